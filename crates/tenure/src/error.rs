@@ -20,7 +20,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why something could not be done, or why a lock is no longer held.
 ///
-/// Acquisition its methods, or [`kind`](Self::kind), what to do next; do not compare messages,
+/// Ask its methods, or [`kind`](Self::kind), what to do next; do not compare messages,
 /// which may change.
 ///
 /// *Busy* is no error: it is the `None` of the `try_*` methods. Everything else is this one type,
@@ -306,7 +306,10 @@ impl Error {
     }
 
     pub(crate) fn lost(lock: &LockName, store: &Arc<str>, reason: impl fmt::Display) -> Self {
-        let message = format!("lock {} is lost: {reason}", lock.quoted());
+        let message = match lock.of_use() {
+            Some((what, name)) => format!("{what} {name} is lost: {reason}"),
+            None => format!("lock {} is lost: {reason}", lock.quoted()),
+        };
         Self::new(ErrorKind::Lost, Some(lock), Some(store), message, None)
     }
 

@@ -84,6 +84,9 @@ impl Locks {
     /// | `redis-sentinel://[[USER]:PASSWORD@]HOST[:PORT],…/SERVICE[/DATABASE]` | on the server that these sentinels call the master |
     /// | `redis-cluster://[[USER]:PASSWORD@]HOST[:PORT],…`, also `valkey-cluster://` | on the cluster of which these are some nodes |
     /// | `redis-quorum://[[USER]:PASSWORD@]HOST[:PORT],…[/DATABASE]`, also `valkey-quorum://` | on a [majority](Self::quorum) of these |
+    /// | `postgres://…`, with the feature `postgres` | in a table of this database |
+    /// | `etcd://…`, `etcds://…`, with the feature `etcd` | on this etcd |
+    /// | `zookeeper://…`, `zookeepers://…`, with the feature `zookeeper` | on this ZooKeeper |
     ///
     /// `?acks=N` requires N replicas to confirm a grant and each renewal; `?restart-grace=30s` lets
     /// a server that restarted or was promoted grant nothing for that long. Both are explained
@@ -439,7 +442,7 @@ impl Locks {
     /// ```
     ///
     /// # Errors
-    /// As [`mutex`](Self::mutex); `is_unsupported` on a quorum.
+    /// As [`mutex`](Self::mutex); `is_unsupported` on a quorum, etcd and ZooKeeper.
     pub fn cache(&self, name: impl TryInto<LockName, Error: Into<Error>>) -> Result<Cache> {
         Cache::new(&self.home, &self.options, checked(name)?)
     }

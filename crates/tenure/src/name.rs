@@ -72,7 +72,20 @@ impl LockName {
     pub(crate) fn quoted(&self) -> Quoted<'_> {
         Quoted(&self.0)
     }
+
+    /// What a lock with a record is for, and the full name that its user gave: `None` for every
+    /// other lock.
+    pub(crate) fn of_use(&self) -> Option<(&'static str, Quoted<'_>)> {
+        let (kind, key) = self.0.strip_prefix(USE)?.split_once(':')?;
+        let uses = [("elect", "election"), ("once", "job"), ("cache", "cache"), ("fill", "fill")];
+        let (_, what) = uses.into_iter().find(|(known, _)| *known == kind)?;
+        let in_braces = || key.strip_prefix('{')?.strip_suffix('}');
+        Some((what, Quoted(key.strip_prefix(['=', '~']).or_else(in_braces)?)))
+    }
 }
+
+/// What the names of locks with records begin with.
+pub(crate) const USE: &str = "tenure:use:";
 
 /// The name itself, whole and without quotes.
 impl fmt::Display for LockName {

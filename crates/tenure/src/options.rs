@@ -266,8 +266,10 @@ impl Options {
         if self.ttl < TTL_MIN || self.ttl > TTL_MAX {
             return wrong(format!("a ttl is from 50 ms to 365 days, and this one is {:?}", self.ttl));
         }
-        if self.max_hold.is_some_and(|hold| hold < TTL_MIN || hold > TTL_MAX) {
-            return wrong(format!("max_hold is from 50 ms to 365 days, and this one is {:?}", self.max_hold));
+        if let Some(hold) = self.max_hold.filter(|hold| *hold < TTL_MIN || *hold > TTL_MAX) {
+            return wrong(format!(
+                "the longest hold (max_hold) is from 50 ms to 365 days, and this one is {hold:?}"
+            ));
         }
         let lease = self.lease();
         if self.grace > lease / 3 {

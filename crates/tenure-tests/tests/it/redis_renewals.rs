@@ -76,6 +76,23 @@ fn so_do_those_of_locks_with_queues() {
 }
 
 #[test]
+fn so_do_those_of_semaphores_whose_permits_were_set() {
+    let server = Server::start();
+    let locks = Locks::open(&server.url()).expect("a store");
+    let locks = locks.with(|options| options.ttl(Duration::from_secs(6))).expect("options");
+    let taken = (0..300).map(|number| {
+        let locks = locks.clone();
+        async move {
+            let semaphore = locks.semaphore(format!("hold:{number}"), 3)?;
+            let guard = semaphore.acquire().await?;
+            semaphore.set_permits(5).await.map(|()| guard)
+        }
+    });
+    let guards = block_on(try_join_all(taken)).expect("free locks");
+    renewed_together(std::slice::from_ref(&server), &locks, &guards, 10);
+}
+
+#[test]
 fn on_a_cluster_the_renewals_of_one_slots_queues_leave_together() {
     let cluster = Cluster::without_replicas();
     let one_slot = (0..150).map(|number| format!("{{shop}}:{number}"));

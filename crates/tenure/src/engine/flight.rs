@@ -10,6 +10,7 @@ use futures_util::future::{Either, select};
 use tokio::sync::{OwnedMutexGuard, watch};
 
 use super::Engine;
+use crate::error::Result;
 use crate::moment::Moment;
 use crate::name::LockName;
 
@@ -37,17 +38,18 @@ pub(crate) struct Flight {
 pub(crate) struct Landing {
     /// The bytes of the record.
     pub(crate) value: Arc<[u8]>,
-    /// Whether the store has taken them: then nothing newer was there.
-    pub(crate) is_stored: bool,
+    /// When the write was sent that the store has taken: then nothing newer was there.
+    pub(crate) stored: Option<Moment>,
     /// When they began to be computed.
     pub(crate) begun: Moment,
 }
 
 impl Landing {
-    /// Whether a caller who asked at this moment may have it. A caller who insists has seen to it
-    /// that everything older is out of date.
+    /// Whether a caller who asked at this moment may have it. An `invalidate` that was over by then
+    /// refuses what is sent later, so what the store took later is not older. A caller who insists
+    /// has seen to it that everything older is out of date.
     pub(crate) fn suits(&self, asked: Moment, insists: bool) -> bool {
-        self.begun >= asked || (self.is_stored && !insists)
+        self.begun >= asked || (self.stored.is_some_and(|sent| sent >= asked) && !insists)
     }
 }
 
@@ -114,13 +116,10 @@ impl Flights {
         }
     }
 
-    /// Whether the store has answered.
-    pub(crate) fn heard(&self, has_answered: bool, now: Moment) {
-        let mut silent_until = lock(&self.silent_until);
-        match has_answered {
-            true => *silent_until = None,
-            false => *silent_until = Some(now + SILENCE),
-        }
+    /// Takes in whether the store has answered. A refusal is an answer, about one name perhaps.
+    pub(crate) fn heard<T>(&self, answer: &Result<T>, now: Moment) {
+        let is_silent = matches!(answer, Err(error) if error.is_unreachable() || error.is_unknown());
+        *lock(&self.silent_until) = is_silent.then(|| now + SILENCE);
     }
 }
 

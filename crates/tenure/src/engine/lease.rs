@@ -340,7 +340,7 @@ impl Lease {
             Some(end)
                 if Moment(self.term().deadline.load(Ordering::Acquire)) + lease::margin(self.ttl) >= end =>
             {
-                (LossReason::MaxHold, "it was held for max_hold")
+                (LossReason::MaxHold, "the longest hold (max_hold) is over")
             }
             _ => (LossReason::Expired, "its lease expired before it could be renewed"),
         };

@@ -31,6 +31,7 @@ pub(crate) async fn upgrade(engine: &Arc<Engine>, lease: &Arc<Lease>, limit: Opt
     let mut subscription = Subscription::Idle;
     let mut attempt = 0;
     loop {
+        let asked_at = engine.now();
         let asked = take(engine, lease, QueueSpec::WRITER.weight, limit).await;
         let is_out = limit.is_some_and(|limit| engine.now() >= limit);
         let pause = match asked {
@@ -66,15 +67,18 @@ pub(crate) async fn upgrade(engine: &Arc<Engine>, lease: &Arc<Lease>, limit: Opt
                 return Poll::Ready(Some(end));
             }
             while let Poll::Ready(heard) = subscription.poll(context) {
-                let is_news = match heard {
-                    Heard::Message(Notification::Granted { tickets }) => tickets.contains(&lease.fence),
-                    // Messages were missed.
-                    Heard::Open | Heard::Message(_) => true,
+                match heard {
+                    Heard::Message(Notification::Granted { tickets }) if tickets.contains(&lease.fence) => {
+                        return Poll::Ready(None);
+                    }
+                    Heard::Message(Notification::Granted { .. }) => {}
+                    // Messages were missed, or anyone has sent one.
+                    Heard::Open | Heard::Message(_) => {
+                        let at = lease::check_at(asked_at, engine.now());
+                        timer = engine.runtime.sleep_until(limit.map_or(at, |limit| at.min(limit)));
+                    }
                     // The next look has to do.
                     Heard::Over(_) => break,
-                };
-                if is_news {
-                    return Poll::Ready(None);
                 }
             }
             timer.poll_unpin(context).map(|()| None)

@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use crate::name::LockName;
-use crate::protocol::record::{RecordVerb, USE};
+use crate::name::{LockName, USE};
+use crate::protocol::record::RecordVerb;
 use crate::protocol::{Kind, LockSpec, Verb};
 
 use groups::Names;

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::{Data, Entry, Fence, LockSpec, Notification, Now, Op, ReleaseScope, State, Verb};
-use crate::name::LockName;
+use crate::name::{LockName, USE};
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 
@@ -105,9 +105,6 @@ pub fn key(lock: &LockName) -> String {
     let name = lock.as_str();
     ["tenure:rec:", name.strip_prefix(USE).unwrap_or(name)].concat()
 }
-
-/// What the names of locks with records begin with.
-pub(crate) const USE: &str = "tenure:use:";
 
 /// The name of what is kept beside a key. Two keys never share one; on a cluster it shares the
 /// key's slot, unless nothing can.

@@ -18,6 +18,11 @@ for i = 1, #KEYS do
   local ends, said = '!' .. owner, '-'
   local known = redis.pcall('ZMSCORE', lock, header, owner, ends)
   local mark, number, till = known[1], known[2], known[3]
+  if number and not mark then
+    -- The number of permits may have been set since: then its header has a =.
+    local first = redis.call('ZRANGE', lock, '0', '0', 'WITHSCORES')
+    mark = string.match(first[1], '^(#1:.+:)=%d+$') == string.match(header, '^#1:.+:') and first[2]
+  end
   if mark and number and till and tonumber(number) <= 0 - mark and tonumber(till) >= now then
     -- The end of the key first: a server without memory allows that, and what comes after a write.
     if not (has_gt and redis.call('PEXPIREAT', lock, until_ms, 'GT') == 1) and redis.call('PTTL', lock) < ttl_ms then

@@ -482,7 +482,7 @@ impl Cache {
             return Err(Error::silent_lately(self.name(), engine.store.url()));
         }
         let seen = self.record.read().await;
-        flights.heard(seen.is_ok(), engine.now());
+        flights.heard(&seen, engine.now());
         let seen = seen?;
         let sight = self.look(seen.record.as_ref(), seen.now_us);
         self.record.count(match sight {
@@ -577,7 +577,9 @@ impl Cache {
                 return self.compute(&flight, None, fill).await;
             }
             let look = || async move { if insists { Ok(None) } else { self.there().await } };
-            match take_turn(lock, until, look).await {
+            let taken = take_turn(lock, until, look).await;
+            lock.home.flights.heard(&taken, engine.now());
+            match taken {
                 Ok(Turn::Found(value)) => return Ok(Ok(value)),
                 Ok(Turn::Granted(guard)) => return self.compute(&flight, Some(guard), fill).await,
                 Ok(Turn::Late) if self.overdue == Overdue::Fail => {
@@ -585,7 +587,6 @@ impl Cache {
                 }
                 Ok(Turn::Late) => (is_late, how) = (true, How::Alone),
                 Err(error) => {
-                    lock.home.flights.heard(false, engine.now());
                     self.without(error)?;
                     return self.compute(&flight, None, fill).await;
                 }
@@ -633,7 +634,7 @@ impl Cache {
             token,
         };
         let value: Arc<[u8]> = head.encode(T::CODEC, &bytes).into();
-        let took = engine.now();
+        let sent = engine.now();
         let (is_stored, result) = match guard {
             None => (false, UseResult::FilledAlone),
             Some(guard) => {
@@ -653,8 +654,8 @@ impl Cache {
                 }
             }
         };
-        engine.metrics.filled(meter(&self.record.lock), took.since(begun), result);
-        flight.land(Landing { value, is_stored, begun });
+        engine.metrics.filled(meter(&self.record.lock), sent.since(begun), result);
+        flight.land(Landing { value, stored: is_stored.then_some(sent), begun });
         Ok(Ok(entry.value))
     }
 
@@ -749,7 +750,8 @@ fn value_of<T: CacheValue>(record: &[u8]) -> Option<Option<T>> {
 /// Takes the lock, unless what is looked for is there by then, or the time is over.
 ///
 /// A waiter is woken by the message that the holder has written, looks once, and asks for the
-/// lock only where that found nothing. So all who wait are done at once.
+/// lock only where that found nothing. So all who wait are done at once. Where the store refuses
+/// subscriptions, repeated looks replace them.
 pub(super) async fn take_turn<V, F: Future<Output = Result<Option<V>>>>(
     lock: &LockHandle,
     until: Moment,
@@ -770,10 +772,10 @@ pub(super) async fn take_turn<V, F: Future<Output = Result<Option<V>>>>(
             return Ok(Turn::Late);
         }
         match &mut listener {
-            None => {
-                let listen = engine.store.listen(&lock.full, lock.rule, lock.options.op_timeout).await;
-                listener = Some(listen.map_err(|failure| engine.silent(&lock.name, failure))?);
-            }
+            None => match engine.store.listen(&lock.full, lock.rule, lock.options.op_timeout).await {
+                Ok(opened) => listener = Some(opened),
+                Err(_) => engine.runtime.sleep_until(until.min(engine.now() + LOOK_AGAIN)).await,
+            },
             Some(heard) => {
                 let at = until.min(engine.now() + LOOK_AGAIN);
                 let is_over = match select(heard.next().boxed(), engine.runtime.sleep_until(at)).await {

@@ -1,15 +1,17 @@
 use std::fmt;
+use std::slice;
 use std::sync::Arc;
 
-use super::RecordHandle;
 use super::log::{Leader, Log, Word, checked_payload, unreadable};
 use super::observer::Observer;
 use super::term::Term;
+use super::{RecordHandle, stop};
 use crate::engine::Client;
 use crate::error::Result;
 use crate::guard::unless_lost;
 use crate::name::LockName;
 use crate::options::Options;
+use crate::owner::check_text;
 use crate::protocol::{LockSpec, QueueSpec};
 
 /// One of many candidates leads; the others wait for their turn, and anyone can see who leads.
@@ -166,6 +168,31 @@ impl Election {
         let holders = self.record.holders().await?;
         let leads = holders.iter().any(|(owner, _)| *owner == last.leader.owner);
         Ok(leads.then(|| last.leader.clone()))
+    }
+
+    /// Asks who leads to stop, and says who that is: `None` if no one leads. Nothing ends by that:
+    /// a leader that waits for [`Term::stop_requested`] hears of it within 2 s.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// let election = tenure::Locks::memory().election("scheduler", "host-1")?;
+    /// let term = election.campaign().await?;
+    /// let asked = election.request_stop("it hangs").await?.expect("one leads");
+    /// assert_eq!(asked.fence, term.fence());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// The request may still be made.
+    ///
+    /// # Errors
+    /// Those of the store, and `is_invalid` when the reason cannot be used.
+    pub async fn request_stop(&self, reason: &str) -> Result<Option<Leader>> {
+        check_text("a reason", reason)?;
+        let Some(leader) = self.leader().await? else { return Ok(None) };
+        let record = stop::record_of(&self.record, stop::OF_LEADER)?;
+        stop::request(&record, slice::from_ref(&leader.owner), reason).await?;
+        Ok(Some(leader))
     }
 
     /// Follows who leads: first who does now, then every change, in order. Each process can do so,

@@ -167,7 +167,9 @@ impl Fill {
                 self.without(Error::silent_lately(self.name(), engine.store.url()))?
             } else {
                 let look = || async { Ok(get().await.transpose()) };
-                match take_turn(lock, until, look).await {
+                let taken = take_turn(lock, until, look).await;
+                lock.home.flights.heard(&taken, engine.now());
+                match taken {
                     Ok(Turn::Found(found)) => return Ok(found),
                     // `get` was asked beside the lock, and may have looked before its last
                     // holder was done. The guard that is dropped is released.
@@ -182,16 +184,10 @@ impl Fill {
                         drop(turn);
                         continue;
                     }
-                    Err(error) => {
-                        lock.home.flights.heard(false, engine.now());
-                        self.without(error)?
-                    }
+                    Err(error) => self.without(error)?,
                 }
             };
             let begun = engine.now();
-            if guard.is_some() {
-                lock.home.flights.heard(true, begun);
-            }
             let computed = compute(guard.as_ref()).await;
             let result = match (&computed, &guard) {
                 (Err(_), _) => UseResult::FillFailed,
@@ -200,7 +196,7 @@ impl Fill {
             };
             engine.metrics.filled(meter(lock), engine.now().since(begun), result);
             if computed.is_ok() {
-                flight.land(Landing { value: Arc::default(), is_stored: true, begun });
+                flight.land(Landing { value: Arc::default(), stored: None, begun });
             }
             if let Some(guard) = guard {
                 // A release that is not answered goes on in the background.

@@ -8,7 +8,7 @@ use super::RecordHandle;
 use super::log::{Leader, Log, LogEntry, Word, unreadable};
 use crate::error::Result;
 use crate::planted::{Bug, planted};
-use crate::store::Listener;
+use crate::store::{Failure, Listener};
 
 /// Follows who leads: see [`Election::observe`](crate::Election::observe).
 ///
@@ -77,8 +77,15 @@ impl Observer {
             let (lock, engine) = (&self.record.lock, self.record.engine());
             // Listening first: what changes from then on is heard.
             if self.listener.is_none() {
-                let listen = engine.store.listen(&lock.full, lock.rule, lock.options.op_timeout).await;
-                self.listener = Some(listen.map_err(|failure| engine.silent(&lock.name, failure))?);
+                match engine.store.listen(&lock.full, lock.rule, lock.options.op_timeout).await {
+                    Ok(listener) => self.listener = Some(listener),
+                    // Repeated looks replace messages that this user may not hear.
+                    Err(Failure::Refused(_)) if self.has_read => {
+                        engine.runtime.sleep_until(engine.now() + LOOK).await;
+                    }
+                    Err(Failure::Refused(_)) => {}
+                    Err(failure) => return Err(engine.silent(&lock.name, failure)),
+                }
             } else if self.has_read {
                 let at = engine.now() + LOOK;
                 let timer = engine.runtime.sleep_until(at);

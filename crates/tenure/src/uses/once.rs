@@ -1,12 +1,14 @@
 use std::fmt;
 use std::future::Future;
 use std::ops::Range;
+use std::slice;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use futures_util::future::join;
 
 use super::period::{Period, Window, moment};
+use super::stop::{self, StopRequest};
 use super::{RecordHandle, Seen, put};
 use crate::engine::Client;
 use crate::engine::acquire::Wait;
@@ -17,7 +19,7 @@ use crate::guard::{Guard, unless_lost};
 use crate::metrics::UseResult;
 use crate::name::LockName;
 use crate::options::Options;
-use crate::owner::Owner;
+use crate::owner::{Owner, check_text};
 use crate::planted::{Bug, planted};
 use crate::protocol::LockSpec;
 use crate::protocol::lease;
@@ -320,6 +322,33 @@ impl OncePer {
         Ok(Some(LastRun { window, begun, owner, fence, outcome }))
     }
 
+    /// Asks a run that is under way to stop, and says which: `None` if the job does not run.
+    /// Nothing ends by that: a run that waits for [`Turn::stop_requested`] hears of it within 2 s.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let minute = std::time::Duration::from_secs(60);
+    /// let report = tenure::Locks::memory().once_per("report", minute)?;
+    /// let turn = report.try_begin().await?.expect("the first");
+    /// let asked = report.request_stop("it hangs").await?.expect("it runs");
+    /// assert_eq!(asked.fence, turn.fence());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// The request may still be made.
+    ///
+    /// # Errors
+    /// Those of the store, and `is_invalid` when the reason cannot be used.
+    pub async fn request_stop(&self, reason: &str) -> Result<Option<LastRun>> {
+        check_text("a reason", reason)?;
+        let last = self.last().await?.filter(|last| last.outcome == Outcome::Running);
+        let Some(run) = last else { return Ok(None) };
+        let record = stop::record_of(&self.record, stop::OF_JOB)?;
+        stop::request(&record, slice::from_ref(&run.owner), reason).await?;
+        Ok(Some(run))
+    }
+
     /// Forgets the last run: the job may run again in this window. One that runs loses its lock.
     ///
     /// # Cancel safety
@@ -533,6 +562,30 @@ impl Turn {
     /// A future that resolves when the lock is lost: see [`Guard::lost`].
     pub fn lost(&self) -> Lost {
         self.guard.lost()
+    }
+
+    /// Waits until this run is [asked to stop](OncePer::request_stop). It looks at the store every
+    /// 2 s.
+    ///
+    /// ```no_run
+    /// # tenure::block_on(async {
+    /// # let minute = std::time::Duration::from_secs(60);
+    /// # let report = tenure::Locks::memory().once_per("report", minute)?;
+    /// let turn = report.try_begin().await?.expect("the first");
+    /// let request = turn.stop_requested().await?; // beside the work, in a `select!`
+    /// turn.fail(format_args!("asked to stop: {}", request.reason)).await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// Nothing is lost: a request stays where it is.
+    ///
+    /// # Errors
+    /// `is_refused` when the user may not read the record. A store that does not answer is asked
+    /// again.
+    pub async fn stop_requested(&self) -> Result<StopRequest> {
+        let record = stop::record_of(&self.record, stop::OF_JOB)?;
+        stop::requested(&record, self.owner()).await
     }
 
     /// The job is done: the window stays closed.

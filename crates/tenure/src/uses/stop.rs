@@ -10,7 +10,9 @@ use crate::owner::Owner;
 use crate::protocol::LockSpec;
 use crate::protocol::record::{Record, RecordAnswer};
 
-/// What [`Locks::stop_requested`](crate::Locks::stop_requested) was told.
+/// What [`Locks::stop_requested`](crate::Locks::stop_requested),
+/// [`Term::stop_requested`](crate::Term::stop_requested) or
+/// [`Turn::stop_requested`](crate::Turn::stop_requested) was told.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StopRequest {
@@ -29,6 +31,16 @@ const KEPT: Duration = Duration::from_secs(3_600);
 pub(crate) fn record(home: &Arc<Client>, options: &Arc<Options>, name: LockName) -> Result<RecordHandle> {
     RecordHandle::new(home, options, "stop", name, LockSpec::Mutex)
 }
+
+/// The same beside the lock of a use.
+pub(crate) fn record_of(of: &RecordHandle, kind: &str) -> Result<RecordHandle> {
+    let lock = &of.lock;
+    RecordHandle::new(&lock.home, &lock.options, kind, lock.name.clone(), LockSpec::Mutex)
+}
+
+/// What stands beside an election, and beside a job.
+pub(crate) const OF_LEADER: &str = "stop-elect";
+pub(crate) const OF_JOB: &str = "stop-once";
 
 /// Asks these holders of a lock to stop.
 pub(crate) async fn request(record: &RecordHandle, holders: &[Owner], reason: &str) -> Result<()> {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use futures_util::future::join;
 
 use super::log::{Word, append, checked_payload, unreadable};
+use super::stop::{self, StopRequest};
 use super::{RecordHandle, put};
 use crate::engine::lost::Lost;
 use crate::error::{Error, Result};
@@ -91,6 +92,30 @@ impl Term {
     /// A future that resolves when it does not lead any more: see [`Guard::lost`].
     pub fn lost(&self) -> Lost {
         if planted(Bug::LeaderToldLate) { Lost::never() } else { self.guard.lost() }
+    }
+
+    /// Waits until the leader is [asked to stop](crate::Election::request_stop). It looks at the
+    /// store every 2 s.
+    ///
+    /// ```no_run
+    /// # tenure::block_on(async {
+    /// # let election = tenure::Locks::memory().election("scheduler", "")?;
+    /// let term = election.campaign().await?;
+    /// let request = term.stop_requested().await?; // beside the work, in a `select!`
+    /// println!("{} asks to stop: {}", request.by, request.reason);
+    /// term.resign().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// Nothing is lost: a request stays where it is.
+    ///
+    /// # Errors
+    /// `is_refused` when the user may not read the record. A store that does not answer is asked
+    /// again.
+    pub async fn stop_requested(&self) -> Result<StopRequest> {
+        let record = stop::record_of(&self.record, stop::OF_LEADER)?;
+        stop::requested(&record, self.owner()).await
     }
 
     /// Tells the observers another payload, of at most 4 KiB.

@@ -132,14 +132,20 @@ pub(super) fn a_lock_that_is_taken_meanwhile_is_not_held() -> Outcome {
     })
 }
 
-/// The server is full when the counter is asked for, and still when the script asks.
+/// The server is full when the counter is asked for, or has lost its replicas, and still when the
+/// script asks.
 pub(super) fn a_refusal_leaves_nothing_behind() -> Outcome {
-    play(|scene| {
+    left_by("-OOM command not allowed when used memory > 'maxmemory'.\r\n")?;
+    left_by("-NOREPLICAS Not enough good replicas to write.\r\n")
+}
+
+fn left_by(refusal: &'static str) -> Outcome {
+    play(move |scene| {
         async move {
             scene.warm().await?;
-            scene.network.answer(|words| {
-                let is_full = words[0] == "INCR" || words.contains(&"acquire");
-                is_full.then(|| "-OOM command not allowed when used memory > 'maxmemory'.\r\n".to_owned())
+            scene.network.answer(move |words| {
+                let is_refused = words[0] == "INCR" || words.contains(&"acquire");
+                is_refused.then(|| refusal.to_owned())
             });
             let told = scene.acquire(&owner()).await;
             match scene.network.holder("x") {

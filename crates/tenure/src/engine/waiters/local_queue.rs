@@ -42,6 +42,8 @@ const SUBSCRIBE: Duration = Duration::from_millis(100);
 /// After so many hand-overs inside this process, or so much time, one turn is left to others.
 const STREAK: u32 = 16;
 const STREAK_TIME: Duration = Duration::from_millis(50);
+/// Each turn that no other process took makes both twice as long, so many times at most.
+const UNTAKEN: u32 = 3;
 /// How long a hop is taken to last, at least and at most, where others are let go first: the last
 /// hop may have been one through a server that stood still.
 const HOP: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(8));
@@ -305,6 +307,8 @@ pub(in crate::engine) struct AskInTurn {
     /// Hand-overs inside this process since others last had a turn, and since when.
     streak: u32,
     streak_since: Moment,
+    /// Turns in a row that were left to others, and that no other process took.
+    untaken: u32,
     /// Who was granted it here last.
     granted: Option<Owner>,
     /// When a turn was last left to others.
@@ -403,7 +407,7 @@ impl Server<AskInTurn> {
             Outcome::Busy { holder, left_ms } => {
                 let owner = parse_value(&holder).map(|(owner, _)| owner);
                 if owner.is_none() || owner != self.strategy.granted {
-                    self.strategy.streak = 0;
+                    (self.strategy.streak, self.strategy.untaken) = (0, 0);
                 }
                 let owner = owner.filter(|owner| *owner != ask.owner);
                 if self.wait_queue.held_by(owner) && !is_out_of_turn {
@@ -499,12 +503,14 @@ impl Server<AskInTurn> {
     async fn leave_a_turn(&mut self) {
         let released_here = std::mem::take(&mut self.wait_queue.queue().nudged);
         let now = self.engine.now();
-        let AskInTurn { streak, streak_since, left_at, hop, .. } = &mut self.strategy;
+        let AskInTurn { streak, streak_since, untaken, left_at, hop, .. } = &mut self.strategy;
         let hop = (*hop).clamp(HOP.0, HOP.1);
-        let is_long = *streak >= STREAK || (*streak > 0 && now.since(*streak_since) >= STREAK_TIME);
+        let longer = 1 << (*untaken).min(UNTAKEN);
+        let is_long =
+            *streak >= STREAK * longer || (*streak > 0 && now.since(*streak_since) >= STREAK_TIME * longer);
         let pause = match left_at.map(|left_at| now.since(left_at)) {
             _ if released_here && is_long => {
-                (*streak, *left_at) = (0, Some(now));
+                (*streak, *untaken, *left_at) = (0, *untaken + 1, Some(now));
                 TURN_HOPS * hop
             }
             Some(since) if !released_here && since < YIELDING && !planted(Bug::NeverYields) => {
@@ -529,7 +535,7 @@ impl Server<AskInTurn> {
                 Event::Heard(Heard::Message(_) | Heard::Open) => break,
                 Event::Heard(Heard::Over(None)) => {
                     let pause = self.next_backoff();
-                    return self.engine.runtime.sleep_until(self.engine.now() + pause).await;
+                    timer = self.engine.runtime.sleep_until(self.engine.now() + pause);
                 }
                 // It was slept no longer than it may be without.
                 Event::Heard(Heard::Over(Some(failure))) => self.note_deafness(&failure),

@@ -1,6 +1,6 @@
 //! What one client keeps: its handles, the order of its requests, and the end of its holds.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -52,8 +52,10 @@ pub(super) struct Client {
     fencing: Turn<()>,
     /// In milliseconds.
     declared: AtomicU64,
-    /// A hold was entered that ends sooner than those before.
+    /// A hold was entered that ends sooner than the sweeper wakes.
     pub(super) entered: Arc<Notify>,
+    /// When the sweeper wakes, by `now`.
+    sweeps_at: AtomicU64,
     has_sweeper: AtomicBool,
     /// Those that listen whether they still hold.
     pub(super) holders: Arc<AllHolders>,
@@ -159,6 +161,7 @@ impl Client {
             fencing: Turn::default(),
             declared: AtomicU64::new(10_000),
             entered: Arc::default(),
+            sweeps_at: AtomicU64::new(0),
             has_sweeper: AtomicBool::new(false),
             holders: Arc::default(),
         })
@@ -316,22 +319,22 @@ impl Client {
         let mut handles = Vec::new();
         {
             let mut table = self.table.lock();
-            let mut looked = 0;
+            let mut met = BTreeSet::new();
             for binding in view.bindings.values() {
                 let handle = binding.handle;
+                // One client may have hundreds of permits by one handle.
+                if table.lease_of(handle).is_some() || !met.insert(handle) {
+                    continue;
+                }
                 let is_known = match table.others.get(&handle) {
                     Some(Some(at)) => now.since(*at) < FRESH,
                     Some(None) => true,
                     None => false,
                 };
-                if table.lease_of(handle).is_some() || handles.contains(&handle) {
-                    continue;
-                }
-                looked += 1;
                 if !is_known {
                     handles.push(handle);
                 }
-                if looked >= most {
+                if met.len() >= most {
                     break;
                 }
             }
@@ -398,14 +401,22 @@ impl Client {
         self.runtime.spawn(async move { drop(backend.close(handle).await) }.boxed());
     }
 
-    /// Takes out what is not renewed, from now on.
-    pub(super) fn sweep(self: &Arc<Self>) {
+    /// Takes out what is not renewed, from now on: a hold was noted that ends then.
+    pub(super) fn sweep(self: &Arc<Self>, end_ms: u64) {
         if self.has_sweeper.swap(true, Ordering::AcqRel) {
-            self.entered.notify_one();
+            self.sweep_sooner(end_ms);
             return;
         }
         let sweeper = sweep(Arc::downgrade(self), Arc::clone(&self.runtime), Arc::clone(&self.entered));
         self.runtime.spawn(sweeper.boxed());
+    }
+
+    /// Wakes the sweeper where this end comes before it wakes by itself. Each wake looks at all
+    /// holds.
+    pub(super) fn sweep_sooner(&self, end_ms: u64) {
+        if end_ms < self.sweeps_at.load(Ordering::Acquire) {
+            self.entered.notify_one();
+        }
     }
 
     /// Takes out holds whose time is over; returns when the next one's is.
@@ -413,7 +424,8 @@ impl Client {
         let now_ms = self.now().ms;
         let mut over: Vec<(LockName, LockSpec, Key, Option<u64>)> = Vec::new();
         let mut next = None;
-        for (name, holds) in &mut self.table.lock().holds {
+        let mut table = self.table.lock();
+        for (name, holds) in &mut table.holds {
             for (key, hold) in holds.iter_mut().filter(|(_, hold)| !hold.is_ending) {
                 if hold.end_ms < now_ms {
                     hold.is_ending = true;
@@ -423,6 +435,9 @@ impl Client {
                 }
             }
         }
+        // With the table, so that no hold is noted between the look at it and this.
+        self.sweeps_at.store(next.unwrap_or(u64::MAX), Ordering::Release);
+        drop(table);
         for (name, rule, key, ticket) in over {
             let client = Arc::clone(self);
             self.runtime.spawn(async move { client.end(&name, rule, &key, ticket).await }.boxed());
@@ -454,8 +469,11 @@ impl Client {
         let now_ms = self.now().ms;
         if let Some(hold) = table.hold(name, key) {
             hold.is_ending = false;
-            if hold.end_ms < now_ms {
+            let end_ms = hold.end_ms;
+            if end_ms < now_ms {
                 table.forget(name, key);
+            } else {
+                self.sweep_sooner(end_ms);
             }
         }
         drop(table);

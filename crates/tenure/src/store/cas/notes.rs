@@ -12,8 +12,9 @@ use crate::protocol::{Answer, Liveness, LockSpec, Op, Place, ReleaseScope, Verb}
 /// A hold is not taken out for so long after its release was asked for.
 const RELEASE_MS: u64 = 2_000;
 
-/// What was noted of a hold or place before a request.
-pub(super) type Former = Option<(Key, Option<Hold>)>;
+/// What was noted of a hold or place before a request, and until when it lasts by what was noted
+/// for that request.
+pub(super) type Former = Option<(Key, Option<Hold>, u64)>;
 
 impl Client {
     /// What has not lapsed when a request about it is sent does not lapse while that is under way:
@@ -49,7 +50,9 @@ impl Client {
                 let is_held = matches!(answer, Answer::Held { .. });
                 let lasts = if is_held { *ttl_ms } else { wait_ms.unwrap_or(*ttl_ms) };
                 let key = (op.owner.clone(), bound_hold(op, *hold, bind.is_detached));
-                enter(&mut table, op, key, bind.handle, now_ms.saturating_add(lasts));
+                let end_ms = enter(&mut table, op, key, bind.handle, now_ms.saturating_add(lasts));
+                drop(table);
+                self.sweep(end_ms);
             }
             (Verb::Renew { ttl_ms, hold, .. }, Answer::Held { .. } | Answer::Growing { .. }) => {
                 let Some(bind) = bind else { return };
@@ -60,7 +63,9 @@ impl Client {
                 } else {
                     *ttl_ms
                 };
-                enter(&mut table, op, key, bind.handle, now_ms.saturating_add(lasts));
+                let end_ms = enter(&mut table, op, key, bind.handle, now_ms.saturating_add(lasts));
+                drop(table);
+                self.sweep(end_ms);
             }
             (Verb::Refresh { owners, wait_ms, .. }, Answer::Places { places, .. }) => {
                 for (owner, place) in owners.iter().zip(places) {
@@ -70,10 +75,8 @@ impl Client {
                     }
                 }
             }
-            _ => return,
+            _ => {}
         }
-        drop(table);
-        self.sweep();
     }
 
     /// Notes what a request may be granted, before it is sent. Returns what was noted before.
@@ -84,23 +87,28 @@ impl Client {
             (key, former)
         });
         self.enter(of.op, answer, of.bind);
-        former
+        former.map(|(key, former)| {
+            let noted = self.table.lock().hold(&of.op.name, &key).map_or(0, |hold| hold.end_ms);
+            (key, former, noted)
+        })
     }
 
     /// Undoes that: the request was not carried out.
     pub(super) fn restore_first(&self, of: &Member<'_>, former: Former) {
-        if let Some((key, former)) = former {
-            self.restore(of.op, &key, former);
+        if let Some((key, former, noted)) = former {
+            self.restore(of.op, &key, former, noted);
         }
     }
 
     /// Undoes what was noted of a request that was not carried out.
-    fn restore(&self, op: &Op, key: &Key, former: Option<Hold>) {
+    fn restore(&self, op: &Op, key: &Key, former: Option<Hold>, noted: u64) {
         let mut table = self.table.lock();
         match former {
             Some(former) => {
-                if let Some(hold) = table.hold(&op.name, key) {
+                // Another request may have made it longer meanwhile.
+                if let Some(hold) = table.hold(&op.name, key).filter(|hold| hold.end_ms == noted) {
                     (hold.handle, hold.end_ms) = (former.handle, former.end_ms);
+                    self.sweep_sooner(former.end_ms);
                 }
             }
             None => table.forget(&op.name, key),
@@ -150,13 +158,15 @@ impl Client {
     }
 }
 
-fn enter(table: &mut Table, op: &Op, key: Key, handle: Handle, end_ms: u64) {
+/// Notes a hold; returns until when it lasts.
+fn enter(table: &mut Table, op: &Op, key: Key, handle: Handle, end_ms: u64) -> u64 {
     let holds = table.holds.entry(op.name.clone()).or_default();
     let fresh =
         Hold { rule: op.rule, handle, end_ms, token: None, ticket: None, verified: 0, is_ending: false };
     let hold = holds.entry(key).or_insert(fresh);
     hold.handle = handle;
     hold.end_ms = hold.end_ms.max(end_ms);
+    hold.end_ms
 }
 
 /// The same once it is bound: a detached hold has lost its number.

@@ -155,7 +155,7 @@ async fn tell(
                 stands = stored;
             }
             Ok(Seen::Gone(handle)) => {
-                client.table.lock().saw(handle, None);
+                client.lost(handle);
                 if is_bound(stands.as_ref(), handle) {
                     audience.tell_to_ask();
                 }

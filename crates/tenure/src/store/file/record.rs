@@ -11,9 +11,8 @@ use siphasher::sip::SipHasher13;
 use super::bindings::Bindings;
 use super::line::Span;
 use super::names::HolderId;
-use crate::name::LockName;
+use crate::name::{LockName, USE};
 use crate::protocol::codec::{self, number, word};
-use crate::protocol::record::USE;
 use crate::protocol::{self, Data, Entry, Kind, Now, State};
 
 /// The version of a directory's files. A process of another version is refused by the guard file.

@@ -20,7 +20,7 @@ use tokio::sync::Notify;
 
 use crate::moment::Moment;
 use crate::name::LockName;
-use crate::protocol::record::{RecordAnswer, RecordOp};
+use crate::protocol::record::{RecordAnswer, RecordOp, RecordVerb};
 use crate::protocol::{Answer, LockSpec, Op, Verb};
 use crate::runtime::Runtime;
 use crate::store::redis::command::command;
@@ -288,7 +288,8 @@ impl Inner {
             let asking = asked_of.is_some();
             let route = self.next_route(slot, asked_of.take(), deadline).await?;
             let context = RequestContext { space: route.space, asking, terms: self.terms };
-            let line = self.line(&route, &op.name, deadline).await?;
+            let only_reads = matches!(op.verb, Verb::Inspect);
+            let line = self.line(&route, &op.name, only_reads, deadline).await?;
             let answer = route.member.node.ask(&line.pipeline, &op, context, deadline).await;
             let failure = match line.answered(answer) {
                 Ok(reply) => {
@@ -337,7 +338,8 @@ impl Inner {
             let asking = asked_of.is_some();
             let route = self.next_route(slot, asked_of.take(), deadline).await?;
             let context = RequestContext { space: route.space, asking, terms: self.terms };
-            let line = self.line(&route, &op.lock, deadline).await?;
+            let only_reads = matches!(op.verb, RecordVerb::Read);
+            let line = self.line(&route, &op.lock, only_reads, deadline).await?;
             let answer = record::ask(&*self.runtime, &line.pipeline, &op, context, deadline).await;
             let answer = line.answered(answer);
             let Err(failure) = answer else { return answer };
@@ -346,9 +348,15 @@ impl Inner {
     }
 
     /// The connection to a node for a request about this name.
-    async fn line(&self, route: &Route, name: &LockName, deadline: Moment) -> Result<Line, Failure> {
+    async fn line(
+        &self,
+        route: &Route,
+        name: &LockName,
+        only_reads: bool,
+        deadline: Moment,
+    ) -> Result<Line, Failure> {
         let Route { member, pipeline, .. } = route;
-        let line = member.node.lines.line_beside(pipeline, name, self.terms, deadline).await;
+        let line = member.node.lines.line_beside(pipeline, name, only_reads, self.terms, deadline).await;
         line.map_err(|failure| at(&member.address, failure))
     }
 

@@ -42,8 +42,8 @@ use super::{
 };
 use crate::error::{Error, Result};
 use crate::name::LockName;
-use crate::protocol::record::{RecordAnswer, RecordOp};
-use crate::protocol::{Answer, LockSpec, Op};
+use crate::protocol::record::{RecordAnswer, RecordOp, RecordVerb};
+use crate::protocol::{Answer, LockSpec, Op, Verb};
 use crate::runtime::Runtime;
 use command::command;
 use connection::{Connector, Network};
@@ -144,7 +144,8 @@ impl Store for Redis {
         let Self { runtime, node, context, .. } = self.clone();
         async move {
             let deadline = runtime.now() + within;
-            let line = node.lines.line(&op.name, context.terms, deadline).await?;
+            let only_reads = matches!(op.verb, Verb::Inspect);
+            let line = node.lines.line(&op.name, only_reads, context.terms, deadline).await?;
             let answer = node.ask(&line.pipeline, &op, context, deadline).await;
             line.answered(answer)
         }
@@ -155,7 +156,8 @@ impl Store for Redis {
         let Self { runtime, node, context, .. } = self.clone();
         async move {
             let deadline = runtime.now() + within;
-            let line = node.lines.line(&op.lock, context.terms, deadline).await?;
+            let only_reads = matches!(op.verb, RecordVerb::Read);
+            let line = node.lines.line(&op.lock, only_reads, context.terms, deadline).await?;
             let answer = requests::record::ask(&*runtime, &line.pipeline, &op, context, deadline).await;
             line.answered(answer)
         }

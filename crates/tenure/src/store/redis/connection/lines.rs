@@ -96,7 +96,21 @@ struct Numbered {
     lines: Arc<Lines>,
     name: LockName,
     number: u64,
+    /// It changes nothing, so it does not matter when it is carried out. Nothing is kept of it
+    /// where its answer does not come: a program may give up reads of ever new names.
+    only_reads: bool,
     is_over: bool,
+}
+
+/// What became of a request.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// It was answered, or never sent.
+    Settled,
+    /// It may yet be carried out.
+    GivenUp,
+    /// The same, and it changes nothing.
+    Ignored,
 }
 
 impl Lines {
@@ -112,10 +126,11 @@ impl Lines {
     pub(crate) async fn line(
         self: &Arc<Self>,
         name: &LockName,
+        only_reads: bool,
         terms: Terms,
         deadline: Moment,
     ) -> Result<Line, Failure> {
-        let (request, place) = self.place(name, terms);
+        let (request, place) = self.place(name, only_reads, terms);
         self.take(request, place, self.ours.pipeline(deadline), deadline).await
     }
 
@@ -124,16 +139,17 @@ impl Lines {
         self: &Arc<Self>,
         ours: &Arc<Pipeline>,
         name: &LockName,
+        only_reads: bool,
         terms: Terms,
         deadline: Moment,
     ) -> Result<Line, Failure> {
-        let (request, place) = self.place(name, terms);
+        let (request, place) = self.place(name, only_reads, terms);
         self.take(request, place, ready(Ok(Arc::clone(ours))), deadline).await
     }
 
-    fn place(self: &Arc<Self>, name: &LockName, terms: Terms) -> (Numbered, Place) {
+    fn place(self: &Arc<Self>, name: &LockName, only_reads: bool, terms: Terms) -> (Numbered, Place) {
         let preferred = if terms == Terms::default() { self.callers_line() } else { None };
-        self.begin(name, preferred)
+        self.begin(name, only_reads, preferred)
     }
 
     async fn take(
@@ -214,7 +230,12 @@ impl Lines {
     }
 
     /// Counts a request about this name, and says where it goes.
-    fn begin(self: &Arc<Self>, name: &LockName, preferred: Option<Arc<Pipeline>>) -> (Numbered, Place) {
+    fn begin(
+        self: &Arc<Self>,
+        name: &LockName,
+        only_reads: bool,
+        preferred: Option<Arc<Pipeline>>,
+    ) -> (Numbered, Place) {
         let mut unanswered = self.unanswered();
         let number = unanswered.next;
         unanswered.next += 1;
@@ -232,7 +253,8 @@ impl Lines {
             *traffic = Traffic { place, in_flight: 0, first: number, given_up: None };
         }
         traffic.in_flight += 1;
-        let request = Numbered { lines: Arc::clone(self), name: name.clone(), number, is_over: false };
+        let request =
+            Numbered { lines: Arc::clone(self), name: name.clone(), number, only_reads, is_over: false };
         (request, traffic.place.clone())
     }
 
@@ -263,7 +285,7 @@ impl Line {
 impl Numbered {
     /// It was answered, or never sent.
     fn settle(&mut self) {
-        self.leave(false);
+        self.leave(End::Settled);
     }
 
     /// All before it is over, and so is the need to end a connection first.
@@ -275,7 +297,7 @@ impl Numbered {
         }
     }
 
-    fn leave(&mut self, is_given_up: bool) {
+    fn leave(&mut self, end: End) {
         if std::mem::replace(&mut self.is_over, true) {
             return;
         }
@@ -285,9 +307,10 @@ impl Numbered {
             return;
         }
         traffic.in_flight = traffic.in_flight.saturating_sub(1);
-        match is_given_up {
-            true => traffic.given_up = traffic.given_up.max(Some(self.number)),
-            false => traffic.given_up = traffic.given_up.filter(|given_up| *given_up > self.number),
+        match end {
+            End::Settled => traffic.given_up = traffic.given_up.filter(|given_up| *given_up > self.number),
+            End::GivenUp => traffic.given_up = traffic.given_up.max(Some(self.number)),
+            End::Ignored => {}
         }
         if traffic.in_flight == 0 && traffic.given_up.is_none() {
             unanswered.by_name.remove(&self.name);
@@ -297,7 +320,11 @@ impl Numbered {
 
 impl Drop for Numbered {
     fn drop(&mut self) {
-        self.leave(!planted(Bug::GivenUpForgotten));
+        self.leave(match self.only_reads {
+            true => End::Ignored,
+            false if planted(Bug::GivenUpForgotten) => End::Settled,
+            false => End::GivenUp,
+        });
     }
 }
 

@@ -352,6 +352,7 @@ impl Connector {
 
     /// A connection on which nothing is made ready for locks. What is published is passed over.
     pub(crate) async fn log_in_only(&self, target: &Target) -> Result<Connection, Failure> {
+        self.has_come_to(format!("{} has not answered", target.address));
         self.log_in(target, Some(Arc::new(|_| ())), self.runtime.now() + DIAL).await
     }
 

@@ -287,8 +287,9 @@ async fn run(
     answered(pipeline, value)
 }
 
-/// The script's answer after plain commands that may have taken the lock. What it refuses then is
-/// given back first: a refusal says that nothing is held.
+/// The script's answer after plain commands that may have taken the lock. Where the script is
+/// refused or not carried out, the lock is given back first: these answers say that nothing is
+/// held.
 async fn settled(
     pipeline: &Pipeline,
     op: &Op,
@@ -296,15 +297,15 @@ async fn settled(
     deadline: Moment,
 ) -> Result<Value, Failure> {
     let value = run(pipeline, op, context, deadline).await;
-    let Err(Failure::Refused(cause)) = value else { return value };
+    let Err(failure @ (Failure::Refused(_) | Failure::NotSent(_))) = value else { return value };
     if planted(Bug::PairLeftBehind) {
-        return Err(Failure::Refused(cause));
+        return Err(failure);
     }
     let verb = Verb::Release { hold: 0, fence: Fence::Assign, whose: ReleaseScope::Own };
     let back = Op { verb, ..op.clone() };
     Err(match run(pipeline, &back, context, deadline).await {
-        Ok(_) => Failure::Refused(cause),
-        Err(_) => Failure::Unknown(cause),
+        Ok(_) => failure,
+        Err(_) => failure.unknown(),
     })
 }
 

@@ -69,7 +69,7 @@ pub(crate) static RENEW: Script = Script {
 /// The renewal of many holds of queues.
 pub(crate) static RENEW_QUEUE: Script = Script {
     text: include_str!("../../../protocol/renew_queue.lua"),
-    sha: "242f15acf7c843c543f523cea8f2c4e92242d843",
+    sha: "e147654a6217d70aa3d536326a3d9596577d6d66",
     guarded: None,
 };
 
