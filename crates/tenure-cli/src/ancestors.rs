@@ -20,7 +20,8 @@ pub(crate) fn held<'a>(owners: impl Iterator<Item = &'a Owner>) -> (&'static str
     (HELD, all.join(" "))
 }
 
-fn above() -> Vec<Owner> {
+/// The owners of all that is held by the runs above this one.
+pub(crate) fn above() -> Vec<Owner> {
     let held = env::var(HELD).unwrap_or_default();
     held.split(' ').filter_map(|owner| owner.parse().ok()).collect()
 }

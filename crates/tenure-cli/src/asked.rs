@@ -30,10 +30,9 @@ pub(crate) fn with_timers(voice: Voice, question: impl Future<Output = Result<u8
     })
 }
 
-/// Prints a text that needs no store, whole: half of it must not look like all. Returns the code to
-/// exit with.
+/// Prints a text that needs no store. Returns the code to exit with.
 pub(crate) fn nothing_but(text: impl Display) -> u8 {
-    match output::print_all(text) {
+    match output::print(text) {
         Ok(()) => 0,
         Err(error) => {
             output::complain(format_args!("cannot print: {error}"));

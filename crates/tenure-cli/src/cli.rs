@@ -77,17 +77,17 @@ pub(crate) enum Command {
     /// Exits with 0 if it was held. With --owner alone it prints nothing.
     ///
     /// --force is for a lock whose holder is gone or stuck, when its lease takes too long to end.
-    /// The next waiter is let in. A holder of `tenure run` hears of it when it asks next, after a
-    /// third of its ttl at most. Until then its CMD runs beside that of the next holder, and only
-    /// fencing tokens distinguish the two. It prints what was ended, as `tenure status` does, and
-    /// how long the old CMD may run.
+    /// The next waiter is let in. A holder of `tenure run` is told by a message, mostly at once;
+    /// without one it hears of it at its next renewal, after a third of its ttl at most. Until then
+    /// its CMD runs beside that of the next holder, and only fencing tokens distinguish the two. It
+    /// prints what was ended, as `tenure status` does, and how long the old CMD may run.
     Release(Release),
     /// Asks the commands that run under a lock to end, and waits until they have.
     ///
-    /// Each CMD of `tenure run` gets TERM within 2s, and its lock is released when it has ended. A
-    /// command that ignores it runs on, and keeps the lock: then `tenure release --force` is left.
-    /// What `tenure acquire --hold` keeps is released. Other holders are asked too, and may not
-    /// listen.
+    /// Each CMD of `tenure run` and `tenure elect` gets TERM within 2s, and its lock is released
+    /// when it has ended. A command that ignores it runs on, and keeps the lock: then `tenure
+    /// release --force` is left. What `tenure acquire --hold` keeps is released. Other holders are
+    /// asked too, and may not listen.
     Stop(Stop),
     #[command(name = KEEP, hide = true)]
     Keep(Keep),
@@ -177,13 +177,15 @@ pub(crate) struct Run {
 
     /// Run CMD at most once in each period of this length, counted from 1970, on whichever host
     /// asks first: 1h is once in each hour, UTC. A CMD that failed may run again in its window. Not
-    /// on a quorum; -n is meant.
+    /// on a quorum, etcd and ZooKeeper; -n is meant. NAME is that of a job then, and not of a lock:
+    /// `tenure stop --job` finds it, and `status` does not.
     #[arg(long, value_name = "PERIOD", value_parser = duration, allow_hyphen_values = true, conflicts_with_all = ["kind", "also", "wait", "unfenced", "min_hold"])]
     pub(crate) once_per: Option<Duration>,
 
     /// When the lock is lost and CMD was stopped for it: wait for the lock again, each time as long
-    /// as -w says, and run CMD again. Not after a signal that asked for the end.
-    #[arg(long, conflicts_with = "once_per")]
+    /// as -w says, and run CMD again. Not after a signal that asked for the end. With --once-per,
+    /// CMD may also run again in its window after a run that died or lost its lock, on any host.
+    #[arg(long, conflicts_with = "max_hold")]
     pub(crate) retry_lost: bool,
 
     #[command(flatten)]
@@ -242,8 +244,8 @@ pub(crate) struct Elect {
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub(crate) payload: Option<String>,
 
-    /// What people read of this holder in `status`, `list` and `top`, beside its user, host and
-    /// process, such as the URL of a job: at most 256 bytes. Who sees the lock sees it.
+    /// What people read of this leader in `tenure leader`, beside its user, host and process, such
+    /// as the URL of a job: at most 256 bytes. Who sees the election sees it.
     #[arg(
         long,
         value_name = "TEXT",
@@ -429,7 +431,8 @@ pub(crate) struct Kind {
     #[arg(long, value_name = "K", requires = "slots", allow_negative_numbers = true)]
     pub(crate) take: Option<u32>,
 
-    /// A lock that its owner can hold several times: runs with the same --owner share it.
+    /// A lock that its owner can hold several times: runs with the same --owner share it. Only
+    /// `tenure run` takes one.
     #[arg(long, group = "kind")]
     pub(crate) reentrant: bool,
 
@@ -544,6 +547,14 @@ pub(crate) struct Stop {
     #[arg(short = 'w', long, value_name = "DURATION", default_value = "30s", value_parser = duration, allow_negative_numbers = true)]
     pub(crate) wait: Duration,
 
+    /// NAME is an election: ask its leader.
+    #[arg(long, conflicts_with = "job")]
+    pub(crate) election: bool,
+
+    /// NAME is a job of --once-per: ask the run that is under way.
+    #[arg(long)]
+    pub(crate) job: bool,
+
     /// Why, for people: `tenure run` prints it when its command has ended. At most 256 bytes.
     #[arg(
         long,
@@ -554,7 +565,7 @@ pub(crate) struct Stop {
     )]
     pub(crate) reason: String,
 
-    /// The lock's name.
+    /// The name of the lock, the election or the job.
     pub(crate) name: String,
 }
 

@@ -8,7 +8,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, FromArgMatches};
 
 use crate::cli::{Cli, KEEP};
-use crate::{config, exit, output};
+use crate::{asked, config, exit, output};
 
 /// Reads the command line. What is wrong with it is said in one line, which is followed by the code
 /// to exit with.
@@ -39,8 +39,7 @@ pub(crate) fn read() -> Result<Cli, u8> {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
             let text = error.render();
             let text = if io::stdout().is_terminal() { text.ansi().to_string() } else { text.to_string() };
-            let _ = output::print(wrapped(&text));
-            0
+            asked::nothing_but(wrapped(&text))
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             let _ = io::stderr().write_all(wrapped(&error.render().to_string()).as_bytes());

@@ -1,18 +1,25 @@
 //! `tenure elect` runs a command while this host leads; `tenure leader` tells which one does.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "a timer of this command's own; the clock of leases is the library's"
+)]
 
+use std::io;
 use std::process;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tenure::{Change, Election, Leader};
+use tokio::time::sleep;
 
 use crate::cli;
-use crate::exit::{FREE, Failure, of_signal};
+use crate::exit::{BUSY, FREE, Failure, of_signal};
 use crate::held::Held;
 use crate::output::{self, Line, Voice};
 use crate::signals::{END_THE_WAIT, Signals};
 use crate::store::{self, Terms};
 use crate::work::{self, Work};
-use crate::{take, waiting};
+use crate::{ancestors, take, waiting};
 
 /// Runs the command while this host leads; returns the code to exit with.
 pub(crate) async fn elect(args: &cli::Elect, voice: Voice) -> Result<u8, Failure> {
@@ -27,9 +34,16 @@ pub(crate) async fn elect(args: &cli::Elect, voice: Voice) -> Result<u8, Failure
     // A store that is not there at all is told at once, however long it takes to be elected.
     let ask = async || election.leader().await.map(drop);
     let elected = async {
-        ask().await?;
+        let leader = election.leader().await?;
+        if let Some(leader) = leader.filter(|leader| ancestors::above().contains(&leader.owner)) {
+            let message = format!(
+                "election {name:?} is led by a command that started this one, which would wait for itself: {}",
+                leader.owner
+            );
+            return Err(Failure { code: BUSY, message });
+        }
         voice.detail(format_args!("a candidate of {name:?}, in store {}", locks.url()));
-        take::beside(waiting::say_of_silence(locks.url(), voice, ask), election.campaign()).await
+        Ok(take::beside(waiting::say_of_silence(locks.url(), voice, ask), election.campaign()).await?)
     };
     let all = async {
         let term = match signals.or_end(elected).await {
@@ -54,7 +68,7 @@ async fn say_who_leads(election: &Election, voice: Voice) {
     loop {
         match observer.next().await {
             Ok(change) => voice.say(said(true, &change)),
-            Err(error) if error.is_unreachable() => {}
+            Err(error) if error.is_unreachable() || error.is_unknown() => sleep(AGAIN).await,
             Err(error) => return voice.say(output::chain(&error)),
         }
     }
@@ -77,18 +91,42 @@ pub(crate) async fn leader(args: &cli::Leader) -> Result<u8, Failure> {
     }
     let mut signals =
         Signals::catch(&END_THE_WAIT).map_err(|error| Failure::own("cannot catch signals", &error))?;
+    // A store that is not there at all is told at once.
+    election.leader().await?;
     let mut observer = election.observe();
+    let mut is_silent = false;
     loop {
         match signals.or_end(observer.next()).await {
-            Ok(change) => print(args, &change?)?,
+            Ok(Ok(change)) => {
+                is_silent = false;
+                if !print(args, &change)? {
+                    return Ok(0);
+                }
+            }
+            Ok(Err(error)) if error.is_unreachable() || error.is_unknown() => {
+                if !std::mem::replace(&mut is_silent, true) {
+                    Voice::LOUD.say(format_args!("{}; still watching", output::chain(&error)));
+                }
+                if let Err(signal) = signals.or_end(sleep(AGAIN)).await {
+                    return Ok(of_signal(signal));
+                }
+            }
+            Ok(Err(error)) => return Err(error.into()),
             Err(signal) => return Ok(of_signal(signal)),
         }
     }
 }
 
-fn print(args: &cli::Leader, change: &Change) -> Result<(), Failure> {
+/// The pause before a store that did not answer is asked again.
+const AGAIN: Duration = Duration::from_millis(500);
+
+/// Prints a change; returns whether there is a reader.
+fn print(args: &cli::Leader, change: &Change) -> Result<bool, Failure> {
     let line = if args.json { object(&args.name, change).to_string() } else { said(args.watch, change) };
-    output::print_all(format!("{line}\n")).map_err(|error| Failure::own("cannot print", &error))
+    match output::print_all(format!("{line}\n")) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        printed => printed.map(|()| true).map_err(|error| Failure::own("cannot print", &error)),
+    }
 }
 
 fn said(names_change: bool, change: &Change) -> String {

@@ -59,7 +59,7 @@ impl From<tenure::Error> for Failure {
 }
 
 /// What to do about a store that did not answer, or refused, where its message tells.
-fn advice(message: &str) -> Option<&'static str> {
+pub(crate) fn advice(message: &str) -> Option<&'static str> {
     let known = [
         (
             "NOAUTH",

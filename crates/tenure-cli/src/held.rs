@@ -7,6 +7,14 @@ use std::time::Duration;
 use futures_util::future::{FutureExt, select_all};
 use tenure::{Locks, Lost, MultiGuard, Owner, Result, StopRequest, Term, Turn};
 
+/// The request, where the store can tell of one.
+async fn told(requested: impl Future<Output = Result<StopRequest>>) -> StopRequest {
+    match requested.await {
+        Ok(request) => request,
+        Err(_) => pending().await,
+    }
+}
+
 pub(crate) enum Held {
     /// NAME itself is the first: see `kind::all`.
     Locks(MultiGuard),
@@ -58,19 +66,17 @@ impl Held {
         }
     }
 
-    /// Waits until a holder of one of the locks is asked to stop, where the store can tell.
+    /// Waits until the holder is asked to stop, of one of the locks, where the store can tell.
     pub(crate) async fn stop_requested(&self, locks: &Locks) -> StopRequest {
-        let Self::Locks(guards) = self else { return pending().await };
-        let requested = guards.iter().map(|guard| {
-            let requested = async move {
-                match locks.stop_requested(guard).await {
-                    Ok(request) => request,
-                    Err(_) => pending().await,
-                }
-            };
-            requested.boxed_local()
-        });
-        select_all(requested).await.0
+        let requested = match self {
+            Self::Locks(guards) => {
+                let requested = guards.iter().map(|guard| told(locks.stop_requested(guard)).boxed_local());
+                return select_all(requested).await.0;
+            }
+            Self::Turn(turn) => turn.stop_requested().boxed_local(),
+            Self::Term(term) => term.stop_requested().boxed_local(),
+        };
+        told(requested).await
     }
 
     /// The command has ended so. A job that failed may run again in its window.

@@ -31,7 +31,8 @@ pub(crate) const STOP_CODES: &str = "\
 Exit status:
     0  those who held it hold it no more, or with -w 0: they were asked
     1  it was free
-   64  usage: a flag, name or URL that cannot be right, or a quorum, which keeps no requests
+   64  usage: a flag, name or URL that cannot be right, or a store that keeps no requests: a
+       quorum, etcd or ZooKeeper
    65  it is not a lock of tenure
    69  the store did not answer, or refused
    75  it is still held by one that was asked
@@ -148,6 +149,7 @@ last look, so several between two looks count once.
 
 Exit status:
    64  usage: a flag or URL that cannot be right
+   69  the store did not answer at the start, or refused; later it is asked again
   125  tenure itself failed, or cannot listen there
   128 + N  signal N ended it";
 
@@ -255,7 +257,8 @@ Examples:
 pub(crate) const ELECT_MANUAL: &str = "\
 Exit status:
   CMD's own; 128 + N if signal N ended it, or ended the wait to lead
-   64  usage: a flag, name, duration or URL that cannot be right, or a quorum
+   64  usage: a flag, name, duration or URL that cannot be right, or a store that keeps no
+       elections: a quorum, etcd or ZooKeeper
    69  the store did not answer, or refused
    79  the term was lost while CMD ran; CMD has been stopped
   125  tenure itself failed
@@ -276,7 +279,8 @@ With --json: `name`, `change` (elected, updated, resigned, missed or rewritten),
 Exit status:
     0  one leads
     1  none leads
-   64  usage: a flag, name or URL that cannot be right, or a quorum
+   64  usage: a flag, name or URL that cannot be right, or a store that keeps no elections: a
+       quorum, etcd or ZooKeeper
    69  the store did not answer, or refused
   125  tenure itself failed";
 

@@ -40,7 +40,7 @@ pub(crate) fn complain(message: impl Display) {
 
 /// Lines on standard output. A reader that has gone away is not an error.
 pub(crate) fn print(lines: impl Display) -> io::Result<()> {
-    match io::stdout().lock().write_all(lines.to_string().as_bytes()) {
+    match print_all(lines) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         result => result,
     }

@@ -7,7 +7,7 @@
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, UNIX_EPOCH};
 
-use tenure::{LastRun, LockName, Locks, Outcome};
+use tenure::{Frees, LastRun, LockName, Locks, Outcome};
 use tokio::time::sleep;
 
 use crate::cli::Run;
@@ -72,7 +72,8 @@ async fn begin(
     signals: &mut Signals,
     voice: Voice,
 ) -> Result<Result<Held, u8>, Failure> {
-    let once = locks.once_per(&args.request.name, period)?;
+    let frees = if args.retry_lost { Frees::FailureOrLoss } else { Frees::Failure };
+    let once = locks.once_per(&args.request.name, period)?.frees(frees);
     match signals.or_end(once.try_begin()).await {
         Ok(Ok(Some(turn))) => Ok(Ok(Held::Turn(turn))),
         Ok(Ok(None)) => {

@@ -22,7 +22,7 @@ struct Effective {
 pub(crate) fn show(args: &cli::Config) -> u8 {
     let told = effective().and_then(|all| {
         let text = if args.json { as_json(&all) } else { as_toml(&all) };
-        output::print_all(text).map_err(|error| Failure::own("cannot print", &error))
+        output::print(text).map_err(|error| Failure::own("cannot print", &error))
     });
     match told {
         Ok(()) => 0,

@@ -6,13 +6,13 @@
 
 use std::time::Duration;
 
-use tenure::{Holder, LockName, Status};
+use tenure::{Election, LockName, Locks, OncePer, Outcome, Owner, Status};
 use tokio::time::sleep;
 
 use crate::cli::Stop;
 use crate::exit::{BUSY, FREE, Failure};
 use crate::output;
-use crate::{clock, status, store};
+use crate::{clock, status, store, table};
 
 /// The longest pause between two questions.
 const LONGEST: Duration = Duration::from_millis(500);
@@ -20,38 +20,112 @@ const LONGEST: Duration = Duration::from_millis(500);
 /// Asks, and waits until those who held the lock hold it no more; returns the code to exit with.
 pub(crate) async fn stop(args: &Stop) -> Result<u8, Failure> {
     let locks = store::open_existing(&args.store)?;
+    let name = &*args.name;
+    let of = match (args.election, args.job) {
+        (true, _) => Of::Election(locks.election(name, "")?),
+        (_, true) => Of::Job(locks.once_per(name, ANY_PERIOD)?),
+        _ => Of::Lock(locks, LockName::new(name)?),
+    };
     let limit = clock::now() + args.wait;
-    let Some(asked) = locks.request_stop(&args.name, &args.reason).await? else {
+    let Some(asked) = of.ask(&args.reason).await? else {
         return print("free\n").map(|()| FREE);
     };
     let mut pause = Duration::from_millis(20);
     loop {
         let left = limit.saturating_sub(clock::now());
-        let Some(still) = still_held(locks.inspect(&args.name).await?, &asked) else {
-            return print(&format!("stopped: {}\n", status::holders(&asked))).map(|()| 0);
+        let Some(still) = of.holders().await?.and_then(|found| found.of(&asked)) else {
+            return print(&format!("stopped: {}\n", asked.shown)).map(|()| 0);
         };
         if args.wait.is_zero() {
-            return print(&format!("asked: {}\n", status::holders(&asked))).map(|()| 0);
+            return print(&format!("asked: {}\n", asked.shown)).map(|()| 0);
         }
         if left.is_zero() {
-            let (name, holders) = (LockName::new(&args.name)?, status::holders(&still));
-            let message = format!(
-                "lock {name:?} is still held by {holders}; `tenure release --force` ends the hold \
-                 itself, and its command then runs on until it notices"
-            );
-            return Err(Failure { code: BUSY, message });
+            return Err(Failure { code: BUSY, message: of.is_still_held(&still) });
         }
         sleep(pause.min(left)).await;
         pause = (pause * 3 / 2).min(LONGEST);
     }
 }
 
-/// Those of the holders that were asked who hold it still.
-fn still_held(found: Option<Status>, asked: &Status) -> Option<Status> {
-    let mut found = found?;
-    let was_asked = |holder: &Holder| asked.holders.iter().any(|one| one.owner == holder.owner);
-    found.holders.retain(was_asked);
-    (!found.holders.is_empty()).then_some(found)
+/// A request about a job that runs needs no period.
+const ANY_PERIOD: Duration = Duration::from_secs(86_400);
+
+/// What those who are asked hold.
+enum Of {
+    Lock(Locks, LockName),
+    Election(Election),
+    Job(OncePer),
+}
+
+/// Those who hold it.
+struct Holders {
+    owners: Vec<Owner>,
+    shown: String,
+    /// Of a lock.
+    status: Option<Status>,
+}
+
+impl Of {
+    /// Asks, and says whom.
+    async fn ask(&self, reason: &str) -> tenure::Result<Option<Holders>> {
+        Ok(match self {
+            Self::Lock(locks, name) => locks.request_stop(name.clone(), reason).await?.map(Holders::of_lock),
+            Self::Election(election) => {
+                election.request_stop(reason).await?.map(|leader| Holders::one(leader.owner))
+            }
+            Self::Job(job) => job.request_stop(reason).await?.map(|run| Holders::one(run.owner)),
+        })
+    }
+
+    async fn holders(&self) -> tenure::Result<Option<Holders>> {
+        Ok(match self {
+            Self::Lock(locks, name) => locks.inspect(name.clone()).await?.map(Holders::of_lock),
+            Self::Election(election) => election.leader().await?.map(|leader| Holders::one(leader.owner)),
+            Self::Job(job) => {
+                let run = job.last().await?.filter(|run| run.outcome == Outcome::Running);
+                run.map(|run| Holders::one(run.owner))
+            }
+        })
+    }
+
+    fn is_still_held(&self, Holders { shown, .. }: &Holders) -> String {
+        match self {
+            Self::Lock(_, name) => format!(
+                "lock {name:?} is still held by {shown}; `tenure release --force` ends the hold itself, and \
+                 its command then runs on until it notices"
+            ),
+            Self::Election(election) => {
+                format!("election {:?} is still led by {shown}; end that process", election.name())
+            }
+            Self::Job(job) => format!("job {:?} is still run by {shown}; end that process", job.name()),
+        }
+    }
+}
+
+impl Holders {
+    fn of_lock(status: Status) -> Self {
+        let owners = status.holders.iter().filter_map(|holder| holder.owner.clone()).collect();
+        Self { owners, shown: status::holders(&status), status: Some(status) }
+    }
+
+    fn one(owner: Owner) -> Self {
+        Self { shown: table::who(&owner), owners: vec![owner], status: None }
+    }
+
+    /// Those of them that were asked, if there are any.
+    fn of(self, asked: &Self) -> Option<Self> {
+        let was_asked = |owner: &Owner| asked.owners.contains(owner);
+        if !self.owners.iter().any(was_asked) {
+            return None;
+        }
+        Some(match self.status {
+            Some(mut status) => {
+                status.holders.retain(|holder| holder.owner.as_ref().is_some_and(was_asked));
+                Self::of_lock(status)
+            }
+            None => self,
+        })
+    }
 }
 
 fn print(line: &str) -> Result<(), Failure> {

@@ -150,6 +150,14 @@ impl Named {
         match &self.is {
             Is::Url(url) => Ok(url.clone()),
             Is::File(path) => match fs::read_to_string(path) {
+                Ok(text) if text.trim().contains(char::is_control) => {
+                    let message = format!(
+                        "{} ({}) must have the store's URL in one line, and nothing else",
+                        path.display(),
+                        self.origin
+                    );
+                    Err(Failure { code: USAGE, message })
+                }
                 Ok(text) => Ok(text.trim().to_owned()),
                 Err(error) => {
                     let message = format!(
@@ -265,6 +273,16 @@ pub(crate) fn url(args: &Store) -> Result<String, Failure> {
         let message = format!(
             "the store is empty ({}): write --store file:DIR or --store redis://HOST, or leave out --store \
              and unset TENURE_STORE for the default",
+            named.origin
+        );
+        return Err(Failure { code: USAGE, message });
+    }
+    if let Some(path) = url.strip_prefix("file:")
+        && (path.trim() != path || path.contains(char::is_control))
+    {
+        let message = format!(
+            "the store's directory {path:?} ({}) begins or ends with a space, or has a control character: write \
+             file:DIR",
             named.origin
         );
         return Err(Failure { code: USAGE, message });

@@ -13,7 +13,7 @@ use tenure::{LockName, Multi, MultiGuard, Options};
 use tokio::time::{sleep, timeout};
 
 use crate::cli::Request;
-use crate::exit::{Failure, of_signal};
+use crate::exit::{Failure, STORE, advice, of_signal};
 use crate::output::Span;
 use crate::signals::Signals;
 use crate::store::Terms;
@@ -77,7 +77,14 @@ impl Wanted<'_> {
                 },
             }
         });
-        let guards = guards.await?;
+        let guards = guards.await.map_err(|error| {
+            let mut failure = Failure::from(error);
+            let asked_once = request.wait.is_none() && !request.no_wait;
+            if asked_once && failure.code == STORE && advice(&failure.message).is_none() {
+                failure.message.push_str("; with -w DURATION it is asked for so long");
+            }
+            failure
+        })?;
         let waited = Span(clock::now() - start);
         for guard in guards.iter().flat_map(|guards| guards.iter()) {
             let (name, token, store) = (guard.name(), guard.fence(), locks.url());

@@ -6,12 +6,12 @@
 
 use std::time::Duration;
 
-use tenure::LockName;
+use tenure::{Holder, LockName};
 use tokio::time::sleep;
 
 use crate::cli::Wait;
 use crate::exit::{BUSY, Failure};
-use crate::{clock, status, store};
+use crate::{ancestors, clock, output, status, store};
 
 /// The longest pause between two questions.
 const LONGEST: Duration = Duration::from_secs(1);
@@ -21,14 +21,39 @@ pub(crate) async fn wait(args: &Wait) -> Result<u8, Failure> {
     let locks = store::open_existing(&args.store)?;
     let limit = args.wait.map(|limit| clock::now() + limit);
     let mut pause = Duration::from_millis(20);
+    // A store that is not there at all is told at once.
+    let mut last = locks.inspect(&args.name).await?;
+    let mut is_silent = false;
+    let above = ancestors::above();
+    let is_above = |holder: &Holder| holder.owner.as_ref().is_some_and(|owner| above.contains(owner));
+    if let Some(found) = last.as_ref().filter(|found| limit.is_none() && found.holders.iter().any(is_above)) {
+        let (name, holders) = (&found.name, status::holders(found));
+        let message = format!(
+            "lock {name:?} is held by a run that started this one, which would wait for itself: {holders}; with -w \
+             DURATION it waits all the same"
+        );
+        return Err(Failure { code: BUSY, message });
+    }
     loop {
-        let Some(found) = locks.inspect(&args.name).await? else { return Ok(0) };
+        let Some(found) = &last else { return Ok(0) };
         let left = limit.map_or(Duration::MAX, |limit| limit.saturating_sub(clock::now()));
         if left.is_zero() {
-            let (name, holders) = (LockName::new(&args.name)?, status::holders(&found));
+            let (name, holders) = (LockName::new(&args.name)?, status::holders(found));
             return Err(Failure { code: BUSY, message: format!("lock {name:?} is held by {holders}") });
         }
         sleep(pause.min(left)).await;
         pause = (pause * 3 / 2).min(LONGEST);
+        match locks.inspect(&args.name).await {
+            Ok(found) => (last, is_silent) = (found, false),
+            Err(error) if error.is_unreachable() || error.is_unknown() => {
+                if limit.is_some_and(|limit| clock::now() >= limit) {
+                    return Err(error.into());
+                }
+                if !std::mem::replace(&mut is_silent, true) {
+                    output::complain(format_args!("{}; still waiting", output::chain(&error)));
+                }
+            }
+            Err(error) => return Err(error.into()),
+        }
     }
 }

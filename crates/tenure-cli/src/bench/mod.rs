@@ -11,6 +11,7 @@ mod samples;
 
 use std::fs;
 use std::hash::{BuildHasher, RandomState};
+use std::io;
 use std::path::Path;
 use std::time::Duration;
 
@@ -92,6 +93,14 @@ pub(crate) fn bench(args: &Bench) -> u8 {
 async fn measured(args: &Bench) -> Result<u8, Failure> {
     let mut signals =
         Signals::catch(&END_THE_WAIT).map_err(|error| Failure::own("cannot catch signals", &error))?;
+    if let Some(path) = &args.html {
+        // Before anything is measured.
+        fs::File::options()
+            .create(true)
+            .append(true)
+            .open(path)
+            .map_err(|error| cannot_write(path, &error))?;
+    }
     let url = store::url(&args.store)?;
     // Bare commands are those of Redis.
     let is_consensus = store::is_etcd(&url) || store::is_zookeeper(&url);
@@ -152,14 +161,15 @@ async fn measured(args: &Bench) -> Result<u8, Failure> {
         return Err(failure);
     }
     if let Some(path) = &args.html {
-        fs::write(path, page::page(&report)).map_err(|error| {
-            let message = format!("cannot write {}: {error}", path.display());
-            Failure { code: OWN, message }
-        })?;
+        fs::write(path, page::page(&report)).map_err(|error| cannot_write(path, &error))?;
     }
     let told = if args.json { report.json() } else { report.text() };
     output::print(told).map_err(|error| Failure::own("cannot print", &error))?;
     Ok(ended.map_or_else(of_signal, |_| 0))
+}
+
+fn cannot_write(path: &Path, error: &io::Error) -> Failure {
+    Failure { code: OWN, message: format!("cannot write {}: {error}", path.display()) }
 }
 
 /// Measures one part after the other. What was measured until a signal came is in the report.

@@ -140,7 +140,7 @@ impl Server {
                 "memory",
                 &self.at,
                 format!("{used} of {limit} bytes of maxmemory are used"),
-                "a full server refuses to grant and to renew (OOM), and holders lose their locks",
+                "a full server refuses new locks (OOM); it renews those that are held",
                 "raise maxmemory, or delete what is not needed",
             );
         }

@@ -18,7 +18,7 @@ use tokio::time::sleep;
 
 use crate::cli::Stress;
 use crate::clock;
-use crate::exit::{self, Failure};
+use crate::exit::{self, Failure, USAGE};
 use crate::limits;
 use crate::output::{self, Line, Span, complain, plural};
 use crate::signals::Signals;
@@ -73,6 +73,10 @@ impl Faults {
 async fn hammer(args: &Stress) -> Result<u8, Failure> {
     let own = |error: io::Error| Failure::own("stress cannot continue", &error);
     let mut signals = Signals::catch(&[Signal::INT, Signal::TERM]).map_err(own)?;
+    if args.stall <= args.ttl {
+        let message = "--stall must be longer than --ttl: a killed holder keeps its lock for a lease".into();
+        return Err(Failure { code: USAGE, message });
+    }
     let url = store::url(&args.store)?;
     let mut orders = Orders {
         prefix: args.store.prefix.clone(),

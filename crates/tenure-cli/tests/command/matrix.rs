@@ -180,7 +180,6 @@ fn a_lost_run_is_begun_again_with_retry_lost_and_a_signal_ends_it() {
     let running = env.start_script(&["--ttl", "900ms", "--retry-lost"], "x", script);
     running.signal(Signal::TERM);
     running.wait().exits_with(143);
-    env.tenure_run(["--retry-lost", "--once-per", "1h", "x", "true"]).exits_with(64).says("--once-per");
 }
 
 #[test]

@@ -34,6 +34,26 @@ fn a_stop_ends_the_commands_that_hold_and_says_who_asked() {
 }
 
 #[test]
+fn a_leader_and_a_job_are_asked_too() {
+    let env = TestEnv::new();
+    let server = Server::start();
+    let store = ["--store", &server.url()];
+    let stop = |args: &[&str]| env.run(env.tenure([&["stop"], &store[..], args].concat()));
+    let script = "touch up; exec sleep 30";
+    for (of, holds) in [("--election", &["elect"][..]), ("--job", &["run", "--once-per", "1d"])] {
+        assert_eq!(stop(&[of, "x"]).exits_with(1).says_nothing().stdout, "free\n");
+        let holder = env.start(env.tenure([holds, &store[..], &["x", "-c", script]].concat()));
+        holder.eventually("it holds", || env.path("up").exists());
+        // A lock of this name is another thing.
+        stop(&["x"]).exits_with(1);
+        let said = stop(&[of, "--reason", "it hangs", "x"]).exits_with(0).says_nothing().stdout;
+        assert!(said.starts_with("stopped: alice@"), "{said}");
+        holder.wait().exits_with(143).says("asked to stop by alice@").says(": it hangs");
+        fs::remove_file(env.path("up")).expect("a file");
+    }
+}
+
+#[test]
 fn a_command_that_does_not_stop_keeps_its_lock() {
     let env = TestEnv::new();
     let script = "trap '' TERM; READY; while [ ! -e end ]; do sleep 0.02; done";

@@ -45,6 +45,11 @@ fn a_job_that_runs_is_said_to_and_its_window_stays_closed_when_its_runner_dies()
     running.wait();
     let asked = || env.tenure_run(["--once-per", LONG, "digest", "true"]).exits_with(75);
     eventually("its lock is free", SOON, || asked().stderr.contains("by a run that died"));
+    // Unless its end is to open the window.
+    let again = ["--once-per", LONG, "--retry-lost", "digest", "-c", "touch again"];
+    env.tenure_run(again).exits_with(0).says_nothing();
+    assert!(env.path("again").exists());
+    env.tenure_run(again).exits_with(75).says("has run in this window");
 }
 
 #[test]
