@@ -184,6 +184,40 @@ fn a_forced_release_of_an_owner_ends_no_other_hold() {
 }
 
 #[test]
+fn wait_and_a_watch_of_a_leader_outlast_a_server_that_is_stopped() {
+    let env = TestEnv::new();
+    let server = Server::start();
+    let store = ["--store", &server.url()];
+    let owner = env.acquire(&[&store[..], &["--ttl", "5m", "x"]].concat());
+    let waiter = env.start(env.tenure([&["wait"], &store[..], &["x"]].concat()));
+    let watch = env.start(env.tenure([&["leader", "--watch"], &store[..], &["api"]].concat()));
+    let first = env.tenure([&["elect"], &store[..], &["--payload", "one", "api", "true"]].concat());
+    env.run(first).exits_with(0);
+    watch.eventually("it watches", || watch.stdout().contains("resigned: one"));
+    server.stop();
+    waiter.eventually("it says so", || waiter.stderr().contains("still waiting"));
+    watch.eventually("it says so", || watch.stderr().contains("still watching"));
+    server.cont();
+    let next = env.tenure([&["elect"], &store[..], &["--payload", "two", "api", "true"]].concat());
+    env.run(next).exits_with(0);
+    watch.eventually("it goes on", || watch.stdout().contains("resigned: two"));
+    assert!(!waiter.has_ended());
+    env.verb("release", &[&store[..], &["--owner", &owner, "x"]].concat()).exits_with(0);
+    waiter.wait().exits_with(0);
+    watch.signal(Signal::INT);
+    watch.wait().exits_with(130);
+}
+
+#[test]
+fn a_wait_for_what_a_run_above_holds_is_refused() {
+    let env = TestEnv::new();
+    let nested = format!("{} wait x; test $? = 75", BINARY);
+    env.tenure_run(["x", "-c", &nested]).exits_with(0).says("which would wait for itself");
+    let nested = format!("{} elect api true; test $? = 75", BINARY);
+    env.run(env.tenure(["elect", "api", "-c", &nested])).exits_with(0).says("which would wait for itself");
+}
+
+#[test]
 fn wait_ends_when_the_lock_is_free_and_takes_nothing() {
     let env = TestEnv::new();
     env.verb("wait", &["--store", &env.url(), "x"]).exits_with(69).says("does not exist");

@@ -193,3 +193,24 @@ impl fmt::Debug for Flights {
         f.debug_struct("Flights").finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_is_for_those_who_asked_before_it_was_written_or_computed() {
+        let at = |ms| Moment(0) + Duration::from_millis(ms);
+        let landing = |stored| Landing { value: Arc::default(), stored, begun: at(10) };
+        for (stored, asked, insists, suits) in [
+            (Some(at(20)), at(10), true, true),
+            (Some(at(20)), at(15), false, true),
+            (Some(at(20)), at(15), true, false),
+            // What was invalidated meanwhile may be older than what this caller may get.
+            (Some(at(20)), at(21), false, false),
+            (None, at(15), false, false),
+        ] {
+            assert_eq!(landing(stored).suits(asked, insists), suits, "{stored:?}, {asked:?}, {insists}");
+        }
+    }
+}

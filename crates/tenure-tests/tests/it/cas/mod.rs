@@ -201,6 +201,44 @@ fn the_dead_hold_nothing() -> Result<(), String> {
     world.outcome()
 }
 
+/// Of a semaphore that a client with many permits keeps busy, a dead one's are free at once too.
+fn the_dead_hold_nothing_beside_many() -> Result<(), String> {
+    let world = World::new(2, 3, Faults::default());
+    let permits = |locks: &Locks| locks.semaphore("x", 41).expect("a name");
+    let clients = [0, 1, 2].map(|process| world.client(process, SECONDS(2)));
+    let [many, dead, third] = clients.each_ref().map(permits);
+    let [also_held, _, also_wanted] = clients.map(|locks| locks.mutex("y").expect("a name"));
+    let hold = world.sleep(0);
+    world.spawn(0, async move {
+        let mut held = Vec::new();
+        for _ in 0..40 {
+            held.push(many.acquire().await.expect("a permit"));
+        }
+        let _also = also_held.lock().await.expect("a free lock");
+        hold(SECONDS(15)).await;
+        Ok(())
+    });
+    let sleep = world.sleep(1);
+    world.spawn(1, async move {
+        sleep(SECONDS(1)).await;
+        let _held = dead.acquire().await.expect("a permit");
+        std::future::pending().await
+    });
+    let sleep = world.sleep(2);
+    world.spawn(2, async move {
+        // The dead one is long gone, and the busy one was seen a moment ago.
+        sleep(SECONDS(10)).await;
+        let busy = also_wanted.try_lock().await.map_err(|error| error.to_string())?;
+        assert!(busy.is_none(), "the busy one holds it");
+        let got = third.try_acquire().await.map_err(|error| error.to_string())?;
+        got.map(drop).ok_or_else(|| "the dead hold on".into())
+    });
+    let (sim, id) = (world.sim.clone(), world.processes[1].id());
+    let killer = sim.clone();
+    sim.at(3_000 * MS, move || killer.kill(id));
+    world.outcome()
+}
+
 /// A client that asks for a free lock gets it, also where others write at that moment.
 fn a_conflict_is_not_busy() -> Result<(), String> {
     let world = World::new(3, 4, Faults::default());
@@ -289,6 +327,11 @@ fn each_scene_goes_well_and_fails_with_its_bug() {
         plant(None);
         assert!(outcome.is_err(), "{bug:?} is not seen in its scene");
     }
+}
+
+#[test]
+fn permits_of_a_dead_process_are_found_beside_those_of_a_busy_one() {
+    the_dead_hold_nothing_beside_many().expect("a free permit");
 }
 
 #[test]

@@ -97,6 +97,55 @@ fn at_each_expiry_one_caller_computes() {
     });
 }
 
+/// Without messages they look now and then. That is no outage, in which each process computes.
+#[test]
+fn callers_that_may_not_subscribe_wait_for_the_one_that_computes() {
+    let server = Server::start();
+    let deaf = ["ACL", "SETUSER", "deaf", "on", ">pw", "~*", "&*", "+@all", "-subscribe"];
+    assert_eq!(server.command(&deaf), "OK");
+    let url = server.url().replace("redis://", "redis://deaf:pw@");
+    on(async {
+        let clients = [(); 3].map(|()| Locks::open(&url).expect("a store"));
+        let work = Work::default();
+        let cached = clients.iter().map(|locks| async {
+            let cache = locks.cache("deaf")?;
+            cache.get_or_compute(MINUTE, async || work.take(ms(700)).await).await
+        });
+        for value in join_all(cached).await {
+            assert_eq!(value.expect("an answer"), Ok("value 1".to_owned()));
+        }
+        let filled = clients.iter().map(|locks| async {
+            let get = || async { Ok::<_, Failed>(None::<String>) };
+            let fill = locks.fill("deaf")?;
+            fill.run(get, async |guard| guard.map_or(Err(Failed), |_| Ok(())).and(work.take(ms(100)).await))
+                .await
+        });
+        for value in join_all(filled).await {
+            assert!(value.expect("an answer").is_ok(), "one computed without the lock");
+        }
+        assert_eq!(work.most_at_once.load(Ordering::SeqCst), 1);
+    });
+}
+
+/// The user may not touch one of the names.
+#[test]
+fn a_refusal_about_one_name_is_no_outage_for_the_others() {
+    let server = Server::start();
+    let user = ["ACL", "SETUSER", "some", "on", ">pw", "~*good*", "~tenure:fence", "&*", "+@all"];
+    assert_eq!(server.command(&user), "OK");
+    let url = server.url().replace("redis://", "redis://some:pw@");
+    on(async {
+        let locks = Locks::open(&url).expect("a store");
+        let value = async || Ok::<_, Failed>("alone".to_owned());
+        let refused = locks.cache("bad").expect("a name").get_or_compute(MINUTE, value).await;
+        assert_eq!(refused.expect("an outage"), Ok("alone".to_owned()));
+        let kept = async || Ok::<_, Failed>("kept".to_owned());
+        let good = locks.cache("good").expect("a name");
+        assert_eq!(good.get_or_compute(MINUTE, kept).await.expect("an answer"), Ok("kept".to_owned()));
+        assert_eq!(good.get().await.expect("an answer"), Some("kept".to_owned()));
+    });
+}
+
 #[test]
 fn a_stale_value_is_returned_at_once_while_one_caller_computes() {
     everywhere(|store| {

@@ -360,3 +360,44 @@ impl CallersLine {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+    use std::io;
+
+    use futures_util::future::BoxFuture;
+
+    use super::*;
+    use crate::runtime::Driver;
+    use crate::store::redis::connection::{Dial, Dialled};
+    use crate::store::redis::topology::{Address, Target};
+
+    #[derive(Debug)]
+    struct Silent;
+
+    impl Dial for Silent {
+        fn dial(&self, _to: &Address) -> BoxFuture<'static, io::Result<Dialled>> {
+            pending().boxed()
+        }
+    }
+
+    #[test]
+    fn nothing_is_kept_of_a_read_that_was_given_up() {
+        let driver = Driver::start().expect("a thread");
+        let runtime = Arc::clone(&driver) as Arc<dyn Runtime>;
+        let target = Target::parse("redis://h").expect("a URL");
+        let connector = Arc::new(Connector::new(Arc::clone(&runtime), Arc::new(Silent), target));
+        let ours = Supervisor::new(Arc::clone(&connector));
+        let lines = Lines::new(connector, Arc::clone(&ours));
+        let name = LockName::new("x").expect("a name");
+        let deadline = runtime.now() + Duration::from_secs(60);
+        for (only_reads, kept) in [(true, 0), (false, 1), (true, 1)] {
+            let asked = lines.line(&name, only_reads, Terms::default(), deadline).now_or_never();
+            assert!(asked.is_none(), "no server is there");
+            assert_eq!(lines.unanswered().by_name.len(), kept, "after a read: {only_reads}");
+        }
+        ours.close();
+        driver.stop();
+    }
+}
