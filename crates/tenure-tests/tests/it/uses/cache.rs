@@ -101,14 +101,14 @@ fn at_each_expiry_one_caller_computes() {
 #[test]
 fn callers_that_may_not_subscribe_wait_for_the_one_that_computes() {
     let server = Server::start();
-    let deaf = ["ACL", "SETUSER", "deaf", "on", ">pw", "~*", "&*", "+@all", "-subscribe"];
-    assert_eq!(server.command(&deaf), "OK");
-    let url = server.url().replace("redis://", "redis://deaf:pw@");
+    let polls = ["ACL", "SETUSER", "polls", "on", ">pw", "~*", "&*", "+@all", "-subscribe"];
+    assert_eq!(server.command(&polls), "OK");
+    let url = server.url().replace("redis://", "redis://polls:pw@");
     on(async {
         let clients = [(); 3].map(|()| Locks::open(&url).expect("a store"));
         let work = Work::default();
         let cached = clients.iter().map(|locks| async {
-            let cache = locks.cache("deaf")?;
+            let cache = locks.cache("polls")?;
             cache.get_or_compute(MINUTE, async || work.take(ms(700)).await).await
         });
         for value in join_all(cached).await {
@@ -116,7 +116,7 @@ fn callers_that_may_not_subscribe_wait_for_the_one_that_computes() {
         }
         let filled = clients.iter().map(|locks| async {
             let get = || async { Ok::<_, Failed>(None::<String>) };
-            let fill = locks.fill("deaf")?;
+            let fill = locks.fill("polls")?;
             fill.run(get, async |guard| guard.map_or(Err(Failed), |_| Ok(())).and(work.take(ms(100)).await))
                 .await
         });

@@ -30,6 +30,7 @@ mod parts;
 mod request;
 mod together;
 mod turns;
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
 pub(crate) mod url;
 mod view;
 mod watch;
