@@ -305,6 +305,11 @@ fn each_scenario_goes_well_and_fails_with_its_bug() {
 }
 
 #[test]
+fn a_process_alone_leaves_few_turns_to_others() {
+    assert_eq!(scenarios::a_process_alone_leaves_few_turns(), Ok(()));
+}
+
+#[test]
 fn every_bug_is_looked_for_once() {
     assert_eq!(CAUGHT.len() + scenarios::ALL.len(), Bug::ALL.len());
     let bugs = || CAUGHT.iter().map(|(bug, ..)| bug).chain(scenarios::ALL.iter().map(|(bug, _)| bug));

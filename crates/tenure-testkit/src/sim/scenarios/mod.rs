@@ -54,6 +54,11 @@ pub const ALL: [(Bug, fn() -> Outcome); 21] = [
     (Bug::LeaderToldLate, uses::a_stopped_leader_does_not_say_that_it_leads),
 ];
 
+/// A process whose tasks wait for one mutex, beside no other process.
+pub fn a_process_alone_leaves_few_turns() -> Outcome {
+    turns::a_process_alone_leaves_few_turns()
+}
+
 /// One server, one process, and a network on which each message takes a millisecond.
 #[derive(Clone)]
 struct Scene {

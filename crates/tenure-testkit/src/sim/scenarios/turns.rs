@@ -11,13 +11,13 @@ use crate::sim::clock::{MS, SECOND};
 const PROCESSES: usize = 4;
 const TASKS: usize = 2;
 
-/// Holds it for a millisecond, again and again.
-async fn turns(scene: Scene, count: Arc<AtomicU32>) -> Outcome {
+/// Holds it for so long, again and again.
+async fn turns(scene: Scene, hold: u64, count: Arc<AtomicU32>) -> Outcome {
     let mutex = scene.locks.mutex("x").map_err(fails)?;
     loop {
         let guard = mutex.lock().await.map_err(fails)?;
         count.fetch_add(1, Ordering::Relaxed);
-        scene.sleep(MS).await;
+        scene.sleep(hold).await;
         guard.release().await.map_err(fails)?;
     }
 }
@@ -29,7 +29,7 @@ pub(super) fn processes_share_a_mutex() -> Outcome {
             for count in &counts {
                 let other = scene.other(Options::new());
                 for _ in 0..TASKS {
-                    let turns = turns(other.clone(), Arc::clone(count));
+                    let turns = turns(other.clone(), MS, Arc::clone(count));
                     other.sim.spawn(other.process.id(), Box::pin(async move { turns.await.expect("turns") }));
                 }
             }
@@ -39,6 +39,26 @@ pub(super) fn processes_share_a_mutex() -> Outcome {
             match counts.iter().all(|count| *count > mean / 2) {
                 true => Ok(()),
                 false => Err(format!("of {PROCESSES} processes some got few turns: {counts:?}")),
+            }
+        })
+    })
+}
+
+/// No other process waits, so turns that are left to others are lost.
+pub(super) fn a_process_alone_leaves_few_turns() -> Outcome {
+    const HOLD: u64 = 60 * MS;
+    const TURNS: u32 = 100;
+    Scene::new(Options::new()).play(|scene| {
+        Box::pin(async move {
+            let count = Arc::<AtomicU32>::default();
+            for _ in 0..TASKS {
+                let turns = turns(scene.clone(), HOLD, Arc::clone(&count));
+                scene.sim.spawn(scene.process.id(), Box::pin(async move { turns.await.expect("turns") }));
+            }
+            scene.sleep(u64::from(TURNS) * HOLD).await;
+            match count.load(Ordering::Relaxed) {
+                count if count > TURNS * 9 / 10 => Ok(()),
+                count => Err(format!("{count} turns in the time of {TURNS}")),
             }
         })
     })
