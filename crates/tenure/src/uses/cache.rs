@@ -772,10 +772,13 @@ pub(super) async fn take_turn<V, F: Future<Output = Result<Option<V>>>>(
             return Ok(Turn::Late);
         }
         match &mut listener {
-            None => match engine.store.listen(&lock.full, lock.rule, lock.options.op_timeout).await {
-                Ok(opened) => listener = Some(opened),
-                Err(_) => engine.runtime.sleep_until(until.min(engine.now() + LOOK_AGAIN)).await,
-            },
+            None => {
+                let within = lock.options.op_timeout.min(until.since(engine.now()));
+                match engine.store.listen(&lock.full, lock.rule, within).await {
+                    Ok(opened) => listener = Some(opened),
+                    Err(_) => engine.runtime.sleep_until(until.min(engine.now() + LOOK_AGAIN)).await,
+                }
+            }
             Some(heard) => {
                 let at = until.min(engine.now() + LOOK_AGAIN);
                 let is_over = match select(heard.next().boxed(), engine.runtime.sleep_until(at)).await {
