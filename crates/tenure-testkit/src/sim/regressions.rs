@@ -143,6 +143,12 @@ pub const ONE_SERVER: &[Regression] = &[
         20_003_384,
         Some(Bug::RetryForgotten),
     ),
+    found(
+        "a newcomer whose question was lost stood in line behind a pause for other processes",
+        Regime::Rush,
+        608_308_433,
+        None,
+    ),
 ];
 
 /// With several.

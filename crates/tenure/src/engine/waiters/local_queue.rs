@@ -12,11 +12,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures_util::future::FutureExt;
+use futures_util::future::{Either, FutureExt, select};
 use tokio::sync::oneshot;
 
 use super::server::{Event, Server, Strategy};
@@ -91,10 +92,11 @@ impl LocalQueues {
                     queue.silence = silence.clone().map(|failure| (engine.now(), failure));
                 }
                 heard = queue.heard;
+                queue.hurries |= silence.is_some();
                 // Taken here, so that ids grow in the order of the line.
                 id = engine.id();
                 queue.join(id, waiter);
-                if queue.waiters.len() == 1 || queue.has(ask) {
+                if queue.waiters.len() == 1 || queue.has(ask) || silence.is_some() {
                     line.notify.notify_one();
                 }
             },
@@ -143,6 +145,8 @@ pub(in crate::engine) struct Queue {
     heard: u64,
     /// Since when it has not, and why.
     silence: Option<(Moment, Failure)>,
+    /// The question of a newcomer was lost: the next does not wait for other processes.
+    hurries: bool,
     /// A hold ended on this side since the first in line was last asked for.
     nudged: bool,
     /// Whose it was: the store's message about the same is no news.
@@ -502,6 +506,10 @@ impl Server<AskInTurn> {
     /// longest ago.
     async fn leave_a_turn(&mut self) {
         let released_here = std::mem::take(&mut self.wait_queue.queue().nudged);
+        let hurries = || std::mem::take(&mut self.wait_queue.queue().hurries);
+        if hurries() {
+            return;
+        }
         let now = self.engine.now();
         let AskInTurn { streak, streak_since, untaken, left_at, hop, .. } = &mut self.strategy;
         let hop = (*hop).clamp(HOP.0, HOP.1);
@@ -518,7 +526,20 @@ impl Server<AskInTurn> {
             }
             _ => return,
         };
-        self.engine.runtime.sleep_until(now + pause).await;
+        let mut timer = self.engine.runtime.sleep_until(now + pause);
+        loop {
+            let notified = pin!(self.wait_queue.notify.notified());
+            if let Either::Left(_) = select(&mut timer, notified).await {
+                return;
+            }
+            // A permit that says so stays for the loop of this task.
+            if self.wait_queue.queue().closed {
+                return self.wait_queue.notify.notify_one();
+            }
+            if hurries() {
+                return;
+            }
+        }
     }
 
     /// Sleeps until there is news or it is time to ask again.
