@@ -55,6 +55,9 @@ pub const ALL: [(Bug, fn() -> Outcome); 21] = [
 ];
 
 /// A process whose tasks wait for one mutex, beside no other process.
+///
+/// # Errors
+/// How many turns it had, where they are too few.
 pub fn a_process_alone_leaves_few_turns() -> Outcome {
     turns::a_process_alone_leaves_few_turns()
 }
