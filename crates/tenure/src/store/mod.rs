@@ -76,13 +76,6 @@ impl Failure {
         Self::Refused(Arc::new(Unsupported(text.into())))
     }
 
-    /// The same cause, where it is not known any more what was carried out.
-    pub(crate) fn unknown(self) -> Self {
-        match self {
-            Self::NotSent(cause) | Self::Unknown(cause) | Self::Refused(cause) => Self::Unknown(cause),
-        }
-    }
-
     /// The cause as text, for a failure that no lower layer reported.
     pub fn cause(text: impl Into<String>) -> Cause {
         Arc::from(Box::<dyn std::error::Error + Send + Sync>::from(text.into()))

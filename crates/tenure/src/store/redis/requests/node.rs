@@ -297,7 +297,11 @@ async fn settled(
     deadline: Moment,
 ) -> Result<Value, Failure> {
     let value = run(pipeline, op, context, deadline).await;
-    let Err(failure @ (Failure::Refused(_) | Failure::NotSent(_))) = value else { return value };
+    let Err(failure) = value else { return value };
+    let cause = match &failure {
+        Failure::Refused(cause) | Failure::NotSent(cause) => Arc::clone(cause),
+        Failure::Unknown(_) => return Err(failure),
+    };
     if planted(Bug::PairLeftBehind) {
         return Err(failure);
     }
@@ -305,7 +309,7 @@ async fn settled(
     let back = Op { verb, ..op.clone() };
     Err(match run(pipeline, &back, context, deadline).await {
         Ok(_) => failure,
-        Err(_) => failure.unknown(),
+        Err(_) => Failure::Unknown(cause),
     })
 }
 
