@@ -18,6 +18,7 @@ use crate::held::Held;
 use crate::output::{self, Line, Voice};
 use crate::signals::{END_THE_WAIT, Signals};
 use crate::store::{self, Terms};
+use crate::waiting::Silence;
 use crate::work::{self, Work};
 use crate::{ancestors, take, waiting};
 
@@ -94,24 +95,21 @@ pub(crate) async fn leader(args: &cli::Leader) -> Result<u8, Failure> {
     // A store that is not there at all is told at once.
     election.leader().await?;
     let mut observer = election.observe();
-    let mut is_silent = false;
+    let mut silence = Silence::default();
     loop {
         match signals.or_end(observer.next()).await {
             Ok(Ok(change)) => {
-                is_silent = false;
+                silence.ends();
                 if !print(args, &change)? {
                     return Ok(0);
                 }
             }
-            Ok(Err(error)) if error.is_unreachable() || error.is_unknown() => {
-                if !std::mem::replace(&mut is_silent, true) {
-                    Voice::LOUD.say(format_args!("{}; still watching", output::chain(&error)));
-                }
+            Ok(Err(error)) => {
+                silence.outlasts(error, "still watching")?;
                 if let Err(signal) = signals.or_end(sleep(AGAIN)).await {
                     return Ok(of_signal(signal));
                 }
             }
-            Ok(Err(error)) => return Err(error.into()),
             Err(signal) => return Ok(of_signal(signal)),
         }
     }

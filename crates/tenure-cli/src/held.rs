@@ -7,14 +7,6 @@ use std::time::Duration;
 use futures_util::future::{FutureExt, select_all};
 use tenure::{Locks, Lost, MultiGuard, Owner, Result, StopRequest, Term, Turn};
 
-/// The request, where the store can tell of one.
-async fn told(requested: impl Future<Output = Result<StopRequest>>) -> StopRequest {
-    match requested.await {
-        Ok(request) => request,
-        Err(_) => pending().await,
-    }
-}
-
 pub(crate) enum Held {
     /// NAME itself is the first: see `kind::all`.
     Locks(MultiGuard),
@@ -95,5 +87,13 @@ impl Held {
             Self::Turn(turn) => turn.fail(why).await,
             Self::Term(term) => term.resign().await,
         }
+    }
+}
+
+/// The request, where the store can tell of one.
+async fn told(requested: impl Future<Output = Result<StopRequest>>) -> StopRequest {
+    match requested.await {
+        Ok(request) => request,
+        Err(_) => pending().await,
     }
 }

@@ -11,7 +11,8 @@ use tokio::time::sleep;
 
 use crate::cli::Wait;
 use crate::exit::{BUSY, Failure};
-use crate::{ancestors, clock, output, status, store};
+use crate::waiting::Silence;
+use crate::{ancestors, clock, status, store};
 
 /// The longest pause between two questions.
 const LONGEST: Duration = Duration::from_secs(1);
@@ -23,7 +24,7 @@ pub(crate) async fn wait(args: &Wait) -> Result<u8, Failure> {
     let mut pause = Duration::from_millis(20);
     // A store that is not there at all is told at once.
     let mut last = locks.inspect(&args.name).await?;
-    let mut is_silent = false;
+    let mut silence = Silence::default();
     let above = ancestors::above();
     let is_above = |holder: &Holder| holder.owner.as_ref().is_some_and(|owner| above.contains(owner));
     if let Some(found) = last.as_ref().filter(|found| limit.is_none() && found.holders.iter().any(is_above)) {
@@ -44,16 +45,12 @@ pub(crate) async fn wait(args: &Wait) -> Result<u8, Failure> {
         sleep(pause.min(left)).await;
         pause = (pause * 3 / 2).min(LONGEST);
         match locks.inspect(&args.name).await {
-            Ok(found) => (last, is_silent) = (found, false),
-            Err(error) if error.is_unreachable() || error.is_unknown() => {
-                if limit.is_some_and(|limit| clock::now() >= limit) {
-                    return Err(error.into());
-                }
-                if !std::mem::replace(&mut is_silent, true) {
-                    output::complain(format_args!("{}; still waiting", output::chain(&error)));
-                }
+            Ok(found) => {
+                last = found;
+                silence.ends();
             }
-            Err(error) => return Err(error.into()),
+            Err(error) if limit.is_some_and(|limit| clock::now() >= limit) => return Err(error.into()),
+            Err(error) => silence.outlasts(error, "still waiting")?,
         }
     }
 }

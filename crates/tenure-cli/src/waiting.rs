@@ -10,7 +10,8 @@ use futures_util::future::join_all;
 use tenure::{Holder, Owner, Status};
 use tokio::time::sleep;
 
-use crate::output::{Span, Voice, chain};
+use crate::exit::Failure;
+use crate::output::{Span, Voice, chain, complain};
 use crate::table::fitted;
 use crate::wanted::Wanted;
 use crate::{clock, kind, printer, status};
@@ -128,6 +129,30 @@ pub(crate) async fn say_of_silence(store: &str, voice: Voice, ask: impl AsyncFn(
                 }
             }
         }
+    }
+}
+
+/// What a verb that asks again and again has said of a store that does not answer.
+#[derive(Default)]
+pub(crate) struct Silence {
+    is_said: bool,
+}
+
+impl Silence {
+    /// The store has answered.
+    pub(crate) fn ends(&mut self) {
+        self.is_said = false;
+    }
+
+    /// Says once that it has not, and that the verb goes on; any other error is returned.
+    pub(crate) fn outlasts(&mut self, error: tenure::Error, going_on: &str) -> Result<(), Failure> {
+        if !error.is_unreachable() && !error.is_unknown() {
+            return Err(error.into());
+        }
+        if !std::mem::replace(&mut self.is_said, true) {
+            complain(format_args!("{}; {going_on}", chain(&error)));
+        }
+        Ok(())
     }
 }
 

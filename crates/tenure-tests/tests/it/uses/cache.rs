@@ -97,13 +97,18 @@ fn at_each_expiry_one_caller_computes() {
     });
 }
 
+/// The URL of a user with these rights, who may use every channel.
+fn url_of_user(server: &Server, rights: &[&str]) -> String {
+    let user = [&["ACL", "SETUSER", "app", "on", ">pw", "&*"][..], rights].concat();
+    assert_eq!(server.command(&user), "OK");
+    server.url().replace("redis://", "redis://app:pw@")
+}
+
 /// Without messages they look now and then. That is no outage, in which each process computes.
 #[test]
 fn callers_that_may_not_subscribe_wait_for_the_one_that_computes() {
     let server = Server::start();
-    let polls = ["ACL", "SETUSER", "polls", "on", ">pw", "~*", "&*", "+@all", "-subscribe"];
-    assert_eq!(server.command(&polls), "OK");
-    let url = server.url().replace("redis://", "redis://polls:pw@");
+    let url = url_of_user(&server, &["~*", "+@all", "-subscribe"]);
     on(async {
         let clients = [(); 3].map(|()| Locks::open(&url).expect("a store"));
         let work = Work::default();
@@ -131,9 +136,7 @@ fn callers_that_may_not_subscribe_wait_for_the_one_that_computes() {
 #[test]
 fn a_refusal_about_one_name_is_no_outage_for_the_others() {
     let server = Server::start();
-    let user = ["ACL", "SETUSER", "some", "on", ">pw", "~*good*", "~tenure:fence", "&*", "+@all"];
-    assert_eq!(server.command(&user), "OK");
-    let url = server.url().replace("redis://", "redis://some:pw@");
+    let url = url_of_user(&server, &["~*good*", "~tenure:fence", "+@all"]);
     on(async {
         let locks = Locks::open(&url).expect("a store");
         let value = async || Ok::<_, Failed>("alone".to_owned());

@@ -37,25 +37,24 @@ impl Client {
         }
     }
 
-    /// Notes what this request may have been granted, or told to keep.
-    pub(super) fn enter(self: &Arc<Self>, op: &Op, answer: &Answer, bind: Option<Bind>) {
+    /// Notes what this request may have been granted, or told to keep; returns until when a hold or
+    /// place that is bound lasts.
+    fn enter(self: &Arc<Self>, op: &Op, answer: &Answer, bind: Option<Bind>) -> Option<u64> {
         let now_ms = self.now().ms;
         let mut table = self.table.lock();
-        match (&op.verb, plain(answer)) {
+        let end_ms = match (&op.verb, plain(answer)) {
             (
                 Verb::Acquire { ttl_ms, hold, wait_ms, .. },
                 answer @ (Answer::Held { .. } | Answer::Waiting { .. }),
             ) => {
-                let Some(bind) = bind else { return };
+                let bind = bind?;
                 let is_held = matches!(answer, Answer::Held { .. });
                 let lasts = if is_held { *ttl_ms } else { wait_ms.unwrap_or(*ttl_ms) };
                 let key = (op.owner.clone(), bound_hold(op, *hold, bind.is_detached));
-                let end_ms = enter(&mut table, op, key, bind.handle, now_ms.saturating_add(lasts));
-                drop(table);
-                self.sweep(end_ms);
+                enter(&mut table, op, key, bind.handle, now_ms.saturating_add(lasts))
             }
             (Verb::Renew { ttl_ms, hold, .. }, Answer::Held { .. } | Answer::Growing { .. }) => {
-                let Some(bind) = bind else { return };
+                let bind = bind?;
                 let key = (op.owner.clone(), bound_hold(op, *hold, bind.is_detached));
                 // What is bound to something else keeps what is left of its lease.
                 let lasts = if matches!(op.verb, Verb::Renew { bind: Some(_), .. }) {
@@ -63,9 +62,7 @@ impl Client {
                 } else {
                     *ttl_ms
                 };
-                let end_ms = enter(&mut table, op, key, bind.handle, now_ms.saturating_add(lasts));
-                drop(table);
-                self.sweep(end_ms);
+                enter(&mut table, op, key, bind.handle, now_ms.saturating_add(lasts))
             }
             (Verb::Refresh { owners, wait_ms, .. }, Answer::Places { places, .. }) => {
                 for (owner, place) in owners.iter().zip(places) {
@@ -74,9 +71,13 @@ impl Client {
                         hold.end_ms = hold.end_ms.max(now_ms.saturating_add(*wait_ms));
                     }
                 }
+                return None;
             }
-            _ => {}
-        }
+            _ => return None,
+        };
+        drop(table);
+        self.sweep(end_ms);
+        Some(end_ms)
     }
 
     /// Notes what a request may be granted, before it is sent. Returns what was noted before.
@@ -86,11 +87,8 @@ impl Client {
             let former = self.table.lock().hold(&of.op.name, &key).cloned();
             (key, former)
         });
-        self.enter(of.op, answer, of.bind);
-        former.map(|(key, former)| {
-            let noted = self.table.lock().hold(&of.op.name, &key).map_or(0, |hold| hold.end_ms);
-            (key, former, noted)
-        })
+        let noted = self.enter(of.op, answer, of.bind).unwrap_or(0);
+        former.map(|(key, former)| (key, former, noted))
     }
 
     /// Undoes that: the request was not carried out.
