@@ -55,6 +55,8 @@ pub enum Bug {
     NobodyCalled,
     /// A waiter says that it listens from its first request on, before it does.
     ListensTooSoon,
+    /// A client stops listening for a place that it asked for, when no answer comes in time.
+    NewcomerLeaves,
     /// A waiter that leaves lets no client in.
     LeaverPromotesNobody,
     /// Promotion counts tickets instead of weight.
@@ -285,7 +287,7 @@ impl Bug {
     /// All of them, but those of stores by compare-and-swap and of PostgreSQL, which have schedules
     /// of their own, and that of the connection on a runtime of callers, which
     /// `tests/sim/callers.rs` finds.
-    pub const ALL: [Self; 110] = [
+    pub const ALL: [Self; 111] = [
         Self::DeadlineFromReply,
         Self::ElapsedIgnored,
         Self::NoMargin,
@@ -310,6 +312,7 @@ impl Bug {
         Self::ListeningIgnored,
         Self::NobodyCalled,
         Self::ListensTooSoon,
+        Self::NewcomerLeaves,
         Self::WeightIgnored,
         Self::DowngradeWakesNobody,
         Self::UpgradeBesideReaders,

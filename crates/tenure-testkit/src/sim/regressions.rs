@@ -86,7 +86,7 @@ pub const ONE_SERVER: &[Regression] = &[
     found(
         "a call that was heard before its server went back was believed of a younger place with that number",
         Regime::Relapsing,
-        20_007_815,
+        20_008_749,
         Some(Bug::OldCallBelieved),
     ),
     found(
@@ -148,6 +148,12 @@ pub const ONE_SERVER: &[Regression] = &[
         Regime::Rush,
         608_308_433,
         None,
+    ),
+    found(
+        "a place that a stopped server gave late was passed, because its client had stopped listening",
+        Regime::Storm,
+        608_779_233,
+        Some(Bug::NewcomerLeaves),
     ),
 ];
 

@@ -9,7 +9,7 @@ use super::Engine;
 use super::hold::Hold;
 use super::lease::{GONE, Grant, Lease, Loss, bind};
 use super::release::Release;
-use super::waiters::newcomer::Newcomer;
+use super::waiters::newcomer::{Newcomer, NewcomerSlot};
 use crate::error::{Error, Result};
 use crate::metrics::{LossReason, Meter};
 use crate::moment::Moment;
@@ -41,6 +41,7 @@ pub(crate) struct Acquisition {
     is_fresh: bool,
     /// The store may have something for this owner that no [`Hold`] stands for.
     maybe: AtomicBool,
+    newcomer: NewcomerSlot,
 }
 
 /// What became of one question.
@@ -90,8 +91,20 @@ impl Acquisition {
         let (hold, since) = (engine.id(), engine.now());
         engine.store.declare_ttl(options.ttl);
         let interruptions = engine.store.interruptions();
-        let (engine, options, maybe) = (Arc::clone(engine), Arc::clone(options), AtomicBool::new(false));
-        Self { engine, name, rule, owner, hold, options, meter, since, interruptions, is_fresh, maybe }
+        Self {
+            engine: Arc::clone(engine),
+            name,
+            rule,
+            owner,
+            hold,
+            options: Arc::clone(options),
+            meter,
+            since,
+            interruptions,
+            is_fresh,
+            maybe: AtomicBool::new(false),
+            newcomer: NewcomerSlot::default(),
+        }
     }
 
     /// The same acquisition under another owner, or at least another hold. One whose hold has
@@ -128,6 +141,7 @@ impl Acquisition {
         let fence = if self.options.unfenced { Fence::Optional } else { Fence::Assign };
         let newcomer = wait_ms.and_then(|_| self.engine.ticket_queues.newcomer(&self.name));
         let listens = newcomer.as_ref().and_then(Newcomer::listens);
+        self.newcomer.set(newcomer);
         let verb = Verb::Acquire { ttl_ms, hold, fence, wait_ms, listens, bind };
         for round in 1.. {
             let engine = &self.engine;
@@ -151,7 +165,7 @@ impl Acquisition {
                 ),
                 Ok(Answer::Waiting { ticket, retry_in_ms }) => {
                     let retry_at = retry_in_ms.map(|retry_in_ms| sent + Duration::from_millis(retry_in_ms));
-                    (Outcome::Waiting(Waiting { ticket, sent, retry_at, _newcomer: newcomer }), true)
+                    (Outcome::Waiting(Waiting { ticket, sent, retry_at }), true)
                 }
                 Ok(Answer::Mismatch { kind, capacity }) => {
                     (Outcome::Refused(self.mismatch(kind, capacity)), false)
@@ -162,6 +176,13 @@ impl Acquisition {
                 Err(failure @ Failure::Refused(_)) => (Outcome::Refused(self.silent(failure)), before),
             };
             self.maybe.store(maybe, Ordering::Release);
+            match asked {
+                // Its place is not in line yet.
+                Outcome::Waiting(_) => {}
+                // It may be carried out later.
+                Outcome::Silent(_) if !planted(Bug::NewcomerLeaves) => {}
+                _ => self.settle(),
+            }
             return asked;
         }
         unreachable!("the last round returns what it was told")
@@ -244,6 +265,11 @@ impl Acquisition {
         held
     }
 
+    /// Messages about its last question are heard elsewhere, or are of no use.
+    pub(super) fn settle(&self) {
+        self.newcomer.set(None);
+    }
+
     fn mismatch(&self, kind: Kind, capacity: Option<u32>) -> Error {
         self.engine.mismatch(&self.name, self.rule, kind, capacity)
     }
@@ -296,6 +322,4 @@ pub(super) struct Waiting {
     pub(super) ticket: u64,
     pub(super) sent: Moment,
     pub(super) retry_at: Option<Moment>,
-    /// Until it has joined those who wait here.
-    pub(super) _newcomer: Option<Newcomer>,
 }

@@ -103,6 +103,7 @@ const CAUGHT: &[(Bug, &str, u64)] = &[
     (Bug::ListeningIgnored, "first come, first served", 1_000),
     (Bug::NobodyCalled, "first come, first served", 1_000),
     (Bug::ListensTooSoon, "first come, first served", 1_000),
+    (Bug::NewcomerLeaves, "first come, first served", 1_000),
 ];
 
 /// A seed shortly before one that shows a rare bug, so that the test command need not run thousands
@@ -123,6 +124,7 @@ const STARTS: &[(Bug, u64)] = &[
     (Bug::CallMissed, 9_100),
     (Bug::BallotsTakenForHolder, 2_700),
     (Bug::LowestTokenTaken, 8_800),
+    (Bug::NewcomerLeaves, 608_779_200),
 ];
 
 /// So are bugs of the engine on a quorum: what is judged there can fail there.
@@ -197,6 +199,7 @@ fn regimes(bug: Bug) -> &'static [Regime] {
         Bug::OldCallBelieved | Bug::TokenUnverified => &[Regime::Relapsing],
         Bug::PatienceCutShort | Bug::LateRefusal => &[Regime::Outage],
         Bug::LateGrantKept => &[Regime::OnTheDot],
+        Bug::NewcomerLeaves => &[Regime::Storm],
         Bug::LowestTokenTaken => &[Regime::Drifting],
         Bug::FailedResumeLeaves => &[Regime::Fleeting],
         Bug::BallotsTakenForHolder => &[Regime::Lossy],

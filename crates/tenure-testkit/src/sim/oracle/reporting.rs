@@ -298,8 +298,9 @@ impl Oracle {
         }
     }
 
-    /// `verify` or `renew` ended and said this about a hold of which so much was left before.
-    pub fn said_held(&self, owner: &Owner, since: TrueTime, left: Duration, said: Said) {
+    /// `verify` or `renew` ended and said this about a hold with this token, of which so much was
+    /// left before.
+    pub fn said_held(&self, owner: &Owner, token: u64, since: TrueTime, left: Duration, said: Said) {
         let at = self.sim.now();
         let mut model = lock(&self.model);
         let Some(owned) = model.owners.get(owner) else { return };
@@ -307,7 +308,9 @@ impl Oracle {
         // Several servers that go back between their answers to one question were right, each when
         // it said so.
         let is_torn = model.members.is_some() && model.plan.regime == Regime::Relapsing;
-        if said == Said::Yes && gone_at < since && !is_torn {
+        // So is one server that has the owner again by another of its holds, with the same token.
+        let is_again = owned.is_back && owned.token == token;
+        if said == Said::Yes && gone_at < since && !is_torn && !is_again {
             let what = format!("{owner} was told that it holds, {} µs after it did", (at - gone_at) / 1_000);
             model.accuse(at, REPORTING, what);
         }

@@ -43,7 +43,7 @@ impl Task {
             };
             if let Some(outcome) = outcome {
                 let said = said(&outcome);
-                self.oracle().said_held(guard.owner(), since, left, said);
+                self.oracle().said_held(guard.owner(), guard.fence(), since, left, said);
                 if said == Said::Lost && holding.look() {
                     self.accuse("a call said that the lock is lost, and the guard that it is held".into());
                 }
@@ -89,7 +89,7 @@ impl Task {
     pub(super) async fn part(&self, guard: Arc<Guard>, holding: Holding, index: usize) {
         let (sim, name) = (self.sim(), &self.workload.names[index]);
         let is_one_of_many = self.workload.plan.kinds[index] == LockKind::Reentrant;
-        let owner = guard.owner().clone();
+        let (owner, token) = (guard.owner().clone(), guard.fence());
         let was_held = holding.look();
         // From here on nothing is claimed any more.
         drop(holding);
@@ -101,7 +101,7 @@ impl Task {
                 let begun = sim.now();
                 match self.cut_short(self.cut(), guard.detach()).await {
                     Some(Ok(owner)) => {
-                        self.oracle().said_held(&owner, begun, Duration::ZERO, Said::Yes);
+                        self.oracle().said_held(&owner, token, begun, Duration::ZERO, Said::Yes);
                         lock(&self.workload.board).push((name.clone(), owner));
                     }
                     _ => self.oracle().detached(&owner, false),

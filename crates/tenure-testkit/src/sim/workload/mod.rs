@@ -371,7 +371,7 @@ impl Task {
                 }
             }
         };
-        self.oracle().said_held(guard.owner(), since, left, said(&outcome));
+        self.oracle().said_held(guard.owner(), guard.fence(), since, left, said(&outcome));
         if !guard.is_held() {
             return None;
         }

@@ -1,5 +1,7 @@
 //! A client that asks for a place in a queue whose messages are heard here already.
 
+use std::sync::{Mutex, PoisonError};
+
 use crate::planted::{Bug, planted};
 use crate::protocol::Listening;
 use crate::store::Station;
@@ -30,5 +32,20 @@ impl Drop for Newcomer {
         if let Some(leaves) = self.leaves.take() {
             leaves();
         }
+    }
+}
+
+/// That of an acquisition, from its question until it waits in line. A question without an answer
+/// may still be carried out, so messages are heard until the next.
+#[derive(Default)]
+pub(in crate::engine) struct NewcomerSlot(Mutex<Option<Newcomer>>);
+
+impl NewcomerSlot {
+    /// Replaces the one before.
+    pub(in crate::engine) fn set(&self, newcomer: Option<Newcomer>) {
+        let mut slot = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::replace(&mut *slot, newcomer);
+        drop(slot);
+        drop(before);
     }
 }

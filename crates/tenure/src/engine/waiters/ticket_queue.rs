@@ -56,8 +56,7 @@ impl TicketQueues {
         place: Waiting,
     ) -> TicketHandle {
         let (sender, receiver) = oneshot::channel();
-        // The newcomer is one until it is in line.
-        let Waiting { ticket, sent, retry_at, _newcomer } = place;
+        let Waiting { ticket, sent, retry_at } = place;
         let (ticket_queue, server) = self.enter(
             ask.name.clone(),
             |ticket_queue| Server::<KeepPlaces>::new(engine, ticket_queue),
@@ -72,6 +71,7 @@ impl TicketQueues {
                 queue.silence = None;
             },
         );
+        ask.settle();
         ticket_queue.notify.notify_one();
         // A runtime that has ended drops it at once, and then it abandons its ticket queue.
         if let Some(server) = server {
