@@ -2,9 +2,10 @@
 
 use redis::Cmd;
 
-/// The command of these words.
+/// The command of these words. Its buffers have their size at once: to grow them takes the lock of
+/// the allocator, which all threads of a program share.
 pub(crate) fn command(words: &[&str]) -> Cmd {
-    let mut command = Cmd::new();
+    let mut command = Cmd::with_capacity(words.len(), words.iter().map(|word| word.len()).sum());
     for word in words {
         command.arg(*word);
     }

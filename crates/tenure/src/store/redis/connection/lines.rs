@@ -65,6 +65,15 @@ struct CallersLine {
 struct Unanswered {
     next: u64,
     by_name: BTreeMap<LockName, Traffic>,
+    /// The connection of the callers, and ours to the same server, as they were last. Kept here, so
+    /// that a request takes one lock.
+    beside: Option<Beside>,
+}
+
+/// The callers' connection, and ours beside it.
+struct Beside {
+    callers: Arc<Pipeline>,
+    ours: Arc<Pipeline>,
 }
 
 /// What is unanswered about one name. All of it went to one place.
@@ -148,8 +157,8 @@ impl Lines {
     }
 
     fn place(self: &Arc<Self>, name: &LockName, only_reads: bool, terms: Terms) -> (Numbered, Place) {
-        let preferred = if terms == Terms::default() { self.callers_line() } else { None };
-        self.begin(name, only_reads, preferred)
+        let callers = if terms == Terms::default() { self.callers() } else { None };
+        self.begin(name, only_reads, callers)
     }
 
     async fn take(
@@ -181,21 +190,25 @@ impl Lines {
         Ok(Line { pipeline, request })
     }
 
-    /// The connection on the caller's runtime, if it can be used. The first caller that has a
-    /// runtime starts it.
-    fn callers_line(&self) -> Option<Arc<Pipeline>> {
+    /// What keeps the connection on the caller's runtime, if it is that one's. The first caller that
+    /// has a runtime starts it.
+    fn callers(&self) -> Option<&CallersLine> {
         let Some(callers) = self.callers.get() else {
             if let Some(runtime) = self.runtime.of_caller() {
                 self.start(runtime);
             }
             return None;
         };
-        if !callers.runtime.is_callers() {
-            return None;
+        callers.runtime.is_callers().then_some(callers)
+    }
+
+    /// Its connection, if that can be used.
+    fn callers_line(&self, callers: &CallersLine, known: &mut Option<Beside>) -> Option<Arc<Pipeline>> {
+        if known.as_ref().is_none_or(Beside::is_over) {
+            let both = callers.link.open_line().zip(self.ours.open_line());
+            *known = both.map(|(callers, ours)| Beside { callers, ours });
         }
-        let (pipeline, ours) = (callers.link.open_line()?, self.ours.open_line()?);
-        let is_fit = pipeline.is_direct && pipeline.to == ours.to && ours.plain.get().is_none();
-        is_fit.then_some(pipeline)
+        known.as_ref().filter(|beside| beside.is_fit()).map(|beside| Arc::clone(&beside.callers))
     }
 
     /// The callers' connection has something to do: our thread looks after it.
@@ -234,13 +247,15 @@ impl Lines {
         self: &Arc<Self>,
         name: &LockName,
         only_reads: bool,
-        preferred: Option<Arc<Pipeline>>,
+        callers: Option<&CallersLine>,
     ) -> (Numbered, Place) {
         let mut unanswered = self.unanswered();
-        let number = unanswered.next;
-        unanswered.next += 1;
+        let Unanswered { next, by_name, beside } = &mut *unanswered;
+        let number = *next;
+        *next += 1;
+        let preferred = callers.and_then(|callers| self.callers_line(callers, beside));
         let wanted = preferred.map_or(Place::Ours, Place::Callers);
-        let traffic = unanswered.by_name.entry(name.clone()).or_insert_with(|| Traffic {
+        let traffic = by_name.entry(name.clone()).or_insert_with(|| Traffic {
             place: wanted,
             in_flight: 0,
             first: number,
@@ -268,7 +283,19 @@ impl Lines {
         if let Some(callers) = self.callers.get() {
             callers.link.close();
             callers.used.notify_one();
+            self.unanswered().beside = None;
         }
+    }
+}
+
+impl Beside {
+    fn is_over(&self) -> bool {
+        self.callers.is_closed() || self.ours.is_closed()
+    }
+
+    fn is_fit(&self) -> bool {
+        let Self { callers, ours } = self;
+        callers.is_direct && callers.to == ours.to && ours.plain.get().is_none()
     }
 }
 

@@ -1,5 +1,6 @@
 //! Opens connections: dials, logs in, and puts an end to the connection before.
 
+mod gather;
 pub(crate) mod lines;
 pub(crate) mod pipeline;
 pub(crate) mod scriptless;
@@ -17,7 +18,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -35,6 +36,7 @@ use crate::moment::Moment;
 use crate::runtime::Runtime;
 use crate::store::dial::by;
 use crate::store::redis::command::command;
+use crate::store::redis::connection::gather::{ENOUGH, Gathered};
 use crate::store::redis::replies::failure;
 use crate::store::redis::replies::frame::{Checked, Malformed};
 use crate::store::redis::replies::{bytes, prose};
@@ -175,6 +177,8 @@ pub(crate) struct Connection {
     pub(crate) life: Incarnation,
     /// How many replies and messages came in.
     pub(crate) heard: Arc<AtomicU64>,
+    /// How many requests are unanswered, as its user says.
+    pub(crate) unanswered: Arc<AtomicUsize>,
     /// Dropping or firing this closes it.
     pub(crate) hangup: oneshot::Sender<()>,
     /// Completes when it is closed.
@@ -381,12 +385,14 @@ impl Connector {
             _ => stream,
         };
         stage("has not answered the login");
-        let heard = Arc::new(AtomicU64::new(0));
+        let (heard, unanswered) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicUsize::new(0)));
+        let stream = Gathered::new(stream, Arc::clone(&unanswered));
         let stream = Checked::new(stream, Arc::clone(&heard), listener.is_some());
         let mut config = AsyncConnectionConfig::new()
             .set_response_timeout(None)
             .set_connection_timeout(None)
-            .set_pipeline_buffer_size(QUEUE);
+            .set_pipeline_buffer_size(QUEUE)
+            .set_write_backpressure_boundary(ENOUGH);
         if let Some(listener) = listener {
             config = config.set_push_sender(move |info| {
                 listener(info);
@@ -424,7 +430,18 @@ impl Connector {
             .boxed(),
         );
         let (to, life) = (target.address.clone(), Incarnation::Unknown);
-        Ok(Connection { pipe, to, peer: None, local, is_direct: false, life, heard, hangup, over })
+        Ok(Connection {
+            pipe,
+            to,
+            peer: None,
+            local,
+            is_direct: false,
+            life,
+            heard,
+            unanswered,
+            hangup,
+            over,
+        })
     }
 
     async fn by<F: Future>(&self, deadline: Moment, work: F) -> Result<F::Output, Failure> {

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Poll, Waker};
 use std::time::Duration;
@@ -38,6 +38,7 @@ pub(crate) struct Pipeline {
     pub(crate) to: Address,
     pub(crate) peer: Option<Peer>,
     heard: Arc<AtomicU64>,
+    unanswered: Arc<AtomicUsize>,
     /// How much of that was said while logging in.
     greeted: u64,
     runtime: Arc<dyn Runtime>,
@@ -85,13 +86,14 @@ impl Pipeline {
         again: bool,
         runtime: Arc<dyn Runtime>,
     ) -> (Arc<Self>, oneshot::Receiver<()>) {
-        let Connection { pipe, to, peer, is_direct, heard, hangup, over, .. } = connection;
+        let Connection { pipe, to, peer, is_direct, heard, unanswered, hangup, over, .. } = connection;
         let greeted = heard.load(Ordering::Relaxed);
         let pipeline = Arc::new(Self {
             pipe,
             to,
             peer,
             heard,
+            unanswered,
             greeted,
             runtime,
             flights: Mutex::default(),
@@ -135,18 +137,18 @@ impl Pipeline {
     }
 
     /// Sends several commands in one piece, with no other between them, and waits for all replies.
-    pub(crate) async fn ask_all(
+    pub(crate) fn ask_all(
         &self,
         commands: impl IntoIterator<Item = Cmd>,
         deadline: Moment,
-    ) -> Result<Vec<Value>, Failure> {
-        let mut pipe = self.pipe.clone();
-        let (mut all, mut count) = (redis::pipe(), 0);
+    ) -> impl Future<Output = Result<Vec<Value>, Failure>> {
+        let commands = commands.into_iter();
+        let mut all = redis::Pipeline::with_capacity(commands.size_hint().0);
         for command in commands {
             all.add_command(command);
-            count += 1;
         }
-        self.reply(pin!(pipe.send_packed_commands(&all, 0, count)), deadline).await
+        let mut pipe = self.pipe.clone();
+        async move { self.reply(pin!(pipe.send_packed_commands(&all, 0, all.len())), deadline).await }
     }
 
     async fn reply<T>(
@@ -240,6 +242,7 @@ impl Pipeline {
             flights.looks_at = Some(due);
             self.look.notify_one();
         }
+        self.unanswered.fetch_add(1, Ordering::Relaxed);
         Some(Ticket { pipeline: self, key })
     }
 
@@ -325,6 +328,7 @@ impl Ticket<'_> {
 
 impl Drop for Ticket<'_> {
     fn drop(&mut self) {
+        self.pipeline.unanswered.fetch_sub(1, Ordering::Relaxed);
         self.pipeline.flights().by_due.remove(&self.key);
     }
 }
@@ -356,6 +360,7 @@ mod tests {
             is_direct: false,
             life,
             heard: Arc::default(),
+            unanswered: Arc::default(),
             hangup,
             over,
         };

@@ -1,6 +1,7 @@
 //! Keeps one connection to the server open: the supervisor.
 
 use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -18,6 +19,8 @@ use crate::store::{Failure, Incarnation};
 pub(crate) struct Supervisor {
     connector: Arc<Connector>,
     state: Mutex<State>,
+    /// How often it was connected.
+    connects: AtomicU64,
     /// Told of every change of the state.
     changed: Notify,
 }
@@ -27,8 +30,6 @@ struct State {
     pipeline: Option<Arc<Pipeline>>,
     started: bool,
     closed: bool,
-    /// How often it was connected.
-    connects: u64,
     /// How often it could not be, and why last.
     failures: u64,
     failure: Option<Failure>,
@@ -38,7 +39,8 @@ struct State {
 
 impl Supervisor {
     pub(crate) fn new(connector: Arc<Connector>) -> Arc<Self> {
-        Arc::new(Self { connector, state: Mutex::default(), changed: Notify::new() })
+        let (state, connects, changed) = (Mutex::default(), AtomicU64::new(0), Notify::new());
+        Arc::new(Self { connector, state, connects, changed })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -65,7 +67,7 @@ impl Supervisor {
 
     /// How often it was connected.
     pub(crate) fn connects(&self) -> u64 {
-        self.state().connects
+        self.connects.load(Ordering::Acquire)
     }
 
     /// The connection, if there is one.
@@ -133,7 +135,7 @@ impl Supervisor {
 
     /// How often the connection was lost and made again. The first connection interrupts nothing.
     pub(crate) fn interruptions(&self) -> u64 {
-        self.state().connects.saturating_sub(1)
+        self.connects().saturating_sub(1)
     }
 
     /// Completes when the connection has been lost and made again.
@@ -181,11 +183,8 @@ impl Supervisor {
             match self.connector.connect(None, before.as_ref()).await {
                 Ok(connection) => {
                     let life = connection.life.clone();
-                    let (pipeline, over) = Pipeline::new(
-                        connection,
-                        self.state().connects > 0,
-                        Arc::clone(&self.connector.home),
-                    );
+                    let (pipeline, over) =
+                        Pipeline::new(connection, self.connects() > 0, Arc::clone(&self.connector.home));
                     let since = runtime.now();
                     before.clone_from(&pipeline.peer);
                     if !self.connected(&pipeline, life) {
@@ -220,7 +219,7 @@ impl Supervisor {
                 Some(before) => later(before, life),
                 None => life,
             });
-            state.connects += 1;
+            self.connects.fetch_add(1, Ordering::AcqRel);
             state.failure = None;
         }
         self.changed.notify_waiters();

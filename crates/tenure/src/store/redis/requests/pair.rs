@@ -132,17 +132,16 @@ impl Pairs {
             return Ok(Tried::NOT);
         }
         let (name, owner) = (op.name.as_str(), op.owner.as_str());
-        let mut all = Vec::with_capacity(4);
-        all.push(command(&["SET", name, owner, "NX", "PX", &ttl_ms.to_string()]));
-        all.push(command(&["INCR", keys::COUNTER]));
-        all.push(command(&["GET", name]));
+        let pair = [
+            command(&["SET", name, owner, "NX", "PX", &ttl_ms.to_string()]),
+            command(&["INCR", keys::COUNTER]),
+            command(&["GET", name]),
+        ];
         // Once for each connection, beside its first pair.
-        let asks = pipeline.delete.get().is_none();
-        if asks {
-            all.push(command(&HAS_DELETE));
-        }
-        let mut replies = pipeline.ask_all(all, deadline).await?;
-        if asks && let Some(said) = replies.pop() {
+        let asks = pipeline.delete.get().is_none().then(|| command(&HAS_DELETE));
+        let was_asked = asks.is_some();
+        let mut replies = pipeline.ask_all(pair.into_iter().chain(asks), deadline).await?;
+        if was_asked && let Some(said) = replies.pop() {
             pipeline.delete.get_or_init(|| Delete::read(&said));
         }
         let [set, counted, got] = &replies[..] else { return Ok(Tried::NOT) };
