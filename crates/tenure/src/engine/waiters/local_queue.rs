@@ -43,7 +43,8 @@ const SUBSCRIBE: Duration = Duration::from_millis(100);
 /// After so many hand-overs inside this process, or so much time, one turn is left to others.
 const STREAK: u32 = 16;
 const STREAK_TIME: Duration = Duration::from_millis(50);
-/// Each turn that no other process took makes both twice as long, so many times at most.
+/// Each turn that no other process took makes both twice as long, so many times at most. The time
+/// then takes as many hand-overs too: a long hold does not leave a turn each time.
 const UNTAKEN: u32 = 3;
 /// How long a hop is taken to last, at least and at most, where others are let go first: the last
 /// hop may have been one through a server that stood still.
@@ -514,8 +515,8 @@ impl Server<AskInTurn> {
         let AskInTurn { streak, streak_since, untaken, left_at, hop, .. } = &mut self.strategy;
         let hop = (*hop).clamp(HOP.0, HOP.1);
         let longer = 1 << (*untaken).min(UNTAKEN);
-        let is_long =
-            *streak >= STREAK * longer || (*streak > 0 && now.since(*streak_since) >= STREAK_TIME * longer);
+        let is_long = *streak >= STREAK * longer
+            || (*streak >= longer && now.since(*streak_since) >= STREAK_TIME * longer);
         let pause = match left_at.map(|left_at| now.since(left_at)) {
             _ if released_here && is_long => {
                 (*streak, *untaken, *left_at) = (0, *untaken + 1, Some(now));

@@ -190,8 +190,8 @@ impl Lines {
         Ok(Line { pipeline, request })
     }
 
-    /// What keeps the connection on the caller's runtime, if it is that one's. The first caller that
-    /// has a runtime starts it.
+    /// What keeps the connection of the callers, on their runtime. The first caller that has one
+    /// starts it.
     fn callers(&self) -> Option<&CallersLine> {
         let Some(callers) = self.callers.get() else {
             if let Some(runtime) = self.runtime.of_caller() {
