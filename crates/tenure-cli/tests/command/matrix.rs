@@ -71,7 +71,7 @@ fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
 fn check(on_terminal: bool, child: Child, fate: Fate) {
     let env = TestEnv::new();
     let case = format!("terminal {on_terminal}, {child:?}, {fate:?}");
-    let ttl = if matches!(fate, Fate::ServerGone) { "1500ms" } else { "900ms" };
+    let ttl = if matches!(fate, Fate::ServerGone) { "1500ms" } else { "30s" };
     fs::write(env.path("script"), child.script()).expect("a file");
     let words = format!("run --ttl {ttl} --kill-after 300ms x -- sh script");
     let mut session = None;
