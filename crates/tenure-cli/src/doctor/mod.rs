@@ -129,9 +129,15 @@ async fn examine(target: &Target, setup: &Setup, report: &mut Report) -> Result<
     Ok(server)
 }
 
+/// How long each request of a trial may take.
+///
+/// The store has answered before. It may be slow, which is not what the trial is to find.
+const TRIAL: Duration = Duration::from_secs(5);
+
 /// Takes one lock that no other client uses, and gives it back.
 async fn try_a_lock(locks: &Locks, name: &str, report: &mut Report) {
     let tried = async {
+        let locks = locks.with(|options| options.op_timeout(TRIAL))?;
         let guard = locks.mutex(name)?.try_lock().await?;
         match guard {
             Some(guard) => guard.verify().await.and(guard.release().await),

@@ -71,9 +71,10 @@ fn set(monitor: &mut Client, key: &str) -> String {
     }
 }
 
-/// Polls once. Returns whether the request is on its way and its answer not here. A runtime without
-/// a processor for long counts as blocked: then its requests take our connection, and may be
-/// answered at once.
+/// Polls once. Returns whether the request is on its way and its answer not here.
+///
+/// A runtime without a processor for long counts as blocked. Then its requests take our
+/// connection, and may be answered at once.
 fn begun(future: impl Future) -> bool {
     let mut future = pin!(future);
     future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending()

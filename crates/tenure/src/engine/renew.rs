@@ -78,6 +78,25 @@ impl Schedule {
         by < due && self.set(lease, by)
     }
 
+    /// Whether the task has to wake for what is due then.
+    fn wakes(&mut self, due: Moment) -> bool {
+        let is_sooner = self.asleep_until.is_some_and(|until| due < until);
+        if is_sooner {
+            self.asleep_until = Some(due);
+        }
+        is_sooner
+    }
+
+    /// Until when the task sleeps. Where nothing is held, until when it had meant to.
+    ///
+    /// Else each lock that is held for a moment only would wake it.
+    fn sleep(&mut self, now: Moment) -> Moment {
+        let planned = self.asleep_until.filter(|until| *until > now);
+        let until = self.first().or(planned).unwrap_or(Moment(u64::MAX));
+        self.asleep_until = Some(until);
+        until
+    }
+
     fn first(&self) -> Option<Moment> {
         self.due.keys().next().map(|(due, _)| *due)
     }
@@ -111,14 +130,12 @@ impl Renewer {
         }
         let due = schedule.first_due(lease, lease.first_spread(), together(engine));
         schedule.put(lease, due);
-        match schedule.asleep_until {
-            Some(until) if due < until => self.notify.notify_one(),
-            Some(_) => {}
-            None => {
-                schedule.asleep_until = Some(Moment(u64::MAX));
-                drop(schedule);
-                engine.runtime.spawn(Task::new(engine).run().boxed());
-            }
+        if schedule.wakes(due) {
+            self.notify.notify_one();
+        } else if schedule.asleep_until.is_none() {
+            schedule.asleep_until = Some(due);
+            drop(schedule);
+            engine.runtime.spawn(Task::new(engine).run().boxed());
         }
     }
 
@@ -323,9 +340,7 @@ impl Task {
                     schedule.take(lease);
                 }
             }
-            let until = schedule.first().unwrap_or(Moment(u64::MAX));
-            schedule.asleep_until = Some(until);
-            until
+            schedule.sleep(now)
         };
         if !planted(Bug::LossUnannounced) {
             lost.iter().for_each(|lease| lease.expire(&self.engine));
@@ -512,5 +527,24 @@ impl Drop for Task {
             lease.due.store(0, Ordering::Release);
             lease.lose(&self.engine, &Loss::new(LossReason::Unrenewed, "its renewal has ended"));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn locks_that_are_held_for_a_moment_do_not_wake_the_task() {
+        let mut schedule = Schedule { asleep_until: Some(Moment(u64::MAX)), ..Schedule::default() };
+        let woken = (0..100).filter(|at| {
+            // It is released before the task looks.
+            let is_woken = schedule.wakes(Moment(1_000 + at));
+            schedule.sleep(Moment(*at));
+            is_woken
+        });
+        assert_eq!(woken.count(), 1);
+        assert!(schedule.wakes(Moment(500)), "that is due before");
+        assert_eq!(schedule.sleep(Moment(500)), Moment(u64::MAX), "nothing is planned any more");
     }
 }
