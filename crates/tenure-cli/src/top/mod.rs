@@ -150,7 +150,8 @@ async fn run(
                     None => {}
                 }
             }
-            // Also a resize: the next drawing sees the new size.
+            // What stood there may have moved, even if the size is the old one again by now.
+            Event::Terminal(TerminalEvent::Resize(..)) => screen.clear()?,
             Event::Terminal(_) | Event::Tick => {}
         }
         let is_looking = !futures_util::future::FusedFuture::is_terminated(&events.look);

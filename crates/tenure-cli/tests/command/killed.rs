@@ -78,8 +78,9 @@ def told(*_):
 signal.signal(signal.SIGTERM, told)
 open("up.new", "w").write(f"{os.getpid()}\n")
 os.rename("up.new", "up")
+# Python hears of a signal that comes just before a sleep after it.
 while True:
-    time.sleep(60)
+    time.sleep(0.05)
 "#;
     let words = ["python3", "-c", script];
     let command = kill_the_wrapper_of(&env, &words);

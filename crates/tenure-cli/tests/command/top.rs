@@ -1,9 +1,11 @@
 //! `tenure top` in a terminal multiplexer: its screens, its keys, and the terminal after its end.
 
+use std::fs::File;
 use std::process::Command;
 use std::time::Duration;
 
 use rustix::process::{Signal, kill_process};
+use rustix::termios::tcgetwinsize;
 use tenure_testkit::servers::{Server, eventually};
 
 use crate::env::{Running, TestEnv};
@@ -71,7 +73,9 @@ fn assert_screen(screen: &[String], columns: usize, rows: usize) {
 fn the_screen_of_top_fits_its_terminal_and_follows_its_size() {
     let env = TestEnv::new();
     let _locks = locks(&env, &[]);
-    let terminal = Tmux::start(&env, 80, 24, "$TENURE top --every 200ms");
+    // Its parent is no tmux, which lets its own children go on when they stop.
+    let script = "sh -c 'echo $$ > top; exec $TENURE top --every 200ms'";
+    let terminal = Tmux::start(&env, 80, 24, script);
     assert_screen(&terminal.expect(FOOT), 80, 24);
     terminal.resize(200, 60);
     let is_large =
@@ -85,6 +89,17 @@ fn the_screen_of_top_fits_its_terminal_and_follows_its_size() {
     terminal.resize(20, 3);
     terminal.until("it is small", |screen| screen.len() == 3);
     terminal.resize(80, 24);
+    assert_screen(&terminal.until("it has the old size", is_small), 80, 24);
+    // It stands still meanwhile, and sees the old size only.
+    let (process, tty) = (env.pid("top"), File::open(terminal.tty()).expect("a terminal"));
+    kill_process(process, Signal::STOP).expect("it runs");
+    for (columns, rows) in [(20, 3), (80, 24)] {
+        terminal.resize(columns, rows);
+        eventually("the terminal has this size", Duration::from_secs(20), || {
+            tcgetwinsize(&tty).expect("a terminal").ws_row == rows as u16
+        });
+    }
+    kill_process(process, Signal::CONT).expect("it runs");
     assert_screen(&terminal.until("it has the old size", is_small), 80, 24);
 }
 
