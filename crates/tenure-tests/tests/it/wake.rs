@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures_util::future::{Either, join_all, select};
-use tenure::{Guard, Holder, Locks, Options, Result, block_on};
+use tenure::{Guard, Locks, Options, Result, block_on};
 use tenure_testkit::proxy::{Fault, Proxy};
 use tenure_testkit::servers::{Client, Server, eventually};
 
@@ -26,6 +26,17 @@ fn locks(url: &str) -> Locks {
 fn waiters(locks: &Locks) -> usize {
     let found = block_on(locks.inspect("x")).expect("an answer");
     found.map_or(0, |found| found.waiters.len() + found.unlisted as usize)
+}
+
+/// The owners of the places whose clients listen, as their places say.
+fn listening(server: &Server) -> BTreeSet<String> {
+    let places = server.command(&["ZRANGE", "x", "10000000000", "(100000000000000", "BYSCORE", "WITHSCORES"]);
+    let places = places.items().chunks_exact(2).map(|place| (place[0].text(), place[1].text()));
+    // Its last digits say so.
+    let listens = |end: &str| end.parse::<f64>().expect("a number").fract() != 0.0;
+    let owners =
+        places.filter(|(_, end)| listens(end)).map(|(owner, _)| owner.trim_start_matches('!').to_owned());
+    owners.collect()
 }
 
 /// Waits for the fair lock on a thread of its own.
@@ -49,13 +60,7 @@ fn waiters_that_are_gone_are_passed_at_their_turn() {
     });
     let all_listen = async {
         let until = Instant::now() + SOON;
-        // The last digits of a place's end say that its client listens.
-        let listens = || {
-            let ends =
-                server.command(&["ZRANGE", "x", "10000000000", "(100000000000000", "BYSCORE", "WITHSCORES"]);
-            let ends = ends.items().iter().skip(1).step_by(2);
-            ends.filter(|end| end.text().parse::<f64>().expect("a number").fract() != 0.0).count()
-        };
+        let listens = || listening(&server).len();
         while listens() < GONE {
             assert!(Instant::now() < until, "only {} of {GONE} listen", listens());
             here.inspect("x").await.expect("an answer");
@@ -151,19 +156,24 @@ fn a_crowd_whose_waiters_are_killed_goes_on_at_once() {
     eventually("all wait", Duration::from_secs(120), || waiters(&here) >= PROCESSES - 2);
     server.command(&["DEL", "turns"]);
     let begun = Instant::now();
-    let (mut killed, mut seen) = (0, BTreeSet::new());
+    let (mut killed, mut late) = (0, Vec::new());
     while killed < KILLS {
         assert!(begun.elapsed() < Duration::from_secs(120), "{killed} were killed");
         thread::sleep(BETWEEN);
+        let looked = Instant::now();
+        let listening = listening(&server);
         let found = block_on(here.inspect("x")).expect("an answer").expect("they take turns");
-        let pid = |waiter: &Holder| waiter.owner.as_ref().map(tenure::Owner::pid);
-        // One of the last in line: its turn does not come just now. And one that was there before:
-        // it listens. One that does not yet keeps its place for 5 s.
-        let last = found.waiters.iter().rev().filter_map(pid).find(|pid| seen.contains(pid));
-        seen.extend(found.waiters.iter().filter_map(pid));
+        // One of the last in line: its turn does not come just now. And one that listens: another
+        // keeps its place for 5 s.
+        let owners = found.waiters.iter().rev().filter_map(|waiter| waiter.owner.as_ref());
+        let last = owners.filter(|owner| listening.contains(owner.as_str())).map(tenure::Owner::pid).next();
         let Some(at) = members.iter().position(|member| Some(member.id()) == last) else { continue };
         members[at].kill().expect("a process");
         members[at].wait().expect("a process");
+        if looked.elapsed() > 2 * HOLD {
+            // On a busy machine its turn may have come before, and its lease goes on.
+            late.push(unix_ms());
+        }
         members[at] = member(&server);
         killed += 1;
     }
@@ -175,10 +185,16 @@ fn a_crowd_whose_waiters_are_killed_goes_on_at_once() {
     let turns = server.command(&["LRANGE", "turns", "0", "-1"]);
     let mut turns: Vec<u64> = turns.items().iter().map(|at| at.text().parse().expect("ms")).collect();
     turns.sort_unstable();
-    let longest = turns.windows(2).map(|two| two[1] - two[0]).max().expect("turns");
+    let is_late = |two: &&[u64]| late.iter().any(|at| (two[0]..=two[1]).contains(at));
+    let longest = turns.windows(2).filter(|two| !is_late(two)).map(|two| two[1] - two[0]).max();
+    let longest = longest.expect("turns");
     println!("{:.1} turns/s, the longest pause {longest} ms", turns.len() as f64 / took.as_secs_f64());
     // A place that is waited for lapses 3.3 s after its process has refreshed it, at the earliest.
     assert!(longest < 3_000, "no client held for {longest} ms, of {} turns in {took:?}", turns.len());
+}
+
+fn unix_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_millis() as u64
 }
 
 fn member(server: &Server) -> Child {
@@ -201,8 +217,7 @@ fn member_of_a_crowd() {
     let mut client = Client::dial(address.parse().expect("an address")).expect("a connection");
     loop {
         let guard = block_on(lock.lock()).expect("a turn");
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_millis();
-        client.command(&["RPUSH", "turns", &now.to_string()]).expect("a reply");
+        client.command(&["RPUSH", "turns", &unix_ms().to_string()]).expect("a reply");
         thread::sleep(HOLD);
         block_on(guard.release()).expect("it is held");
     }

@@ -31,8 +31,11 @@ impl Store {
         self.client_with(|options| options)
     }
 
+    /// One that is patient: on a busy machine a slow answer is no silent store, without which each
+    /// would compute.
     fn client_with(&self, change: impl FnOnce(Options) -> Options) -> Locks {
-        Locks::open(&self.url).and_then(|locks| locks.with(change)).expect("a store")
+        let patient = |options: Options| change(options.op_timeout(Duration::from_secs(20)));
+        Locks::open(&self.url).and_then(|locks| locks.with(patient)).expect("a store")
     }
 }
 
