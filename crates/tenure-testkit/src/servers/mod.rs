@@ -59,6 +59,7 @@ pub use etcd::Etcd;
 pub use mariadb::MariaDb;
 pub use pgbouncer::PgBouncer;
 pub use postgres::Postgres;
+pub use process::stop;
 pub use reply::Value;
 pub(crate) use reply::message;
 pub use sentinel::Sentinels;

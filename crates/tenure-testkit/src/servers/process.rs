@@ -6,11 +6,21 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{LazyLock, Mutex, PoisonError};
-use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
-use super::eventually;
+/// Stops a child where it is (SIGSTOP). Returns once all its threads stand still: until then one of
+/// them may go on.
+///
+/// # Panics
+/// If it has ended.
+pub fn stop(child: &Child) {
+    let pid = Pid::from_child(child);
+    kill_process(pid, Signal::STOP).expect("a child that no client waited for has its pid still");
+    let look = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+    let seen = waitid(WaitId::Pid(pid), look).expect("our child").expect("it has changed");
+    assert!(seen.stopped(), "it has ended");
+}
 
 #[derive(Debug)]
 pub(super) struct Process(Child);
@@ -46,8 +56,7 @@ impl Process {
 
     /// Stops the process where it is (SIGSTOP). Returns once it stands still.
     pub(super) fn stop(&self) {
-        self.signal(Signal::STOP);
-        eventually("the process stands still", Duration::from_secs(5), || self.is_stopped());
+        stop(&self.0);
     }
 
     pub(super) fn is_stopped(&self) -> bool {

@@ -6,8 +6,9 @@ use std::thread;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+use rustix::process::{Pid, Signal, kill_process};
 use tenure::{Guard, Locks, Owner, block_on};
+use tenure_testkit::servers;
 
 use crate::log::{Line, Log, What, now};
 
@@ -49,9 +50,7 @@ impl Member {
 
     /// Stops it where it is. Returns once it stands still.
     pub(crate) fn stop(&self) {
-        self.signal(Signal::STOP);
-        let look = WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT;
-        waitid(WaitId::Pid(Pid::from_child(&self.child)), look).expect("a child that was stopped");
+        servers::stop(&self.child);
     }
 
     /// Lets it go on.

@@ -1,7 +1,8 @@
 //! Which of the processes that wait for a mutex are called, and what is done where one does not
 //! ask.
 
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+use rustix::process::{Pid, Signal, kill_process};
+use tenure_testkit::servers;
 
 use super::*;
 
@@ -15,9 +16,8 @@ struct Waiting {
 impl Waiting {
     fn new(dir: &Path) -> Self {
         let (client, owner) = (Client::new(dir), owner());
-        let name = LockName::new("x").expect("a name");
-        let listener = block_on(client.store.listen_to_ask(&name, LockSpec::Mutex, 5 * SECOND));
-        let waiting = Self { client, owner, listener: listener.expect("a listener") };
+        let listener = client.listen_to_ask("x");
+        let waiting = Self { client, owner, listener };
         assert!(is_busy(&waiting.client.acquire("x", &waiting.owner)));
         waiting
     }
@@ -204,20 +204,13 @@ fn signal(process: &Process, signal: Signal) {
     kill_process(pid, signal).expect("a process");
 }
 
-/// Stops it where it is. Returns once all its threads stand still: until then one of them may ask.
-fn stop(process: &Process) {
-    signal(process, Signal::STOP);
-    let look = WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT;
-    waitid(WaitId::Pid(Pid::from_child(&process.child)), look).expect("a child that was stopped");
-}
-
 /// Without looks, the next would ask when the lease of the last holder is over: in ten minutes.
 fn the_last_gets_it_soon(break_it: impl Fn(&mut Process), broken: usize) {
     let (dir, first) = (dir(), owner());
     let client = Client::new(dir.path());
     client.acquire("x", &first);
     let mut line = processes(dir.path(), broken + 1);
-    line[..broken].iter().for_each(stop);
+    line[..broken].iter().for_each(|process| servers::stop(&process.child));
     client.release("x", &first);
     line[..broken].iter_mut().for_each(break_it);
     let begin = Instant::now();

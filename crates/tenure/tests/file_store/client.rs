@@ -94,6 +94,11 @@ impl Client {
             .expect("a listener")
     }
 
+    pub(crate) fn listen_to_ask(&self, name: &str) -> Listener {
+        let name = LockName::new(name).expect("a name");
+        block_on(self.store.listen_to_ask(&name, LockSpec::Mutex, 5 * SECOND)).expect("a listener")
+    }
+
     pub(crate) fn within<T>(&self, limit: Duration, what: impl Future<Output = T>) -> Option<T> {
         let late = self.driver.sleep_until(self.driver.now() + limit);
         match block_on(select(std::pin::pin!(what), late)) {

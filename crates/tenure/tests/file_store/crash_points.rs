@@ -48,10 +48,9 @@ fn wait_for_one_another(dir: &Path, client: &Client, name: &str) {
     assert!(is_held(&client.acquire(name, &first)));
     let waiting = [(); 2].map(|()| {
         let waiting = Client::new(dir);
-        let lock = LockName::new(name).expect("a name");
-        let listener = block_on(waiting.store.listen_to_ask(&lock, LockSpec::Mutex, SECOND));
+        let listener = waiting.listen_to_ask(name);
         assert!(is_busy(&waiting.acquire(name, &second)));
-        (waiting, listener.expect("a listener"))
+        (waiting, listener)
     });
     assert_eq!(client.release(name, &first), Answer::Released { left: 0 });
     let [(called, listener), (other, others)] = waiting;
