@@ -75,9 +75,18 @@ fn set(monitor: &mut Client, key: &str) -> String {
 ///
 /// A runtime without a processor for long counts as blocked. Then its requests take our
 /// connection, and may be answered at once.
+#[must_use]
 fn begun(future: impl Future) -> bool {
     let mut future = pin!(future);
     future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending()
+}
+
+/// Begins requests until one is on its way.
+async fn until_begun(mut begin: impl AsyncFnMut() -> bool) {
+    let until = Instant::now() + SOON;
+    while !begin().await {
+        assert!(Instant::now() < until, "each is answered at once");
+    }
 }
 
 #[test]
@@ -111,7 +120,7 @@ fn callers_on_other_runtimes_do_not_wait_for_a_runtime_that_blocks() {
         scope.spawn(move || {
             runtime.block_on(async {
                 // Given up before it is even written, and then nothing of this runtime is polled.
-                while !begun(lock(locks, "x").await.release()) {}
+                until_begun(async || begun(lock(locks, "x").await.release())).await;
                 blocked.send(()).expect("a listener");
                 unblocked.recv().expect("a word");
             });
@@ -138,14 +147,13 @@ fn a_release_does_not_overtake_the_acquisition_that_it_undoes() {
         releases.map(|asked| asked.count).sum::<u64>()
     };
     runtime.block_on(async {
-        loop {
+        until_begun(async || {
             let before = released();
             let is_begun = begun(locks.mutex("x").expect("a name").lock());
             eventually("its release", SOON, || released() > before);
-            if is_begun {
-                break;
-            }
-        }
+            is_begun
+        })
+        .await;
         // What was to be written is written now, if that connection is still there.
         used(&locks, "y").await;
     });
@@ -174,7 +182,7 @@ fn a_runtime_that_is_dropped_leaves_its_locks_to_the_others() {
     let (locks, runtime) = (locks(&server), runtime());
     connected(&runtime, &locks, &server);
     let guard = runtime.block_on(lock(&locks, "x"));
-    runtime.block_on(async { begun(locks.mutex("y").expect("a name").lock()) });
+    runtime.block_on(until_begun(async || begun(locks.mutex("y").expect("a name").lock())));
     drop(runtime);
     assert!(guard.is_held());
     block_on(async {
