@@ -33,7 +33,8 @@ pub(crate) fn open(
         let code = if error.is_unreachable() { OWN } else { of_error(&error) };
         Failure { code, message: chain(&error) }
     })?;
-    Ok(locks.with(|options| change(options.op_timeout(PATIENCE)).prefix(&args.prefix))?)
+    let patience = patience(&locks);
+    Ok(locks.with(|options| change(options.op_timeout(patience)).prefix(&args.prefix))?)
 }
 
 /// The same, to look at what is there: a directory that was named must exist.
@@ -197,9 +198,13 @@ pub(crate) fn named(args: &Store) -> Result<Named, Failure> {
     }
 }
 
-/// How long a store that does not answer is asked, without a limit of the command line. With the
-/// start of this program it is told within a second.
-pub(crate) const PATIENCE: Duration = Duration::from_millis(900);
+/// How long a store that does not answer is asked, without a limit of the command line.
+///
+/// A server that is down is told within a second, with the start of this program. What is wrong
+/// with a directory is told at once: a silent one means that this machine is busy.
+pub(crate) fn patience(locks: &Locks) -> Duration {
+    if locks.url().starts_with("file:") { Duration::from_secs(10) } else { Duration::from_millis(900) }
+}
 
 /// The environment variable that names the store.
 pub(crate) const STORE_URL: &str = "TENURE_STORE";

@@ -90,10 +90,11 @@ fn what_cannot_be_printed_is_told_with_a_code_that_the_help_has() {
 fn a_low_limit_of_open_files_is_one_line_and_no_panic() {
     let env = TestEnv::new();
     env.tenure_run(["x", "--", "true"]).exits_with(0);
-    for verb in ["run x", "status x", "list", "release --force x", "stress --for 1ms"] {
-        for limit in (6..=30).step_by(if verb == "run x" { 1 } else { 6 }) {
+    for verb in ["run -w 0.2 x", "status x", "list", "release --force x", "stress --for 1ms"] {
+        let runs = verb.starts_with("run");
+        for limit in (6..=30).step_by(if runs { 1 } else { 6 }) {
             let mut command = env.program("bash");
-            let tail = if verb == "run x" { " true" } else { "" };
+            let tail = if runs { " true" } else { "" };
             let script = format!("ulimit -n {limit}; exec \"$0\" {verb}{tail}");
             command.args(["-c", &script, BINARY]);
             let said = env.run(command);

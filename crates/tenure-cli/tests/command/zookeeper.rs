@@ -57,18 +57,14 @@ fn the_verbs_work_on_zookeeper() {
 fn a_command_that_is_paused_for_longer_than_its_session_loses_its_lock() {
     let (env, server) = (TestEnv::new(), ZooKeeper::start());
     let url = format!("{}/paused", server.url());
-    let ttl = ["--store", &url, "--ttl", "1s"];
-    let mut paused = env.tenure(["run"]);
-    paused.args(ttl).args(["x", "--", "sleep", "60"]);
-    let mut paused = paused.spawn().expect("a process");
+    let held = ["run", "--store", &url, "--ttl", "3s", "x", "--", "sleep", "60"];
+    let mut paused = env.tenure(held).spawn().expect("a process");
     eventually("it holds", Duration::from_secs(20), || {
         env.run(env.tenure(["status", "--store", &url, "x"])).code() == Some(0)
     });
     let pid = Pid::from_child(&paused);
     kill_process(pid, Signal::STOP).expect("it runs");
-    let mut next = env.tenure(["run"]);
-    next.args(ttl).args(["--wait", "30s", "x", "--", "true"]);
-    env.run(next).exits_with(0);
+    env.run(env.tenure(["run", "--store", &url, "--wait", "30s", "x", "--", "true"])).exits_with(0);
     kill_process(pid, Signal::CONT).expect("it runs");
     assert_eq!(paused.wait().expect("it ends").code(), Some(79), "its lock is lost");
 }

@@ -15,9 +15,14 @@ use tenure_testkit::servers::{Cluster, Server, eventually};
 const LIMIT: Duration = Duration::from_secs(30);
 const WITHIN: Duration = Duration::from_secs(10);
 
-fn hold(url: &str, names: impl Iterator<Item = String>) -> (Locks, Vec<Guard>) {
+/// Renews every two seconds, and waits for an answer as long as a busy machine may take.
+fn open(url: &str) -> Locks {
     let locks = Locks::open(url).expect("a store");
-    let locks = locks.with(|options| options.ttl(Duration::from_secs(6))).expect("options");
+    locks.with(|options| options.ttl(Duration::from_secs(6)).op_timeout(WITHIN)).expect("options")
+}
+
+fn hold(url: &str, names: impl Iterator<Item = String>) -> (Locks, Vec<Guard>) {
+    let locks = open(url);
     let mutexes: Vec<_> = names.map(|name| locks.mutex(name).expect("a name")).collect();
     let guards = block_on(try_join_all(mutexes.iter().map(|mutex| mutex.lock()))).expect("free locks");
     (locks, guards)
@@ -30,8 +35,7 @@ fn calls(servers: &[Server], command: &str) -> u64 {
 
 /// Kinds that wait in order, by turns.
 fn hold_queues(url: &str, names: impl Iterator<Item = String>) -> (Locks, Vec<Guard>) {
-    let locks = Locks::open(url).expect("a store");
-    let locks = locks.with(|options| options.ttl(Duration::from_secs(6))).expect("options");
+    let locks = open(url);
     let taken = names.enumerate().map(|(number, name)| {
         let locks = locks.clone();
         async move {
@@ -78,8 +82,7 @@ fn so_do_those_of_locks_with_queues() {
 #[test]
 fn so_do_those_of_semaphores_whose_permits_were_set() {
     let server = Server::start();
-    let locks = Locks::open(&server.url()).expect("a store");
-    let locks = locks.with(|options| options.ttl(Duration::from_secs(6))).expect("options");
+    let locks = open(&server.url());
     let taken = (0..300).map(|number| {
         let locks = locks.clone();
         async move {
