@@ -13,7 +13,7 @@ use tenure::{LockName, Multi, MultiGuard, Options};
 use tokio::time::{sleep, timeout};
 
 use crate::cli::Request;
-use crate::exit::{Failure, STORE, advice, of_signal};
+use crate::exit::{Failure, advice, of_signal};
 use crate::output::Span;
 use crate::signals::Signals;
 use crate::store::Terms;
@@ -78,9 +78,9 @@ impl Wanted<'_> {
             }
         });
         let guards = guards.await.map_err(|error| {
+            let asked_once = request.wait.is_none() && !request.no_wait && error.is_unreachable();
             let mut failure = Failure::from(error);
-            let asked_once = request.wait.is_none() && !request.no_wait;
-            if asked_once && failure.code == STORE && advice(&failure.message).is_none() {
+            if asked_once && advice(&failure.message).is_none() {
                 failure.message.push_str("; with -w DURATION it is asked for so long");
             }
             failure

@@ -269,7 +269,8 @@ fn a_directory_that_cannot_be_used_is_told_with_its_path() {
 fn a_file_in_place_of_the_directory_is_told() {
     let env = TestEnv::new();
     fs::write(env.store(), "text").unwrap();
-    env.tenure_run(["x", "--", "touch", "ran"]).exits_with(69).says("tenure");
+    let said = env.tenure_run(["x", "--", "touch", "ran"]).exits_with(69).says("a file is in the way");
+    assert!(!said.stderr.contains("-w DURATION"), "to wait would not help: {said:?}");
     env.tenure_run(["--store", &format!("{}/inner", env.url()), "x", "--", "touch", "ran"])
         .exits_with(69)
         .says("tenure");

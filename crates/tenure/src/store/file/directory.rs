@@ -126,7 +126,7 @@ impl Directory {
     /// Opens the directory, and creates it where it is missing.
     pub(super) fn open(path: &Path) -> Result<Self, Failure> {
         let create = DirBuilder::new().recursive(true).mode(0o700).create(path);
-        create.map_err(|error| failed("create the directory", path, errno(&error)))?;
+        create.map_err(|error| failed("open or create the directory", path, errno(&error)))?;
         crash_point();
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         let dir = rustix::fs::open(path, flags, Mode::empty())
