@@ -15,7 +15,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use rustix::time::{ClockId, clock_gettime};
 
-pub(crate) const LIMIT: Duration = Duration::from_secs(20);
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 pub(crate) struct TestEnv {
     dir: tempfile::TempDir,

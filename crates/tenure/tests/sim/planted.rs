@@ -125,6 +125,12 @@ const STARTS: &[(Bug, u64)] = &[
     (Bug::BallotsTakenForHolder, 2_700),
     (Bug::LowestTokenTaken, 8_800),
     (Bug::NewcomerLeaves, 608_779_200),
+    (Bug::ResizeWakesNobody, 1_200),
+    (Bug::MaybeTakenForHeld, 700),
+    (Bug::CalledInVainLeft, 650),
+    (Bug::OldCallBelieved, 4_400),
+    (Bug::SilenceOfOne, 4_500),
+    (Bug::RetryForgotten, 28_100),
 ];
 
 /// So are bugs of the engine on a quorum: what is judged there can fail there.
