@@ -12,6 +12,7 @@ pub mod servers;
 pub mod sim;
 pub mod sim_transport;
 pub mod skewed;
+pub mod timed;
 
 use tenure::internals::planted::Bug;
 

@@ -1,7 +1,5 @@
 //! A process that ends at any of the places at which another could see what it has done so far.
 
-use std::io::Read;
-
 use super::*;
 
 const KINDS: [(&str, LockSpec); 5] = [
@@ -66,11 +64,9 @@ fn wait_for_one_another(dir: &Path, client: &Client, name: &str) {
 /// for each lock, and whether it lived.
 fn dies(after: u64, dir: &Path) -> (Vec<(String, u64)>, bool) {
     let mut process = Process::start(&format!("live: {after}"), dir);
-    let mut said = String::new();
-    process.lines.read_to_string(&mut said).expect("its output");
+    let said: Vec<String> = process.lines.iter().collect();
     let lived = process.child.wait().expect("a process").success();
-    let lines =
-        said.lines().filter_map(|line| line.strip_prefix('@')).filter_map(|line| line.split_once(' '));
+    let lines = said.iter().filter_map(|line| line.split_once(' '));
     let tokens = lines.map(|(name, token)| (name.to_owned(), token.parse().expect("a token")));
     (tokens.collect(), lived)
 }

@@ -1,8 +1,13 @@
 //! Other processes: this very program, with a role.
 
+use std::sync::mpsc;
+
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::*;
+
+/// A busy machine is waited for.
+const LIMIT: Duration = Duration::from_secs(60);
 
 pub(crate) const ROLE: &str = "TENURE_TEST_ROLE";
 pub(crate) const DIR: &str = "TENURE_TEST_DIR";
@@ -10,7 +15,8 @@ pub(crate) const DIR: &str = "TENURE_TEST_DIR";
 pub(crate) struct Process {
     pub(crate) child: Child,
     pub(crate) stdin: Option<ChildStdin>,
-    pub(crate) lines: BufReader<std::process::ChildStdout>,
+    /// What it says, without what the test harness prints.
+    pub(crate) lines: mpsc::Receiver<String>,
 }
 
 impl Process {
@@ -33,20 +39,26 @@ impl Process {
             .spawn()
             .unwrap_or_else(|error| panic!("{} does not start, install it: {error}", words[0]));
         let stdin = child.stdin.take();
-        let lines = BufReader::new(child.stdout.take().expect("its output"));
+        let output = BufReader::new(child.stdout.take().expect("its output"));
+        let (sender, lines) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in output.lines().map_while(Result::ok) {
+                if let Some(said) = line.strip_prefix('@') {
+                    let _ = sender.send(said.to_owned());
+                }
+            }
+        });
         Self { child, stdin, lines }
     }
 
-    /// The next line that it says, without what the test harness prints.
+    /// The next line that it says.
     pub(crate) fn line(&mut self) -> String {
-        let mut line = String::new();
-        while self.lines.read_line(&mut line).expect("its output") > 0 {
-            if let Some(said) = line.strip_prefix('@') {
-                return said.trim_end().to_owned();
-            }
-            line.clear();
-        }
-        panic!("it ended without a word");
+        self.lines.recv_timeout(LIMIT).expect("a word of it")
+    }
+
+    /// A line that it has said.
+    pub(crate) fn said(&mut self) -> Option<String> {
+        self.lines.try_recv().ok()
     }
 
     pub(crate) fn kill(&mut self) {
