@@ -103,16 +103,16 @@ pub async fn a_wait_that_is_dropped_anywhere_leaves_no_place(fixture: &Fixture) 
             let mut waiting = Box::pin(second.lock());
             assert!(fixture.unless_late(Duration::from_millis(20), &mut waiting).await.is_none());
             drop(dropped);
-            // It is told in the background.
-            let left = async {
-                while waiters(theirs, "x").await > 1 {
+            // It is told in the background, and may have been asked for a moment before.
+            let at_most = async |most| {
+                while waiters(theirs, "x").await > most {
                     fixture.sleep(Duration::from_millis(2)).await;
                 }
             };
-            fixture.within(2 * TTL, left).await;
+            fixture.within(2 * TTL, at_most(1)).await;
             guard.release().await.expect("a release");
             let guard = fixture.within(2 * TTL, waiting).await.expect("a grant");
-            assert_eq!(waiters(theirs, "x").await, 0);
+            fixture.within(2 * TTL, at_most(0)).await;
             guard.release().await.expect("a release");
             if waits_for_good {
                 assert!(polls > 1, "it was never polled a second time");
