@@ -136,6 +136,22 @@ impl TestEnv {
         running
     }
 
+    /// Has one lead `api` for a moment.
+    pub(crate) fn elect(&self, store: &str, payload: &str) -> Outcome {
+        let elect = ["elect", "--store", store, "--payload", payload, "api", "--", "true"];
+        self.run(self.tenure(elect)).exits_with(0)
+    }
+
+    /// The same, again and again until this watch shows it: a term that is over before it watches is
+    /// not shown.
+    pub(crate) fn elect_until_watched(&self, watch: &Running, store: &str, payload: &str) {
+        let shown = format!("resigned: {payload}, term ");
+        watch.eventually("it watches", || {
+            self.elect(store, payload).says_nothing();
+            watch.stdout().contains(&shown)
+        });
+    }
+
     /// Keeps the store from answering, as a process does that is stopped in the middle of a change.
     pub(crate) fn silence_the_store(&self) -> File {
         let guard = File::open(self.store().join("guard")).expect("a store that was used");

@@ -149,6 +149,7 @@ fn a_store_that_does_not_answer_is_told_in_time() {
     let cases = [
         (&["-w", "0.5"][..], 1_000, "could not answer"),
         (&["-v", "-w", "0.5"], 1_000, "could not answer"),
+        (&["-n"], 11_000, "could not answer"),
         (&[], 11_000, "with -w DURATION it is asked for so long"),
     ];
     for (options, limit_ms, says) in cases {

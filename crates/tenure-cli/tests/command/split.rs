@@ -191,18 +191,12 @@ fn wait_and_a_watch_of_a_leader_outlast_a_server_that_is_stopped() {
     let owner = env.acquire(&[&store[..], &["--ttl", "5m", "x"]].concat());
     let waiter = env.start(env.tenure([&["wait"], &store[..], &["x"]].concat()));
     let watch = env.start(env.tenure([&["leader", "--watch"], &store[..], &["api"]].concat()));
-    watch.eventually("it watches", || {
-        // A term that is over before it watches is not shown.
-        let elect = env.tenure([&["elect"], &store[..], &["--payload", "one", "api", "true"]].concat());
-        env.run(elect).exits_with(0);
-        watch.stdout().contains("resigned: one")
-    });
+    env.elect_until_watched(&watch, &server.url(), "one");
     server.stop();
     waiter.eventually("it says so", || waiter.stderr().contains("still waiting"));
     watch.eventually("it says so", || watch.stderr().contains("still watching"));
     server.cont();
-    let next = env.tenure([&["elect"], &store[..], &["--payload", "two", "api", "true"]].concat());
-    env.run(next).exits_with(0);
+    env.elect(&server.url(), "two");
     watch.eventually("it goes on", || watch.stdout().contains("resigned: two"));
     assert!(!waiter.has_ended());
     env.verb("release", &[&store[..], &["--owner", &owner, "x"]].concat()).exits_with(0);

@@ -111,17 +111,8 @@ fn each_change_of_who_leads_is_printed() {
     let env = TestEnv::new();
     let server = Server::start();
     let watching = env.start(env.tenure(["leader", "--watch", "--store", &server.url(), "api"]));
-    let elect = |payload: &str| {
-        let mut elect = env.tenure(["elect", "--store", &server.url(), "--payload", payload]);
-        elect.args(["api", "--", "true"]);
-        env.run(elect).exits_with(0).says_nothing();
-    };
-    watching.eventually("it watches", || {
-        // A term that is over before it watches is not shown.
-        elect("a");
-        watching.stdout().contains("resigned: a, term ")
-    });
-    elect("b");
+    env.elect_until_watched(&watching, &server.url(), "a");
+    env.elect(&server.url(), "b").says_nothing();
     watching.eventually("it is told", || watching.stdout().contains("resigned: b, term "));
     watching.signal(Signal::INT);
     let said = watching.wait().exits_with(130);

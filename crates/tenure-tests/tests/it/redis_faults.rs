@@ -146,6 +146,7 @@ fn a_silent_connection_is_left_and_whatever_was_asked_on_it_is_unknown() {
         let started = Instant::now();
         let said = block_on(join_all(calls));
         assert!(said.iter().all(|said| matches!(said, Err(Failure::Unknown(_)))));
+        // The first one's time is every client's.
         in_time(started.elapsed(), ms(1_500));
         assert!(held(&asker.acquire("x")));
         assert_eq!(proxy.connections(), 2);

@@ -59,6 +59,7 @@ fn since_when_a_holder_holds_is_told_with_and_without_a_token() {
         // The first is by script.
         block_on(block_on(mutex.lock()).expect("a grant").release()).expect("a release");
         let held = block_on(mutex.lock()).expect("a grant");
+        // By plain commands it is its owner alone.
         in_time(since(false), ms(1_000));
         // Who has waited holds from its grant on, and not since it began to wait.
         let waiting = second.mutex("x").expect("a name");

@@ -242,21 +242,24 @@ fn the_first_two_may_be_stopped_and_the_third_looks() {
 
 #[test]
 fn a_crash_of_the_holder_is_noticed_by_one_that_waits() {
-    let dir = dir();
-    let mut holder = Process::start("hold", dir.path());
-    assert_eq!(holder.line(), "held");
-    let mut line = processes(dir.path(), 2);
-    while !line.is_empty() {
-        holder.kill();
-        // Mostly the first. Where that gets no processor, the one behind it.
-        let mut next = None;
-        let took = eventually("it is noticed", || {
-            next = line.iter_mut().position(|process| process.said().is_some_and(|said| said == "held"));
-            next.is_some()
-        });
-        println!("noticed after {took:?}");
-        holder = line.remove(next.expect("one of them"));
-    }
+    timed(|| {
+        let dir = dir();
+        let mut holder = Process::start("hold", dir.path());
+        assert_eq!(holder.line(), "held");
+        let mut line = processes(dir.path(), 2);
+        while !line.is_empty() {
+            holder.kill();
+            // Mostly the first. Where that gets no processor, the one behind it.
+            let mut next = None;
+            let took = eventually("it is noticed", || {
+                next = line.iter().position(|process| process.said().is_some_and(|said| said == "held"));
+                next.is_some()
+            });
+            println!("noticed after {took:?}");
+            in_time(took, 5 * SECOND);
+            holder = line.remove(next.expect("one of them"));
+        }
+    });
 }
 
 /// With a watch of the directory, each of the changes would wake it.

@@ -57,7 +57,7 @@ impl Process {
     }
 
     /// A line that it has said.
-    pub(crate) fn said(&mut self) -> Option<String> {
+    pub(crate) fn said(&self) -> Option<String> {
         self.lines.try_recv().ok()
     }
 

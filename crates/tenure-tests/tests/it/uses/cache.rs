@@ -45,28 +45,26 @@ impl Work {
 
 #[test]
 fn a_crowd_on_a_cold_name_computes_once_and_all_get_the_result_at_once() {
-    timed(|| {
-        everywhere(|store| {
-            async move {
-                let clients: Vec<_> = (0..4).map(|_| store.client()).collect();
-                let work = Work::default();
-                let since = Instant::now();
-                let readers = (0..200).map(|reader| {
-                    let (locks, work) = (clients[reader % 4].clone(), work.clone());
-                    tokio::spawn(async move {
-                        let cache = locks.cache("crowd")?;
-                        cache.get_or_compute(MINUTE, async || work.take(ms(200)).await).await
-                    })
-                });
-                for value in join_all(readers.collect::<Vec<_>>()).await {
-                    assert_eq!(value.expect("no panic").expect("an answer"), Ok("value 1".to_owned()));
-                }
-                let took = since.elapsed();
-                assert_eq!(work.begun(), 1, "{}", store.name);
-                in_time(took, ms(1_500));
+    everywhere(|store| {
+        async move {
+            let clients: Vec<_> = (0..4).map(|_| store.client()).collect();
+            let work = Work::default();
+            let since = Instant::now();
+            let readers = (0..200).map(|reader| {
+                let (locks, work) = (clients[reader % 4].clone(), work.clone());
+                tokio::spawn(async move {
+                    let cache = locks.cache("crowd")?;
+                    cache.get_or_compute(MINUTE, async || work.take(ms(200)).await).await
+                })
+            });
+            for value in join_all(readers.collect::<Vec<_>>()).await {
+                assert_eq!(value.expect("no panic").expect("an answer"), Ok("value 1".to_owned()));
             }
-            .boxed()
-        });
+            let took = since.elapsed();
+            assert_eq!(work.begun(), 1, "{}", store.name);
+            in_time(took, ms(1_500));
+        }
+        .boxed()
     });
 }
 
@@ -216,64 +214,60 @@ fn a_value_that_was_computed_before_an_invalidation_is_not_kept() {
 
 #[test]
 fn who_is_dropped_or_fails_while_computing_leaves_the_turn_to_the_next_at_once() {
-    timed(|| {
-        everywhere(|store| {
-            async move {
-                let locks = store.client();
-                let cache = locks.cache("dropped").expect("a name");
-                let begun = Notify::new();
-                let stuck = cache.get_or_compute(MINUTE, async || {
-                    begun.notify_one();
-                    pending::<Result<String, Failed>>().await
-                });
-                let stuck = Box::pin(stuck);
-                let stuck = match select(stuck, Box::pin(begun.notified())).await {
-                    Either::Left(_) => panic!("it waits for ever"),
-                    Either::Right((_, stuck)) => stuck,
-                };
-                let since = Instant::now();
-                drop(stuck);
-                let fails = cache.get_or_compute(MINUTE, async || Err::<String, _>(Failed)).await;
-                assert_eq!(fails.expect("an answer"), Err(Failed));
-                let value = cache.get_or_compute(MINUTE, async || Ok::<_, Failed>("there".to_owned())).await;
-                assert_eq!(value.expect("an answer"), Ok("there".to_owned()));
-                in_time(since.elapsed(), ms(1_500));
-            }
-            .boxed()
-        });
+    everywhere(|store| {
+        async move {
+            let locks = store.client();
+            let cache = locks.cache("dropped").expect("a name");
+            let begun = Notify::new();
+            let stuck = cache.get_or_compute(MINUTE, async || {
+                begun.notify_one();
+                pending::<Result<String, Failed>>().await
+            });
+            let stuck = Box::pin(stuck);
+            let stuck = match select(stuck, Box::pin(begun.notified())).await {
+                Either::Left(_) => panic!("it waits for ever"),
+                Either::Right((_, stuck)) => stuck,
+            };
+            let since = Instant::now();
+            drop(stuck);
+            let fails = cache.get_or_compute(MINUTE, async || Err::<String, _>(Failed)).await;
+            assert_eq!(fails.expect("an answer"), Err(Failed));
+            let value = cache.get_or_compute(MINUTE, async || Ok::<_, Failed>("there".to_owned())).await;
+            assert_eq!(value.expect("an answer"), Ok("there".to_owned()));
+            in_time(since.elapsed(), ms(1_500));
+        }
+        .boxed()
     });
 }
 
 #[test]
 fn who_waits_longer_than_stated_computes_or_fails() {
-    timed(|| {
-        everywhere(|store| {
-            async move {
-                let (one, other) = (store.client(), store.client());
-                let begun = Notify::new();
-                let slow = one.cache("slow").expect("a name");
-                let stuck = slow.get_or_compute(MINUTE, async || {
-                    begun.notify_one();
-                    pending::<Result<String, Failed>>().await
-                });
-                let waits = async {
-                    begun.notified().await;
-                    for locks in [&one, &other] {
-                        let cache = locks.cache("slow").expect("a name").wait(ms(100));
-                        let since = Instant::now();
-                        let value = cache.get_or_compute(MINUTE, async || Ok::<_, Failed>("own".to_owned()));
-                        assert_eq!(value.await.expect("an answer"), Ok("own".to_owned()));
-                        let fails = cache.overdue(Overdue::Fail);
-                        let none = async || -> Result<String, Failed> { panic!("it fails instead") };
-                        let error = fails.get_or_compute(MINUTE, none).await.expect_err("it is late");
-                        assert!(error.is_overdue(), "{error:?}");
-                        in_time(since.elapsed(), ms(1_500));
-                    }
-                };
-                select(Box::pin(stuck), Box::pin(waits)).await;
-            }
-            .boxed()
-        });
+    everywhere(|store| {
+        async move {
+            let (one, other) = (store.client(), store.client());
+            let begun = Notify::new();
+            let slow = one.cache("slow").expect("a name");
+            let stuck = slow.get_or_compute(MINUTE, async || {
+                begun.notify_one();
+                pending::<Result<String, Failed>>().await
+            });
+            let waits = async {
+                begun.notified().await;
+                for locks in [&one, &other] {
+                    let cache = locks.cache("slow").expect("a name").wait(ms(100));
+                    let since = Instant::now();
+                    let value = cache.get_or_compute(MINUTE, async || Ok::<_, Failed>("own".to_owned()));
+                    assert_eq!(value.await.expect("an answer"), Ok("own".to_owned()));
+                    let fails = cache.overdue(Overdue::Fail);
+                    let none = async || -> Result<String, Failed> { panic!("it fails instead") };
+                    let error = fails.get_or_compute(MINUTE, none).await.expect_err("it is late");
+                    assert!(error.is_overdue(), "{error:?}");
+                    in_time(since.elapsed(), ms(1_500));
+                }
+            };
+            select(Box::pin(stuck), Box::pin(waits)).await;
+        }
+        .boxed()
     });
 }
 

@@ -8,7 +8,7 @@ use futures_util::FutureExt;
 use futures_util::future::{join, pending, select};
 use tenure::{Change, Locks, Observer};
 use tenure_testkit::servers::Server;
-use tenure_testkit::timed::{in_time, timed};
+use tenure_testkit::timed::in_time;
 
 use super::{eventually, everywhere, on};
 
@@ -69,61 +69,53 @@ fn observers_are_told_of_every_leader_in_order_and_terms_rise() {
 
 #[test]
 fn a_leader_that_resigns_hands_over_at_once() {
-    timed(|| {
-        everywhere(|store| {
-            async move {
-                let (one, other) = (store.client(), store.client());
-                let first = one.election("hand-over", "one").expect("a name");
-                let second = other.election("hand-over", "two").expect("a name");
-                let term = first.campaign().await.expect("an answer");
-                let waits = async {
-                    let term = second.campaign().await.expect("an answer");
-                    (term, Instant::now())
-                };
-                let resigns = async {
-                    // The other has the time to take its place, and if not, leads a little later.
-                    tokio::time::sleep(Duration::from_millis(50)).await;
-                    let (fence, at) = (term.fence(), Instant::now());
-                    term.resign().await.expect("it leads");
-                    (fence, at)
-                };
-                let ((next, elected_at), (fence, resigned_at)) = join(waits, resigns).await;
-                let took = elected_at.saturating_duration_since(resigned_at);
-                assert!(next.fence() > fence, "{}: {took:?}", store.name);
-                in_time(took, Duration::from_millis(500));
-            }
-            .boxed()
-        });
+    everywhere(|store| {
+        async move {
+            let (one, other) = (store.client(), store.client());
+            let first = one.election("hand-over", "one").expect("a name");
+            let second = other.election("hand-over", "two").expect("a name");
+            let term = first.campaign().await.expect("an answer");
+            let waits = async {
+                let term = second.campaign().await.expect("an answer");
+                (term, Instant::now())
+            };
+            let resigns = async {
+                // The other has the time to take its place, and if not, leads a little later.
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                let (fence, at) = (term.fence(), Instant::now());
+                term.resign().await.expect("it leads");
+                (fence, at)
+            };
+            let ((next, elected_at), (fence, resigned_at)) = join(waits, resigns).await;
+            let took = elected_at.saturating_duration_since(resigned_at);
+            assert!(next.fence() > fence, "{}", store.name);
+            in_time(took, Duration::from_millis(500));
+        }
+        .boxed()
     });
 }
 
 #[test]
 fn a_dead_leader_is_followed_and_its_late_word_refused() {
-    timed(|| {
-        everywhere(|store| {
-            async move {
-                let short = |options: tenure::Options| {
-                    options.ttl(Duration::from_millis(600)).renewal(tenure::Renewal::Off)
-                };
-                let (one, other) = (store.client_with(short), store.client());
-                let mut stopped =
-                    one.election("dead", "one").expect("a name").campaign().await.expect("an answer");
-                let since = Instant::now();
-                let term =
-                    other.election("dead", "two").expect("a name").campaign().await.expect("an answer");
-                // By then the first has said for a while that it does not lead.
-                assert!(!stopped.is_current() && term.is_current() && term.fence() > stopped.fence());
-                in_time(since.elapsed(), Duration::from_secs(3));
-                let leads = other.election("dead", "").expect("a name").leader().await.expect("an answer");
-                assert!(stopped.update("late").await.expect_err("it does not lead").is_lost());
-                assert_eq!(
-                    other.election("dead", "").expect("a name").leader().await.expect("an answer"),
-                    leads
-                );
-                assert_eq!(leads.expect("the second").payload, "two");
-            }
-            .boxed()
-        });
+    everywhere(|store| {
+        async move {
+            let short = |options: tenure::Options| {
+                options.ttl(Duration::from_millis(600)).renewal(tenure::Renewal::Off)
+            };
+            let (one, other) = (store.client_with(short), store.client());
+            let mut stopped =
+                one.election("dead", "one").expect("a name").campaign().await.expect("an answer");
+            let since = Instant::now();
+            let term = other.election("dead", "two").expect("a name").campaign().await.expect("an answer");
+            // By then the first has said for a while that it does not lead.
+            assert!(!stopped.is_current() && term.is_current() && term.fence() > stopped.fence());
+            in_time(since.elapsed(), Duration::from_secs(3));
+            let leads = other.election("dead", "").expect("a name").leader().await.expect("an answer");
+            assert!(stopped.update("late").await.expect_err("it does not lead").is_lost());
+            assert_eq!(other.election("dead", "").expect("a name").leader().await.expect("an answer"), leads);
+            assert_eq!(leads.expect("the second").payload, "two");
+        }
+        .boxed()
     });
 }
 
