@@ -142,8 +142,7 @@ impl TestEnv {
         self.run(self.tenure(elect)).exits_with(0)
     }
 
-    /// The same, again and again until this watch shows it: a term that is over before it watches is
-    /// not shown.
+    /// The same, until this watch shows it: a term that is over before it watches is not shown.
     pub(crate) fn elect_until_watched(&self, watch: &Running, store: &str, payload: &str) {
         let shown = format!("resigned: {payload}, term ");
         watch.eventually("it watches", || {

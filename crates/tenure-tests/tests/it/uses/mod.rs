@@ -40,8 +40,9 @@ impl Store {
     }
 }
 
-/// Runs a test on memory, on files, on one server, on a cluster and on PostgreSQL. If it was late on
-/// one of them, it runs again on all.
+/// Runs a test on memory, on files, on one server, on a cluster and on PostgreSQL.
+///
+/// If it was late on one of them, it runs again on all.
 fn everywhere(test: impl Fn(&Store) -> BoxFuture<'_, ()>) {
     timed(|| once_everywhere(&test));
 }
