@@ -12,11 +12,20 @@ use crate::env::TestEnv;
 
 const PARTS: [&str; 4] = ["uncontended", "contended", "hand-over", "renewal"];
 
-/// Measures for a second, and checks that each part has both sides.
+/// Measures for a second, and checks that each part has both sides. Where a busy machine leaves no
+/// time for one of them, it measures for longer.
 fn measured(env: &TestEnv, url: &str) -> Value {
-    let said = env.run(env.tenure(["bench", "--json", "--for", "1s", "--store", url])).exits_with(0);
-    assert!(said.took < Duration::from_secs(10), "{said:?}");
-    let told: Value = serde_json::from_str(&said.stdout).unwrap_or_else(|error| panic!("{error}: {said:?}"));
+    let measure = |seconds: u64| {
+        let length = format!("{seconds}s");
+        let said = env.run(env.tenure(["bench", "--json", "--for", &length, "--store", url])).exits_with(0);
+        assert!(said.took < Duration::from_secs(seconds + 9), "{said:?}");
+        let told: Value =
+            serde_json::from_str(&said.stdout).unwrap_or_else(|error| panic!("{error}: {said:?}"));
+        assert_eq!(told["for_ms"], seconds * 1_000);
+        told
+    };
+    let had_time = |told: &Value| !told.to_string().contains("there was no time");
+    let told = [1, 4, 16].into_iter().map(measure).find(had_time).expect("time for all parts");
     let parts = told["parts"].as_array().expect("parts");
     assert_eq!(parts.iter().map(|part| part["part"].as_str().expect("a name")).collect::<Vec<_>>(), PARTS);
     for part in parts {
@@ -43,7 +52,7 @@ fn a_bench_measures_each_part_beside_the_bare_commands_and_leaves_nothing() {
 
     let servers: [Server; 3] = Server::several();
     let told = measured(&env, &servers[0].url());
-    assert_eq!((&told["clients"], &told["for_ms"]), (&4.into(), &1_000.into()));
+    assert_eq!(told["clients"], 4);
     assert_eq!(left(&servers[0]), [""; 0]);
     let sentinels = Sentinels::start();
     measured(&env, &sentinels.url());
