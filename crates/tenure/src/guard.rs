@@ -333,7 +333,7 @@ impl Guard {
         }
         let within = lease.op_timeout.min(lease.remaining(engine)).max(Duration::from_millis(1));
         let changes = matches!(verb, Verb::Renew { .. });
-        match engine.call(&lease.name, lease.rule, &lease.owner, verb, within).await {
+        match engine.call_again(&lease.name, lease.rule, &lease.owner, verb, within).await {
             Ok(answer) => match lease.refusal(&answer) {
                 Some(loss) => {
                     lease.lose(engine, &loss);

@@ -902,7 +902,12 @@ impl Locks {
         let owner = Owner::fresh(&self.options.label, &*engine.runtime);
         let mut rule = LockSpec::Mutex;
         loop {
-            match engine.call(&full, rule, &owner, verb.clone(), self.options.op_timeout).await {
+            let within = self.options.op_timeout;
+            let answer = match verb {
+                Verb::Inspect => engine.call_again(&full, rule, &owner, Verb::Inspect, within).await,
+                _ => engine.call(&full, rule, &owner, verb.clone(), within).await,
+            };
+            match answer {
                 Ok(Answer::Found(mut found)) => {
                     let is_reentrant = found.kind == Kind::Reentrant;
                     for holder in found.holders.iter_mut().filter(|_| is_reentrant) {

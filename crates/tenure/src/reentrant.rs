@@ -181,7 +181,7 @@ impl ReentrantMutex {
     pub async fn hold_count(&self) -> Result<u32> {
         let LockHandle { home, options, full, owner, .. } = &self.0;
         let (engine, Some(owner)) = (&home.engine, owner) else { return Ok(0) };
-        match engine.call(full, LockSpec::Reentrant, owner, Verb::Inspect, options.op_timeout).await {
+        match engine.call_again(full, LockSpec::Reentrant, owner, Verb::Inspect, options.op_timeout).await {
             Ok(Answer::Found(found)) => {
                 let mine = |value: &[u8]| {
                     crate::protocol::parse_value(value).is_some_and(|(holder, _)| holder == *owner)

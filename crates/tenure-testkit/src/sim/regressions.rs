@@ -92,7 +92,7 @@ pub const ONE_SERVER: &[Regression] = &[
     found(
         "an acquisition that was given up was carried out when its undo had been given up too",
         Regime::Lossy,
-        10_667,
+        20_000_021,
         Some(Bug::ReleaseGivenUp),
     ),
     found(

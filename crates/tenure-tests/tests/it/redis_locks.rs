@@ -46,6 +46,48 @@ fn an_uncontended_pair_costs_three_commands_and_a_short_script() {
 }
 
 #[test]
+fn what_may_be_asked_twice_is_asked_again_where_its_connection_ends() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.address());
+    let ttls = |options: tenure::Options| options.ttl(ms(60_000)).op_timeout(ms(20_000));
+    let locks = locks(&proxy.url()).with(ttls).expect("options");
+    let me = Owner::new("me").expect("an owner");
+    let entered = locks.reentrant_mutex("entered", &me).expect("a name");
+    let guard = block_on(locks.mutex("x").expect("a name").lock()).expect("a free lock");
+    let _entered = block_on(entered.lock()).expect("a free lock");
+    let cut = || {
+        let before = proxy.connections();
+        proxy.set_on(before, Fault::CutAfterReplies(0));
+        before
+    };
+    let met = |before: usize| assert!(proxy.connections() > before, "no connection has ended");
+
+    let before = cut();
+    block_on(guard.verify()).expect("still held");
+    met(before);
+    let before = cut();
+    block_on(guard.renew()).expect("still held");
+    met(before);
+    let before = cut();
+    assert_eq!(block_on(entered.hold_count()).expect("an answer"), 1);
+    met(before);
+    let before = cut();
+    assert!(block_on(locks.inspect("x")).expect("an answer").is_some());
+    met(before);
+    let before = cut();
+    let owner = block_on(guard.detach()).expect("detached");
+    met(before);
+    let before = cut();
+    assert!(block_on(locks.renew_detached("x", &owner)).expect("an answer").is_some());
+    met(before);
+
+    // What ends a lock is not: another may have it by then.
+    cut();
+    assert!(block_on(locks.force_release("x")).expect_err("no answer").is_unknown());
+    assert!(block_on(locks.inspect("x")).expect("an answer").is_none());
+}
+
+#[test]
 fn since_when_a_holder_holds_is_told_with_and_without_a_token() {
     timed(|| {
         let server = Server::start();

@@ -234,7 +234,7 @@ impl Acquisition {
         let (ttl_ms, hold, bind) = (lease::millis(ttl), self.hold, Some(Liveness::Lease));
         let verb = Verb::Renew { ttl_ms, hold, bind, weight: None };
         let within = self.options.op_timeout;
-        let answer = engine.call(&self.name, self.rule, &self.owner, verb, within).await;
+        let answer = engine.call_again(&self.name, self.rule, &self.owner, verb, within).await;
         let answered = engine.now();
         let left = lease::deadline(sent, answered, ttl).since(answered);
         Ok(self.resumed(answer)?.and_then(|_| match left {

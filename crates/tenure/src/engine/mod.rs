@@ -149,6 +149,38 @@ impl Engine {
         }
     }
 
+    /// Sends a request that may be carried out twice. Sends it again where its connection has
+    /// ended before the answer.
+    pub(crate) async fn call_again(
+        self: &Arc<Self>,
+        name: &LockName,
+        rule: LockSpec,
+        owner: &Owner,
+        verb: Verb,
+        within: Duration,
+    ) -> Result<Answer, Failure> {
+        let until = self.now() + within;
+        let mut left = within;
+        for attempt in 0.. {
+            let answer = self.call(name, rule, owner, verb.clone(), left).await;
+            let Err(Failure::Unknown(cause)) = answer else {
+                return match answer {
+                    // One before may have been carried out.
+                    Err(Failure::NotSent(cause)) if attempt > 0 => Err(Failure::Unknown(cause)),
+                    answer => answer,
+                };
+            };
+            // At once at first: the next connection comes in its own time.
+            let pause = if attempt == 0 { Duration::ZERO } else { self.jittered(backoff(attempt)) };
+            if self.now() + pause >= until {
+                return Err(Failure::Unknown(cause));
+            }
+            self.runtime.sleep_until(self.now() + pause).await;
+            left = until.since(self.now()).max(Duration::from_millis(1));
+        }
+        unreachable!("time passes")
+    }
+
     /// The answer itself, where the request stopped at its bound: the rest is done beside.
     fn finished(self: &Arc<Self>, name: &LockName, rule: LockSpec, answer: Answer) -> Answer {
         let Answer::More(answer) = answer else { return answer };

@@ -112,7 +112,7 @@ impl RecordHandle {
         let (lock, engine) = (&self.lock, self.engine());
         let owner = Owner::fresh(&lock.options.label, &*engine.runtime);
         let within = lock.options.op_timeout;
-        match engine.call(&lock.full, lock.rule, &owner, Verb::Inspect, within).await {
+        match engine.call_again(&lock.full, lock.rule, &owner, Verb::Inspect, within).await {
             Ok(Answer::Found(found)) => {
                 Ok(found.holders.iter().filter_map(|holder| parse_value(&holder.value)).collect())
             }
