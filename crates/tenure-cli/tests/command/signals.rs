@@ -32,15 +32,20 @@ fn a_command_that_obeys_ends_by_the_signal() {
 #[test]
 fn a_command_that_ignores_a_signal_keeps_the_lock_until_it_ends() {
     let env = TestEnv::new();
-    for (name, signal) in FORWARDED {
-        let _ = fs::remove_file(env.path("end"));
+    let ignore = |(name, signal)| {
         let script = format!("trap '' {name}; READY; while [ ! -e end ]; do sleep 0.02; done; exit 3");
-        let running = env.start_script(&["--ttl", "300ms"], "x", &script);
+        let running = env.start_script(&["--ttl", "2s"], name, &script);
         running.signal(signal);
-        sleep(Duration::from_millis(350)); // longer than a lease, which must have been renewed
+        (name, running)
+    };
+    let all = FORWARDED.map(ignore);
+    sleep(Duration::from_millis(2_100)); // longer than a lease, which must have been renewed
+    for (name, running) in &all {
         assert!(!running.has_ended(), "{running:?}");
-        env.tenure_run(["-n", "x", "--", "true"]).exits_with(75);
-        fs::write(env.path("end"), "").unwrap();
+        env.tenure_run(["-n", name, "--", "true"]).exits_with(75);
+    }
+    fs::write(env.path("end"), "").unwrap();
+    for (_, running) in all {
         running.wait().exits_with(3).says_nothing();
     }
 }
