@@ -315,7 +315,9 @@ macro_rules! conformance_cases {
                 #[test]
                 fn $case() {
                     let flavour = $crate::conformance::Flavour::$flavour;
-                    $run(flavour, |fixture| Box::pin($crate::conformance::$group::$case(fixture)));
+                    $crate::timed::timed(|| {
+                        $run(flavour, |fixture| Box::pin($crate::conformance::$group::$case(fixture)));
+                    });
                 }
             )*
         }

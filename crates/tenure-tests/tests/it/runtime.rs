@@ -14,6 +14,7 @@ use tenure::{
     Error, FairMutex, Guard, HoldEnd, Holder, Kind, Listing, LockName, Locks, Lost, Multi, MultiGuard, Mutex,
     Options, Owner, Part, ReentrantMutex, Renewal, RwLock, Semaphore, Status, block_on,
 };
+use tenure_testkit::timed::timed;
 
 const TTL: Duration = Duration::from_millis(300);
 
@@ -78,15 +79,17 @@ fn a_task_on_a_callers_runtime_ends_with_the_client_and_keeps_no_thread() {
 
 #[test]
 fn a_task_that_blocks_its_runtime_costs_no_lease() {
-    let locks = locks();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let guard = runtime.block_on(async {
-        let guard = locks.mutex("x").expect("a name").lock().await.expect("a free lock");
-        thread::sleep(Duration::from_secs(5)); // sixteen leases, and nothing of this runtime is polled
-        guard
+    timed(|| {
+        let locks = locks();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let guard = runtime.block_on(async {
+            let guard = locks.mutex("x").expect("a name").lock().await.expect("a free lock");
+            thread::sleep(Duration::from_secs(5)); // sixteen leases, and nothing of this runtime is polled
+            guard
+        });
+        assert!(guard.is_held());
+        block_on(guard.verify()).expect("still held");
     });
-    assert!(guard.is_held());
-    block_on(guard.verify()).expect("still held");
 }
 
 #[test]
