@@ -45,6 +45,20 @@ fn an_uncontended_pair_costs_three_commands_and_a_short_script() {
     assert_eq!(calls, expected.iter().map(|(name, calls)| ((*name).to_owned(), *calls)).collect());
 }
 
+/// Ends the newest connection in place of the next reply.
+fn cut(proxy: &Proxy) {
+    proxy.set_on(proxy.connections(), Fault::CutAfterReplies(0));
+}
+
+/// What is answered although the connection of its first request ends before the reply.
+async fn cut_under<T>(proxy: &Proxy, asked: impl Future<Output = T>) -> T {
+    let before = proxy.connections();
+    cut(proxy);
+    let answer = asked.await;
+    assert!(proxy.connections() > before, "no connection has ended");
+    answer
+}
+
 #[test]
 fn what_may_be_asked_twice_is_asked_again_where_its_connection_ends() {
     let server = Server::start();
@@ -55,34 +69,15 @@ fn what_may_be_asked_twice_is_asked_again_where_its_connection_ends() {
     let entered = locks.reentrant_mutex("entered", &me).expect("a name");
     let guard = block_on(locks.mutex("x").expect("a name").lock()).expect("a free lock");
     let _entered = block_on(entered.lock()).expect("a free lock");
-    let cut = || {
-        let before = proxy.connections();
-        proxy.set_on(before, Fault::CutAfterReplies(0));
-        before
-    };
-    let met = |before: usize| assert!(proxy.connections() > before, "no connection has ended");
-
-    let before = cut();
-    block_on(guard.verify()).expect("still held");
-    met(before);
-    let before = cut();
-    block_on(guard.renew()).expect("still held");
-    met(before);
-    let before = cut();
-    assert_eq!(block_on(entered.hold_count()).expect("an answer"), 1);
-    met(before);
-    let before = cut();
-    assert!(block_on(locks.inspect("x")).expect("an answer").is_some());
-    met(before);
-    let before = cut();
-    let owner = block_on(guard.detach()).expect("detached");
-    met(before);
-    let before = cut();
-    assert!(block_on(locks.renew_detached("x", &owner)).expect("an answer").is_some());
-    met(before);
+    block_on(cut_under(&proxy, guard.verify())).expect("still held");
+    block_on(cut_under(&proxy, guard.renew())).expect("still held");
+    assert_eq!(block_on(cut_under(&proxy, entered.hold_count())).expect("an answer"), 1);
+    assert!(block_on(cut_under(&proxy, locks.inspect("x"))).expect("an answer").is_some());
+    let owner = block_on(cut_under(&proxy, guard.detach())).expect("detached");
+    assert!(block_on(cut_under(&proxy, locks.renew_detached("x", &owner))).expect("an answer").is_some());
 
     // What ends a lock is not: another may have it by then.
-    cut();
+    cut(&proxy);
     assert!(block_on(locks.force_release("x")).expect_err("no answer").is_unknown());
     assert!(block_on(locks.inspect("x")).expect("an answer").is_none());
 }
