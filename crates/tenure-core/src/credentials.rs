@@ -1,3 +1,5 @@
+//! Logins that change while a program runs.
+
 use std::fmt;
 use std::sync::Arc;
 
@@ -17,8 +19,10 @@ use crate::error::Cause;
 /// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credentials {
-    pub(crate) user: Option<String>,
-    pub(crate) password: String,
+    #[doc(hidden)]
+    pub user: Option<String>,
+    #[doc(hidden)]
+    pub password: String,
 }
 
 impl Credentials {
@@ -50,7 +54,13 @@ impl fmt::Debug for Credentials {
 
 /// What tells the login at each dial.
 #[derive(Clone)]
-pub(crate) struct Provider(pub(crate) Arc<dyn Fn() -> Result<Credentials, Cause> + Send + Sync>);
+pub struct Provider(pub Arc<dyn Fn() -> Result<Credentials, Cause> + Send + Sync>);
+
+impl fmt::Debug for Provider {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Provider")
+    }
+}
 
 impl PartialEq for Provider {
     fn eq(&self, other: &Self) -> bool {

@@ -1,3 +1,5 @@
+//! The one public error.
+
 use std::fmt;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
@@ -265,47 +267,55 @@ impl Error {
 
 /// How the rest of the crate makes errors.
 impl Error {
-    pub(crate) fn invalid(message: impl Into<String>) -> Self {
+    #[doc(hidden)]
+    pub fn invalid(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Invalid, None, None, message.into(), None)
     }
 
-    pub(crate) fn unsupported(store: &Arc<str>, message: impl Into<String>) -> Self {
+    #[doc(hidden)]
+    pub fn unsupported(store: &Arc<str>, message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Unsupported, None, Some(store), message.into(), None)
     }
 
-    pub(crate) fn no_thread(url: &str, error: std::io::Error) -> Self {
+    #[doc(hidden)]
+    pub fn no_thread(url: &str, error: std::io::Error) -> Self {
         let store: Arc<str> = url.split_once(':').map_or(url, |(scheme, _)| scheme).into();
         let message = format!("no thread could be started for the store {store}");
         Self::new(ErrorKind::Unreachable, None, Some(&store), message, Some(Arc::new(error)))
     }
 
     /// Releases are still on their way.
-    pub(crate) fn unflushed(store: &Arc<str>) -> Self {
+    #[doc(hidden)]
+    pub fn unflushed(store: &Arc<str>) -> Self {
         let message =
             format!("store {store} did not confirm every release in time; they go on in the background");
         Self::new(ErrorKind::Unreachable, None, Some(store), message, None)
     }
 
     /// What the store keeps does not let it be done.
-    pub(crate) fn refused(lock: &LockName, store: &Arc<str>, what: &str) -> Self {
+    #[doc(hidden)]
+    pub fn refused(lock: &LockName, store: &Arc<str>, what: &str) -> Self {
         let message = format!("{}: {what}", lock.quoted());
         Self::new(ErrorKind::Refused, Some(lock), Some(store), message, None)
     }
 
     /// The store did not answer another request a moment ago.
-    pub(crate) fn silent_lately(lock: &LockName, store: &Arc<str>) -> Self {
+    #[doc(hidden)]
+    pub fn silent_lately(lock: &LockName, store: &Arc<str>) -> Self {
         let message =
             format!("store {store} was not asked about {}: it did not answer a moment ago", lock.quoted());
         Self::new(ErrorKind::Unreachable, Some(lock), Some(store), message, None)
     }
 
     /// Another caller computes for longer than this one waits.
-    pub(crate) fn overdue(lock: &LockName, store: &Arc<str>) -> Self {
+    #[doc(hidden)]
+    pub fn overdue(lock: &LockName, store: &Arc<str>) -> Self {
         let message = format!("the value of {} was not computed within the wait", lock.quoted());
         Self::new(ErrorKind::Overdue, Some(lock), Some(store), message, None)
     }
 
-    pub(crate) fn lost(lock: &LockName, store: &Arc<str>, reason: impl fmt::Display) -> Self {
+    #[doc(hidden)]
+    pub fn lost(lock: &LockName, store: &Arc<str>, reason: impl fmt::Display) -> Self {
         let message = match lock.of_use() {
             Some((what, name)) => format!("{what} {name} is lost: {reason}"),
             None => format!("lock {} is lost: {reason}", lock.quoted()),
@@ -314,12 +324,14 @@ impl Error {
     }
 
     /// What stands at the name is not to be ended by force.
-    pub(crate) fn no_lock(lock: &LockName, store: &Arc<str>, what: &str) -> Self {
+    #[doc(hidden)]
+    pub fn no_lock(lock: &LockName, store: &Arc<str>, what: &str) -> Self {
         let message = format!("{} is not a lock of tenure: it is {what}", lock.quoted());
         Self::new(ErrorKind::Mismatch, Some(lock), Some(store), message, None)
     }
 
-    pub(crate) fn new(
+    #[doc(hidden)]
+    pub fn new(
         kind: ErrorKind,
         lock: Option<&LockName>,
         store: Option<&Arc<str>>,
@@ -354,63 +366,5 @@ impl fmt::Debug for Error {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.0.source.as_deref().map(|cause| cause as _)
-    }
-}
-
-/// Why [`Guard::run`](crate::Guard::run) and its like failed, with the value of the work if there
-/// is one.
-///
-/// `?` makes an [`Error`] of it and drops the value. Keep the value if the work had effects that
-/// must be recorded or undone:
-///
-/// ```
-/// # tenure::block_on(async {
-/// let locks = tenure::Locks::memory();
-/// let guard = locks.mutex("draw:noon")?.lock().await?;
-/// let drawn = guard.run(async |_| {
-///     locks.force_release("draw:noon").await.unwrap(); // another client breaks the lock
-///     17
-/// });
-/// let failed = drawn.await.unwrap_err();
-/// assert!(failed.error.is_lost());
-/// assert_eq!(failed.value, Some(17)); // the work was done, perhaps beside another holder
-/// # Ok::<(), tenure::Error>(()) }).unwrap();
-/// ```
-#[derive(Clone)]
-#[non_exhaustive]
-pub struct RunError<T> {
-    /// How the lock was lost.
-    pub error: Error,
-    /// What the work returned: `Some` if it was done before the loss was known. `None` if it was
-    /// dropped unfinished.
-    pub value: Option<T>,
-}
-
-impl<T> From<RunError<T>> for Error {
-    fn from(failed: RunError<T>) -> Self {
-        failed.error
-    }
-}
-
-impl<T> fmt::Display for RunError<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let work = if self.value.is_some() { "the work was done" } else { "the work was stopped" };
-        write!(f, "{}; {work}", self.error)
-    }
-}
-
-/// Says of the value only whether there is one: its type need not be `Debug`.
-impl<T> fmt::Debug for RunError<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RunError")
-            .field("error", &self.error)
-            .field("has_value", &self.value.is_some())
-            .finish_non_exhaustive()
-    }
-}
-
-impl<T> std::error::Error for RunError<T> {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        std::error::Error::source(&self.error)
     }
 }

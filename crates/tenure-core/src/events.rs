@@ -23,44 +23,48 @@ use tracing::subscriber::NoSubscriber;
 /// So many events wait for the subscriber; further ones are dropped.
 const QUEUE: usize = 4_096;
 /// How long `shutdown` and the drop of the last handle wait for the subscriber.
-pub(crate) const FLUSH: Duration = Duration::from_secs(1);
+pub const FLUSH: Duration = Duration::from_secs(1);
 
 /// Emits an event with its level, target, name, message and fields. The name is the field `event`,
 /// which stays as it is between versions, while the message is for people. The fields' values are
 /// owned, and built only if a subscriber wants the event.
+#[macro_export]
+#[doc(hidden)]
 macro_rules! event {
     (
         $level:ident, target: $target:expr, $name:literal, $message:literal
         $(, $field:ident = $value:expr)* $(,)?
     ) => {
         if $crate::events::is_enabled(|| {
-            tracing::event_enabled!(target: $target, tracing::Level::$level, event $(, $field)*)
+            $crate::events::tracing::event_enabled!(target: $target, $crate::events::tracing::Level::$level, event $(, $field)*)
         }) {
             let ($($field,)*) = ($($value,)*);
             $crate::events::emit(move || {
-                tracing::event!(
-                    target: $target, tracing::Level::$level, event = $name, $($field = $field,)* $message
+                $crate::events::tracing::event!(
+                    target: $target, $crate::events::tracing::Level::$level, event = $name, $($field = $field,)* $message
                 )
             });
         }
     };
 }
-pub(crate) use event;
+pub use crate::event;
+#[doc(hidden)]
+pub use tracing;
 
 /// A span for work on a caller's thread. On the thread of a driver there is none: no subscriber is
 /// called there.
-pub(crate) fn span(makes: impl FnOnce() -> Span) -> Span {
+pub fn span(makes: impl FnOnce() -> Span) -> Span {
     let is_drivers = QUEUED.try_with(|events| events.get().is_some()).unwrap_or(true);
     if is_drivers { Span::none() } else { makes() }
 }
 
 /// Milliseconds, as fields have them.
-pub(crate) fn millis(duration: Duration) -> u64 {
+pub fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// A field as its text.
-pub(crate) fn text(value: impl fmt::Display) -> DisplayValue<String> {
+pub fn text(value: impl fmt::Display) -> DisplayValue<String> {
     field::display(value.to_string())
 }
 
@@ -77,14 +81,14 @@ thread_local! {
 }
 
 /// Whether the subscriber of this thread wants an event.
-pub(crate) fn is_enabled(asks: impl Fn() -> bool) -> bool {
+pub fn is_enabled(asks: impl Fn() -> bool) -> bool {
     let queued = QUEUED.try_with(|events| events.get().map(|events| events.within(&asks)));
     queued.ok().flatten().unwrap_or_else(asks)
 }
 
 /// Hands an event to the subscriber: at once, or through the queue of the driver whose thread this
 /// is.
-pub(crate) fn emit(event: impl FnOnce() + Send + 'static) {
+pub fn emit(event: impl FnOnce() + Send + 'static) {
     match QUEUED.try_with(|events| events.get().cloned()).ok().flatten() {
         Some(events) => events.queue(Box::new(event)),
         None => event(),
@@ -92,7 +96,7 @@ pub(crate) fn emit(event: impl FnOnce() + Send + 'static) {
 }
 
 /// The events of one driver.
-pub(crate) struct Events {
+pub struct Events {
     start_thread: StartThread,
     /// The subscriber of the thread that started the driver. Without one, that of the process
     /// counts.
@@ -120,14 +124,14 @@ struct Counts {
 impl Events {
     /// For a driver that this thread starts. `start_thread` starts the thread that calls the
     /// subscriber.
-    pub(crate) fn new(start_thread: StartThread) -> Arc<Self> {
+    pub fn new(start_thread: StartThread) -> Arc<Self> {
         let subscriber = dispatcher::get_default(Dispatch::clone);
         let subscriber = (!subscriber.is::<NoSubscriber>()).then_some(subscriber);
         Arc::new(Self { subscriber, start_thread, thread: OnceLock::new(), progress: Arc::default() })
     }
 
     /// From here on this thread queues its events.
-    pub(crate) fn take_over(self: &Arc<Self>) {
+    pub fn take_over(self: &Arc<Self>) {
         QUEUED.with(|events| _ = events.set(Arc::clone(self)));
     }
 
@@ -163,7 +167,7 @@ impl Events {
     }
 
     /// Blocks the thread until the subscriber has had what was queued before, at most this long.
-    pub(crate) fn wait(&self, most: Duration) {
+    pub fn wait(&self, most: Duration) {
         if HANDS_ON.get() {
             return;
         }
@@ -173,7 +177,7 @@ impl Events {
     }
 
     /// Waits until the subscriber has had what was queued before.
-    pub(crate) async fn flushed(&self) {
+    pub async fn flushed(&self) {
         let queued = self.progress.counts().queued;
         loop {
             let change = self.progress.waiting.notified();

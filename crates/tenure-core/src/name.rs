@@ -36,7 +36,8 @@ impl LockName {
     pub const MAX_BYTES: usize = 64 * 1024;
 
     /// The name, or why the text is invalid.
-    pub(crate) fn checked(name: &str) -> Result<Self, String> {
+    #[doc(hidden)]
+    pub fn checked(name: &str) -> Result<Self, String> {
         if name.is_empty() {
             return Err("a lock needs a name of 1 byte to 64 KiB, and this one is empty".into());
         }
@@ -54,7 +55,8 @@ impl LockName {
     }
 
     /// A name that this library itself has made, or has read back from its store.
-    pub(crate) fn in_store(name: String) -> Self {
+    #[doc(hidden)]
+    pub fn in_store(name: String) -> Self {
         Self(name.into())
     }
 
@@ -69,13 +71,15 @@ impl LockName {
     }
 
     /// The name as messages show it: quoted, escaped, and cut if it is long.
-    pub(crate) fn quoted(&self) -> Quoted<'_> {
+    #[doc(hidden)]
+    pub fn quoted(&self) -> Quoted<'_> {
         Quoted(&self.0)
     }
 
     /// What a lock with a record is for, and the full name that its user gave: `None` for every
     /// other lock.
-    pub(crate) fn of_use(&self) -> Option<(&'static str, Quoted<'_>)> {
+    #[doc(hidden)]
+    pub fn of_use(&self) -> Option<(&'static str, Quoted<'_>)> {
         let (kind, key) = self.0.strip_prefix(USE)?.split_once(':')?;
         let uses = [("elect", "election"), ("once", "job"), ("cache", "cache"), ("fill", "fill")];
         let (_, what) = uses.into_iter().find(|(known, _)| *known == kind)?;
@@ -85,7 +89,7 @@ impl LockName {
 }
 
 /// What the names of locks with records begin with.
-pub(crate) const USE: &str = "tenure:use:";
+pub const USE: &str = "tenure:use:";
 
 /// The name itself, whole and without quotes.
 impl fmt::Display for LockName {
@@ -113,7 +117,8 @@ impl fmt::Debug for LockName {
 }
 
 /// Text from outside, fit for one line of a message: escaped, and cut when it is long.
-pub(crate) struct Quoted<'a>(pub(crate) &'a str);
+#[derive(Debug)]
+pub struct Quoted<'a>(pub &'a str);
 
 impl fmt::Display for Quoted<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,3 +1,5 @@
+//! The identity that holds a lock.
+
 use std::borrow::Cow;
 use std::fmt::{self, Write};
 use std::ops::Range;
@@ -53,17 +55,20 @@ impl Owner {
     }
 
     /// A fresh owner for one acquisition; the label was checked with the options.
-    pub(crate) fn fresh(label: &str, runtime: &dyn Runtime) -> Self {
+    #[doc(hidden)]
+    pub fn fresh(label: &str, runtime: &dyn Runtime) -> Self {
         Self::made(label, runtime.unix_micros(), runtime.random_long())
     }
 
     /// A fresh owner of this client, whose next number is `serial`.
-    pub(crate) fn of(client: Client, serial: u64, label: &str, unix_us: u64) -> Self {
+    #[doc(hidden)]
+    pub fn of(client: Client, serial: u64, label: &str, unix_us: u64) -> Self {
         Self::made(label, unix_us, u128::from(client.0) << SERIAL_BITS | u128::from(serial & LOW))
     }
 
     /// Which client made it.
-    pub(crate) fn client(&self) -> Client {
+    #[doc(hidden)]
+    pub fn client(&self) -> Client {
         let id = self.0.rsplit_once('/').map_or("", |(_, id)| id);
         Client((u128::from_str_radix(id, 16).unwrap_or(0) >> SERIAL_BITS) as u64 & LOW)
     }
@@ -182,7 +187,8 @@ pub struct Client(u64);
 
 impl Client {
     /// A client of this random number.
-    pub(crate) fn new(random: u64) -> Self {
+    #[doc(hidden)]
+    pub fn new(random: u64) -> Self {
         Self(random & LOW)
     }
 }
@@ -234,7 +240,7 @@ fn in_host(char: char) -> bool {
 }
 
 /// Checks what people are to read, which `what` names.
-pub(crate) fn check_text(what: &str, text: &str) -> Result<()> {
+pub fn check_text(what: &str, text: &str) -> Result<()> {
     if text.len() <= MAX_LABEL && !text.contains(char::is_control) {
         return Ok(());
     }

@@ -414,7 +414,7 @@ mod switch {
         static ON: Cell<Option<Bug>> = const { Cell::new(None) };
     }
 
-    pub(crate) fn planted(bug: Bug) -> bool {
+    pub fn planted(bug: Bug) -> bool {
         ON.get().is_some_and(|on| on == bug || on.includes() == Some(bug))
     }
 
@@ -434,7 +434,7 @@ mod switch {
     /// How many crash points this process still passes, and one more.
     static LEFT: AtomicU64 = AtomicU64::new(u64::MAX);
 
-    pub(crate) fn crash_point() {
+    pub fn crash_point() {
         if LEFT.load(Ordering::Relaxed) < u64::MAX && LEFT.fetch_sub(1, Ordering::Relaxed) == 0 {
             abort();
         }
@@ -450,13 +450,14 @@ mod switch {
 #[cfg(tenure_planted)]
 pub use switch::{crash_after, plant};
 #[cfg(tenure_planted)]
-pub(crate) use switch::{crash_point, planted};
+pub use switch::{crash_point, planted};
 
+/// Whether this bug is switched on: never in this build.
 #[cfg(not(tenure_planted))]
-pub(crate) const fn planted(_: Bug) -> bool {
+pub const fn planted(_: Bug) -> bool {
     false
 }
 
 /// Between two things that others can see of this process: here it may be killed.
 #[cfg(not(tenure_planted))]
-pub(crate) const fn crash_point() {}
+pub const fn crash_point() {}

@@ -28,7 +28,7 @@ use crate::events::Events;
 use crate::moment::Moment;
 
 #[cfg(feature = "testing")]
-pub(crate) use callers::Callers;
+pub use callers::Callers;
 
 /// Time, randomness, tasks and timers.
 pub trait Runtime: fmt::Debug + Send + Sync + 'static {
@@ -114,7 +114,7 @@ impl Driver {
     }
 
     /// What its thread says to a subscriber.
-    pub(crate) fn events(&self) -> &Events {
+    pub fn events(&self) -> &Events {
         &self.events
     }
 
@@ -126,7 +126,7 @@ impl Driver {
     }
 
     /// Waits until its tasks are dropped after a [`stop`](Self::stop), at most this long. Blocks.
-    pub(crate) fn wait(&self, most: Duration) {
+    pub fn wait(&self, most: Duration) {
         if let Ok(ended) = self.ended.lock() {
             let _ = ended.recv_timeout(most);
         }
@@ -148,7 +148,7 @@ struct OfCaller {
 }
 
 /// Whether the caller runs within its own tokio runtime.
-pub(crate) fn has_tokio() -> bool {
+pub fn has_tokio() -> bool {
     Handle::try_current().is_ok()
 }
 
@@ -156,7 +156,7 @@ pub(crate) fn has_tokio() -> bool {
 ///
 /// # Panics
 /// Without one: ask [`has_tokio`] first.
-pub(crate) fn spawn_on_tokio(task: impl Future<Output = ()> + Send + 'static) {
+pub fn spawn_on_tokio(task: impl Future<Output = ()> + Send + 'static) {
     Handle::current().spawn(task);
 }
 
@@ -298,12 +298,12 @@ fn boottime() -> Moment {
 }
 
 /// The wall clock in microseconds since 1970; 0 before.
-pub(crate) fn unix_micros() -> u64 {
+pub fn unix_micros() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64)
 }
 
 /// 128 bits from the system, by one call of it.
-pub(crate) fn random_long() -> u128 {
+pub fn random_long() -> u128 {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).expect("the system gives random bytes");
     u128::from_ne_bytes(bytes)

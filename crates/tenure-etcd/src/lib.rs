@@ -16,20 +16,25 @@ use std::sync::Arc;
 
 use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
-use super::cas::Cas;
-use super::{Opening, Store};
-use crate::error::{Error, Result};
-use crate::name::Quoted;
 use line::Server;
-use url::{Files, Target};
+use tenure_core::cas::Cas;
+use tenure_core::error::{Error, Result};
+use tenure_core::name::Quoted;
+use tenure_core::net::Tls;
+use tenure_core::store::{Opening, Store};
+use url::Target;
 
 /// Whether URLs that begin so name etcd.
-pub(crate) fn takes(scheme: &str) -> bool {
+#[must_use]
+pub fn takes(scheme: &str) -> bool {
     matches!(scheme, "etcd" | "etcds")
 }
 
-/// The store that a URL names.
-pub(crate) fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
+/// Opens the store that a URL names, without I/O.
+///
+/// # Errors
+/// `is_invalid`, with the part of the URL that is wrong.
+pub fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
     let target = Target::parse(opening.url)?;
     let shown = target.shown();
     let tls = target.tls.as_ref().map(tls).transpose()?;
@@ -42,7 +47,7 @@ pub fn shown(url: &str) -> Option<String> {
 }
 
 /// Reads the files of an encrypted connection.
-fn tls(files: &Files) -> Result<ClientTlsConfig> {
+fn tls(files: &Tls) -> Result<ClientTlsConfig> {
     let read = |file: &Path| {
         fs::read(file).map_err(|error| {
             let file = Quoted(file.to_str().expect("text of a URL"));

@@ -11,9 +11,9 @@ use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
 use tonic::{Code, Request, Status};
 use tonic_prost::ProstCodec;
 
-use super::super::Failure;
 use super::url::Target;
 use super::wire::{Authenticate, Authenticated};
+use tenure_core::store::Failure;
 
 /// A silent connection is asked whether it is still there, and given up after the same time again.
 const PING: Duration = Duration::from_secs(2);

@@ -12,15 +12,15 @@ use tonic::Streaming;
 use tonic::client::Grpc;
 use tonic_prost::ProstCodec;
 
-use super::super::cas::{Backend, Change, Committed, Handle, Listed, Seen, Stamp, Stored, Watch};
-use super::super::{Cursor, Failure};
 use super::line::Server;
 use super::wire::{
     Compare, Delete, Done, Event, Grant, Granted, Is, Kept, KeyValue, LeaseId, Nothing, Of, Put, Range,
     Ranged, Status as ServerStatus, Step, StepDone, Txn, WatchCreate, WatchRequest, Watched, What, WhatDone,
     With,
 };
-use crate::name::LockName;
+use tenure_core::cas::{Backend, Change, Committed, Handle, Listed, Seen, Stamp, Stored, Watch};
+use tenure_core::name::LockName;
+use tenure_core::store::{Cursor, Failure};
 
 /// etcd takes requests of 1.5 MiB, unless it is set to less.
 const LIMIT: usize = 1_400_000;

@@ -3,9 +3,9 @@
 
 use std::fmt;
 
-use crate::error::Result;
-pub(super) use crate::store::cas::url::Files;
-use crate::store::cas::url::{Parts, Place, Syntax};
+use tenure_core::cas::url::{Parts, Place, Syntax};
+use tenure_core::error::Result;
+use tenure_core::net::Tls;
 
 const SYNTAX: Syntax = Syntax { server: "etcd", scheme: "etcd", port: 2379, tls_port: 2379 };
 /// What keys begin with where the URL has no prefix.
@@ -19,7 +19,7 @@ pub(super) struct Target {
     /// What all keys begin with; it ends with a slash.
     pub(super) prefix: String,
     pub(super) login: Option<(String, String)>,
-    pub(super) tls: Option<Files>,
+    pub(super) tls: Option<Tls>,
 }
 
 impl Target {

@@ -10,12 +10,12 @@ use super::names::{HolderId, RecordId};
 use super::record::Record;
 use super::run::{DEAD, Ran, Run};
 use super::seen::{Living, asked, further_back, keep, seen};
-use crate::owner::Owner;
-use crate::protocol::{
+use tenure_core::owner::Owner;
+use tenure_core::protocol::{
     Answer, Data, Entry, Liveness, LockSpec, Notification, Now, Op, ReleaseScope, State, Verb,
 };
-use crate::runtime::Runtime;
-use crate::store::Failure;
+use tenure_core::runtime::Runtime;
+use tenure_core::store::Failure;
 
 /// Both clocks. A directory's times are those of the machine's boot clock, which is ahead of this
 /// process's by a negative offset.

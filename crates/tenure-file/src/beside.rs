@@ -10,10 +10,10 @@ use super::holders::Holders;
 use super::life::living;
 use super::lock::Lock;
 use super::names::RecordId;
-use crate::protocol::record::{self, Record, RecordAnswer, RecordOp, RecordVerb, Then};
-use crate::protocol::{Fence, LockSpec, Now, Op, ReleaseScope, Verb};
-use crate::runtime::Runtime;
-use crate::store::Failure;
+use tenure_core::protocol::record::{self, Record, RecordAnswer, RecordOp, RecordVerb, Then};
+use tenure_core::protocol::{Fence, LockSpec, Now, Op, ReleaseScope, Verb};
+use tenure_core::runtime::Runtime;
+use tenure_core::store::Failure;
 
 const FORMAT: &str = "tenure record 1";
 
@@ -60,7 +60,7 @@ pub(super) fn apply_to_record(
         RecordVerb::Void => {
             inside.remove_file(&id.beside())?;
             let verb = Verb::Release { hold: 0, fence: Fence::Assign, whose: ReleaseScope::Any };
-            let owner = crate::owner::Owner::fresh("", runtime);
+            let owner = tenure_core::owner::Owner::fresh("", runtime);
             Some(Op { name: op.lock.clone(), rule: LockSpec::Mutex, owner, request: 0, verb })
         }
     };

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::names::HolderId;
 
-/// What each hold ends with, by number: see [`protocol::end`](crate::protocol::end). A hold that is
+/// What each hold ends with, by number: see [`protocol::end`](tenure_core::protocol::end). A hold that is
 /// not here ends with its lease only. Many processes wait in one queue, and each request reads all
 /// of this: so it is one list, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

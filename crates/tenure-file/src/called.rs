@@ -6,9 +6,9 @@ use super::holders::Holders;
 use super::names::{HolderId, RecordId};
 use super::record::Record;
 use super::waits::{NEAR, Waits};
-use crate::planted::{Bug, planted};
-use crate::protocol::{Answer, Now, Op, Verb};
-use crate::runtime::Runtime;
+use tenure_core::planted::{Bug, planted};
+use tenure_core::protocol::{Answer, Now, Op, Verb};
+use tenure_core::runtime::Runtime;
 
 /// So many in front are looked at for whether they are dead.
 const IN_FRONT: usize = 8;

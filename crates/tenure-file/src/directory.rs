@@ -24,8 +24,8 @@ use super::error::{failed, unusable};
 use super::names::{HolderId, RecordId, socket_name};
 use super::record::{Damage, Ledger, MAX_BYTES, Record};
 use super::system::{boot_id, errno, warn_of_network};
-use crate::planted::crash_point;
-use crate::store::Failure;
+use tenure_core::planted::crash_point;
+use tenure_core::store::Failure;
 
 const GUARD: &str = "guard";
 /// Written under the guard only, so one name is enough. Between two writes it is the record that

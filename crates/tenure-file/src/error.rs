@@ -4,8 +4,8 @@ use std::path::Path;
 
 use rustix::io::Errno;
 
-use crate::name::Quoted;
-use crate::store::Failure;
+use tenure_core::name::Quoted;
+use tenure_core::store::Failure;
 
 /// A call of the system that failed: what was done, to which file, and what would help.
 pub(super) fn failed(doing: &str, path: &Path, errno: Errno) -> Failure {

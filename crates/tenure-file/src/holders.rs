@@ -12,12 +12,12 @@ use super::bindings::Bindings;
 use super::directory::{Directory, Inside};
 use super::names::{HolderId, RecordId};
 use super::system::unread_messages;
-use crate::events::{event, text};
-use crate::name::LockName;
-use crate::owner::Owner;
-use crate::protocol::Liveness;
-use crate::runtime::Runtime;
-use crate::store::Failure;
+use tenure_core::events::{event, text};
+use tenure_core::name::LockName;
+use tenure_core::owner::Owner;
+use tenure_core::protocol::Liveness;
+use tenure_core::runtime::Runtime;
+use tenure_core::store::Failure;
 
 /// What this store's own holds are bound to.
 #[derive(Debug, Default)]
@@ -311,8 +311,8 @@ mod tests {
     use futures_util::future::FutureExt;
 
     use super::*;
-    use crate::runtime::Driver;
-    use crate::store::file::directory::Entered;
+    use crate::directory::Entered;
+    use tenure_core::runtime::Driver;
 
     #[test]
     fn as_many_calls_as_a_socket_takes_may_not_be_all() {

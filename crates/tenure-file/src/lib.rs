@@ -77,16 +77,16 @@ use self::shared::{Shared, Tried};
 use self::system::boot_clock_offset_ms;
 use self::watch::Hears;
 use self::worker::{Job, Promise, Request, Worker};
-use super::{
+use tenure_core::error::{Error, Result};
+use tenure_core::name::{LockName, Quoted};
+use tenure_core::owner::Owner;
+use tenure_core::protocol::record::{RecordAnswer, RecordOp};
+use tenure_core::protocol::{Answer, LockSpec, Op};
+use tenure_core::runtime::Runtime;
+use tenure_core::store::{
     Capabilities, Cursor, Failure, HoldLiveness, Incarnation, Kinds, LeaseClock, Listener, Opening, Page,
     QuorumMember, Store,
 };
-use crate::error::{Error, Result};
-use crate::name::{LockName, Quoted};
-use crate::owner::Owner;
-use crate::protocol::record::{RecordAnswer, RecordOp};
-use crate::protocol::{Answer, LockSpec, Op};
-use crate::runtime::Runtime;
 
 /// A store in a directory. Clones share it; it ends with the last of them and the last future.
 #[derive(Clone)]
@@ -103,7 +103,7 @@ struct Inner {
 }
 
 /// The store that a URL names: `file:DIR`.
-pub(crate) fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
+pub fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
     let path = opening.url.strip_prefix("file:").unwrap_or(opening.url);
     // `file:///var/lib/locks`, `file:/var/lib/locks` and `file:locks` are what people write; of
     // `file://var/lib/locks` the first part would be a host.
@@ -338,7 +338,7 @@ impl fmt::Debug for File {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::Driver;
+    use tenure_core::runtime::Driver;
 
     #[test]
     fn a_request_ends_with_the_worker_whatever_becomes_of_its_promise() {

@@ -4,8 +4,8 @@ use super::directory::{Directory, HolderState};
 use super::holders::Holders;
 use super::names::HolderId;
 use super::record::Record;
-use crate::planted::{Bug, planted};
-use crate::store::Failure;
+use tenure_core::planted::{Bug, planted};
+use tenure_core::store::Failure;
 
 /// Whether a holder is certainly dead.
 pub(super) fn is_dead(directory: &Directory, holders: &Holders, holder: HolderId) -> bool {

@@ -14,9 +14,9 @@ use std::fmt::Write;
 use siphasher::sip::SipHasher13;
 
 use super::names::HolderId;
-use crate::owner::Owner;
-use crate::protocol::codec::{number, word};
-use crate::protocol::queue::Ticket;
+use tenure_core::owner::Owner;
+use tenure_core::protocol::codec::{number, word};
+use tenure_core::protocol::queue::Ticket;
 
 /// What is written before a place that waits, and before one that was left.
 const WAITS: u8 = b'+';

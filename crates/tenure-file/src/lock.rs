@@ -16,11 +16,11 @@ use super::error::{failed, unusable};
 use super::line::{LEFT, Span, Standing, name};
 use super::names::RecordId;
 use super::record::{FULL_BYTES, Record};
-use crate::owner::Owner;
-use crate::planted::crash_point;
-use crate::protocol::queue::Queue;
-use crate::protocol::{Data, Entry};
-use crate::store::Failure;
+use tenure_core::owner::Owner;
+use tenure_core::planted::crash_point;
+use tenure_core::protocol::queue::Queue;
+use tenure_core::protocol::{Data, Entry};
+use tenure_core::store::Failure;
 
 /// So much of a line is read at first, and so much each time that more is needed.
 const FIRST_BYTES: usize = 512;

@@ -7,9 +7,9 @@ use super::life::{is_dead, living};
 use super::lock::Lock;
 use super::names::{HolderId, RecordId};
 use super::record::Record;
-use crate::events::{event, text};
-use crate::protocol::{self, Data, Notification, Now, State, parse_value};
-use crate::store::{Cursor, Failure, Page, SETUP};
+use tenure_core::events::{event, text};
+use tenure_core::protocol::{self, Data, Notification, Now, State, parse_value};
+use tenure_core::store::{Cursor, Failure, Page, SETUP};
 
 /// So many records are in one page of a listing.
 const PAGE: usize = 1_000;

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use siphasher::sip128::SipHasher24;
 
-use crate::name::LockName;
+use tenure_core::name::LockName;
 
 const BESIDE: &str = "record-";
 const LINE: &str = "line-";

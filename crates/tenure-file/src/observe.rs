@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use crate::protocol::{Answer, Data, Entry, Notification, Op};
+use tenure_core::protocol::{Answer, Data, Entry, Notification, Op};
 
 /// Hears what a request has made of a record of a directory.
 pub type Observer = Box<dyn Fn(&Op, &Answer, Option<&Notification>, Option<&Entry<Data>>)>;

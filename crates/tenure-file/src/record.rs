@@ -11,9 +11,9 @@ use siphasher::sip::SipHasher13;
 use super::bindings::Bindings;
 use super::line::Span;
 use super::names::HolderId;
-use crate::name::{LockName, USE};
-use crate::protocol::codec::{self, number, word};
-use crate::protocol::{self, Data, Entry, Kind, Now, State};
+use tenure_core::name::{LockName, USE};
+use tenure_core::protocol::codec::{self, number, word};
+use tenure_core::protocol::{self, Data, Entry, Kind, Now, State};
 
 /// The version of a directory's files. A process of another version is refused by the guard file.
 const FORMAT: &str = "3";
@@ -301,7 +301,7 @@ mod tests {
     use tenure_testkit::fuzz::fuzz;
 
     use super::*;
-    use crate::protocol::queue::{Queue, Ticket};
+    use tenure_core::protocol::queue::{Queue, Ticket};
 
     const A: &str = "a@h:1/0123456789abcdef0123456789abcdef";
     const B: &str = "b@h:2/0123456789abcdef0123456789abcdef";

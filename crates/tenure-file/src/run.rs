@@ -10,10 +10,10 @@ use super::lock::Lock;
 use super::look::front;
 use super::names::RecordId;
 use super::seen::sees_all;
-use crate::owner::Owner;
-use crate::protocol::queue::{BOUND, Queue};
-use crate::protocol::{self, Answer, Data, Entry, Notification, Now, Op, State, Verb};
-use crate::store::Failure;
+use tenure_core::owner::Owner;
+use tenure_core::protocol::queue::{BOUND, Queue};
+use tenure_core::protocol::{self, Answer, Data, Entry, Notification, Now, Op, State, Verb};
+use tenure_core::store::Failure;
 
 /// So many dead waiters are taken out by one request. It says if there may be more, and is repeated
 /// then.

@@ -7,10 +7,10 @@ use super::life::{is_dead, is_of_this_boot};
 use super::line::{Span, Standing};
 use super::lock::Lock;
 use super::names::RecordId;
-use crate::owner::Owner;
-use crate::protocol::queue::Queue;
-use crate::protocol::{Answer, Data, Entry, Now, Op, Place, ReleaseScope, State, Verb};
-use crate::store::Failure;
+use tenure_core::owner::Owner;
+use tenure_core::protocol::queue::Queue;
+use tenure_core::protocol::{Answer, Data, Entry, Now, Op, Place, ReleaseScope, State, Verb};
+use tenure_core::store::Failure;
 
 /// So few holders are looked at by every request of a queue, and not only by that of the first
 /// waiter.

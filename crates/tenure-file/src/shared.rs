@@ -14,11 +14,11 @@ use super::beside::apply_to_record;
 use super::directory::{Directory, Entered};
 use super::holders::Holders;
 use super::names::RecordId;
-use crate::moment::Moment;
-use crate::protocol::record::{RecordAnswer, RecordOp};
-use crate::protocol::{Answer, LockSpec, Op, Verb};
-use crate::runtime::Runtime;
-use crate::store::Failure;
+use tenure_core::moment::Moment;
+use tenure_core::protocol::record::{RecordAnswer, RecordOp};
+use tenure_core::protocol::{Answer, LockSpec, Op, Verb};
+use tenure_core::runtime::Runtime;
+use tenure_core::store::Failure;
 
 /// A change that takes longer is not made on a caller's thread, nor is the next one.
 const QUICK: Duration = Duration::from_micros(100);
@@ -196,9 +196,9 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::name::LockName;
-    use crate::owner::Owner;
-    use crate::runtime::Driver;
+    use tenure_core::name::LockName;
+    use tenure_core::owner::Owner;
+    use tenure_core::runtime::Driver;
 
     #[test]
     fn a_request_is_for_the_worker_after_a_slow_change_and_behind_another_there() {

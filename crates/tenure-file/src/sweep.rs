@@ -9,8 +9,8 @@ use super::directory::{HolderState, Inside};
 use super::lock::{Lock, store};
 use super::names::{HolderId, RecordId};
 use super::waits::Waits;
-use crate::protocol::Now;
-use crate::store::Failure;
+use tenure_core::protocol::Now;
+use tenure_core::store::Failure;
 
 /// So many names are read in one piece.
 const NAMES: usize = 1_024;

@@ -7,8 +7,8 @@ use std::sync::OnceLock;
 use rustix::io::Errno;
 
 use super::error::{failed, shown, unusable};
-use crate::events::{event, text};
-use crate::store::{Failure, SETUP};
+use tenure_core::events::{event, text};
+use tenure_core::store::{Failure, SETUP};
 
 const BOOT: &str = "/proc/sys/kernel/random/boot_id";
 const OFFSETS: &str = "/proc/self/timens_offsets";

@@ -24,7 +24,7 @@ use rustix::io::{Errno, pwrite};
 use super::directory::{Directory, Inside};
 use super::lock::read_at;
 use super::names::{HolderId, RecordId};
-use crate::planted::crash_point;
+use tenure_core::planted::crash_point;
 
 /// Of those that come later, none is called. They look, and come in when there is space.
 const MOST: usize = 4_096;

@@ -12,8 +12,8 @@ use tokio::io::unix::AsyncFd;
 
 use super::directory::Directory;
 use super::names::{HolderId, RecordId};
-use crate::protocol::Notification;
-use crate::store::Publisher;
+use tenure_core::protocol::Notification;
+use tenure_core::store::Publisher;
 
 /// The listeners of this store, by lock.
 #[derive(Debug, Default)]
@@ -371,8 +371,8 @@ impl Watch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::name::LockName;
-    use crate::store::Listener;
+    use tenure_core::name::LockName;
+    use tenure_core::store::Listener;
 
     fn id() -> RecordId {
         RecordId::of(&LockName::new("x").expect("a name"))

@@ -23,13 +23,14 @@ use super::failure;
 use super::line::Line;
 use super::server::{Connection, Server};
 use super::statements::{ALL, Statements, Which};
-use super::tls::{Encryption, Stream};
+use super::tls::Encryption;
 use super::url::{Address, Target, quoted};
-use crate::events::{event, text};
-use crate::moment::Moment;
-use crate::runtime::Runtime;
-use crate::store::dial::by;
-use crate::store::{Failure, SETUP};
+use tenure_core::events::{event, text};
+use tenure_core::moment::Moment;
+use tenure_core::net::Stream;
+use tenure_core::net::by;
+use tenure_core::runtime::Runtime;
+use tenure_core::store::{Failure, SETUP};
 
 /// How long a connection may take until it can be used.
 const DIAL: Duration = Duration::from_secs(3);

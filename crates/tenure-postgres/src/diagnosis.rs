@@ -7,9 +7,9 @@ use tokio::sync::oneshot;
 
 use super::connection::Connector;
 use super::url::Target;
-use crate::error::{Error, Result};
-use crate::runtime::{Driver, Runtime};
-use crate::store::Failure;
+use tenure_core::error::{Error, Result};
+use tenure_core::runtime::{Driver, Runtime};
+use tenure_core::store::Failure;
 
 /// What a server says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]

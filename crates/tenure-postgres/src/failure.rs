@@ -10,7 +10,7 @@ use tokio_postgres::error::DbError;
 use super::statements::Which;
 use super::tls::Refused;
 use super::url::Target;
-use crate::store::Failure;
+use tenure_core::store::Failure;
 
 /// What became of a statement.
 pub(super) fn of(error: Error, which: Which) -> Failure {

@@ -6,11 +6,11 @@ use super::inbox::Ask;
 use super::names::Key;
 use super::server::Change;
 use super::state::{Seen, messages};
-use crate::owner::Owner;
-use crate::planted::{Bug, planted};
-use crate::protocol::record::{self, Record, RecordAnswer, RecordVerb, Then};
-use crate::protocol::{self, Answer, Entry, Op, ReleaseScope, State, Verb, codec};
-use crate::store::Failure;
+use tenure_core::owner::Owner;
+use tenure_core::planted::{Bug, planted};
+use tenure_core::protocol::record::{self, Record, RecordAnswer, RecordVerb, Then};
+use tenure_core::protocol::{self, Answer, Entry, Op, ReleaseScope, State, Verb, codec};
+use tenure_core::store::Failure;
 
 /// An answer.
 pub(super) enum Said {

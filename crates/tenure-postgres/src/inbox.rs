@@ -9,11 +9,11 @@ use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::{Notify, oneshot};
 
 use super::server::{Row, Server};
-use crate::moment::Moment;
-use crate::protocol::record::{RecordAnswer, RecordOp};
-use crate::protocol::{Answer, Op};
-use crate::runtime::Runtime;
-use crate::store::Failure;
+use tenure_core::moment::Moment;
+use tenure_core::protocol::record::{RecordAnswer, RecordOp};
+use tenure_core::protocol::{Answer, Op};
+use tenure_core::runtime::Runtime;
+use tenure_core::store::Failure;
 
 /// The end that waits for an answer.
 pub(super) type Reply<T> = oneshot::Sender<Result<T, Failure>>;

@@ -33,22 +33,22 @@ use tokio_postgres::Transaction;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 
-use super::{
-    Capabilities, Cursor, Failure, HoldLiveness, Kinds, LeaseClock, Listener, Opening, Page, QuorumMember,
-    RenewsMany, Store,
-};
-use crate::error::Result;
-use crate::name::LockName;
-use crate::owner::Owner;
-use crate::protocol::record::{RecordAnswer, RecordOp};
-use crate::protocol::{Answer, LockSpec, Op};
-use crate::runtime::Runtime;
 pub use diagnosis::{Diagnosis, diagnose_postgres, postgres_url_shown};
 pub use names::Key;
 pub use server::{Answered, Change, Connection, Failed, RecordColumns, Renewals, Row, Server, Session};
 pub use statements::sweep_sql;
-pub(crate) use statements::{check, tables};
-pub(crate) use url::table_in;
+pub use statements::{check, tables};
+use tenure_core::error::Result;
+use tenure_core::name::LockName;
+use tenure_core::owner::Owner;
+use tenure_core::protocol::record::{RecordAnswer, RecordOp};
+use tenure_core::protocol::{Answer, LockSpec, Op};
+use tenure_core::runtime::Runtime;
+use tenure_core::store::{
+    Capabilities, Cursor, Failure, HoldLiveness, Kinds, LeaseClock, Listener, Opening, Page, QuorumMember,
+    RenewsMany, Store,
+};
+pub use url::table_in;
 
 use connection::Connector;
 use inbox::{Ask, Inbox, Plain};
@@ -77,18 +77,22 @@ impl Drop for Inner {
 }
 
 /// Whether URLs that begin so name PostgreSQL servers.
-pub(crate) fn takes(scheme: &str) -> bool {
+#[must_use]
+pub fn takes(scheme: &str) -> bool {
     url::knows(scheme)
 }
 
-/// The store that a URL names.
-pub(crate) fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
+/// Opens the store that a URL names, without I/O.
+///
+/// # Errors
+/// `is_invalid`, with the part of the URL that is wrong.
+pub fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
     Ok(Arc::new(Postgres::open(opening.url, opening.runtime)?))
 }
 
 /// Checks a hold in, in a transaction of the caller's. `false` where it is not held: then the
 /// transaction cannot commit.
-pub(crate) async fn check_in(
+pub async fn check_in(
     url: &str,
     name: &LockName,
     owner: &Owner,

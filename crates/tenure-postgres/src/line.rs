@@ -15,7 +15,7 @@ use super::server::{Answered, Change, Failed, RecordColumns, Renewals, Row, Sess
 use super::state::signed;
 use super::statements::Which;
 use super::url::quoted;
-use crate::store::Failure;
+use tenure_core::store::Failure;
 
 /// Where statements are sent.
 pub(super) struct Line {

@@ -17,12 +17,12 @@ use tokio::sync::Notify;
 use super::names::Key;
 use super::server::{Connection, Server};
 use super::state::heard;
-use crate::moment::Moment;
-use crate::planted::{Bug, planted};
-use crate::protocol::Notification;
-use crate::runtime::Runtime;
-use crate::store::dial::{by, pause};
-use crate::store::{Failure, Listener, Publisher};
+use tenure_core::moment::Moment;
+use tenure_core::net::{by, pause};
+use tenure_core::planted::{Bug, planted};
+use tenure_core::protocol::Notification;
+use tenure_core::runtime::Runtime;
+use tenure_core::store::{Failure, Listener, Publisher};
 
 /// The connection is closed this long after the last listener has left.
 const KEPT: Duration = Duration::from_secs(5);

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use super::group::Group;
 use super::inbox::Request;
 use super::names::Key;
-use crate::moment::Moment;
+use tenure_core::moment::Moment;
 
 /// The requests about one lock.
 pub(super) struct LockQueue {

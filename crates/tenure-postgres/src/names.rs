@@ -6,7 +6,7 @@
 
 use siphasher::sip128::SipHasher13;
 
-use crate::name::LockName;
+use tenure_core::name::LockName;
 
 /// A name of more bytes is cut.
 const LONGEST: usize = 1_000;

@@ -9,9 +9,9 @@ use futures_util::future::BoxFuture;
 use tokio::sync::{mpsc, oneshot};
 
 use super::names::Key;
-use crate::protocol::Entry;
-use crate::protocol::record::Record;
-use crate::store::Failure;
+use tenure_core::protocol::Entry;
+use tenure_core::protocol::record::Record;
+use tenure_core::store::Failure;
 
 /// A server, or several of which one is the primary.
 pub trait Server: fmt::Debug + Send + Sync + 'static {

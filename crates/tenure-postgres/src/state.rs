@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use super::names::Key;
 use super::server::Row;
-use crate::owner::Owner;
-use crate::planted::{Bug, planted};
-use crate::protocol::codec::{self, VERSION};
-use crate::protocol::queue::{Queue, Ticket};
-use crate::protocol::record::Record;
-use crate::protocol::{Data, Entry, Found, Kind, Notification, Now, State, found};
-use crate::store::Failure;
+use tenure_core::owner::Owner;
+use tenure_core::planted::{Bug, planted};
+use tenure_core::protocol::codec::{self, VERSION};
+use tenure_core::protocol::queue::{Queue, Ticket};
+use tenure_core::protocol::record::Record;
+use tenure_core::protocol::{Data, Entry, Found, Kind, Notification, Now, State, found};
+use tenure_core::store::Failure;
 
 /// What is written may be late by this: then it is read again. What the machine says does not
 /// depend on it, and a crowd that makes a server slow must not make it slower by vain writes.

@@ -3,7 +3,7 @@
 use tokio_postgres::types::Type;
 
 use super::url::Target;
-use crate::protocol::codec::VERSION;
+use tenure_core::protocol::codec::VERSION;
 
 /// What can be asked of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -207,7 +207,7 @@ impl Statements {
 }
 
 /// The statement of `tenure::postgres::check_sql`.
-pub(crate) fn check(table: &str) -> String {
+pub fn check(table: &str) -> String {
     one_line(&filled(CHECK, table))
 }
 
@@ -217,7 +217,7 @@ pub fn sweep_sql(table: &str) -> String {
 }
 
 /// What makes the table of this name: see `tenure::postgres::tables_sql`.
-pub(crate) fn tables(table: &str) -> String {
+pub fn tables(table: &str) -> String {
     one_line(&filled(TABLES, table))
 }
 

@@ -13,10 +13,10 @@ use super::names::Key;
 use super::server::{Change, Failed, Renewals, Row, Session};
 use super::state::{Seen, messages, signed, unsigned};
 use super::worker::{SWEEP, UnderWay, Worker, share};
-use crate::moment::Moment;
-use crate::planted::{Bug, planted};
-use crate::protocol::{Answer, Fence, LockSpec, Notification, ReleaseScope, Verb};
-use crate::store::Failure;
+use tenure_core::moment::Moment;
+use tenure_core::planted::{Bug, planted};
+use tenure_core::protocol::{Answer, Fence, LockSpec, Notification, ReleaseScope, Verb};
+use tenure_core::store::Failure;
 
 /// So many requests about one lock are carried out together.
 const TOGETHER: usize = 256;

@@ -10,18 +10,13 @@ use tokio_postgres::Config;
 use tokio_postgres::config::SslMode;
 use tokio_postgres::tls::{ChannelBinding, TlsConnect, TlsStream};
 
-use super::url::{Address, Tls};
-use crate::store::Failure;
-
-/// An open stream of bytes.
-pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+use super::url::Address;
+use tenure_core::net::{Stream, Tls, encrypt};
+use tenure_core::store::Failure;
 
 /// What encrypts, once the server has agreed.
 pub(super) struct Encryption {
-    #[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "it encrypts nothing"))]
     host: String,
-    #[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "it encrypts nothing"))]
     tls: Option<Tls>,
 }
 
@@ -41,22 +36,12 @@ impl<S: Stream + 'static> TlsConnect<S> for Encryption {
     type Error = Refused;
     type Future = BoxFuture<'static, Result<Encrypted, Refused>>;
 
-    #[cfg(feature = "tls")]
     fn connect(self, stream: S) -> Self::Future {
-        use crate::store::redis::{Certificates, encrypt};
-
         Box::pin(async move {
-            let Tls { ca, identity } = self.tls.unwrap_or_default();
-            let certificates = Certificates { ca, identity };
-            let encrypted = encrypt(Box::pin(stream), &self.host, &certificates, "sslmode=disable").await;
+            let tls = self.tls.unwrap_or_default();
+            let encrypted = encrypt(Box::pin(stream), &self.host, &tls, "sslmode=disable").await;
             encrypted.map(Encrypted).map_err(Refused)
         })
-    }
-
-    #[cfg(not(feature = "tls"))]
-    fn connect(self, _: S) -> Self::Future {
-        let cause = Failure::cause("this program was built without TLS");
-        Box::pin(async { Err(Refused(Failure::Refused(cause))) })
     }
 }
 
@@ -72,13 +57,8 @@ impl std::fmt::Display for Refused {
 
 impl std::error::Error for Refused {}
 
-#[cfg(feature = "tls")]
-type Inner = Pin<Box<dyn crate::store::redis::Stream>>;
-#[cfg(not(feature = "tls"))]
-type Inner = Pin<Box<dyn Stream>>;
-
 /// An encrypted stream.
-pub(super) struct Encrypted(Inner);
+pub(super) struct Encrypted(Pin<Box<dyn Stream>>);
 
 impl AsyncRead for Encrypted {
     fn poll_read(

@@ -10,8 +10,9 @@ use std::sync::Arc;
 
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
-use crate::error::{Error, Result};
-use crate::name::Quoted;
+use tenure_core::error::{Error, Result};
+use tenure_core::name::Quoted;
+use tenure_core::net::Tls;
 
 const PORT: u16 = 5432;
 
@@ -49,13 +50,6 @@ pub(super) struct Target {
     /// transaction.
     pub(super) is_pooled: bool,
     shown: Arc<str>,
-}
-
-/// Whom to trust, and who we are.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Tls {
-    pub(super) ca: Option<PathBuf>,
-    pub(super) identity: Option<(PathBuf, PathBuf)>,
 }
 
 /// Whether URLs of this scheme name PostgreSQL servers.
@@ -132,7 +126,7 @@ impl fmt::Debug for Target {
 }
 
 /// The table in a schema, or where the server looks first.
-pub(crate) fn table_in(schema: Option<&str>) -> String {
+pub fn table_in(schema: Option<&str>) -> String {
     schema.map_or_else(|| "tenure_lock".to_owned(), |schema| format!("{}.tenure_lock", quoted(schema)))
 }
 

@@ -21,11 +21,11 @@ use super::inbox::{Ask, Inbox, Request};
 use super::lock_queue::{LockQueue, Step};
 use super::names::Key;
 use super::server::{Change, Connection, Session};
-use crate::events::event;
-use crate::moment::Moment;
-use crate::planted::{Bug, planted};
-use crate::store::Failure;
-use crate::store::dial::pause;
+use tenure_core::events::event;
+use tenure_core::moment::Moment;
+use tenure_core::net::pause;
+use tenure_core::planted::{Bug, planted};
+use tenure_core::store::Failure;
 
 /// A connection on which a request is due is dead, if nothing at all came in for this long since it
 /// was sent or stood behind another. With less, one hasty caller on a slow network would cost all
@@ -164,7 +164,7 @@ impl Worker {
                     target: "tenure",
                     "connection_silent",
                     "the store is silent: its connection is given up",
-                    server = crate::events::text(self.inbox.server.shown()),
+                    server = tenure_core::events::text(self.inbox.server.shown()),
                 );
                 break;
             }

@@ -18,27 +18,29 @@ use futures_util::future::{BoxFuture, Either, FutureExt, join_all, join3, ready,
 use redis::Value;
 use tokio::sync::Notify;
 
-use crate::moment::Moment;
-use crate::name::LockName;
-use crate::protocol::record::{RecordAnswer, RecordOp, RecordVerb};
-use crate::protocol::{Answer, LockSpec, Op, Verb};
-use crate::runtime::Runtime;
-use crate::store::redis::command::command;
-use crate::store::redis::connection::lines::Line;
-use crate::store::redis::connection::pipeline::Pipeline;
-use crate::store::redis::connection::{Connector, Dial, Network};
-use crate::store::redis::replies;
-use crate::store::redis::replies::failure::{self, Undialled, is_of_dial};
-use crate::store::redis::requests::keys;
-use crate::store::redis::requests::node::Node;
-use crate::store::redis::requests::record;
-use crate::store::redis::requests::{Keyspace, Publish, RequestContext, answered};
-use crate::store::redis::table::{Member, Table};
-use crate::store::redis::topology::Address;
-use crate::store::redis::topology::Target;
-use crate::store::redis::topology::slots::{self, Redirect, View};
-use crate::store::redis::topology::{Terms, Topology};
-use crate::store::{Capabilities, Client, Cursor, Failure, Listener, Page, QuorumMember, RenewsMany, Store};
+use crate::command::command;
+use crate::connection::lines::Line;
+use crate::connection::pipeline::Pipeline;
+use crate::connection::{Connector, Dial, Network};
+use crate::replies;
+use crate::replies::failure::{self, Undialled, is_of_dial};
+use crate::requests::keys;
+use crate::requests::node::Node;
+use crate::requests::record;
+use crate::requests::{Keyspace, Publish, RequestContext, answered};
+use crate::table::{Member, Table};
+use crate::topology::Address;
+use crate::topology::Target;
+use crate::topology::slots::{self, Redirect, View};
+use crate::topology::{Terms, Topology};
+use tenure_core::moment::Moment;
+use tenure_core::name::LockName;
+use tenure_core::protocol::record::{RecordAnswer, RecordOp, RecordVerb};
+use tenure_core::protocol::{Answer, LockSpec, Op, Verb};
+use tenure_core::runtime::Runtime;
+use tenure_core::store::{
+    Capabilities, Client, Cursor, Failure, Listener, Page, QuorumMember, RenewsMany, Store,
+};
 
 /// So long, at least, between two questions who serves what.
 const PAUSE: Duration = Duration::from_millis(100);

@@ -9,14 +9,14 @@ use futures_util::future::FutureExt;
 use redis::Value;
 use tokio::sync::oneshot;
 
-use crate::error::{Error, Result};
-use crate::runtime::{Driver, Runtime};
-use crate::store::Failure;
-use crate::store::dial::by;
-use crate::store::redis::command::command;
-use crate::store::redis::connection::{Connection, Connector, Network};
-use crate::store::redis::requests::keys;
-use crate::store::redis::topology::{Address, Sentinels, Target, Terms, Topology};
+use crate::command::command;
+use crate::connection::{Connection, Connector, Network};
+use crate::requests::keys;
+use crate::topology::{Address, Sentinels, Target, Terms, Topology};
+use tenure_core::error::{Error, Result};
+use tenure_core::net::by;
+use tenure_core::runtime::{Driver, Runtime};
+use tenure_core::store::Failure;
 
 /// How long one answer is waited for.
 const ANSWER: Duration = Duration::from_secs(2);
@@ -170,7 +170,7 @@ pub fn ballot_key(name: &str) -> String {
 
 /// The channel of the mutex of this name.
 pub fn wake_channel(db: u32, name: &str) -> String {
-    keys::channel(db, crate::protocol::LockSpec::Mutex, name)
+    keys::channel(db, tenure_core::protocol::LockSpec::Mutex, name)
 }
 
 /// A pattern of SCAN for the keys that begin so.

@@ -6,17 +6,17 @@ use std::io::Cursor;
 use redis::{Parser, Value};
 use tenure_testkit::fuzz::fuzz;
 
-use crate::name::LockName;
-use crate::owner::Owner;
-use crate::protocol::{LockSpec, Notification, Op, QueueSpec, Verb};
-use crate::store::redis::messages::meant;
-use crate::store::redis::replies;
-use crate::store::redis::replies::failure;
-use crate::store::redis::replies::frame::Scan;
-use crate::store::redis::requests::keys::{ballot, channel, share_a_slot, slot};
-use crate::store::redis::topology::sentinel::SentinelResolver;
-use crate::store::redis::topology::slots::{Redirect, View};
-use crate::store::redis::topology::{Access, Address, Sentinels, Target, Terms, Topology};
+use crate::messages::meant;
+use crate::replies;
+use crate::replies::failure;
+use crate::replies::frame::Scan;
+use crate::requests::keys::{ballot, channel, share_a_slot, slot};
+use crate::topology::sentinel::SentinelResolver;
+use crate::topology::slots::{Redirect, View};
+use crate::topology::{Access, Address, Sentinels, Target, Terms, Topology};
+use tenure_core::name::LockName;
+use tenure_core::owner::Owner;
+use tenure_core::protocol::{LockSpec, Notification, Op, QueueSpec, Verb};
 
 /// The owner and the request of the replies in the corpus.
 const OWNER: &str = "a@h:1/0123456789abcdef0123456789abcdef";
@@ -266,11 +266,7 @@ fn whatever_a_lock_is_called_its_side_keys_are_in_its_slot() {
                 assert_eq!(lock.as_str(), name);
                 assert!(!lock.quoted().to_string().contains(char::is_control));
                 let op = Op { name: lock, ..op(LockSpec::Mutex, Verb::Inspect) };
-                assert!(
-                    crate::store::redis::requests::scripted::Scripted::new(&op)
-                        .keys
-                        .contains(&name.into_owned())
-                );
+                assert!(crate::requests::scripted::Scripted::new(&op).keys.contains(&name.into_owned()));
                 format!("a name {}", share_a_slot(LockSpec::Mutex, op.name.as_str()))
             }
             Err(error) => {

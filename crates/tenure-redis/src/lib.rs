@@ -26,29 +26,24 @@ use futures_util::future::{BoxFuture, FutureExt, ready};
 use redis::Value;
 
 pub use cluster::Cluster;
-#[cfg(all(feature = "tls", any(feature = "postgres", feature = "zookeeper")))]
-pub(crate) use connection::tls::encrypt;
 pub use connection::{Dial, Dialled, Stream};
 pub use console::{Console, Reply, ballot_key, fence_key, keys_with, wake_channel};
 pub use requests::scripted;
-#[cfg(all(feature = "tls", any(feature = "postgres", feature = "zookeeper")))]
-pub(crate) use topology::Tls as Certificates;
 pub use topology::{Access, Address, Sentinels, Target, Terms, Topology};
 
-use super::quorum::Quorum;
-use super::{
-    Capabilities, Client, Cursor, Failure, Incarnation, Listener, Opening, Page, QuorumMember, RenewsMany,
-    Store,
-};
-use crate::error::{Error, Result};
-use crate::name::LockName;
-use crate::protocol::record::{RecordAnswer, RecordOp, RecordVerb};
-use crate::protocol::{Answer, LockSpec, Op, Verb};
-use crate::runtime::Runtime;
 use command::command;
 use connection::{Connector, Network};
 use requests::node::Node;
 use requests::{Keyspace, Publish, RequestContext, refused};
+use tenure_core::error::{Error, Result};
+use tenure_core::name::LockName;
+use tenure_core::protocol::record::{RecordAnswer, RecordOp, RecordVerb};
+use tenure_core::protocol::{Answer, LockSpec, Op, Verb};
+use tenure_core::runtime::Runtime;
+use tenure_core::store::{
+    Capabilities, Client, Cursor, Failure, Incarnation, Listener, Opening, Page, QuorumMember, RenewsMany,
+    Store,
+};
 
 /// A store on a Redis or Valkey server. Clones share its connections.
 #[derive(Clone)]
@@ -62,28 +57,45 @@ pub struct Redis {
 }
 
 /// Whether URLs that begin so name Redis or Valkey servers.
-pub(crate) fn takes(scheme: &str) -> bool {
+#[must_use]
+pub fn takes(scheme: &str) -> bool {
     Topology::knows(scheme)
 }
 
-/// The store that a URL names: one server, several that know each other, or a majority.
-pub(crate) fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
+/// What a URL names.
+#[derive(Debug)]
+pub enum Opened {
+    /// One server, or several that know each other.
+    Store(Arc<dyn Store>),
+    /// Independent servers, of which a majority decides.
+    Members {
+        /// A store for each server.
+        members: Vec<Arc<dyn Store>>,
+        /// The URL without credentials.
+        shown: Arc<str>,
+    },
+}
+
+/// Opens what a URL names, without I/O.
+///
+/// # Errors
+/// `is_invalid`, with the part of the URL that is wrong.
+pub fn open(opening: Opening<'_>) -> Result<Opened> {
     let Opening { url, runtime, login } = opening;
     let mut topology = Topology::parse(url)?;
     if login.is_some_and(|login| !topology.ask_for_login(&login)) {
         return Err(Error::invalid("the URL must not have a login where a provider tells it at each dial"));
     }
-    Ok(match topology {
+    Ok(Opened::Store(match topology {
         Topology::Quorum(targets) => {
             let shown = Topology::Quorum(targets.clone()).shown();
             let member = |target| Arc::new(Redis::at(target, Arc::clone(&runtime))) as Arc<dyn Store>;
-            let members = targets.into_iter().map(member).collect();
-            Arc::new(Quorum::new(members, Box::new(()), Arc::clone(&runtime), Some(shown))?)
+            return Ok(Opened::Members { members: targets.into_iter().map(member).collect(), shown });
         }
         Topology::Cluster(seeds) => Arc::new(Cluster::at(seeds, runtime)),
         Topology::Server(target) => Arc::new(Redis::at(target, runtime)),
         Topology::Sentinel(sentinels) => Arc::new(Redis::led(sentinels, runtime)),
-    })
+    }))
 }
 
 impl Redis {

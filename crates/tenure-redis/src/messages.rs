@@ -16,17 +16,17 @@ use redis::aio::MultiplexedConnection;
 use redis::{PushInfo, PushKind, Value};
 use tokio::sync::Notify;
 
-use crate::events::event;
-use crate::moment::Moment;
-use crate::protocol::{Listening, LockSpec, Notification, parse_value};
-use crate::store::dial::{by, pause};
-use crate::store::redis::command::command;
-use crate::store::redis::connection::supervisor::Pace;
-use crate::store::redis::connection::{Connection, Connector, PushListener};
-use crate::store::redis::replies::failure;
-use crate::store::redis::replies::{bytes, text};
-use crate::store::redis::requests::Publish;
-use crate::store::{Failure, Incarnation, Listener, Publisher, Station};
+use crate::command::command;
+use crate::connection::supervisor::Pace;
+use crate::connection::{Connection, Connector, PushListener};
+use crate::replies::failure;
+use crate::replies::{bytes, text};
+use crate::requests::Publish;
+use tenure_core::events::event;
+use tenure_core::moment::Moment;
+use tenure_core::net::{by, pause};
+use tenure_core::protocol::{Listening, LockSpec, Notification, parse_value};
+use tenure_core::store::{Failure, Incarnation, Listener, Publisher, Station};
 
 /// A channel is left this long after its last listener, so that those who take turns do not
 /// subscribe each time.

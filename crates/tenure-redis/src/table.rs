@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::store::redis::requests::node::Node;
-use crate::store::redis::topology::Address;
-use crate::store::redis::topology::slots::SLOTS;
+use crate::requests::node::Node;
+use crate::topology::Address;
+use crate::topology::slots::SLOTS;
 
 /// A node of a cluster, known by the address at which it is told to be.
 pub(crate) struct Member {

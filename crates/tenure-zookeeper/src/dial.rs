@@ -14,22 +14,14 @@ use tokio::net::{TcpStream, lookup_host};
 use super::jute::Reader;
 use super::messages::{Session, code, fixed};
 use super::url::{Place, Target};
-use crate::runtime::Runtime;
-use crate::store::Failure;
-use crate::store::dial::by;
+use tenure_core::net::{Stream, by, encrypt};
+use tenure_core::runtime::Runtime;
+use tenure_core::store::Failure;
 
 /// How long a connection may take until it can be used.
 const DIAL: Duration = Duration::from_secs(2);
 /// No answer is longer: what is has another protocol.
 const LONGEST: usize = 256 * 1024 * 1024;
-
-/// An open stream of bytes.
-#[cfg(not(feature = "tls"))]
-pub(super) trait Stream: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin {}
-#[cfg(not(feature = "tls"))]
-impl<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin> Stream for S {}
-#[cfg(feature = "tls")]
-use crate::store::redis::Stream;
 
 /// A connection: messages behind their lengths, both ways.
 pub(super) struct Wire {
@@ -197,18 +189,11 @@ impl Dialer {
         Err(refused)
     }
 
-    #[cfg(feature = "tls")]
     async fn encrypted(&self, stream: TcpStream, place: &Place) -> Result<Pin<Box<dyn Stream>>, Failure> {
-        use crate::store::redis::{Certificates, encrypt};
-
-        let Some(files) = &self.target.tls else { return Ok(Box::pin(stream)) };
-        let certificates = Certificates { ca: files.ca.clone(), identity: files.identity.clone() };
-        encrypt(Box::pin(stream), &place.host, &certificates, "zookeeper://").await
-    }
-
-    #[cfg(not(feature = "tls"))]
-    async fn encrypted(&self, stream: TcpStream, _: &Place) -> Result<Pin<Box<dyn Stream>>, Failure> {
-        Ok(Box::pin(stream))
+        match &self.target.tls {
+            Some(tls) => encrypt(Box::pin(stream), &place.host, tls, "zookeeper://").await,
+            None => Ok(Box::pin(stream)),
+        }
     }
 }
 

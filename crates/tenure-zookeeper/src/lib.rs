@@ -24,19 +24,23 @@ mod watch;
 
 use std::sync::Arc;
 
-use super::cas::Cas;
-use super::{Opening, Store};
-use crate::error::Result;
 use server::Server;
+use tenure_core::cas::Cas;
+use tenure_core::error::Result;
+use tenure_core::store::{Opening, Store};
 use url::Target;
 
 /// Whether URLs that begin so name ZooKeeper.
-pub(crate) fn takes(scheme: &str) -> bool {
+#[must_use]
+pub fn takes(scheme: &str) -> bool {
     matches!(scheme, "zookeeper" | "zookeepers")
 }
 
-/// The store that a URL names.
-pub(crate) fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
+/// Opens the store that a URL names, without I/O.
+///
+/// # Errors
+/// `is_invalid`, with the part of the URL that is wrong.
+pub fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
     let target = Target::parse(opening.url)?;
     let shown = target.shown();
     let server = Server::new(target, Arc::clone(&opening.runtime));

@@ -18,9 +18,9 @@ use tokio::sync::{mpsc, oneshot};
 use super::dial::{Dialer, Wire};
 use super::jute::Reader;
 use super::messages::{Event, Session, close, fixed};
-use crate::moment::Moment;
-use crate::store::Failure;
-use crate::store::dial::{by, pause};
+use tenure_core::moment::Moment;
+use tenure_core::net::{by, pause};
+use tenure_core::store::Failure;
 
 /// So often a server hears of a session at least. The server that leads hears of it a while later:
 /// see `server::SLACK`.

@@ -1,13 +1,13 @@
 //! The nodes of one URL: their paths, what they hold, and what a server's errors about them mean.
 
-use super::super::Failure;
-use super::super::cas::{Handle, Stamp, Stored};
 use super::jute::Reader;
 use super::link::Reply;
 use super::messages::{self, Rights, Stat, code};
 use super::path::encoded;
 use super::url::Target;
-use crate::name::LockName;
+use tenure_core::cas::{Handle, Stamp, Stored};
+use tenure_core::name::LockName;
+use tenure_core::store::Failure;
 
 /// The nodes below one path.
 #[derive(Clone, Debug)]

@@ -11,8 +11,6 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::Mutex as Turn;
 
-use super::super::cas::{Backend, Change, Committed, Handle, Listed, PartChange, Stamp, Stored, Watch};
-use super::super::{Cursor, Failure};
 use super::dial::Dialer;
 use super::jute::Reader;
 use super::link::{Link, Lives, Reply};
@@ -23,9 +21,11 @@ use super::nodes::{Nodes, stamp, unreadable};
 use super::path::decoded;
 use super::url::Target;
 use super::watch::Watching;
-use crate::name::LockName;
-use crate::runtime::Runtime;
-use crate::store::dial::by;
+use tenure_core::cas::{Backend, Change, Committed, Handle, Listed, PartChange, Stamp, Stored, Watch};
+use tenure_core::name::LockName;
+use tenure_core::net::by;
+use tenure_core::runtime::Runtime;
+use tenure_core::store::{Cursor, Failure};
 
 /// A session lives for so much longer than a handle has to. A server tells the one that leads of
 /// its clients at each half tick, which takes a second where ticks take two, as is usual. If it

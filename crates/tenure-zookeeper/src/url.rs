@@ -3,9 +3,10 @@
 
 use std::fmt;
 
-use crate::error::{Error, Result};
-pub(super) use crate::store::cas::url::{Files, Place};
-use crate::store::cas::url::{Parts, Syntax};
+pub(super) use tenure_core::cas::url::Place;
+use tenure_core::cas::url::{Parts, Syntax};
+use tenure_core::error::{Error, Result};
+use tenure_core::net::Tls;
 
 const SYNTAX: Syntax = Syntax { server: "ZooKeeper", scheme: "zookeeper", port: 2181, tls_port: 2281 };
 /// What all nodes are below where the URL has no path.
@@ -19,7 +20,7 @@ pub(super) struct Target {
     /// The node below which all others are.
     pub(super) prefix: String,
     pub(super) login: Option<(String, String)>,
-    pub(super) tls: Option<Files>,
+    pub(super) tls: Option<Tls>,
 }
 
 impl Target {
@@ -98,7 +99,7 @@ mod tests {
     #[cfg(feature = "tls")]
     fn an_encrypted_one_too() {
         let target = parsed("zookeepers://a?ca=/x");
-        assert_eq!(target.tls, Some(Files { ca: Some("/x".into()), identity: None }));
+        assert_eq!(target.tls, Some(Tls { ca: Some("/x".into()), identity: None }));
         assert_eq!(target.shown(), "zookeepers://a:2281");
     }
 

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::mpsc;
 
-use super::super::Failure;
-use super::super::cas::{Seen, Stored, Watch};
 use super::link::{Link, News};
 use super::messages::{code, exists, get_data};
 use super::nodes::{Nodes, unreadable};
+use tenure_core::cas::{Seen, Stored, Watch};
+use tenure_core::store::Failure;
 
 /// A watch that is open: as long as the connection that has it.
 ///

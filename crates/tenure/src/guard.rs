@@ -12,11 +12,12 @@ use crate::engine::hold::Hold;
 use crate::engine::lease::{HoldEnd, Lease};
 use crate::engine::lost::Lost;
 use crate::engine::upgrade::upgrade;
-use crate::error::{Error, Result, RunError};
+use crate::error::{Error, Result};
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, Liveness, LockSpec, QueueSpec, Verb, lease};
+use crate::run_error::RunError;
 
 /// A lock that is held: what `lock`, `acquire` and their like give.
 ///
@@ -250,14 +251,8 @@ impl Guard {
             return Err(lost);
         }
         let (store, lease) = (&self.home.engine.store, self.lease());
-        let checked = crate::store::postgres::check_in(
-            store.url(),
-            &lease.name,
-            &lease.owner,
-            lease.fence,
-            transaction,
-        )
-        .await;
+        let checked =
+            tenure_postgres::check_in(store.url(), &lease.name, &lease.owner, lease.fence, transaction).await;
         match checked {
             Ok(true) => Ok(()),
             Ok(false) => {

@@ -83,54 +83,56 @@
 //! Warnings about what an operator should change have the target `tenure::setup`: a directory on a
 //! network file system, a right that is missing, a quorum of an even number.
 
-#[cfg(feature = "redis")]
-mod credentials;
 mod engine;
-mod error;
-mod events;
 mod fair;
 pub mod fence;
 mod guard;
 mod handle;
 mod locks;
 pub mod metrics;
-mod moment;
 mod multi;
 mod mutex;
-mod name;
+mod open;
 mod options;
-mod owner;
-mod parse;
-mod planted;
 #[cfg(feature = "postgres")]
 pub mod postgres;
-mod protocol;
+mod quorum;
 mod reentrant;
-mod runtime;
+mod run_error;
 mod rwguard;
 mod rwlock;
 mod semaphore;
 mod status;
-mod store;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod uses;
 
 #[cfg(feature = "redis")]
+use tenure_core::credentials;
+use tenure_core::{error, events, moment, name, owner, planted, protocol, runtime, store};
+
+#[doc(inline)]
+#[cfg(feature = "redis")]
 pub use credentials::Credentials;
 pub use engine::lease::HoldEnd;
 pub use engine::lost::Lost;
-pub use error::{Error, ErrorKind, Result, RunError};
+#[doc(inline)]
+pub use error::{Error, ErrorKind, Result};
 pub use fair::FairMutex;
 pub use guard::Guard;
 pub use locks::Locks;
 pub use multi::{Multi, MultiGuard, Part};
 pub use mutex::Mutex;
+#[doc(inline)]
 pub use name::LockName;
 pub use options::{Options, Renewal};
+#[doc(inline)]
 pub use owner::Owner;
+#[doc(inline)]
 pub use protocol::Kind;
 pub use reentrant::ReentrantMutex;
+pub use run_error::RunError;
+#[doc(inline)]
 pub use runtime::block_on;
 pub use rwguard::{DowngradeError, ReadGuard, UpgradeError, UpgradeableGuard, WriteGuard};
 pub use rwlock::RwLock;
@@ -155,16 +157,16 @@ pub use uses::value::Json;
 #[doc(hidden)]
 pub mod diagnosis {
     #[cfg(feature = "etcd")]
-    pub use crate::store::etcd::shown as etcd_shown;
-    pub use crate::store::file::shared_file_system;
+    pub use tenure_etcd::shown as etcd_shown;
+    pub use tenure_file::shared_file_system;
     #[cfg(feature = "postgres")]
-    pub use crate::store::postgres::{Diagnosis, diagnose_postgres, postgres_url_shown};
+    pub use tenure_postgres::{Diagnosis, diagnose_postgres, postgres_url_shown};
     #[cfg(feature = "redis")]
-    pub use crate::store::redis::{
+    pub use tenure_redis::{
         Address, Console, Reply, Sentinels, Target, Topology, ballot_key, fence_key, keys_with, wake_channel,
     };
     #[cfg(feature = "zookeeper")]
-    pub use crate::store::zookeeper::shown as zookeeper_shown;
+    pub use tenure_zookeeper::shown as zookeeper_shown;
 }
 
 /// What the workspace's own test kit drives. No semver promise: nothing outside this workspace
@@ -191,6 +193,21 @@ pub mod internals {
     /// Where locks live.
     pub mod store {
         pub use crate::store::*;
+        pub use tenure_core::cas;
+        #[cfg(feature = "etcd")]
+        pub use tenure_etcd as etcd;
+        pub use tenure_file as file;
+        #[cfg(feature = "postgres")]
+        pub use tenure_postgres as postgres;
+        #[cfg(feature = "redis")]
+        pub use tenure_redis as redis;
+        #[cfg(feature = "zookeeper")]
+        pub use tenure_zookeeper as zookeeper;
+
+        /// Locks on a majority of independent stores.
+        pub mod quorum {
+            pub use crate::quorum::*;
+        }
     }
 
     /// Locks on any store and runtime.

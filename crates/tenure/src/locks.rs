@@ -13,18 +13,18 @@ use crate::handle::{LockHandle, changed};
 use crate::metrics::Snapshot;
 use crate::mutex::Mutex;
 use crate::name::LockName;
+use crate::open::open;
 use crate::options::Options;
 use crate::owner::{Owner, check_text};
 use crate::protocol::{
     Answer, Fence, Found, Holding, Kind, LockSpec, QueueSpec, ReleaseScope, Verb, parse_value,
 };
+use crate::quorum::Quorum;
 use crate::reentrant::ReentrantMutex;
 use crate::runtime::{Driver, Runtime};
 use crate::rwlock::RwLock;
 use crate::semaphore::{self, Semaphore};
 use crate::status::{ForcedRelease, Holder, Listing, Status, foreign};
-use crate::store::open::open;
-use crate::store::quorum::Quorum;
 use crate::store::{Opening, Store};
 use crate::uses::cache::Cache;
 use crate::uses::election::Election;
@@ -192,10 +192,7 @@ impl Locks {
     /// it asks for; `is_unreachable` when the system starts no thread.
     pub fn open(url: &str) -> Result<Self> {
         let (driver, runtime) = started(url)?;
-        #[cfg(feature = "redis")]
         let opening = Opening { url, runtime, login: None };
-        #[cfg(not(feature = "redis"))]
-        let opening = Opening { url, runtime };
         Ok(Self::driven(open(opening)?, driver))
     }
 

@@ -8,13 +8,14 @@ use futures_util::future::{Either, join_all, select};
 use crate::engine::Engine;
 use crate::engine::acquire::Wait;
 use crate::engine::lost::Lost;
-use crate::error::{Error, Result, RunError};
+use crate::error::{Error, Result};
 use crate::fair::FairMutex;
 use crate::guard::{Guard, settled, unless_lost};
 use crate::handle::LockHandle;
 use crate::moment::Moment;
 use crate::mutex::Mutex;
 use crate::reentrant::ReentrantMutex;
+use crate::run_error::RunError;
 
 /// Several locks at once, of any kinds and on any stores: all or none.
 ///

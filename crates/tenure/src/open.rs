@@ -2,31 +2,40 @@
 
 use std::sync::Arc;
 
-#[cfg(feature = "etcd")]
-use super::etcd;
-#[cfg(feature = "postgres")]
-use super::postgres;
+use tenure_core::error::{Error, Result};
+use tenure_core::name::Quoted;
+use tenure_core::store::{Opening, Store, memory};
 #[cfg(feature = "redis")]
-use super::redis;
-#[cfg(feature = "zookeeper")]
-use super::zookeeper;
-use super::{Opening, Store, file, memory};
-use crate::error::{Error, Result};
-use crate::name::Quoted;
+use tenure_redis::Opened;
 
-/// All stores that a URL can name. A new store enters here, in one line.
+#[cfg(feature = "redis")]
+use crate::quorum::Quorum;
+
+/// The table of URLs: each store is one line.
 const STORES: &[Entry] = &[
     Entry { takes: |scheme| scheme == "memory", open: memory::open, has_login: false },
-    Entry { takes: |scheme| scheme == "file", open: file::open, has_login: false },
+    Entry { takes: |scheme| scheme == "file", open: tenure_file::open, has_login: false },
     #[cfg(feature = "redis")]
-    Entry { takes: redis::takes, open: redis::open, has_login: true },
+    Entry { takes: tenure_redis::takes, open: redis, has_login: true },
     #[cfg(feature = "postgres")]
-    Entry { takes: postgres::takes, open: postgres::open, has_login: false },
+    Entry { takes: tenure_postgres::takes, open: tenure_postgres::open, has_login: false },
     #[cfg(feature = "etcd")]
-    Entry { takes: etcd::takes, open: etcd::open, has_login: false },
+    Entry { takes: tenure_etcd::takes, open: tenure_etcd::open, has_login: false },
     #[cfg(feature = "zookeeper")]
-    Entry { takes: zookeeper::takes, open: zookeeper::open, has_login: false },
+    Entry { takes: tenure_zookeeper::takes, open: tenure_zookeeper::open, has_login: false },
 ];
+
+/// A store on Redis, or a quorum of several.
+#[cfg(feature = "redis")]
+fn redis(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
+    let runtime = Arc::clone(&opening.runtime);
+    Ok(match tenure_redis::open(opening)? {
+        Opened::Store(store) => store,
+        Opened::Members { members, shown } => {
+            Arc::new(Quorum::new(members, Box::new(()), runtime, Some(shown))?)
+        }
+    })
+}
 
 /// What schemes of stores begin with that a feature brings, the feature, and whether this build has
 /// it.
@@ -51,7 +60,7 @@ pub(crate) fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
     let scheme = opening.url.split_once(':').map(|(scheme, _)| scheme);
     let entry = scheme.and_then(|scheme| STORES.iter().find(|entry| (entry.takes)(scheme)));
     match (entry, scheme) {
-        (Some(entry), Some(scheme)) if opening.has_login() && !entry.has_login => {
+        (Some(entry), Some(scheme)) if opening.login.is_some() && !entry.has_login => {
             let message = format!("store {scheme} has no login: open it without one");
             Err(Error::unsupported(&scheme.into(), message))
         }

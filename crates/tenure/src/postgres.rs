@@ -4,7 +4,7 @@
 //! commit only while a lock is held. [`check_sql`] is its statement, for other drivers.
 //! [`tables_sql`] makes the table, where the locks' own user may not.
 
-use crate::store::postgres::{check, table_in, tables};
+use tenure_postgres::{check, table_in, tables};
 
 /// The statement that checks a lock in: run it in the transaction that is to commit only while the
 /// lock is held. `schema` is that of the store's URL, if it has one.

@@ -2,10 +2,11 @@ use std::fmt;
 use std::ops::Deref;
 use std::time::Duration;
 
-use crate::error::{Error, Result, RunError};
+use crate::error::{Error, Result};
 use crate::guard::{Guard, settled, unless_lost};
 use crate::owner::Owner;
 use crate::protocol::QueueSpec;
+use crate::run_error::RunError;
 
 /// A read-write lock that is held to read: what [`RwLock::read`](crate::RwLock::read) gives.
 ///

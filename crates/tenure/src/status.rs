@@ -118,12 +118,13 @@ pub enum Share {
 impl Share {
     fn of(kind: Kind, weight: u32) -> Self {
         match kind {
-            Kind::Mutex | Kind::Fair => Self::Whole,
             Kind::Reentrant => Self::Holds(weight),
             Kind::RwLock if weight == QueueSpec::READER.weight => Self::Reader,
             Kind::RwLock if weight == QueueSpec::UPGRADEABLE.weight => Self::Upgradeable,
             Kind::RwLock => Self::Writer,
             Kind::Semaphore => Self::Permits(weight),
+            // A mutex or a fair mutex.
+            _ => Self::Whole,
         }
     }
 }

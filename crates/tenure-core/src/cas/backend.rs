@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
-use super::super::{Cursor, Failure};
 use crate::name::LockName;
+use crate::store::{Cursor, Failure};
 
 /// A handle of a client whose life the server counts: a lease of etcd, a session of ZooKeeper. A
 /// number is never used twice.

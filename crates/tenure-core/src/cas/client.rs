@@ -19,12 +19,12 @@ use super::turns::{Coming, Known};
 use super::view::View;
 use crate::moment::Moment;
 use crate::name::LockName;
+use crate::net::by;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::lease::TTL_MIN;
 use crate::protocol::{self, Fence, LockSpec, Now, Op, ReleaseScope, Verb};
 use crate::runtime::Runtime;
-use crate::store::dial::by;
 use crate::store::{Cursor, Failure, Page};
 
 /// The turns of owners, each at one lock.

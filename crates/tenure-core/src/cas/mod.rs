@@ -30,8 +30,7 @@ mod parts;
 mod request;
 mod together;
 mod turns;
-#[cfg(any(feature = "etcd", feature = "zookeeper"))]
-pub(crate) mod url;
+pub mod url;
 mod view;
 mod watch;
 
@@ -46,14 +45,14 @@ use tokio::sync::oneshot;
 
 pub use backend::{Backend, Change, Committed, Handle, Listed, PartChange, Seen, Stamp, Stored, Watch};
 
-use super::{
-    Capabilities, Cursor, Failure, HoldLiveness, Kinds, LeaseClock, Listener, Page, QuorumMember, Store,
-};
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::protocol::record::{RecordAnswer, RecordOp};
 use crate::protocol::{Answer, LockSpec, Op};
 use crate::runtime::Runtime;
+use crate::store::{
+    Capabilities, Cursor, Failure, HoldLiveness, Kinds, LeaseClock, Listener, Page, QuorumMember, Store,
+};
 use client::Client;
 
 /// A store on a server that compares and swaps. Clones share it.

@@ -7,34 +7,41 @@ use std::path::PathBuf;
 use percent_encoding::percent_decode_str;
 
 use crate::error::{Error, Result};
+use crate::net::Tls;
 
 /// How the URLs of one kind of server are written.
-pub(crate) struct Syntax {
+#[derive(Debug)]
+pub struct Syntax {
     /// What the servers are called.
-    pub(crate) server: &'static str,
+    pub server: &'static str,
     /// What a URL begins with; an encrypted connection has an `s` behind it.
-    pub(crate) scheme: &'static str,
+    pub scheme: &'static str,
     /// Where the servers listen, unless the URL says so.
-    pub(crate) port: u16,
+    pub port: u16,
     /// The same for encrypted connections.
-    pub(crate) tls_port: u16,
+    pub tls_port: u16,
 }
 
 /// What such a URL says.
-pub(crate) struct Parts<'a> {
-    pub(crate) places: Vec<Place>,
+#[derive(Debug)]
+pub struct Parts<'a> {
+    /// The servers.
+    pub places: Vec<Place>,
     /// Behind the first slash, as it is written.
-    pub(crate) path: &'a str,
-    pub(crate) login: Option<(String, String)>,
-    pub(crate) tls: Option<Files>,
+    pub path: &'a str,
+    /// User and password.
+    pub login: Option<(String, String)>,
+    /// Present if the connection is encrypted.
+    pub tls: Option<Tls>,
 }
 
 /// One server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub struct Place {
     /// Without the brackets of an address.
-    pub(crate) host: String,
-    pub(crate) port: u16,
+    pub host: String,
+    /// The TCP port.
+    pub port: u16,
 }
 
 impl fmt::Display for Place {
@@ -46,17 +53,12 @@ impl fmt::Display for Place {
     }
 }
 
-/// The files of an encrypted connection.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Files {
-    /// Who certifies servers, if not those whom the system trusts.
-    pub(crate) ca: Option<PathBuf>,
-    /// A client's certificate and its key.
-    pub(crate) identity: Option<(PathBuf, PathBuf)>,
-}
-
 impl Syntax {
-    pub(crate) fn parse<'a>(&self, url: &'a str) -> Result<Parts<'a>> {
+    /// Splits a URL into its parts.
+    ///
+    /// # Errors
+    /// `is_invalid`, with the part that is wrong.
+    pub fn parse<'a>(&self, url: &'a str) -> Result<Parts<'a>> {
         let own = self.scheme;
         let (scheme, rest) =
             url.split_once("://").ok_or_else(|| self.wrong(&format!("after `{own}:` comes `//`")))?;
@@ -80,7 +82,7 @@ impl Syntax {
             places.push(place);
         }
         let files = self.files(query)?;
-        if !is_tls && files != Files::default() {
+        if !is_tls && files != Tls::default() {
             return Err(self.wrong(&format!("ca, cert and key are for encrypted connections: {own}s://")));
         }
         Ok(Parts { places, path, login, tls: is_tls.then_some(files) })
@@ -128,7 +130,7 @@ impl Syntax {
         Ok(Place { host: host.to_owned(), port })
     }
 
-    fn files(&self, query: &str) -> Result<Files> {
+    fn files(&self, query: &str) -> Result<Tls> {
         let (mut ca, mut cert, mut key) = (None, None, None);
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -150,11 +152,11 @@ impl Syntax {
             (None, None) => None,
             _ => return Err(self.wrong("its query has one of cert and key: a certificate needs its key")),
         };
-        Ok(Files { ca, identity })
+        Ok(Tls { ca, identity })
     }
 
     /// The text that percent signs stand for.
-    pub(crate) fn decoded(&self, text: &str) -> Result<String> {
+    pub fn decoded(&self, text: &str) -> Result<String> {
         let decoded = percent_decode_str(text).decode_utf8();
         Ok(decoded
             .map_err(|_| self.wrong("something in it is no UTF-8 after the percent signs"))?
@@ -162,7 +164,7 @@ impl Syntax {
     }
 
     /// The error of a URL that is wrong in this.
-    pub(crate) fn wrong(&self, what: &str) -> Error {
+    pub fn wrong(&self, what: &str) -> Error {
         Error::invalid(format!("this {} URL cannot be read: {what}", self.server))
     }
 }

@@ -1,37 +1,82 @@
-//! What stores on servers share: a limit of time, and the pause before the next dial.
+//! What stores on servers share: TLS, deadlines, and the backoff before the next dial.
 
+#[cfg(feature = "tls")]
+mod tls;
+
+#[cfg(not(feature = "tls"))]
+use std::io;
+use std::path::PathBuf;
+#[cfg(not(feature = "tls"))]
+use std::pin::Pin;
 use std::pin::pin;
-#[cfg(any(feature = "redis", feature = "postgres", feature = "zookeeper"))]
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
+use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::moment::Moment;
 use crate::runtime::Runtime;
+#[cfg(not(feature = "tls"))]
+use crate::store::Failure;
 
-#[cfg(any(feature = "redis", feature = "postgres", feature = "zookeeper"))]
+#[cfg(feature = "tls")]
+pub use tls::{encrypt, failure_of};
+
+/// An open stream of bytes.
+pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+
+/// The files of an encrypted connection. They are read at each dial, so that a renewed certificate
+/// needs no restart.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tls {
+    /// Trusted authorities; those of the system if `None`.
+    pub ca: Option<PathBuf>,
+    /// The client's certificate and its key.
+    pub identity: Option<(PathBuf, PathBuf)>,
+}
+
+/// No I/O error stems from TLS in a build without it.
+#[cfg(not(feature = "tls"))]
+#[must_use]
+pub fn failure_of(_: &io::Error, _: &str) -> Option<Failure> {
+    None
+}
+
+/// Stands in for the handshake in a build without the feature `tls`.
+///
+/// # Errors
+/// Always `Refused`: URL readers reject encrypted URLs in such a build before this is reached.
+#[cfg(not(feature = "tls"))]
+pub async fn encrypt(
+    _: Pin<Box<dyn Stream>>,
+    _: &str,
+    _: &Tls,
+    _: &str,
+) -> Result<Pin<Box<dyn Stream>>, Failure> {
+    Err(Failure::Refused(Failure::cause("this program was built without the feature `tls`")))
+}
+
 const PAUSE_MIN: Duration = Duration::from_millis(20);
-#[cfg(any(feature = "redis", feature = "postgres", feature = "zookeeper"))]
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// `work`'s output, unless the deadline comes first.
-pub(crate) async fn by<F: Future>(runtime: &dyn Runtime, deadline: Moment, work: F) -> Option<F::Output> {
+/// The output of `work`, or `None` if the deadline comes first.
+pub async fn by<F: Future>(runtime: &dyn Runtime, deadline: Moment, work: F) -> Option<F::Output> {
     match select(pin!(work), runtime.sleep_until(deadline)).await {
         Either::Left((output, _)) => Some(output),
         Either::Right(_) => None,
     }
 }
 
-/// How long to wait before the next dial after so many failures in a row: 20 ms, doubled each time
-/// up to 1 s, and between a half and the whole of that, so that the clients of a server that comes
-/// back do not come all at once.
-#[cfg(any(feature = "redis", feature = "postgres", feature = "zookeeper"))]
-pub(crate) fn pause(tries: u32, random: u64) -> Duration {
+/// Backoff before the next dial after `tries` failures in a row: 20 ms, doubled up to 1 s, with
+/// jitter down to one half so that the clients of a restarted server do not return all at once.
+#[must_use]
+pub fn pause(tries: u32, random: u64) -> Duration {
     let most = PAUSE_MIN.saturating_mul(1 << tries.saturating_sub(1).min(16)).min(PAUSE_MAX);
     most.mul_f64(0.5 + 0.5 * (random >> 11) as f64 / (1u64 << 53) as f64)
 }
 
-#[cfg(all(test, any(feature = "redis", feature = "postgres", feature = "zookeeper")))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -1,25 +1,25 @@
-//! Encrypts the talk with a server, and says what is wrong with a certificate.
+//! TLS with rustls and ring, and the errors that say what is wrong with a certificate.
 
-use std::error::Error as StdError;
 use std::io;
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use redis::RedisError;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio_rustls::rustls::{AlertDescription, CertificateError, ClientConfig, Error, RootCertStore};
 
-use crate::store::redis::connection::Stream;
-use crate::store::redis::topology::Tls;
-use crate::store::{Cause, Failure};
+use super::{Stream, Tls};
+use crate::store::Failure;
 
-/// Shakes hands over a stream to `host`, as which the server must be certified. `plain` is what a
-/// URL has that does without.
-pub(crate) async fn encrypt(
+/// Performs the TLS handshake. The server's certificate must be valid for `host`. `plain` names the
+/// unencrypted spelling of the URL, for the hint of an error.
+///
+/// # Errors
+/// `Refused` for a certificate or file that will not become valid by itself, else `NotSent`.
+pub async fn encrypt(
     stream: Pin<Box<dyn Stream>>,
     host: &str,
     tls: &Tls,
@@ -41,19 +41,12 @@ pub(crate) async fn encrypt(
     }
 }
 
-/// What became of a connection, where it is the encryption's fault. A server that wants a
-/// client certificate says so when the handshake is over for us.
-pub(crate) fn said(error: &RedisError) -> Option<Failure> {
-    let cause = error.source()?;
-    let error = match cause.downcast_ref::<Cause>() {
-        Some(cause) => cause.downcast_ref::<io::Error>(),
-        None => cause.downcast_ref::<io::Error>(),
-    };
-    within(error?).map(|error| of(error, PLAIN))
+/// The failure behind an I/O error of an established connection, if TLS caused it: a server that
+/// requires a client certificate reports so only after the client's side of the handshake.
+#[must_use]
+pub fn failure_of(error: &io::Error, plain: &str) -> Option<Failure> {
+    within(error).map(|error| of(error, plain))
 }
-
-/// What a URL of this store has that does without encryption.
-pub(crate) const PLAIN: &str = "redis://";
 
 fn within(error: &io::Error) -> Option<&Error> {
     error.get_ref()?.downcast_ref()

@@ -295,7 +295,6 @@ impl ReleaseScope {
 
 /// What a lock says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Answer {
     /// The asker holds, and its lease was set to at least the asked ttl while this request ran.
     Held {
@@ -443,7 +442,6 @@ fn is_digits(text: &str) -> bool {
 
 /// A message to those who wait. A hint: it may be lost, late or for nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Notification {
     /// The lock may be free now.
     Free {
@@ -491,7 +489,6 @@ pub struct Entry<T> {
 
 /// The value at a lock's key, as Redis types it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
 pub enum Data {
     /// A string: one of our mutexes, or what a foreign client wrote.
     Text(String),

@@ -108,7 +108,7 @@ pub fn key(lock: &LockName) -> String {
 
 /// The name of what is kept beside a key. Two keys never share one; on a cluster it shares the
 /// key's slot, unless nothing can.
-pub(crate) fn beside(prefix: &str, key: &str) -> String {
+pub fn beside(prefix: &str, key: &str) -> String {
     if tag(key).is_some() {
         // The first tag of the whole is the tag of the key.
         [prefix, "=", key].concat()
@@ -123,7 +123,7 @@ pub(crate) fn beside(prefix: &str, key: &str) -> String {
 
 /// What a cluster hashes of a key, if not the whole: what stands between its first `{` and the next
 /// `}`, unless empty.
-pub(crate) fn tag(key: &str) -> Option<&str> {
+pub fn tag(key: &str) -> Option<&str> {
     let (tag, _) = key.split_once('{')?.1.split_once('}')?;
     Some(tag).filter(|tag| !tag.is_empty())
 }

@@ -26,7 +26,7 @@ const STEP: Duration = Duration::from_millis(1);
 
 /// The runtime in which it was made. Clones are the same one.
 #[derive(Clone)]
-pub(crate) struct Callers(Arc<Inner>);
+pub struct Callers(Arc<Inner>);
 
 struct Inner {
     handle: Handle,
@@ -43,7 +43,7 @@ struct Inner {
 
 impl Callers {
     /// That of the caller; `None` outside of every tokio runtime.
-    pub(crate) fn current() -> Option<Self> {
+    pub fn current() -> Option<Self> {
         let handle = Handle::try_current().ok()?;
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Some(Self(Arc::new(Inner {
@@ -58,14 +58,14 @@ impl Callers {
     }
 
     /// Since it was made.
-    pub(crate) fn elapsed(&self) -> Duration {
+    pub fn elapsed(&self) -> Duration {
         // On another thread than the runtime's, only its context has its clock.
         let _context = self.0.handle.enter();
         self.0.start.elapsed() + Duration::from_nanos(self.0.ahead.load(Ordering::Acquire))
     }
 
     /// Lets time pass. What is due meanwhile happens in order.
-    pub(crate) async fn advance(&self, by: Duration) {
+    pub async fn advance(&self, by: Duration) {
         let until = self.now() + by;
         if self.is_paused() {
             return self.sleep_until(until).await;
@@ -82,7 +82,7 @@ impl Callers {
     }
 
     /// Sets the clock ahead at once, as for a machine that was suspended.
-    pub(crate) fn jump(&self, by: Duration) {
+    pub fn jump(&self, by: Duration) {
         let by = u64::try_from(by.as_nanos()).unwrap_or(u64::MAX);
         self.0.ahead.fetch_add(by, Ordering::AcqRel);
         self.0.moved.notify_waiters();

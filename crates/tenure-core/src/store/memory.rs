@@ -42,7 +42,7 @@ struct Inner {
 }
 
 /// The store that a URL names: `memory:`, or `memory:NAME`.
-pub(crate) fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
+pub fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
     let Opening { url, runtime, .. } = opening;
     Ok(Arc::new(if url == "memory:" { Memory::new(runtime, url) } else { Memory::named(runtime, url) }))
 }

@@ -1,22 +1,8 @@
 //! Where locks live.
 
-#[cfg(any(feature = "etcd", feature = "zookeeper", tenure_planted))]
-pub mod cas;
 mod decorator;
-#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis", feature = "zookeeper", tenure_planted))]
-mod dial;
-#[cfg(feature = "etcd")]
-pub mod etcd;
-pub mod file;
+mod error;
 pub mod memory;
-pub(crate) mod open;
-#[cfg(feature = "postgres")]
-pub mod postgres;
-pub mod quorum;
-#[cfg(feature = "redis")]
-pub mod redis;
-#[cfg(feature = "zookeeper")]
-pub mod zookeeper;
 
 use std::any::Any;
 use std::fmt;
@@ -28,7 +14,6 @@ use futures_util::future::BoxFuture;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
-#[cfg(feature = "redis")]
 use crate::credentials::Provider;
 use crate::moment::Moment;
 use crate::name::LockName;
@@ -42,7 +27,7 @@ pub use crate::owner::Client;
 pub use decorator::Decorator;
 
 /// The target of warnings about what an operator should change, as opposed to what happens.
-pub(crate) const SETUP: &str = "tenure::setup";
+pub const SETUP: &str = "tenure::setup";
 
 /// Why a request has no answer.
 #[derive(Clone, Debug)]
@@ -322,24 +307,14 @@ pub enum HoldLiveness {
 }
 
 /// What a store is opened with.
-pub(crate) struct Opening<'a> {
-    pub(crate) url: &'a str,
-    pub(crate) runtime: Arc<dyn Runtime>,
+#[derive(Debug)]
+pub struct Opening<'a> {
+    /// The URL, with its credentials.
+    pub url: &'a str,
+    /// Time, tasks and randomness for the store.
+    pub runtime: Arc<dyn Runtime>,
     /// Tells the login at each dial, in place of the URL.
-    #[cfg(feature = "redis")]
-    pub(crate) login: Option<Provider>,
-}
-
-impl Opening<'_> {
-    #[cfg(feature = "redis")]
-    fn has_login(&self) -> bool {
-        self.login.is_some()
-    }
-
-    #[cfg(not(feature = "redis"))]
-    fn has_login(&self) -> bool {
-        false
-    }
+    pub login: Option<Provider>,
 }
 
 /// Since when a store has kept all that it was told.

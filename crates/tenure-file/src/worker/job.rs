@@ -4,18 +4,18 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use crate::moment::Moment;
-use crate::name::LockName;
-use crate::protocol::record::{RecordAnswer, RecordOp};
-use crate::protocol::{Answer, Op};
-use crate::store::file::apply::Applied;
-use crate::store::file::names::RecordId;
-use crate::store::file::shared::Handed;
-use crate::store::file::watch::Hears;
-use crate::store::{Cursor, Failure, Listener, Page};
+use crate::apply::Applied;
+use crate::names::RecordId;
+use crate::shared::Handed;
+use crate::watch::Hears;
+use tenure_core::moment::Moment;
+use tenure_core::name::LockName;
+use tenure_core::protocol::record::{RecordAnswer, RecordOp};
+use tenure_core::protocol::{Answer, Op};
+use tenure_core::store::{Cursor, Failure, Listener, Page};
 
 /// A request, and by when it must be answered.
-pub(in crate::store::file) struct Job {
+pub(crate) struct Job {
     pub(super) ask: Request,
     pub(super) within: Duration,
     pub(super) until: Moment,
@@ -26,19 +26,14 @@ pub(in crate::store::file) struct Job {
 }
 
 impl Job {
-    pub(in crate::store::file) fn new(
-        ask: Request,
-        now: Moment,
-        within: Duration,
-        handed: Option<Handed>,
-    ) -> Self {
+    pub(crate) fn new(ask: Request, now: Moment, within: Duration, handed: Option<Handed>) -> Self {
         Self { ask, within, until: now + within, starved: 0, _handed: handed }
     }
 }
 
-pub(in crate::store::file) type Promise<T> = oneshot::Sender<Result<T, Failure>>;
+pub(crate) type Promise<T> = oneshot::Sender<Result<T, Failure>>;
 
-pub(in crate::store::file) enum Request {
+pub(crate) enum Request {
     Call(Op, Promise<Answer>),
     Record(RecordOp, Promise<RecordAnswer>),
     Listen {

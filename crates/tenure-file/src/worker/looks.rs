@@ -10,18 +10,18 @@ use futures_util::future::BoxFuture;
 
 use super::Worker;
 use super::job::{Job, Request};
-use crate::events::{event, text};
-use crate::planted::{Bug, planted};
-use crate::protocol::{Answer, Notification};
-use crate::runtime::Runtime;
-use crate::store::Failure;
-use crate::store::file::apply::{Applied, now};
-use crate::store::file::directory::{Directory, Entered, Inside};
-use crate::store::file::holders::Holders;
-use crate::store::file::look::{Looked, changed as changed_to, holds_no_more, looked};
-use crate::store::file::names::{HolderId, RecordId};
-use crate::store::file::sweep::Sweep;
-use crate::store::file::watch::{Seen, Watch};
+use crate::apply::{Applied, now};
+use crate::directory::{Directory, Entered, Inside};
+use crate::holders::Holders;
+use crate::look::{Looked, changed as changed_to, holds_no_more, looked};
+use crate::names::{HolderId, RecordId};
+use crate::sweep::Sweep;
+use crate::watch::{Seen, Watch};
+use tenure_core::events::{event, text};
+use tenure_core::planted::{Bug, planted};
+use tenure_core::protocol::{Answer, Notification};
+use tenure_core::runtime::Runtime;
+use tenure_core::store::Failure;
 
 /// How often the locks that a process listens to are looked at. A release and most crashes are seen
 /// at once.

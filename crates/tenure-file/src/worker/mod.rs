@@ -25,12 +25,12 @@ use super::names::RecordId;
 use super::shared::{Core, Shared};
 use super::sweep::Sweep;
 use super::watch::{Listeners, Watch};
-use crate::events::{event, text};
-use crate::moment::Moment;
-use crate::planted::{Bug, planted};
-use crate::protocol::{Notification, Now};
-use crate::runtime::Runtime;
-use crate::store::Failure;
+use tenure_core::events::{event, text};
+use tenure_core::moment::Moment;
+use tenure_core::planted::{Bug, planted};
+use tenure_core::protocol::{Notification, Now};
+use tenure_core::runtime::Runtime;
+use tenure_core::store::Failure;
 
 /// So often a busy guard is asked for again at once, and how long the pauses between later attempts
 /// are.

@@ -6,20 +6,20 @@ use std::sync::atomic::Ordering;
 use super::Worker;
 use super::job::{Job, Promise, Request};
 use super::looks::{self, LOOK, do_piece, not_swept, rare};
-use crate::protocol::record::{RecordAnswer, RecordOp, RecordVerb};
-use crate::protocol::{Answer, Op, Verb};
-use crate::store::file::apply::{Applied, apply, now};
-use crate::store::file::beside::apply_to_record;
-use crate::store::file::bindings::Bindings;
-use crate::store::file::called::rest;
-use crate::store::file::directory::{Directory, Entered, Locked};
-use crate::store::file::lock::Lock;
-use crate::store::file::look::page;
-use crate::store::file::names::RecordId;
-use crate::store::file::shared::{Core, SWEEP};
-use crate::store::file::sweep::Sweep;
-use crate::store::file::watch::Hears;
-use crate::store::{Cursor, Failure, Listener, Page};
+use crate::apply::{Applied, apply, now};
+use crate::beside::apply_to_record;
+use crate::bindings::Bindings;
+use crate::called::rest;
+use crate::directory::{Directory, Entered, Locked};
+use crate::lock::Lock;
+use crate::look::page;
+use crate::names::RecordId;
+use crate::shared::{Core, SWEEP};
+use crate::sweep::Sweep;
+use crate::watch::Hears;
+use tenure_core::protocol::record::{RecordAnswer, RecordOp, RecordVerb};
+use tenure_core::protocol::{Answer, Op, Verb};
+use tenure_core::store::{Cursor, Failure, Listener, Page};
 
 /// So many requests are answered before the guard is given back, so that other processes have their
 /// turn.

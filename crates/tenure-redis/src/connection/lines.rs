@@ -24,17 +24,17 @@ use std::time::Duration;
 use futures_util::future::FutureExt;
 use tokio::sync::Notify;
 
-use crate::events::{event, text};
-use crate::moment::Moment;
-use crate::name::LockName;
-use crate::planted::{Bug, planted};
-use crate::runtime::Runtime;
-use crate::store::Failure;
-use crate::store::redis::command::command;
-use crate::store::redis::connection::Connector;
-use crate::store::redis::connection::pipeline::Pipeline;
-use crate::store::redis::connection::supervisor::Supervisor;
-use crate::store::redis::topology::Terms;
+use crate::command::command;
+use crate::connection::Connector;
+use crate::connection::pipeline::Pipeline;
+use crate::connection::supervisor::Supervisor;
+use crate::topology::Terms;
+use tenure_core::events::{event, text};
+use tenure_core::moment::Moment;
+use tenure_core::name::LockName;
+use tenure_core::planted::{Bug, planted};
+use tenure_core::runtime::Runtime;
+use tenure_core::store::Failure;
 
 /// For so long the callers' connection may answer nothing, while ours is answered.
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -396,9 +396,9 @@ mod tests {
     use futures_util::future::BoxFuture;
 
     use super::*;
-    use crate::runtime::Driver;
-    use crate::store::redis::connection::{Dial, Dialled};
-    use crate::store::redis::topology::{Address, Target};
+    use crate::connection::{Dial, Dialled};
+    use crate::topology::{Address, Target};
+    use tenure_core::runtime::Driver;
 
     #[derive(Debug)]
     struct Silent;

@@ -6,8 +6,6 @@ pub(crate) mod pipeline;
 pub(crate) mod scriptless;
 pub(crate) mod server_clock;
 pub(crate) mod supervisor;
-#[cfg(feature = "tls")]
-pub(crate) mod tls;
 pub(crate) mod tokens;
 
 use std::error::Error;
@@ -26,27 +24,26 @@ use futures_util::future::{BoxFuture, Either, FutureExt, join3, select};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, ProtocolVersion, PushInfo, RedisConnectionInfo, Value};
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream, lookup_host};
 use tokio::sync::{Notify, oneshot};
 
-use crate::credentials::Credentials;
-use crate::events::{event, text};
-use crate::moment::Moment;
-use crate::runtime::Runtime;
-use crate::store::dial::by;
-use crate::store::redis::command::command;
-use crate::store::redis::connection::gather::{ENOUGH, Gathered};
-use crate::store::redis::replies::failure;
-use crate::store::redis::replies::frame::{Checked, Malformed};
-use crate::store::redis::replies::{bytes, prose};
-use crate::store::redis::topology::sentinel::{self, SentinelResolver};
-use crate::store::redis::topology::{Access, Address, Sentinels, Target};
-use crate::store::{Cause, Failure, Incarnation, SETUP};
+use crate::command::command;
+use crate::connection::gather::{ENOUGH, Gathered};
+use crate::replies::failure;
+use crate::replies::frame::{Checked, Malformed};
+use crate::replies::{bytes, prose};
+use crate::topology::sentinel::{self, SentinelResolver};
+use crate::topology::{Access, Address, Sentinels, Target};
+use tenure_core::credentials::Credentials;
+use tenure_core::events::{event, text};
+use tenure_core::moment::Moment;
+pub use tenure_core::net::Stream;
+use tenure_core::net::{by, encrypt, failure_of};
+use tenure_core::runtime::Runtime;
+use tenure_core::store::{Cause, Failure, Incarnation, SETUP};
 
-/// An open stream of bytes.
-pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+/// The unencrypted spelling of a URL, for hints.
+const PLAIN: &str = "redis://";
 
 /// Access to the network: a simulation provides its streams here.
 pub trait Dial: fmt::Debug + Send + Sync + 'static {
@@ -376,11 +373,10 @@ impl Connector {
         stage("has not been reached");
         let dialled = self.by(deadline, self.dial.dial(&target.address)).await?;
         let Dialled { stream, local } = dialled.map_err(|error| Failure::NotSent(Arc::new(error)))?;
-        #[cfg(feature = "tls")]
         let stream = match (&target.access.tls, &target.address) {
             (Some(tls), Address::Tcp(host, _)) => {
                 stage("has not answered the TLS handshake; one without TLS is redis://");
-                self.by(deadline, tls::encrypt(stream, host, tls, tls::PLAIN)).await??
+                self.by(deadline, encrypt(stream, host, tls, PLAIN)).await??
             }
             _ => stream,
         };
@@ -594,10 +590,17 @@ fn is_malformed(error: &redis::RedisError) -> bool {
     error.and_then(io::Error::get_ref).is_some_and(|error| error.is::<Malformed>())
 }
 
+fn io_error(error: &redis::RedisError) -> Option<&io::Error> {
+    let source = error.source()?;
+    match source.downcast_ref::<Cause>() {
+        Some(cause) => cause.downcast_ref(),
+        None => source.downcast_ref(),
+    }
+}
+
 /// What comes of logging in.
 fn refusal(error: redis::RedisError) -> Failure {
-    #[cfg(feature = "tls")]
-    if let Some(failure) = tls::said(&error) {
+    if let Some(failure) = io_error(&error).and_then(|error| failure_of(error, PLAIN)) {
         return failure;
     }
     match failure::said(&error) {
@@ -649,7 +652,7 @@ mod tests {
 
     use super::*;
     use crate::block_on;
-    use crate::runtime::Driver;
+    use tenure_core::runtime::Driver;
 
     #[test]
     fn a_connection_is_named_by_its_number_and_its_address() {

@@ -16,15 +16,15 @@ use redis::aio::MultiplexedConnection;
 use redis::{Cmd, RedisResult, Value};
 use tokio::sync::{Notify, oneshot};
 
-use crate::events::{event, text};
-use crate::moment::Moment;
-use crate::runtime::Runtime;
-use crate::store::Failure;
-use crate::store::redis::connection::scriptless::{Delete, Scriptless};
-use crate::store::redis::connection::server_clock::ServerClock;
-use crate::store::redis::connection::tokens::Tokens;
-use crate::store::redis::connection::{Connection, Peer};
-use crate::store::redis::topology::Address;
+use crate::connection::scriptless::{Delete, Scriptless};
+use crate::connection::server_clock::ServerClock;
+use crate::connection::tokens::Tokens;
+use crate::connection::{Connection, Peer};
+use crate::topology::Address;
+use tenure_core::events::{event, text};
+use tenure_core::moment::Moment;
+use tenure_core::runtime::Runtime;
+use tenure_core::store::Failure;
 
 /// A connection on which a request is due, and on which no reply at all came in for this long since
 /// it was sent, is dead. With less, one hasty caller on a slow network would cost all callers the
@@ -339,9 +339,9 @@ mod tests {
 
     use super::*;
     use crate::block_on;
-    use crate::runtime::Driver;
-    use crate::store::dial::by;
-    use crate::store::redis::command::command;
+    use crate::command::command;
+    use tenure_core::net::by;
+    use tenure_core::runtime::Driver;
 
     /// A pipeline over a connection that never answers and, as long as the last of these lives,
     /// never says that it is over.
@@ -351,7 +351,7 @@ mod tests {
         let opened = MultiplexedConnection::new_with_config(login, ours, config).await;
         let (pipe, driver) = opened.expect("a connection");
         let ((hangup, hung), (done, over)) = (oneshot::channel(), oneshot::channel());
-        let (to, life) = (Address::Tcp("h".into(), 1), crate::store::Incarnation::Unknown);
+        let (to, life) = (Address::Tcp("h".into(), 1), tenure_core::store::Incarnation::Unknown);
         let connection = Connection {
             pipe,
             to,

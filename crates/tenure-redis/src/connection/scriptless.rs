@@ -4,8 +4,8 @@ use std::sync::atomic::AtomicBool;
 
 use redis::{Cmd, Value};
 
-use crate::store::Failure;
-use crate::store::redis::command::command;
+use crate::command::command;
+use tenure_core::store::Failure;
 
 /// The commands in place of scripts.
 pub(crate) struct Scriptless {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::moment::Moment;
+use tenure_core::moment::Moment;
 
 /// How long the server's clock is counted on from one answer of it.
 const CLOCK_KEPT: Duration = Duration::from_secs(60);

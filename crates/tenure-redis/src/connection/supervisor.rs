@@ -8,12 +8,12 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::Notify;
 
-use crate::moment::Moment;
-use crate::store::dial::{by, pause};
-use crate::store::redis::connection::Connector;
-use crate::store::redis::connection::pipeline::Pipeline;
-use crate::store::redis::replies::failure::is_of_dial;
-use crate::store::{Failure, Incarnation};
+use crate::connection::Connector;
+use crate::connection::pipeline::Pipeline;
+use crate::replies::failure::is_of_dial;
+use tenure_core::moment::Moment;
+use tenure_core::net::{by, pause};
+use tenure_core::store::{Failure, Incarnation};
 
 /// The connection for requests, dialled at the first of them and again whenever it is lost.
 pub(crate) struct Supervisor {

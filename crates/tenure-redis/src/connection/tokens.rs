@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::moment::Moment;
-use crate::planted::{Bug, planted};
+use tenure_core::moment::Moment;
+use tenure_core::planted::{Bug, planted};
 
 /// For so long after an answer the server is taken to be the one that gave it. A server that was
 /// demoted and promoted keeps its connections, and may have lost tokens that another has given.

@@ -10,7 +10,7 @@ use std::{fmt, io};
 
 use redis::{RedisError, ServerError};
 
-use crate::store::Failure;
+use tenure_core::store::Failure;
 
 /// What to do about an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@ pub(crate) mod frame;
 
 use redis::Value;
 
-use crate::protocol::{Answer, Found, Holding, Kind, LockSpec, Op, Place, Verb};
+use tenure_core::protocol::{Answer, Found, Holding, Kind, LockSpec, Op, Place, Verb};
 
 /// A parsed reply.
 #[derive(Debug, PartialEq, Eq)]
@@ -257,9 +257,9 @@ pub(crate) fn left(value: &Value) -> Option<Option<u64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::name::LockName;
-    use crate::owner::Owner;
-    use crate::protocol::QueueSpec;
+    use tenure_core::name::LockName;
+    use tenure_core::owner::Owner;
+    use tenure_core::protocol::QueueSpec;
 
     fn op() -> Op {
         let owner = Owner::new("a").expect("an owner");

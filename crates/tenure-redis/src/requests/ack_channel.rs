@@ -23,19 +23,19 @@ use futures_util::future::{FutureExt, join, select};
 use redis::{Cmd, Value};
 use tokio::sync::{Notify, oneshot};
 
-use crate::moment::Moment;
-use crate::name::LockName;
-use crate::protocol::{Op, Verb};
-use crate::runtime::Runtime;
-use crate::store::Failure;
-use crate::store::dial::by;
-use crate::store::redis::command::command;
-use crate::store::redis::connection::Connector;
-use crate::store::redis::connection::pipeline::Pipeline;
-use crate::store::redis::connection::supervisor::Supervisor;
-use crate::store::redis::replies::bytes;
-use crate::store::redis::replies::failure;
-use crate::store::redis::requests::{Request, RequestContext, answered, refused};
+use crate::command::command;
+use crate::connection::Connector;
+use crate::connection::pipeline::Pipeline;
+use crate::connection::supervisor::Supervisor;
+use crate::replies::bytes;
+use crate::replies::failure;
+use crate::requests::{Request, RequestContext, answered, refused};
+use tenure_core::moment::Moment;
+use tenure_core::name::LockName;
+use tenure_core::net::by;
+use tenure_core::protocol::{Op, Verb};
+use tenure_core::runtime::Runtime;
+use tenure_core::store::Failure;
 
 /// The next requests leave after this time, also if replicas have not confirmed.
 const WAIT_MAX: Duration = Duration::from_secs(1);

@@ -7,10 +7,10 @@
 
 use std::sync::LazyLock;
 
-use crate::owner::Client;
-use crate::protocol::LockSpec;
-use crate::protocol::record::{beside, tag};
-use crate::store::redis::topology::slots::SLOTS;
+use crate::topology::slots::SLOTS;
+use tenure_core::owner::Client;
+use tenure_core::protocol::LockSpec;
+use tenure_core::protocol::record::{beside, tag};
 
 /// The key of a server's epoch: which start of which server it is, and since when.
 pub(crate) const EPOCH: &str = "tenure:epoch";
@@ -118,7 +118,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::protocol::QueueSpec;
+    use tenure_core::protocol::QueueSpec;
 
     const ODD: [&str; 16] = [
         "x", "{x}", "{{x}}", "a}b", "a{b", "a{}b", "{}", "}", "{", "a{b}c", "{a}{b}", "=x", "~x", "~a}b",

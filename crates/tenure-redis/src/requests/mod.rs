@@ -16,13 +16,13 @@ use std::sync::Arc;
 
 use redis::Value;
 
-use crate::events::{event, text};
-use crate::protocol::{Fence, Listening, Liveness, LockSpec, Op, QueueSpec, ReleaseScope, Verb, lease};
-use crate::store::redis::connection::pipeline::Pipeline;
-use crate::store::redis::replies::failure;
-use crate::store::redis::requests::script::{MUTEX, QUEUE, REENTRANT, Script};
-use crate::store::redis::topology::Terms;
-use crate::store::{Failure, SETUP};
+use crate::connection::pipeline::Pipeline;
+use crate::replies::failure;
+use crate::requests::script::{MUTEX, QUEUE, REENTRANT, Script};
+use crate::topology::Terms;
+use tenure_core::events::{event, text};
+use tenure_core::protocol::{Fence, Listening, Liveness, LockSpec, Op, QueueSpec, ReleaseScope, Verb, lease};
+use tenure_core::store::{Failure, SETUP};
 
 /// How a message reaches those who listen. All clients of a lock have to agree on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

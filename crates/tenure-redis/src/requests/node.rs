@@ -5,32 +5,32 @@ use std::sync::Arc;
 use futures_util::future::{FutureExt, join, join_all};
 use redis::Value;
 
-use crate::events::{event, text};
-use crate::moment::Moment;
-use crate::name::LockName;
-use crate::owner::Owner;
-use crate::planted::{Bug, planted};
-use crate::protocol::{
+use crate::command::command;
+use crate::connection::Connector;
+use crate::connection::lines::Lines;
+use crate::connection::pipeline::Pipeline;
+use crate::connection::scriptless::Scriptless;
+use crate::connection::supervisor::Supervisor;
+use crate::messages::Notifications;
+use crate::replies;
+use crate::replies::failure;
+use crate::requests::ack_channel::{self, AckChannel};
+use crate::requests::keys;
+use crate::requests::pair::{self, Pairs, Tried};
+use crate::requests::renewals;
+use crate::requests::scriptless::ExclusiveConnection;
+use crate::requests::{Request, RequestContext, answered, warn_unheard};
+use crate::topology::slots;
+use tenure_core::events::{event, text};
+use tenure_core::moment::Moment;
+use tenure_core::name::LockName;
+use tenure_core::owner::Owner;
+use tenure_core::planted::{Bug, planted};
+use tenure_core::protocol::{
     Answer, Fence, Found, Holding, Kind, LockSpec, Op, QueueSpec, ReleaseScope, Verb, parse_value,
 };
-use crate::runtime::Runtime;
-use crate::store::redis::command::command;
-use crate::store::redis::connection::Connector;
-use crate::store::redis::connection::lines::Lines;
-use crate::store::redis::connection::pipeline::Pipeline;
-use crate::store::redis::connection::scriptless::Scriptless;
-use crate::store::redis::connection::supervisor::Supervisor;
-use crate::store::redis::messages::Notifications;
-use crate::store::redis::replies;
-use crate::store::redis::replies::failure;
-use crate::store::redis::requests::ack_channel::{self, AckChannel};
-use crate::store::redis::requests::keys;
-use crate::store::redis::requests::pair::{self, Pairs, Tried};
-use crate::store::redis::requests::renewals;
-use crate::store::redis::requests::scriptless::ExclusiveConnection;
-use crate::store::redis::requests::{Request, RequestContext, answered, warn_unheard};
-use crate::store::redis::topology::slots;
-use crate::store::{Cursor, Failure, Page};
+use tenure_core::runtime::Runtime;
+use tenure_core::store::{Cursor, Failure, Page};
 
 /// A server, the connection for requests and the one for messages. Both are closed when it is
 /// dropped.

@@ -13,20 +13,20 @@ use std::time::Duration;
 
 use redis::{Cmd, Value};
 
-use crate::moment::Moment;
-use crate::name::LockName;
-use crate::owner::Owner;
-use crate::planted::{Bug, planted};
-use crate::protocol::{Answer, Fence, LockSpec, Op, ReleaseScope, Verb};
-use crate::runtime::Runtime;
-use crate::store::Failure;
-use crate::store::redis::command::command;
-use crate::store::redis::connection::pipeline::Pipeline;
-use crate::store::redis::connection::scriptless::{Delete, HAS_DELETE};
-use crate::store::redis::replies::failure;
-use crate::store::redis::requests::script::RELEASE;
-use crate::store::redis::requests::{RequestContext, answered, keys, warn_unheard};
-use crate::store::redis::topology::Terms;
+use crate::command::command;
+use crate::connection::pipeline::Pipeline;
+use crate::connection::scriptless::{Delete, HAS_DELETE};
+use crate::replies::failure;
+use crate::requests::script::RELEASE;
+use crate::requests::{RequestContext, answered, keys, warn_unheard};
+use crate::topology::Terms;
+use tenure_core::moment::Moment;
+use tenure_core::name::LockName;
+use tenure_core::owner::Owner;
+use tenure_core::planted::{Bug, planted};
+use tenure_core::protocol::{Answer, Fence, LockSpec, Op, ReleaseScope, Verb};
+use tenure_core::runtime::Runtime;
+use tenure_core::store::Failure;
 
 /// While a lock is busy, and for this long at least, the script asks for it: it says by whom, and
 /// writes nothing. Its token tells people the moment of the grant.

@@ -5,19 +5,19 @@ use std::sync::Arc;
 use futures_util::future::join;
 use redis::{Cmd, Value};
 
-use crate::events::{event, text};
-use crate::moment::Moment;
-use crate::protocol::LockSpec;
-use crate::protocol::record::{self, Put, Record, RecordAnswer, RecordOp, RecordVerb, Then};
-use crate::runtime::Runtime;
-use crate::store::redis::command::command;
-use crate::store::redis::connection::pipeline::Pipeline;
-use crate::store::redis::connection::server_clock::ServerClock;
-use crate::store::redis::replies::failure;
-use crate::store::redis::replies::{bytes, number};
-use crate::store::redis::requests::script::RECORD;
-use crate::store::redis::requests::{RequestContext, answered, keys};
-use crate::store::{Failure, SETUP};
+use crate::command::command;
+use crate::connection::pipeline::Pipeline;
+use crate::connection::server_clock::ServerClock;
+use crate::replies::failure;
+use crate::replies::{bytes, number};
+use crate::requests::script::RECORD;
+use crate::requests::{RequestContext, answered, keys};
+use tenure_core::events::{event, text};
+use tenure_core::moment::Moment;
+use tenure_core::protocol::LockSpec;
+use tenure_core::protocol::record::{self, Put, Record, RecordAnswer, RecordOp, RecordVerb, Then};
+use tenure_core::runtime::Runtime;
+use tenure_core::store::{Failure, SETUP};
 
 /// Carries out a request about a record on this pipeline.
 pub(crate) async fn ask(

@@ -8,15 +8,15 @@
 use futures_util::future::{FutureExt, join_all};
 use redis::{Cmd, Value};
 
-use crate::moment::Moment;
-use crate::planted::{Bug, planted};
-use crate::protocol::{Answer, LockSpec, Op, Verb};
-use crate::store::Failure;
-use crate::store::redis::connection::pipeline::Pipeline;
-use crate::store::redis::replies::{self, failure};
-use crate::store::redis::requests::script::{RENEW, RENEW_QUEUE, Script};
-use crate::store::redis::requests::{RequestContext, answered, header};
-use crate::store::redis::topology::slots;
+use crate::connection::pipeline::Pipeline;
+use crate::replies::{self, failure};
+use crate::requests::script::{RENEW, RENEW_QUEUE, Script};
+use crate::requests::{RequestContext, answered, header};
+use crate::topology::slots;
+use tenure_core::moment::Moment;
+use tenure_core::planted::{Bug, planted};
+use tenure_core::protocol::{Answer, LockSpec, Op, Verb};
+use tenure_core::store::Failure;
 
 /// A script renews so many locks at most: a server carries that out in a third of a millisecond.
 pub(crate) const MOST: usize = 64;
@@ -131,9 +131,9 @@ fn command((verb, script): (&str, &str), ops: &[Op]) -> Cmd {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::name::LockName;
-    use crate::owner::Owner;
-    use crate::protocol::QueueSpec;
+    use tenure_core::name::LockName;
+    use tenure_core::owner::Owner;
+    use tenure_core::protocol::QueueSpec;
 
     fn renewal(name: &str, ttl_ms: u64) -> Op {
         let (name, owner) = (LockName::new(name).expect("a name"), Owner::new("x").expect("an owner"));

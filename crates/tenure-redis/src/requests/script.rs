@@ -12,70 +12,67 @@ pub(crate) struct Script {
 
 /// The mutex machine.
 pub(crate) static MUTEX: Script = Script {
-    text: include_str!("../../../protocol/mutex.lua"),
+    text: include_str!("../scripts/mutex.lua"),
     sha: "ea867f5d1ed5a4d49881e1867c1313162b0720e9",
     guarded: Some(&GUARDED_MUTEX),
 };
 
 static GUARDED_MUTEX: Script = Script {
-    text: concat!(include_str!("../../../protocol/grace.lua"), include_str!("../../../protocol/mutex.lua")),
+    text: concat!(include_str!("../scripts/grace.lua"), include_str!("../scripts/mutex.lua")),
     sha: "6b0744a52445f4864f9e121b4c539a5cb5716f44",
     guarded: None,
 };
 
 /// The reentrant machine.
 pub(crate) static REENTRANT: Script = Script {
-    text: include_str!("../../../protocol/reentrant.lua"),
+    text: include_str!("../scripts/reentrant.lua"),
     sha: "6beb9300693bc02933539eb5bf4ba700fd4da5b6",
     guarded: Some(&GUARDED_REENTRANT),
 };
 
 static GUARDED_REENTRANT: Script = Script {
-    text: concat!(
-        include_str!("../../../protocol/grace.lua"),
-        include_str!("../../../protocol/reentrant.lua")
-    ),
+    text: concat!(include_str!("../scripts/grace.lua"), include_str!("../scripts/reentrant.lua")),
     sha: "877fadeacabe6aff94f8fa4b273ba0afeb5fc614",
     guarded: None,
 };
 
 /// The queue machine.
 pub(crate) static QUEUE: Script = Script {
-    text: include_str!("../../../protocol/queue.lua"),
+    text: include_str!("../scripts/queue.lua"),
     sha: "a96b4eee3bb936dd199d531b24a405a0f5869d26",
     guarded: Some(&GUARDED_QUEUE),
 };
 
 static GUARDED_QUEUE: Script = Script {
-    text: concat!(include_str!("../../../protocol/grace.lua"), include_str!("../../../protocol/queue.lua")),
+    text: concat!(include_str!("../scripts/grace.lua"), include_str!("../scripts/queue.lua")),
     sha: "d6bdcece03ba5c4ab64610174158d7d6c54074fe",
     guarded: None,
 };
 
 /// The release of a mutex by its holder.
 pub(crate) static RELEASE: Script = Script {
-    text: include_str!("../../../protocol/release.lua"),
+    text: include_str!("../scripts/release.lua"),
     sha: "8b597ab1313d898281aca460bc0b1f5936dd0b9b",
     guarded: None,
 };
 
 /// The renewal of many mutexes by their holders.
 pub(crate) static RENEW: Script = Script {
-    text: include_str!("../../../protocol/renew.lua"),
+    text: include_str!("../scripts/renew.lua"),
     sha: "31d18961c52ff1145612b8cc292d7a4312d4ccb9",
     guarded: None,
 };
 
 /// The renewal of many holds of queues.
 pub(crate) static RENEW_QUEUE: Script = Script {
-    text: include_str!("../../../protocol/renew_queue.lua"),
+    text: include_str!("../scripts/renew_queue.lua"),
     sha: "e147654a6217d70aa3d536326a3d9596577d6d66",
     guarded: None,
 };
 
 /// The record machine.
 pub(crate) static RECORD: Script = Script {
-    text: include_str!("../../../protocol/record.lua"),
+    text: include_str!("../scripts/record.lua"),
     sha: "ad6ecb09ac52f0d8e298e0a5af98738adbe375b2",
     guarded: None,
 };

@@ -3,10 +3,10 @@
 
 use redis::Value;
 
-use crate::protocol::{Answer, LockSpec, Notification, Op};
-use crate::store::redis::messages::meant;
-use crate::store::redis::replies;
-use crate::store::redis::requests::{Keyspace, Publish, Request};
+use crate::messages::meant;
+use crate::replies;
+use crate::requests::{Keyspace, Publish, Request};
+use tenure_core::protocol::{Answer, LockSpec, Notification, Op};
 
 /// A script, and what it is run with.
 #[derive(Debug)]

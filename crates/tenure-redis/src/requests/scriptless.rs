@@ -14,23 +14,23 @@ use futures_util::future::join;
 use redis::{Cmd, ServerError, Value};
 use tokio::sync::Mutex;
 
-use crate::moment::Moment;
-use crate::owner::Owner;
-use crate::protocol::{
+use crate::command::command;
+use crate::connection::Connector;
+use crate::connection::pipeline::Pipeline;
+use crate::connection::scriptless::{Delete, HAS_DELETE, Scriptless};
+use crate::connection::supervisor::Supervisor;
+use crate::replies::{self, bytes};
+use crate::requests::keys;
+use crate::requests::{Publish, RequestContext, answered, refused, warn_unheard};
+use crate::topology::Terms;
+use tenure_core::moment::Moment;
+use tenure_core::net::by;
+use tenure_core::owner::Owner;
+use tenure_core::protocol::{
     Answer, Fence, Found, Holding, Kind, LockSpec, Op, ReleaseScope, Verb, parse_value, shown,
 };
-use crate::runtime::Runtime;
-use crate::store::Failure;
-use crate::store::dial::by;
-use crate::store::redis::command::command;
-use crate::store::redis::connection::Connector;
-use crate::store::redis::connection::pipeline::Pipeline;
-use crate::store::redis::connection::scriptless::{Delete, HAS_DELETE, Scriptless};
-use crate::store::redis::connection::supervisor::Supervisor;
-use crate::store::redis::replies::{self, bytes};
-use crate::store::redis::requests::keys;
-use crate::store::redis::requests::{Publish, RequestContext, answered, refused, warn_unheard};
-use crate::store::redis::topology::Terms;
+use tenure_core::runtime::Runtime;
+use tenure_core::store::Failure;
 
 /// As many bytes of a value are looked at, as by the scripts. What is ours is shorter.
 const SHOWN: usize = 1024;

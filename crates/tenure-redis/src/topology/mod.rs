@@ -9,8 +9,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::credentials::Provider;
-use crate::store::{Capabilities, HoldLiveness, Kinds, LeaseClock};
+use tenure_core::credentials::Provider;
+use tenure_core::net::Tls;
+use tenure_core::store::{Capabilities, HoldLiveness, Kinds, LeaseClock};
 
 /// Servers that keep locks together, or one alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,16 +71,6 @@ pub struct Terms {
     pub acks: u32,
     /// For so long a server that may have forgotten leases grants nothing.
     pub restart_grace: Option<Duration>,
-}
-
-/// Whom to trust, and who we are. The files are read at each dial: a renewed certificate needs no
-/// restart.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Tls {
-    /// The authorities that may vouch for the server; the system's if none.
-    pub(crate) ca: Option<PathBuf>,
-    /// Our certificate and its key.
-    pub(crate) identity: Option<(PathBuf, PathBuf)>,
 }
 
 /// Who is asked for the master.

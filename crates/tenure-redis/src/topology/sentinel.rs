@@ -4,12 +4,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use redis::{Cmd, Value};
 
-use crate::name::Quoted;
-use crate::store::Failure;
-use crate::store::redis::command::command;
-use crate::store::redis::replies::bytes;
-use crate::store::redis::replies::failure::{self, Undialled, is_of_dial};
-use crate::store::redis::topology::{Access, Address, Sentinels, Target};
+use crate::command::command;
+use crate::replies::bytes;
+use crate::replies::failure::{self, Undialled, is_of_dial};
+use crate::topology::{Access, Address, Sentinels, Target};
+use tenure_core::name::Quoted;
+use tenure_core::store::Failure;
 
 /// Who knows the way to the master of one service.
 pub(crate) struct SentinelResolver {
@@ -110,7 +110,7 @@ pub(crate) fn is_master(role: &Value) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::redis::Topology;
+    use crate::Topology;
 
     fn resolver() -> SentinelResolver {
         match Topology::parse("redis-sentinel://:pw@a,b,c/s/3") {

@@ -3,8 +3,8 @@
 
 use redis::{ServerError, Value};
 
-use crate::store::redis::replies::{bytes, int};
-use crate::store::redis::topology::Address;
+use crate::replies::{bytes, int};
+use crate::topology::Address;
 
 /// How many slots a cluster has.
 pub(crate) const SLOTS: u16 = 16_384;

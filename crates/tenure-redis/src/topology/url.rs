@@ -22,11 +22,12 @@ use std::time::Duration;
 
 use percent_encoding::percent_decode_str;
 
-use crate::error::{Error, Result};
-use crate::name::Quoted;
+use tenure_core::error::{Error, Result};
+use tenure_core::name::Quoted;
 
-use crate::protocol::lease::{TTL_MAX, TTL_MIN};
-use crate::store::redis::topology::{Access, Address, Sentinels, Target, Terms, Tls, Topology};
+use crate::topology::{Access, Address, Sentinels, Target, Terms, Topology};
+use tenure_core::net::Tls;
+use tenure_core::protocol::lease::{TTL_MAX, TTL_MIN};
 
 const PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;

@@ -59,7 +59,9 @@ fn sources(directory: &Path, texts: &mut Vec<String>) {
 /// What the sources tell, by the events' names.
 fn told() -> BTreeMap<String, Told> {
     let mut texts = Vec::new();
-    sources(&root().join("crates/tenure/src"), &mut texts);
+    for name in ["", "-core", "-redis", "-file", "-postgres", "-etcd", "-zookeeper"] {
+        sources(&root().join(format!("crates/tenure{name}/src")), &mut texts);
+    }
     let mut all: BTreeMap<String, Told> = BTreeMap::new();
     for text in &texts {
         let code = text.split("#[cfg(test)]\nmod tests").next().expect("a first part");

@@ -15,7 +15,6 @@
 
 pub(crate) mod acquire;
 pub(crate) mod acquisition;
-mod error;
 pub(crate) mod flight;
 mod forced;
 pub(crate) mod hold;

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use crate::name::{LockName, USE};
 use crate::protocol::record::RecordVerb;
-use crate::protocol::{Kind, LockSpec, Verb};
+use crate::protocol::{LockSpec, Verb};
 
 use groups::Names;
 
@@ -285,13 +285,7 @@ impl Metrics {
             Some(("fill", _)) => 6,
             Some(("once", _)) => 7,
             Some(("elect", _)) => 8,
-            _ => match rule.kind() {
-                Kind::Mutex => 0,
-                Kind::Reentrant => 1,
-                Kind::Fair => 2,
-                Kind::RwLock => 3,
-                Kind::Semaphore => 4,
-            },
+            _ => rule.kind() as u8,
         };
         Meter { group: self.names.slot(groups, name), kind }
     }

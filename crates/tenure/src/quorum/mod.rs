@@ -28,10 +28,6 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt, ready};
 use tokio::sync::Notify;
 
-use super::{
-    Capabilities, Cursor, Failure, HoldLiveness, Incarnation, Kinds, LeaseClock, Listener, Page,
-    QuorumMember, SETUP, Store,
-};
 use crate::error::{Error, Result};
 use crate::events::event;
 use crate::name::LockName;
@@ -39,6 +35,10 @@ use crate::protocol::quorum::majority;
 use crate::protocol::record::{RecordAnswer, RecordOp};
 use crate::protocol::{Answer, Kind, LockSpec, Op, Verb, lease};
 use crate::runtime::Runtime;
+use crate::store::{
+    Capabilities, Cursor, Failure, HoldLiveness, Incarnation, Kinds, LeaseClock, Listener, Page,
+    QuorumMember, SETUP, Store,
+};
 use holds::OwnerRegistry;
 use member::Member;
 
@@ -293,7 +293,7 @@ impl Inner {
     }
 
     /// What each member that failed has said, by its URL.
-    fn why(&self, failures: &[Option<Failure>]) -> super::Cause {
+    fn why(&self, failures: &[Option<Failure>]) -> crate::store::Cause {
         let of = |(member, failure): (&Arc<Member>, &Option<Failure>)| {
             failure.as_ref().map(|failure| format!("{}: {failure}", member.store.url()))
         };

@@ -18,9 +18,9 @@ use page::Machine;
 use tenure::{Guard, Kind, Locks, Owner, Share, block_on};
 use tenure_testkit::servers::{Client, Server, Value};
 
-const MUTEX: &str = include_str!("../../../../tenure/src/protocol/mutex.lua");
-const REENTRANT: &str = include_str!("../../../../tenure/src/protocol/reentrant.lua");
-const QUEUE: &str = include_str!("../../../../tenure/src/protocol/queue.lua");
+const MUTEX: &str = include_str!("../../../../tenure-redis/src/scripts/mutex.lua");
+const REENTRANT: &str = include_str!("../../../../tenure-redis/src/scripts/reentrant.lua");
+const QUEUE: &str = include_str!("../../../../tenure-redis/src/scripts/queue.lua");
 
 fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)

@@ -8,7 +8,8 @@ use crate::protocol::{Kind, LockSpec};
 use crate::store::{Failure, Unsupported};
 
 impl Error {
-    pub(crate) fn mismatch(
+    #[doc(hidden)]
+    pub fn mismatch(
         lock: &LockName,
         store: &Arc<str>,
         asked: LockSpec,
@@ -37,7 +38,8 @@ impl Error {
 
     /// No answer, and nothing left behind: what an acquisition and a look say of any failure but a
     /// refusal.
-    pub(crate) fn silent(lock: Option<&LockName>, store: &Arc<str>, failure: Failure) -> Self {
+    #[doc(hidden)]
+    pub fn silent(lock: Option<&LockName>, store: &Arc<str>, failure: Failure) -> Self {
         match failure {
             Failure::Refused(_) => Self::failed(lock, store, failure),
             Failure::NotSent(cause) | Failure::Unknown(cause) => {
@@ -48,7 +50,8 @@ impl Error {
 
     /// Of a look whether the store answers. The cause stands in the message, because this is what a
     /// program prints when it cannot start.
-    pub(crate) fn unreached(store: &Arc<str>, failure: Failure) -> Self {
+    #[doc(hidden)]
+    pub fn unreached(store: &Arc<str>, failure: Failure) -> Self {
         match failure {
             Failure::Refused(_) => Self::failed(None, store, failure),
             Failure::NotSent(cause) | Failure::Unknown(cause) => {
@@ -58,7 +61,8 @@ impl Error {
         }
     }
 
-    pub(crate) fn failed(lock: Option<&LockName>, store: &Arc<str>, failure: Failure) -> Self {
+    #[doc(hidden)]
+    pub fn failed(lock: Option<&LockName>, store: &Arc<str>, failure: Failure) -> Self {
         let about = lock.map_or(String::new(), |lock| format!(" about lock {}", lock.quoted()));
         let (kind, message, cause) = match failure {
             Failure::NotSent(cause) => {

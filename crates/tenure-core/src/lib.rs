@@ -1,0 +1,32 @@
+//! What the stores of [tenure](https://docs.rs/tenure) share.
+//!
+//! A lock is a pure function `apply(state, now, op) -> answer`, the machine in [`protocol`]. A
+//! [`Store`](store::Store) runs it where the state is kept, one request at a time. Programs that
+//! lock use the crate `tenure`; this crate is for those who write a store.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`protocol`] | requests, answers, and the machine of each kind of lock |
+//! | [`store`] | the trait of a store, subscriptions, and the store in memory |
+//! | [`cas`] | locks on a server that compares and swaps |
+//! | [`net`] | TLS, deadlines and backoff for stores on servers |
+//! | [`runtime`] | the only access to time, randomness, tasks and timers |
+//! | [`error`], [`name`], [`owner`], [`credentials`] | types that the public API shares |
+//! | [`events`] | events of `tracing` that never delay a lease |
+//! | [`planted`] | known bugs that a test can switch on |
+//!
+//! No semver promise yet: `tenure` and its stores are released together.
+
+pub mod cas;
+pub mod credentials;
+pub mod error;
+pub mod events;
+pub mod moment;
+pub mod name;
+pub mod net;
+pub mod owner;
+pub mod parse;
+pub mod planted;
+pub mod protocol;
+pub mod runtime;
+pub mod store;
