@@ -414,6 +414,7 @@ mod switch {
         static ON: Cell<Option<Bug>> = const { Cell::new(None) };
     }
 
+    /// Whether this bug is switched on for this thread.
     pub fn planted(bug: Bug) -> bool {
         ON.get().is_some_and(|on| on == bug || on.includes() == Some(bug))
     }
@@ -434,6 +435,7 @@ mod switch {
     /// How many crash points this process still passes, and one more.
     static LEFT: AtomicU64 = AtomicU64::new(u64::MAX);
 
+    /// A place at which the process may be aborted: see [`crash_after`].
     pub fn crash_point() {
         if LEFT.load(Ordering::Relaxed) < u64::MAX && LEFT.fetch_sub(1, Ordering::Relaxed) == 0 {
             abort();

@@ -651,8 +651,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::block_on;
     use tenure_core::runtime::Driver;
+    use tenure_core::runtime::block_on;
 
     #[test]
     fn a_connection_is_named_by_its_number_and_its_address() {

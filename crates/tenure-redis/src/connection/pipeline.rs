@@ -338,10 +338,10 @@ mod tests {
     use redis::{AsyncConnectionConfig, RedisConnectionInfo};
 
     use super::*;
-    use crate::block_on;
     use crate::command::command;
     use tenure_core::net::by;
     use tenure_core::runtime::Driver;
+    use tenure_core::runtime::block_on;
 
     /// A pipeline over a connection that never answers and, as long as the last of these lives,
     /// never says that it is over.

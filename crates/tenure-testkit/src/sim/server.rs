@@ -82,7 +82,6 @@ impl<'a> LockView<'a> {
                 let (_, ticket) = queue.tickets().find(|(_, ticket)| ticket.owner == *owner)?;
                 Some(Share { lapses: Some(over(self.clock, ticket.deadline_ms)), weight: ticket.weight })
             }
-            _ => None,
         }
     }
 
