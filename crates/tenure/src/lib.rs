@@ -59,8 +59,8 @@
 //! | `postgres` | no | PostgreSQL servers, and `Guard::check_in` |
 //! | `etcd` | no | `etcd://` and `etcds://` |
 //! | `zookeeper` | no | `zookeeper://` and `zookeepers://` |
-//! | `redis` | yes | all stores on Redis and Valkey servers; without it `memory:` and `file:` remain, and the crate `redis` is not built |
-//! | `tls` | yes | `rediss://` and its like, with rustls and ring; it brings `redis` along |
+//! | `redis` | yes | all stores on Redis and Valkey servers; without it `memory:` and `file:` remain |
+//! | `tls` | yes | encrypted connections (`rediss://` and its like), with rustls and ring, for the stores that are built |
 //! | `serde` | no | `Json`: values of serde in a [`Cache`] |
 //! | `metrics` | no | the numbers of [`Locks::metrics`] through the crate `metrics` too |
 //! | `testing` | no | `tenure::testing`: a store for tests, whose faults they choose, on tokio's clock |

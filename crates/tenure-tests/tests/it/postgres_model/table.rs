@@ -1,4 +1,4 @@
-//! The table of the locks, and what each statement of `store/postgres/statements.rs` does to it.
+//! The table of the locks, and what each statement of `tenure-postgres/src/statements.rs` does to it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
