@@ -8,8 +8,9 @@ use std::io;
 use std::process;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use serde_json::{Value, json};
-use tenure::{Change, Election, Leader};
+use tenure::{Change, Leader, Observer};
 use tokio::time::sleep;
 
 use crate::cli;
@@ -32,6 +33,13 @@ pub(crate) async fn elect(args: &cli::Elect, voice: Voice) -> Result<u8, Failure
     let payload = args.payload.clone().unwrap_or_else(who);
     let election = locks.election(&args.name, payload)?;
     let name = election.name();
+    let mut observer = election.observe();
+    if args.print {
+        match signals.or_end(say_news(&mut observer, voice)).await {
+            Ok(said) => said?,
+            Err(signal) => return Ok(of_signal(signal)),
+        }
+    }
     // A store that is not there at all is told at once, however long it takes to be elected.
     let ask = async || election.leader().await.map(drop);
     let elected = async {
@@ -56,16 +64,29 @@ pub(crate) async fn elect(args: &cli::Elect, voice: Voice) -> Result<u8, Failure
         let work = Work { locks: &locks, name, ttl: args.ttl, grace, min_hold: None, job, voice };
         work.under(Held::Term(term), &mut signals).await
     };
-    match args.print {
-        true => take::beside(say_who_leads(&election, voice), all).await,
-        false => all.await,
+    if !args.print {
+        return all.await;
     }
+    let ended = take::beside(say_who_leads(&mut observer, voice), all).await;
+    // A short command ends before the observer has read of the term that it ran in, and of the end of
+    // the term before.
+    if let Ok(Err(error)) = signals.or_end(say_news(&mut observer, voice)).await {
+        voice.say(format_args!("the last changes of who leads are unknown: {}", output::chain(&error)));
+    }
+    ended
+}
+
+/// Says the changes that are in the store by now.
+async fn say_news(observer: &mut Observer, voice: Voice) -> tenure::Result<()> {
+    while let Some(change) = observer.try_next().await? {
+        voice.say(said(true, &change));
+    }
+    Ok(())
 }
 
 /// Says each change of who leads. A store that does not answer is asked again by the observer, and
 /// what it refuses is said once.
-async fn say_who_leads(election: &Election, voice: Voice) {
-    let mut observer = election.observe();
+async fn say_who_leads(observer: &mut Observer, voice: Voice) {
     loop {
         match observer.next().await {
             Ok(change) => voice.say(said(true, &change)),
@@ -110,7 +131,15 @@ pub(crate) async fn leader(args: &cli::Leader) -> Result<u8, Failure> {
                     return Ok(of_signal(signal));
                 }
             }
-            Err(signal) => return Ok(of_signal(signal)),
+            Err(signal) => {
+                // Changes that were read but not printed yet.
+                while let Some(Ok(change)) = observer.next().now_or_never() {
+                    if !print(args, &change)? {
+                        break;
+                    }
+                }
+                return Ok(of_signal(signal));
+            }
         }
     }
 }

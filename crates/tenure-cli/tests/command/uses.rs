@@ -4,7 +4,7 @@ use std::fs;
 use std::time::Duration;
 
 use rustix::process::Signal;
-use tenure_testkit::servers::{Server, eventually};
+use tenure_testkit::servers::{Postgres, Server, eventually};
 
 use crate::env::TestEnv;
 
@@ -122,23 +122,32 @@ fn each_change_of_who_leads_is_printed() {
 #[test]
 fn a_candidate_prints_each_change_of_who_leads() {
     let env = TestEnv::new();
-    let elect = |payload: &str, command: &[&str]| {
-        let words = [&["elect", "--print", "--payload", payload, "api", "--"], command].concat();
-        env.start(env.tenure(words))
-    };
-    let first = elect("a", &["sh", "-c", "touch leads; exec sleep 60"]);
-    first.eventually("it leads", || env.path("leads").exists());
-    // It looks each second.
-    first.eventually("it says so", || first.stderr().contains("tenure: elected: a, term "));
-    let second = elect("b", &["echo", "output"]);
-    second.eventually("it is told", || second.stderr().contains("tenure: elected: a, term "));
-    first.signal(Signal::TERM);
-    let said = first.wait().exits_with(143);
-    assert!(said.stderr.starts_with("tenure: elected: a, term ") && said.stdout.is_empty(), "{said:?}");
-    let said = second.wait().exits_with(0);
-    let words: Vec<_> = said.stderr.lines().filter_map(|line| line.split(", ").next()).collect();
-    assert_eq!(words[..2], ["tenure: elected: a", "tenure: resigned: a"], "{said:?}");
-    assert_eq!(said.stdout, "output\n");
+    let (redis, postgres) = (Server::start(), Postgres::start());
+    for (at, url) in [env.url(), redis.url(), postgres.url("elect")].iter().enumerate() {
+        let elect = |payload: &str, command: &[&str]| {
+            let words =
+                [&["elect", "--print", "--store", url, "--payload", payload, "api", "--"], command].concat();
+            env.start(env.tenure(words))
+        };
+        let leads = format!("leads-{at}");
+        let first = elect("a", &["sh", "-c", &format!("touch {leads}; exec sleep 60")]);
+        first.eventually("it leads", || env.path(&leads).exists());
+        let second = elect("b", &["echo", "output"]);
+        second.eventually("it is told", || second.stderr().contains("tenure: elected: a, term "));
+        first.signal(Signal::TERM);
+        let words = |stderr: &str| {
+            let changes = stderr.lines().filter(|line| !line.starts_with("tenure: warning: "));
+            changes.map(|line| line.split(", ").next().unwrap_or_default().to_owned()).collect::<Vec<_>>()
+        };
+        let said = first.wait().exits_with(143);
+        assert_eq!(words(&said.stderr)[..2], ["tenure: elected: a", "tenure: resigned: a"], "{said:?}");
+        assert_eq!(said.stdout, "");
+        // Its command is over before the observer looks again.
+        let said = second.wait().exits_with(0);
+        let all = ["elected: a", "resigned: a", "elected: b", "resigned: b"];
+        assert_eq!(words(&said.stderr), all.map(|change| format!("tenure: {change}")), "{said:?}");
+        assert_eq!(said.stdout, "output\n");
+    }
     env.run(env.tenure(["elect", "--print", "-q", "api", "true"])).exits_with(64).says("--quiet");
 }
 

@@ -103,6 +103,33 @@ impl Observer {
         }
     }
 
+    /// The next change that is in the store already, or `None`. It reads the log at most once and
+    /// does not wait, so that a program can tell at its end what it was not told yet.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// let election = tenure::Locks::memory().election("scheduler", "host-1")?;
+    /// let mut observer = election.observe();
+    /// assert_eq!(observer.try_next().await?, None);
+    /// election.campaign().await?.resign().await?;
+    /// while let Some(change) = observer.try_next().await? {
+    ///     println!("{change:?}"); // elected, then resigned
+    /// }
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// As [`next`](Self::next).
+    ///
+    /// # Errors
+    /// As [`next`](Self::next).
+    pub async fn try_next(&mut self) -> Result<Option<Change>> {
+        if self.changes.is_empty() {
+            self.look().await?;
+        }
+        Ok(self.changes.pop_front())
+    }
+
     /// Reads the log, and goes on where it was.
     async fn look(&mut self) -> Result<()> {
         let seen = self.record.read().await?;

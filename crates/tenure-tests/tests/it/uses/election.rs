@@ -68,6 +68,29 @@ fn observers_are_told_of_every_leader_in_order_and_terms_rise() {
 }
 
 #[test]
+fn an_observer_reads_what_is_there_without_waiting() {
+    everywhere(|store| {
+        async move {
+            let (watcher, locks) = (store.client(), store.client());
+            let mut observer = watcher.election("now", "").expect("a name").observe();
+            assert_eq!(observer.try_next().await.expect("an answer"), None, "{}", store.name);
+            let election = locks.election("now", "a").expect("a name");
+            election.campaign().await.expect("an answer").resign().await.expect("it leads");
+            let mut told = Vec::new();
+            while let Some(change) = observer.try_next().await.expect("an answer") {
+                told.push(change);
+            }
+            assert!(
+                matches!(told[..], [Change::Elected(_), Change::Resigned(_)]),
+                "{}: {told:?}",
+                store.name
+            );
+        }
+        .boxed()
+    });
+}
+
+#[test]
 fn a_leader_that_resigns_hands_over_at_once() {
     everywhere(|store| {
         async move {
