@@ -136,7 +136,7 @@ impl Error {
     }
 
     /// The store did not answer in time, and nothing was changed that was not undone. Of
-    /// [`Locks::shutdown`](crate::Locks::shutdown): some releases are not answered yet, and go on.
+    /// [`Locks::flush`](crate::Locks::flush): some releases are not answered yet, and go on.
     ///
     /// ```
     /// # tenure::block_on(async {

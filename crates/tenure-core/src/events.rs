@@ -22,7 +22,7 @@ use tracing::subscriber::NoSubscriber;
 
 /// So many events wait for the subscriber; further ones are dropped.
 const QUEUE: usize = 4_096;
-/// How long `shutdown` and the drop of the last handle wait for the subscriber.
+/// How long `flush` and the drop of the last handle wait for the subscriber.
 pub const FLUSH: Duration = Duration::from_secs(1);
 
 /// Emits an event with its level, target, name, message and fields. The name is the field `event`,

@@ -162,5 +162,5 @@ fn waiters(store: &str, url: &str, requests: &impl Fn() -> f64) {
     println!("{what:<66} {busy:>10.2} {:>10} {:>8} {:>9}", "-", "-", "<= 1");
     drop(guard);
     drop(waiters);
-    block_on(waiting.shutdown()).expect("an end");
+    block_on(waiting.flush()).expect("an end");
 }

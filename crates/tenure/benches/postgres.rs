@@ -177,7 +177,7 @@ fn waiters(server: &Postgres) {
     count("100 waiters on a held lock: transactions/s", rate, "<= 1");
     drop(guard);
     drop(waiters);
-    block_on(waiting.shutdown()).expect("an end");
+    block_on(waiting.flush()).expect("an end");
 }
 
 /// A thousand holds of one client, over two leases.

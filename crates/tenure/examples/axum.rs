@@ -52,7 +52,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     println!("listening on {}", listener.local_addr()?);
     axum::serve(listener, router).with_graceful_shutdown(end).await?;
     // A handler whose client has gone was dropped, and its guard with it: wait for that release.
-    locks.shutdown().await?;
+    locks.flush().await?;
     println!("ended, and all locks are given back");
     Ok(())
 }

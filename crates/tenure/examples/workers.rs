@@ -26,7 +26,7 @@ async fn main() -> tenure::Result<()> {
             eprintln!("{error}");
         }
     }
-    locks.shutdown().await
+    locks.flush().await
 }
 
 /// Waits for a slot, first come, first served, and works while it has it.

@@ -46,7 +46,7 @@ use crate::uses::stop::{self, StopRequest};
 /// The drop of the very last handle gives releases that are on their way a moment, because `main`
 /// may be about to return. It blocks its thread for up to 100 ms while there are any, and for up to
 /// 1 s while a `tracing` subscriber is busy with earlier events. Where that matters, as in an
-/// asynchronous task, await [`shutdown`](Self::shutdown) first.
+/// asynchronous task, await [`flush`](Self::flush) first.
 ///
 /// # Examples
 /// ```
@@ -959,8 +959,9 @@ impl Locks {
     }
 
     /// Waits until the releases in the background are done, at most
-    /// [`op_timeout`](Options::op_timeout). For programs whose `Locks` is a `static`, which is
-    /// never dropped. On a quorum this includes the members that have not answered a release that a
+    /// [`op_timeout`](Options::op_timeout): at the end of a program whose `Locks` is a `static`,
+    /// which is never dropped, or before a process hands its work to another. It closes nothing:
+    /// guards stay held, and later acquisitions work. On a quorum this includes the members that have not answered a release that a
     /// majority has; that some of those are left is no error.
     ///
     /// Then waits until the `tracing` subscriber has had all events of this `Locks`, at most 1 s.
@@ -969,7 +970,7 @@ impl Locks {
     /// # tenure::block_on(async {
     /// # let locks = tenure::Locks::memory();
     /// drop(locks.mutex("nightly")?.lock().await?); // released in the background
-    /// locks.shutdown().await?;
+    /// locks.flush().await?;
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```
     ///
@@ -978,7 +979,7 @@ impl Locks {
     ///
     /// # Errors
     /// `is_unreachable` when some are left; they go on.
-    pub async fn shutdown(self) -> Result<()> {
+    pub async fn flush(&self) -> Result<()> {
         let flushed = self.home.engine.flushed_within(self.options.op_timeout).await;
         self.home.events_flushed().await;
         flushed

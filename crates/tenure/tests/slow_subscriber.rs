@@ -120,11 +120,11 @@ fn loses_one(end: impl FnOnce(Locks)) {
 }
 
 #[test]
-fn shutdown_waits_for_the_subscriber() {
+fn flush_waits_for_the_subscriber() {
     loses_one(|locks| {
-        // The last handle is never dropped: only `shutdown` can wait.
+        // The last handle is never dropped: only `flush` can wait.
         std::mem::forget(locks.clone());
-        block_on(locks.shutdown()).expect("flushed");
+        block_on(locks.flush()).expect("flushed");
     });
 }
 

@@ -152,7 +152,7 @@ async fn measured(args: &Bench) -> Result<u8, Failure> {
     let ended = signals.or_end(run).await;
     // Releases first: what is deleted below belongs to free locks.
     for client in own.clients {
-        let _ = client.shutdown().await;
+        let _ = client.flush().await;
     }
     if let Ok(bare) = &mut bare {
         bare.clear_away(&full).await;

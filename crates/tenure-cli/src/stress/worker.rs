@@ -143,7 +143,7 @@ async fn work(orders: Orders) -> Result<()> {
     });
     match select(pin!(tasks), pulse).await {
         Either::Left(_) => {
-            if let Err(error) = locks.shutdown().await {
+            if let Err(error) = locks.flush().await {
                 note(Line { time: now(), task: 0, what: What::Fails(chain(&error)) });
             }
         }

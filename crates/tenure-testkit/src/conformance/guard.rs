@@ -171,15 +171,18 @@ pub async fn inspect_shows_the_holder_and_list_the_names(fixture: &Fixture) {
 }
 
 /// For a `static`, which is never dropped.
-pub async fn shutdown_waits_for_guards_that_were_dropped(fixture: &Fixture) {
+pub async fn flush_waits_for_dropped_guards_and_closes_nothing(fixture: &Fixture) {
     let (ours, theirs) = (fixture.client_with(options().ttl(Duration::from_secs(20))), fixture.client());
     for name in ["x", "y", "z"] {
         drop(fixture.mutex(&ours, name).await.lock().await.expect("a free lock"));
     }
-    ours.shutdown().await.expect("all released");
+    let kept = fixture.mutex(&ours, "kept").await.lock().await.expect("a free lock");
+    ours.flush().await.expect("all released");
     for name in ["x", "y", "z"] {
         assert!(theirs.inspect(name).await.expect("an answer").is_none());
     }
+    kept.verify().await.expect("it is held on");
+    drop(fixture.mutex(&ours, "x").await.lock().await.expect("a lock after the flush"));
 }
 
 /// In both directions, and for a look too.

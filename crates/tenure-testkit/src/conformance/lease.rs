@@ -58,7 +58,7 @@ pub async fn an_expired_holders_release_never_frees_the_next(fixture: &Fixture) 
     let next_of_dropped = fixture.mutex(&theirs, "y").await.lock().await.expect("a grant");
     assert!(stale.release().await.expect_err("not ours any more").is_lost());
     drop(dropped);
-    ours.shutdown().await.expect("nothing pending");
+    ours.flush().await.expect("nothing pending");
     for guard in [next, next_of_dropped] {
         guard.verify().await.expect("still held");
         guard.release().await.expect("a release");

@@ -138,7 +138,7 @@ fn a_hold_that_is_ended_in_its_owners_name_leaves_nothing_behind() {
         assert_eq!(server.command(&["EXISTS", "x"]).int(), 0, "of a {:?}", ended);
         let mutex = locks.mutex("x").expect("a name");
         drop(block_on(mutex.try_lock()).expect("an answer").expect("a free lock"));
-        block_on(locks.clone().shutdown()).expect("released");
+        block_on(locks.flush()).expect("released");
         assert!(block_on(guard.release()).expect_err("it is gone").is_lost());
     }
 }

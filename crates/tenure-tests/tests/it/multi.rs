@@ -132,7 +132,7 @@ impl Client {
     /// Nothing of it is left on either store, nor on its way there.
     fn ends(self, stores: &Stores) {
         for locks in self.locks {
-            block_on(locks.shutdown()).expect("all is given back");
+            block_on(locks.flush()).expect("all is given back");
         }
         assert_eq!(stores.kept(), [""; 0]);
     }

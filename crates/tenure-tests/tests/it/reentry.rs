@@ -173,7 +173,7 @@ fn whatever_the_threads_of_an_owner_do_nothing_is_left() {
         (0..4).for_each(|thread| drop(scope.spawn(move || enter(thread))));
         scope.spawn(|| (0..300).for_each(|_| drop(block_on(locks.force_release("x")).expect("an answer"))));
     });
-    block_on(locks.clone().shutdown()).expect("released");
+    block_on(locks.flush()).expect("released");
     assert_eq!(locks.metrics().total().held, 0);
     assert_eq!(block_on(lock.hold_count()).expect("an answer"), 0);
     assert!(block_on(locks.inspect("x")).expect("an answer").is_none());

@@ -14,7 +14,6 @@ use tenure::{
     Error, FairMutex, Guard, HoldEnd, Holder, Kind, Listing, LockName, Locks, Lost, Multi, MultiGuard, Mutex,
     Options, Owner, Part, ReentrantMutex, Renewal, RwLock, Semaphore, Status, block_on,
 };
-use tenure_testkit::timed::timed;
 
 const TTL: Duration = Duration::from_millis(300);
 
@@ -79,17 +78,15 @@ fn a_task_on_a_callers_runtime_ends_with_the_client_and_keeps_no_thread() {
 
 #[test]
 fn a_task_that_blocks_its_runtime_costs_no_lease() {
-    timed(|| {
-        let locks = locks();
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        let guard = runtime.block_on(async {
-            let guard = locks.mutex("x").expect("a name").lock().await.expect("a free lock");
-            thread::sleep(Duration::from_secs(5)); // sixteen leases, and nothing of this runtime is polled
-            guard
-        });
-        assert!(guard.is_held());
-        block_on(guard.verify()).expect("still held");
+    let locks = locks();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let guard = runtime.block_on(async {
+        let guard = locks.mutex("x").expect("a name").lock().await.expect("a free lock");
+        thread::sleep(Duration::from_secs(5)); // sixteen leases, and nothing of this runtime is polled
+        guard
     });
+    assert!(guard.is_held());
+    block_on(guard.verify()).expect("still held");
 }
 
 #[test]
@@ -127,7 +124,7 @@ fn a_guard_is_dropped_on_any_thread_with_or_without_a_runtime() {
     let locks = locks();
     let guard = lock(&locks, "x");
     thread::spawn(move || drop(guard)).join().expect("no panic");
-    block_on(locks.clone().shutdown()).expect("flushed");
+    block_on(locks.flush()).expect("flushed");
     assert!(is_free(&locks, "x"));
 
     // Unwinding drops guards too.
@@ -137,7 +134,7 @@ fn a_guard_is_dropped_on_any_thread_with_or_without_a_runtime() {
         panic!("on purpose");
     });
     assert!(panicked.join().is_err());
-    block_on(locks.clone().shutdown()).expect("flushed");
+    block_on(locks.flush()).expect("flushed");
     assert!(is_free(&locks, "x"));
 }
 

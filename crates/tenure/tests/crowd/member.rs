@@ -98,7 +98,7 @@ pub(crate) fn run(args: &[String]) {
                 Locks::open(url).and_then(|locks| locks.with(|options| options.ttl(TTL))).expect("a store");
             let (log, stop) = (Log::open(Path::new(log)), Path::new(stop));
             block_on(join_all((0..TASKS).map(|task| take_turns(&locks, kind, task, &log, stop))));
-            block_on(locks.shutdown()).expect("all released");
+            block_on(locks.flush()).expect("all released");
         }
         [log, "once", tasks, url] => {
             let (locks, log) = (Locks::open(url).expect("a store"), Log::open(Path::new(log)));

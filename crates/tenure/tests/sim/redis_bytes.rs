@@ -425,7 +425,7 @@ fn a_release_lost_in_the_network_is_unknown_and_repeated_when_it_is_back() {
             back(&scene.network);
             scene.sleep(LEASE / 5).await;
             assert_eq!(scene.network.holder("x"), None, "long before its lease is over");
-            scene.locks.clone().shutdown().await.expect("no release is left");
+            scene.locks.flush().await.expect("no release is left");
             scene.held().await.release().await.expect("a release");
         });
     }
@@ -444,7 +444,7 @@ fn an_unanswered_release_is_unknown_and_repeating_it_spares_the_next_holder() {
         scene.sleep(LEASE / 2).await;
         next.verify().await.expect("it is held");
         next.release().await.expect("a release");
-        scene.locks.clone().shutdown().await.expect("no release is left");
+        scene.locks.flush().await.expect("no release is left");
     });
 }
 
@@ -454,12 +454,12 @@ fn a_release_that_is_never_answered_is_given_up_some_time_after_its_lease() {
         let guard = scene.held().await;
         scene.network.swallow();
         scene.release_that_nobody_answers(guard).await;
-        let left = scene.locks.clone().shutdown().await.expect_err("one is left");
+        let left = scene.locks.flush().await.expect_err("one is left");
         assert!(left.is_unreachable(), "{left}");
         scene.sleep(LEASE).await;
         assert_eq!(scene.network.holder("x"), None, "its lease is over");
         scene.sleep(2 * SILENCE).await;
-        scene.locks.clone().shutdown().await.expect("it was given up");
+        scene.locks.flush().await.expect("it was given up");
         // What was sent and swallowed comes late, and is no client's any more.
         let executed = scene.network.executed().len();
         scene.network.let_pass();
@@ -472,7 +472,7 @@ fn a_release_that_is_never_answered_is_given_up_some_time_after_its_lease() {
 }
 
 #[test]
-fn a_late_grant_to_a_wait_that_ended_is_released_before_shutdown_returns() {
+fn a_late_grant_to_a_wait_that_ended_is_released_before_flush_returns() {
     for after_ms in [0, 100, 400, 800, 1_100, 1_600] {
         play(move |scene| async move {
             scene.held().await.release().await.expect("a release");
@@ -482,7 +482,7 @@ fn a_late_grant_to_a_wait_that_ended_is_released_before_shutdown_returns() {
             assert!(error.is_unreachable(), "{error}");
             scene.sleep(Duration::from_millis(after_ms)).await;
             scene.network.let_pass();
-            scene.locks.clone().shutdown().await.expect("no release is left");
+            scene.locks.flush().await.expect("no release is left");
             let executed = scene.network.executed().len();
             assert_eq!(scene.network.holder("x"), None, "after {after_ms} ms");
             scene.sleep(LEASE / 5).await;
