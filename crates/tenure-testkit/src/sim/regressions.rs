@@ -155,6 +155,13 @@ pub const ONE_SERVER: &[Regression] = &[
         608_779_233,
         Some(Bug::NewcomerLeaves),
     ),
+    found(
+        "a hold that a server had again, after it went back to before its release, counted as ended for the check",
+        Regime::Relapsing,
+        608_867_840,
+        None,
+    ),
+    found("the same", Regime::Relapsing, 609_250_077, None),
 ];
 
 /// With several.
