@@ -10,7 +10,6 @@ use tenure::{Error, Guard, LockName, Locks, Options, Owner, Result, block_on};
 use tenure_testkit::asker::Asker;
 use tenure_testkit::conformance::{Case, Fixture, Flavour, exclusion, guard, lease};
 use tenure_testkit::servers::{Config, Sentinels, Server, eventually};
-use tenure_testkit::timed::timed;
 
 use crate::no_scripts::knows;
 
@@ -382,12 +381,10 @@ fn conforms(kind: &str, flavours: &[Flavour]) {
         let server = Server::start();
         allow(&server, &rights);
         for case in cases {
-            timed(|| {
-                server.command(&["FLUSHALL"]);
-                let url = url(&server);
-                let open = move || Locks::open(&url).expect("a store");
-                block_on(case(&Fixture::in_real_time(open).with(*flavour)));
-            });
+            server.command(&["FLUSHALL"]);
+            let url = url(&server);
+            let open = move || Locks::open(&url).expect("a store");
+            block_on(case(&Fixture::in_real_time(open).with(*flavour)));
         }
         assert_eq!(denied(&server), [""; 0], "{kind}");
     }

@@ -37,6 +37,7 @@ mod redis_loss;
 mod redis_renewals;
 mod redis_replication;
 mod reentry;
+mod runner;
 mod runtime;
 mod sentinel;
 mod testing;

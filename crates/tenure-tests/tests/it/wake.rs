@@ -16,7 +16,7 @@ use futures_util::future::{Either, join_all, select};
 use tenure::{Guard, Locks, Options, Owner, Result, Status, block_on};
 use tenure_testkit::proxy::{Fault, Proxy};
 use tenure_testkit::servers::{Client, Server, eventually};
-use tenure_testkit::timed::{in_time, timed};
+use tenure_testkit::timed::in_time;
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -49,44 +49,42 @@ fn waits(locks: &Locks) -> thread::JoinHandle<Result<Option<Guard>>> {
 /// Their places are kept for up to 5 s, and none of them lapses before the next has its turn.
 #[test]
 fn waiters_that_are_gone_are_passed_at_their_turn() {
-    timed(|| {
-        const GONE: usize = 150;
-        let server = Server::start();
-        let here = locks(&server.url());
-        let held = block_on(here.fair_mutex("x").expect("a name").lock()).expect("a free lock");
-        let proxy = Proxy::start(server.address());
-        let gone = locks(&proxy.url());
-        let all = (0..GONE).map(|_| {
-            let lock = gone.fair_mutex("x").expect("a name");
-            async move { lock.lock().await }
-        });
-        let all_listen = async {
-            let until = Instant::now() + SOON;
-            let listens = || listening(&server).len();
-            while listens() < GONE {
-                assert!(Instant::now() < until, "only {} of {GONE} listen", listens());
-                here.inspect("x").await.expect("an answer");
-            }
-        };
-        match block_on(select(Box::pin(join_all(all)), Box::pin(all_listen))) {
-            Either::Left(_) => panic!("none of them has its turn"),
-            Either::Right(((), waiting)) => {
-                let next = waits(&here);
-                eventually("the next waits", SOON, || waiters(&here) == GONE + 1);
-                let client = client_of(&gone);
-                proxy.set(Fault::BlackHole);
-                proxy.reset();
-                std::mem::forget(waiting);
-                let cut_at = Instant::now();
-                eventually("the server has noticed", SOON, || !is_heard(&server, &client));
-                block_on(held.release()).expect("it is held");
-                let next = next.join().expect("no panic").expect("an answer").expect("its turn");
-                in_time(cut_at.elapsed(), Duration::from_secs(3));
-                assert_eq!(waiters(&here), 0, "their places are gone");
-                block_on(next.release()).expect("it is held");
-            }
-        }
+    const GONE: usize = 150;
+    let server = Server::start();
+    let here = locks(&server.url());
+    let held = block_on(here.fair_mutex("x").expect("a name").lock()).expect("a free lock");
+    let proxy = Proxy::start(server.address());
+    let gone = locks(&proxy.url());
+    let all = (0..GONE).map(|_| {
+        let lock = gone.fair_mutex("x").expect("a name");
+        async move { lock.lock().await }
     });
+    let all_listen = async {
+        let until = Instant::now() + SOON;
+        let listens = || listening(&server).len();
+        while listens() < GONE {
+            assert!(Instant::now() < until, "only {} of {GONE} listen", listens());
+            here.inspect("x").await.expect("an answer");
+        }
+    };
+    match block_on(select(Box::pin(join_all(all)), Box::pin(all_listen))) {
+        Either::Left(_) => panic!("none of them has its turn"),
+        Either::Right(((), waiting)) => {
+            let next = waits(&here);
+            eventually("the next waits", SOON, || waiters(&here) == GONE + 1);
+            let client = client_of(&gone);
+            proxy.set(Fault::BlackHole);
+            proxy.reset();
+            std::mem::forget(waiting);
+            let cut_at = Instant::now();
+            eventually("the server has noticed", SOON, || !is_heard(&server, &client));
+            block_on(held.release()).expect("it is held");
+            let next = next.join().expect("no panic").expect("an answer").expect("its turn");
+            in_time(cut_at.elapsed(), Duration::from_secs(3));
+            assert_eq!(waiters(&here), 0, "their places are gone");
+            block_on(next.release()).expect("it is held");
+        }
+    }
 }
 
 /// What the owners of these locks have in common, and their channels end in.

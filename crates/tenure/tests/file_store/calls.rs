@@ -3,7 +3,7 @@
 
 use rustix::process::{Pid, Signal, kill_process};
 use tenure_testkit::servers;
-use tenure_testkit::timed::{in_time, timed};
+use tenure_testkit::timed::in_time;
 
 use super::*;
 
@@ -133,27 +133,23 @@ fn one_that_cannot_be_written_down_asks_now_and_then() {
 
 #[test]
 fn a_task_that_asks_once_and_does_not_wait_takes_no_turn_from_those_who_wait() {
-    timed(|| {
-        let (dir, first) = (dir(), owner());
-        let client = Client::new(dir.path());
-        client.acquire("x", &first);
-        let mutex = locks(dir.path()).mutex("x").expect("a name");
-        assert!(block_on(mutex.try_lock_for(SECOND / 10)).expect("an answer").is_none());
-        eventually("it is out", || waiting(dir.path()).is_empty());
-        assert!(block_on(mutex.try_lock()).expect("an answer").is_none());
-        let next = Waiting::new(dir.path());
-        let lines = waiting(dir.path());
-        let last = holder(lines.last().expect("those who wait"));
-        client.release("x", &first);
-        let is_called = || {
-            waiting(dir.path())
-                .first()
-                .is_some_and(|line| line.starts_with("called ") && holder(line) == last)
-        };
-        let took = eventually("the next is called", is_called);
-        in_time(took, 2 * SECOND);
-        drop(next);
-    });
+    let (dir, first) = (dir(), owner());
+    let client = Client::new(dir.path());
+    client.acquire("x", &first);
+    let mutex = locks(dir.path()).mutex("x").expect("a name");
+    assert!(block_on(mutex.try_lock_for(SECOND / 10)).expect("an answer").is_none());
+    eventually("it is out", || waiting(dir.path()).is_empty());
+    assert!(block_on(mutex.try_lock()).expect("an answer").is_none());
+    let next = Waiting::new(dir.path());
+    let lines = waiting(dir.path());
+    let last = holder(lines.last().expect("those who wait"));
+    client.release("x", &first);
+    let is_called = || {
+        waiting(dir.path()).first().is_some_and(|line| line.starts_with("called ") && holder(line) == last)
+    };
+    let took = eventually("the next is called", is_called);
+    in_time(took, 2 * SECOND);
+    drop(next);
 }
 
 /// As where its file is another user's, or the process that looks can open no further file.
@@ -242,24 +238,22 @@ fn the_first_two_may_be_stopped_and_the_third_looks() {
 
 #[test]
 fn a_crash_of_the_holder_is_noticed_by_one_that_waits() {
-    timed(|| {
-        let dir = dir();
-        let mut holder = Process::start("hold", dir.path());
-        assert_eq!(holder.line(), "held");
-        let mut line = processes(dir.path(), 2);
-        while !line.is_empty() {
-            holder.kill();
-            // Mostly the first. Where that gets no processor, the one behind it.
-            let mut next = None;
-            let took = eventually("it is noticed", || {
-                next = line.iter().position(|process| process.said().is_some_and(|said| said == "held"));
-                next.is_some()
-            });
-            println!("noticed after {took:?}");
-            in_time(took, 5 * SECOND);
-            holder = line.remove(next.expect("one of them"));
-        }
-    });
+    let dir = dir();
+    let mut holder = Process::start("hold", dir.path());
+    assert_eq!(holder.line(), "held");
+    let mut line = processes(dir.path(), 2);
+    while !line.is_empty() {
+        holder.kill();
+        // Mostly the first. Where that gets no processor, the one behind it.
+        let mut next = None;
+        let took = eventually("it is noticed", || {
+            next = line.iter().position(|process| process.said().is_some_and(|said| said == "held"));
+            next.is_some()
+        });
+        println!("noticed after {took:?}");
+        in_time(took, 5 * SECOND);
+        holder = line.remove(next.expect("one of them"));
+    }
 }
 
 /// With a watch of the directory, each of the changes would wake it.

@@ -1,7 +1,7 @@
 //! A client that crashes ends what it had, at once, and only that.
 
 use super::*;
-use tenure_testkit::timed::{in_time, timed};
+use tenure_testkit::timed::in_time;
 
 #[test]
 fn a_crashed_holders_lock_is_free_at_once() {
@@ -131,31 +131,29 @@ fn a_process_killed_at_any_moment_leaves_a_directory_that_can_be_read() {
 
 #[test]
 fn a_killed_holder_in_a_queue_hands_on_at_once() {
-    timed(|| {
-        let dir = dir();
-        let locks = locks(dir.path());
-        for looked_at in [false, true] {
-            let mut holder = Process::start("have a place: fair", dir.path());
-            holder.line();
-            let waits = std::thread::spawn({
-                let lock = locks.fair_mutex("x").expect("a name");
-                move || block_on(lock.lock()).expect("a grant")
-            });
-            let look = Client::of(FAIR, dir.path());
-            eventually("it waits", || found(look.inspect("x")).waiters.len() == 1);
-            let crash = Instant::now();
-            holder.kill();
-            if looked_at {
-                // A client that only looks takes the dead one out, and lets no client in.
-                found(look.inspect("x"));
-            }
-            let guard = waits.join().expect("a guard");
-            let took = crash.elapsed();
-            in_time(took, SECOND);
-            println!("handed on {took:?} after the crash");
-            block_on(guard.release()).expect("a release");
+    let dir = dir();
+    let locks = locks(dir.path());
+    for looked_at in [false, true] {
+        let mut holder = Process::start("have a place: fair", dir.path());
+        holder.line();
+        let waits = std::thread::spawn({
+            let lock = locks.fair_mutex("x").expect("a name");
+            move || block_on(lock.lock()).expect("a grant")
+        });
+        let look = Client::of(FAIR, dir.path());
+        eventually("it waits", || found(look.inspect("x")).waiters.len() == 1);
+        let crash = Instant::now();
+        holder.kill();
+        if looked_at {
+            // A client that only looks takes the dead one out, and lets no client in.
+            found(look.inspect("x"));
         }
-    });
+        let guard = waits.join().expect("a guard");
+        let took = crash.elapsed();
+        in_time(took, 3 * SECOND);
+        println!("handed on {took:?} after the crash");
+        block_on(guard.release()).expect("a release");
+    }
 }
 
 #[test]
@@ -182,24 +180,22 @@ fn a_killed_waiter_costs_those_behind_it_nothing() {
 
 #[test]
 fn readers_behind_a_killed_writer_are_let_in_at_once() {
-    timed(|| {
-        let dir = dir();
-        let locks = locks(dir.path());
-        let reader = block_on(locks.rwlock("x").expect("a name").read()).expect("a grant");
-        let mut writer = Process::start("have a place: writer", dir.path());
-        writer.line();
-        let second = std::thread::spawn({
-            let lock = locks.rwlock("x").expect("a name");
-            move || block_on(lock.read()).expect("a grant")
-        });
-        let look = Client::of(READER, dir.path());
-        eventually("both wait", || found(look.inspect("x")).waiters.len() == 2);
-        let crash = Instant::now();
-        writer.kill();
-        let second = second.join().expect("a guard");
-        in_time(crash.elapsed(), SECOND);
-        block_on(async { reader.release().await.and(second.release().await) }).expect("a release");
+    let dir = dir();
+    let locks = locks(dir.path());
+    let reader = block_on(locks.rwlock("x").expect("a name").read()).expect("a grant");
+    let mut writer = Process::start("have a place: writer", dir.path());
+    writer.line();
+    let second = std::thread::spawn({
+        let lock = locks.rwlock("x").expect("a name");
+        move || block_on(lock.read()).expect("a grant")
     });
+    let look = Client::of(READER, dir.path());
+    eventually("both wait", || found(look.inspect("x")).waiters.len() == 2);
+    let crash = Instant::now();
+    writer.kill();
+    let second = second.join().expect("a guard");
+    in_time(crash.elapsed(), 3 * SECOND);
+    block_on(async { reader.release().await.and(second.release().await) }).expect("a release");
 }
 
 #[test]

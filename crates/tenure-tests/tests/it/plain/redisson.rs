@@ -1,7 +1,7 @@
 //! Another program's `RLock`, by the commands that Redisson documents for it.
 
 use super::*;
-use tenure_testkit::timed::{in_time, timed};
+use tenure_testkit::timed::in_time;
 
 const HOLDER: &str = "550e8400-e29b-41d4-a716-446655440000:51";
 const CHANNEL: &str = "redisson_lock__channel:{x}";
@@ -45,35 +45,30 @@ impl Redisson {
 
 #[test]
 fn its_lock_excludes_ours_through_all_its_holds_and_its_last_unlock_wakes_us() {
-    timed(|| {
-        let server = Server::start();
-        let (locks, mut redisson) = (locks(&server), Redisson::new(&server));
-        let me = Owner::new("me").expect("an owner");
-        let ours = locks.reentrant_mutex("x", &me).expect("a name");
-        assert_eq!((redisson.lock(), redisson.lock()), (Ok(()), Ok(())));
-        assert!(block_on(ours.try_lock()).expect("an answer").is_none());
-        let status = block_on(locks.inspect("x")).expect("an answer").expect("a holder");
-        assert_eq!(status.kind, Kind::Reentrant);
-        assert_eq!(
-            (&*status.holders[0].value, status.holders[0].share),
-            (HOLDER.as_bytes(), Share::Holds(2))
-        );
-        std::thread::scope(|scope| {
-            let waiter = scope.spawn(|| {
-                let guard = block_on(ours.lock()).expect("a grant");
-                (guard, Instant::now())
-            });
-            heard_by_one(&server, CHANNEL);
-            assert_eq!(redisson.unlock(), Some(false));
-            assert!(block_on(ours.try_lock()).expect("an answer").is_none());
-            // By now it asks once a second, so that it comes sooner is the message's doing.
-            std::thread::sleep(ms(4_000));
-            assert_eq!(redisson.unlock(), Some(true));
-            let released = Instant::now();
-            let (guard, granted) = waiter.join().expect("no panic");
-            in_time(granted.saturating_duration_since(released), ms(500));
-            drop(guard);
+    let server = Server::start();
+    let (locks, mut redisson) = (locks(&server), Redisson::new(&server));
+    let me = Owner::new("me").expect("an owner");
+    let ours = locks.reentrant_mutex("x", &me).expect("a name");
+    assert_eq!((redisson.lock(), redisson.lock()), (Ok(()), Ok(())));
+    assert!(block_on(ours.try_lock()).expect("an answer").is_none());
+    let status = block_on(locks.inspect("x")).expect("an answer").expect("a holder");
+    assert_eq!(status.kind, Kind::Reentrant);
+    assert_eq!((&*status.holders[0].value, status.holders[0].share), (HOLDER.as_bytes(), Share::Holds(2)));
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| {
+            let guard = block_on(ours.lock()).expect("a grant");
+            (guard, Instant::now())
         });
+        heard_by_one(&server, CHANNEL);
+        assert_eq!(redisson.unlock(), Some(false));
+        assert!(block_on(ours.try_lock()).expect("an answer").is_none());
+        // By now it asks once a second, so that it comes sooner is the message's doing.
+        std::thread::sleep(ms(4_000));
+        assert_eq!(redisson.unlock(), Some(true));
+        let released = Instant::now();
+        let (guard, granted) = waiter.join().expect("no panic");
+        in_time(granted.saturating_duration_since(released), ms(500));
+        drop(guard);
     });
 }
 
@@ -117,19 +112,17 @@ fn neither_can_unlock_what_the_other_holds() {
 
 #[test]
 fn its_force_unlock_is_a_loss_to_us() {
-    timed(|| {
-        let server = Server::start();
-        let (locks, mut redisson) = (locks(&server), Redisson::new(&server));
-        let me = Owner::new("me").expect("an owner");
-        let guard = block_on(locks.reentrant_mutex("x", &me).expect("a name").lock()).expect("a grant");
-        let started = Instant::now();
-        redisson.force_unlock();
-        let lost = block_on(guard.lost());
-        assert!(lost.is_lost() && !guard.is_held(), "{lost}");
-        // Not only when the lease would have ended.
-        in_time(started.elapsed(), ms(1_800));
-        assert_eq!(redisson.lock(), Ok(()));
-    });
+    let server = Server::start();
+    let (locks, mut redisson) = (locks(&server), Redisson::new(&server));
+    let me = Owner::new("me").expect("an owner");
+    let guard = block_on(locks.reentrant_mutex("x", &me).expect("a name").lock()).expect("a grant");
+    let started = Instant::now();
+    redisson.force_unlock();
+    let lost = block_on(guard.lost());
+    assert!(lost.is_lost() && !guard.is_held(), "{lost}");
+    // Not only when the lease would have ended.
+    in_time(started.elapsed(), ms(1_800));
+    assert_eq!(redisson.lock(), Ok(()));
 }
 
 #[test]

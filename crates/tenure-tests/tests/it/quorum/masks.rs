@@ -167,8 +167,8 @@ fn a_lock_on_five_is_held_exactly_if_three_can_be_asked() {
 /// The same, where calls are timed.
 const SMALLER_TIME: Duration = Duration::from_millis(250);
 
-/// How long the calls of a few turns take, the middle one of each: the holder takes, looks and
-/// releases, and another client is refused.
+/// How long the quickest call of each sort takes in a few turns, because other load only adds to it:
+/// the holder takes, looks and releases, and another client is refused.
 fn calls_take(nodes: &[Server], dead: &Server, troubled: u32, trouble: Trouble) -> [Duration; 4] {
     let clients = [(); 2].map(|()| Client::new(nodes, dead, troubled, trouble, SMALLER_TIME));
     let name = format!("costs:{trouble:?}:{troubled:b}");
@@ -202,10 +202,7 @@ fn calls_take(nodes: &[Server], dead: &Server, troubled: u32, trouble: Trouble) 
         block_on(guard.release()).expect("a release");
         lap(3);
     }
-    took.map(|mut took| {
-        took.sort();
-        took[took.len() / 2]
-    })
+    took.map(|took| took.into_iter().min().expect("20 turns"))
 }
 
 #[test]

@@ -19,7 +19,6 @@ use std::time::{Duration, Instant};
 use futures_util::future::BoxFuture;
 use tenure::{Locks, Options};
 use tenure_testkit::servers::{Cluster, Postgres, Server};
-use tenure_testkit::timed::timed;
 
 /// A store, and the clients of it that a test wants: each with its own thread and connections.
 struct Store {
@@ -41,13 +40,7 @@ impl Store {
 }
 
 /// Runs a test on memory, on files, on one server, on a cluster and on PostgreSQL.
-///
-/// If it was late on one of them, it runs again on all.
 fn everywhere(test: impl Fn(&Store) -> BoxFuture<'_, ()>) {
-    timed(|| once_everywhere(&test));
-}
-
-fn once_everywhere(test: impl Fn(&Store) -> BoxFuture<'_, ()>) {
     static CLUSTER: LazyLock<Mutex<Cluster>> =
         LazyLock::new(|| Mutex::new(Cluster::start().calm().until_exit()));
     let dir = tempfile::tempdir().expect("a directory");
