@@ -147,12 +147,17 @@ impl Fixture {
         self.runtime.sleep_until(self.now() + duration)
     }
 
+    /// How long something may take that has to happen within this time on an idle machine.
+    pub fn limit(&self, limit: Duration) -> Duration {
+        self.slack * limit
+    }
+
     /// What comes out, if it comes out in time.
     ///
     /// # Panics
     /// When it does not.
     pub async fn within<T>(&self, limit: Duration, what: impl Future<Output = T>) -> T {
-        let limit = self.slack * limit;
+        let limit = self.limit(limit);
         match self.unless_late(limit, what).await {
             Some(output) => output,
             None => panic!("it did not happen within {limit:?}"),

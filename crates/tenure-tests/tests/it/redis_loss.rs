@@ -112,7 +112,7 @@ fn nobody_overlaps(what: &str, server: &Server, trouble: &Trouble<'_>) {
             waits.wait();
             sleep(ms(20)); // it has asked, and waits
             // Both from below: the lease ends no sooner than this.
-            let asked = now();
+            let (asked, believed) = (now(), now() + guard.remaining());
             let lease_end = asked + left(server);
             match trouble {
                 Trouble::Stop => server.stop(),
@@ -123,6 +123,8 @@ fn nobody_overlaps(what: &str, server: &Server, trouble: &Trouble<'_>) {
                     }
                 }
             }
+            // A renewal on a busy machine may have come in between.
+            let lease_end = lease_end + (now() + guard.remaining()).saturating_sub(believed);
             let seen = watch(&guard);
             // A server that goes on hears what had been sent to it meanwhile; what a network
             // swallowed passes later.
