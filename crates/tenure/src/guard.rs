@@ -13,6 +13,8 @@ use crate::engine::lease::{HoldEnd, Lease};
 use crate::engine::lost::Lost;
 use crate::engine::upgrade::upgrade;
 use crate::error::{Error, Result};
+use crate::hold_id::HoldId;
+use crate::moment::Moment;
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
@@ -136,6 +138,62 @@ impl Guard {
     /// ```
     pub fn remaining(&self) -> Duration {
         self.lease().remaining(&self.home.engine)
+    }
+
+    /// When [`lost`](Self::lost) resolves if nothing is renewed any more, as the time since the
+    /// machine booted, sleep included: what `CLOCK_BOOTTIME` reads on Linux.
+    ///
+    /// All processes of a machine share that clock, so a supervisor can compare this value with its
+    /// own reading. [`remaining`](Self::remaining) is relative to a moment that only this process
+    /// knows.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// # let guard = locks.mutex("nightly")?.lock().await?;
+    /// let before = guard.lost_at();
+    /// guard.renew().await?;
+    /// assert!(guard.lost_at() > before);
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    pub fn lost_at(&self) -> Duration {
+        Duration::from_nanos(self.lease().lost_at().0)
+    }
+
+    /// Calls a function with the new [`lost_at`](Self::lost_at) whenever a renewal is answered. A
+    /// later call replaces the function.
+    ///
+    /// The thread of the [`Locks`](crate::Locks) calls it, in the step that moves the deadline, so a
+    /// supervisor in another process learns of each renewal even if all other threads of this
+    /// process are busy. The function must not block, because every other renewal waits for it.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// # let guard = locks.mutex("nightly")?.lock().await?;
+    /// guard.on_renewal(|lost_at| println!("held until {lost_at:?} after boot"));
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    pub fn on_renewal(&self, tell: impl Fn(Duration) + Send + Sync + 'static) {
+        self.lease().on_renewal(Arc::new(move |at: Moment| tell(Duration::from_nanos(at.0))));
+    }
+
+    /// Identifies this hold, for a process that releases it with
+    /// [`Locks::release_hold`](crate::Locks::release_hold) if this one dies.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let guard = locks.mutex("nightly")?.lock().await?;
+    /// let line = guard.hold_id().to_string(); // to the supervisor
+    /// locks.release_hold(&line.parse()?).await?; // in the supervisor, once this process has died
+    /// assert!(guard.verify().await.unwrap_err().is_lost());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    pub fn hold_id(&self) -> HoldId {
+        // What the store knows, also where several guards share it.
+        let term = self.lease().term();
+        HoldId { name: term.name.clone(), rule: term.rule, owner: term.owner.clone(), hold: term.hold }
     }
 
     /// The loss, if it is known. As long as there is a guard, its hold has not been released.

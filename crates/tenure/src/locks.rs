@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::fair::FairMutex;
 use crate::guard::Guard;
 use crate::handle::{LockHandle, changed};
+use crate::hold_id::HoldId;
 use crate::metrics::Snapshot;
 use crate::mutex::Mutex;
 use crate::name::LockName;
@@ -815,6 +816,43 @@ impl Locks {
         owner: &Owner,
     ) -> Result<ForcedRelease> {
         self.force_hold(checked(name)?, |holder| holder.owner.as_ref() == Some(owner), false).await
+    }
+
+    /// Releases a hold in place of its holder, which has died, and returns once the hold is over.
+    /// Waiters are woken as if the holder had released it.
+    ///
+    /// It is for a supervisor that got the [`HoldId`] from [`Guard::hold_id`] while the holder
+    /// lived, and that has seen to it that the holder's work has ended too. A holder that is alive
+    /// after all is told that its lock is lost.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let hold = locks.mutex("nightly")?.lock().await?;
+    /// locks.release_hold(&hold.hold_id()).await?;
+    /// assert!(locks.mutex("nightly")?.try_lock().await?.is_some());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Guarantees
+    /// Ends this hold and no other: nothing happens if the hold is over already, no matter who holds
+    /// the lock by then.
+    ///
+    /// # Cancel safety
+    /// The request may still be carried out.
+    ///
+    /// # Errors
+    /// `is_unreachable`, `is_refused`; `is_unknown` when no answer came: ask again.
+    pub async fn release_hold(&self, id: &HoldId) -> Result<()> {
+        let (engine, HoldId { name, rule, owner, hold }) = (&self.home.engine, id);
+        let verb = Verb::Release { hold: *hold, fence: Fence::Assign, whose: ReleaseScope::Named };
+        match engine.call_again(name, *rule, owner, verb, self.options.op_timeout).await {
+            Ok(Answer::Released { .. } | Answer::Free | Answer::Busy { .. } | Answer::Mismatch { .. }) => {
+                Ok(())
+            }
+            Ok(answer) => Err(engine.nonsense(name, &answer)),
+            Err(failure) => Err(engine.failed(name, failure)),
+        }
     }
 
     /// Ends the hold that is meant, which may be named `by_token`.

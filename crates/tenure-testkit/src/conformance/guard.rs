@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use futures_util::future::pending;
+use futures_util::future::{join, pending};
 use tenure::{ForcedRelease, HoldEnd, Kind, Owner, Renewal};
 
 use super::exclusion::LAPSE;
@@ -49,6 +49,27 @@ pub async fn tokens_grow_from_grant_to_grant(fixture: &Fixture) {
             _ => drop(guard.detach().await.expect("a detached hold")),
         }
     }
+}
+
+/// By another client, as a supervisor of the holder does once that has died: a waiter is woken at
+/// once, and a repeat leaves the next holder alone.
+pub async fn release_hold_ends_one_hold_and_wakes_a_waiter(fixture: &Fixture) {
+    let ours = fixture.client_with(options().ttl(Duration::from_secs(20)));
+    let theirs = fixture.client();
+    let guard = fixture.mutex(&ours, "x").await.lock().await.expect("a free lock");
+    let id = guard.hold_id().to_string().parse().expect("what was printed");
+    let waiter = fixture.mutex(&theirs, "x").await;
+    let releases = async {
+        fixture.sleep(TTL / 8).await;
+        fixture.client().release_hold(&id).await.expect("a release");
+    };
+    let (next, ()) = fixture.within(4 * TTL, join(waiter.lock(), releases)).await;
+    let next = next.expect("a grant");
+    assert!(guard.verify().await.expect_err("it was released").is_lost());
+    fixture.client().release_hold(&id).await.expect("nothing to release");
+    next.verify().await.expect("still held");
+    next.release().await.expect("a release");
+    fixture.client().release_hold(&id).await.expect("nothing to release");
 }
 
 /// An operator's last resort.

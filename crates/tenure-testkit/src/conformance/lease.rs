@@ -1,5 +1,6 @@
 //! Leases: renewed, lost, announced.
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tenure::{Options, Renewal};
@@ -13,6 +14,27 @@ pub async fn a_lease_is_renewed_for_as_long_as_its_guard_lives(fixture: &Fixture
     assert!(fixture.mutex(&theirs, "x").await.try_lock_for(3 * TTL).await.expect("an answer").is_none());
     assert!(guard.is_held());
     guard.verify().await.expect("still held");
+    guard.release().await.expect("a release");
+}
+
+/// Each renewal is told with the deadline that it sets, to the last function that was given.
+pub async fn a_renewal_is_told_with_its_deadline(fixture: &Fixture) {
+    let locks = fixture.client();
+    let guard = fixture.mutex(&locks, "x").await.lock().await.expect("a free lock");
+    let told = Arc::new(Mutex::new(vec![guard.lost_at()]));
+    guard.on_renewal(|_| unreachable!("it is replaced at once"));
+    let tell = Arc::clone(&told);
+    guard.on_renewal(move |at| tell.lock().expect("no panic").push(at));
+    let told_twice = async {
+        while told.lock().expect("no panic").len() < 3 {
+            fixture.sleep(TTL / 20).await;
+        }
+    };
+    fixture.within(4 * TTL, told_twice).await;
+    guard.renew().await.expect("a renewal");
+    let (at, told) = (guard.lost_at(), told.lock().expect("no panic").clone());
+    assert!(told.is_sorted_by(|before, after| before < after), "{told:?}");
+    assert!(at >= told[told.len() - 1], "{at:?} after {told:?}");
     guard.release().await.expect("a release");
 }
 

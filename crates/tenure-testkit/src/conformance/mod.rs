@@ -213,6 +213,7 @@ macro_rules! conformance {
             an_owner_holds_as_often_as_it_likes_and_others_wait_for_the_last_release,
             a_reentry_keeps_the_token_and_shortens_nothing,
             holds_of_one_owner_end_one_by_one,
+            release_hold_leaves_the_holds_of_another_process,
             a_detached_hold_of_two_is_resumed_as_one_of_two,
             a_resume_that_is_dropped_anywhere_takes_nothing,
         );
@@ -258,6 +259,9 @@ macro_rules! conformance_mutex {
             prefixes_keep_names_apart,
             waiters_of_one_client_are_served_in_the_order_in_which_they_came,
         );
+        $crate::conformance_cases!($run, Mutex, renewals, lease:
+            a_renewal_is_told_with_its_deadline,
+        );
         $crate::conformance_cases!($run, Mutex, handle, guard:
             a_forced_release_says_whose_it_was_and_the_holder_is_told,
             a_released_name_was_not_forced,
@@ -298,6 +302,7 @@ macro_rules! conformance_exclusive {
             $crate::conformance_cases!($run, $flavour, guard, guard:
                 a_released_lock_is_free_and_its_signal_says_released,
                 a_holder_is_told_at_once_that_its_hold_was_ended_by_force,
+                release_hold_ends_one_hold_and_wakes_a_waiter,
                 a_dropped_guard_releases,
                 tokens_grow_from_grant_to_grant,
                 a_detached_hold_is_resumed_with_its_token,

@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
-use tenure::{HoldEnd, Owner, Renewal};
+use tenure::{HoldEnd, Locks, Owner, Renewal};
 
 use super::{Fixture, TTL, options};
 
@@ -80,6 +80,20 @@ pub async fn holds_of_one_owner_end_one_by_one(fixture: &Fixture) {
     locks.force_release("x").await.expect("an answer").expect("a holder");
     assert!(fixture.within(TTL, second.lost()).await.is_lost());
     assert_eq!(lock.hold_count().await.expect("an answer"), 0);
+}
+
+/// The holds of one owner in two processes, one of which has died.
+pub async fn release_hold_leaves_the_holds_of_another_process(fixture: &Fixture) {
+    let (ours, theirs) = (fixture.client(), fixture.client());
+    let me = Owner::new("me").expect("an owner");
+    let lock = |locks: &Locks| locks.reentrant_mutex("x", &me).expect("a name");
+    let outer = lock(&ours).lock().await.expect("a free lock");
+    let inner = lock(&theirs).lock().await.expect("our own");
+    ours.release_hold(&inner.hold_id()).await.expect("a release");
+    ours.release_hold(&inner.hold_id()).await.expect("nothing to release");
+    assert_eq!(lock(&ours).hold_count().await.expect("an answer"), 1);
+    outer.verify().await.expect("still held");
+    outer.release().await.expect("a release");
 }
 
 /// Polled once, twice, … and dropped: it can be resumed by the next call.

@@ -28,7 +28,7 @@ const FRONT: Layers = &[
     &["quorum"],
     &["open", "options"],
     &["engine"],
-    &["guard", "rwguard"],
+    &["guard", "hold_id", "rwguard"],
     &[
         "fair",
         "handle",

@@ -62,8 +62,12 @@ pub(crate) struct Lease {
     outcome: OnceLock<HoldEnd>,
     listeners: Mutex<Vec<(u64, Waker)>>,
     next_ear: AtomicU64,
+    on_renewal: Mutex<Option<OnRenewal>>,
     pub(super) role: Role,
 }
+
+/// Called with the moment of the loss after each renewal.
+pub(crate) type OnRenewal = Arc<dyn Fn(Moment) + Send + Sync>;
 
 impl Lease {
     /// A grant whose lease was last set, to `first`, by a request that was sent at `sent` and
@@ -98,6 +102,7 @@ impl Lease {
             outcome: OnceLock::new(),
             listeners: Mutex::default(),
             next_ear: AtomicU64::new(0),
+            on_renewal: Mutex::default(),
             role: Role::Alone,
         }
     }
@@ -138,6 +143,7 @@ impl Lease {
             outcome,
             listeners,
             next_ear,
+            on_renewal: Mutex::default(),
             role,
         }
     }
@@ -175,10 +181,29 @@ impl Lease {
         let term = self.term();
         term.sent.fetch_max(sent.0, Ordering::AcqRel);
         term.deadline.fetch_max(lease::deadline(sent, answered, ttl).0, Ordering::AcqRel);
+        match &term.role {
+            Role::Term(shares) => {
+                let leases = lock(shares).leases.clone();
+                leases.iter().for_each(|lease| lease.tell_renewal());
+            }
+            Role::Alone | Role::Share(_) => term.tell_renewal(),
+        }
+    }
+
+    fn tell_renewal(&self) {
+        let on_renewal = lock(&self.on_renewal).clone();
+        if let Some(on_renewal) = on_renewal {
+            on_renewal(self.lost_at());
+        }
+    }
+
+    /// Replaces the function that is called after each renewal.
+    pub(crate) fn on_renewal(&self, on_renewal: OnRenewal) {
+        *lock(&self.on_renewal) = Some(on_renewal);
     }
 
     /// When the loss is announced: `grace` before another owner can have the lease.
-    pub(super) fn lost_at(&self) -> Moment {
+    pub(crate) fn lost_at(&self) -> Moment {
         let deadline = Moment(self.term().deadline.load(Ordering::Acquire));
         let grace = if planted(Bug::NoGrace) { Duration::ZERO } else { self.grace };
         self.end.map_or(deadline, |end| deadline.min(end)) - grace
@@ -448,7 +473,7 @@ impl Lease {
     }
 
     /// What is renewed and released for it: itself, unless it shares a hold.
-    pub(super) fn term(&self) -> &Self {
+    pub(crate) fn term(&self) -> &Self {
         self.shared_term().map_or(self, |term| term)
     }
 

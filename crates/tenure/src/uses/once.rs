@@ -554,6 +554,11 @@ impl Turn {
         self.guard.is_held()
     }
 
+    /// The guard of its lock, which lasts as long as the run does.
+    pub fn guard(&self) -> &Guard {
+        &self.guard
+    }
+
     /// How long [`is_current`](Self::is_current) holds if nothing is renewed any more.
     pub fn remaining(&self) -> Duration {
         self.guard.remaining()

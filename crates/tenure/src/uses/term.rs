@@ -84,6 +84,11 @@ impl Term {
         self.guard.is_held() || planted(Bug::LeaderToldLate)
     }
 
+    /// The guard of its lock, which lasts as long as the term does.
+    pub fn guard(&self) -> &Guard {
+        &self.guard
+    }
+
     /// How long [`is_current`](Self::is_current) holds if nothing is renewed any more.
     pub fn remaining(&self) -> Duration {
         self.guard.remaining()
