@@ -4,7 +4,7 @@ use std::fmt::Display;
 
 use crate::exit::{self, Failure};
 use crate::output::Voice;
-use crate::{limits, output, warnings};
+use crate::{limits, output, reaper, warnings};
 
 /// Asks without timers, and says what the library warns of; returns the code to exit with.
 pub(crate) fn once(question: impl Future<Output = Result<u8, Failure>>) -> u8 {
@@ -22,7 +22,15 @@ pub(crate) fn with_timers(voice: Voice, question: impl Future<Output = Result<u8
     // dies, and this one lives longest.
     let code = limits::check().and_then(|()| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        runtime.map_err(|error| Failure::own("cannot start", &error))?.block_on(question)
+        let runtime = runtime.map_err(|error| Failure::own("cannot start", &error))?;
+        runtime.block_on(async {
+            let orphans =
+                reaper::reap_orphans().map_err(|error| Failure::own("cannot catch signals", &error))?;
+            if let Some(orphans) = orphans {
+                runtime.spawn(orphans);
+            }
+            question.await
+        })
     });
     code.unwrap_or_else(|failure| {
         voice.say(failure.message);

@@ -1,59 +1,66 @@
 //! The command under the lock: one process that we started, and the group it leads.
 
-use std::io;
-use std::process::{Command, ExitStatus};
+use std::io::{self, Write};
+use std::process::ExitStatus;
+use std::time::Duration;
 
-use rustix::io::Errno;
-use rustix::process::{
-    Pid, Signal, WaitId, WaitIdOptions, getpgid, kill_process, kill_process_group, test_kill_process_group,
-    waitid,
-};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
 
-use crate::killer::Killer;
+use crate::deadline::Deadline;
+use crate::group::Group;
+use crate::launch::Launch;
+use crate::reaper::Claim;
+use crate::watchdog::{Brief, Watchdog};
 
 #[derive(Debug)]
 pub(crate) struct Child {
     process: std::process::Child,
-    group: Pid,
+    group: Group,
     reaped: bool,
-    killer: Killer,
-    /// Whether it leads a process group.
-    leads: bool,
+    watchdog: Watchdog,
+    _claim: Claim,
 }
 
 impl Child {
-    /// Starts the command. `leads` is whether it asks for a new process group.
-    pub(crate) fn start(command: &mut Command, leads: bool) -> io::Result<Self> {
-        // The command first, which begins meanwhile. Until its program runs, the system kills it
-        // with this one.
+    /// Starts the command, which does not run before its watchdog is there.
+    pub(crate) fn start(launch: Launch, brief: &Brief, deadline: Deadline) -> io::Result<Self> {
+        let Launch { mut command, gate, mut opener, leads } = launch;
+        // The command first: until it comes to its gate, the watchdog is there.
         let mut process = command.spawn()?;
-        let group = Pid::from_child(&process);
-        let mut killer = Killer::start().inspect_err(|_| {
-            if leads {
-                let _ = kill_process_group(group, Signal::KILL);
-            }
-            let _ = process.kill().and_then(|()| process.wait());
+        drop((command, gate));
+        let _claim = Claim::of(&process);
+        let group = Group::of(Pid::from_child(&process), leads);
+        let started = Watchdog::start(brief, deadline, group.command(), leads)
+            .and_then(|watchdog| opener.write_all(b"\n").map(|()| watchdog));
+        let watchdog = started.inspect_err(|_| {
+            group.signal(Signal::KILL);
+            let _ = process.wait();
         })?;
-        killer.watch(group);
-        Ok(Self { process, group, reaped: false, killer, leads })
+        Ok(Self { process, group, reaped: false, watchdog, _claim })
     }
 
     pub(crate) fn group(&self) -> Pid {
-        self.group
+        self.group.command()
     }
 
     /// Sends a signal to the whole group, and to the command itself if it has left that.
     pub(crate) fn signal(&self, signal: Signal) {
-        let told = self.leads && kill_process_group(self.group, signal).is_ok();
-        let is_in_group = told && getpgid(Some(self.group)) == Ok(self.group);
-        if !is_in_group && !self.reaped {
-            let _ = kill_process(self.group, signal);
-        }
+        self.group.signal(signal);
+    }
+
+    /// Whether the watchdog has told it to end.
+    pub(crate) fn was_told_to_end(&mut self) -> bool {
+        self.watchdog.has_told()
+    }
+
+    /// It will be killed then, by the watchdog if not by this process.
+    pub(crate) fn kill_at(&mut self, at: Duration) {
+        self.watchdog.kill_at(at);
     }
 
     /// The signal that stopped it, told once for each stop.
     pub(crate) fn stopped(&self) -> Option<Signal> {
-        let seen = waitid(WaitId::Pid(self.group), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG);
+        let seen = waitid(WaitId::Pid(self.group()), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG);
         seen.ok().flatten()?.stopping_signal().and_then(Signal::from_named_raw)
     }
 
@@ -61,18 +68,18 @@ impl Child {
     /// group's to another process.
     pub(crate) fn has_ended(&self) -> bool {
         let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        self.reaped || !matches!(waitid(WaitId::Pid(self.group), look), Ok(None))
+        self.reaped || !matches!(waitid(WaitId::Pid(self.group()), look), Ok(None))
     }
 
     /// How it ended.
     pub(crate) fn status(&mut self) -> io::Result<ExitStatus> {
-        self.killer.stand_down();
+        self.watchdog.stand_down();
         self.reaped = true;
         self.process.wait()
     }
 
     /// Whether its group is empty. Only after [`status`](Self::status): a zombie counts.
     pub(crate) fn group_is_empty(&self) -> bool {
-        !self.leads || test_kill_process_group(self.group) == Err(Errno::SRCH)
+        self.group.is_empty()
     }
 }

@@ -10,7 +10,8 @@ use std::os::fd::{AsRawFd, RawFd};
 
 use nix::fcntl::FlockArg;
 use nix::unistd::close;
-use rustix::fs::{FlockOperation, flock};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
 
 use crate::exit::{Failure, USAGE};
@@ -55,6 +56,23 @@ pub(crate) fn wait(file: &File) -> Result<(), Errno> {
         match flock(file, FlockOperation::LockExclusive) {
             Err(Errno::INTR) => {}
             waited => return waited,
+        }
+    }
+}
+
+/// Waits until a byte can be read from a pipe that was inherited, and closes it. False if none can
+/// come any more.
+pub(crate) fn wait_for_a_byte(number: RawFd) -> bool {
+    // To open a pipe that has no writer any more would wait for one.
+    let opened =
+        rustix::fs::open(path(number), OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty());
+    let _ = close(number);
+    let Ok(pipe) = opened else { return false };
+    let mut fds = [PollFd::new(&pipe, PollFlags::IN)];
+    loop {
+        match poll(&mut fds, None) {
+            Err(Errno::INTR) => {}
+            polled => return polled.is_ok() && rustix::io::read(&pipe, &mut [0; 1]) == Ok(1),
         }
     }
 }

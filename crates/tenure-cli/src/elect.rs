@@ -27,7 +27,8 @@ use crate::{ancestors, take, waiting};
 pub(crate) async fn elect(args: &cli::Elect, voice: Voice) -> Result<u8, Failure> {
     let (mut signals, _too_large) = work::signals()?;
     let grace = work::grace(&args.job, args.ttl);
-    let locks = store::open(&args.store, Terms::default(), |options| {
+    let url = store::url_with(&args.store, Terms::default())?;
+    let locks = store::open_at(&url, &args.store.prefix, |options| {
         options.ttl(args.ttl).grace(grace).label(&args.label).inherit_liveness(true)
     })?;
     let payload = args.payload.clone().unwrap_or_else(who);
@@ -60,8 +61,8 @@ pub(crate) async fn elect(args: &cli::Elect, voice: Voice) -> Result<u8, Failure
             Err(signal) => return Ok(of_signal(signal)),
         };
         voice.detail(format_args!("leads {name:?}, term {}", term.fence()));
-        let (name, job) = (&*args.name, &args.job);
-        let work = Work { locks: &locks, name, ttl: args.ttl, grace, min_hold: None, job, voice };
+        let (locks, url, name, ttl, job) = (&locks, &*url, &*args.name, args.ttl, &args.job);
+        let work = Work { locks, url, name, ttl, grace, min_hold: None, job, voice };
         work.under(Held::Term(term), &mut signals).await
     };
     if !args.print {

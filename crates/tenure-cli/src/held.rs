@@ -2,10 +2,11 @@
 
 use std::future::pending;
 use std::process::ExitStatus;
+use std::slice;
 use std::time::Duration;
 
 use futures_util::future::{FutureExt, select_all};
-use tenure::{Locks, Lost, MultiGuard, Owner, Result, StopRequest, Term, Turn};
+use tenure::{Guard, Locks, Lost, MultiGuard, Result, StopRequest, Term, Turn};
 
 pub(crate) enum Held {
     /// NAME itself is the first: see `kind::all`.
@@ -15,39 +16,21 @@ pub(crate) enum Held {
 }
 
 impl Held {
-    /// That of NAME itself, and the token of its grant.
-    pub(crate) fn grant(&self) -> (&Owner, u64) {
+    /// That of NAME itself is the first.
+    pub(crate) fn guards(&self) -> &[Guard] {
         match self {
-            Self::Locks(guards) => {
-                let [guard, ..] = &**guards else { unreachable!("a multi-lock has at least one lock") };
-                (guard.owner(), guard.fence())
-            }
-            Self::Turn(turn) => (turn.owner(), turn.fence()),
-            Self::Term(term) => (term.owner(), term.fence()),
-        }
-    }
-
-    pub(crate) fn owners(&self) -> Vec<&Owner> {
-        match self {
-            Self::Locks(guards) => guards.iter().map(|guard| guard.owner()).collect(),
-            Self::Turn(_) | Self::Term(_) => vec![self.grant().0],
+            Self::Locks(guards) => guards,
+            Self::Turn(turn) => slice::from_ref(turn.guard()),
+            Self::Term(term) => slice::from_ref(term.guard()),
         }
     }
 
     pub(crate) fn is_held(&self) -> bool {
-        match self {
-            Self::Locks(guards) => guards.is_held(),
-            Self::Turn(turn) => turn.is_current(),
-            Self::Term(term) => term.is_current(),
-        }
+        !self.remaining().is_zero()
     }
 
     pub(crate) fn remaining(&self) -> Duration {
-        match self {
-            Self::Locks(guards) => guards.remaining(),
-            Self::Turn(turn) => turn.remaining(),
-            Self::Term(term) => term.remaining(),
-        }
+        self.guards().iter().map(Guard::remaining).min().unwrap_or_default()
     }
 
     pub(crate) fn lost(&self) -> Lost {

@@ -1,24 +1,28 @@
 //! The stages in which this program runs itself: hidden first arguments, not for people.
 //!
-//! `__launch PARENT VOICE TERMINAL CMD [ARGS…]` becomes the command, in three steps that safe code
+//! `__launch GATE VOICE TERMINAL CMD [ARGS…]` becomes the command, in three steps that safe code
 //! cannot do between fork and exec. It asks the kernel to kill it when the thread that started it
-//! dies; it makes sure that this has not already happened; it executes the command, which keeps the
-//! first setting. (The kernel clears it where the user changes; the `killer` kills those.)
+//! dies; it waits until its [`watchdog`](crate::watchdog) is there; it executes the command, which
+//! keeps the first setting. (The kernel clears it where the user changes; the watchdog kills those.)
 
 use std::env::{self, ArgsOs};
 use std::ffi::{OsStr, OsString};
+use std::io::{self, PipeReader, PipeWriter};
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
+use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal};
 
+use crate::descriptor;
 use crate::exit::{NOT_FOUND, OWN, of_exec};
 use crate::output::{Voice, chain};
 
 pub(crate) const LAUNCH: &str = "__launch";
 pub(crate) const FOREGROUND: &str = "__foreground";
-pub(crate) const KILLER: &str = "__killer";
+pub(crate) const WATCHDOG: &str = "__watchdog";
 pub(crate) const STRESS: &str = "__stress";
 
 /// This program once more, even if its file has been replaced meanwhile.
@@ -28,34 +32,53 @@ pub(crate) fn again() -> Command {
     command
 }
 
-/// The command, by way of the first stage. It `leads` a new process group, or shares ours. Must be
-/// spawned from a thread that lives as long as the command may.
-pub(crate) fn command(words: &[OsString], voice: Voice, with_terminal: bool, leads: bool) -> Command {
-    let mut command = again();
-    command.arg(LAUNCH).arg(getpid().to_string());
-    command.arg(if voice.quiet { "quiet" } else { "loud" });
-    command.arg(if with_terminal { "foreground" } else { "background" });
-    command.args(words);
-    if leads {
-        command.process_group(0);
+/// A command that can be started, by way of the first stage.
+#[derive(Debug)]
+pub(crate) struct Launch {
+    pub(crate) command: Command,
+    /// The command does not run before a byte comes out here, and never if none can come any more.
+    pub(crate) gate: PipeReader,
+    pub(crate) opener: PipeWriter,
+    /// Whether it leads a new process group, or shares ours.
+    pub(crate) leads: bool,
+}
+
+impl Launch {
+    /// Must be spawned from a thread that lives as long as the command may.
+    pub(crate) fn new(
+        words: &[OsString],
+        voice: Voice,
+        with_terminal: bool,
+        leads: bool,
+    ) -> io::Result<Self> {
+        let (gate, opener) = io::pipe()?;
+        fcntl_setfd(&gate, FdFlags::empty())?;
+        let mut command = again();
+        command.arg(LAUNCH).arg(gate.as_raw_fd().to_string());
+        command.arg(if voice.quiet { "quiet" } else { "loud" });
+        command.arg(if with_terminal { "foreground" } else { "background" });
+        command.args(words);
+        if leads {
+            command.process_group(0);
+        }
+        Ok(Self { command, gate, opener, leads })
     }
-    command
 }
 
 /// The stage that becomes the command.
 pub(crate) fn launch(mut args: ArgsOs) -> Option<u8> {
-    let parent = pid(&args.next()?)?;
+    let gate: RawFd = args.next()?.to_str()?.parse().ok()?;
     let voice = Voice { quiet: args.next()? == "quiet", verbose: false };
     let with_terminal = args.next()? == "foreground";
     let program = args.next()?;
+    let parent = getppid();
 
     if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
         voice.say(format_args!("cannot set the parent death signal of the command: {error}"));
         return Some(OWN);
     }
-    // It may have died before we asked. (It is never in another pid namespace: there it could not
-    // have started its thread.)
-    if getppid() != Some(parent) {
+    // The parent may have died before that was set: then the gate stays shut.
+    if !descriptor::wait_for_a_byte(gate) {
         return Some(OWN);
     }
     if with_terminal {
@@ -65,7 +88,7 @@ pub(crate) fn launch(mut args: ArgsOs) -> Option<u8> {
 
     let mut command = Command::new(&program);
     // Sockets that a service manager opened are meant for CMD: it must find its own number there.
-    if env::var("LISTEN_PID").is_ok_and(|pid| pid == parent.as_raw_nonzero().to_string()) {
+    if env::var("LISTEN_PID").is_ok_and(|pid| parent.is_some_and(|parent| pid == parent.to_string())) {
         command.env("LISTEN_PID", getpid().to_string()).env_remove("LISTEN_PIDFDID");
     }
     let error = command.args(args).exec();

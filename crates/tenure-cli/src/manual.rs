@@ -218,9 +218,9 @@ Signals:
   manager that signals every process of a service reaches CMD twice: tell it to signal only the
   main one (systemd: KillMode=mixed). On a terminal CMD's group is the foreground group: keys go
   to CMD alone. In a pipeline it becomes that once it reads from the terminal. Ctrl-Z stops CMD
-  and this program; a lease is not renewed meanwhile, so `fg` after it has run out finds CMD
-  killed. A CMD that was stopped in any other way keeps its lock, unless it is what the terminal
-  shows.
+  and this program; a lease is not renewed meanwhile, so CMD is woken and ended when it runs out, as
+  when the lease is lost. A CMD that was stopped in any other way keeps its lock, unless it is what
+  the terminal shows.
 
 When the lease is lost:
   CMD's group gets TERM, and KILL after the grace, less a little, so that all of it is gone before
@@ -233,13 +233,18 @@ When the lease is lost:
 When CMD ends:
   The lock is released, with --min-hold when that is over, also if CMD left processes in the background: they run on without it.
 
-When this program is killed:
-  CMD and its process group are killed too (Linux), also a CMD that has changed its user or left its
-  group: another process of this program waits for that. What CMD has started in another group or
-  session escapes, as does a setuid CMD that this program's user may not signal. In a `file:` store
-  the lock becomes free when the last process of CMD's that inherited it is gone, or when its lease
-  ends; in the others when its lease ends. Nor can this program help while it is stopped by SIGSTOP:
-  CMD then runs on past the lease.
+When this program is killed or stands still:
+  Another process of this program, its watchdog, waits for that. If this program is killed, the
+  watchdog kills CMD and its process group, also a CMD that has changed its user or left its group,
+  and then releases the lock. (In a `file:` store the lock is free when the last process of CMD's that
+  inherited it is gone.) If this program is stopped (SIGSTOP, a debugger), the watchdog ends CMD as
+  above before the lease ends, and this program exits with 79 once it goes on. What CMD has started in
+  another group or session escapes, as does a setuid CMD that this program's user may not signal.
+  Only if the watchdog stands still too, CMD can run on past the lease.
+
+In a container:
+  As its first process, or as a subreaper, this program waits for the orphans that it inherits, so no
+  zombies are left.
 
 Durations:
   90, 0.5 (seconds), 1500ms, 30s, 5m, 1h30m, 1d: the same everywhere.

@@ -31,7 +31,8 @@ async fn under_lock(args: &Run, voice: Voice) -> Result<u8, Failure> {
     check_holds(args)?;
     let lease = args.max_hold.map_or(request.ttl, |most| most.min(request.ttl));
     let grace = work::grace(&args.job, lease);
-    let locks = store::open(&request.store, take::terms(request), |options| {
+    let url = store::url_with(&request.store, take::terms(request))?;
+    let locks = store::open_at(&url, &request.store.prefix, |options| {
         let options = take::options(request, options).grace(grace).inherit_liveness(true);
         match args.max_hold {
             Some(most) => options.max_hold(most),
@@ -52,7 +53,8 @@ async fn under_lock(args: &Run, voice: Voice) -> Result<u8, Failure> {
                 wanted.take(&mut signals).await?.map(Held::Locks)
             }
         };
-        let work = Work { locks: &locks, name: &request.name, ttl: request.ttl, grace, min_hold, job, voice };
+        let (locks, url, name, ttl) = (&locks, &*url, &*request.name, request.ttl);
+        let work = Work { locks, url, name, ttl, grace, min_hold, job, voice };
         match held {
             Err(code) => return Ok(code),
             Ok(held) => match work.once(held, &mut signals).await? {

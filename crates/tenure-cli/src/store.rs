@@ -28,13 +28,22 @@ pub(crate) fn open(
     terms: Terms,
     change: impl FnOnce(Options) -> Options,
 ) -> Result<Locks, Failure> {
-    let locks = Locks::open(&url_with(args, terms)?).map_err(|error| {
+    open_at(&url_with(args, terms)?, &args.prefix, change)
+}
+
+/// The store at this URL. No request is sent yet.
+pub(crate) fn open_at(
+    url: &str,
+    prefix: &str,
+    change: impl FnOnce(Options) -> Options,
+) -> Result<Locks, Failure> {
+    let locks = Locks::open(url).map_err(|error| {
         // No request was sent: this process could not start the thread of its locks.
         let code = if error.is_unreachable() { OWN } else { of_error(&error) };
         Failure { code, message: chain(&error) }
     })?;
     let patience = patience(&locks);
-    Ok(locks.with(|options| change(options.op_timeout(patience)).prefix(&args.prefix))?)
+    Ok(locks.with(|options| change(options.op_timeout(patience)).prefix(prefix))?)
 }
 
 /// The same, to look at what is there: a directory that was named must exist.

@@ -21,7 +21,9 @@ use tokio::time::{Interval, interval};
 use crate::child::Child;
 use crate::cli::OnLost;
 use crate::clock;
+use crate::deadline::margin;
 use crate::held::Held;
+use crate::output::chain;
 use crate::signals::{END_THE_WAIT, Signals};
 use crate::terminal::Terminal;
 
@@ -50,9 +52,9 @@ pub(crate) struct Watch<'a> {
 pub(crate) enum End {
     Exited(ExitStatus),
     /// The lease was lost before, and the command was not stopped for it.
-    Ignored(ExitStatus, Error),
-    /// The lease was lost before. All of the command's group is gone.
-    Lost(Error),
+    Ignored(ExitStatus, String),
+    /// The lease was lost before, for this reason. All of the command's group is gone.
+    Lost(String),
 }
 
 enum Event {
@@ -65,7 +67,7 @@ enum Event {
 
 /// The command is being stopped because the lease was lost.
 struct Stopping {
-    why: Error,
+    why: String,
     kill_at: Duration,
     /// From here on another can get the lock.
     lease_end: Duration,
@@ -85,17 +87,13 @@ impl Watch<'_> {
         // As last known: a machine that slept finds it in the past.
         let mut lease_end = Duration::MAX;
         let mut stopping: Option<Stopping> = None;
-        let (mut kill_at, mut ignored) = (None, None);
+        let (mut kill_at, mut ignored, mut reason) = (None, None, None);
         loop {
             let event = self.event(&mut lost, requested.as_mut(), &mut ticks).await;
             let now = clock::now();
             match event {
-                Event::Lost(why) if self.on_lost == OnLost::Ignore => ignored = Some(why),
-                Event::Lost(why) => {
-                    let lease_end = lease_end.min(now + self.grace);
-                    stopping = Some(self.stop(why, now, lease_end));
-                    ticks = interval(Duration::from_millis(10));
-                }
+                Event::Lost(why) if self.on_lost == OnLost::Ignore => ignored = Some(chain(&why)),
+                Event::Lost(why) => reason = Some(chain(&why)),
                 Event::Signal(signal) => {
                     self.told_to_stop |= signal == Signal::TSTP;
                     let is_key = [Signal::INT, Signal::QUIT].contains(&signal)
@@ -121,6 +119,17 @@ impl Watch<'_> {
                         lease_end = now + remaining + self.grace;
                     }
                 }
+            }
+            if reason.is_none() && stopping.is_none() && self.child.was_told_to_end() {
+                // A renewal was answered, and was looked at too late.
+                let name = self.held.guards().first().map(|guard| guard.name().as_str());
+                reason =
+                    Some(format!("lock {:?} is lost: it was not renewed in time", name.unwrap_or_default()));
+            }
+            if let Some(why) = reason.take() {
+                let lease_end = lease_end.min(now + self.grace);
+                stopping = Some(self.stop(why, now, lease_end));
+                ticks = interval(Duration::from_millis(10));
             }
             if kill_at.is_some_and(|kill_at| now >= kill_at) {
                 self.child.signal(Signal::KILL);
@@ -194,14 +203,17 @@ impl Watch<'_> {
         .await
     }
 
-    /// Tells the command to end, unless it is too late for that.
-    fn stop(&self, why: Error, now: Duration, lease_end: Duration) -> Stopping {
+    /// Tells the command to end, unless it is too late for that, or the watchdog has done so.
+    fn stop(&mut self, why: String, now: Duration, lease_end: Duration) -> Stopping {
         let kill_at = match self.on_lost {
             OnLost::Kill => now,
             _ => lease_end.saturating_sub(margin(self.grace)),
         };
+        let was_told = self.child.was_told_to_end();
+        self.child.kill_at(kill_at);
         if let OnLost::Signal(signal) = self.on_lost
             && now < kill_at
+            && !was_told
         {
             self.child.signal(signal);
             self.child.signal(Signal::CONT);
@@ -254,9 +266,4 @@ impl Watch<'_> {
 /// grace.
 fn tick(lease: Duration) -> Duration {
     (lease / 6).clamp(Duration::from_millis(5), Duration::from_secs(1))
-}
-
-/// How long before the end of the lease everything of the command's must have been told to die.
-fn margin(grace: Duration) -> Duration {
-    (grace / 4).min(Duration::from_millis(500))
 }

@@ -12,23 +12,28 @@ use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use rustix::process::Signal;
-use tenure::{Locks, StopRequest};
+use tenure::{Guard, Locks, StopRequest};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::sleep;
 
 use crate::child::Child;
-use crate::cli::Job;
+use crate::cli::{Job, OnLost};
+use crate::deadline::Deadline;
 use crate::exit::{self, Failure, of_exec, of_status};
 use crate::held::Held;
+use crate::launch::Launch;
 use crate::output::{Voice, chain};
 use crate::signals::{FORWARDED, Signals};
 use crate::terminal::Terminal;
 use crate::watch::{End, Watch};
-use crate::{ancestors, clock, launch, printer, store, table};
+use crate::watchdog::Brief;
+use crate::{ancestors, clock, printer, store, table};
 
 /// What is to be run, and for what.
 pub(crate) struct Work<'a> {
     pub(crate) locks: &'a Locks,
+    /// The store's URL, with its passwords.
+    pub(crate) url: &'a str,
     pub(crate) name: &'a str,
     pub(crate) ttl: Duration,
     pub(crate) grace: Duration,
@@ -83,25 +88,32 @@ impl Work<'_> {
     /// The same, and tells a loss from a command that exits with its code.
     pub(crate) async fn once(&self, held: Held, signals: &mut Signals) -> Result<Ended, Failure> {
         let (granted, job, voice) = (clock::now(), self.job, self.voice);
-        let (owner, fence) = held.grant();
         let leads = !job.foreground;
         let (terminal, keys) = if leads { (Terminal::open(), None) } else { (None, Terminal::open()) };
         let with_terminal = terminal.as_ref().is_some_and(Terminal::is_all_ours);
-        let mut command = launch::command(&words(job), voice, with_terminal, leads);
+        let own = |error| Failure::own("cannot start a process", &error);
+        let mut launch = Launch::new(&words(job), voice, with_terminal, leads).map_err(own)?;
+        let command = &mut launch.command;
+        let [guard, ..] = held.guards() else { unreachable!("something is held") };
         command
             .env("TENURE_NAME", self.name)
-            .env("TENURE_OWNER", owner.to_string())
-            .env("TENURE_FENCE", fence.to_string())
+            .env("TENURE_OWNER", guard.owner().to_string())
+            .env("TENURE_FENCE", guard.fence().to_string())
             .env("TENURE_TTL_MS", self.ttl.as_millis().to_string());
         // A run inside CMD then refuses its store, and does not use another one.
         if let Some(url) = std::env::var(store::STORE_URL).ok().and_then(|url| store::without_password(&url))
         {
             command.env(store::STORE_URL, url);
         }
-        let (above, owners) = ancestors::held(held.owners().into_iter());
+        let (above, owners) = ancestors::held(held.guards().iter().map(Guard::owner));
         command.env(above, owners);
 
         // All that can fail comes before there is a command to look after.
+        let deadline = match job.on_lost {
+            OnLost::Ignore => Deadline::never(),
+            OnLost::Signal(_) | OnLost::Kill => Deadline::following(held.guards(), self.grace),
+        };
+        let deadline = deadline.map_err(own)?;
         let own = |error| Failure::own("cannot catch signals", &error);
         if terminal.is_some() {
             signals.also(&[Signal::WINCH, Signal::TSTP]).map_err(own)?;
@@ -115,7 +127,7 @@ impl Work<'_> {
             voice.say(format_args!("{why}; the command was not started"));
             return Ok(Ended::Lost);
         }
-        let child = match Child::start(&mut command, leads) {
+        let child = match Child::start(launch, &self.brief(&held), deadline) {
             Ok(child) => child,
             Err(error) => return refuse(held, &error).await.map(Ended::Code),
         };
@@ -145,12 +157,12 @@ impl Work<'_> {
             End::Exited(status) => status,
             End::Ignored(status, why) => {
                 drop(held);
-                voice.say(format_args!("{}; the command ran on without the lock", chain(&why)));
+                voice.say(format_args!("{why}; the command ran on without the lock"));
                 return Ok(Ended::Code(of_status(status)));
             }
             End::Lost(why) => {
                 drop(held);
-                voice.say(format_args!("{}; the command was stopped", chain(&why)));
+                voice.say(format_args!("{why}; the command was stopped"));
                 // A signal that asks for the end is no reason to begin again.
                 return Ok(if told_to_end { Ended::Code(exit::LOST) } else { Ended::Lost });
             }
@@ -182,6 +194,21 @@ impl Work<'_> {
                 Ok(Ended::Code(of_status(status)))
             }
         }
+    }
+}
+
+impl Work<'_> {
+    /// What the watchdog has to know.
+    fn brief(&self, held: &Held) -> Brief {
+        let signal = match self.job.on_lost {
+            OnLost::Signal(signal) if !self.grace.is_zero() => Some(signal),
+            _ => None,
+        };
+        // A directory frees what the last process of the work has left.
+        let is_freed = self.url.starts_with("file:");
+        let guards = held.guards().iter().filter(|_| !is_freed);
+        let (holds, url) = (guards.map(Guard::hold_id).collect(), self.url.to_owned());
+        Brief { signal, holds, url, ttl: self.ttl }
     }
 }
 

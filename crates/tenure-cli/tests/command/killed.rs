@@ -5,7 +5,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::env::{LIMIT, TestEnv, is_alive, now};
 
 /// The words before a command by which it changes its user, so that the kernel forgets to kill it.
-fn another_user() -> &'static [&'static str] {
+pub(crate) fn another_user() -> &'static [&'static str] {
     match rustix::process::geteuid().is_root() {
         true => &["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"],
         false => &["unshare", "--user", "--"],
@@ -21,7 +21,7 @@ fn eventually_gone(pid: Pid) {
     }
 }
 
-fn with_rights_for_all(env: &TestEnv) {
+pub(crate) fn with_rights_for_all(env: &TestEnv) {
     use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(env.path(""), std::fs::Permissions::from_mode(0o777)).unwrap();
 }
@@ -122,7 +122,7 @@ fn what_a_command_left_in_the_background_outlives_the_wrapper_that_ended() {
     let env = TestEnv::new();
     let script = "sleep 60 & echo $! > up";
     env.tenure_run(["x", "--", "sh", "-c", script]).exits_with(0);
-    // The wrapper has waited for its killer.
+    // The wrapper has waited for its watchdog.
     assert!(is_alive(env.pid("up")));
     kill_process(env.pid("up"), Signal::KILL).unwrap();
 }

@@ -86,21 +86,6 @@ fn without_its_store_the_command_is_gone_before_the_lease_is_over() {
 }
 
 #[test]
-fn a_wrapper_that_was_stopped_past_its_lease_kills_the_command_when_it_wakes() {
-    let env = TestEnv::new();
-    let running = env.start_script(TTL, "x", "trap '' TERM; READY; while :; do sleep 0.02; done");
-    let command = env.pid("up");
-    running.signal(Signal::STOP);
-    env.tenure_run(["-w", "5", "x", "--", "true"]).exits_with(0);
-    assert!(is_alive(command), "a stopped wrapper cannot stop it");
-    running.signal(Signal::CONT);
-    let woken = now();
-    gone(&running, command);
-    assert!(now() - woken < Duration::from_secs(4), "{:?}", now() - woken);
-    running.wait().exits_with(79).says("lost");
-}
-
-#[test]
 fn a_loss_that_is_noticed_only_at_the_release_is_a_loss() {
     let env = TestEnv::new();
     let running = env.start_script(&["--ttl", "1h"], "x", "READY; while [ ! -e end ]; do sleep 0.02; done");

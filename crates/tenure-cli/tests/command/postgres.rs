@@ -4,6 +4,7 @@ use tenure_testkit::servers::Postgres;
 
 use crate::doctor::{checks, found};
 use crate::env::TestEnv;
+use crate::stands_still::killed;
 
 /// Servers of tests run without fsync.
 #[test]
@@ -25,4 +26,6 @@ fn a_lock_on_postgresql_is_held_shown_and_listed_and_its_stress_has_no_overlap()
     let said = env.run(env.tenure(["list", "--store", &url]));
     assert!(said.code() == Some(0) && !said.stdout.contains("nightly"), "{said:?}");
     env.run(env.tenure(["stress", "--store", &url, "--for", "2s"])).exits_with(0);
+
+    killed(&url, &["run"]);
 }

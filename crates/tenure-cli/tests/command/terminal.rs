@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::fs::{Mode, OFlags, fcntl_setfl};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
-use crate::env::{BINARY, LIMIT, TestEnv, now};
+use crate::env::{BINARY, LIMIT, TestEnv, is_alive, now};
 
 const CTRL_C: &str = "\x03";
 const CTRL_Z: &str = "\x1a";
@@ -232,11 +232,14 @@ fn ctrl_z_stops_and_fg_goes_on() {
 fn a_command_that_was_stopped_past_its_lease_does_not_go_on() {
     let env = TestEnv::new();
     let mut session = Session::start(&env, &["sh", "-i"]);
-    session.keys("\"$TENURE\" run --ttl 600ms x -- sh -c 'echo re\"\"ady; read line; touch ran'\n");
+    session.keys(
+        "\"$TENURE\" run --ttl 600ms x -- sh -c 'echo $$ > up; echo re\"\"ady; read line; touch ran'\n",
+    );
     session.expect("ready");
     session.keys(CTRL_Z);
     session.expect("Stopped");
     env.tenure_run(["-w", "10", "x", "--", "true"]).exits_with(0);
+    assert!(!is_alive(env.pid("up")), "a stopped command ends with its lease");
     session.keys("fg\n");
     session.expect("is lost");
     session.keys("echo \"code\"\": $?\"; exit 0\n");

@@ -7,6 +7,7 @@ use tenure_testkit::servers::{ZooKeeper, eventually};
 
 use crate::doctor::{checks, found};
 use crate::env::{TestEnv, now};
+use crate::stands_still::killed;
 
 /// One server is enough: to start it takes seconds.
 #[test]
@@ -49,6 +50,7 @@ fn the_verbs_work_on_zookeeper() {
     assert!(said.code() == Some(64) && said.stderr.contains("port"), "{said:?}");
 
     env.run(env.tenure(["stress", "--store", &url, "--for", "2s"])).exits_with(0);
+    killed(&url, &["run"]);
 }
 
 /// A process that stands still for longer than its session finds its lock lost, and its child is

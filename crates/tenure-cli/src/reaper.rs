@@ -1,0 +1,73 @@
+//! Orphans: as the first process of a container, or where the program that ran this one made it a
+//! subreaper, this process becomes the parent of those whose parents have ended. Nobody else can
+//! wait for them, so without this they stay zombies.
+
+use std::future::Future;
+use std::io;
+use std::process::Child;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustix::process::{Pid, WaitId, WaitIdOptions, child_subreaper, getpid, waitid};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::processes::{self, Process};
+
+/// Waits for orphans, for as long as this process runs; `None` where it gets none.
+///
+/// It must run on the thread that starts children, so that none ends between its start and its
+/// [`Claim`].
+pub(crate) fn reap_orphans() -> io::Result<Option<impl Future<Output = ()> + Send + 'static>> {
+    let gets_orphans = getpid().is_init() || child_subreaper().is_ok_and(|set| set.is_some());
+    if !gets_orphans {
+        return Ok(None);
+    }
+    let mut changes = signal(SignalKind::child())?;
+    Ok(Some(async move {
+        loop {
+            reap();
+            if changes.recv().await.is_none() {
+                return;
+            }
+        }
+    }))
+}
+
+fn reap() {
+    let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    if !matches!(waitid(WaitId::All, look), Ok(Some(_))) {
+        return;
+    }
+    let own = Some(getpid());
+    let orphans: Vec<Process> =
+        processes::all().filter(|process| process.has_ended && process.parent == own).collect();
+    let claimed = claimed();
+    for orphan in orphans.iter().filter(|orphan| !claimed.contains(&orphan.pid)) {
+        let _ = waitid(WaitId::Pid(orphan.pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
+    }
+}
+
+/// A child whose status belongs to the code that started it. Dropped when that has waited for it.
+#[derive(Debug)]
+pub(crate) struct Claim(Pid);
+
+impl Claim {
+    pub(crate) fn of(child: &Child) -> Self {
+        let pid = Pid::from_child(child);
+        claimed().push(pid);
+        Self(pid)
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let mut claimed = claimed();
+        if let Some(at) = claimed.iter().position(|pid| *pid == self.0) {
+            claimed.swap_remove(at);
+        }
+    }
+}
+
+fn claimed() -> MutexGuard<'static, Vec<Pid>> {
+    static CLAIMED: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
+    CLAIMED.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,269 @@
+//! A second process that ends the command where this program cannot: a dead man's switch.
+//!
+//! - This program stands still (SIGSTOP, swap, a debugger) and its lease is about to end: the
+//!   watchdog does what this program would have done. [`Deadline`] says when.
+//! - This program is killed: the watchdog kills the command, and gives back what was held once the
+//!   command is gone. The kernel kills it too, but forgets that where the command changes its user
+//!   (`setpriv`, `su`, a daemon that gives up root).
+//!
+//! The watchdog keeps the user of this program, and has a session of its own. Its standard input is
+//! a socket whose other end only this program has, so it sees this program end. All that it has to
+//! know comes by that socket, because a command line and an environment can be read by others.
+#![expect(clippy::disallowed_methods, reason = "a process of its own, in which nothing else happens")]
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, setsid};
+use serde_json::{Value, json};
+use tenure::{HoldId, Locks};
+
+use crate::deadline::Deadline;
+use crate::group::Group;
+use crate::reaper::Claim;
+use crate::{clock, descriptor, launch};
+
+/// What a watchdog is told of its command.
+#[derive(Debug)]
+pub(crate) struct Brief {
+    /// What the command gets when the lease is about to end, before KILL; `None` for KILL at once.
+    pub(crate) signal: Option<Signal>,
+    /// What to give back when the command is gone, and where.
+    pub(crate) holds: Vec<HoldId>,
+    pub(crate) url: String,
+    /// No lease lasts longer once this program is gone.
+    pub(crate) ttl: Duration,
+}
+
+/// This program ends the command now, and the watchdog only has to kill what is left of it.
+const ENDING: &[u8] = b"e";
+/// The watchdog has told the command to end.
+const TOLD: &[u8] = b"t";
+
+#[derive(Debug)]
+pub(crate) struct Watchdog {
+    process: Child,
+    socket: UnixStream,
+    deadline: Deadline,
+    _claim: Claim,
+    has_told: bool,
+}
+
+impl Watchdog {
+    /// Starts it, for a command that does not run yet.
+    pub(crate) fn start(brief: &Brief, deadline: Deadline, command: Pid, leads: bool) -> io::Result<Self> {
+        let (mut socket, theirs) = UnixStream::pair()?;
+        let mut stage = launch::again();
+        stage.arg(launch::WATCHDOG).stdin(OwnedFd::from(theirs)).stdout(deadline.descriptor()?);
+        let process = stage.stderr(Stdio::null()).spawn()?;
+        // It has the other end of the socket open.
+        drop(stage);
+        let _claim = Claim::of(&process);
+        let briefed = socket.write_all(brief.line(command, leads).as_bytes());
+        let mut watchdog = Self { process, socket, deadline, _claim, has_told: false };
+        briefed
+            .and_then(|()| watchdog.socket.set_nonblocking(true))
+            .inspect_err(|_| watchdog.stand_down())?;
+        Ok(watchdog)
+    }
+
+    /// Whether it has told the command to end.
+    pub(crate) fn has_told(&mut self) -> bool {
+        self.has_told |= matches!(self.socket.read(&mut [0; 1]), Ok(1));
+        self.has_told
+    }
+
+    /// This program tells the command to end, and kills it then.
+    pub(crate) fn kill_at(&mut self, at: Duration) {
+        // A watchdog that is gone cannot be told.
+        let _ = self.socket.write_all(ENDING);
+        self.deadline.kill_at(at);
+    }
+
+    /// The command has ended, or did not start. Its number may be given to another process as soon
+    /// as it is waited for.
+    pub(crate) fn stand_down(&mut self) {
+        // It may not even have started: it is not asked, and leaves no zombie.
+        let _ = self.process.kill().and_then(|()| self.process.wait());
+    }
+}
+
+impl Brief {
+    fn line(&self, command: Pid, leads: bool) -> String {
+        let holds: Vec<String> = self.holds.iter().map(HoldId::to_string).collect();
+        let brief = json!({
+            "command": command.as_raw_nonzero().get(),
+            "leads": leads,
+            "signal": self.signal.map(Signal::as_raw),
+            "holds": holds,
+            "url": self.url,
+            "ttl_ms": u64::try_from(self.ttl.as_millis()).unwrap_or(u64::MAX),
+        });
+        format!("{brief}\n")
+    }
+
+    fn read(line: &[u8]) -> Option<(Self, Group)> {
+        let brief: Value = serde_json::from_slice(line).ok()?;
+        let number = |key: &str| i32::try_from(brief[key].as_i64()?).ok();
+        let command = number("command").and_then(Pid::from_raw)?;
+        let holds = brief["holds"].as_array()?.iter().map(|hold| hold.as_str()?.parse().ok());
+        let read = Self {
+            signal: number("signal").and_then(Signal::from_named_raw),
+            holds: holds.collect::<Option<_>>()?,
+            url: brief["url"].as_str()?.to_owned(),
+            ttl: Duration::from_millis(brief["ttl_ms"].as_u64()?),
+        };
+        Some((read, Group::of(command, brief["leads"].as_bool()?)))
+    }
+}
+
+/// The stage: ends the command when the timer on its standard output expires, or when its standard
+/// input is closed.
+pub(crate) fn stage() -> Option<u8> {
+    // Neither the terminal nor what ends the group of this program reaches it.
+    let _ = setsid();
+    // It may outlive its program by a moment, and must not keep a script's descriptors open for that.
+    descriptor::close_inherited(None);
+    let mut told = Vec::new();
+    while !told.contains(&b'\n') {
+        if !hear(&mut told) {
+            return None;
+        }
+    }
+    let (line, rest) = told.split_at(told.iter().position(|byte| *byte == b'\n')?);
+    let (brief, group) = Brief::read(line)?;
+    Duty { brief, group, is_ending: rest.len() > 1, expiries: 0 }.until_over();
+    Some(0)
+}
+
+/// Waits for what this program says, and returns whether it is still there.
+fn hear(told: &mut Vec<u8>) -> bool {
+    let mut bytes = [0; 4096];
+    loop {
+        match rustix::io::read(io::stdin(), &mut bytes) {
+            Err(Errno::INTR) => {}
+            Err(_) | Ok(0) => return false,
+            Ok(count) => {
+                told.extend_from_slice(&bytes[..count]);
+                return true;
+            }
+        }
+    }
+}
+
+/// What a watchdog does.
+struct Duty {
+    brief: Brief,
+    group: Group,
+    /// Its program ends the command itself.
+    is_ending: bool,
+    /// How often the timer has expired.
+    expiries: u64,
+}
+
+impl Duty {
+    /// Returns when its program has ended, and all is done that was left to do.
+    fn until_over(mut self) {
+        let (input, timer) = (io::stdin(), io::stdout());
+        let mut has_killed = false;
+        loop {
+            let mut fds = [PollFd::new(&input, PollFlags::IN), PollFd::new(&timer, PollFlags::IN)];
+            let watched = if has_killed { 1 } else { 2 };
+            match poll(&mut fds[..watched], None) {
+                Ok(_) => {}
+                Err(Errno::INTR) => continue,
+                Err(_) => return,
+            }
+            let [input, timer] = fds.map(|fd| !fd.revents().is_empty());
+            if input {
+                let mut told = Vec::new();
+                if !hear(&mut told) {
+                    return self.after_its_program();
+                }
+                self.is_ending = true;
+            } else if timer {
+                has_killed = self.on_expiry();
+            }
+        }
+    }
+
+    /// Tells the command to end, or kills it; returns whether it has killed it.
+    fn on_expiry(&mut self) -> bool {
+        let mut count = [0; 8];
+        if rustix::io::read(io::stdout(), &mut count) != Ok(count.len()) {
+            // A renewal has moved it at this moment.
+            return false;
+        }
+        let is_first = self.expiries == 0;
+        self.expiries = self.expiries.saturating_add(u64::from_ne_bytes(count));
+        if is_first && !self.is_ending {
+            let _ = rustix::io::write(io::stdin(), TOLD);
+        }
+        match self.brief.signal {
+            Some(signal) if self.expiries == 1 && !self.is_ending => {
+                self.group.signal(signal);
+                self.group.signal(Signal::CONT);
+                false
+            }
+            _ => {
+                self.group.signal(Signal::KILL);
+                true
+            }
+        }
+    }
+
+    /// Its program was killed: nothing renews the lease any more, and nobody else would end the
+    /// command.
+    fn after_its_program(self) {
+        let until = clock::now() + self.brief.ttl;
+        self.group.signal(Signal::KILL);
+        if self.brief.holds.is_empty() {
+            return;
+        }
+        let mut pause = Duration::from_millis(1);
+        while !self.group.has_ended() {
+            if clock::now() >= until {
+                return;
+            }
+            sleep(pause);
+            pause = (2 * pause).min(Duration::from_millis(20));
+        }
+        let left = until.saturating_sub(clock::now());
+        let Ok(locks) = Locks::open(&self.brief.url) else { return };
+        let Ok(locks) = locks.with(|options| options.op_timeout(left)) else { return };
+        // What is not answered ends with its lease.
+        tenure::block_on(join_all(self.brief.holds.iter().map(|hold| locks.release_hold(hold))));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_brief_reads_back() {
+        let hold: HoldId =
+            "mutex 1 ff ada@host:7/0123456789abcdef0123456789abcdef a name".parse().expect("an id");
+        let brief = Brief {
+            signal: Some(Signal::TERM),
+            holds: vec![hold],
+            url: "redis://:\"secret\"@host".into(),
+            ttl: Duration::from_millis(1_500),
+        };
+        let line = brief.line(Pid::from_raw(7).expect("it is above 0"), true);
+        let (read, group) = Brief::read(line.trim_end().as_bytes()).expect("a brief");
+        assert_eq!(
+            (read.signal, &read.holds, &read.url, read.ttl),
+            (brief.signal, &brief.holds, &brief.url, brief.ttl)
+        );
+        assert_eq!(group.command().as_raw_pid(), 7);
+        assert!(Brief::read(b"{}").is_none());
+    }
+}
