@@ -126,7 +126,9 @@ impl Watch<'_> {
                 reason =
                     Some(format!("lock {:?} is lost: it was not renewed in time", name.unwrap_or_default()));
             }
-            if let Some(why) = reason.take() {
+            if let Some(why) = reason.take()
+                && stopping.is_none()
+            {
                 let lease_end = lease_end.min(now + self.grace);
                 stopping = Some(self.stop(why, now, lease_end));
                 ticks = interval(Duration::from_millis(10));
@@ -139,7 +141,8 @@ impl Watch<'_> {
                     if let Some(by) = self.child.stopped() {
                         self.on_stop(by);
                     }
-                    if self.child.has_ended() {
+                    // This process may have been stopped meanwhile: that is a loss, at the next look.
+                    if self.child.has_ended() && !self.child.was_told_to_end() {
                         let status = self.reap()?;
                         return Ok(match ignored {
                             Some(why) => End::Ignored(status, why),
