@@ -103,12 +103,13 @@ fn a_command_whose_wrapper_stands_still_ends_within_its_lease() {
         &["elect", "--store", &store],
     ];
     std::thread::scope(|scope| {
+        let (server, store) = (&server, &store);
         for words in cases {
             scope.spawn(move || {
                 timed(|| {
                     let env = TestEnv::new();
-                    let script = format!("trap 'echo USR1 > told' USR1; {STUBBORN}");
-                    let running = start(&env, &[*words, &TERMS].concat(), &script);
+                    let script = "trap 'echo USR1 > told' USR1; trap 'echo TERM > told' TERM; READY; while :; do sleep 0.01; done";
+                    let running = start(&env, &[*words, &TERMS].concat(), script);
                     assert!(ends_in_time(&env, &running), "{words:?}: it outlived its lease");
                     let told = if words.contains(&"kill") {
                         ""
@@ -121,7 +122,7 @@ fn a_command_whose_wrapper_stands_still_ends_within_its_lease() {
                     running.signal(Signal::CONT);
                     running.wait().exits_with(79);
                     if words.contains(&"--once-per") {
-                        let again = env.tenure(["run", "--store", &store, "--once-per", "1d", "x", "true"]);
+                        let again = env.tenure(["run", "--store", store, "--once-per", "1d", "x", "true"]);
                         env.run(again).exits_with(75).says("died or lost its lock");
                         server.command(&["FLUSHALL"]);
                     }
@@ -253,7 +254,7 @@ while (now := time.clock_gettime_ns(time.CLOCK_BOOTTIME)) < until:
     let url = server.url();
     let wrapper = || {
         let words = [
-            "--store", &url, "--ttl", "1200ms", "--grace", "600ms", "-q", "x", "--", "python3", "-c", script,
+            "--store", &url, "--ttl", "1500ms", "--grace", "500ms", "-q", "x", "--", "python3", "-c", script,
         ];
         env.start(env.tenure_run_command(words))
     };
@@ -365,7 +366,7 @@ fn the_next_begins_soon_after_a_wrapper_was_killed() {
 fn a_killed_wrapper_gives_back_its_own_hold_alone() {
     let (env, server) = (TestEnv::new(), Server::start());
     let owner = tenure::Owner::new("").expect("an owner").to_string();
-    let words = ["run", "--store", &server.url(), "--owner", &owner];
+    let words = ["run", "--store", &server.url(), "--reentrant", "--owner", &owner];
     let outer = start(&env, &words, "READY; while [ ! -e end ]; do sleep 0.01; done");
     let outer_command = env.pid("up");
     let inner = start(&env, &words, "READY; exec sleep 60");
