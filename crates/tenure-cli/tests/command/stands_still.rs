@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use tenure_testkit::servers::{Server, eventually};
-use tenure_testkit::timed::{in_time, timed};
+use tenure_testkit::timed::in_time;
 
 use crate::env::{Running, TestEnv, is_alive, now, random};
 use crate::killed::{another_user, with_rights_for_all};
@@ -106,7 +106,6 @@ fn a_command_whose_wrapper_stands_still_ends_within_its_lease() {
         let (server, store) = (&server, &store);
         for words in cases {
             scope.spawn(move || {
-                timed(|| {
                     let env = TestEnv::new();
                     let script = "trap 'echo USR1 > told' USR1; trap 'echo TERM > told' TERM; READY; while :; do sleep 0.01; done";
                     let running = start(&env, &[*words, &TERMS].concat(), script);
@@ -126,7 +125,6 @@ fn a_command_whose_wrapper_stands_still_ends_within_its_lease() {
                         env.run(again).exits_with(75).says("died or lost its lock");
                         server.command(&["FLUSHALL"]);
                     }
-                });
             });
         }
     });
@@ -134,18 +132,16 @@ fn a_command_whose_wrapper_stands_still_ends_within_its_lease() {
 
 #[test]
 fn a_command_of_another_user_ends_within_its_lease() {
-    timed(|| {
-        let env = TestEnv::new();
-        with_rights_for_all(&env);
-        let words = [&["run"][..], &TERMS, &["x", "--"], another_user()].concat();
-        let mut command = env.tenure(words);
-        command.args(["sh", "-c", "echo $$ > up.new; mv up.new up; exec sleep 60"]);
-        let running = env.start(command);
-        running.eventually("the command is up", || env.path("up").exists());
-        assert!(ends_in_time(&env, &running), "it outlived its lease");
-        running.signal(Signal::CONT);
-        running.wait().exits_with(79);
-    });
+    let env = TestEnv::new();
+    with_rights_for_all(&env);
+    let words = [&["run"][..], &TERMS, &["x", "--"], another_user()].concat();
+    let mut command = env.tenure(words);
+    command.args(["sh", "-c", "echo $$ > up.new; mv up.new up; exec sleep 60"]);
+    let running = env.start(command);
+    running.eventually("the command is up", || env.path("up").exists());
+    assert!(ends_in_time(&env, &running), "it outlived its lease");
+    running.signal(Signal::CONT);
+    running.wait().exits_with(79);
 }
 
 #[test]
@@ -163,23 +159,21 @@ fn with_on_lost_ignore_a_command_outlives_a_stopped_wrapper() {
 
 #[test]
 fn nothing_is_killed_while_one_of_both_stands_still_at_a_time() {
-    timed(|| {
-        let env = TestEnv::new();
-        let script = "READY; while [ ! -e end ]; do sleep 0.02; done; exit 3";
-        let running = start(&env, &["run", "--ttl", "1500ms"], script);
-        let watchdog = watchdog_of(&running);
-        // Longer than a lease, and than what is told to it in one.
-        stop(watchdog);
-        sleep(ms(2_000));
-        for pid in [running.pid(), watchdog].repeat(2) {
-            stop(pid);
-            cont(if pid == watchdog { running.pid() } else { watchdog });
-            sleep(ms(350));
-        }
-        cont(watchdog);
-        fs::write(env.path("end"), "").unwrap();
-        running.wait().exits_with(3).says_nothing();
-    });
+    let env = TestEnv::new();
+    let script = "READY; while [ ! -e end ]; do sleep 0.02; done; exit 3";
+    let running = start(&env, &["run", "--ttl", "1500ms"], script);
+    let watchdog = watchdog_of(&running);
+    // Longer than a lease, and than what is told to it in one.
+    stop(watchdog);
+    sleep(ms(2_000));
+    for pid in [running.pid(), watchdog].repeat(2) {
+        stop(pid);
+        cont(if pid == watchdog { running.pid() } else { watchdog });
+        sleep(ms(350));
+    }
+    cont(watchdog);
+    fs::write(env.path("end"), "").unwrap();
+    running.wait().exits_with(3).says_nothing();
 }
 
 /// As a container does that is frozen.
@@ -211,12 +205,10 @@ fn on_a_machine_that_slept(env: &TestEnv, words: &[&str]) -> Command {
 
 #[test]
 fn the_deadline_counts_on_the_clock_that_counts_sleep() {
-    timed(|| {
-        let env = TestEnv::new();
-        let words = [&["run"][..], &TERMS].concat();
-        let running = start_with(&env, on_a_machine_that_slept(&env, &words), STUBBORN);
-        assert!(ends_in_time(&env, &running), "it outlived its lease");
-    });
+    let env = TestEnv::new();
+    let words = [&["run"][..], &TERMS].concat();
+    let running = start_with(&env, on_a_machine_that_slept(&env, &words), STUBBORN);
+    assert!(ends_in_time(&env, &running), "it outlived its lease");
 }
 
 #[cfg(tenure_planted)]
@@ -259,7 +251,8 @@ while (now := time.clock_gettime_ns(time.CLOCK_BOOTTIME)) < until:
         env.start(env.tenure_run_command(words))
     };
     let mut wrappers: Vec<Running> = (0..8).map(|_| wrapper()).collect();
-    let mut stopped: Vec<Option<Pid>> = vec![None; wrappers.len()];
+    // Which process of each stands still, and until when.
+    let mut stopped: Vec<Option<(Pid, Duration)>> = vec![None; wrappers.len()];
     let (end, mut lost) = (now() + time, 0);
     while now() < end {
         let at = random(8) as usize;
@@ -269,18 +262,26 @@ while (now := time.clock_gettime_ns(time.CLOCK_BOOTTIME)) < until:
             lost += u32::from(ended.code() == Some(79));
             stopped[at] = None;
         }
-        match stopped[at].take() {
-            // It may have ended with its wrapper.
-            Some(pid) => drop(kill_process(pid, Signal::CONT)),
+        match stopped[at] {
+            Some((pid, until)) if until <= now() => {
+                // It may have ended with its wrapper.
+                let _ = kill_process(pid, Signal::CONT);
+                stopped[at] = None;
+            }
+            Some(_) => {}
             None => {
+                // Only one that holds the lock has a watchdog. Others are stopped at times.
                 let watchdog = children_of(wrappers[at].pid()).into_iter().find(|child| is_watchdog(*child));
-                let pid = watchdog.filter(|_| random(2) == 0).unwrap_or_else(|| wrappers[at].pid());
-                stopped[at] = kill_process(pid, Signal::STOP).is_ok().then_some(pid);
+                if watchdog.is_some() || random(200) == 0 {
+                    let pid = watchdog.filter(|_| random(3) == 0).unwrap_or_else(|| wrappers[at].pid());
+                    let until = now() + ms(random(2_000));
+                    stopped[at] = kill_process(pid, Signal::STOP).is_ok().then_some((pid, until));
+                }
             }
         }
-        sleep(ms(random(150)));
+        sleep(ms(random(20)));
     }
-    for pid in stopped.into_iter().flatten() {
+    for (pid, _) in stopped.into_iter().flatten() {
         let _ = kill_process(pid, Signal::CONT);
     }
     drop(wrappers);
@@ -298,13 +299,13 @@ while (now := time.clock_gettime_ns(time.CLOCK_BOOTTIME)) < until:
     times.sort_unstable();
     let closest = times.windows(2).map(|two| two[1].0 as i64 - two[0].1 as i64).min();
     println!("{} commands, {lost} lost, the closest two {:?} ns apart", times.len(), closest);
-    assert!(times.len() > 3 && lost > 0, "{} commands, {lost} lost", times.len());
+    assert!(times.len() > 2 && lost > 0, "{} commands, {lost} lost", times.len());
     assert!(closest > Some(0), "two commands at once: {closest:?} ns");
 }
 
 #[test]
 fn commands_of_wrappers_that_stand_still_at_random_never_overlap() {
-    timed(|| hunt(ms(9_000)));
+    hunt(ms(9_000));
 }
 
 /// `TENURE_STOPS` says for how many seconds.
@@ -318,35 +319,31 @@ fn commands_never_overlap_for_minutes() {
 /// The wrapper of these words is killed, and the next that waits with the same words begins soon.
 #[track_caller]
 pub(crate) fn killed(store: &str, words: &[&str]) {
-    timed(|| {
-        let env = TestEnv::new();
-        let words = [&words[..1], &["--store", store], &words[1..]].concat();
-        let mut next = env.tenure(&words);
-        let running = start(&env, &words, "trap '' TERM; READY; while :; do sleep 0.01; done");
-        let command = env.pid("up");
-        next.args(["x", "--", "sh", "-c", "touch next"]);
-        // A job is not waited for: it is tried again.
-        let waits = !words.contains(&"--once-per");
-        let waiter = waits.then(|| {
-            let waiter = env.start(next);
-            waiter.eventually("it waits", || {
-                env.run(env.tenure(["status", "--store", store, "x"])).code().is_some()
-            });
-            sleep(ms(300));
-            waiter
+    let env = TestEnv::new();
+    let words = [&words[..1], &["--store", store], &words[1..]].concat();
+    let mut next = env.tenure(&words);
+    let running = start(&env, &words, "trap '' TERM; READY; while :; do sleep 0.01; done");
+    let command = env.pid("up");
+    next.args(["x", "--", "sh", "-c", "touch next"]);
+    // A job is not waited for: it is tried again.
+    let waits = !words.contains(&"--once-per");
+    let waiter = waits.then(|| {
+        let waiter = env.start(next);
+        waiter.eventually("it waits", || {
+            env.run(env.tenure(["status", "--store", store, "x"])).code().is_some()
         });
-        running.signal(Signal::KILL);
-        let killed = now();
-        let retry = || env.run(env.tenure(words.iter().copied().chain(["x", "--", "touch", "next"])));
-        eventually("the next begins", SOON, || {
-            (waits || retry().code() == Some(0)) && env.path("next").exists()
-        });
-        let took = now() - killed;
-        assert!(!is_alive(command), "the command lives on");
-        println!("{words:?}: the next began {took:?} after the kill");
-        in_time(took, ms(if waits { 500 } else { 1_000 }));
-        waiter.into_iter().for_each(|waiter| drop(waiter.wait().exits_with(0)));
+        sleep(ms(300));
+        waiter
     });
+    running.signal(Signal::KILL);
+    let killed = now();
+    let retry = || env.run(env.tenure(words.iter().copied().chain(["x", "--", "touch", "next"])));
+    eventually("the next begins", SOON, || (waits || retry().code() == Some(0)) && env.path("next").exists());
+    let took = now() - killed;
+    assert!(!is_alive(command), "the command lives on");
+    println!("{words:?}: the next began {took:?} after the kill");
+    in_time(took, ms(if waits { 500 } else { 1_000 }));
+    waiter.into_iter().for_each(|waiter| drop(waiter.wait().exits_with(0)));
 }
 
 #[test]
