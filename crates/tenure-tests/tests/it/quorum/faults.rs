@@ -281,8 +281,8 @@ fn nodes_that_have_started_empty_let_nobody_in_beside_the_holder() {
     // Both at once: one after the other, the holder takes it again at the first before the second
     // is gone.
     nodes[1].kill();
-    nodes[0].restart();
     let started = Instant::now();
+    nodes[0].restart();
     nodes[1].restart();
     // Two of three have forgotten the lock, and its holder may not know yet.
     let mut refused = 0;
