@@ -89,6 +89,7 @@ fn whatever_comes_in_is_read_or_refused_and_both_readers_agree_where_it_ends() {
         "waiting",
         "places",
         "mismatch",
+        "nolock",
         OWNER,
         "$1\r\n7\r\n",
         "MOVED",

@@ -141,12 +141,16 @@ impl fmt::Debug for Holder {
     }
 }
 
+/// The earliest time that a token can tell, in microseconds: September 2001. The counters of etcd
+/// and ZooKeeper stay below.
+const EARLIEST_US: u64 = 1_000_000_000_000_000;
+
 impl Holder {
     /// Since when it holds, for people: clocks may differ. A token tells the moment of the grant,
     /// or, where the kind keeps a queue, of the place in it, as of a waiter. It is by the store's
     /// clock, and on a quorum by that of the process that asked. What is kept without a token was
     /// granted at once: there it is when the owner was [made](Owner::made_at). `None` for another
-    /// program.
+    /// program, and on etcd and ZooKeeper, whose tokens count and tell no time.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -159,6 +163,8 @@ impl Holder {
     pub fn since(&self) -> Option<SystemTime> {
         match self.fence {
             0 => self.owner.as_ref()?.made_at(),
+            // A count of grants.
+            ..EARLIEST_US => None,
             fence => Some(UNIX_EPOCH + Duration::from_micros(fence)),
         }
     }
@@ -203,13 +209,22 @@ pub(crate) fn foreign(kind: Kind, value: &[u8]) -> String {
     let text = std::str::from_utf8(value).ok();
     let type_of_key = text.and_then(|text| text.strip_prefix('(')?.strip_suffix(')'));
     match (kind, type_of_key) {
-        (Kind::Reentrant, _) => "a hash".to_owned(),
-        (_, Some("zset")) => "a sorted set".to_owned(),
-        (_, Some(name @ ("hash" | "list" | "set" | "stream"))) => format!("a {name}"),
+        (Kind::Reentrant, _) => of_type("hash"),
+        (_, Some(name @ ("hash" | "list" | "set" | "stream" | "zset"))) => of_type(name),
         // A store shows the first 1,024 bytes.
         _ if value.len() >= 1_024 => "a string of 1024 bytes or more".to_owned(),
         _ if value.len() == 1 => "a string of 1 byte".to_owned(),
         _ => format!("a string of {} bytes", value.len()),
+    }
+}
+
+/// A key of this type, as Redis names it.
+pub(crate) fn of_type(name: &str) -> String {
+    match name {
+        "zset" => "a sorted set".to_owned(),
+        "hash" | "list" | "set" | "stream" | "string" => format!("a {name}"),
+        // Of a module, as `ReJSON-RL`.
+        name => format!("a key of type {name}"),
     }
 }
 
@@ -285,5 +300,25 @@ impl Listing {
             self.page = locks.into_iter();
             self.next = next;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_count_of_grants_tells_no_time() {
+        let owner = Owner::new("a").expect("an owner");
+        let since = |fence: u64| {
+            let value = format!("{owner}#{fence}").into_bytes();
+            holder(Kind::Mutex, Holding { value, left_ms: None, weight: 1 }).since()
+        };
+        // The largest that a ZooKeeper of a hundred thousand elections counts.
+        for fence in [1, 7_000, 100_000 << 32] {
+            assert_eq!(since(fence), None, "{fence}");
+        }
+        let micros = 1_800_000_000_000_000;
+        assert_eq!(since(micros), Some(UNIX_EPOCH + Duration::from_micros(micros)));
     }
 }

@@ -349,6 +349,11 @@ pub enum Answer {
         /// How much it lets in, where that is the difference.
         capacity: Option<u32>,
     },
+    /// A key of a type that no lock has stands at this name: an acquisition is not to wait for it.
+    NoLock {
+        /// The type as the store names it: `list`.
+        type_name: String,
+    },
     /// The proposed ballot is not above what this node has stored.
     Behind {
         /// What it has stored.

@@ -122,13 +122,15 @@ impl<'a> Count<'a> {
             || self.all(|word| matches!(word, Vote::Pending | Vote::Silent { maybe: true })) > 0
     }
 
-    /// Another kind that stands at so many members that nothing else can have a majority.
+    /// Another kind, or no lock, that stands at so many members that nothing else can have a
+    /// majority.
     fn mismatch(&self) -> Option<Decision> {
+        let is_other = |answer: &Answer| matches!(answer, Answer::Mismatch { .. } | Answer::NoLock { .. });
         let other = self.words.iter().find_map(|word| match word {
-            Vote::Said(answer @ Answer::Mismatch { .. }) => Some(answer),
+            Vote::Said(answer) if is_other(answer) => Some(answer),
             _ => None,
         })?;
-        let stops = self.stops(self.said(|answer| matches!(answer, Answer::Mismatch { .. })));
+        let stops = self.stops(self.said(is_other));
         stops.then(|| Decision::Is(other.clone()))
     }
 

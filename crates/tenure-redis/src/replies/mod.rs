@@ -131,7 +131,7 @@ fn read_queue(answer: &[u8], rest: &[Value], op: &Op) -> Option<Read> {
         _ => 0,
     };
     let own = match answer {
-        b"held" => 1,
+        b"held" | b"nolock" => 1,
         b"waiting" | b"growing" | b"busy" => 2,
         b"found" => 5,
         b"places" => 2 + places,
@@ -181,6 +181,7 @@ fn read_common(answer: &[u8], rest: &[Value]) -> Option<Answer> {
         (b"mismatch", [kind, capacity]) => {
             Answer::Mismatch { kind: self::kind(kind)?, capacity: Some(number(capacity)?.try_into().ok()?) }
         }
+        (b"nolock", [type_name]) => Answer::NoLock { type_name: text(type_name)? },
         (b"behind", [ballot]) => Answer::Behind { ballot: number(ballot)? },
         (b"ahead", []) => Answer::Ahead,
         _ => return None,
@@ -299,6 +300,7 @@ mod tests {
                 vec![bulk("mismatch"), bulk("reentrant mutex")],
                 Answer::Mismatch { kind: Kind::Reentrant, capacity: None },
             ),
+            (vec![bulk("nolock"), bulk("list")], Answer::NoLock { type_name: "list".into() }),
             (vec![bulk("behind"), bulk("9")], Answer::Behind { ballot: 9 }),
             (vec![bulk("ahead")], Answer::Ahead),
         ] {

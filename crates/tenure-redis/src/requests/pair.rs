@@ -175,6 +175,7 @@ impl Pairs {
                 let left = left_ms.map_or(LONGEST, Duration::from_millis);
                 self.recent().found_busy(name, now + left.clamp(BUSY, LONGEST));
             }
+            Answer::NoLock { .. } => self.recent().found_busy(name, now + BUSY),
             Answer::Held { .. } => self.recent().found_held(name, now + BUSY),
             _ => {}
         }

@@ -13,39 +13,39 @@ pub(crate) struct Script {
 /// The mutex machine.
 pub(crate) static MUTEX: Script = Script {
     text: include_str!("../scripts/mutex.lua"),
-    sha: "ea867f5d1ed5a4d49881e1867c1313162b0720e9",
+    sha: "37d7153695fa3877066f9e3f7eb6d6cd1f44cdd8",
     guarded: Some(&GUARDED_MUTEX),
 };
 
 static GUARDED_MUTEX: Script = Script {
     text: concat!(include_str!("../scripts/grace.lua"), include_str!("../scripts/mutex.lua")),
-    sha: "6b0744a52445f4864f9e121b4c539a5cb5716f44",
+    sha: "30a4d7aea0f9fa99f2f67f2cf0b902693fb7ff1f",
     guarded: None,
 };
 
 /// The reentrant machine.
 pub(crate) static REENTRANT: Script = Script {
     text: include_str!("../scripts/reentrant.lua"),
-    sha: "6beb9300693bc02933539eb5bf4ba700fd4da5b6",
+    sha: "2f821576efbc787bc440ea51407279639b294cf0",
     guarded: Some(&GUARDED_REENTRANT),
 };
 
 static GUARDED_REENTRANT: Script = Script {
     text: concat!(include_str!("../scripts/grace.lua"), include_str!("../scripts/reentrant.lua")),
-    sha: "877fadeacabe6aff94f8fa4b273ba0afeb5fc614",
+    sha: "d2343be2f796d9f93db5296c83142f3273378ea5",
     guarded: None,
 };
 
 /// The queue machine.
 pub(crate) static QUEUE: Script = Script {
     text: include_str!("../scripts/queue.lua"),
-    sha: "a96b4eee3bb936dd199d531b24a405a0f5869d26",
+    sha: "01722bc5a0bd7818b2cfa3dc7c7e479aebf8c8d5",
     guarded: Some(&GUARDED_QUEUE),
 };
 
 static GUARDED_QUEUE: Script = Script {
     text: concat!(include_str!("../scripts/grace.lua"), include_str!("../scripts/queue.lua")),
-    sha: "d6bdcece03ba5c4ab64610174158d7d6c54074fe",
+    sha: "4d3e1b4fe81db902e582dcc2979206b672f6ea90",
     guarded: None,
 };
 

@@ -402,7 +402,8 @@ impl Ask<'_> {
         }
     }
 
-    /// A mismatch for a kind of this library, busy for a foreign value.
+    /// A mismatch for a kind of this library, busy for a foreign value. An acquisition does not
+    /// wait for what no lock library writes.
     async fn other_kind(&self) -> Result<Answer, Failure> {
         let key = self.key();
         let (kind, left) = join(self.ask(&["TYPE", key]), self.ask(&["PTTL", key])).await;
@@ -410,10 +411,12 @@ impl Ask<'_> {
             Value::SimpleString(kind) => kind,
             _ => return Err(self.nonsense()),
         };
+        let mut may_be_lock = kind == "hash";
         let mismatch = match &*kind {
-            "none" => return Err(changed()),
+            "none" | "string" => return Err(changed()),
             "zset" => {
                 let first = answered(self.pipeline, self.ask(&["ZRANGE", key, "0", "0"]).await?)?;
+                may_be_lock = is_queue(&first);
                 header(&first)
             }
             "hash" => {
@@ -425,6 +428,9 @@ impl Ask<'_> {
         };
         Ok(match mismatch {
             Some((kind, capacity)) => Answer::Mismatch { kind, capacity },
+            None if matches!(self.op.verb, Verb::Acquire { .. }) && !may_be_lock => {
+                Answer::NoLock { type_name: kind }
+            }
             None => {
                 let left_ms = replies::left(&answered(self.pipeline, left?)?).ok_or_else(changed)?;
                 Answer::Busy { holder: format!("({kind})"), left_ms }
@@ -442,11 +448,20 @@ impl Ask<'_> {
 /// The kind of queue that a sorted set is, if this library wrote it: `#1:KIND:CAPACITY`, with a `=`
 /// before a capacity that was set.
 fn header(first: &Value) -> Option<(Kind, Option<u32>)> {
-    let Value::Array(first) = first else { return None };
-    let header = std::str::from_utf8(bytes(first.first()?)?).ok()?;
-    let (kind, capacity) = header.strip_prefix("#1:")?.split_once(':')?;
+    let (kind, capacity) = member(first)?.strip_prefix("#1:")?.split_once(':')?;
     let capacity = capacity.strip_prefix('=').unwrap_or(capacity);
     Some((kind.parse().ok()?, Some(capacity.parse().ok()?)))
+}
+
+/// Whether a sorted set is a queue of this or a later version.
+fn is_queue(first: &Value) -> bool {
+    let version = member(first).and_then(|first| first.strip_prefix('#')?.split_once(':'));
+    version.is_some_and(|(digits, _)| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+fn member(first: &Value) -> Option<&str> {
+    let Value::Array(first) = first else { return None };
+    std::str::from_utf8(bytes(first.first()?)?).ok()
 }
 
 fn found(value: Vec<u8>, left_ms: Option<u64>) -> Answer {

@@ -13,7 +13,7 @@
 --        where the answer is one of
 --        held token [new]      busy holder left_ms     free       released [unheard]
 --        found mutex holder left_ms unheard            mismatch kind [capacity]
---        behind ballot         ahead
+--        nolock type           behind ballot         ahead
 --        new:     its token was counted for this request
 --        left_ms: -1 where there is no TTL
 --        holder:  the value, its first 1024 bytes; of a hash its only field; of anything else the type, as (list)
@@ -32,11 +32,15 @@ if type(value) == 'table' then
     return value
   end
   -- other_kind: a mismatch where tenure wrote it, busy where it is foreign. A client that looks, or
-  -- ends it, asks again by its kind.
+  -- ends it, asks again by its kind. What may_be_lock is waited for: a hash, as Redisson writes it,
+  -- and the queue of a later version.
   local type, other, capacity = redis.call('TYPE', lock).ok, nil, nil
+  local may_be_lock = type == 'hash'
   value = '(' .. type .. ')'
   if type == 'zset' then
-    other, capacity = string.match(redis.call('ZRANGE', lock, 0, 0)[1], '^#1:([%a -]+):=?(%d+)$')
+    local first = redis.call('ZRANGE', lock, 0, 0)[1]
+    other, capacity = string.match(first, '^#1:([%a -]+):=?(%d+)$')
+    may_be_lock = string.match(first, '^#%d+:')
   elseif type == 'hash' then
     if verb == 'inspect' or verb == 'release' and ARGV[5] ~= 'mine' or (tonumber(redis.call('HGET', lock, '#fence') or '') or 0) > 0 then
       other = 'reentrant mutex'
@@ -47,6 +51,8 @@ if type(value) == 'table' then
   end
   if other then
     value, theirs = nil, { owner, request, 'mismatch', other, capacity }
+  elseif verb == 'acquire' and not may_be_lock then
+    theirs = { owner, request, 'nolock', type }
   end
 elseif value and string.sub(value, 1, #owner) == owner then
   if #value == #owner then

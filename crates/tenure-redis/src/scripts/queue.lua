@@ -30,7 +30,7 @@
 --        longer; where the answer is one of
 --        held token            waiting ticket retry_in_ms      busy holder left_ms        free        released        resized
 --        growing token retry_in_ms
---        places mark retry_in_ms ticket...                     mismatch kind [capacity]
+--        places mark retry_in_ms ticket...                     mismatch kind [capacity]                          nolock type
 --        found kind capacity { holder, left_ms, weight ... } { waiter, left_ms, weight ... } unlisted
 --        behind each of them, and only if it is so: more, where the script stopped at its bound, so that it has to be
 --        asked again at once; and why those who hold now could not be told
@@ -102,12 +102,13 @@ if top[1] ~= header and (top[1] or top.err) then
   if top.err and string.sub(top.err, 1, 9) ~= 'WRONGTYPE' then
     return top
   end
-  local type, kind, holder = call('TYPE', lock).ok, 'mutex', nil
+  local type, kind, holder, may_be_lock = call('TYPE', lock).ok, 'mutex', nil, true
   if type == 'zset' then
     local ours, set, of = string.match(top[1], '^#1:([%a -]+):(=?)(%d+)$')
     local is_set = set == '='
     if not ours then
-      holder = '(zset)'
+      -- A later version's queue may be a lock.
+      holder, may_be_lock = '(zset)', string.match(top[1], '^#%d+:')
     elseif looks or (is_set or follows) and ours == string.match(header, '^#1:(.+):') then
       header, capacity, follows = top[1], tonumber(of), follows or is_set
     else
@@ -132,9 +133,11 @@ if top[1] ~= header and (top[1] or top.err) then
       holder = string.sub(field, 1, 1) ~= '#' and field or '(hash)'
     end
   else
-    holder = '(' .. type .. ')'
+    holder, may_be_lock = '(' .. type .. ')', false
   end
-  if holder and not looks then
+  if verb == 'acquire' and not may_be_lock then
+    return { owner, request, 'nolock', type }
+  elseif holder and not looks then
     return { owner, request, 'busy', holder, call('PTTL', lock) }
   elseif type ~= 'zset' or holder then
     return { owner, request, 'mismatch', kind }

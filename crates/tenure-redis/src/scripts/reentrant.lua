@@ -67,9 +67,13 @@ if not count or looks then
     -- other_kind: a mismatch where tenure wrote it, busy where it is foreign. A client that looks,
     -- or ends it, asks again by its kind.
     local kind, capacity, holder = 'mutex', nil, '(' .. type .. ')'
+    local may_be_lock = type == 'string'
     if type == 'zset' then
-      kind, capacity = string.match(call('ZRANGE', lock, 0, 0)[1], '^#1:([%a -]+):=?(%d+)$')
+      local first = call('ZRANGE', lock, 0, 0)[1]
+      kind, capacity = string.match(first, '^#1:([%a -]+):=?(%d+)$')
       kind, holder = kind or 'mutex', not kind and holder
+      -- A later version's queue.
+      may_be_lock = string.match(first, '^#%d+:')
     elseif type == 'string' then
       holder = call('GETRANGE', lock, 0, 1023)
       local who, host, id, rest = string.match(holder, '^([%w._%%:/-]*)@([%w._-]*):%d+/([0-9a-f]+)(.*)$')
@@ -77,7 +81,9 @@ if not count or looks then
         holder = nil
       end
     end
-    if holder and not looks then
+    if holder and verb == 'acquire' and not may_be_lock then
+      return { owner, request, 'nolock', type }
+    elseif holder and not looks then
       return { owner, request, 'busy', holder, left_ms }
     end
     return { owner, request, 'mismatch', kind, capacity }

@@ -303,6 +303,44 @@ fn a_forced_release_leaves_what_is_no_lock_of_this_library() {
 }
 
 #[test]
+fn keys_that_are_no_locks_are_not_waited_for() {
+    let server = Server::start();
+    let locks = locks(&server.url());
+    server.command(&["RPUSH", "list", "a"]);
+    server.command(&["SADD", "set", "a"]);
+    server.command(&["ZADD", "zset", "1", "a"]);
+    server.command(&["XADD", "stream", "*", "a", "b"]);
+    let me = Owner::new("me").expect("an owner");
+    for (name, what) in
+        [("list", "a list"), ("set", "a set"), ("zset", "a sorted set"), ("stream", "a stream")]
+    {
+        let before = server.command(&["DUMP", name]);
+        for error in [
+            block_on(locks.mutex(name).expect("a name").lock()).map(drop),
+            block_on(locks.reentrant_mutex(name, &me).expect("a name").lock()).map(drop),
+            block_on(locks.fair_mutex(name).expect("a name").lock()).map(drop),
+            block_on(locks.rwlock(name).expect("a name").write()).map(drop),
+            block_on(locks.semaphore(name, 2).expect("a name").acquire()).map(drop),
+        ] {
+            let error = error.expect_err(name);
+            let expected = format!("`{name}` is not a lock of tenure: it is {what}");
+            assert!(error.is_mismatch() && error.to_string().ends_with(&expected), "{error}");
+        }
+        assert_eq!(server.command(&["DUMP", name]), before);
+    }
+    // One that becomes such a key while it is waited for.
+    server.command(&["SET", "x", "another client", "PX", "60000"]);
+    let waiting = std::thread::spawn({
+        let mutex = locks.mutex("x").expect("a name");
+        move || block_on(mutex.lock()).map(drop)
+    });
+    eventually("it waits", Duration::from_secs(10), || locks.metrics().total().waiting == 1);
+    server.command(&["DEL", "x"]);
+    server.command(&["RPUSH", "x", "a"]);
+    assert!(waiting.join().expect("no panic").expect_err("no lock").is_mismatch());
+}
+
+#[test]
 fn a_listing_walks_over_thousands_of_keys() {
     let server = Server::start();
     server.command(&["EVAL", "for i = 1, 3000 do redis.call('SET', 'many:' .. i, 'token') end", "0"]);

@@ -30,22 +30,24 @@ const KEYS: [&str; 6] = ["plain", "{tag}ged", "a}b", "sp ace", "ümlaut", "{}"];
 fn the_mutex_in_lua_answers_as_the_one_in_rust() {
     let mut bench = Bench::new(Subject::Mutex, 4, 7);
     bench.run();
-    bench.has_seen(&["Ahead", "Behind", "Busy", "Found", "Free", "Held", "Mismatch", "Released"]);
+    bench.has_seen(&["Ahead", "Behind", "Busy", "Found", "Free", "Held", "Mismatch", "NoLock", "Released"]);
 }
 
 #[test]
 fn the_reentrant_machine_in_lua_answers_as_the_one_in_rust() {
     let mut bench = Bench::new(Subject::Reentrant, 3, 11);
     bench.run();
-    bench.has_seen(&["Busy", "Found", "Free", "Held", "Mismatch", "Released", "Released 1"]);
+    bench.has_seen(&["Busy", "Found", "Free", "Held", "Mismatch", "NoLock", "Released", "Released 1"]);
 }
 
 #[test]
 fn the_queue_in_lua_answers_as_the_one_in_rust() {
     let mut bench = Bench::new(Subject::Queue, 7, 19);
     bench.run();
-    let all =
-        ["Busy", "Found", "Free", "Granted", "Held", "Mismatch", "Places", "Released", "Resized", "Waiting"];
+    let all = [
+        "Busy", "Found", "Free", "Granted", "Held", "Mismatch", "NoLock", "Places", "Released", "Resized",
+        "Waiting",
+    ];
     bench.has_seen(&all);
     bench.has_seen(&["Growing", "Grown", "More asked than there is", "Set and free", "Ended", "Passed"]);
 }
@@ -423,6 +425,16 @@ impl Bench {
                 self.seen.insert("More asked than there is".to_owned());
             }
             let reply = reply.expect("an answer");
+            // The Rust machines, which have no such types, take the text that stands for one for a
+            // foreign holder.
+            let answer = match (answer, &op.verb) {
+                (Answer::Busy { holder, .. }, Verb::Acquire { .. })
+                    if holder.starts_with('(') && holder != "(hash)" =>
+                {
+                    Answer::NoLock { type_name: holder[1..holder.len() - 1].to_owned() }
+                }
+                (answer, _) => answer,
+            };
             assert_eq!(reply, answer, "{op:?} at {now:?} on {before:?}");
             self.note(*key, &answer, wake.as_ref());
             if let LockSpec::Queue(_) = op.rule {

@@ -18,6 +18,7 @@ use crate::options::Options;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, Fence, Kind, Liveness, LockSpec, Verb, lease};
+use crate::status::of_type;
 use crate::store::Failure;
 
 /// Who wants what: one acquisition.
@@ -169,6 +170,10 @@ impl Acquisition {
                 }
                 Ok(Answer::Mismatch { kind, capacity }) => {
                     (Outcome::Refused(self.mismatch(kind, capacity)), false)
+                }
+                Ok(Answer::NoLock { type_name }) => {
+                    let error = Error::no_lock(&self.name, engine.store.url(), &of_type(&type_name));
+                    (Outcome::Refused(error), false)
                 }
                 Ok(answer) => (Outcome::Refused(self.engine.nonsense(&self.name, &answer)), true),
                 Err(failure @ Failure::Unknown(_)) => (Outcome::Silent(failure), true),

@@ -43,7 +43,7 @@ pub(super) fn of_lock(answer: &Answer) -> &'static str {
         Answer::Resized => "resized",
         Answer::Places { .. } => "places",
         Answer::Found(_) => "found",
-        Answer::Mismatch { .. } => "mismatch",
+        Answer::Mismatch { .. } | Answer::NoLock { .. } => "mismatch",
         Answer::More(answer) => of_lock(answer),
         // Only members of quorums answer so.
         Answer::Behind { .. } | Answer::Ahead => "refused",

@@ -476,9 +476,8 @@ fn every_kind_of_ours_is_listed_and_another_kind_is_named() {
     let other =
         block_on(locks.semaphore("app:sem", 4).expect("a name").try_acquire()).expect_err("5 permits");
     assert!(other.is_mismatch() && other.to_string().contains('5'), "{other}");
-    assert!(
-        block_on(locks.fair_mutex("app:foreign").expect("a name").try_lock()).expect("an answer").is_none()
-    );
+    let other = block_on(locks.fair_mutex("app:foreign").expect("a name").lock()).expect_err("no lock");
+    assert!(other.is_mismatch() && other.to_string().ends_with("a sorted set"), "{other}");
 }
 
 /// Waits until a client listens.

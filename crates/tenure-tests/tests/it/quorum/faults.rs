@@ -59,6 +59,18 @@ fn nodes_without_memory_give_no_lock_and_take_back_what_they_gave() {
 }
 
 #[test]
+fn what_is_no_lock_at_most_nodes_is_not_waited_for() {
+    let nodes = Nodes::new(3);
+    let locks = locks(&nodes.url(), Options::new());
+    nodes[0].command(&["RPUSH", "x", "a"]);
+    drop(held(&locks, "x").expect("a majority"));
+    nodes[1].command(&["RPUSH", "y", "a"]);
+    nodes[2].command(&["RPUSH", "y", "a"]);
+    let error = block_on(locks.mutex("y").expect("a name").lock()).expect_err("no lock");
+    assert!(error.is_mismatch() && error.to_string().ends_with("a list"), "{error}");
+}
+
+#[test]
 fn a_silent_node_costs_one_call_its_time_and_no_more() {
     let nodes = Nodes::new(3);
     let proxy = Proxy::start(nodes[2].address());
