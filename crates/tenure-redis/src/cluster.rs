@@ -181,6 +181,11 @@ impl Store for Cluster {
         if keys::share_a_slot(rule, name.as_str()) { Ok(()) } else { Err(TWO_SLOTS) }
     }
 
+    fn shard(&self, name: &LockName) -> Option<String> {
+        let (member, _) = self.0.map().owner(keys::slot(name.as_str()))?;
+        Some(member.address.to_string())
+    }
+
     fn declare_ttl(&self, _ttl: Duration) {}
 
     fn settled(&self) -> BoxFuture<'static, ()> {

@@ -100,6 +100,11 @@ pub trait Decorator: fmt::Debug + Send + Sync + 'static {
         self.inner().supports(rule, name)
     }
 
+    /// As [`Store::shard`].
+    fn shard(&self, name: &LockName) -> Option<String> {
+        self.inner().shard(name)
+    }
+
     /// As [`Store::declare_ttl`].
     fn declare_ttl(&self, ttl: Duration) {
         self.inner().declare_ttl(ttl);
@@ -200,6 +205,10 @@ impl<D: Decorator> Store for D {
 
     fn supports(&self, rule: LockSpec, name: &LockName) -> Result<(), &'static str> {
         Decorator::supports(self, rule, name)
+    }
+
+    fn shard(&self, name: &LockName) -> Option<String> {
+        Decorator::shard(self, name)
     }
 
     fn declare_ttl(&self, ttl: Duration) {

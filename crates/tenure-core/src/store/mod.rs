@@ -184,6 +184,14 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// The reason, as the end of the sentence "it cannot, because".
     fn supports(&self, rule: LockSpec, name: &LockName) -> Result<(), &'static str>;
 
+    /// Which of its servers keeps this name, where they fail one by one: one that is silent says
+    /// nothing of the others.
+    ///
+    /// What wraps a store has to forward it.
+    fn shard(&self, _name: &LockName) -> Option<String> {
+        None
+    }
+
     /// Declares the ttl of the leases that this client will request. A request may ask for less:
     /// `max_hold` clips its own. A quorum must know it, because a member that restarts may have
     /// forgotten the lease of another client.

@@ -20,8 +20,9 @@ pub(crate) struct Flights {
     by_name: Mutex<BTreeMap<LockName, Arc<Flight>>>,
     /// When a busy lock may next be tried for a value that is there already.
     tried: Mutex<BTreeMap<LockName, Moment>>,
-    /// The store did not answer: until then only one caller asks.
-    silent_until: Mutex<Option<Moment>>,
+    /// The [shards](crate::store::Store::shard) that did not answer: until then only one caller
+    /// asks each of them.
+    silent_until: Mutex<BTreeMap<Option<String>, Moment>>,
 }
 
 /// One name, for as long as a task of this process needs it.
@@ -102,24 +103,34 @@ impl Flights {
         tried.insert(name.clone(), now + TRY_AGAIN);
     }
 
-    /// Whether the store is to be asked: not right after it has not answered, but by one caller now
-    /// and then.
-    pub(crate) fn may_ask(&self, now: Moment) -> bool {
+    /// Whether the store is to be asked about this name: not right after it has not answered, but by
+    /// one caller now and then.
+    pub(crate) fn may_ask(&self, engine: &Engine, name: &LockName) -> bool {
         let mut silent_until = lock(&self.silent_until);
-        match *silent_until {
-            Some(until) if now < until => false,
-            Some(_) => {
-                *silent_until = Some(now + SILENCE);
+        if silent_until.is_empty() {
+            return true;
+        }
+        let now = engine.now();
+        match silent_until.get_mut(&engine.store.shard(name)) {
+            Some(until) if now < *until => false,
+            Some(until) => {
+                *until = now + SILENCE;
                 true
             }
             None => true,
         }
     }
 
-    /// Takes in whether the store has answered. A refusal is an answer, about one name perhaps.
-    pub(crate) fn heard<T>(&self, answer: &Result<T>, now: Moment) {
+    /// Takes in whether the store has answered about this name. A refusal is an answer, about one
+    /// name perhaps.
+    pub(crate) fn heard<T>(&self, answer: &Result<T>, engine: &Engine, name: &LockName) {
         let is_silent = matches!(answer, Err(error) if error.is_unreachable() || error.is_unknown());
-        *lock(&self.silent_until) = is_silent.then(|| now + SILENCE);
+        let mut silent_until = lock(&self.silent_until);
+        if is_silent {
+            silent_until.insert(engine.store.shard(name), engine.now() + SILENCE);
+        } else if !silent_until.is_empty() {
+            silent_until.remove(&engine.store.shard(name));
+        }
     }
 }
 

@@ -476,13 +476,13 @@ impl Cache {
 
     /// What the record says now.
     async fn seen<T: CacheValue>(&self) -> Result<Sight<T>> {
-        let flights = &self.record.lock.home.flights;
-        let engine = self.record.engine();
-        if !flights.may_ask(engine.now()) {
+        let (lock, engine) = (&self.record.lock, self.record.engine());
+        let flights = &lock.home.flights;
+        if !flights.may_ask(engine, &lock.full) {
             return Err(Error::silent_lately(self.name(), engine.store.url()));
         }
         let seen = self.record.read().await;
-        flights.heard(&seen, engine.now());
+        flights.heard(&seen, engine, &lock.full);
         let seen = seen?;
         let sight = self.look(seen.record.as_ref(), seen.now_us);
         self.record.count(match sight {
@@ -570,7 +570,7 @@ impl Cache {
             };
             // Only a caller that goes on to ask may take the turn to ask a silent store. One that
             // computes alone would take it each second, and the store would never be asked.
-            if matches!(how, How::WithStore) && !lock.home.flights.may_ask(engine.now()) {
+            if matches!(how, How::WithStore) && !lock.home.flights.may_ask(engine, &lock.full) {
                 how = self.without(Error::silent_lately(self.name(), engine.store.url()))?;
             }
             if let How::Alone = how {
@@ -578,7 +578,7 @@ impl Cache {
             }
             let look = || async move { if insists { Ok(None) } else { self.there().await } };
             let taken = take_turn(lock, until, look).await;
-            lock.home.flights.heard(&taken, engine.now());
+            lock.home.flights.heard(&taken, engine, &lock.full);
             match taken {
                 Ok(Turn::Found(value)) => return Ok(Ok(value)),
                 Ok(Turn::Granted(guard)) => return self.compute(&flight, Some(guard), fill).await,

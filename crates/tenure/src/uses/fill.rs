@@ -163,12 +163,12 @@ impl Fill {
             };
             let guard = if is_late {
                 None
-            } else if !lock.home.flights.may_ask(engine.now()) {
+            } else if !lock.home.flights.may_ask(engine, &lock.full) {
                 self.without(Error::silent_lately(self.name(), engine.store.url()))?
             } else {
                 let look = || async { Ok(get().await.transpose()) };
                 let taken = take_turn(lock, until, look).await;
-                lock.home.flights.heard(&taken, engine.now());
+                lock.home.flights.heard(&taken, engine, &lock.full);
                 match taken {
                     Ok(Turn::Found(found)) => return Ok(found),
                     // `get` was asked beside the lock, and may have looked before its last

@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 use futures_util::FutureExt;
 use futures_util::future::{Either, join, join_all, pending, select};
 use tenure::{Entry, Locks, Outage, Overdue};
-use tenure_testkit::servers::Server;
-use tenure_testkit::timed::in_time;
+use tenure_testkit::servers::{Cluster, Server};
 use tokio::sync::{Notify, Semaphore};
 
 use super::{eventually, everywhere, on};
@@ -426,6 +425,26 @@ fn processes_whose_readers_never_rest_notice_that_their_store_is_back() {
         for reader in join_all(readers).await {
             reader.expect("no panic");
         }
+    });
+}
+
+#[test]
+fn one_silent_node_of_a_cluster_says_nothing_of_the_others() {
+    let cluster = Cluster::start().calm();
+    on(async {
+        let locks = Locks::open(&cluster.url()).expect("a URL");
+        let caches = [0, 1].map(|node| locks.cache(cluster.key_at(node, "v")).expect("a name"));
+        for cache in &caches {
+            let filled = cache.get_or_compute(MINUTE, async || Ok::<_, Failed>("kept".to_owned())).await;
+            assert_eq!(filled.expect("an answer").expect("a value"), "kept");
+        }
+        cluster.nodes()[0].stop();
+        let silent = caches[0].get::<String>().await.expect_err("no answer");
+        assert!(silent.is_unreachable() || silent.is_unknown(), "{silent}");
+        let lately = caches[0].get::<String>().await.expect_err("no answer a moment ago");
+        assert!(lately.to_string().contains("a moment ago"), "{lately}");
+        assert_eq!(caches[1].get::<String>().await.expect("an answer").as_deref(), Some("kept"));
+        cluster.nodes()[0].cont();
     });
 }
 
