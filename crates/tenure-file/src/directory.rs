@@ -125,12 +125,18 @@ pub(super) enum HolderState {
 impl Directory {
     /// Opens the directory, and creates it where it is missing.
     pub(super) fn open(path: &Path) -> Result<Self, Failure> {
-        let create = DirBuilder::new().recursive(true).mode(0o700).create(path);
-        create.map_err(|error| failed("open or create the directory", path, errno(&error)))?;
-        crash_point();
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
-        let dir = rustix::fs::open(path, flags, Mode::empty())
-            .map_err(|errno| failed("open the directory", path, errno))?;
+        let open = || rustix::fs::open(path, flags, Mode::empty());
+        let dir = match open() {
+            Err(Errno::NOENT) => {
+                let create = DirBuilder::new().recursive(true).mode(0o700).create(path);
+                create.map_err(|error| failed("create the directory", path, errno(&error)))?;
+                crash_point();
+                open()
+            }
+            opened => opened,
+        };
+        let dir = dir.map_err(|errno| failed("open the directory", path, errno))?;
         let guard_path = path.join(GUARD);
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let guard = openat(&dir, GUARD, flags, MODE)

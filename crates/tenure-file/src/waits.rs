@@ -30,8 +30,6 @@ use tenure_core::planted::crash_point;
 const MOST: usize = 4_096;
 /// So long a process that was called is expected to ask, and no other is called.
 const ASKS_WITHIN_MS: u64 = 50;
-/// So many dead ones are passed over by one request.
-const DEAD: usize = 64;
 /// So many in front watch others.
 pub(super) const NEAR: usize = 2;
 
@@ -129,14 +127,11 @@ impl Waits {
             return None;
         }
         self.called = None;
-        for _ in 0..DEAD {
-            let Waiting { holder, .. } = self.waiting.pop_front()?;
-            if !is_dead(holder) {
-                self.called = Some((holder, now_ms));
-                return Some(holder);
-            }
-        }
-        None
+        // All dead ones at once, 4,096 at most: nobody would call the next before it looks by itself.
+        let Waiting { holder, .. } =
+            std::iter::from_fn(|| self.waiting.pop_front()).find(|waiting| !is_dead(waiting.holder))?;
+        self.called = Some((holder, now_ms));
+        Some(holder)
     }
 
     /// The lock is held: those who have come to the front and were not told yet.
@@ -240,6 +235,17 @@ mod tests {
         let (mut waits, [a, b, c]) = three();
         assert_eq!(waits.call(100, |holder| holder == a), Some(b));
         assert_eq!(waits.call(101, |holder| holder == b), Some(c));
+    }
+
+    #[test]
+    fn any_number_of_dead_is_passed_over_at_once() {
+        let mut waits = Waits::default();
+        (0..MOST as u64).for_each(|holder| waits.join(HolderId(holder), false));
+        let last = HolderId(MOST as u64 - 1);
+        assert_eq!(waits.call(100, |holder| holder != last), Some(last));
+        (0..200).for_each(|holder| waits.join(HolderId(holder), false));
+        assert_eq!(waits.call(200, |_| true), None);
+        assert!(waits.is_empty());
     }
 
     #[test]
