@@ -89,6 +89,9 @@ impl Locks {
     /// | `etcd://…`, `etcds://…`, with the feature `etcd` | on this etcd |
     /// | `zookeeper://…`, `zookeepers://…`, with the feature `zookeeper` | on this ZooKeeper |
     ///
+    /// In these schemes `+` and `-` mean the same (`redis+cluster://`), `sentinel://` is
+    /// `redis-sentinel://`, and `postgresql://` is `postgres://`.
+    ///
     /// `?acks=N` requires N replicas to confirm a grant and each renewal; `?restart-grace=30s` lets
     /// a server that restarted or was promoted grant nothing for that long. Both are explained
     /// [below](#terms-of-a-store).

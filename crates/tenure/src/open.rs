@@ -55,6 +55,56 @@ struct Entry {
     has_login: bool,
 }
 
+/// The scheme that was probably meant by one that no store takes.
+fn meant(scheme: &str) -> Option<&'static str> {
+    let scheme = scheme.to_ascii_lowercase();
+    let has = |part: &str| scheme.contains(part);
+    let is_tls = has("rediss") || has("valkeys") || has("tls") || has("ssl");
+    let is_redis = has("redis") || has("valkey");
+    Some(match () {
+        () if has("sentinel") => {
+            if is_tls {
+                "rediss-sentinel:"
+            } else {
+                "redis-sentinel:"
+            }
+        }
+        () if has("cluster") => {
+            if is_tls {
+                "rediss-cluster:"
+            } else {
+                "redis-cluster:"
+            }
+        }
+        () if has("quorum") || has("redlock") => {
+            if is_tls {
+                "rediss-quorum:"
+            } else {
+                "redis-quorum:"
+            }
+        }
+        () if has("unix") || is_redis && has("socket") => "redis+unix:",
+        () if is_redis => {
+            if is_tls {
+                "rediss:"
+            } else {
+                "redis:"
+            }
+        }
+        () if has("postgres") || has("psql") || scheme == "pg" => "postgres:",
+        () if has("etcd") => {
+            if is_tls || has("https") {
+                "etcds:"
+            } else {
+                "etcd:"
+            }
+        }
+        () if has("zookeeper") || scheme == "zk" => "zookeeper:",
+        () if scheme == "file" || scheme == "dir" => "file:",
+        () => return None,
+    })
+}
+
 /// Opens the store that a URL names. Does no I/O.
 pub(crate) fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
     let scheme = opening.url.split_once(':').map(|(scheme, _)| scheme);
@@ -80,12 +130,44 @@ pub(crate) fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
                          `zookeeper://HOST`";
             let url = opening.url;
             Err(Error::invalid(match scheme {
+                Some(scheme) if let Some(meant) = meant(scheme) => {
+                    format!(
+                        "the scheme of a store's URL is not known: got {}, did you mean `{meant}`?",
+                        Quoted(scheme)
+                    )
+                }
                 Some(scheme) => format!("{reads}, and this one begins with {}", Quoted(scheme)),
                 None if url.starts_with('/') => {
                     format!("{reads}: this directory is {}", Quoted(&format!("file:{url}")))
                 }
                 None => format!("{reads}, and this one begins with {}", Quoted(url)),
             }))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::meant;
+
+    #[test]
+    fn unknown_schemes_name_the_one_that_was_meant() {
+        for (scheme, expected) in [
+            ("REDIS", Some("redis:")),
+            ("redis+ssl", Some("rediss:")),
+            ("rediss+unix", Some("redis+unix:")),
+            ("unix", Some("redis+unix:")),
+            ("sentinels", Some("redis-sentinel:")),
+            ("cluster", Some("redis-cluster:")),
+            ("valkeys_cluster", Some("rediss-cluster:")),
+            ("redlock", Some("redis-quorum:")),
+            ("postgresql+psycopg", Some("postgres:")),
+            ("etcd+https", Some("etcds:")),
+            ("zk", Some("zookeeper:")),
+            ("memcached", None),
+            ("http", None),
+        ] {
+            assert_eq!(meant(scheme), expected, "{scheme}");
         }
     }
 }

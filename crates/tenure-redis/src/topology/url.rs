@@ -8,7 +8,8 @@
 //! | `redis-cluster://[[user]:password@]host[:port],…` | some of a cluster |
 //! | `redis-quorum://[[user]:password@]host[:port],…[/database]` | each for itself |
 //!
-//! `valkey` in place of `redis` means the same. With `rediss` or `valkeys` the talk is encrypted,
+//! `valkey` in place of `redis` means the same, and so do `+` and `-` in a scheme; `sentinel` alone
+//! is `redis-sentinel`. With `rediss` or `valkeys` the talk is encrypted,
 //! and the query may have `ca`, `cert` and `key`, the paths of files in PEM form. User, password,
 //! service, paths and the values of a query may be percent-encoded. `password-file` and
 //! `sentinel-password-file` in the query name a file that has the password: then `user@` stands
@@ -49,20 +50,24 @@ enum Form {
 
 impl Scheme {
     fn read(scheme: &str) -> Option<Self> {
-        let at = scheme.find(['-', '+']).unwrap_or(scheme.len());
-        let (base, form) = scheme.split_at(at);
+        // As other clients spell it.
+        let scheme = if scheme == "sentinel" { "redis-sentinel" } else { scheme };
+        let (base, form) = match scheme.split_once(['-', '+']) {
+            Some((base, form)) => (base, Some(form)),
+            None => (scheme, None),
+        };
         let tls = match base {
             "redis" | "valkey" => false,
             "rediss" | "valkeys" => true,
             _ => return None,
         };
         let form = match form {
-            "" => Form::Server,
+            None => Form::Server,
             // The way to a socket cannot be listened to.
-            "+unix" if !tls => Form::Unix,
-            "-sentinel" => Form::Sentinel,
-            "-cluster" => Form::Cluster,
-            "-quorum" => Form::Quorum,
+            Some("unix") if !tls => Form::Unix,
+            Some("sentinel") => Form::Sentinel,
+            Some("cluster") => Form::Cluster,
+            Some("quorum") => Form::Quorum,
             _ => return None,
         };
         Some(Self { form, tls })
@@ -457,6 +462,22 @@ mod tests {
 
     fn tcp(host: &str, port: u16) -> Address {
         Address::Tcp(host.into(), port)
+    }
+
+    #[test]
+    fn schemes_are_read_as_other_clients_spell_them() {
+        for (other, ours) in [
+            ("redis+cluster://h", "redis-cluster://h"),
+            ("valkey+cluster://h", "redis-cluster://h"),
+            ("rediss+cluster://h", "rediss-cluster://h"),
+            ("redis+sentinel://h/s", "redis-sentinel://h/s"),
+            ("rediss+sentinel://h/s", "rediss-sentinel://h/s"),
+            ("sentinel://h/s", "redis-sentinel://h/s"),
+            ("valkeys+quorum://a,b,c", "rediss-quorum://a,b,c"),
+            ("valkey-unix:///s", "redis+unix:///s"),
+        ] {
+            assert_eq!(several(other), several(ours), "{other}");
+        }
     }
 
     #[test]
