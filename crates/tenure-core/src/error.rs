@@ -27,8 +27,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 ///
 /// *Busy* is no error: it is the `None` of the `try_*` methods. Everything else is this one type,
 /// which answers what a caller can act on: [`is_lost`](Self::is_lost),
-/// [`is_unreachable`](Self::is_unreachable), and so on. The message names the lock and the store;
-/// [`source`](std::error::Error::source) says what the store or the system said.
+/// [`is_unreachable`](Self::is_unreachable), and so on. The message names the lock and the store,
+/// and repeats the words of a store that refused; [`source`](std::error::Error::source) is what the
+/// store or the system said.
 ///
 /// ```
 /// let error = tenure::LockName::new("").unwrap_err();

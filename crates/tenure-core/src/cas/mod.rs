@@ -90,7 +90,7 @@ impl Cas {
                         if within >= SILENCE {
                             client.backend.silent();
                         }
-                        let cause = Failure::cause(format!("no answer within {within:?}"));
+                        let cause = Failure::cause(format!("no answer within {:?}", rounded(within)));
                         Err(if sent.is_open() { Failure::Unknown(cause) } else { Failure::NotSent(cause) })
                     }
                     Either::Right(_) => return,
@@ -103,6 +103,13 @@ impl Cas {
         }
         .boxed()
     }
+}
+
+/// A time for people, in two digits: what is left of a limit has many.
+fn rounded(time: Duration) -> Duration {
+    let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    let unit = 10_u64.pow(nanos.checked_ilog10().unwrap_or(0).saturating_sub(1));
+    Duration::from_nanos(nanos.saturating_add(unit / 2) / unit * unit)
 }
 
 /// A server that answers nothing for so long is not asked again while there is another.
@@ -239,5 +246,25 @@ impl Store for Cas {
 impl fmt::Debug for Cas {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Cas").field(&self.url).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_for_people_has_two_digits() {
+        for (nanos, text) in [
+            (0, "0ns"),
+            (7, "7ns"),
+            (14_734_522, "15ms"),
+            (900_000_000, "900ms"),
+            (999_999_999, "1s"),
+            (9_998_123_456, "10s"),
+            (72_000_000_000, "72s"),
+        ] {
+            assert_eq!(format!("{:?}", rounded(Duration::from_nanos(nanos))), text);
+        }
     }
 }

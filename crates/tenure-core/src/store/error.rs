@@ -77,7 +77,7 @@ impl Error {
                 (ErrorKind::Unsupported, format!("store {store} cannot do this{about}: {cause}"), cause)
             }
             Failure::Refused(cause) => {
-                (ErrorKind::Refused, format!("store {store} refused the request{about}"), cause)
+                (ErrorKind::Refused, format!("store {store} refused the request{about}: {cause}"), cause)
             }
         };
         Self::new(kind, lock, Some(store), message, Some(cause))

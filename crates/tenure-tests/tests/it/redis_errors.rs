@@ -270,20 +270,29 @@ fn a_script_that_the_server_forgot_is_sent_in_full() {
 }
 
 #[test]
-fn what_is_no_string_is_a_foreign_holder_and_at_the_counter_an_error() {
+fn the_words_of_the_server_are_in_the_message() {
+    let server = Server::start();
+    let error = block_on(Locks::connect(&format!("{}/99", server.url()))).expect_err("no such database");
+    assert!(error.is_refused() && error.to_string().contains("ERR DB index is out of range"), "{error}");
+}
+
+#[test]
+fn a_hash_is_a_foreign_holder_other_types_are_no_locks_and_at_the_counter_an_error() {
     let server = Server::start();
     let asker = Asker::new(&server.url());
-    for (create, shown) in [
-        (&["RPUSH", "list", "a"][..], "(list)"),
-        (&["ZADD", "zset", "1", "a"], "(zset)"),
-        (&["SADD", "set", "a"], "(set)"),
-        (&["HSET", "hash", "a", "1"], "a"), // as Redisson has it
-        (&["HSET", "table", "a", "1", "b", "2"], "(hash)"),
-        (&["XADD", "stream", "*", "a", "1"], "(stream)"),
+    for (create, shown, is_lock) in [
+        (&["RPUSH", "list", "a"][..], "(list)", false),
+        (&["ZADD", "zset", "1", "a"], "(zset)", false),
+        (&["SADD", "set", "a"], "(set)", false),
+        (&["HSET", "hash", "a", "1"], "a", true), // as Redisson has it
+        (&["HSET", "table", "a", "1", "b", "2"], "(hash)", true),
+        (&["XADD", "stream", "*", "a", "1"], "(stream)", false),
     ] {
         server.command(create);
         let busy = Answer::Busy { holder: shown.into(), left_ms: None };
-        assert_eq!(asker.acquire(create[1]).expect("an answer"), busy);
+        let no_lock = Answer::NoLock { type_name: create[1].into() };
+        let acquired = if is_lock { &busy } else { &no_lock };
+        assert_eq!(asker.acquire(create[1]).expect("an answer"), *acquired);
         assert_eq!(asker.release(create[1]).expect("an answer"), busy);
         assert_eq!(server.command(&["EXISTS", create[1]]).int(), 1);
     }
