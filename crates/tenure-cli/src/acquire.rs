@@ -26,6 +26,12 @@ async fn take_and_leave(args: &Acquire, voice: Voice) -> Result<u8, Failure> {
     // Before a lock is taken that could not be kept.
     args.while_pid.map(keep::process).transpose()?;
     args.fd.map(descriptor::check).transpose()?;
+    let is_silent = args.fd.is_some() && !args.json;
+    if !is_silent && args.while_pid.is_none() && output::is_closed() {
+        let message =
+            "standard output is closed: no one would know the owner, and could release the lock".into();
+        return Err(Failure { code: exit::OWN, message });
+    }
     let (mut signals, _too_large) = work::signals()?;
     let locks = store::open(&request.store, take::terms(request), |options| take::options(request, options))?;
     let guards = match (Wanted { request, also: &[], locks: &locks, voice }).take(&mut signals).await? {
@@ -46,7 +52,7 @@ async fn take_and_leave(args: &Acquire, voice: Voice) -> Result<u8, Failure> {
         give_back(&locks, &request.name, &owner).await?;
         return Err(failure);
     }
-    if args.fd.is_some() && !args.json {
+    if is_silent {
         return Ok(0);
     }
     let line = match args.json {
@@ -122,6 +128,7 @@ pub(crate) async fn renew(args: &Renew) -> Result<u8, Failure> {
     let owner: Owner = args.owner.parse()?;
     let terms = Terms { acks: args.acks.replicas, ..Terms::default() };
     let locks = store::open_existing_with(&args.store, terms, |options| options.ttl(args.ttl))?;
+    store::is_there(&locks).await?;
     let asked = clock::unix();
     let Some(left) = locks.renew_detached(&args.name, &owner).await? else {
         return Err(not_held(&args.name, &owner)?);
@@ -129,7 +136,13 @@ pub(crate) async fn renew(args: &Renew) -> Result<u8, Failure> {
     if args.json {
         let deadline_ms = millis(asked + left);
         let object: Value = json!({ "name": args.name, "owner": owner.as_str(), "deadline_ms": deadline_ms });
-        output::print(format!("{object}\n")).map_err(|error| Failure::own("cannot print", &error))?;
+        if output::is_closed() {
+            return Err(Failure {
+                code: exit::OWN,
+                message: "cannot print: standard output is closed".into(),
+            });
+        }
+        output::print_all(format!("{object}\n")).map_err(|error| Failure::own("cannot print", &error))?;
     }
     Ok(0)
 }
@@ -137,7 +150,7 @@ pub(crate) async fn renew(args: &Renew) -> Result<u8, Failure> {
 /// Asks whether this owner holds the lock; returns the code to exit with.
 pub(crate) async fn verify(args: &Verify) -> Result<u8, Failure> {
     let owner: Owner = args.owner.parse()?;
-    let locks = store::open_existing(&args.store)?;
+    let locks = store::open_existing(&args.store).await?;
     let status = locks.inspect(&args.name).await?;
     let is_held =
         |status: &tenure::Status| status.holders.iter().any(|holder| holder.owner.as_ref() == Some(&owner));

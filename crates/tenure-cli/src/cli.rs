@@ -131,7 +131,9 @@ pub(crate) enum Command {
 pub(crate) struct Store {
     /// The store: `file:DIR` for the processes of one machine, or the URL of a server. Default:
     /// $TENURE_STORE, then a configuration file, then the directory `tenure` in $XDG_STATE_HOME, or
-    /// else in $HOME/.local/state. An empty one is refused.
+    /// else in $HOME/.local/state. An empty one is refused. A store that does not answer is asked
+    /// for 20s, because where a thousand commands start at once the last are answered after
+    /// seconds; a refused connection fails at once, and -w of `run` and `acquire` sets another limit.
     #[arg(long = "store", value_name = "URL", conflicts_with = "file")]
     pub(crate) url: Option<String>,
 

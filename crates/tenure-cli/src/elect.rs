@@ -42,8 +42,10 @@ pub(crate) async fn elect(args: &cli::Elect, voice: Voice) -> Result<u8, Failure
         }
     }
     // A store that is not there at all is told at once, however long it takes to be elected.
-    let ask = async || election.leader().await.map(drop);
+    let asked = locks.with(|options| options.op_timeout(waiting::LOOK))?;
+    let ask = async || asked.ping().await;
     let elected = async {
+        store::is_there(&locks).await?;
         let leader = election.leader().await?;
         if let Some(leader) = leader.filter(|leader| ancestors::above().contains(&leader.owner)) {
             let message = format!(
@@ -105,7 +107,7 @@ fn who() -> String {
 
 /// Prints who leads; returns the code to exit with.
 pub(crate) async fn leader(args: &cli::Leader) -> Result<u8, Failure> {
-    let locks = store::open_existing(&args.store)?;
+    let locks = store::open_existing(&args.store).await?;
     let election = locks.election(&args.name, "")?;
     if !args.watch {
         let Some(leader) = election.leader().await? else { return Ok(FREE) };
@@ -116,6 +118,7 @@ pub(crate) async fn leader(args: &cli::Leader) -> Result<u8, Failure> {
         Signals::catch(&END_THE_WAIT).map_err(|error| Failure::own("cannot catch signals", &error))?;
     // A store that is not there at all is told at once.
     election.leader().await?;
+    let election = locks.with(|options| options.op_timeout(waiting::LOOK))?.election(&args.name, "")?;
     let mut observer = election.observe();
     let mut silence = Silence::default();
     loop {

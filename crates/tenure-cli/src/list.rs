@@ -28,7 +28,7 @@ const ERASE: &str = "\x1b[H\x1b[J";
 /// Prints a line for each lock. On a terminal it is a table with a header; elsewhere name, kind,
 /// holders, waiters and permits stand with tabs between. Returns the code to exit with.
 pub(crate) async fn list(args: &List) -> Result<u8, Failure> {
-    let locks = store::open_existing(&args.store)?;
+    let locks = store::open_existing(&args.store).await?;
     let found = found(&locks, args).await?;
     let is_terminal = io::stdout().is_terminal();
     let Some(every) = args.watch else {

@@ -5,6 +5,9 @@ use std::fmt::{self, Display};
 use std::io::{self, Write};
 use std::time::Duration;
 
+use rustix::fs::{OFlags, fcntl_getfl, fstat, stat};
+use rustix::io::Errno;
+
 use crate::printer;
 
 /// How much a run says on standard error, where the command under the lock writes too.
@@ -44,6 +47,15 @@ pub(crate) fn print(lines: impl Display) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         result => result,
     }
+}
+
+/// Whether standard output is closed, so that what is printed reaches nobody: a closed descriptor is
+/// opened as `/dev/null`, to read and write, before `main`.
+pub(crate) fn is_closed() -> bool {
+    let out = io::stdout();
+    let is_null = || Ok(fstat(&out)?.st_rdev == stat("/dev/null")?.st_rdev);
+    let is_for_both = || Ok(fcntl_getfl(&out)? & OFlags::RWMODE == OFlags::RDWR);
+    is_null().and_then(|is_null: bool| Ok(is_null && is_for_both()?)).unwrap_or_else(|_: Errno| true)
 }
 
 /// Lines on standard output, which must be read: a reader that has gone away is an error.

@@ -66,7 +66,12 @@ impl LiveLine {
 
 /// How wide the terminal is.
 pub(crate) fn columns() -> usize {
-    tcgetwinsize(io::stderr()).map_or(80, |size| usize::from(size.ws_col))
+    // Some terminals, as those of CI runners, tell 0.
+    tcgetwinsize(io::stderr())
+        .ok()
+        .map(|size| usize::from(size.ws_col))
+        .filter(|columns| *columns > 0)
+        .unwrap_or(80)
 }
 
 impl Drop for LiveLine {

@@ -15,7 +15,7 @@ pub(crate) async fn release(args: &Release) -> Result<u8, Failure> {
         let message = "say whose hold to release with --owner OWNER, or end all holds with --force";
         return Err(Failure { code: USAGE, message: message.into() });
     }
-    let locks = store::open_existing(&args.store)?;
+    let locks = store::open_existing(&args.store).await?;
     let ended = match (&args.owner, args.token, args.foreign) {
         (Some(owner), ..) if !args.force => return acquire::release(&locks, &args.name, owner).await,
         (Some(owner), ..) => of_owner(&locks, &args.name, &owner.parse()?).await?,

@@ -76,7 +76,11 @@ async fn begin(
 ) -> Result<Result<Held, u8>, Failure> {
     let frees = if args.retry_lost { Frees::FailureOrLoss } else { Frees::Failure };
     let once = locks.once_per(&args.request.name, period)?.frees(frees);
-    match signals.or_end(once.try_begin()).await {
+    let begun = async {
+        store::is_there(locks).await?;
+        Ok::<_, Failure>(once.try_begin().await?)
+    };
+    match signals.or_end(begun).await {
         Ok(Ok(Some(turn))) => Ok(Ok(Held::Turn(turn))),
         Ok(Ok(None)) => {
             let last = once.last().await?;
@@ -86,7 +90,7 @@ async fn begin(
             ));
             Ok(Err(args.request.busy_code))
         }
-        Ok(Err(error)) => Err(error.into()),
+        Ok(Err(failure)) => Err(failure),
         Err(signal) => Ok(Err(of_signal(signal))),
     }
 }

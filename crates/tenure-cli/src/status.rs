@@ -3,19 +3,45 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use tenure::{Holder, Locks, Share};
+use tenure::{Holder, Locks, Outcome, Share};
 
 use crate::cli::Status;
 use crate::clock;
 use crate::exit::{self, Failure};
 use crate::output::{self, Line, Span};
 use crate::table::Party;
-use crate::{json, store};
+use crate::{json, stop, store, table};
 
 /// Prints the holders of a lock; returns whether it is held, as the code to exit with.
 pub(crate) async fn status(args: &Status) -> Result<u8, Failure> {
-    let locks = store::open_existing(&args.store)?;
-    tell(&locks, "held", &args.name, locks.inspect(&args.name).await?.as_ref(), args.json)
+    let locks = store::open_existing(&args.store).await?;
+    let found = locks.inspect(&args.name).await?;
+    let code = tell(&locks, "held", &args.name, found.as_ref(), args.json)?;
+    if found.is_none() && !args.json {
+        output::print(of_uses(&locks, &args.name).await)
+            .map_err(|error| Failure::own("cannot print", &error))?;
+    }
+    Ok(code)
+}
+
+/// The election and the job of this name that are under way, which are no locks. A store that keeps
+/// none, or a user without the right to look, has none to tell of.
+async fn of_uses(locks: &Locks, name: &str) -> String {
+    let mut lines = String::new();
+    if let Ok(election) = locks.election(name, "")
+        && let Ok(Some(leader)) = election.leader().await
+    {
+        let who = table::who(&leader.owner);
+        let _ = writeln!(lines, "election of this name: led by {who}; see `tenure leader`");
+    }
+    if let Ok(job) = locks.once_per(name, stop::ANY_PERIOD)
+        && let Ok(Some(run)) = job.last().await
+        && run.outcome == Outcome::Running
+    {
+        let who = table::who(&run.owner);
+        let _ = writeln!(lines, "job of this name: run by {who}; see `tenure stop --job`");
+    }
+    lines
 }
 
 /// Prints what was found at a name, and how it is held; returns whether there was something, as the

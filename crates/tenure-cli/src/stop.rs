@@ -19,7 +19,7 @@ const LONGEST: Duration = Duration::from_millis(500);
 
 /// Asks, and waits until those who held the lock hold it no more; returns the code to exit with.
 pub(crate) async fn stop(args: &Stop) -> Result<u8, Failure> {
-    let locks = store::open_existing(&args.store)?;
+    let locks = store::open_existing(&args.store).await?;
     let name = &*args.name;
     let of = match (args.election, args.job) {
         (true, _) => Of::Election(locks.election(name, "")?),
@@ -48,7 +48,7 @@ pub(crate) async fn stop(args: &Stop) -> Result<u8, Failure> {
 }
 
 /// A request about a job that runs needs no period.
-const ANY_PERIOD: Duration = Duration::from_secs(86_400);
+pub(crate) const ANY_PERIOD: Duration = Duration::from_secs(86_400);
 
 /// What those who are asked hold.
 enum Of {

@@ -12,7 +12,7 @@ use tenure::{Locks, Options};
 use crate::cli::Store;
 use crate::config;
 use crate::duration::duration;
-use crate::exit::{Failure, OWN, STORE, USAGE, of_error};
+use crate::exit::{Failure, OWN, STORE, USAGE, advice, of_error};
 use crate::output::chain;
 
 /// What the flags say of the terms on which the store grants: short for parts of its URL.
@@ -42,13 +42,27 @@ pub(crate) fn open_at(
         let code = if error.is_unreachable() { OWN } else { of_error(&error) };
         Failure { code, message: chain(&error) }
     })?;
-    let patience = patience(&locks);
-    Ok(locks.with(|options| change(options.op_timeout(patience)).prefix(prefix))?)
+    Ok(locks.with(|options| change(options.op_timeout(PATIENCE)).prefix(prefix))?)
 }
 
-/// The same, to look at what is there: a directory that was named must exist.
-pub(crate) fn open_existing(args: &Store) -> Result<Locks, Failure> {
-    open_existing_with(args, Terms::default(), |options| options)
+/// The same, to look at what is there: a directory that was named must exist, and a server listen.
+pub(crate) async fn open_existing(args: &Store) -> Result<Locks, Failure> {
+    let locks = open_existing_with(args, Terms::default(), |options| options)?;
+    is_there(&locks).await?;
+    Ok(locks)
+}
+
+/// Fails at once where no server listens, or its host is not known, so that only a silent store
+/// takes its [time](PATIENCE). What else may be wrong the first question tells.
+pub(crate) async fn is_there(locks: &Locks) -> Result<(), Failure> {
+    const MOMENT: Duration = Duration::from_secs(1);
+    if locks.url().starts_with("file:") {
+        return Ok(());
+    }
+    match locks.with(|options| options.op_timeout(MOMENT))?.ping().await {
+        Err(error) if error.is_unreachable() && advice(&chain(&error)).is_some() => Err(error.into()),
+        _ => Ok(()),
+    }
 }
 
 pub(crate) fn open_existing_with(
@@ -109,8 +123,9 @@ fn with_part(
     is_same: impl FnOnce(&str) -> bool,
 ) -> Result<String, Failure> {
     let usage = |message| Failure { code: USAGE, message };
-    if !["redis", "valkey"].iter().any(|server| url.starts_with(server)) {
-        let scheme = url.split(':').next().unwrap_or_default().escape_debug();
+    let scheme = url.split(':').next().unwrap_or_default();
+    if !Topology::knows(scheme) {
+        let scheme = scheme.escape_debug();
         return Err(usage(format!(
             "--{key} is for Redis and Valkey servers with replicas, and the store's URL begins with `{scheme}:`"
         )));
@@ -209,11 +224,10 @@ pub(crate) fn named(args: &Store) -> Result<Named, Failure> {
 
 /// How long a store that does not answer is asked, without a limit of the command line.
 ///
-/// A server that is down is told within a second, with the start of this program. What is wrong
-/// with a directory is told at once: a silent one means that this machine is busy.
-pub(crate) fn patience(locks: &Locks) -> Duration {
-    if locks.url().starts_with("file:") { Duration::from_secs(10) } else { Duration::from_millis(900) }
-}
+/// A store that answers nothing is rarely down: of a thousand commands that start at once, the last
+/// are answered after seconds. A refused connection, or a directory that cannot be used, is told at
+/// once.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The environment variable that names the store.
 pub(crate) const STORE_URL: &str = "TENURE_STORE";

@@ -8,7 +8,7 @@ use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::time::Duration;
 
-use futures_util::future::join3;
+use futures_util::future::{Either, join3, select};
 use tenure::{LockName, Multi, MultiGuard, Options};
 use tokio::time::{sleep, timeout};
 
@@ -19,7 +19,7 @@ use crate::signals::Signals;
 use crate::store::Terms;
 use crate::waiting::Awaited;
 use crate::wanted::Wanted;
-use crate::{ancestors, clock, kind, status};
+use crate::{ancestors, clock, kind, status, store};
 
 /// The options of a request.
 pub(crate) fn options(request: &Request, options: Options) -> Options {
@@ -61,23 +61,43 @@ impl Wanted<'_> {
                 sleep(Duration::from_millis(50)).await;
                 self.waits_for_itself().await;
             }
-            join3(self.say_who_holds(), self.show_who_holds(), self.say_of_silence()).await;
+            let silence = async {
+                // The first question of a run without a limit tells it itself.
+                if request.wait.is_none() {
+                    sleep(store::PATIENCE).await;
+                }
+                self.say_of_silence().await;
+            };
+            join3(self.say_who_holds(), self.show_who_holds(), silence).await;
+        };
+        let once = async {
+            match select(pin!(store::is_there(locks)), pin!(multi.try_lock())).await {
+                Either::Left((there, granted)) => {
+                    there?;
+                    Ok::<_, Failed>(granted.await?)
+                }
+                Either::Right((granted, _)) => Ok(granted?),
+            }
         };
         let guards = beside(aside, async {
-            match request.wait {
-                _ if request.no_wait => multi.try_lock().await,
-                Some(limit) if limit.is_zero() => multi.try_lock().await,
-                Some(limit) => multi.try_lock_for(limit).await,
+            Ok(match request.wait {
+                _ if request.no_wait => once.await?,
+                Some(limit) if limit.is_zero() => once.await?,
+                Some(limit) => multi.try_lock_for(limit).await?,
                 // Asked once first: a store that is not there at all is told at once, however long
                 // the lock may take.
-                None => match multi.try_lock().await? {
-                    None if self.waits_for_itself().await => Ok(None),
-                    None => multi.lock().await.map(Some),
-                    granted => Ok(granted),
+                None => match once.await? {
+                    None if self.waits_for_itself().await => None,
+                    None => multi.lock().await.map(Some)?,
+                    granted => granted,
                 },
-            }
+            })
         });
-        let guards = guards.await.map_err(|error| {
+        let guards = guards.await.map_err(|failed| {
+            let error = match failed {
+                Failed::Lock(error) => error,
+                Failed::NotThere(failure) => return failure,
+            };
             let asked_once = request.wait.is_none() && !request.no_wait && error.is_unreachable();
             let mut failure = Failure::from(error);
             if asked_once && advice(&failure.message).is_none() {
@@ -127,6 +147,25 @@ impl Wanted<'_> {
             [] => format!("lock {name:?}, or one of the others, is busy"),
             several => several.join("; and "),
         })
+    }
+}
+
+/// Why nothing was granted.
+enum Failed {
+    /// The store is not there at all.
+    NotThere(Failure),
+    Lock(tenure::Error),
+}
+
+impl From<Failure> for Failed {
+    fn from(failure: Failure) -> Self {
+        Self::NotThere(failure)
+    }
+}
+
+impl From<tenure::Error> for Failed {
+    fn from(error: tenure::Error) -> Self {
+        Self::Lock(error)
     }
 }
 

@@ -10,8 +10,8 @@ use tenure::{Holder, LockName};
 use tokio::time::sleep;
 
 use crate::cli::Wait;
-use crate::exit::{BUSY, Failure};
-use crate::waiting::Silence;
+use crate::exit::{BUSY, Failure, MISMATCH};
+use crate::waiting::{LOOK, Silence};
 use crate::{ancestors, clock, status, store};
 
 /// The longest pause between two questions.
@@ -19,11 +19,12 @@ const LONGEST: Duration = Duration::from_secs(1);
 
 /// Asks until the lock is free; returns the code to exit with.
 pub(crate) async fn wait(args: &Wait) -> Result<u8, Failure> {
-    let locks = store::open_existing(&args.store)?;
+    let locks = store::open_existing(&args.store).await?;
     let limit = args.wait.map(|limit| clock::now() + limit);
     let mut pause = Duration::from_millis(20);
     // A store that is not there at all is told at once.
     let mut last = locks.inspect(&args.name).await?;
+    let locks = locks.with(|options| options.op_timeout(LOOK))?;
     let mut silence = Silence::default();
     let above = ancestors::above();
     let is_above = |holder: &Holder| holder.owner.as_ref().is_some_and(|owner| above.contains(owner));
@@ -37,6 +38,10 @@ pub(crate) async fn wait(args: &Wait) -> Result<u8, Failure> {
     }
     loop {
         let Some(found) = &last else { return Ok(0) };
+        if let Some(what) = found.foreign().filter(|what| !what.starts_with("a string") && what != "a hash") {
+            let message = format!("{:?} is not a lock: it is {what}", found.name);
+            return Err(Failure { code: MISMATCH, message });
+        }
         let left = limit.map_or(Duration::MAX, |limit| limit.saturating_sub(clock::now()));
         if left.is_zero() {
             let (name, holders) = (LockName::new(&args.name)?, status::holders(found));

@@ -80,7 +80,8 @@ impl Wanted<'_> {
     pub(crate) async fn say_of_silence(&self) {
         let Self { locks, voice, .. } = *self;
         // A look at the lock would open the files of all who hold or wait, in a directory.
-        say_of_silence(locks.url(), voice, async || locks.ping().await).await;
+        let Ok(asked) = locks.with(|options| options.op_timeout(LOOK)) else { return };
+        say_of_silence(locks.url(), voice, async || asked.ping().await).await;
     }
 
     /// Those of the wanted locks that others hold, so that this run cannot.
@@ -157,6 +158,6 @@ impl Silence {
 }
 
 /// How often a wait looks whether its store answers.
-const LOOK: Duration = Duration::from_secs(2);
+pub(crate) const LOOK: Duration = Duration::from_secs(2);
 /// How often it says that the store does not.
 const AGAIN: Duration = Duration::from_secs(60);

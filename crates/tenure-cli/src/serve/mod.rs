@@ -40,7 +40,7 @@ type Shared = Arc<Mutex<Observed>>;
 pub(crate) async fn serve(args: &Serve) -> Result<u8, Failure> {
     let mut signals =
         Signals::catch(&END_THE_WAIT).map_err(|error| Failure::own("cannot catch signals", &error))?;
-    let locks = store::open_existing(&args.store)?;
+    let locks = store::open_existing(&args.store).await?;
     let own = |error: io::Error| Failure::own(&format!("cannot listen at {}", args.listen), &error);
     let listener = TcpListener::bind(args.listen).await.map_err(own)?;
     let at = listener.local_addr().map_err(own)?;

@@ -91,7 +91,8 @@ async fn hammer(args: &Stress) -> Result<u8, Failure> {
     let locks = Locks::open(&url)?.with(|_| orders.options())?;
     orders.sorts = sorts(args, &locks)?;
     // The store must answer. Other locks there do not matter, as names are new with each run.
-    let asked = locks.with(|options| options.op_timeout(store::patience(&locks)))?;
+    store::is_there(&locks).await?;
+    let asked = locks.with(|options| options.op_timeout(store::PATIENCE))?;
     asked.inspect(&orders.name(lock(Sort::Mutex, 0))).await?;
 
     let begun = now();

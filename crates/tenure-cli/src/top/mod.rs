@@ -33,7 +33,7 @@ pub(crate) async fn top(args: &Top) -> Result<u8, Failure> {
     }
     let mut signals =
         Signals::catch(&END_THE_WAIT).map_err(|error| Failure::own("cannot catch signals", &error))?;
-    let locks = store::open_existing(&args.store)?;
+    let locks = store::open_existing(&args.store).await?;
     let asked = clock::now();
     let mut app =
         App::new(locks.url(), args.every, std::env::var_os("NO_COLOR").is_some_and(|it| !it.is_empty()));

@@ -257,7 +257,8 @@ fn a_directory_that_cannot_be_used_is_told_with_its_path() {
         for args in &all[..if store == "file:/proc/tenure" { 1 } else { 3 }] {
             let (verb, rest) = args.split_first().unwrap();
             let args: Vec<&str> = [*verb, "--store", store].into_iter().chain(rest.iter().copied()).collect();
-            env.run(as_nobody(&env, &args)).exits_with(69).says(path);
+            let said = env.run(as_nobody(&env, &args)).exits_with(69).says(path);
+            assert_eq!(said.stderr.contains("create"), *path == "/proc/tenure", "{said:?}");
         }
     }
     let usable = with_mode(&env, "usable", 0o700, true);

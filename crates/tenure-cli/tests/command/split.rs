@@ -246,6 +246,26 @@ fn an_owner_that_no_one_gets_leaves_no_lock() {
 }
 
 #[test]
+fn a_closed_standard_output_takes_no_lock() {
+    let env = TestEnv::new();
+    let shell = |line: &str| {
+        let mut command = env.program("sh");
+        command.args(["-c", line, BINARY]);
+        env.run(command)
+    };
+    for options in ["", "--json", "--hold"] {
+        shell(&format!(r#""$0" acquire --ttl 1h {options} x >&-"#)).exits_with(125).says("is closed");
+        env.verb("status", &["x"]).exits_with(1);
+    }
+    // Who is to release the lock need not be told.
+    shell(r#""$0" acquire --hold --while-pid $$ x >&-; "$0" status x"#).exits_with(0);
+    let owner = env.acquire(&["y"]);
+    for full in [">&-", "> /dev/full"] {
+        shell(&format!(r#""$0" renew --json --owner {owner} y {full}"#)).exits_with(125).says("cannot print");
+    }
+}
+
+#[test]
 fn what_cannot_be_right_is_refused_with_the_reason() {
     let env = TestEnv::new();
     env.verb("acquire", &["--reentrant", "x"]).exits_with(64).says("tenure run --reentrant");

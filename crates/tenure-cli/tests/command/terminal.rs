@@ -179,6 +179,19 @@ fn a_wait_shows_for_whom_on_one_line_that_goes_away() {
 }
 
 #[test]
+fn a_terminal_without_a_width_shows_for_whom_too() {
+    let env = TestEnv::new();
+    let holder = env.start_script(&[], "x", "READY; exec sleep 30");
+    let mut session = Session::script(&env, r#"stty columns 0; exec "$TENURE" run x -- echo done"#);
+    session.expect("tenure: waiting ");
+    session.expect("s for alice@");
+    holder.signal(rustix::process::Signal::TERM);
+    session.expect("done");
+    session.exits_with(0);
+    holder.wait().exits_with(143);
+}
+
+#[test]
 fn the_command_has_the_terminal_and_gives_it_back() {
     let env = TestEnv::new();
     let script =

@@ -152,6 +152,39 @@ fn a_candidate_prints_each_change_of_who_leads() {
 }
 
 #[test]
+fn status_tells_of_an_election_and_a_job_of_the_name() {
+    let env = TestEnv::new();
+    let server = Server::start();
+    for url in [env.url(), server.url()] {
+        env.tenure_run(["--store", &url, "api", "true"]).exits_with(0);
+        let status = || env.run(env.tenure(["status", "--store", &url, "api"])).exits_with(1).stdout;
+        assert!(!status().contains("of this name"));
+        let script = "READY; exec sleep 30";
+        let job = env.start_script(&["--store", &url, "--once-per", LONG], "api", script);
+        let leads = env.path("leads");
+        let lead = ["elect", "--store", &url, "api", "--", "sh", "-c", "touch leads; exec sleep 30"];
+        let leader = env.start(env.tenure(lead));
+        leader.eventually("it leads", || leads.exists());
+        let said = status();
+        assert!(said.starts_with("free\nstore: "), "{said}");
+        let pid = |of: &crate::env::Running| format!("pid {}", of.pid().as_raw_nonzero());
+        for (what, verb, of) in
+            [("election", "`tenure leader`", &leader), ("job", "`tenure stop --job`", &job)]
+        {
+            let line =
+                said.lines().find(|line| line.starts_with(&format!("{what} of this name"))).unwrap_or("");
+            assert!(line.contains(&pid(of)) && line.contains(verb), "{what}: {said}");
+        }
+        for running in [job, leader] {
+            running.signal(Signal::TERM);
+            running.wait();
+        }
+        fs::remove_file(leads).expect("a file");
+        assert!(!status().contains("of this name"));
+    }
+}
+
+#[test]
 fn a_leader_that_cannot_renew_is_stopped_before_another_leads() {
     let env = TestEnv::new();
     let server = Server::start();

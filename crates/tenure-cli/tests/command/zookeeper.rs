@@ -22,6 +22,8 @@ fn the_verbs_work_on_zookeeper() {
         env.run(env.tenure(["run", "--store", &url, "nightly", "--", "sh", "-c", script, program, &url]));
     let has_both = ["nightly\tmutex", "held as a mutex"].iter().all(|text| said.stdout.contains(text));
     assert!(said.code() == Some(0) && has_both, "{said:?}");
+    // Its tokens tell no time.
+    assert!(!said.stdout.contains(", for "), "{said:?}");
     let said = env.run(env.tenure(["list", "--store", &url]));
     assert!(said.code() == Some(0) && !said.stdout.contains("nightly"), "{said:?}");
 
@@ -30,6 +32,8 @@ fn the_verbs_work_on_zookeeper() {
     assert!(said.code() == Some(0), "{said:?}");
     let said = env.run(env.tenure(["status", "--store", &url, "kept"]));
     assert!(said.code() == Some(0) && said.stdout.contains("held"), "{said:?}");
+    let said = env.run(env.tenure(["list", "--json", "--store", &url])).exits_with(0);
+    assert!(said.stdout.contains("\"since_ms\":null"), "{said:?}");
     let said = env.run(env.tenure(["release", "--force", "--store", &url, "kept"]));
     assert!(said.code() == Some(0), "{said:?}");
     env.run(env.tenure(["status", "--store", &url, "kept"])).exits_with(1);

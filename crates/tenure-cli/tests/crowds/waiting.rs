@@ -1,8 +1,11 @@
-//! Five hundred processes that are started at once and wait for one fair lock.
+//! Processes that are started at once: five hundred that wait for one fair lock, and as many
+//! that ask a silent store.
 
 use std::fs;
 use std::thread::sleep;
 use std::time::Duration;
+
+use tenure_testkit::servers::Server;
 
 use crate::env::{Running, TestEnv, now};
 
@@ -58,4 +61,23 @@ fn of_five_hundred_started_at_once_none_fails() {
         running.wait_for(LIMIT).exits_with(0);
     }
     println!("{CROWD} turns took {:?}", now() - begun);
+}
+
+/// The store is silent for longer than a command that is alone needs to be answered.
+#[test]
+fn of_a_crowd_that_asks_a_silent_store_at_once_none_fails() {
+    let (env, server) = (TestEnv::new(), Server::start());
+    let url = server.url();
+    let holder = env.start_script(&["--store", &url], "x", "READY; exec sleep 300");
+    let begun = now();
+    server.stop();
+    let ask = ["--store", url.as_str(), "-n", "-q", "x", "--", "true"];
+    let crowd: Vec<Running> = (0..CROWD).map(|_| env.start(env.tenure_run_command(ask))).collect();
+    sleep(Duration::from_millis(1_500).saturating_sub(now() - begun));
+    server.cont();
+    for running in crowd {
+        running.wait_for(LIMIT).exits_with(75);
+    }
+    println!("{CROWD} answers took {:?}", now() - begun);
+    drop(holder);
 }
