@@ -59,8 +59,9 @@ pub(crate) async fn is_there(locks: &Locks) -> Result<(), Failure> {
     if locks.url().starts_with("file:") {
         return Ok(());
     }
+    let is_known = |why: &str| advice(why).is_some() || why.contains("No such file");
     match locks.with(|options| options.op_timeout(MOMENT))?.ping().await {
-        Err(error) if error.is_unreachable() && advice(&chain(&error)).is_some() => Err(error.into()),
+        Err(error) if error.is_unreachable() && is_known(&chain(&error)) => Err(error.into()),
         _ => Ok(()),
     }
 }

@@ -62,6 +62,10 @@ fn every_verb_says_within_a_second_that_its_store_is_down() {
     server.kill();
     all_fail(&env, &url, &[&url, "no server listens there: start it"], SECOND);
     all_fail(&env, &unix, &["no server listens there: start it"], SECOND);
+    for verb in &VERBS[..2] {
+        let said = env.within(SECOND, || env.run(env.tenure(words("redis+unix:///none", *verb))));
+        said.exits_with(69).says("No such file");
+    }
 }
 
 #[test]
