@@ -164,7 +164,7 @@ impl Holder {
         match self.fence {
             0 => self.owner.as_ref()?.made_at(),
             // A count of grants.
-            ..EARLIEST_US => None,
+            1..EARLIEST_US => None,
             fence => Some(UNIX_EPOCH + Duration::from_micros(fence)),
         }
     }
