@@ -9,6 +9,7 @@ use futures_util::FutureExt;
 use futures_util::future::{Either, join, join_all, pending, select};
 use tenure::{Entry, Locks, Outage, Overdue};
 use tenure_testkit::servers::{Cluster, Server};
+use tenure_testkit::timed::in_time;
 use tokio::sync::{Notify, Semaphore};
 
 use super::{eventually, everywhere, on};
