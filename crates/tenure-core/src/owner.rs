@@ -240,6 +240,9 @@ fn in_host(char: char) -> bool {
 }
 
 /// Checks what people are to read, which `what` names.
+///
+/// # Errors
+/// `is_invalid`, with `what` and the limit that it breaks.
 pub fn check_text(what: &str, text: &str) -> Result<()> {
     if text.len() <= MAX_LABEL && !text.contains(char::is_control) {
         return Ok(());

@@ -102,7 +102,10 @@ struct Inner {
     replaced: Arc<Sender<u64>>,
 }
 
-/// The store that a URL names: `file:DIR`.
+/// The store that a URL names: `file:DIR`. No file is touched before its first use.
+///
+/// # Errors
+/// `is_invalid` if the URL names no directory.
 pub fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
     let path = opening.url.strip_prefix("file:").unwrap_or(opening.url);
     // `file:///var/lib/locks`, `file:/var/lib/locks` and `file:locks` are what people write; of

@@ -92,6 +92,9 @@ pub fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
 
 /// Checks a hold in, in a transaction of the caller's. `false` where it is not held: then the
 /// transaction cannot commit.
+///
+/// # Errors
+/// What the server answered, or why it could not be asked.
 pub async fn check_in(
     url: &str,
     name: &LockName,

@@ -156,6 +156,9 @@ impl Syntax {
     }
 
     /// The text that percent signs stand for.
+    ///
+    /// # Errors
+    /// `is_invalid` if it is not UTF-8.
     pub fn decoded(&self, text: &str) -> Result<String> {
         let decoded = percent_decode_str(text).decode_utf8();
         Ok(decoded

@@ -42,6 +42,9 @@ struct Inner {
 }
 
 /// The store that a URL names: `memory:`, or `memory:NAME`.
+///
+/// # Errors
+/// None: the table of URLs wants the same signature of all stores.
 pub fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
     let Opening { url, runtime, .. } = opening;
     Ok(Arc::new(if url == "memory:" { Memory::new(runtime, url) } else { Memory::named(runtime, url) }))
