@@ -281,12 +281,24 @@ pub enum Bug {
     EachMessageAsks,
     /// A request that its caller gave up is taken for one that will never be carried out.
     GivenUpForgotten,
+    /// The reply to a request whose caller has left is taken for that to the next one.
+    ReplyOfAnother,
+    /// The slot of a request whose caller has left is reused under the same generation.
+    SlotReusedEarly,
+    /// Requests are written although the connection was closed.
+    WriteAfterHangUp,
+    /// A request of a connection that has ended counts as never sent, and is repeated.
+    EndTakenForUnsent,
+    /// A connection that answers nothing any more is kept.
+    SilenceUnnoticed,
+    /// A push is taken for the reply to a request.
+    PushTakenForReply,
 }
 
 impl Bug {
     /// All of them, but those of stores by compare-and-swap and of PostgreSQL, which have schedules
-    /// of their own, and that of the connection on a runtime of callers, which
-    /// `tests/sim/callers.rs` finds.
+    /// of their own, and those of connections to Redis, which `tests/sim/callers.rs`,
+    /// `tests/sim/redis_bytes.rs` and the tests of the multiplexer find.
     pub const ALL: [Self; 111] = [
         Self::DeadlineFromReply,
         Self::ElapsedIgnored,

@@ -15,10 +15,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, Either, FutureExt, join_all, join3, ready, select, select_ok};
-use redis::Value;
 use tokio::sync::Notify;
 
-use crate::command::command;
 use crate::connection::lines::Line;
 use crate::connection::pipeline::Pipeline;
 use crate::connection::{Connector, Dial, Network};
@@ -28,6 +26,8 @@ use crate::requests::keys;
 use crate::requests::node::Node;
 use crate::requests::record;
 use crate::requests::{Keyspace, Publish, RequestContext, answered};
+use crate::resp::Value;
+use crate::resp::encode::command;
 use crate::table::{Member, Table};
 use crate::topology::Address;
 use crate::topology::Target;
@@ -506,8 +506,7 @@ impl Inner {
         let Some(pause) = turns.pause() else { return Ok(()) };
         let until = self.runtime.now() + pause;
         if until >= deadline {
-            let said = failure::said_in(&failure)
-                .map(|said| format!(": {} {}", said.code(), said.details().unwrap_or_default()));
+            let said = failure::said_in(&failure).map(|said| format!(": {said}"));
             let cause = format!("its slot is moving, or its cluster is electing{}", said.unwrap_or_default());
             return Err(Failure::NotSent(Failure::cause(cause)));
         }

@@ -6,12 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::FutureExt;
-use redis::Value;
 use tokio::sync::oneshot;
 
-use crate::command::command;
 use crate::connection::{Connection, Connector, Network};
+use crate::replies::failure::not_sent;
 use crate::requests::keys;
+use crate::resp::Value;
+use crate::resp::encode::command;
 use crate::topology::{Address, Sentinels, Target, Terms, Topology};
 use tenure_core::error::{Error, Result};
 use tenure_core::net::by;
@@ -82,10 +83,10 @@ impl Console {
     pub async fn ask(&mut self, words: &[&str]) -> Result<Reply> {
         let command = command(words);
         let deadline = self.driver.now() + ANSWER;
-        let reply = by(&*self.driver, deadline, self.connection.pipe.send_packed_command(&command)).await;
+        let reply = by(&*self.driver, deadline, self.connection.multiplexer.ask(&command)).await;
         let failure = match reply {
             Some(Ok(value)) => return Ok(value.into()),
-            Some(Err(error)) => Failure::NotSent(Arc::new(error)),
+            Some(Err(failure)) => not_sent(failure),
             None => Failure::NotSent(Failure::cause(format!("no answer within {ANSWER:?}"))),
         };
         Err(Error::unreached(&self.target.shown(), failure))
@@ -106,22 +107,13 @@ impl Drop for Console {
 
 impl From<Value> for Reply {
     fn from(value: Value) -> Self {
-        let all = |values: Vec<Value>| Self::Items(values.into_iter().map(Self::from).collect());
         match value {
             Value::Nil => Self::Nil,
             Value::Int(number) => Self::Int(number),
-            Value::Boolean(truth) => Self::Int(truth.into()),
             Value::BulkString(bytes) => Self::Text(String::from_utf8_lossy(&bytes).into_owned()),
-            Value::SimpleString(text) | Value::VerbatimString { text, .. } => Self::Text(text),
-            Value::Okay => Self::Text("OK".into()),
-            Value::Array(values) | Value::Set(values) => all(values),
-            Value::Map(pairs) => all(pairs.into_iter().flat_map(|(key, value)| [key, value]).collect()),
-            Value::Push { data, .. } => all(data),
-            Value::ServerError(error) => Self::Error(match error.details() {
-                Some(details) => format!("{} {details}", error.code()),
-                None => error.code().to_owned(),
-            }),
-            other => Self::Text(format!("{other:?}")),
+            Value::SimpleString(text) => Self::Text(text),
+            Value::Array(values) => Self::Items(values.into_iter().map(Self::from).collect()),
+            Value::ServerError(error) => Self::Error(error.to_string()),
         }
     }
 }

@@ -3,14 +3,14 @@
 use std::fmt::Debug;
 use std::io::Cursor;
 
-use redis::{Parser, Value};
 use tenure_testkit::fuzz::fuzz;
 
 use crate::messages::meant;
 use crate::replies;
 use crate::replies::failure;
-use crate::replies::frame::Scan;
 use crate::requests::keys::{ballot, channel, share_a_slot, slot};
+use crate::resp::Value;
+use crate::resp::parse::{Malformed, Parser, Tape};
 use crate::topology::sentinel::SentinelResolver;
 use crate::topology::slots::{Redirect, View};
 use crate::topology::{Access, Address, Sentinels, Target, Terms, Topology};
@@ -96,32 +96,51 @@ fn whatever_comes_in_is_read_or_refused_and_both_readers_agree_where_it_ends() {
         "?:0",
     ];
     fuzz("frame", &[], &words, |bytes| {
-        let mut scan = Scan::new(true);
-        let scanned = scan.feed(bytes);
+        let (tape, outcome) = parse(&[bytes]);
         // However it is cut, it comes to the same.
-        let mut cut = Scan::new(true);
         let (first, rest) = bytes.split_at(bytes.len() * 2 / 3);
-        let in_parts = cut.feed(first).and_then(|()| cut.feed(rest));
-        assert_eq!((scanned, scan.whole), (in_parts, cut.whole));
-        let mut said = scanned.err().unwrap_or("fine").to_owned();
-        // Behind it is the parser: it finds each of the values, and begins the next one where this
-        // ends.
+        let (in_parts, in_parts_outcome) = parse(&[first, rest]);
+        assert_eq!((format!("{tape:?}"), outcome), (format!("{in_parts:?}"), in_parts_outcome));
+        let mut said = outcome.err().map_or("fine", |Malformed(what)| what).to_owned();
+        // Another parser ends each value where this one does.
         let mut rest = Cursor::new(bytes);
-        let mut parser = Parser::new();
-        for _ in 0..scan.whole {
-            match parser.parse_value(&mut rest) {
-                Ok(value) => said.push_str(&read_all(&value)),
-                Err(error) => {
-                    assert!(!error.is_io_error(), "it waits for more than there is: {error}");
-                    return format!("{said} {:?}", error.kind());
-                }
+        let mut parser = redis::Parser::new();
+        let mut replies = tape.replies();
+        for _ in 0..outcome.map_or(0, |(whole, _)| whole) {
+            said.push_str(&read_all(&replies.value().expect("a whole reply")));
+            if let Err(error) = parser.parse_value(&mut rest) {
+                assert!(!error.is_io_error(), "it waits for more than there is: {error}");
+                return format!("{said} {:?}", error.kind());
             }
         }
-        if scanned.is_ok() && scan.is_between() {
-            assert_eq!(rest.position(), bytes.len() as u64, "they disagree where a value ends");
+        if let Ok((_, taken)) = outcome {
+            assert!(rest.position() >= taken as u64, "they disagree where a value ends");
         }
         said
     });
+}
+
+/// What these pieces say; how many replies of it are whole, and how many bytes these have, unless
+/// something is malformed.
+fn parse(pieces: &[&[u8]]) -> (Tape, Result<(usize, usize), Malformed>) {
+    let (mut parser, mut tape, mut buffer) = (Parser::default(), Tape::default(), Vec::new());
+    let (mut whole, mut bytes, mut passed) = (0, 0, 0);
+    for piece in pieces {
+        buffer.extend_from_slice(piece);
+        while !buffer.is_empty() {
+            let (taken, is_whole) = match parser.parse(&buffer, &mut tape) {
+                Ok(parsed) => parsed,
+                Err(malformed) => return (tape, Err(malformed)),
+            };
+            buffer.drain(..taken);
+            passed += taken;
+            if !is_whole {
+                break;
+            }
+            (whole, bytes) = (whole + 1, passed);
+        }
+    }
+    (tape, Ok((whole, bytes)))
 }
 
 #[test]

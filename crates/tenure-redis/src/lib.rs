@@ -7,7 +7,6 @@
 //! receive notifications.
 
 mod cluster;
-mod command;
 mod connection;
 mod console;
 #[cfg(test)]
@@ -15,6 +14,7 @@ mod fuzz;
 mod messages;
 mod replies;
 mod requests;
+mod resp;
 mod table;
 mod topology;
 
@@ -23,18 +23,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt, ready};
-use redis::Value;
 
 pub use cluster::Cluster;
 pub use connection::{Dial, Dialled, Stream};
 pub use console::{Console, Reply, ballot_key, fence_key, keys_with, wake_channel};
 pub use requests::scripted;
+pub use resp::{ServerError, Value};
 pub use topology::{Access, Address, Sentinels, Target, Terms, Topology};
 
-use command::command;
 use connection::{Connector, Network};
 use requests::node::Node;
 use requests::{Keyspace, Publish, RequestContext, refused};
+use resp::encode::command;
 use tenure_core::error::{Error, Result};
 use tenure_core::name::LockName;
 use tenure_core::protocol::record::{RecordAnswer, RecordOp, RecordVerb};
@@ -153,9 +153,9 @@ impl Redis {
 
 impl Store for Redis {
     fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
-        let Self { runtime, node, context, .. } = self.clone();
+        let (node, context) = (Arc::clone(&self.node), self.context);
         async move {
-            let deadline = runtime.now() + within;
+            let deadline = node.runtime.now() + within;
             let only_reads = matches!(op.verb, Verb::Inspect);
             let line = node.lines.line(&op.name, only_reads, context.terms, deadline).await?;
             let answer = node.ask(&line.pipeline, &op, context, deadline).await;

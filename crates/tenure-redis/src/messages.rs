@@ -7,21 +7,20 @@
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::pin::pin;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use futures_util::future::{Either, FutureExt, select, try_join_all};
-use redis::aio::MultiplexedConnection;
-use redis::{PushInfo, PushKind, Value};
 use tokio::sync::Notify;
 
-use crate::command::command;
+use crate::connection::multiplexer::{Multiplexer, PushListener};
 use crate::connection::supervisor::Pace;
-use crate::connection::{Connection, Connector, PushListener};
+use crate::connection::{Connection, Connector};
 use crate::replies::failure;
 use crate::replies::{bytes, text};
 use crate::requests::Publish;
+use crate::resp::Value;
+use crate::resp::encode::command;
 use tenure_core::events::event;
 use tenure_core::moment::Moment;
 use tenure_core::net::{by, pause};
@@ -213,9 +212,9 @@ impl Notifications {
         let mut pace = Pace::default();
         loop {
             let notifications = Arc::downgrade(&self);
-            let listener: PushListener = Arc::new(move |info| {
+            let listener: PushListener = Arc::new(move |push| {
                 if let Some(notifications) = notifications.upgrade() {
-                    notifications.hear(&info);
+                    notifications.hear(push);
                 }
             });
             match self.connector.connect(Some(listener), None).await {
@@ -287,9 +286,9 @@ impl Notifications {
     /// whether it `was_of_use`. One that is opened in vain again and again, as at a master that
     /// requests have not moved to yet, is opened more rarely.
     async fn attend(&self, connection: Connection, was_of_use: &mut bool) -> bool {
-        let Connection { mut pipe, to, heard, hangup: _hangup, mut over, .. } = connection;
+        let Connection { multiplexer, to, mut over, .. } = connection;
         let runtime = &*self.connector.runtime;
-        let (mut count, mut alive_until) = (heard.load(Ordering::Relaxed), runtime.now() + IDLE);
+        let (mut count, mut alive_until) = (multiplexer.heard(), runtime.now() + IDLE);
         loop {
             let Some(todo) = self.todo() else { return true };
             if todo.spoiled {
@@ -305,7 +304,7 @@ impl Notifications {
                 return false;
             }
             if !todo.is_empty() {
-                match by(runtime, runtime.now() + ANSWER, todo.carry_out(&pipe)).await {
+                match by(runtime, runtime.now() + ANSWER, todo.carry_out(&multiplexer)).await {
                     Some(Ok(joined)) if self.joined(&joined) => {
                         *was_of_use = true;
                         continue;
@@ -314,11 +313,12 @@ impl Notifications {
                 }
             }
             let now = runtime.now();
-            if heard.load(Ordering::Relaxed) != count {
-                (count, alive_until) = (heard.load(Ordering::Relaxed), now + IDLE);
+            let heard = multiplexer.heard();
+            if heard != count {
+                (count, alive_until) = (heard, now + IDLE);
             } else if alive_until <= now {
                 let ping = command(&["PING"]);
-                match by(runtime, now + ANSWER, pipe.send_packed_command(&ping)).await {
+                match by(runtime, now + ANSWER, multiplexer.ask(&ping)).await {
                     Some(Ok(_)) => continue,
                     _ => return false,
                 }
@@ -365,8 +365,9 @@ impl Notifications {
         let mut state = self.state();
         for (name, answer) in joined {
             match answer {
-                Value::Push { kind: PushKind::Subscribe | PushKind::SSubscribe, data }
-                    if data.first().and_then(bytes) == Some(name.as_bytes()) => {}
+                Value::Array(push)
+                    if is_confirmation(push.first())
+                        && push.get(1).and_then(bytes) == Some(name.as_bytes()) => {}
                 Value::ServerError(_) => {}
                 _ => return false,
             }
@@ -391,10 +392,11 @@ impl Notifications {
     }
 
     /// Takes in a message. Runs on the connection's task, so that a wake-up takes no detour.
-    fn hear(&self, info: &PushInfo) {
+    fn hear(&self, push: &[Value]) {
         let mut state = self.state();
-        match (&info.kind, &info.data[..]) {
-            (PushKind::Message | PushKind::SMessage, [channel, message]) => {
+        let (kind, data) = push.split_first().map_or((None, push), |(kind, data)| (bytes(kind), data));
+        match (kind.unwrap_or_default(), data) {
+            (b"message" | b"smessage", [channel, message]) => {
                 if let (Some(channel), Some(message)) = (bytes(channel), text(message)) {
                     if let Some(channel) =
                         std::str::from_utf8(channel).ok().and_then(|name| state.channels.get(name))
@@ -405,23 +407,21 @@ impl Notifications {
                 }
                 state.spoiled = true;
             }
-            (PushKind::Subscribe | PushKind::SSubscribe, _) => return,
+            (b"subscribe" | b"ssubscribe", _) => return,
             // Expected only for a channel that was given up. A cluster says it unasked when a slot
             // moves away: those who listened are told by their end, and the connection may have
             // taken it for a reply.
-            (PushKind::Unsubscribe | PushKind::SUnsubscribe, [Value::BulkString(channel), _]) => {
+            (kind @ (b"unsubscribe" | b"sunsubscribe"), [Value::BulkString(channel), _]) => {
                 let Some(name) =
                     std::str::from_utf8(channel).ok().filter(|name| state.channels.contains_key(*name))
                 else {
                     return;
                 };
-                if info.kind == PushKind::SUnsubscribe {
+                if kind == b"sunsubscribe" {
                     state.channels.remove(name);
                 }
                 state.spoiled = true;
             }
-            // The connection's own task sees its end.
-            (PushKind::Disconnection, _) => return,
             _ => state.spoiled = true,
         }
         drop(state);
@@ -445,18 +445,24 @@ impl Todo {
     }
 
     /// Each channel has a separate command, since a server refuses a command as a whole.
-    async fn carry_out(&self, pipe: &MultiplexedConnection) -> redis::RedisResult<Vec<(&str, Value)>> {
-        let joins = self.join.iter().map(|(name, publish)| {
-            let mut pipe = pipe.clone();
-            let subscribe = command(&[publish.subscribe(), name]);
-            async move { pipe.send_packed_command(&subscribe).await.map(|answer| (&**name, answer)) }
+    async fn carry_out(&self, multiplexer: &Multiplexer) -> Result<Vec<(&str, Value)>, Failure> {
+        let joins = self.join.iter().map(|(name, publish)| async move {
+            let verb = publish.subscribe();
+            let answer = multiplexer.subscribe(&command(&[verb, name]), verb).await;
+            answer.map(|answer| (&**name, answer))
         });
         let joined = try_join_all(joins).await?;
         for (name, publish) in &self.leave {
-            pipe.clone().send_packed_command(&command(&[publish.unsubscribe(), name])).await?;
+            let verb = publish.unsubscribe();
+            multiplexer.subscribe(&command(&[verb, name]), verb).await?;
         }
         Ok(joined)
     }
+}
+
+/// Whether a reply of this kind confirms a subscription.
+fn is_confirmation(kind: Option<&Value>) -> bool {
+    matches!(kind.and_then(bytes), Some(b"subscribe" | b"ssubscribe"))
 }
 
 /// What a place says whose client hears messages of this kind from this server. The script that

@@ -109,15 +109,21 @@ pub fn key(lock: &LockName) -> String {
 /// The name of what is kept beside a key. Two keys never share one; on a cluster it shares the
 /// key's slot, unless nothing can.
 pub fn beside(prefix: &str, key: &str) -> String {
+    let (before, after) = marks(key);
+    [prefix, before, key, after].concat()
+}
+
+/// What stands around a key in the names of what is kept beside it.
+pub fn marks(key: &str) -> (&'static str, &'static str) {
     if tag(key).is_some() {
         // The first tag of the whole is the tag of the key.
-        [prefix, "=", key].concat()
+        ("=", "")
     } else if !key.contains('}') {
-        [prefix, "{", key, "}"].concat()
+        ("{", "}")
     } else {
         // Nothing can be made to share its slot; a single server has none, and a cluster keeps no
         // such lock.
-        [prefix, "~", key].concat()
+        ("~", "")
     }
 }
 

@@ -15,19 +15,20 @@
 //! The callers' connection is used only beside ours to the same server, which has to be a direct
 //! one: then the server can be told to end it.
 
-use std::collections::BTreeMap;
 use std::future::{Future, ready};
+use std::hash::BuildHasherDefault;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::FutureExt;
+use siphasher::sip::SipHasher13;
 use tokio::sync::Notify;
 
-use crate::command::command;
 use crate::connection::Connector;
 use crate::connection::pipeline::Pipeline;
 use crate::connection::supervisor::Supervisor;
+use crate::resp::encode::command;
 use crate::topology::Terms;
 use tenure_core::events::{event, text};
 use tenure_core::moment::Moment;
@@ -64,11 +65,14 @@ struct CallersLine {
 #[derive(Default)]
 struct Unanswered {
     next: u64,
-    by_name: BTreeMap<LockName, Traffic>,
+    by_name: ByName,
     /// The connection of the callers, and ours to the same server, as they were last. Kept here, so
     /// that a request takes one lock.
     beside: Option<Beside>,
 }
+
+#[expect(clippy::disallowed_types, reason = "no order shows: it is never iterated over")]
+type ByName = std::collections::HashMap<LockName, Traffic, BuildHasherDefault<SipHasher13>>;
 
 /// The callers' connection, and ours beside it.
 struct Beside {

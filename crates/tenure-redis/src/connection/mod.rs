@@ -1,37 +1,35 @@
 //! Opens connections: dials, logs in, and puts an end to the connection before.
 
-mod gather;
 pub(crate) mod lines;
+pub(crate) mod multiplexer;
 pub(crate) mod pipeline;
 pub(crate) mod scriptless;
 pub(crate) mod server_clock;
 pub(crate) mod supervisor;
 pub(crate) mod tokens;
 
-use std::error::Error;
 use std::fmt;
 use std::fs;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, Either, FutureExt, join3, select};
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Cmd, ProtocolVersion, PushInfo, RedisConnectionInfo, Value};
 use tokio::net::{TcpStream, UnixStream, lookup_host};
 use tokio::sync::{Notify, oneshot};
 
-use crate::command::command;
-use crate::connection::gather::{ENOUGH, Gathered};
-use crate::replies::failure;
-use crate::replies::frame::{Checked, Malformed};
+use crate::connection::multiplexer::{Lost, Multiplexer, Open, PushListener};
+use crate::replies::failure::{self, not_sent};
 use crate::replies::{bytes, prose};
+use crate::resp::Value;
+use crate::resp::encode::{Commands, command};
+use crate::resp::parse::Malformed;
 use crate::topology::sentinel::{self, SentinelResolver};
 use crate::topology::{Access, Address, Sentinels, Target};
 use tenure_core::credentials::Credentials;
@@ -40,7 +38,7 @@ use tenure_core::moment::Moment;
 pub use tenure_core::net::Stream;
 use tenure_core::net::{by, encrypt, failure_of};
 use tenure_core::runtime::Runtime;
-use tenure_core::store::{Cause, Failure, Incarnation, SETUP};
+use tenure_core::store::{Failure, Incarnation, SETUP};
 
 /// The unencrypted spelling of a URL, for hints.
 const PLAIN: &str = "redis://";
@@ -123,11 +121,6 @@ async fn first_of(addresses: Vec<SocketAddr>, runtime: &dyn Runtime) -> io::Resu
 
 /// How long a connection may take until it can be used.
 const DIAL: Duration = Duration::from_secs(2);
-/// So many requests may be on their way into a connection before further ones wait.
-const QUEUE: usize = 1024;
-
-/// What receives the messages of a connection; it must not block.
-pub(crate) type PushListener = Arc<dyn Fn(PushInfo) + Send + Sync>;
 
 /// Opens connections to one server, or to whichever is the master.
 pub(crate) struct Connector {
@@ -161,7 +154,7 @@ enum Goal {
 
 /// An open connection, logged in.
 pub(crate) struct Connection {
-    pub(crate) pipe: MultiplexedConnection,
+    pub(crate) multiplexer: Open,
     /// Where it goes.
     pub(crate) to: Address,
     /// What the server calls it, if it told.
@@ -172,12 +165,6 @@ pub(crate) struct Connection {
     pub(crate) is_direct: bool,
     /// Which start of the server it is, and since when it has been up, if it told.
     pub(crate) life: Incarnation,
-    /// How many replies and messages came in.
-    pub(crate) heard: Arc<AtomicU64>,
-    /// How many requests are unanswered, as its user says.
-    pub(crate) unanswered: Arc<AtomicUsize>,
-    /// Dropping or firing this closes it.
-    pub(crate) hangup: oneshot::Sender<()>,
     /// Completes when it is closed.
     pub(crate) over: oneshot::Receiver<()>,
 }
@@ -191,7 +178,7 @@ pub(crate) struct Peer {
 
 impl Peer {
     /// Ends it, if it is still the one.
-    fn kill(&self) -> Cmd {
+    fn kill(&self) -> Commands {
         command(&["CLIENT", "KILL", "ID", &self.id.to_string(), "ADDR", &self.addr])
     }
 }
@@ -313,10 +300,10 @@ impl Connector {
         sentinel: &Target,
         deadline: Moment,
     ) -> Result<Target, Failure> {
-        let Connection { mut pipe, hangup: _hangup, .. } = self.log_in(sentinel, None, deadline).await?;
+        let connection = self.log_in(sentinel, None, deadline).await?;
         self.has_come_to(format!("{} has not said who the master is", sentinel.address));
-        let reply = self.by(deadline, pipe.send_packed_command(&resolver.question())).await?;
-        resolver.master(reply.map_err(unknown)?)
+        let reply = self.by(deadline, connection.multiplexer.ask(&resolver.question())).await?;
+        resolver.master(reply.map_err(not_sent)?)
     }
 
     /// Dials one server and makes ready what will be used.
@@ -328,21 +315,22 @@ impl Connector {
         deadline: Moment,
     ) -> Result<Connection, Failure> {
         let requests = listener.is_none();
-        let mut connection = self.log_in(target, listener, deadline).await?;
-        let pipe = &mut connection.pipe;
+        let connection = self.log_in(target, listener, deadline).await?;
+        let multiplexer = &connection.multiplexer;
         if let Goal::Master(_) = self.goal {
-            let role = self.by(deadline, pipe.send_packed_command(&command(&["ROLE"]))).await?;
-            sentinel::is_master(&role.map_err(unknown)?)?;
+            let role = self.by(deadline, multiplexer.ask(&command(&["ROLE"]))).await?;
+            sentinel::is_master(&role.map_err(not_sent)?)?;
         }
         let now = || self.runtime.now();
-        let Greeting { peer, life, is_replica } = self.by(deadline, greet(pipe, target, now)).await??;
+        let Greeting { peer, life, is_replica } =
+            self.by(deadline, greet(multiplexer, target, now)).await??;
         if is_replica && matches!(self.goal, Goal::Only(_)) {
             // It knows of no lock that its master has not told it of yet, and may be promoted at
             // any time.
             return Err(Failure::NotSent(Failure::cause("this server is a replica; name its master")));
         }
         if let Some(before) = before {
-            self.by(deadline, self.end(pipe, target, before, peer.as_ref())).await??;
+            self.by(deadline, self.end(multiplexer, target, before, peer.as_ref())).await??;
         }
         if requests && peer.is_none() {
             self.warn_of_late_requests(&target.shown(), "it does not tell which connection this is");
@@ -381,63 +369,27 @@ impl Connector {
             _ => stream,
         };
         stage("has not answered the login");
-        let (heard, unanswered) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicUsize::new(0)));
-        let stream = Gathered::new(stream, Arc::clone(&unanswered));
-        let stream = Checked::new(stream, Arc::clone(&heard), listener.is_some());
-        let mut config = AsyncConnectionConfig::new()
-            .set_response_timeout(None)
-            .set_connection_timeout(None)
-            .set_pipeline_buffer_size(QUEUE)
-            .set_write_backpressure_boundary(ENOUGH);
-        if let Some(listener) = listener {
-            config = config.set_push_sender(move |info| {
-                listener(info);
-                Ok::<(), ()>(())
-            });
-        }
-        let login = login(&target.access)?;
-        let opened = MultiplexedConnection::new_with_config(&login, stream, config);
-        let (pipe, driver) = self.by(deadline, opened).await?.map_err(|error| {
-            let silent = heard.load(Ordering::Relaxed) == 0;
-            let malformed = is_malformed(&error);
-            match refusal(error) {
-                Failure::NotSent(cause) if silent && malformed => {
-                    let hint =
-                        if target.access.tls.is_none() { "; one that speaks TLS is rediss://" } else { "" };
-                    Failure::NotSent(Failure::cause(format!(
-                        "it does not speak the Redis protocol{hint} ({cause})"
-                    )))
-                }
-                Failure::NotSent(cause) if silent && target.access.tls.is_none() => {
-                    Failure::NotSent(Failure::cause(format!(
-                        "it hung up before it said anything; one that speaks TLS is rediss:// ({cause})"
-                    )))
-                }
-                failure => failure,
+        let hello = hello(&target.access)?;
+        let (multiplexer, task, over) = Multiplexer::open(stream, listener);
+        self.runtime.spawn(task.boxed());
+        let said = self.by(deadline, multiplexer.ask(&hello)).await?;
+        accepted(said).map_err(|failure| match failure {
+            Failure::NotSent(cause) if multiplexer.heard() == 0 && cause.is::<Malformed>() => {
+                let hint =
+                    if target.access.tls.is_none() { "; one that speaks TLS is rediss://" } else { "" };
+                Failure::NotSent(Failure::cause(format!(
+                    "it does not speak the Redis protocol{hint} ({cause})"
+                )))
             }
+            Failure::NotSent(cause) if multiplexer.heard() == 0 && target.access.tls.is_none() => {
+                Failure::NotSent(Failure::cause(format!(
+                    "it hung up before it said anything; one that speaks TLS is rediss:// ({cause})"
+                )))
+            }
+            failure => failure,
         })?;
-        let (hangup, hung) = oneshot::channel();
-        let (done, over) = oneshot::channel();
-        self.runtime.spawn(
-            async move {
-                select(hung, pin!(driver)).await;
-                let _ = done.send(());
-            }
-            .boxed(),
-        );
         let (to, life) = (target.address.clone(), Incarnation::Unknown);
-        Ok(Connection {
-            pipe,
-            to,
-            peer: None,
-            local,
-            is_direct: false,
-            life,
-            heard,
-            unanswered,
-            hangup,
-            over,
-        })
+        Ok(Connection { multiplexer, to, peer: None, local, is_direct: false, life, over })
     }
 
     async fn by<F: Future>(&self, deadline: Moment, work: F) -> Result<F::Output, Failure> {
@@ -458,7 +410,7 @@ impl Connector {
 
     async fn end(
         &self,
-        pipe: &mut MultiplexedConnection,
+        multiplexer: &Multiplexer,
         target: &Target,
         before: &Peer,
         now: Option<&Peer>,
@@ -468,7 +420,7 @@ impl Connector {
         if now.is_some_and(|now| now.id <= before.id) {
             return Ok(());
         }
-        let killed = pipe.send_packed_command(&before.kill()).await.map_err(unknown)?;
+        let killed = multiplexer.ask(&before.kill()).await.map_err(not_sent)?;
         self.has_ended(&target.shown(), &killed)
     }
 
@@ -497,9 +449,8 @@ impl Connector {
     }
 }
 
-fn login(access: &Access) -> Result<RedisConnectionInfo, Failure> {
-    let mut info =
-        RedisConnectionInfo::default().set_protocol(ProtocolVersion::RESP3).set_skip_set_lib_name();
+/// The command that switches to RESP3 and logs in.
+fn hello(access: &Access) -> Result<Commands, Failure> {
     let told = access.provider.as_ref().map(|provider| (provider.0)()).transpose();
     let told = told.map_err(Failure::NotSent)?;
     let from_file = match &access.password_file {
@@ -510,13 +461,10 @@ fn login(access: &Access) -> Result<RedisConnectionInfo, Failure> {
         Some(Credentials { user, password }) => (user, Some(password)),
         None => (&access.user, from_file.as_ref().or(access.password.as_ref())),
     };
-    if let Some(user) = user {
-        info = info.set_username(user);
-    }
-    if let Some(password) = password {
-        info = info.set_password(password);
-    }
-    Ok(info)
+    Ok(match password {
+        Some(password) => command(&["HELLO", "3", "AUTH", user.as_deref().unwrap_or("default"), password]),
+        None => command(&["HELLO", "3"]),
+    })
 }
 
 /// The text of a file, without the end of its line.
@@ -540,20 +488,19 @@ struct Greeting {
 /// Chooses the database, says what we are, and asks what the server calls this connection, how long
 /// it has been up, and what it is. A connection does not outlive its server, so once is enough.
 async fn greet(
-    pipe: &mut MultiplexedConnection,
+    multiplexer: &Multiplexer,
     target: &Target,
     now: impl Fn() -> Moment,
 ) -> Result<Greeting, Failure> {
     if target.access.db != 0 {
-        done(pipe.send_packed_command(&command(&["SELECT", &target.access.db.to_string()])).await)?;
+        accepted(multiplexer.ask(&command(&["SELECT", &target.access.db.to_string()])).await)?;
     }
     // Neither is needed; a user without the right to them can lock all the same.
-    let _ = ask(pipe, &["CLIENT", "SETNAME", "tenure"]).await?;
-    let (mut pipe, mut other, mut third) = (pipe.clone(), pipe.clone(), pipe.clone());
+    let _ = ask(multiplexer, &["CLIENT", "SETNAME", "tenure"]).await?;
     let (peer, server, hello) = join3(
-        ask(&mut pipe, &["CLIENT", "INFO"]),
-        ask(&mut other, &["INFO", "server"]),
-        ask(&mut third, &["HELLO"]),
+        ask(multiplexer, &["CLIENT", "INFO"]),
+        ask(multiplexer, &["INFO", "server"]),
+        ask(multiplexer, &["HELLO"]),
     )
     .await;
     let peer = peer?.as_ref().and_then(Peer::read);
@@ -563,58 +510,31 @@ async fn greet(
 
 /// Reads the `role` of a server's answer to HELLO. An answer without it counts as no role.
 fn is_replica(hello: &Value) -> bool {
-    let Value::Map(fields) = hello else { return false };
-    let role = fields.iter().find(|(field, _)| bytes(field) == Some(b"role"));
-    role.and_then(|(_, role)| bytes(role)).is_some_and(|role| role == b"replica" || role == b"slave")
+    let Value::Array(fields) = hello else { return false };
+    let (fields, _) = fields.as_chunks::<2>();
+    let role = fields.iter().find(|[field, _]| bytes(field) == Some(b"role"));
+    role.and_then(|[_, role]| bytes(role)).is_some_and(|role| role == b"replica" || role == b"slave")
 }
 
 /// Asks for what we can do without: an error of the server is no answer.
-async fn ask(pipe: &mut MultiplexedConnection, words: &[&str]) -> Result<Option<Value>, Failure> {
-    match pipe.send_packed_command(&command(words)).await.map_err(unknown)? {
+async fn ask(multiplexer: &Multiplexer, words: &[&str]) -> Result<Option<Value>, Failure> {
+    match multiplexer.ask(&command(words)).await.map_err(not_sent)? {
         Value::ServerError(_) => Ok(None),
         value => Ok(Some(value)),
     }
 }
 
-fn done(reply: redis::RedisResult<Value>) -> Result<(), Failure> {
-    match reply.map_err(unknown)? {
-        Value::ServerError(error) => Err(failure::of(&error).0),
-        _ => Ok(()),
-    }
-}
-
-/// Whether what came in is not what a server says.
-fn is_malformed(error: &redis::RedisError) -> bool {
-    let cause = error.source().and_then(|cause| cause.downcast_ref::<Cause>());
-    let error = cause.and_then(|cause| cause.downcast_ref::<io::Error>());
-    error.and_then(io::Error::get_ref).is_some_and(|error| error.is::<Malformed>())
-}
-
-fn io_error(error: &redis::RedisError) -> Option<&io::Error> {
-    let source = error.source()?;
-    match source.downcast_ref::<Cause>() {
-        Some(cause) => cause.downcast_ref(),
-        None => source.downcast_ref(),
-    }
-}
-
-/// What comes of logging in.
-fn refusal(error: redis::RedisError) -> Failure {
-    if let Some(failure) = io_error(&error).and_then(|error| failure_of(error, PLAIN)) {
-        return failure;
-    }
-    match failure::said(&error) {
-        Some(error) => failure::of(&error).0,
-        None if error.kind() == redis::ErrorKind::RESP3NotSupported => {
-            Failure::Refused(Failure::cause("it does not speak RESP3: Redis 6.2 or Valkey 7.2 is needed"))
+/// What comes of a step of logging in. Nothing of a caller's is on a connection that is being made.
+fn accepted(said: Result<Value, Failure>) -> Result<(), Failure> {
+    match said {
+        Ok(Value::ServerError(error)) => Err(failure::of(&error).0),
+        Ok(_) => Ok(()),
+        Err(Failure::Unknown(cause)) => {
+            let refused = cause.downcast_ref().and_then(|Lost(error)| failure_of(error, PLAIN));
+            Err(refused.unwrap_or(Failure::NotSent(cause)))
         }
-        None => unknown(error),
+        Err(failure) => Err(not_sent(failure)),
     }
-}
-
-/// Nothing of a caller's is on a connection that is being made.
-fn unknown(error: redis::RedisError) -> Failure {
-    Failure::NotSent(Arc::new(error))
 }
 
 /// Reads `run_id:…`, `uptime_in_seconds:…`, a line each. Whole seconds, rounded down: it has been

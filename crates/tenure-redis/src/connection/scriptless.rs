@@ -2,9 +2,8 @@
 
 use std::sync::atomic::AtomicBool;
 
-use redis::{Cmd, Value};
-
-use crate::command::command;
+use crate::resp::Value;
+use crate::resp::encode::Commands;
 use tenure_core::store::Failure;
 
 /// The commands in place of scripts.
@@ -33,7 +32,7 @@ impl Delete {
     /// What the answer to [`HAS_DELETE`] says. A server that does not say has neither.
     pub(crate) fn read(said: &Value) -> Option<Self> {
         let Value::Array(commands) = said else { return None };
-        let known = |at: usize| matches!(commands.get(at), Some(Value::Array(_) | Value::Set(_)));
+        let known = |at: usize| matches!(commands.get(at), Some(Value::Array(_)));
         match (known(0), known(1)) {
             (true, _) => Some(Self::DelIfEq),
             (_, true) => Some(Self::DelEx),
@@ -42,10 +41,10 @@ impl Delete {
     }
 
     /// Deletes this key if it has this value.
-    pub(crate) fn of(self, key: &str, value: &str) -> Cmd {
+    pub(crate) fn write(self, key: &str, value: &str, out: &mut Commands) {
         match self {
-            Self::DelIfEq => command(&["DELIFEQ", key, value]),
-            Self::DelEx => command(&["DELEX", key, "IFEQ", value]),
-        }
+            Self::DelIfEq => out.command(&["DELIFEQ", key, value]),
+            Self::DelEx => out.command(&["DELEX", key, "IFEQ", value]),
+        };
     }
 }

@@ -8,8 +8,7 @@ use std::error::Error;
 use std::sync::Arc;
 use std::{fmt, io};
 
-use redis::{RedisError, ServerError};
-
+use crate::resp::ServerError;
 use tenure_core::store::Failure;
 
 /// What to do about an error.
@@ -79,10 +78,10 @@ const TABLE: &[(&str, &str, Means)] = &[
 
 /// The failure that an error stands for, and whether to leave the connection.
 pub(crate) fn of(error: &ServerError) -> (Failure, bool) {
-    let text = text(error);
+    let text = error.to_string();
     let means = meaning(error.code(), &text);
     let hint = hint(error.code(), &text);
-    let cause = Arc::new(Said { error: error.clone(), text, hint });
+    let cause = Arc::new(Said { error: error.clone(), hint });
     match means {
         AskAgain => (Failure::NotSent(cause), false),
         AskElsewhere => (Failure::NotSent(cause), true),
@@ -98,13 +97,6 @@ fn meaning(code: &str, text: &str) -> Means {
 /// The row of the table that counts.
 fn row(code: &str, text: &str) -> Option<usize> {
     TABLE.iter().position(|(row, part, _)| *row == code && text.contains(part))
-}
-
-fn text(error: &ServerError) -> String {
-    match error.details() {
-        Some(details) => format!("{} {details}", error.code()),
-        None => error.code().to_owned(),
-    }
 }
 
 /// What to do about it, where the server does not say.
@@ -124,7 +116,6 @@ fn hint(code: &str, text: &str) -> Option<&'static str> {
 #[derive(Debug)]
 struct Said {
     error: ServerError,
-    text: String,
     /// What to do about it, where the server does not say.
     hint: Option<&'static str>,
 }
@@ -132,8 +123,8 @@ struct Said {
 impl fmt::Display for Said {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.hint {
-            Some(hint) => write!(f, "{} ({hint})", self.text),
-            None => f.write_str(&self.text),
+            Some(hint) => write!(f, "{} ({hint})", self.error),
+            None => self.error.fmt(f),
         }
     }
 }
@@ -158,12 +149,11 @@ pub(crate) fn forbids_scripts(failure: &Failure) -> bool {
     }
 }
 
-/// The error of the server within an error of the client, if there is one.
-pub(crate) fn said(error: &RedisError) -> Option<ServerError> {
-    let cause: &(dyn std::error::Error + 'static) = error;
-    match cause.source().and_then(|source| source.downcast_ref::<ServerError>()) {
-        Some(error) => Some(error.clone()),
-        None => error.clone().into_server_errors()?.first().map(|(_, error)| error.clone()),
+/// The same failure of something that was not sent for that reason.
+pub(crate) fn not_sent(failure: Failure) -> Failure {
+    match failure {
+        Failure::Unknown(cause) => Failure::NotSent(cause),
+        failure => failure,
     }
 }
 
@@ -192,8 +182,6 @@ impl Error for Undialled {}
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
-
-    use redis::{Parser, Value};
 
     use super::*;
 
@@ -245,10 +233,7 @@ mod tests {
         &["ERR something that no client has seen yet", "NEWCODE something that no client has seen yet"];
 
     fn error(line: &str) -> ServerError {
-        match Parser::new().parse_value(format!("-{line}\r\n").as_bytes()).expect("a reply") {
-            Value::ServerError(error) => error,
-            other => panic!("not an error: {other:?}"),
-        }
+        ServerError::new(line)
     }
 
     fn said(line: &str) -> (Failure, bool) {
@@ -270,7 +255,7 @@ mod tests {
 
     #[test]
     fn each_row_of_the_table_counts_for_something_that_a_server_says() {
-        let row_of = |line: &str| row(error(line).code(), &text(&error(line)));
+        let row_of = |line: &str| row(error(line).code(), line);
         let said: BTreeSet<usize> = [AGAIN, ELSEWHERE, REFUSED]
             .concat()
             .into_iter()

@@ -1,10 +1,9 @@
 //! Replies of the scripts, read strictly: another shape, owner or request makes a reply invalid.
 
 pub(crate) mod failure;
-pub(crate) mod frame;
 
-use redis::Value;
-
+use crate::resp::parse::{Replies, Reply};
+use crate::resp::{ServerError, Value};
 use tenure_core::protocol::{Answer, Found, Holding, Kind, LockSpec, Op, Place, Verb};
 
 /// A parsed reply.
@@ -18,8 +17,38 @@ pub(crate) struct Read {
     pub(crate) is_counted: bool,
 }
 
+/// What a script says.
+pub(crate) enum Said {
+    /// It leaves the decision to another script.
+    Nothing,
+    Answer(Reading),
+    Error(ServerError),
+}
+
+/// The reply to a request, or what is wrong with it.
+pub(crate) type Reading = Result<Read, &'static str>;
+
+impl Said {
+    /// Reads the next reply, which is to `op`.
+    pub(crate) fn of(mut replies: Replies<'_>, op: &Op) -> Self {
+        match replies.clone().next() {
+            None | Some(Reply::Nil) => Self::Nothing,
+            Some(Reply::Bulk(line)) => Self::Answer(read_line(line, op)),
+            _ => match replies.value() {
+                Some(Value::ServerError(error)) => Self::Error(error),
+                value => Self::Answer(read(&value.unwrap_or(Value::Nil), op)),
+            },
+        }
+    }
+
+    /// Whether the server does not know the script.
+    pub(crate) fn is_no_script(&self) -> bool {
+        matches!(self, Self::Error(error) if failure::is_no_script(error))
+    }
+}
+
 /// Reads the reply to `op`; the error says what is wrong with it.
-pub(crate) fn read(value: &Value, op: &Op) -> Result<Read, &'static str> {
+pub(crate) fn read(value: &Value, op: &Op) -> Reading {
     let parts = match value {
         Value::Array(parts) => parts,
         Value::BulkString(line) => return read_line(line, op),
@@ -63,7 +92,7 @@ fn is_for(op: &Op, owner: Option<&[u8]>, request: Option<u64>) -> Result<(), &'s
 }
 
 /// What is answered most comes as one string: a list costs the server and us several times as much.
-fn read_line(line: &[u8], op: &Op) -> Result<Read, &'static str> {
+fn read_line(line: &[u8], op: &Op) -> Reading {
     let line = std::str::from_utf8(line).map_err(|_| "a reply that is no text")?;
     let (line, is_bounded) = match line.strip_suffix(" more") {
         Some(line) if matches!(op.rule, LockSpec::Queue(_)) => (line, true),
@@ -220,10 +249,7 @@ pub(crate) fn text(value: &Value) -> Option<String> {
 
 /// Text for people.
 pub(crate) fn prose(value: &Value) -> Option<&str> {
-    match value {
-        Value::VerbatimString { text, .. } => Some(text),
-        value => std::str::from_utf8(bytes(value)?).ok(),
-    }
+    std::str::from_utf8(bytes(value)?).ok()
 }
 
 pub(crate) fn number(value: &Value) -> Option<u64> {
@@ -371,7 +397,9 @@ mod tests {
         assert_eq!(read(&other, &op), Err("a reply to another owner"));
         let other = Value::Array(vec![bulk(op.owner.as_str()), bulk("8"), bulk("free")]);
         assert_eq!(read(&other, &op), Err("a reply to another request"));
-        for value in [Value::Nil, Value::Okay, Value::Int(1), bulk("held"), Value::Array(vec![])] {
+        for value in
+            [Value::Nil, Value::SimpleString("OK".into()), Value::Int(1), bulk("held"), Value::Array(vec![])]
+        {
             assert!(read(&value, &op).is_err());
         }
         for rest in [

@@ -20,16 +20,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::{FutureExt, join, select};
-use redis::{Cmd, Value};
 use tokio::sync::{Notify, oneshot};
 
-use crate::command::command;
 use crate::connection::Connector;
 use crate::connection::pipeline::Pipeline;
 use crate::connection::supervisor::Supervisor;
 use crate::replies::bytes;
-use crate::replies::failure;
+use crate::replies::failure::{self, not_sent};
 use crate::requests::{Request, RequestContext, answered, refused};
+use crate::resp::Value;
+use crate::resp::encode::{Commands, command};
 use tenure_core::moment::Moment;
 use tenure_core::name::LockName;
 use tenure_core::net::by;
@@ -309,7 +309,7 @@ impl AckChannel {
             }
             Some(failure) => {
                 for pending in state.queue.drain(..) {
-                    let _ = pending.answer.send(Err(not_sent(&failure)));
+                    let _ = pending.answer.send(Err(not_sent(failure.clone())));
                 }
                 drop(state);
                 self.settled.notify_waiters();
@@ -339,7 +339,7 @@ impl AckChannel {
     fn fail(&self, batch: Vec<Pending>, failure: &Failure) {
         for pending in batch {
             self.settle(&pending.op.name);
-            let _ = pending.answer.send(Err(not_sent(failure)));
+            let _ = pending.answer.send(Err(not_sent(failure.clone())));
         }
     }
 
@@ -372,11 +372,10 @@ impl AckChannel {
             let patience = (longest - longest / 8).clamp(Duration::from_millis(1), WAIT_MAX);
             let wait = command(&["WAIT", &acks.to_string(), &patience.as_millis().to_string()]);
             let until = now + patience + LATE;
-            let commands: Vec<Cmd> = std::iter::once(command(&MARK))
-                .chain(batch.iter().flat_map(|pending| pending.commands(in_full)))
-                .collect();
+            let mut commands = command(&MARK);
+            batch.iter().for_each(|pending| pending.write(&mut commands, in_full));
             let replies = async {
-                match pipeline.ask_all(commands, until).await {
+                match pipeline.ask_all(&commands, until).await {
                     Ok(replies) => Some(self.sort(pipeline, batch, replies)),
                     Err(failure) => {
                         for pending in batch {
@@ -483,14 +482,6 @@ impl AckChannel {
     }
 }
 
-/// The same of something that did not leave for that reason.
-fn not_sent(failure: &Failure) -> Failure {
-    match failure.clone() {
-        Failure::Unknown(cause) => Failure::NotSent(cause),
-        failure => failure,
-    }
-}
-
 /// What became of a batch.
 enum Sent {
     Well,
@@ -553,11 +544,12 @@ impl Drop for Queued<'_> {
 }
 
 impl Pending {
-    fn commands(&self, in_full: bool) -> Vec<Cmd> {
-        let request = Request::new(&self.op, self.context.space).guarded(self.context.terms);
-        let asking = self.context.asking.then(|| command(&["ASKING"]));
-        let script = if in_full || self.context.asking { request.in_full() } else { request.by_name() };
-        asking.into_iter().chain([script]).collect()
+    fn write(&self, out: &mut Commands, in_full: bool) {
+        let (request, asking) = (Request::new(&self.op, self.context.space), self.context.asking);
+        if asking {
+            out.command(&["ASKING"]);
+        }
+        request.guarded(self.context.terms).write(out, in_full || asking);
     }
 }
 

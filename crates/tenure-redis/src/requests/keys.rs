@@ -7,10 +7,11 @@
 
 use std::sync::LazyLock;
 
+use crate::resp::encode::decimal;
 use crate::topology::slots::SLOTS;
 use tenure_core::owner::Client;
 use tenure_core::protocol::LockSpec;
-use tenure_core::protocol::record::{beside, tag};
+use tenure_core::protocol::record::{beside, marks, tag};
 
 /// The key of a server's epoch: which start of which server it is, and since when.
 pub(crate) const EPOCH: &str = "tenure:epoch";
@@ -47,10 +48,20 @@ static NUMBERS: LazyLock<Box<[u32]>> = LazyLock::new(|| {
 /// The channel on which a lock's end is said. Channels are common to all databases of a server, so
 /// it names the database; that of the reentrant kind is named by Redisson's own rule.
 pub(crate) fn channel(db: u32, rule: LockSpec, key: &str) -> String {
+    with_channel(db, rule, key, |parts| parts.concat())
+}
+
+/// The same, in parts.
+pub(crate) fn with_channel<T>(db: u32, rule: LockSpec, key: &str, then: impl FnOnce(&[&str]) -> T) -> T {
     match rule {
-        LockSpec::Reentrant if key.contains('{') => ["redisson_lock__channel:", key].concat(),
-        LockSpec::Reentrant => ["redisson_lock__channel:{", key, "}"].concat(),
-        LockSpec::Mutex | LockSpec::Queue(_) => beside(&format!("tenure:wake:{db}:"), key),
+        LockSpec::Reentrant if key.contains('{') => then(&["redisson_lock__channel:", key]),
+        LockSpec::Reentrant => then(&["redisson_lock__channel:{", key, "}"]),
+        LockSpec::Mutex | LockSpec::Queue(_) => {
+            let (before, after) = marks(key);
+            let mut digits = [0; 20];
+            let db = std::str::from_utf8(decimal(db.into(), &mut digits)).unwrap_or_default();
+            then(&["tenure:wake:", db, ":", before, key, after])
+        }
     }
 }
 

@@ -14,11 +14,11 @@ pub(crate) mod scriptless;
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use redis::Value;
-
 use crate::connection::pipeline::Pipeline;
-use crate::replies::failure;
+use crate::replies::{Reading, Said, failure};
 use crate::requests::script::{MUTEX, QUEUE, REENTRANT, Script};
+use crate::resp::encode::Commands;
+use crate::resp::{ServerError, Value};
 use crate::topology::Terms;
 use tenure_core::events::{event, text};
 use tenure_core::protocol::{Fence, Listening, Liveness, LockSpec, Op, QueueSpec, ReleaseScope, Verb, lease};
@@ -266,33 +266,22 @@ impl<'a> Request<'a> {
         self.owned(keys::channel(space.db, rule, self.keys.0)).text(space.publish.command())
     }
 
-    /// The command that names the script.
-    pub(crate) fn by_name(&self) -> redis::Cmd {
-        self.command("EVALSHA", self.script.sha)
-    }
-
-    /// The command that brings the script along.
-    pub(crate) fn in_full(&self) -> redis::Cmd {
-        self.command("EVAL", self.script.text)
-    }
-
-    fn command(&self, verb: &str, script: &str) -> redis::Cmd {
+    /// Encodes it: `in_full` with its text, otherwise with its name.
+    pub(crate) fn write(&self, out: &mut Commands, in_full: bool) {
         let (lock, counter) = (self.keys.0, self.keys.1.as_deref());
         let keys = 1 + usize::from(counter.is_some()) + usize::from(self.epoch.is_some());
-        let bytes: usize = self.args.iter().map(|text| text.len()).sum();
-        let bytes = bytes + lock.len() + counter.map_or(0, str::len) + verb.len() + script.len() + 4;
-        let mut command = redis::Cmd::with_capacity(3 + keys + self.args.len(), bytes);
-        command.arg(verb).arg(script).arg(keys).arg(lock);
-        if let Some(counter) = counter {
-            command.arg(counter);
-        }
-        if let Some(epoch) = self.epoch {
-            command.arg(epoch);
+        out.begin(3 + keys + self.args.len());
+        match in_full {
+            true => out.arg("EVAL").arg(self.script.text),
+            false => out.arg("EVALSHA").arg(self.script.sha),
+        };
+        out.number(keys as u64).arg(lock);
+        for key in [counter, self.epoch].into_iter().flatten() {
+            out.arg(key);
         }
         for text in &self.args {
-            command.arg(&**text);
+            out.arg(&**text);
         }
-        command
     }
 }
 
@@ -309,8 +298,17 @@ pub(crate) fn answered(pipeline: &Pipeline, value: Value) -> Result<Value, Failu
     }
 }
 
+/// What a script answered, unless that is an error.
+pub(crate) fn said(pipeline: &Pipeline, said: Said) -> Result<Reading, Failure> {
+    match said {
+        Said::Answer(reading) => Ok(reading),
+        Said::Nothing => Ok(Err("a reply that is neither list nor string")),
+        Said::Error(error) => Err(refused(pipeline, &error)),
+    }
+}
+
 /// What an error of the server says. The connection is given up where it must be.
-pub(crate) fn refused(pipeline: &Pipeline, error: &redis::ServerError) -> Failure {
+pub(crate) fn refused(pipeline: &Pipeline, error: &ServerError) -> Failure {
     let (failure, leave) = failure::of(error);
     if leave {
         pipeline.hang_up();

@@ -3,23 +3,24 @@
 use std::sync::Arc;
 
 use futures_util::future::{FutureExt, join, join_all};
-use redis::Value;
 
-use crate::command::command;
 use crate::connection::Connector;
 use crate::connection::lines::Lines;
 use crate::connection::pipeline::Pipeline;
 use crate::connection::scriptless::Scriptless;
 use crate::connection::supervisor::Supervisor;
 use crate::messages::Notifications;
-use crate::replies;
-use crate::replies::failure;
+use crate::replies::{self, Reading, Said, failure};
+use crate::requests;
 use crate::requests::ack_channel::{self, AckChannel};
 use crate::requests::keys;
 use crate::requests::pair::{self, Pairs, Tried};
 use crate::requests::renewals;
 use crate::requests::scriptless::ExclusiveConnection;
 use crate::requests::{Request, RequestContext, answered, warn_unheard};
+use crate::resp::Value;
+use crate::resp::encode::command;
+use crate::resp::parse::Tape;
 use crate::topology::slots;
 use tenure_core::events::{event, text};
 use tenure_core::moment::Moment;
@@ -89,27 +90,27 @@ impl Node {
             true => self.pairs.ask(&*self.runtime, &self.url, pipeline, op, context, deadline).await,
             false => Ok(Tried::NOT),
         };
-        let value = match tried {
+        let reading = match tried {
             Ok(Tried::Answered(answer)) => return Ok(answer),
-            Ok(Tried::Said(value)) => Ok(value),
+            Ok(Tried::Said(reading)) => Ok(reading),
             Ok(Tried::Undecided { may_hold: true }) => settled(pipeline, op, context, deadline).boxed().await,
             Ok(Tried::Undecided { may_hold: false }) => self.by_script(pipeline, op, context, deadline).await,
             Err(failure) => Err(failure),
         };
-        let value = match value {
+        let reading = match reading {
             Err(failure) if failure::forbids_scripts(&failure) => {
                 let plain = Scriptless::look(pipeline, failure, deadline).boxed().await?;
                 return plain.ask(&self.exclusive, pipeline, op, context, deadline).boxed().await;
             }
-            value => value?,
+            reading => reading?,
         };
-        match replies::read(&value, op) {
+        match reading {
             Ok(replies::Read { answer, unheard, is_counted }) => {
                 if let (true, Answer::Held { fence }) = (is_counted, &answer) {
                     pipeline.tokens.raised(*fence, self.runtime.now());
                 }
                 if is_pair {
-                    self.pairs.learned(&op.name, &answer, self.runtime.now());
+                    self.pairs.learned(&*self.runtime, &op.name, &answer);
                 }
                 if let Some(why) = unheard {
                     warn_unheard(&self.url, op, &why);
@@ -163,17 +164,19 @@ impl Node {
         op: &Op,
         context: RequestContext,
         deadline: Moment,
-    ) -> Result<Value, Failure> {
+    ) -> Result<Reading, Failure> {
         if ack_channel::is_for(op, context) {
-            return self.ack_channel.ask(op, context, deadline).boxed().await;
+            let value = self.ack_channel.ask(op, context, deadline).boxed().await?;
+            return Ok(replies::read(&value, op));
         }
         let in_flight = self.ack_channel.beside(&op.name, deadline).await?;
-        let value = run(pipeline, op, context, deadline).await;
-        if let (Some(in_flight), Ok(_) | Err(Failure::NotSent(_) | Failure::Refused(_))) = (in_flight, &value)
+        let reading = run(pipeline, op, context, deadline).await;
+        if let (Some(in_flight), Ok(_) | Err(Failure::NotSent(_) | Failure::Refused(_))) =
+            (in_flight, &reading)
         {
             in_flight.answered();
         }
-        value
+        reading
     }
 
     /// A part of its locks.
@@ -233,12 +236,12 @@ impl Node {
         }
         let owner = Owner::fresh("", &*self.runtime);
         let op = Op { name: name.clone(), rule, owner, request: 0, verb: Verb::Inspect };
-        let value = match run(pipeline, &op, context, deadline).await {
+        let reading = match run(pipeline, &op, context, deadline).await {
             // Then no lock of this kind is kept here.
             Err(failure) if failure::forbids_scripts(&failure) => return Ok(None),
-            value => value?,
+            reading => reading?,
         };
-        Ok(match replies::read(&value, &op) {
+        Ok(match reading {
             // A hash that is no lock's.
             Ok(replies::Read { answer: Answer::Found(found), .. })
                 if found.holders.iter().any(is_no_lock) =>
@@ -268,23 +271,25 @@ async fn run(
     op: &Op,
     context: RequestContext,
     deadline: Moment,
-) -> Result<Value, Failure> {
+) -> Result<Reading, Failure> {
     let request = Request::new(op, context.space).guarded(context.terms);
     if context.asking {
         // Rare, and it must not take a third round trip.
-        return answered(pipeline, pipeline.ask_for_slot(&request.in_full(), deadline).boxed().await?);
+        let asked = pipeline.send(deadline, |out| request.write(out.command(&["ASKING"]), true))?;
+        let value = answered(pipeline, asked.last().boxed().await?)?;
+        return Ok(replies::read(&value, op));
     }
     // The first request after a reconnect is the question whether a lock is still held, and a
     // server that has forgotten the lock has forgotten the script: it must not take a second round
     // trip to say so.
-    let first = if pipeline.brings_script() { request.in_full() } else { request.by_name() };
-    let mut value = pipeline.ask(&first, deadline).await?;
-    if let Value::ServerError(error) = &value
-        && failure::is_no_script(error)
-    {
-        value = pipeline.ask(&request.in_full(), deadline).await?;
+    let in_full = pipeline.brings_script();
+    let ask = |in_full| pipeline.send(deadline, |out| request.write(out, in_full));
+    let read = |tape: &mut Tape| Said::of(tape.replies(), op);
+    let mut said = ask(in_full)?.read(read).await?;
+    if said.is_no_script() {
+        said = ask(true)?.read(read).await?;
     }
-    answered(pipeline, value)
+    requests::said(pipeline, said)
 }
 
 /// The script's answer after plain commands that may have taken the lock. Where the script is
@@ -295,9 +300,9 @@ async fn settled(
     op: &Op,
     context: RequestContext,
     deadline: Moment,
-) -> Result<Value, Failure> {
-    let value = run(pipeline, op, context, deadline).await;
-    let Err(failure) = value else { return value };
+) -> Result<Reading, Failure> {
+    let reading = run(pipeline, op, context, deadline).await;
+    let Err(failure) = reading else { return reading };
     let cause = match &failure {
         Failure::Refused(cause) | Failure::NotSent(cause) => Arc::clone(cause),
         Failure::Unknown(_) => return Err(failure),

@@ -11,14 +11,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use redis::{Cmd, Value};
-
-use crate::command::command;
 use crate::connection::pipeline::Pipeline;
 use crate::connection::scriptless::{Delete, HAS_DELETE};
-use crate::replies::failure;
+use crate::replies::{Reading, Said};
+use crate::requests;
 use crate::requests::script::RELEASE;
-use crate::requests::{RequestContext, answered, keys, warn_unheard};
+use crate::requests::{RequestContext, keys, warn_unheard};
+use crate::resp::Value;
+use crate::resp::encode::Commands;
+use crate::resp::parse::{Replies, Reply, Tape};
 use crate::topology::Terms;
 use tenure_core::moment::Moment;
 use tenure_core::name::LockName;
@@ -57,7 +58,7 @@ struct Recent {
 pub(crate) enum Tried {
     Answered(Answer),
     /// What a script has said.
-    Said(Value),
+    Said(Reading),
     /// The script decides. `may_hold`: it may find what they have left.
     Undecided {
         may_hold: bool,
@@ -132,23 +133,20 @@ impl Pairs {
             return Ok(Tried::NOT);
         }
         let (name, owner) = (op.name.as_str(), op.owner.as_str());
-        let pair = [
-            command(&["SET", name, owner, "NX", "PX", &ttl_ms.to_string()]),
-            command(&["INCR", keys::COUNTER]),
-            command(&["GET", name]),
-        ];
         // Once for each connection, beside its first pair.
-        let asks = pipeline.delete.get().is_none().then(|| command(&HAS_DELETE));
-        let was_asked = asks.is_some();
-        let mut replies = pipeline.ask_all(pair.into_iter().chain(asks), deadline).await?;
-        if was_asked && let Some(said) = replies.pop() {
-            pipeline.delete.get_or_init(|| Delete::read(&said));
+        let asks = pipeline.delete.get().is_none();
+        let pair = pipeline.send(deadline, |out| {
+            out.begin(6).arg("SET").arg(name).arg(owner).arg("NX").arg("PX").number(ttl_ms);
+            out.command(&["INCR", keys::COUNTER]).command(&["GET", name]);
+            if asks {
+                out.command(&HAS_DELETE);
+            }
+        });
+        let pair = pair?.read(|tape| Pair::read(tape.replies(), owner, asks)).await?;
+        if let Some(delete) = pair.delete {
+            pipeline.delete.get_or_init(|| delete);
         }
-        let [set, counted, got] = &replies[..] else { return Ok(Tried::NOT) };
-        let is_own =
-            matches!(got, Value::BulkString(value) if value == owner.as_bytes()) || planted(Bug::PairUnread);
-        if let (Value::Okay, Value::Int(token), true) = (set, counted, is_own)
-            && let Ok(token) = u64::try_from(*token)
+        if let (true, Some(token), true) = (pair.is_set, pair.token, pair.is_own || planted(Bug::PairUnread))
             && (pipeline.tokens.accepts(token, newest, now) || planted(Bug::PairUncounted))
         {
             if matches!(pipeline.delete.get(), Some(Some(_))) && !self.deletes_not.load(Ordering::Relaxed) {
@@ -156,27 +154,25 @@ impl Pairs {
             }
             return Ok(Tried::Answered(Answer::Held { fence: token }));
         }
-        for reply in &replies {
-            if let Value::ServerError(error) = reply {
-                // A server that takes no writes may be another by the time it does.
-                pipeline.tokens.forget();
-                if error.code() == "NOPERM" {
-                    pipeline.tokens.refuse();
-                }
-            }
+        if pair.is_refused {
+            pipeline.tokens.refuse();
         }
-        Ok(Tried::Undecided { may_hold: *set == Value::Okay })
+        if pair.is_refused || pair.is_failed {
+            // A server that takes no writes may be another by the time it does.
+            pipeline.tokens.forget();
+        }
+        Ok(Tried::Undecided { may_hold: pair.is_set })
     }
 
     /// Takes in what a script has said of a mutex.
-    pub(crate) fn learned(&self, name: &LockName, answer: &Answer, now: Moment) {
+    pub(crate) fn learned(&self, runtime: &dyn Runtime, name: &LockName, answer: &Answer) {
         match answer {
             Answer::Busy { left_ms, .. } => {
                 let left = left_ms.map_or(LONGEST, Duration::from_millis);
-                self.recent().found_busy(name, now + left.clamp(BUSY, LONGEST));
+                self.recent().found_busy(name, runtime.now() + left.clamp(BUSY, LONGEST));
             }
-            Answer::NoLock { .. } => self.recent().found_busy(name, now + BUSY),
-            Answer::Held { .. } => self.recent().found_held(name, now + BUSY),
+            Answer::NoLock { .. } => self.recent().found_busy(name, runtime.now() + BUSY),
+            Answer::Held { .. } => self.recent().found_held(name, runtime.now() + BUSY),
             _ => {}
         }
     }
@@ -190,36 +186,82 @@ impl Pairs {
         deadline: Moment,
     ) -> Result<Tried, Failure> {
         let (name, owner, space) = (op.name.as_str(), op.owner.as_str(), context.space);
-        let channel = keys::channel(space.db, op.rule, name);
         let publish = space.publish.command();
+        let channel = |out: &mut Commands| {
+            keys::with_channel(space.db, op.rule, name, |parts| {
+                out.parts(parts);
+            });
+        };
         let is_bare = self.recent().bare.remove(&op.owner);
         if let Some(Some(delete)) = pipeline.delete.get().filter(|_| is_bare) {
-            let all = [delete.of(name, owner), command(&[publish, &channel, owner])];
-            let replies = pipeline.ask_all(all, deadline).await?;
-            if let [Value::Int(1), told] = &replies[..] {
-                if let Value::ServerError(error) = told {
+            let both = pipeline.send(deadline, |out| {
+                delete.write(name, owner, out);
+                channel(out.begin(3).arg(publish));
+                out.arg(owner);
+            });
+            let read = |tape: &mut Tape| {
+                let mut replies = tape.replies();
+                (replies.value(), replies.value())
+            };
+            let (deleted, told) = both?.read(read).await?;
+            if deleted == Some(Value::Int(1)) {
+                if let Some(Value::ServerError(error)) = told {
                     warn_unheard(store, op, &error.to_string());
                 }
                 return Ok(Tried::Answered(Answer::Released { left: 0 }));
             }
-            if let Some(Value::ServerError(_)) = replies.first() {
+            if let Some(Value::ServerError(_)) = deleted {
                 self.deletes_not.store(true, Ordering::Relaxed);
             }
             return Ok(Tried::NOT);
         }
-        let request = op.request.to_string();
-        let script =
-            |verb, text| -> Cmd { command(&[verb, text, "1", name, owner, &request, &channel, publish]) };
-        let mut value = pipeline.ask(&script("EVALSHA", RELEASE.sha), deadline).await?;
-        if let Value::ServerError(error) = &value
-            && failure::is_no_script(error)
-        {
-            value = pipeline.ask(&script("EVAL", RELEASE.text), deadline).await?;
+        let script = |verb, text| {
+            pipeline.send(deadline, |out| {
+                out.begin(8).arg(verb).arg(text).arg("1").arg(name).arg(owner);
+                channel(out.number(op.request));
+                out.arg(publish);
+            })
+        };
+        let read = |tape: &mut Tape| Said::of(tape.replies(), op);
+        let mut said = script("EVALSHA", RELEASE.sha)?.read(read).await?;
+        if said.is_no_script() {
+            said = script("EVAL", RELEASE.text)?.read(read).await?;
         }
-        // What it says of itself is checked as every script's reply is.
-        match answered(pipeline, value)? {
-            Value::Nil => Ok(Tried::NOT),
-            value => Ok(Tried::Said(value)),
+        match said {
+            Said::Nothing => Ok(Tried::NOT),
+            // What it says of itself is checked as every script's reply is.
+            said => Ok(Tried::Said(requests::said(pipeline, said)?)),
+        }
+    }
+}
+
+/// The replies to the plain commands of an acquisition.
+struct Pair {
+    is_set: bool,
+    token: Option<u64>,
+    /// The holder is this owner.
+    is_own: bool,
+    is_failed: bool,
+    /// The user may not use one of the commands.
+    is_refused: bool,
+    /// The command that deletes by comparison, if that was asked for.
+    delete: Option<Option<Delete>>,
+}
+
+impl Pair {
+    fn read(mut replies: Replies<'_>, owner: &str, asks: bool) -> Self {
+        let [set, counted, got] = [(); 3].map(|()| replies.head().unwrap_or(Reply::Nil));
+        let errors = [set, counted, got].into_iter().filter_map(|reply| match reply {
+            Reply::Error(error) => Some(error),
+            _ => None,
+        });
+        Self {
+            is_set: set == Reply::Simple(b"OK"),
+            token: if let Reply::Int(token) = counted { token.try_into().ok() } else { None },
+            is_own: got == Reply::Bulk(owner.as_bytes()),
+            is_failed: errors.clone().next().is_some(),
+            is_refused: errors.clone().any(|error| error.starts_with(b"NOPERM ")),
+            delete: asks.then(|| replies.value().as_ref().and_then(Delete::read)),
         }
     }
 }

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use futures_util::future::join;
-use redis::{Cmd, Value};
 
-use crate::command::command;
 use crate::connection::pipeline::Pipeline;
 use crate::connection::server_clock::ServerClock;
 use crate::replies::failure;
 use crate::replies::{bytes, number};
 use crate::requests::script::RECORD;
 use crate::requests::{RequestContext, answered, keys};
+use crate::resp::Value;
+use crate::resp::encode::{Commands, command};
 use tenure_core::events::{event, text};
 use tenure_core::moment::Moment;
 use tenure_core::protocol::LockSpec;
@@ -76,7 +76,7 @@ async fn read(
 
 async fn send(
     pipeline: &Pipeline,
-    command: &Cmd,
+    command: &Commands,
     context: RequestContext,
     deadline: Moment,
 ) -> Result<Value, Failure> {
@@ -119,16 +119,19 @@ async fn run(
     })
 }
 
-fn script(op: &RecordOp, context: RequestContext, by_name: bool) -> Cmd {
+fn script(op: &RecordOp, context: RequestContext, by_name: bool) -> Commands {
     let (verb, text) = if by_name { ("EVALSHA", RECORD.sha) } else { ("EVAL", RECORD.text) };
-    let mut command = command(&[verb, text, "2", op.lock.as_str(), &record::key(&op.lock)]);
+    let mut commands = Commands::default();
+    let args = if let RecordVerb::Put(_) = op.verb { 9 } else { 4 };
+    let command = commands.begin(5 + args).arg(verb).arg(text).arg("2");
+    command.arg(op.lock.as_str()).arg(record::key(&op.lock));
     let channel = keys::channel(context.space.db, LockSpec::Mutex, op.lock.as_str());
     let publish = context.space.publish.command();
     match &op.verb {
         RecordVerb::Put(Put { owner, window, keep_ms, then, value }) => {
             command.arg("put").arg(owner.as_str());
             match window {
-                Some(window) => command.arg(window.start).arg(window.end),
+                Some(window) => command.number(window.start).number(window.end),
                 None => command.arg("").arg(""),
             };
             let then = match then {
@@ -136,13 +139,13 @@ fn script(op: &RecordOp, context: RequestContext, by_name: bool) -> Cmd {
                 Then::Release => "release",
                 Then::Tell => "tell",
             };
-            command.arg(keep_ms).arg(then).arg(channel).arg(publish).arg(&value[..]);
+            command.number(*keep_ms).arg(then).arg(channel).arg(publish).arg(&value[..]);
         }
         RecordVerb::Void | RecordVerb::Read => {
             command.arg("void").arg("").arg(channel).arg(publish);
         }
     }
-    command
+    commands
 }
 
 fn written(value: &Value, asker: &str, op: &RecordOp) -> Option<RecordAnswer> {

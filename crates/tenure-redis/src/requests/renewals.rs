@@ -6,12 +6,13 @@
 //! touch one of the names, and another not.
 
 use futures_util::future::{FutureExt, join_all};
-use redis::{Cmd, Value};
 
 use crate::connection::pipeline::Pipeline;
 use crate::replies::{self, failure};
 use crate::requests::script::{RENEW, RENEW_QUEUE, Script};
 use crate::requests::{RequestContext, answered, header};
+use crate::resp::Value;
+use crate::resp::encode::Commands;
 use crate::topology::slots;
 use tenure_core::moment::Moment;
 use tenure_core::planted::{Bug, planted};
@@ -89,12 +90,12 @@ fn is_of_queue(op: &Op) -> bool {
 async fn ask_part(pipeline: &Pipeline, ops: &[Op], deadline: Moment) -> Result<Vec<Option<Answer>>, Failure> {
     let script: &Script = if is_of_queue(&ops[0]) { &RENEW_QUEUE } else { &RENEW };
     // As each request does: the first after a reconnect brings its script along.
-    let first = if pipeline.brings_script() { ("EVAL", script.text) } else { ("EVALSHA", script.sha) };
-    let mut value = pipeline.ask(&command(first, ops), deadline).await?;
+    let in_full = pipeline.brings_script();
+    let mut value = pipeline.send(deadline, |out| write(out, script, in_full, ops))?.last().await?;
     if let Value::ServerError(error) = &value
         && failure::is_no_script(error)
     {
-        value = pipeline.ask(&command(("EVAL", script.text), ops), deadline).boxed().await?;
+        value = pipeline.send(deadline, |out| write(out, script, true, ops))?.last().boxed().await?;
     }
     let answers = replies::read_renewals(&answered(pipeline, value)?, ops).map_err(|what| {
         // From here on replies cannot be matched with requests.
@@ -110,22 +111,24 @@ async fn ask_part(pipeline: &Pipeline, ops: &[Op], deadline: Moment) -> Result<V
     })
 }
 
-fn command((verb, script): (&str, &str), ops: &[Op]) -> Cmd {
-    let names = ops.iter().map(|op| op.name.as_str());
-    let bytes: usize = ops.iter().map(|op| op.name.as_str().len() + op.owner.as_str().len()).sum();
-    let mut command = Cmd::with_capacity(5 + 3 * ops.len(), bytes + script.len() + 64);
-    command.arg(verb).arg(script).arg(ops.len());
-    names.for_each(|name| {
-        command.arg(name);
-    });
-    command.arg(ops[0].request).arg(lease_of(&ops[0]));
+fn write(out: &mut Commands, script: &Script, in_full: bool, ops: &[Op]) {
+    let each = if is_of_queue(&ops[0]) { 3 } else { 2 };
+    out.begin(5 + each * ops.len());
+    match in_full {
+        true => out.arg("EVAL").arg(script.text),
+        false => out.arg("EVALSHA").arg(script.sha),
+    };
+    out.number(ops.len() as u64);
+    for op in ops {
+        out.arg(op.name.as_str());
+    }
+    out.number(ops[0].request).number(lease_of(&ops[0]));
     for op in ops {
         if let LockSpec::Queue(seat) = op.rule {
-            command.arg(header(seat, ""));
+            out.arg(header(seat, ""));
         }
-        command.arg(op.owner.as_str());
+        out.arg(op.owner.as_str());
     }
-    command
 }
 
 #[cfg(test)]

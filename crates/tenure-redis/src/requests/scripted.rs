@@ -1,11 +1,10 @@
 //! A request as its script gets it, and what the script said: for the simulation, which runs the
 //! scripts itself.
 
-use redis::Value;
-
 use crate::messages::meant;
 use crate::replies;
 use crate::requests::{Keyspace, Publish, Request};
+use crate::resp::Value;
 use tenure_core::protocol::{Answer, LockSpec, Notification, Op};
 
 /// A script, and what it is run with.

@@ -11,10 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures_util::future::join;
-use redis::{Cmd, ServerError, Value};
 use tokio::sync::Mutex;
 
-use crate::command::command;
 use crate::connection::Connector;
 use crate::connection::pipeline::Pipeline;
 use crate::connection::scriptless::{Delete, HAS_DELETE, Scriptless};
@@ -22,6 +20,8 @@ use crate::connection::supervisor::Supervisor;
 use crate::replies::{self, bytes};
 use crate::requests::keys;
 use crate::requests::{Publish, RequestContext, answered, refused, warn_unheard};
+use crate::resp::encode::{Commands, command};
+use crate::resp::{ServerError, Value};
 use crate::topology::Terms;
 use tenure_core::moment::Moment;
 use tenure_core::net::by;
@@ -68,7 +68,7 @@ impl Scriptless {
     /// Whether there are transactions. Where MULTI alone is refused, what was meant to come between
     /// it and EXEC would be done with any value at the key.
     async fn may_compare(pipeline: &Pipeline, why: &Failure, deadline: Moment) -> Result<(), Failure> {
-        for reply in pipeline.ask_all([command(&["MULTI"]), command(&["EXEC"])], deadline).await? {
+        for reply in pipeline.ask_all(&commands(&[&["MULTI"], &["EXEC"]]), deadline).await? {
             if let Value::ServerError(error) = reply {
                 // It may be within MULTI for ever.
                 pipeline.hang_up();
@@ -224,7 +224,7 @@ impl Ask<'_> {
                 let set = ["SET", key, owner, "NX", "PX", &ttl];
                 let (get, left) = (["GETRANGE", key, "0", "1023"], ["PTTL", key]);
                 let (set, (get, left)) = join(self.ask(&set), join(self.ask(&get), self.ask(&left))).await;
-                if answered(self.pipeline, set?)? == Value::Okay {
+                if answered(self.pipeline, set?)?.is_okay() {
                     return Ok(Answer::Held { fence: 0 });
                 }
                 match get? {
@@ -248,8 +248,8 @@ impl Ask<'_> {
         let look: [&[&str]; 4] =
             [&["UNWATCH"], &["WATCH", key], &["GETRANGE", key, "0", "1023"], &["PTTL", key]];
         let watches = self.delete.is_none() && !matches!(self.op.verb, Verb::Inspect);
-        let look: Vec<_> = look[if watches { 0 } else { 2 }..].iter().map(|words| command(words)).collect();
-        let mut replies = self.pipeline.ask_all(look, self.deadline).await?;
+        let look = commands(&look[if watches { 0 } else { 2 }..]);
+        let mut replies = self.pipeline.ask_all(&look, self.deadline).await?;
         let (Some(left), Some(value)) = (replies.pop(), replies.pop()) else { return Err(self.nonsense()) };
         for reply in replies {
             answered(self.pipeline, reply)?;
@@ -290,7 +290,7 @@ impl Ask<'_> {
         let (key, ttl) = (self.key(), ttl_ms.to_string());
         if self.plain.sets.load(Ordering::Relaxed) {
             match self.ask(&["SET", key, &value, "IFEQ", &value, "PX", &ttl]).await? {
-                Value::Okay => return Ok(Answer::Held { fence }),
+                value if value.is_okay() => return Ok(Answer::Held { fence }),
                 Value::Nil => return Err(changed()),
                 Value::ServerError(error) if is_syntax(&error) && self.delete.is_none() => {
                     self.plain.sets.store(false, Ordering::Relaxed);
@@ -373,15 +373,10 @@ impl Ask<'_> {
     async fn at_once(&self, commands: &[&[&str]]) -> Result<Vec<Value>, Failure> {
         if self.delete.is_some() {
             // Each compares for itself.
-            let commands: Vec<Cmd> = commands.iter().copied().map(command).collect();
-            return self.pipeline.ask_all(commands, self.deadline).await;
+            return self.pipeline.ask_all(&self::commands(commands), self.deadline).await;
         }
-        let all: Vec<Cmd> = std::iter::once(&["MULTI"][..])
-            .chain(commands.iter().copied())
-            .chain(std::iter::once(&["EXEC"][..]))
-            .map(command)
-            .collect();
-        let mut replies = self.pipeline.ask_all(all, self.deadline).await?;
+        let all = [&[&["MULTI"][..]], commands, &[&["EXEC"]]].concat();
+        let mut replies = self.pipeline.ask_all(&self::commands(&all), self.deadline).await?;
         let done = replies.pop();
         if let Some(Value::ServerError(error)) = &done
             && error.code() != "EXECABORT"
@@ -443,6 +438,15 @@ impl Ask<'_> {
         self.pipeline.hang_up();
         Failure::Unknown(Failure::cause("a malformed reply to a plain command"))
     }
+}
+
+/// These commands, to be sent in one piece.
+fn commands(all: &[&[&str]]) -> Commands {
+    let mut commands = Commands::default();
+    for words in all {
+        commands.command(words);
+    }
+    commands
 }
 
 /// The kind of queue that a sorted set is, if this library wrote it: `#1:KIND:CAPACITY`, with a `=`

@@ -2,11 +2,10 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use redis::{Cmd, Value};
-
-use crate::command::command;
 use crate::replies::bytes;
 use crate::replies::failure::{self, Undialled, is_of_dial};
+use crate::resp::Value;
+use crate::resp::encode::{Commands, command};
 use crate::topology::{Access, Address, Sentinels, Target};
 use tenure_core::name::Quoted;
 use tenure_core::store::Failure;
@@ -51,7 +50,7 @@ impl SentinelResolver {
         self.sentinels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn question(&self) -> Cmd {
+    pub(crate) fn question(&self) -> Commands {
         command(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", &self.service])
     }
 
@@ -147,7 +146,7 @@ mod tests {
         assert!(named.access.password.is_some());
         assert!(matches!(resolver.master(Value::Nil), Err(Failure::Refused(_))));
         for reply in [
-            Value::Okay,
+            Value::SimpleString("OK".into()),
             Value::Array(vec![]),
             Value::Array(vec![bulk("a"), bulk("0")]),
             Value::Array(vec![bulk("a"), bulk("port")]),

@@ -1,9 +1,8 @@
 //! Who serves which slot of a cluster, as its nodes tell it, and where they send those who ask the
 //! wrong one.
 
-use redis::{ServerError, Value};
-
 use crate::replies::{bytes, int};
+use crate::resp::{ServerError, Value};
 use crate::topology::Address;
 
 /// How many slots a cluster has.
@@ -112,12 +111,11 @@ fn node(value: &Value, from: &Address) -> Option<Option<Address>> {
 
 #[cfg(test)]
 mod tests {
-    use redis::Parser;
-
     use super::*;
+    use crate::resp::parse;
 
     fn parsed(text: &str) -> Value {
-        Parser::new().parse_value(text.as_bytes()).expect("a reply")
+        parse::parsed(text.as_bytes()).expect("a reply").remove(0)
     }
 
     fn tcp(host: &str, port: u16) -> Address {

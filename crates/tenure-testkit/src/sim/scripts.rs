@@ -6,8 +6,10 @@ use tenure::LockName;
 use tenure::internals::protocol::{Answer, Listening, LockSpec, Notification, Now, Op};
 use tenure::internals::store::Client;
 use tenure::internals::store::redis::scripted::{Scripted, heard, read};
+use tenure::internals::store::redis::{ServerError, Value as Reply};
 
 use crate::fake_redis::Keyspace;
+use crate::servers::message;
 
 thread_local! {
     /// To make one takes longer than a schedule.
@@ -65,7 +67,7 @@ impl Scripts {
         said: &(Answer, Option<Notification>),
     ) -> Result<(), String> {
         let (value, messages) = self.run(now, op, audience);
-        let answer = read(&value, op);
+        let answer = read(&reply(value.clone()), op);
         let wakes: Vec<_> = messages.iter().map(|(_, message)| heard(message, op.rule)).collect();
         let is_same_wake = match op.rule {
             // In Redisson's words, which do not say whose hold it was.
@@ -129,6 +131,19 @@ fn in_one(
     }
     numbers.sort_unstable();
     (!numbers.is_empty()).then_some(Notification::Granted { tickets: numbers })
+}
+
+/// What a client reads of a script's reply.
+fn reply(value: Value) -> Reply {
+    match value {
+        Value::Int(int) => Reply::Int(int),
+        Value::BulkString(bytes) => Reply::BulkString(bytes),
+        Value::SimpleString(text) => Reply::SimpleString(text),
+        Value::Okay => Reply::SimpleString("OK".into()),
+        Value::ServerError(error) => Reply::ServerError(ServerError::new(message(&error))),
+        Value::Array(values) => Reply::Array(values.into_iter().map(reply).collect()),
+        _ => Reply::Nil,
+    }
 }
 
 impl Default for Scripts {

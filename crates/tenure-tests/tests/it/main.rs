@@ -31,6 +31,7 @@ mod record_machine;
 mod redis_clock;
 mod redis_errors;
 mod redis_faults;
+mod redis_hostile;
 mod redis_locks;
 mod redis_login;
 mod redis_loss;

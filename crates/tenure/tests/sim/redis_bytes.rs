@@ -250,6 +250,27 @@ fn without_the_end_of_the_old_connection_a_late_acquire_leaves_a_lock_for_nobody
     assert!(found);
 }
 
+#[cfg(tenure_planted)]
+#[test]
+fn bugs_of_the_connection_are_found() {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use tenure::internals::planted::{Bug, plant};
+    for bug in [Bug::EndTakenForUnsent, Bug::SilenceUnnoticed] {
+        let then = if bug == Bug::SilenceUnnoticed { Then::Silence } else { Then::Reset };
+        let holds = |after| {
+            let life = Incarnation::new(after, false);
+            life.network.cut(0, Cut { direction: Direction::ToClient, after, then });
+            // A client that gets no answer at all gives up.
+            catch_unwind(AssertUnwindSafe(|| life.run())).is_ok() && life.check().is_ok()
+        };
+        let bytes = whole()[Direction::ToClient as usize];
+        plant(Some(bug));
+        let found = (0..bytes).any(|after| !holds(after));
+        plant(None);
+        assert!(found, "{bug:?}");
+    }
+}
+
 /// Bytes said in place of the reply to the first acquire; the first life then ends as if nothing
 /// had been said.
 fn spoiled(with: impl Fn(Vec<u8>) -> Vec<u8> + Send + 'static) -> Incarnation {

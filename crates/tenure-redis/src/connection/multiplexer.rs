@@ -1,0 +1,937 @@
+//! A connection that many callers share: a state machine over bytes, behind one lock.
+//!
+//! A caller encodes its request into the write buffer and gets a slot, where the reply will be. One
+//! task writes the buffer, reads replies, and hands each to the slot of the oldest unanswered
+//! request. A second one, which need not run on the same runtime, watches deadlines with one timer.
+//! A slot is reused under a new generation as soon as its caller leaves, so the late reply of a
+//! dropped request is consumed in its turn and handed to nobody.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::io;
+use std::mem;
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker, ready};
+use std::time::Duration;
+
+use futures_util::future::select;
+use tokio::io::ReadBuf;
+use tokio::sync::{Notify, oneshot};
+use tokio::task::yield_now;
+
+use crate::resp::Value;
+use crate::resp::encode::Commands;
+use crate::resp::parse::{Malformed, Parser, Reply, Tape};
+use tenure_core::moment::Moment;
+use tenure_core::net::Stream;
+use tenure_core::planted::{Bug, planted};
+use tenure_core::runtime::Runtime;
+use tenure_core::store::{Cause, Failure};
+
+/// A connection on which a request is due, and on which no reply at all came in for this long since
+/// it was sent, is dead. With less, one hasty caller on a slow network would cost all callers the
+/// connection.
+const SILENCE: Duration = Duration::from_millis(200);
+/// From this many unanswered requests on, the task lets other tasks run before it writes, so that
+/// their requests leave in the same packet. With fewer, client and server would wait for each other.
+const MANY: usize = 8;
+/// This many bytes leave at once: some 15 requests.
+const ENOUGH: usize = 2_048;
+/// Initial size of the read buffer. It grows to hold a whole line.
+const READ: usize = 8 * 1024;
+/// The deadline of a request whose caller keeps time itself.
+const NEVER: Moment = Moment(u64::MAX);
+
+/// Receives the pushes of a connection; it must not block.
+pub(crate) type PushListener = Arc<dyn Fn(&[Value]) + Send + Sync>;
+
+/// When a request is sent, and until when its caller waits.
+#[derive(Clone, Copy)]
+pub(crate) struct Times {
+    pub(crate) sent: Moment,
+    pub(crate) due: Moment,
+}
+
+impl Times {
+    /// Without a deadline.
+    pub(crate) const NONE: Self = Self { sent: NEVER, due: NEVER };
+}
+
+/// A connection that many callers share.
+#[derive(Default)]
+pub(crate) struct Multiplexer {
+    state: Mutex<State>,
+    is_closed: AtomicBool,
+    /// Tells the watch to look again.
+    look: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    /// Requests that the task has not taken yet.
+    out: Commands,
+    parser: Parser,
+    /// What has arrived of the replies to the oldest unanswered request.
+    reply: Tape,
+    /// What has arrived of a push.
+    push: Tape,
+    is_push: bool,
+    /// Requests whose replies are still to come, oldest first.
+    unanswered: VecDeque<Unanswered>,
+    slots: Vec<Slot>,
+    free: Vec<usize>,
+    /// How many replies and pushes came in.
+    heard: u64,
+    /// When the watch looks next; `None` while it rests.
+    looks_at: Option<Moment>,
+    /// The connection's task, unless it was woken already.
+    task: Option<Waker>,
+    /// Why the connection is over.
+    end: Option<Cause>,
+}
+
+/// A request whose replies are still to come.
+struct Unanswered {
+    slot: usize,
+    generation: u64,
+    /// How many replies are missing.
+    missing: u32,
+    sent: Moment,
+    /// When the watch looks at it.
+    due: Moment,
+    /// How many replies had come in when it was sent.
+    heard: u64,
+    /// Its time is over: only the connection is still in question.
+    is_late: bool,
+    /// The kind of push that confirms it, in any case.
+    confirmed_by: Option<&'static str>,
+}
+
+/// Where the caller of a request finds its replies.
+struct Slot {
+    /// Grows when the caller leaves.
+    generation: u64,
+    outcome: Outcome,
+    replies: Tape,
+}
+
+enum Outcome {
+    Pending(Option<Waker>),
+    Late,
+    Answered,
+}
+
+impl Multiplexer {
+    /// A connection over a stream: the task that serves it, and what completes at its end. Without a
+    /// listener a push is an error.
+    pub(crate) fn open(
+        stream: Pin<Box<dyn Stream>>,
+        listener: Option<PushListener>,
+    ) -> (Open, impl Future<Output = ()> + Send, oneshot::Receiver<()>) {
+        let multiplexer = Arc::<Self>::default();
+        let (done, over) = oneshot::channel();
+        let task = Task {
+            multiplexer: Arc::clone(&multiplexer),
+            stream,
+            listener,
+            writing: Commands::default(),
+            written: 0,
+            flushed: true,
+            has_waited: false,
+            input: vec![0; READ],
+            filled: 0,
+            wakers: Vec::new(),
+            _done: done,
+        };
+        (Open(multiplexer), task, over)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing in here panics half-way, so a poisoned state is as good as another.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends the commands that `write` encodes, in one piece.
+    pub(crate) fn send(
+        &self,
+        times: Times,
+        write: impl FnOnce(&mut Commands),
+    ) -> Result<InFlight<'_>, Failure> {
+        self.push(times, None, write)
+    }
+
+    fn push(
+        &self,
+        Times { sent, due }: Times,
+        confirmed_by: Option<&'static str>,
+        write: impl FnOnce(&mut Commands),
+    ) -> Result<InFlight<'_>, Failure> {
+        let mut state = self.state();
+        if let Some(end) = &state.end
+            && !planted(Bug::WriteAfterHangUp)
+        {
+            return Err(Failure::Unknown(Arc::clone(end)));
+        }
+        let before = state.out.count();
+        write(&mut state.out);
+        let missing = state.out.count() - before;
+        let (slot, generation) = state.slot();
+        let heard = state.heard;
+        let (is_late, unanswered) = (false, &mut state.unanswered);
+        unanswered.push_back(Unanswered {
+            slot,
+            generation,
+            missing,
+            sent,
+            due,
+            heard,
+            is_late,
+            confirmed_by,
+        });
+        let is_sooner = due < NEVER && state.looks_at.is_none_or(|at| at > due);
+        if is_sooner {
+            state.looks_at = Some(due);
+        }
+        let task = state.task.take();
+        drop(state);
+        if let Some(task) = task {
+            task.wake();
+        }
+        if is_sooner {
+            self.look.notify_one();
+        }
+        Ok(InFlight { multiplexer: self, slot, generation, is_over: false })
+    }
+
+    /// Sends commands and waits for the reply to the last of them, without a deadline. An error of
+    /// the server is a reply.
+    pub(crate) async fn ask(&self, commands: &Commands) -> Result<Value, Failure> {
+        self.send(Times::NONE, |out| out.extend(commands))?.last().await
+    }
+
+    /// The same of a command that a push of this kind confirms.
+    pub(crate) async fn subscribe(
+        &self,
+        commands: &Commands,
+        confirmed_by: &'static str,
+    ) -> Result<Value, Failure> {
+        self.push(Times::NONE, Some(confirmed_by), |out| out.extend(commands))?.last().await
+    }
+
+    /// Closes the connection. Callers of unanswered requests are told.
+    pub(crate) fn hang_up(&self) {
+        self.end(Failure::cause("the connection was closed meanwhile"));
+    }
+
+    fn end(&self, why: Cause) {
+        let wakers: Vec<Waker> = {
+            let mut state = self.state();
+            self.is_closed.store(true, Ordering::Release);
+            state.end.get_or_insert(why);
+            let callers = state.slots.iter_mut().filter_map(|slot| match &mut slot.outcome {
+                Outcome::Pending(waker) => waker.take(),
+                Outcome::Late | Outcome::Answered => None,
+            });
+            let callers: Vec<_> = callers.collect();
+            state.task.take().into_iter().chain(callers).collect()
+        };
+        wakers.into_iter().for_each(Waker::wake);
+        self.look.notify_one();
+    }
+
+    /// Whether it was closed, by this side or the other.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Acquire)
+    }
+
+    /// How many replies and pushes came in.
+    pub(crate) fn heard(&self) -> u64 {
+        self.state().heard
+    }
+
+    /// Whether a request is unanswered whose caller waits, or whose time is over.
+    pub(crate) fn has_unanswered(&self) -> bool {
+        self.state().in_question().next().is_some()
+    }
+
+    /// Whether a request is unanswered that was sent before this moment, and no reply at all came
+    /// in since.
+    pub(crate) fn is_silent_since(&self, moment: Moment) -> bool {
+        let state = self.state();
+        state.in_question().any(|request| request.sent <= moment && request.heard == state.heard)
+    }
+
+    /// Ends requests whose time is over, and the connection when it is silent: then `silent` is
+    /// called.
+    pub(crate) async fn watch(self: Arc<Self>, runtime: Arc<dyn Runtime>, silent: impl FnOnce()) {
+        while !self.is_closed() {
+            let next = {
+                let mut state = self.state();
+                state.looks_at = state.unanswered.iter().map(|request| request.due).min();
+                state.looks_at.filter(|at| *at < NEVER)
+            };
+            let told = self.look.notified();
+            match next {
+                None => told.await,
+                Some(due) => {
+                    select(pin!(told), runtime.sleep_until(due)).await;
+                }
+            }
+            let (late, is_silent) = self.state().overdue(runtime.now());
+            if is_silent && !planted(Bug::SilenceUnnoticed) {
+                self.hang_up();
+                late.into_iter().for_each(Waker::wake);
+                return silent();
+            }
+            // Only now, so that a request that is repeated goes over another connection.
+            late.into_iter().for_each(Waker::wake);
+        }
+    }
+
+    /// Takes in bytes of the server, and says how many. Wakers of callers are left in `wakers`.
+    fn receive(
+        &self,
+        input: &[u8],
+        listener: Option<&PushListener>,
+        wakers: &mut Vec<Waker>,
+    ) -> Result<usize, Malformed> {
+        let mut at = 0;
+        loop {
+            let mut state = self.state();
+            let push = state.receive(input, &mut at, listener.is_some(), wakers)?;
+            drop(state);
+            match (push, listener) {
+                (Some(Value::Array(push)), Some(listener)) => listener(&push),
+                _ => return Ok(at),
+            }
+        }
+    }
+}
+
+impl State {
+    /// A slot for a new request, and its generation.
+    fn slot(&mut self) -> (usize, u64) {
+        let at = self.free.pop().unwrap_or_else(|| {
+            let (generation, replies) = (0, Tape::default());
+            self.slots.push(Slot { generation, outcome: Outcome::Pending(None), replies });
+            self.slots.len() - 1
+        });
+        (at, self.slots[at].generation)
+    }
+
+    /// The caller of a slot leaves.
+    fn release(&mut self, at: usize) {
+        let slot = &mut self.slots[at];
+        slot.replies.clear();
+        slot.outcome = Outcome::Pending(None);
+        slot.generation += u64::from(!planted(Bug::SlotReusedEarly));
+        self.free.push(at);
+    }
+
+    /// Requests that tell whether the connection is alive: not those whose callers left in time.
+    fn in_question(&self) -> impl Iterator<Item = &Unanswered> {
+        let waits = |request: &&Unanswered| {
+            request.is_late || self.slots[request.slot].generation == request.generation
+        };
+        self.unanswered.iter().filter(waits)
+    }
+
+    /// The callers whose time is over, and whether the connection is silent.
+    fn overdue(&mut self, now: Moment) -> (Vec<Waker>, bool) {
+        let (mut late, mut is_silent) = (Vec::new(), false);
+        let Self { unanswered, slots, heard, .. } = self;
+        for request in unanswered.iter_mut().filter(|request| request.due <= now) {
+            request.due = NEVER;
+            let slot = &mut slots[request.slot];
+            if slot.generation == request.generation
+                && let Outcome::Pending(waker) = &mut slot.outcome
+            {
+                late.extend(waker.take());
+                slot.outcome = Outcome::Late;
+                request.is_late = true;
+            }
+            if request.is_late && request.heard == *heard {
+                let end = request.sent + SILENCE;
+                is_silent |= end <= now;
+                request.due = end;
+            }
+        }
+        (late, is_silent)
+    }
+
+    /// Takes in replies, up to the first push. Returns that, if there is one.
+    fn receive(
+        &mut self,
+        input: &[u8],
+        at: &mut usize,
+        takes_pushes: bool,
+        wakers: &mut Vec<Waker>,
+    ) -> Result<Option<Value>, Malformed> {
+        while let Some(first) = input.get(*at) {
+            if self.parser.is_between() {
+                self.is_push = *first == b'>' && !planted(Bug::PushTakenForReply);
+                if self.is_push && !takes_pushes {
+                    return Err(Malformed("a push on a connection without subscriptions"));
+                }
+                if !self.is_push && self.unanswered.is_empty() {
+                    return Err(Malformed("a reply that nothing was asked for"));
+                }
+            }
+            let tape = if self.is_push { &mut self.push } else { &mut self.reply };
+            let (taken, is_whole) = self.parser.parse(&input[*at..], tape)?;
+            *at += taken;
+            if !is_whole {
+                break;
+            }
+            self.heard += 1;
+            if self.is_push {
+                return Ok(Some(self.pushed(wakers)));
+            }
+            self.replied(wakers);
+        }
+        Ok(None)
+    }
+
+    /// A push has come in whole. A subscription is confirmed by one, in place of a reply.
+    fn pushed(&mut self, wakers: &mut Vec<Waker>) -> Value {
+        let expected = self.unanswered.front().and_then(|request| request.confirmed_by);
+        let mut replies = self.push.replies();
+        let (_, kind) = (replies.next(), replies.next());
+        let confirms = match (expected, kind) {
+            (Some(expected), Some(Reply::Bulk(kind))) => kind.eq_ignore_ascii_case(expected.as_bytes()),
+            _ => false,
+        };
+        let push = self.push.replies().value().unwrap_or(Value::Nil);
+        if confirms {
+            mem::swap(&mut self.reply, &mut self.push);
+            self.replied(wakers);
+        }
+        self.push.clear();
+        push
+    }
+
+    /// A reply to the oldest unanswered request has come in whole.
+    fn replied(&mut self, wakers: &mut Vec<Waker>) {
+        let Some(request) = self.unanswered.front_mut() else { return };
+        request.missing -= 1;
+        if request.missing > 0 {
+            return;
+        }
+        let slot = &mut self.slots[request.slot];
+        if slot.generation == request.generation {
+            mem::swap(&mut slot.replies, &mut self.reply);
+            if let Outcome::Pending(waker) = mem::replace(&mut slot.outcome, Outcome::Answered) {
+                wakers.extend(waker);
+            }
+        }
+        self.reply.clear();
+        self.unanswered.pop_front();
+    }
+}
+
+/// A request on its way. Dropped, it is still carried out, and its replies are passed over.
+pub(crate) struct InFlight<'a> {
+    multiplexer: &'a Multiplexer,
+    slot: usize,
+    generation: u64,
+    is_over: bool,
+}
+
+impl InFlight<'_> {
+    /// Waits for the replies, and reads them in place. `read` must be quick.
+    pub(crate) async fn read<T>(mut self, read: impl FnOnce(&mut Tape) -> T) -> Result<T, Failure> {
+        let mut read = Some(read);
+        poll_fn(|cx| {
+            let mut state = self.multiplexer.state();
+            let State { slots, end, .. } = &mut *state;
+            let slot = &mut slots[self.slot];
+            debug_assert_eq!(slot.generation, self.generation, "a slot has one caller");
+            match &mut slot.outcome {
+                Outcome::Answered => {
+                    let read = read.take().expect("a future is not polled after its end");
+                    let outcome = read(&mut slot.replies);
+                    state.release(self.slot);
+                    self.is_over = true;
+                    Poll::Ready(Ok(outcome))
+                }
+                Outcome::Late => Poll::Ready(Err(Failure::Unknown(Failure::cause("no answer came in time")))),
+                Outcome::Pending(waker) => match end {
+                    Some(end) if planted(Bug::EndTakenForUnsent) => {
+                        Poll::Ready(Err(Failure::NotSent(Arc::clone(end))))
+                    }
+                    Some(end) => Poll::Ready(Err(Failure::Unknown(Arc::clone(end)))),
+                    None => {
+                        match waker {
+                            Some(waker) => waker.clone_from(cx.waker()),
+                            None => *waker = Some(cx.waker().clone()),
+                        }
+                        Poll::Pending
+                    }
+                },
+            }
+        })
+        .await
+    }
+
+    /// Waits for all replies.
+    pub(crate) async fn all(self) -> Result<Vec<Value>, Failure> {
+        Ok(self.read(mem::take).await?.replies().values())
+    }
+
+    /// Waits for all replies, and returns the last.
+    pub(crate) async fn last(self) -> Result<Value, Failure> {
+        Ok(self.all().await?.pop().unwrap_or(Value::Nil))
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        if self.is_over {
+            return;
+        }
+        let mut state = self.multiplexer.state();
+        if planted(Bug::ReplyOfAnother) {
+            state.unanswered.retain(|request| request.slot != self.slot);
+        }
+        state.release(self.slot);
+    }
+}
+
+/// The use of a connection. Dropped, the connection is closed.
+pub(crate) struct Open(Arc<Multiplexer>);
+
+impl Open {
+    /// The connection, for its watch.
+    pub(crate) fn shared(&self) -> Arc<Multiplexer> {
+        Arc::clone(&self.0)
+    }
+}
+
+impl std::ops::Deref for Open {
+    type Target = Multiplexer;
+
+    fn deref(&self) -> &Multiplexer {
+        &self.0
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.hang_up();
+    }
+}
+
+/// How a connection was lost.
+#[derive(Debug)]
+pub(crate) struct Lost(pub(crate) io::Error);
+
+impl fmt::Display for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.kind() {
+            io::ErrorKind::UnexpectedEof if self.0.get_ref().is_none() => {
+                f.write_str("the server closed the connection")
+            }
+            _ => self.0.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for Lost {}
+
+/// Serves a connection until it is over.
+struct Task {
+    multiplexer: Arc<Multiplexer>,
+    stream: Pin<Box<dyn Stream>>,
+    listener: Option<PushListener>,
+    /// What is being written, and how much of it was.
+    writing: Commands,
+    written: usize,
+    flushed: bool,
+    /// Whether other tasks have run since there was something to write.
+    has_waited: bool,
+    /// What was read and not parsed.
+    input: Vec<u8>,
+    filled: usize,
+    wakers: Vec<Waker>,
+    /// Dropped with the task.
+    _done: oneshot::Sender<()>,
+}
+
+impl Future for Task {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let why: Cause = match ready!(self.serve(cx)) {
+            Ok(()) => return Poll::Ready(()),
+            Err(Over::Lost(error)) => Arc::new(Lost(error)),
+            Err(Over::Malformed(what)) => Arc::new(what),
+        };
+        self.multiplexer.end(why);
+        Poll::Ready(())
+    }
+}
+
+/// How a connection ends.
+enum Over {
+    Lost(io::Error),
+    Malformed(Malformed),
+}
+
+impl From<io::Error> for Over {
+    fn from(error: io::Error) -> Self {
+        Self::Lost(error)
+    }
+}
+
+impl From<Malformed> for Over {
+    fn from(what: Malformed) -> Self {
+        Self::Malformed(what)
+    }
+}
+
+impl Task {
+    fn serve(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Over>> {
+        let mut yields = false;
+        loop {
+            let mut state = self.multiplexer.state();
+            let waiting = state.out.bytes().len();
+            if state.end.is_some() && !(waiting > 0 && planted(Bug::WriteAfterHangUp)) {
+                return Poll::Ready(Ok(()));
+            }
+            state.task.get_or_insert_with(|| cx.waker().clone());
+            if waiting > 0 && !yields && self.written == self.writing.bytes().len() {
+                yields = waiting < ENOUGH && !self.has_waited && state.unanswered.len() >= MANY;
+                if !yields {
+                    self.writing.clear();
+                    self.written = 0;
+                    mem::swap(&mut state.out, &mut self.writing);
+                }
+            }
+            drop(state);
+            // Unlike a wake-up, this wakes no other worker.
+            if yields && !self.has_waited && pin!(yield_now()).poll(cx).is_pending() {
+                self.has_waited = true;
+            }
+            self.write(cx)?;
+            if self.read(cx)?.is_pending() {
+                return Poll::Pending;
+            }
+        }
+    }
+
+    fn write(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        while let Some(rest) = self.writing.bytes().get(self.written..).filter(|rest| !rest.is_empty()) {
+            match self.stream.as_mut().poll_write(cx, rest)? {
+                Poll::Ready(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Poll::Ready(written) => self.written += written,
+                Poll::Pending => return Ok(()),
+            }
+            (self.flushed, self.has_waited) = (false, false);
+        }
+        if !self.flushed {
+            self.flushed = self.stream.as_mut().poll_flush(cx)?.is_ready();
+        }
+        Ok(())
+    }
+
+    /// Reads once, and wakes callers whose replies have come.
+    fn read(&mut self, cx: &mut Context<'_>) -> Result<Poll<()>, Over> {
+        if self.filled == self.input.len() {
+            // A line that does not fit. The parser limits its length.
+            self.input.resize(2 * self.filled, 0);
+        }
+        let mut buffer = ReadBuf::new(&mut self.input[self.filled..]);
+        if self.stream.as_mut().poll_read(cx, &mut buffer)?.is_pending() {
+            return Ok(Poll::Pending);
+        }
+        let read = buffer.filled().len();
+        if read == 0 {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+        }
+        let filled = self.filled + read;
+        let taken = self.multiplexer.receive(&self.input[..filled], self.listener.as_ref(), &mut self.wakers);
+        // Also those before what is malformed.
+        self.wakers.drain(..).for_each(Waker::wake);
+        let taken = taken?;
+        self.input.copy_within(taken..filled, 0);
+        self.filled = filled - taken;
+        Ok(Poll::Ready(()))
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        // Its runtime may have ended first.
+        self.multiplexer.hang_up();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::future::{BoxFuture, FutureExt};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+    use tokio::runtime::Builder;
+
+    use super::*;
+    use crate::replies::bytes;
+    use crate::resp::encode::command;
+
+    /// A connection whose other end is played by the test. Nothing happens by itself.
+    struct Scene {
+        open: Open,
+        task: BoxFuture<'static, ()>,
+        server: DuplexStream,
+        heard: Arc<Mutex<Vec<Value>>>,
+    }
+
+    impl Scene {
+        fn new(is_subscribed: bool) -> Self {
+            let (ours, server) = tokio::io::duplex(1 << 16);
+            let heard = Arc::<Mutex<Vec<Value>>>::default();
+            let pushes = Arc::clone(&heard);
+            let listener: PushListener =
+                Arc::new(move |push| pushes.lock().expect("no panic").extend(push.to_vec()));
+            let (open, task, _) = Multiplexer::open(Box::pin(ours), is_subscribed.then_some(listener));
+            Self { open, task: task.boxed(), server, heard }
+        }
+
+        /// Lets the task run. Returns whether it is over.
+        fn run(&mut self) -> bool {
+            // `yield_now` wakes at once outside a runtime.
+            (0..4).any(|_| (&mut self.task).now_or_never().is_some())
+        }
+
+        /// The server says this.
+        fn say(&mut self, reply: &str) -> bool {
+            self.server.write_all(reply.as_bytes()).now_or_never();
+            self.run()
+        }
+
+        /// The server reads what has arrived.
+        fn arrived(&mut self) -> String {
+            let mut bytes = vec![0; 1 << 16];
+            let read = self.server.read(&mut bytes).now_or_never();
+            String::from_utf8_lossy(&bytes[..read.map_or(0, |read| read.expect("a pipe"))]).into_owned()
+        }
+    }
+
+    fn send<'a>(connection: &'a Multiplexer, word: &str, times: Times) -> InFlight<'a> {
+        let command = command(&[word]);
+        connection.send(times, |out| out.extend(&command)).expect("an open connection")
+    }
+
+    fn ask<'a>(connection: &'a Multiplexer, word: &str) -> InFlight<'a> {
+        send(connection, word, Times::NONE)
+    }
+
+    fn now<T>(future: impl Future<Output = T>) -> Option<T> {
+        future.now_or_never()
+    }
+
+    fn bulk(text: &str) -> Value {
+        Value::BulkString(text.into())
+    }
+
+    #[cfg(tenure_planted)]
+    fn finds(bug: Bug, is_right: impl Fn() -> bool) {
+        use tenure_core::planted::plant;
+        assert!(is_right());
+        plant(Some(bug));
+        let found = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| !is_right())).unwrap_or(true);
+        plant(None);
+        assert!(found, "{bug:?}");
+    }
+
+    #[test]
+    fn replies_reach_their_requests_wherever_they_are_cut() {
+        let replies = "+OK\r\n$1\r\na\r\n$1\r\nb\r\n*2\r\n:1\r\n_\r\n";
+        for cut in 0..=replies.len() {
+            let mut scene = Scene::new(false);
+            let both = command(&["X"]);
+            let (server, task) = (&mut scene.server, &mut scene.task);
+            let pair = scene.open.send(Times::NONE, |out| {
+                out.extend(&both);
+                out.extend(&both);
+            });
+            let (pair, one) = (pair.expect("open"), scene.open.send(Times::NONE, |out| out.extend(&both)));
+            let mut say = |text: &str| {
+                server.write_all(text.as_bytes()).now_or_never();
+                assert!(task.now_or_never().is_none());
+            };
+            let other = scene.open.send(Times::NONE, |out| out.extend(&both)).expect("open");
+            say(&replies[..cut]);
+            say(&replies[cut..]);
+            let list = Value::Array(vec![Value::Int(1), Value::Nil]);
+            assert_eq!(now(other.last()).expect("a reply").ok(), Some(list));
+            let okay = Value::SimpleString("OK".into());
+            assert_eq!(now(pair.all()).expect("replies").ok(), Some(vec![okay, bulk("a")]));
+            assert_eq!(now(one.expect("open").last()).expect("a reply").ok(), Some(bulk("b")));
+        }
+    }
+
+    /// Whether a request gets its own reply although the caller of the one before has left.
+    fn passes_over_what_nobody_waits_for() -> bool {
+        let mut scene = Scene::new(false);
+        drop(ask(&scene.open, "A"));
+        let open = scene.open.shared();
+        let mut next = ask(&open, "B").last().boxed();
+        scene.say("$1\r\na\r\n");
+        let early = now(&mut next);
+        scene.say("$1\r\nb\r\n");
+        early.is_none() && now(next).and_then(Result::ok) == Some(bulk("b"))
+    }
+
+    #[test]
+    fn the_reply_to_a_dropped_request_reaches_nobody() {
+        assert!(passes_over_what_nobody_waits_for());
+        #[cfg(tenure_planted)]
+        for bug in [Bug::ReplyOfAnother, Bug::SlotReusedEarly] {
+            finds(bug, passes_over_what_nobody_waits_for);
+        }
+    }
+
+    #[test]
+    fn slots_are_reused() {
+        let mut scene = Scene::new(false);
+        let open = scene.open.shared();
+        for round in 0..100 {
+            let [one, other] = ["A", "B"].map(|word| ask(&open, word));
+            assert!(!scene.say(&format!(":{round}\r\n+{round}\r\n")));
+            assert_eq!(now(other.last()).and_then(Result::ok), Some(Value::SimpleString(round.to_string())));
+            assert_eq!(now(one.last()).and_then(Result::ok), Some(Value::Int(round)));
+        }
+        assert_eq!(open.state().slots.len(), 2);
+    }
+
+    /// Whether what was asked for before the end of a connection is not written after it.
+    fn writes_nothing_after_its_end() -> bool {
+        let mut scene = Scene::new(false);
+        let open = scene.open.shared();
+        let sent = ask(&open, "A");
+        scene.open.hang_up();
+        assert!(scene.run(), "its task is over");
+        drop(sent);
+        scene.arrived().is_empty()
+    }
+
+    #[test]
+    fn nothing_is_written_after_a_hang_up() {
+        assert!(writes_nothing_after_its_end());
+        #[cfg(tenure_planted)]
+        finds(Bug::WriteAfterHangUp, writes_nothing_after_its_end);
+    }
+
+    #[test]
+    fn requests_of_a_closed_connection_have_an_unknown_outcome() {
+        let mut scene = Scene::new(false);
+        let open = scene.open.shared();
+        let ping = command(&["PING"]);
+        let mut before = pin!(open.ask(&ping).boxed());
+        assert!(before.as_mut().now_or_never().is_none(), "no server answers");
+        scene.open.hang_up();
+        let after = open.ask(&ping).boxed();
+        for answer in [now(before), now(after)] {
+            assert!(matches!(answer, Some(Err(Failure::Unknown(_)))), "{answer:?}");
+        }
+        assert!(scene.run());
+    }
+
+    /// Whether a message between a request and its reply is not taken for that.
+    fn tells_pushes_from_replies() -> bool {
+        let mut scene = Scene::new(true);
+        let open = scene.open.shared();
+        let asked = ask(&open, "A");
+        scene.say(">3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$1\r\nm\r\n$1\r\na\r\n");
+        let heard = scene.heard.lock().expect("no panic").clone();
+        now(asked.last()).and_then(Result::ok) == Some(bulk("a"))
+            && heard == [bulk("message"), bulk("c"), bulk("m")]
+    }
+
+    #[test]
+    fn a_push_is_no_reply() {
+        assert!(tells_pushes_from_replies());
+        #[cfg(tenure_planted)]
+        finds(Bug::PushTakenForReply, tells_pushes_from_replies);
+    }
+
+    #[test]
+    fn a_push_confirms_only_its_own_kind_of_request() {
+        let mut scene = Scene::new(true);
+        let open = scene.open.shared();
+        let subscribe = command(&["SSUBSCRIBE", "c"]);
+        let mut asked = pin!(open.subscribe(&subscribe, "SSUBSCRIBE").boxed());
+        assert!(asked.as_mut().now_or_never().is_none());
+        scene.say(">3\r\n$12\r\nsunsubscribe\r\n$1\r\nd\r\n:0\r\n");
+        assert!(asked.as_mut().now_or_never().is_none(), "the slot of another channel has moved");
+        scene.say(">3\r\n$10\r\nssubscribe\r\n$1\r\nc\r\n:1\r\n");
+        let Some(Ok(Value::Array(push))) = now(asked) else { panic!("no confirmation") };
+        assert_eq!(push.iter().filter_map(bytes).collect::<Vec<_>>(), [&b"ssubscribe"[..], b"c"]);
+        assert_eq!(scene.heard.lock().expect("no panic").len(), 6, "the listener hears both");
+    }
+
+    #[test]
+    fn unexpected_replies_and_pushes_end_the_connection() {
+        for said in ["+OK\r\n", ">1\r\n+x\r\n", "x"] {
+            let mut scene = Scene::new(false);
+            assert!(scene.say(said), "{said:?}");
+            assert!(scene.open.is_closed());
+        }
+        let mut scene = Scene::new(false);
+        let open = scene.open.shared();
+        let asked = ask(&open, "A");
+        assert!(scene.say("+one\r\n+two\r\n"));
+        assert_eq!(now(asked.last()).and_then(Result::ok), Some(Value::SimpleString("one".into())));
+    }
+
+    #[test]
+    fn requests_leave_together_where_many_are_under_way() {
+        let runtime = Builder::new_current_thread().build().expect("a runtime");
+        runtime.block_on(async {
+            let mut scene = Scene::new(false);
+            let open = scene.open.shared();
+            let all = |count: usize| (0..count).map(|_| ask(&open, "PING"));
+            let _few: Vec<_> = all(MANY - 1).collect();
+            assert!((&mut scene.task).now_or_never().is_none());
+            let piece = "*1\r\n$4\r\nPING\r\n";
+            assert_eq!(scene.arrived(), piece.repeat(MANY - 1), "few leave at once");
+            let _more: Vec<_> = all(1).collect();
+            assert!((&mut scene.task).now_or_never().is_none());
+            assert_eq!(scene.arrived(), "", "with many, others run first");
+            let _others: Vec<_> = all(2).collect();
+            assert!((&mut scene.task).now_or_never().is_none());
+            assert_eq!(scene.arrived(), piece.repeat(3));
+            let _enough: Vec<_> = all(ENOUGH / piece.len() + 1).collect();
+            assert!((&mut scene.task).now_or_never().is_none());
+            assert_eq!(scene.arrived(), piece.repeat(ENOUGH / piece.len() + 1), "that is enough");
+        });
+    }
+
+    #[test]
+    fn a_silent_connection_is_one_with_an_overdue_request_and_no_reply() {
+        let mut scene = Scene::new(false);
+        let open = scene.open.shared();
+        let at = |ms: u64| Moment(0) + Duration::from_millis(ms);
+        let timed = |sent: u64, due: u64| {
+            let times = Times { sent: at(sent), due: at(due) };
+            send(&open, "A", times)
+        };
+        let hasty = timed(0, 10);
+        assert!(!open.state().overdue(at(9)).1);
+        assert!(!open.state().overdue(at(10)).1, "its time is over too soon to tell");
+        assert!(matches!(now(hasty.last()), Some(Err(Failure::Unknown(_)))));
+        assert!(open.is_silent_since(at(0)) && open.state().overdue(at(200)).1);
+        scene.say("+OK\r\n");
+        let (left, patient) = (timed(300, 600), timed(300, 600));
+        drop(left);
+        scene.say("+OK\r\n");
+        assert!(!open.is_silent_since(at(300)), "a reply has come in since");
+        assert!(!open.state().overdue(at(600)).1);
+        drop(patient);
+        scene.say("+OK\r\n");
+        drop(timed(700, 701));
+        assert!(!open.has_unanswered() && !open.state().overdue(at(2_000)).1, "its caller left in time");
+    }
+}
