@@ -53,9 +53,9 @@ pub(crate) fn print(lines: impl Display) -> io::Result<()> {
 /// opened as `/dev/null`, to read and write, before `main`.
 pub(crate) fn is_closed() -> bool {
     let out = io::stdout();
-    let is_null = || Ok(fstat(&out)?.st_rdev == stat("/dev/null")?.st_rdev);
+    let is_null = || Ok::<_, Errno>(fstat(&out)?.st_rdev == stat("/dev/null")?.st_rdev);
     let is_for_both = || Ok(fcntl_getfl(&out)? & OFlags::RWMODE == OFlags::RDWR);
-    is_null().and_then(|is_null: bool| Ok(is_null && is_for_both()?)).unwrap_or_else(|_: Errno| true)
+    is_null().and_then(|is_null| Ok(is_null && is_for_both()?)).unwrap_or(true)
 }
 
 /// Lines on standard output, which must be read: a reader that has gone away is an error.
