@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use crate::engine::Client;
 use crate::engine::acquisition::part;
+use crate::engine::call::Call;
 use crate::engine::hold::Hold;
-use crate::engine::lease::{HoldEnd, Lease};
-use crate::engine::lost::Lost;
+use crate::engine::lease::Lease;
+use crate::engine::lost::{HoldEnd, Lost};
 use crate::engine::upgrade::upgrade;
 use crate::error::{Error, Result};
 use crate::hold_id::HoldId;
@@ -355,7 +356,7 @@ impl Guard {
     pub(crate) async fn set_lease(&self, bind: Option<Liveness>, weight: Option<u32>) -> Result<()> {
         let (engine, lease) = (&self.home.engine, self.lease());
         let sent = engine.now();
-        let ttl = lease.asks(sent);
+        let ttl = lease.ask(sent);
         self.ask(lease.renewal(ttl, bind, weight)).await?;
         lease.renewed(sent, engine.now(), ttl);
         self.still()
@@ -386,7 +387,7 @@ impl Guard {
         }
         let within = lease.op_timeout.min(lease.remaining(engine)).max(Duration::from_millis(1));
         let changes = matches!(verb, Verb::Renew { .. });
-        match engine.call_again(&lease.name, lease.rule, &lease.owner, verb, within).await {
+        match engine.call(Call::of(lease, verb).idempotent(), engine.now(), within).await {
             Ok(answer) => match lease.refusal(&answer) {
                 Some(loss) => {
                     lease.lose(engine, &loss);
@@ -455,7 +456,7 @@ impl Guard {
     /// ```
     pub async fn detach(mut self) -> Result<Owner> {
         self.part().await?;
-        self.lease().detaches();
+        self.lease().set_detaching();
         self.set_lease(Some(Liveness::Lease), None).await?;
         let owner = self.owner().clone();
         if let Some(held) = self.held.take() {
@@ -509,7 +510,7 @@ impl Guard {
         }
         store.declare_ttl(time);
         self.part().await?;
-        self.lease().detaches();
+        self.lease().set_detaching();
         self.ask(self.lease().renewal(time, Some(Liveness::Lease), None)).await?;
         self.still()?;
         if let Some(held) = self.held.take() {

@@ -115,7 +115,7 @@ use tenure_core::{error, events, moment, name, owner, planted, protocol, runtime
 #[doc(inline)]
 #[cfg(feature = "redis")]
 pub use credentials::Credentials;
-pub use engine::lease::HoldEnd;
+pub use engine::lost::HoldEnd;
 pub use engine::lost::Lost;
 #[doc(inline)]
 pub use error::{Error, ErrorKind, Result};

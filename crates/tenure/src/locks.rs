@@ -5,6 +5,7 @@ use std::time::Duration;
 #[cfg(feature = "redis")]
 use crate::credentials::{Credentials, Provider};
 use crate::engine::acquisition::{Acquisition, Resumed};
+use crate::engine::call::Call;
 use crate::engine::{Client, Engine};
 use crate::error::{Error, Result};
 use crate::fair::FairMutex;
@@ -849,7 +850,8 @@ impl Locks {
     pub async fn release_hold(&self, id: &HoldId) -> Result<()> {
         let (engine, HoldId { name, rule, owner, hold }) = (&self.home.engine, id);
         let verb = Verb::Release { hold: *hold, fence: Fence::Assign, whose: ReleaseScope::Named };
-        match engine.call_again(name, *rule, owner, verb, self.options.op_timeout).await {
+        let call = Call::new(name, *rule, owner, verb).idempotent();
+        match engine.call(call, engine.now(), self.options.op_timeout).await {
             Ok(Answer::Released { .. } | Answer::Free | Answer::Busy { .. } | Answer::Mismatch { .. }) => {
                 Ok(())
             }
@@ -898,7 +900,8 @@ impl Locks {
         let (engine, full) = (&self.home.engine, self.options.full_name(&status.name)?);
         let rule = LockSpec::of(status.kind, status.capacity);
         let verb = Verb::Release { hold: 0, fence: Fence::Assign, whose: ReleaseScope::Named };
-        match engine.call(&full, rule, owner, verb, self.options.op_timeout).await {
+        let call = Call::new(&full, rule, owner, verb);
+        match engine.call(call, engine.now(), self.options.op_timeout).await {
             Ok(Answer::Released { .. }) => Ok(true),
             Ok(Answer::Free | Answer::Busy { .. } | Answer::Mismatch { .. }) => Ok(false),
             Ok(answer) => Err(engine.nonsense(&full, &answer)),
@@ -912,7 +915,8 @@ impl Locks {
         let engine = &self.home.engine;
         let owner = Owner::fresh(&self.options.label, &*engine.runtime);
         let verb = Verb::Release { hold: token, fence: Fence::Assign, whose: ReleaseScope::Any };
-        match engine.call(&full, LockSpec::Reentrant, &owner, verb, self.options.op_timeout).await {
+        let call = Call::new(&full, LockSpec::Reentrant, &owner, verb);
+        match engine.call(call, engine.now(), self.options.op_timeout).await {
             Ok(Answer::Found(_)) => Ok(true),
             Ok(Answer::Free | Answer::Busy { .. } | Answer::Mismatch { .. }) => Ok(false),
             Ok(answer) => Err(engine.nonsense(&full, &answer)),
@@ -940,12 +944,9 @@ impl Locks {
         let owner = Owner::fresh(&self.options.label, &*engine.runtime);
         let mut rule = LockSpec::Mutex;
         loop {
-            let within = self.options.op_timeout;
-            let answer = match verb {
-                Verb::Inspect => engine.call_again(&full, rule, &owner, Verb::Inspect, within).await,
-                _ => engine.call(&full, rule, &owner, verb.clone(), within).await,
-            };
-            match answer {
+            let call = Call::new(&full, rule, &owner, verb.clone());
+            let call = if verb == Verb::Inspect { call.idempotent() } else { call };
+            match engine.call(call, engine.now(), self.options.op_timeout).await {
                 Ok(Answer::Found(mut found)) => {
                     let is_reentrant = found.kind == Kind::Reentrant;
                     for holder in found.holders.iter_mut().filter(|_| is_reentrant) {

@@ -2,6 +2,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::engine::acquire::Wait;
+use crate::engine::call::Call;
 use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::handle::LockHandle;
@@ -181,7 +182,8 @@ impl ReentrantMutex {
     pub async fn hold_count(&self) -> Result<u32> {
         let LockHandle { home, options, full, owner, .. } = &self.0;
         let (engine, Some(owner)) = (&home.engine, owner) else { return Ok(0) };
-        match engine.call_again(full, LockSpec::Reentrant, owner, Verb::Inspect, options.op_timeout).await {
+        let call = Call::new(full, LockSpec::Reentrant, owner, Verb::Inspect).idempotent();
+        match engine.call(call, engine.now(), options.op_timeout).await {
             Ok(Answer::Found(found)) => {
                 let mine = |value: &[u8]| {
                     crate::protocol::parse_value(value).is_some_and(|(holder, _)| holder == *owner)

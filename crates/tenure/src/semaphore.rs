@@ -2,6 +2,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::engine::acquire::Wait;
+use crate::engine::call::Call;
 use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::handle::LockHandle;
@@ -146,7 +147,8 @@ impl Semaphore {
         let LockHandle { home, options, name, full, .. } = &self.face;
         let (engine, rule) = (&home.engine, LockSpec::Queue(QueueSpec::permits(permits, 1)));
         let owner = Owner::fresh(&options.label, &*engine.runtime);
-        match engine.call(full, rule, &owner, Verb::Resize, options.op_timeout).await {
+        let call = Call::new(full, rule, &owner, Verb::Resize);
+        match engine.call(call, engine.now(), options.op_timeout).await {
             Ok(Answer::Resized) => Ok(()),
             Ok(Answer::Mismatch { kind, capacity }) => Err(engine.mismatch(name, rule, kind, capacity)),
             Ok(Answer::Busy { holder, .. }) => {

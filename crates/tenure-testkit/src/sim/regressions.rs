@@ -67,8 +67,8 @@ pub const ONE_SERVER: &[Regression] = &[
     ),
     found(
         "a grant that came too late was asked for again under the owner that was being released",
-        Regime::Storm,
-        1_375,
+        Regime::Evicting,
+        149,
         Some(Bug::AskedForAsReleased),
     ),
     found(

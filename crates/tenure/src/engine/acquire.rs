@@ -1,17 +1,18 @@
 //! Acquires a lock: asks once, or waits.
 
 use std::future::Future;
-use std::pin::pin;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::{Either, pending, select};
+use futures_util::future::{Either, FutureExt, select};
 use tracing::{Instrument, Span, field};
 
-use super::acquisition::{Acquisition, Outcome};
+use super::acquisition::{Acquisition, Outcome, Waiting};
 use super::hold::Hold;
 use super::lease::announce;
-use super::waiters::ticket_queue::Turn;
+use super::waiters::server::Strategy;
+use super::waiters::wait_queues::{WaitHandle, WaitOutcome};
 use super::{Engine, backoff};
 use crate::error::{Error, Result};
 use crate::events::{self, event, millis, text};
@@ -40,8 +41,11 @@ pub(crate) async fn acquire(ask: Acquisition, wait: Wait) -> Result<Option<Hold>
         watch.granted(&held, false);
         return Ok(Some(held));
     }
-    let asked = ask_for(ask, wait).instrument(watch.span.clone()).await;
-    match asked {
+    let granted = match watch.span.is_disabled() {
+        true => run(ask, wait).await,
+        false => run(ask, wait).instrument(watch.span.clone()).boxed().await,
+    };
+    match granted {
         Ok(Some(Granted { held, handed_over })) => {
             watch.granted(&held, handed_over);
             Ok(Some(held))
@@ -57,34 +61,278 @@ pub(crate) async fn acquire(ask: Acquisition, wait: Wait) -> Result<Option<Hold>
     }
 }
 
-async fn ask_for(ask: Acquisition, wait: Wait) -> Result<Option<Granted>> {
-    let engine = Arc::clone(&ask.engine);
-    let until = wait.until(ask.since);
-    match ask.rule {
-        _ if wait.is_once() => at_once(&engine, ask).await,
-        LockSpec::Mutex | LockSpec::Reentrant => in_line(&engine, ask, until).await,
-        LockSpec::Queue(_) => in_queue(&engine, ask, until).await,
-    }
-}
-
 /// A lock that was granted.
 struct Granted {
     held: Hold,
-    /// After it was waited for in a queue.
+    /// It was handed over to a waiter.
     handed_over: bool,
 }
 
-impl Granted {
-    fn at_once(held: Hold) -> Self {
-        Self { held, handed_over: false }
-    }
-
-    fn in_turn(held: Hold) -> Self {
-        Self { held, handed_over: true }
+/// Asks once, and waits if that is not enough.
+async fn run(ask: Acquisition, wait: Wait) -> Result<Option<Granted>> {
+    let policy = Policy::of(ask.rule, wait);
+    let limit = match policy {
+        Policy::Once => Some(ask.since + ask.options.op_timeout),
+        Policy::Local | Policy::Tickets => wait.until(ask.since),
+    };
+    let asked = request(&ask, policy, limit).await;
+    match asked {
+        Asked::Answered(Outcome::Held(held)) if held.is_live() => {
+            Ok(Some(Granted { held, handed_over: false }))
+        }
+        // Boxed, because few acquisitions need it and each would carry its size.
+        asked => Course::new(ask, policy, limit).run(asked).boxed().await,
     }
 }
 
-/// Counts an acquisition and tells how it ended. Dropped before, it was cancelled.
+/// How an acquisition goes on that is not granted at once.
+#[derive(Clone, Copy)]
+enum Policy {
+    /// It does not wait for a holder. It is repeated, for `op_timeout` in all, only after silence,
+    /// or where ballots kept a free lock from it.
+    Once,
+    /// For kinds without a queue in the store: waits in the queue of this process, also behind its
+    /// other waiters before the first request.
+    Local,
+    /// For kinds with a queue: takes a place in the store, and waits until it is called.
+    Tickets,
+}
+
+impl Policy {
+    fn of(rule: LockSpec, wait: Wait) -> Self {
+        match rule {
+            _ if wait.is_once() => Self::Once,
+            LockSpec::Mutex | LockSpec::Reentrant => Self::Local,
+            LockSpec::Queue(_) => Self::Tickets,
+        }
+    }
+}
+
+/// What a request came to.
+enum Asked {
+    Answered(Outcome),
+    /// Nothing was sent, because other tasks of this process wait.
+    Behind,
+    /// The limit of the wait came first.
+    Late,
+}
+
+/// One request, within the limit.
+async fn request(ask: &Acquisition, policy: Policy, limit: Option<Moment>) -> Asked {
+    let engine = &ask.engine;
+    if matches!(policy, Policy::Local) && !engine.local_queues.may_ask(ask) {
+        return Asked::Behind;
+    }
+    let waits = !matches!(policy, Policy::Once);
+    let asked = std::pin::pin!(ask.once(waits, limit));
+    let asked = before(engine, limit.filter(|_| waits), asked).await;
+    asked.map_or(Asked::Late, Asked::Answered)
+}
+
+/// What follows a request.
+enum Next {
+    Granted(Hold),
+    /// The wait is over.
+    Over,
+    /// The same request again, at this time.
+    Retry(Moment),
+    /// Waits in the queue of this process. Holds why the request was not answered, if so.
+    Local(Option<Failure>),
+    /// Waits for the turn of a place in the store.
+    Ticket(Waiting),
+}
+
+/// An acquisition that waits.
+struct Course {
+    engine: Arc<Engine>,
+    ask: Arc<Acquisition>,
+    policy: Policy,
+    limit: Option<Moment>,
+    /// Requests since it last took a place, which the backoff grows with.
+    attempt: u32,
+    /// The last answer of the store, or the start.
+    heard_at: Moment,
+    /// The last answer, if it was *busy*.
+    busy_at: Option<Moment>,
+    /// Why the request before was not answered.
+    earlier: Option<Failure>,
+}
+
+impl Course {
+    fn new(ask: Acquisition, policy: Policy, limit: Option<Moment>) -> Self {
+        let (engine, heard_at) = (Arc::clone(&ask.engine), ask.since);
+        let (ask, attempt, busy_at, earlier) = (Arc::new(ask), 0, None, None);
+        Self { engine, ask, policy, limit, attempt, heard_at, busy_at, earlier }
+    }
+
+    /// Goes on after the first request.
+    async fn run(mut self, mut asked: Asked) -> Result<Option<Granted>> {
+        loop {
+            let turn = match self.next(asked)? {
+                Next::Granted(held) => return Ok(Some(Granted { held, handed_over: false })),
+                Next::Over => return Ok(None),
+                Next::Retry(at) => {
+                    self.engine.runtime.sleep_until(at).await;
+                    if self.limit.is_some_and(|limit| at >= limit) {
+                        return Ok(None);
+                    }
+                    asked = request(&self.ask, self.policy, self.limit).await;
+                    continue;
+                }
+                Next::Local(silence) => {
+                    let place = self.engine.local_queues.join(&self.engine, &self.ask, silence);
+                    self.turn(place).await?
+                }
+                Next::Ticket(waiting) => {
+                    let place = self.engine.ticket_queues.join(&self.engine, &self.ask, waiting);
+                    self.turn(place).await?
+                }
+            };
+            match turn {
+                None => return Ok(None),
+                Some(WaitOutcome::Held(held)) if held.is_live() => {
+                    return Ok(Some(Granted { held, handed_over: true }));
+                }
+                // The lease or the place lapsed before this future was polled: back to the end.
+                Some(turn) => drop(turn),
+            }
+            self.renew();
+            (self.attempt, self.heard_at, self.busy_at) = (0, self.engine.now(), None);
+            asked = request(&self.ask, self.policy, self.limit).await;
+        }
+    }
+
+    /// Waits for the turn; `None` when the wait is over.
+    async fn turn<S: Strategy>(&self, mut place: WaitHandle<S>) -> Result<Option<WaitOutcome>> {
+        let turn = before(&self.engine, self.limit, std::pin::pin!(place.turn())).await;
+        match turn {
+            Some(Some(turn)) => turn.map(Some),
+            Some(None) => Err(self.ask.silent(not_sent("the thread that asks for it has ended"))),
+            None => place.silence().map_or(Ok(None), |failure| Err(self.ask.silent(failure))),
+        }
+    }
+
+    /// From now on it asks for another hold: the one before has lapsed, and is being released.
+    fn renew(&mut self) {
+        self.ask = Arc::new(self.ask.anew());
+    }
+
+    fn next(&mut self, asked: Asked) -> Result<Next> {
+        match (self.policy, asked) {
+            (_, Asked::Answered(Outcome::Held(held))) if held.is_live() => Ok(Next::Granted(held)),
+            (_, Asked::Answered(Outcome::Refused(error))) => Err(error),
+            (Policy::Once, asked) => self.next_once(asked),
+            (Policy::Local, asked) => self.next_local(asked),
+            (Policy::Tickets, asked) => self.next_ticket(asked),
+        }
+    }
+
+    fn next_once(&mut self, asked: Asked) -> Result<Next> {
+        let (failure, pause) = match asked {
+            Asked::Answered(Outcome::Held(_)) => return Err(self.ask.silent(too_slow())),
+            Asked::Answered(Outcome::Busy { holder, left_ms })
+                if holder == quorum::NOBODY && !planted(Bug::BallotsTakenForHolder) =>
+            {
+                let failure = not_sent("its members had accepted higher ballots each time");
+                (failure, Duration::from_millis(left_ms.unwrap_or(0) + 1))
+            }
+            Asked::Answered(Outcome::Silent(failure)) => {
+                (failure, self.engine.jittered(backoff(self.attempt)))
+            }
+            _ => return Ok(Next::Over),
+        };
+        self.attempt += 1;
+        let (now, until) = (self.engine.now(), self.limit.unwrap_or(Moment(u64::MAX)));
+        if now + pause < until {
+            self.earlier = Some(failure);
+            return Ok(Next::Retry(now + pause));
+        }
+        let failure = match (failure, self.earlier.take()) {
+            // The last request had no time left, so that the failure before it says more.
+            (Failure::NotSent(_), Some(earlier @ Failure::NotSent(_))) if now >= until => earlier,
+            (failure, _) => failure,
+        };
+        Err(self.ask.silent(failure))
+    }
+
+    fn next_local(&mut self, asked: Asked) -> Result<Next> {
+        match asked {
+            Asked::Late => Err(self.ask.silent(not_in_time())),
+            Asked::Answered(Outcome::Silent(failure)) => Ok(Next::Local(Some(failure))),
+            Asked::Answered(Outcome::Held(held)) => {
+                drop(held);
+                self.renew();
+                Ok(Next::Local(Some(too_slow())))
+            }
+            _ => Ok(Next::Local(None)),
+        }
+    }
+
+    fn next_ticket(&mut self, asked: Asked) -> Result<Next> {
+        // A busy answer stands for as long as the next may take.
+        let (now, op_timeout) = (self.engine.now(), self.ask.options.op_timeout);
+        let is_busy = self.busy_at.is_some_and(|at| now.since(at) < op_timeout);
+        let failure = match asked {
+            Asked::Answered(Outcome::Waiting(waiting)) => return Ok(Next::Ticket(waiting)),
+            Asked::Late if is_busy => return Ok(Next::Over),
+            Asked::Late => return Err(self.ask.silent(not_in_time())),
+            // The server is in its restart grace, or another program's lock stands there.
+            Asked::Answered(Outcome::Busy { left_ms, .. }) => {
+                let left = left_ms.map_or(Duration::MAX, |left_ms| Duration::from_millis(left_ms + 1));
+                let until = now + self.backoff().min(left);
+                (self.heard_at, self.busy_at) = (now, Some(now));
+                return Ok(Next::Retry(self.limit.map_or(until, |limit| until.min(limit))));
+            }
+            Asked::Answered(Outcome::Silent(failure)) => failure,
+            _ => {
+                self.renew();
+                too_slow()
+            }
+        };
+        let gives_up_at = self.heard_at + self.ask.options.patience;
+        let until = (now + self.backoff()).min(gives_up_at);
+        let is_over = self.limit.is_some_and(|limit| until >= limit);
+        // The limit left the last request no time, and nothing is known to have gone wrong.
+        if is_over && matches!(failure, Failure::Unknown(_)) && is_busy {
+            return Ok(Next::Over);
+        }
+        let is_out = now >= gives_up_at || until >= gives_up_at && planted(Bug::PatienceCutShort);
+        if is_over || is_out {
+            return Err(self.ask.silent(failure));
+        }
+        self.busy_at = None;
+        Ok(Next::Retry(until))
+    }
+
+    fn backoff(&mut self) -> Duration {
+        let pause = self.engine.jittered(backoff(self.attempt));
+        self.attempt += 1;
+        pause
+    }
+}
+
+fn too_slow() -> Failure {
+    not_sent("its answers take longer than the lease that is asked for")
+}
+
+fn not_in_time() -> Failure {
+    not_sent("no answer within the limit of the wait")
+}
+
+fn not_sent(why: &str) -> Failure {
+    Failure::NotSent(Failure::cause(why))
+}
+
+/// The future's output, unless the limit comes first. The future is polled before the timer.
+async fn before<F: Future>(engine: &Engine, limit: Option<Moment>, future: Pin<&mut F>) -> Option<F::Output> {
+    let Some(limit) = limit else { return Some(future.await) };
+    match select(future, engine.runtime.sleep_until(limit)).await {
+        Either::Left((output, _)) => Some(output),
+        Either::Right(_) => None,
+    }
+}
+
+/// Counts an acquisition, and logs its end. Dropped before, it counts as cancelled.
 struct Watch {
     engine: Arc<Engine>,
     name: LockName,
@@ -200,179 +448,5 @@ impl Wait {
             Self::For(limit) => Some(since + limit),
             Self::Forever => None,
         }
-    }
-}
-
-/// Asks even if others wait, and returns `None` if the lock is busy. Asks again, for `op_timeout`
-/// in all, only after silence, or where ballots kept a free lock from this acquisition.
-async fn at_once(engine: &Arc<Engine>, ask: Acquisition) -> Result<Option<Granted>> {
-    let until = engine.now() + ask.options.op_timeout;
-    let mut earlier = None;
-    for attempt in 0.. {
-        let (failure, pause) = match ask.once(false, Some(until)).await {
-            Outcome::Held(held) if held.is_live() => return Ok(Some(Granted::at_once(held))),
-            Outcome::Held(_) => return Err(ask.silent(too_slow())),
-            Outcome::Busy { holder, left_ms }
-                if holder == quorum::NOBODY && !planted(Bug::BallotsTakenForHolder) =>
-            {
-                (overtaken(), Duration::from_millis(left_ms.unwrap_or(0) + 1))
-            }
-            Outcome::Busy { .. } | Outcome::Waiting(_) => return Ok(None),
-            Outcome::Refused(error) => return Err(error),
-            Outcome::Silent(failure) => (failure, engine.jittered(backoff(attempt))),
-        };
-        if engine.now() + pause >= until {
-            let failure = match (failure, earlier) {
-                // It had what was left of the time, and what went wrong before says more.
-                (Failure::NotSent(_), Some(earlier @ Failure::NotSent(_))) if engine.now() >= until => {
-                    earlier
-                }
-                (failure, _) => failure,
-            };
-            return Err(ask.silent(failure));
-        }
-        earlier = Some(failure);
-        engine.runtime.sleep_until(engine.now() + pause).await;
-    }
-    unreachable!("time passes")
-}
-
-fn too_slow() -> Failure {
-    Failure::NotSent(Failure::cause("its answers take longer than the lease that is asked for"))
-}
-
-fn overtaken() -> Failure {
-    Failure::NotSent(Failure::cause("its members had accepted higher ballots each time"))
-}
-
-fn not_in_time() -> Failure {
-    Failure::NotSent(Failure::cause("no answer within the limit of the wait"))
-}
-
-fn abandoned() -> Failure {
-    Failure::NotSent(Failure::cause("the thread that asks for it has ended"))
-}
-
-/// For kinds without a queue: asks at once if no task of this process waits; otherwise, and if
-/// the lock is busy, waits in line.
-async fn in_line(engine: &Arc<Engine>, ask: Acquisition, limit: Option<Moment>) -> Result<Option<Granted>> {
-    let mut ask = Arc::new(ask);
-    loop {
-        let mut silence = None;
-        if engine.local_queues.may_ask(&ask) {
-            let asked = before(engine, limit, pin!(ask.once(true, limit))).await;
-            match asked {
-                Some(Outcome::Held(held)) if held.is_live() => return Ok(Some(Granted::at_once(held))),
-                Some(Outcome::Held(held)) => {
-                    drop(held);
-                    ask = Arc::new(ask.anew());
-                    silence = Some(too_slow());
-                }
-                Some(Outcome::Busy { .. } | Outcome::Waiting(_)) => {}
-                Some(Outcome::Refused(error)) => return Err(error),
-                Some(Outcome::Silent(failure)) => silence = Some(failure),
-                None => return Err(ask.silent(not_in_time())),
-            }
-        }
-        let mut place = engine.local_queues.join(engine, &ask, silence);
-        let granted = before(engine, limit, pin!(place.granted())).await;
-        match granted {
-            Some(Some(Ok(held))) if held.is_live() => return Ok(Some(Granted::in_turn(held))),
-            // It was granted, and this future was not polled until the lease had passed: the turn
-            // is gone.
-            Some(Some(Ok(held))) => drop(held),
-            Some(Some(Err(error))) => return Err(error),
-            Some(None) => return Err(ask.silent(abandoned())),
-            None => return place.silence().map_or(Ok(None), |failure| Err(ask.silent(failure))),
-        }
-        drop(place);
-        ask = Arc::new(ask.anew());
-    }
-}
-
-/// For kinds with a queue: takes a place in the store, and waits until it is called.
-async fn in_queue(engine: &Arc<Engine>, ask: Acquisition, limit: Option<Moment>) -> Result<Option<Granted>> {
-    let mut ask = Arc::new(ask);
-    let (mut heard_at, mut attempt) = (engine.now(), 0);
-    // When the last answer came, if it was no. It is one for as long as the next may take.
-    let (mut busy_at, op_timeout) = (None::<Moment>, ask.options.op_timeout);
-    let is_busy = |busy_at: Option<Moment>| busy_at.is_some_and(|at| engine.now().since(at) < op_timeout);
-    loop {
-        let asked = before(engine, limit, pin!(ask.once(true, limit))).await;
-        let place = match asked {
-            Some(Outcome::Held(held)) if held.is_live() => return Ok(Some(Granted::at_once(held))),
-            Some(Outcome::Waiting(place)) => place,
-            Some(Outcome::Refused(error)) => return Err(error),
-            None if is_busy(busy_at) => return Ok(None),
-            None => return Err(ask.silent(not_in_time())),
-            // The server is in grace, or another program's lock is there: no place can be taken.
-            Some(Outcome::Busy { left_ms, .. }) => {
-                let left = left_ms.map_or(Duration::MAX, |left_ms| Duration::from_millis(left_ms + 1));
-                let until = engine.now() + engine.jittered(backoff(attempt)).min(left);
-                attempt += 1;
-                heard_at = engine.now();
-                busy_at = Some(heard_at);
-                if let Some(limit) = limit.filter(|limit| until >= *limit) {
-                    engine.runtime.sleep_until(limit).await;
-                    return Ok(None);
-                }
-                engine.runtime.sleep_until(until).await;
-                continue;
-            }
-            Some(unheard) => {
-                let failure = match unheard {
-                    Outcome::Silent(failure) => failure,
-                    // A grant that came too late is being released, so it is not asked for again
-                    // under the same owner.
-                    _ => {
-                        ask = Arc::new(ask.anew());
-                        too_slow()
-                    }
-                };
-                let gives_up_at = heard_at + ask.options.patience;
-                let until = (engine.now() + engine.jittered(backoff(attempt))).min(gives_up_at);
-                attempt += 1;
-                let is_over = limit.is_some_and(|limit| until >= limit);
-                // Nothing went wrong, as far as is known: the limit left the last question no time.
-                if is_over && matches!(failure, Failure::Unknown(_)) && is_busy(busy_at) {
-                    return Ok(None);
-                }
-                let is_out =
-                    engine.now() >= gives_up_at || until >= gives_up_at && planted(Bug::PatienceCutShort);
-                if is_over || is_out {
-                    return Err(ask.silent(failure));
-                }
-                busy_at = None;
-                engine.runtime.sleep_until(until).await;
-                continue;
-            }
-        };
-        let mut ticket_handle = engine.ticket_queues.join(engine, &ask, place);
-        let turn = before(engine, limit, pin!(ticket_handle.turn())).await;
-        match turn {
-            Some(Some(Ok(Turn::Held(held)))) if held.is_live() => return Ok(Some(Granted::in_turn(held))),
-            // Granted to a future that was not polled in time, or a place that lapsed unheard of:
-            // back to the end.
-            Some(Some(Ok(turn))) => drop(turn),
-            Some(Some(Err(error))) => return Err(error),
-            Some(None) => return Err(ask.silent(abandoned())),
-            None => return ticket_handle.silence().map_or(Ok(None), |failure| Err(ask.silent(failure))),
-        }
-        drop(ticket_handle);
-        ask = Arc::new(ask.anew());
-        (heard_at, attempt, busy_at) = (engine.now(), 0, None);
-    }
-}
-
-/// The future's output, unless the limit comes first. The future is looked at first, also when both
-/// are there.
-async fn before<F: Future + Unpin>(engine: &Engine, limit: Option<Moment>, future: F) -> Option<F::Output> {
-    let timer = match limit {
-        Some(limit) => engine.runtime.sleep_until(limit),
-        None => Box::pin(pending()),
-    };
-    match select(future, timer).await {
-        Either::Left((output, _)) => Some(output),
-        Either::Right(_) => None,
     }
 }

@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::Engine;
+use super::call::Call;
 use super::hold::Hold;
-use super::lease::{GONE, Grant, Lease, Loss, bind};
+use super::lease::{GONE, Granting, Lease, LeaseTerms, Loss, bind};
 use super::release::Release;
 use super::waiters::newcomer::{Newcomer, NewcomerSlot};
 use crate::error::{Error, Result};
@@ -149,7 +150,7 @@ impl Acquisition {
             let sent = engine.now();
             let before = self.maybe.swap(true, Ordering::AcqRel);
             let within = self.within(sent, limit);
-            let answer = engine.call(&self.name, self.rule, &self.owner, verb.clone(), within).await;
+            let answer = engine.call(self.call(verb.clone()), sent, within).await;
             let answered = engine.now();
             let has_time = limit.is_none_or(|limit| answered + answered.since(sent) < limit)
                 && !(planted(Bug::LateGrantKept) && answered.since(sent) >= within);
@@ -193,6 +194,10 @@ impl Acquisition {
         unreachable!("the last round returns what it was told")
     }
 
+    fn call(&self, verb: Verb) -> Call<'_> {
+        Call::new(&self.name, self.rule, &self.owner, verb)
+    }
+
     /// How long a question may take: a little less than is left, so that a store that cannot be
     /// asked has the time to say why.
     fn within(&self, now: Moment, limit: Option<Moment>) -> Duration {
@@ -213,7 +218,7 @@ impl Acquisition {
         // The resumed hold gets this hold's name, which is unknown to others if the answer is lost.
         let back = || Release::of_resumed(engine, &self.name, self.rule, &self.owner, hold);
         let back = (self.rule == LockSpec::Reentrant).then(back);
-        let answer = engine.call(&self.name, self.rule, &self.owner, verb, within).await;
+        let answer = engine.call(self.call(verb), sent, within).await;
         if let (Some(back), Ok(_) | Err(Failure::NotSent(_) | Failure::Refused(_))) = (back, &answer) {
             back.cancel();
         }
@@ -239,7 +244,7 @@ impl Acquisition {
         let (ttl_ms, hold, bind) = (lease::millis(ttl), self.hold, Some(Liveness::Lease));
         let verb = Verb::Renew { ttl_ms, hold, bind, weight: None };
         let within = self.options.op_timeout;
-        let answer = engine.call_again(&self.name, self.rule, &self.owner, verb, within).await;
+        let answer = engine.call(self.call(verb).idempotent(), sent, within).await;
         let answered = engine.now();
         let left = lease::deadline(sent, answered, ttl).since(answered);
         Ok(self.resumed(answer)?.and_then(|_| match left {
@@ -259,13 +264,27 @@ impl Acquisition {
         }
     }
 
-    /// What the store has granted: its lease was set to `first` by a request that was sent at
-    /// `sent`, and is known now. It has been of use since `begun`.
+    /// The hold that the store has granted, whose lease was set to `first` by a request that was
+    /// sent at `sent` and answered now. `max_hold` counts from `begun`.
     pub(super) fn granted(&self, fence: u64, begun: Moment, sent: Moment, first: Duration) -> Hold {
-        let Self { engine, name, rule, owner, hold, options, meter, interruptions, .. } = self;
-        let (rule, hold, meter, interruptions) = (*rule, *hold, *meter, *interruptions);
-        let grant = Grant { name, rule, owner, fence, hold, meter, begun, interruptions, options };
-        let held = Hold::granted(engine, Lease::granted(grant, sent, engine.now(), first));
+        let options = &*self.options;
+        let terms = LeaseTerms {
+            name: self.name.clone(),
+            rule: self.rule,
+            owner: self.owner.clone(),
+            fence,
+            hold: self.hold,
+            meter: self.meter,
+            op_timeout: options.op_timeout,
+            ttl: options.ttl,
+            grace: options.grace,
+            bind: bind(options),
+            end: options.max_hold.map(|hold| begun + hold),
+            renewal: options.renewal,
+            interruptions: self.interruptions,
+        };
+        let request = Granting { sent, answered: self.engine.now(), first, whole: options.lease() };
+        let held = Hold::granted(&self.engine, terms, request);
         self.maybe.store(false, Ordering::Release);
         held
     }

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::lease::{HoldEnd, Lease};
+use super::lease::{Granting, Lease, LeaseTerms, Role};
+use super::lost::HoldEnd;
 use super::release::{Release, announce};
 use super::{Engine, backoff};
 use crate::error::{Cause, Result};
@@ -21,11 +22,10 @@ pub(crate) struct Hold {
 }
 
 impl Hold {
-    /// What the store has granted.
-    pub(super) fn granted(engine: &Arc<Engine>, lease: Lease) -> Self {
-        let lease = match lease.rule {
-            LockSpec::Reentrant => Lease::first_share(lease),
-            LockSpec::Mutex | LockSpec::Queue(_) => Arc::new(lease),
+    pub(super) fn granted(engine: &Arc<Engine>, terms: LeaseTerms, request: Granting) -> Self {
+        let lease = match terms.rule {
+            LockSpec::Reentrant => Lease::first_share(terms, request),
+            LockSpec::Mutex | LockSpec::Queue(_) => Arc::new(Lease::granted(terms, Role::Alone, request)),
         };
         Self { engine: Arc::clone(engine), lease, armed: true }
     }
@@ -36,7 +36,7 @@ impl Hold {
         let held = Self { engine: Arc::clone(engine), lease, armed: true };
         // A loss tells those that it finds: it came before, or it tells this one too. The loss of
         // one that it found before this counts for no guard.
-        let is_live = held.lease.term().known_outcome().is_none() && held.lease.kept(engine.now());
+        let is_live = held.lease.term().known_outcome().is_none() && held.lease.keep(engine.now());
         is_live.then_some(held)
     }
 
@@ -48,10 +48,10 @@ impl Hold {
     /// From now on it is renewed, and its loss announced: it is in the caller's hands.
     pub(crate) fn keep(&self) {
         let (engine, lease, now) = (&self.engine, &self.lease, self.engine.now());
-        lease.kept(now);
+        lease.keep(now);
         let term = match lease.shared_term() {
             // Another hold of its owner has it renewed.
-            Some(term) if !term.kept(now) => return,
+            Some(term) if !term.keep(now) => return,
             Some(term) => {
                 engine.reentries.add(term);
                 term

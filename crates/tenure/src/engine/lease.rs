@@ -1,13 +1,14 @@
-//! One grant: until when it is good, and the news of its end.
+//! One grant: its terms, until when it is good, and how it ended.
 
 use std::borrow::Cow;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::Duration;
 
 use super::Engine;
+use super::lost::HoldEnd;
 use crate::error::Error;
 use crate::events::{event, millis, text};
 use crate::metrics::{LossReason, Meter};
@@ -18,134 +19,129 @@ use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, Liveness, LockSpec, Place, Verb, lease, parse_value, shown};
 
-/// What is known of a grant, shared by its guard, its loss signals and the renewal.
+/// A grant, shared by its guard, its loss signals and the renewer. It reads as its
+/// [terms](LeaseTerms), which never change.
 pub(crate) struct Lease {
+    terms: LeaseTerms,
+    pub(super) role: Role,
+    state: Mutex<LeaseState>,
+}
+
+/// What was granted to whom, and for how long.
+#[derive(Clone)]
+pub(crate) struct LeaseTerms {
     /// The full name.
     pub(crate) name: LockName,
     pub(crate) rule: LockSpec,
     pub(crate) owner: Owner,
     pub(crate) fence: u64,
     pub(crate) hold: u64,
-    /// What it is counted in.
+    /// The counters of its lock.
     pub(super) meter: Meter,
     pub(crate) op_timeout: Duration,
-    ttl: Duration,
+    pub(super) ttl: Duration,
     pub(super) grace: Duration,
-    /// What it was bound to when it was granted.
+    /// The liveness it was granted with.
     pub(super) bind: Liveness,
-    /// When `max_hold` is over.
+    /// The end of `max_hold`.
     pub(super) end: Option<Moment>,
     pub(super) renewal: Renewal,
-    /// How often the store had been interrupted before it was asked for.
+    /// The store's count of interruptions before the first request.
     pub(super) interruptions: u64,
-    /// From when it is to be asked about, because the store may have forgotten it or ended it; 0 if
-    /// it is not.
-    doubtful_at: AtomicU64,
-    /// When it was last asked about or renewed.
-    checked: AtomicU64,
-    /// How it stands with messages about its end: a [`Hearing`].
-    hearing: AtomicU8,
-    /// It was asked to be detached, and may be.
-    detaches: AtomicBool,
-    /// When the request was sent that last set the whole lease.
-    sent: AtomicU64,
-    /// When the last request was sent that may have set it, answered or not.
-    asked: AtomicU64,
-    /// When to ask for the whole lease, if it came with less.
-    whole_at: Moment,
-    /// Until when it is certainly ours.
-    deadline: AtomicU64,
-    /// Where it stands in the renewer's schedule; 0 if it does not.
-    pub(super) due: AtomicU64,
-    /// When it came into the caller's hands; unset if it never did.
-    kept: AtomicU64,
-    outcome: OnceLock<HoldEnd>,
-    listeners: Mutex<Vec<(u64, Waker)>>,
-    next_ear: AtomicU64,
-    on_renewal: Mutex<Option<OnRenewal>>,
-    pub(super) role: Role,
+}
+
+/// What changes while the lock is held.
+pub(super) struct LeaseState {
+    phase: Phase,
+    extent: Extent,
+    /// When the last request was sent that may have set the lease, answered or not.
+    asked_at: Moment,
+    /// The end of the time for which it is certainly ours.
+    deadline: Moment,
+    /// When the renewer looks at it next; `None` while it is not in its schedule.
+    pub(super) due: Option<Moment>,
+    /// Verify from this time on, because the store may have forgotten or ended it.
+    pub(super) doubtful_at: Option<Moment>,
+    /// When it was last verified or renewed.
+    checked_at: Moment,
+    hearing: Hearing,
+    /// A request to detach it was sent.
+    detaches: bool,
+    listeners: Vec<(u64, Waker)>,
+    next_listener: u64,
+    on_renewal: Option<OnRenewal>,
 }
 
 /// Called with the moment of the loss after each renewal.
 pub(crate) type OnRenewal = Arc<dyn Fn(Moment) + Send + Sync>;
 
+/// How far a grant has come.
+enum Phase {
+    /// On its way to the caller.
+    Granted,
+    /// In the caller's hands.
+    Held { since: Moment },
+    /// Lost or released; `held_since` is empty if it never reached the caller.
+    Ended { held_since: Option<Moment>, end: HoldEnd },
+}
+
+/// How much of the lease the store has granted.
+enum Extent {
+    /// What was left of a place in a queue. The whole is requested at this time.
+    Part { whole_at: Moment },
+    /// All, by a request sent at this time.
+    Whole { sent: Moment },
+}
+
+/// Whether a holder listens to messages that say that its hold may have ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Hearing {
+    /// Once it has held for a while.
+    Later,
+    Listens,
+    /// The subscription failed; the next renewal retries it.
+    Again,
+    /// The store refuses the subscription.
+    Never,
+}
+
+/// The request that has set a lease.
+#[derive(Clone, Copy)]
+pub(super) struct Granting {
+    pub(super) sent: Moment,
+    pub(super) answered: Moment,
+    /// The lease that it has set.
+    pub(super) first: Duration,
+    /// The lease that a first request asks for.
+    pub(super) whole: Duration,
+}
+
+impl Deref for Lease {
+    type Target = LeaseTerms;
+
+    fn deref(&self) -> &LeaseTerms {
+        &self.terms
+    }
+}
+
 impl Lease {
-    /// A grant whose lease was last set, to `first`, by a request that was sent at `sent` and
-    /// answered at `answered`. A first lease that is shorter than it should be is renewed soon.
-    pub(super) fn granted(grant: Grant<'_>, sent: Moment, answered: Moment, first: Duration) -> Self {
-        let Grant { name, rule, owner, fence, hold, meter, begun, interruptions, options } = grant;
-        let is_whole = first >= options.lease();
-        Self {
-            name: name.clone(),
-            rule,
-            owner: owner.clone(),
-            fence,
-            hold,
-            meter,
-            op_timeout: options.op_timeout,
-            ttl: options.ttl,
-            grace: options.grace,
-            bind: bind(options),
-            end: options.max_hold.map(|hold| begun + hold),
-            renewal: options.renewal,
-            interruptions,
-            doubtful_at: AtomicU64::new(0),
-            checked: AtomicU64::new(sent.0),
-            hearing: AtomicU8::new(Hearing::Later as u8),
-            detaches: AtomicBool::new(false),
-            sent: AtomicU64::new(if is_whole { sent.0 } else { UNSET.0 }),
-            asked: AtomicU64::new(sent.0),
-            whole_at: lease::whole_at(answered, options.ttl),
-            deadline: AtomicU64::new(lease::deadline(sent, answered, first).0),
-            due: AtomicU64::new(0),
-            kept: AtomicU64::new(UNSET.0),
-            outcome: OnceLock::new(),
-            listeners: Mutex::default(),
-            next_ear: AtomicU64::new(0),
-            on_renewal: Mutex::default(),
-            role: Role::Alone,
-        }
+    /// A grant that was set by `request`.
+    pub(super) fn granted(terms: LeaseTerms, role: Role, request: Granting) -> Self {
+        let Granting { sent, answered, first, whole } = request;
+        let extent = match first >= whole {
+            true => Extent::Whole { sent },
+            false => Extent::Part { whole_at: lease::whole_at(answered, terms.ttl) },
+        };
+        let deadline = lease::deadline(sent, answered, first);
+        let state = LeaseState { extent, deadline, ..LeaseState::new(sent, Hearing::Later) };
+        Self { terms, role, state: Mutex::new(state) }
     }
 
-    /// Another hold on the same terms, whose lease is not renewed.
-    pub(super) fn like(&self, meter: Meter, op_timeout: Duration, role: Role) -> Self {
-        let (name, owner) = (self.name.clone(), self.owner.clone());
-        let Self { rule, fence, hold, ttl, grace, bind, end, renewal, .. } = *self;
-        let Self { interruptions, whole_at, .. } = *self;
-        let [sent, asked, deadline, due, kept, next_ear] = [const { AtomicU64::new(UNSET.0) }; 6];
-        let [doubtful_at, checked] = [const { AtomicU64::new(0) }; 2];
-        let (hearing, detaches) = (AtomicU8::new(Hearing::Never as u8), AtomicBool::new(false));
-        let (outcome, listeners) = (OnceLock::new(), Mutex::default());
-        Self {
-            name,
-            rule,
-            owner,
-            fence,
-            hold,
-            meter,
-            op_timeout,
-            ttl,
-            grace,
-            bind,
-            end,
-            renewal,
-            interruptions,
-            doubtful_at,
-            checked,
-            hearing,
-            detaches,
-            sent,
-            asked,
-            whole_at,
-            deadline,
-            due,
-            kept,
-            outcome,
-            listeners,
-            next_ear,
-            on_renewal: Mutex::default(),
-            role,
-        }
+    /// A share of `term`, which has the lease.
+    pub(super) fn share_of(term: &Arc<Self>, meter: Meter, op_timeout: Duration) -> Self {
+        let terms = LeaseTerms { meter, op_timeout, ..term.terms.clone() };
+        let state = LeaseState::new(Moment::default(), Hearing::Never);
+        Self { terms, role: Role::Share(Arc::clone(term)), state: Mutex::new(state) }
     }
 
     /// The options of a hold like it.
@@ -160,27 +156,39 @@ impl Lease {
         }
     }
 
-    /// It comes into the caller's hands. False if it is there already, or has ended before.
-    pub(super) fn kept(&self, now: Moment) -> bool {
-        // 0 means "not yet".
-        let now = now.0.max(UNSET.0 + 1);
-        self.kept.compare_exchange(UNSET.0, now, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    pub(super) fn state(&self) -> MutexGuard<'_, LeaseState> {
+        lock(&self.state)
     }
 
-    /// For how long it has been in the caller's hands; `None` if it never was, as a term.
-    pub(super) fn held_for(&self, now: Moment) -> Option<Duration> {
-        if matches!(self.role, Role::Term(_)) {
-            return None;
+    /// Marks it as held by the caller. False if it is already, or has ended before.
+    pub(super) fn keep(&self, now: Moment) -> bool {
+        let mut state = self.state();
+        let is_new = matches!(state.phase, Phase::Granted);
+        if is_new {
+            state.phase = Phase::Held { since: now };
         }
-        let kept = Moment(self.kept.load(Ordering::Acquire));
-        (kept != UNSET && kept != NEVER).then(|| now.since(kept))
+        is_new
+    }
+
+    /// How long the caller has held it; `None` if it never reached the caller, as a term.
+    pub(super) fn held_for(&self, now: Moment) -> Option<Duration> {
+        match self.role {
+            Role::Term(_) => None,
+            Role::Alone | Role::Share(_) => self.state().phase.held_since().map(|since| now.since(since)),
+        }
     }
 
     /// Moves the deadline after a renewal that was sent at `sent` for `ttl`. It never moves back.
     pub(crate) fn renewed(&self, sent: Moment, answered: Moment, ttl: Duration) {
         let term = self.term();
-        term.sent.fetch_max(sent.0, Ordering::AcqRel);
-        term.deadline.fetch_max(lease::deadline(sent, answered, ttl).0, Ordering::AcqRel);
+        {
+            let mut state = term.state();
+            state.extent = match state.extent {
+                Extent::Whole { sent: before } => Extent::Whole { sent: sent.max(before) },
+                Extent::Part { .. } => Extent::Whole { sent },
+            };
+            state.deadline = state.deadline.max(lease::deadline(sent, answered, ttl));
+        }
         match &term.role {
             Role::Term(shares) => {
                 let leases = lock(shares).leases.clone();
@@ -191,7 +199,8 @@ impl Lease {
     }
 
     fn tell_renewal(&self) {
-        let on_renewal = lock(&self.on_renewal).clone();
+        // Called outside the lock, because it may do anything.
+        let on_renewal = self.state().on_renewal.clone();
         if let Some(on_renewal) = on_renewal {
             on_renewal(self.lost_at());
         }
@@ -199,38 +208,24 @@ impl Lease {
 
     /// Replaces the function that is called after each renewal.
     pub(crate) fn on_renewal(&self, on_renewal: OnRenewal) {
-        *lock(&self.on_renewal) = Some(on_renewal);
+        self.state().on_renewal = Some(on_renewal);
     }
 
     /// When the loss is announced: `grace` before another owner can have the lease.
     pub(crate) fn lost_at(&self) -> Moment {
-        let deadline = Moment(self.term().deadline.load(Ordering::Acquire));
-        let grace = if planted(Bug::NoGrace) { Duration::ZERO } else { self.grace };
-        self.end.map_or(deadline, |end| deadline.min(end)) - grace
+        self.term().state().lost_at(self)
     }
 
-    /// When the lease itself is over, also on the store, and also if a renewal that was never
-    /// answered has set it.
+    /// When the lease is over on the store, even if a renewal that was never answered has set it.
     pub(super) fn lapses_at(&self) -> Moment {
-        let asked = Moment(self.term().asked.load(Ordering::Acquire));
-        asked + self.ttl_from(asked)
+        let asked_at = self.term().state().asked_at;
+        asked_at + self.ttl_from(asked_at)
     }
 
-    /// Until when there may be something to release. A hold that was taken over may have a longer
-    /// lease than `max_hold` leaves it here: nothing ever shortens one.
+    /// The end of the time in which there may be something to release. A hold that was resumed may
+    /// have a longer lease on the store than `max_hold` leaves it here.
     pub(super) fn over_at(&self) -> Moment {
-        Moment(self.term().asked.load(Ordering::Acquire)) + self.ttl
-    }
-
-    /// When to renew next, unless there is nothing to renew or nothing to gain. A grant that came
-    /// with less than a whole lease is renewed soon, also where nothing is renewed after that.
-    pub(super) fn renew_at(&self) -> Option<Moment> {
-        let sent = Moment(self.sent.load(Ordering::Acquire));
-        if sent == UNSET {
-            return (!planted(Bug::NeverWhole)).then_some(self.whole_at);
-        }
-        let reaches_end = self.end.is_some_and(|end| sent + self.ttl >= end);
-        (self.renewal == Renewal::Automatic && !reaches_end).then(|| lease::renew_at(sent, self.ttl))
+        self.term().state().asked_at + self.ttl
     }
 
     /// How much sooner it is renewed where many are.
@@ -238,14 +233,15 @@ impl Lease {
         lease::spread(self.ttl, self.hold)
     }
 
-    /// The same for the first time: those that were acquired together are not renewed together.
+    /// The same for the first renewal, so that grants of one moment are not renewed in one moment.
     pub(super) fn first_spread(&self) -> Duration {
         lease::first_spread(self.ttl, self.hold)
     }
 
-    /// A renewal is about to be sent. Returns the lease to ask for.
-    pub(crate) fn asks(&self, now: Moment) -> Duration {
-        self.term().asked.fetch_max(now.0, Ordering::AcqRel);
+    /// The lease to request by a renewal that is sent now.
+    pub(crate) fn ask(&self, now: Moment) -> Duration {
+        let mut state = self.term().state();
+        state.asked_at = state.asked_at.max(now);
         self.ttl_from(now)
     }
 
@@ -254,72 +250,30 @@ impl Lease {
         self.end.map_or(self.ttl, |end| self.ttl.min(end.since(now)))
     }
 
-    /// The store may have forgotten it: it is to be asked about from then on, also where it is not
-    /// renewed.
-    pub(super) fn doubt(&self, from: Moment) {
-        let from = from.0.max(1);
-        let sooner = |at: u64| (at == 0 || from < at).then_some(from);
-        let _ = self.doubtful_at.fetch_update(Ordering::AcqRel, Ordering::Acquire, sooner);
-    }
-
-    /// When it is to be asked about, if it is in doubt.
-    pub(super) fn doubtful_at(&self) -> Option<Moment> {
-        let at = self.doubtful_at.load(Ordering::Acquire);
-        (at != 0).then_some(Moment(at))
-    }
-
-    /// Whether it is to be asked about now because it is in doubt. It is asked about once.
-    pub(super) fn take_doubt(&self, now: Moment) -> bool {
-        let take = |at: u64| (at != 0 && at <= now.0).then_some(0);
-        self.doubtful_at.fetch_update(Ordering::AcqRel, Ordering::Acquire, take).is_ok()
-    }
-
-    /// It is being asked about, or renewed.
-    pub(super) fn is_checked(&self, now: Moment) {
-        self.checked.fetch_max(now.0, Ordering::AcqRel);
-    }
-
-    /// When it was last asked about or renewed.
-    pub(super) fn checked_at(&self) -> Moment {
-        Moment(self.checked.load(Ordering::Acquire))
-    }
-
-    /// How it stands with messages about its end.
-    pub(super) fn hearing(&self) -> Hearing {
-        match self.hearing.load(Ordering::Acquire) {
-            state if state == Hearing::Later as u8 => Hearing::Later,
-            state if state == Hearing::Listens as u8 => Hearing::Listens,
-            state if state == Hearing::Again as u8 => Hearing::Again,
-            _ => Hearing::Never,
-        }
+    /// Whether its holder subscribes again, after a renewal.
+    pub(super) fn listens_again(&self, now: Moment) -> bool {
+        let state = self.state();
+        let listen_at = state.phase.held_since().and_then(|since| lease::listen_at(since, self.ttl));
+        state.hearing == Hearing::Again && listen_at.is_some_and(|at| at <= now)
     }
 
     pub(super) fn set_hearing(&self, hearing: Hearing) {
-        self.hearing.store(hearing as u8, Ordering::Release);
+        self.state().hearing = hearing;
     }
 
-    /// When its holder begins to listen to messages about its end, if that is still to come.
-    pub(super) fn listen_at(&self) -> Option<Moment> {
-        let kept = Moment(self.kept.load(Ordering::Acquire));
-        let is_to_come = kept != UNSET && self.hearing() == Hearing::Later && !planted(Bug::ForcedUnheard);
-        if is_to_come { lease::listen_at(kept, self.ttl) } else { None }
+    /// When it was last verified or renewed.
+    pub(super) fn checked_at(&self) -> Moment {
+        self.state().checked_at
     }
 
-    /// Whether its holder tries to listen once more. Asked after a renewal.
-    pub(super) fn listens_again(&self, now: Moment) -> bool {
-        let kept = Moment(self.kept.load(Ordering::Acquire));
-        self.hearing() == Hearing::Again && lease::listen_at(kept, self.ttl).is_some_and(|at| at <= now)
+    /// A request to detach it is about to be sent.
+    pub(crate) fn set_detaching(&self) {
+        self.term().state().detaches = true;
     }
 
-    /// A request is about to be sent that lets go of it without releasing.
-    pub(crate) fn detaches(&self) {
-        self.term().detaches.store(true, Ordering::Release);
-    }
-
-    /// Whether its count may have no hold on this side any more: where one owner may hold several
-    /// times.
+    /// Whether the store may count it as detached. Only the reentrant kind counts holds.
     pub(super) fn may_be_detached(&self) -> bool {
-        self.rule == LockSpec::Reentrant && self.term().detaches.load(Ordering::Acquire)
+        self.rule == LockSpec::Reentrant && self.term().state().detaches
     }
 
     /// The request that sets the lease again.
@@ -327,10 +281,10 @@ impl Lease {
         Verb::Renew { ttl_ms: lease::millis(ttl), hold: self.hold, bind, weight }
     }
 
-    /// The question whether it is still held, which changes nothing.
+    /// The request that verifies it and changes nothing.
     pub(crate) fn question(&self) -> Verb {
         match self.rule {
-            // Not all of a queue: only this place in it.
+            // Only its own place in the queue.
             LockSpec::Queue(_) => {
                 Verb::Refresh { owners: Arc::new([self.owner.clone()]), wait_ms: 0, listens: None }
             }
@@ -338,33 +292,42 @@ impl Lease {
         }
     }
 
-    pub(super) fn ttl(&self) -> Duration {
-        self.ttl
+    /// How the lease ended, if it has. Compares with the clock first, so that a process that was
+    /// stopped for longer than its lease reports the loss at once.
+    pub(crate) fn outcome(&self, engine: &Engine) -> Option<HoldEnd> {
+        self.outcome_at(engine, engine.now())
     }
 
-    /// How the lease ended, if it has. Looks at the clock before anything else, so a process that
-    /// was stopped for longer than its lease hears of it at once.
-    pub(crate) fn outcome(&self, engine: &Engine) -> Option<HoldEnd> {
-        let now = engine.now();
-        if self.outcome.get().is_none() && now >= self.lost_at() && !planted(Bug::LossUnannounced) {
+    pub(super) fn outcome_at(&self, engine: &Engine, now: Moment) -> Option<HoldEnd> {
+        let known = self.known_outcome();
+        if known.is_none() && now >= self.lost_at() && !planted(Bug::LossUnannounced) {
             self.expire(engine);
+            return self.known_outcome();
         }
-        self.outcome.get().cloned()
+        known
+    }
+
+    /// How it ended, without a look at the clock.
+    pub(super) fn known_outcome(&self) -> Option<HoldEnd> {
+        match &self.state().phase {
+            Phase::Ended { end, .. } => Some(end.clone()),
+            Phase::Granted | Phase::Held { .. } => None,
+        }
     }
 
     pub(crate) fn remaining(&self, engine: &Engine) -> Duration {
-        match self.outcome(engine) {
+        let now = engine.now();
+        match self.outcome_at(engine, now) {
             Some(_) => Duration::ZERO,
-            None => self.lost_at().since(engine.now()),
+            None => self.lost_at().since(now),
         }
     }
 
     /// Its time is over on this side, even if the store still keeps it.
     pub(super) fn expire(&self, engine: &Engine) {
+        let deadline = self.term().state().deadline;
         let (reason, text) = match self.end {
-            Some(end)
-                if Moment(self.term().deadline.load(Ordering::Acquire)) + lease::margin(self.ttl) >= end =>
-            {
+            Some(end) if deadline + lease::margin(self.ttl) >= end => {
                 (LossReason::MaxHold, "the longest hold (max_hold) is over")
             }
             _ => (LossReason::Expired, "its lease expired before it could be renewed"),
@@ -372,7 +335,7 @@ impl Lease {
         self.lose(engine, &Loss::new(reason, text));
     }
 
-    /// Ends it as lost: final, and all listeners are told.
+    /// Ends it as lost, and wakes all listeners.
     pub(crate) fn lose(&self, engine: &Engine, loss: &Loss) {
         let error = Error::lost(&self.name, engine.store.url(), &loss.text);
         let term = self.term();
@@ -390,7 +353,7 @@ impl Lease {
         }
     }
 
-    /// Its release found that it was lost before.
+    /// The error of a release that finds it lost.
     pub(super) fn found_lost(&self, engine: &Engine, loss: &Loss) -> Error {
         engine.metrics.lost(self.meter, loss.reason);
         self.tell_loss(engine, loss);
@@ -414,7 +377,7 @@ impl Lease {
         );
     }
 
-    /// Why an answer to this hold's own request means that it is lost; `None` while it is held.
+    /// The loss that an answer to a request of this hold reveals; `None` while it is held.
     pub(crate) fn refusal(&self, answer: &Answer) -> Option<Loss> {
         let other_kind =
             |kind| Some(Loss::new(LossReason::Taken, format!("its name is now in use as a {kind}")));
@@ -441,43 +404,42 @@ impl Lease {
         Some(Loss::new(LossReason::Taken, text))
     }
 
-    /// A reentrant owner may have lost this hold and have another, with another token. Members of a
-    /// quorum that have taken it again have a later ballot.
+    /// Compares tokens for the reentrant kind alone, whose owner may have lost this hold and taken
+    /// another. On a quorum, members that were acquired again have a later ballot.
     fn wrote(&self, value: &[u8]) -> bool {
         let is_same =
             |fence| fence == self.fence || self.rule != LockSpec::Reentrant || planted(Bug::TokenUnverified);
         parse_value(value).is_some_and(|(owner, fence)| owner == self.owner && is_same(fence))
     }
 
-    /// Sets the outcome, once. It is counted before anyone can be told.
-    pub(super) fn settle(&self, engine: &Engine, outcome: HoldEnd, loss: Option<LossReason>) -> bool {
-        let mut first = false;
-        self.outcome.get_or_init(|| {
-            first = true;
-            // One that ends before it comes into the caller's hands never does.
-            let _ = self.kept.compare_exchange(UNSET.0, NEVER.0, Ordering::AcqRel, Ordering::Acquire);
-            if let Some(held) = self.held_for(engine.now()) {
-                engine.metrics.ended(self.meter, held);
+    /// Ends it, unless it has ended already. It is counted before any listener runs.
+    pub(super) fn settle(&self, engine: &Engine, end: HoldEnd, loss: Option<LossReason>) -> bool {
+        let listeners = {
+            let mut state = self.state();
+            if matches!(state.phase, Phase::Ended { .. }) {
+                return false;
+            }
+            let held_since = state.phase.held_since();
+            state.phase = Phase::Ended { held_since, end };
+            if let (Some(since), Role::Alone | Role::Share(_)) = (held_since, &self.role) {
+                engine.metrics.ended(self.meter, engine.now().since(since));
                 if let Some(reason) = loss {
                     engine.metrics.lost(self.meter, reason);
                 }
             }
-            outcome
-        });
-        if first {
-            // Not under the lock: a woken task may drop a listener.
-            let listeners = std::mem::take(&mut *self.listeners());
-            listeners.into_iter().for_each(|(_, waker)| waker.wake());
-        }
-        first
+            std::mem::take(&mut state.listeners)
+        };
+        // Outside the lock, because a woken task may drop a listener.
+        listeners.into_iter().for_each(|(_, waker)| waker.wake());
+        true
     }
 
-    /// What is renewed and released for it: itself, unless it shares a hold.
+    /// The lease that is renewed and released for it: its own, unless it shares a hold.
     pub(crate) fn term(&self) -> &Self {
         self.shared_term().map_or(self, |term| term)
     }
 
-    /// The same, if it shares a hold.
+    /// The lease that it shares with other holds of its owner.
     pub(super) fn shared_term(&self) -> Option<&Arc<Self>> {
         match &self.role {
             Role::Share(term) => Some(term),
@@ -494,19 +456,102 @@ impl Lease {
             Role::Alone | Role::Share(_) => Vec::new(),
         }
     }
+}
 
-    /// How it ended, as far as is known without a look at the clock.
-    pub(super) fn known_outcome(&self) -> Option<HoldEnd> {
-        self.outcome.get().cloned()
+impl LeaseState {
+    /// Of a lease that a request set at this time.
+    fn new(sent: Moment, hearing: Hearing) -> Self {
+        Self {
+            phase: Phase::Granted,
+            extent: Extent::Whole { sent },
+            asked_at: sent,
+            deadline: sent,
+            due: None,
+            doubtful_at: None,
+            checked_at: sent,
+            hearing,
+            detaches: false,
+            listeners: Vec::new(),
+            next_listener: 0,
+            on_renewal: None,
+        }
     }
 
-    /// A number for one who listens to its end.
-    pub(super) fn next_listener(&self) -> u64 {
-        self.next_ear.fetch_add(1, Ordering::Relaxed)
+    pub(super) fn lost_at(&self, terms: &LeaseTerms) -> Moment {
+        let grace = if planted(Bug::NoGrace) { Duration::ZERO } else { terms.grace };
+        terms.end.map_or(self.deadline, |end| self.deadline.min(end)) - grace
     }
 
-    pub(super) fn listeners(&self) -> MutexGuard<'_, Vec<(u64, Waker)>> {
-        lock(&self.listeners)
+    /// When to renew next, unless nothing is renewed, or `max_hold` leaves nothing to gain. A lease
+    /// that is not whole is always renewed.
+    pub(super) fn renew_at(&self, terms: &LeaseTerms) -> Option<Moment> {
+        let sent = match self.extent {
+            Extent::Part { whole_at } => return (!planted(Bug::NeverWhole)).then_some(whole_at),
+            Extent::Whole { sent } => sent,
+        };
+        let reaches_end = terms.end.is_some_and(|end| sent + terms.ttl >= end);
+        let is_renewed = terms.renewal == Renewal::Automatic && !reaches_end;
+        is_renewed.then(|| lease::renew_at(sent, terms.ttl))
+    }
+
+    /// When its holder subscribes to messages about its end, if that is still to come.
+    pub(super) fn listen_at(&self, terms: &LeaseTerms) -> Option<Moment> {
+        match self.phase {
+            Phase::Held { since } if self.hearing == Hearing::Later && !planted(Bug::ForcedUnheard) => {
+                lease::listen_at(since, terms.ttl)
+            }
+            _ => None,
+        }
+    }
+
+    /// Verify it from `from` on, even if it is not renewed.
+    pub(super) fn doubt(&mut self, from: Moment) {
+        self.doubtful_at = Some(self.doubtful_at.map_or(from, |at| at.min(from)));
+    }
+
+    /// Whether to verify it now. Clears the doubt.
+    pub(super) fn take_doubt(&mut self, now: Moment) -> bool {
+        self.doubtful_at.take_if(|at| *at <= now).is_some()
+    }
+
+    /// It is being verified or renewed.
+    pub(super) fn check(&mut self, now: Moment) {
+        self.checked_at = self.checked_at.max(now);
+    }
+
+    /// The number of a new listener.
+    pub(super) fn next_listener(&mut self) -> u64 {
+        self.next_listener += 1;
+        self.next_listener
+    }
+
+    /// Registers a listener's waker in place of the one before, which is returned.
+    pub(super) fn listen(&mut self, id: u64, waker: Waker) -> Result<Option<Waker>, HoldEnd> {
+        if let Phase::Ended { end, .. } = &self.phase {
+            return Err(end.clone());
+        }
+        match self.listeners.iter_mut().find(|(known, _)| *known == id) {
+            Some((_, known)) => Ok(Some(std::mem::replace(known, waker))),
+            None => {
+                self.listeners.push((id, waker));
+                Ok(None)
+            }
+        }
+    }
+
+    pub(super) fn forget_listener(&mut self, id: u64) -> Option<Waker> {
+        let at = self.listeners.iter().position(|(known, _)| *known == id)?;
+        Some(self.listeners.remove(at).1)
+    }
+}
+
+impl Phase {
+    fn held_since(&self) -> Option<Moment> {
+        match self {
+            Self::Granted => None,
+            Self::Held { since } => Some(*since),
+            Self::Ended { held_since, .. } => *held_since,
+        }
     }
 }
 
@@ -516,25 +561,7 @@ impl fmt::Debug for Lease {
     }
 }
 
-/// How a hold stands with messages that say that it may have ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub(super) enum Hearing {
-    /// Its holder listens once it has held for a while.
-    Later,
-    Listens,
-    /// It could not, and tries again after the next renewal.
-    Again,
-    /// The store refuses it.
-    Never,
-}
-
-/// No request has set the whole lease yet, or it is not in the caller's hands yet.
-const UNSET: Moment = Moment(0);
-/// It does not come into the caller's hands any more.
-const NEVER: Moment = Moment(u64::MAX);
-
-/// What a store's silence about a hold means.
+/// The loss of a hold that the store no longer knows.
 pub(super) const GONE: &str = "it is gone from the store: expired, forced open, flushed or evicted";
 
 /// Why a hold is lost.
@@ -554,113 +581,30 @@ pub(super) fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whose grant a lease is.
-pub(super) struct Grant<'a> {
-    pub(super) name: &'a LockName,
-    pub(super) rule: LockSpec,
-    pub(super) owner: &'a Owner,
-    pub(super) fence: u64,
-    pub(super) hold: u64,
-    pub(super) meter: Meter,
-    /// From when `max_hold` counts.
-    pub(super) begun: Moment,
-    /// As the store counted them before the first request.
-    pub(super) interruptions: u64,
-    pub(super) options: &'a Options,
-}
-
-/// Which of the holds of one owner share one hold on the store.
+/// How a lease relates to other holds of its owner.
 pub(super) enum Role {
     /// It shares with none.
     Alone,
-    /// What the store has, for all that share it. It is in no caller's hands itself.
+    /// The hold on the store, for all its shares. No caller has it.
     Term(Box<Mutex<Shares>>),
-    /// In a caller's hands: its lease is that one's.
+    /// In a caller's hands; the lease is the term's.
     Share(Arc<Lease>),
 }
 
-/// Those that share a hold.
+/// The shares of a hold.
 #[derive(Default)]
 pub(super) struct Shares {
     pub(super) leases: Vec<Arc<Lease>>,
-    /// No more may come.
+    /// No more may join.
     pub(super) is_closed: bool,
 }
 
-/// What a hold with these options is bound to.
+/// The liveness of a hold with these options.
 pub(crate) fn bind(options: &Options) -> Liveness {
     if options.inherit_liveness { Liveness::Work } else { Liveness::Process }
 }
 
-/// How a hold ended: what [`Lost`](crate::Lost) resolves to.
-///
-/// ```
-/// # tenure::block_on(async {
-/// use tenure::{HoldEnd, Locks};
-///
-/// let guard = Locks::memory().mutex("nightly")?.lock().await?;
-/// let lost = guard.lost();
-/// guard.release().await?;
-/// match lost.await {
-///     HoldEnd::Lost(error) => panic!("stop the work: {error}"),
-///     _ => println!("the work is done"),
-/// }
-/// # Ok::<(), tenure::Error>(()) }).unwrap();
-/// ```
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub enum HoldEnd {
-    /// The lease is over, or about to be. The error says why: expired, taken by another client,
-    /// gone from the store, or held for
-    /// [`max_hold`](crate::Options::max_hold). It [`is_lost`](Error::is_lost).
-    Lost(Error),
-    /// The guard was released, dropped or detached.
-    Released,
-}
-
-impl HoldEnd {
-    /// Whether the lock was lost.
-    ///
-    /// ```
-    /// # tenure::block_on(async {
-    /// let guard = tenure::Locks::memory().mutex("nightly")?.lock().await?;
-    /// let lost = guard.lost();
-    /// drop(guard);
-    /// assert!(!lost.await.is_lost());
-    /// # Ok::<(), tenure::Error>(()) }).unwrap();
-    /// ```
-    pub fn is_lost(&self) -> bool {
-        matches!(self, Self::Lost(_))
-    }
-
-    /// The loss as an error; `None` if the guard was released.
-    ///
-    /// ```
-    /// # tenure::block_on(async {
-    /// let guard = tenure::Locks::memory().mutex("nightly")?.lock().await?;
-    /// let lost = guard.lost();
-    /// drop(guard);
-    /// assert!(lost.await.into_error().is_none());
-    /// # Ok::<(), tenure::Error>(()) }).unwrap();
-    /// ```
-    pub fn into_error(self) -> Option<Error> {
-        match self {
-            Self::Lost(error) => Some(error),
-            Self::Released => None,
-        }
-    }
-}
-
-impl fmt::Display for HoldEnd {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Lost(error) => fmt::Display::fmt(error, f),
-            Self::Released => f.write_str("the lock was released"),
-        }
-    }
-}
-
-/// Says that a lock was acquired, for those who watch.
+/// The event of a grant.
 pub(super) fn announce(engine: &Engine, lease: &Lease, waited: Duration) {
     event!(
         DEBUG,

@@ -1,4 +1,4 @@
-//! The news of the end of a hold, as a future.
+//! The end of a hold, and a future that resolves at it.
 
 use std::fmt;
 use std::future::Future;
@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use super::Engine;
-use super::lease::{HoldEnd, Lease};
+use super::lease::Lease;
+use crate::error::Error;
 
 /// A future that resolves when a lock is no longer held: see [`Guard::lost`](crate::Guard::lost).
 ///
@@ -49,6 +50,74 @@ pub(super) struct LossListener {
     engine: Arc<Engine>,
     lease: Arc<Lease>,
     id: u64,
+}
+
+/// How a hold ended: what [`Lost`](crate::Lost) resolves to.
+///
+/// ```
+/// # tenure::block_on(async {
+/// use tenure::{HoldEnd, Locks};
+///
+/// let guard = Locks::memory().mutex("nightly")?.lock().await?;
+/// let lost = guard.lost();
+/// guard.release().await?;
+/// match lost.await {
+///     HoldEnd::Lost(error) => panic!("stop the work: {error}"),
+///     _ => println!("the work is done"),
+/// }
+/// # Ok::<(), tenure::Error>(()) }).unwrap();
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum HoldEnd {
+    /// The lease is over, or about to be. The error says why: expired, taken by another client,
+    /// gone from the store, or held for
+    /// [`max_hold`](crate::Options::max_hold). It [`is_lost`](Error::is_lost).
+    Lost(Error),
+    /// The guard was released, dropped or detached.
+    Released,
+}
+
+impl HoldEnd {
+    /// Whether the lock was lost.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// let guard = tenure::Locks::memory().mutex("nightly")?.lock().await?;
+    /// let lost = guard.lost();
+    /// drop(guard);
+    /// assert!(!lost.await.is_lost());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    pub fn is_lost(&self) -> bool {
+        matches!(self, Self::Lost(_))
+    }
+
+    /// The loss as an error; `None` if the guard was released.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// let guard = tenure::Locks::memory().mutex("nightly")?.lock().await?;
+    /// let lost = guard.lost();
+    /// drop(guard);
+    /// assert!(lost.await.into_error().is_none());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    pub fn into_error(self) -> Option<Error> {
+        match self {
+            Self::Lost(error) => Some(error),
+            Self::Released => None,
+        }
+    }
+}
+
+impl fmt::Display for HoldEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Lost(error) => fmt::Display::fmt(error, f),
+            Self::Released => f.write_str("the lock was released"),
+        }
+    }
 }
 
 /// As [`Locks`](crate::Locks).
@@ -102,7 +171,7 @@ impl fmt::Debug for Lost {
 
 impl LossListener {
     pub(super) fn new(engine: &Arc<Engine>, lease: &Arc<Lease>) -> Self {
-        let id = lease.next_listener();
+        let id = lease.state().next_listener();
         Self { engine: Arc::clone(engine), lease: Arc::clone(lease), id }
     }
 
@@ -111,27 +180,16 @@ impl LossListener {
             return Some(outcome);
         }
         let waker = context.waker().clone();
-        let _before = {
-            let mut listeners = self.lease.listeners();
-            match listeners.iter_mut().find(|(id, _)| *id == self.id) {
-                Some((_, known)) => Some(std::mem::replace(known, waker)),
-                None => {
-                    listeners.push((self.id, waker));
-                    None
-                }
-            }
-        };
-        // It may have ended between the look and the registration.
-        self.lease.known_outcome()
+        // The replaced waker is dropped outside the lock, because a waker may drop anything.
+        let before = self.lease.state().listen(self.id, waker);
+        before.err()
     }
 }
 
 impl Drop for LossListener {
     fn drop(&mut self) {
-        // What a waker drops in turn must find no lock.
-        let _waker = {
-            let mut listeners = self.lease.listeners();
-            listeners.iter().position(|(id, _)| *id == self.id).map(|at| listeners.remove(at))
-        };
+        // Dropped outside the lock, because a waker may drop anything.
+        let waker = self.lease.state().forget_listener(self.id);
+        drop(waker);
     }
 }

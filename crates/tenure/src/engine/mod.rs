@@ -1,20 +1,20 @@
 //! The engine asks until a lock is granted and keeps the grant alive. The only code that repeats an
 //! operation and waits.
 //!
-//! - [`acquire`] asks once, or waits; [`acquisition`] is one attempt, with what it asks and was
-//!   told;
-//! - [`waiters`] is where the tasks of one process wait for a lock;
-//! - [`hold`] is one grant, [`lease`] its deadline, and [`lost`] the news of its loss;
+//! - [`acquire`] asks once, or waits; [`acquisition`] is one attempt, with its requests and answers;
+//! - [`call`] sends a request to the store, and decides when it is sent again;
+//! - [`waiters`] has the queues in which the tasks of one process wait for a lock;
+//! - [`hold`] is one grant, [`lease`] its terms and its state, and [`lost`] its end;
 //! - [`reentry`] has the holds of one owner share a grant;
 //! - [`upgrade`] makes a reader the writer;
-//! - [`flight`] has one task of a process get for all what they need;
+//! - [`flight`] shares a computation among the tasks of one process;
 //! - [`forced`] hears that a hold may have been ended by force;
-//! - [`renew`] keeps all grants of one `Locks` alive, and [`window`] says how many renewals are
-//!   under way at once; [`release`] ends grants;
-//! - [`error`] makes the caller's error of a store's failure.
+//! - [`renew`] keeps all grants of one `Locks` alive, and [`window`] limits the renewals in flight;
+//!   [`release`] ends grants.
 
 pub(crate) mod acquire;
 pub(crate) mod acquisition;
+pub(crate) mod call;
 pub(crate) mod flight;
 mod forced;
 pub(crate) mod hold;
@@ -31,21 +31,19 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use futures_util::future::{Either, FutureExt, join_all, select};
+use futures_util::future::{Either, FutureExt, select};
 
 use crate::error::{Error, Result};
 use crate::events;
-use crate::metrics::{Metrics, RequestResult, RequestVerb};
+use crate::metrics::Metrics;
 use crate::moment::Moment;
 use crate::name::LockName;
 use crate::owner::{self, Owner};
 use crate::planted::{Bug, planted};
-use crate::protocol::queue::FORCED;
-use crate::protocol::record::{RecordAnswer, RecordOp};
-use crate::protocol::{Answer, Kind, LockSpec, Op, Verb};
+use crate::protocol::{Answer, Kind, LockSpec};
 use crate::runtime::{Driver, Runtime};
 use crate::store::{Failure, Store};
 
@@ -106,169 +104,6 @@ impl Engine {
     /// How many more holds an owner has here than the store knows of.
     pub(crate) fn more_holds(&self, name: &LockName, owner: &Owner) -> u32 {
         u32::try_from(self.reentries.more(self, name, owner)).unwrap_or(u32::MAX)
-    }
-
-    /// Sends one request.
-    pub(crate) async fn call(
-        self: &Arc<Self>,
-        name: &LockName,
-        rule: LockSpec,
-        owner: &Owner,
-        verb: Verb,
-        within: Duration,
-    ) -> Result<Answer, Failure> {
-        let until = self.now() + within;
-        let only_asks = matches!(verb, Verb::Acquire { wait_ms: None, .. });
-        let forces = matches!(verb, Verb::Release { whose, .. } if whose.is_forced());
-        if forces {
-            self.reentries.forced(name);
-        }
-        let mut first = None;
-        loop {
-            let left = until.since(self.now()).max(Duration::from_millis(1));
-            let answer = self.call_once(name, rule, owner, verb.clone(), left).await;
-            if forces {
-                // What was granted before has come into a caller's hands meanwhile.
-                self.reentries.forced(name);
-            }
-            let answer = answer?;
-            if forces && is_in_part(&answer) {
-                first.get_or_insert(answer);
-                continue;
-            }
-            match first.take().unwrap_or(answer) {
-                // In the way of this one may be nothing but places that have lapsed.
-                Answer::More(answer) if only_asks && matches!(*answer, Answer::Busy { .. }) => {
-                    if self.now() >= until {
-                        return Ok(*answer);
-                    }
-                }
-                answer => return Ok(self.finished(name, rule, answer)),
-            }
-        }
-    }
-
-    /// Sends a request that may be carried out twice. Sends it again where its connection has
-    /// ended before the answer.
-    pub(crate) async fn call_again(
-        self: &Arc<Self>,
-        name: &LockName,
-        rule: LockSpec,
-        owner: &Owner,
-        verb: Verb,
-        within: Duration,
-    ) -> Result<Answer, Failure> {
-        let until = self.now() + within;
-        let mut left = within;
-        for attempt in 0.. {
-            let answer = self.call(name, rule, owner, verb.clone(), left).await;
-            let Err(Failure::Unknown(cause)) = answer else {
-                return match answer {
-                    // One before may have been carried out.
-                    Err(Failure::NotSent(cause)) if attempt > 0 => Err(Failure::Unknown(cause)),
-                    answer => answer,
-                };
-            };
-            // At once at first: the next connection comes in its own time.
-            let pause = if attempt == 0 { Duration::ZERO } else { self.jittered(backoff(attempt)) };
-            if self.now() + pause >= until {
-                return Err(Failure::Unknown(cause));
-            }
-            self.runtime.sleep_until(self.now() + pause).await;
-            left = until.since(self.now()).max(Duration::from_millis(1));
-        }
-        unreachable!("time passes")
-    }
-
-    /// The answer itself, where the request stopped at its bound: the rest is done beside.
-    fn finished(self: &Arc<Self>, name: &LockName, rule: LockSpec, answer: Answer) -> Answer {
-        let Answer::More(answer) = answer else { return answer };
-        self.finish(name, rule);
-        *answer
-    }
-
-    async fn call_once(
-        &self,
-        name: &LockName,
-        rule: LockSpec,
-        owner: &Owner,
-        verb: Verb,
-        within: Duration,
-    ) -> Result<Answer, Failure> {
-        let asked = RequestVerb::of(&verb);
-        let op = Op { name: name.clone(), rule, owner: owner.clone(), request: self.id(), verb };
-        let answer = self.store.call(op, within).await;
-        self.count(asked, &answer);
-        answer
-    }
-
-    /// Renews several locks that the store can renew by one request. Answers in their order.
-    pub(crate) async fn renew<'a>(
-        self: &Arc<Self>,
-        each: impl Iterator<Item = (&'a LockName, LockSpec, &'a Owner, Verb)> + Clone,
-        within: Duration,
-    ) -> Vec<Result<Answer, Failure>> {
-        let ops: Vec<Op> = each
-            .clone()
-            .map(|(name, rule, owner, verb)| {
-                let (name, owner, request) = (name.clone(), owner.clone(), self.id());
-                Op { name, rule, owner, request, verb }
-            })
-            .collect();
-        let count = ops.len();
-        let answers = match self.store.renews_many() {
-            Some(many) => many.renew(ops, within).await,
-            None => join_all(ops.into_iter().map(|op| self.store.call(op, within))).await,
-        };
-        debug_assert_eq!(answers.len(), count, "an answer for each");
-        answers.iter().for_each(|answer| self.count(RequestVerb::Renew, answer));
-        each.zip(answers)
-            .map(|((name, rule, ..), answer)| match planted(Bug::BoundTakenForAnswer) {
-                true => answer,
-                false => answer.map(|answer| self.finished(name, rule, answer)),
-            })
-            .collect()
-    }
-
-    /// Sends one request about the record beside a lock.
-    pub(crate) async fn record(&self, op: RecordOp, within: Duration) -> Result<RecordAnswer, Failure> {
-        let asked = RequestVerb::of_record(&op.verb);
-        let answer = self.store.record(op, within).await;
-        self.count(asked, &answer);
-        answer
-    }
-
-    fn count<T>(&self, asked: RequestVerb, answer: &Result<T, Failure>) {
-        let result = match answer {
-            Ok(_) => RequestResult::Answered,
-            Err(Failure::NotSent(_)) => RequestResult::NotSent,
-            Err(Failure::Unknown(_)) => RequestResult::Unknown,
-            Err(Failure::Refused(_)) => RequestResult::Refused,
-        };
-        self.metrics.request(asked, result, || self.store.interruptions());
-    }
-
-    /// A request about a queue stopped at its bound: asks, in the background, until one does not.
-    /// Where that fails, the next refresh of any waiter goes on.
-    fn finish(self: &Arc<Self>, name: &LockName, rule: LockSpec) {
-        if !self.unfinished().insert(name.clone()) {
-            return;
-        }
-        let (engine, name) = (Arc::clone(self), name.clone());
-        let task = async move {
-            // For an unused owner: waiters that it lets in hear so by message.
-            let owner = engine.owner("");
-            let verb = Verb::Refresh { owners: Arc::new([owner.clone()]), wait_ms: 0, listens: None };
-            let within = Duration::from_secs(1);
-            let ask = || engine.call_once(&name, rule, &owner, verb.clone(), within);
-            while let Ok(Answer::More(_)) = ask().await {}
-            engine.unfinished().remove(&name);
-        };
-        self.runtime.spawn(task.boxed());
-    }
-
-    fn unfinished(&self) -> MutexGuard<'_, BTreeSet<LockName>> {
-        self.unfinished.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn now(&self) -> Moment {
@@ -338,12 +173,6 @@ impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Engine").field("store", &self.store).finish_non_exhaustive()
     }
-}
-
-/// Whether a release of all holders has ended so many that others may be left, and has let no
-/// waiter in.
-fn is_in_part(answer: &Answer) -> bool {
-    matches!(answer, Answer::More(answer) if matches!(&**answer, Answer::Found(found) if found.holders.len() >= FORCED))
 }
 
 /// The pause before attempt `n + 1` when there is nothing better to wait for: 50 ms × 1.5ⁿ, at most

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::Engine;
-use super::lease::{Lease, Role, Shares, bind, lock};
+use super::lease::{Granting, Lease, LeaseTerms, Role, Shares, bind, lock};
 use crate::metrics::Meter;
 use crate::name::LockName;
 use crate::options::{Options, Renewal};
@@ -70,10 +70,10 @@ fn key(term: &Lease) -> (LockName, Owner, u64) {
 
 impl Lease {
     /// The first share of what the store has granted.
-    pub(super) fn first_share(mut term: Self) -> Arc<Self> {
-        term.role = Role::Term(Box::default());
-        let (meter, op_timeout) = (term.meter, term.op_timeout);
-        Arc::new(term).share_if(meter, op_timeout, |_| true).expect("it is not closed yet")
+    pub(super) fn first_share(terms: LeaseTerms, request: Granting) -> Arc<Self> {
+        let (meter, op_timeout) = (terms.meter, terms.op_timeout);
+        let term = Arc::new(Self::granted(terms, Role::Term(Box::default()), request));
+        term.share_if(meter, op_timeout, |_| true).expect("it is not closed yet")
     }
 
     /// One more share, unless the last has left or no more may come.
@@ -93,7 +93,7 @@ impl Lease {
         if !may(&shares) {
             return None;
         }
-        let share = Arc::new(self.like(meter, op_timeout, Role::Share(Arc::clone(self))));
+        let share = Arc::new(Self::share_of(self, meter, op_timeout));
         shares.leases.push(Arc::clone(&share));
         Some(share)
     }
@@ -106,7 +106,7 @@ impl Lease {
             && is_renewed(options.renewal)
             && self.end.is_none()
             && options.max_hold.is_none()
-            && options.lease() <= self.ttl()
+            && options.lease() <= self.ttl
             && options.grace == self.grace
             && bind(options) == self.bind;
         let is_sure = engine.store.interruptions() == self.interruptions;

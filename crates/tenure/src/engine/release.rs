@@ -10,6 +10,7 @@ use std::time::Duration;
 use futures_util::future::FutureExt;
 use tokio::sync::Notify;
 
+use super::call::Call;
 use super::lease::Lease;
 use super::{Engine, backoff};
 use crate::events::{event, millis, text};
@@ -118,7 +119,7 @@ impl Release {
         if self.rebinds || self.detaches {
             let bind = if self.detaches { Liveness::Lease } else { Liveness::Process };
             let verb = Verb::Renew { ttl_ms: 1, hold: self.hold, bind: Some(bind), weight: None };
-            let answer = self.engine.call(&self.name, self.rule, &self.owner, verb, within).await;
+            let answer = self.engine.call(self.call(verb), self.engine.now(), within).await;
             self.attempts += u32::from(answer.is_err());
             self.rebinds &= answer.is_err();
             if answer.is_err() || self.detaches {
@@ -128,7 +129,7 @@ impl Release {
         let verb = Verb::Release { hold: self.hold, fence: Fence::Assign, whose: ReleaseScope::Own };
         let unknown_before = std::mem::replace(&mut self.unknown, true);
         let answer = {
-            let mut call = pin!(self.engine.call(&self.name, self.rule, &self.owner, verb, within));
+            let mut call = pin!(self.engine.call(self.call(verb), self.engine.now(), within));
             let sent = poll_fn(|context| Poll::Ready(call.as_mut().poll(context))).await;
             if !planted(Bug::WakeBeforeWrite) {
                 self.ask_soon();
@@ -160,6 +161,10 @@ impl Release {
             Err(Failure::NotSent(_) | Failure::Refused(_)) => self.unknown = unknown_before,
         }
         answer
+    }
+
+    fn call(&self, verb: Verb) -> Call<'_> {
+        Call::new(&self.name, self.rule, &self.owner, verb)
     }
 
     async fn persist(mut self, _pending: Pending) {

@@ -12,7 +12,6 @@
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
@@ -22,6 +21,7 @@ use futures_util::stream::{FuturesUnordered, Stream, StreamExt};
 use tokio::sync::Notify;
 
 use super::Engine;
+use super::call::Call;
 use super::forced::{self, Listeners};
 use super::lease::{Hearing, Lease, Loss};
 use super::window::{Place, Window};
@@ -29,7 +29,7 @@ use crate::events::{event, millis, text};
 use crate::metrics::LossReason;
 use crate::moment::Moment;
 use crate::planted::{Bug, planted};
-use crate::protocol::{Answer, Verb, lease};
+use crate::protocol::{Answer, lease};
 use crate::store::{Failure, RenewsMany, TOGETHER};
 
 /// Renewals that are due within this time of each other leave together.
@@ -54,28 +54,30 @@ struct Schedule {
 
 impl Schedule {
     fn put(&mut self, lease: &Arc<Lease>, due: Moment) {
-        let due = lease.doubtful_at().map_or(due, |doubtful| doubtful.min(due));
-        // 0 means "not in the schedule".
-        let due = due.max(Moment(1));
-        lease.due.store(due.0, Ordering::Release);
+        let mut state = lease.state();
+        let due = state.doubtful_at.map_or(due, |doubtful| doubtful.min(due));
+        state.due = Some(due);
+        drop(state);
         self.due.insert((due, lease.hold), Arc::clone(lease));
     }
 
     /// When a lease needs attention if nothing is under way for it, and so much sooner if there are
     /// more than leave together: leases that were set together are not all renewed together.
-    fn first_due(&self, lease: &Lease, sooner: Duration, together: usize) -> Moment {
-        let due = first_due(lease);
-        let due = match lease.renew_at() {
-            Some(renew) if renew == due && self.due.len() > together => due - sooner,
-            _ => due,
+    fn first_due(&self, lease: &Lease, sooner: fn(&Lease) -> Duration, together: usize) -> Moment {
+        let state = lease.state();
+        let lost = state.lost_at(lease);
+        let due = match state.renew_at(lease) {
+            Some(renew) if renew <= lost && self.due.len() > together => renew - sooner(lease),
+            Some(renew) => renew.min(lost),
+            None => lost,
         };
-        lease.listen_at().map_or(due, |listen| listen.min(due))
+        state.listen_at(lease).map_or(due, |listen| listen.min(due))
     }
 
     /// Has it looked at by then. True if that is sooner than it would have been.
     fn hasten(&mut self, lease: &Arc<Lease>, by: Moment) -> bool {
-        let due = Moment(lease.due.load(Ordering::Acquire));
-        by < due && self.set(lease, by)
+        let due = lease.state().due;
+        due.is_some_and(|due| by < due) && self.set(lease, by)
     }
 
     /// Whether the task has to wake for what is due then.
@@ -112,13 +114,13 @@ impl Schedule {
     }
 
     fn has(&self, lease: &Lease) -> bool {
-        self.due.contains_key(&(Moment(lease.due.load(Ordering::Acquire)), lease.hold))
+        lease.state().due.is_some()
     }
 
     /// Whether it was in.
     fn take(&mut self, lease: &Lease) -> bool {
-        let due = Moment(lease.due.swap(0, Ordering::AcqRel));
-        self.due.remove(&(due, lease.hold)).is_some()
+        let due = lease.state().due.take();
+        due.is_some_and(|due| self.due.remove(&(due, lease.hold)).is_some())
     }
 }
 
@@ -128,7 +130,7 @@ impl Renewer {
         if engine.listeners.is_full() || schedule.due.len() >= forced::MOST {
             lease.set_hearing(Hearing::Again);
         }
-        let due = schedule.first_due(lease, lease.first_spread(), together(engine));
+        let due = schedule.first_due(lease, Lease::first_spread, together(engine));
         schedule.put(lease, due);
         if schedule.wakes(due) {
             self.notify.notify_one();
@@ -151,7 +153,7 @@ impl Renewer {
     }
 
     fn ask_by(&self, lease: &Arc<Lease>, by: Moment) {
-        lease.doubt(by);
+        lease.state().doubt(by);
         if self.schedule().hasten(lease, by) {
             self.notify.notify_one();
         }
@@ -176,12 +178,6 @@ impl Renewer {
     fn schedule(&self) -> MutexGuard<'_, Schedule> {
         self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// When a grant needs attention if nothing is under way for it.
-fn first_due(lease: &Lease) -> Moment {
-    let lost = lease.lost_at();
-    lease.renew_at().map_or(lost, |renew| renew.min(lost))
 }
 
 /// At most so many leave together before they are due, and in one request. Of more holds than this,
@@ -220,16 +216,19 @@ struct Asked {
 
 impl Asked {
     fn new(lease: Arc<Lease>, sent: Moment) -> Self {
-        lease.is_checked(sent);
-        let renews = lease.renew_at().is_some();
-        let ttl = if renews { lease.asks(sent) } else { Duration::ZERO };
-        let left = lease.lost_at().since(sent);
-        let within = lease::attempt(lease.ttl(), left, lease.op_timeout);
+        let (renews, left) = {
+            let mut state = lease.state();
+            state.check(sent);
+            (state.renew_at(&lease).is_some(), state.lost_at(&lease).since(sent))
+        };
+        let ttl = if renews { lease.ask(sent) } else { Duration::ZERO };
+        let within = lease::attempt(lease.ttl, left, lease.op_timeout);
         Self { lease, ttl, renews, within }
     }
 
-    fn verb(&self) -> Verb {
-        if self.renews { self.lease.renewal(self.ttl, None, None) } else { self.lease.question() }
+    fn call(&self) -> Call<'_> {
+        let Self { lease, ttl, renews, .. } = self;
+        Call::of(lease, if *renews { lease.renewal(*ttl, None, None) } else { lease.question() })
     }
 }
 
@@ -321,11 +320,12 @@ impl Task {
                 }
                 due.retain(|lease| {
                     schedule.take(lease);
-                    let is_doubtful = lease.take_doubt(now);
-                    if lease.listen_at().is_some_and(|at| at <= now) {
+                    let is_doubtful = lease.state().take_doubt(now);
+                    let listen_at = lease.state().listen_at(lease);
+                    if listen_at.is_some_and(|at| at <= now) {
                         lease.set_hearing(Hearing::Again);
                         listening.push(Arc::clone(lease));
-                        let next = schedule.first_due(lease, lease.first_spread(), most);
+                        let next = schedule.first_due(lease, Lease::first_spread, most);
                         if !is_doubtful && next > now {
                             schedule.put(lease, next);
                             return false;
@@ -334,7 +334,7 @@ impl Task {
                     // While its renewal is due or under way, only the loss of a lease is in the
                     // schedule.
                     schedule.put(lease, lease.lost_at());
-                    is_doubtful || lease.renew_at().is_some()
+                    is_doubtful || lease.state().renew_at(lease).is_some()
                 });
                 for lease in &lost {
                     schedule.take(lease);
@@ -373,7 +373,7 @@ impl Task {
         let mut batches: BTreeMap<(u16, u32), Vec<Asked>> = BTreeMap::new();
         while let Some(first) = self.ready.first_entry() {
             // It was released, detached or lost meanwhile.
-            if first.get().due.load(Ordering::Acquire) == 0 {
+            if first.get().state().due.is_none() {
                 first.remove();
                 continue;
             }
@@ -413,17 +413,8 @@ impl Task {
         self.under_way.push(
             async move {
                 let answers = match &asked[..] {
-                    [one] => {
-                        let Lease { name, rule, owner, .. } = &*one.lease;
-                        vec![engine.call(name, *rule, owner, one.verb(), within).await]
-                    }
-                    many => {
-                        let each = many.iter().map(|asked| {
-                            let Lease { name, rule, owner, .. } = &*asked.lease;
-                            (name, *rule, owner, asked.verb())
-                        });
-                        engine.renew(each, within).await
-                    }
+                    [one] => vec![engine.call(one.call(), sent, within).await],
+                    many => engine.renew(many.iter().map(Asked::call), within).await,
                 };
                 Attempt { place, sent, asked, answers }
             }
@@ -471,7 +462,7 @@ impl Task {
                             Listeners::listen(&self.engine, &lease);
                         }
                         let together = together(&self.engine);
-                        self.engine.renewer.schedule().first_due(&lease, lease.spread(), together)
+                        self.engine.renewer.schedule().first_due(&lease, Lease::spread, together)
                     }
                 }
             }
@@ -480,10 +471,10 @@ impl Task {
                     lease.renewed(sent, now, ttl);
                 }
                 let left = lease.lost_at().since(now);
-                let retry = now + self.engine.jittered(lease::retry_after(lease.ttl(), left));
+                let retry = now + self.engine.jittered(lease::retry_after(lease.ttl, left));
                 if !renews && !planted(Bug::QuestionGivenUp) {
                     // It is in doubt until there is an answer.
-                    lease.doubt(retry);
+                    lease.state().doubt(retry);
                 }
                 if renews { retry.min(lease.lost_at()) } else { lease.lost_at() }
             }
@@ -510,8 +501,9 @@ impl Task {
 /// repeated: where each attempt fails at once, it would be repeated without a pause.
 fn early(lease: &Lease, due: Moment) -> Duration {
     let sooner = [Duration::ZERO, lease.spread(), lease.first_spread()];
-    let is_first = lease.renew_at().is_some_and(|at| sooner.iter().any(|sooner| at - *sooner == due));
-    if is_first { (lease.ttl() / 12).min(BATCH) } else { Duration::ZERO }
+    let is_first =
+        lease.state().renew_at(lease).is_some_and(|at| sooner.iter().any(|sooner| at - *sooner == due));
+    if is_first { (lease.ttl / 12).min(BATCH) } else { Duration::ZERO }
 }
 
 impl Drop for Task {
@@ -524,7 +516,7 @@ impl Drop for Task {
             std::mem::take(&mut schedule.due).into_values()
         };
         for lease in orphans {
-            lease.due.store(0, Ordering::Release);
+            lease.state().due = None;
             lease.lose(&self.engine, &Loss::new(LossReason::Unrenewed, "its renewal has ended"));
         }
     }

@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use futures_util::future::FutureExt;
 
-use super::lease::{HoldEnd, Lease};
-use super::lost::Lost;
+use super::call::Call;
+use super::lease::Lease;
+use super::lost::{HoldEnd, Lost};
 use super::waiters::subscription::{Heard, Subscription};
 use super::{Engine, backoff};
 use crate::error::{Error, Result};
@@ -97,11 +98,11 @@ async fn take(engine: &Arc<Engine>, lease: &Lease, weight: u32, limit: Option<Mo
         return Err(lost);
     }
     let sent = engine.now();
-    let ttl = lease.asks(sent);
+    let ttl = lease.ask(sent);
     let left = limit.filter(|limit| *limit > sent).map_or(lease.op_timeout, |limit| limit.since(sent));
     let within = lease.op_timeout.min(left).min(lease.remaining(engine)).max(Duration::from_millis(1));
     let verb = lease.renewal(ttl, None, Some(weight));
-    let answer = engine.call(&lease.name, lease.rule, &lease.owner, verb, within).await;
+    let answer = engine.call(Call::of(lease, verb), sent, within).await;
     let answer = answer.map_err(|failure| Error::failed(Some(&lease.name), engine.store.url(), failure))?;
     if let Some(loss) = lease.refusal(&answer) {
         lease.lose(engine, &loss);

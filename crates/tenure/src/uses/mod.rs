@@ -22,6 +22,7 @@ pub(crate) mod value;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::engine::call::Call;
 use crate::engine::{Client, Engine};
 use crate::error::{Error, Result};
 use crate::handle::LockHandle;
@@ -111,8 +112,8 @@ impl RecordHandle {
     pub(crate) async fn holders(&self) -> Result<Vec<(Owner, u64)>> {
         let (lock, engine) = (&self.lock, self.engine());
         let owner = Owner::fresh(&lock.options.label, &*engine.runtime);
-        let within = lock.options.op_timeout;
-        match engine.call_again(&lock.full, lock.rule, &owner, Verb::Inspect, within).await {
+        let call = Call::new(&lock.full, lock.rule, &owner, Verb::Inspect).idempotent();
+        match engine.call(call, engine.now(), lock.options.op_timeout).await {
             Ok(Answer::Found(found)) => {
                 Ok(found.holders.iter().filter_map(|holder| parse_value(&holder.value)).collect())
             }

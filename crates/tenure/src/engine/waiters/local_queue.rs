@@ -1,15 +1,14 @@
-//! Where the tasks of one process wait for one name.
+//! The tasks of one process that wait for one name whose kind keeps no queue in the store.
 //!
-//! Only the first of them is asked for, by one task a name, so a thousand waiters cost the store
-//! what one costs. That task listens, asks, and sleeps until it is told, until the holder's lease
-//! is over, or until a cap. A wake-up is a hint to the task, never a permit of a waiter's: a waiter
-//! that leaves takes nothing with it.
+//! One task per name asks for the first waiter alone, so a thousand waiters cost the store as much
+//! as one. It subscribes, asks, and sleeps until a message, the end of the holder's lease, or a
+//! cap. A wake-up is a hint to that task and no permit of a waiter, so a waiter that leaves takes
+//! nothing with it.
 //!
-//! A waiter whose owner holds already is asked for before the first in line, which waits for that
-//! owner. It is a re-entry, where an owner may hold several times, or its grant was lost on its
-//! way. The last answer names the holder; no other owner's waiters ask.
+//! A waiter whose owner holds already goes before the first, which waits for that owner: it is a
+//! re-entry, or its grant was lost on the way. The last answer names the holder.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::future::poll_fn;
 use std::pin::pin;
@@ -18,16 +17,13 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::future::{Either, FutureExt, select};
-use tokio::sync::oneshot;
 
 use super::server::{Event, Server, Strategy};
 use super::subscription::{Heard, Subscription};
-use super::wait_queues::{self, WaitQueue, WaitQueues};
+use super::wait_queues::{QueuedWaiter, WaitHandle, WaitOutcome, WaitQueue, WaitQueues, Waiters};
 use crate::engine::Engine;
 use crate::engine::acquisition::{Acquisition, Outcome};
-use crate::engine::hold::Hold;
 use crate::engine::release::Pending;
-use crate::error::Result;
 use crate::events::{event, text};
 use crate::moment::Moment;
 use crate::name::LockName;
@@ -36,178 +32,131 @@ use crate::planted::{Bug, planted};
 use crate::protocol::{Kind, LockSpec, Notification, parse_value};
 use crate::store::Failure;
 
-/// The longest sleep of a waiter that hears nothing.
+/// The longest sleep between two requests.
 const CAP: Duration = Duration::from_secs(30);
-/// So long a question waits for the subscription that is to come before it.
+/// How long the first request waits for the subscription to be confirmed.
 const SUBSCRIBE: Duration = Duration::from_millis(100);
-/// After so many hand-overs inside this process, or so much time, one turn is left to others.
+/// Hand-overs inside this process, or the time for them, after which other processes get a turn.
 const STREAK: u32 = 16;
 const STREAK_TIME: Duration = Duration::from_millis(50);
-/// Each turn that no other process took makes both twice as long, so many times at most. The time
-/// then takes as many hand-overs too: a long hold does not leave a turn each time.
+/// Each turn that no other process takes doubles both limits, at most this many times. The time
+/// limit then requires as many hand-overs too, so that a long hold does not leave a turn each time.
 const UNTAKEN: u32 = 3;
-/// How long a hop is taken to last, at least and at most, where others are let go first: the last
-/// hop may have been one through a server that stood still.
+/// Bounds of the measured round trip, because the last request may have met a stalled server.
 const HOP: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(8));
-/// Others get so many hops for a turn. Those of them that yield use most of them.
+/// Length of a turn for others, in round trips. Processes that yield use most of it.
 const TURN_HOPS: u32 = 6;
-/// For so long a process that has left a turn asks later than others do, at first by so many hops,
-/// then less and less. Otherwise the two that hear first would take turns, and others none.
+/// How long a process that has left a turn delays its requests: at first by `YIELD_HOPS` round
+/// trips, then less and less. Without it two processes would alternate and the others starve.
 const YIELDING: Duration = Duration::from_millis(200);
 const YIELD_HOPS: u32 = 4;
 
 /// A full name, and the kind that is meant.
 type Key = (LockName, Kind);
 
-/// The lines of one engine.
-pub(in crate::engine) type LocalQueues = WaitQueues<Key, Queue>;
-type LocalQueue = WaitQueue<Key, Queue>;
+/// The local queues of one engine.
+pub(in crate::engine) type LocalQueues = WaitQueues<AskInTurn>;
+type LocalQueue = WaitQueue<AskInTurn>;
 
 impl LocalQueues {
     /// Whether a newcomer may ask at once without overtaking a waiter.
     pub(in crate::engine) fn may_ask(&self, ask: &Acquisition) -> bool {
-        self.all().get(&key(ask)).is_none_or(|line| {
-            let queue = line.queue();
-            queue.waiters.is_empty() || queue.has(ask)
+        let queues = self.all();
+        if queues.is_empty() {
+            return true;
+        }
+        queues.get(&key(ask)).is_none_or(|queue| {
+            let queue = queue.queue();
+            queue.waiters.is_empty() || queue.known.has(ask)
         })
     }
 
-    /// Takes a place at the end. `silence`: the newcomer has asked already, and this is why there
-    /// was no answer.
+    /// Takes a place at the end. `silence`: why the newcomer's own request was not answered.
     pub(in crate::engine) fn join(
         &self,
         engine: &Arc<Engine>,
         ask: &Arc<Acquisition>,
         silence: Option<Failure>,
-    ) -> Place {
-        let (sender, receiver) = oneshot::channel();
-        let waiter = Waiter { ask: Arc::clone(ask), grant: sender };
-        let (mut id, mut heard) = (0, 0);
-        let (line, server) = self.enter(
-            key(ask),
-            |line| Server::<AskInTurn>::new(engine, line),
-            |line| {
-                let mut queue = line.queue();
-                if queue.waiters.is_empty() || silence.is_some() && planted(Bug::SilenceOfOne) {
-                    // Who comes first has asked, and knows more than those who have left.
-                    queue.silence = silence.clone().map(|failure| (engine.now(), failure));
-                }
-                heard = queue.heard;
-                queue.hurries |= silence.is_some();
-                // Taken here, so that ids grow in the order of the line.
-                id = engine.id();
-                queue.join(id, waiter);
-                if queue.waiters.len() == 1 || queue.has(ask) || silence.is_some() {
-                    line.notify.notify_one();
-                }
-            },
-        );
-        // A runtime that has ended drops it at once, and then it abandons its line.
-        if let Some(server) = server {
-            engine.runtime.spawn(server.run().boxed());
+    ) -> WaitHandle<AskInTurn> {
+        let mut is_news = false;
+        let place = self.place(engine, key(ask), ask, |queue| {
+            let is_first = queue.waiters.is_empty();
+            if is_first || silence.is_some() && planted(Bug::SilenceOfOne) {
+                // The first waiter's request is later than those of the waiters before it.
+                queue.silence = silence.clone().map(|failure| (engine.now(), failure));
+            }
+            queue.known.hurries |= silence.is_some();
+            is_news = is_first || queue.known.has(ask) || silence.is_some();
+            // Drawn under the lock, so that numbers grow in the order of arrival.
+            (engine.id(), silence.map(|failure| (queue.known.heard, failure)))
+        });
+        if is_news {
+            place.wait_queue.notify.notify_one();
         }
-        Place { line, id, silence: silence.map(|failure| (heard, failure)), receiver }
+        place
     }
 
-    /// A hold of this name has ended, here, by a release of `by`, or was found lost: the first in
-    /// line may try.
+    /// The first waiter may try, because a hold of this name has ended in this process: by a
+    /// release of `by`, or lost.
     pub(in crate::engine) fn ask_soon(&self, name: &LockName, by: Option<&Owner>) {
-        let lines = self.all();
-        for (_, line) in
-            lines.range((name.clone(), Kind::Mutex)..).take_while(|((known, _), _)| known == name)
-        {
-            let mut queue = line.queue();
+        let queues = self.all();
+        if queues.is_empty() {
+            return;
+        }
+        let of_name = queues.range((name.clone(), Kind::Mutex)..);
+        for (_, wait_queue) in of_name.take_while(|((known, _), _)| known == name) {
+            let mut queue = wait_queue.queue();
             if queue.waiters.is_empty() {
                 continue;
             }
-            queue.nudged = true;
-            queue.holder = None;
+            let known = &mut queue.known;
+            (known.is_nudged, known.holder) = (true, None);
             if by.is_some() {
-                queue.departed = by.cloned();
+                known.departed = by.cloned();
             }
             drop(queue);
-            line.notify.notify_one();
+            wait_queue.notify.notify_one();
         }
     }
 }
 
-/// Where its process waits for it.
 fn key(ask: &Acquisition) -> Key {
     (ask.name.clone(), ask.rule.kind())
 }
 
 #[derive(Default)]
-pub(in crate::engine) struct Queue {
-    /// By their ids, which grow in the order in which they came.
-    waiters: BTreeMap<u64, Waiter>,
-    /// The same by owner, so that a hand-over does not look at each waiter.
+pub(in crate::engine) struct LocalState {
+    /// The waiters by owner, so that a hand-over does not search them.
     owners: BTreeSet<(Owner, u64)>,
-    /// How often the store has answered.
+    /// Answers of the store so far.
     heard: u64,
-    /// Since when it has not, and why.
-    silence: Option<(Moment, Failure)>,
-    /// The question of a newcomer was lost: the next does not wait for other processes.
+    /// A newcomer's request was lost: the next does not wait for other processes.
     hurries: bool,
-    /// A hold ended on this side since the first in line was last asked for.
-    nudged: bool,
-    /// Whose it was: the store's message about the same is no news.
+    /// A hold has ended in this process since the first waiter was last asked for.
+    is_nudged: bool,
+    /// Its owner: the store's message about the same release is no news.
     departed: Option<Owner>,
-    /// Who has it, as the store last said.
+    /// The holder in the store's last answer.
     holder: Option<Owner>,
-    closed: bool,
 }
 
-impl Queue {
-    /// Whether the store has it for this owner already: for another of its holds, or because the
-    /// answer that said so got lost.
+impl LocalState {
+    /// Whether the store has the lock for this owner already: for another of its holds, or because
+    /// the answer was lost.
     fn has(&self, ask: &Acquisition) -> bool {
         let bug = if ask.rule == LockSpec::Reentrant { Bug::ReentryInLine } else { Bug::LostGrantInLine };
         self.holder.as_ref() == Some(&ask.owner) && !planted(bug)
     }
+}
 
-    fn join(&mut self, id: u64, waiter: Waiter) {
-        self.owners.insert((waiter.ask.owner.clone(), id));
-        self.waiters.insert(id, waiter);
-    }
-
-    fn leave(&mut self, id: u64) -> Option<Waiter> {
-        let waiter = self.waiters.remove(&id)?;
-        self.owners.remove(&(waiter.ask.owner.clone(), id));
-        Some(waiter)
-    }
-
+impl Waiters<AskInTurn> {
     /// The first waiter whose owner has the lock already.
-    fn again(&self) -> Option<(&u64, &Waiter)> {
-        let holder = self.holder.as_ref()?;
-        let (owner, id) = self.owners.range((holder.clone(), 0)..).next()?;
-        let waiter = self.waiters.get(id).filter(|waiter| owner == holder && self.has(&waiter.ask))?;
-        Some((id, waiter))
-    }
-}
-
-pub(in crate::engine) struct Waiter {
-    ask: Arc<Acquisition>,
-    grant: oneshot::Sender<Result<Hold>>,
-}
-
-impl wait_queues::Queue for Queue {
-    type Waiters = BTreeMap<u64, Waiter>;
-
-    fn is_empty(&self) -> bool {
-        self.waiters.is_empty()
-    }
-
-    fn clear(&mut self) -> BTreeMap<u64, Waiter> {
-        self.owners.clear();
-        std::mem::take(&mut self.waiters)
-    }
-
-    fn close(&mut self) {
-        self.closed = true;
-    }
-
-    fn is_closed(&self) -> bool {
-        self.closed
+    fn again(&self) -> Option<(&u64, &QueuedWaiter<AskInTurn>)> {
+        let known = &self.known;
+        let holder = known.holder.as_ref()?;
+        let (owner, number) = known.owners.range((holder.clone(), 0)..).next()?;
+        let waiter = self.waiters.get(number).filter(|waiter| owner == holder && known.has(&waiter.ask))?;
+        Some((number, waiter))
     }
 }
 
@@ -216,120 +165,60 @@ impl LocalQueue {
         &self.key.0
     }
 
-    /// The next to ask for: one whose owner has the lock already, else the first.
+    /// The next waiter to ask for: one whose owner has the lock already, else the first.
     fn next(&self) -> Option<(u64, Arc<Acquisition>)> {
         let queue = self.queue();
         let next = queue.again().or_else(|| queue.waiters.first_key_value());
-        next.map(|(id, waiter)| (*id, Arc::clone(&waiter.ask)))
+        next.map(|(number, waiter)| (*number, Arc::clone(&waiter.ask)))
     }
 
-    /// Records the holder. Returns whether a waiter of the same owner is in line.
+    /// Records the holder. Returns whether a waiter has the same owner.
     fn held_by(&self, holder: Option<Owner>) -> bool {
         let mut queue = self.queue();
-        if holder.is_some() && queue.departed == holder && !planted(Bug::EndTakenForTold) {
-            // It was asked about before the release was carried out: that is still to be told.
-            queue.departed = None;
+        if holder.is_some() && queue.known.departed == holder && !planted(Bug::EndTakenForTold) {
+            // The answer is older than the release, whose message is still to come.
+            queue.known.departed = None;
         }
-        queue.holder = holder;
+        queue.known.holder = holder;
         queue.again().is_some()
-    }
-
-    /// Gives a waiter its answer. If it has left, the grant is dropped, which releases it.
-    fn answer(&self, id: u64, answer: Result<Hold>) -> bool {
-        self.leave(id).is_some_and(|waiter| waiter.grant.send(answer).is_ok())
-    }
-
-    fn leave(&self, id: u64) -> Option<Waiter> {
-        self.queue().leave(id)
     }
 
     /// The store has answered.
     fn heard(&self) {
         let mut queue = self.queue();
-        (queue.heard, queue.silence) = (queue.heard + 1, None);
-    }
-
-    /// The store has not answered: waiters whose patience is over get the failure. Returns how
-    /// many.
-    fn unheard(&self, engine: &Engine, failure: &Failure) -> usize {
-        let now = engine.now();
-        let mut queue = self.queue();
-        let since = queue.silence.get_or_insert((now, failure.clone())).0;
-        let is_out = |ask: &Acquisition| now.since(since.max(ask.since)) >= ask.options.patience;
-        let out = queue.waiters.iter().filter(|(_, waiter)| is_out(&waiter.ask));
-        let out: Vec<u64> = out.map(|(id, _)| *id).collect();
-        let out: Vec<Waiter> = out.into_iter().filter_map(|id| queue.leave(id)).collect();
-        drop(queue);
-        let given_up = out.len();
-        for waiter in out {
-            let _ = waiter.grant.send(Err(waiter.ask.silent(failure.clone())));
-        }
-        given_up
-    }
-}
-
-/// A place in line; dropped, it is left.
-pub(in crate::engine) struct Place {
-    line: Arc<LocalQueue>,
-    id: u64,
-    /// Why its own question was not answered, and how many others had been by then.
-    silence: Option<(u64, Failure)>,
-    receiver: oneshot::Receiver<Result<Hold>>,
-}
-
-impl Place {
-    /// The turn, or why there will be none; `None` when the task of the line has ended.
-    pub(in crate::engine) async fn granted(&mut self) -> Option<Result<Hold>> {
-        (&mut self.receiver).await.ok()
-    }
-
-    /// Why the store has said nothing, if it has not.
-    pub(in crate::engine) fn silence(&self) -> Option<Failure> {
-        let queue = self.line.queue();
-        let own = self.silence.as_ref().filter(|(heard, _)| *heard == queue.heard);
-        queue.silence.as_ref().map(|(_, failure)| failure).or(own.map(|(_, failure)| failure)).cloned()
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let (left, is_empty) = {
-            let mut queue = self.line.queue();
-            (queue.leave(self.id), queue.waiters.is_empty())
-        };
-        if left.is_some() && is_empty {
-            // The task of the line waits for none any more.
-            self.line.notify.notify_one();
-        }
+        queue.known.heard += 1;
+        queue.silence = None;
     }
 }
 
 /// Asks for the first waiter, until it holds.
 #[derive(Default)]
 pub(in crate::engine) struct AskInTurn {
-    /// The foreign holder that was found last, as its value shows it.
+    /// The value of the foreign holder that was found last.
     foreign: String,
-    /// Hand-overs inside this process since others last had a turn, and since when.
+    /// Hand-overs inside this process since others last had a turn, and the time of the first.
     streak: u32,
     streak_since: Moment,
-    /// Turns in a row that were left to others, and that no other process took.
+    /// Consecutive turns that were left to others and that no other process took.
     untaken: u32,
-    /// Who was granted it here last.
+    /// The last owner in this process.
     granted: Option<Owner>,
     /// When a turn was last left to others.
     left_at: Option<Moment>,
-    /// How long the last question took.
+    /// Round trip of the last request.
     hop: Duration,
-    /// The store may tell this process alone that the lock is free.
+    /// The store may wake this process alone when the lock is free.
     is_expected: bool,
-    /// Counts among the releases from before a question until its outcome is known. The waiter may
-    /// leave meanwhile, and then its grant is released.
+    /// Counts as a pending release from before a request until its outcome is known, because the
+    /// grant is released if the waiter leaves meanwhile.
     under_way: Option<Pending>,
 }
 
 impl Strategy for AskInTurn {
     type Key = Key;
-    type Queue = Queue;
+    type Known = LocalState;
+    /// Why the waiter's own request was not answered, and the number of answers before it.
+    type Note = Option<(u64, Failure)>;
     /// It waits for each answer before anything else.
     type Answer = Infallible;
 
@@ -341,25 +230,37 @@ impl Strategy for AskInTurn {
         &key.0
     }
 
+    fn joined(known: &mut LocalState, number: u64, ask: &Acquisition) {
+        known.owners.insert((ask.owner.clone(), number));
+    }
+
+    fn left(known: &mut LocalState, number: u64, ask: &Acquisition) {
+        known.owners.remove(&(ask.owner.clone(), number));
+    }
+
+    fn silence<'a>(known: &LocalState, note: &'a Self::Note) -> Option<&'a Failure> {
+        note.as_ref().filter(|(heard, _)| *heard == known.heard).map(|(_, failure)| failure)
+    }
+
     async fn serve(server: &mut Server<Self>) {
         server.strategy.under_way = Some(server.engine.pending_releases.add(&server.engine));
-        if let Some((id, ask)) = server.wait_queue.next() {
-            server.ask_for(id, &ask).await;
+        if let Some((number, ask)) = server.wait_queue.next() {
+            server.ask_for(number, &ask).await;
         }
         if !server.has_waiters() {
             server.strategy.under_way = None;
         }
     }
 
-    /// A store that has told this process alone tells another.
+    /// A store that has woken this process alone wakes another.
     fn rest(server: &mut Server<Self>) {
         if std::mem::take(&mut server.strategy.is_expected) {
             server.subscription.rest();
         }
     }
 
-    /// The next waiter asks anyway. A task that does not wait has asked meanwhile, and the store
-    /// may have taken it for one that does.
+    /// The next waiter asks anyway. A task that does not wait may have asked meanwhile, and the
+    /// store counts it as a waiter.
     fn hear(server: &mut Server<Self>, event: Event<Infallible>) {
         if let Event::Heard(Heard::Message(_)) = event {
             server.subscription.rest();
@@ -372,20 +273,20 @@ impl Strategy for AskInTurn {
 }
 
 impl Server<AskInTurn> {
-    /// One question for one of the line, and the sleep after it.
-    async fn ask_for(&mut self, id: u64, ask: &Acquisition) {
+    /// One request for a waiter, and the sleep after it.
+    async fn ask_for(&mut self, number: u64, ask: &Acquisition) {
         if !planted(Bug::ListenAfterAsking) {
             self.listen(ask).await;
         }
         self.leave_a_turn().await;
-        // This question answers all earlier messages and notifications.
+        // This request answers all earlier messages and notifications.
         self.subscription.drain();
-        if !self.wait_queue.queue().closed {
+        if !self.wait_queue.queue().is_closed {
             let _ = self.wait_queue.notify.notified().now_or_never();
         }
-        // On a quorum each of two may have what the other lacks: they do not ask in turns without a
-        // pause.
-        let is_out_of_turn = ask.rule == LockSpec::Mutex && self.wait_queue.queue().has(ask);
+        // On a quorum each of two may have the members that the other lacks; without a pause they
+        // would ask in turns for ever.
+        let is_out_of_turn = ask.rule == LockSpec::Mutex && self.wait_queue.queue().known.has(ask);
         let sent = self.engine.now();
         let asked = ask.once(true, None).await;
         self.strategy.hop = self.engine.now().since(sent);
@@ -401,7 +302,8 @@ impl Server<AskInTurn> {
             Outcome::Held(held) => {
                 self.note_turn(&ask.owner);
                 let left = held.lease.lapses_at().since(self.engine.now());
-                if !self.wait_queue.answer(id, Ok(held)) && planted(Bug::WakeSwallowed) {
+                if !self.wait_queue.answer(number, Ok(WaitOutcome::Held(held))) && planted(Bug::WakeSwallowed)
+                {
                     return self.engine.runtime.sleep_until(self.engine.now() + CAP).await;
                 }
                 if self.wait_queue.held_by(Some(ask.owner.clone())) && !planted(Bug::SecondHoldForgotten) {
@@ -423,12 +325,11 @@ impl Server<AskInTurn> {
             // Only kinds that keep no queue are asked for here.
             Outcome::Waiting(_) => CAP,
             Outcome::Refused(error) => {
-                self.wait_queue.answer(id, Err(error));
+                self.wait_queue.answer(number, Err(error));
                 return;
             }
             Outcome::Silent(failure) => {
-                let given_up = self.wait_queue.unheard(&self.engine, &failure);
-                self.note_silence(&failure, given_up);
+                self.note_silence(&failure);
                 self.next_backoff()
             }
         };
@@ -438,8 +339,8 @@ impl Server<AskInTurn> {
         self.sleep(self.engine.now() + pause).await;
     }
 
-    /// How long to wait for news before asking again: to the end of the holder's lease if its end
-    /// will be told, else a little longer each time, because a foreign holder publishes nothing.
+    /// The longest wait for news: the rest of the holder's lease if a message tells its end, else a
+    /// backoff, because a foreign holder publishes nothing.
     fn pause(&mut self, ask: &Acquisition, holder: &str, left_ms: Option<u64>) -> Duration {
         let cap = if planted(Bug::NoCap) { Duration::MAX } else { CAP };
         let left = left_ms.map_or(CAP, |left_ms| Duration::from_millis(left_ms.saturating_add(1))).min(cap);
@@ -463,17 +364,17 @@ impl Server<AskInTurn> {
             return if planted(Bug::EndNotAwaited) { CAP } else { left };
         }
         if known.is_none() && self.strategy.foreign != holder {
-            // Foreign clients pass it on without a message, and ask often. A waiter that asks more
-            // and more rarely never gets it.
+            // Foreign clients poll often and publish nothing, so a waiter that backs off never gets
+            // the lock from them.
             self.attempt = 0;
             holder.clone_into(&mut self.strategy.foreign);
         }
         self.next_backoff().min(left)
     }
 
-    /// Subscribes, so that nothing is missed between the next question and the sleep after it.
-    /// Where that takes long, it goes on while the store is asked. Where the store refuses
-    /// subscriptions, repeated questions replace them.
+    /// Subscribes, so that nothing is missed between the next request and the sleep after it. A slow
+    /// subscription goes on beside the request. Where the store refuses subscriptions, repeated
+    /// requests replace them.
     async fn listen(&mut self, ask: &Acquisition) {
         if !self.subscription.is_idle() {
             return;
@@ -490,7 +391,7 @@ impl Server<AskInTurn> {
             Poll::Pending => timer.poll_unpin(context).map(|()| None),
         });
         if let Some(Heard::Over(Some(failure))) = heard.await {
-            self.note_deafness(&failure);
+            self.log_subscribe_error(&failure);
         }
     }
 
@@ -502,12 +403,12 @@ impl Server<AskInTurn> {
         self.strategy.streak += 1;
     }
 
-    /// After a release of our own, asking at once always wins against other processes, which first
-    /// have to hear of it. So now and then they get the time to: first the one whose own turns are
-    /// longest ago.
+    /// A request right behind this process's own release always wins against other processes, which
+    /// have to be woken first. Now and then it waits until they had a turn, first the process whose
+    /// own turns are longest ago.
     async fn leave_a_turn(&mut self) {
-        let released_here = std::mem::take(&mut self.wait_queue.queue().nudged);
-        let hurries = || std::mem::take(&mut self.wait_queue.queue().hurries);
+        let released_here = std::mem::take(&mut self.wait_queue.queue().known.is_nudged);
+        let hurries = || std::mem::take(&mut self.wait_queue.queue().known.hurries);
         if hurries() {
             return;
         }
@@ -533,8 +434,8 @@ impl Server<AskInTurn> {
             if let Either::Left(_) = select(&mut timer, notified).await {
                 return;
             }
-            // A permit that says so stays for the loop of this task.
-            if self.wait_queue.queue().closed {
+            // The permit is for the loop of this task.
+            if self.wait_queue.queue().is_closed {
                 return self.wait_queue.notify.notify_one();
             }
             if hurries() {
@@ -548,19 +449,17 @@ impl Server<AskInTurn> {
         let mut timer = self.engine.runtime.sleep_until(until);
         loop {
             match self.event(&mut timer).await {
-                // A release in this process, a first waiter, or the end.
                 Event::Notified => break,
-                // The store's word on a release of our own, after which the next was asked for at
-                // once.
+                // The message about this process's own release, which the next request followed.
                 Event::Heard(Heard::Message(Notification::Free { by: Some(by) }))
-                    if self.wait_queue.queue().departed.as_ref() == Some(&by) => {}
+                    if self.wait_queue.queue().known.departed.as_ref() == Some(&by) => {}
                 Event::Heard(Heard::Message(_) | Heard::Open) => break,
                 Event::Heard(Heard::Over(None)) => {
                     let pause = self.next_backoff();
                     timer = self.engine.runtime.sleep_until(self.engine.now() + pause);
                 }
-                // It was slept no longer than it may be without.
-                Event::Heard(Heard::Over(Some(failure))) => self.note_deafness(&failure),
+                // The timer is already capped for the unsubscribed case.
+                Event::Heard(Heard::Over(Some(failure))) => self.log_subscribe_error(&failure),
                 Event::Answered(never) => match never {},
                 Event::Time => return,
             }
@@ -581,33 +480,32 @@ mod tests {
 
     const TURNS: u32 = 2_000;
 
-    /// What this thread has computed so far; the load of the machine does not count.
+    /// Processor time of this thread, which the load of the machine does not change.
     fn computed() -> Duration {
         Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).expect("a time")
     }
 
-    /// What the line itself costs for so many turns while so many others wait.
+    /// What `TURNS` turns cost in the queue itself while so many others wait.
     fn cost_of_turns(engine: &Arc<Engine>, waiters: u32) -> Duration {
         let name = LockName::new("crowd").expect("a name");
         let options = Arc::new(Options::new());
-        let lines = LocalQueues::default();
-        let (line, _) = lines.enter((name.clone(), Kind::Mutex), |_| (), |_| ());
+        let queues = LocalQueues::default();
+        // Not served: the turns below are.
+        let queue = LocalQueue::new((name.clone(), Kind::Mutex));
+        queues.all().insert((name.clone(), Kind::Mutex), Arc::clone(&queue));
         let mut places = Vec::new();
-        for id in 0..u64::from(waiters + TURNS) {
+        for _ in 0..waiters + TURNS {
             let meter = engine.metrics.meter(&options.groups, &name, &name, LockSpec::Mutex);
             let ask = Acquisition::new(engine, name.clone(), LockSpec::Mutex, None, &options, meter);
-            let ask = Arc::new(ask);
-            let (grant, receiver) = oneshot::channel();
-            line.queue().join(id, Waiter { ask, grant });
-            places.push(Place { line: Arc::clone(&line), id, silence: None, receiver });
+            places.push(queues.join(engine, &Arc::new(ask), None));
         }
         let others = places.split_off(TURNS as usize);
         let before = computed();
         for place in places {
-            let (id, ask) = line.next().expect("a waiter");
-            assert_eq!(id, place.id);
-            assert!(line.answer(id, Err(Error::invalid("a turn"))));
-            assert!(!line.held_by(Some(ask.owner.clone())));
+            let (number, ask) = queue.next().expect("a waiter");
+            assert_eq!(number, place.number);
+            assert!(queue.answer(number, Err(Error::invalid("a turn"))));
+            assert!(!queue.held_by(Some(ask.owner.clone())));
             drop(place);
         }
         let cost = computed() - before;

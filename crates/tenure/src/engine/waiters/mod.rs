@@ -8,7 +8,7 @@
 
 pub(super) mod local_queue;
 pub(super) mod newcomer;
-mod server;
+pub(super) mod server;
 pub(super) mod subscription;
 pub(super) mod ticket_queue;
-mod wait_queues;
+pub(super) mod wait_queues;

@@ -1,5 +1,5 @@
 //! The task that serves a wait queue: it asks the store while there are waiters, and ends when
-//! there have been none for a while. A strategy says what is asked, and what the answers and
+//! there have been none for a while. A [`Strategy`] defines the requests, and what the answers and
 //! messages mean.
 
 use std::future::poll_fn;
@@ -11,7 +11,8 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt};
 
 use super::subscription::{Heard, Subscription};
-use super::wait_queues::{Queue, WaitQueue, WaitQueues};
+use super::wait_queues::{WaitQueue, WaitQueues};
+use crate::engine::acquisition::Acquisition;
 use crate::engine::{Engine, backoff};
 use crate::events::{event, text};
 use crate::moment::Moment;
@@ -21,20 +22,38 @@ use crate::store::Failure;
 /// How long a queue, and its subscription, is kept after the last waiter.
 const LINGER: Duration = Duration::from_secs(5);
 
-/// How waiters of a queue get what they wait for.
-pub(super) trait Strategy: Default + Send + 'static {
+/// How the waiters of a queue get their locks.
+pub(in crate::engine) trait Strategy: Default + Send + 'static {
     /// Names a queue.
     type Key: Clone + Ord + Send + Sync + 'static;
-    /// The waiters, and what is known of their lock.
-    type Queue: Queue + Send + 'static;
+    /// What is known of the lock and of its waiters together.
+    type Known: Default + Send + 'static;
+    /// What is known of one waiter.
+    type Note: Send + 'static;
     /// The answer to a request that goes on while the task waits for news.
     type Answer;
 
-    /// Where the queues of an engine are.
-    fn queues(engine: &Engine) -> &WaitQueues<Self::Key, Self::Queue>;
+    /// The queues of an engine.
+    fn queues(engine: &Engine) -> &WaitQueues<Self>;
 
     /// The lock that a queue is for.
     fn lock(key: &Self::Key) -> &LockName;
+
+    /// A waiter has joined.
+    fn joined(_known: &mut Self::Known, _number: u64, _ask: &Acquisition) {}
+
+    /// A waiter has left.
+    fn left(_known: &mut Self::Known, _number: u64, _ask: &Acquisition) {}
+
+    /// Whether the queue stays open without waiters.
+    fn is_needed(_known: &Self::Known) -> bool {
+        false
+    }
+
+    /// Why the waiter's own request was not answered, while it has heard of no other answer.
+    fn silence<'a>(_known: &Self::Known, _note: &'a Self::Note) -> Option<&'a Failure> {
+        None
+    }
 
     /// There are waiters: asks what is due, and sleeps until there is news.
     fn serve(server: &mut Server<Self>) -> impl Future<Output = ()> + Send;
@@ -50,36 +69,36 @@ pub(super) trait Strategy: Default + Send + 'static {
 }
 
 /// Serves one queue.
-pub(super) struct Server<S: Strategy> {
+pub(in crate::engine) struct Server<S: Strategy> {
     pub(super) engine: Arc<Engine>,
-    pub(super) wait_queue: Arc<WaitQueue<S::Key, S::Queue>>,
+    pub(super) wait_queue: Arc<WaitQueue<S>>,
     pub(super) subscription: Subscription,
-    /// Questions since the last news or answer: the next pause grows with it.
+    /// Requests since the last news or answer, which the backoff grows with.
     pub(super) attempt: u32,
     pub(super) strategy: S,
 }
 
 /// What ends a sleep.
-pub(super) enum Event<A> {
-    /// A task of this process has something to say: what, stands in the queue.
+pub(in crate::engine) enum Event<A> {
+    /// The queue has changed.
     Notified,
-    /// The store has.
+    /// A message of the store.
     Heard(Heard),
-    /// A request that is under way was answered.
+    /// An answer to a request that is under way.
     Answered(A),
-    /// It is time.
+    /// The timer is over.
     Time,
 }
 
 impl<S: Strategy> Drop for Server<S> {
-    /// However it ends, by a panic in what it woke too.
+    /// However it ends, also by a panic of a task that it wakes.
     fn drop(&mut self) {
         S::queues(&self.engine).abandon(&self.wait_queue);
     }
 }
 
 impl<S: Strategy> Server<S> {
-    pub(super) fn new(engine: &Arc<Engine>, wait_queue: &Arc<WaitQueue<S::Key, S::Queue>>) -> Self {
+    pub(super) fn new(engine: &Arc<Engine>, wait_queue: &Arc<WaitQueue<S>>) -> Self {
         Self {
             engine: Arc::clone(engine),
             wait_queue: Arc::clone(wait_queue),
@@ -109,7 +128,7 @@ impl<S: Strategy> Server<S> {
         S::rest(self);
         let mut timer = self.engine.runtime.sleep_until(self.engine.now() + LINGER);
         loop {
-            if self.wait_queue.queue().is_closed() {
+            if self.wait_queue.queue().is_closed {
                 return false;
             }
             if self.has_waiters() {
@@ -142,15 +161,15 @@ impl<S: Strategy> Server<S> {
         .await
     }
 
-    /// The pause before the next question when there is nothing better to wait for.
+    /// The pause before the next request where there is nothing better to wait for.
     pub(super) fn next_backoff(&mut self) -> Duration {
         let pause = self.engine.jittered(backoff(self.attempt));
         self.attempt += 1;
         pause
     }
 
-    /// There is no subscription, and why: repeated questions replace it.
-    pub(super) fn note_deafness(&self, failure: &Failure) {
+    /// Logs why there is no subscription, which repeated requests replace.
+    pub(super) fn log_subscribe_error(&self, failure: &Failure) {
         event!(
             DEBUG,
             target: "tenure",
@@ -162,8 +181,9 @@ impl<S: Strategy> Server<S> {
         );
     }
 
-    /// The store has not answered, and so many waiters have given up.
-    pub(super) fn note_silence(&self, failure: &Failure, given_up: usize) {
+    /// Takes note that the store has not answered, and gives up the waiters whose patience is over.
+    pub(super) fn note_silence(&self, failure: &Failure) {
+        let given_up = self.wait_queue.silent(&self.engine, failure);
         event!(
             DEBUG,
             target: "tenure",

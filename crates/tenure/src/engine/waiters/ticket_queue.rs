@@ -1,14 +1,14 @@
-//! Where the tasks of one process wait for a name whose kind keeps a queue.
+//! The tasks of one process that wait for one name whose kind keeps a queue in the store.
 //!
-//! Each has a place in the store, so that first come is first served across processes. One task for
-//! each name refreshes all places of this process together, and hears which of them hold now.
+//! Each waiter has a place in the store, so that waiters of all processes are served in order. One
+//! task per name refreshes all places of this process together, and receives the messages that
+//! name the tickets which hold now.
 //!
-//! *A message is a grant here, not a hint*, so it must be exact: it names ticket numbers, and one
-//! is believed only if it is the waiter's own and the place cannot have lapsed, counted from when
-//! its last **answered** refresh was sent. A message may have lain in a socket for a minute; the
-//! place has not.
+//! *A message is a grant here, not a hint*, so a ticket is accepted only if it is the waiter's own
+//! and the place cannot have lapsed, counted from when its last **answered** refresh was sent. The
+//! message may have lain in a socket for a minute; the place has not.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -16,90 +16,76 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{FuturesUnordered, Stream};
-use tokio::sync::oneshot;
 
 use super::newcomer::Newcomer;
 use super::server::{Event, Server, Strategy, earlier};
 use super::subscription::{Heard, Subscription};
-use super::wait_queues::{self, WaitQueue, WaitQueues};
+use super::wait_queues::{QueuedWaiter, WaitHandle, WaitOutcome, WaitQueues, Waiters};
 use crate::engine::Engine;
 use crate::engine::acquisition::{Acquisition, Waiting};
-use crate::engine::hold::Hold;
+use crate::engine::call::Call;
 use crate::engine::lease::bind;
-use crate::error::Result;
 use crate::moment::Moment;
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
-use crate::protocol::{Answer, Fence, Listening, LockSpec, Notification, Place, Verb, lease};
+use crate::protocol::{Answer, Fence, Listening, LockSpec, Notification, Place as Standing, Verb, lease};
 use crate::store::{Failure, Station};
 
-/// So many places are refreshed by one request.
+/// Maximum places refreshed by one request.
 const BATCH: usize = 256;
-/// So many grants are remembered whose waiter has not yet heard its own number.
+/// Maximum grants remembered whose waiter does not know its own number yet.
 const EARLY: usize = 256;
 
 /// In place of a time: all places are due, or the one that has it.
 const ALL: Moment = Moment(0);
 const SOON: Moment = Moment(1);
 
-/// The ticket_queues of one engine.
-pub(in crate::engine) type TicketQueues = WaitQueues<LockName, Queue>;
-type TicketQueue = WaitQueue<LockName, Queue>;
+/// The ticket queues of one engine.
+pub(in crate::engine) type TicketQueues = WaitQueues<KeepPlaces>;
 
 impl TicketQueues {
-    /// Waits for the turn of a ticket. `sent`: when the request was sent that was answered with it.
+    /// Waits for the turn of a ticket.
     pub(in crate::engine) fn join(
         &self,
         engine: &Arc<Engine>,
         ask: &Arc<Acquisition>,
         place: Waiting,
-    ) -> TicketHandle {
-        let (sender, receiver) = oneshot::channel();
+    ) -> WaitHandle<KeepPlaces> {
         let Waiting { ticket, sent, retry_at } = place;
-        let (ticket_queue, server) = self.enter(
-            ask.name.clone(),
-            |ticket_queue| Server::<KeepPlaces>::new(engine, ticket_queue),
-            |ticket_queue| {
-                let mut queue = ticket_queue.queue();
-                let wait = lease::wait(ask.options.lease());
-                let may_have_missed = queue.may_have_missed(sent);
-                let waiter = Waiter { ask: Arc::clone(ask), sent, wait, may_have_missed, turn: sender };
-                queue.refresh_at = queue.refresh_at.min(waiter.refresh_at());
-                queue.waiters.insert(ticket, waiter);
-                queue.retry_at = earlier(queue.retry_at, retry_at);
-                queue.silence = None;
-            },
-        );
+        let place = self.place(engine, ask.name.clone(), ask, |queue| {
+            let wait = lease::wait(ask.options.lease());
+            let note = Kept { sent, wait, may_have_missed: queue.known.may_have_missed(sent) };
+            queue.known.refresh_at = queue.known.refresh_at.min(note.refresh_at());
+            queue.known.retry_at = earlier(queue.known.retry_at, retry_at);
+            queue.silence = None;
+            (ticket, note)
+        });
         ask.settle();
-        ticket_queue.notify.notify_one();
-        // A runtime that has ended drops it at once, and then it abandons its ticket queue.
-        if let Some(server) = server {
-            engine.runtime.spawn(server.run().boxed());
-        }
-        TicketHandle { ticket_queue, ticket, receiver }
+        place.wait_queue.notify.notify_one();
+        place
     }
 
-    /// A client is about to ask for a place. Where messages about the lock are heard, they are
-    /// until this is dropped.
+    /// A client is about to ask for a place. Keeps the subscription to messages about the lock, if
+    /// there is one, until it is dropped.
     pub(in crate::engine) fn newcomer(&self, name: &LockName) -> Option<Newcomer> {
-        // It is not closed meanwhile.
+        // Held so that the queue is not closed meanwhile.
         let all = self.all();
         let Some(ticket_queue) = all.get(name).cloned() else {
             return planted(Bug::ListensTooSoon).then(|| Newcomer::new(None, || {}));
         };
         let station = {
             let mut queue = ticket_queue.queue();
-            let station = queue.station.clone()?;
-            queue.newcomers += 1;
+            let station = queue.known.station.clone()?;
+            queue.known.newcomers += 1;
             station
         };
         drop(all);
         Some(Newcomer::new(Some(station), move || {
             let is_last = {
                 let mut queue = ticket_queue.queue();
-                queue.newcomers -= 1;
-                queue.newcomers == 0 && queue.waiters.is_empty()
+                queue.known.newcomers -= 1;
+                queue.is_empty()
             };
             if is_last {
                 ticket_queue.notify.notify_one();
@@ -108,64 +94,50 @@ impl TicketQueues {
     }
 }
 
-/// What became of a wait.
-pub(in crate::engine) enum Turn {
-    /// It holds.
-    Held(Hold),
-    /// The place is gone: it lapsed while the store did not answer, or the store has forgotten it.
-    Gone,
-}
-
-pub(in crate::engine) struct Queue {
-    waiters: BTreeMap<u64, Waiter>,
+pub(in crate::engine) struct TicketState {
     /// When the first of the places must be refreshed.
     refresh_at: Moment,
-    /// When the first in line should ask, because a lease is over.
+    /// When the head of the queue should ask, because a lease ends.
     retry_at: Option<Moment>,
-    silence: Option<(Moment, Failure)>,
-    /// Since when messages have been heard without a gap; `None` without a subscription.
+    /// Since when messages have been received without a gap; `None` without a subscription.
     hears_from: Option<Moment>,
-    /// Where: what a request says that keeps a place.
+    /// The station of the open subscription, which requests that keep a place name.
     station: Option<Station>,
-    /// How many are asking for a place, and may have said so.
+    /// Clients that are asking for a place, and may have named the station.
     newcomers: usize,
-    closed: bool,
 }
 
-impl Default for Queue {
+impl Default for TicketState {
     fn default() -> Self {
-        let (waiters, refresh_at) = (BTreeMap::new(), Moment(u64::MAX));
-        let (retry_at, silence, hears_from, station) = (None, None, None, None);
-        Self { waiters, refresh_at, retry_at, silence, hears_from, station, newcomers: 0, closed: false }
+        let (retry_at, hears_from, station) = (None, None, None);
+        Self { refresh_at: Moment(u64::MAX), retry_at, hears_from, station, newcomers: 0 }
     }
 }
 
-impl Queue {
-    /// What a request says that keeps a place.
+impl TicketState {
     fn listens(&self) -> Option<Listening> {
         self.station.as_ref().and_then(Station::listens)
     }
 
-    /// Whether a place that was granted to a request of then may have been called before messages
-    /// were heard.
+    /// Whether a place that was granted to a request of that time may have been called before the
+    /// subscription was open.
     fn may_have_missed(&self, sent: Moment) -> bool {
         self.hears_from.is_some_and(|from| sent < from) && !planted(Bug::CallMissed)
     }
 }
 
-pub(in crate::engine) struct Waiter {
-    ask: Arc<Acquisition>,
+/// A place as the store keeps it.
+pub(in crate::engine) struct Kept {
     /// When the last refresh was sent that was answered.
     sent: Moment,
-    /// For how long it kept the place.
+    /// How long it kept the place.
     wait: Duration,
-    /// The request that said so may have been carried out before messages were heard: it may hold
-    /// by now.
+    /// That request may have been carried out before the subscription was open, so that its waiter
+    /// may hold by now.
     may_have_missed: bool,
-    turn: oneshot::Sender<Result<Turn>>,
 }
 
-impl Waiter {
+impl Kept {
     fn refresh_at(&self) -> Moment {
         match self.may_have_missed {
             true => SOON,
@@ -175,73 +147,19 @@ impl Waiter {
     }
 }
 
-impl wait_queues::Queue for Queue {
-    type Waiters = BTreeMap<u64, Waiter>;
-
-    fn is_empty(&self) -> bool {
-        // A newcomer that has said that messages are heard here is reached by them.
-        self.waiters.is_empty() && self.newcomers == 0
-    }
-
-    fn clear(&mut self) -> BTreeMap<u64, Waiter> {
-        std::mem::take(&mut self.waiters)
-    }
-
-    fn close(&mut self) {
-        self.closed = true;
-    }
-
-    fn is_closed(&self) -> bool {
-        self.closed
-    }
-}
-
-impl TicketQueue {
-    fn take(&self, ticket: u64) -> Option<Waiter> {
-        self.queue().waiters.remove(&ticket)
-    }
-}
-
-/// A waiter's end of its place. Dropped, the place is left; the store is told by the
-/// [`Acquisition`].
-pub(in crate::engine) struct TicketHandle {
-    ticket_queue: Arc<TicketQueue>,
-    ticket: u64,
-    receiver: oneshot::Receiver<Result<Turn>>,
-}
-
-impl TicketHandle {
-    /// The turn, or why there will be none; `None` when the task of the ticket queue has ended.
-    pub(in crate::engine) async fn turn(&mut self) -> Option<Result<Turn>> {
-        (&mut self.receiver).await.ok()
-    }
-
-    /// Why the store has said nothing, if it has not.
-    pub(in crate::engine) fn silence(&self) -> Option<Failure> {
-        self.ticket_queue.queue().silence.as_ref().map(|(_, failure)| failure.clone())
-    }
-}
-
-impl Drop for TicketHandle {
-    fn drop(&mut self) {
-        self.ticket_queue.take(self.ticket);
-    }
-}
-
-/// Keeps a place in the store for each waiter: refreshes them, and hands out turns.
+/// Refreshes the places of all waiters, and hands out turns.
 #[derive(Default)]
 pub(in crate::engine) struct KeepPlaces {
     under_way: FuturesUnordered<BoxFuture<'static, Refreshed>>,
     /// Tickets that are being refreshed.
     asked: BTreeSet<u64>,
-    /// Grants that were heard before their waiter was here, or while it was being refreshed, and
-    /// when.
+    /// Grants received before their waiter joined, or during its refresh, and when.
     early: VecDeque<(u64, Moment)>,
-    /// When to try again to subscribe.
+    /// When to retry the subscription.
     listen_at: Moment,
 }
 
-/// A request for some places, and what became of it.
+/// A request for some places, and its answer.
 pub(in crate::engine) struct Refreshed {
     tickets: Vec<u64>,
     sent: Moment,
@@ -251,7 +169,8 @@ pub(in crate::engine) struct Refreshed {
 
 impl Strategy for KeepPlaces {
     type Key = LockName;
-    type Queue = Queue;
+    type Known = TicketState;
+    type Note = Kept;
     type Answer = Refreshed;
 
     fn queues(engine: &Engine) -> &TicketQueues {
@@ -262,15 +181,20 @@ impl Strategy for KeepPlaces {
         key
     }
 
+    /// Messages may still call a newcomer that has named the station.
+    fn is_needed(known: &TicketState) -> bool {
+        known.newcomers > 0
+    }
+
     async fn serve(server: &mut Server<Self>) {
         server.listen();
-        let until = server.ask_what_is_due();
+        let until = server.refresh_due();
         let mut timer = server.engine.runtime.sleep_until(until);
         let event = server.event(&mut timer).await;
         Self::hear(server, event);
     }
 
-    /// Each place was left by its own request.
+    /// Each waiter has left its place by its own request.
     fn rest(_server: &mut Server<Self>) {}
 
     fn hear(server: &mut Server<Self>, event: Event<Refreshed>) {
@@ -288,13 +212,11 @@ impl Strategy for KeepPlaces {
     }
 
     fn poll_answer(&mut self, context: &mut Context<'_>) -> Poll<Refreshed> {
-        // None are under way: there will be no answer.
         ready!(Pin::new(&mut self.under_way).poll_next(context)).map_or(Poll::Pending, Poll::Ready)
     }
 }
 
 impl Server<KeepPlaces> {
-    /// Subscribes.
     fn listen(&mut self) {
         if !self.subscription.is_idle() || self.engine.now() < self.strategy.listen_at {
             return;
@@ -309,58 +231,59 @@ impl Server<KeepPlaces> {
     fn hears_no_more(&mut self, failure: Option<Failure>) {
         {
             let mut queue = self.wait_queue.queue();
-            (queue.hears_from, queue.station) = (None, None);
+            (queue.known.hears_from, queue.known.station) = (None, None);
         }
         if let Some(failure) = failure {
-            // Until then, refreshing has to do.
+            // Refreshes replace the messages until then.
             self.strategy.listen_at = self.engine.now() + lease::WAIT_MAX / 3;
-            self.note_deafness(&failure);
+            self.log_subscribe_error(&failure);
         }
     }
 
-    /// Earlier messages were missed, also about places whose waiters have not joined yet.
+    /// Earlier messages may have been missed, also about places whose waiters have not joined yet.
     fn hears_from_now(&self) {
-        let mut queue = self.wait_queue.queue();
-        (queue.refresh_at, queue.hears_from) = (ALL, Some(self.engine.now()));
-        queue.station = self.subscription.station().cloned();
+        let known = &mut self.wait_queue.queue().known;
+        (known.refresh_at, known.hears_from) = (ALL, Some(self.engine.now()));
+        known.station = self.subscription.station().cloned();
     }
 
     fn first<T>(&self, what: impl FnOnce(&Acquisition) -> T) -> Option<T> {
         self.wait_queue.queue().waiters.values().next().map(|waiter| what(&waiter.ask))
     }
 
-    /// Asks about the places that are due, and says when the next are.
-    fn ask_what_is_due(&mut self) -> Moment {
+    /// Refreshes the places that are due, and returns when the next are.
+    fn refresh_due(&mut self) -> Moment {
         let now = self.engine.now();
         let mut queue = self.wait_queue.queue();
-        let listens = queue.listens();
+        let Waiters { waiters, known, .. } = &mut *queue;
+        let listens = known.listens();
         let mut due: Vec<u64> = Vec::new();
-        if now >= queue.refresh_at {
-            let all = queue.refresh_at == ALL;
+        if now >= known.refresh_at {
+            let all = known.refresh_at == ALL;
             let mut next = Moment(u64::MAX);
-            for (ticket, waiter) in &queue.waiters {
-                let at = waiter.refresh_at();
-                if (all || at <= now + waiter.wait / 6) && !self.strategy.asked.contains(ticket) {
+            for (ticket, QueuedWaiter { note, .. }) in &*waiters {
+                let at = note.refresh_at();
+                if (all || at <= now + note.wait / 6) && !self.strategy.asked.contains(ticket) {
                     due.push(*ticket);
                 } else {
-                    next = next.min(at.max(now + waiter.wait / 12));
+                    next = next.min(at.max(now + note.wait / 12));
                 }
             }
-            queue.refresh_at = next;
+            known.refresh_at = next;
         }
-        let head = queue.waiters.keys().next().copied();
-        if queue.retry_at.is_some_and(|at| now >= at) {
-            queue.retry_at = None;
+        let head = waiters.keys().next().copied();
+        if known.retry_at.is_some_and(|at| now >= at) {
+            known.retry_at = None;
             let head = head.filter(|_| !planted(Bug::FirstDoesNotAsk));
             due.extend(head.filter(|head| !self.strategy.asked.contains(head) && !due.contains(head)));
         }
-        let until = earlier(Some(queue.refresh_at), queue.retry_at).unwrap_or(queue.refresh_at);
+        let until = earlier(Some(known.refresh_at), known.retry_at).unwrap_or(known.refresh_at);
         let batches: Vec<_> = due
             .chunks(BATCH)
             .filter_map(|tickets| {
                 let waiters = || tickets.iter().filter_map(|ticket| queue.waiters.get(ticket));
                 let owners: Arc<[Owner]> = waiters().map(|waiter| waiter.ask.owner.clone()).collect();
-                let wait = waiters().map(|waiter| waiter.wait).max()?;
+                let wait = waiters().map(|waiter| waiter.note.wait).max()?;
                 let ask = &waiters().next()?.ask;
                 Some((tickets.to_vec(), owners, ask.rule, wait, ask.options.op_timeout))
             })
@@ -387,7 +310,7 @@ impl Server<KeepPlaces> {
         self.strategy.under_way.push(
             async move {
                 let sent = engine.now();
-                let answer = engine.call(&name, rule, &owner, verb, within).await;
+                let answer = engine.call(Call::new(&name, rule, &owner, verb), sent, within).await;
                 Refreshed { tickets, sent, first, answer }
             }
             .boxed(),
@@ -406,83 +329,81 @@ impl Server<KeepPlaces> {
                 {
                     let mut queue = self.wait_queue.queue();
                     queue.silence = None;
-                    queue.retry_at = earlier(queue.retry_at, retry_at);
+                    queue.known.retry_at = earlier(queue.known.retry_at, retry_at);
                 }
                 for (ticket, place) in tickets.into_iter().zip(places) {
                     match place {
-                        Place::Held { fence } if fence == ticket && planted(Bug::RefreshedWithTooLittle) => {
+                        Standing::Held { fence }
+                            if fence == ticket && planted(Bug::RefreshedWithTooLittle) =>
+                        {
                             self.grant(ticket, sent, first)
                         }
-                        Place::Held { fence } if fence == ticket => _ = self.call(ticket, sent, first),
-                        Place::Waiting { ticket: same } if same == ticket => self.note(ticket, sent, first),
+                        Standing::Held { fence } if fence == ticket => _ = self.call(ticket, sent, first),
+                        Standing::Waiting { ticket: same } if same == ticket => {
+                            self.note(ticket, sent, first)
+                        }
                         _ => self.lose(ticket),
                     }
                 }
             }
-            // A renewal that a late message made necessary.
+            // The renewal that a late message required.
             Ok(Answer::Held { fence }) if tickets == [fence] => self.grant(fence, sent, first),
-            // The server is in grace: the place is kept, and asked about again.
+            // During its restart grace the server keeps the place and grants nothing.
             Ok(Answer::Busy { left_ms, .. }) => self.ask_again(&tickets, left_ms.unwrap_or(0)),
-            // A renewal changes nothing for one that only waits.
+            // A renewal does not change a place that only waits.
             Ok(Answer::Waiting { ticket, .. }) if tickets == [ticket] => self.ask_again(&tickets, 0),
-            // It is of another kind, or gone, or says nothing of these places.
+            // The lock is gone or of another kind, or the answer is about other places.
             Ok(_) => tickets.into_iter().for_each(|ticket| self.lose(ticket)),
             Err(failure @ Failure::Refused(_)) => self.refuse(tickets, &failure),
-            Err(failure) => self.unheard(failure),
+            Err(failure) => self.unanswered(&failure),
         }
     }
 
     /// The place is still there; later news counts from here.
     fn note(&self, ticket: u64, sent: Moment, wait: Duration) {
         let mut queue = self.wait_queue.queue();
-        let may_have_missed = queue.may_have_missed(sent);
-        if let Some(waiter) = queue.waiters.get_mut(&ticket) {
-            (waiter.sent, waiter.wait, waiter.may_have_missed) = (sent, wait, may_have_missed);
-            let at = waiter.refresh_at();
-            queue.refresh_at = queue.refresh_at.min(at);
+        let Waiters { waiters, known, .. } = &mut *queue;
+        if let Some(waiter) = waiters.get_mut(&ticket) {
+            waiter.note = Kept { sent, wait, may_have_missed: known.may_have_missed(sent) };
+            known.refresh_at = known.refresh_at.min(waiter.note.refresh_at());
         }
     }
 
-    /// They were taken for holders, and are none yet: they are refreshed when they are due, or when
-    /// something will be else.
+    /// Refreshes places of supposed holders that still wait: when they are due, or sooner, when the
+    /// grace is over.
     fn ask_again(&self, tickets: &[u64], left_ms: u64) {
         let now = self.engine.now();
         let mut queue = self.wait_queue.queue();
         let waits =
-            tickets.iter().filter_map(|ticket| queue.waiters.get(ticket)).map(|waiter| waiter.wait / 3);
+            tickets.iter().filter_map(|ticket| queue.waiters.get(ticket)).map(|waiter| waiter.note.wait / 3);
         if let Some(wait) = waits.min() {
             let pause = wait.min(Duration::from_millis(left_ms.saturating_add(1)));
-            queue.refresh_at = queue.refresh_at.min(now + pause);
+            queue.known.refresh_at = queue.known.refresh_at.min(now + pause);
         }
     }
 
     fn lose(&self, ticket: u64) {
-        if let Some(waiter) = self.wait_queue.take(ticket) {
-            let _ = waiter.turn.send(Ok(Turn::Gone));
-        }
+        self.wait_queue.answer(ticket, Ok(WaitOutcome::Gone));
     }
 
     fn refuse(&self, tickets: Vec<u64>, failure: &Failure) {
-        for waiter in tickets.into_iter().filter_map(|ticket| self.wait_queue.take(ticket)) {
-            let error = waiter.ask.silent(failure.clone());
-            let _ = waiter.turn.send(Err(error));
+        for ticket in tickets {
+            let waiter = self.wait_queue.queue().leave(ticket);
+            if let Some(waiter) = waiter {
+                let error = waiter.ask.silent(failure.clone());
+                waiter.answer(Err(error));
+            }
         }
     }
 
-    /// No answer: asks again soon. Waiters whose patience is over get the failure.
-    fn unheard(&mut self, failure: Failure) {
-        let now = self.engine.now();
-        let pause = self.next_backoff();
-        let mut queue = self.wait_queue.queue();
-        queue.refresh_at = queue.refresh_at.min(now + pause);
-        let since = queue.silence.get_or_insert((now, failure.clone())).0;
-        let is_out = |waiter: &Waiter| now.since(since.max(waiter.ask.since)) >= waiter.ask.options.patience;
-        let out: Vec<_> =
-            queue.waiters.iter().filter(|(_, waiter)| is_out(waiter)).map(|(ticket, _)| *ticket).collect();
-        drop(queue);
-        let given_up = out.len();
-        self.refuse(out, &failure);
-        self.note_silence(&failure, given_up);
+    /// Refreshes again soon.
+    fn unanswered(&mut self, failure: &Failure) {
+        let retry_at = self.engine.now() + self.next_backoff();
+        {
+            let known = &mut self.wait_queue.queue().known;
+            known.refresh_at = known.refresh_at.min(retry_at);
+        }
+        self.note_silence(failure);
     }
 
     fn hear(&mut self, message: Notification) {
@@ -493,8 +414,8 @@ impl Server<KeepPlaces> {
                     self.hear_of(ticket, now);
                 }
             }
-            // Not a message of a queue: ask.
-            Notification::Free { .. } => self.wait_queue.queue().refresh_at = ALL,
+            // Not a message of a queue.
+            Notification::Free { .. } => self.wait_queue.queue().known.refresh_at = ALL,
             Notification::Reconnected => self.hears_from_now(),
         }
     }
@@ -505,11 +426,11 @@ impl Server<KeepPlaces> {
             false => ticket,
         };
         let now = self.engine.now();
-        let known = |waiter: &Waiter| (waiter.sent, waiter.wait);
-        let found = self.wait_queue.queue().waiters.get(&ticket).map(known);
+        let place = |waiter: &QueuedWaiter<KeepPlaces>| (waiter.note.sent, waiter.note.wait);
+        let found = self.wait_queue.queue().waiters.get(&ticket).map(place);
         let Some((sent, wait)) = found else { return self.remember(ticket, heard_at) };
         if heard_at < sent && !planted(Bug::OldCallBelieved) {
-            return; // The place is younger: another had this number, on a server that has gone back since.
+            return; // The message is about an older place, on a server that has lost data since.
         }
         let counted_from = if planted(Bug::PushFromReceipt) { now } else { sent };
         if !self.call(ticket, counted_from, wait) {
@@ -517,32 +438,30 @@ impl Server<KeepPlaces> {
         }
     }
 
-    /// It holds, and its place was last refreshed, for `wait`, by a request that was sent at
-    /// `sent`. What is left of that is what it returns with, unless that is too little, or less
-    /// than the time by which it must hear of its loss. False if it must be called again: a refresh
-    /// is under way that may have been carried out before the grant, and then says nothing of it.
+    /// Grants the lock to a waiter whose place was last refreshed, for `wait`, by a request that was
+    /// sent at `sent`, with what is left of that lease. If that is too little, or less than its
+    /// grace, requests the whole lease first. False if the call must be repeated, because a refresh
+    /// is in flight that may have been carried out before the grant.
     fn call(&mut self, ticket: u64, sent: Moment, wait: Duration) -> bool {
         let now = self.engine.now();
-        let known = self.wait_queue.queue().waiters.get(&ticket).map(|waiter| Arc::clone(&waiter.ask));
-        let Some(ask) = known else { return true };
+        let ask = self.wait_queue.queue().waiters.get(&ticket).map(|waiter| Arc::clone(&waiter.ask));
+        let Some(ask) = ask else { return true };
         let left = lease::deadline(sent, now, wait).since(now);
         let messages_grant = self.engine.store.capabilities().messages_grant;
         let is_enough = left >= wait / 2 + ask.options.grace || planted(Bug::CalledWithTooLittle);
         if is_enough && messages_grant {
             self.grant(ticket, sent, wait);
         } else if self.strategy.asked.insert(ticket) {
-            // The whole lease first.
             let (mut ttl, within) = (ask.options.lease(), ask.options.op_timeout);
             if !messages_grant && wait >= wait / 2 + lease::margin(wait) + ask.options.grace {
-                // A waiter that does not take it must not keep others out for longer than its place
-                // would.
+                // A waiter that is gone must not keep others out for longer than its place would.
                 ttl = wait;
             }
             let (ttl_ms, hold) = (lease::millis(ttl), ask.hold);
             let verb = if !messages_grant {
-                // Only an acquisition asks whether it may be granted here and now.
+                // Only an acquisition checks that it may be granted now.
                 let (fence, wait_ms, bind) = (Fence::Assign, Some(lease::millis(wait)), bind(&ask.options));
-                let listens = self.wait_queue.queue().listens();
+                let listens = self.wait_queue.queue().known.listens();
                 Verb::Acquire { ttl_ms, hold, fence, wait_ms, listens, bind }
             } else {
                 Verb::Renew { ttl_ms, hold, bind: None, weight: None }
@@ -570,19 +489,18 @@ impl Server<KeepPlaces> {
         }
     }
 
-    /// Its lease was set to `first` by a request that was sent at `sent`.
+    /// Hands over a hold whose lease was set to `first` by a request that was sent at `sent`.
     fn grant(&self, ticket: u64, sent: Moment, first: Duration) {
         if !planted(Bug::RetryForgotten) {
-            // The first waiter may have been told no time, or one that has come while this one was
-            // being asked about.
-            let mut queue = self.wait_queue.queue();
-            queue.retry_at = earlier(queue.retry_at, Some(sent + first));
+            // The next head may know no time to retry at, or one that was computed before this grant.
+            let known = &mut self.wait_queue.queue().known;
+            known.retry_at = earlier(known.retry_at, Some(sent + first));
         }
-        if let Some(waiter) = self.wait_queue.take(ticket) {
+        let waiter = self.wait_queue.queue().leave(ticket);
+        if let Some(waiter) = waiter {
             let begun = if planted(Bug::MaxHoldFromWait) { sent } else { self.engine.now() };
             let held = waiter.ask.granted(ticket, begun, sent, first);
-            // If the waiter has left, the grant is dropped, which releases it.
-            let _ = waiter.turn.send(Ok(Turn::Held(held)));
+            waiter.answer(Ok(WaitOutcome::Held(held)));
         }
     }
 }

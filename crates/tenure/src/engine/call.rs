@@ -1,0 +1,234 @@
+//! Requests to the store, and when one is sent again.
+
+use std::collections::BTreeSet;
+use std::ops::ControlFlow;
+use std::sync::{Arc, MutexGuard};
+use std::time::Duration;
+
+use futures_util::future::{FutureExt, join_all};
+
+use super::lease::{LeaseTerms, lock};
+use super::{Engine, backoff};
+use crate::metrics::{RequestResult, RequestVerb};
+use crate::moment::Moment;
+use crate::name::LockName;
+use crate::owner::Owner;
+use crate::planted::{Bug, planted};
+use crate::protocol::queue::FORCED;
+use crate::protocol::record::{RecordAnswer, RecordOp};
+use crate::protocol::{Answer, LockSpec, Op, Verb};
+use crate::store::Failure;
+
+/// A request about one lock.
+#[derive(Clone)]
+pub(crate) struct Call<'a> {
+    name: &'a LockName,
+    rule: LockSpec,
+    owner: &'a Owner,
+    verb: Verb,
+    is_idempotent: bool,
+}
+
+impl<'a> Call<'a> {
+    pub(crate) fn new(name: &'a LockName, rule: LockSpec, owner: &'a Owner, verb: Verb) -> Self {
+        Self { name, rule, owner, verb, is_idempotent: false }
+    }
+
+    /// About a lock that is held.
+    pub(crate) fn of(terms: &'a LeaseTerms, verb: Verb) -> Self {
+        Self::new(&terms.name, terms.rule, &terms.owner, verb)
+    }
+
+    /// May be carried out twice, so that it is retried if its connection ends before the answer.
+    pub(crate) fn idempotent(self) -> Self {
+        Self { is_idempotent: true, ..self }
+    }
+
+    /// An acquisition that keeps no place.
+    fn only_asks(&self) -> bool {
+        matches!(self.verb, Verb::Acquire { wait_ms: None, .. })
+    }
+
+    fn forces(&self) -> bool {
+        matches!(self.verb, Verb::Release { whose, .. } if whose.is_forced())
+    }
+}
+
+/// What earlier attempts of a call came to.
+#[derive(Default)]
+struct Attempts {
+    /// Attempts whose outcome is unknown.
+    unknown: u32,
+    /// The answer of a release of all holders that has ended only some of them.
+    first: Option<Answer>,
+}
+
+impl Engine {
+    /// Sends a request, and sends it again while less than `within` has passed since `sent` and
+    /// there is a reason to.
+    pub(crate) async fn call(
+        self: &Arc<Self>,
+        call: Call<'_>,
+        sent: Moment,
+        within: Duration,
+    ) -> Result<Answer, Failure> {
+        let until = sent + within;
+        let mut left = within;
+        let mut before = Attempts::default();
+        loop {
+            let answer = self.send(&call, left).await;
+            let pause = match self.judge(&call, &mut before, until, answer) {
+                ControlFlow::Break(answer) => return answer,
+                ControlFlow::Continue(pause) => pause,
+            };
+            if !pause.is_zero() {
+                self.runtime.sleep_until(self.now() + pause).await;
+            }
+            left = until.since(self.now()).max(Duration::from_millis(1));
+        }
+    }
+
+    /// The result of a call, or the pause before it is sent again.
+    fn judge(
+        self: &Arc<Self>,
+        call: &Call<'_>,
+        before: &mut Attempts,
+        until: Moment,
+        answer: Result<Answer, Failure>,
+    ) -> ControlFlow<Result<Answer, Failure>, Duration> {
+        match answer {
+            Ok(answer) if call.forces() && is_in_part(&answer) => {
+                before.first.get_or_insert(answer);
+                ControlFlow::Continue(Duration::ZERO)
+            }
+            Ok(answer) => match before.first.take().unwrap_or(answer) {
+                // Only lapsed places may be in the way, which the next attempt removes.
+                Answer::More(answer) if call.only_asks() && matches!(*answer, Answer::Busy { .. }) => {
+                    match self.now() < until {
+                        true => ControlFlow::Continue(Duration::ZERO),
+                        false => ControlFlow::Break(Ok(*answer)),
+                    }
+                }
+                answer => ControlFlow::Break(Ok(self.finished(call.name, call.rule, answer))),
+            },
+            Err(Failure::Unknown(cause)) if call.is_idempotent => {
+                // The first retry waits for nothing but the next connection.
+                let pause = match before.unknown {
+                    0 => Duration::ZERO,
+                    attempt => self.jittered(backoff(attempt)),
+                };
+                before.unknown += 1;
+                match self.now() + pause < until {
+                    true => ControlFlow::Continue(pause),
+                    false => ControlFlow::Break(Err(Failure::Unknown(cause))),
+                }
+            }
+            // An earlier attempt may have been carried out.
+            Err(Failure::NotSent(cause)) if before.unknown > 0 => {
+                ControlFlow::Break(Err(Failure::Unknown(cause)))
+            }
+            Err(failure) => ControlFlow::Break(Err(failure)),
+        }
+    }
+
+    /// Sends a request once.
+    async fn send(&self, call: &Call<'_>, within: Duration) -> Result<Answer, Failure> {
+        if call.forces() {
+            self.reentries.forced(call.name);
+        }
+        let op = Op {
+            name: call.name.clone(),
+            rule: call.rule,
+            owner: call.owner.clone(),
+            request: self.id(),
+            verb: call.verb.clone(),
+        };
+        let answer = self.store.call(op, within).await;
+        self.count(RequestVerb::of(&call.verb), &answer);
+        if call.forces() {
+            // Earlier grants may have reached their callers meanwhile.
+            self.reentries.forced(call.name);
+        }
+        answer
+    }
+
+    /// Renews several locks that the store can renew by one request. Answers in their order.
+    pub(crate) async fn renew<'a>(
+        self: &Arc<Self>,
+        each: impl Iterator<Item = Call<'a>> + Clone,
+        within: Duration,
+    ) -> Vec<Result<Answer, Failure>> {
+        let op = |call: Call<'_>| {
+            let Call { name, rule, owner, verb, .. } = call;
+            Op { name: name.clone(), rule, owner: owner.clone(), request: self.id(), verb }
+        };
+        let ops: Vec<Op> = each.clone().map(op).collect();
+        let count = ops.len();
+        let answers = match self.store.renews_many() {
+            Some(many) => many.renew(ops, within).await,
+            None => join_all(ops.into_iter().map(|op| self.store.call(op, within))).await,
+        };
+        debug_assert_eq!(answers.len(), count, "an answer for each");
+        answers.iter().for_each(|answer| self.count(RequestVerb::Renew, answer));
+        each.zip(answers)
+            .map(|(call, answer)| match planted(Bug::BoundTakenForAnswer) {
+                true => answer,
+                false => answer.map(|answer| self.finished(call.name, call.rule, answer)),
+            })
+            .collect()
+    }
+
+    /// Sends a request about the record beside a lock.
+    pub(crate) async fn record(&self, op: RecordOp, within: Duration) -> Result<RecordAnswer, Failure> {
+        let asked = RequestVerb::of_record(&op.verb);
+        let answer = self.store.record(op, within).await;
+        self.count(asked, &answer);
+        answer
+    }
+
+    fn count<T>(&self, asked: RequestVerb, answer: &Result<T, Failure>) {
+        let result = match answer {
+            Ok(_) => RequestResult::Answered,
+            Err(Failure::NotSent(_)) => RequestResult::NotSent,
+            Err(Failure::Unknown(_)) => RequestResult::Unknown,
+            Err(Failure::Refused(_)) => RequestResult::Refused,
+        };
+        self.metrics.request(asked, result, || self.store.interruptions());
+    }
+
+    /// The answer to a request. If the request stopped at its limit, the rest is done in the
+    /// background.
+    fn finished(self: &Arc<Self>, name: &LockName, rule: LockSpec, answer: Answer) -> Answer {
+        let Answer::More(answer) = answer else { return answer };
+        self.finish(name, rule);
+        *answer
+    }
+
+    /// Repeats the rest of a request about a queue in the background until none is left. If that
+    /// fails, the next refresh of any waiter goes on.
+    fn finish(self: &Arc<Self>, name: &LockName, rule: LockSpec) {
+        if !self.unfinished().insert(name.clone()) {
+            return;
+        }
+        let (engine, name) = (Arc::clone(self), name.clone());
+        let task = async move {
+            // For an unused owner: waiters that it lets in hear so by message.
+            let owner = engine.owner("");
+            let verb = Verb::Refresh { owners: Arc::new([owner.clone()]), wait_ms: 0, listens: None };
+            let call = Call::new(&name, rule, &owner, verb);
+            while let Ok(Answer::More(_)) = engine.send(&call, Duration::from_secs(1)).await {}
+            engine.unfinished().remove(&name);
+        };
+        self.runtime.spawn(task.boxed());
+    }
+
+    fn unfinished(&self) -> MutexGuard<'_, BTreeSet<LockName>> {
+        lock(&self.unfinished)
+    }
+}
+
+/// Whether a release of all holders has reached its limit and has let no waiter in, so that
+/// holders may be left.
+fn is_in_part(answer: &Answer) -> bool {
+    matches!(answer, Answer::More(answer) if matches!(&**answer, Answer::Found(found) if found.holders.len() >= FORCED))
+}
