@@ -20,16 +20,21 @@ impl Moment {
     }
 }
 
+/// Whole nanoseconds, at most `u64::MAX`. `Duration::as_nanos` computes in 128 bits.
+const fn nanos(duration: Duration) -> u64 {
+    duration.as_secs().saturating_mul(1_000_000_000).saturating_add(duration.subsec_nanos() as u64)
+}
+
 impl Add<Duration> for Moment {
     type Output = Self;
     fn add(self, duration: Duration) -> Self {
-        Self(self.0.saturating_add(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)))
+        Self(self.0.saturating_add(nanos(duration)))
     }
 }
 
 impl Sub<Duration> for Moment {
     type Output = Self;
     fn sub(self, duration: Duration) -> Self {
-        Self(self.0.saturating_sub(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)))
+        Self(self.0.saturating_sub(nanos(duration)))
     }
 }

@@ -1,7 +1,8 @@
 //! The identity that holds a lock.
 
 use std::borrow::Cow;
-use std::fmt::{self, Write};
+use std::cell::RefCell;
+use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 use std::sync::{Arc, LazyLock};
@@ -51,19 +52,13 @@ impl Owner {
     /// `is_invalid` when the label has a control character or is longer.
     pub fn new(label: &str) -> Result<Self> {
         check_text("a label", label)?;
-        Ok(Self::made(label, crate::runtime::unix_micros(), crate::runtime::random_long()))
+        Ok(Self::made(label, &process(), crate::runtime::unix_micros(), crate::runtime::random_long()))
     }
 
     /// A fresh owner for one acquisition; the label was checked with the options.
     #[doc(hidden)]
     pub fn fresh(label: &str, runtime: &dyn Runtime) -> Self {
-        Self::made(label, runtime.unix_micros(), runtime.random_long())
-    }
-
-    /// A fresh owner of this client, whose next number is `serial`.
-    #[doc(hidden)]
-    pub fn of(client: Client, serial: u64, label: &str, unix_us: u64) -> Self {
-        Self::made(label, unix_us, u128::from(client.0) << SERIAL_BITS | u128::from(serial & LOW))
+        Self::made(label, &process(), runtime.unix_micros(), runtime.random_long())
     }
 
     /// Which client made it.
@@ -73,15 +68,26 @@ impl Owner {
         Client((u128::from_str_radix(id, 16).unwrap_or(0) >> SERIAL_BITS) as u64 & LOW)
     }
 
-    fn made(label: &str, unix_us: u64, random: u128) -> Self {
+    /// Of this process, as [`process`] writes it.
+    fn made(label: &str, process: &str, unix_us: u64, random: u128) -> Self {
+        thread_local! {
+            // Most acquisitions make an owner, which then costs one allocation.
+            static TEXT: RefCell<String> = const { RefCell::new(String::new()) };
+        }
         let id = u128::from(unix_us / 1_000) << RANDOM_BITS | random & ((1 << RANDOM_BITS) - 1);
-        let (user, separator) = (&*USER, if label.is_empty() { "" } else { "/" });
-        let host = &*HOST;
-        // In one piece: nearly each acquisition makes one.
-        let mut owner = String::with_capacity(user.len() + label.len() + host.len() + 64);
-        let (label, process) = (utf8_percent_encode(label, ENCODED), std::process::id());
-        let _ = write!(owner, "{user}{separator}{label}@{host}:{process}/{id:032x}");
-        Self(owner.into())
+        let write = |text: &mut String| {
+            text.clear();
+            text.push_str(&USER);
+            if !label.is_empty() {
+                text.push('/');
+                text.extend(utf8_percent_encode(label, ENCODED));
+            }
+            text.push_str(process);
+            text.push_str(str::from_utf8(&digits(id)).expect("hexadecimal digits are ASCII"));
+            Self(text.as_str().into())
+        };
+        // A thread that is ending has no such text any more.
+        TEXT.try_with(|text| write(&mut text.borrow_mut())).unwrap_or_else(|_| write(&mut String::new()))
     }
 
     /// The owner as text.
@@ -186,9 +192,8 @@ impl FromStr for Owner {
 pub struct Client(u64);
 
 impl Client {
-    /// A client of this random number.
-    #[doc(hidden)]
-    pub fn new(random: u64) -> Self {
+    /// A client with this random number.
+    fn new(random: u64) -> Self {
         Self(random & LOW)
     }
 }
@@ -197,6 +202,47 @@ impl From<&Owner> for Client {
     fn from(owner: &Owner) -> Self {
         owner.client()
     }
+}
+
+/// Makes the owners of one client.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Owners {
+    client: Client,
+    /// The part that names this process.
+    process: String,
+}
+
+impl Owners {
+    /// Of a client with this random number.
+    pub fn new(random: u64) -> Self {
+        Self { client: Client::new(random), process: process() }
+    }
+
+    /// Their client.
+    pub fn client(&self) -> Client {
+        self.client
+    }
+
+    /// A fresh owner with the number `serial`; the label was checked with the options.
+    pub fn make(&self, serial: u64, label: &str, unix_us: u64) -> Owner {
+        let random = u128::from(self.client.0) << SERIAL_BITS | u128::from(serial & LOW);
+        Owner::made(label, &self.process, unix_us, random)
+    }
+}
+
+/// What stands between the label and the id of an owner.
+fn process() -> String {
+    format!("@{}:{}/", *HOST, std::process::id())
+}
+
+/// A number in 32 hexadecimal digits.
+fn digits(number: u128) -> [u8; 32] {
+    let mut digits = [0; 32];
+    for (two, byte) in digits.chunks_exact_mut(2).zip(number.to_be_bytes()) {
+        two.copy_from_slice(&[byte >> 4, byte & 15].map(|digit| b"0123456789abcdef"[usize::from(digit)]));
+    }
+    digits
 }
 
 /// As it stands in its owners: 10 hexadecimal digits.
@@ -313,8 +359,9 @@ mod tests {
 
     #[test]
     fn an_owner_says_which_client_made_it() {
-        let client = Client::new(u64::MAX - 1);
-        let owners = [7, 8].map(|serial| Owner::of(client, serial, "a/b", 1_700_000_000_000_000));
+        let made = Owners::new(u64::MAX - 1);
+        let client = made.client();
+        let owners = [7, 8].map(|serial| made.make(serial, "a/b", 1_700_000_000_000_000));
         assert!(owners[0] < owners[1] && owners.iter().all(|owner| owner.client() == client));
         // A script finds it there.
         let digits = owners[0].as_str().len();

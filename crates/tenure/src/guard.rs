@@ -387,7 +387,7 @@ impl Guard {
         }
         let within = lease.op_timeout.min(lease.remaining(engine)).max(Duration::from_millis(1));
         let changes = matches!(verb, Verb::Renew { .. });
-        match engine.call(Call::of(lease, verb).idempotent(), engine.now(), within).await {
+        match engine.call(&Call::of(lease, verb).idempotent(), engine.now(), within).await {
             Ok(answer) => match lease.refusal(&answer) {
                 Some(loss) => {
                     lease.lose(engine, &loss);

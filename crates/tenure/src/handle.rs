@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use crate::engine::Client;
 use crate::engine::acquire::{Wait, acquire};
-use crate::engine::acquisition::Acquisition;
+use crate::engine::acquisition::Wanted;
 use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::name::LockName;
@@ -91,19 +91,37 @@ impl LockHandle {
         Self { rule, ..self.clone() }
     }
 
-    pub(crate) async fn acquire(&self, wait: Wait) -> Result<Option<Guard>> {
-        let (engine, options) = (&self.home.engine, &self.options);
-        let meter = engine.metrics.meter(&options.groups, &self.name, &self.full, self.rule);
-        let ask = Acquisition::new(engine, self.full.clone(), self.rule, self.owner.clone(), options, meter);
-        let held = acquire(ask, wait).await?;
-        Ok(held.map(|held| Guard::new(&self.home, &self.name, held)))
+    #[expect(clippy::manual_async_fn, reason = "an async fn stores its arguments twice")]
+    pub(crate) fn acquire(&self, wait: Wait) -> impl Future<Output = Result<Option<Guard>>> {
+        async move {
+            let (engine, options) = (&self.home.engine, &self.options);
+            let meter = engine.metrics.meter(&options.groups, &self.name, &self.full, self.rule);
+            let (name, rule, owner) = (&self.full, self.rule, self.owner.as_ref());
+            let held = acquire(&Wanted { engine, name, rule, owner, options, meter, wait }).await?;
+            Ok(held.map(|held| Guard::new(&self.home, &self.name, held)))
+        }
     }
 
     /// Waits without a limit.
-    pub(crate) async fn lock(&self) -> Result<Guard> {
-        match self.acquire(Wait::Forever).await? {
-            Some(guard) => Ok(guard),
-            None => unreachable!("a wait without a limit ends with a grant or an error"),
+    #[expect(clippy::manual_async_fn, reason = "an async fn stores its arguments twice")]
+    pub(crate) fn lock(&self) -> impl Future<Output = Result<Guard>> {
+        async move {
+            match self.acquire(Wait::Forever).await? {
+                Some(guard) => Ok(guard),
+                None => unreachable!("a wait without a limit ends with a grant or an error"),
+            }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Locks;
+
+    #[test]
+    fn the_future_of_a_lock_is_small() {
+        let mutex = Locks::memory().mutex("x").expect("a name");
+        let size = size_of_val(&mutex.lock());
+        assert!(size < 720, "got {size} bytes");
     }
 }

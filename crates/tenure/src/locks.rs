@@ -4,7 +4,8 @@ use std::time::Duration;
 
 #[cfg(feature = "redis")]
 use crate::credentials::{Credentials, Provider};
-use crate::engine::acquisition::{Acquisition, Resumed};
+use crate::engine::acquire::Wait;
+use crate::engine::acquisition::{Acquisition, Resumed, Wanted};
 use crate::engine::call::Call;
 use crate::engine::{Client, Engine};
 use crate::error::{Error, Result};
@@ -552,8 +553,9 @@ impl Locks {
                 engine.flushed_within(self.options.op_timeout).await?;
             }
             let meter = engine.metrics.meter(&self.options.groups, &name, &full, rule);
-            let owner = Some(owner.clone());
-            let ask = Acquisition::new(engine, full.clone(), rule, owner, &self.options, meter);
+            let (name, owner, options) = (&full, Some(owner), &self.options);
+            let ask =
+                Acquisition::new(Wanted { engine, name, rule, owner, options, meter, wait: Wait::Once });
             match ask.resume().await? {
                 Resumed::Held(held) => return Ok(Some(Guard::new(&self.home, &name, held))),
                 Resumed::Over => return Ok(None),
@@ -595,8 +597,9 @@ impl Locks {
         loop {
             let engine = &self.home.engine;
             let meter = engine.metrics.meter(&self.options.groups, &name, &full, rule);
-            let owner = Some(owner.clone());
-            let ask = Acquisition::new(engine, full.clone(), rule, owner, &self.options, meter);
+            let (name, owner, options) = (&full, Some(owner), &self.options);
+            let ask =
+                Acquisition::new(Wanted { engine, name, rule, owner, options, meter, wait: Wait::Once });
             match ask.renew_detached().await? {
                 Resumed::Held(left) => return Ok(Some(left)),
                 Resumed::Over => return Ok(None),
@@ -851,7 +854,7 @@ impl Locks {
         let (engine, HoldId { name, rule, owner, hold }) = (&self.home.engine, id);
         let verb = Verb::Release { hold: *hold, fence: Fence::Assign, whose: ReleaseScope::Named };
         let call = Call::new(name, *rule, owner, verb).idempotent();
-        match engine.call(call, engine.now(), self.options.op_timeout).await {
+        match engine.call(&call, engine.now(), self.options.op_timeout).await {
             Ok(Answer::Released { .. } | Answer::Free | Answer::Busy { .. } | Answer::Mismatch { .. }) => {
                 Ok(())
             }
@@ -901,7 +904,7 @@ impl Locks {
         let rule = LockSpec::of(status.kind, status.capacity);
         let verb = Verb::Release { hold: 0, fence: Fence::Assign, whose: ReleaseScope::Named };
         let call = Call::new(&full, rule, owner, verb);
-        match engine.call(call, engine.now(), self.options.op_timeout).await {
+        match engine.call(&call, engine.now(), self.options.op_timeout).await {
             Ok(Answer::Released { .. }) => Ok(true),
             Ok(Answer::Free | Answer::Busy { .. } | Answer::Mismatch { .. }) => Ok(false),
             Ok(answer) => Err(engine.nonsense(&full, &answer)),
@@ -916,7 +919,7 @@ impl Locks {
         let owner = Owner::fresh(&self.options.label, &*engine.runtime);
         let verb = Verb::Release { hold: token, fence: Fence::Assign, whose: ReleaseScope::Any };
         let call = Call::new(&full, LockSpec::Reentrant, &owner, verb);
-        match engine.call(call, engine.now(), self.options.op_timeout).await {
+        match engine.call(&call, engine.now(), self.options.op_timeout).await {
             Ok(Answer::Found(_)) => Ok(true),
             Ok(Answer::Free | Answer::Busy { .. } | Answer::Mismatch { .. }) => Ok(false),
             Ok(answer) => Err(engine.nonsense(&full, &answer)),
@@ -946,7 +949,7 @@ impl Locks {
         loop {
             let call = Call::new(&full, rule, &owner, verb.clone());
             let call = if verb == Verb::Inspect { call.idempotent() } else { call };
-            match engine.call(call, engine.now(), self.options.op_timeout).await {
+            match engine.call(&call, engine.now(), self.options.op_timeout).await {
                 Ok(Answer::Found(mut found)) => {
                     let is_reentrant = found.kind == Kind::Reentrant;
                     for holder in found.holders.iter_mut().filter(|_| is_reentrant) {

@@ -183,7 +183,7 @@ impl ReentrantMutex {
         let LockHandle { home, options, full, owner, .. } = &self.0;
         let (engine, Some(owner)) = (&home.engine, owner) else { return Ok(0) };
         let call = Call::new(full, LockSpec::Reentrant, owner, Verb::Inspect).idempotent();
-        match engine.call(call, engine.now(), options.op_timeout).await {
+        match engine.call(&call, engine.now(), options.op_timeout).await {
             Ok(Answer::Found(found)) => {
                 let mine = |value: &[u8]| {
                     crate::protocol::parse_value(value).is_some_and(|(holder, _)| holder == *owner)

@@ -148,7 +148,7 @@ impl Semaphore {
         let (engine, rule) = (&home.engine, LockSpec::Queue(QueueSpec::permits(permits, 1)));
         let owner = Owner::fresh(&options.label, &*engine.runtime);
         let call = Call::new(full, rule, &owner, Verb::Resize);
-        match engine.call(call, engine.now(), options.op_timeout).await {
+        match engine.call(&call, engine.now(), options.op_timeout).await {
             Ok(Answer::Resized) => Ok(()),
             Ok(Answer::Mismatch { kind, capacity }) => Err(engine.mismatch(name, rule, kind, capacity)),
             Ok(Answer::Busy { holder, .. }) => {

@@ -16,7 +16,7 @@ pub mod quorum;
 pub mod record;
 pub mod reentrant;
 
-use std::fmt;
+use std::fmt::{self, Write};
 use std::num::NonZeroU16;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -434,6 +434,15 @@ pub fn parse_value(value: &(impl AsRef<[u8]> + ?Sized)) -> Option<(Owner, u64)> 
         None => (value, 0),
     };
     Some((owner.parse().ok()?, fence))
+}
+
+/// A value of this library: `owner#token`.
+pub(crate) fn value_text(owner: &Owner, fence: u64) -> String {
+    const DIGITS: usize = 20;
+    let mut value = String::with_capacity(owner.as_str().len() + 1 + DIGITS);
+    value.push_str(owner.as_str());
+    let _ = write!(value, "#{fence}");
+    value
 }
 
 /// A value as text for people, with a mark for each byte that is not.

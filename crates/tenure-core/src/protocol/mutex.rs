@@ -7,7 +7,7 @@
 use super::lease::{BALLOT_AHEAD_US, BALLOT_BEHIND_US, BALLOT_MS};
 use super::{
     Answer, Data, Entry, Fence, Liveness, Notification, Now, Op, ReleaseScope, State, Verb, force, inspect,
-    other_kind, parse_value,
+    other_kind, parse_value, value_text,
 };
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
@@ -72,7 +72,7 @@ fn acquire(
         // A hold that gets another token must not have its lease shortened either.
         let left = state.lock.as_ref().and_then(|lock| lock.left_ms(now)).unwrap_or(0);
         let expires_ms = Some(now.ms.saturating_add(ttl_ms.max(left)));
-        state.lock = Some(Entry { value: Data::Text(format!("{owner}#{fence}")), expires_ms });
+        state.lock = Some(Entry { value: Data::Text(value_text(owner, fence)), expires_ms });
     }
     Answer::Held { fence }
 }

@@ -21,7 +21,10 @@ use crate::runtime::Runtime;
 
 /// A store in memory. Clones share it.
 #[derive(Clone)]
-pub struct Memory {
+pub struct Memory(Arc<OpenedMemory>);
+
+struct OpenedMemory {
+    /// Of all that opened this store by its name.
     inner: Arc<Mutex<Inner>>,
     runtime: Arc<dyn Runtime>,
     url: Arc<str>,
@@ -53,7 +56,7 @@ pub fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
 impl Memory {
     /// An empty store that reads its clocks through `runtime`.
     pub fn new(runtime: Arc<dyn Runtime>, url: &str) -> Self {
-        Self { inner: Arc::default(), runtime, url: url.into() }
+        Self(Arc::new(OpenedMemory { inner: Arc::default(), runtime, url: url.into() }))
     }
 
     /// The store of this name in this process: there is one for as long as any client has it.
@@ -64,16 +67,16 @@ impl Memory {
         let known = named.get(url).and_then(Weak::upgrade);
         let inner = known.unwrap_or_default();
         named.insert(url.into(), Arc::downgrade(&inner));
-        Self { inner, runtime, url: url.into() }
+        Self(Arc::new(OpenedMemory { inner, runtime, url: url.into() }))
     }
 
     fn now(&self) -> Now {
-        Now { ms: self.runtime.now().millis(), unix_us: self.runtime.unix_micros() }
+        Now { ms: self.0.runtime.now().millis(), unix_us: self.0.runtime.unix_micros() }
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
         // Nothing in here panics half-way, so a poisoned map is as good as another.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn apply(&self, op: &Op) -> Answer {
@@ -139,6 +142,9 @@ impl Inner {
     }
 
     fn tell(&mut self, name: &LockName, wake: &Notification) {
+        if self.listeners.is_empty() {
+            return;
+        }
         let range = (name.clone(), 0)..=(name.clone(), u64::MAX);
         for (_, (_, listener)) in self.listeners.range(range) {
             listener.say(wake.clone());
@@ -234,7 +240,7 @@ impl Store for Memory {
     }
 
     fn url(&self) -> &Arc<str> {
-        &self.url
+        &self.0.url
     }
 }
 
@@ -246,7 +252,7 @@ impl QuorumMember for Memory {
 
 impl fmt::Debug for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Memory").field(&self.url).finish()
+        f.debug_tuple("Memory").field(&self.0.url).finish()
     }
 }
 

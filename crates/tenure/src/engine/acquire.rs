@@ -1,14 +1,14 @@
 //! Acquires a lock: asks once, or waits.
 
-use std::future::Future;
-use std::pin::Pin;
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{Either, FutureExt, select};
 use tracing::{Instrument, Span, field};
 
-use super::acquisition::{Acquisition, Outcome, Waiting};
+use super::acquisition::{Acquisition, Outcome, Waiting, Wanted};
 use super::hold::Hold;
 use super::lease::announce;
 use super::waiters::server::Strategy;
@@ -16,9 +16,8 @@ use super::waiters::wait_queues::{WaitHandle, WaitOutcome};
 use super::{Engine, backoff};
 use crate::error::{Error, Result};
 use crate::events::{self, event, millis, text};
-use crate::metrics::{Meter, Ungranted};
+use crate::metrics::Ungranted;
 use crate::moment::Moment;
-use crate::name::LockName;
 use crate::planted::{Bug, planted};
 use crate::protocol::{LockSpec, quorum};
 use crate::store::Failure;
@@ -35,28 +34,44 @@ pub(crate) enum Wait {
 }
 
 /// Acquires a lock: `None` when it is busy and the wait is over.
-pub(crate) async fn acquire(ask: Acquisition, wait: Wait) -> Result<Option<Hold>> {
-    let watch = Watch::new(&ask);
-    if let Some(held) = ask.reenter() {
-        watch.granted(&held, false);
-        return Ok(Some(held));
-    }
-    let granted = match watch.span.is_disabled() {
-        true => run(ask, wait).await,
-        false => run(ask, wait).instrument(watch.span.clone()).boxed().await,
-    };
-    match granted {
-        Ok(Some(Granted { held, handed_over })) => {
-            watch.granted(&held, handed_over);
-            Ok(Some(held))
+#[expect(clippy::manual_async_fn, reason = "an async fn stores its arguments twice")]
+pub(crate) fn acquire(wanted: &Wanted<'_>) -> impl Future<Output = Result<Option<Hold>>> {
+    async move {
+        let ask = Acquisition::new(*wanted);
+        let watch = Watch::new(wanted, ask.since);
+        if let Some(held) = ask.reenter() {
+            watch.granted(&held, false, ask.since);
+            return Ok(Some(held));
         }
-        Ok(None) => {
-            watch.ended(if wait.is_once() { Ungranted::Busy } else { Ungranted::TimedOut }, None);
-            Ok(None)
-        }
-        Err(error) => {
-            watch.ended(Ungranted::Failed, Some(&error));
-            Err(error)
+        let policy = Policy::of(ask.rule, wanted.wait);
+        let asked = {
+            let mut asked = pin!(request(&ask, policy, policy.limit(&ask, wanted.wait), ask.since));
+            poll_fn(|context| watch.span.in_scope(|| asked.as_mut().poll(context))).await
+        };
+        let granted = match asked {
+            RequestOutcome::Answered(Outcome::Held(held, at)) => {
+                Ok(Some(Granted { held, handed_over: false, at }))
+            }
+            // Boxed, because few acquisitions need it and each would carry its size.
+            asked => {
+                let limit = policy.limit(&ask, wanted.wait);
+                let course = Course::new(ask, policy, limit).run(asked);
+                course.instrument(watch.span.clone()).boxed().await
+            }
+        };
+        match granted {
+            Ok(Some(Granted { held, handed_over, at })) => {
+                watch.granted(&held, handed_over, at);
+                Ok(Some(held))
+            }
+            Ok(None) => {
+                watch.ended(if wanted.wait.is_once() { Ungranted::Busy } else { Ungranted::TimedOut }, None);
+                Ok(None)
+            }
+            Err(error) => {
+                watch.ended(Ungranted::Failed, Some(&error));
+                Err(error)
+            }
         }
     }
 }
@@ -66,23 +81,7 @@ struct Granted {
     held: Hold,
     /// It was handed over to a waiter.
     handed_over: bool,
-}
-
-/// Asks once, and waits if that is not enough.
-async fn run(ask: Acquisition, wait: Wait) -> Result<Option<Granted>> {
-    let policy = Policy::of(ask.rule, wait);
-    let limit = match policy {
-        Policy::Once => Some(ask.since + ask.options.op_timeout),
-        Policy::Local | Policy::Tickets => wait.until(ask.since),
-    };
-    let asked = request(&ask, policy, limit).await;
-    match asked {
-        Asked::Answered(Outcome::Held(held)) if held.is_live() => {
-            Ok(Some(Granted { held, handed_over: false }))
-        }
-        // Boxed, because few acquisitions need it and each would carry its size.
-        asked => Course::new(ask, policy, limit).run(asked).boxed().await,
-    }
+    at: Moment,
 }
 
 /// How an acquisition goes on that is not granted at once.
@@ -106,10 +105,17 @@ impl Policy {
             LockSpec::Queue(_) => Self::Tickets,
         }
     }
+
+    fn limit(self, ask: &Acquisition, wait: Wait) -> Option<Moment> {
+        match self {
+            Self::Once => Some(ask.since + ask.options.op_timeout),
+            Self::Local | Self::Tickets => wait.until(ask.since),
+        }
+    }
 }
 
 /// What a request came to.
-enum Asked {
+enum RequestOutcome {
     Answered(Outcome),
     /// Nothing was sent, because other tasks of this process wait.
     Behind,
@@ -118,20 +124,34 @@ enum Asked {
 }
 
 /// One request, within the limit.
-async fn request(ask: &Acquisition, policy: Policy, limit: Option<Moment>) -> Asked {
-    let engine = &ask.engine;
-    if matches!(policy, Policy::Local) && !engine.local_queues.may_ask(ask) {
-        return Asked::Behind;
+#[expect(clippy::manual_async_fn, reason = "an async fn stores its arguments twice")]
+fn request(
+    ask: &Acquisition,
+    policy: Policy,
+    limit: Option<Moment>,
+    now: Moment,
+) -> impl Future<Output = RequestOutcome> {
+    async move {
+        let engine = &ask.engine;
+        if matches!(policy, Policy::Local) && !engine.local_queues.may_ask(ask) {
+            return RequestOutcome::Behind;
+        }
+        let waits = !matches!(policy, Policy::Once);
+        let asked = pin!(ask.once(waits, limit, now));
+        // Not by `before`, whose future would be part of each acquisition.
+        match limit.filter(|_| waits) {
+            None => RequestOutcome::Answered(asked.await),
+            Some(limit) => match select(asked, engine.runtime.sleep_until(limit)).await {
+                Either::Left((outcome, _)) => RequestOutcome::Answered(outcome),
+                Either::Right(_) => RequestOutcome::Late,
+            },
+        }
     }
-    let waits = !matches!(policy, Policy::Once);
-    let asked = std::pin::pin!(ask.once(waits, limit));
-    let asked = before(engine, limit.filter(|_| waits), asked).await;
-    asked.map_or(Asked::Late, Asked::Answered)
 }
 
 /// What follows a request.
-enum Next {
-    Granted(Hold),
+enum NextStep {
+    Granted(Granted),
     /// The wait is over.
     Over,
     /// The same request again, at this time.
@@ -166,45 +186,50 @@ impl Course {
     }
 
     /// Goes on after the first request.
-    async fn run(mut self, mut asked: Asked) -> Result<Option<Granted>> {
+    async fn run(mut self, mut asked: RequestOutcome) -> Result<Option<Granted>> {
         loop {
             let turn = match self.next(asked)? {
-                Next::Granted(held) => return Ok(Some(Granted { held, handed_over: false })),
-                Next::Over => return Ok(None),
-                Next::Retry(at) => {
+                NextStep::Granted(granted) => return Ok(Some(granted)),
+                NextStep::Over => return Ok(None),
+                NextStep::Retry(at) => {
                     self.engine.runtime.sleep_until(at).await;
                     if self.limit.is_some_and(|limit| at >= limit) {
                         return Ok(None);
                     }
-                    asked = request(&self.ask, self.policy, self.limit).await;
+                    asked = self.request().await;
                     continue;
                 }
-                Next::Local(silence) => {
+                NextStep::Local(silence) => {
                     let place = self.engine.local_queues.join(&self.engine, &self.ask, silence);
                     self.turn(place).await?
                 }
-                Next::Ticket(waiting) => {
+                NextStep::Ticket(waiting) => {
                     let place = self.engine.ticket_queues.join(&self.engine, &self.ask, waiting);
                     self.turn(place).await?
                 }
             };
+            let at = self.engine.now();
             match turn {
                 None => return Ok(None),
-                Some(WaitOutcome::Held(held)) if held.is_live() => {
-                    return Ok(Some(Granted { held, handed_over: true }));
+                Some(WaitOutcome::Held(held)) if at < held.lease.lost_at() => {
+                    return Ok(Some(Granted { held, handed_over: true, at }));
                 }
                 // The lease or the place lapsed before this future was polled: back to the end.
                 Some(turn) => drop(turn),
             }
             self.renew();
-            (self.attempt, self.heard_at, self.busy_at) = (0, self.engine.now(), None);
-            asked = request(&self.ask, self.policy, self.limit).await;
+            (self.attempt, self.heard_at, self.busy_at) = (0, at, None);
+            asked = self.request().await;
         }
+    }
+
+    async fn request(&self) -> RequestOutcome {
+        request(&self.ask, self.policy, self.limit, self.engine.now()).await
     }
 
     /// Waits for the turn; `None` when the wait is over.
     async fn turn<S: Strategy>(&self, mut place: WaitHandle<S>) -> Result<Option<WaitOutcome>> {
-        let turn = before(&self.engine, self.limit, std::pin::pin!(place.turn())).await;
+        let turn = before(&self.engine, self.limit, pin!(place.turn())).await;
         match turn {
             Some(Some(turn)) => turn.map(Some),
             Some(None) => Err(self.ask.silent(not_sent("the thread that asks for it has ended"))),
@@ -217,35 +242,37 @@ impl Course {
         self.ask = Arc::new(self.ask.anew());
     }
 
-    fn next(&mut self, asked: Asked) -> Result<Next> {
+    fn next(&mut self, asked: RequestOutcome) -> Result<NextStep> {
         match (self.policy, asked) {
-            (_, Asked::Answered(Outcome::Held(held))) if held.is_live() => Ok(Next::Granted(held)),
-            (_, Asked::Answered(Outcome::Refused(error))) => Err(error),
+            (_, RequestOutcome::Answered(Outcome::Held(held, at))) => {
+                Ok(NextStep::Granted(Granted { held, handed_over: false, at }))
+            }
+            (_, RequestOutcome::Answered(Outcome::Refused(error))) => Err(error),
             (Policy::Once, asked) => self.next_once(asked),
             (Policy::Local, asked) => self.next_local(asked),
             (Policy::Tickets, asked) => self.next_ticket(asked),
         }
     }
 
-    fn next_once(&mut self, asked: Asked) -> Result<Next> {
+    fn next_once(&mut self, asked: RequestOutcome) -> Result<NextStep> {
         let (failure, pause) = match asked {
-            Asked::Answered(Outcome::Held(_)) => return Err(self.ask.silent(too_slow())),
-            Asked::Answered(Outcome::Busy { holder, left_ms })
+            RequestOutcome::Answered(Outcome::Lapsed(_)) => return Err(self.ask.silent(too_slow())),
+            RequestOutcome::Answered(Outcome::Busy { holder, left_ms })
                 if holder == quorum::NOBODY && !planted(Bug::BallotsTakenForHolder) =>
             {
                 let failure = not_sent("its members had accepted higher ballots each time");
                 (failure, Duration::from_millis(left_ms.unwrap_or(0) + 1))
             }
-            Asked::Answered(Outcome::Silent(failure)) => {
+            RequestOutcome::Answered(Outcome::Silent(failure)) => {
                 (failure, self.engine.jittered(backoff(self.attempt)))
             }
-            _ => return Ok(Next::Over),
+            _ => return Ok(NextStep::Over),
         };
         self.attempt += 1;
         let (now, until) = (self.engine.now(), self.limit.unwrap_or(Moment(u64::MAX)));
         if now + pause < until {
             self.earlier = Some(failure);
-            return Ok(Next::Retry(now + pause));
+            return Ok(NextStep::Retry(now + pause));
         }
         let failure = match (failure, self.earlier.take()) {
             // The last request had no time left, so that the failure before it says more.
@@ -255,35 +282,35 @@ impl Course {
         Err(self.ask.silent(failure))
     }
 
-    fn next_local(&mut self, asked: Asked) -> Result<Next> {
+    fn next_local(&mut self, asked: RequestOutcome) -> Result<NextStep> {
         match asked {
-            Asked::Late => Err(self.ask.silent(not_in_time())),
-            Asked::Answered(Outcome::Silent(failure)) => Ok(Next::Local(Some(failure))),
-            Asked::Answered(Outcome::Held(held)) => {
+            RequestOutcome::Late => Err(self.ask.silent(not_in_time())),
+            RequestOutcome::Answered(Outcome::Silent(failure)) => Ok(NextStep::Local(Some(failure))),
+            RequestOutcome::Answered(Outcome::Lapsed(held)) => {
                 drop(held);
                 self.renew();
-                Ok(Next::Local(Some(too_slow())))
+                Ok(NextStep::Local(Some(too_slow())))
             }
-            _ => Ok(Next::Local(None)),
+            _ => Ok(NextStep::Local(None)),
         }
     }
 
-    fn next_ticket(&mut self, asked: Asked) -> Result<Next> {
+    fn next_ticket(&mut self, asked: RequestOutcome) -> Result<NextStep> {
         // A busy answer stands for as long as the next may take.
         let (now, op_timeout) = (self.engine.now(), self.ask.options.op_timeout);
         let is_busy = self.busy_at.is_some_and(|at| now.since(at) < op_timeout);
         let failure = match asked {
-            Asked::Answered(Outcome::Waiting(waiting)) => return Ok(Next::Ticket(waiting)),
-            Asked::Late if is_busy => return Ok(Next::Over),
-            Asked::Late => return Err(self.ask.silent(not_in_time())),
+            RequestOutcome::Answered(Outcome::Waiting(waiting)) => return Ok(NextStep::Ticket(waiting)),
+            RequestOutcome::Late if is_busy => return Ok(NextStep::Over),
+            RequestOutcome::Late => return Err(self.ask.silent(not_in_time())),
             // The server is in its restart grace, or another program's lock stands there.
-            Asked::Answered(Outcome::Busy { left_ms, .. }) => {
+            RequestOutcome::Answered(Outcome::Busy { left_ms, .. }) => {
                 let left = left_ms.map_or(Duration::MAX, |left_ms| Duration::from_millis(left_ms + 1));
                 let until = now + self.backoff().min(left);
                 (self.heard_at, self.busy_at) = (now, Some(now));
-                return Ok(Next::Retry(self.limit.map_or(until, |limit| until.min(limit))));
+                return Ok(NextStep::Retry(self.limit.map_or(until, |limit| until.min(limit))));
             }
-            Asked::Answered(Outcome::Silent(failure)) => failure,
+            RequestOutcome::Answered(Outcome::Silent(failure)) => failure,
             _ => {
                 self.renew();
                 too_slow()
@@ -294,14 +321,14 @@ impl Course {
         let is_over = self.limit.is_some_and(|limit| until >= limit);
         // The limit left the last request no time, and nothing is known to have gone wrong.
         if is_over && matches!(failure, Failure::Unknown(_)) && is_busy {
-            return Ok(Next::Over);
+            return Ok(NextStep::Over);
         }
         let is_out = now >= gives_up_at || until >= gives_up_at && planted(Bug::PatienceCutShort);
         if is_over || is_out {
             return Err(self.ask.silent(failure));
         }
         self.busy_at = None;
-        Ok(Next::Retry(until))
+        Ok(NextStep::Retry(until))
     }
 
     fn backoff(&mut self) -> Duration {
@@ -333,18 +360,16 @@ async fn before<F: Future>(engine: &Engine, limit: Option<Moment>, future: Pin<&
 }
 
 /// Counts an acquisition, and logs its end. Dropped before, it counts as cancelled.
-struct Watch {
-    engine: Arc<Engine>,
-    name: LockName,
-    meter: Meter,
+struct Watch<'a> {
+    wanted: &'a Wanted<'a>,
     since: Moment,
     span: Span,
     is_over: bool,
 }
 
-impl Watch {
-    fn new(ask: &Acquisition) -> Self {
-        let (engine, name, meter, since) = (Arc::clone(&ask.engine), ask.name.clone(), ask.meter, ask.since);
+impl<'a> Watch<'a> {
+    fn new(wanted: &'a Wanted<'a>, since: Moment) -> Self {
+        let Wanted { engine, name, meter, .. } = *wanted;
         engine.metrics.begun(meter);
         let span = events::span(|| {
             tracing::debug_span!(
@@ -356,20 +381,21 @@ impl Watch {
                 result = field::Empty,
             )
         });
-        Self { engine, name, meter, since, span, is_over: false }
+        Self { wanted, since, span, is_over: false }
     }
 
     fn waited(&self) -> Duration {
-        self.engine.now().since(self.since)
+        self.wanted.engine.now().since(self.since)
     }
 
-    fn granted(mut self, held: &Hold, handed_over: bool) {
+    fn granted(mut self, held: &Hold, handed_over: bool, at: Moment) {
         self.is_over = true;
-        let waited = self.waited();
-        self.engine.metrics.granted(self.meter, waited, handed_over);
-        held.keep();
+        let waited = at.since(self.since);
+        let Wanted { engine, meter, .. } = *self.wanted;
+        engine.metrics.granted(meter, waited, handed_over);
+        held.keep(at);
         self.span.record("result", "acquired");
-        self.span.in_scope(|| announce(&self.engine, &held.lease, waited));
+        self.span.in_scope(|| announce(engine, &held.lease, waited));
     }
 
     fn ended(mut self, how: Ungranted, error: Option<&Error>) {
@@ -378,11 +404,12 @@ impl Watch {
 
     fn tell(&mut self, how: Ungranted, error: Option<&Error>) {
         self.is_over = true;
-        self.engine.metrics.ungranted(self.meter, how);
+        let Wanted { engine, name, meter, .. } = *self.wanted;
+        engine.metrics.ungranted(meter, how);
         self.span.record("result", how.as_str());
         let _inside = self.span.enter();
-        let (lock, store) = (|| text(&self.name), || text(self.engine.store.url()));
-        let (kind, waited_ms) = (self.meter.kind(), || millis(self.waited()));
+        let (lock, store) = (|| text(name), || text(engine.store.url()));
+        let (kind, waited_ms) = (meter.kind(), || millis(self.waited()));
         match how {
             Ungranted::Busy => event!(
                 DEBUG,
@@ -429,7 +456,7 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for Watch<'_> {
     fn drop(&mut self) {
         if !self.is_over {
             self.tell(Ungranted::Cancelled, None);

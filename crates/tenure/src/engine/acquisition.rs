@@ -1,11 +1,12 @@
-//! One acquisition: what it asks, and what it was told. What it may have been granted when it is
-//! dropped is released.
+//! One acquisition: its requests and their answers. Dropping it releases what it may have been
+//! granted.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::Engine;
+use super::acquire::Wait;
 use super::call::Call;
 use super::hold::Hold;
 use super::lease::{GONE, Granting, Lease, LeaseTerms, Loss, bind};
@@ -22,11 +23,25 @@ use crate::protocol::{Answer, Fence, Kind, Liveness, LockSpec, Verb, lease};
 use crate::status::of_type;
 use crate::store::Failure;
 
-/// Who wants what: one acquisition.
+/// A lock as a caller wants it.
+#[derive(Clone, Copy)]
+pub(crate) struct Wanted<'a> {
+    pub(crate) engine: &'a Arc<Engine>,
+    /// The full name.
+    pub(crate) name: &'a LockName,
+    pub(crate) rule: LockSpec,
+    /// Chosen by the caller; else a fresh one is made.
+    pub(crate) owner: Option<&'a Owner>,
+    pub(crate) options: &'a Arc<Options>,
+    /// The counters of the lock.
+    pub(crate) meter: Meter,
+    pub(crate) wait: Wait,
+}
+
+/// One acquisition.
 ///
-/// Dropped while the outcome of one of its requests is unknown, or while it has a place in a queue,
-/// it gives back what it may have. So no acquisition, however it ends, leaves anything behind but a
-/// [`Hold`].
+/// Dropped while the outcome of a request is unknown, or while it has a place in a queue, it
+/// releases what it may have, so that it leaves nothing behind but a [`Hold`].
 pub(crate) struct Acquisition {
     pub(super) engine: Arc<Engine>,
     pub(super) name: LockName,
@@ -34,33 +49,36 @@ pub(crate) struct Acquisition {
     pub(super) owner: Owner,
     pub(super) hold: u64,
     pub(super) options: Arc<Options>,
-    /// What it is counted in.
+    /// The counters of the lock.
     pub(super) meter: Meter,
     pub(super) since: Moment,
-    /// How often the store had been interrupted before anything was asked.
+    /// The store's count of interruptions before the first request.
     interruptions: u64,
-    /// Whether the owner is this acquisition's alone, or was chosen by the caller.
+    /// Whether the owner was made for this acquisition.
     is_fresh: bool,
-    /// The store may have something for this owner that no [`Hold`] stands for.
+    /// The store may have a grant or a place for this owner that no [`Hold`] stands for.
     maybe: AtomicBool,
     newcomer: NewcomerSlot,
 }
 
-/// What became of one question.
+/// What a request came to.
 pub(super) enum Outcome {
-    Held(Hold),
+    /// Granted, and known to be at this moment.
+    Held(Hold, Moment),
+    /// A grant whose answer took longer than its lease.
+    Lapsed(Hold),
     Busy {
         holder: String,
         left_ms: Option<u64>,
     },
     Waiting(Waiting),
-    /// No, and asking again does not help.
+    /// A retry does not help.
     Refused(Error),
     /// No answer.
     Silent(Failure),
 }
 
-/// What became of an attempt to take over a hold, or to renew one that stays detached.
+/// The outcome of a resume, or of a renewal of a detached hold.
 pub(crate) enum Resumed<T> {
     Held(T),
     Over,
@@ -79,23 +97,16 @@ impl<T> Resumed<T> {
 }
 
 impl Acquisition {
-    /// For a fresh owner, unless the caller has chosen one.
-    pub(crate) fn new(
-        engine: &Arc<Engine>,
-        name: LockName,
-        rule: LockSpec,
-        owner: Option<Owner>,
-        options: &Arc<Options>,
-        meter: Meter,
-    ) -> Self {
+    pub(crate) fn new(wanted: Wanted<'_>) -> Self {
+        let Wanted { engine, name, rule, owner, options, meter, .. } = wanted;
         let is_fresh = owner.is_none();
-        let owner = owner.unwrap_or_else(|| engine.owner(&options.label));
+        let owner = owner.cloned().unwrap_or_else(|| engine.owner(&options.label));
         let (hold, since) = (engine.id(), engine.now());
         engine.store.declare_ttl(options.ttl);
         let interruptions = engine.store.interruptions();
         Self {
             engine: Arc::clone(engine),
-            name,
+            name: name.clone(),
             rule,
             owner,
             hold,
@@ -109,19 +120,19 @@ impl Acquisition {
         }
     }
 
-    /// The same acquisition under another owner, or at least another hold. One whose hold has
-    /// lapsed, and is being released, must not be asked for again: the release would find the new
-    /// hold.
+    /// The same acquisition with another hold, and another owner if the caller has chosen none. A
+    /// hold that has lapsed is being released, and that release would find a new grant of it.
     pub(super) fn anew(&self) -> Self {
         let is_kept = !self.is_fresh || planted(Bug::AskedForAsReleased);
-        let owner = is_kept.then(|| self.owner.clone());
-        let (name, meter) = (self.name.clone(), self.meter);
-        let mut anew = Self::new(&self.engine, name, self.rule, owner, &self.options, meter);
-        anew.since = self.since;
+        let Self { engine, name, rule, owner, options, meter, since, .. } = self;
+        let owner = is_kept.then_some(owner);
+        let wanted = Wanted { engine, name, rule: *rule, owner, options, meter: *meter, wait: Wait::Once };
+        let mut anew = Self::new(wanted);
+        anew.since = *since;
         anew
     }
 
-    /// A re-entry without a request, if what the owner has already will do.
+    /// A re-entry without a request, if a lease of the owner covers it.
     pub(super) fn reenter(&self) -> Option<Hold> {
         let Self { engine, name, owner, meter, options, .. } = self;
         if self.rule != LockSpec::Reentrant {
@@ -131,11 +142,79 @@ impl Acquisition {
         Hold::reentered(engine, lease)
     }
 
-    /// Asks once; again only when the grant took so long to arrive that too little of it is left,
-    /// and another answer that takes as long would come within the limit. `wait` keeps a place,
-    /// where the kind has a queue.
-    pub(super) async fn once(&self, wait: bool, limit: Option<Moment>) -> Outcome {
-        const ROUNDS: u32 = 3;
+    /// Asks once, at `sent`. Asks again only if the answer took so long that too little of the lease
+    /// is left, and another as slow would come within the limit. `wait` keeps a place, where the
+    /// kind has a queue.
+    #[expect(clippy::manual_async_fn, reason = "an async fn stores its arguments twice")]
+    pub(super) fn once(
+        &self,
+        wait: bool,
+        limit: Option<Moment>,
+        mut sent: Moment,
+    ) -> impl Future<Output = Outcome> {
+        async move {
+            const ROUNDS: u32 = 3;
+            let call = self.question(wait);
+            for round in 1.. {
+                let (engine, ttl) = (&self.engine, self.options.lease());
+                let before = self.maybe.swap(true, Ordering::AcqRel);
+                let answer = engine.call(&call, sent, self.within(sent, limit)).await;
+                let answered = engine.now();
+                let has_time = limit.is_none_or(|limit| answered + answered.since(sent) < limit)
+                    && !(planted(Bug::LateGrantKept) && answered.since(sent) >= self.within(sent, limit));
+                let asks_again = round < ROUNDS && has_time && lease::is_stale(sent, answered, ttl);
+                // An answer tells all that the store has for this owner, and a failure nothing new.
+                let (asked, maybe) = match answer {
+                    Ok(Answer::Held { .. }) if asks_again => {
+                        sent = answered;
+                        continue;
+                    }
+                    Ok(Answer::Held { fence }) => {
+                        let request = Granting { sent, answered, first: ttl, whole: ttl };
+                        let held = self.granted(fence, sent, request);
+                        return match answered < held.lease.lost_at() {
+                            true => Outcome::Held(held, answered),
+                            false => Outcome::Lapsed(held),
+                        };
+                    }
+                    // In a server's grace everything is busy, also what is one's own.
+                    Ok(Answer::Busy { holder, left_ms }) => (
+                        Outcome::Busy { holder, left_ms },
+                        before && engine.store.capabilities().restart_grace.is_some(),
+                    ),
+                    Ok(Answer::Waiting { ticket, retry_in_ms }) => {
+                        let retry_at =
+                            retry_in_ms.map(|retry_in_ms| sent + Duration::from_millis(retry_in_ms));
+                        (Outcome::Waiting(Waiting { ticket, sent, retry_at }), true)
+                    }
+                    Ok(Answer::Mismatch { kind, capacity }) => {
+                        (Outcome::Refused(self.mismatch(kind, capacity)), false)
+                    }
+                    Ok(Answer::NoLock { type_name }) => {
+                        let error = Error::no_lock(&self.name, engine.store.url(), &of_type(&type_name));
+                        (Outcome::Refused(error), false)
+                    }
+                    Ok(answer) => (Outcome::Refused(self.engine.nonsense(&self.name, &answer)), true),
+                    Err(failure @ Failure::Unknown(_)) => (Outcome::Silent(failure), true),
+                    Err(failure @ Failure::NotSent(_)) => (Outcome::Silent(failure), before),
+                    Err(failure @ Failure::Refused(_)) => (Outcome::Refused(self.silent(failure)), before),
+                };
+                self.maybe.store(maybe, Ordering::Release);
+                match asked {
+                    // Its place is not in line yet.
+                    Outcome::Waiting(_) => {}
+                    // It may be carried out later.
+                    Outcome::Silent(_) if !planted(Bug::NewcomerLeaves) => {}
+                    _ => self.settle(),
+                }
+                return asked;
+            }
+            unreachable!("the last round returns what it was told")
+        }
+    }
+
+    /// The request for the lock. One that asks for a place keeps the subscription to its queue.
+    fn question(&self, wait: bool) -> Call<'_> {
         let ttl = self.options.lease();
         let wait_ms =
             (wait && matches!(self.rule, LockSpec::Queue(_))).then(|| lease::millis(lease::wait(ttl)));
@@ -144,62 +223,15 @@ impl Acquisition {
         let newcomer = wait_ms.and_then(|_| self.engine.ticket_queues.newcomer(&self.name));
         let listens = newcomer.as_ref().and_then(Newcomer::listens);
         self.newcomer.set(newcomer);
-        let verb = Verb::Acquire { ttl_ms, hold, fence, wait_ms, listens, bind };
-        for round in 1.. {
-            let engine = &self.engine;
-            let sent = engine.now();
-            let before = self.maybe.swap(true, Ordering::AcqRel);
-            let within = self.within(sent, limit);
-            let answer = engine.call(self.call(verb.clone()), sent, within).await;
-            let answered = engine.now();
-            let has_time = limit.is_none_or(|limit| answered + answered.since(sent) < limit)
-                && !(planted(Bug::LateGrantKept) && answered.since(sent) >= within);
-            let asks_again = round < ROUNDS && has_time && lease::is_stale(sent, answered, ttl);
-            // What is known now: with an answer, that there is nothing but what it says; without,
-            // no more than before.
-            let (asked, maybe) = match answer {
-                Ok(Answer::Held { .. }) if asks_again => continue,
-                Ok(Answer::Held { fence }) => return Outcome::Held(self.granted(fence, sent, sent, ttl)),
-                // In a server's grace everything is busy, also what is one's own.
-                Ok(Answer::Busy { holder, left_ms }) => (
-                    Outcome::Busy { holder, left_ms },
-                    before && engine.store.capabilities().restart_grace.is_some(),
-                ),
-                Ok(Answer::Waiting { ticket, retry_in_ms }) => {
-                    let retry_at = retry_in_ms.map(|retry_in_ms| sent + Duration::from_millis(retry_in_ms));
-                    (Outcome::Waiting(Waiting { ticket, sent, retry_at }), true)
-                }
-                Ok(Answer::Mismatch { kind, capacity }) => {
-                    (Outcome::Refused(self.mismatch(kind, capacity)), false)
-                }
-                Ok(Answer::NoLock { type_name }) => {
-                    let error = Error::no_lock(&self.name, engine.store.url(), &of_type(&type_name));
-                    (Outcome::Refused(error), false)
-                }
-                Ok(answer) => (Outcome::Refused(self.engine.nonsense(&self.name, &answer)), true),
-                Err(failure @ Failure::Unknown(_)) => (Outcome::Silent(failure), true),
-                Err(failure @ Failure::NotSent(_)) => (Outcome::Silent(failure), before),
-                Err(failure @ Failure::Refused(_)) => (Outcome::Refused(self.silent(failure)), before),
-            };
-            self.maybe.store(maybe, Ordering::Release);
-            match asked {
-                // Its place is not in line yet.
-                Outcome::Waiting(_) => {}
-                // It may be carried out later.
-                Outcome::Silent(_) if !planted(Bug::NewcomerLeaves) => {}
-                _ => self.settle(),
-            }
-            return asked;
-        }
-        unreachable!("the last round returns what it was told")
+        self.call(Verb::Acquire { ttl_ms, hold, fence, wait_ms, listens, bind })
     }
 
     fn call(&self, verb: Verb) -> Call<'_> {
         Call::new(&self.name, self.rule, &self.owner, verb)
     }
 
-    /// How long a question may take: a little less than is left, so that a store that cannot be
-    /// asked has the time to say why.
+    /// Timeout of a request: a little less than is left, so that a store that cannot be reached has
+    /// the time to say why.
     fn within(&self, now: Moment, limit: Option<Moment>) -> Duration {
         let most = self.options.op_timeout;
         limit.map_or(most, |limit| {
@@ -208,27 +240,28 @@ impl Acquisition {
         })
     }
 
-    /// Takes over a hold that its owner has detached. Renews it, and never creates one.
+    /// Takes over a detached hold. Renews it, and never creates one.
     pub(crate) async fn resume(&self) -> Result<Resumed<Hold>> {
         let (engine, ttl) = (&self.engine, self.options.lease());
         let sent = engine.now();
         let (ttl_ms, hold, bind) = (lease::millis(ttl), self.hold, Some(bind(&self.options)));
         let verb = Verb::Renew { ttl_ms, hold, bind, weight: None };
         let within = self.options.op_timeout;
-        // The resumed hold gets this hold's name, which is unknown to others if the answer is lost.
+        // The store binds it to this hold, which nobody else can release if the answer is lost.
         let back = || Release::of_resumed(engine, &self.name, self.rule, &self.owner, hold);
         let back = (self.rule == LockSpec::Reentrant).then(back);
-        let answer = engine.call(self.call(verb), sent, within).await;
+        let answer = engine.call(&self.call(verb), sent, within).await;
         if let (Some(back), Ok(_) | Err(Failure::NotSent(_) | Failure::Refused(_))) = (back, &answer) {
             back.cancel();
         }
         let granted = self.resumed(answer)?;
         Ok(granted.and_then(|fence| {
-            let held = self.granted(fence, sent, sent, ttl);
-            // The answer took longer than the lease: a guard that is already lost is not returned.
-            if held.is_live() {
+            let answered = engine.now();
+            let held = self.granted(fence, sent, Granting { sent, answered, first: ttl, whole: ttl });
+            // A guard whose answer took longer than its lease is not returned.
+            if answered < held.lease.lost_at() {
                 engine.metrics.resumed(self.meter);
-                held.keep();
+                held.keep(answered);
                 Resumed::Held(held)
             } else {
                 Resumed::Over
@@ -236,15 +269,14 @@ impl Acquisition {
         }))
     }
 
-    /// Renews a hold that its owner has detached, and leaves it so: how much of its lease is left
-    /// for certain.
+    /// Renews a detached hold, and returns how much of its lease is certainly left.
     pub(crate) async fn renew_detached(&self) -> Result<Resumed<Duration>> {
         let (engine, ttl) = (&self.engine, self.options.lease());
         let sent = engine.now();
         let (ttl_ms, hold, bind) = (lease::millis(ttl), self.hold, Some(Liveness::Lease));
         let verb = Verb::Renew { ttl_ms, hold, bind, weight: None };
         let within = self.options.op_timeout;
-        let answer = engine.call(self.call(verb).idempotent(), sent, within).await;
+        let answer = engine.call(&self.call(verb).idempotent(), sent, within).await;
         let answered = engine.now();
         let left = lease::deadline(sent, answered, ttl).since(answered);
         Ok(self.resumed(answer)?.and_then(|_| match left {
@@ -253,7 +285,7 @@ impl Acquisition {
         }))
     }
 
-    /// What a store says of a hold that may be over: its token, if it is not.
+    /// The token of a hold that may be over, as the store answers.
     fn resumed(&self, answer: Result<Answer, Failure>) -> Result<Resumed<u64>> {
         match answer {
             Ok(Answer::Held { fence }) => Ok(Resumed::Held(fence)),
@@ -264,9 +296,8 @@ impl Acquisition {
         }
     }
 
-    /// The hold that the store has granted, whose lease was set to `first` by a request that was
-    /// sent at `sent` and answered now. `max_hold` counts from `begun`.
-    pub(super) fn granted(&self, fence: u64, begun: Moment, sent: Moment, first: Duration) -> Hold {
+    /// The hold that the store has granted. `max_hold` counts from `begun`.
+    pub(super) fn granted(&self, fence: u64, begun: Moment, request: Granting) -> Hold {
         let options = &*self.options;
         let terms = LeaseTerms {
             name: self.name.clone(),
@@ -283,13 +314,12 @@ impl Acquisition {
             renewal: options.renewal,
             interruptions: self.interruptions,
         };
-        let request = Granting { sent, answered: self.engine.now(), first, whole: options.lease() };
         let held = Hold::granted(&self.engine, terms, request);
         self.maybe.store(false, Ordering::Release);
         held
     }
 
-    /// Messages about its last question are heard elsewhere, or are of no use.
+    /// Messages about its last request have another receiver, or are of no use.
     pub(super) fn settle(&self) {
         self.newcomer.set(None);
     }
@@ -306,8 +336,9 @@ impl Acquisition {
 impl Drop for Acquisition {
     fn drop(&mut self) {
         if self.maybe.load(Ordering::Acquire) && !planted(Bug::DropLeaves) {
-            let over_at = self.engine.now() + self.options.lease();
-            drop(Release::new(&self.engine, &self.name, self.rule, &self.owner, self.hold, over_at));
+            let (engine, now) = (&self.engine, self.engine.now());
+            let over_at = now + self.options.lease();
+            drop(Release::new(engine, &self.name, self.rule, &self.owner, self.hold, over_at, now));
         }
     }
 }
@@ -317,13 +348,13 @@ const IN_GRACE: &str = "a server that restarted or was promoted may be in its gr
 
 /// A hold for the guard alone that shares this one with others of its owner.
 pub(crate) async fn part(engine: &Arc<Engine>, lease: &Lease) -> Result<Hold> {
-    let (name, owner) = (lease.name.clone(), lease.owner.clone());
-    let options = Arc::new(lease.options());
-    let ask = Acquisition::new(engine, name, lease.rule, Some(owner), &options, lease.meter);
+    let options = &Arc::new(lease.options());
+    let (name, rule, owner, meter) = (&lease.name, lease.rule, Some(&lease.owner), lease.meter);
+    let ask = Acquisition::new(Wanted { engine, name, rule, owner, options, meter, wait: Wait::Once });
     let in_grace = engine.store.capabilities().restart_grace.is_some();
-    match ask.once(false, None).await {
+    match ask.once(false, None, ask.since).await {
         // Else the lock was lost, and has been acquired again.
-        Outcome::Held(part) if part.lease.fence == lease.fence => {
+        Outcome::Held(part, _) | Outcome::Lapsed(part) if part.lease.fence == lease.fence => {
             part.lease.is_alone();
             Ok(part)
         }
@@ -331,7 +362,7 @@ pub(crate) async fn part(engine: &Arc<Engine>, lease: &Lease) -> Result<Hold> {
         Outcome::Busy { .. } if in_grace => {
             Err(engine.failed(&lease.name, Failure::NotSent(Failure::cause(IN_GRACE))))
         }
-        Outcome::Held(_) | Outcome::Busy { .. } | Outcome::Waiting(_) => {
+        Outcome::Held(..) | Outcome::Lapsed(_) | Outcome::Busy { .. } | Outcome::Waiting(_) => {
             let loss = Loss::new(LossReason::Gone, GONE);
             lease.lose(engine, &loss);
             Err(Error::lost(&lease.name, engine.store.url(), GONE))
@@ -341,7 +372,7 @@ pub(crate) async fn part(engine: &Arc<Engine>, lease: &Lease) -> Result<Hold> {
     }
 }
 
-/// A place as an acquire was told of it.
+/// A place in the store's queue.
 pub(super) struct Waiting {
     pub(super) ticket: u64,
     pub(super) sent: Moment,

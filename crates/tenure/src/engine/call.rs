@@ -60,52 +60,54 @@ struct Attempts {
     /// Attempts whose outcome is unknown.
     unknown: u32,
     /// The answer of a release of all holders that has ended only some of them.
-    first: Option<Answer>,
+    first: Option<Box<Answer>>,
 }
 
 impl Engine {
     /// Sends a request, and sends it again while less than `within` has passed since `sent` and
     /// there is a reason to.
-    pub(crate) async fn call(
+    #[expect(clippy::manual_async_fn, reason = "an async fn stores its arguments twice")]
+    pub(crate) fn call(
         self: &Arc<Self>,
-        call: Call<'_>,
+        call: &Call<'_>,
         sent: Moment,
-        within: Duration,
-    ) -> Result<Answer, Failure> {
-        let until = sent + within;
-        let mut left = within;
-        let mut before = Attempts::default();
-        loop {
-            let answer = self.send(&call, left).await;
-            let pause = match self.judge(&call, &mut before, until, answer) {
-                ControlFlow::Break(answer) => return answer,
-                ControlFlow::Continue(pause) => pause,
-            };
-            if !pause.is_zero() {
-                self.runtime.sleep_until(self.now() + pause).await;
+        mut within: Duration,
+    ) -> impl Future<Output = Result<Answer, Failure>> {
+        async move {
+            let until = sent + within;
+            let mut before = Attempts::default();
+            loop {
+                let answer = self.send(call, within).await;
+                let pause = match self.judge(call, &mut before, until, answer) {
+                    ControlFlow::Break(answer) => return answer,
+                    ControlFlow::Continue(pause) => pause,
+                };
+                if let Some(pause) = pause {
+                    self.runtime.sleep_until(self.now() + pause).await;
+                }
+                within = until.since(self.now()).max(Duration::from_millis(1));
             }
-            left = until.since(self.now()).max(Duration::from_millis(1));
         }
     }
 
-    /// The result of a call, or the pause before it is sent again.
+    /// The result of a call, or the pause before it is sent again, if any.
     fn judge(
         self: &Arc<Self>,
         call: &Call<'_>,
         before: &mut Attempts,
         until: Moment,
         answer: Result<Answer, Failure>,
-    ) -> ControlFlow<Result<Answer, Failure>, Duration> {
+    ) -> ControlFlow<Result<Answer, Failure>, Option<Duration>> {
         match answer {
             Ok(answer) if call.forces() && is_in_part(&answer) => {
-                before.first.get_or_insert(answer);
-                ControlFlow::Continue(Duration::ZERO)
+                before.first.get_or_insert_with(|| Box::new(answer));
+                ControlFlow::Continue(None)
             }
-            Ok(answer) => match before.first.take().unwrap_or(answer) {
+            Ok(answer) => match before.first.take().map_or(answer, |first| *first) {
                 // Only lapsed places may be in the way, which the next attempt removes.
                 Answer::More(answer) if call.only_asks() && matches!(*answer, Answer::Busy { .. }) => {
                     match self.now() < until {
-                        true => ControlFlow::Continue(Duration::ZERO),
+                        true => ControlFlow::Continue(None),
                         false => ControlFlow::Break(Ok(*answer)),
                     }
                 }
@@ -119,7 +121,7 @@ impl Engine {
                 };
                 before.unknown += 1;
                 match self.now() + pause < until {
-                    true => ControlFlow::Continue(pause),
+                    true => ControlFlow::Continue(Some(pause)),
                     false => ControlFlow::Break(Err(Failure::Unknown(cause))),
                 }
             }
@@ -132,24 +134,30 @@ impl Engine {
     }
 
     /// Sends a request once.
-    async fn send(&self, call: &Call<'_>, within: Duration) -> Result<Answer, Failure> {
-        if call.forces() {
-            self.reentries.forced(call.name);
+    #[expect(clippy::manual_async_fn, reason = "an async fn stores its arguments twice")]
+    fn send(&self, call: &Call<'_>, within: Duration) -> impl Future<Output = Result<Answer, Failure>> {
+        async move {
+            if call.forces() {
+                self.reentries.forced(call.name);
+            }
+            let answer = self.store.call(self.op(call), within).await;
+            self.count(RequestVerb::of(&call.verb), &answer);
+            if call.forces() {
+                // Earlier grants may have reached their callers meanwhile.
+                self.reentries.forced(call.name);
+            }
+            answer
         }
-        let op = Op {
+    }
+
+    fn op(&self, call: &Call<'_>) -> Op {
+        Op {
             name: call.name.clone(),
             rule: call.rule,
             owner: call.owner.clone(),
             request: self.id(),
             verb: call.verb.clone(),
-        };
-        let answer = self.store.call(op, within).await;
-        self.count(RequestVerb::of(&call.verb), &answer);
-        if call.forces() {
-            // Earlier grants may have reached their callers meanwhile.
-            self.reentries.forced(call.name);
         }
-        answer
     }
 
     /// Renews several locks that the store can renew by one request. Answers in their order.
@@ -158,11 +166,7 @@ impl Engine {
         each: impl Iterator<Item = Call<'a>> + Clone,
         within: Duration,
     ) -> Vec<Result<Answer, Failure>> {
-        let op = |call: Call<'_>| {
-            let Call { name, rule, owner, verb, .. } = call;
-            Op { name: name.clone(), rule, owner: owner.clone(), request: self.id(), verb }
-        };
-        let ops: Vec<Op> = each.clone().map(op).collect();
+        let ops: Vec<Op> = each.clone().map(|call| self.op(&call)).collect();
         let count = ops.len();
         let answers = match self.store.renews_many() {
             Some(many) => many.renew(ops, within).await,

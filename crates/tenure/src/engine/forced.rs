@@ -1,8 +1,7 @@
-//! Hears that a hold may have been ended by force, from a holder's first second on: its loss is
-//! told within a message's time then, and not at the next renewal.
+//! Subscribes to messages that a hold may have been ended by force, from its first second on, so
+//! that the loss is announced at once and not at the next renewal.
 //!
-//! A message ends nothing. It is a reason to ask the store about this hold at once, and no more
-//! often than [`check_at`](crate::protocol::lease::check_at) says: anyone may send messages.
+//! A message ends nothing. It makes the renewer verify the hold, and no more often than [`check_at`](crate::protocol::lease::check_at) says: anyone may send messages.
 
 use std::future::poll_fn;
 use std::sync::Arc;

@@ -8,6 +8,7 @@ use super::lost::HoldEnd;
 use super::release::{Release, announce};
 use super::{Engine, backoff};
 use crate::error::{Cause, Result};
+use crate::moment::Moment;
 use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, LockSpec};
 use crate::store::Failure;
@@ -30,27 +31,21 @@ impl Hold {
         Self { engine: Arc::clone(engine), lease, armed: true }
     }
 
-    /// One more of an owner who has the lock, unless that was lost just now. It is in the caller's
-    /// hands.
+    /// A re-entry, unless the lock was lost just now.
     pub(super) fn reentered(engine: &Arc<Engine>, lease: Arc<Lease>) -> Option<Self> {
         let held = Self { engine: Arc::clone(engine), lease, armed: true };
-        // A loss tells those that it finds: it came before, or it tells this one too. The loss of
-        // one that it found before this counts for no guard.
+        // A loss settles all shares that it finds, so it came before, or settles this one too. A
+        // share that it settled before `keep` counts for no guard.
         let is_live = held.lease.term().known_outcome().is_none() && held.lease.keep(engine.now());
         is_live.then_some(held)
     }
 
-    /// Whether anything of it is left.
-    pub(super) fn is_live(&self) -> bool {
-        self.engine.now() < self.lease.lost_at()
-    }
-
-    /// From now on it is renewed, and its loss announced: it is in the caller's hands.
-    pub(crate) fn keep(&self) {
-        let (engine, lease, now) = (&self.engine, &self.lease, self.engine.now());
+    /// Hands it to the caller: from now on it is renewed, and its loss announced.
+    pub(crate) fn keep(&self, now: Moment) {
+        let (engine, lease) = (&self.engine, &self.lease);
         lease.keep(now);
         let term = match lease.shared_term() {
-            // Another hold of its owner has it renewed.
+            // Renewed for another share already.
             Some(term) if !term.keep(now) => return,
             Some(term) => {
                 engine.reentries.add(term);
@@ -59,33 +54,32 @@ impl Hold {
             None => lease,
         };
         engine.renewer.keep(engine, term);
-        // In the schedule first: an interruption is noticed there from then on, and here if it came
-        // before.
+        // After it is in the schedule, which notices later interruptions.
         if engine.store.interruptions() != lease.interruptions && !planted(Bug::GrantUnverified) {
             engine.renewer.verify_soon(engine, term);
         }
     }
 
-    /// Releases a lock and says how it went.
+    /// Releases the lock, and returns whether it was held to the end.
     ///
-    /// A first attempt that does not find this hold means that the lock was lost. For an attempt
-    /// that is repeated after an unknown outcome it means, before the deadline, that the first one
-    /// released it. After the deadline the outcome cannot be known.
+    /// A first attempt that does not find this hold means that the lock was lost. A repeated one
+    /// means, before the deadline, that an earlier attempt released it; after the deadline the
+    /// outcome cannot be known.
     pub(crate) async fn release(self) -> Result<()> {
-        let engine = Arc::clone(&self.engine);
-        let lost = self.lease.outcome(&engine).and_then(HoldEnd::into_error);
+        let (engine, mut now) = (Arc::clone(&self.engine), self.engine.now());
+        let lost = self.lease.outcome_at(&engine, now).and_then(HoldEnd::into_error);
         let lost = lost.filter(|_| !planted(Bug::LossTakenForRelease));
         let (deadline, op_timeout) = (self.lease.lost_at(), self.lease.op_timeout);
-        let (lease, left) = self.disarm();
+        let (lease, left) = self.disarm_at(now);
         if left > 0 {
             announce(&engine, &lease, left);
             return lost.map_or(Ok(()), Err);
         }
-        let mut pending = Release::to(&engine, &lease);
-        let until = engine.now() + op_timeout;
+        let mut pending = Release::to(&engine, &lease, now);
+        let until = now + op_timeout;
         loop {
-            let left = until.since(engine.now()).max(Duration::from_millis(1));
-            let failure = match pending.attempt(left).await {
+            let left = until.since(now).max(Duration::from_millis(1));
+            let failure = match pending.attempt(now, left).await {
                 Ok(_) if lost.is_some() => return lost.map_or(Ok(()), Err),
                 Ok(Answer::Released { .. }) => return Ok(()),
                 Ok(answer) => match lease.refusal(&answer) {
@@ -102,7 +96,7 @@ impl Hold {
                 },
                 Err(failure) => failure,
             };
-            // From here on it goes on in the background, also if this call returns an error.
+            // From here on the release goes on in the background if this call returns.
             if lost.is_some() {
                 return lost.map_or(Ok(()), Err);
             }
@@ -115,28 +109,33 @@ impl Hold {
                 return Err(engine.failed(&lease.name, Failure::Unknown(cause_of(failure))));
             }
             engine.runtime.sleep_until(engine.now() + pause).await;
+            now = engine.now();
         }
     }
 
-    /// Lets go without releasing, and says how many others of the owner share the hold. What was
-    /// not lost before counts as released from here on.
-    pub(crate) fn disarm(mut self) -> (Arc<Lease>, usize) {
+    /// Ends the hold on this side without a request, and returns how many holds of the owner still
+    /// share the grant.
+    pub(crate) fn disarm(self) -> (Arc<Lease>, usize) {
+        let now = self.engine.now();
+        self.disarm_at(now)
+    }
+
+    fn disarm_at(mut self, now: Moment) -> (Arc<Lease>, usize) {
         self.armed = false;
-        let left = self.settle();
+        let left = self.settle(now);
         (Arc::clone(&self.lease), left)
     }
 
-    fn settle(&self) -> usize {
+    fn settle(&self, now: Moment) -> usize {
         let left = self.lease.leave().filter(|_| !planted(Bug::OneEndsAll)).unwrap_or(0);
         if left == 0 {
             self.engine.renewer.forget(self.lease.term());
             if let Some(term) = self.lease.shared_term() {
                 self.engine.reentries.remove(term);
-                // Those who listen for its loss are done.
-                term.settle(&self.engine, HoldEnd::Released, None);
+                term.settle(&self.engine, now, HoldEnd::Released, None);
             }
         }
-        self.lease.settle(&self.engine, HoldEnd::Released, None);
+        self.lease.settle(&self.engine, now, HoldEnd::Released, None);
         left
     }
 }
@@ -146,8 +145,9 @@ impl Drop for Hold {
         if !self.armed {
             return;
         }
-        match self.settle() {
-            0 => drop(Release::to(&self.engine, &self.lease)),
+        let now = self.engine.now();
+        match self.settle(now) {
+            0 => drop(Release::to(&self.engine, &self.lease, now)),
             left => announce(&self.engine, &self.lease, left),
         }
     }

@@ -208,7 +208,9 @@ impl Lease {
 
     /// Replaces the function that is called after each renewal.
     pub(crate) fn on_renewal(&self, on_renewal: OnRenewal) {
-        self.state().on_renewal = Some(on_renewal);
+        // The one before is dropped outside the lock, because that may do anything.
+        let before = self.state().on_renewal.replace(on_renewal);
+        drop(before);
     }
 
     /// When the loss is announced: `grace` before another owner can have the lease.
@@ -338,8 +340,8 @@ impl Lease {
     /// Ends it as lost, and wakes all listeners.
     pub(crate) fn lose(&self, engine: &Engine, loss: &Loss) {
         let error = Error::lost(&self.name, engine.store.url(), &loss.text);
-        let term = self.term();
-        if term.settle(engine, HoldEnd::Lost(error.clone()), Some(loss.reason)) {
+        let (term, now) = (self.term(), engine.now());
+        if term.settle(engine, now, HoldEnd::Lost(error.clone()), Some(loss.reason)) {
             engine.renewer.forget(term);
             engine.local_queues.ask_soon(&self.name, None);
             if matches!(term.role, Role::Alone) {
@@ -347,7 +349,7 @@ impl Lease {
             }
         }
         for share in term.shares() {
-            if share.settle(engine, HoldEnd::Lost(error.clone()), Some(loss.reason)) {
+            if share.settle(engine, now, HoldEnd::Lost(error.clone()), Some(loss.reason)) {
                 share.tell_loss(engine, loss);
             }
         }
@@ -413,7 +415,13 @@ impl Lease {
     }
 
     /// Ends it, unless it has ended already. It is counted before any listener runs.
-    pub(super) fn settle(&self, engine: &Engine, end: HoldEnd, loss: Option<LossReason>) -> bool {
+    pub(super) fn settle(
+        &self,
+        engine: &Engine,
+        now: Moment,
+        end: HoldEnd,
+        loss: Option<LossReason>,
+    ) -> bool {
         let listeners = {
             let mut state = self.state();
             if matches!(state.phase, Phase::Ended { .. }) {
@@ -422,7 +430,7 @@ impl Lease {
             let held_since = state.phase.held_since();
             state.phase = Phase::Ended { held_since, end };
             if let (Some(since), Role::Alone | Role::Share(_)) = (held_since, &self.role) {
-                engine.metrics.ended(self.meter, engine.now().since(since));
+                engine.metrics.ended(self.meter, now.since(since));
                 if let Some(reason) = loss {
                     engine.metrics.lost(self.meter, reason);
                 }

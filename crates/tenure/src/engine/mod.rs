@@ -41,7 +41,7 @@ use crate::events;
 use crate::metrics::Metrics;
 use crate::moment::Moment;
 use crate::name::LockName;
-use crate::owner::{self, Owner};
+use crate::owner::{Owner, Owners};
 use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, Kind, LockSpec};
 use crate::runtime::{Driver, Runtime};
@@ -60,8 +60,7 @@ pub(crate) struct Engine {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) runtime: Arc<dyn Runtime>,
     pub(crate) metrics: Metrics,
-    /// What all of its owners have in common.
-    client: owner::Client,
+    owners: Owners,
     local_queues: LocalQueues,
     ticket_queues: TicketQueues,
     renewer: Renewer,
@@ -79,7 +78,7 @@ impl Engine {
         // Ids need to be unique per owner only, but a random start distinguishes two processes'
         // traces.
         let ids = AtomicU64::new(runtime.random() >> 1);
-        let client = owner::Client::new(runtime.random());
+        let owners = Owners::new(runtime.random());
         let (local_queues, ticket_queues) = (LocalQueues::default(), TicketQueues::default());
         let (renewer, reentries) = (Renewer::default(), Reentries::default());
         let pending_releases = PendingReleases::default();
@@ -89,7 +88,7 @@ impl Engine {
             store,
             runtime,
             metrics,
-            client,
+            owners,
             local_queues,
             ticket_queues,
             renewer,
@@ -112,7 +111,7 @@ impl Engine {
 
     /// A fresh owner for one acquisition; the label was checked with the options.
     fn owner(&self, label: &str) -> Owner {
-        Owner::of(self.client, self.id(), label, self.runtime.unix_micros())
+        self.owners.make(self.id(), label, self.runtime.unix_micros())
     }
 
     /// A number that no other request or hold of this process has.

@@ -1,9 +1,8 @@
 //! Re-entry without a request: the holds that an owner has through one `Locks` share one hold on
 //! the store, which ends with the last of them.
 //!
-//! What the store has is a separate [`Lease`], the *term*: it is renewed, and its loss is the
-//! loss of all. Each hold in a caller's hands is a share of it, with an end and listeners of its
-//! own.
+//! The hold on the store is a separate [`Lease`], the *term*, which is renewed and whose loss is
+//! the loss of all. Each caller has a share of it, with an end and listeners of its own.
 
 use std::collections::BTreeMap;
 use std::ptr;
@@ -28,8 +27,8 @@ impl Reentries {
         lock(&self.0).insert(key(term), Arc::clone(term));
     }
 
-    /// The lock was released by force: no more holds come to share what its owners had. Those that
-    /// share it are counted until they leave, because the release may have failed.
+    /// Closes the terms of a lock that was released by force. Their shares count until they leave,
+    /// because the release may have failed.
     pub(super) fn forced(&self, name: &LockName) {
         lock(&self.0).values().filter(|term| term.name == *name).for_each(|term| term.close());
     }
@@ -38,7 +37,7 @@ impl Reentries {
         lock(&self.0).remove(&key(term));
     }
 
-    /// One more hold for an owner who has the lock, if one of its leases will do for these options.
+    /// Another share for an owner that has the lock, if a lease of it covers these options.
     pub(super) fn enter(
         &self,
         engine: &Engine,
@@ -52,7 +51,7 @@ impl Reentries {
         term.share(meter, options)
     }
 
-    /// How many more holds the owner has than the store knows of.
+    /// Holds of the owner that the store does not know of.
     pub(super) fn more(&self, engine: &Engine, name: &LockName, owner: &Owner) -> usize {
         let live = |term: &Arc<Lease>| term.outcome(engine).is_none();
         self.of(name, owner).iter().filter(|term| live(term)).map(|term| term.others()).sum()
@@ -69,14 +68,14 @@ fn key(term: &Lease) -> (LockName, Owner, u64) {
 }
 
 impl Lease {
-    /// The first share of what the store has granted.
+    /// The first share of a grant.
     pub(super) fn first_share(terms: LeaseTerms, request: Granting) -> Arc<Self> {
         let (meter, op_timeout) = (terms.meter, terms.op_timeout);
         let term = Arc::new(Self::granted(terms, Role::Term(Box::default()), request));
         term.share_if(meter, op_timeout, |_| true).expect("it is not closed yet")
     }
 
-    /// One more share, unless the last has left or no more may come.
+    /// Another share, unless the last has left or the term is closed.
     fn share(self: &Arc<Self>, meter: Meter, options: &Options) -> Option<Arc<Self>> {
         let is_open = |shares: &Shares| !shares.leases.is_empty() && !shares.is_closed;
         self.share_if(meter, options.op_timeout, is_open)
@@ -98,8 +97,8 @@ impl Lease {
         Some(share)
     }
 
-    /// Whether a hold with these options can be had without a request: it would be renewed as
-    /// this one is, as much is left as of a fresh grant, and the store has not been away since.
+    /// Whether a hold with these options needs no request: it would be renewed alike, as much is left
+    /// as of a fresh grant, and the store has not been interrupted since.
     fn covers(&self, engine: &Engine, options: &Options) -> bool {
         let is_renewed = |renewal| renewal == Renewal::Automatic;
         let is_alike = is_renewed(self.renewal)
@@ -115,8 +114,8 @@ impl Lease {
         is_alike && is_sure && self.remaining(engine) >= least
     }
 
-    /// Leaves those that share the hold. `None` if it has left before, or shares with none; else
-    /// how many are left.
+    /// Removes it from its term. Returns how many shares are left; `None` if it has none or was
+    /// removed before.
     pub(super) fn leave(&self) -> Option<usize> {
         let Role::Share(term) = &self.role else { return None };
         let Role::Term(shares) = &term.role else { return None };
@@ -126,7 +125,7 @@ impl Lease {
         (shares.leases.len() < before).then_some(shares.leases.len())
     }
 
-    /// Whether no other hold shares it. None will from now on.
+    /// Whether no other hold shares the term. If so, closes it.
     pub(crate) fn is_alone(&self) -> bool {
         let Role::Share(term) = &self.role else { return true };
         let Role::Term(shares) = &term.role else { return true };
@@ -154,7 +153,7 @@ mod tests {
     use super::*;
     use crate::block_on;
     use crate::engine::acquire::{Wait, acquire};
-    use crate::engine::acquisition::Acquisition;
+    use crate::engine::acquisition::{Acquisition, Wanted};
     use crate::engine::hold::Hold;
     use crate::engine::lease::Loss;
     use crate::metrics::LossReason;
@@ -186,19 +185,23 @@ mod tests {
         }
 
         fn ask(&self) -> Acquisition {
-            let (name, owner) = (self.name.clone(), Some(self.owner.clone()));
-            let (engine, rule, meter) = (&self.engine, LockSpec::Reentrant, self.meter());
-            Acquisition::new(engine, name, rule, owner, &self.options, meter)
+            Acquisition::new(self.wanted())
+        }
+
+        fn wanted(&self) -> Wanted<'_> {
+            let Self { engine, name, owner, options, .. } = self;
+            let (rule, owner, meter) = (LockSpec::Reentrant, Some(owner), self.meter());
+            Wanted { engine, name, rule, owner, options, meter, wait: Wait::Once }
         }
 
         fn acquire(&self) -> Hold {
-            block_on(acquire(self.ask(), Wait::Once)).expect("an answer").expect("a free lock")
+            block_on(acquire(&self.wanted())).expect("an answer").expect("a free lock")
         }
 
         /// What is left between a re-entry and its guard.
         fn hand_over(&self, held: &Hold) {
             self.engine.metrics.granted(self.meter(), Duration::ZERO, false);
-            held.keep();
+            held.keep(self.engine.now());
         }
 
         fn held(&self) -> u64 {

@@ -1,5 +1,5 @@
-//! Releases: compare and delete, then wake. Repeated until answered or until there is nothing left
-//! to release, if need be behind the caller's back.
+//! Releases: compare and delete, then wake. Repeated until answered, or until nothing is left to
+//! release, in the background if need be.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -22,12 +22,11 @@ use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, Fence, Liveness, LockSpec, ReleaseScope, Verb};
 use crate::store::Failure;
 
-/// As long as a store may be silent. A release is repeated for at least so long, also after the end
-/// of its lease. Another hold of the owner may still be renewed, or a store that stood still may
-/// carry out an earlier request late.
+/// Minimum time for which a release is repeated, also after the end of its lease: another hold of
+/// the owner may still be renewed, or a stalled store may carry out an earlier request late.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// A release on its way. Dropped before it was answered, it goes on in the background.
+/// A release in flight. Dropped before the answer, it goes on in the background.
 #[must_use = "it releases when it is dropped"]
 pub(super) struct Release {
     engine: Arc<Engine>,
@@ -37,13 +36,13 @@ pub(super) struct Release {
     hold: u64,
     /// When there is nothing left to release.
     over_at: Moment,
-    /// The hold that was in the caller's hands.
+    /// The counters of a hold that the caller had, and how long.
     held: Option<(Meter, Duration)>,
     pub(super) attempts: u32,
-    /// The hold may have been detached: it is taken back first, because only a hold that has its
-    /// name can be released.
+    /// The hold may have been detached, and is taken back first, because only a bound hold can be
+    /// released.
     rebinds: bool,
-    /// It was to be taken over, and is only let go: as detached as it was.
+    /// Detaches a hold again that a resume may have taken.
     detaches: bool,
     /// An attempt was sent whose outcome is unknown.
     unknown: bool,
@@ -52,10 +51,10 @@ pub(super) struct Release {
 
 impl Release {
     /// Of this hold.
-    pub(super) fn to(engine: &Arc<Engine>, lease: &Lease) -> Self {
-        let mut pending =
-            Self::new(engine, &lease.name, lease.rule, &lease.owner, lease.hold, lease.over_at());
-        pending.held = lease.held_for(engine.now()).map(|held| (lease.meter, held));
+    pub(super) fn to(engine: &Arc<Engine>, lease: &Lease, now: Moment) -> Self {
+        let over_at = lease.over_at();
+        let mut pending = Self::new(engine, &lease.name, lease.rule, &lease.owner, lease.hold, over_at, now);
+        pending.held = lease.held_for(now).map(|held| (lease.meter, held));
         pending.rebinds = lease.may_be_detached() && !planted(Bug::DetachLeaves);
         if planted(Bug::WakeBeforeWrite) {
             pending.ask_soon();
@@ -70,10 +69,11 @@ impl Release {
         owner: &Owner,
         hold: u64,
         over_at: Moment,
+        now: Moment,
     ) -> Self {
         let (engine, name, owner) = (Arc::clone(engine), name.clone(), owner.clone());
         let silence = if planted(Bug::ReleaseGivenUp) { Duration::ZERO } else { SILENCE };
-        let over_at = over_at.max(engine.now() + silence);
+        let over_at = over_at.max(now + silence);
         let (attempts, rebinds, detaches, unknown, done) = (0, false, false, false, false);
         let held = None;
         Self { engine, name, rule, owner, hold, over_at, held, attempts, rebinds, detaches, unknown, done }
@@ -88,18 +88,19 @@ impl Release {
         owner: &Owner,
         hold: u64,
     ) -> Self {
-        let mut pending = Self::new(engine, name, rule, owner, hold, engine.now());
+        let now = engine.now();
+        let mut pending = Self::new(engine, name, rule, owner, hold, now, now);
         pending.detaches = true;
         pending
     }
 
-    /// There is nothing to be released.
+    /// Nothing is left to release.
     pub(super) fn cancel(mut self) {
         self.done = true;
     }
 
-    /// Tells the first waiter in this process to ask. The store's message about the release is no
-    /// news then, unless the owner has further holds, whose end is told by the same message.
+    /// Wakes the first waiter of this process. The store's message about the release is no news then,
+    /// unless the owner has further holds, whose end the same message announces.
     fn ask_soon(&self) {
         let is_only = self.rule != LockSpec::Reentrant || planted(Bug::EndOfAnotherForgotten);
         let by = is_only.then_some(&self.owner);
@@ -114,12 +115,12 @@ impl Release {
         self.unknown
     }
 
-    /// Asks once. The next local waiter asks right behind it: one trip for both.
-    pub(super) async fn attempt(&mut self, within: Duration) -> Result<Answer, Failure> {
+    /// Sends it once. The next local waiter's request follows in the same round trip.
+    pub(super) async fn attempt(&mut self, now: Moment, within: Duration) -> Result<Answer, Failure> {
         if self.rebinds || self.detaches {
             let bind = if self.detaches { Liveness::Lease } else { Liveness::Process };
             let verb = Verb::Renew { ttl_ms: 1, hold: self.hold, bind: Some(bind), weight: None };
-            let answer = self.engine.call(self.call(verb), self.engine.now(), within).await;
+            let answer = self.engine.call(&self.call(verb), now, within).await;
             self.attempts += u32::from(answer.is_err());
             self.rebinds &= answer.is_err();
             if answer.is_err() || self.detaches {
@@ -129,7 +130,8 @@ impl Release {
         let verb = Verb::Release { hold: self.hold, fence: Fence::Assign, whose: ReleaseScope::Own };
         let unknown_before = std::mem::replace(&mut self.unknown, true);
         let answer = {
-            let mut call = pin!(self.engine.call(self.call(verb), self.engine.now(), within));
+            let call = self.call(verb);
+            let mut call = pin!(self.engine.call(&call, now, within));
             let sent = poll_fn(|context| Poll::Ready(call.as_mut().poll(context))).await;
             if !planted(Bug::WakeBeforeWrite) {
                 self.ask_soon();
@@ -169,9 +171,9 @@ impl Release {
 
     async fn persist(mut self, _pending: Pending) {
         loop {
-            let within =
-                self.over_at.since(self.engine.now()).clamp(Duration::from_millis(1), Duration::from_secs(1));
-            match self.attempt(within).await {
+            let now = self.engine.now();
+            let within = self.over_at.since(now).clamp(Duration::from_millis(1), Duration::from_secs(1));
+            match self.attempt(now, within).await {
                 Ok(_) => return,
                 Err(Failure::Refused(cause)) => {
                     self.done = true;
@@ -203,10 +205,10 @@ impl Drop for Release {
         if self.done {
             return;
         }
-        let mut rest = Self::new(&self.engine, &self.name, self.rule, &self.owner, self.hold, self.over_at);
-        // The task may be dropped where it stands, even before it first runs, with its runtime:
-        // then it must not spawn itself again, which on a runtime that has ended would go on until
-        // the stack is full.
+        let (engine, now) = (&self.engine, self.engine.now());
+        let mut rest = Self::new(engine, &self.name, self.rule, &self.owner, self.hold, self.over_at, now);
+        // Done from its own point of view: a runtime that has ended drops the task at once, and a
+        // task that spawned itself again would recurse until the stack overflows.
         (rest.attempts, rest.rebinds, rest.detaches, rest.done) =
             (self.attempts, self.rebinds, self.detaches, true);
         rest.held = self.held;
@@ -215,7 +217,7 @@ impl Drop for Release {
     }
 }
 
-/// A hold has ended that others of its owner share: so many are left, and nothing is asked for.
+/// The event of a release that sends nothing, because `left` other holds share the grant.
 pub(super) fn announce(engine: &Engine, lease: &Lease, left: usize) {
     let held = lease.held_for(engine.now());
     told(engine, &lease.name, &lease.owner, lease.meter.kind(), u32::try_from(left).ok(), held);
@@ -243,7 +245,7 @@ fn told(
     );
 }
 
-/// How many releases are in the background, and the tasks that wait for them.
+/// The number of releases in the background, and the tasks that wait for them.
 #[derive(Default)]
 pub(super) struct PendingReleases {
     pending: Mutex<usize>,
@@ -266,7 +268,7 @@ impl PendingReleases {
         *self.pending() == 0
     }
 
-    /// Blocks the thread until all are done, at most this long.
+    /// Blocks the thread until all have ended, at most this long.
     pub(super) fn wait(&self, most: Duration) {
         let pending = self.pending();
         drop(self.blocking.wait_timeout_while(pending, most, |pending| *pending > 0));

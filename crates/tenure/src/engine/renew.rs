@@ -1,13 +1,12 @@
-//! The renewer: renews every grant of one `Locks` that is in a caller's hands, and announces its
-//! loss in time.
+//! The renewer: renews every held grant of one `Locks`, and announces its loss in time.
 //!
-//! One task for all of them. It sleeps until something is due, and a grant that is released before
-//! costs it nothing: an uncontended acquire and release touch the schedule, not the task.
+//! One task serves all grants. It sleeps until something is due, and an uncontended acquire and
+//! release change the schedule without waking it.
 //!
-//! Renewals that are due queue up before they are sent, and the lease that ends first goes first.
-//! Those that leave together are one request, where the store can. A [`Window`] limits how many are
-//! under way: a hundred thousand that were all sent at once would wait for each other at the store
-//! until their time is over, and then be sent again.
+//! Due renewals queue before they are sent, and the lease that ends first goes first. Renewals that
+//! leave together are one request, where the store supports it. A [`Window`] limits the renewals in
+//! flight: a hundred thousand sent at once would delay each other at the store until they time out,
+//! and then be sent again.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -34,7 +33,7 @@ use crate::store::{Failure, RenewsMany, TOGETHER};
 
 /// Renewals that are due within this time of each other leave together.
 const BATCH: Duration = Duration::from_millis(250);
-/// So many renewals in one request are as much work for a store as one alone.
+/// Renewals in one request that cost a store as much as one alone.
 const AS_ONE: usize = 16;
 
 #[derive(Default)]
@@ -45,9 +44,9 @@ pub(super) struct Renewer {
 
 #[derive(Default)]
 struct Schedule {
-    /// By when something must be done about them, and their hold.
+    /// By the time at which they need attention, and their hold.
     due: BTreeMap<(Moment, u64), Arc<Lease>>,
-    /// Until when the task sleeps; `None` while there is no task.
+    /// The end of the task's sleep; `None` while there is no task.
     asleep_until: Option<Moment>,
     closed: bool,
 }
@@ -61,8 +60,8 @@ impl Schedule {
         self.due.insert((due, lease.hold), Arc::clone(lease));
     }
 
-    /// When a lease needs attention if nothing is under way for it, and so much sooner if there are
-    /// more than leave together: leases that were set together are not all renewed together.
+    /// When a lease needs attention while nothing is in flight for it. Where more leases are held
+    /// than leave together, renewals are due `sooner`, so that grants of one moment spread out.
     fn first_due(&self, lease: &Lease, sooner: fn(&Lease) -> Duration, together: usize) -> Moment {
         let state = lease.state();
         let lost = state.lost_at(lease);
@@ -74,7 +73,7 @@ impl Schedule {
         state.listen_at(lease).map_or(due, |listen| listen.min(due))
     }
 
-    /// Has it looked at by then. True if that is sooner than it would have been.
+    /// Moves it forward to this time. False if it is due before, or not in the schedule.
     fn hasten(&mut self, lease: &Arc<Lease>, by: Moment) -> bool {
         let due = lease.state().due;
         due.is_some_and(|due| by < due) && self.set(lease, by)
@@ -89,9 +88,8 @@ impl Schedule {
         is_sooner
     }
 
-    /// Until when the task sleeps. Where nothing is held, until when it had meant to.
-    ///
-    /// Else each lock that is held for a moment only would wake it.
+    /// The end of the next sleep. An empty schedule keeps the planned end, because otherwise each
+    /// short hold would wake the task.
     fn sleep(&mut self, now: Moment) -> Moment {
         let planned = self.asleep_until.filter(|until| *until > now);
         let until = self.first().or(planned).unwrap_or(Moment(u64::MAX));
@@ -103,8 +101,7 @@ impl Schedule {
         self.due.keys().next().map(|(due, _)| *due)
     }
 
-    /// Has it looked at then, if it is still in: another thread may have forgotten it. Whether it
-    /// was in.
+    /// Moves it to this time. False if another thread has removed it.
     fn set(&mut self, lease: &Arc<Lease>, due: Moment) -> bool {
         let is_in = self.take(lease);
         if is_in {
@@ -117,7 +114,7 @@ impl Schedule {
         lease.state().due.is_some()
     }
 
-    /// Whether it was in.
+    /// Removes it. False if it was not in the schedule.
     fn take(&mut self, lease: &Lease) -> bool {
         let due = lease.state().due.take();
         due.is_some_and(|due| self.due.remove(&(due, lease.hold)).is_some())
@@ -141,13 +138,12 @@ impl Renewer {
         }
     }
 
-    /// A grant is handed out after a break in the connection that came after it was asked for: the
-    /// next look asks about it.
+    /// Verifies a grant whose connection broke between its request and its hand-over.
     pub(super) fn verify_soon(&self, engine: &Engine, lease: &Arc<Lease>) {
         self.ask_by(lease, engine.now());
     }
 
-    /// A message says that it may have ended: it is asked about, at once if it was not just now.
+    /// Verifies a hold that a message says may have ended.
     pub(super) fn check(&self, engine: &Engine, lease: &Arc<Lease>) {
         self.ask_by(lease, lease::check_at(lease.checked_at(), engine.now()));
     }
@@ -169,7 +165,6 @@ impl Renewer {
         self.notify.notify_one();
     }
 
-    /// How many entries there are.
     #[cfg(test)]
     pub(super) fn scheduled(&self) -> usize {
         self.schedule().due.len()
@@ -180,23 +175,22 @@ impl Renewer {
     }
 }
 
-/// At most so many leave together before they are due, and in one request. Of more holds than this,
-/// the renewals are spread over time.
+/// Maximum renewals that leave together before they are due, in one request. With more holds,
+/// renewals spread over time.
 fn together(engine: &Engine) -> usize {
     engine.store.renews_many().map_or(TOGETHER, RenewsMany::most)
 }
 
 struct Task {
     engine: Arc<Engine>,
-    /// What is due and not yet sent, by when the loss is announced.
+    /// Due and not yet sent, by the time of their loss.
     ready: BTreeMap<(Moment, u64), Arc<Lease>>,
     window: Window,
     under_way: FuturesUnordered<BoxFuture<'static, Attempt>>,
     interrupted: BoxFuture<'static, ()>,
 }
 
-/// One request, and what became of it: many renewals, or one, or one question whether the lock is
-/// still held.
+/// One request and its answers: many renewals, one renewal, or one verification.
 struct Attempt {
     place: Place,
     sent: Moment,
@@ -204,13 +198,13 @@ struct Attempt {
     answers: Vec<Result<Answer, Failure>>,
 }
 
-/// What is asked for one lease.
+/// The part of a request that is about one lease.
 struct Asked {
     lease: Arc<Lease>,
-    /// The lease to ask for. Zero for a question.
+    /// The lease to request. Zero for a verification.
     ttl: Duration,
     renews: bool,
-    /// How long the attempt may take.
+    /// Timeout of the attempt.
     within: Duration,
 }
 
@@ -255,13 +249,12 @@ impl Task {
             match self.next(until).await {
                 Event::Attempt(attempt) => {
                     self.judge(attempt);
-                    // Mostly many are answered at once, and one look is enough for all.
+                    // Mostly many answers arrive together, and one pass serves all.
                     while let Some(Some(attempt)) = self.under_way.next().now_or_never() {
                         self.judge(attempt);
                     }
                     if !self.ready.is_empty() {
-                        // A store may answer at once, again and again: other tasks share this
-                        // thread.
+                        // A store may answer without waiting, and other tasks share this thread.
                         tokio::task::yield_now().await;
                     }
                 }
@@ -293,8 +286,8 @@ impl Task {
         .await
     }
 
-    /// Announces what is lost, starts what is due, and says until when to sleep; `None` when it is
-    /// over.
+    /// Announces losses, starts what is due, and returns the end of the next sleep; `None` when the
+    /// engine is closed.
     fn look(&mut self) -> Option<Moment> {
         let now = self.engine.now();
         let (mut lost, mut due, mut listening) = (Vec::new(), Vec::new(), Vec::new());
@@ -331,8 +324,7 @@ impl Task {
                             return false;
                         }
                     }
-                    // While its renewal is due or under way, only the loss of a lease is in the
-                    // schedule.
+                    // While its renewal is due or in flight, only its loss is in the schedule.
                     schedule.put(lease, lease.lost_at());
                     is_doubtful || lease.state().renew_at(lease).is_some()
                 });
@@ -350,7 +342,7 @@ impl Task {
         Some(self.send().map_or(until, |at| until.min(at)))
     }
 
-    /// After a break in the connection every hold is in doubt.
+    /// Verifies every hold after a break in the connection.
     fn ask_all(&mut self) {
         let leases: Vec<_> = self.engine.renewer.schedule().due.values().cloned().collect();
         self.line_up(leases);
@@ -360,7 +352,7 @@ impl Task {
         self.ready.extend(leases.into_iter().map(|lease| ((lease.lost_at(), lease.hold), lease)));
     }
 
-    /// Sends what is ready, as far as the window lets it; when it lets more, if there is more.
+    /// Sends what is ready, within the window; returns when the window opens, if more is ready.
     fn send(&mut self) -> Option<Moment> {
         if self.ready.is_empty() {
             return None;
@@ -368,11 +360,11 @@ impl Task {
         let now = self.engine.now();
         let most = together(&self.engine);
         let mut free = self.window.free(now) * AS_ONE;
-        // Each by its group, and by the power of two of the time that its attempt may take: the
-        // shortest of them counts for all.
+        // By group, and by the power of two of the timeout, because the shortest timeout of a batch
+        // applies to all.
         let mut batches: BTreeMap<(u16, u32), Vec<Asked>> = BTreeMap::new();
         while let Some(first) = self.ready.first_entry() {
-            // It was released, detached or lost meanwhile.
+            // Released, detached or lost meanwhile.
             if first.get().state().due.is_none() {
                 first.remove();
                 continue;
@@ -400,7 +392,7 @@ impl Task {
         if self.ready.is_empty() { None } else { self.window.opens_at() }
     }
 
-    /// With which others it can share a request.
+    /// The group of leases that it can share a request with.
     fn group(&self, asked: &Asked) -> Option<u16> {
         let many = self.engine.store.renews_many().filter(|_| asked.renews)?;
         many.group(&asked.lease.name, asked.lease.rule)
@@ -413,7 +405,7 @@ impl Task {
         self.under_way.push(
             async move {
                 let answers = match &asked[..] {
-                    [one] => vec![engine.call(one.call(), sent, within).await],
+                    [one] => vec![engine.call(&one.call(), sent, within).await],
                     many => engine.renew(many.iter().map(Asked::call), within).await,
                 };
                 Attempt { place, sent, asked, answers }
@@ -448,8 +440,7 @@ impl Task {
         let next = match &answer {
             Ok(answer) => {
                 match lease.refusal(answer) {
-                    // The request that detaches it may have come first, and its answer says what
-                    // became of the hold.
+                    // A request that detaches it may have come first; its own answer decides.
                     Some(_) if lease.may_be_detached() && !planted(Bug::DetachedTakenForLost) => {
                         lease.lost_at()
                     }
@@ -473,7 +464,7 @@ impl Task {
                 let left = lease.lost_at().since(now);
                 let retry = now + self.engine.jittered(lease::retry_after(lease.ttl, left));
                 if !renews && !planted(Bug::QuestionGivenUp) {
-                    // It is in doubt until there is an answer.
+                    // It stays in doubt until there is an answer.
                     lease.state().doubt(retry);
                 }
                 if renews { retry.min(lease.lost_at()) } else { lease.lost_at() }
@@ -497,8 +488,8 @@ impl Task {
     }
 }
 
-/// How much sooner than due a renewal may leave, to share the way with others. Not so one that is
-/// repeated: where each attempt fails at once, it would be repeated without a pause.
+/// How much sooner than due a renewal may leave to share a request. None for a retry, which would
+/// otherwise follow an attempt that fails at once without a pause.
 fn early(lease: &Lease, due: Moment) -> Duration {
     let sooner = [Duration::ZERO, lease.spread(), lease.first_spread()];
     let is_first =
@@ -511,7 +502,7 @@ impl Drop for Task {
     fn drop(&mut self) {
         let orphans = {
             let mut schedule = self.engine.renewer.schedule();
-            // The next grant starts the next task.
+            // So that the next grant starts another task.
             schedule.asleep_until = None;
             std::mem::take(&mut schedule.due).into_values()
         };

@@ -1,6 +1,6 @@
-//! A reader becomes the writer. It takes the writer's weight at once, which keeps newcomers out,
-//! and waits until the other readers have left. Two never wait for each other: the store lets in
-//! one holder at a time that may do this.
+//! A reader becomes the writer: it takes the writer's weight at once, which keeps newcomers out, and
+//! waits until the other readers have left. Two never wait for each other, because the store admits
+//! one upgradeable holder at a time.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -18,11 +18,10 @@ use crate::error::{Error, Result};
 use crate::moment::Moment;
 use crate::protocol::{Answer, Notification, QueueSpec, lease};
 
-/// How much of its lock a hold has.
+/// How much of the requested weight a hold has.
 enum Share {
-    /// What it asked for.
     Whole,
-    /// Others are in the way, the first for this long if it is not heard of.
+    /// Other holders are left; the first lease ends after this time.
     Waits(Duration),
 }
 
@@ -43,7 +42,7 @@ pub(crate) async fn upgrade(engine: &Arc<Engine>, lease: &Arc<Lease>, limit: Opt
             }
             Ok(Share::Waits(left)) => {
                 attempt = 0;
-                // As often as a place in a queue is asked about, and not more often for messages.
+                // The interval of a waiter's refresh.
                 left.min(lease::WAIT_MAX / 3)
             }
             Err(error) if (error.is_unreachable() || error.is_unknown()) && !is_out => {
@@ -54,7 +53,7 @@ pub(crate) async fn upgrade(engine: &Arc<Engine>, lease: &Arc<Lease>, limit: Opt
         };
         if subscription.is_idle() {
             let opening = {
-                // A hold that was taken over is called by the client that has made its owner.
+                // A resumed hold is called through the client that has made its owner.
                 let client = lease.owner.client();
                 engine.store.listen_for_turns(&lease.name, lease.rule, client, lease.op_timeout)
             };
@@ -73,12 +72,12 @@ pub(crate) async fn upgrade(engine: &Arc<Engine>, lease: &Arc<Lease>, limit: Opt
                         return Poll::Ready(None);
                     }
                     Heard::Message(Notification::Granted { .. }) => {}
-                    // Messages were missed, or anyone has sent one.
+                    // Messages were missed, or may be from anyone.
                     Heard::Open | Heard::Message(_) => {
                         let at = lease::check_at(asked_at, engine.now());
                         timer = engine.runtime.sleep_until(limit.map_or(at, |limit| at.min(limit)));
                     }
-                    // The next look has to do.
+                    // The timer remains.
                     Heard::Over(_) => break,
                 }
             }
@@ -91,7 +90,7 @@ pub(crate) async fn upgrade(engine: &Arc<Engine>, lease: &Arc<Lease>, limit: Opt
     }
 }
 
-/// Asks for so much of the lock.
+/// Requests this weight.
 async fn take(engine: &Arc<Engine>, lease: &Lease, weight: u32, limit: Option<Moment>) -> Result<Share> {
     let ended = || lease.outcome(engine).and_then(HoldEnd::into_error);
     if let Some(lost) = ended() {
@@ -102,7 +101,7 @@ async fn take(engine: &Arc<Engine>, lease: &Lease, weight: u32, limit: Option<Mo
     let left = limit.filter(|limit| *limit > sent).map_or(lease.op_timeout, |limit| limit.since(sent));
     let within = lease.op_timeout.min(left).min(lease.remaining(engine)).max(Duration::from_millis(1));
     let verb = lease.renewal(ttl, None, Some(weight));
-    let answer = engine.call(Call::of(lease, verb), sent, within).await;
+    let answer = engine.call(&Call::of(lease, verb), sent, within).await;
     let answer = answer.map_err(|failure| Error::failed(Some(&lease.name), engine.store.url(), failure))?;
     if let Some(loss) = lease.refusal(&answer) {
         lease.lose(engine, &loss);

@@ -113,7 +113,7 @@ impl RecordHandle {
         let (lock, engine) = (&self.lock, self.engine());
         let owner = Owner::fresh(&lock.options.label, &*engine.runtime);
         let call = Call::new(&lock.full, lock.rule, &owner, Verb::Inspect).idempotent();
-        match engine.call(call, engine.now(), lock.options.op_timeout).await {
+        match engine.call(&call, engine.now(), lock.options.op_timeout).await {
             Ok(Answer::Found(found)) => {
                 Ok(found.holders.iter().filter_map(|holder| parse_value(&holder.value)).collect())
             }

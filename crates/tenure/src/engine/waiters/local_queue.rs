@@ -222,6 +222,9 @@ impl Strategy for AskInTurn {
     /// It waits for each answer before anything else.
     type Answer = Infallible;
 
+    /// Its request for the waiter that has left counts as a pending release until then.
+    const ENDS_SLEEP: bool = true;
+
     fn queues(engine: &Engine) -> &LocalQueues {
         &engine.local_queues
     }
@@ -288,9 +291,9 @@ impl Server<AskInTurn> {
         // would ask in turns for ever.
         let is_out_of_turn = ask.rule == LockSpec::Mutex && self.wait_queue.queue().known.has(ask);
         let sent = self.engine.now();
-        let asked = ask.once(true, None).await;
+        let asked = ask.once(true, None, sent).await;
         self.strategy.hop = self.engine.now().since(sent);
-        self.strategy.is_expected = !matches!(asked, Outcome::Held(_));
+        self.strategy.is_expected = !matches!(asked, Outcome::Held(..) | Outcome::Lapsed(_));
         if planted(Bug::ListenAfterAsking) {
             self.listen(ask).await;
         }
@@ -299,7 +302,7 @@ impl Server<AskInTurn> {
             self.wait_queue.heard();
         }
         let pause = match asked {
-            Outcome::Held(held) => {
+            Outcome::Held(held, _) | Outcome::Lapsed(held) => {
                 self.note_turn(&ask.owner);
                 let left = held.lease.lapses_at().since(self.engine.now());
                 if !self.wait_queue.answer(number, Ok(WaitOutcome::Held(held))) && planted(Bug::WakeSwallowed)
@@ -473,6 +476,8 @@ mod tests {
     use rustix::time::{ClockId, clock_gettime};
 
     use super::*;
+    use crate::engine::acquire::Wait;
+    use crate::engine::acquisition::Wanted;
     use crate::error::Error;
     use crate::options::Options;
     use crate::runtime::{Driver, Runtime};
@@ -496,7 +501,9 @@ mod tests {
         let mut places = Vec::new();
         for _ in 0..waiters + TURNS {
             let meter = engine.metrics.meter(&options.groups, &name, &name, LockSpec::Mutex);
-            let ask = Acquisition::new(engine, name.clone(), LockSpec::Mutex, None, &options, meter);
+            let (name, rule, owner, options) = (&name, LockSpec::Mutex, None, &options);
+            let ask =
+                Acquisition::new(Wanted { engine, name, rule, owner, options, meter, wait: Wait::Forever });
             places.push(queues.join(engine, &Arc::new(ask), None));
         }
         let others = places.split_off(TURNS as usize);

@@ -33,6 +33,9 @@ pub(in crate::engine) trait Strategy: Default + Send + 'static {
     /// The answer to a request that goes on while the task waits for news.
     type Answer;
 
+    /// Whether the task's sleep ends when the last waiter leaves.
+    const ENDS_SLEEP: bool;
+
     /// The queues of an engine.
     fn queues(engine: &Engine) -> &WaitQueues<Self>;
 

@@ -24,7 +24,7 @@ use super::wait_queues::{QueuedWaiter, WaitHandle, WaitOutcome, WaitQueues, Wait
 use crate::engine::Engine;
 use crate::engine::acquisition::{Acquisition, Waiting};
 use crate::engine::call::Call;
-use crate::engine::lease::bind;
+use crate::engine::lease::{Granting, bind};
 use crate::moment::Moment;
 use crate::name::LockName;
 use crate::owner::Owner;
@@ -55,7 +55,7 @@ impl TicketQueues {
         let Waiting { ticket, sent, retry_at } = place;
         let place = self.place(engine, ask.name.clone(), ask, |queue| {
             let wait = lease::wait(ask.options.lease());
-            let note = Kept { sent, wait, may_have_missed: queue.known.may_have_missed(sent) };
+            let note = TicketPlace { sent, wait, may_have_missed: queue.known.may_have_missed(sent) };
             queue.known.refresh_at = queue.known.refresh_at.min(note.refresh_at());
             queue.known.retry_at = earlier(queue.known.retry_at, retry_at);
             queue.silence = None;
@@ -127,7 +127,7 @@ impl TicketState {
 }
 
 /// A place as the store keeps it.
-pub(in crate::engine) struct Kept {
+pub(in crate::engine) struct TicketPlace {
     /// When the last refresh was sent that was answered.
     sent: Moment,
     /// How long it kept the place.
@@ -137,7 +137,7 @@ pub(in crate::engine) struct Kept {
     may_have_missed: bool,
 }
 
-impl Kept {
+impl TicketPlace {
     fn refresh_at(&self) -> Moment {
         match self.may_have_missed {
             true => SOON,
@@ -170,8 +170,11 @@ pub(in crate::engine) struct Refreshed {
 impl Strategy for KeepPlaces {
     type Key = LockName;
     type Known = TicketState;
-    type Note = Kept;
+    type Note = TicketPlace;
     type Answer = Refreshed;
+
+    /// It sleeps until the next refresh at most.
+    const ENDS_SLEEP: bool = false;
 
     fn queues(engine: &Engine) -> &TicketQueues {
         &engine.ticket_queues
@@ -222,7 +225,7 @@ impl Server<KeepPlaces> {
             return;
         }
         if let Some((rule, within)) = self.first(|ask| (ask.rule, ask.options.op_timeout)) {
-            let (store, client) = (&self.engine.store, self.engine.client);
+            let (store, client) = (&self.engine.store, self.engine.owners.client());
             let opening = store.listen_for_turns(&self.wait_queue.key, rule, client, within);
             self.subscription = Subscription::Connecting(opening);
         }
@@ -310,7 +313,7 @@ impl Server<KeepPlaces> {
         self.strategy.under_way.push(
             async move {
                 let sent = engine.now();
-                let answer = engine.call(Call::new(&name, rule, &owner, verb), sent, within).await;
+                let answer = engine.call(&Call::new(&name, rule, &owner, verb), sent, within).await;
                 Refreshed { tickets, sent, first, answer }
             }
             .boxed(),
@@ -364,7 +367,7 @@ impl Server<KeepPlaces> {
         let mut queue = self.wait_queue.queue();
         let Waiters { waiters, known, .. } = &mut *queue;
         if let Some(waiter) = waiters.get_mut(&ticket) {
-            waiter.note = Kept { sent, wait, may_have_missed: known.may_have_missed(sent) };
+            waiter.note = TicketPlace { sent, wait, may_have_missed: known.may_have_missed(sent) };
             known.refresh_at = known.refresh_at.min(waiter.note.refresh_at());
         }
     }
@@ -498,8 +501,10 @@ impl Server<KeepPlaces> {
         }
         let waiter = self.wait_queue.queue().leave(ticket);
         if let Some(waiter) = waiter {
-            let begun = if planted(Bug::MaxHoldFromWait) { sent } else { self.engine.now() };
-            let held = waiter.ask.granted(ticket, begun, sent, first);
+            let answered = self.engine.now();
+            let begun = if planted(Bug::MaxHoldFromWait) { sent } else { answered };
+            let whole = waiter.ask.options.lease();
+            let held = waiter.ask.granted(ticket, begun, Granting { sent, answered, first, whole });
             waiter.answer(Ok(WaitOutcome::Held(held)));
         }
     }

@@ -223,7 +223,7 @@ impl<S: Strategy> Drop for WaitHandle<S> {
             let mut queue = self.wait_queue.queue();
             (queue.leave(self.number), queue.waiters.is_empty())
         };
-        if left.is_some() && is_empty {
+        if left.is_some() && is_empty && S::ENDS_SLEEP {
             self.wait_queue.notify.notify_one();
         }
     }
