@@ -127,6 +127,9 @@ pub enum Bug {
     CasFrontIsAll,
     /// The handle of another hold is asked for whether it lives.
     CasHandleOfAnother,
+    /// A hold whose time is over is taken out beside a request of its owner, which may have made it
+    /// longer.
+    CasTakenOutBeside,
     /// A new connection to PostgreSQL is used without ending the one before it on the server.
     PostgresBeforeNotEnded,
     /// A row that another client has changed is answered as a busy lock.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 
 use crate::name::LockName;
+use crate::store::observe::Notes;
 use crate::store::{Cursor, Failure};
 
 /// A handle of a client whose life the server counts: a lease of etcd, a session of ZooKeeper. A
@@ -51,6 +52,8 @@ pub struct Change {
     /// Handles of others whose holds it ends: their markers are written in the same step. With the
     /// parts they are not much more than a hundred.
     pub victims: Vec<Handle>,
+    /// The requests that it carries out, for the oracle of the simulation.
+    pub notes: Notes,
 }
 
 /// What becomes of one part of a line: of places that wait, and are not in the lock's own value.

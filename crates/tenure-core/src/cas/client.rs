@@ -445,17 +445,41 @@ impl Client {
         next
     }
 
+    /// Takes out a hold whose time is over, unless an answer that has just come has made it longer.
+    /// No request of its owner is under way meanwhile: it would be answered by what is being taken
+    /// out.
+    async fn take_out_one(
+        self: &Arc<Self>,
+        name: &LockName,
+        rule: LockSpec,
+        key: &Key,
+        ticket: Option<u64>,
+    ) -> Result<protocol::Answer, Failure> {
+        let turn = self.owner_turn(name, &key.0);
+        let _turn = match planted(Bug::CasTakenOutBeside) {
+            true => None,
+            false => Some(turn.lock().await),
+        };
+        let now_ms = self.now().ms;
+        let is_over = self.table.lock().hold(name, key).is_none_or(|hold| hold.end_ms < now_ms);
+        if !is_over && !planted(Bug::CasTakenOutBeside) {
+            return Ok(protocol::Answer::Free);
+        }
+        // A release of an owner that has nothing: what has lapsed goes all the same.
+        let verb = Verb::Release { hold: 0, fence: Fence::Assign, whose: ReleaseScope::Own };
+        let owner = Owner::fresh("", &*self.runtime);
+        let op = Op { name: name.clone(), rule, owner, request: 0, verb };
+        self.call_about(&op, &Sent::default(), ticket).await
+    }
+
     /// Takes out a hold whose time is over, for as long as that takes.
     async fn end(self: Arc<Self>, name: &LockName, rule: LockSpec, key: &Key, ticket: Option<u64>) {
         let limit = Duration::from_secs(5);
         let mut pause = Duration::from_millis(100);
         loop {
-            // A release of an owner that has nothing: what has lapsed goes all the same.
-            let verb = Verb::Release { hold: 0, fence: Fence::Assign, whose: ReleaseScope::Own };
-            let owner = Owner::fresh("", &*self.runtime);
-            let op = Op { name: name.clone(), rule, owner, request: 0, verb };
-            let (sent, until) = (Sent::default(), self.runtime.now() + limit);
-            match by(&*self.runtime, until, self.call_about(&op, &sent, ticket).boxed()).await {
+            let until = self.runtime.now() + limit;
+            let outcome = by(&*self.runtime, until, self.take_out_one(name, rule, key, ticket).boxed()).await;
+            match outcome {
                 Some(Ok(protocol::Answer::More(_))) => {}
                 Some(Ok(_)) => break,
                 _ => {

@@ -54,6 +54,8 @@ use crate::store::{
     Capabilities, Cursor, Failure, HoldLiveness, Kinds, LeaseClock, Listener, Page, QuorumMember, Store,
 };
 use client::Client;
+#[cfg(tenure_planted)]
+pub use view::{Bound, stands};
 
 /// A store on a server that compares and swaps. Clones share it.
 #[derive(Clone)]

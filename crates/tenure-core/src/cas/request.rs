@@ -18,6 +18,7 @@ use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::{self, Answer, Data, Fence, Op, Place, ReleaseScope, Verb};
 use crate::store::Failure;
+use crate::store::observe::Notes;
 
 /// So often a request is begun again because something else was written meanwhile.
 const ATTEMPTS: u32 = 100;
@@ -139,7 +140,7 @@ impl Client {
                 seen = self.backend.read(name).await.map_err(not_sent)?;
                 (is_fresh, proven) = (true, guard.map(|guard| guard.marker));
             }
-            let Tried { view, after, written, answers, living, is_cleared } =
+            let Tried { view, after, written, answers, living, notes, is_cleared } =
                 match self.tried(members, &seen, known).await? {
                     Some(tried) => tried,
                     // Something else stands there by now.
@@ -156,6 +157,7 @@ impl Client {
                     continue;
                 }
                 asked().for_each(|(of, answer)| self.settle(of.op, answer, of.bind, proven));
+                notes.unwritten();
                 known.stored.clone_from(&seen);
                 return Ok(answers);
             }
@@ -184,6 +186,7 @@ impl Client {
                 text: written.text.clone(),
                 parts: written.parts.clone(),
                 victims,
+                notes,
             };
             match self.backend.commit(change).await {
                 Ok(Committed::Done(stamp)) => {
@@ -266,13 +269,14 @@ impl Client {
             let mut tried = None;
             if lacks.is_empty() {
                 let (mut state, mut last) = (view.state(&living), view.last);
-                let mut bound = BTreeMap::new();
+                let (mut bound, mut notes) = (BTreeMap::new(), Notes::default());
                 let answers: Vec<Option<Answer>> = members
                     .iter()
                     .map(|Member { op, sent, bind, .. }| {
                         let here = !sent.is_left();
-                        let answer = here.then(|| protocol::apply(&mut state, &mut last, now, op).0)?;
+                        let (answer, wake) = here.then(|| protocol::apply(&mut state, &mut last, now, op))?;
                         let answer = self.further_back(&view, op, answer);
+                        notes.add(op, (&answer, &wake), &state);
                         let number = bind.and_then(|bind| Some((number(op, &answer)?, bind.binding())));
                         bound.extend(number);
                         Some(answer)
@@ -280,12 +284,12 @@ impl Client {
                     .collect();
                 if view.is_enough(&state) || planted(Bug::CasFrontIsAll) {
                     let after = view.after(state, last, &bound);
-                    tried = Some((after, answers));
+                    tried = Some((after, answers, notes));
                 } else {
                     lacks.extend(view.unread());
                 }
             }
-            if let Some((after, answers)) = tried {
+            if let Some((after, answers, notes)) = tried {
                 let sizes = Sizes::new(self.backend.part());
                 let unbound = || Failure::NotSent(Failure::cause("a place is bound to nothing"));
                 let write = |after: &View| after.clone().written(&view, base, sizes).ok_or_else(unbound);
@@ -294,10 +298,19 @@ impl Client {
                     && !matches!(verb, Verb::Inspect)
                     && let Some(after) = view.without_dead_parts(&living, PARTS / 2)
                 {
-                    let (written, answers) = (write(&after)?, vec![None; members.len()]);
-                    return Ok(Some(Tried { view, after, written, answers, living, is_cleared: true }));
+                    let (written, answers, notes) =
+                        (write(&after)?, vec![None; members.len()], Notes::default());
+                    return Ok(Some(Tried {
+                        view,
+                        after,
+                        written,
+                        answers,
+                        living,
+                        notes,
+                        is_cleared: true,
+                    }));
                 }
-                return Ok(Some(Tried { view, after, written, answers, living, is_cleared: false }));
+                return Ok(Some(Tried { view, after, written, answers, living, notes, is_cleared: false }));
             }
             lacks.sort_unstable();
             lacks.dedup();
@@ -472,6 +485,7 @@ struct Tried {
     answers: Vec<Option<Answer>>,
     /// When those that are alive end.
     living: BTreeMap<u64, u64>,
+    notes: Notes,
     /// Some of what is dead is taken out first, and nothing else is done yet.
     is_cleared: bool,
 }

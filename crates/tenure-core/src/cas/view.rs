@@ -223,6 +223,43 @@ impl View {
     }
 }
 
+/// A hold or place of a lock.
+#[cfg(tenure_planted)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Bound {
+    /// The number of the hold or place; of a reentrant mutex, that of the hold.
+    pub number: u64,
+    /// Its owner.
+    pub owner: Owner,
+    /// The handle that it is bound to.
+    pub handle: Handle,
+}
+
+/// The holds and places of a lock, and the lock as its machine sees it: for the oracle of the
+/// simulation. `part` reads parts of its line, `end` tells when a handle ends, in milliseconds.
+#[cfg(tenure_planted)]
+pub fn stands<'a>(
+    stored: &Stored,
+    part: impl Fn(u64) -> Option<&'a str>,
+    end: impl Fn(Handle) -> Option<u64>,
+) -> Option<(Vec<Bound>, Option<Entry<Data>>)> {
+    let (mut view, base) = (View::read(Some(stored))?, stored.stamp.base);
+    for at in 0..view.parts.len() {
+        let text = part(view.parts[at].id(base));
+        if !view.add(at, text, base) {
+            view.miss(at, text.is_some());
+        }
+    }
+    let ends: BTreeMap<u64, u64> =
+        view.bindings.iter().filter_map(|(number, binding)| Some((*number, end(binding.handle)?))).collect();
+    let bound = view.entries().into_iter().filter_map(|(number, owner, _)| {
+        let handle = view.bindings.get(&number)?.handle;
+        Some(Bound { number, owner, handle })
+    });
+    let bound = bound.collect();
+    Some((bound, view.state(&ends).lock))
+}
+
 /// Each hold and place: its number, its owner, and the hold by which its client knows it.
 fn entries(data: &Data) -> Vec<(u64, Owner, u64)> {
     match data {

@@ -3,6 +3,7 @@
 mod decorator;
 mod error;
 pub mod memory;
+pub mod observe;
 
 use std::any::Any;
 use std::fmt;
