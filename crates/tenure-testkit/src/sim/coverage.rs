@@ -30,7 +30,7 @@ impl Event {
             Self::AtEdge => faults.edge,
             Self::AtLimit => faults.limit,
             Self::Again => faults.again,
-            Self::NobodyThere => node_faults.kill,
+            Self::NobodyThere => node_faults.kill * u32::from(plan.passes),
         };
         share > 0
     }

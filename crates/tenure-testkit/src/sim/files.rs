@@ -89,6 +89,7 @@ fn plan(sim: &Sim, regime: Regime) -> Plan {
     (plan.faults, plan.ppm) = (Faults::NONE, 0);
     let node_faults = &mut plan.node_faults;
     (node_faults.cut, node_faults.delay_messages, node_faults.delete) = (0, 0, 0);
+    (plan.forced, plan.passes) = (0, false);
     // So often a store looks at what is waited for.
     plan.looks = 200 * MS;
     if regime == Regime::Killing && sim.chance(500) {

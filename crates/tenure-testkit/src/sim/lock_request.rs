@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tenure::internals::protocol::QueueSpec;
 use tenure::{
     Error, FairMutex, Guard, Lost, Multi, MultiGuard, Mutex, Owner, Part, ReentrantMutex, RwLock, Semaphore,
 };
@@ -68,6 +69,16 @@ impl LockRequest {
                 Self::Reentrant(locks.reentrant_mutex(name, owner)?)
             }
         })
+    }
+
+    /// How much of the lock's capacity it asks for.
+    pub(super) fn weight(&self) -> u32 {
+        match self {
+            Self::Mutex(_) | Self::Fair(_) | Self::Read(_) | Self::Reentrant(_) | Self::Both(_) => 1,
+            Self::Upgradeable(_) => QueueSpec::UPGRADEABLE.weight,
+            Self::Write(_) => QueueSpec::WRITER.weight,
+            Self::Permits(_, permits) => *permits,
+        }
     }
 
     /// All of these at once.

@@ -13,6 +13,7 @@
 //! | [`event`] | what may happen in a schedule, and how often it did |
 //! | [`executor`] | tasks, timers and processes in virtual time |
 //! | [`network`] | what is between processes and a server: delays, losses, cut connections |
+//! | [`driver`] | what plugs a store into the world: a simulated server, and a client for each process |
 //! | [`store`] | the store that a process sees; `request` is a request on its way |
 //! | [`server`] | the one store behind it, and the checks that only it can make |
 //! | [`scripts`] | the real scripts beside it, in the slower profile |
@@ -23,14 +24,18 @@
 //! | [`workload`] | what the tasks do |
 //! | [`world`] | one schedule from its seed to its verdict |
 //! | [`quorum`] | the same for a mutex on a majority of several servers |
+//! | `cas` | stores by compare-and-swap: etcd, ZooKeeper |
 //! | `files` | the same for processes that share a directory; in builds with `--cfg tenure_planted`, in which its store reports each request |
 //! | [`report`] | what became of a schedule |
 //! | [`hunt`] | many of them, for the tests of both |
 //! | [`regressions`] | what they have found so far |
 
+#[cfg(tenure_planted)]
+pub mod cas;
 pub mod chooser;
 pub mod clock;
 pub mod coverage;
+pub mod driver;
 pub mod event;
 pub mod executor;
 #[cfg(tenure_planted)]

@@ -2,7 +2,7 @@
 
 use super::clock::{MS, SECOND, TrueTime};
 use super::executor::{ProcessId, Sim};
-use super::network::{Network, Parting};
+use super::network::Parting;
 use super::regime::NodeFaults;
 
 /// One of them.
@@ -124,23 +124,17 @@ impl Stepper {
         }
     }
 
-    /// Sets a server's clock: once, or several times in a row. `before` comes before each step.
-    pub fn strike(
-        self,
-        sim: &Sim,
-        node: &Network,
-        until: TrueTime,
-        before: impl Fn() + Clone + Send + 'static,
-    ) {
+    /// By how much the clock is off after the next step.
+    pub fn next(self, off: i64) -> i64 {
+        if off != 0 && !self.is_final { 0 } else { self.off }
+    }
+
+    /// Sets a server's clock: once, or several times in a row.
+    pub fn strike(self, sim: &Sim, until: TrueTime, step: impl Fn() + Clone + Send + 'static) {
         let turns = if self.is_final || sim.chance(600) { 1 } else { 2 + sim.choose(12) };
         let mut at = sim.now();
         for _ in 0..turns {
-            let (node, before) = (node.clone(), before.clone());
-            sim.at(at.min(until), move || {
-                before();
-                let is_off = node.with_server(|server| server.off() != 0);
-                node.set_off(if is_off && !self.is_final { 0 } else { self.off });
-            });
+            sim.at(at.min(until), step.clone());
             at += sim.between(MS, 500 * MS);
         }
     }

@@ -107,7 +107,7 @@ impl<'a> LockView<'a> {
 
 /// Alive up to and including this millisecond: the first moment after it.
 fn over(clock: Clock, deadline_ms: u64) -> TrueTime {
-    clock.when((deadline_ms + 1) * MS)
+    clock.when(deadline_ms.saturating_add(1).saturating_mul(MS))
 }
 
 impl Server {

@@ -4,11 +4,14 @@ use std::sync::Arc;
 
 use tenure::Options;
 use tenure::internals::locks;
+#[cfg(tenure_planted)]
+use tenure::internals::store::observe;
 
 use super::chooser::{Chooser, Rng};
-use super::clock::{Clock, MS, SECOND, TrueTime};
+use super::clock::{Clock, MS, SECOND};
+use super::driver::{Driver, Scene};
 use super::executor::{OUTSIDE, Process, Sim};
-use super::network::{Network, Parting};
+use super::network::Network;
 use super::node_faults::{NodeFault, Stepper, pause};
 use super::oracle::Oracle;
 use super::regime::{LockKind, Plan, RECOVERY, Regime};
@@ -28,104 +31,122 @@ pub fn run(seed: u64) -> Report {
 
 /// Runs the schedule of a seed in a regime.
 pub fn run_in(regime: Regime, seed: u64) -> Report {
-    World::new(regime, seed, None, false).run()
+    redis(regime, seed, false, |_| (), |_| ())
 }
 
 /// Runs a schedule of a seed in which all locks are of one kind.
 pub fn run_of(sort: LockKind, seed: u64) -> Report {
-    World::new(Regime::of(seed), seed, Some(sort), false).run()
+    let one_kind = |plan: &mut Plan| (plan.kinds, plan.both) = ([sort; 2], 0);
+    redis(Regime::of(seed), seed, false, one_kind, |_| ())
 }
 
 /// Runs the schedule of a seed in a regime on a server that runs the scripts as well: any
 /// difference is a violation.
 pub fn run_scripts(regime: Regime, seed: u64) -> Report {
-    World::new(regime, seed, None, false).with_scripts().run()
+    redis(regime, seed, false, |_| (), Network::run_scripts)
 }
 
 /// Runs the schedule of a seed in a regime with processes that renew several locks together.
 pub fn run_together(regime: Regime, seed: u64) -> Report {
-    World::new(regime, seed, None, false).renewing_together().run()
+    redis(regime, seed, false, |_| (), Network::renew_together)
 }
 
 /// Runs the schedule of a seed in a regime and writes down what happens.
 pub fn replay(regime: Regime, seed: u64) -> Report {
-    World::new(regime, seed, None, true).run()
+    redis(regime, seed, true, |_| (), |_| ())
 }
 
 /// The same on a server that runs the scripts as well.
 pub fn replay_scripts(regime: Regime, seed: u64) -> Report {
-    World::new(regime, seed, None, true).with_scripts().run()
+    redis(regime, seed, true, |_| (), Network::run_scripts)
 }
 
 /// The same with processes that renew several locks together.
 pub fn replay_together(regime: Regime, seed: u64) -> Report {
-    World::new(regime, seed, None, true).renewing_together().run()
+    redis(regime, seed, true, |_| (), Network::renew_together)
 }
 
-struct World {
+/// A schedule on the simulated server of Redis.
+fn redis(
+    regime: Regime,
+    seed: u64,
+    keep_log: bool,
+    change: impl FnOnce(&mut Plan),
+    set_up: impl FnOnce(&Network),
+) -> Report {
+    let sim = Sim::new(Chooser::seeded(Rng::new(seed).next()));
+    let mut plan = Plan::draw(&sim, regime);
+    change(&mut plan);
+    let world = World::new(sim, seed, plan, keep_log, |sim, oracle, clock| {
+        let network = Network::new(sim, oracle, clock, plan.faults);
+        if plan.node_faults.rewind > 0 {
+            network.remember();
+        }
+        set_up(&network);
+        Arc::new(network)
+    });
+    world.run()
+}
+
+/// A schedule of tasks on a store.
+pub(super) struct World {
     seed: u64,
     sim: Sim,
     oracle: Oracle,
-    network: Network,
+    driver: Arc<dyn Driver>,
     plan: Plan,
     processes: Vec<Arc<Process>>,
-    renews_together: bool,
 }
 
 impl World {
-    fn new(regime: Regime, seed: u64, only: Option<LockKind>, keep_log: bool) -> Self {
-        let sim = Sim::new(Chooser::seeded(Rng::new(seed).next()));
+    /// A schedule with these numbers. `driver` makes the server, with its clock.
+    pub(super) fn new(
+        sim: Sim,
+        seed: u64,
+        plan: Plan,
+        keep_log: bool,
+        driver: impl FnOnce(&Sim, &Oracle, Clock) -> Arc<dyn Driver>,
+    ) -> Self {
         if keep_log {
             sim.keep_log();
-        }
-        let mut plan = Plan::draw(&sim, regime);
-        if let Some(sort) = only {
-            (plan.kinds, plan.both) = ([sort; 2], 0);
         }
         sim.note(|| format!("{plan:?}"));
         // Far enough from zero to be set back.
         let start = if plan.step > 0 { 100_000 * SECOND } else { 0 };
         let clock = || Clock { offset: start + sim.between(0, 100_000 * SECOND), ppm: drift(&sim, plan.ppm) };
         let oracle = Oracle::new(&sim, &plan);
-        let network = Network::new(&sim, &oracle, clock(), plan.faults);
-        if plan.node_faults.rewind > 0 {
-            network.remember();
-        }
+        let driver = driver(&sim, &oracle, clock());
         let processes = (0..plan.processes).map(|_| sim.process(clock(), seed)).collect();
-        Self { seed, sim, oracle, network, plan, processes, renews_together: false }
+        Self { seed, sim, oracle, driver, plan, processes }
     }
 
-    fn renewing_together(self) -> Self {
-        Self { renews_together: true, ..self }
-    }
-
-    fn with_scripts(self) -> Self {
-        self.network.run_scripts();
-        self
-    }
-
-    fn run(self) -> Report {
-        let workload = Arc::new(Workload::new(&self.sim, self.oracle.clone(), self.plan));
-        let (sim, network, plan) = (self.sim.clone(), self.network.clone(), self.plan);
+    /// Runs it to its end.
+    pub(super) fn run(self) -> Report {
+        let workload = Workload::new(&self.sim, self.oracle.clone(), self.plan);
+        let driver = Arc::clone(&self.driver);
+        let workload = Arc::new(workload.beside(move |name, guard| driver.beside(name, guard)));
+        let (sim, driver, plan) = (self.sim.clone(), Arc::clone(&self.driver), self.plan);
         let stepper = if plan.step > 0 { Some(Stepper::draw(&sim, plan.step)) } else { None };
-        let node_faults = FaultInjector { sim, network, plan, stepper, workload: Arc::clone(&workload) };
+        let node_faults = FaultInjector { sim, driver, plan, stepper, workload: Arc::clone(&workload) };
         self.people(&workload);
         if self.plan.heals_at > 0 {
             let ids = self.processes.iter().map(|process| process.id()).collect();
             self.sim.spawn(OUTSIDE, Box::pin(node_faults.run(ids)));
         }
+        #[cfg(tenure_planted)]
+        observe::record(Some(self.oracle.unwritten()));
         let judged = self.oracle.judge(ENDING, || self.see_through(&workload));
+        #[cfg(tenure_planted)]
+        observe::record(None);
         Report::of(self.seed, 1, &workload, judged)
     }
 
     /// Starts every process with its tasks.
     fn people(&self, workload: &Arc<Workload>) {
         for process in &self.processes {
-            let store = self.network.store(process);
-            let store = Arc::new(if self.renews_together { store.renewing_together() } else { store });
             let options = Options::new().ttl(self.plan.ttl);
-            let locks = locks(store, Arc::clone(process) as _, options).expect("the options are right");
-            workload.start(process, locks, self.plan.tasks);
+            let locks = locks(self.driver.open(process), Arc::clone(process) as _, options);
+            workload.start(process, locks.expect("the options are right"), self.plan.tasks);
         }
     }
 
@@ -157,7 +178,11 @@ impl World {
         self.sim.run(settled + self.plan.lease() + 90 * SECOND, STEPS);
         let left: usize = self.processes.iter().map(|process| self.sim.tasks(process.id())).sum();
         if left > 0 {
-            self.accuse(format!("{left} tasks run on after the last handle is gone"));
+            return self.accuse(format!("{left} tasks run on after the last handle is gone"));
+        }
+        let left = self.driver.left();
+        if !left.is_empty() {
+            self.accuse(format!("in the end the server has {left:?}"));
         }
     }
 
@@ -180,7 +205,7 @@ fn drift(sim: &Sim, most: u32) -> i32 {
 /// Injects the faults of a schedule into processes and servers, and heals everything at the end.
 struct FaultInjector {
     sim: Sim,
-    network: Network,
+    driver: Arc<dyn Driver>,
     plan: Plan,
     stepper: Option<Stepper>,
     workload: Arc<Workload>,
@@ -191,80 +216,23 @@ impl FaultInjector {
         let Plan { node_faults, heals_at, .. } = self.plan;
         node_faults.deal(&self.sim, heals_at, || self.strike(&processes)).await;
         processes.iter().for_each(|process| self.sim.resume(*process));
-        self.network.heal();
+        self.driver.heal();
     }
 
     fn strike(&self, processes: &[usize]) {
-        let process = processes[self.sim.choose(processes.len() as u32) as usize];
-        let name = || {
-            let names = &self.workload.names;
-            &names[self.sim.choose(names.len() as u32) as usize]
-        };
-        match self.plan.node_faults.draw(&self.sim) {
+        let Self { sim, driver, plan, stepper, workload } = self;
+        let process = processes[sim.choose(processes.len() as u32) as usize];
+        let scene = Scene { sim, plan, workload, stepper: *stepper, process };
+        match plan.node_faults.draw(sim) {
             None => {}
-            Some(NodeFault::Pause) => pause(&self.sim, process, self.until()),
-            Some(NodeFault::Kill) if self.sim.is_dead(process) => {}
+            Some(NodeFault::Pause) => pause(sim, process, scene.until()),
+            Some(NodeFault::Kill) if sim.is_dead(process) => {}
             Some(NodeFault::Kill) => {
-                self.sim.note(|| format!("p{process}: dies"));
-                self.network.silence(process);
-                self.sim.kill(process);
+                sim.note(|| format!("p{process}: dies"));
+                driver.silence(process);
+                sim.kill(process);
             }
-            Some(NodeFault::Cut) => self.network.cut(process),
-            Some(NodeFault::DelayMessages) => self.network.delay_messages(process),
-            Some(NodeFault::Stall) => {
-                let until = self.until();
-                self.sim.note(|| format!("server: stands still until {:.6}", until as f64 / 1e9));
-                self.network.stall(until);
-            }
-            Some(NodeFault::Forget) => {
-                self.sim.note(|| "server: forgets everything".into());
-                self.network.forget();
-            }
-            Some(NodeFault::Delete) => {
-                let name = name();
-                self.sim.note(|| format!("server: {} is deleted", name.as_str()));
-                self.network.delete(name);
-            }
-            Some(NodeFault::Part) => {
-                let until = self.until();
-                self.network.part(process, Parting::draw(&self.sim, until));
-            }
-            Some(NodeFault::Rewind) => {
-                let now = self.sim.now();
-                let to = now.saturating_sub(self.plan.span(&self.sim, self.plan.lease()));
-                self.sim.note(|| format!("server: is again what it was at {:.6}", to as f64 / 1e9));
-                self.network.rewind(to);
-            }
-            Some(NodeFault::Evict) => {
-                let name = name();
-                self.sim.note(|| format!("server: the counter of {} is evicted", name.as_str()));
-                self.network.evict_counter(name);
-                // None answers several requests in one microsecond, by which its numbers would be
-                // ahead of its clock.
-                self.network.stall(self.sim.now() + MS / 100);
-            }
-            Some(NodeFault::Step) => {
-                let Some(stepper) = self.stepper else { return };
-                let (network, workload) = (self.network.clone(), Arc::clone(&self.workload));
-                // What has lapsed by now does not live again when the clock is set back.
-                let sweep = move || {
-                    for (name, sort) in workload.names.iter().zip(workload.plan.kinds) {
-                        network.sweep(name, sort.rule());
-                    }
-                };
-                stepper.strike(&self.sim, &self.network, self.plan.heals_at, sweep);
-            }
+            Some(fault) => driver.strike(fault, &scene),
         }
-    }
-
-    /// When a pause ends: some time within two leases, or just when a lease does.
-    fn until(&self) -> TrueTime {
-        let now = self.sim.now();
-        let edge = self.workload.names.iter().find_map(|name| self.workload.oracle.edge(name));
-        let until = match edge {
-            Some(edge) if edge > now && self.sim.chance(500) => edge + self.sim.between(0, 6 * MS) - 3 * MS,
-            _ => now + self.plan.node_faults.span(&self.sim, MS, 2 * self.plan.lease()),
-        };
-        until.min(self.plan.heals_at)
     }
 }

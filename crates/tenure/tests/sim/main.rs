@@ -3,6 +3,8 @@
 
 mod callers;
 #[cfg(tenure_planted)]
+mod cas;
+#[cfg(tenure_planted)]
 mod directory;
 mod grants;
 mod one_server;

@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::{env, panic, thread};
 
 use tenure::internals::planted::Bug;
+use tenure_testkit::sim::cas::Versions;
 use tenure_testkit::sim::oracle::members::ONE_TRIP;
 use tenure_testkit::sim::regime::Regime;
 use tenure_testkit::sim::report::Report;
-use tenure_testkit::sim::{files, quorum, scenarios, world};
+use tenure_testkit::sim::{cas, files, quorum, scenarios, world};
 use tenure_testkit::{plant, setting};
 
 /// By which invariant each bug is caught, and within how many schedules.
@@ -162,6 +163,17 @@ const CAUGHT_IN_A_DIRECTORY: &[(Bug, &str, u64)] = &[
     (Bug::RefreshedTooLate, "nothing is left behind", 500),
 ];
 
+/// Bugs of the client of stores by compare-and-swap.
+const CAUGHT_BY_COMPARE_AND_SWAP: &[(Bug, &str, u64)] = &[
+    (Bug::CasUnfenced, "nothing is left behind", 5_000),
+    (Bug::CasDeathIgnored, "progress", 5_000),
+    (Bug::CasConflictIsBusy, "progress", 5_000),
+    (Bug::CasWatchAfterLook, "progress", 5_000),
+    (Bug::CasUncompared, "token order", 5_000),
+    (Bug::CasFrontIsAll, "a waiter that fits is let in", 5_000),
+    (Bug::CasHandleOfAnother, "no stale release, no revival", 5_000),
+];
+
 /// Runs a schedule of the simulation that is for this bug.
 fn run(bug: Bug, seed: u64) -> Report {
     let regimes = regimes(bug);
@@ -191,8 +203,13 @@ fn run_in(regime: Regime, bug: Bug, seed: u64) -> Report {
         | Bug::CalledInVainLeft
         | Bug::NearUntold
         | Bug::LateRefusal => files::run_in(regime, seed),
+        _ if is_in(CAUGHT_BY_COMPARE_AND_SWAP, bug) => cas::run_in(regime, seed),
         _ => world::run_in(regime, seed),
     }
+}
+
+fn is_in(bugs: &[(Bug, &str, u64)], bug: Bug) -> bool {
+    bugs.iter().any(|(known, ..)| *known == bug)
 }
 
 /// In which regimes a bug is looked for, by turns: in that which is steered to it, where it is rare
@@ -214,6 +231,7 @@ fn regimes(bug: Bug) -> &'static [Regime] {
         | Bug::ChangeUnheard
         | Bug::CalledInVainLeft
         | Bug::NearUntold => files::REGIMES,
+        _ if is_in(CAUGHT_BY_COMPARE_AND_SWAP, bug) => cas::REGIMES,
         _ => &Regime::ALL,
     }
 }
@@ -270,6 +288,29 @@ fn what_is_judged_on_a_quorum_can_fail_there() {
 #[test]
 fn what_is_judged_in_a_directory_can_fail_there() {
     all_are_caught(CAUGHT_IN_A_DIRECTORY, &[], |_, seed| files::run(seed));
+}
+
+#[test]
+fn bugs_of_stores_by_compare_and_swap_are_caught() {
+    all_are_caught(CAUGHT_BY_COMPARE_AND_SWAP, &[], run);
+}
+
+/// By any check: none of these schedules violates a promise without it.
+#[test]
+fn a_hold_that_is_taken_out_beside_a_request_is_caught() {
+    plant(Some(Bug::CasTakenOutBeside));
+    let regime = |seed: u64| cas::REGIMES[(seed % cas::REGIMES.len() as u64) as usize];
+    let caught = (0..800).find_map(|seed| Some((seed, cas::run_in(regime(seed), seed).violation?)));
+    plant(None);
+    println!("{caught:?}");
+    assert!(caught.is_some());
+}
+
+/// A version that began again is not the one that was seen.
+#[test]
+fn a_server_that_does_not_compare_creations_is_caught() {
+    let is_caught = (0..500).any(|seed| cas::run_with(Versions::Alone, seed).violation.is_some());
+    assert!(is_caught);
 }
 
 /// What callers see by themselves, and by which of its checks the judge of `tenure stress` finds
@@ -340,6 +381,7 @@ fn medians() {
     let run = |bug, seed| regime.map_or_else(|| run(bug, seed), |regime| run_in(regime, bug, seed));
     let is_meant = |bug: Bug| only.as_ref().is_none_or(|only| *only == format!("{bug:?}"));
     panic::set_hook(Box::new(|_| {}));
+    let all: Vec<_> = CAUGHT.iter().chain(CAUGHT_BY_COMPARE_AND_SWAP).collect();
     let next = AtomicUsize::new(0);
     let rows: Mutex<Vec<(usize, String)>> = Mutex::default();
     thread::scope(|scope| {
@@ -347,7 +389,7 @@ fn medians() {
             scope.spawn(|| {
                 loop {
                     let place = next.fetch_add(1, Ordering::Relaxed);
-                    let Some((bug, invariant, _)) = CAUGHT.get(place) else { break };
+                    let Some((bug, invariant, _)) = all.get(place) else { break };
                     if !is_meant(*bug) {
                         continue;
                     }

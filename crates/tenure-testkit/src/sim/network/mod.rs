@@ -7,6 +7,7 @@
 //! next connection, which begins by putting an end to the last. Messages come on a connection of
 //! their own, and no client notices when one of them is lost.
 
+mod driver;
 mod subscription;
 mod trouble;
 
@@ -66,6 +67,8 @@ struct Inner {
     started_at: TrueTime,
     /// How often it went back to what it was.
     rewinds: u64,
+    /// Whether the engine renews several locks together.
+    renews_together: bool,
 }
 
 /// A process's end of the network.
@@ -170,6 +173,7 @@ impl Network {
             starts: 0,
             started_at: 0,
             rewinds: 0,
+            renews_together: false,
         };
         Self { sim: sim.clone(), oracle: None, url: url.into(), inner: Arc::new(Mutex::new(inner)) }
     }
@@ -199,6 +203,11 @@ impl Network {
                 parting: Parting::default(),
             });
         }
+    }
+
+    /// The engine hands stores that are opened from now on renewals together.
+    pub fn renew_together(&self) {
+        self.inner().renews_together = true;
     }
 
     /// The server runs the scripts as well.

@@ -141,7 +141,12 @@ impl ReferenceModel {
             Verb::Refresh { owners, .. } => owners.contains(owner),
             _ => op.owner == *owner,
         };
-        let is_released = matches!(executed.answer, Answer::Released { left: 0 });
+        let is_released = match executed.answer {
+            Answer::Released { left: 0 } => true,
+            // Each hold of a reentrant owner is bound to a session of its own.
+            Answer::Released { .. } => self.plan.session > 0,
+            _ => false,
+        };
         let is_passed = |owner: &Owner| executed.passed.iter().any(|passed| passed.owner == *owner);
         let Some(lock) = self.locks.get(&op.name) else { return };
         let wrong = lock.places.iter().find_map(|place| {
@@ -154,7 +159,7 @@ impl ReferenceModel {
                 _ if asked(of) && is_released => None,
                 None if is_passed(of) => None,
                 None => Some(format!("a request of {by} ended the place of {of}: {:?}", op.verb)),
-                Some(lapses) if lapses < place.lapses => {
+                Some(lapses) if lapses + self.plan.session < place.lapses => {
                     let less = (place.lapses - lapses) / 1_000;
                     Some(format!("a request of {by} shortened the lease of {of} by {less} µs: {:?}", op.verb))
                 }

@@ -32,7 +32,7 @@ impl ReferenceModel {
             return None;
         };
         // The server counts whole milliseconds on a clock that may be half a percent slow.
-        let longest = (self.longest_ms + 2) * MS;
+        let longest = (self.longest_ms + 2) * MS + self.plan.session;
         // One that a clock has set which was set back since may end later, and nothing shortens it.
         let known = self.locks.get(name).and_then(|lock| lock.place(owner)).map_or(0, |place| place.lapses);
         if lapses > known.max(at + longest + longest / 100) {

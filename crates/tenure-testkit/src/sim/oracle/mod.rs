@@ -33,7 +33,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, Weak};
 
-use tenure::internals::protocol::{Answer, Notification, Op};
+use tenure::internals::protocol::{Answer, Notification, Op, Verb};
 use tenure::{LockName, Owner};
 
 use reference_model::ReferenceModel;
@@ -310,6 +310,46 @@ impl Oracle {
         drop(model);
         self.watch_all();
         self.will_tell();
+    }
+
+    /// What hears of requests that a client answers from what it has read, and writes nothing.
+    #[cfg(tenure_planted)]
+    pub(super) fn unwritten(&self) -> tenure::internals::store::observe::Unwritten {
+        let model = Arc::clone(&self.model);
+        Box::new(move |op, answer| {
+            if let (Verb::Acquire { .. }, Answer::Held { .. }) = (&op.verb, answer)
+                && let Some(owned) = lock(&model).owners.get_mut(&op.owner)
+            {
+                owned.grants += 1;
+            }
+        })
+    }
+
+    /// Leases end at these moments, because what they are bound to lives on, or its life is known
+    /// better.
+    pub fn extended(&self, lapses: impl Fn(&LockName, &Owner) -> Option<TrueTime>) {
+        let at = self.sim.now();
+        let mut model = lock(&self.model);
+        model.settle_all(at, &self.sim);
+        let changed = model.extend(at, lapses);
+        drop(model);
+        changed.into_iter().for_each(|owner| self.watch(owner));
+    }
+
+    /// Holds and places are gone from a lock without a request of their owners: by the numbers of
+    /// the holds of a reentrant owner. They have lapsed, as the client says that had them, or an
+    /// operator has ended the session that they were bound to.
+    pub fn unbound(&self, name: &LockName, gone: &[(Owner, u64)], is_forced: bool) {
+        let at = self.sim.now();
+        let mut model = lock(&self.model);
+        model.settle(at, name, &self.sim);
+        for (owner, number) in gone {
+            model.unbind(at, name, (owner, *number), is_forced, &self.sim);
+        }
+        drop(model);
+        if is_forced && !gone.is_empty() {
+            self.will_tell();
+        }
     }
 
     /// Looks again at every lease that is set.

@@ -60,6 +60,10 @@ impl ReferenceModel {
     /// times.
     fn check_fresh(&mut self, at: TrueTime, owner: &Owner, told: &Told) {
         let Some(owned) = self.owners.get(owner) else { return };
+        // What is bound to a session is renewed with that, and no server hears of it.
+        if owned.was_called && self.plan.session > 0 {
+            return;
+        }
         // Who was called, and had too little left to return with, has renewed it first, once.
         let rounds = if owned.was_called && owned.told_at.is_some() { ROUNDS } else { owned.grants };
         // A client that was called was not granted what it asked for, but something later.
@@ -237,19 +241,18 @@ impl Oracle {
         holding
     }
 
-    /// `try_lock`, for an owner of this label, said that a client holds: a client did, at some
-    /// moment since it was asked.
-    pub fn said_busy(&self, name: &LockName, label: &str, since: TrueTime) {
+    /// `try_lock` for this weight, by an owner of this label, answered that the lock is busy: at some
+    /// moment since the call began, it had no room.
+    pub fn said_busy(&self, name: &LockName, weight: u32, label: &str, since: TrueTime) {
         let at = self.sim.now();
         let mut model = lock(&self.model);
         model.settle(at, name, &self.sim);
         if model.members.is_some() {
             return model.check_busy_members(at, label, since);
         }
-        let was_held =
-            model.locks.get(name).is_some_and(|lock| !lock.places.is_empty() || lock.free_since >= since);
-        if !was_held {
-            model.accuse(at, REPORTING, format!("{name} was called busy, and no client held it"));
+        if model.locks.get(name).is_some_and(|lock| lock.had_room(weight, since)) {
+            let what = format!("{name} was called busy, and {weight} of it were free all the time");
+            model.accuse(at, REPORTING, what);
         }
     }
 

@@ -91,7 +91,7 @@ fn plan(sim: &Sim, regime: Regime) -> Plan {
     if regime == Regime::Forgetting {
         plan.node_faults.forget = 6;
     }
-    plan.node_faults.delete = 0;
+    (plan.node_faults.delete, plan.forced) = (0, 0);
     plan.node_faults.most *= 2;
     plan.processes = plan.processes.max(2);
     plan.is_near = sim.chance(300);

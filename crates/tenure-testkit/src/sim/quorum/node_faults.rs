@@ -106,6 +106,11 @@ impl FaultInjector {
         let (swept, name) = (node.clone(), scene.name.clone());
         // What has lapsed by now does not live again when the clock is set back.
         let sweep = move || swept.sweep(&name, LockKind::Mutex.rule());
-        stepper.strike(sim, node, scene.plan.heals_at, sweep);
+        let node = node.clone();
+        let step = move || {
+            sweep();
+            node.set_off(stepper.next(node.with_server(|server| server.off())));
+        };
+        stepper.strike(sim, scene.plan.heals_at, step);
     }
 }

@@ -238,6 +238,14 @@ pub struct Plan {
     pub looks: TrueTime,
     /// Whether all wall clocks agree within less than a member of a quorum allows for.
     pub is_near: bool,
+    /// Permille of acquisitions before which an operator ends all holds by force.
+    pub forced: u32,
+    /// How much longer than its lease a store keeps a hold at most, where it is bound to a session.
+    pub session: TrueTime,
+    /// How many round trips a call takes at most, where it takes several.
+    pub trips: u32,
+    /// Whether the server removes a waiter whose client does not hear its call.
+    pub passes: bool,
 }
 
 /// Everything the code under test may do by itself once nothing fails any more: an attempt that is
@@ -257,7 +265,7 @@ impl Plan {
     /// The lease in true time, on the slowest clock.
     pub fn lease(&self) -> TrueTime {
         let lease = self.ttl.as_nanos() as TrueTime;
-        lease + self.drift()
+        lease + self.drift() + self.session
     }
 
     /// Whether the permits of this lock are set while it is in use: where the server forgets
@@ -284,15 +292,16 @@ impl Plan {
 
     /// More than a question and its answer take where nothing fails.
     pub fn trip(&self) -> Duration {
-        match self.brief {
-            Some(_) => Duration::from_nanos(3 * self.faults.latency.1),
-            None => ROUND_TRIP,
-        }
+        self.trips
+            * match self.brief {
+                Some(_) => Duration::from_nanos(3 * self.faults.latency.1),
+                None => ROUND_TRIP,
+            }
     }
 
     /// For how long a place in a queue is kept, in true time.
     pub fn wait(&self) -> TrueTime {
-        lease::wait(self.ttl).as_nanos() as TrueTime + self.drift()
+        lease::wait(self.ttl).as_nanos() as TrueTime + self.drift() + self.session
     }
 
     /// Draws the numbers of a schedule in one regime.
@@ -323,6 +332,10 @@ impl Plan {
             strict_from: 0,
             looks: 0,
             is_near: false,
+            forced: 0,
+            session: 0,
+            trips: 1,
+            passes: true,
         };
         if sim.chance(200) {
             (plan.names, plan.both) = (2, 300 * sim.choose(2));
@@ -388,6 +401,7 @@ impl Plan {
             Regime::Forgetting => {
                 plan.faults.late_wake = (300, 2 * SECOND);
                 plan.node_faults = NodeFaults { most: 4, forget: 3, delete: 3, cut: 1, ..none };
+                plan.forced = 30;
             }
             Regime::Parted => {
                 plan.ttl = ttl(300 * MS, 10 * SECOND);

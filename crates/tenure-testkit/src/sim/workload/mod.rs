@@ -4,6 +4,8 @@
 mod holding;
 mod requests;
 
+use std::any::Any;
+use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
@@ -20,7 +22,7 @@ use super::executor::{Process, Sim, Stop, lock};
 use super::lock_request::{Got, Hand, LockRequest, OneOf};
 use super::oracle::reporting::{Holding, Said, Told};
 use super::oracle::{Claim, Oracle};
-use super::regime::{LockKind, Plan, Regime, SHORTEST};
+use super::regime::{LockKind, Plan, SHORTEST};
 
 impl Claim for Guard {
     fn is_held(&self) -> bool {
@@ -58,6 +60,20 @@ pub struct Workload {
     pub labels: Option<Mutex<u32>>,
     /// How many tasks have not ended.
     pub left: Mutex<u32>,
+    /// What holders do beside the lock.
+    beside: Option<Beside>,
+}
+
+/// Something that goes on while a lock is held, or longer.
+type Going = Box<dyn Any + Send>;
+
+/// Begins something beside a hold.
+struct Beside(Box<dyn Fn(&LockName, &Guard) -> Option<Going> + Send + Sync>);
+
+impl fmt::Debug for Beside {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Beside")
+    }
 }
 
 impl Workload {
@@ -71,7 +87,13 @@ impl Workload {
         let owners = (0..names.len()).map(|lock| (0..2).map(|number| owner(2 * lock + number)).collect());
         let owners = owners.collect();
         let (sim, board, left) = (sim.clone(), Mutex::default(), Mutex::new(0));
-        Self { sim, oracle, plan, names, owners, board, trip: plan.trip(), labels: None, left }
+        Self { sim, oracle, plan, names, owners, board, trip: plan.trip(), labels: None, left, beside: None }
+    }
+
+    /// The same. Holders begin this with each hold.
+    #[must_use]
+    pub fn beside(self, begin: impl Fn(&LockName, &Guard) -> Option<Going> + Send + Sync + 'static) -> Self {
+        Self { beside: Some(Beside(Box::new(begin))), ..self }
     }
 
     /// Starts up to so many tasks of a process, and one more. They alone have handles to its locks.
@@ -190,8 +212,8 @@ impl Task {
         let locks = self.locks.with(|_| options.clone())?;
         let index = sim.choose(plan.names) as usize;
         let name = &self.workload.names[index];
-        if plan.regime == Regime::Forgetting && plan.node_faults.delete > 0 && sim.chance(30) {
-            // An operator's hand; whichever client held hears of it when it asks next.
+        if sim.chance(plan.forced) {
+            // The holder learns of it from its next request.
             drop(self.cut_short(self.cut(), locks.force_release(name.as_str())).await);
         }
         if let (LockKind::Semaphore(most), true) = (plan.kinds[index], plan.resizes(index))

@@ -124,7 +124,7 @@ impl Task {
                 let times = if name.is_some() { 1 } else { 2 * plan.names };
                 self.check_in_time(cut, since, begun, locks.options().op_timeout * times);
                 if let (Ok(None), Some(name)) = (&outcome, name) {
-                    self.oracle().said_busy(name, &locks.options().label, since);
+                    self.oracle().said_busy(name, request.weight(), &locks.options().label, since);
                 }
                 outcome
             }

@@ -52,6 +52,8 @@ pub(super) struct Lock {
     pub(super) free_since: TrueTime,
     /// Since when that may be known.
     known_since: TrueTime,
+    /// How much a newcomer could have had, from which moment on.
+    room: Vec<(TrueTime, u64)>,
     /// Since when the first waiter could have been let in.
     pub(super) open_since: Option<TrueTime>,
     pub(super) last_number: u64,
@@ -126,6 +128,8 @@ pub(super) struct Owned {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     Released,
+    /// Its time was over, and its client has taken it out.
+    Lapsed,
     /// By another client, or by a server that forgets: its guard cannot know yet.
     Forced,
 }
@@ -158,6 +162,7 @@ impl ReferenceModel {
             places: Vec::new(),
             free_since: 0,
             known_since: 0,
+            room: vec![(0, u64::from(sort.capacity()))],
             open_since: None,
             last_number: 0,
             last_token: 0,
@@ -210,6 +215,73 @@ impl ReferenceModel {
             }
             let guards = self.holds.iter_mut().filter(|hold| hold.owner == place.owner);
             guards.for_each(|hold| hold.is_forced = true);
+        }
+    }
+
+    /// Sets when leases end. Returns the owners whose leases end at another moment now.
+    pub(super) fn extend(
+        &mut self,
+        at: TrueTime,
+        lapses: impl Fn(&LockName, &Owner) -> Option<TrueTime>,
+    ) -> Vec<Owner> {
+        let mut changed = Vec::new();
+        for (name, lock) in &mut self.locks {
+            for place in &mut lock.places {
+                let Some(lapses) = lapses(name, &place.owner).map(|lapses| lapses.max(at)) else { continue };
+                if lapses == place.lapses {
+                    continue;
+                }
+                place.lapses = lapses;
+                lock.edge = lapses;
+                if let Some(owned) = self.owners.get_mut(&place.owner) {
+                    owned.lapses = lapses;
+                }
+                changed.push(place.owner.clone());
+            }
+        }
+        changed
+    }
+
+    /// A hold or place is gone without a request of its owner.
+    pub(super) fn unbind(
+        &mut self,
+        at: TrueTime,
+        name: &LockName,
+        (owner, number): (&Owner, u64),
+        is_forced: bool,
+        sim: &Sim,
+    ) {
+        let Some(lock) = self.locks.get_mut(name) else { return };
+        let is_counted = lock.sort == LockKind::Reentrant;
+        let Some(place) = lock.places.iter_mut().find(|place| place.owner == *owner) else { return };
+        if is_counted {
+            let process = place.live.iter().find(|(live, _)| *live == number).map(|(_, process)| *process);
+            match number {
+                // All holds that are detached have the number 0.
+                0 => place.detached = 0,
+                _ => place.live.retain(|(live, _)| *live != number),
+            }
+            if place.count() > 0 {
+                if is_forced {
+                    let guards = self.holds.iter_mut().filter(|hold| hold.owner == *owner);
+                    let guards = guards.filter(|hold| Some(hold.process) == process);
+                    guards.for_each(|hold| hold.is_forced = true);
+                }
+                return;
+            }
+        } else if place.number != number {
+            return;
+        }
+        if is_forced {
+            return self.force(at, name, |place| place.owner == *owner);
+        }
+        self.check_unheld(at, owner, None);
+        self.check_given_back(at, owner, sim);
+        let Some(lock) = self.locks.get_mut(name) else { return };
+        lock.places.retain(|place| place.owner != *owner);
+        lock.changed(at);
+        if let Some(owned) = self.owners.get_mut(owner) {
+            owned.ended = Some((at, End::Lapsed));
         }
     }
 

@@ -50,6 +50,17 @@ impl Lock {
             (self.free_since, self.known_since) = (at, at);
         }
         self.open_since = if self.is_open() { self.open_since.or(Some(at)) } else { None };
+        let is_queued = self.head().is_some() || self.sort == LockKind::Reentrant && !self.places.is_empty();
+        let room = if is_queued { 0 } else { u64::from(self.capacity).saturating_sub(self.used()) };
+        if self.room.last().is_none_or(|(_, last)| *last != room) {
+            self.room.push((at, room));
+        }
+    }
+
+    /// Whether a newcomer of this weight fitted in all the time since a moment.
+    pub(in crate::sim) fn had_room(&self, weight: u32, since: TrueTime) -> bool {
+        let first = self.room.partition_point(|(at, _)| *at <= since).saturating_sub(1);
+        self.room[first..].iter().all(|(_, room)| u64::from(weight.min(self.capacity)) <= *room)
     }
 }
 

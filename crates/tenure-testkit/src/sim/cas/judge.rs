@@ -1,0 +1,164 @@
+//! What the server reports to the oracle.
+//!
+//! On such a server a hold lasts until its client takes it out, or until the handle ends that it is
+//! bound to. So the oracle takes the end of the handle for that of the lease.
+
+use std::collections::BTreeMap;
+
+use tenure::internals::protocol::{Answer, Data, Entry, LockSpec, ReleaseScope, Verb};
+use tenure::internals::store::cas::{Bound, Handle, stands};
+use tenure::internals::store::observe::Told;
+use tenure::{LockName, Owner};
+
+use super::server::State;
+use crate::sim::clock::{Clock, MS};
+use crate::sim::executor::{ProcessId, Sim};
+use crate::sim::oracle::{Executed, Oracle};
+use crate::sim::request::Shown;
+use crate::sim::server::LockView;
+
+/// Reports to the oracle.
+pub(super) struct Judge {
+    pub(super) sim: Sim,
+    pub(super) oracle: Oracle,
+    /// The server's clock.
+    pub(super) clock: Clock,
+}
+
+/// A lock on the server.
+#[derive(Default)]
+pub(super) struct Look {
+    bound: Vec<Bound>,
+    lock: Option<Entry<Data>>,
+}
+
+impl Look {
+    /// The token of a reentrant owner, whose holds keep their numbers when it comes again.
+    fn fence(&self) -> Option<&str> {
+        match &self.lock.as_ref()?.value {
+            Data::Hash(hash) => hash.get("#fence").map(String::as_str),
+            _ => None,
+        }
+    }
+
+    /// Whether this number is that of a place that waits.
+    fn waits(&self, number: u64) -> bool {
+        matches!(self.lock.as_ref().map(|lock| &lock.value), Some(Data::Queue(queue)) if number > queue.mark)
+    }
+}
+
+impl Judge {
+    /// A lock as it stands.
+    pub(super) fn look(&self, state: &State, name: &LockName) -> Look {
+        let Some(stored) = state.locks.get(name) else { return Look::default() };
+        let part = |id| state.parts.get(&(name.clone(), id)).map(String::as_str);
+        let end = |handle| state.handles.get(&handle).map(|life| life.end.0 / MS - 1);
+        stands(stored, part, end).map_or_else(Look::default, |(bound, lock)| Look { bound, lock })
+    }
+
+    /// A write was carried out. `added`: what its requests have to add to their numbers.
+    pub(super) fn committed(
+        &self,
+        state: &State,
+        process: ProcessId,
+        name: &LockName,
+        before: Look,
+        told: &[Told],
+        added: u64,
+    ) {
+        let (at, after) = (self.sim.now(), self.look(state, name));
+        let is_forced = told
+            .iter()
+            .any(|told| matches!(told.op.verb, Verb::Release { whose, .. } if whose != ReleaseScope::Own));
+        let is_again = before.fence() != after.fence();
+        let gone = before.bound.iter().filter(|bound| {
+            let left = |left: &&Bound| (left.number, &left.owner) == (bound.number, &bound.owner);
+            let is_left = !is_again && after.bound.iter().any(|other| left(&other));
+            // Those of another client that lives are none of this one's.
+            let is_own = state.handles.get(&bound.handle).is_none_or(|life| life.process == process);
+            let is_ended_by_force = is_forced && !before.waits(bound.number);
+            !is_left && is_own && !is_ended_by_force && !told.iter().any(|told| releases(told, bound))
+        });
+        let gone: Vec<(Owner, u64)> = gone.map(|bound| (bound.owner.clone(), bound.number)).collect();
+        if !gone.is_empty() {
+            self.sim.note(|| format!("p{process}: takes out {gone:?}"));
+            self.oracle.unbound(name, &gone, false);
+        }
+        for Told { op, answer, wake, after: left } in told {
+            let answer = counted(answer, added);
+            self.sim.mark(at ^ process as u64);
+            self.sim.note(|| format!("server: p{process}: {}: {answer:?}", Shown(op)));
+            // Those that are carried out together may count several holds of one owner.
+            let counts = left.lock.as_ref().map(|lock| &lock.value);
+            let between = match (counts, &after.lock) {
+                (Some(Data::Hash(_)), Some(lock)) if told.len() > 1 => {
+                    let ends = before.lock.as_ref().map_or(lock.expires_ms, |before| before.expires_ms);
+                    counts.map(|value| Entry { value: value.clone(), expires_ms: ends })
+                }
+                _ => None,
+            };
+            let lock = between.as_ref().or(after.lock.as_ref());
+            let view = lock.and_then(|lock| LockView::at(at, lock, self.clock));
+            let wake = wake.as_ref();
+            self.oracle.executed(&Executed { process, op, answer: &answer, wake, passed: &[], after: view });
+        }
+        // Each hold of a reentrant owner has its own handle.
+        if matches!(after.lock.as_ref().map(|lock| &lock.value), Some(Data::Hash(_))) {
+            self.extended(state);
+        }
+    }
+
+    /// A handle ends.
+    pub(super) fn ended(&self, state: &State, handle: Handle, is_forced: bool) {
+        self.sim.note(|| format!("server: handle {handle} ends, by force: {is_forced}"));
+        for name in state.locks.keys() {
+            let bound = self.look(state, name).bound.into_iter().filter(|bound| bound.handle == handle);
+            let gone: Vec<(Owner, u64)> = bound.map(|bound| (bound.owner, bound.number)).collect();
+            self.oracle.unbound(name, &gone, is_forced);
+        }
+    }
+
+    /// Handles end at another moment now.
+    pub(super) fn extended(&self, state: &State) {
+        let at = self.sim.now();
+        let looks: BTreeMap<&LockName, Look> =
+            state.locks.keys().map(|name| (name, self.look(state, name))).collect();
+        self.oracle.extended(|name, owner| {
+            let lock = looks.get(name)?.lock.as_ref()?;
+            LockView::at(at, lock, self.clock)?.share(owner)?.lapses
+        });
+    }
+
+    /// What is bound to a handle that lives.
+    pub(super) fn left(&self, state: &State) -> Vec<String> {
+        let all = state.locks.keys().flat_map(|name| self.look(state, name).bound);
+        let alive = all.filter(|bound| state.handles.contains_key(&bound.handle));
+        alive.map(|bound| format!("{bound:?}")).collect()
+    }
+}
+
+/// Whether a request has given this hold or place back, or bound the hold to something else.
+fn releases(told: &Told, bound: &Bound) -> bool {
+    let Told { op, answer, .. } = told;
+    let is_counted = op.rule == LockSpec::Reentrant;
+    match op.verb {
+        _ if op.owner != bound.owner => false,
+        Verb::Release { hold, whose: ReleaseScope::Own, .. } => {
+            matches!(answer, Answer::Released { .. }) && (!is_counted || hold == bound.number)
+        }
+        // A hold that is detached has the number 0.
+        Verb::Renew { hold, bind: Some(_), .. } => is_counted && [0, hold].contains(&bound.number),
+        _ => false,
+    }
+}
+
+/// An answer with its numbers counted on from the creation of the lock.
+fn counted(answer: &Answer, added: u64) -> Answer {
+    match answer {
+        Answer::Held { fence } => Answer::Held { fence: fence + added },
+        Answer::Waiting { ticket, retry_in_ms } => {
+            Answer::Waiting { ticket: ticket + added, retry_in_ms: *retry_in_ms }
+        }
+        answer => answer.clone(),
+    }
+}

@@ -1,0 +1,136 @@
+//! Locks by compare-and-swap, as on etcd and ZooKeeper, in the simulated world.
+
+mod judge;
+mod server;
+
+use std::sync::Arc;
+
+use tenure::internals::protocol::lease;
+use tenure::internals::store::cas::Cas;
+use tenure::internals::{Moment, Runtime, Store};
+
+use super::chooser::{Chooser, Rng};
+use super::clock::{SECOND, TrueTime};
+use super::driver::{Driver, Scene};
+use super::executor::{Process, ProcessId, Sim};
+use super::network::Parting;
+use super::node_faults::NodeFault;
+use super::regime::{Plan, Regime};
+use super::report::Report;
+use super::world::World;
+use judge::Judge;
+
+pub use server::{Server, Versions};
+
+/// What can happen to such a server. It has no clock that judges leases, forgets nothing that it
+/// has written, and knows no scripts.
+pub const REGIMES: &[Regime] = &[
+    Regime::Quiet,
+    Regime::Lossy,
+    Regime::Slow,
+    Regime::Pausing,
+    Regime::Killing,
+    Regime::Drifting,
+    Regime::Tiny,
+    Regime::Storm,
+    Regime::Forgetting,
+    Regime::Parted,
+    Regime::Brink,
+    Regime::LateMessages,
+    Regime::Hiccup,
+    Regime::Rush,
+    Regime::Outage,
+    Regime::OnTheDot,
+    Regime::Fleeting,
+    Regime::Flapping,
+];
+
+/// Runs the schedule of a seed in a regime.
+pub fn run_in(regime: Regime, seed: u64) -> Report {
+    schedule(regime, seed, false, None)
+}
+
+/// Runs the schedule of a seed in a regime and writes down what happens.
+pub fn replay(regime: Regime, seed: u64) -> Report {
+    schedule(regime, seed, true, None)
+}
+
+/// Runs the schedule of a seed on a server that compares so.
+pub fn run_with(versions: Versions, seed: u64) -> Report {
+    schedule(REGIMES[(seed % REGIMES.len() as u64) as usize], seed, false, Some(versions))
+}
+
+/// The numbers of a schedule on such a server.
+fn plan(sim: &Sim, regime: Regime) -> Plan {
+    let mut plan = Plan::draw(sim, regime);
+    // A watch tells of each change once, and no request has its time from the server.
+    (plan.faults.repeat_wake, plan.faults.limit, plan.faults.again) = (0, 0, 0);
+    (plan.passes, plan.trips) = (false, 8);
+    // The life of a handle: see `cas::leases`.
+    let ttl = plan.ttl;
+    // A hold that is being released lasts for two seconds more.
+    plan.session = (ttl / 6 + lease::margin(ttl)).as_nanos() as TrueTime + 5 * SECOND;
+    plan.strict_from += plan.session * u64::from(!regime.is_calm());
+    plan
+}
+
+fn schedule(regime: Regime, seed: u64, keep_log: bool, versions: Option<Versions>) -> Report {
+    // Not the choices of the schedule of another store that has this seed.
+    let sim = Sim::new(Chooser::seeded(Rng::new(seed ^ u64::MAX >> 2).next()));
+    let plan = plan(&sim, regime);
+    let drawn = if sim.chance(500) { Versions::Lasting } else { Versions::OfCreations };
+    // Lines in parts, which are short enough to be met.
+    let part = [128, 1, 2, 3][sim.choose(4) as usize];
+    let world = World::new(sim, seed, plan, keep_log, |sim, oracle, clock| {
+        let runtime = sim.process(clock, seed) as Arc<dyn Runtime>;
+        let judge = Judge { sim: sim.clone(), oracle: oracle.clone(), clock };
+        let versions = versions.unwrap_or(drawn);
+        Arc::new(Server::judged(runtime, versions, part, plan.faults, Some(judge)))
+    });
+    world.run()
+}
+
+impl Driver for Server {
+    fn open(&self, process: &Arc<Process>) -> Arc<dyn Store> {
+        let runtime = Arc::clone(process) as Arc<dyn Runtime>;
+        Arc::new(Cas::new(Arc::new(self.of(process.id())), "cas:sim", runtime))
+    }
+
+    fn silence(&self, process: ProcessId) {
+        self.silence(process);
+    }
+
+    fn strike(&self, fault: NodeFault, scene: &Scene<'_>) {
+        let Scene { sim, process, .. } = scene;
+        sim.note(|| format!("p{process}: {fault:?}"));
+        match fault {
+            NodeFault::Cut => self.cut(*process),
+            NodeFault::DelayMessages => self.delay_events(*process, scene.plan.faults.messages_late),
+            NodeFault::Stall => self.stall(self.shows(scene.until())),
+            NodeFault::Forget => self.restart(),
+            NodeFault::Delete => self.revoke(*process),
+            NodeFault::Part => {
+                let Parting { requests, replies, messages, loses } = Parting::draw(sim, scene.until());
+                let [requests, replies, messages] = [requests, replies, messages].map(|at| self.shows(at).0);
+                self.part(*process, Parting { requests, replies, messages, loses });
+            }
+            NodeFault::Pause | NodeFault::Kill | NodeFault::Rewind | NodeFault::Evict | NodeFault::Step => {}
+        }
+    }
+
+    fn heal(&self) {
+        self.heal();
+    }
+
+    fn left(&self) -> Vec<String> {
+        self.inner.judge.as_ref().map_or_else(Vec::new, |judge| judge.left(&self.state()))
+    }
+}
+
+impl Server {
+    /// A true time on the server's clock; 0 stays what it is.
+    fn shows(&self, at: TrueTime) -> Moment {
+        let clock = self.inner.judge.as_ref().map(|judge| judge.clock);
+        Moment(clock.filter(|_| at > 0).map_or(at, |clock| clock.shows(at)))
+    }
+}

@@ -1,0 +1,697 @@
+//! A server that compares and swaps, in memory: its conflicts, handles and watches, and what goes
+//! wrong between it and its clients.
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, Either, FutureExt, ready, select};
+use tenure::LockName;
+use tenure::internals::store::cas::{
+    Backend, Change, Committed, Handle, Listed, PartChange, Seen, Stamp, Stored, Watch,
+};
+use tenure::internals::store::{Cursor, Failure};
+use tenure::internals::{Moment, Runtime};
+use tokio::sync::{Notify, mpsc, oneshot};
+
+use super::judge::Judge;
+use crate::sim::clock::MS;
+use crate::sim::event::Event;
+use crate::sim::executor::{OUTSIDE, ProcessId, lock};
+use crate::sim::network::Parting;
+use crate::sim::regime::Faults;
+
+/// Most steps of one write, as in etcd's default settings.
+const STEPS: usize = 128;
+
+/// Places in one part of a line on real servers.
+const PART: usize = 128;
+
+/// A handle that ends later than this is not worth waiting for: no request takes so long.
+const NEAR: Duration = Duration::from_millis(1_200);
+
+/// A connection to the server.
+#[derive(Clone)]
+pub struct Server {
+    pub(super) inner: Arc<Inner>,
+    /// The process that is connected.
+    process: ProcessId,
+}
+
+pub(super) struct Inner {
+    runtime: Arc<dyn Runtime>,
+    state: Mutex<State>,
+    versions: Versions,
+    part: usize,
+    pub(super) judge: Option<Judge>,
+}
+
+/// What the server compares before it writes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Versions {
+    /// Versions that grow over deletions, as on etcd.
+    #[default]
+    Lasting,
+    /// Versions that begin again with each creation, and which creation it is, as on ZooKeeper. Its
+    /// watches tell that something has changed, and what is there is read afterwards.
+    OfCreations,
+    /// The same by a backend that forgets to compare the creation: a known bug.
+    Alone,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    revision: u64,
+    pub(super) locks: BTreeMap<LockName, Stored>,
+    /// Parts of lines.
+    pub(super) parts: BTreeMap<(LockName, u64), String>,
+    pub(super) handles: BTreeMap<Handle, Life>,
+    next: Handle,
+    watches: Vec<Watcher>,
+    ends: BTreeMap<ProcessId, End>,
+    faults: Faults,
+    /// The server stands still until then.
+    stalled_until: Moment,
+    /// Answers that never come, until all heals.
+    silent: Vec<Box<dyn Any + Send>>,
+    /// The next write is carried out so much later, and its answer lost.
+    delayed: Option<Duration>,
+    /// How many requests of each sort there were.
+    requests: BTreeMap<&'static str, u32>,
+}
+
+/// The life of a handle.
+pub(super) struct Life {
+    life: Duration,
+    pub(super) end: Moment,
+    marker: u64,
+    pub(super) process: ProcessId,
+}
+
+struct Watcher {
+    name: LockName,
+    process: ProcessId,
+    /// When the last event arrives.
+    last: Moment,
+    sender: mpsc::UnboundedSender<Seen>,
+}
+
+/// A process's end of the network.
+#[derive(Default)]
+struct End {
+    /// Tells requests on their way that the connection is cut.
+    cuts: Arc<Notify>,
+    /// What arrives later is not carried out any more.
+    arrives_until: Option<Moment>,
+    /// Events are told from then on.
+    hears_from: Moment,
+    /// By the server's clock.
+    parting: Parting,
+    /// It has lost a request or an answer.
+    has_lost: bool,
+}
+
+/// What becomes of a request on its way.
+struct Fate {
+    arrives: Moment,
+    is_carried_out: bool,
+    is_answered: bool,
+}
+
+impl Server {
+    /// A server without faults, whose lines are divided as on real servers.
+    pub fn new(runtime: Arc<dyn Runtime>) -> Self {
+        Self::with(runtime, Versions::Lasting, PART)
+    }
+
+    /// The same, with so many places in one part of a line.
+    pub fn with(runtime: Arc<dyn Runtime>, versions: Versions, part: usize) -> Self {
+        Self::judged(runtime, versions, part, Faults { latency: (0, 4 * MS), ..Faults::NONE }, None)
+    }
+
+    pub(super) fn judged(
+        runtime: Arc<dyn Runtime>,
+        versions: Versions,
+        part: usize,
+        faults: Faults,
+        judge: Option<Judge>,
+    ) -> Self {
+        let state = Mutex::new(State { faults, ..State::default() });
+        let inner = Inner { runtime, state, versions, part, judge };
+        Self { inner: Arc::new(inner), process: OUTSIDE }
+    }
+
+    /// The connection of a process.
+    #[must_use]
+    pub fn of(&self, process: ProcessId) -> Self {
+        Self { inner: Arc::clone(&self.inner), process }
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.inner.state)
+    }
+
+    fn now(&self) -> Moment {
+        self.inner.runtime.now()
+    }
+
+    /// Lets the next write be carried out so much later, and its answer be lost.
+    pub fn delay_next_write(&self, by: Duration) {
+        self.state().delayed = Some(by);
+    }
+
+    /// How many requests of each sort there were since the last look.
+    pub fn requests(&self) -> BTreeMap<&'static str, u32> {
+        std::mem::take(&mut self.state().requests)
+    }
+
+    /// Whether nothing is left of any lock.
+    pub fn is_empty(&self) -> bool {
+        let state = self.state();
+        state.locks.is_empty() && state.parts.is_empty()
+    }
+
+    /// How many parts there are of all lines.
+    pub fn parts(&self) -> usize {
+        self.state().parts.len()
+    }
+
+    /// Loses a part of a line, as if it was deleted by hand.
+    pub fn lose_part(&self) {
+        self.state().parts.pop_last();
+    }
+
+    /// Writes something else over a part of a line.
+    pub fn damage_part(&self) {
+        if let Some(mut part) = self.state().parts.last_entry() {
+            "something else".clone_into(part.get_mut());
+        }
+    }
+
+    fn below(&self, count: u64) -> u64 {
+        self.inner.runtime.random() % count.max(1)
+    }
+
+    /// A duration within these bounds in nanoseconds: short ones are as likely as long ones.
+    fn span(&self, low: u64, high: u64) -> Duration {
+        let bits = u64::BITS - high.saturating_sub(low).leading_zeros();
+        let most = 1_u64 << self.below(u64::from(bits) + 1).min(63);
+        Duration::from_nanos((low + self.below(most)).min(high.max(low)))
+    }
+
+    fn chance(&self, permille: u32) -> bool {
+        permille > 0 && self.below(1_000) < u64::from(permille)
+    }
+
+    fn count(&self, event: Event) {
+        if let Some(judge) = &self.inner.judge {
+            judge.sim.count(event);
+        }
+    }
+
+    /// Something goes wrong between this process and the server.
+    fn has_failed(&self, event: Event) {
+        self.count(event);
+        if let Some(judge) = &self.inner.judge {
+            judge.oracle.has_failed(self.process);
+        }
+    }
+
+    fn later(&self, at: Moment, what: impl FnOnce(&Self) + Send + 'static) {
+        let (server, wait) = (self.clone(), self.inner.runtime.sleep_until(at));
+        let task = async move {
+            wait.await;
+            what(&server);
+        };
+        self.inner.runtime.spawn(task.boxed());
+    }
+
+    /// What a message takes one way.
+    fn latency(&self, state: &State) -> Duration {
+        let Faults { latency: (low, high), late: (late, most), edge, .. } = state.faults;
+        let (now, first) = (self.now(), state.handles.values().map(|life| life.end).min());
+        if let Some(end) = first.filter(|end| *end > now && end.since(now) < NEAR)
+            && self.chance(edge)
+        {
+            self.count(Event::AtEdge);
+            // At the end of a handle, or just beside it.
+            let beside = if self.chance(state.faults.exact) { 3 * MS } else { self.below(6 * MS) };
+            let delay =
+                (end.since(now) + Duration::from_nanos(beside)).saturating_sub(Duration::from_millis(3));
+            self.is_slow(delay, high);
+            return delay;
+        }
+        if self.chance(late) {
+            let delay = self.span(high, most);
+            self.count(Event::Late);
+            self.is_slow(delay, high);
+            return delay;
+        }
+        self.span(low, high)
+    }
+
+    fn is_slow(&self, delay: Duration, usual: u64) {
+        if let Some(judge) = self.inner.judge.as_ref().filter(|_| delay.as_nanos() > u128::from(usual)) {
+            judge.oracle.has_failed(self.process);
+        }
+    }
+
+    /// Draws what becomes of a request. `None` where it is not sent.
+    fn fate(&self, state: &mut State, sort: &'static str) -> Option<Fate> {
+        let now = self.now();
+        *state.requests.entry(sort).or_default() += 1;
+        let faults = state.faults;
+        if self.chance(faults.refuse) {
+            self.has_failed(Event::NotSent);
+            return None;
+        }
+        let delay = self.latency(state);
+        let delayed = if sort == "commit" { state.delayed.take() } else { None };
+        let End { parting, hears_from, has_lost, .. } = state.ends.entry(self.process).or_default();
+        let (parting, hears_from) = (*parting, *hears_from);
+        let is_parted = now.0 < parting.requests;
+        if is_parted {
+            self.count(Event::Parted);
+        }
+        let is_spared = faults.once && *has_lost;
+        let loses_request = !is_spared && self.chance(faults.lose_request);
+        let loses_answer = !is_spared && !loses_request && self.chance(faults.lose_reply);
+        if loses_request || loses_answer {
+            *has_lost = true;
+            self.has_failed(if loses_request { Event::RequestLost } else { Event::ReplyLost });
+        }
+        let begins = Moment(now.0.max(parting.requests)).max(if sort == "watch" { hears_from } else { now });
+        Some(Fate {
+            arrives: begins + delayed.unwrap_or(delay),
+            is_carried_out: !loses_request && !(parting.loses && is_parted),
+            is_answered: !loses_request && !loses_answer && delayed.is_none(),
+        })
+    }
+
+    fn ask<T: Send + 'static>(
+        &self,
+        sort: &'static str,
+        what: impl FnOnce(&Self, &mut State) -> T + Send + 'static,
+    ) -> BoxFuture<'static, Result<T, Failure>> {
+        let server = self.clone();
+        async move {
+            let (promise, answer) = oneshot::channel();
+            let cuts = {
+                let mut state = server.state();
+                let Some(fate) = server.fate(&mut state, sort) else {
+                    return Err(Failure::NotSent(Failure::cause("there is no connection")));
+                };
+                let cuts = Arc::clone(&state.ends.entry(server.process).or_default().cuts);
+                let promise = match fate.is_answered {
+                    true => Some(promise),
+                    // Half of them are noticed at once, because the connection ends.
+                    false if server.chance(500) => {
+                        state.silent.push(Box::new(promise));
+                        None
+                    }
+                    false => None,
+                };
+                drop(state);
+                if fate.is_carried_out {
+                    server.later(fate.arrives, move |server| server.arrive(promise, what));
+                }
+                cuts
+            };
+            let cut = || Failure::Unknown(Failure::cause("the connection was cut"));
+            match select(answer, pin!(cuts.notified())).await {
+                Either::Left((answer, _)) => answer.map_err(|_| cut()),
+                Either::Right(_) => Err(cut()),
+            }
+        }
+        .boxed()
+    }
+
+    /// A request reaches the server.
+    fn arrive<T: Send + 'static>(
+        &self,
+        promise: Option<oneshot::Sender<T>>,
+        what: impl FnOnce(&Self, &mut State) -> T + Send + 'static,
+    ) {
+        let now = self.now();
+        let mut state = self.state();
+        if now < state.stalled_until {
+            self.count(Event::Stalled);
+            let until = state.stalled_until;
+            drop(state);
+            return self.later(until, move |server| server.arrive(promise, what));
+        }
+        let end = state.ends.entry(self.process).or_default();
+        if end.arrives_until.is_some_and(|until| now > until) {
+            return;
+        }
+        let parting = end.parting;
+        self.purge(&mut state);
+        let told = what(self, &mut state);
+        if now.0 < parting.replies && parting.loses {
+            state.silent.push(Box::new(promise));
+            return;
+        }
+        let at = Moment(now.0.max(parting.replies)) + self.latency(&state);
+        drop(state);
+        if let Some(promise) = promise {
+            self.later(at, move |_| drop(promise.send(told)));
+        }
+    }
+
+    /// Ends handles that were not kept.
+    fn purge(&self, state: &mut State) {
+        let now = self.now();
+        let over: Vec<Handle> =
+            state.handles.iter().filter(|(_, life)| life.end <= now).map(|(handle, _)| *handle).collect();
+        for handle in over {
+            self.end(state, handle, false);
+        }
+    }
+
+    fn end(&self, state: &mut State, handle: Handle, is_forced: bool) {
+        if let Some(judge) = &self.inner.judge {
+            judge.ended(state, handle, is_forced);
+        }
+        if state.handles.remove(&handle).is_some() {
+            self.tell(state, None, &Seen::Gone(handle));
+        }
+    }
+
+    /// Tells those who watch this lock, or all: each in the order of the changes.
+    fn tell(&self, state: &mut State, name: Option<&LockName>, seen: &Seen) {
+        let now = self.now();
+        state.watches.retain(|watcher| !watcher.sender.is_closed());
+        let is_meant = |watcher: &Watcher| name.is_none_or(|name| *name == watcher.name);
+        let faults = state.faults;
+        let mut cut = Vec::new();
+        for at in 0..state.watches.len() {
+            if !is_meant(&state.watches[at]) {
+                continue;
+            }
+            let process = state.watches[at].process;
+            let end = state.ends.entry(process).or_default();
+            let (from, parting) = (end.hears_from.max(Moment(end.parting.messages)), end.parting);
+            if now < end.hears_from {
+                self.count(Event::Unheard);
+            }
+            if parting.loses && now.0 < parting.messages || self.chance(faults.lose_wake) {
+                self.count(Event::MessageLost);
+                cut.push(at);
+                continue;
+            }
+            let mut delay = self.span(faults.latency.0, faults.latency.1);
+            if self.chance(faults.late_wake.0) {
+                self.count(Event::MessageLate);
+                delay += self.span(MS, faults.late_wake.1);
+            }
+            let watcher = &mut state.watches[at];
+            watcher.last = (watcher.last + Duration::from_nanos(1)).max(now.max(from) + delay);
+            let (sender, seen, of) = (watcher.sender.clone(), seen.clone(), watcher.name.clone());
+            let is_read = self.inner.versions != Versions::Lasting && matches!(seen, Seen::Lock(_));
+            self.later(watcher.last, move |server| {
+                let seen = if is_read { Seen::Lock(server.state().locks.get(&of).cloned()) } else { seen };
+                drop(sender.send(seen));
+            });
+        }
+        // One that misses an event ends: there are no gaps.
+        cut.into_iter().rev().for_each(|at| drop(state.watches.remove(at)));
+    }
+
+    fn commit_now(&self, state: &mut State, change: Change) -> Committed {
+        let versions = self.inner.versions;
+        let stored = state.locks.get(&change.name).cloned();
+        let marker = state.handles.get(&change.guard.0).map(|life| life.marker);
+        let compared = |stamp: Stamp| match versions {
+            Versions::Lasting => (stamp.version, (0, 0)),
+            Versions::OfCreations => (stamp.version - stamp.base, stamp.creation),
+            Versions::Alone => (stamp.version - stamp.base, (0, 0)),
+        };
+        let stands = stored.as_ref().map(|stored| compared(stored.stamp)) == change.seen.map(compared);
+        let there = |part: &PartChange| state.parts.contains_key(&(change.name.clone(), part.id));
+        let fits = change.parts.iter().all(|part| there(part) != part.is_new);
+        if !stands || !fits || marker != Some(change.guard.1) {
+            return Committed::Conflict { stored, marker };
+        }
+        let before = self.inner.judge.as_ref().map(|judge| judge.look(state, &change.name));
+        for PartChange { id, text, .. } in change.parts {
+            match text {
+                Some(text) => drop(state.parts.insert((change.name.clone(), id), text)),
+                None => drop(state.parts.remove(&(change.name.clone(), id))),
+            }
+        }
+        state.revision += 1;
+        let version = state.revision;
+        let stamp = match (versions, stored.as_ref().map(|stored| stored.stamp)) {
+            (Versions::Lasting, before) => {
+                Stamp { base: before.map_or(version, |before| before.base), version, creation: (0, 0) }
+            }
+            (_, Some(before)) => Stamp { version: before.version + 1, ..before },
+            (_, None) => Stamp { base: version, version, creation: (change.guard.0, version) },
+        };
+        match change.text {
+            Some(text) => drop(state.locks.insert(change.name.clone(), Stored { text, stamp })),
+            None => drop(state.locks.remove(&change.name)),
+        }
+        for victim in change.victims {
+            if let Some(life) = state.handles.get_mut(&victim) {
+                life.marker = version;
+            }
+        }
+        if let (Some(judge), Some(before)) = (&self.inner.judge, before) {
+            let added = if stored.is_none() { stamp.base } else { 0 };
+            judge.committed(state, self.process, &change.name, before, change.notes.told(), added);
+        }
+        let stands = state.locks.get(&change.name).cloned();
+        self.tell(state, Some(&change.name), &Seen::Lock(stands));
+        Committed::Done(stamp)
+    }
+
+    /// Lets a handle live for its whole life again.
+    fn set_end(&self, state: &mut State, handle: Handle, from: Moment) -> Option<u64> {
+        let life = state.handles.get_mut(&handle)?;
+        // On whole milliseconds, in which the oracle counts.
+        life.end = Moment((from + life.life).0.next_multiple_of(MS));
+        let (end, marker) = (life.end, life.marker);
+        self.later(end, |server| server.purge(&mut server.state()));
+        if let Some(judge) = &self.inner.judge {
+            judge.extended(state);
+        }
+        Some(marker)
+    }
+}
+
+/// What goes wrong.
+impl Server {
+    /// The connection of a process ends. What it has sent may still arrive.
+    pub(super) fn cut(&self, process: ProcessId) {
+        let now = self.now();
+        let mut state = self.state();
+        let end = state.ends.entry(process).or_default();
+        if Arc::strong_count(&end.cuts) > 1 {
+            self.of(process).has_failed(Event::Cut);
+        }
+        if self.chance(500) {
+            end.arrives_until = Some(now);
+            let until = now + Duration::from_nanos(1);
+            self.of(process).later(until, move |server| {
+                if let Some(end) = server.state().ends.get_mut(&server.process) {
+                    end.arrives_until = None;
+                }
+            });
+        }
+        end.cuts.notify_waiters();
+        state.watches.retain(|watcher| watcher.process != process);
+    }
+
+    /// The watches of a process end, and it hears nothing for so long.
+    pub(super) fn delay_events(&self, process: ProcessId, by: u64) {
+        let until = self.now() + self.span(MS / 10, by);
+        let mut state = self.state();
+        let end = state.ends.entry(process).or_default();
+        end.hears_from = end.hears_from.max(until);
+        state.watches.retain(|watcher| watcher.process != process);
+    }
+
+    /// A process dies.
+    pub(super) fn silence(&self, process: ProcessId) {
+        let now = self.now();
+        let until = if self.chance(500) { now } else { now + self.span(0, 100 * MS) };
+        let mut state = self.state();
+        state.ends.entry(process).or_default().arrives_until = Some(until);
+        state.watches.retain(|watcher| watcher.process != process);
+    }
+
+    /// Keeps a process from the server.
+    pub(super) fn part(&self, process: ProcessId, parting: Parting) {
+        self.state().ends.entry(process).or_default().parting = parting;
+    }
+
+    /// The server stands still.
+    pub(super) fn stall(&self, until: Moment) {
+        let mut state = self.state();
+        state.stalled_until = state.stalled_until.max(until);
+    }
+
+    /// The server starts again, with all that it had. It gives each handle its whole life again.
+    pub(super) fn restart(&self) {
+        let up_at = self.now() + self.span(MS, 1_500 * MS);
+        self.stall(up_at);
+        self.count(Event::Forgotten);
+        let processes: Vec<ProcessId> = self.state().ends.keys().copied().collect();
+        processes.into_iter().for_each(|process| self.cut(process));
+        let mut state = self.state();
+        self.purge(&mut state);
+        let handles: Vec<Handle> = state.handles.keys().copied().collect();
+        for handle in handles {
+            self.set_end(&mut state, handle, up_at);
+        }
+    }
+
+    /// An operator ends a handle of a process.
+    pub(super) fn revoke(&self, process: ProcessId) {
+        let mut state = self.state();
+        self.purge(&mut state);
+        let of_process = state.handles.iter().filter(|(_, life)| life.process == process);
+        let handles: Vec<Handle> = of_process.map(|(handle, _)| *handle).collect();
+        if handles.is_empty() {
+            return;
+        }
+        self.count(Event::Deleted);
+        let handle = handles[self.below(handles.len() as u64) as usize];
+        self.end(&mut state, handle, true);
+    }
+
+    /// From now on nothing goes wrong.
+    pub(super) fn heal(&self) {
+        let mut state = self.state();
+        state.faults = Faults::NONE;
+        state.stalled_until = Moment(0);
+        for end in state.ends.values_mut() {
+            (end.parting, end.hears_from) = (Parting::default(), Moment(0));
+        }
+        let silent = std::mem::take(&mut state.silent);
+        drop(state);
+        drop(silent);
+    }
+}
+
+impl Backend for Server {
+    fn read(&self, name: &LockName) -> BoxFuture<'static, Result<Option<Stored>, Failure>> {
+        let name = name.clone();
+        self.ask("read", move |_, state| state.locks.get(&name).cloned())
+    }
+
+    fn parts(
+        &self,
+        name: &LockName,
+        ids: Vec<u64>,
+    ) -> BoxFuture<'static, Result<Vec<Option<String>>, Failure>> {
+        let name = name.clone();
+        self.ask("parts", move |_, state| {
+            ids.iter().map(|id| state.parts.get(&(name.clone(), *id)).cloned()).collect()
+        })
+    }
+
+    fn commit(&self, change: Change) -> BoxFuture<'static, Result<Committed, Failure>> {
+        if 1 + change.parts.len() + change.victims.len() > STEPS {
+            let refused = Failure::Refused(Failure::cause("too many operations in txn request"));
+            return ready(Err(refused)).boxed();
+        }
+        self.ask("commit", move |server, state| server.commit_now(state, change))
+    }
+
+    fn open(&self, life: Duration, _is_kept: bool) -> BoxFuture<'static, Result<(Handle, u64), Failure>> {
+        self.ask("open", move |server, state| {
+            // Not in a row: a number that is one off is no other handle.
+            state.next += 16;
+            state.revision += 1;
+            let (handle, marker, process) = (state.next, state.revision, server.process);
+            state.handles.insert(handle, Life { life, end: Moment(0), marker, process });
+            server.set_end(state, handle, server.now());
+            (handle, marker)
+        })
+    }
+
+    fn keep(&self, handle: Handle) -> BoxFuture<'static, Result<Option<u64>, Failure>> {
+        self.ask("keep", move |server, state| server.set_end(state, handle, server.now()))
+    }
+
+    fn close(&self, handle: Handle) -> BoxFuture<'static, Result<(), Failure>> {
+        self.ask("close", move |server, state| server.end(state, handle, false))
+    }
+
+    fn bump(&self, handles: Vec<Handle>) -> BoxFuture<'static, Result<Vec<Option<u64>>, Failure>> {
+        self.ask("bump", move |_, state| {
+            state.revision += 1;
+            let version = state.revision;
+            let bump = |handle: &Handle| {
+                state.handles.get_mut(handle).map(|life| {
+                    life.marker = version;
+                    version
+                })
+            };
+            handles.iter().map(bump).collect()
+        })
+    }
+
+    fn living(&self, handles: Vec<Handle>) -> BoxFuture<'static, Result<Vec<bool>, Failure>> {
+        self.ask("living", move |_, state| {
+            handles.iter().map(|handle| state.handles.contains_key(handle)).collect()
+        })
+    }
+
+    fn watch(&self, name: &LockName) -> BoxFuture<'static, Result<Box<dyn Watch>, Failure>> {
+        let name = name.clone();
+        let begun = self.ask("watch", move |server, state| {
+            let (sender, seen) = mpsc::unbounded_channel();
+            let (process, last) = (server.process, server.now());
+            state.watches.push(Watcher { name, process, last, sender });
+            seen
+        });
+        async move { Ok(Box::new(Watching(begun.await?)) as Box<dyn Watch>) }.boxed()
+    }
+
+    fn list(&self, prefix: &str, _from: Cursor) -> BoxFuture<'static, Result<Listed, Failure>> {
+        let prefix = prefix.to_owned();
+        self.ask("list", move |_, state| {
+            let locks = state.locks.iter().filter(|(name, _)| name.as_str().starts_with(&prefix));
+            let locks = locks.map(|(name, stored)| (name.clone(), stored.clone())).collect();
+            Listed { locks, next: None }
+        })
+    }
+
+    fn ready(&self) -> BoxFuture<'static, Result<(), Failure>> {
+        self.ask("ready", |_, _| ())
+    }
+
+    fn silent(&self) {}
+
+    fn limit(&self) -> usize {
+        100_000
+    }
+
+    fn part(&self) -> usize {
+        self.inner.part
+    }
+}
+
+struct Watching(mpsc::UnboundedReceiver<Seen>);
+
+impl Watch for Watching {
+    fn next(&mut self) -> BoxFuture<'_, Result<Seen, Failure>> {
+        async move {
+            let cut = || Failure::Unknown(Failure::cause("the watch was cut"));
+            self.0.recv().await.ok_or_else(cut)
+        }
+        .boxed()
+    }
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server").field("process", &self.process).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,24 @@
+//! Stores by compare-and-swap, as on etcd and ZooKeeper, under schedules of faults in virtual time,
+//! and not one violation. And the known bugs that these schedules show.
+
+use tenure_testkit::sim::cas;
+use tenure_testkit::sim::hunt::Hunt;
+
+const HUNT: Hunt =
+    Hunt { run: cas::run_in, replay: cas::replay, regimes: cas::REGIMES, again: "cas::replay" };
+
+#[test]
+fn no_schedule_violates_a_promise() {
+    HUNT.no_violation_in(800);
+}
+
+#[test]
+fn the_same_seed_gives_the_same_schedule() {
+    HUNT.replays(100);
+}
+
+#[test]
+#[ignore = "a tool: needs TENURE_SEED"]
+fn replay() {
+    HUNT.replay();
+}
