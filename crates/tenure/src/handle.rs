@@ -116,12 +116,21 @@ impl LockHandle {
 
 #[cfg(test)]
 mod tests {
-    use crate::Locks;
+    use crate::{Locks, block_on};
+
+    #[test]
+    fn a_resumed_guard_has_the_name_without_the_prefix() {
+        let locks = Locks::memory().with(|options| options.prefix("shop:")).expect("options");
+        let guard = block_on(locks.mutex("x").expect("a name").lock()).expect("a free lock");
+        let owner = block_on(guard.detach()).expect("our own");
+        let guard = block_on(locks.resume("x", &owner)).expect("an answer").expect("it is held");
+        assert_eq!(guard.name().as_str(), "x");
+    }
 
     #[test]
     fn the_future_of_a_lock_is_small() {
         let mutex = Locks::memory().mutex("x").expect("a name");
         let size = size_of_val(&mutex.lock());
-        assert!(size < 720, "got {size} bytes");
+        assert!(size < 700, "got {size} bytes");
     }
 }

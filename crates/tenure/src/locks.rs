@@ -553,9 +553,8 @@ impl Locks {
                 engine.flushed_within(self.options.op_timeout).await?;
             }
             let meter = engine.metrics.meter(&self.options.groups, &name, &full, rule);
-            let (name, owner, options) = (&full, Some(owner), &self.options);
-            let ask =
-                Acquisition::new(Wanted { engine, name, rule, owner, options, meter, wait: Wait::Once });
+            let (owner, options, wait) = (Some(owner), &self.options, Wait::Once);
+            let ask = Acquisition::new(Wanted { engine, name: &full, rule, owner, options, meter, wait });
             match ask.resume().await? {
                 Resumed::Held(held) => return Ok(Some(Guard::new(&self.home, &name, held))),
                 Resumed::Over => return Ok(None),
@@ -597,9 +596,8 @@ impl Locks {
         loop {
             let engine = &self.home.engine;
             let meter = engine.metrics.meter(&self.options.groups, &name, &full, rule);
-            let (name, owner, options) = (&full, Some(owner), &self.options);
-            let ask =
-                Acquisition::new(Wanted { engine, name, rule, owner, options, meter, wait: Wait::Once });
+            let (owner, options, wait) = (Some(owner), &self.options, Wait::Once);
+            let ask = Acquisition::new(Wanted { engine, name: &full, rule, owner, options, meter, wait });
             match ask.renew_detached().await? {
                 Resumed::Held(left) => return Ok(Some(left)),
                 Resumed::Over => return Ok(None),

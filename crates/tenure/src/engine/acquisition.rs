@@ -156,9 +156,10 @@ impl Acquisition {
             const ROUNDS: u32 = 3;
             let call = self.question(wait);
             for round in 1.. {
-                let (engine, ttl) = (&self.engine, self.options.lease());
                 let before = self.maybe.swap(true, Ordering::AcqRel);
-                let answer = engine.call(&call, sent, self.within(sent, limit)).await;
+                let answer = self.engine.call(&call, sent, self.within(sent, limit)).await;
+                // After the request, whose future would hold them.
+                let (engine, ttl) = (&self.engine, self.options.lease());
                 let answered = engine.now();
                 let has_time = limit.is_none_or(|limit| answered + answered.since(sent) < limit)
                     && !(planted(Bug::LateGrantKept) && answered.since(sent) >= self.within(sent, limit));
