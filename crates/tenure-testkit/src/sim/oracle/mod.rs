@@ -33,7 +33,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, Weak};
 
-use tenure::internals::protocol::{Answer, Notification, Op, Verb};
+use tenure::internals::protocol::{Answer, Notification, Op};
 use tenure::{LockName, Owner};
 
 use reference_model::ReferenceModel;
@@ -317,7 +317,8 @@ impl Oracle {
     pub(super) fn unwritten(&self) -> tenure::internals::store::observe::Unwritten {
         let model = Arc::clone(&self.model);
         Box::new(move |op, answer| {
-            if let (Verb::Acquire { .. }, Answer::Held { .. }) = (&op.verb, answer)
+            if let (tenure::internals::protocol::Verb::Acquire { .. }, Answer::Held { .. }) =
+                (&op.verb, answer)
                 && let Some(owned) = lock(&model).owners.get_mut(&op.owner)
             {
                 owned.grants += 1;
