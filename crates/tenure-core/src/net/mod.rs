@@ -48,6 +48,7 @@ pub fn failure_of(_: &io::Error, _: &str) -> Option<Failure> {
 /// # Errors
 /// Always `Refused`: URL readers reject encrypted URLs in such a build before this is reached.
 #[cfg(not(feature = "tls"))]
+#[expect(clippy::unused_async, reason = "the signature of the build with TLS")]
 pub async fn encrypt(
     _: Pin<Box<dyn Stream>>,
     _: &str,

@@ -1,10 +1,9 @@
 //! What plugs a store into the simulated world: a new store needs one implementation of [`Driver`].
 
-use std::any::Any;
 use std::sync::Arc;
 
+use tenure::LockName;
 use tenure::internals::Store;
-use tenure::{Guard, LockName};
 
 use super::clock::{MS, TrueTime};
 use super::executor::{Process, ProcessId, Sim};
@@ -32,11 +31,6 @@ pub trait Driver: Send + Sync {
 
     /// Ends all faults.
     fn heal(&self);
-
-    /// Something beside the lock that a holder does, for as long as what this returns lives.
-    fn beside(&self, _name: &LockName, _guard: &Guard) -> Option<Box<dyn Any + Send>> {
-        None
-    }
 
     /// What still stands on the server that is not over.
     fn left(&self) -> Vec<String> {

@@ -122,9 +122,7 @@ impl World {
 
     /// Runs it to its end.
     pub(super) fn run(self) -> Report {
-        let workload = Workload::new(&self.sim, self.oracle.clone(), self.plan);
-        let driver = Arc::clone(&self.driver);
-        let workload = Arc::new(workload.beside(move |name, guard| driver.beside(name, guard)));
+        let workload = Arc::new(Workload::new(&self.sim, self.oracle.clone(), self.plan));
         let (sim, driver, plan) = (self.sim.clone(), Arc::clone(&self.driver), self.plan);
         let stepper = if plan.step > 0 { Some(Stepper::draw(&sim, plan.step)) } else { None };
         let node_faults = FaultInjector { sim, driver, plan, stepper, workload: Arc::clone(&workload) };

@@ -1,9 +1,5 @@
 //! Servers that answer garbage: one clear line for each, and no memory.
-#![expect(
-    clippy::disallowed_methods,
-    clippy::disallowed_types,
-    reason = "tests against real servers measure real time"
-)]
+#![expect(clippy::disallowed_methods, reason = "tests against real servers measure real time")]
 
 use std::fs;
 use std::io::{Read, Write};

@@ -286,7 +286,7 @@ impl Server {
         let begins = Moment(now.0.max(parting.requests)).max(if sort == "watch" { hears_from } else { now });
         Some(Fate {
             arrives: begins + delayed.unwrap_or(delay),
-            is_carried_out: !loses_request && !(parting.loses && is_parted),
+            is_carried_out: !loses_request && (!parting.loses || !is_parted),
             is_answered: !loses_request && !loses_answer && delayed.is_none(),
         })
     }

@@ -16,12 +16,6 @@ impl Task {
     ) {
         let (sim, plan) = (self.sim(), self.workload.plan);
         let begun = self.process.now();
-        if let Some(Beside(begin)) = &self.workload.beside
-            && let Some(going) = begin(&self.workload.names[index], guard)
-        {
-            // It may end before the hold does, or after its release.
-            sim.at(sim.now() + sim.between(0, 900 * MS), move || drop(going));
-        }
         if sim.chance(plan.overstay) {
             let edge = guard.remaining().as_nanos() as TrueTime + sim.between(0, 6 * MS);
             let time = if sim.chance(500) { edge.saturating_sub(3 * MS) } else { 2 * edge };

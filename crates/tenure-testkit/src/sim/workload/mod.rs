@@ -4,8 +4,6 @@
 mod holding;
 mod requests;
 
-use std::any::Any;
-use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
@@ -60,20 +58,6 @@ pub struct Workload {
     pub labels: Option<Mutex<u32>>,
     /// How many tasks have not ended.
     pub left: Mutex<u32>,
-    /// What holders do beside the lock.
-    beside: Option<Beside>,
-}
-
-/// Something that goes on while a lock is held, or longer.
-type Going = Box<dyn Any + Send>;
-
-/// Begins something beside a hold.
-struct Beside(Box<dyn Fn(&LockName, &Guard) -> Option<Going> + Send + Sync>);
-
-impl fmt::Debug for Beside {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Beside")
-    }
 }
 
 impl Workload {
@@ -87,13 +71,7 @@ impl Workload {
         let owners = (0..names.len()).map(|lock| (0..2).map(|number| owner(2 * lock + number)).collect());
         let owners = owners.collect();
         let (sim, board, left) = (sim.clone(), Mutex::default(), Mutex::new(0));
-        Self { sim, oracle, plan, names, owners, board, trip: plan.trip(), labels: None, left, beside: None }
-    }
-
-    /// The same. Holders begin this with each hold.
-    #[must_use]
-    pub fn beside(self, begin: impl Fn(&LockName, &Guard) -> Option<Going> + Send + Sync + 'static) -> Self {
-        Self { beside: Some(Beside(Box::new(begin))), ..self }
+        Self { sim, oracle, plan, names, owners, board, trip: plan.trip(), labels: None, left }
     }
 
     /// Starts up to so many tasks of a process, and one more. They alone have handles to its locks.
