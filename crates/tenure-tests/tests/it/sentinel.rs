@@ -11,6 +11,7 @@ use std::sync::Mutex;
 use std::thread::scope;
 use std::time::{Duration, Instant};
 
+use tenure::internals::protocol::Verb;
 use tenure::{Guard, Locks, Options, Owner, block_on};
 use tenure_testkit::asker::{Asker, held, not_sent, refusal};
 use tenure_testkit::conformance::{Case, Fixture, Flavour};
@@ -179,7 +180,9 @@ fn a_master_that_was_demoted_without_a_word_is_left_at_its_first_refusal() {
     }
     let port = new.address().port().to_string();
     assert_eq!(old.command(&["REPLICAOF", "127.0.0.1", &port]), "OK");
-    let why = not_sent(asker.renew("x"));
+    // For longer than it was acquired: a renewal within the same millisecond writes nothing.
+    let longer = Verb::Renew { ttl_ms: 60_000, hold: 1, bind: None, weight: None };
+    let why = not_sent(asker.ask("x", longer));
     assert!(why.contains("READONLY"), "{why}");
     // There is no connection, however far the next got that no client answers.
     let why = not_sent(asker.renew("x"));
