@@ -10,7 +10,10 @@ use crate::clock;
 use crate::exit::{self, Failure};
 use crate::output::{self, Line, Span};
 use crate::table::Party;
-use crate::{json, stop, store, table};
+use crate::{json, store, table};
+
+/// A request about a job that runs needs no period.
+pub(crate) const ANY_PERIOD: Duration = Duration::from_secs(86_400);
 
 /// Prints the holders of a lock; returns whether it is held, as the code to exit with.
 pub(crate) async fn status(args: &Status) -> Result<u8, Failure> {
@@ -34,7 +37,7 @@ async fn of_uses(locks: &Locks, name: &str) -> String {
         let who = table::who(&leader.owner);
         let _ = writeln!(lines, "election of this name: led by {who}; see `tenure leader`");
     }
-    if let Ok(job) = locks.once_per(name, stop::ANY_PERIOD)
+    if let Ok(job) = locks.once_per(name, ANY_PERIOD)
         && let Ok(Some(run)) = job.last().await
         && run.outcome == Outcome::Running
     {

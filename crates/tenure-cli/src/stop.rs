@@ -23,7 +23,7 @@ pub(crate) async fn stop(args: &Stop) -> Result<u8, Failure> {
     let name = &*args.name;
     let of = match (args.election, args.job) {
         (true, _) => Of::Election(locks.election(name, "")?),
-        (_, true) => Of::Job(locks.once_per(name, ANY_PERIOD)?),
+        (_, true) => Of::Job(locks.once_per(name, status::ANY_PERIOD)?),
         _ => Of::Lock(locks, LockName::new(name)?),
     };
     let limit = clock::now() + args.wait;
@@ -46,9 +46,6 @@ pub(crate) async fn stop(args: &Stop) -> Result<u8, Failure> {
         pause = (pause * 3 / 2).min(LONGEST);
     }
 }
-
-/// A request about a job that runs needs no period.
-pub(crate) const ANY_PERIOD: Duration = Duration::from_secs(86_400);
 
 /// What those who are asked hold.
 enum Of {

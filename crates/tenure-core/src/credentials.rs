@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::error::Cause;
 
 /// A login at a Redis or Valkey server: what the provider of
-/// [`Locks::open_with_credentials`](crate::Locks::open_with_credentials) returns.
+/// `Locks::open_with_credentials` returns.
 ///
 /// Use it where passwords or tokens change while the program runs. A login that does not change can
 /// stand in the URL.

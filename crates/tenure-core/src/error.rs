@@ -137,7 +137,7 @@ impl Error {
     }
 
     /// The store did not answer in time, and nothing was changed that was not undone. Of
-    /// [`Locks::flush`](crate::Locks::flush): some releases are not answered yet, and go on.
+    /// `Locks::flush`: some releases are not answered yet, and go on.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -150,7 +150,7 @@ impl Error {
     }
 
     /// What another caller computes did not come in the time that this one waits:
-    /// [`Cache::wait`](crate::Cache::wait), [`Fill::wait`](crate::Fill::wait).
+    /// `Cache::wait`, `Fill::wait`.
     ///
     /// ```
     /// # tenure::block_on(async {

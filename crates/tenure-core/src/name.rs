@@ -13,7 +13,7 @@ use std::sync::Arc;
 /// keys of the locks. Names are compared byte by byte: `Nightly` and `nightly` are two locks.
 ///
 /// `Display` prints the whole name as it is, control characters included. Messages of
-/// [`Error`](crate::Error) quote, escape and shorten it.
+/// [`Error`](crate::error::Error) quote, escape and shorten it.
 ///
 /// ```
 /// use tenure::{LockName, Locks};

@@ -16,16 +16,16 @@ use crate::runtime::Runtime;
 
 /// The holder of a lock: `user/label@host:pid/id`.
 ///
-/// Make one for a [`ReentrantMutex`](crate::ReentrantMutex), and parse one to
-/// [resume](crate::Locks::resume) a hold. For the other kinds you need none.
+/// Make one for a `ReentrantMutex`, and parse one to
+/// resume a hold. For the other kinds you need none.
 ///
 /// Every acquisition gets a fresh one. It is written at the lock's key, so an operator can read
 /// there who holds: the user, the host, the process, since when, and what you say with
-/// [`Options::label`](crate::Options::label). Only [`Locks::resume`](crate::Locks::resume) and the
+/// `Options::label`. Only `Locks::resume` and the
 /// re-entrant kind take one from you.
 ///
 /// The `id` is 32 hexadecimal digits: 12 of them the milliseconds since 1970 at which it was made,
-/// by the clock of its process, then 10 that all owners of one [`Locks`](crate::Locks) have in
+/// by the clock of its process, then 10 that all owners of one `Locks` have in
 /// common, and 10 more.
 ///
 /// ```
@@ -113,7 +113,7 @@ impl Owner {
         self.who().0
     }
 
-    /// What [`Options::label`](crate::Options::label) said, or [`new`](Self::new).
+    /// What `Options::label` said, or [`new`](Self::new).
     ///
     /// ```
     /// # let owner = tenure::Owner::new("nightly")?;
@@ -187,7 +187,7 @@ impl FromStr for Owner {
     }
 }
 
-/// What all owners of one [`Locks`](crate::Locks) have in common: where messages to it are sent.
+/// What all owners of one `Locks` have in common: where messages to it are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Client(u64);
 

@@ -45,6 +45,9 @@ pub enum Reply {
     Items(Vec<Self>),
 }
 
+/// On RESP3 the server confirms these by a push, in place of a reply.
+const CONFIRMED_BY_PUSH: [&str; 4] = ["SUBSCRIBE", "SSUBSCRIBE", "UNSUBSCRIBE", "SUNSUBSCRIBE"];
+
 impl Console {
     /// Connects and logs in, whatever the role of the server is.
     ///
@@ -83,7 +86,12 @@ impl Console {
     pub async fn ask(&mut self, words: &[&str]) -> Result<Reply> {
         let command = command(words);
         let deadline = self.driver.now() + ANSWER;
-        let reply = by(&*self.driver, deadline, self.connection.multiplexer.ask(&command)).await;
+        let multiplexer = &self.connection.multiplexer;
+        let answer = match CONFIRMED_BY_PUSH.iter().find(|verb| words.first() == Some(verb)) {
+            Some(verb) => multiplexer.subscribe(&command, verb).left_future(),
+            None => multiplexer.ask(&command).right_future(),
+        };
+        let reply = by(&*self.driver, deadline, answer).await;
         let failure = match reply {
             Some(Ok(value)) => return Ok(value.into()),
             Some(Err(failure)) => not_sent(failure),

@@ -3,6 +3,7 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::engine::Client;
+use crate::engine::acquisition::of_type;
 use crate::error::{Error, Result};
 use crate::name::LockName;
 use crate::options::Options;
@@ -215,16 +216,6 @@ pub(crate) fn foreign(kind: Kind, value: &[u8]) -> String {
         _ if value.len() >= 1_024 => "a string of 1024 bytes or more".to_owned(),
         _ if value.len() == 1 => "a string of 1 byte".to_owned(),
         _ => format!("a string of {} bytes", value.len()),
-    }
-}
-
-/// A key of this type, as Redis names it.
-pub(crate) fn of_type(name: &str) -> String {
-    match name {
-        "zset" => "a sorted set".to_owned(),
-        "hash" | "list" | "set" | "stream" | "string" => format!("a {name}"),
-        // Of a module, as `ReJSON-RL`.
-        name => format!("a key of type {name}"),
     }
 }
 

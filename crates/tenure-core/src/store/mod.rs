@@ -44,7 +44,7 @@ pub enum Failure {
 
 /// What a store cannot do as it is set up, and what could be done about it. As the cause of a
 /// refusal it makes an
-/// [unsupported](crate::Error::is_unsupported) request.
+/// [unsupported](crate::error::Error::is_unsupported) request.
 #[derive(Debug)]
 pub struct Unsupported(pub String);
 

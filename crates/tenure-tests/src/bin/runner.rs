@@ -47,8 +47,9 @@ fn main() -> ExitCode {
 
 fn run(binary: &OsStr, arguments: &[OsString]) -> io::Result<i32> {
     let stalls = watch();
-    let mut child = Command::new(binary).args(arguments).stdout(Stdio::piped()).spawn()?;
+    // From before the first test starts: a stall may fall between the two.
     let mut log = Log::new(Instant::now());
+    let mut child = Command::new(binary).args(arguments).stdout(Stdio::piped()).spawn()?;
     let mut output = BufReader::new(child.stdout.take().expect("it is piped"));
     let (mut line, mut stdout) = (Vec::new(), io::stdout());
     while output.read_until(b'\n', &mut line)? > 0 {

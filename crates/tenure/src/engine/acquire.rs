@@ -8,10 +8,11 @@ use std::time::Duration;
 use futures_util::future::{Either, FutureExt, select};
 use tracing::{Instrument, Span, field};
 
+pub(crate) use super::acquisition::Wait;
 use super::acquisition::{Acquisition, Outcome, Waiting, Wanted};
 use super::hold::Hold;
 use super::lease::announce;
-use super::waiters::server::Strategy;
+use super::waiters::wait_queues::Strategy;
 use super::waiters::wait_queues::{WaitHandle, WaitOutcome};
 use super::{Engine, backoff};
 use crate::error::{Error, Result};
@@ -21,17 +22,6 @@ use crate::moment::Moment;
 use crate::planted::{Bug, planted};
 use crate::protocol::{LockSpec, quorum};
 use crate::store::Failure;
-
-/// How long an acquisition waits for a holder.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Wait {
-    /// Not at all.
-    Once,
-    /// As long as this.
-    For(Duration),
-    /// Until it is granted.
-    Forever,
-}
 
 /// Acquires a lock: `None` when it is busy and the wait is over.
 #[expect(clippy::manual_async_fn, reason = "an async fn stores its arguments twice")]
@@ -460,20 +450,6 @@ impl Drop for Watch<'_> {
     fn drop(&mut self) {
         if !self.is_over {
             self.tell(Ungranted::Cancelled, None);
-        }
-    }
-}
-
-impl Wait {
-    fn is_once(self) -> bool {
-        matches!(self, Self::Once | Self::For(Duration::ZERO))
-    }
-
-    fn until(self, since: Moment) -> Option<Moment> {
-        match self {
-            Self::Once => Some(since),
-            Self::For(limit) => Some(since + limit),
-            Self::Forever => None,
         }
     }
 }

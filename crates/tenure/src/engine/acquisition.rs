@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::Engine;
-use super::acquire::Wait;
 use super::call::Call;
 use super::hold::Hold;
 use super::lease::{GONE, Granting, Lease, LeaseTerms, Loss, bind};
@@ -20,8 +19,32 @@ use crate::options::Options;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, Fence, Kind, Liveness, LockSpec, Verb, lease};
-use crate::status::of_type;
 use crate::store::Failure;
+
+/// How long an acquisition waits for a holder.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Wait {
+    /// Not at all.
+    Once,
+    /// As long as this.
+    For(Duration),
+    /// Until it is granted.
+    Forever,
+}
+
+impl Wait {
+    pub(super) fn is_once(self) -> bool {
+        matches!(self, Self::Once | Self::For(Duration::ZERO))
+    }
+
+    pub(super) fn until(self, since: Moment) -> Option<Moment> {
+        match self {
+            Self::Once => Some(since),
+            Self::For(limit) => Some(since + limit),
+            Self::Forever => None,
+        }
+    }
+}
 
 /// A lock as a caller wants it.
 #[derive(Clone, Copy)]
@@ -36,6 +59,16 @@ pub(crate) struct Wanted<'a> {
     /// The counters of the lock.
     pub(crate) meter: Meter,
     pub(crate) wait: Wait,
+}
+
+/// A key of this type, as Redis names it.
+pub(crate) fn of_type(name: &str) -> String {
+    match name {
+        "zset" => "a sorted set".to_owned(),
+        "hash" | "list" | "set" | "stream" | "string" => format!("a {name}"),
+        // Of a module, as `ReJSON-RL`.
+        name => format!("a key of type {name}"),
+    }
 }
 
 /// One acquisition.

@@ -8,7 +8,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 use super::Engine;
-use super::lost::HoldEnd;
+use super::hold_end::HoldEnd;
 use crate::error::Error;
 use crate::events::{event, millis, text};
 use crate::metrics::{LossReason, Meter};

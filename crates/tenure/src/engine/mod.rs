@@ -18,6 +18,7 @@ pub(crate) mod call;
 pub(crate) mod flight;
 mod forced;
 pub(crate) mod hold;
+mod hold_end;
 pub(crate) mod lease;
 pub(crate) mod lost;
 mod reentry;

@@ -10,7 +10,7 @@ use tenure::internals::store::cas::{Bound, Handle, stands};
 use tenure::internals::store::observe::Told;
 use tenure::{LockName, Owner};
 
-use super::server::State;
+use super::state::State;
 use crate::sim::clock::{Clock, MS};
 use crate::sim::executor::{ProcessId, Sim};
 use crate::sim::oracle::{Executed, Oracle};

@@ -2,6 +2,7 @@
 
 mod judge;
 mod server;
+mod state;
 
 use std::sync::Arc;
 

@@ -18,6 +18,7 @@ use tenure::internals::{Moment, Runtime};
 use tokio::sync::{Notify, mpsc, oneshot};
 
 use super::judge::Judge;
+use super::state::{End, Life, State, Watcher};
 use crate::sim::clock::MS;
 use crate::sim::event::Event;
 use crate::sim::executor::{OUTSIDE, ProcessId, lock};
@@ -60,58 +61,6 @@ pub enum Versions {
     OfCreations,
     /// The same by a backend that forgets to compare the creation: a known bug.
     Alone,
-}
-
-#[derive(Default)]
-pub(super) struct State {
-    revision: u64,
-    pub(super) locks: BTreeMap<LockName, Stored>,
-    /// Parts of lines.
-    pub(super) parts: BTreeMap<(LockName, u64), String>,
-    pub(super) handles: BTreeMap<Handle, Life>,
-    next: Handle,
-    watches: Vec<Watcher>,
-    ends: BTreeMap<ProcessId, End>,
-    faults: Faults,
-    /// The server stands still until then.
-    stalled_until: Moment,
-    /// Answers that never come, until all heals.
-    silent: Vec<Box<dyn Any + Send>>,
-    /// The next write is carried out so much later, and its answer lost.
-    delayed: Option<Duration>,
-    /// How many requests of each sort there were.
-    requests: BTreeMap<&'static str, u32>,
-}
-
-/// The life of a handle.
-pub(super) struct Life {
-    life: Duration,
-    pub(super) end: Moment,
-    marker: u64,
-    pub(super) process: ProcessId,
-}
-
-struct Watcher {
-    name: LockName,
-    process: ProcessId,
-    /// When the last event arrives.
-    last: Moment,
-    sender: mpsc::UnboundedSender<Seen>,
-}
-
-/// A process's end of the network.
-#[derive(Default)]
-struct End {
-    /// Tells requests on their way that the connection is cut.
-    cuts: Arc<Notify>,
-    /// What arrives later is not carried out any more.
-    arrives_until: Option<Moment>,
-    /// Events are told from then on.
-    hears_from: Moment,
-    /// By the server's clock.
-    parting: Parting,
-    /// It has lost a request or an answer.
-    has_lost: bool,
 }
 
 /// What becomes of a request on its way.

@@ -18,9 +18,10 @@ use std::time::Duration;
 
 use futures_util::future::{Either, FutureExt, select};
 
-use super::server::{Event, Server, Strategy};
 use super::subscription::{Heard, Subscription};
-use super::wait_queues::{QueuedWaiter, WaitHandle, WaitOutcome, WaitQueue, WaitQueues, Waiters};
+use super::wait_queues::{
+    Event, QueuedWaiter, Server, Strategy, WaitHandle, WaitOutcome, WaitQueue, WaitQueues, Waiters,
+};
 use crate::engine::Engine;
 use crate::engine::acquisition::{Acquisition, Outcome};
 use crate::engine::release::Pending;

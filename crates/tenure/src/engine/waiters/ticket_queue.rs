@@ -18,9 +18,10 @@ use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{FuturesUnordered, Stream};
 
 use super::newcomer::Newcomer;
-use super::server::{Event, Server, Strategy, earlier};
 use super::subscription::{Heard, Subscription};
-use super::wait_queues::{QueuedWaiter, WaitHandle, WaitOutcome, WaitQueues, Waiters};
+use super::wait_queues::{
+    Event, QueuedWaiter, Server, Strategy, WaitHandle, WaitOutcome, WaitQueues, Waiters, earlier,
+};
 use crate::engine::Engine;
 use crate::engine::acquisition::{Acquisition, Waiting};
 use crate::engine::call::Call;

@@ -1,0 +1,67 @@
+//! What the simulated server keeps.
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tenure::LockName;
+use tenure::internals::Moment;
+use tenure::internals::store::cas::{Handle, Seen, Stored};
+use tokio::sync::{Notify, mpsc};
+
+use crate::sim::executor::ProcessId;
+use crate::sim::network::Parting;
+use crate::sim::regime::Faults;
+
+#[derive(Default)]
+pub(super) struct State {
+    pub(super) revision: u64,
+    pub(super) locks: BTreeMap<LockName, Stored>,
+    /// Parts of lines.
+    pub(super) parts: BTreeMap<(LockName, u64), String>,
+    pub(super) handles: BTreeMap<Handle, Life>,
+    pub(super) next: Handle,
+    pub(super) watches: Vec<Watcher>,
+    pub(super) ends: BTreeMap<ProcessId, End>,
+    pub(super) faults: Faults,
+    /// The server stands still until then.
+    pub(super) stalled_until: Moment,
+    /// Answers that never come, until all heals.
+    pub(super) silent: Vec<Box<dyn Any + Send>>,
+    /// The next write is carried out so much later, and its answer lost.
+    pub(super) delayed: Option<Duration>,
+    /// How many requests of each sort there were.
+    pub(super) requests: BTreeMap<&'static str, u32>,
+}
+
+/// The life of a handle.
+pub(super) struct Life {
+    pub(super) life: Duration,
+    pub(super) end: Moment,
+    pub(super) marker: u64,
+    pub(super) process: ProcessId,
+}
+
+pub(super) struct Watcher {
+    pub(super) name: LockName,
+    pub(super) process: ProcessId,
+    /// When the last event arrives.
+    pub(super) last: Moment,
+    pub(super) sender: mpsc::UnboundedSender<Seen>,
+}
+
+/// A process's end of the network.
+#[derive(Default)]
+pub(super) struct End {
+    /// Tells requests on their way that the connection is cut.
+    pub(super) cuts: Arc<Notify>,
+    /// What arrives later is not carried out any more.
+    pub(super) arrives_until: Option<Moment>,
+    /// Events are told from then on.
+    pub(super) hears_from: Moment,
+    /// By the server's clock.
+    pub(super) parting: Parting,
+    /// It has lost a request or an answer.
+    pub(super) has_lost: bool,
+}
