@@ -190,6 +190,9 @@ fn wait_and_a_watch_of_a_leader_outlast_a_server_that_is_stopped() {
     let store = ["--store", &server.url()];
     let owner = env.acquire(&[&store[..], &["--ttl", "5m", "x"]].concat());
     let waiter = env.start(env.tenure([&["wait"], &store[..], &["x"]].concat()));
+    let polls = || server.info_commandstats().get("pttl").copied().unwrap_or(0);
+    let before = polls();
+    waiter.eventually("it has an answer", || polls() > before + 4);
     let watch = env.start(env.tenure([&["leader", "--watch"], &store[..], &["api"]].concat()));
     env.elect_until_watched(&watch, &server.url(), "one");
     server.stop();

@@ -156,5 +156,5 @@ fn what_cannot_be_stressed_is_said_before_anything_is_started() {
     }
     assert!(!env.store().exists(), "nothing was started");
     let nobody = env.tenure(["stress", "--store", "redis://127.0.0.1:1", "--for", "1s"]);
-    env.run(nobody).exits_with(69).says("could not answer");
+    env.run(nobody).exits_with(69).says("cannot be reached");
 }

@@ -1,7 +1,7 @@
 //! How stores that have no types of their own keep what a lock's machine keeps: as text, with a
 //! version. Pure, and exact: what no machine would write is refused.
 //!
-//! A store keeps the [version](VERSION), the [kind](kind) and the [value](encode) of a lock, each
+//! A store keeps the [version](VERSION), the [kind] and the [value](encode) of a lock, each
 //! where it suits the store. What has another version is neither free nor held: it is an error.
 
 use std::fmt::Write;

@@ -18,7 +18,7 @@ use super::workload::Workload;
 /// that it carries out ([`executed`](super::oracle::Oracle::executed)), each lease that ends at
 /// another moment than before ([`extended`](super::oracle::Oracle::extended)), each hold that ends
 /// without a request ([`unbound`](super::oracle::Oracle::unbound)), and each message that it loses
-/// or delays ([`has_failed`](super::oracle::Oracle::has_failed)).
+/// or delays (`has_failed`).
 pub trait Driver: Send + Sync {
     /// Opens the store in a process.
     fn open(&self, process: &Arc<Process>) -> Arc<dyn Store>;
