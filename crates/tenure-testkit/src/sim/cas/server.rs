@@ -1,7 +1,6 @@
 //! A server that compares and swaps, in memory: its conflicts, handles and watches, and what goes
 //! wrong between it and its clients.
 
-use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::pin::pin;
@@ -15,7 +14,7 @@ use tenure::internals::store::cas::{
 };
 use tenure::internals::store::{Cursor, Failure};
 use tenure::internals::{Moment, Runtime};
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
 
 use super::judge::Judge;
 use super::state::{End, Life, State, Watcher};
