@@ -1,9 +1,8 @@
-//! Distributed locks on the Redis or Valkey you already run, and on one machine with nothing at
-//! all.
+//! Distributed locks on the Redis or Valkey you already run, or on a single machine with no server at all.
 //!
-//! A **tenure** is a period for which someone holds something. That is all a distributed lock can
-//! give: not ownership, but a lease with an end. So every grant here has a deadline, a fencing
-//! token, and a way to hear that it was lost.
+//! A **tenure** is a period for which someone holds something. A distributed lock can give no more than that:
+//! a lease that ends, not ownership. Every grant therefore has a deadline, a fencing token, and a
+//! notification when the lock is lost.
 //!
 //! ```
 //! # tenure::block_on(async {
@@ -22,35 +21,34 @@
 //!
 //! # Which kind of lock
 //!
-//! | kind | who may hold | in which order |
+//! | kind | who may hold | order |
 //! |---|---|---|
-//! | [`Mutex`] | one | none promised: the first to ask after a release |
-//! | [`FairMutex`] | one | first come, first served |
-//! | [`ReentrantMutex`] | one owner, as often as it likes | as the mutex |
+//! | [`Mutex`] | one holder | none promised: the first to ask after a release |
+//! | [`FairMutex`] | one holder | first come, first served |
+//! | [`ReentrantMutex`] | one owner, any number of times | as the mutex |
 //! | [`RwLock`] | many readers or one writer | first come, first served |
-//! | [`Semaphore`] | as many as there are permits for | first come, first served |
-//! | [`Multi`] | several of these at once, all or none | by name |
+//! | [`Semaphore`] | as many holders as there are permits | first come, first served |
+//! | [`Multi`] | several of these locks at once, all or none | by name |
 //!
-//! All give the same [`Guard`]. A mutex is the cheapest, and the one that every other client of the
-//! `SET NX PX` family understands.
+//! All of them return the same [`Guard`]. The mutex is the cheapest, and the one that every other client of
+//! the `SET NX PX` family understands.
 //!
-//! # What a lock can promise, and what it cannot
+//! # What a lock can and cannot guarantee
 //!
-//! While [`Guard::is_held`], no other client holds the lock, if the store loses nothing that it has
-//! acknowledged and its clock does not jump. A process that is stopped for longer than its lease
-//! has lost the lock, and hears of it at its first look; a write that it had already sent by then
-//! can only be refused by the resource itself, which is what [`Guard::fence`] is for.
+//! While [`Guard::is_held`] is true, no other client holds the lock, provided that the store loses no
+//! acknowledged write and its clock does not jump. A process that is paused for longer than its lease has
+//! lost the lock, and finds out the first time it checks. Only the resource itself can reject a write that
+//! was already in flight by then; [`Guard::fence`] exists for that.
 //!
-//! Rules that hold throughout:
+//! These rules hold throughout the crate:
 //!
-//! - *Busy* is `None`, never an error. *Lost* is an event on the guard. Everything else is one
-//!   [`Error`].
-//! - The limit of a wait is in the method's name: `try_lock` asks once, `try_lock_for` waits that
-//!   long, `lock` until it is granted.
-//! - Every future may be dropped at any time, and needs no runtime of yours: [`block_on`] is the
-//!   blocking API.
-//! - A lease is renewed on a thread of the [`Locks`], from the moment on in which its guard is in
-//!   your hands.
+//! - A *busy* lock is `None`, never an error. A *lost* lock is an event on the guard. Everything else is one
+//!   [`Error`] type.
+//! - The method name states the limit of the wait: `try_lock` asks once, `try_lock_for` waits for the given
+//!   time, and `lock` waits until the lock is granted.
+//! - Every future may be dropped at any time, and none needs an async runtime. [`block_on`] is the blocking
+//!   API.
+//! - A thread owned by the [`Locks`] renews each lease from the moment the caller gets the guard.
 //!
 //! # Features
 //!
@@ -60,28 +58,27 @@
 //! | `etcd` | no | `etcd://` and `etcds://` |
 //! | `zookeeper` | no | `zookeeper://` and `zookeepers://` |
 //! | `redis` | yes | all stores on Redis and Valkey servers; without it `memory:` and `file:` remain |
-//! | `tls` | yes | encrypted connections (`rediss://` and its like), with rustls and ring, for the stores that are built |
-//! | `serde` | no | `Json`: values of serde in a [`Cache`] |
-//! | `metrics` | no | the numbers of [`Locks::metrics`] through the crate `metrics` too |
-//! | `testing` | no | `tenure::testing`: a store for tests, whose faults they choose, on tokio's clock |
+//! | `tls` | yes | TLS connections (`rediss://` and the like) with rustls and ring, for the enabled stores |
+//! | `serde` | no | `Json`: serde values in a [`Cache`] |
+//! | `metrics` | no | also reports [`Locks::metrics`] through the `metrics` crate |
+//! | `testing` | no | `tenure::testing`: a store with injectable faults for tests, on tokio's clock |
 //!
-//! A URL that needs a feature which is off is [unsupported](Error::is_unsupported).
+//! A URL that needs a disabled feature is [unsupported](Error::is_unsupported).
 //!
-//! # What it says about itself
+//! # Metrics and tracing
 //!
-//! [`Locks::metrics`] has numbers: acquisitions, waits, holds, renewals, losses, requests.
+//! [`Locks::metrics`] counts acquisitions, waits, holds, renewals, losses and requests.
 //!
-//! Events and spans of [`tracing`](https://docs.rs/tracing) have the target `tenure`. The field
-//! `event` is the name of an event, which does not change between versions: `lock_acquired`,
-//! `lock_busy`, `lock_timed_out`, `lock_cancelled`, `lock_failed`, `lock_released`, `lock_lost`,
-//! `renewal_failed` and others. `docs/watching.md` has them all with their fields.
+//! [`tracing`](https://docs.rs/tracing) events and spans have the target `tenure`. The field `event` holds
+//! the name of the event, which is stable across versions: `lock_acquired`, `lock_busy`, `lock_timed_out`,
+//! `lock_cancelled`, `lock_failed`, `lock_released`, `lock_lost`, `renewal_failed` and others.
+//! `docs/watching.md` lists all of them with their fields.
 //!
-//! A subscriber that blocks costs no lease: events of the thread of the `Locks` wait for it in a
-//! queue. They go to the subscriber of the thread that opened the `Locks`, or else to that of the
-//! process.
+//! A subscriber that blocks cannot cost a lease, because events from the thread of the `Locks` are queued for
+//! it. They go to the subscriber of the thread that opened the `Locks`, or else to the global one.
 //!
-//! Warnings about what an operator should change have the target `tenure::setup`: a directory on a
-//! network file system, a right that is missing, a quorum of an even number.
+//! Warnings about problems an operator should fix have the target `tenure::setup`: a directory on a network
+//! file system, a missing permission, a quorum with an even number of members.
 
 mod engine;
 mod fair;
@@ -154,8 +151,7 @@ pub use uses::value::CacheValue;
 #[cfg(feature = "serde")]
 pub use uses::value::Json;
 
-/// What `tenure doctor` asks of a store beside its locks. No semver promise: nothing else should
-/// use it.
+/// Diagnostics for `tenure doctor`. Exempt from semver: nothing else should use this module.
 #[doc(hidden)]
 pub mod diagnosis {
     #[cfg(feature = "etcd")]
@@ -171,8 +167,8 @@ pub mod diagnosis {
     pub use tenure_zookeeper::shown as zookeeper_shown;
 }
 
-/// What the workspace's own test kit drives. No semver promise: nothing outside this workspace
-/// should use it.
+/// Internals for the workspace's own test kit. Exempt from semver: nothing outside this workspace should use
+/// this module.
 #[doc(hidden)]
 pub mod internals {
     use std::sync::Arc;
@@ -187,12 +183,12 @@ pub mod internals {
         pub use crate::planted::*;
     }
 
-    /// What a lock is.
+    /// The protocol of each kind of lock.
     pub mod protocol {
         pub use crate::protocol::*;
     }
 
-    /// Where locks live.
+    /// The interface of a store.
     pub mod store {
         pub use crate::store::*;
         pub use tenure_core::cas;
@@ -220,28 +216,28 @@ pub mod internals {
         Locks::on(store, runtime, None).with(|_| options)
     }
 
-    /// A further client of the store of `tenure::testing`, and the runtime of all.
+    /// Another client of the `tenure::testing` store, and the runtime they all share.
     #[cfg(feature = "testing")]
     pub fn testing_client(control: &crate::testing::Control) -> (Locks, Arc<dyn Runtime>) {
         control.client()
     }
 
-    /// A guard of a read-write lock that may become the writer's, if it is one; else the guard.
+    /// Converts a guard into an upgradeable one if it is the upgradeable reader of a read-write lock.
     ///
     /// # Errors
-    /// The guard.
+    /// Returns any other guard unchanged.
     pub fn upgradeable_guard(guard: Guard) -> std::result::Result<UpgradeableGuard, Guard> {
         if guard.is_upgradeable() { Ok(UpgradeableGuard::new(guard)) } else { Err(guard) }
     }
 
-    /// A guard of a read-write lock as a writer's, also if it is a reader's: for tests that ask a
-    /// reader to become one.
+    /// Wraps any guard of a read-write lock as a writer's, even a reader's: for tests that downgrade a
+    /// reader.
     pub fn write_guard(guard: Guard) -> WriteGuard {
         WriteGuard::new(guard)
     }
 }
 
-/// The programs of these pages run as examples do.
+/// Runs the programs in these pages as doc tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/cookbook.md")]
 #[doc = include_str!("../../../docs/migrating.md")]

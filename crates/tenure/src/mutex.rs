@@ -8,26 +8,24 @@ use crate::handle::LockHandle;
 use crate::name::LockName;
 use crate::options::Options;
 
-/// One holder at a time, among all processes that use the same name on the same store.
+/// A lock with one holder at a time, among all processes that use the same name on the same store.
 ///
-/// Use it unless you need one of the others: it is the cheapest lock, and the only one on a
-/// majority of servers. Use a
-/// [`FairMutex`](crate::FairMutex) if no waiter may be overtaken, and a
-/// [`ReentrantMutex`](crate::ReentrantMutex) if code that holds the lock calls code that takes it.
-/// Among the tasks of one process `tokio::sync::Mutex` is enough.
+/// Use it unless you need one of the other kinds: it is the cheapest lock, and the only one that works on a
+/// quorum. Use a [`FairMutex`](crate::FairMutex) if no waiter may be overtaken, and a
+/// [`ReentrantMutex`](crate::ReentrantMutex) if code that holds the lock calls code that acquires it. Among
+/// the tasks of one process, `tokio::sync::Mutex` is enough.
 ///
-/// The value is stateless and cheap to clone: each call is an acquisition with its own owner,
-/// so two `lock`s of one `Mutex` exclude each other, and one task that locks it twice waits for
-/// itself.
+/// A `Mutex` is stateless and cheap to clone. Each call is an acquisition with its own owner, so two `lock`
+/// calls on one `Mutex` exclude each other, and a task that locks it twice waits for itself.
 ///
 /// # Guarantees
-/// - *Exclusion* while the guard [`is_held`](Guard::is_held): see there what it rests on.
-/// - *Order*: none is promised. In a process, callers are served in the order in which they came;
-///   between processes the first to ask after a release wins, and a process that hands over inside
-///   itself leaves others a turn now and then.
-/// - *A crash* costs one lease ([`Options::ttl`](crate::Options::ttl)), and on the `file:` store
+/// - *Exclusion* while the guard [`is_held`](Guard::is_held), on the conditions stated at [`Guard`].
+/// - *Order*: none is promised. Within a process, callers are served in order of arrival. Between processes,
+///   the first to ask after a release wins; a process that hands the lock over internally gives other
+///   processes a turn now and then.
+/// - *A crash* costs one lease ([`Options::ttl`](crate::Options::ttl)). On the `file:` store it costs
 ///   nothing: the lock is free at once.
-/// - *Tokens* ([`Guard::fence`]) grow from grant to grant.
+/// - *Tokens* ([`Guard::fence`]) increase with every grant.
 ///
 /// # Examples
 /// ```
@@ -54,7 +52,7 @@ impl Mutex {
         &self.0.name
     }
 
-    /// The same lock with changed options: see [`Locks::with`](crate::Locks::with).
+    /// Returns the same lock with changed options: see [`Locks::with`](crate::Locks::with).
     ///
     /// ```
     /// # use std::time::Duration;
@@ -71,8 +69,8 @@ impl Mutex {
 
     /// Waits until the lock is granted.
     ///
-    /// There is no limit for the holder; compose with a timeout, or use
-    /// [`try_lock_for`](Self::try_lock_for). For a store that does not answer at all the limit is
+    /// The wait for the holder has no limit; use [`try_lock_for`](Self::try_lock_for) or wrap the call in a
+    /// timeout. If the store does not answer at all, the call fails after
     /// [`Options::patience`](crate::Options::patience).
     ///
     /// ```
@@ -83,19 +81,18 @@ impl Mutex {
     /// ```
     ///
     /// # Cancel safety
-    /// Dropped, it leaves the queue; what may have been granted is released in the background.
+    /// Dropping the future leaves the queue. A grant that may be in flight is released in the background.
     ///
     /// # Errors
-    /// `is_unreachable`, `is_refused`; `is_mismatch` when the name is in use as another kind;
-    /// `is_unsupported` when the server forbids scripts and
-    /// [`Options::unfenced`](crate::Options::unfenced) is not set, or cannot do what
-    /// `acks` in its URL asks for.
+    /// `is_unreachable` and `is_refused`; `is_mismatch` if the name is in use by another kind of lock;
+    /// `is_unsupported` if the server forbids scripts and [`Options::unfenced`](crate::Options::unfenced) is
+    /// not set, or if it cannot provide the `acks` in its URL.
     pub async fn lock(&self) -> Result<Guard> {
         self.0.lock().await
     }
 
-    /// Asks once, for at most [`Options::op_timeout`](crate::Options::op_timeout): `None` when
-    /// another client holds it.
+    /// Asks once, for at most [`Options::op_timeout`](crate::Options::op_timeout). Returns `None` if another
+    /// client holds the lock.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -113,8 +110,8 @@ impl Mutex {
         self.0.acquire(Wait::Once).await
     }
 
-    /// Waits for this long, also when the store is down or silent: `None` when another client holds
-    /// the lock all the time.
+    /// Waits for at most `limit`, even if the store is down or does not answer. Returns `None` if other
+    /// clients held the lock all that time.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -130,7 +127,8 @@ impl Mutex {
     /// As [`lock`](Self::lock).
     ///
     /// # Errors
-    /// As [`lock`](Self::lock); `is_unreachable` too when the store is silent at the limit.
+    /// As [`lock`](Self::lock); also `is_unreachable` if the store is not answering when the limit is
+    /// reached.
     pub async fn try_lock_for(&self, limit: Duration) -> Result<Option<Guard>> {
         self.0.acquire(Wait::For(limit)).await
     }

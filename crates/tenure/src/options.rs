@@ -6,14 +6,14 @@ use crate::name::{LockName, Quoted};
 use crate::owner::check_text;
 use crate::protocol::lease::{TTL_MAX, TTL_MIN, margin};
 
-/// How locks are held; the defaults suit a service on a network.
+/// How locks are held. The defaults suit a service on a network.
 ///
-/// Change them where a lease of 15 s is wrong: longer if a process may be stopped for longer,
-/// shorter if others must not wait that long after a crash.
+/// Change them if a lease of 15 s is wrong: longer if a process may be paused for longer, shorter if others
+/// must not wait that long after a crash.
 ///
-/// [`Locks::with`](crate::Locks::with) changes those of all locks, and
-/// [`Mutex::with`](crate::Mutex::with) and others those of one lock. Both get the options in force,
-/// so what was set before stays set, and both check the result:
+/// [`Locks::with`](crate::Locks::with) changes the options of all locks; [`Mutex::with`](crate::Mutex::with)
+/// and its counterparts change those of one lock. Both start from the options in force, so earlier settings
+/// are kept, and both validate the result:
 ///
 /// ```
 /// use std::time::Duration;
@@ -29,46 +29,45 @@ use crate::protocol::lease::{TTL_MAX, TTL_MIN, margin};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Options {
-    /// The lease: how long the lock outlives a holder that is gone. 50 ms to 1 year, and at most
-    /// the `restart-grace` of the store's URL; 15 s unless set, or that grace if it is shorter. It
-    /// ends 1 % and 2 ms sooner on this side, for clocks that run at different speeds.
+    /// The lease: how long the lock outlives a holder that is gone. 50 ms to 365 days, and at most the
+    /// `restart-grace` of the store's URL. Default: 15 s, or `restart-grace` if that is shorter. The client
+    /// ends the lease 1 % and 2 ms early, because clocks run at different speeds.
     pub ttl: Duration,
-    /// Whether the lease is renewed while the guard lives. Automatic unless set: after a third of
-    /// the lease, at most a minute after the last time.
+    /// Whether the lease is renewed while the guard lives. Default: automatic, after a third of the lease,
+    /// and at most a minute after the last renewal.
     pub renewal: Renewal,
-    /// The longest time for which one guard may hold, however often it is renewed. 50 ms to 1 year;
-    /// no limit unless set.
+    /// Maximum time one guard may hold the lock, however often it is renewed. 50 ms to 365 days. Default: no
+    /// limit.
     pub max_hold: Option<Duration>,
-    /// How long before the lease can be another client's the loss is announced, so that work can be
-    /// stopped in time. At most a third of the lease; zero unless set.
+    /// How long before another client can get the lock its loss is announced, so that work can stop in time.
+    /// At most a third of the lease. Default: zero.
     pub grace: Duration,
-    /// Bind the hold to the children of this process too, where the store is on this machine
-    /// (`file:`): the lock is free when the last process of the work is gone. Off unless set;
-    /// stores elsewhere know leases only.
+    /// Binds the hold to the child processes as well, where the store is on this machine (`file:`): the lock
+    /// is freed when the last process of the work has ended. Default: off. Other stores support leases only.
     pub inherit_liveness: bool,
-    /// How long one request to the store may take. 1 ms to 1 year; 1 s unless set.
+    /// Timeout of one request to the store. 1 ms to 365 days. Default: 1 s.
     pub op_timeout: Duration,
-    /// How long [`lock`](crate::Mutex::lock) goes on asking a store that does not answer at all. At
-    /// most 1 year; 60 s unless set.
+    /// How long [`lock`](crate::Mutex::lock) keeps retrying while the store does not answer at all. At most
+    /// 365 days. Default: 60 s.
     pub patience: Duration,
-    /// What people should read of the holder, beside its user, host and process: the URL of a job,
-    /// say. Everyone who can look at the lock sees it, so it is no place for a secret. At most 256
-    /// bytes without control characters; empty unless set.
+    /// Text shown to people beside the holder's user, host and process, such as the URL of a job. Anyone who
+    /// can inspect the lock can read it, so do not put secrets here. At most 256 bytes without control
+    /// characters. Default: empty.
     pub label: String,
-    /// Put before each name to make the store's key. At most 32 KiB, and together with the name at
-    /// most 64 KiB; it does not begin with `tenure:`. Empty unless set.
+    /// Prepended to each name to form the store's key. At most 32 KiB, and at most 64 KiB together with the
+    /// name; must not start with `tenure:`. Default: empty.
     pub prefix: String,
-    /// Take a mutex without a fencing token where the server forbids scripts:
-    /// [`Guard::fence`](crate::Guard::fence) is 0 there. Off unless set: then such a server is
-    /// [unsupported](crate::Error::is_unsupported). It changes nothing where scripts run.
+    /// Allows a mutex without a fencing token on a server that forbids scripts, where
+    /// [`Guard::fence`](crate::Guard::fence) is then 0. Default: off, which makes such a server
+    /// [unsupported](crate::Error::is_unsupported). No effect where scripts are allowed.
     ///
-    /// Without scripts the mutex is kept by `SET NX` and the server's own compare commands, or by
-    /// `WATCH` on its own connection, one request after the other. It excludes as always, but
-    /// nothing then protects a resource from a holder that was paused for longer than its lease.
-    /// Other kinds of locks, and quorums, are refused there in any case.
+    /// Without scripts, the mutex uses `SET NX` and the server's own compare commands, or `WATCH` on a
+    /// dedicated connection, one request at a time. Exclusion is the same, but nothing protects a resource
+    /// from a holder that was paused for longer than its lease. Other kinds of locks, and quorums, are
+    /// rejected on such a server in any case.
     pub unfenced: bool,
-    /// Which locks have numbers of their own in [`Locks::metrics`](crate::Locks::metrics). One
-    /// group for all unless set.
+    /// Which locks are counted separately in [`Locks::metrics`](crate::Locks::metrics). Default: one group
+    /// for all.
     pub groups: Groups,
 }
 
@@ -85,15 +84,15 @@ pub struct Options {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Renewal {
-    /// In the background, until the guard is released or dropped, its lease is lost, or `max_hold`
-    /// is reached.
+    /// Renew in the background until the guard is released or dropped, its lease is lost, or `max_hold` is
+    /// reached.
     Automatic,
-    /// Only by [`Guard::renew`](crate::Guard::renew).
+    /// Renew only by [`Guard::renew`](crate::Guard::renew).
     Off,
 }
 
 impl Options {
-    /// The defaults.
+    /// Returns the default options.
     ///
     /// ```
     /// assert_eq!(tenure::Options::new(), tenure::Options::default());
@@ -260,7 +259,7 @@ impl Options {
         Self { groups, ..self }
     }
 
-    /// Says what cannot be right, before anything depends on it.
+    /// Rejects invalid options and invalid combinations.
     pub(crate) fn check(&self) -> Result<()> {
         let wrong = |what: String| Err(Error::invalid(what));
         if self.ttl < TTL_MIN || self.ttl > TTL_MAX {
@@ -299,12 +298,12 @@ impl Options {
         Ok(())
     }
 
-    /// The first lease: `max_hold` clips it.
+    /// The initial lease: the ttl, capped by `max_hold`.
     pub(crate) fn lease(&self) -> Duration {
         self.ttl.min(self.max_hold.unwrap_or(self.ttl))
     }
 
-    /// The store's name of a lock.
+    /// The lock's name in the store: the prefix and `name`.
     pub(crate) fn full_name(&self, name: &LockName) -> Result<LockName> {
         if self.prefix.is_empty() {
             Ok(name.clone())
