@@ -8,23 +8,23 @@ use crate::handle::LockHandle;
 use crate::name::LockName;
 use crate::options::Options;
 
-/// One holder at a time, first come, first served, across processes.
+/// A lock with one holder at a time, granted first come, first served across processes.
 ///
-/// Use it if waiters compete for long and none may starve, as for a leader. A
-/// [`Mutex`](crate::Mutex) takes less work of the store, and other clients of `SET NX PX`
-/// understand it. A quorum has no fair mutex.
+/// Use it if waiters compete for a long time and none may starve, as in leader election. A
+/// [`Mutex`](crate::Mutex) costs the store less work, and other `SET NX PX` clients understand it. A quorum
+/// does not support fair mutexes.
 ///
-/// Stateless and cheap to clone: each call is its own acquisition, as with
-/// [`Mutex`](crate::Mutex).
+/// Like [`Mutex`](crate::Mutex), a `FairMutex` is stateless and cheap to clone: each call is its own
+/// acquisition.
 ///
 /// # Guarantees
-/// - *Exclusion* while the guard [`is_held`](Guard::is_held): see there what it rests on.
-/// - *Order*: callers are served in the order in which the store first saw them, as long as they
-///   keep waiting. A caller that was not heard of for 5 seconds has lost its place, and goes to the
-///   end. [`try_lock`](Self::try_lock) overtakes no client: it is refused while any client waits.
-/// - *A crash* of the holder costs one lease; that of a waiter at most 5 seconds, and only once it
-///   is first. On the `file:` store neither costs anything.
-/// - *Tokens* ([`Guard::fence`]) grow from grant to grant.
+/// - *Exclusion* while the guard [`is_held`](Guard::is_held), on the conditions stated at [`Guard`].
+/// - *Order*: callers are served in the order in which the store first saw them, as long as they keep
+///   waiting. A waiter that the store has not heard from for 5 seconds loses its place and rejoins at the
+///   tail. [`try_lock`](Self::try_lock) overtakes nobody: it fails while any client waits.
+/// - *A crash* of the holder costs one lease. A crash of a waiter costs at most 5 seconds, and only once it
+///   is at the head of the queue. On the `file:` store neither costs anything.
+/// - *Tokens* ([`Guard::fence`]) increase with every grant.
 ///
 /// # Examples
 /// ```
@@ -50,7 +50,7 @@ impl FairMutex {
         &self.0.name
     }
 
-    /// The same lock with changed options: see [`Locks::with`](crate::Locks::with).
+    /// Returns the same lock with changed options: see [`Locks::with`](crate::Locks::with).
     ///
     /// ```
     /// # use std::time::Duration;
@@ -66,8 +66,8 @@ impl FairMutex {
         self.0.configured(change).map(Self)
     }
 
-    /// Waits until this caller is first in the queue, then holds the lock. For a store that does
-    /// not answer at all the limit is [`Options::patience`](crate::Options::patience).
+    /// Waits until this caller is at the head of the queue, then acquires the lock. If the store does not
+    /// answer at all, the call fails after [`Options::patience`](crate::Options::patience).
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -77,18 +77,18 @@ impl FairMutex {
     /// ```
     ///
     /// # Cancel safety
-    /// Dropped, it leaves the queue; a place, once left, is gone.
+    /// Dropping the future leaves the queue and gives up the place in it.
     ///
     /// # Errors
-    /// `is_unreachable`, `is_refused`; `is_mismatch` when the name is in use as another kind;
-    /// `is_unsupported` when the server forbids scripts, without which there is no such lock, or
-    /// cannot do what `acks` in its URL asks for.
+    /// `is_unreachable` and `is_refused`; `is_mismatch` if the name is in use by another kind of lock;
+    /// `is_unsupported` if the server forbids scripts, which this lock requires, or cannot provide the `acks`
+    /// in its URL.
     pub async fn lock(&self) -> Result<Guard> {
         self.0.lock().await
     }
 
-    /// Asks once, for at most [`Options::op_timeout`](crate::Options::op_timeout): `None` when
-    /// another client holds it or waits for it.
+    /// Asks once, for at most [`Options::op_timeout`](crate::Options::op_timeout). Returns `None` if another
+    /// client holds the lock or waits for it.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -108,7 +108,7 @@ impl FairMutex {
         self.0.acquire(Wait::Once).await
     }
 
-    /// Waits in the queue for this long: `None` when its turn does not come.
+    /// Waits in the queue for at most `limit`. Returns `None` if the lock was not granted by then.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -124,7 +124,8 @@ impl FairMutex {
     /// As [`lock`](Self::lock).
     ///
     /// # Errors
-    /// As [`lock`](Self::lock); `is_unreachable` too when the store is silent at the limit.
+    /// As [`lock`](Self::lock); also `is_unreachable` if the store is not answering when the limit is
+    /// reached.
     pub async fn try_lock_for(&self, limit: Duration) -> Result<Option<Guard>> {
         self.0.acquire(Wait::For(limit)).await
     }

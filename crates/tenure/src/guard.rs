@@ -22,19 +22,18 @@ use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, Liveness, LockSpec, QueueSpec, Verb, lease};
 use crate::run_error::RunError;
 
-/// A lock that is held: what `lock`, `acquire` and their like give.
+/// A held lock, returned by `lock`, `acquire` and similar methods.
 ///
-/// Keep it for as long as the work takes, and [`release`](Self::release) it to hear whether the
-/// lock was held to the end. Where a crash of the holder is normal, do not rely on the guard alone:
-/// let the resource compare [`fence`](Self::fence).
+/// Keep the guard for as long as the work takes, then [`release`](Self::release) it to learn whether the lock
+/// was held until the end. Where holders are expected to crash, do not rely on the guard alone: let the
+/// resource compare [`fence`](Self::fence).
 ///
-/// Dropping it releases the lock in the background: without a wait, unless it was the last handle
-/// of its
-/// [`Locks`](crate::Locks), as is said there. One that is leaked ([`std::mem::forget`]) is renewed
-/// until the process ends, or [`max_hold`](crate::Options::max_hold) is over.
+/// Dropping the guard releases the lock in the background. The drop does not block, unless this is the last
+/// handle of its [`Locks`](crate::Locks) (see there). A leaked guard ([`std::mem::forget`]) is renewed until
+/// the process ends or [`max_hold`](crate::Options::max_hold) is reached.
 ///
-/// `let _ = mutex.lock().await?` holds nothing: the guard is dropped, and the lock released, at
-/// once. Give it a name:
+/// `let _ = mutex.lock().await?` does not hold the lock, because the guard is dropped at once. Bind it to a
+/// name:
 ///
 /// ```
 /// # tenure::block_on(async {
@@ -47,14 +46,13 @@ use crate::run_error::RunError;
 /// ```
 ///
 /// # Guarantees
-/// While [`is_held`](Self::is_held), no client else holds the lock, as long as the store loses no
-/// write that it acknowledged and its clock does not jump. A guard that is renewed is good until it
-/// is released, lost, or held for
-/// [`max_hold`](crate::Options::max_hold). Where that is not enough, let the resource compare
+/// While [`is_held`](Self::is_held) is true, no other client holds the lock, provided that the store loses no
+/// acknowledged write and its clock does not jump. A renewed guard is valid until it is released, lost, or
+/// held for [`max_hold`](crate::Options::max_hold). Where that is not enough, let the resource compare
 /// [`fence`](Self::fence).
 #[must_use = "the lock is released when its guard is dropped"]
 pub struct Guard {
-    /// `None` only in the moment in which it is released, detached or dropped.
+    /// `None` only while the guard is being released, detached or dropped.
     held: Option<Hold>,
     name: LockName,
     home: Arc<Client>,
@@ -86,9 +84,8 @@ impl Guard {
         &self.name
     }
 
-    /// The owner: fresh for this acquisition, unless the caller chose it, for a
-    /// [`ReentrantMutex`](crate::ReentrantMutex) or to
-    /// [resume](crate::Locks::resume) a hold.
+    /// The owner: new for each acquisition, unless the caller chose it for a
+    /// [`ReentrantMutex`](crate::ReentrantMutex) or to [resume](crate::Locks::resume) a hold.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -101,19 +98,18 @@ impl Guard {
         &self.lease().owner
     }
 
-    /// The fencing token: greater than that of every earlier grant of this name, and the same for
-    /// as long as this guard lives. A resource that stores the greatest token it has seen, and
-    /// refuses smaller ones together with the write they come with, is safe even from a holder that
-    /// does not know yet that it has lost the lock. [`fence`](crate::fence) has what makes
-    /// databases do that.
+    /// The fencing token: greater than that of every earlier grant of this name, and constant for the life of
+    /// the guard. A resource that stores the greatest token it has seen, and rejects writes with a smaller
+    /// one, is safe even from a holder that does not know yet that it has lost the lock. The module
+    /// [`fence`](crate::fence) has the statements for databases.
     ///
-    /// Where several hold at once only a writer's token may be compared. That of a reader, or of a
-    /// semaphore with more than one permit, tells its grant from others; a resource that compared
-    /// it would lock out those who came before and hold still. All holds of one owner of a
+    /// If a lock can have several holders, a resource may compare only a writer's token. The token of a
+    /// reader, or of a semaphore with more than one permit, merely identifies its grant; a resource that
+    /// compared it would reject earlier holders that still hold the lock. All holds of one owner of a
     /// [`ReentrantMutex`](crate::ReentrantMutex) share the token of the first.
     ///
-    /// 0 where the store can give none, which only [`Options::unfenced`](crate::Options::unfenced)
-    /// allows.
+    /// 0 if the store cannot provide tokens, which only [`Options::unfenced`](crate::Options::unfenced)
+    /// permits.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -127,8 +123,8 @@ impl Guard {
         self.lease().fence
     }
 
-    /// How long until [`lost`](Self::lost) would resolve if nothing were renewed any more; zero
-    /// once it has.
+    /// Time until [`lost`](Self::lost) would resolve if no further renewal succeeded; zero once it has
+    /// resolved.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -141,11 +137,11 @@ impl Guard {
         self.lease().remaining(&self.home.engine)
     }
 
-    /// When [`lost`](Self::lost) resolves if nothing is renewed any more, as the time since the
-    /// machine booted, sleep included: what `CLOCK_BOOTTIME` reads on Linux.
+    /// The time at which [`lost`](Self::lost) resolves if no further renewal succeeds, measured since the
+    /// machine booted, including suspends: the clock `CLOCK_BOOTTIME` on Linux.
     ///
-    /// All processes of a machine share that clock, so a supervisor can compare this value with its
-    /// own reading. [`remaining`](Self::remaining) is relative to a moment that only this process
+    /// All processes of a machine share that clock, so a supervisor can compare this value with its own
+    /// reading. By contrast, [`remaining`](Self::remaining) is relative to a moment that only this process
     /// knows.
     ///
     /// ```
@@ -161,12 +157,12 @@ impl Guard {
         Duration::from_nanos(self.lease().lost_at().0)
     }
 
-    /// Calls a function with the new [`lost_at`](Self::lost_at) whenever a renewal is answered. A
-    /// later call replaces the function.
+    /// Calls `tell` with the new [`lost_at`](Self::lost_at) after each successful renewal. A later call
+    /// replaces the function.
     ///
-    /// The thread of the [`Locks`](crate::Locks) calls it, in the step that moves the deadline, so a
-    /// supervisor in another process learns of each renewal even if all other threads of this
-    /// process are busy. The function must not block, because every other renewal waits for it.
+    /// The thread of the [`Locks`](crate::Locks) calls it in the same step that moves the deadline, so a
+    /// supervisor in another process learns of each renewal even if all other threads of this process are
+    /// busy. The function must not block, because all other renewals wait for it.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -179,8 +175,8 @@ impl Guard {
         self.lease().on_renewal(Arc::new(move |at: Moment| tell(Duration::from_nanos(at.0))));
     }
 
-    /// Identifies this hold, for a process that releases it with
-    /// [`Locks::release_hold`](crate::Locks::release_hold) if this one dies.
+    /// Identifies this hold for another process, which can release it with
+    /// [`Locks::release_hold`](crate::Locks::release_hold) if this process dies.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -192,17 +188,17 @@ impl Guard {
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```
     pub fn hold_id(&self) -> HoldId {
-        // What the store knows, also where several guards share it.
+        // The term, not the lease: several guards may share one hold in the store.
         let term = self.lease().term();
         HoldId { name: term.name.clone(), rule: term.rule, owner: term.owner.clone(), hold: term.hold }
     }
 
-    /// The loss, if it is known. As long as there is a guard, its hold has not been released.
+    /// The loss, if it is known. A guard's hold cannot have been released while the guard exists.
     pub(crate) fn outcome(&self) -> Option<Error> {
         self.lease().outcome(&self.home.engine).and_then(HoldEnd::into_error)
     }
 
-    /// Whether the lock is still held, as far as can be known without asking: `remaining() > 0`.
+    /// Whether the lock is still held, as far as can be known without a request: `remaining() > 0`.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -215,11 +211,10 @@ impl Guard {
         !self.remaining().is_zero()
     }
 
-    /// A future that resolves when the lock is no longer held, and says whether it was lost or
-    /// released.
+    /// A future that resolves once the lock is no longer held, to whether it was lost or released.
     ///
-    /// In a `select!`, poll it first (`biased`), so that work that is ready too does not go on
-    /// after a loss:
+    /// In a `select!`, poll it first (`biased`), so that work that is also ready does not continue after a
+    /// loss:
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -243,8 +238,7 @@ impl Guard {
         Lost::new(&self.home.engine, self.lease())
     }
 
-    /// Asks the store whether the lock is still held: for the moment before a write that cannot be
-    /// fenced.
+    /// Asks the store whether the lock is still held. Use it right before a write that cannot be fenced.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -255,23 +249,22 @@ impl Guard {
     /// ```
     ///
     /// # Cancel safety
-    /// Nothing is lost; it asks and changes nothing.
+    /// Safe to drop: the request changes nothing.
     ///
     /// # Errors
-    /// `is_lost` when it is not held; `is_unreachable` or `is_refused` when the store did not say,
-    /// within
-    /// [`op_timeout`](crate::Options::op_timeout) or what is left of the lease.
+    /// `is_lost` if the lock is not held; `is_unreachable` or `is_refused` if the store gave no answer within
+    /// [`op_timeout`](crate::Options::op_timeout) or the rest of the lease.
     pub async fn verify(&self) -> Result<()> {
         self.ask(self.lease().question()).await?;
         self.still()
     }
 
-    /// Makes a transaction on PostgreSQL commit only if this lock is held until then.
+    /// Makes a PostgreSQL transaction commit only if this lock is held until then.
     ///
-    /// The lock's table and what the transaction changes are in one database. So the database
-    /// itself checks the hold, in the transaction, and no margin for clocks or pauses is needed.
-    /// Call it at any point of the transaction. [`postgres::check_sql`](crate::postgres::check_sql)
-    /// is the same for other drivers.
+    /// The lock's table and the rows that the transaction changes are in the same database, so the database
+    /// itself verifies the hold within the transaction, and no margin for clocks or pauses is needed. Call it
+    /// at any point of the transaction. [`postgres::check_sql`](crate::postgres::check_sql) is the equivalent
+    /// for other drivers.
     ///
     /// ```no_run
     /// # async fn f(guard: tenure::Guard, client: &mut tokio_postgres::Client)
@@ -285,25 +278,25 @@ impl Guard {
     /// ```
     ///
     /// # Guarantees
-    /// From the answer until the transaction ends, no other client gets this lock, also if its
-    /// lease is over and this process stands still. Renewals go on. If the lock is not held any
-    /// more, the transaction is in a failed state and cannot commit.
+    /// Once this returns, no other client gets the lock until the transaction ends, even if the lease expires
+    /// while this process is paused. Renewals continue. If the lock is no longer held, the transaction is in
+    /// a failed state and cannot commit.
     ///
-    /// The check keeps the lock's row from being taken over, with `FOR KEY SHARE`. So it costs
-    /// waiters time: where a lease ends while a transaction is open, the lock is free once that
-    /// has ended, and up to 100 ms later. `idle_in_transaction_session_timeout` of the server
-    /// limits that. Where several hold a lock, no lapsed hold of any is taken over meanwhile.
+    /// The check protects the lock's row from takeover with `FOR KEY SHARE`, which can delay waiters: if the
+    /// lease expires while a transaction is open, the lock becomes free up to 100 ms after the transaction
+    /// has ended. The server's `idle_in_transaction_session_timeout` bounds that delay. If several clients
+    /// hold the lock, no lapsed hold of any of them is taken over meanwhile.
     ///
-    /// Commit first, then release: a release waits for the transaction. Where other clients hold
-    /// the lock too (readers, permits of a semaphore), a release of this hold does not wait for it.
+    /// Commit first, then release, because a release waits for the transaction. If other clients hold the
+    /// lock too (readers, permits of a semaphore), a release of this hold does not wait.
     ///
     /// # Cancel safety
     /// The transaction may be checked in or in a failed state: roll it back.
     ///
     /// # Errors
-    /// `is_lost` when the lock is not held any more. `is_unsupported` where the lock is in another
-    /// store than PostgreSQL. `is_unreachable` or `is_refused` with what the server said; the
-    /// isolation levels above `READ COMMITTED` may also say that the row has changed.
+    /// `is_lost` if the lock is no longer held. `is_unsupported` if the lock is not in PostgreSQL.
+    /// `is_unreachable` or `is_refused` with the server's message; at isolation levels above `READ COMMITTED`
+    /// the server may also report that the row has changed.
     #[cfg(feature = "postgres")]
     pub async fn check_in(&self, transaction: &tokio_postgres::Transaction<'_>) -> Result<()> {
         if let Some(lost) = self.outcome() {
@@ -322,11 +315,11 @@ impl Guard {
         }
     }
 
-    /// Extends the lease to a whole [`ttl`](crate::Options::ttl) from now. Only needed with
+    /// Extends the lease to a full [`ttl`](crate::Options::ttl) from now. Needed only with
     /// [`Renewal::Off`](crate::Renewal::Off).
     ///
-    /// A lease is never shortened: if more than a ttl is left of it, as after a
-    /// [`resume`](crate::Locks::resume) with a shorter ttl, it stays as it is.
+    /// A lease is never shortened: if more than the ttl is left, as after a [`resume`](crate::Locks::resume)
+    /// with a shorter ttl, it stays unchanged.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -340,15 +333,15 @@ impl Guard {
     /// ```
     ///
     /// # Cancel safety
-    /// The request may still be carried out; the lease is then longer than
-    /// [`remaining`](Self::remaining) says.
+    /// The request may still be carried out, in which case the lease is longer than
+    /// [`remaining`](Self::remaining) reports.
     ///
     /// # Errors
-    /// `is_lost` when it is not held any more. Otherwise it may still be, and can be asked again:
-    /// `is_unreachable` when the request was not sent; `is_unknown` when no answer came;
-    /// `is_refused` when the store said no, `is_unsupported` when it cannot do what the options ask
-    /// for. It takes [`op_timeout`](crate::Options::op_timeout) at most, and no longer than is left
-    /// of the lease.
+    /// `is_lost` if the lock is no longer held. After any other error it may still be held, and the call can
+    /// be repeated: `is_unreachable` if the request was not sent; `is_unknown` if no answer came;
+    /// `is_refused` if the store rejected it; `is_unsupported` if the store does not support the options. The
+    /// call takes at most [`op_timeout`](crate::Options::op_timeout), and no longer than the rest of the
+    /// lease.
     pub async fn renew(&self) -> Result<()> {
         self.set_lease(None, None).await
     }
@@ -362,24 +355,23 @@ impl Guard {
         self.still()
     }
 
-    /// Whether it was acquired to read and perhaps to write.
+    /// Whether this is an upgradeable reader.
     pub(crate) fn is_upgradeable(&self) -> bool {
         self.lease().rule == LockSpec::Queue(QueueSpec::UPGRADEABLE)
     }
 
-    /// Makes a reader the writer: false if it is not at the limit.
+    /// Makes a reader the writer. Returns false if the limit is reached first.
     pub(crate) async fn upgrade(&self, limit: Option<Duration>) -> Result<bool> {
         let engine = &self.home.engine;
         upgrade(engine, self.lease(), limit.map(|limit| engine.now() + limit)).await
     }
 
-    /// An answer that was looked at too late is worth nothing: the loss was announced, or should
-    /// have been.
+    /// Discards an answer that arrived too late: the loss was announced, or should have been.
     fn still(&self) -> Result<()> {
         self.outcome().map_or(Ok(()), Err)
     }
 
-    /// Asks about this hold, within what is left of it.
+    /// Sends a request about this hold, with the rest of the lease as its limit.
     async fn ask(&self, verb: Verb) -> Result<Answer> {
         let (engine, lease) = (&self.home.engine, self.lease());
         if let Some(lost) = self.outcome() {
@@ -400,7 +392,7 @@ impl Guard {
         }
     }
 
-    /// Releases the lock and says how it went.
+    /// Releases the lock and reports the outcome.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -411,14 +403,13 @@ impl Guard {
     /// ```
     ///
     /// # Cancel safety
-    /// Dropped, it goes on in the background.
+    /// If the future is dropped, the release continues in the background.
     ///
     /// # Errors
-    /// `is_lost` when it was not held any more, so that another client may have held it meanwhile;
-    /// `is_unknown` when the store did not answer within
-    /// [`op_timeout`](crate::Options::op_timeout): the release goes on in the background until the
-    /// lease is over, and for a minute at least; `is_refused` when it said no, after which nothing
-    /// goes on: the lock stays until its lease ends.
+    /// `is_lost` if the lock was no longer held, so another client may have held it meanwhile. `is_unknown`
+    /// if the store did not answer within [`op_timeout`](crate::Options::op_timeout): the release continues
+    /// in the background until the lease is over, and for at least a minute. `is_refused` if the store
+    /// rejected the release: it is not retried, and the lock stays taken until its lease ends.
     pub async fn release(mut self) -> Result<()> {
         match self.held.take() {
             Some(held) => held.release().await,
@@ -426,21 +417,21 @@ impl Guard {
         }
     }
 
-    /// The store has ended the hold with another request of this holder's.
+    /// Consumes the guard after another request of this holder has ended the hold.
     pub(crate) fn ended(mut self) {
         if let Some(held) = self.held.take() {
             held.disarm();
         }
     }
 
-    /// Lets go without releasing, so that [`Locks::resume`](crate::Locks::resume) can take over in
-    /// another process: renews once, for a whole ttl, and stops renewing. From here on only the
-    /// lease ends the hold.
+    /// Gives up the guard without releasing the lock, so that [`Locks::resume`](crate::Locks::resume) can
+    /// take over in another process. Renews once, for a full ttl, and then stops renewing: from here on only
+    /// the lease ends the hold.
     ///
-    /// A lease is never shortened: if more than a ttl is left of it, it stays as it is.
+    /// A lease is never shortened: if more than the ttl is left, it stays unchanged.
     ///
     /// # Cancel safety
-    /// Dropped, the lock is released, as when the guard is dropped.
+    /// Dropping the future releases the lock, as dropping the guard does.
     ///
     /// # Errors
     /// As [`renew`](Self::renew); the lock is then released.
@@ -465,7 +456,7 @@ impl Guard {
         Ok(owner)
     }
 
-    /// Where other guards of its owner share the hold on the store, gets one for this guard alone.
+    /// If the owner's other guards share this hold in the store, acquires a separate hold for this guard.
     async fn part(&mut self) -> Result<()> {
         if let Some(lost) = self.outcome() {
             return Err(lost);
@@ -477,17 +468,17 @@ impl Guard {
         Ok(())
     }
 
-    /// Lets go of the lock, which stays taken for this long and is then free by itself: so that
-    /// what was done is not done again at once.
+    /// Gives up the guard but leaves the lock taken for `time`, after which it becomes free by itself. Use it
+    /// to prevent work from being repeated right away.
     ///
-    /// `time` is from 50 ms to 365 days. A lease is never shortened: if more is left of it, the
-    /// lock stays taken until that is over.
+    /// `time` is from 50 ms to 365 days. A lease is never shortened: if more than `time` is left, the lock
+    /// stays taken until the lease is over.
     ///
     /// # Cancel safety
-    /// Dropped, the lock is released, as when the guard is dropped.
+    /// Dropping the future releases the lock, as dropping the guard does.
     ///
     /// # Errors
-    /// As [`renew`](Self::renew); `is_invalid` when `time` is out of range, or longer than the
+    /// As [`renew`](Self::renew); also `is_invalid` if `time` is out of range or longer than the
     /// `restart-grace` of the store. The lock is then released.
     ///
     /// # Examples
@@ -519,26 +510,23 @@ impl Guard {
         Ok(())
     }
 
-    /// Does `work` under the lock, and releases it. The work is an async closure that gets the
-    /// guard.
+    /// Runs `work`, an async closure that gets the guard, and then releases the lock.
     ///
-    /// The work is dropped at its next await when the lock is lost. That does not stop a thread, a
-    /// task it has spawned, or a loop that never awaits: that is what
-    /// [`Options::grace`](crate::Options::grace), [`verify`](Self::verify) and
-    /// [`fence`](Self::fence) are for.
+    /// If the lock is lost, the work is dropped at its next await. That does not stop a thread, a spawned
+    /// task, or a loop that never awaits; use [`Options::grace`](crate::Options::grace),
+    /// [`verify`](Self::verify) and [`fence`](Self::fence) for those.
     ///
-    /// In generic code, and in a task that is spawned, use [`run_future`](Self::run_future): the
-    /// compiler must know there that the future of the work is `Send`, which the bounds of an async
-    /// closure cannot say.
+    /// In generic code and in spawned tasks, use [`run_future`](Self::run_future): the compiler must know
+    /// there that the future of the work is `Send`, which the bounds of an async closure cannot express.
     ///
     /// # Cancel safety
-    /// The work is dropped first, then the lock released.
+    /// The work is dropped first, then the lock is released.
     ///
     /// # Errors
-    /// The error [`is_lost`](Error::is_lost). [`RunError::value`] has the value of the work if the
-    /// work was done and the release then heard of the loss; otherwise the work was dropped. A
-    /// release that the store does not answer is no error: the value is returned, and the release
-    /// goes on in the background.
+    /// An error that [`is_lost`](Error::is_lost). [`RunError::value`] contains the result of the work if the
+    /// work was complete and only the release found that the lock was lost; otherwise the work was dropped. A
+    /// release that the store does not answer is no error: the value is returned, and the release continues
+    /// in the background.
     ///
     /// # Examples
     /// ```
@@ -554,12 +542,10 @@ impl Guard {
         settled(value, self.release().await)
     }
 
-    /// Does `work` under the lock, and releases it: as [`run`](Self::run), with a plain future as
-    /// the work.
+    /// Runs `work`, a plain future, under the lock, and then releases it: as [`run`](Self::run).
     ///
-    /// The future that this returns is `Send` if the work and its value are, so it can be spawned,
-    /// and generic code can name the bounds. The work does not get the guard: take from it before
-    /// what the work needs.
+    /// The returned future is `Send` if the work and its value are, so it can be spawned, and generic code
+    /// can name the bounds. The work does not get the guard, so take what it needs from the guard first.
     ///
     /// # Cancel safety
     /// As [`run`](Self::run).
@@ -589,7 +575,7 @@ impl Guard {
     }
 }
 
-/// The value of the work, unless the lock is lost before.
+/// Returns the value of the work, or an error if the lock is lost first.
 pub(crate) async fn unless_lost<T>(lost: Lost, work: impl Future<Output = T>) -> Result<T, RunError<T>> {
     let mut work = pin!(work);
     let mut lost = Some(lost);
@@ -607,7 +593,7 @@ pub(crate) async fn unless_lost<T>(lost: Lost, work: impl Future<Output = T>) ->
     .await
 }
 
-/// The value of work that is done, unless its release heard that the lock was lost before.
+/// Returns the value of completed work, or an error if the release found that the lock was lost before.
 pub(crate) fn settled<T>(value: T, released: Result<()>) -> Result<T, RunError<T>> {
     match released {
         Err(error) if error.is_lost() => Err(RunError { error, value: Some(value) }),

@@ -11,31 +11,30 @@ use crate::options::Options;
 use crate::owner::Owner;
 use crate::protocol::{Answer, LockSpec, Verb};
 
-/// One owner at a time, who may hold it several times: code that has the lock can call code that
-/// takes it.
+/// A lock with one owner at a time, who may hold it several times: code that holds the lock can call code
+/// that acquires it.
 ///
-/// Use it for such code, and beside Redisson's `RLock`. Use a [`Mutex`](crate::Mutex) if you can
-/// pass the guard down instead: then the compiler sees which code has the lock.
+/// Use it for such call chains, or to share locks with Redisson's `RLock`. If you can pass the guard down
+/// instead, use a [`Mutex`](crate::Mutex): then the compiler knows which code holds the lock.
 ///
-/// The owner is yours to pass, like a span: all who ask with the same [`Owner`] share the lock, in
-/// in any task, thread or process. Each guard is one hold; the lock is free when the last of them
-/// is released.
+/// The caller passes the owner explicitly, like a span. All callers with the same [`Owner`] share the lock,
+/// in any task, thread or process. Each guard is one hold, and the lock is free once the last of them is
+/// released.
 ///
-/// On Redis it is what Redisson's `RLock` writes, so a Java service's lock and this one exclude and
-/// wake each other.
+/// On Redis this lock uses the same format as Redisson's `RLock`, so it and a Java service exclude and wake
+/// each other.
 ///
 /// # Guarantees
-/// - *Exclusion* between owners while a guard [`is_held`](Guard::is_held). Holds of one owner do
-///   not exclude each other.
+/// - *Exclusion* between owners while a guard [`is_held`](Guard::is_held). Holds of one owner do not exclude
+///   each other.
 /// - *Order*: as [`Mutex`](crate::Mutex).
-/// - *Re-entry* through the same [`Locks`](crate::Locks) asks the store nothing, where the lease
-///   that the owner has will do: renewed, of the same `grace`, at least as long a `ttl`, and
-///   without a `max_hold`. The guards then share one hold on the store, which is released with the
-///   last.
-/// - *Counting*: each hold counts once, however often its requests had to be repeated. No hold
-///   shortens the lease of another.
-/// - *A crash* of a holder costs a lease of that hold, and on the `file:` store nothing, while
-///   the owner's other holds are renewed on.
+/// - *Re-entry* through the same [`Locks`](crate::Locks) sends no request if the owner's existing lease is
+///   good enough: automatically renewed, with the same `grace`, at least as long a `ttl`, and no `max_hold`.
+///   The guards then share one hold in the store, which is released with the last of them.
+/// - *Counting*: each hold counts once, however often its requests were retried. No hold shortens the lease
+///   of another.
+/// - *A crash* of a holder costs that hold's lease (nothing on the `file:` store); the owner's other holds
+///   continue to be renewed.
 /// - *Tokens*: all holds of an owner have the token of the first; a re-entry gets no new one.
 ///
 /// # Examples
@@ -71,7 +70,7 @@ impl ReentrantMutex {
         &self.0.name
     }
 
-    /// The same lock with changed options: see [`Locks::with`](crate::Locks::with).
+    /// Returns the same lock with changed options: see [`Locks::with`](crate::Locks::with).
     ///
     /// ```
     /// # use std::time::Duration;
@@ -88,8 +87,7 @@ impl ReentrantMutex {
         self.0.configured(change).map(Self)
     }
 
-    /// Waits until no other owner holds the lock. For a store that does not answer at all the limit
-    /// is
+    /// Waits until no other owner holds the lock. If the store does not answer at all, the call fails after
     /// [`Options::patience`](crate::Options::patience).
     ///
     /// ```
@@ -101,19 +99,19 @@ impl ReentrantMutex {
     /// ```
     ///
     /// # Cancel safety
-    /// Dropped, it leaves the queue; what may have been granted is released in the background, and
-    /// counts for nothing.
+    /// Dropping the future leaves the queue. A grant that may be in flight is released in the background and
+    /// does not count as a hold.
     ///
     /// # Errors
-    /// `is_unreachable`, `is_refused`; `is_mismatch` when the name is in use as another kind;
-    /// `is_unsupported` when the server forbids scripts, without which there is no such lock, or
-    /// cannot do what `acks` in its URL asks for.
+    /// `is_unreachable` and `is_refused`; `is_mismatch` if the name is in use by another kind of lock;
+    /// `is_unsupported` if the server forbids scripts, which this lock requires, or cannot provide the `acks`
+    /// in its URL.
     pub async fn lock(&self) -> Result<Guard> {
         self.0.lock().await
     }
 
-    /// Asks once, for at most [`Options::op_timeout`](crate::Options::op_timeout): `None` when
-    /// another owner holds it.
+    /// Asks once, for at most [`Options::op_timeout`](crate::Options::op_timeout). Returns `None` if another
+    /// owner holds the lock.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -134,7 +132,7 @@ impl ReentrantMutex {
         self.0.acquire(Wait::Once).await
     }
 
-    /// Waits for this long: `None` when another owner holds it all the time.
+    /// Waits for at most `limit`. Returns `None` if other owners held the lock all that time.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -152,15 +150,16 @@ impl ReentrantMutex {
     /// As [`lock`](Self::lock).
     ///
     /// # Errors
-    /// As [`lock`](Self::lock); `is_unreachable` too when the store is silent at the limit.
+    /// As [`lock`](Self::lock); also `is_unreachable` if the store is not answering when the limit is
+    /// reached.
     pub async fn try_lock_for(&self, limit: Duration) -> Result<Option<Guard>> {
         self.0.acquire(Wait::For(limit)).await
     }
 
-    /// How often this owner holds it; 0 when it does not.
+    /// Number of holds of this owner; 0 if it does not hold the lock.
     ///
-    /// The store is asked. It counts the holds through one [`Locks`](crate::Locks) that share a
-    /// lease once, so those of other processes may be more than this says.
+    /// Asks the store. Holds of another process may be undercounted: the store counts all holds that share a
+    /// lease within one [`Locks`](crate::Locks) as one.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -174,11 +173,10 @@ impl ReentrantMutex {
     /// ```
     ///
     /// # Cancel safety
-    /// Nothing is lost; it asks and changes nothing.
+    /// Safe to drop: the request changes nothing.
     ///
     /// # Errors
-    /// `is_unreachable`, `is_refused`, `is_mismatch`; `is_unsupported` when the server forbids
-    /// scripts.
+    /// `is_unreachable`, `is_refused` and `is_mismatch`; `is_unsupported` if the server forbids scripts.
     pub async fn hold_count(&self) -> Result<u32> {
         let LockHandle { home, options, full, owner, .. } = &self.0;
         let (engine, Some(owner)) = (&home.engine, owner) else { return Ok(0) };
@@ -200,7 +198,7 @@ impl ReentrantMutex {
         }
     }
 
-    /// The asker.
+    /// The owner that this handle acquires the lock for.
     ///
     /// ```
     /// # tenure::block_on(async {

@@ -8,10 +8,9 @@ use crate::owner::Owner;
 use crate::protocol::QueueSpec;
 use crate::run_error::RunError;
 
-/// A read-write lock that is held to read: what [`RwLock::read`](crate::RwLock::read) gives.
+/// A read lock held on an [`RwLock`](crate::RwLock), returned by [`RwLock::read`](crate::RwLock::read).
 ///
-/// It has all methods of [`Guard`], and `Guard::from` makes one of it, for code that holds locks of
-/// any kind.
+/// It has all methods of [`Guard`]. Convert it with `Guard::from` for code that handles locks of any kind.
 ///
 /// ```
 /// # tenure::block_on(async {
@@ -28,10 +27,10 @@ use crate::run_error::RunError;
 #[must_use = "the lock is released when its guard is dropped"]
 pub struct ReadGuard(Guard);
 
-/// A read-write lock that is held to write: what [`RwLock::write`](crate::RwLock::write) gives.
+/// A write lock held on an [`RwLock`](crate::RwLock), returned by [`RwLock::write`](crate::RwLock::write).
 ///
-/// It has all methods of [`Guard`], and [`downgrade`](Self::downgrade). `Guard::from` makes a
-/// [`Guard`] of it, for code that holds locks of any kind.
+/// It has all methods of [`Guard`], and [`downgrade`](Self::downgrade). Convert it with `Guard::from` for
+/// code that handles locks of any kind.
 ///
 /// ```
 /// # tenure::block_on(async {
@@ -48,11 +47,11 @@ pub struct ReadGuard(Guard);
 #[must_use = "the lock is released when its guard is dropped"]
 pub struct WriteGuard(Guard);
 
-/// A read-write lock that is held to read, by the one reader that may become the writer: what
-/// [`RwLock::upgradeable_read`](crate::RwLock::upgradeable_read) gives.
+/// A read lock that can become the write lock, returned by
+/// [`RwLock::upgradeable_read`](crate::RwLock::upgradeable_read).
 ///
-/// It has all methods of [`Guard`], [`upgrade`](Self::upgrade) and [`downgrade`](Self::downgrade).
-/// `Guard::from` makes a [`Guard`] of it, for code that holds locks of any kind.
+/// It has all methods of [`Guard`], and [`upgrade`](Self::upgrade) and [`downgrade`](Self::downgrade).
+/// Convert it with `Guard::from` for code that handles locks of any kind.
 ///
 /// ```
 /// # tenure::block_on(async {
@@ -70,12 +69,12 @@ pub struct WriteGuard(Guard);
 pub struct UpgradeableGuard(Guard);
 
 impl UpgradeableGuard {
-    /// Waits until the other readers have left, then holds the lock alone, to write. No other
-    /// writer comes between, and no reader is let in meanwhile. The token stays: it is greater than
-    /// those of all writers before, and smaller than those of all after.
+    /// Waits until the other readers have left, then holds the lock exclusively as the writer. No other
+    /// writer gets in between, and no new reader is granted meanwhile. The token stays the same: it is
+    /// greater than those of all earlier writers and smaller than those of all later ones.
     ///
-    /// Two never wait for each other, because one guard at a time may do this. A reader that waits
-    /// for this one in another way, by a message, would wait for ever.
+    /// Two upgrades cannot deadlock, because only one guard at a time is upgradeable. A reader that waits for
+    /// this guard's holder by other means, such as a message, would still deadlock.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -87,13 +86,13 @@ impl UpgradeableGuard {
     /// ```
     ///
     /// # Cancel safety
-    /// If the future is dropped, the guard is dropped with it, and the lock is released. To go on
-    /// as a reader after a while, use [`try_upgrade_for`](Self::try_upgrade_for).
+    /// Dropping the future drops the guard with it and releases the lock. Use
+    /// [`try_upgrade_for`](Self::try_upgrade_for) to give up after a while and continue as a reader.
     ///
     /// # Errors
-    /// As [`Guard::renew`], but for failures that pass within the lease. The error has the guard,
-    /// which reads on if it is not lost. After [`is_unknown`](Error::is_unknown) the store may keep
-    /// other readers out: upgrade again, downgrade, or release.
+    /// As [`Guard::renew`], except that failures that pass within the lease are retried. The error contains
+    /// the guard, which remains a reader unless it is lost. After [`is_unknown`](Error::is_unknown) the store
+    /// may still keep other readers out: upgrade again, downgrade, or release.
     pub async fn upgrade(self) -> Result<WriteGuard, UpgradeError> {
         match self.0.upgrade(None).await {
             Ok(true) => Ok(WriteGuard(self.0)),
@@ -102,7 +101,7 @@ impl UpgradeableGuard {
         }
     }
 
-    /// Asks once: the writer's guard, or in `Err` this one where others read.
+    /// Asks once. Returns the writer's guard, or this guard in `Err` if other readers hold the lock.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -124,7 +123,8 @@ impl UpgradeableGuard {
         self.try_upgrade_for(Duration::ZERO).await
     }
 
-    /// Waits at most this long: the writer's guard, or in `Err` this one where others still read.
+    /// Waits for at most `limit`. Returns the writer's guard, or this guard in `Err` if other readers still
+    /// hold the lock by then.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -143,8 +143,8 @@ impl UpgradeableGuard {
     /// As [`upgrade`](Self::upgrade).
     ///
     /// # Errors
-    /// As [`upgrade`](Self::upgrade); `is_unreachable` or `is_unknown` too when the store is silent
-    /// at the limit.
+    /// As [`upgrade`](Self::upgrade); also `is_unreachable` or `is_unknown` if the store is not answering
+    /// when the limit is reached.
     pub async fn try_upgrade_for(self, limit: Duration) -> Result<Result<WriteGuard, Self>, UpgradeError> {
         match self.0.upgrade(Some(limit)).await {
             Ok(true) => Ok(Ok(WriteGuard(self.0))),
@@ -153,7 +153,7 @@ impl UpgradeableGuard {
         }
     }
 
-    /// Makes it a reader like the others: another guard may become upgradeable. The token stays.
+    /// Becomes an ordinary reader, so that another reader can be upgradeable. The token stays the same.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -165,10 +165,10 @@ impl UpgradeableGuard {
     /// ```
     ///
     /// # Cancel safety
-    /// If the future is dropped, the guard is dropped with it, and the lock is released.
+    /// Dropping the future drops the guard with it and releases the lock.
     ///
     /// # Errors
-    /// As [`Guard::renew`]. The error has the guard, which holds as before.
+    /// As [`Guard::renew`]. The error contains the guard, which is unchanged.
     pub async fn downgrade(self) -> Result<ReadGuard, UpgradeError> {
         match self.0.set_lease(None, Some(QueueSpec::READER.weight)).await {
             Ok(()) => Ok(ReadGuard(self.0)),
@@ -177,9 +177,9 @@ impl UpgradeableGuard {
     }
 }
 
-/// Why an [`UpgradeableGuard`] could not become a writer or a reader, with the guard.
+/// The error of an [`UpgradeableGuard`] that could not be upgraded or downgraded, with the guard.
 ///
-/// `?` makes an [`Error`] of it and drops the guard, which releases the lock.
+/// `?` converts it into an [`Error`] and drops the guard, which releases the lock.
 ///
 /// ```
 /// # tenure::block_on(async {
@@ -201,9 +201,9 @@ impl UpgradeableGuard {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct UpgradeError {
-    /// What went wrong.
+    /// The cause.
     pub error: Error,
-    /// The guard, which still reads on this side.
+    /// The guard, which is still a reader as far as this client knows.
     pub guard: UpgradeableGuard,
 }
 
@@ -226,8 +226,8 @@ impl std::error::Error for UpgradeError {
 }
 
 impl WriteGuard {
-    /// Makes the writer a reader. No other writer can come between. Readers that wait next are let
-    /// in at once. The token stays.
+    /// Becomes a reader without letting another writer in between. Readers at the head of the queue are
+    /// granted at once. The token stays the same.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -240,12 +240,11 @@ impl WriteGuard {
     /// ```
     ///
     /// # Cancel safety
-    /// If the future is dropped, the guard is dropped with it, and the lock is released.
+    /// Dropping the future drops the guard with it and releases the lock.
     ///
     /// # Errors
-    /// As [`Guard::renew`]. The error has the guard, which holds as before. After
-    /// [`is_unknown`](Error::is_unknown) the store may have let readers in: downgrade again, or
-    /// release.
+    /// As [`Guard::renew`]. The error contains the guard, which is unchanged. After
+    /// [`is_unknown`](Error::is_unknown) the store may have granted readers: downgrade again, or release.
     pub async fn downgrade(self) -> Result<ReadGuard, DowngradeError> {
         match self.0.set_lease(None, Some(QueueSpec::READER.weight)).await {
             Ok(()) => Ok(ReadGuard(self.0)),
@@ -254,9 +253,9 @@ impl WriteGuard {
     }
 }
 
-/// Why [`WriteGuard::downgrade`] failed, with the guard.
+/// The error of a failed [`WriteGuard::downgrade`], with the guard.
 ///
-/// `?` makes an [`Error`] of it and drops the guard, which releases the lock. Keep the guard to try
+/// `?` converts it into an [`Error`] and drops the guard, which releases the lock. Keep the guard to try
 /// again:
 ///
 /// ```
@@ -279,9 +278,9 @@ impl WriteGuard {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct DowngradeError {
-    /// What went wrong.
+    /// The cause.
     pub error: Error,
-    /// The guard, which is still a writer on this side.
+    /// The guard, which is still a writer as far as this client knows.
     pub guard: WriteGuard,
 }
 
@@ -303,8 +302,8 @@ impl std::error::Error for DowngradeError {
     }
 }
 
-/// What a guard of one kind has in common with [`Guard`]. Methods that consume the guard are not
-/// reached through `Deref`.
+/// Implements what the typed guards share with [`Guard`]: the methods that consume the guard, which `Deref`
+/// does not reach.
 macro_rules! guard {
     ($kind:ident, $take:ident) => {
         impl $kind {
@@ -312,7 +311,7 @@ macro_rules! guard {
                 Self(guard)
             }
 
-            /// Releases the lock and says how it went: as [`Guard::release`].
+            /// Releases the lock and reports the outcome: as [`Guard::release`].
             ///
             /// ```
             /// # tenure::block_on(async {
@@ -327,7 +326,7 @@ macro_rules! guard {
                 self.0.release().await
             }
 
-            /// Lets go without releasing, so that another process can resume the hold: as
+            /// Stops renewing without releasing, so that another process can resume the hold: as
             /// [`Guard::detach`].
             ///
             /// ```
@@ -344,7 +343,7 @@ macro_rules! guard {
                 self.0.detach().await
             }
 
-            /// Does `work` under the lock, and releases it: as [`Guard::run`].
+            /// Runs `work` under the lock, then releases it: as [`Guard::run`].
             ///
             /// ```
             /// # tenure::block_on(async {
@@ -361,7 +360,7 @@ macro_rules! guard {
                 settled(value, self.release().await)
             }
 
-            /// Does `work` under the lock, and releases it: as [`Guard::run_future`].
+            /// Runs `work` under the lock, then releases it: as [`Guard::run_future`].
             ///
             /// ```
             /// # tenure::block_on(async {

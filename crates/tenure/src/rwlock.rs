@@ -10,25 +10,24 @@ use crate::options::Options;
 use crate::protocol::{LockSpec, QueueSpec};
 use crate::rwguard::{ReadGuard, UpgradeableGuard, WriteGuard};
 
-/// Many readers or one writer.
+/// A lock held by many readers or one writer.
 ///
-/// Use it if reads are long and far more frequent than writes. Each reader costs the store as much
-/// as a
-/// [`Mutex`](crate::Mutex), which is the better choice for short work. A quorum has no read-write
-/// lock.
+/// Use it if reads are long and far more frequent than writes. For short work a [`Mutex`](crate::Mutex) is
+/// the better choice, because each reader costs the store as much as a mutex. A quorum does not support
+/// read-write locks.
 ///
 /// # Guarantees
-/// - *Exclusion*: a writer holds alone; readers hold together, one of them at most
+/// - *Exclusion*: a writer holds the lock alone. Readers share it, and at most one of them is
 ///   [upgradeable](Self::upgradeable_read).
-/// - *Order*: first come, first served. A writer that waits stops readers that come after it, so
-///   no client starves; readers that stand together in the queue are let in together.
-///   [`try_read`](Self::try_read) and [`try_write`](Self::try_write) overtake no client.
-/// - *A crash* of a reader costs its own lease, and only those who wait for it: each reader has a
-///   separate lease, and a release touches no other lease. Leases of readers and writers may
-///   differ: see [`with`](Self::with). On the `file:` store a crash costs nothing.
-/// - *Tokens* grow from grant to grant. **Only a writer's token may raise the mark that a resource
-///   compares.** A reader's tells it from other readers; a resource that let it raise the mark
-///   would lock out the readers that came before.
+/// - *Order*: first come, first served. A waiting writer blocks the readers behind it, so nobody starves;
+///   adjacent readers in the queue are granted together. [`try_read`](Self::try_read) and
+///   [`try_write`](Self::try_write) overtake nobody.
+/// - *A crash* of a reader costs its own lease, and only to the clients waiting for it: each reader has a
+///   separate lease, and a release affects no other lease. Readers and writers may use different leases: see
+///   [`with`](Self::with). On the `file:` store a crash costs nothing.
+/// - *Tokens* increase with every grant. **Only a writer's token may raise the highest token that a resource
+///   accepts.** A reader's token merely distinguishes it from other readers; a resource that compared it
+///   would reject the earlier readers.
 ///
 /// # Examples
 /// ```
@@ -63,7 +62,7 @@ impl RwLock {
         &self.0.name
     }
 
-    /// The same lock with changed options: see [`Locks::with`](crate::Locks::with).
+    /// Returns the same lock with changed options: see [`Locks::with`](crate::Locks::with).
     ///
     /// ```
     /// # use std::time::Duration;
@@ -90,7 +89,7 @@ impl RwLock {
         self.0.with(LockSpec::Queue(QueueSpec::WRITER))
     }
 
-    /// Waits until no writer holds it or came before, then holds it with other readers.
+    /// Waits until no writer holds the lock or is ahead in the queue, then acquires it as a reader.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -100,17 +99,17 @@ impl RwLock {
     /// ```
     ///
     /// # Cancel safety
-    /// Dropped, it leaves the queue; a place, once left, is gone.
+    /// Dropping the future leaves the queue and gives up the place in it.
     ///
     /// # Errors
-    /// `is_unreachable`, `is_refused`; `is_mismatch` when the name is in use as another kind;
-    /// `is_unsupported` when the server forbids scripts, without which there is no such lock, or
-    /// cannot do what `acks` in its URL asks for.
+    /// `is_unreachable` and `is_refused`; `is_mismatch` if the name is in use by another kind of lock;
+    /// `is_unsupported` if the server forbids scripts, which this lock requires, or cannot provide the `acks`
+    /// in its URL.
     pub async fn read(&self) -> Result<ReadGuard> {
         self.reader().lock().await.map(ReadGuard::new)
     }
 
-    /// Asks once to read: `None` when a writer holds it or any client waits.
+    /// Asks once for a read lock. Returns `None` if a writer holds the lock or any client waits.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -128,7 +127,7 @@ impl RwLock {
         Ok(self.reader().acquire(Wait::Once).await?.map(ReadGuard::new))
     }
 
-    /// Waits for this long to read.
+    /// Waits for at most `limit` for a read lock. Returns `None` if it was not granted by then.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -144,17 +143,17 @@ impl RwLock {
     /// As [`read`](Self::read).
     ///
     /// # Errors
-    /// As [`read`](Self::read); `is_unreachable` too when the store is silent at the limit.
+    /// As [`read`](Self::read); also `is_unreachable` if the store is not answering when the limit is
+    /// reached.
     pub async fn try_read_for(&self, limit: Duration) -> Result<Option<ReadGuard>> {
         Ok(self.reader().acquire(Wait::For(limit)).await?.map(ReadGuard::new))
     }
 
-    /// Waits until no writer and no other upgradeable guard holds it or came before, then reads
-    /// beside other readers, as the one that may [`upgrade`](UpgradeableGuard::upgrade).
+    /// Waits until no writer and no other upgradeable guard holds the lock or is ahead in the queue, then
+    /// acquires it as the one reader that may [`upgrade`](UpgradeableGuard::upgrade).
     ///
-    /// Use it to look first and to write only where something is to be changed, with no other
-    /// writer between. There is one such guard at a time, so a reader that never writes takes
-    /// [`read`](Self::read).
+    /// Use it to read first and write only if something has to change, without another writer in between.
+    /// Only one such guard exists at a time, so a reader that never writes should use [`read`](Self::read).
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -177,8 +176,8 @@ impl RwLock {
         self.upgradeable().lock().await.map(UpgradeableGuard::new)
     }
 
-    /// Asks once for an upgradeable guard: `None` when a writer or another such guard holds it, or
-    /// any client waits.
+    /// Asks once for an upgradeable guard. Returns `None` if a writer or another upgradeable guard holds the
+    /// lock, or if any client waits.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -196,7 +195,7 @@ impl RwLock {
         Ok(self.upgradeable().acquire(Wait::Once).await?.map(UpgradeableGuard::new))
     }
 
-    /// Waits for this long for an upgradeable guard.
+    /// Waits for at most `limit` for an upgradeable guard. Returns `None` if it was not granted by then.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -218,7 +217,7 @@ impl RwLock {
         Ok(self.upgradeable().acquire(Wait::For(limit)).await?.map(UpgradeableGuard::new))
     }
 
-    /// Waits until all who came before have gone, then holds it alone.
+    /// Waits until every earlier holder and waiter has gone, then acquires the lock exclusively.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -236,7 +235,7 @@ impl RwLock {
         self.writer().lock().await.map(WriteGuard::new)
     }
 
-    /// Asks once to write: `None` when any client holds it or waits.
+    /// Asks once for the write lock. Returns `None` if any client holds the lock or waits for it.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -254,7 +253,7 @@ impl RwLock {
         Ok(self.writer().acquire(Wait::Once).await?.map(WriteGuard::new))
     }
 
-    /// Waits for this long to write.
+    /// Waits for at most `limit` for the write lock. Returns `None` if it was not granted by then.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -275,7 +274,7 @@ impl RwLock {
         Ok(self.writer().acquire(Wait::For(limit)).await?.map(WriteGuard::new))
     }
 
-    /// The reader's side, as a part of a [`Multi`](crate::Multi).
+    /// The read side of this lock, as a part of a [`Multi`](crate::Multi).
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -290,7 +289,7 @@ impl RwLock {
         Part(self.reader())
     }
 
-    /// The writer's side, as a part of a [`Multi`](crate::Multi).
+    /// The write side of this lock, as a part of a [`Multi`](crate::Multi).
     ///
     /// ```
     /// # tenure::block_on(async {
