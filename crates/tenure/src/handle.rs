@@ -11,7 +11,7 @@ use crate::options::Options;
 use crate::owner::Owner;
 use crate::protocol::LockSpec;
 
-/// What all faces are beneath: a name on a store, the rule it is asked for under, and the options.
+/// What every lock handle wraps: a name in a store, the kind of lock to request, and the options.
 #[derive(Clone)]
 pub(crate) struct LockHandle {
     pub(crate) home: Arc<Client>,
@@ -20,7 +20,7 @@ pub(crate) struct LockHandle {
     pub(crate) name: LockName,
     pub(crate) full: LockName,
     pub(crate) rule: LockSpec,
-    /// Chosen by the caller, for the kind that counts its owner's holds.
+    /// Set by the caller for reentrant mutexes, which count the holds of an owner.
     pub(crate) owner: Option<Owner>,
 }
 
@@ -28,7 +28,7 @@ pub(crate) struct LockHandle {
 impl UnwindSafe for LockHandle {}
 impl RefUnwindSafe for LockHandle {}
 
-/// The options that `change` makes of these, checked for the store.
+/// Applies `change` and checks the result against the store.
 pub(crate) fn changed(
     home: &Client,
     options: &Options,
@@ -61,7 +61,7 @@ impl LockHandle {
         Self::at(home, options, name, full, rule, owner)
     }
 
-    /// The lock of this name in the store.
+    /// Returns a handle for this name in the store.
     pub(crate) fn at(
         home: Arc<Client>,
         options: Arc<Options>,
@@ -80,13 +80,13 @@ impl LockHandle {
         Ok(Self { home, options, name, full, rule, owner })
     }
 
-    /// The same lock with changed options.
+    /// Returns the same lock with changed options.
     pub(crate) fn configured(&self, change: impl FnOnce(Options) -> Options) -> Result<Self> {
         let options = changed(&self.home, &self.options, change)?;
         Self::new(Arc::clone(&self.home), options, self.name.clone(), self.rule, self.owner.clone())
     }
 
-    /// The same lock asked for under another rule.
+    /// Returns the same lock under another spec, such as reader or writer.
     pub(crate) fn with(&self, rule: LockSpec) -> Self {
         Self { rule, ..self.clone() }
     }
@@ -102,7 +102,7 @@ impl LockHandle {
         }
     }
 
-    /// Waits without a limit.
+    /// Acquires the lock without a limit on the wait.
     #[expect(clippy::manual_async_fn, reason = "an async fn stores its arguments twice")]
     pub(crate) fn lock(&self) -> impl Future<Output = Result<Guard>> {
         async move {

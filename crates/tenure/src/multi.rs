@@ -17,19 +17,18 @@ use crate::mutex::Mutex;
 use crate::reentrant::ReentrantMutex;
 use crate::run_error::RunError;
 
-/// Several locks at once, of any kinds and on any stores: all or none.
+/// Several locks acquired together, all or none. They may be of any kind and on any store.
 ///
-/// Use it if a piece of work needs several locks, for example of two accounts: it cannot deadlock.
-/// For locks that are always taken together one lock with one name is cheaper.
+/// Use it if work needs several locks, such as those of two accounts: it cannot deadlock. For locks that are
+/// always taken together, a single lock is cheaper.
 ///
-/// They are taken one after the other in the order of their names, byte by byte, and not in
-/// the order in which they are given. So two processes that want the same locks cannot wait for
-/// each other.
+/// The locks are acquired one by one in the byte order of their names, regardless of the order of the parts,
+/// so two processes that want the same locks cannot wait for each other.
 ///
 /// # Guarantees
-/// - *All or none*: the client that gets a guard holds every part; the client that does not holds
-///   none. What was taken meanwhile is renewed, and given back in reverse order.
-/// - *One loss*: when one part is lost, the guard is.
+/// - *All or none*: a caller with a guard holds every part; a caller without one holds none. Locks acquired
+///   along the way are renewed, and released in reverse order if the acquisition fails.
+/// - *Loss*: the loss of one part is the loss of the whole guard.
 ///
 /// # Examples
 /// ```
@@ -47,13 +46,15 @@ use crate::run_error::RunError;
 #[derive(Clone, Debug)]
 pub struct Multi {
     parts: Vec<Part>,
-    /// The parts in the order in which they are taken.
+    /// Indexes of the parts in the order of acquisition.
     order: Vec<usize>,
 }
 
-/// A lock that can be a part of a [`Multi`]: of a mutex by `into()`, of the others by
-/// [`RwLock::for_read`](crate::RwLock::for_read), [`RwLock::for_write`](crate::RwLock::for_write)
-/// and [`Semaphore::for_permits`](crate::Semaphore::for_permits).
+/// A lock as a part of a [`Multi`].
+///
+/// Convert a mutex of any kind with `into()`, and other locks with
+/// [`RwLock::for_read`](crate::RwLock::for_read), [`RwLock::for_write`](crate::RwLock::for_write) and
+/// [`Semaphore::for_permits`](crate::Semaphore::for_permits).
 ///
 /// ```
 /// # tenure::block_on(async {
@@ -92,7 +93,7 @@ impl fmt::Debug for Part {
 }
 
 impl Multi {
-    /// These locks at once.
+    /// Combines these locks.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -106,8 +107,8 @@ impl Multi {
     /// ```
     ///
     /// # Errors
-    /// `is_invalid` when the list is empty, or when two have the same name, also on different
-    /// stores: which store is which cannot be told from here.
+    /// `is_invalid` if the list is empty or two locks have the same name, even on different stores, because
+    /// two handles may refer to the same store.
     pub fn new(parts: impl IntoIterator<Item = Part>) -> Result<Self> {
         let parts: Vec<Part> = parts.into_iter().collect();
         if parts.is_empty() {
@@ -122,7 +123,7 @@ impl Multi {
         Ok(Self { parts, order })
     }
 
-    /// Waits until all are held.
+    /// Waits until all locks are held.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -134,11 +135,11 @@ impl Multi {
     /// ```
     ///
     /// # Cancel safety
-    /// Dropped, it gives back what it has.
+    /// Dropping the future releases the locks acquired so far.
     ///
     /// # Errors
-    /// As the parts' own; `is_lost` when one was lost while the wait for another went on. None is
-    /// held then.
+    /// The errors of the parts; `is_lost` if one lock was lost while waiting for another. No lock is held
+    /// after an error.
     pub async fn lock(&self) -> Result<MultiGuard> {
         match self.acquire(Wait::Forever).await? {
             Some(guards) => Ok(guards),
@@ -146,7 +147,7 @@ impl Multi {
         }
     }
 
-    /// Asks each once: `None` when one of them is busy.
+    /// Asks for each lock once. Returns `None` if one of them is busy.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -166,7 +167,7 @@ impl Multi {
         self.acquire(Wait::Once).await
     }
 
-    /// Waits for this long in all: `None` when one of them was busy then.
+    /// Waits for at most `limit` in total. Returns `None` if one of the locks was still busy by then.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -198,8 +199,7 @@ impl Multi {
                 Wait::For(limit) => Wait::For(limit.saturating_sub(self.now().since(started))),
                 wait => wait,
             };
-            // What is held already may be lost while the next is waited for: then waiting on is for
-            // nothing.
+            // Stop waiting for the next lock if one that is already held gets lost.
             let next =
                 match select(pin!(part.acquire(wait)), lost(taken.0.iter().map(|(_, guard)| guard))).await {
                     Either::Left((next, _)) => next,
@@ -211,8 +211,8 @@ impl Multi {
                     taken.give_back(self.engine()).await;
                     return Ok(None);
                 }
-                // Where a store is silent, what it has is given back in the background: each would
-                // take its time once more.
+                // A silent store would cost another timeout for each release, so the drop releases in the
+                // background.
                 Err(error) if error.is_unreachable() => return Err(error),
                 Err(error) => {
                     taken.give_back(self.engine()).await;
@@ -227,14 +227,14 @@ impl Multi {
             order: self.order.clone(),
         };
         if let Some(error) = guards.outcome() {
-            // That is what the caller is told, also if releases fail.
+            // The loss is the error to report, whether or not the releases succeed.
             guards.take().give_back(self.engine()).await;
             return Err(error);
         }
         Ok(Some(guards))
     }
 
-    /// On the first part's clock: one limit for all.
+    /// The clock of the first part, so that one limit covers all parts.
     fn now(&self) -> Moment {
         self.engine().now()
     }
@@ -244,12 +244,11 @@ impl Multi {
     }
 }
 
-/// A call that ends without the locks waits this long until what it had is given back; the rest
-/// goes on in the background. A store that is silent by then would take the time of one request for
-/// each.
+/// How long a failed acquisition waits for the release of the locks it got; the rest is released in the
+/// background. Without this limit, a silent store would cost one request timeout per lock.
 const GIVE_BACK: Duration = Duration::from_millis(500);
 
-/// Guards in the order in which they were taken. Dropped, they are released in reverse.
+/// Guards in the order of acquisition. Dropping releases them in reverse order.
 struct Taken(Vec<(usize, Guard)>);
 
 impl Taken {
@@ -257,8 +256,8 @@ impl Taken {
         let late = engine.runtime.sleep_until(engine.now() + GIVE_BACK);
         let given_back = async {
             while let Some((_, guard)) = self.0.pop() {
-                // One that was lost meanwhile, or whose store is silent now, is given back in the
-                // background or not at all.
+                // The release of a lost lock, or on a store that is silent now, may fail; it is retried in
+                // the background where that makes sense.
                 let _ = guard.release().await;
             }
         };
@@ -274,16 +273,16 @@ impl Drop for Taken {
     }
 }
 
-/// Resolves when one of these guards is lost; never when there are none.
+/// Resolves when one of these guards is lost; never if there are none.
 fn lost<'a>(guards: impl Iterator<Item = &'a Guard>) -> Lost {
     guards.map(Guard::lost).fold(Lost::never(), Lost::or)
 }
 
-/// Several locks that are held: what a [`Multi`] gives. Dropping it releases them in the
-/// background, in the reverse of the order in which they were taken.
+/// Several held locks, returned by a [`Multi`]. Dropping it releases them in the background, in reverse order
+/// of acquisition.
 ///
-/// It is a slice of guards in the order of the parts as given: each has its own token, for its
-/// own resource.
+/// It derefs to a slice of guards in the order of the parts. Each guard has its own token, for its own
+/// resource.
 ///
 /// ```
 /// # tenure::block_on(async {
@@ -312,7 +311,7 @@ impl Deref for MultiGuard {
 }
 
 impl MultiGuard {
-    /// Resolves when the first of the locks is no longer held.
+    /// Resolves once any of the locks is no longer held.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -329,8 +328,8 @@ impl MultiGuard {
         lost(self.guards.iter())
     }
 
-    /// How long until [`lost`](Self::lost) would resolve if nothing were renewed any more; zero
-    /// once it has.
+    /// Time until [`lost`](Self::lost) would resolve if no further renewal succeeded; zero once it has
+    /// resolved.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -345,7 +344,7 @@ impl MultiGuard {
         self.guards.iter().map(Guard::remaining).min().unwrap_or_default()
     }
 
-    /// Whether all are still held, as far as can be known without asking.
+    /// Whether all locks are still held, as far as can be known without a request.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -364,7 +363,7 @@ impl MultiGuard {
         self.guards.iter().find_map(Guard::outcome)
     }
 
-    /// Asks the stores, side by side, whether all are still held.
+    /// Asks the stores concurrently whether all locks are still held.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -377,15 +376,15 @@ impl MultiGuard {
     /// ```
     ///
     /// # Cancel safety
-    /// Nothing is lost; it asks and changes nothing.
+    /// Safe to drop: the requests change nothing.
     ///
     /// # Errors
-    /// As [`Guard::verify`], of the first part that is not, in the order given.
+    /// As [`Guard::verify`], for the first part in the given order that failed.
     pub async fn verify(&self) -> Result<()> {
         join_all(self.guards.iter().map(Guard::verify)).await.into_iter().collect()
     }
 
-    /// Releases all, in the reverse of the order in which they were taken, and says how it went.
+    /// Releases all locks in reverse order of acquisition and reports the outcome.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -398,10 +397,10 @@ impl MultiGuard {
     /// ```
     ///
     /// # Cancel safety
-    /// Dropped, it goes on in the background.
+    /// If the future is dropped, the releases continue in the background.
     ///
     /// # Errors
-    /// As [`Guard::release`], of the first that failed; the others are released all the same.
+    /// As [`Guard::release`], for the first release that failed. The other locks are released regardless.
     pub async fn release(mut self) -> Result<()> {
         let mut taken = self.take();
         let mut result = Ok(());
@@ -411,8 +410,7 @@ impl MultiGuard {
         result
     }
 
-    /// The guards, in the order of the parts as given: from here on each is released or detached
-    /// alone.
+    /// Splits this into its guards, in the order of the parts, to be released or detached one by one.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -434,7 +432,7 @@ impl MultiGuard {
         Taken(taken.collect())
     }
 
-    /// Does `work` under the locks, and releases them: as [`Guard::run`].
+    /// Runs `work` under the locks, then releases them: as [`Guard::run`].
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -451,13 +449,13 @@ impl MultiGuard {
     /// The work is dropped first, then the locks are released.
     ///
     /// # Errors
-    /// As [`Guard::run`], when one of the locks was lost.
+    /// As [`Guard::run`], if any of the locks was lost.
     pub async fn run<T>(self, work: impl AsyncFnOnce(&Self) -> T) -> Result<T, RunError<T>> {
         let value = unless_lost(self.lost(), work(&self)).await?;
         settled(value, self.release().await)
     }
 
-    /// Does `work` under the locks, and releases them: as [`Guard::run_future`].
+    /// Runs `work` under the locks, then releases them: as [`Guard::run_future`].
     ///
     /// ```
     /// # tenure::block_on(async {

@@ -13,24 +13,23 @@ use crate::owner::Owner;
 use crate::protocol::{Answer, Kind, LockSpec, QueueSpec, Verb};
 use crate::status::foreign;
 
-/// A number of permits, of which each holder has some.
+/// A fixed number of permits, shared by holders that have one or more each.
 ///
-/// Use it to limit how many processes do the same at once. It is no rate limiter: a permit is held
-/// until it is released. For one permit a [`FairMutex`](crate::FairMutex) says what is meant. A
-/// quorum has no semaphore.
+/// Use it to limit how many processes do the same thing at once. It is not a rate limiter: a permit is held
+/// until it is released. For a single permit, a [`FairMutex`](crate::FairMutex) states the intent better. A
+/// quorum does not support semaphores.
 ///
-/// All who use the name must agree on the number; another number at a name that is held or waited
-/// for is an error that says which one is in force. [`set_permits`](Self::set_permits) changes it
-/// for all of them.
+/// All users of a name must agree on the number of permits. Using another number while the semaphore is held
+/// or waited for is an error that names the number in force. [`set_permits`](Self::set_permits) changes the
+/// number for all users.
 ///
 /// # Guarantees
-/// - *At most so many*: a permit is granted only if, with those that are held, it is not more than
-///   there are.
-/// - *Order*: first come, first served, for any number of permits: a request for many is not
-///   overtaken by those who ask for few.
-/// - *A crash* costs the holder's own lease, and on the `file:` store nothing; the others go on.
-/// - *Tokens* order the grants. **A resource must not compare them** when there is more than one
-///   permit: it would lock out those who came before.
+/// - *Limit*: permits are granted only while the total held stays within the number of permits.
+/// - *Order*: first come, first served, for any number of permits: smaller requests do not overtake a larger
+///   one.
+/// - *A crash* costs the holder's own lease, and nothing on the `file:` store. Other holders are unaffected.
+/// - *Tokens* order the grants. **A resource must not compare them** if there is more than one permit,
+///   because it would reject earlier holders.
 ///
 /// # Examples
 /// ```
@@ -50,7 +49,7 @@ pub struct Semaphore {
 }
 
 impl Semaphore {
-    /// The most permits that a semaphore can have.
+    /// Maximum number of permits of a semaphore.
     pub const MAX_PERMITS: u32 = 1 << 20;
 
     pub(crate) fn new(face: LockHandle, permits: u32) -> Self {
@@ -69,7 +68,7 @@ impl Semaphore {
         &self.face.name
     }
 
-    /// The same lock with changed options: see [`Locks::with`](crate::Locks::with).
+    /// Returns the same lock with changed options: see [`Locks::with`](crate::Locks::with).
     ///
     /// ```
     /// # use std::time::Duration;
@@ -85,8 +84,7 @@ impl Semaphore {
         Ok(Self { face: self.face.configured(change)?, permits: self.permits })
     }
 
-    /// How many permits it was opened with. [`set_permits`](Self::set_permits) does not change
-    /// what this returns.
+    /// Number of permits this handle was opened with. [`set_permits`](Self::set_permits) does not change it.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -108,27 +106,26 @@ impl Semaphore {
         Ok(self.face.with(LockSpec::Queue(QueueSpec::permits(self.permits, permits))))
     }
 
-    /// Sets how many permits there are, while the semaphore is in use or free. No client needs to
-    /// be restarted: those that were opened with another number follow from the next request on.
+    /// Changes the number of permits, whether the semaphore is in use or free. No client needs a restart:
+    /// clients that were opened with another number follow from their next request on.
     ///
-    /// Where it raises the number, waiters that fit are let in at once. Where it lowers the number,
-    /// no guard is lost: clients are let in again once enough of them were released.
+    /// Raising the number grants waiters that now fit at once. Lowering it revokes no guard: new permits are
+    /// granted once enough guards have been released.
     ///
     /// # Guarantees
-    /// - *Kept*: the number is in force for 30 days at least, also while no client holds a permit,
-    ///   and then until the semaphore is free. A directory keeps it until the machine restarts.
-    ///   What makes a server forget locks makes it forget the number: see `guarantees.md`.
-    /// - *Clients that follow* ask for at most as many permits as they were opened with. A request
-    ///   for more than there are is an error that [`is_mismatch`](Error::is_mismatch). One that
-    ///   waits since before the number was lowered is served when no other client holds any.
+    /// - *Retention*: the number is in force for at least 30 days, even while no client holds a permit, and
+    ///   after that until the semaphore is free. A directory keeps it until the machine restarts. Whatever
+    ///   makes a server lose locks makes it lose the number too: see `guarantees.md`.
+    /// - *Existing clients* may request at most as many permits as they were opened with. A request for more
+    ///   than the current number fails with [`is_mismatch`](Error::is_mismatch). A request that has been
+    ///   waiting since before the number was lowered is granted once no other client holds a permit.
     ///
     /// # Cancel safety
-    /// Dropped, it may still be carried out. It can be repeated.
+    /// The request may still be carried out. It is safe to repeat.
     ///
     /// # Errors
-    /// `is_invalid` for 0 and for more than [`MAX_PERMITS`](Self::MAX_PERMITS); `is_unknown` when
-    /// no answer came within [`op_timeout`](Options::op_timeout); the others as of
-    /// [`acquire`](Self::acquire).
+    /// `is_invalid` for 0 and for more than [`MAX_PERMITS`](Self::MAX_PERMITS); `is_unknown` if no answer
+    /// came within [`op_timeout`](Options::op_timeout); the others as for [`acquire`](Self::acquire).
     ///
     /// # Examples
     /// ```
@@ -160,7 +157,7 @@ impl Semaphore {
         }
     }
 
-    /// Waits until one permit is left, and all who came before have theirs.
+    /// Waits until one permit is available and all earlier waiters have theirs.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -170,19 +167,18 @@ impl Semaphore {
     /// ```
     ///
     /// # Cancel safety
-    /// Dropped, it leaves the queue; a place, once left, is gone.
+    /// Dropping the future leaves the queue and gives up the place in it.
     ///
     /// # Errors
-    /// `is_unreachable`, `is_refused`; `is_mismatch` when the name is in use as another kind or
-    /// with another number of permits; `is_unsupported` when the server forbids scripts, without
-    /// which there is no such lock, or cannot do what
-    /// `acks` in its URL asks for.
+    /// `is_unreachable` and `is_refused`; `is_mismatch` if the name is in use by another kind of lock or with
+    /// another number of permits; `is_unsupported` if the server forbids scripts, which this lock requires,
+    /// or cannot provide the `acks` in its URL.
     pub async fn acquire(&self) -> Result<Guard> {
         self.acquire_many(1).await
     }
 
-    /// Waits until so many permits are left, and all who came before have theirs. One guard holds
-    /// them all.
+    /// Waits until this many permits are available and all earlier waiters have theirs. One guard holds them
+    /// all.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -197,12 +193,12 @@ impl Semaphore {
     /// As [`acquire`](Self::acquire).
     ///
     /// # Errors
-    /// As [`acquire`](Self::acquire); `is_invalid` for 0 permits or more than there are.
+    /// As [`acquire`](Self::acquire); also `is_invalid` for 0 permits or more than there are.
     pub async fn acquire_many(&self, permits: u32) -> Result<Guard> {
         self.of(permits)?.lock().await
     }
 
-    /// Asks once for one permit: `None` when none is left or another caller waits.
+    /// Asks once for one permit. Returns `None` if none is available or another caller waits.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -222,7 +218,7 @@ impl Semaphore {
         self.try_acquire_many(1).await
     }
 
-    /// Asks once for so many permits: `None` when fewer are left or another caller waits.
+    /// Asks once for this many permits. Returns `None` if fewer are available or another caller waits.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -242,7 +238,7 @@ impl Semaphore {
         self.of(permits)?.acquire(Wait::Once).await
     }
 
-    /// Waits at most this long for one permit: `None` when the turn of this caller does not come.
+    /// Waits for at most `limit` for one permit. Returns `None` if it was not granted by then.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -259,13 +255,13 @@ impl Semaphore {
     /// As [`acquire`](Self::acquire).
     ///
     /// # Errors
-    /// As [`acquire`](Self::acquire); `is_unreachable` too when the store is silent at the limit.
+    /// As [`acquire`](Self::acquire); also `is_unreachable` if the store is not answering when the limit is
+    /// reached.
     pub async fn try_acquire_for(&self, limit: Duration) -> Result<Option<Guard>> {
         self.try_acquire_many_for(1, limit).await
     }
 
-    /// Waits at most this long for so many permits: `None` when the turn of this caller does not
-    /// come.
+    /// Waits for at most `limit` for this many permits. Returns `None` if they were not granted by then.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -282,13 +278,13 @@ impl Semaphore {
     /// As [`acquire`](Self::acquire).
     ///
     /// # Errors
-    /// As [`acquire_many`](Self::acquire_many); `is_unreachable` too when the store is silent at
-    /// the limit.
+    /// As [`acquire_many`](Self::acquire_many); also `is_unreachable` if the store is not answering when the
+    /// limit is reached.
     pub async fn try_acquire_many_for(&self, permits: u32, limit: Duration) -> Result<Option<Guard>> {
         self.of(permits)?.acquire(Wait::For(limit)).await
     }
 
-    /// So many permits, as a part of a [`Multi`](crate::Multi).
+    /// This many permits, as a part of a [`Multi`](crate::Multi).
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -307,7 +303,7 @@ impl Semaphore {
     }
 }
 
-/// Whether there can be so many permits.
+/// Rejects a number of permits outside the valid range.
 pub(crate) fn check(permits: u32) -> Result<()> {
     const MOST: u32 = Semaphore::MAX_PERMITS;
     match permits {

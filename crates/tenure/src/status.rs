@@ -12,10 +12,10 @@ use crate::protocol::{Found, Holding, Kind, QueueSpec, parse_value};
 use crate::store::{Cursor, Page};
 use std::sync::Arc;
 
-/// The state of a lock when the store answered.
+/// The state of a lock at the time the store answered.
 ///
-/// Use it for people and for monitoring. Do not decide by it whether to work: the lock may have
-/// changed hands since. Take the lock.
+/// Use it for display and monitoring. Do not base the decision to work on it, because the lock may have
+/// changed hands since; acquire the lock instead.
 ///
 /// ```
 /// # tenure::block_on(async {
@@ -30,30 +30,29 @@ use std::sync::Arc;
 pub struct Status {
     /// The lock's name, without the prefix.
     pub name: LockName,
-    /// What stands at the name.
+    /// The kind of lock at the name.
     pub kind: Kind,
-    /// How many permits a semaphore has.
+    /// Number of permits of a semaphore.
     pub permits: Option<u32>,
-    /// The holders.
+    /// The current holders.
     pub holders: Vec<Holder>,
-    /// The waiters, in order, where the kind keeps a queue.
+    /// The waiters in queue order, if this kind of lock has a queue.
     pub waiters: Vec<Holder>,
-    /// How many hold or wait beside these. One answer lists at most a thousand, the first in the
-    /// queue.
+    /// Number of holders and waiters not listed here. One answer lists at most a thousand, in queue order.
     pub unlisted: u64,
-    /// How much weight may hold at once, for the next request about it.
+    /// Maximum total weight of the holders, for the next request about this lock.
     pub(crate) capacity: Option<u32>,
 }
 
-/// What [`Locks::force_release_token`](crate::Locks::force_release_token) found and did.
+/// Outcome of [`Locks::force_release_token`](crate::Locks::force_release_token).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ForcedRelease {
-    /// The lock is free; nothing was changed.
+    /// The lock is free; nothing changed.
     Free,
-    /// The hold with that token is ended: the lock's kind and that one holder.
+    /// The hold with this token was ended. Contains the lock's kind and that holder.
     Ended(Status),
-    /// No hold has that token: the lock as it is. Nothing was changed.
+    /// No hold has this token; nothing changed. Contains the current state of the lock.
     Other(Status),
 }
 
@@ -73,20 +72,19 @@ pub enum ForcedRelease {
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holder {
-    /// Who it is; `None` for a foreign client, which [`value`](Self::value) shows.
+    /// The owner; `None` for a foreign client, for which [`value`](Self::value) has the raw bytes.
     pub owner: Option<Owner>,
-    /// What is written at the key, as it is: of a foreign client the bytes that it wrote, the first
-    /// 1,024 at most.
+    /// The raw value of the key. For a foreign client, at most the first 1,024 bytes.
     pub value: Vec<u8>,
-    /// The token; 0 if it has none.
+    /// The fencing token; 0 if there is none.
     pub fence: u64,
-    /// How long until its lease ends; `None` if it has no end, as a foreign client can leave it.
+    /// Time until the lease ends; `None` if a foreign client set no expiry.
     pub remaining: Option<Duration>,
-    /// How much of the lock it holds or waits for.
+    /// The share of the lock that it holds or waits for.
     pub share: Share,
 }
 
-/// How much of a lock one holder has, or one waiter waits for.
+/// The share of a lock that a holder has or a waiter waits for.
 ///
 /// ```
 /// # tenure::block_on(async {
@@ -101,18 +99,18 @@ pub struct Holder {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Share {
-    /// All of a mutex or a fair mutex.
+    /// The whole of a mutex or a fair mutex.
     Whole,
-    /// A reentrant mutex, so many times. Holds of another `Locks` than the one that is asked may
-    /// count as one: the store need not know of its re-entries.
+    /// A reentrant mutex, with the number of holds. Holds of another `Locks` than the one that answers may
+    /// count as one, because re-entries need not reach the store.
     Holds(u32),
-    /// A read-write lock, to read.
+    /// A read lock.
     Reader,
-    /// A read-write lock, to read, as the one that may become the writer.
+    /// An upgradeable read lock.
     Upgradeable,
-    /// A read-write lock, to write; beside readers, as the one that waits for them to leave.
+    /// A write lock. Beside readers: an upgrade that waits for them to leave.
     Writer,
-    /// So many permits of a semaphore.
+    /// This many permits of a semaphore.
     Permits(u32),
 }
 
@@ -124,7 +122,7 @@ impl Share {
             Kind::RwLock if weight == QueueSpec::UPGRADEABLE.weight => Self::Upgradeable,
             Kind::RwLock => Self::Writer,
             Kind::Semaphore => Self::Permits(weight),
-            // A mutex or a fair mutex.
+            // Mutexes and fair mutexes.
             _ => Self::Whole,
         }
     }
@@ -142,16 +140,18 @@ impl fmt::Debug for Holder {
     }
 }
 
-/// The earliest time that a token can tell, in microseconds: September 2001. The counters of etcd
-/// and ZooKeeper stay below.
+/// Smallest token that can be a timestamp, in microseconds: September 2001. The counters of etcd and
+/// ZooKeeper stay below it.
 const EARLIEST_US: u64 = 1_000_000_000_000_000;
 
 impl Holder {
-    /// Since when it holds, for people: clocks may differ. A token tells the moment of the grant,
-    /// or, where the kind keeps a queue, of the place in it, as of a waiter. It is by the store's
-    /// clock, and on a quorum by that of the process that asked. What is kept without a token was
-    /// granted at once: there it is when the owner was [made](Owner::made_at). `None` for another
-    /// program, and on etcd and ZooKeeper, whose tokens count and tell no time.
+    /// When the hold began, for display only, because clocks differ.
+    ///
+    /// The token contains the time of the grant or, for kinds with a queue and for waiters, the time of
+    /// joining the queue. That is the store's clock, or on a quorum the clock of the process that asked. A
+    /// hold without a token was granted at once, so its time is that at which the owner was
+    /// [made](Owner::made_at). `None` for another program, and on etcd and ZooKeeper, whose tokens are
+    /// counters.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -164,7 +164,7 @@ impl Holder {
     pub fn since(&self) -> Option<SystemTime> {
         match self.fence {
             0 => self.owner.as_ref()?.made_at(),
-            // A count of grants.
+            // A counter, not a timestamp.
             1..EARLIEST_US => None,
             fence => Some(UNIX_EPOCH + Duration::from_micros(fence)),
         }
@@ -172,14 +172,14 @@ impl Holder {
 }
 
 impl Status {
-    /// What another program keeps at the name: `a string of 36 bytes`, `a list`. Not what it wrote,
-    /// which may be a secret. `None` for a lock of this library.
+    /// Describes the type of value that another program keeps at the name, such as `a string of 36 bytes` or
+    /// `a list`. Omits the content, which may be secret. `None` for a lock of this library.
     pub fn foreign(&self) -> Option<String> {
         let holder = self.holders.first()?;
         holder.owner.is_none().then(|| foreign(self.kind, &holder.value))
     }
 
-    /// The holders that are of this library.
+    /// The holders that use this library.
     pub(crate) fn owners(&self) -> Vec<Owner> {
         self.holders.iter().filter_map(|holder| holder.owner.clone()).collect()
     }
@@ -205,24 +205,23 @@ fn holder(kind: Kind, Holding { value, left_ms, weight }: Holding) -> Holder {
     Holder { owner, value, fence, remaining: left_ms.map(Duration::from_millis), share }
 }
 
-/// What another program keeps at a lock's name, without what it wrote.
+/// Describes the type of a foreign value without its content.
 pub(crate) fn foreign(kind: Kind, value: &[u8]) -> String {
     let text = std::str::from_utf8(value).ok();
     let type_of_key = text.and_then(|text| text.strip_prefix('(')?.strip_suffix(')'));
     match (kind, type_of_key) {
         (Kind::Reentrant, _) => of_type("hash"),
         (_, Some(name @ ("hash" | "list" | "set" | "stream" | "zset"))) => of_type(name),
-        // A store shows the first 1,024 bytes.
+        // Stores return at most the first 1,024 bytes.
         _ if value.len() >= 1_024 => "a string of 1024 bytes or more".to_owned(),
         _ if value.len() == 1 => "a string of 1 byte".to_owned(),
         _ => format!("a string of {} bytes", value.len()),
     }
 }
 
-/// The locks of a store, one after the other: see [`Locks::list`](crate::Locks::list).
+/// Iterates over the locks of a store: see [`Locks::list`](crate::Locks::list).
 ///
-/// Use it for people and for clean-up. It walks over the whole store, so it is no way to find one
-/// lock: use
+/// Use it for display and clean-up. It scans the whole store, so to look up one lock use
 /// [`inspect`](crate::Locks::inspect).
 ///
 /// ```
@@ -244,7 +243,7 @@ pub struct Listing {
     next: Option<Cursor>,
 }
 
-/// As [`Locks`](crate::Locks): where it stands is set once a page is there.
+/// As [`Locks`](crate::Locks): the position is set only once a page has arrived.
 impl UnwindSafe for Listing {}
 impl RefUnwindSafe for Listing {}
 
@@ -255,7 +254,7 @@ impl Listing {
         Self { home, options, prefix, page, next: Some(Cursor::default()) }
     }
 
-    /// The next lock; `None` after the last.
+    /// Returns the next lock, or `None` after the last one.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -268,10 +267,10 @@ impl Listing {
     /// ```
     ///
     /// # Cancel safety
-    /// Nothing is lost: the next call goes on where this one was.
+    /// Nothing is lost: the next call resumes at the same position.
     ///
     /// # Errors
-    /// `is_unreachable` or `is_refused` when the store did not say; the next call asks again.
+    /// `is_unreachable` or `is_refused` if the store gave no answer; the next call retries.
     pub async fn next(&mut self) -> Result<Option<Status>> {
         loop {
             if let Some((full, found)) = self.page.next() {
@@ -305,7 +304,7 @@ mod tests {
             let value = format!("{owner}#{fence}").into_bytes();
             holder(Kind::Mutex, Holding { value, left_ms: None, weight: 1 }).since()
         };
-        // The largest that a ZooKeeper of a hundred thousand elections counts.
+        // The largest counter value expected from ZooKeeper after a hundred thousand elections.
         for fence in [1, 7_000, 100_000 << 32] {
             assert_eq!(since(fence), None, "{fence}");
         }
