@@ -36,20 +36,20 @@ use crate::uses::once::OncePer;
 use crate::uses::period::Period;
 use crate::uses::stop::{self, StopRequest};
 
-/// A store of locks, and the only handle that a program needs. Cheap to clone.
+/// A connection to a store of locks, and the only handle a program needs. Cheap to clone.
 ///
-/// Make one for each store at the start of the program, and clone it. A `Locks` for each task or
-/// request would dial each time, and its tasks could not wait together.
+/// Create one per store when the program starts, and clone it. A separate `Locks` per task or request would
+/// dial each time, and its tasks could not share a queue.
 ///
-/// It owns one thread, which dials, renews and releases. So no future of this crate needs a runtime
-/// of the caller's, and nothing the caller does to its own can cost a lease. The thread ends with
-/// the last handle: `Locks`, lock or guard. After a `fork` the child has no such thread: connect
-/// again there.
+/// It owns one thread, which dials, renews and releases. No future of this crate therefore needs an async
+/// runtime, and nothing that the caller does to its own runtime can cost a lease. The thread ends with the
+/// last handle: a `Locks`, a lock or a guard. After a `fork` the child has no such thread and must connect
+/// again.
 ///
-/// The drop of the very last handle gives releases that are on their way a moment, because `main`
-/// may be about to return. It blocks its thread for up to 100 ms while there are any, and for up to
-/// 1 s while a `tracing` subscriber is busy with earlier events. Where that matters, as in an
-/// asynchronous task, await [`flush`](Self::flush) first.
+/// Dropping the very last handle waits briefly for releases in flight, because `main` may be about to return.
+/// The drop blocks its thread for up to 100 ms while there are any, and for up to 1 s while a `tracing`
+/// subscriber is busy with earlier events. Where that matters, as in an async task, await
+/// [`flush`](Self::flush) first.
 ///
 /// # Examples
 /// ```
@@ -68,68 +68,65 @@ pub struct Locks {
     options: Arc<Options>,
 }
 
-/// What is shared behind it is whole at each moment: a lock that a thread panicked under is taken
-/// as it stands.
+/// The shared state is consistent at all times: a std mutex poisoned by a panic is used as it stands.
 impl UnwindSafe for Locks {}
 impl RefUnwindSafe for Locks {}
 
 impl Locks {
-    /// Opens a store and makes sure that it answers.
+    /// Opens a store and checks that it answers.
     ///
-    /// | URL | locks live |
+    /// | URL | where the locks live |
     /// |---|---|
     /// | `memory:` | in this process; two connects are two stores |
     /// | `memory:NAME` | in this process; the same name is the same store |
     /// | `file:DIR` | in this directory, for all processes of this machine |
     /// | `redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE]`, also `valkey://` | on this server |
-    /// | `rediss://…[?ca=FILE][&cert=FILE&key=FILE]`, also `valkeys://` | on this server, spoken to over TLS |
-    /// | `redis+unix:///SOCKET[?db=…&user=…&password=…]`, also `valkey+unix://` | on this server, by its socket |
-    /// | `redis-sentinel://[[USER]:PASSWORD@]HOST[:PORT],…/SERVICE[/DATABASE]` | on the server that these sentinels call the master |
-    /// | `redis-cluster://[[USER]:PASSWORD@]HOST[:PORT],…`, also `valkey-cluster://` | on the cluster of which these are some nodes |
-    /// | `redis-quorum://[[USER]:PASSWORD@]HOST[:PORT],…[/DATABASE]`, also `valkey-quorum://` | on a [majority](Self::quorum) of these |
+    /// | `rediss://…[?ca=FILE][&cert=FILE&key=FILE]`, also `valkeys://` | on this server, over TLS |
+    /// | `redis+unix:///SOCKET[?db=…&user=…&password=…]`, also `valkey+unix://` | on this server, over a Unix socket |
+    /// | `redis-sentinel://[[USER]:PASSWORD@]HOST[:PORT],…/SERVICE[/DATABASE]` | on the master named by these sentinels |
+    /// | `redis-cluster://[[USER]:PASSWORD@]HOST[:PORT],…`, also `valkey-cluster://` | on the cluster that contains these nodes |
+    /// | `redis-quorum://[[USER]:PASSWORD@]HOST[:PORT],…[/DATABASE]`, also `valkey-quorum://` | on a [majority](Self::quorum) of these servers |
     /// | `postgres://…`, with the feature `postgres` | in a table of this database |
     /// | `etcd://…`, `etcds://…`, with the feature `etcd` | on this etcd |
     /// | `zookeeper://…`, `zookeepers://…`, with the feature `zookeeper` | on this ZooKeeper |
     ///
-    /// In these schemes `+` and `-` mean the same (`redis+cluster://`), `sentinel://` is
+    /// In these schemes `+` and `-` are interchangeable (`redis+cluster://`), `sentinel://` is
     /// `redis-sentinel://`, and `postgresql://` is `postgres://`.
     ///
-    /// `?acks=N` requires N replicas to confirm a grant and each renewal; `?restart-grace=30s` lets
-    /// a server that restarted or was promoted grant nothing for that long. Both are explained
+    /// `?acks=N` requires N replicas to confirm a grant and each renewal. With `?restart-grace=30s`, a server
+    /// that restarted or was promoted grants nothing for that long. Both are explained
     /// [below](#terms-of-a-store).
     ///
-    /// `?password-file=FILE` has the password in the one line of a file, and `USER@` then stands
-    /// without it. The file is read at each dial, so a changed password needs no restart.
+    /// `?password-file=FILE` reads the password from a file with a single line; the URL then has `USER@`
+    /// without a password. The file is read at each dial, so a changed password needs no restart.
     ///
-    /// Sentinels have a login of their own, `?sentinel-user=…&sentinel-password=…`, and port 26379
-    /// unless another is given. They are asked at each dial, and the server that they name must say
-    /// itself that it is a master.
+    /// Sentinels have their own login, `?sentinel-user=…&sentinel-password=…`, and default to port 26379.
+    /// They are queried at each dial, and the server that they name must itself report that it is a master.
     ///
-    /// The files of a `rediss://` URL are in PEM form: `ca` has the authorities to trust in place
-    /// of the system's (which `SSL_CERT_FILE` and `SSL_CERT_DIR` move), `cert` and `key` are who we
-    /// are. They are read at each dial.
+    /// The files of a `rediss://` URL are in PEM format. `ca` contains the authorities to trust instead of
+    /// the system's (whose location `SSL_CERT_FILE` and `SSL_CERT_DIR` override); `cert` and `key` are the
+    /// client certificate. All of them are read at each dial.
     ///
     /// # Terms of a store
     ///
-    /// All clients of a lock have to agree on these, so they are parts of the URL.
+    /// All clients of a lock have to agree on these terms, so they are part of the URL.
     ///
-    /// **`acks=N`**, N from 1 on: for one server with replicas, with Sentinel, or a cluster. A
-    /// grant, and each renewal, counts only when N replicas have confirmed it. A grant that fewer
-    /// confirm is asked for again for as long as the call waits, then given back, and an error
-    /// ([`is_unreachable`](Error::is_unreachable)) whose source says how many did. A renewal that
-    /// fewer confirm has failed, and is tried again until the lease is lost. Releases wait for no
-    /// replica. A server without replicas, or that refuses `WAIT`, is an error too. For exclusion
-    /// across a failover N has to be the number of *all* replicas that may be promoted, and
-    /// `restart-grace` has to be set; anything less makes an overlap rarer.
+    /// **`acks=N`**, N ≥ 1: for a single server with replicas, with or without Sentinel, or a cluster. A
+    /// grant or renewal counts only once N replicas have confirmed it. A grant with fewer confirmations is
+    /// retried for as long as the call waits, then released, and the call fails with an error
+    /// ([`is_unreachable`](Error::is_unreachable)) whose source states the number of confirmations. A renewal
+    /// with fewer confirmations has failed and is retried until the lease is lost. Releases wait for no
+    /// replica. A server without replicas, or one that rejects `WAIT`, is an error too. Exclusion across a
+    /// failover requires N to be the number of *all* replicas that may be promoted, and `restart-grace` to be
+    /// set; anything less only makes an overlap rarer.
     ///
-    /// **`restart-grace=DURATION`**, 50 ms to 1 year, as in `1500ms`, `30s`, `5m` or `2h`: for one
-    /// server, with Sentinel or without. A server that was promoted, or has restarted, or lost its
-    /// data, grants nothing for that long. It is the longest lease that any client uses, so no
-    /// [`ttl`](Options::ttl) may be longer. A server's replication id changes then, which each
-    /// acquisition compares with the one that is kept in the key `tenure:epoch`. Where that key is
-    /// missing, as at the very first use, the time begins as well. Until it is over every lock is
-    /// busy: it may be held by a client whom the server has forgotten. What is held is renewed. A
-    /// server that does not let scripts call `INFO` refuses.
+    /// **`restart-grace=DURATION`**, 50 ms to 365 days, such as `1500ms`, `30s`, `5m` or `2h`: for a single
+    /// server, with or without Sentinel. A server that was promoted, has restarted, or has lost its data
+    /// grants nothing for that long. It is the longest lease of any client, so no [`ttl`](Options::ttl) may
+    /// be longer. Such a server has a new replication id, which each acquisition compares with the one stored
+    /// in the key `tenure:epoch`. If that key is missing, as on first use, the grace begins as well. Until it
+    /// is over, every lock is busy, because a client that the server has forgotten may hold it. Existing
+    /// holds are renewed. A server that does not let scripts call `INFO` is rejected.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -147,18 +144,18 @@ impl Locks {
     /// ```
     ///
     /// # Errors
-    /// `is_invalid` when the URL cannot be right; `is_unsupported` when this build cannot do what
-    /// it asks for; `is_unreachable` when no client answers within 1 s (to allow more, use
-    /// [`open`](Self::open) and [`with`](Self::with)), or the system starts no thread; `is_refused`
-    /// when the store may not be used, or a certificate is not accepted.
+    /// `is_invalid` if the URL is malformed; `is_unsupported` if this build does not support it;
+    /// `is_unreachable` if no server answers within 1 s (use [`open`](Self::open) and [`with`](Self::with) to
+    /// allow more), or if the system cannot start a thread; `is_refused` if the store denies access or a
+    /// certificate is not accepted.
     pub async fn connect(url: &str) -> Result<Self> {
         let locks = Self::open(url)?;
         locks.ping().await?;
         Ok(locks)
     }
 
-    /// Asks the store for a sign of life: for a health check, and after [`open`](Self::open) where
-    /// a program must not start without its store. It says nothing of any lock.
+    /// Checks that the store answers: for a health check, or after [`open`](Self::open) in a program that
+    /// must not start without its store. It does not check any lock.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -168,19 +165,19 @@ impl Locks {
     /// ```
     ///
     /// # Cancel safety
-    /// Nothing is lost; it asks and changes nothing.
+    /// Safe to drop: the request changes nothing.
     ///
     /// # Errors
-    /// `is_unreachable` when the store does not answer within [`op_timeout`](Options::op_timeout),
-    /// and at once when nothing listens at the address of a single server. `is_refused` when the
-    /// store may not be used.
+    /// `is_unreachable` if the store does not answer within [`op_timeout`](Options::op_timeout), or
+    /// immediately if nothing listens at the address of a single server. `is_refused` if the store denies
+    /// access.
     pub async fn ping(&self) -> Result<()> {
         let store = &self.home.engine.store;
         store.ready(self.options.op_timeout).await.map_err(|failure| Error::unreached(store.url(), failure))
     }
 
-    /// Opens a store without I/O: the first use dials. For statics, and for programs that start
-    /// before their store.
+    /// Opens a store without I/O; the first use dials. For statics, and for programs that start before their
+    /// store.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -194,21 +191,21 @@ impl Locks {
     /// ```
     ///
     /// # Errors
-    /// `is_invalid` when the URL cannot be right; `is_unsupported` when this build cannot do what
-    /// it asks for; `is_unreachable` when the system starts no thread.
+    /// `is_invalid` if the URL is malformed; `is_unsupported` if this build does not support it;
+    /// `is_unreachable` if the system cannot start a thread.
     pub fn open(url: &str) -> Result<Self> {
         let (driver, runtime) = started(url)?;
         let opening = Opening { url, runtime, login: None };
         Ok(Self::driven(open(opening)?, driver))
     }
 
-    /// Opens a store without I/O, as [`open`](Self::open), and asks `provider` for the login at
-    /// each dial. For passwords and tokens that change while the program runs: a connection that
-    /// ends is made again with the login of that moment.
+    /// Opens a store without I/O, as [`open`](Self::open), and asks `provider` for the login at each dial.
+    /// For passwords and tokens that change while the program runs: a reconnect uses the login of that
+    /// moment.
     ///
-    /// The provider runs on the thread that renews leases, so it must not block: read a variable or
-    /// a small file. When it fails, the dial fails and is repeated. All servers of a cluster or a
-    /// quorum get the same login. Sentinels have their own, in the URL.
+    /// The provider runs on the thread that renews leases, so it must not block: read a variable or a small
+    /// file. If it fails, the dial fails and is retried. All servers of a cluster or a quorum get the same
+    /// login. The login of Sentinels is in the URL.
     ///
     /// ```
     /// use tenure::{Credentials, Locks};
@@ -221,8 +218,8 @@ impl Locks {
     /// ```
     ///
     /// # Errors
-    /// As [`open`](Self::open); `is_invalid` when the URL has a login too; `is_unsupported` for a
-    /// store without a login.
+    /// As [`open`](Self::open); also `is_invalid` if the URL contains a login, and `is_unsupported` for a
+    /// store without logins.
     #[cfg(feature = "redis")]
     pub fn open_with_credentials(
         url: &str,
@@ -236,13 +233,12 @@ impl Locks {
         Ok(Self::driven(open(Opening { url, runtime, login })?, driver))
     }
 
-    /// A store in memory, shared by clones.
+    /// Creates a store in memory, shared by the clones of this handle.
     ///
-    /// Under tokio's paused clock its leases still run in real time: they are kept by a thread that
-    /// the pause does not reach. And that clock leaps ahead while tokio waits for us, so a
-    /// `tokio::time::timeout` around a wait ends at once there: use
-    /// [`try_lock_for`](Mutex::try_lock_for), or the store of the feature `testing`, whose leases
-    /// follow that clock.
+    /// Its leases run in real time even under tokio's paused clock, because a thread outside that clock
+    /// maintains them. The paused clock also jumps ahead while tokio waits for that thread, so a
+    /// `tokio::time::timeout` around a wait expires at once. Use [`try_lock_for`](Mutex::try_lock_for)
+    /// instead, or the store of the feature `testing`, whose leases follow tokio's clock.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -252,23 +248,22 @@ impl Locks {
     /// ```
     ///
     /// # Panics
-    /// When the system starts no thread.
+    /// If the system cannot start a thread.
     pub fn memory() -> Self {
         Self::open("memory:").expect("the system starts a thread")
     }
 
-    /// A majority of independent stores: Redlock, with fencing tokens. For mutexes; other kinds are
-    /// unsupported on it.
+    /// A majority of independent stores: Redlock with fencing tokens. Supports mutexes only.
     ///
-    /// All members are asked at once, and each has a quarter of [`op_timeout`](Options::op_timeout)
-    /// to answer when a lock is acquired, half of it otherwise. A minority that is slow, dead,
-    /// empty or refuses costs nothing else. The members are kept open; their own options do not
-    /// matter here. A member's URL has neither `acks` nor `restart-grace`: members are independent,
-    /// and one that has started too recently does not vote.
+    /// Requests go to all members at once. Each member has a quarter of [`op_timeout`](Options::op_timeout)
+    /// to answer when a lock is acquired, and half of it otherwise. A minority of members that are slow,
+    /// dead, empty or rejecting has no other cost. The quorum keeps its members open, and ignores their
+    /// options. A member's URL must have neither `acks` nor `restart-grace`, because members are independent
+    /// and a recently started one does not vote.
     ///
-    /// A server that has started less than the longest lease ago does not vote, because it may have
-    /// forgotten one that still runs. That is the longest that this `Locks` has asked for: let all
-    /// clients of a quorum use the same `ttl`.
+    /// A server that started less than the longest lease ago does not vote, because it may have forgotten a
+    /// lease that is still running. The longest lease is the longest that this `Locks` has requested, so all
+    /// clients of a quorum should use the same `ttl`.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -281,10 +276,10 @@ impl Locks {
     /// ```
     ///
     /// # Errors
-    /// `is_invalid` for fewer than two members or more than 63, one that is there twice, and one
-    /// that is several servers itself: a quorum, a cluster, the master that sentinels name, one
-    /// with `acks` or `restart-grace`. Two that turn out to be one server once they are connected
-    /// to: `is_refused`, from each acquisition. `is_unreachable` when the system starts no thread.
+    /// `is_invalid` for fewer than 2 or more than 63 members, for a duplicate, and for a member that is
+    /// itself several servers: a quorum, a cluster, a master named by sentinels, or a store with `acks` or
+    /// `restart-grace`. If two members turn out to be the same server once connected, each acquisition fails
+    /// with `is_refused`. `is_unreachable` if the system cannot start a thread.
     pub fn quorum(members: impl IntoIterator<Item = Self>) -> Result<Self> {
         let members: Vec<Self> = members.into_iter().collect();
         let (driver, runtime) = started("quorum:")?;
@@ -293,7 +288,7 @@ impl Locks {
         Ok(Self::driven(Arc::new(store), driver))
     }
 
-    /// A store with its own thread.
+    /// A store driven by its own thread.
     fn driven(store: Arc<dyn Store>, driver: Arc<Driver>) -> Self {
         Self::on(store, Arc::clone(&driver) as _, Some(driver))
     }
@@ -307,8 +302,8 @@ impl Locks {
         Self { home, options: Arc::new(options) }
     }
 
-    /// The same store with changed options. `change` gets the options in force and returns those to
-    /// use, so what was set before stays set.
+    /// Returns the same store with changed options. `change` gets the options in force and returns the new
+    /// ones, so earlier settings are kept.
     ///
     /// ```
     /// use std::time::Duration;
@@ -321,8 +316,8 @@ impl Locks {
     /// ```
     ///
     /// # Errors
-    /// `is_invalid` when an option, or two together, cannot be right, and for a
-    /// [`ttl`](Options::ttl) above the `restart-grace` of the store's URL.
+    /// `is_invalid` if an option or a combination is invalid, or if the [`ttl`](Options::ttl) is longer than
+    /// the `restart-grace` of the store's URL.
     pub fn with(&self, change: impl FnOnce(Options) -> Options) -> Result<Self> {
         let options = changed(&self.home, &self.options, change)?;
         Ok(Self { home: Arc::clone(&self.home), options })
@@ -345,7 +340,7 @@ impl Locks {
         self.home.engine.store.url()
     }
 
-    /// A lock with one holder at a time.
+    /// A lock with one holder at a time: see [`Mutex`].
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -355,14 +350,13 @@ impl Locks {
     /// ```
     ///
     /// # Errors
-    /// `is_invalid` when the name cannot be one; `is_unsupported` when the store keeps no such
-    /// locks, or none of this name, as a cluster does not where its counter could not be in its
-    /// slot.
+    /// `is_invalid` if the name is not valid; `is_unsupported` if the store does not support this kind of
+    /// lock, or this name, such as a cluster where the name and its token counter cannot share a slot.
     pub fn mutex(&self, name: impl TryInto<LockName, Error: Into<Error>>) -> Result<Mutex> {
         self.face(checked(name)?, LockSpec::Mutex, None).map(Mutex)
     }
 
-    /// A lock with one holder at a time, first come, first served.
+    /// A lock with one holder at a time, first come, first served: see [`FairMutex`].
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -377,7 +371,7 @@ impl Locks {
         self.face(checked(name)?, LockSpec::Queue(QueueSpec::FAIR), None).map(FairMutex)
     }
 
-    /// A lock with one owner at a time, who may hold it several times.
+    /// A lock with one owner at a time, who may hold it several times: see [`ReentrantMutex`].
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -397,7 +391,7 @@ impl Locks {
         self.face(checked(name)?, LockSpec::Reentrant, Some(owner.clone())).map(ReentrantMutex)
     }
 
-    /// A lock with many readers or one writer.
+    /// A lock with many readers or one writer: see [`RwLock`].
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -412,7 +406,8 @@ impl Locks {
         self.face(checked(name)?, LockSpec::Queue(QueueSpec::WRITER), None).map(RwLock)
     }
 
-    /// A lock with so many permits, 1 to 1,048,576. All who use the name must agree on the number.
+    /// A lock with this number of permits, from 1 to 1,048,576: see [`Semaphore`]. All users of the name must
+    /// agree on the number.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -422,7 +417,7 @@ impl Locks {
     /// ```
     ///
     /// # Errors
-    /// As [`mutex`](Self::mutex); `is_invalid` too for a number that cannot be.
+    /// As [`mutex`](Self::mutex); also `is_invalid` for a number out of range.
     pub fn semaphore(
         &self,
         name: impl TryInto<LockName, Error: Into<Error>>,
@@ -433,7 +428,7 @@ impl Locks {
             .map(|face| Semaphore::new(face, permits))
     }
 
-    /// A value that one caller computes for a whole fleet, kept in this store.
+    /// A cached value that one caller computes for a whole fleet, kept in this store: see [`Cache`].
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -450,7 +445,7 @@ impl Locks {
         Cache::new(&self.home, &self.options, checked(name)?)
     }
 
-    /// Lets one caller of a fleet fill a cache of your own, while the others wait for it.
+    /// Lets one caller in a fleet fill a cache of your own while the others wait for it: see [`Fill`].
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -466,7 +461,8 @@ impl Locks {
         Fill::new(&self.home, &self.options, checked(name)?)
     }
 
-    /// A job that runs at most once in each window of a [`Period`], on whichever host asks first.
+    /// A job that runs at most once in each window of a [`Period`], on whichever host asks first: see
+    /// [`OncePer`].
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -487,8 +483,8 @@ impl Locks {
         OncePer::new(&self.home, &self.options, checked(name)?, period.into())
     }
 
-    /// One of many candidates leads. The payload, of at most 4 KiB, says how the leader can be
-    /// reached.
+    /// An election of one leader among many candidates: see [`Election`]. `payload` tells others how to reach
+    /// the leader, in at most 4 KiB.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -498,7 +494,7 @@ impl Locks {
     /// ```
     ///
     /// # Errors
-    /// As [`cache`](Self::cache); `is_invalid` when the payload is too long.
+    /// As [`cache`](Self::cache); also `is_invalid` if the payload is too long.
     pub fn election(
         &self,
         name: impl TryInto<LockName, Error: Into<Error>>,
@@ -512,12 +508,12 @@ impl Locks {
         LockHandle::new(home, options, name, rule, owner)
     }
 
-    /// Takes over a hold that [`Guard::detach`] let go, perhaps in another process: `None` when it
-    /// is over. The lease is extended to this `Locks`' ttl, and renewed from here on. Two processes
-    /// that resume one owner both hold.
+    /// Takes over a hold that [`Guard::detach`] gave up, perhaps in another process. Returns `None` if the
+    /// hold is over. The lease is extended to the ttl of this `Locks` and renewed from then on. If two
+    /// processes resume the same owner, both hold the lock.
     ///
-    /// A lease is never shortened. If more than this ttl is left of it, the store keeps the hold
-    /// until that is over, should this process end without a release.
+    /// A lease is never shortened. If more than this ttl is left and this process ends without a release, the
+    /// store keeps the hold until the original lease is over.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -531,13 +527,13 @@ impl Locks {
     /// ```
     ///
     /// # Cancel safety
-    /// The lease may have been renewed, and ask again. In a directory the hold may be this
-    /// process's by then, and end with it. One of several holds of a reentrant owner that was taken
-    /// over unheard is let go again in the background, and until then no client else can resume it.
+    /// The lease may have been renewed; call again. On the `file:` store, the hold may already belong to this
+    /// process and end with it. A hold of a reentrant owner that was taken over although the answer was lost
+    /// is given up in the background; until then no other client can resume it.
     ///
     /// # Errors
-    /// `is_mismatch`, `is_unreachable`, `is_refused`, and `is_invalid` for a name; `is_unknown`
-    /// when no answer came: ask again.
+    /// `is_mismatch`, `is_unreachable` and `is_refused`; `is_invalid` for the name; `is_unknown` if no answer
+    /// came: call again.
     pub async fn resume(
         &self,
         name: impl TryInto<LockName, Error: Into<Error>>,
@@ -549,7 +545,7 @@ impl Locks {
         loop {
             let engine = &self.home.engine;
             if rule == LockSpec::Reentrant {
-                // An earlier call may still have to let go what it had taken over unheard.
+                // An earlier call may still be giving up a hold that it took over without getting the answer.
                 engine.flushed_within(self.options.op_timeout).await?;
             }
             let meter = engine.metrics.meter(&self.options.groups, &name, &full, rule);
@@ -563,12 +559,12 @@ impl Locks {
         }
     }
 
-    /// Renews a hold that [`Guard::detach`] let go, and leaves it detached: how long it is held for
-    /// certain from now on, or `None` when it is over. For a script whose steps are processes of
-    /// their own. The lease is extended to this `Locks`' ttl, and never shortened.
+    /// Renews a hold that [`Guard::detach`] gave up, and leaves it detached. Returns how long it is certainly
+    /// held from now on, or `None` if it is over. For scripts whose steps are separate processes. The lease
+    /// is extended to the ttl of this `Locks`, and never shortened.
     ///
-    /// A hold that another process renews too is detached as well: in a directory it is then free
-    /// when its lease ends, and no longer when that process does.
+    /// This also detaches a hold that another process still renews: on the `file:` store, it then becomes
+    /// free when its lease ends, and no longer when that process does.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -583,8 +579,8 @@ impl Locks {
     /// The lease may have been renewed. Nothing else changes.
     ///
     /// # Errors
-    /// `is_mismatch`, `is_unreachable`, `is_refused`, and `is_invalid` for a name; `is_unknown`
-    /// when no answer came: ask again.
+    /// `is_mismatch`, `is_unreachable` and `is_refused`; `is_invalid` for the name; `is_unknown` if no answer
+    /// came: call again.
     pub async fn renew_detached(
         &self,
         name: impl TryInto<LockName, Error: Into<Error>>,
@@ -606,7 +602,7 @@ impl Locks {
         }
     }
 
-    /// What to ask under instead, once: a store that says the same of that too contradicts itself.
+    /// The spec to retry with, once. If the store reports a mismatch for that one too, it contradicts itself.
     fn other_rule(&self, full: &LockName, asked: LockSpec, found: LockSpec) -> Result<LockSpec> {
         match asked {
             LockSpec::Mutex if found != LockSpec::Mutex => Ok(found),
@@ -614,7 +610,7 @@ impl Locks {
         }
     }
 
-    /// The holders of a lock: `None` if it is free.
+    /// Returns the state of a lock with its holders, or `None` if it is free.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -626,24 +622,23 @@ impl Locks {
     /// ```
     ///
     /// # Cancel safety
-    /// Nothing is lost; it asks and changes nothing.
+    /// Safe to drop: the request changes nothing.
     ///
     /// # Errors
-    /// `is_invalid` when the name cannot be one; `is_unreachable`, `is_refused`; `is_mismatch` when
-    /// another kind of lock came to stand there while it was asked about; `is_unsupported` when one
-    /// stands there that is kept by scripts, and the server forbids them.
+    /// `is_invalid` if the name is not valid; `is_unreachable` and `is_refused`; `is_mismatch` if the kind of
+    /// lock at the name changed during the call; `is_unsupported` if a lock there requires scripts and the
+    /// server forbids them.
     pub async fn inspect(&self, name: impl TryInto<LockName, Error: Into<Error>>) -> Result<Option<Status>> {
         self.ask_as_anyone(checked(name)?, Verb::Inspect).await
     }
 
-    /// The locks whose names begin with `prefix`, those that are held. What comes and goes
-    /// meanwhile may or may not show.
+    /// Lists the held locks whose names begin with `prefix`. Locks that are acquired or released meanwhile
+    /// may or may not be included.
     ///
-    /// On a server this walks over all keys of the database, three times and a few hundred at once,
-    /// regardless of the prefix, because there is no index of names; on a cluster over those of
-    /// every master, on a quorum of every member. A lock may be told twice. Where neither a prefix
-    /// is given nor one is [set](Options::prefix), only locks of this library are told; otherwise
-    /// also what other programs have written at such names.
+    /// On a server this scans all keys of the database three times, a few hundred at a time, regardless of
+    /// the prefix, because there is no index of names. A cluster scans every master, a quorum every member. A
+    /// lock may be listed twice. With neither a `prefix` nor the [prefix option](Options::prefix), only locks
+    /// of this library are listed; otherwise the listing includes what other programs keep at matching names.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -657,7 +652,7 @@ impl Locks {
     /// ```
     ///
     /// # Errors
-    /// `is_invalid` when the prefix cannot begin a name.
+    /// `is_invalid` if no valid name begins with the prefix.
     pub fn list(&self, prefix: &str) -> Result<Listing> {
         if !prefix.is_empty() {
             self.options.full_name(&LockName::new(prefix)?)?;
@@ -665,14 +660,14 @@ impl Locks {
         Ok(Listing::new(&self.home, &self.options, prefix))
     }
 
-    /// Asks all who hold a lock to stop, and says who that is: `None` when the lock is free.
-    /// Nothing ends by that: a holder that waits for [`stop_requested`](Self::stop_requested) hears
-    /// of it within 2 s, and the command of `tenure run` gets TERM. Look with
-    /// [`inspect`](Self::inspect) whether they have stopped.
+    /// Asks all holders of a lock to stop, and returns the holders, or `None` if the lock is free. This does
+    /// not end any hold: a holder that waits for [`stop_requested`](Self::stop_requested) learns of it within
+    /// 2 s, and the command of `tenure run` gets a SIGTERM. Use [`inspect`](Self::inspect) to see whether
+    /// they have stopped.
     ///
-    /// The request names its holders, so it stops none that comes later. It is kept for an hour,
-    /// beside the lock, and replaces the one before. `reason` is for people: at most 256 bytes
-    /// without control characters.
+    /// The request names the holders, so it does not stop later ones. It is kept beside the lock for an hour,
+    /// and replaces the previous request. `reason` is for people: at most 256 bytes without control
+    /// characters.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -687,8 +682,9 @@ impl Locks {
     /// The request may still be made.
     ///
     /// # Errors
-    /// As [`cache`](Self::cache), [`inspect`](Self::inspect) and [`Mutex::lock`]; `is_invalid` when
-    /// the reason cannot be used; `is_mismatch` when what stands there is no lock of this library.
+    /// As [`cache`](Self::cache), [`inspect`](Self::inspect) and [`Mutex::lock`]; also `is_invalid` if the
+    /// reason is not valid, and `is_mismatch` if the name is in use by something other than a lock of this
+    /// library.
     pub async fn request_stop(
         &self,
         name: impl TryInto<LockName, Error: Into<Error>>,
@@ -705,8 +701,8 @@ impl Locks {
         Ok(Some(status))
     }
 
-    /// Waits until the holder of this guard is [asked to stop](Self::request_stop). It looks at the
-    /// store every 2 s. `guard` is one of a lock of this `Locks`.
+    /// Waits until the holder of this guard is [asked to stop](Self::request_stop), polling the store every 2
+    /// s. `guard` must belong to a lock of this `Locks`.
     ///
     /// ```no_run
     /// # tenure::block_on(async {
@@ -719,23 +715,22 @@ impl Locks {
     /// ```
     ///
     /// # Cancel safety
-    /// Nothing is lost: a request stays where it is.
+    /// Nothing is lost: the request remains in the store.
     ///
     /// # Errors
-    /// As [`cache`](Self::cache); `is_refused` when the user may not read the record. A store that
-    /// does not answer is asked again.
+    /// As [`cache`](Self::cache); also `is_refused` if the user may not read the record. Retries while the
+    /// store does not answer.
     pub async fn stop_requested(&self, guard: &Guard) -> Result<StopRequest> {
         let record = stop::record(&self.home, &self.options, guard.name().clone())?;
         stop::requested(&record, guard.owner()).await
     }
 
-    /// Ends all holds of a lock, and says whose they were: `None` when the lock was free. A
-    /// holder that has held for a second hears of it at once, where it can hear messages. Every
-    /// other one hears of it when its first second is over, or at its next renewal. For operators;
-    /// it breaks exclusion for the holder's last moments.
+    /// Ends all holds of a lock, and returns its holders, or `None` if the lock was free. For operators: it
+    /// breaks exclusion until the holders notice. A holder that has held the lock for a second notices at
+    /// once if it can receive messages. Any other holder notices at the end of its first second or at its
+    /// next renewal.
     ///
-    /// What is no lock of this library stays as it is: see
-    /// [`force_release_foreign`](Self::force_release_foreign).
+    /// A lock of another program is left alone: see [`force_release_foreign`](Self::force_release_foreign).
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -751,8 +746,8 @@ impl Locks {
     /// The request may still be carried out.
     ///
     /// # Errors
-    /// As [`inspect`](Self::inspect); `is_mismatch` when something stands at the name that is no
-    /// lock of this library; `is_unknown` when no answer came.
+    /// As [`inspect`](Self::inspect); also `is_mismatch` if the name is in use by something other than a lock
+    /// of this library, and `is_unknown` if no answer came.
     pub async fn force_release(
         &self,
         name: impl TryInto<LockName, Error: Into<Error>>,
@@ -760,9 +755,8 @@ impl Locks {
         self.force(checked(name)?, ReleaseScope::Any).await
     }
 
-    /// Does what [`force_release`](Self::force_release) does, and also ends the plain lock of
-    /// another client: a string at the name, with any bytes in it. A key of another type stays
-    /// as it is.
+    /// Does what [`force_release`](Self::force_release) does, and also ends a plain lock of another client: a
+    /// string at the name, whatever its bytes. A key of another type is left alone.
     ///
     /// # Cancel safety
     /// The request may still be carried out.
@@ -776,18 +770,18 @@ impl Locks {
         self.force(checked(name)?, ReleaseScope::Foreign).await
     }
 
-    /// Ends the hold that has this token, and no other: for when someone else may have got the lock
-    /// meanwhile. Says whose hold it was, or which owner has the lock instead.
+    /// Ends the hold with this token and no other, in case another client has acquired the lock meanwhile.
+    /// Returns the holder, or the current state of the lock if no hold has this token.
     ///
-    /// A Redis server keeps no token of a mutex that a busy client has acquired within a second of
+    /// A Redis server does not store the token of a mutex that a busy client acquired within a second of
     /// another.
     ///
     /// # Cancel safety
     /// The request may still be carried out.
     ///
     /// # Errors
-    /// As [`force_release`](Self::force_release); `is_unsupported` when the store keeps no token of
-    /// the hold.
+    /// As [`force_release`](Self::force_release); also `is_unsupported` if the store does not keep the token
+    /// of the hold.
     pub async fn force_release_token(
         &self,
         name: impl TryInto<LockName, Error: Into<Error>>,
@@ -797,8 +791,8 @@ impl Locks {
         self.force_hold(checked(name)?, is_meant, true).await
     }
 
-    /// Ends the hold of this owner, and no other. Says whose hold it was, or which owner has the
-    /// lock instead.
+    /// Ends the hold of this owner and no other. Returns the holder, or the current state of the lock if the
+    /// owner does not hold it.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -823,12 +817,12 @@ impl Locks {
         self.force_hold(checked(name)?, |holder| holder.owner.as_ref() == Some(owner), false).await
     }
 
-    /// Releases a hold in place of its holder, which has died, and returns once the hold is over.
-    /// Waiters are woken as if the holder had released it.
+    /// Releases a hold on behalf of its dead holder, and returns once the hold is over. Waiters are woken as
+    /// if the holder had released it.
     ///
-    /// It is for a supervisor that got the [`HoldId`] from [`Guard::hold_id`] while the holder
-    /// lived, and that has seen to it that the holder's work has ended too. A holder that is alive
-    /// after all is told that its lock is lost.
+    /// For a supervisor that got the [`HoldId`] from [`Guard::hold_id`] while the holder was alive, and that
+    /// has made sure that the holder's work has ended too. A holder that is still alive learns that its lock
+    /// is lost.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -840,14 +834,14 @@ impl Locks {
     /// ```
     ///
     /// # Guarantees
-    /// Ends this hold and no other: nothing happens if the hold is over already, no matter who holds
-    /// the lock by then.
+    /// Ends this hold and no other. If the hold is over already, nothing happens, no matter who holds the
+    /// lock by then.
     ///
     /// # Cancel safety
     /// The request may still be carried out.
     ///
     /// # Errors
-    /// `is_unreachable`, `is_refused`; `is_unknown` when no answer came: ask again.
+    /// `is_unreachable` and `is_refused`; `is_unknown` if no answer came: call again.
     pub async fn release_hold(&self, id: &HoldId) -> Result<()> {
         let (engine, HoldId { name, rule, owner, hold }) = (&self.home.engine, id);
         let verb = Verb::Release { hold: *hold, fence: Fence::Assign, whose: ReleaseScope::Named };
@@ -861,7 +855,7 @@ impl Locks {
         }
     }
 
-    /// Ends the hold that is meant, which may be named `by_token`.
+    /// Ends the hold selected by `is_meant`; `by_token` if it is selected by its token.
     async fn force_hold(
         &self,
         name: LockName,
@@ -884,8 +878,7 @@ impl Locks {
         };
         let holder = status.holders.swap_remove(at);
         let ended = match &holder.owner {
-            // An owner has one grant of the other kinds, so to release it as its owner ends no
-            // other.
+            // For other kinds an owner has one grant, so releasing as that owner ends no other hold.
             Some(owner) if status.kind != Kind::Reentrant => self.release_as(&status, owner).await?,
             _ => self.force_reentrant(&name, holder.fence).await?,
         };
@@ -896,7 +889,7 @@ impl Locks {
         Ok(self.inspect(name).await?.map_or(ForcedRelease::Free, ForcedRelease::Other))
     }
 
-    /// Releases what this owner holds; returns whether it held.
+    /// Releases the hold of this owner; returns whether it held the lock.
     async fn release_as(&self, status: &Status, owner: &Owner) -> Result<bool> {
         let (engine, full) = (&self.home.engine, self.options.full_name(&status.name)?);
         let rule = LockSpec::of(status.kind, status.capacity);
@@ -910,7 +903,7 @@ impl Locks {
         }
     }
 
-    /// Ends all holds of a reentrant mutex that has this token; returns whether it had.
+    /// Ends all holds of the reentrant mutex with this token; returns whether there were any.
     async fn force_reentrant(&self, name: &LockName, token: u64) -> Result<bool> {
         let full = self.options.full_name(name)?;
         let engine = &self.home.engine;
@@ -928,7 +921,7 @@ impl Locks {
     async fn force(&self, name: LockName, whose: ReleaseScope) -> Result<Option<Status>> {
         let verb = Verb::Release { hold: 0, fence: Fence::Assign, whose };
         let ended = self.ask_as_anyone(name, verb).await?;
-        // Most members of a quorum may show what they have not ended.
+        // Most members of a quorum may report something that they have not ended.
         match ended.as_ref().and_then(|status| Some((status, status.foreign()?))) {
             Some((status, what)) if whose != ReleaseScope::Foreign => Err(self.no_lock(&status.name, &what)),
             _ => Ok(ended),
@@ -951,14 +944,14 @@ impl Locks {
                 Ok(Answer::Found(mut found)) => {
                     let is_reentrant = found.kind == Kind::Reentrant;
                     for holder in found.holders.iter_mut().filter(|_| is_reentrant) {
-                        // Of re-entries through this `Locks` the store knows nothing.
+                        // The store does not know about re-entries through this `Locks`.
                         let owner = parse_value(&holder.value).map(|(owner, _)| owner);
                         holder.weight += owner.map_or(0, |owner| engine.more_holds(&full, &owner));
                     }
                     return Ok(Some(Status::new(name, found)));
                 }
                 Ok(Answer::Free) => return Ok(None),
-                // Another type, on a server that forbids scripts.
+                // A key of another type, on a server that forbids scripts.
                 Ok(Answer::Busy { holder, left_ms }) if verb == Verb::Inspect => {
                     let holder = Holding { value: holder.into_bytes(), left_ms, weight: 1 };
                     return Ok(Some(Status::new(name, Found::one(Kind::Mutex, holder))));
@@ -976,14 +969,13 @@ impl Locks {
         }
     }
 
-    /// What this `Locks` has counted since it was opened, with all its clones: acquisitions by kind
-    /// and result, waits and holds, renewals, losses, requests. Does no I/O.
+    /// Returns what this `Locks` and its clones have counted since it was opened: acquisitions by kind and
+    /// result, waits and holds, renewals, losses, requests. Does no I/O.
     ///
-    /// The numbers are always there, whether or not anything reads them. [`Options::groups`] says
-    /// which locks have numbers of their own.
+    /// Counting is always on. [`Options::groups`] selects which locks are counted separately.
     ///
     /// # Guarantees
-    /// The loss of a lock is counted before its guard says so, or [`Lost`](crate::Lost) resolves.
+    /// The loss of a lock is counted before its guard reports it or [`Lost`](crate::Lost) resolves.
     ///
     /// # Examples
     /// ```
@@ -1001,13 +993,13 @@ impl Locks {
         engine.metrics.snapshot(engine.store.interruptions())
     }
 
-    /// Waits until the releases in the background are done, at most
-    /// [`op_timeout`](Options::op_timeout): at the end of a program whose `Locks` is a `static`,
-    /// which is never dropped, or before a process hands its work to another. It closes nothing:
-    /// guards stay held, and later acquisitions work. On a quorum this includes the members that have not answered a release that a
-    /// majority has; that some of those are left is no error.
+    /// Waits until the releases in the background are done, for at most [`op_timeout`](Options::op_timeout).
+    /// Use it at the end of a program whose `Locks` is a `static`, which is never dropped, or before a
+    /// process hands its work to another. It closes nothing: guards stay held, and later acquisitions work.
+    /// On a quorum, this also waits for the members that have not yet answered a release that a majority has;
+    /// it is no error if some of them remain.
     ///
-    /// Then waits until the `tracing` subscriber has had all events of this `Locks`, at most 1 s.
+    /// Then waits, for at most 1 s, until the `tracing` subscriber has processed all events of this `Locks`.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -1018,10 +1010,10 @@ impl Locks {
     /// ```
     ///
     /// # Cancel safety
-    /// The releases go on.
+    /// The releases continue.
     ///
     /// # Errors
-    /// `is_unreachable` when some are left; they go on.
+    /// `is_unreachable` if some releases are not done; they continue.
     pub async fn flush(&self) -> Result<()> {
         let flushed = self.home.engine.flushed_within(self.options.op_timeout).await;
         self.home.events_flushed().await;
@@ -1029,14 +1021,14 @@ impl Locks {
     }
 }
 
-/// A thread for a store.
+/// Starts the thread of a store.
 fn started(url: &str) -> Result<(Arc<Driver>, Arc<dyn Runtime>)> {
     let driver = Driver::start().map_err(|error| Error::no_thread(url, error))?;
     let runtime = Arc::clone(&driver) as Arc<dyn Runtime>;
     Ok((driver, runtime))
 }
 
-/// The name, or why it is invalid.
+/// Parses the name.
 fn checked(name: impl TryInto<LockName, Error: Into<Error>>) -> Result<LockName> {
     name.try_into().map_err(Into::into)
 }
