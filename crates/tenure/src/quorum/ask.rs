@@ -1,4 +1,4 @@
-//! What is asked of the members: acquire, renew, release, look.
+//! The operations on the members: acquire, renew, release, inspect.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,18 +19,17 @@ use crate::protocol::quorum::{
 use crate::protocol::{Answer, Fence, Liveness, Op, ReleaseScope, Verb, lease, parse_value};
 use crate::store::Failure;
 
-/// So many ballots are tried in one call.
+/// Maximum ballots per acquisition.
 const BALLOTS: u32 = 2;
-/// Within this time a client whom no member let in and no member kept out has asked again.
+/// Maximum time before a client with a split vote retries; its hold is remembered until then.
 const SOON: Duration = Duration::from_secs(10);
 
-/// What goes on behind the caller's back has this time each time it asks, and this pause after it,
-/// at first.
+/// Timeout and initial backoff of background requests.
 const WITHIN: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(100);
 
 impl Inner {
-    /// Takes the lock on a majority, or gives it back everywhere.
+    /// Acquires the lock on a majority, or releases it everywhere.
     pub(super) async fn acquire(self: &Arc<Self>, op: Op, ttl_ms: u64, within: Duration) -> Said {
         self.twins()?;
         let (sent, ttl, part) = (self.runtime.now(), Duration::from_millis(ttl_ms), self.part(within));
@@ -51,8 +50,8 @@ impl Inner {
             round.give_up_waiting();
             ballot = hold.propose(self.runtime.unix_micros(), self.beyond(above, sent));
             for index in 0..self.members.len() {
-                // Also where the first may have been taken and does not count: what is left there
-                // would show a token that is too low.
+                // Also where the first ballot may have been granted without counting: the token left there
+                // would be too low.
                 let was_behind = matches!(round.words[index], Vote::Said(Answer::Behind { .. }));
                 if was_behind || hold.may_be_at(index) {
                     round.ask(index, with_ballot(&op, ttl_ms, ballot), part);
@@ -61,7 +60,7 @@ impl Inner {
             verdict = round.gather(|words, is_last| acquired(words, ballot, is_last)).await;
         }
         let now = self.runtime.now();
-        // Again: those that were asked for the first time are known only by now.
+        // Check again: members asked for the first time are identified only by their answer.
         let twins = self.twins();
         if let Decision::Is(Answer::Held { fence }) = verdict
             && twins.is_ok()
@@ -73,7 +72,7 @@ impl Inner {
         }
         let is_undone = self.undo(&mut round, &op, &hold, part).await;
         if is_undone {
-            // One whom no member kept out asks again soon, and remembers how often it did.
+            // A client with a split vote retries soon and needs its split count.
             match verdict {
                 Decision::Raise { .. } | Decision::Split { .. } => hold.lasts_no_longer_than(now + SOON),
                 _ => self.holds.forget(&op.owner),
@@ -100,7 +99,7 @@ impl Inner {
         })
     }
 
-    /// Above what stood in the way, also if it moves on meanwhile: a member that has no ballot
+    /// A ballot above the one in the way, even if that one advances meanwhile: a member without a ballot
     /// answers from its clock.
     fn beyond(&self, ballot: u64, sent: Moment) -> u64 {
         if planted(Bug::RaisedTooLittle) {
@@ -115,16 +114,16 @@ impl Inner {
         if is_undone { Failure::NotSent(cause) } else { Failure::Unknown(cause) }
     }
 
-    /// How long a client waits before asking again whom no member let in and no member kept out: a
-    /// random time of up to two trips, and twice as many each time.
+    /// Backoff after a split vote: a random time of up to two round trips, doubled after each split, and
+    /// under 500 ms.
     fn back_off_ms(&self, splits: u32, trip: Duration) -> u64 {
         const MOST_MS: u64 = 500;
         let window = lease::millis(2 * trip).saturating_add(2) << splits.min(8);
         self.runtime.random() % window.min(MOST_MS)
     }
 
-    /// Gives back what an acquisition may have taken, also where its answer never came. Whether
-    /// nothing is left.
+    /// Releases whatever an acquisition may have taken, including members whose answer never came. Returns
+    /// whether nothing is left.
     async fn undo(self: &Arc<Self>, round: &mut Round, op: &Op, hold: &Arc<Hold>, part: Duration) -> bool {
         let (mut undo, releases) = (Round::new(self, 0), self.releases(op, hold));
         for (index, release) in releases.iter().enumerate() {
@@ -139,7 +138,8 @@ impl Inner {
         self.go_on_releasing(&mut undo, &releases, hold)
     }
 
-    /// Releases on and on where a release was not answered. Whether there was no such member.
+    /// Continues in the background where a release was not answered. Returns whether there was no such
+    /// member.
     fn go_on_releasing(self: &Arc<Self>, round: &mut Round, releases: &[Op], hold: &Arc<Hold>) -> bool {
         let mut all_answered = true;
         for (index, release) in releases.iter().enumerate() {
@@ -159,9 +159,9 @@ impl Inner {
         all_answered
     }
 
-    /// Releases at one member until it answers, until nothing can be left there, or until the owner
-    /// has asked again: then that is given back, by the client that asked. What is on its way by
-    /// then may arrive after the new question; its ballot spares that.
+    /// Releases at one member until it answers, until nothing can be left there, or until the owner has sent
+    /// a new acquisition, whose client is then responsible. A release still in flight may arrive after that
+    /// acquisition, but its lower ballot leaves the new grant alone.
     async fn release_at(
         self: &Arc<Self>,
         index: usize,
@@ -195,9 +195,8 @@ impl Inner {
         }
     }
 
-    /// Releases at one member. What it has kept under a ballot that this side has never sent is its
-    /// owner's all the same: it was passed on, and the side that had it before was heard there
-    /// late.
+    /// Releases at one member. A ballot there that this side has never sent still belongs to this owner: the
+    /// hold was passed on, and a late request of the previous side arrived.
     fn release_once(
         self: &Arc<Self>,
         index: usize,
@@ -219,8 +218,8 @@ impl Inner {
         .boxed()
     }
 
-    /// Renews on a majority, and then takes again where the hold is gone and no client has it.
-    /// `bind`: it is passed on, or taken over.
+    /// Renews on a majority, then reacquires at members where the hold is gone and no client has it. `bind`
+    /// is set if the hold is being detached or taken over.
     pub(super) async fn renew(
         self: &Arc<Self>,
         op: Op,
@@ -257,8 +256,8 @@ impl Inner {
         (round.gather(renewed).await, round)
     }
 
-    /// Takes a hold over; to the end, whichever client waits for it: if it is lost, some members
-    /// may have renewed it all the same, and no client else is left to give it back there.
+    /// Takes over a hold. Runs to completion even if the caller is dropped: if the hold turns out to be lost,
+    /// some members may have renewed it anyway, and nobody else would release it there.
     async fn resume(self: &Arc<Self>, op: Op, ttl_ms: u64, hold: Arc<Hold>, within: Duration) -> Said {
         let (answer, said) = oneshot::channel();
         let quorum = Arc::clone(self);
@@ -289,9 +288,9 @@ impl Inner {
         self.answer(verdict, &round)
     }
 
-    /// Gives a hold that is taken over a token that a majority knows. Where members show different
-    /// ones, the lowest may be below the one that was granted, of a try that did not count, and the
-    /// highest is of one member that took it again.
+    /// Gives a hold that was taken over a token known to a majority. If members report different tokens, the
+    /// lowest may be that of an attempt that did not count and lie below the granted one, and the highest may
+    /// exist only on a member that reacquired alone.
     async fn agree_on_token(
         self: &Arc<Self>,
         op: &Op,
@@ -301,7 +300,7 @@ impl Inner {
         part: Duration,
     ) -> Said {
         let (mut above, sent) = (highest, self.runtime.now());
-        // However young a member is, it counts: a majority has shown the hold.
+        // Members vote regardless of their uptime, because a majority has already confirmed the hold.
         let mut round = Round::taking(self, op, hold, None);
         for _ in 0..BALLOTS {
             let ballot = hold.propose(self.runtime.unix_micros(), above);
@@ -321,10 +320,10 @@ impl Inner {
         Err(Failure::Unknown(self.why(&round.reasons())))
     }
 
-    /// Takes again where the hold is gone: a majority is its owner's already, so no client else can
-    /// have been let in. Else a restart of one member after the other would cost a lock that never
-    /// had fewer than all but one. The same where a member has kept a ballot below the one that was
-    /// granted: the client that takes the hold over would be shown that.
+    /// Reacquires where the hold is gone. This is safe because the owner has a majority, so no other client
+    /// can have been granted. Without it, members restarting one after another would cost a lock that was
+    /// never missing on more than one of them. Also done where a member kept a ballot below the granted one,
+    /// because a client that takes the hold over would be shown that ballot.
     fn rejoin(self: &Arc<Self>, round: &mut Round, op: &Op, ttl_ms: u64, hold: &Arc<Hold>, part: Duration) {
         let token = hold.token();
         let lacks = move |answer: &Answer| match answer {
@@ -381,9 +380,8 @@ impl Inner {
             if hold.has_left() {
                 return;
             }
-            // Not the ballot it has: a member that has lost everything takes none that is older
-            // than 10 s. And for this member alone: what its clock wants is no measure for the
-            // others.
+            // A new ballot, because a member that lost everything rejects ballots older than 10 s. It is for
+            // this member alone: the clock of one member must not raise the ballots of the others.
             let ballot = hold.propose_to(index, self.runtime.unix_micros(), above);
             let sent_there = hold.sent_to(index);
             let said = self.members[index].ask(with_ballot(op, ttl_ms, ballot), part).await;
@@ -398,9 +396,9 @@ impl Inner {
         }
     }
 
-    /// Gives back what a member may have granted after the owner has left: the release may have
-    /// been there before. If the hold was passed on, whichever client has it now may count on this
-    /// member: then not before no client has it any more.
+    /// Releases what a member may have granted after the owner left, since the release may have arrived there
+    /// first. If the hold was passed on, its new holder may count on this member, so wait until the hold has
+    /// ended.
     pub(super) async fn give_back_late(self: &Arc<Self>, index: usize, op: &Op, hold: &Arc<Hold>) {
         if !hold.is_passed_on() || self.ends(op, hold).await {
             let _under_way = Releasing::one(self);
@@ -408,8 +406,8 @@ impl Inner {
         }
     }
 
-    /// Waits until no majority shows a hold any more, and asks about every two minutes in the end.
-    /// False if what this side has asked for is over before.
+    /// Waits until no majority reports the hold any more, with a polling interval that grows to about two
+    /// minutes. Returns false if the last lease requested by this side ends first.
     async fn ends(self: &Arc<Self>, op: &Op, hold: &Hold) -> bool {
         for attempt in 0..u32::MAX {
             let look = Op { verb: Verb::Inspect, ..op.clone() };
@@ -424,18 +422,18 @@ impl Inner {
         false
     }
 
-    /// Before what was asked so often is asked again: twice as long each time, and so often.
+    /// Exponential backoff, capped after `doublings` doublings.
     async fn pause(&self, attempt: u32, doublings: u32) {
         let pause = PAUSE * (1 << attempt.min(doublings)) + Duration::from_millis(self.runtime.random() % 50);
         self.runtime.sleep_until(self.runtime.now() + pause).await;
     }
 
-    /// Releases the owner's hold, or any client's.
+    /// Releases the owner's hold, or that of any client.
     pub(super) async fn release(self: &Arc<Self>, op: Op, whose: ReleaseScope, within: Duration) -> Said {
         let (now, part) = (self.runtime.now(), within / 2);
         let hold = self.holds.known(&op.owner).unwrap_or_else(|| self.unknown_hold(now));
         hold.leave();
-        // All listen for the end of a mutex.
+        // All waiters of a mutex listen for its release, so none needs to be named.
         let whose = if whose == ReleaseScope::Named { ReleaseScope::Own } else { whose };
         let releases = match whose {
             ReleaseScope::Own | ReleaseScope::Named => self.releases(&op, &hold),
@@ -461,14 +459,13 @@ impl Inner {
         self.answer(verdict, &round)
     }
 
-    /// What gives a hold back at each member, as it is now: what its owner asks for from now on is
-    /// spared.
+    /// The release for each member at this moment. It leaves later acquisitions of the owner alone.
     fn releases(&self, op: &Op, hold: &Hold) -> Vec<Op> {
         (0..self.members.len()).map(|index| release_of(op, hold, index)).collect()
     }
 
-    /// A hold of which this side knows nothing: taken over, or forgotten. It may be anywhere, with
-    /// any ballot.
+    /// A hold that this side has no record of, because it was taken over or forgotten. It may be on any
+    /// member, with any ballot.
     fn unknown_hold(&self, now: Moment) -> Arc<Hold> {
         let hold = Hold::default();
         hold.lasts_until(now + self.longest());
@@ -478,7 +475,7 @@ impl Inner {
         Arc::new(hold)
     }
 
-    /// Looks at the holders, and whether the asker is one.
+    /// Inspects the holders and verifies whether the asker is one of them.
     pub(super) async fn look(self: &Arc<Self>, op: Op, within: Duration) -> Said {
         let mut round = Round::new(self, self.majority());
         for index in 0..self.members.len() {
@@ -493,7 +490,7 @@ impl Inner {
             Decision::Is(answer) => return Ok(answer),
             Decision::Silent { maybe: false } => Failure::NotSent(self.why(&round.reasons())),
             Decision::Refused => Failure::Refused(self.why(&round.reasons())),
-            // Only acquisitions are split.
+            // Only acquisitions can be split.
             Decision::Silent { .. } | Decision::Split { .. } | Decision::Raise { .. } => {
                 Failure::Unknown(self.why(&round.reasons()))
             }
@@ -501,7 +498,7 @@ impl Inner {
     }
 }
 
-/// A release that goes on behind the caller's back.
+/// Counts a release that runs in the background.
 struct Releasing(Arc<Inner>);
 
 impl Releasing {
@@ -519,8 +516,8 @@ impl Drop for Releasing {
     }
 }
 
-/// The ballot with which a member shows that a hold is still there after its release, if this side
-/// has never sent one so high.
+/// The ballot of a hold that a member still reports after its release, if it is higher than any this side has
+/// sent.
 fn of_another_side(answer: &Answer, release: &Op, hold: &Hold, member: usize) -> Option<u64> {
     let Answer::Busy { holder, .. } = answer else { return None };
     let (owner, ballot) = parse_value(holder)?;
@@ -534,8 +531,7 @@ fn with_ballot(op: &Op, ttl_ms: u64, ballot: u64) -> Op {
     Op { verb, ..op.clone() }
 }
 
-/// The request that gives a hold back at one member. A hold with an unknown ballot is given back
-/// for any ballot.
+/// The request that releases a hold at one member. If its ballot is unknown, any ballot is released.
 fn release_of(op: &Op, hold: &Hold, member: usize) -> Op {
     let fence = match hold.ballot_at(member) {
         0 => Fence::Assign,

@@ -1,10 +1,10 @@
-//! Messages of all members, as one subscription.
+//! Merges the messages of all members into one subscription.
 //!
-//! One member's word that a lock is free means little: the others may not have heard of the release
-//! yet, or it was the undo of a client who got no majority. So it is passed on when a majority has
-//! said the same, or a little later if no majority does. While one has a bare majority, the client
-//! that asks takes the rest, gives it back, and so wakes all who ask next: each such word is kept
-//! back for longer than the one before.
+//! A single member's message that a lock is free means little: the other members may not have processed the
+//! release yet, or it may come from the undo of a client that got no majority. It is therefore forwarded once
+//! a majority has sent the same, or after a short delay if no majority does. While a client holds a bare
+//! majority, each waiter that asks takes the remaining members, releases them, and so wakes the next waiters;
+//! the delay therefore grows with each minority message.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -24,14 +24,14 @@ use crate::protocol::{LockSpec, Notification};
 use crate::runtime::Runtime;
 use crate::store::{Failure, Listener, Publisher};
 
-/// How long a few members' word is kept back for others to say the same: at first, and at most.
+/// Initial and maximum delay of a message sent by a minority.
 const KEPT: Duration = Duration::from_millis(20);
 const KEPT_MOST: Duration = Duration::from_secs(1);
-/// After so long without such a word the next is kept back no longer than the first.
+/// After this long without a minority message the delay is reset.
 const QUIET: Duration = Duration::from_secs(5);
 
 impl Inner {
-    /// Listens to all; ready when a majority is heard.
+    /// Subscribes to all members; ready when a majority is subscribed.
     pub(super) async fn listen(
         self: &Arc<Self>,
         name: &LockName,
@@ -60,14 +60,14 @@ impl Inner {
         Ok(Listener::new(|publisher| {
             let (said, passed_on, timer, kept, heard) = (Vec::new(), None, None, KEPT, runtime.now());
             let relay = Relay { sources, majority, said, passed_on, timer, kept, heard, runtime, publisher };
-            // It ends when the listener is dropped.
+            // Ends when the listener is dropped.
             self.runtime.spawn(relay.run().boxed());
             Box::new(())
         }))
     }
 }
 
-/// A member's messages.
+/// The subscription to one member.
 enum Source {
     Joining(BoxFuture<'static, Result<Listener, Failure>>),
     On(Listener),
@@ -75,7 +75,7 @@ enum Source {
 }
 
 impl Source {
-    /// Goes on subscribing. Why it failed, if it did now.
+    /// Polls a pending subscription. Returns the failure if it failed now.
     fn join(&mut self, context: &mut Context<'_>) -> Option<Failure> {
         let Self::Joining(listener) = self else { return None };
         match listener.poll_unpin(context) {
@@ -109,19 +109,19 @@ fn heard(sources: &[Source]) -> usize {
     sources.iter().filter(|source| matches!(source, Source::On(_))).count()
 }
 
-/// Whose hold has ended, and the members that said so, one bit each.
+/// The owner whose hold has ended, and a bit set of the members that reported it.
 type Ending = (Option<Owner>, u64);
 
 struct Relay {
     sources: Vec<Source>,
     majority: usize,
-    /// What was said by too few so far.
+    /// Releases reported by a minority so far.
     said: Vec<Ending>,
-    /// What was passed on last: the others will say the same.
+    /// The release forwarded last, so that the reports of the remaining members are ignored.
     passed_on: Option<Ending>,
-    /// When what was said is passed on all the same.
+    /// When the minority reports are forwarded regardless.
     timer: Option<BoxFuture<'static, ()>>,
-    /// How long the next word is kept back, and when one last was.
+    /// Current delay, and the time of the last minority report.
     kept: Duration,
     heard: Moment,
     runtime: Arc<dyn Runtime>,
@@ -129,7 +129,7 @@ struct Relay {
 }
 
 impl Relay {
-    /// Until no client listens any more, or too few members are heard.
+    /// Runs until the listener is dropped or too few members remain subscribed.
     async fn run(mut self) {
         let publisher = self.publisher.clone();
         let mut over = pin!(publisher.over());
@@ -146,7 +146,7 @@ impl Relay {
         may_hear < self.majority
     }
 
-    /// Looks at everything once. Whether there was news.
+    /// Polls everything once. Returns whether there was news.
     fn step(&mut self, context: &mut Context<'_>) -> bool {
         let mut news = false;
         for member in 0..self.sources.len() {
@@ -204,7 +204,7 @@ impl Relay {
                 self.kept = KEPT;
             }
             self.heard = now;
-            // At random, because others hear the same.
+            // Jitter, because other clients receive the same messages.
             let random = Duration::from_millis(self.runtime.random() % millis(self.kept));
             self.timer = Some(self.runtime.sleep_until(now + self.kept + random));
         }

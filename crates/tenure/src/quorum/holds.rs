@@ -1,5 +1,5 @@
-//! What this side knows of each owner's hold: its newest ballots, and where there may be something
-//! to give back.
+//! What this side knows of each owner's hold: its latest ballots, and the members where something may have to
+//! be released.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -11,87 +11,85 @@ use crate::owner::Owner;
 use crate::protocol::Answer;
 use crate::store::Failure;
 
-/// One owner's hold, or its request for one.
+/// The hold of one owner, or its request for one.
 #[derive(Debug, Default)]
 pub(super) struct Hold {
-    /// The highest ballot that was sent for it to all members.
+    /// Highest ballot sent to all members.
     ballot: AtomicU64,
-    /// The token with which it was granted, or taken over; 0 if it was not.
+    /// Token granted or taken over; 0 if there is none.
     token: AtomicU64,
-    /// What may be at each member.
+    /// What each member may have, by index.
     places: Mutex<Vec<Place>>,
-    /// How often in a row no client got a majority.
+    /// Number of consecutive split votes.
     splits: AtomicU32,
-    /// When the last lease that was asked for is over.
+    /// End of the last lease that was requested.
     until: AtomicU64,
-    /// It is being given back, or passed on.
+    /// Set when the hold is being released or passed on.
     has_left: AtomicBool,
     is_passed_on: AtomicBool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Place {
-    /// The highest ballot that was sent there alone. A member whose clock is ahead has a high one,
-    /// and the others must not get it: they would keep it.
+    /// Highest ballot sent to this member alone. If its clock is ahead, this ballot is high, and must not be
+    /// sent to the other members, because they would keep it.
     ballot: u64,
-    /// The highest that was shown there: who had the hold before, or has taken it over, may have
-    /// sent it.
+    /// Highest ballot reported by this member; a previous or later holder may have sent it.
     shown: u64,
-    /// How many acquisitions were sent there.
+    /// Number of acquisitions sent to this member.
     sent: u64,
-    /// One of them may have been granted.
+    /// Whether any of them may have been granted.
     maybe: bool,
 }
 
-/// An acquisition that was sent to a member.
+/// An acquisition in flight to a member.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sent {
     number: u64,
-    /// Nothing could be there before it.
+    /// Whether nothing could be at the member before it.
     was_empty: bool,
 }
 
 impl Hold {
-    /// The next ballot for all members: above all before it, above what stands in its way, and not
-    /// below the clock.
+    /// The next ballot for all members: above all previous ones, above `above`, and at least `clock`.
     pub(super) fn propose(&self, clock: u64, above: u64) -> u64 {
         let next = clock.max(self.ballot.load(Ordering::Acquire).max(above) + 1);
         self.ballot.fetch_max(next, Ordering::AcqRel);
         next
     }
 
-    /// The same for one member alone.
+    /// The next ballot for one member alone.
     pub(super) fn propose_to(&self, member: usize, clock: u64, above: u64) -> u64 {
         let next = clock.max(self.ballot_at(member).max(above) + 1);
         self.place(member, |place| place.ballot = place.ballot.max(next));
         next
     }
 
-    /// The highest ballot that this side has sent to a member.
+    /// Highest ballot that this side has sent to a member.
     pub(super) fn sent_at(&self, member: usize) -> u64 {
         let alone = self.places().get(member).map_or(0, |place| place.ballot);
         alone.max(self.ballot.load(Ordering::Acquire))
     }
 
-    /// The highest that may be there, or on its way there: the token of a hold that was taken over
-    /// too, as it was sent to all.
+    /// Highest ballot that may be at a member or on its way there. Includes the token of a hold that was
+    /// taken over, because it was sent to all members.
     pub(super) fn ballot_at(&self, member: usize) -> u64 {
         let shown = self.places().get(member).map_or(0, |place| place.shown);
         self.sent_at(member).max(shown).max(self.token())
     }
 
-    /// A member has shown that it is held there, with this token.
+    /// Records that a member reported the hold with this ballot.
     pub(super) fn saw(&self, member: usize, ballot: u64) {
         self.sent_to(member);
         self.place(member, |place| place.shown = place.shown.max(ballot));
     }
 
-    /// A majority has granted this token.
+    /// Records the token that a majority has granted.
     pub(super) fn is_granted(&self, token: u64) {
         self.token.store(token, Ordering::Release);
     }
 
-    /// It is held, with this token if none was known before.
+    /// Records the token of a held lock, unless one is known already.
     pub(super) fn has_token(&self, token: u64) {
         let _ = self.token.compare_exchange(0, token, Ordering::AcqRel, Ordering::Acquire);
     }
@@ -108,12 +106,12 @@ impl Hold {
         self.until.fetch_max(until.0, Ordering::AcqRel);
     }
 
-    /// Nothing is left of what was asked for.
+    /// Shortens the lifetime after everything requested was undone.
     pub(super) fn lasts_no_longer_than(&self, until: Moment) {
         self.until.fetch_min(until.0, Ordering::AcqRel);
     }
 
-    /// An acquisition is about to be sent to a member.
+    /// Records an acquisition about to be sent to a member.
     pub(super) fn sent_to(&self, member: usize) -> Sent {
         self.place(member, |place| {
             let was_empty = !place.maybe;
@@ -123,8 +121,8 @@ impl Hold {
         })
     }
 
-    /// An acquisition was answered by a member. What an earlier one may have taken there is there
-    /// still if this one was not carried out, and a later one may take it yet.
+    /// Records a member's answer to an acquisition. If that acquisition was not carried out, the grant of an
+    /// earlier one may remain, and a later one may still be granted.
     pub(super) fn heard_of(&self, member: usize, sent: Sent, said: &Said) {
         let is_nothing = match said {
             Ok(Answer::Held { .. }) | Err(Failure::Unknown(_)) => false,
@@ -134,8 +132,8 @@ impl Hold {
             Ok(_) => true,
         };
         let place = &mut self.places()[member];
-        // Its owner may have been taken over, and another process may have taken it again there,
-        // above what this side knows.
+        // The hold may have been taken over, and the other process may have reacquired here with a ballot
+        // above any known to this side.
         if let Ok(Answer::Held { fence }) = said {
             place.shown = place.shown.max(*fence);
         }
@@ -164,7 +162,7 @@ impl Hold {
         self.has_left.store(true, Ordering::Release);
     }
 
-    /// Another client has it from now on, or no client yet.
+    /// Marks the hold as detached: from now on it belongs to another client, or to none yet.
     pub(super) fn pass_on(&self) {
         self.is_passed_on.store(true, Ordering::Release);
         self.leave();
@@ -178,7 +176,7 @@ impl Hold {
         self.has_left.load(Ordering::Acquire)
     }
 
-    /// No client got a majority once more: how often in a row.
+    /// Counts a split vote. Returns the number of consecutive ones before it.
     pub(super) fn split(&self) -> u32 {
         self.splits.fetch_add(1, Ordering::Relaxed)
     }
@@ -188,24 +186,24 @@ impl Hold {
     }
 }
 
-/// The holds of one quorum.
+/// The holds known to one quorum.
 #[derive(Debug, Default)]
 pub(super) struct OwnerRegistry(Mutex<Table>);
 
 #[derive(Debug, Default)]
 struct Table {
     by_owner: BTreeMap<Owner, Arc<Hold>>,
-    /// At so many the lapsed ones are forgotten.
+    /// Size at which lapsed holds are removed.
     full_at: usize,
 }
 
 impl OwnerRegistry {
     fn table(&self) -> MutexGuard<'_, Table> {
-        // Nothing in here panics half-way, so a poisoned table is as good as another.
+        // No operation panics halfway, so a poisoned table is still consistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The hold of an owner, which is known from now on.
+    /// Returns the hold of an owner, registering it if necessary.
     pub(super) fn of(&self, owner: &Owner, now: Moment, until: Moment) -> Arc<Hold> {
         let mut table = self.table();
         if table.by_owner.len() >= table.full_at {
@@ -217,8 +215,8 @@ impl OwnerRegistry {
         Arc::clone(hold)
     }
 
-    /// The hold of an owner that is taken over: it may be anywhere, and what this side knew of it
-    /// before it was passed on is over.
+    /// Registers a hold that is taken over. It may be on any member, and knowledge from before it was passed
+    /// on is discarded.
     pub(super) fn taken_over(&self, owner: &Owner, members: usize, now: Moment, until: Moment) -> Arc<Hold> {
         self.forget(owner);
         let hold = self.of(owner, now, until);

@@ -1,4 +1,4 @@
-//! All locks that a majority holds.
+//! Lists all locks held on a majority.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,8 @@ use crate::protocol::quorum::{Decision, Vote, found};
 use crate::protocol::{Answer, Found, LockSpec, Op, Verb, parse_value};
 use crate::store::{Cursor, Failure, Page};
 
-/// Where a listing stands: in which member's, which members failed so far, and where in it.
+/// Position of a listing: the current member, the members that failed so far, and the cursor within the
+/// current one.
 struct Place {
     member: usize,
     failed: u64,
@@ -71,8 +72,8 @@ impl Inner {
         Ok(page)
     }
 
-    /// The holder of a lock that was found in the listing of one member, unless an earlier one's
-    /// showed it already.
+    /// Looks up a lock found in the listing of one member, unless the listing of an earlier member included
+    /// it already.
     async fn look_from(
         self: &Arc<Self>,
         member: usize,
@@ -87,9 +88,9 @@ impl Inner {
         for index in 0..self.members.len() {
             round.ask(index, op.clone(), self.part(within));
         }
-        // Of all who answer: who has it decides in whose listing it is told.
+        // Wait for every answer, because they decide in which member's listing the lock appears.
         let verdict = round.gather(|words, is_last| if is_last { found(words, true) } else { None }).await;
-        // A listing without a prefix shows nothing foreign, so that member has not told it.
+        // A listing without a prefix omits foreign keys, so that member has not listed the lock.
         let is_shown = |found: &Found| {
             has_prefix || found.holders.iter().any(|holding| parse_value(&holding.value).is_some())
         };

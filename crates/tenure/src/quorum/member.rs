@@ -1,4 +1,4 @@
-//! One member of a quorum: a store, and whether it answered when it was last asked.
+//! A member of a quorum: a store, and whether it answered the last request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -11,16 +11,16 @@ use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, Op};
 use crate::store::{Failure, Incarnation, Store};
 
-/// So many requests may be unanswered at a member that is silent before it gets no further ones.
+/// Maximum requests in flight to a silent member; further ones fail at once.
 const MOST_UNANSWERED: usize = 64;
-/// That there was no answer within less than this says nothing of a member.
+/// A timeout shorter than this does not mark a member as silent.
 const HASTE: Duration = Duration::from_millis(50);
 
 pub(super) type Said = Result<Answer, Failure>;
 
 pub(super) struct Member {
     pub(super) store: Arc<dyn Store>,
-    /// Its last request got no answer.
+    /// Whether the last request got no answer.
     is_silent: AtomicBool,
     unanswered: AtomicUsize,
 }
@@ -30,12 +30,12 @@ impl Member {
         Arc::new(Self { store, is_silent: AtomicBool::new(false), unanswered: AtomicUsize::new(0) })
     }
 
-    /// Whether it is asked without being waited for.
+    /// Whether requests are sent to this member without waiting for the answers.
     pub(super) fn is_silent(&self) -> bool {
         self.is_silent.load(Ordering::Relaxed)
     }
 
-    /// Sends a request when it is first polled.
+    /// Sends a request when first polled.
     pub(super) fn ask(self: &Arc<Self>, op: Op, within: Duration) -> BoxFuture<'static, Said> {
         if self.is_silent() && self.unanswered.load(Ordering::Relaxed) >= MOST_UNANSWERED {
             let cause = Failure::cause("it has not answered for a while");
@@ -54,14 +54,14 @@ impl Member {
         .boxed()
     }
 
-    /// What is known of its server. [`Quorum::new`](super::Quorum::new) admits only stores that
-    /// tell.
+    /// What is known about the member's server. [`Quorum::new`](super::Quorum::new) accepts only stores that
+    /// report it.
     pub(super) fn incarnation(&self) -> Incarnation {
         self.store.member().map_or(Incarnation::Unknown, |member| member.incarnation())
     }
 
-    /// Whether it has been up for longer than any lease that it can have forgotten, and why it does
-    /// not vote if not.
+    /// Checks that the member has been up for longer than any lease it can have forgotten. The error states
+    /// why it does not vote.
     pub(super) fn votes(&self, now: Moment, longest: Duration) -> Result<(), Failure> {
         let why = match self.incarnation() {
             _ if planted(Bug::NewcomersVote) => return Ok(()),
@@ -79,14 +79,14 @@ impl Member {
         Err(Failure::NotSent(Failure::cause(why)))
     }
 
-    /// Whether it is known not to vote: it is not even asked then, so that its place is left to the
-    /// one who had it before.
+    /// Whether the member is known not to vote. It is not even asked then, so that its copy stays free for
+    /// the previous holder.
     pub(super) fn is_too_young(&self, now: Moment, longest: Duration) -> bool {
         matches!(self.incarnation(), Incarnation::Since { .. }) && self.votes(now, longest).is_err()
     }
 }
 
-/// A request that has no answer yet.
+/// Counts a request in flight.
 struct Unanswered(Arc<Member>);
 
 impl Unanswered {

@@ -1,14 +1,14 @@
-//! Locks on a majority of independent stores: Redlock, with ballots for tokens.
+//! Locks on a majority of independent stores: Redlock, with ballots as tokens.
 //!
-//! A request goes to all members at once, each with a small time limit, and is decided as soon
-//! as a majority is; how is said by [`protocol::quorum`](crate::protocol::quorum). What is still
-//! unanswered then goes on behind the caller's back. A member that did not answer last is asked
-//! like the others and waited for no longer: it costs one call its time, and no more.
+//! A request goes to all members at once, each with a short timeout, and is decided as soon as a majority is,
+//! by the rules in [`protocol::quorum`](crate::protocol::quorum). Requests still unanswered then continue in
+//! the background. A member that did not answer its last request is still asked but not waited for, so a
+//! silent member delays only one call.
 //!
-//! Two things are done here that no other store does. A ballot that was refused is followed by a
-//! higher one, once: a refusal is an answer, so nothing is repeated that may have been carried out.
-//! And what was given up at a member that does not answer is given back there for as long as its
-//! lease can run: the engine knows one store, and that one has answered.
+//! Two things happen here that no other store does. A rejected ballot is followed by a higher one, once. That
+//! is no unsafe retry, because a rejection is an answer: nothing that may have been carried out is repeated.
+//! And a request given up at a silent member is released there for as long as its lease can run, because the
+//! engine sees a single store, which has answered.
 
 mod ask;
 mod fan_in;
@@ -42,7 +42,7 @@ use crate::store::{
 use holds::OwnerRegistry;
 use member::Member;
 
-/// A store that is a majority of others. Clones share it.
+/// A store made of a majority of other stores. Clones share it.
 #[derive(Clone)]
 pub struct Quorum(Arc<Inner>);
 
@@ -50,27 +50,26 @@ struct Inner {
     members: Vec<Arc<Member>>,
     runtime: Arc<dyn Runtime>,
     holds: OwnerRegistry,
-    /// The longest lease that was asked for, in ms: for so long a member that restarts may have
-    /// forgotten one.
+    /// Longest lease requested, in ms. A member that restarted more recently than this may have forgotten a
+    /// lease.
     longest_ms: AtomicU64,
-    /// Releases that go on behind the caller's back.
+    /// Number of releases running in the background.
     releases: AtomicUsize,
     are_done: Notify,
     url: Arc<str>,
-    /// What the members live on.
+    /// Keeps the members' resources alive.
     _keeps: Box<dyn Any + Send + Sync>,
 }
 
-/// A call is made of up to this many steps, one after the other: two ballots and what undoes them,
-/// and a rest.
+/// Maximum sequential steps of a call: two ballots, their undo, and one to spare.
 const STEPS: u32 = 4;
 
 impl Quorum {
-    /// A quorum of these stores, which live for as long as `keeps` does.
+    /// Creates a quorum of these stores; `keeps` lives as long as the quorum.
     ///
     /// # Errors
-    /// `is_invalid` for fewer than two members or more than 63, one that is there twice, and one
-    /// that is several servers.
+    /// `is_invalid` for fewer than 2 or more than 63 members, for a duplicate, and for a member that is
+    /// itself several servers.
     pub fn new(
         members: Vec<Arc<dyn Store>>,
         keeps: Box<dyn Any + Send + Sync>,
@@ -145,7 +144,7 @@ impl Store for Quorum {
         async move { inner.listen(&name, rule, within).await }.boxed()
     }
 
-    /// Walks over one member after the other, and asks all of them about each name that is found.
+    /// Lists one member after another, and asks all members about each name found.
     fn list(
         &self,
         prefix: &str,
@@ -229,17 +228,17 @@ impl Inner {
         majority(self.members.len())
     }
 
-    /// The small time of one member.
+    /// Timeout of one member's request.
     fn part(&self, within: Duration) -> Duration {
         (within / STEPS).max(Duration::from_millis(1))
     }
 
-    /// The longest lease that may run on the members, as far as is known here.
+    /// Longest lease that may be running on the members, as far as this side knows.
     fn longest(&self) -> Duration {
         Duration::from_millis(self.longest_ms.load(Ordering::Relaxed))
     }
 
-    /// Two members that are one server, as their connections show.
+    /// Fails if two members turned out to be the same server.
     fn twins(&self) -> Result<(), Failure> {
         let lives: Vec<Incarnation> = self.members.iter().map(|member| member.incarnation()).collect();
         for (at, life) in lives.iter().enumerate() {
@@ -256,8 +255,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Waits until every member answers, or a majority does and the others have had their small
-    /// time.
+    /// Waits until every member answers, or until a majority does and the others have had their timeout.
     async fn ready(&self, within: Duration) -> Result<(), Failure> {
         let mut asks: Vec<_> = self.members.iter().map(|member| Some(member.store.ready(within))).collect();
         let mut said: Vec<Option<Result<(), Failure>>> = self.members.iter().map(|_| None).collect();
@@ -271,7 +269,7 @@ impl Inner {
             }
             let count =
                 |is: fn(&Option<Result<(), Failure>>) -> bool| said.iter().filter(|said| is(said)).count();
-            // Once: it is not asked again after its end.
+            // Fused, because a completed future must not be polled again.
             is_over = is_over || patience.poll_unpin(context).is_ready();
             let enough = is_over && count(|said| matches!(said, Some(Ok(())))) >= self.majority();
             if enough || count(Option::is_some) == said.len() { Poll::Ready(()) } else { Poll::Pending }
@@ -292,7 +290,7 @@ impl Inner {
         })
     }
 
-    /// What each member that failed has said, by its URL.
+    /// The failure of each member, by its URL.
     fn why(&self, failures: &[Option<Failure>]) -> crate::store::Cause {
         let of = |(member, failure): (&Arc<Member>, &Option<Failure>)| {
             failure.as_ref().map(|failure| format!("{}: {failure}", member.store.url()))
@@ -323,7 +321,7 @@ mod tests {
     const DAY_MS: u64 = 86_400_000;
     const MINUTE: Duration = Duration::from_secs(60);
 
-    /// A member, seen by one side: what that asks arrives once it is open.
+    /// A member as seen by one side. Requests reach it only while the gate is open.
     #[derive(Debug)]
     struct Gate {
         store: Arc<Memory>,
@@ -351,8 +349,8 @@ mod tests {
         }
     }
 
-    /// Three members, the last of them behind a gate for each of two sides. If it restarts
-    /// meanwhile, the second sees the old one.
+    /// Three members, with the last one behind a separate gate for each of two sides. If it restarts
+    /// meanwhile, the second side sees the old one.
     struct Sides {
         runtime: Arc<dyn Runtime>,
         last: [Arc<Memory>; 2],
@@ -386,12 +384,12 @@ mod tests {
             block_on(self.sides[side].call(self.op(verb), MINUTE)).expect("an answer")
         }
 
-        /// What a side's last member answers directly.
+        /// Asks a side's last member directly.
         fn ask_last(&self, side: usize, verb: Verb) -> Answer {
             block_on(self.last[side].call(self.op(verb), MINUTE)).expect("an answer")
         }
 
-        /// Waits until the last member shows a holder, or none.
+        /// Waits until the last member reports a holder, or none.
         fn wait_until_held(&self, is_held: bool) {
             let limit = self.runtime.now() + Duration::from_secs(20);
             while matches!(self.ask_last(1, Verb::Inspect), Answer::Found(_)) != is_held {
@@ -400,7 +398,7 @@ mod tests {
             }
         }
 
-        /// What was on its way on the first side arrives, and what follows from it happens.
+        /// Delivers the requests in flight on the first side, and waits for their consequences.
         fn arrives(&self) {
             self.gates[0].is_open.send_replace(true);
             self.sleep(500);
@@ -410,7 +408,7 @@ mod tests {
             block_on(self.runtime.sleep_until(self.runtime.now() + Duration::from_millis(ms)));
         }
 
-        /// Takes it on one side, and takes it over on the other. Its token.
+        /// Acquires on one side and takes over on the other. Returns the token.
         fn pass_on(&self) -> u64 {
             let Answer::Held { fence } = self.ask(0, acquire(Fence::Assign)) else { panic!("it is free") };
             for (side, bind) in [(0, Liveness::Lease), (1, Liveness::Process)] {
@@ -457,7 +455,7 @@ mod tests {
     fn what_arrives_after_a_hold_was_passed_on_takes_nothing_from_whoever_has_it() {
         let sides = Sides::new([false, true], false);
         sides.pass_on();
-        // Who has taken it over has taken the last member too.
+        // The takeover also acquired the lock on the last member.
         sides.wait_until_held(true);
         sides.arrives();
         sides.wait_until_held(true);

@@ -1,4 +1,4 @@
-//! One question to several members at once, and what they have said so far.
+//! One request to several members at once, and their answers so far.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -14,30 +14,29 @@ use crate::protocol::quorum::Vote;
 use crate::protocol::{Answer, Op};
 use crate::store::Failure;
 
-/// Dropped with questions unanswered, it leaves them to the runtime: the member that is slow is
-/// heard all the same.
+/// Requests in flight. When dropped, it leaves them to the runtime, so that slow answers are still processed.
 pub(super) struct Round {
     quorum: Arc<Inner>,
     pub(super) words: Vec<Vote>,
     pub(super) failures: Vec<Option<Failure>>,
     asks: Vec<Option<Asked>>,
-    /// Of acquisitions: for whom.
+    /// Set for acquisitions: the hold being acquired.
     taker: Option<Taker>,
-    /// So many answers are worth waiting for those that were silent before.
+    /// Until this many members have replied, also wait for members that timed out last time.
     needs: usize,
     was_sent: bool,
 }
 
-/// For whom a round takes a lock.
+/// The hold that a round acquires.
 #[derive(Clone)]
 struct Taker {
     op: Op,
     hold: Arc<Hold>,
-    /// How long a member must have been up to count, if that matters.
+    /// Minimum uptime of a member to count, if required.
     longest: Option<Duration>,
 }
 
-/// A question that is not answered yet, and which acquisition it is, if it is one.
+/// A request in flight, and its acquisition if it is one.
 type Asked = (BoxFuture<'static, Said>, Option<Sent>);
 
 impl Round {
@@ -54,20 +53,20 @@ impl Round {
         }
     }
 
-    /// One of acquisitions, in which only those count that have been up for so long.
+    /// A round of acquisitions, which counts only members that have been up for `longest`.
     pub(super) fn taking(quorum: &Arc<Inner>, op: &Op, hold: &Arc<Hold>, longest: Option<Duration>) -> Self {
         let mut round = Self::new(quorum, quorum.majority());
         round.taker = Some(Taker { op: op.clone(), hold: Arc::clone(hold), longest });
         round
     }
 
-    /// Asks a member, at the next poll.
+    /// Sends a request to a member at the next poll.
     pub(super) fn ask(&mut self, member: usize, op: Op, within: Duration) {
         let question = self.quorum.members[member].ask(op, within);
         self.listen_to(member, question);
     }
 
-    /// Asks a member this.
+    /// Waits for this request to a member.
     pub(super) fn listen_to(&mut self, member: usize, question: BoxFuture<'static, Said>) {
         let sent = self.taker.as_ref().map(|taker| taker.hold.sent_to(member));
         self.asks[member] = Some((question, sent));
@@ -76,12 +75,12 @@ impl Round {
         self.was_sent = false;
     }
 
-    /// Leaves a member out, and says why.
+    /// Excludes a member, with the reason.
     pub(super) fn leave_out(&mut self, member: usize, why: Failure) {
         (self.words[member], self.failures[member]) = (Vote::Abstains, Some(why));
     }
 
-    /// The member that has not answered by now is not waited for any more.
+    /// Stops waiting for members that have not answered yet.
     pub(super) fn give_up_waiting(&mut self) {
         self.go_on_behind();
         for (word, failure) in self.words.iter_mut().zip(&mut self.failures) {
@@ -92,11 +91,11 @@ impl Round {
         }
     }
 
-    /// Asks, and listens until there is a verdict. It is told whether any member is left who is
-    /// worth waiting for.
+    /// Sends the requests and collects answers until there is a verdict. `verdict` is told whether no member
+    /// is left that is worth waiting for.
     pub(super) async fn gather<V>(&mut self, verdict: impl Fn(&[Vote], bool) -> Option<V>) -> V {
         poll_fn(|context| {
-            // All of them, before anything is decided: a request is sent when it is first polled.
+            // Poll all of them before deciding, because a request is sent when first polled.
             for member in 0..self.asks.len() {
                 let Some((ask, sent)) = &mut self.asks[member] else { continue };
                 if let Poll::Ready(said) = ask.poll_unpin(context) {
@@ -130,8 +129,8 @@ impl Round {
         self.failures[member] = said.err();
     }
 
-    /// Whether an answer is worth waiting for: of a member that answered last time, or of any while
-    /// too few have.
+    /// Whether an answer is worth waiting for: from a member that answered last time, or from any member
+    /// while too few have answered.
     fn waits(&self) -> bool {
         let pending =
             || self.words.iter().zip(&self.quorum.members).filter(|(word, _)| **word == Vote::Pending);
@@ -139,7 +138,7 @@ impl Round {
         pending().any(|(_, member)| said < self.needs || !member.is_silent())
     }
 
-    /// Why each member is of no help, as far as it is known.
+    /// Why each member does not count, as far as known.
     pub(super) fn reasons(&self) -> Vec<Option<Failure>> {
         let reason = |(word, failure): (&Vote, &Option<Failure>)| {
             let text = match word {
@@ -153,7 +152,7 @@ impl Round {
         self.words.iter().zip(&self.failures).map(reason).collect()
     }
 
-    /// The question that a member has not answered yet.
+    /// Takes the request in flight to a member.
     pub(super) fn take(&mut self, member: usize) -> Option<BoxFuture<'static, Said>> {
         self.asks[member].take().map(|(ask, _)| ask)
     }
@@ -165,7 +164,7 @@ impl Round {
             .enumerate()
             .filter_map(|(member, ask)| Some((member, ask.take()?)))
             .collect();
-        // What was never sent need not be.
+        // Requests that were never polled were never sent.
         if rest.is_empty() || !self.was_sent {
             return;
         }
