@@ -24,30 +24,30 @@ use crate::protocol::record::{Put, Record, RecordAnswer, Then};
 use crate::runtime;
 use crate::store::Listener;
 
-/// A value that one caller computes for a whole fleet, kept in the store of the locks.
+/// A cached value that one caller computes for a whole fleet, kept in the store of the locks.
 ///
-/// Where the value is fresh, a read is one request (on Redis a bare `GET`). Where it is missing,
-/// one caller of all processes computes it, under a lock, and the others get its result all at
-/// once. With [`stale`](Self::stale), a value that has passed its time is returned at once while
-/// one caller computes the next.
+/// Use it for values that are expensive to compute and read by many processes. Reading a fresh value is one
+/// request (on Redis a plain `GET`). If the value is missing, one caller among all processes computes it
+/// under a lock, and the others get the result together. With [`stale`](Self::stale), an expired value is
+/// returned at once while one caller computes the next.
 ///
-/// Stateless and cheap to clone. The tasks of one process that use clones of one
-/// [`Locks`](crate::Locks) compute together.
+/// A `Cache` is stateless and cheap to clone. Tasks of one process that use clones of one
+/// [`Locks`](crate::Locks) share a computation.
 ///
 /// # Guarantees
-/// - *One computation at a time*, in all processes, as long as the computing caller keeps its lock.
-///   [`Overdue::Compute`], [`Outage::Compute`] and values that are too large are the exceptions.
-/// - *No late write.* The store takes a value only from the lock's holder. A caller that was
-///   stopped while it computed does not overwrite a newer value, nor one that was
-///   [invalidated](Self::invalidate) meanwhile.
-/// - *A bounded wait.* A caller waits for others for [`wait`](Self::wait), and then computes or
-///   fails, as [`overdue`](Self::overdue) says.
-/// - *Failure passes on.* If the computing closure fails, panics or is dropped, the next caller of
-///   its process computes at once. If its process dies, another one does, after the lease of 3 s at
-///   most (on `file:` at once).
+/// - *One computation at a time* across all processes, as long as the computing caller keeps its lock. The
+///   exceptions are [`Overdue::Compute`], [`Outage::Compute`] and values that are too large.
+/// - *No late write.* The store accepts a value only from the holder of the lock. A caller that was paused
+///   while computing cannot overwrite a newer value, or one that was [invalidated](Self::invalidate)
+///   meanwhile.
+/// - *A bounded wait.* A caller waits for others for [`wait`](Self::wait), then computes or fails, as set by
+///   [`overdue`](Self::overdue).
+/// - *Failure passes on.* If the closure fails, panics or is dropped, the next caller in its process computes
+///   at once. If its process dies, a caller in another process does, at most one lease of 3 s later (on
+///   `file:` at once).
 ///
-/// It does not promise that a reader sees the newest value: a value that was fresh when it was read
-/// may be invalidated while the answer is on its way.
+/// Reads are not guaranteed to return the newest value: a value that was fresh when read may be invalidated
+/// while the answer is in flight.
 ///
 /// # Examples
 /// ```
@@ -75,49 +75,47 @@ pub struct Cache {
     max_bytes: usize,
 }
 
-/// What a caller does that has waited for another's computation for as long as it may.
+/// What a caller does after waiting for [`wait`](Cache::wait) for another caller's computation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Overdue {
-    /// It computes too, once in each process; the result is not kept. One that has waited for that
-    /// as long again [fails](Error::is_overdue).
+    /// Compute as well, once per process, without storing the result. A caller that waits for such a
+    /// computation for as long again [fails](Error::is_overdue).
     #[default]
     Compute,
-    /// It fails with [`is_overdue`](Error::is_overdue).
+    /// Fail with [`is_overdue`](Error::is_overdue).
     Fail,
 }
 
-/// What a caller does where the store does not answer or takes no writes.
+/// What a caller does if the store does not answer or rejects writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outage {
-    /// It computes without the store, one caller at a time in each process; the result is not
-    /// kept.
+    /// Compute without the store, one caller at a time per process, without storing the result.
     #[default]
     Compute,
-    /// It fails with the store's error.
+    /// Fail with the store's error.
     Fail,
 }
 
 impl Outage {
-    /// Whether a caller computes after this error of the store: only an outage lets it.
+    /// Whether a caller computes after this error, which only an outage permits.
     pub(super) fn computes_after(self, error: &Error) -> bool {
         self == Self::Compute
             && matches!(error.kind(), ErrorKind::Unreachable | ErrorKind::Unknown | ErrorKind::Refused)
     }
 }
 
-/// The longest lease of a lock under which a value is computed: so long others wait for a process
-/// that died.
+/// Maximum lease of a lock that protects a computation: how long others wait if its process dies.
 const LEASE: Duration = Duration::from_secs(3);
-/// How often a waiter looks again if no message comes.
+/// Polling interval of a waiter that gets no message.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
-/// The longest of all times that are set here.
+/// Maximum of every duration set here.
 const LONGEST: Duration = Duration::from_secs(365 * 86_400);
-/// No value is kept that is longer: a reply of the server has a limit too.
+/// Maximum size of a stored value, because servers limit their replies too.
 const MAX_BYTES: usize = 8 << 20;
 
-/// The options of a lock under which something is computed for others: a short lease, renewed.
+/// The options of a lock that protects a computation: a short lease, automatically renewed.
 pub(super) fn computing(options: &Options) -> Arc<Options> {
     let mut options = options.clone();
     options.ttl = options.ttl.min(LEASE);
@@ -126,13 +124,13 @@ pub(super) fn computing(options: &Options) -> Arc<Options> {
     Arc::new(options)
 }
 
-/// What the turn of a caller has come to.
+/// Outcome of a caller's attempt to get the lock.
 pub(super) enum Turn<V> {
-    /// Another caller was faster.
+    /// Another caller has produced the value.
     Found(V),
-    /// This one computes.
+    /// This caller computes.
     Granted(Guard),
-    /// Another one still computes.
+    /// Another caller is still computing.
     Late,
 }
 
@@ -162,8 +160,8 @@ impl Cache {
         &self.record.lock.name
     }
 
-    /// How long after its ttl a value may still be returned, while one caller computes the next. 0
-    /// unless set: then callers wait for the next.
+    /// How long after its ttl a value may still be returned while one caller computes the next. Default: 0,
+    /// so that callers wait for the new value.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -175,7 +173,7 @@ impl Cache {
         Self { stale, ..self }
     }
 
-    /// How long a caller waits for another's computation: 5 s unless set.
+    /// How long a caller waits for another caller's computation. Default: 5 s.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -187,7 +185,7 @@ impl Cache {
         Self { wait, ..self }
     }
 
-    /// What a caller does that has waited that long: [`Overdue::Compute`] unless set.
+    /// What a caller does once [`wait`](Self::wait) is over. Default: [`Overdue::Compute`].
     ///
     /// ```
     /// # let locks = tenure::Locks::memory();
@@ -198,10 +196,10 @@ impl Cache {
         Self { overdue, ..self }
     }
 
-    /// What a caller does where the store does not answer: [`Outage::Compute`] unless set.
+    /// What a caller does if the store does not answer. Default: [`Outage::Compute`].
     ///
-    /// The first to notice waits for [`op_timeout`](Options::op_timeout). After that one caller a
-    /// second asks the store, until it answers, and the others act at once.
+    /// The first caller to notice waits for [`op_timeout`](Options::op_timeout). From then on one caller per
+    /// second asks the store until it answers, and all others act at once.
     ///
     /// ```
     /// # let locks = tenure::Locks::memory();
@@ -212,8 +210,8 @@ impl Cache {
         Self { outage, ..self }
     }
 
-    /// How eagerly one caller computes before the value has passed its time (the β of XFetch): 1
-    /// unless set, 0 for never. Only in the last fifth of the ttl.
+    /// How eagerly one caller recomputes before the value expires (the β of XFetch). Default: 1; 0 disables
+    /// it. Applies only in the last fifth of the ttl.
     ///
     /// ```
     /// # let locks = tenure::Locks::memory();
@@ -224,8 +222,8 @@ impl Cache {
         Self { early, ..self }
     }
 
-    /// By which share of its ttl a value may pass its time sooner, at random, from 0 to 1: 0.1
-    /// unless set. Values that were computed together then do not end together.
+    /// Maximum share of its ttl by which a value expires early, at random, from 0 to 1. Default: 0.1. It
+    /// keeps values that were computed together from expiring together.
     ///
     /// ```
     /// # let locks = tenure::Locks::memory();
@@ -236,8 +234,8 @@ impl Cache {
         Self { jitter, ..self }
     }
 
-    /// How long a value may be to be kept, in bytes: 1 MiB unless set, at most 8 MiB. A longer one
-    /// is returned, and for a second callers compute without waiting for other processes.
+    /// Maximum size of a stored value in bytes. Default: 1 MiB; at most 8 MiB. A larger value is returned but
+    /// not stored, and for a second callers compute without waiting for other processes.
     ///
     /// ```
     /// # let locks = tenure::Locks::memory();
@@ -248,20 +246,18 @@ impl Cache {
         Self { max_bytes, ..self }
     }
 
-    /// The value, and how long it is fresh if it has to be computed. The inner result is that of
+    /// Returns the value, computing it if necessary; it is then fresh for `ttl`. The inner result is that of
     /// `compute`.
     ///
-    /// A caller that finds a value that has passed its time, and is the first to do so, computes
-    /// the next itself; use [`get_or_spawn`](Self::get_or_spawn) where no caller is to wait. If
-    /// that fails, it gets the old value.
+    /// The first caller that finds an expired value computes the next one itself, and gets the old value if
+    /// that fails. Use [`get_or_spawn`](Self::get_or_spawn) if no caller should wait.
     ///
     /// # Cancel safety
-    /// Dropped while it computes, the next caller computes at once.
+    /// If the future is dropped while it computes, the next caller computes at once.
     ///
     /// # Errors
-    /// `is_overdue` and the errors of the store as the options say; `is_unsupported` when the
-    /// server forbids scripts; `is_invalid` when an option or the ttl cannot be right, or the value
-    /// cannot be encoded.
+    /// `is_overdue` and the errors of the store, as set by the options; `is_unsupported` if the server
+    /// forbids scripts; `is_invalid` if an option or the ttl is invalid, or the value cannot be encoded.
     ///
     /// # Examples
     /// ```
@@ -288,8 +284,8 @@ impl Cache {
         )
     }
 
-    /// The value, if there is one: as [`get_or_compute`](Self::get_or_compute), for computations
-    /// that may find that there is none, or choose the ttl themselves. See [`Entry`].
+    /// Returns the value, if there is one: as [`get_or_compute`](Self::get_or_compute), for computations that
+    /// may find nothing or that choose the ttl themselves. See [`Entry`].
     ///
     /// # Cancel safety
     /// As [`get_or_compute`](Self::get_or_compute).
@@ -330,15 +326,15 @@ impl Cache {
         }
     }
 
-    /// The value at once, also when it has passed its time: then a task on the caller's tokio
-    /// runtime computes the next. Where there is no value, the caller computes it as in
-    /// [`get_or_compute`](Self::get_or_compute), and also where there is no such runtime.
+    /// Returns a stored value at once, even an expired one, in which case a task on the caller's tokio
+    /// runtime computes the next. If there is no value, or no such runtime, the caller computes as in
+    /// [`get_or_compute`](Self::get_or_compute).
     ///
     /// # Cancel safety
-    /// The task goes on.
+    /// The task continues.
     ///
     /// # Errors
-    /// As [`get_or_compute`](Self::get_or_compute). Those of the task are events.
+    /// As [`get_or_compute`](Self::get_or_compute). Errors of the task are reported as events.
     ///
     /// # Examples
     /// ```
@@ -392,14 +388,14 @@ impl Cache {
         self.get_or_compute(ttl, async || compute().await).await
     }
 
-    /// The value that is kept, fresh or stale; `None` also where it is known that there is none.
-    /// Never waits for a computation.
+    /// Returns the stored value, fresh or stale; `None` also if it is known to be absent. Never waits for a
+    /// computation.
     ///
     /// # Cancel safety
-    /// Nothing is lost; it asks and changes nothing.
+    /// Safe to drop: the request changes nothing.
     ///
     /// # Errors
-    /// Those of the store: `is_unreachable`, `is_refused`.
+    /// The errors of the store: `is_unreachable` and `is_refused`.
     ///
     /// # Examples
     /// ```
@@ -416,8 +412,8 @@ impl Cache {
         })
     }
 
-    /// Computes the value also if one is kept, and keeps it. A computation that began before this
-    /// call is not enough: what it has read may be out of date.
+    /// Computes and stores the value even if one is stored. A computation that began before this call does
+    /// not count, because it may have read outdated data.
     ///
     /// # Cancel safety
     /// As [`get_or_compute`](Self::get_or_compute).
@@ -450,17 +446,17 @@ impl Cache {
         )
     }
 
-    /// Forgets the value: what is returned from now on was read after this call began. Call it
-    /// after the commit that makes the value out of date.
+    /// Discards the value. Any value returned from now on was computed after this call began. Call it after
+    /// the commit that outdates the value.
     ///
-    /// A computation that is under way is not kept: it may have read what was there before.
+    /// The result of a computation in progress is not stored, because it may have read the old data.
     ///
     /// # Cancel safety
     /// The request may still be carried out.
     ///
     /// # Errors
-    /// Those of the store: `is_unreachable` and `is_refused`; `is_unknown` when no answer came.
-    /// Then the old value may be returned until its time is over: call it again.
+    /// The errors of the store: `is_unreachable` and `is_refused`; `is_unknown` if no answer came, in which
+    /// case the old value may be returned until it expires: call again.
     ///
     /// # Examples
     /// ```
@@ -474,7 +470,7 @@ impl Cache {
         self.record.void().await
     }
 
-    /// What the record says now.
+    /// Reads the record.
     async fn seen<T: CacheValue>(&self) -> Result<Sight<T>> {
         let (lock, engine) = (&self.record.lock, self.record.engine());
         let flights = &lock.home.flights;
@@ -498,7 +494,7 @@ impl Cache {
         look(record, now_us, self.early, self.random())
     }
 
-    /// The same without reckoning for what is to be computed early.
+    /// Reads the record without early recomputation.
     async fn there<T: CacheValue>(&self) -> Result<Option<Option<T>>> {
         let seen = self.record.read().await?;
         Ok(match look(seen.record.as_ref(), seen.now_us, 0.0, 1.0) {
@@ -507,12 +503,12 @@ impl Cache {
         })
     }
 
-    /// Above 0, at most 1.
+    /// A random number in (0, 1].
     fn random(&self) -> f64 {
         ((self.record.engine().runtime.random() >> 11) + 1) as f64 / (1_u64 << 53) as f64
     }
 
-    /// Becomes the one caller that computes while there is a value, if there is none yet.
+    /// Makes this caller the one that recomputes an existing value, unless there is one already.
     async fn refresher<T: CacheValue>(&self) -> Option<Refresher<'_, T>> {
         let (lock, engine) = (&self.record.lock, self.record.engine());
         let flights = &lock.home.flights;
@@ -526,7 +522,8 @@ impl Cache {
             Ok(Some(guard)) => {
                 Some(Refresher { flight, guard, newer: there.unwrap_or_default(), _turn: turn })
             }
-            // Another process computes; or the store does not answer, and there is a value.
+            // Another process is computing, or the store does not answer. Either way there is a value to
+            // return.
             Ok(None) | Err(_) => {
                 flights.tried(&lock.full, engine.now());
                 None
@@ -534,12 +531,12 @@ impl Cache {
         }
     }
 
-    /// Whether an error of the store is an outage, in which this cache computes.
+    /// Checks whether this error is an outage in which the cache computes.
     fn without(&self, error: Error) -> Result<How> {
         if self.outage.computes_after(&error) { Ok(How::Alone) } else { Err(error) }
     }
 
-    /// Computes the value, or waits for another's.
+    /// Computes the value, or waits for another caller's.
     async fn share<T: CacheValue, E>(
         &self,
         asked: Moment,
@@ -568,8 +565,8 @@ impl Cache {
                 Boarding::Late => return Err(Error::overdue(self.name(), engine.store.url())),
                 Boarding::Turn(turn) => turn,
             };
-            // Only a caller that goes on to ask may take the turn to ask a silent store. One that
-            // computes alone would take it each second, and the store would never be asked.
+            // Only a caller that goes on to ask may use up the turn to ask a silent store. If callers that
+            // compute alone took the turn each second, the store would never be asked.
             if matches!(how, How::WithStore) && !lock.home.flights.may_ask(engine, &lock.full) {
                 how = self.without(Error::silent_lately(self.name(), engine.store.url()))?;
             }
@@ -595,7 +592,7 @@ impl Cache {
         }
     }
 
-    /// Computes the value, keeps it if this caller has the lock, and tells the others.
+    /// Computes the value, stores it if this caller has the lock, and publishes it to the waiters.
     async fn compute<T: CacheValue, E>(
         &self,
         flight: &Passenger<'_>,
@@ -625,7 +622,7 @@ impl Cache {
         let token = guard.as_ref().map_or(0, Guard::fence);
         let content = if entry.value.is_some() { Content::Value } else { Content::Absent };
         let is_kept = entry.is_kept && bytes.len() <= self.max_bytes;
-        // For those who wait here, also if it is too large to be kept.
+        // For the waiters in this process, even if the value is too large to be stored.
         let head = Head {
             content,
             soft_us: soft_us(entry.ttl, self.jitter, self.random()),
@@ -659,7 +656,7 @@ impl Cache {
         Ok(Ok(entry.value))
     }
 
-    /// Writes the value and ends the lock. A value that is refused is no error: its caller has it.
+    /// Writes the value and releases the lock. A rejected value is no error, because the caller has it.
     async fn keep(&self, guard: Guard, put: Put) -> UseResult {
         match self.record.put(put).await {
             Ok(RecordAnswer::Stored { .. }) => {
@@ -692,7 +689,7 @@ impl Cache {
         }
     }
 
-    /// What cannot be right about the options.
+    /// Rejects invalid options.
     fn check(&self) -> Result<()> {
         let what = match self {
             Self { stale, .. } if *stale > LONGEST => {
@@ -718,20 +715,20 @@ impl Cache {
     }
 }
 
-/// With whom a value is computed.
+/// Who takes part in a computation.
 #[derive(Clone, Copy)]
 enum How {
-    /// With all who use the store.
+    /// Everyone who uses the store.
     WithStore,
-    /// With the tasks of this process.
+    /// The tasks of this process.
     Alone,
 }
 
-/// The one caller that computes while there is a value.
+/// The one caller that recomputes an existing value.
 struct Refresher<'a, T> {
     flight: Passenger<'a>,
     guard: Guard,
-    /// A value that came in between.
+    /// A newer value that was stored meanwhile.
     newer: Option<Option<T>>,
     _turn: tokio::sync::OwnedMutexGuard<()>,
 }
@@ -747,11 +744,10 @@ fn value_of<T: CacheValue>(record: &[u8]) -> Option<Option<T>> {
     }
 }
 
-/// Takes the lock, unless what is looked for is there by then, or the time is over.
+/// Acquires the lock, unless the value appears first or the time is up.
 ///
-/// A waiter is woken by the message that the holder has written, looks once, and asks for the
-/// lock only where that found nothing. So all who wait are done at once. Where the store refuses
-/// subscriptions, repeated looks replace them.
+/// A waiter is woken by the message of the holder's write, looks once, and asks for the lock only if it found
+/// nothing. All waiters therefore finish together. If the store rejects subscriptions, polling replaces them.
 pub(super) async fn take_turn<V, F: Future<Output = Result<Option<V>>>>(
     lock: &LockHandle,
     until: Moment,
@@ -760,7 +756,7 @@ pub(super) async fn take_turn<V, F: Future<Output = Result<Option<V>>>>(
     let engine = &lock.home.engine;
     let mut listener: Option<Listener> = None;
     loop {
-        // The lock first: what its last holder wrote to the store is there when it is granted.
+        // The lock first: once it is granted, the write of its last holder is visible.
         let (guard, found) = join(lock.acquire(Wait::Once), look()).await;
         if let Some(found) = found? {
             return Ok(Turn::Found(found));

@@ -14,23 +14,23 @@ use crate::options::Options;
 use crate::owner::check_text;
 use crate::protocol::{LockSpec, QueueSpec};
 
-/// One of many candidates leads; the others wait for their turn, and anyone can see who leads.
+/// An election: one of many candidates leads, the others wait for their turn, and anyone can see who leads.
 ///
-/// The payload says how the leader can be reached: an address, a version, any text of at most
-/// 4 KiB.
+/// Use it for a long-running role that exactly one process should have. The payload tells others how to reach
+/// the leader: an address, a version, any text of at most 4 KiB.
 ///
-/// Stateless and cheap to clone: each [`campaign`](Self::campaign) is another candidate.
+/// An `Election` is stateless and cheap to clone. Each [`campaign`](Self::campaign) is a separate candidate.
 ///
 /// # Guarantees
-/// - *One leader at a time* while its [`Term::is_current`], as with a
-///   [`FairMutex`](crate::FairMutex), on which it rests.
-/// - *Order*: candidates lead in the order in which they came.
-/// - *Terms rise*: [`Term::fence`] of each leader is above that of all before.
-/// - *A margin*: a leader that can renew nothing stops [`grace`](Options::grace) before another can
-///   lead; unless set, that is a third of the lease. With the lease of 15 s, work stops 9.8 s after
-///   the last renewal that was answered was sent, and another leads after 15 s.
-/// - *A log without gaps*: an [`Observer`] is told of each change in order, or that it has missed
-///   some.
+/// - *One leader at a time* while its [`Term::is_current`], as with the [`FairMutex`](crate::FairMutex) that
+///   it is built on.
+/// - *Order*: candidates lead in order of arrival.
+/// - *Terms increase*: the [`Term::fence`] of each leader is greater than that of all earlier ones.
+/// - *A safety margin*: a leader that cannot renew stops [`grace`](Options::grace) before another can lead.
+///   The default is a third of the lease: with a lease of 15 s, work stops 9.8 s after the last answered
+///   renewal was sent, and another candidate leads after 15 s.
+/// - *A log without silent gaps*: an [`Observer`] gets every change in order, or the number of those it
+///   missed.
 ///
 /// # Examples
 /// ```
@@ -88,18 +88,17 @@ impl Election {
     /// ```
     ///
     /// # Cancel safety
-    /// Dropped, it is no candidate any more.
+    /// Dropping the future withdraws the candidate.
     ///
     /// # Errors
-    /// As [`FairMutex::lock`](crate::FairMutex::lock); `is_unsupported` when the server forbids
-    /// scripts.
+    /// As [`FairMutex::lock`](crate::FairMutex::lock); also `is_unsupported` if the server forbids scripts.
     pub async fn campaign(&self) -> Result<Term> {
         loop {
             let mut term =
                 Term::new(self.record.lock.lock().await?, self.record.clone(), Arc::clone(&self.payload));
             match term.write(Word::Elected, &self.payload).await {
                 Ok(()) if term.is_current() => return Ok(term),
-                // Its lease was over before it began.
+                // The lease ended before the term began.
                 Ok(()) => {}
                 Err(error) if error.is_lost() => {}
                 Err(error) => return Err(error),
@@ -107,18 +106,17 @@ impl Election {
         }
     }
 
-    /// Waits until this candidate leads, does the work, and resigns.
+    /// Waits until this candidate leads, runs `work`, and resigns.
     ///
-    /// The work is dropped at its next await when it does not lead any more, before another can
-    /// lead. It is looked at before each poll, so that a process that was stopped does no step
-    /// more. A thread, a spawned task or a loop that never awaits has to look at
-    /// [`Term::is_current`].
+    /// If the term is lost, the work is dropped at its next await, before another candidate can lead. The
+    /// term is checked before each poll, so a process that was paused takes no further step. A thread, a
+    /// spawned task, or a loop that never awaits has to check [`Term::is_current`].
     ///
     /// # Cancel safety
-    /// The work is dropped first; then it resigns in the background.
+    /// The work is dropped first; the resignation continues in the background.
     ///
     /// # Errors
-    /// `is_lost` when it lost its term while it worked; those of [`campaign`](Self::campaign).
+    /// `is_lost` if the term was lost during the work; the errors of [`campaign`](Self::campaign).
     ///
     /// # Examples
     /// ```
@@ -143,7 +141,7 @@ impl Election {
         }
     }
 
-    /// Who leads now, if anyone does.
+    /// Returns the current leader, if any.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -155,10 +153,10 @@ impl Election {
     /// ```
     ///
     /// # Cancel safety
-    /// Nothing is lost; it asks and changes nothing.
+    /// Safe to drop: the request changes nothing.
     ///
     /// # Errors
-    /// Those of the store: `is_unreachable`, `is_refused`.
+    /// The errors of the store: `is_unreachable` and `is_refused`.
     pub async fn leader(&self) -> Result<Option<Leader>> {
         let seen = self.record.read().await?;
         let log = Log::decode(seen.record.as_ref()).ok_or_else(|| unreadable(&self.record))?;
@@ -170,8 +168,8 @@ impl Election {
         Ok(leads.then(|| last.leader.clone()))
     }
 
-    /// Asks who leads to stop, and says who that is: `None` if no one leads. Nothing ends by that:
-    /// a leader that waits for [`Term::stop_requested`] hears of it within 2 s.
+    /// Asks the leader to stop, and returns it, or `None` if nobody leads. This does not end the term: a
+    /// leader that waits for [`Term::stop_requested`] learns of it within 2 s.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -186,7 +184,7 @@ impl Election {
     /// The request may still be made.
     ///
     /// # Errors
-    /// Those of the store, and `is_invalid` when the reason cannot be used.
+    /// The errors of the store; also `is_invalid` if the reason is not valid.
     pub async fn request_stop(&self, reason: &str) -> Result<Option<Leader>> {
         check_text("a reason", reason)?;
         let Some(leader) = self.leader().await? else { return Ok(None) };
@@ -195,7 +193,7 @@ impl Election {
         Ok(Some(leader))
     }
 
-    /// Follows who leads: first who does now, then every change, in order. Each process can do so,
+    /// Follows who leads: first the current leader, then every change in order. Any process can observe,
     /// candidate or not.
     ///
     /// ```

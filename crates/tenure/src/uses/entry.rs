@@ -1,4 +1,4 @@
-//! How a cached value is kept: one line, and its bytes. Pure.
+//! The format of a cached value: one line, then the bytes. Pure functions.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::protocol::record::Record;
 
 const FORMAT: &str = "1";
 
-/// What a computation has found.
+/// The result of a computation for a [`Cache`](crate::Cache), with its ttl.
 ///
 /// ```
 /// use std::time::Duration;
@@ -41,7 +41,7 @@ impl<T> Entry<T> {
         Self { value: Some(value), ttl, is_kept: true }
     }
 
-    /// There is none, and for `ttl` nothing looks again.
+    /// No value exists, and nobody recomputes for `ttl`.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -51,7 +51,7 @@ impl<T> Entry<T> {
         Self { value: None, ttl, is_kept: true }
     }
 
-    /// A value for those who wait for it in this process; it is not kept.
+    /// A value that is not stored, only passed to the waiters in this process.
     ///
     /// For a second, callers of other processes compute without waiting for each other.
     ///
@@ -63,14 +63,14 @@ impl<T> Entry<T> {
     }
 }
 
-/// How long it is known that a value is not kept.
+/// How long the store remembers that a value is not stored.
 pub(crate) const UNCACHED: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Content {
     Value,
     Absent,
-    /// It is too large to be kept, or was not to be kept.
+    /// Too large to be stored, or not meant to be.
     Uncached,
 }
 
@@ -78,17 +78,17 @@ pub(crate) enum Content {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Head {
     pub(crate) content: Content,
-    /// How long it is fresh, and how long it may be used at all, in microseconds.
+    /// How long the value is fresh, and how long it may be used at all, in microseconds.
     pub(crate) soft_us: u64,
     pub(crate) hard_us: u64,
-    /// How long it took to compute.
+    /// How long the computation took.
     pub(crate) delta_us: u64,
-    /// The token of the lock under which it was computed.
+    /// The token of the lock that protected the computation.
     pub(crate) token: u64,
 }
 
 impl Head {
-    /// The record of these bytes.
+    /// Encodes a record with these bytes.
     pub(crate) fn encode(&self, codec: &str, bytes: &[u8]) -> Vec<u8> {
         let Self { content, soft_us, hard_us, delta_us, token } = self;
         let content = match content {
@@ -102,7 +102,7 @@ impl Head {
         text
     }
 
-    /// A record's line, the name of its format, and its bytes.
+    /// Splits a record into its head, the name of its codec, and the bytes.
     pub(crate) fn decode(text: &[u8]) -> Option<(Self, &str, &[u8])> {
         let end = text.iter().position(|byte| *byte == b'\n')?;
         let mut words = std::str::from_utf8(&text[..end]).ok()?.split(' ');
@@ -123,23 +123,22 @@ impl Head {
     }
 }
 
-/// A record as one who wants a value of this type sees it.
+/// What a record means to a reader of this type.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Sight<T> {
-    /// To be used as it is.
+    /// Use it as it is.
     Fresh(Option<T>),
-    /// To be used, and computed again by one caller.
+    /// Use it, while one caller recomputes.
     Stale(Option<T>),
-    /// It is known that it is not kept.
+    /// Known not to be stored.
     Uncached,
     Missing,
 }
 
-/// What a record says at a moment of the store's clock. `early` is the factor of XFetch; `random`
-/// is above 0 and at most 1.
+/// Interprets a record at a time of the store's clock. `early` is the β of XFetch; `random` is in (0, 1].
 ///
-/// XFetch is by Vattani, Chierichetti and Lowenstein, *Optimal Probabilistic Cache Stampede
-/// Prevention*, 2015: the longer a value takes to compute, the earlier one caller begins.
+/// XFetch is by Vattani, Chierichetti and Lowenstein, *Optimal Probabilistic Cache Stampede Prevention*,
+/// 2015: the longer a value takes to compute, the earlier one caller begins.
 pub(crate) fn look<T: CacheValue>(record: Option<&Record>, now_us: u64, early: f64, random: f64) -> Sight<T> {
     let Some(record) = record else { return Sight::Missing };
     let Some((head, codec, bytes)) = Head::decode(&record.value) else { return Sight::Missing };
@@ -159,8 +158,8 @@ pub(crate) fn look<T: CacheValue>(record: Option<&Record>, now_us: u64, early: f
     if left == 0 || is_early { Sight::Stale(value) } else { Sight::Fresh(value) }
 }
 
-/// How long a value is fresh: `jitter`, from 0 to 1, is the share of the ttl by which it may be
-/// less, so that values that were computed together do not end together.
+/// How long a value is fresh. `jitter`, from 0 to 1, is the maximum share of the ttl subtracted at random, so
+/// that values computed together do not expire together.
 pub(crate) fn soft_us(ttl: Duration, jitter: f64, random: f64) -> u64 {
     (micros(ttl) as f64 * (1.0 - jitter * random)) as u64
 }

@@ -15,17 +15,18 @@ use crate::name::LockName;
 use crate::options::Options;
 use crate::protocol::LockSpec;
 
-/// Lets one caller of a fleet fill a cache of your own, while the others wait for it.
+/// Lets one caller in a fleet fill a cache of your own while the others wait for it.
 ///
-/// The cache may be anything that all callers see: a table, a memcached, a file. A
-/// [`Cache`](crate::Cache) does more where the value may live in the store of the locks. This one
-/// needs no more of the store than a mutex, so it works on a quorum too.
+/// Use it if the cache is something else that all callers can see: a table, memcached, a file. If the value
+/// may live in the store of the locks, a [`Cache`](crate::Cache) does more. `Fill` needs only a mutex, so it
+/// works on a quorum too.
 ///
 /// # Guarantees
-/// - *One computation at a time*, as long as the computing caller keeps its lock, with the
-///   exceptions that [`Overdue::Compute`] and [`Outage::Compute`] name.
-/// - *All at once*: when it is done, all who wait look into the cache at the same time.
-/// - *Late writes* are yours to refuse: compare [`Guard::fence`] where you write.
+/// - *One computation at a time*, as long as the computing caller keeps its lock, except under
+///   [`Overdue::Compute`] and [`Outage::Compute`].
+/// - *Waiters finish together*: when the computation is done, all waiters look into the cache at the same
+///   time.
+/// - *Late writes* are yours to reject: compare [`Guard::fence`] where you write.
 ///
 /// # Examples
 /// ```
@@ -72,7 +73,7 @@ impl Fill {
         &self.lock.name
     }
 
-    /// How long a caller waits for another's computation: 5 s unless set.
+    /// How long a caller waits for another caller's computation. Default: 5 s.
     ///
     /// ```
     /// # let locks = tenure::Locks::memory();
@@ -83,8 +84,8 @@ impl Fill {
         Self { wait, ..self }
     }
 
-    /// What a caller does that has waited that long: [`Overdue::Compute`] unless set. It then
-    /// computes with the guard of a lock of its own process.
+    /// What a caller does once [`wait`](Self::wait) is over. Default: [`Overdue::Compute`], which computes
+    /// without a guard, one caller per process.
     ///
     /// ```
     /// # let locks = tenure::Locks::memory();
@@ -95,7 +96,7 @@ impl Fill {
         Self { overdue, ..self }
     }
 
-    /// What a caller does where the store does not answer: [`Outage::Compute`] unless set.
+    /// What a caller does if the store does not answer. Default: [`Outage::Compute`].
     ///
     /// ```
     /// # let locks = tenure::Locks::memory();
@@ -106,17 +107,17 @@ impl Fill {
         Self { outage, ..self }
     }
 
-    /// What `get` finds; where that is nothing, what `compute` makes, which has to put it there.
-    /// The inner result is theirs.
+    /// Returns what `get` finds or, if it finds nothing, what `compute` returns. `compute` must put the value
+    /// into the cache itself. The inner result is that of the two closures.
     ///
-    /// `compute` gets the guard of the lock, or `None` where it runs without: after the wait, or in
-    /// an outage.
+    /// `compute` gets the guard of the lock, or `None` if it runs without the lock: after the wait, or in an
+    /// outage.
     ///
     /// # Cancel safety
-    /// Dropped while it computes, the next caller computes at once.
+    /// If the future is dropped while it computes, the next caller computes at once.
     ///
     /// # Errors
-    /// `is_overdue` and the errors of the store as the options say.
+    /// `is_overdue` and the errors of the store, as set by the options.
     ///
     /// # Examples
     /// ```
@@ -171,8 +172,8 @@ impl Fill {
                 lock.home.flights.heard(&taken, engine, &lock.full);
                 match taken {
                     Ok(Turn::Found(found)) => return Ok(found),
-                    // `get` was asked beside the lock, and may have looked before its last
-                    // holder was done. The guard that is dropped is released.
+                    // The first `get` ran concurrently with the acquisition and may have missed the last
+                    // holder's write. Dropping the guard releases it.
                     Ok(Turn::Granted(guard)) => match get().await {
                         Ok(None) => Some(guard),
                         Ok(Some(found)) => return Ok(Ok(found)),
@@ -199,14 +200,14 @@ impl Fill {
                 flight.land(Landing { value: Arc::default(), stored: None, begun });
             }
             if let Some(guard) = guard {
-                // A release that is not answered goes on in the background.
+                // A release without an answer continues in the background.
                 let _ = guard.release().await;
             }
             return Ok(computed);
         }
     }
 
-    /// No guard, if this error of the store is an outage in which the caller computes.
+    /// Returns no guard if this error is an outage in which the caller computes.
     fn without(&self, error: Error) -> Result<Option<Guard>> {
         if self.outage.computes_after(&error) { Ok(None) } else { Err(error) }
     }

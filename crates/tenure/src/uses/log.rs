@@ -1,4 +1,4 @@
-//! The log of an election, which is its record: the last changes of who leads.
+//! The log of an election: the latest changes of leadership, stored in its record.
 
 use std::sync::Arc;
 
@@ -7,20 +7,20 @@ use crate::error::{Error, Result};
 use crate::owner::Owner;
 use crate::protocol::record::Record;
 
-/// Who leads.
+/// The leader of an election.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Leader {
-    /// What it says of itself.
+    /// The leader's payload.
     pub payload: String,
-    /// Its term: see [`Term::fence`](crate::Term::fence).
+    /// The term's fencing token: see [`Term::fence`](crate::Term::fence).
     pub fence: u64,
-    /// Its owner: on which host, in which process.
+    /// The leader's owner, which names its host and process.
     pub owner: Owner,
 }
 
 const PAYLOAD_MAX: usize = 4 << 10;
-/// So many changes are kept, and so many bytes of them, but one change at least.
+/// Maximum number of changes kept, and their maximum size in bytes; the latest change is always kept.
 const KEPT: usize = 256;
 const KEPT_BYTES: usize = 32 << 10;
 const FORMAT: &str = "1";
@@ -35,7 +35,7 @@ pub(super) fn checked_payload(payload: String) -> Result<Arc<str>> {
     Ok(payload.into())
 }
 
-/// The error where no log can be read from the record.
+/// The error for a record that contains no readable log.
 pub(super) fn unreadable(record: &RecordHandle) -> Error {
     let what = "its log cannot be read, perhaps because another version wrote it";
     Error::refused(&record.lock.name, record.engine().store.url(), what)
@@ -51,7 +51,7 @@ pub(super) enum Word {
 const WORDS: [(Word, &str); 3] =
     [(Word::Elected, "elected"), (Word::Updated, "updated"), (Word::Resigned, "resigned")];
 
-/// One change. Its number is one above that of the change before.
+/// One change. Numbers are consecutive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct LogEntry {
     pub(super) number: u64,
@@ -59,7 +59,7 @@ pub(super) struct LogEntry {
     pub(super) leader: Leader,
 }
 
-/// The last changes, in order.
+/// The latest changes, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Log {
     pub(super) entries: Vec<LogEntry>,
@@ -75,7 +75,7 @@ impl Log {
         text.into_bytes()
     }
 
-    /// The log that a record is; `None` if it cannot be read.
+    /// Decodes a record; `None` if it is not readable.
     pub(super) fn decode(record: Option<&Record>) -> Option<Self> {
         let Some(record) = record else { return Some(Self::default()) };
         let (format, mut rest) = std::str::from_utf8(&record.value).ok()?.split_once('\n')?;
@@ -95,7 +95,8 @@ impl Log {
     }
 }
 
-/// The log with one change more, without the oldest where it is long; `None` if it cannot be read.
+/// Appends a change to the log and drops the oldest ones beyond the limits; `None` if the log is not
+/// readable.
 pub(super) fn append(
     record: Option<&Record>,
     word: Word,

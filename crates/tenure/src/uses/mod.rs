@@ -1,11 +1,11 @@
-//! What locks are for: each use is a lock with a record beside it.
+//! Applications of locks. Each one is a lock with a record beside it.
 //!
-//! - [`cache`] computes a value once for a fleet, and [`fill`] does so for a cache of the user's;
-//!   [`entry`] is how a value is kept, [`value`] how it becomes bytes;
-//! - [`once`] runs a job once in a [`period`];
-//! - [`election`] has a leader, with its [`term`], and those who [observe](observer); [`log`] is
-//!   what its record says;
-//! - [`stop`] asks the holders of a lock to let go of it.
+//! - [`cache`] computes a value once for a fleet, and [`fill`] does the same for a cache of the user's own;
+//!   [`entry`] is the format of a stored value, and [`value`] its encoding;
+//! - [`once`] runs a job once per [`period`];
+//! - [`election`] elects a leader for a [`term`], with [observers](observer); [`log`] is the format of its
+//!   record;
+//! - [`stop`] asks the holders of a lock to stop.
 
 pub(crate) mod cache;
 pub(crate) mod election;
@@ -38,7 +38,7 @@ use crate::store::Failure;
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
     pub(crate) record: Option<Record>,
-    /// The store's clock when the answer was here, in microseconds since 1970.
+    /// Estimate of the store's clock when the answer arrived, in microseconds since 1970.
     pub(crate) now_us: u64,
 }
 
@@ -50,7 +50,7 @@ pub(crate) struct RecordHandle {
 }
 
 impl RecordHandle {
-    /// The lock of a use, and its record.
+    /// Returns the lock and record of an application.
     pub(crate) fn new(
         home: &Arc<Client>,
         options: &Arc<Options>,
@@ -72,12 +72,12 @@ impl RecordHandle {
         &self.lock.home.engine
     }
 
-    /// Counts what it came to.
+    /// Counts a result.
     pub(crate) fn count(&self, result: UseResult) {
         self.engine().metrics.used(self.meter, result);
     }
 
-    /// Reads the record. Nothing is changed.
+    /// Reads the record.
     pub(crate) async fn read(&self) -> Result<Seen> {
         let engine = self.engine();
         let sent = engine.now();
@@ -91,8 +91,8 @@ impl RecordHandle {
         }
     }
 
-    /// Writes the record as the lock's holder. A write without an answer is looked for: what the
-    /// holder writes has its token, so bytes that are the same are its own.
+    /// Writes the record as the holder of the lock. A write without an answer is verified by reading: the
+    /// holder's write contains its token, so identical bytes are its own.
     pub(crate) async fn put(&self, put: Put) -> Result<RecordAnswer> {
         let value = Arc::clone(&put.value);
         match self.ask(RecordVerb::Put(put)).await {
@@ -108,7 +108,7 @@ impl RecordHandle {
         }
     }
 
-    /// The owners that hold the lock, with their tokens.
+    /// Returns the owners that hold the lock, with their tokens.
     pub(crate) async fn holders(&self) -> Result<Vec<(Owner, u64)>> {
         let (lock, engine) = (&self.lock, self.engine());
         let owner = Owner::fresh(&lock.options.label, &*engine.runtime);
@@ -147,7 +147,7 @@ impl RecordHandle {
     }
 }
 
-/// The lock of a use.
+/// Returns the lock of an application.
 pub(crate) fn lock_of(
     home: &Arc<Client>,
     options: &Arc<Options>,
@@ -159,21 +159,21 @@ pub(crate) fn lock_of(
     LockHandle::at(Arc::clone(home), Arc::clone(options), name, full, rule, None)
 }
 
-/// Where a use is counted.
+/// The meter that counts an application.
 pub(crate) fn meter(lock: &LockHandle) -> Meter {
     lock.home.engine.metrics.meter(&lock.options.groups, &lock.name, &lock.full, lock.rule)
 }
 
-/// What the holder of a use's lock writes.
+/// The write of a record by the lock's holder.
 pub(crate) fn put(owner: &Owner, keep: Duration, value: Vec<u8>) -> Put {
     let keep_ms = u64::try_from(keep.as_millis()).unwrap_or(u64::MAX).clamp(1, KEEP_MAX_MS);
     Put { owner: owner.clone(), window: None, keep_ms, then: Then::Nothing, value: value.into() }
 }
 
-/// No record is kept longer: ten years.
+/// Maximum retention of a record: ten years.
 const KEEP_MAX_MS: u64 = 10 * 365 * 86_400_000;
 
-/// Microseconds of a duration.
+/// The duration in microseconds, saturating.
 pub(crate) fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }

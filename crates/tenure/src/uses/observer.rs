@@ -10,39 +10,39 @@ use crate::error::Result;
 use crate::planted::{Bug, planted};
 use crate::store::{Failure, Listener};
 
-/// Follows who leads: see [`Election::observe`](crate::Election::observe).
+/// A subscription to the changes of an election: see [`Election::observe`](crate::Election::observe).
 ///
-/// It needs no message to be delivered: a change whose message was lost is told within a second.
-/// That is also the time on the `file:` store.
+/// It does not depend on messages: a change whose message was lost is reported within a second. On the
+/// `file:` store that is the usual delay.
 #[must_use = "it tells nothing unless it is asked"]
 pub struct Observer {
     record: RecordHandle,
     listener: Option<Listener>,
-    /// The last change that was told or is about to be.
+    /// The last change reported or about to be.
     last: Option<LogEntry>,
     has_read: bool,
     changes: VecDeque<Change>,
 }
 
-/// A change of who leads.
+/// A change of leadership.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Change {
-    /// This one leads now.
+    /// This candidate now leads.
     Elected(Leader),
-    /// The leader says something else of itself.
+    /// The leader changed its payload.
     Updated(Leader),
-    /// It has resigned. A leader that dies says nothing: the next is elected.
+    /// The leader has resigned. A leader that dies leaves no entry: the next change is the election of its
+    /// successor.
     Resigned(Leader),
-    /// So many changes came before the next one and are not known any more: the log keeps 256, and
-    /// 32 KiB.
+    /// Number of changes before the next one that are no longer known: the log keeps 256 changes and 32 KiB.
     Missed(u64),
-    /// The store has lost changes that were told, as a failover can. What follows is told from the
-    /// newest on.
+    /// The store has lost changes that were already reported, as a failover can. Reporting continues with the
+    /// newest.
     Rewritten,
 }
 
-/// How often the log is looked at without a message.
+/// Polling interval of the log without messages.
 const LOOK: Duration = Duration::from_secs(1);
 
 impl Observer {
@@ -50,7 +50,7 @@ impl Observer {
         Self { record, listener: None, last: None, has_read: false, changes: VecDeque::new() }
     }
 
-    /// The next change. The first is who leads at that time, if anyone does.
+    /// Waits for the next change. The first one reports the leader at that time, if any.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -64,22 +64,22 @@ impl Observer {
     /// ```
     ///
     /// # Cancel safety
-    /// Nothing is lost: what was not returned is told by the next call.
+    /// Nothing is lost: the next call returns what this one did not.
     ///
     /// # Errors
-    /// Those of the store: `is_unreachable`, `is_refused`. It can be called again, and goes on
-    /// where it was.
+    /// The errors of the store: `is_unreachable` and `is_refused`. A further call resumes where this one
+    /// stopped.
     pub async fn next(&mut self) -> Result<Change> {
         loop {
             if let Some(change) = self.changes.pop_front() {
                 return Ok(change);
             }
             let (lock, engine) = (&self.record.lock, self.record.engine());
-            // Listening first: what changes from then on is heard.
+            // Subscribe before reading, so that no later change is missed.
             if self.listener.is_none() {
                 match engine.store.listen(&lock.full, lock.rule, lock.options.op_timeout).await {
                     Ok(listener) => self.listener = Some(listener),
-                    // Repeated looks replace messages that this user may not hear.
+                    // Polling replaces messages that this user may not subscribe to.
                     Err(Failure::Refused(_)) if self.has_read => {
                         engine.runtime.sleep_until(engine.now() + LOOK).await;
                     }
@@ -103,8 +103,8 @@ impl Observer {
         }
     }
 
-    /// The next change that is in the store already, or `None`. It reads the log at most once and
-    /// does not wait, so that a program can tell at its end what it was not told yet.
+    /// Returns the next change already in the store, or `None`. It reads the log at most once and does not
+    /// wait, so a program that ends can report what it has not reported yet.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -130,14 +130,14 @@ impl Observer {
         Ok(self.changes.pop_front())
     }
 
-    /// Reads the log, and goes on where it was.
+    /// Reads the log and queues what is new.
     async fn look(&mut self) -> Result<()> {
         let seen = self.record.read().await?;
         let log = Log::decode(seen.record.as_ref()).ok_or_else(|| unreadable(&self.record))?;
         let is_first = !std::mem::replace(&mut self.has_read, true);
         let mut news = log.entries.as_slice();
         match &self.last {
-            // Who leads now, and not how that came about.
+            // Report only the current leader, not the history.
             None if is_first => {
                 news = &news[news.len().saturating_sub(1)..];
                 if matches!(news, [LogEntry { word: Word::Resigned, .. }]) {
@@ -153,7 +153,7 @@ impl Observer {
             None => {}
             Some(last) => match news.iter().position(|entry| entry.number == last.number) {
                 Some(at) if news[at] == *last => news = &news[at + 1..],
-                // All of the kept ones are newer.
+                // All entries of the log are newer.
                 None if news.first().is_some_and(|first| first.number > last.number) => {}
                 _ => {
                     self.changes.push_back(Change::Rewritten);

@@ -27,24 +27,23 @@ use crate::protocol::record::{RecordAnswer, Then};
 
 /// A job that runs at most once in each window of a [`Period`], on whichever host asks first.
 ///
-/// All hosts ask, for example each minute or by cron at the same time, and one of them runs the
-/// job. That it ran is kept in the store: a host whose clock is ahead or behind does not run it
-/// again.
+/// Use it for scheduled work on a fleet: all hosts ask, for example every minute or from cron at the same
+/// time, and one of them runs the job. The store records that it ran, so a host whose clock is wrong does not
+/// run it again.
 ///
-/// Stateless and cheap to clone.
+/// An `OncePer` is stateless and cheap to clone.
 ///
 /// # Guarantees
-/// - *At most once in a window*, by the clock of the store, as long as the store keeps what it has
-///   acknowledged and its clock does not jump. The clocks of the hosts do not matter.
-/// - *Not beside itself*: a job that takes longer than its window keeps its lock, and the next
-///   window begins late or is missed.
-/// - *Failure frees the window*, unless [`frees`](Self::frees) says otherwise: the next to ask runs
-///   it again.
-/// - *A runner that dies* leaves the window closed, because nothing knows how far it came.
-///   [`last`](Self::last) tells of it as [`Outcome::Lost`]. [`Frees::FailureOrLoss`] opens it
-///   instead.
+/// - *At most once per window*, by the store's clock, as long as the store keeps what it has acknowledged and
+///   its clock does not jump. The hosts' clocks do not matter.
+/// - *No overlap*: a job that takes longer than its window keeps its lock, and the next window begins late or
+///   is missed.
+/// - *Failure reopens the window*, unless [`frees`](Self::frees) is set otherwise: the next host to ask runs
+///   the job again.
+/// - *A runner that dies* leaves the window closed, because nobody knows how far it got. [`last`](Self::last)
+///   reports it as [`Outcome::Lost`]. With [`Frees::FailureOrLoss`] the window is reopened instead.
 ///
-/// It does not call: a window in which no host asks is missed.
+/// It is not a scheduler: a window in which no host asks is missed.
 ///
 /// # Examples
 /// ```
@@ -68,56 +67,56 @@ pub struct OncePer {
     frees: Frees,
 }
 
-/// What opens a window again in which a job has begun.
+/// What reopens a window in which the job has begun.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Frees {
-    /// Nothing: the job is tried once in a window.
+    /// Nothing: the job is tried once per window.
     Nothing,
-    /// That it failed.
+    /// The failure of the job.
     #[default]
     Failure,
-    /// That it failed, and that its runner died or lost its lock. The job may then run twice in a
-    /// window, one after the other.
+    /// The failure of the job, or the death of its runner, or the loss of its lock. The job may then run
+    /// twice in a window, one run after the other.
     FailureOrLoss,
 }
 
-/// The last time that a job began.
+/// The most recent run of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LastRun {
-    /// Its window.
+    /// The window of the run.
     pub window: Range<SystemTime>,
-    /// When it began, by the clock of the store.
+    /// When the run began, by the store's clock.
     pub begun: SystemTime,
-    /// Who ran it.
+    /// The owner that ran it.
     pub owner: Owner,
-    /// Its token.
+    /// The fencing token of the run.
     pub fence: u64,
-    /// What became of it.
+    /// The outcome of the run.
     pub outcome: Outcome,
 }
 
-/// What became of a job.
+/// The outcome of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outcome {
-    /// It runs.
+    /// Still running.
     Running,
-    /// It is done.
+    /// Succeeded.
     Done,
-    /// It failed, for this reason: at most 1,000 bytes of it.
+    /// Failed, with the reason, cut to 1,000 bytes.
     Failed(String),
-    /// Its runner died, or lost its lock. It may have done all of its work, or a part.
+    /// The runner died or lost its lock. It may have done all of its work, or part of it.
     Lost,
 }
 
-/// So many times one call begins again because a window has passed meanwhile.
+/// Maximum restarts of a call because its window passed meanwhile.
 const ATTEMPTS: u32 = 4;
-/// A call that comes before its window by a tenth of the period, and by this at most, waits for it:
-/// the caller's clock may be ahead of the store's.
+/// A call that comes before its window by at most a tenth of the period, and at most this, waits for the
+/// window, because the caller's clock may be ahead of the store's.
 const EARLY: Duration = Duration::from_secs(5);
-/// How long a run is told of, at least.
+/// Minimum time for which a run is reported.
 const TOLD: Duration = Duration::from_secs(86_400);
 const WHY_BYTES: usize = 1_000;
 const FORMAT: &str = "1";
@@ -145,7 +144,7 @@ impl OncePer {
         &self.record.lock.name
     }
 
-    /// What opens a window again: [`Frees::Failure`] unless set.
+    /// What reopens a window. Default: [`Frees::Failure`].
     ///
     /// ```
     /// # let locks = tenure::Locks::memory();
@@ -157,21 +156,20 @@ impl OncePer {
         Self { frees, ..self }
     }
 
-    /// Runs the job, if no one has in this window: `None` if it ran, or runs. The inner result is
-    /// the job's, and says whether it failed.
+    /// Runs the job unless it has run in this window. Returns `None` if it has run or is running. The inner
+    /// result is that of the job, and decides whether it failed.
     ///
-    /// The lock is renewed while the job runs. The job is dropped at its next await when the lock
-    /// is lost. A call that comes a little before the next window waits for it, for a tenth of the
-    /// period and 5 s at most.
+    /// The lock is renewed while the job runs. If the lock is lost, the job is dropped at its next await. A
+    /// call that comes shortly before the next window (a tenth of the period, at most 5 s) waits for it.
     ///
     /// # Cancel safety
-    /// Dropped while the job runs, the window counts as [lost](Outcome::Lost).
+    /// If the future is dropped while the job runs, the run counts as [lost](Outcome::Lost).
     ///
     /// # Errors
-    /// `is_lost` when the lock was lost while the job ran; `is_invalid` when the period cannot be
-    /// right; `is_unsupported` when the server forbids scripts; `is_refused` when the last run was
-    /// in a window that is far ahead, as after a step of the store's clock (see
-    /// [`reset`](Self::reset)); `is_unreachable`, `is_unknown`.
+    /// `is_lost` if the lock was lost while the job ran; `is_invalid` if the period is invalid;
+    /// `is_unsupported` if the server forbids scripts; `is_refused` if the last run was in a window far
+    /// ahead, as after a step of the store's clock (see [`reset`](Self::reset)); `is_unreachable` and
+    /// `is_unknown`.
     ///
     /// # Examples
     /// ```
@@ -199,11 +197,11 @@ impl OncePer {
         Ok(Some(outcome))
     }
 
-    /// Begins, if no one has in this window: for work that is not one future. End it with
-    /// [`Turn::succeed`] or [`Turn::fail`].
+    /// Begins a run unless there has been one in this window: for work that is not a single future. End the
+    /// run with [`Turn::succeed`] or [`Turn::fail`].
     ///
     /// # Cancel safety
-    /// Dropped, the window may count as [lost](Outcome::Lost).
+    /// If the future is dropped, the run may count as [lost](Outcome::Lost).
     ///
     /// # Errors
     /// As [`run`](Self::run).
@@ -231,14 +229,14 @@ impl OncePer {
                     continue;
                 }
             }
-            // The lock first: what its last holder has written is there when it is granted.
+            // The lock first: once it is granted, the record of its last holder is visible.
             let (guard, seen) = join(lock.acquire(Wait::Once), self.seen()).await;
             let Some(guard) = guard? else { return Ok(None) };
             let seen = seen?;
             let now_us = seen.now_us;
             let window = match self.judge(&seen)? {
                 Judged::Open(window) => window,
-                // This caller has the lock, so the runner has lost it.
+                // This caller has the lock, so the previous runner has lost it.
                 Judged::LooksOpen => self.window(now_us)?,
                 Judged::Closed | Judged::Soon(_) => continue,
             };
@@ -249,7 +247,7 @@ impl OncePer {
         Ok(None)
     }
 
-    /// Writes that the job begins, and makes sure that its window is not over by then.
+    /// Records the beginning of the run, and makes sure that its window is not over by then.
     async fn begin(&self, guard: Guard, window: Window) -> Result<Option<Turn>> {
         let engine = self.record.engine();
         let mut run = Run {
@@ -275,19 +273,19 @@ impl OncePer {
             self.record.count(UseResult::Begun);
             return Ok(Some(turn));
         }
-        // This process was stopped between the two: nothing has begun.
+        // This process was paused in between; the job has not begun.
         turn.end(State::Freed, "its runner was stopped before it began").await?;
         Ok(None)
     }
 
-    /// The last time that the job began: it is told of for the length of its period after its
-    /// window, and for a day at least.
+    /// Returns the most recent run. It is reported until one period after its window has passed, and for at
+    /// least a day after the window.
     ///
     /// # Cancel safety
-    /// Nothing is lost; it asks and changes nothing.
+    /// Safe to drop: the request changes nothing.
     ///
     /// # Errors
-    /// Those of the store: `is_unreachable`, `is_refused`.
+    /// The errors of the store: `is_unreachable` and `is_refused`.
     ///
     /// # Examples
     /// ```
@@ -309,7 +307,7 @@ impl OncePer {
             State::Done => Outcome::Done,
             State::Failed | State::Freed => Outcome::Failed(run.why),
             State::Begun => match self.is_lost().await? {
-                // It may have ended between the two answers.
+                // The run may have ended between the two answers.
                 true => match self.record.read().await?.record {
                     Some(now) if now != record => return Box::pin(self.last()).await,
                     _ => Outcome::Lost,
@@ -322,8 +320,8 @@ impl OncePer {
         Ok(Some(LastRun { window, begun, owner, fence, outcome }))
     }
 
-    /// Asks a run that is under way to stop, and says which: `None` if the job does not run.
-    /// Nothing ends by that: a run that waits for [`Turn::stop_requested`] hears of it within 2 s.
+    /// Asks the current run to stop, and returns it, or `None` if the job is not running. This does not end
+    /// the run: a runner that waits for [`Turn::stop_requested`] learns of it within 2 s.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -339,7 +337,7 @@ impl OncePer {
     /// The request may still be made.
     ///
     /// # Errors
-    /// Those of the store, and `is_invalid` when the reason cannot be used.
+    /// The errors of the store; also `is_invalid` if the reason is not valid.
     pub async fn request_stop(&self, reason: &str) -> Result<Option<LastRun>> {
         check_text("a reason", reason)?;
         let last = self.last().await?.filter(|last| last.outcome == Outcome::Running);
@@ -349,13 +347,14 @@ impl OncePer {
         Ok(Some(run))
     }
 
-    /// Forgets the last run: the job may run again in this window. One that runs loses its lock.
+    /// Forgets the most recent run, so that the job may run again in this window. A run in progress loses its
+    /// lock.
     ///
     /// # Cancel safety
     /// The request may still be carried out.
     ///
     /// # Errors
-    /// Those of the store: `is_unreachable`, `is_refused`, `is_unknown`.
+    /// The errors of the store: `is_unreachable`, `is_refused` and `is_unknown`.
     ///
     /// # Examples
     /// ```
@@ -384,7 +383,7 @@ impl OncePer {
         window.map_err(|what| Error::invalid(format!("job {}: {what}", self.name().quoted())))
     }
 
-    /// Whether the job may begin, by what is kept.
+    /// Whether the job may begin, according to the record.
     fn judge(&self, Seen { record, now_us }: &Seen) -> Result<Judged> {
         let (now, mut window) = (*now_us, self.window(*now_us)?);
         if let Some(record) = record {
@@ -404,7 +403,7 @@ impl OncePer {
                     _ => Judged::Closed,
                 });
             }
-            // Where the windows were others before, none overlaps another.
+            // After a change of the period, the new window must not overlap that of the last run.
             if run.state != State::Freed {
                 window.from = window.from.max(run.to);
             }
@@ -412,7 +411,7 @@ impl OncePer {
         Ok(if now < window.open_to { Judged::Open(window) } else { Judged::Closed })
     }
 
-    /// Whether no one has the lock.
+    /// Whether nobody holds the lock.
     async fn is_lost(&self) -> Result<bool> {
         self.record.holders().await.map(|holders| holders.is_empty())
     }
@@ -428,10 +427,10 @@ impl OncePer {
 
 enum Judged {
     Open(Window),
-    /// A job has begun in it, and its runner may be dead.
+    /// The job has begun in this window, and its runner may be dead.
     LooksOpen,
     Closed,
-    /// Until the next window.
+    /// Time until the next window.
     Soon(Duration),
 }
 
@@ -446,21 +445,21 @@ enum State {
     Begun,
     Done,
     Failed,
-    /// It failed, and the window is open again.
+    /// Failed, with the window open again.
     Freed,
 }
 
 const STATES: [(State, &str); 4] =
     [(State::Begun, "begun"), (State::Done, "done"), (State::Failed, "failed"), (State::Freed, "freed")];
 
-/// What is kept of a run: one line, and behind it why it failed.
+/// The record of a run: one line, followed by the reason if it failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Run {
     state: State,
     from: u64,
     to: u64,
     fence: u64,
-    /// 0 in the record that says so: then the record's own time counts.
+    /// 0 in the record that marks the beginning, whose own time counts instead.
     begun: u64,
     owner: Owner,
     why: String,
@@ -485,9 +484,9 @@ impl Run {
     }
 }
 
-/// A job that has begun: it has its window, and the lock.
+/// A run of a job, with its window and lock, returned by [`OncePer::try_begin`].
 ///
-/// Dropped, it counts as [lost](Outcome::Lost).
+/// A run that is dropped counts as [lost](Outcome::Lost).
 ///
 /// ```
 /// # tenure::block_on(async {
@@ -535,7 +534,7 @@ impl Turn {
         moment(self.run.from)..moment(self.run.to)
     }
 
-    /// Who runs it: a fresh owner for each run.
+    /// The owner: new for each run.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -549,28 +548,27 @@ impl Turn {
         self.guard.owner()
     }
 
-    /// Whether its lock is still held: see [`Guard::is_held`].
+    /// Whether the lock is still held: see [`Guard::is_held`].
     pub fn is_current(&self) -> bool {
         self.guard.is_held()
     }
 
-    /// The guard of its lock, which lasts as long as the run does.
+    /// The guard of the lock, held for as long as the run lasts.
     pub fn guard(&self) -> &Guard {
         &self.guard
     }
 
-    /// How long [`is_current`](Self::is_current) holds if nothing is renewed any more.
+    /// Time for which [`is_current`](Self::is_current) stays true if no further renewal succeeds.
     pub fn remaining(&self) -> Duration {
         self.guard.remaining()
     }
 
-    /// A future that resolves when the lock is lost: see [`Guard::lost`].
+    /// A future that resolves once the lock is lost: see [`Guard::lost`].
     pub fn lost(&self) -> Lost {
         self.guard.lost()
     }
 
-    /// Waits until this run is [asked to stop](OncePer::request_stop). It looks at the store every
-    /// 2 s.
+    /// Waits until this run is [asked to stop](OncePer::request_stop), polling the store every 2 s.
     ///
     /// ```no_run
     /// # tenure::block_on(async {
@@ -583,17 +581,16 @@ impl Turn {
     /// ```
     ///
     /// # Cancel safety
-    /// Nothing is lost: a request stays where it is.
+    /// Nothing is lost: the request remains in the store.
     ///
     /// # Errors
-    /// `is_refused` when the user may not read the record. A store that does not answer is asked
-    /// again.
+    /// `is_refused` if the user may not read the record. Retries while the store does not answer.
     pub async fn stop_requested(&self) -> Result<StopRequest> {
         let record = stop::record_of(&self.record, stop::OF_JOB)?;
         stop::requested(&record, self.owner()).await
     }
 
-    /// The job is done: the window stays closed.
+    /// Ends the run as successful: the window stays closed.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -606,17 +603,17 @@ impl Turn {
     /// ```
     ///
     /// # Cancel safety
-    /// The request may still be carried out; if not, the window counts as [lost](Outcome::Lost).
+    /// The request may still be carried out; otherwise the run counts as [lost](Outcome::Lost).
     ///
     /// # Errors
-    /// `is_lost` when the lock was lost before. That the store does not answer is no error: the
-    /// window stays closed.
+    /// `is_lost` if the lock had been lost. A store that does not answer is no error, because the window
+    /// stays closed.
     pub async fn succeed(self) -> Result<()> {
         let record = self.record.clone();
         self.end(State::Done, "").await.inspect(|()| record.count(UseResult::Done))
     }
 
-    /// The job failed, for this reason. Others may run it again in this window, unless
+    /// Ends the run as failed, with this reason. The job may run again in this window, unless
     /// [`Frees::Nothing`] is set.
     ///
     /// ```

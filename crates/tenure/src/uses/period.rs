@@ -7,7 +7,7 @@ use super::micros;
 
 /// The windows in each of which a job runs once: see [`OncePer`](crate::OncePer).
 ///
-/// Which window it is, the clock of the store says.
+/// The store's clock decides which window is current.
 ///
 /// ```
 /// use std::time::Duration;
@@ -34,17 +34,17 @@ enum Windows {
 pub(crate) struct Window {
     pub(crate) from: u64,
     pub(crate) to: u64,
-    /// Until when a job may begin in it.
+    /// When the window stops admitting a new run.
     pub(crate) open_to: u64,
 }
 
 const DAY: Duration = Duration::from_secs(86_400);
-/// The shortest and the longest window.
+/// Minimum and maximum length of a window.
 const LENGTHS: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(3_660 * 86_400)];
 
 impl Period {
-    /// Windows of this length, from 10 ms to ten years, one behind the other since 1970, UTC: with
-    /// an hour, from each full hour to the next. A `Duration` alone means the same.
+    /// Consecutive windows of this length, from 10 ms to ten years, counted from 1970 UTC: a length of one
+    /// hour gives windows from one full hour to the next. A plain `Duration` converts into the same.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -57,7 +57,7 @@ impl Period {
         Self { windows: Windows::Every { length, offset: Duration::ZERO }, open_for: None }
     }
 
-    /// Each day from this time on, UTC, counted from midnight. For the days of a time zone see
+    /// One window per day, beginning at this time after midnight UTC. For days of another time zone see
     /// [`new`](Self::new).
     ///
     /// ```
@@ -68,12 +68,12 @@ impl Period {
         Self { windows: Windows::Every { length: DAY, offset: at }, open_for: None }
     }
 
-    /// The windows that a function tells: for a moment, the window that it is in. For wall clocks,
-    /// calendars and time zones, by a library that knows them.
+    /// Windows computed by a function, which returns the window that contains the given time. For wall
+    /// clocks, calendars and time zones, using a library that knows them.
     ///
-    /// The function decides what happens when the clocks change: with "from 02:00 to 02:00 of the
-    /// next day", one window has 23 hours and one 25, and in each the job runs once. It must tell
-    /// the same of the same moment on all hosts.
+    /// The function decides what happens when the clocks change. With "from 02:00 to 02:00 of the next day",
+    /// one window has 23 hours and one has 25, and the job runs once in each. It must return the same window
+    /// for the same time on all hosts.
     ///
     /// ```
     /// use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -90,8 +90,8 @@ impl Period {
         Self { windows: Windows::Of(Arc::new(windows)), open_for: None }
     }
 
-    /// The job may begin only so long after a window has. Unless set, to the window's end: a
-    /// program that is deployed at 14:00 then runs the job of 02:00, if none did.
+    /// Limits how long after the start of a window the job may begin. Default: until the end of the window,
+    /// so a program deployed at 14:00 runs the job of 02:00 if it has not run yet.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -101,7 +101,7 @@ impl Period {
         Self { open_for: Some(open_for), ..self }
     }
 
-    /// The window that a moment is in; what is wrong, if there is none.
+    /// Returns the window that contains `now`, or a description of the problem.
     pub(crate) fn window(&self, now: u64) -> Result<Window, String> {
         let (from, to) = match &self.windows {
             Windows::Every { length, offset } => {
@@ -109,7 +109,7 @@ impl Period {
                     return Err(format!("a period must be from 10 ms to ten years, got {length:?}"));
                 }
                 let (length, offset) = (micros(*length), micros(*offset) % micros(*length));
-                // Above 1970 by more than one window, or what came before it is the first.
+                // Times before `offset` belong to the first window.
                 let from = now.saturating_sub(offset) / length * length + offset;
                 let from = if from > now { 0 } else { from };
                 (from, from.saturating_add(length))
@@ -149,7 +149,7 @@ impl fmt::Debug for Period {
     }
 }
 
-/// A moment of the store's clock.
+/// A time of the store's clock.
 pub(crate) fn moment(unix_us: u64) -> SystemTime {
     UNIX_EPOCH + Duration::from_micros(unix_us)
 }

@@ -10,39 +10,39 @@ use crate::owner::Owner;
 use crate::protocol::LockSpec;
 use crate::protocol::record::{Record, RecordAnswer};
 
-/// What [`Locks::stop_requested`](crate::Locks::stop_requested),
-/// [`Term::stop_requested`](crate::Term::stop_requested) or
-/// [`Turn::stop_requested`](crate::Turn::stop_requested) was told.
+/// A request to stop, returned by [`Locks::stop_requested`](crate::Locks::stop_requested),
+/// [`Term::stop_requested`](crate::Term::stop_requested) and
+/// [`Turn::stop_requested`](crate::Turn::stop_requested).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StopRequest {
-    /// Who asked.
+    /// The owner that made the request.
     pub by: Owner,
-    /// Why; it may be empty.
+    /// The reason; may be empty.
     pub reason: String,
 }
 
-/// How often a holder looks.
+/// Polling interval of a holder.
 const LOOK: Duration = Duration::from_secs(2);
-/// How long a request is kept. It names the holders that it is for, so an old one stops no other.
+/// How long a request is kept. It names its holders, so an old request stops no one else.
 const KEPT: Duration = Duration::from_secs(3_600);
 
-/// What is kept beside a lock: where requests stand.
+/// The record beside a lock that contains the request.
 pub(crate) fn record(home: &Arc<Client>, options: &Arc<Options>, name: LockName) -> Result<RecordHandle> {
     RecordHandle::new(home, options, "stop", name, LockSpec::Mutex)
 }
 
-/// The same beside the lock of a use.
+/// The record beside the lock of an election or a job.
 pub(crate) fn record_of(of: &RecordHandle, kind: &str) -> Result<RecordHandle> {
     let lock = &of.lock;
     RecordHandle::new(&lock.home, &lock.options, kind, lock.name.clone(), LockSpec::Mutex)
 }
 
-/// What stands beside an election, and beside a job.
+/// Kinds of these records for elections and jobs.
 pub(crate) const OF_LEADER: &str = "stop-elect";
 pub(crate) const OF_JOB: &str = "stop-once";
 
-/// Asks these holders of a lock to stop.
+/// Writes a request for these holders of a lock.
 pub(crate) async fn request(record: &RecordHandle, holders: &[Owner], reason: &str) -> Result<()> {
     loop {
         let guard = record.lock.lock().await?;
@@ -51,7 +51,7 @@ pub(crate) async fn request(record: &RecordHandle, holders: &[Owner], reason: &s
         let value = format!("1 {by} {reason}\n{owners}\n");
         match record.put(put(by, KEPT, value.into_bytes())).await? {
             RecordAnswer::Stored { .. } => return guard.release().await,
-            // Its lease was over before.
+            // The lease ended before the write.
             RecordAnswer::NotHeld => {}
             answer => return Err(record.nonsense(&answer)),
         }
@@ -69,14 +69,14 @@ pub(crate) async fn requested(record: &RecordHandle, owner: &Owner) -> Result<St
                     return Ok(request);
                 }
             }
-            // What answers nothing now may answer later.
+            // The store may answer again later.
             Err(error) if error.is_unreachable() || error.is_unknown() => {}
             Err(error) => return Err(error),
         }
     }
 }
 
-/// The request, if it is for this holder.
+/// Returns the request if it names this holder.
 fn read(record: &Record, owner: &Owner) -> Option<StopRequest> {
     let text = std::str::from_utf8(&record.value).ok()?;
     let (head, owners) = text.strip_prefix("1 ")?.split_once('\n')?;

@@ -15,9 +15,9 @@ use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::record::{Record, RecordAnswer, Then};
 
-/// The time for which a candidate leads: see [`Election`](crate::Election).
+/// The term of a leader, returned by [`Election::campaign`](crate::Election::campaign).
 ///
-/// Dropped, it resigns in the background, and observers are not told why.
+/// Dropping it resigns in the background, without an entry for the observers.
 ///
 /// ```
 /// # tenure::block_on(async {
@@ -32,8 +32,8 @@ pub struct Term {
     guard: Guard,
     record: RecordHandle,
     payload: Arc<str>,
-    /// The log as this term has written it last. Nothing else writes it while the term lasts, so a
-    /// resignation need not read it first.
+    /// The log as last written by this term. Nobody else writes it during the term, so a resignation need not
+    /// read it first.
     written: Option<Record>,
 }
 
@@ -42,8 +42,7 @@ impl Term {
         Self { guard, record, payload, written: None }
     }
 
-    /// The term as a fencing token: greater than that of every earlier term. See
-    /// [`Guard::fence`].
+    /// The term as a fencing token: greater than that of every earlier term. See [`Guard::fence`].
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -55,7 +54,7 @@ impl Term {
         self.guard.fence()
     }
 
-    /// Who leads: a fresh owner for each term.
+    /// The owner: new for each term.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -68,8 +67,8 @@ impl Term {
         self.guard.owner()
     }
 
-    /// Whether it still leads. It says no before another can lead, by the
-    /// [`grace`](crate::Options::grace) and a margin, also if this process was stopped.
+    /// Whether this candidate still leads. Becomes false before another can lead, by
+    /// [`grace`](crate::Options::grace) and a margin, even if this process was paused.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -84,23 +83,22 @@ impl Term {
         self.guard.is_held() || planted(Bug::LeaderToldLate)
     }
 
-    /// The guard of its lock, which lasts as long as the term does.
+    /// The guard of the lock, held for as long as the term lasts.
     pub fn guard(&self) -> &Guard {
         &self.guard
     }
 
-    /// How long [`is_current`](Self::is_current) holds if nothing is renewed any more.
+    /// Time for which [`is_current`](Self::is_current) stays true if no further renewal succeeds.
     pub fn remaining(&self) -> Duration {
         self.guard.remaining()
     }
 
-    /// A future that resolves when it does not lead any more: see [`Guard::lost`].
+    /// A future that resolves once this candidate no longer leads: see [`Guard::lost`].
     pub fn lost(&self) -> Lost {
         if planted(Bug::LeaderToldLate) { Lost::never() } else { self.guard.lost() }
     }
 
-    /// Waits until the leader is [asked to stop](crate::Election::request_stop). It looks at the
-    /// store every 2 s.
+    /// Waits until the leader is [asked to stop](crate::Election::request_stop), polling the store every 2 s.
     ///
     /// ```no_run
     /// # tenure::block_on(async {
@@ -113,17 +111,16 @@ impl Term {
     /// ```
     ///
     /// # Cancel safety
-    /// Nothing is lost: a request stays where it is.
+    /// Nothing is lost: the request remains in the store.
     ///
     /// # Errors
-    /// `is_refused` when the user may not read the record. A store that does not answer is asked
-    /// again.
+    /// `is_refused` if the user may not read the record. Retries while the store does not answer.
     pub async fn stop_requested(&self) -> Result<StopRequest> {
         let record = stop::record_of(&self.record, stop::OF_LEADER)?;
         stop::requested(&record, self.owner()).await
     }
 
-    /// Tells the observers another payload, of at most 4 KiB.
+    /// Publishes another payload, of at most 4 KiB, to the observers.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -138,8 +135,8 @@ impl Term {
     /// The request may still be carried out.
     ///
     /// # Errors
-    /// `is_lost` when it does not lead any more; `is_invalid` when the payload is too long;
-    /// `is_unreachable`, `is_unknown`, `is_refused`.
+    /// `is_lost` if this candidate no longer leads; `is_invalid` if the payload is too long;
+    /// `is_unreachable`, `is_unknown` and `is_refused`.
     pub async fn update(&mut self, payload: impl Into<String>) -> Result<()> {
         let payload = checked_payload(payload.into())?;
         self.write(Word::Updated, &payload).await?;
@@ -158,7 +155,7 @@ impl Term {
     /// ```
     ///
     /// # Cancel safety
-    /// Dropped, it goes on in the background.
+    /// If the future is dropped, the resignation continues in the background.
     ///
     /// # Errors
     /// As [`Guard::release`].
@@ -172,7 +169,7 @@ impl Term {
             None => record.read().await.ok().and_then(|seen| append(seen.record.as_ref())),
         };
         match log {
-            // In one write: the lock is free right after.
+            // Sent together, because the lock is free right after the release.
             Some(log) => {
                 let mut put = put(&owner, Duration::MAX, log);
                 put.then = Then::Tell;

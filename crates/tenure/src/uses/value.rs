@@ -1,12 +1,12 @@
 use std::error::Error;
 
-/// Why a value could not be turned into bytes, or bytes into a value.
+/// Why encoding or decoding a value failed.
 type Failed = Box<dyn Error + Send + Sync>;
 
-/// What a [`Cache`](crate::Cache) can keep: a value that can be turned into bytes and back.
+/// A value that a [`Cache`](crate::Cache) can store, with its conversion to and from bytes.
 ///
-/// `Vec<u8>` and `String` can. With the feature `serde`, `Json` makes one of every
-/// serde value. Implement it for another format, for example for your own types by postcard.
+/// Implemented by `Vec<u8>` and `String`. With the feature `serde`, `Json` wraps any serde value. Implement
+/// it for other formats, for example for your own types with postcard.
 ///
 /// ```
 /// # tenure::block_on(async {
@@ -32,20 +32,20 @@ type Failed = Box<dyn Error + Send + Sync>;
 /// # Ok::<(), tenure::Error>(()) }).unwrap();
 /// ```
 pub trait CacheValue: Sized {
-    /// The format's name, which is kept beside each value: a word of letters, digits and `-`. A
-    /// value that was kept under another name counts as missing, and is computed again.
+    /// Name of the format, stored with each value: letters, digits and `-`. A value stored under another name
+    /// counts as missing and is recomputed.
     const CODEC: &'static str;
 
-    /// The value as bytes.
+    /// Encodes the value.
     ///
     /// # Errors
-    /// What keeps it from being written. The caller of the cache gets it as `is_invalid`.
+    /// Why the value cannot be encoded. The caller of the cache gets it as `is_invalid`.
     fn encode(&self) -> Result<Vec<u8>, Failed>;
 
-    /// The value that these bytes are.
+    /// Decodes the value.
     ///
     /// # Errors
-    /// What is wrong with them. The value counts as missing then, and is computed again.
+    /// Why the bytes are not valid. The value then counts as missing and is recomputed.
     fn decode(bytes: &[u8]) -> Result<Self, Failed>;
 }
 
@@ -73,7 +73,7 @@ impl CacheValue for String {
     }
 }
 
-/// A serde value, which a [`Cache`](crate::Cache) keeps as JSON. Needs the feature `serde`.
+/// A serde value that a [`Cache`](crate::Cache) stores as JSON. Requires the feature `serde`.
 ///
 /// ```
 /// # tenure::block_on(async {
