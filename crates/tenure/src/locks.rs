@@ -36,7 +36,7 @@ use crate::uses::once::OncePer;
 use crate::uses::period::Period;
 use crate::uses::stop::{self, StopRequest};
 
-/// A connection to a store of locks, and the only handle a program needs. Cheap to clone.
+/// A handle to a store of locks, and the only one that a program needs. Cheap to clone.
 ///
 /// Create one per store when the program starts, and clone it. A separate `Locks` per task or request would
 /// dial each time, and its tasks could not share a queue.

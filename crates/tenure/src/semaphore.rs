@@ -114,7 +114,7 @@ impl Semaphore {
     ///
     /// # Guarantees
     /// - *Retention*: the number is in force for at least 30 days, even while no client holds a permit, and
-    ///   after that until the semaphore is free. A directory keeps it until the machine restarts. Whatever
+    ///   after that until the semaphore is free. The `file:` store keeps it until the machine restarts. Whatever
     ///   makes a server lose locks makes it lose the number too: see `guarantees.md`.
     /// - *Existing clients* may request at most as many permits as they were opened with. A request for more
     ///   than the current number fails with [`is_mismatch`](Error::is_mismatch). A request that has been

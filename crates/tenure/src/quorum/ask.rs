@@ -433,7 +433,7 @@ impl Inner {
         let (now, part) = (self.runtime.now(), within / 2);
         let hold = self.holds.known(&op.owner).unwrap_or_else(|| self.unknown_hold(now));
         hold.leave();
-        // All waiters of a mutex listen for its release, so none needs to be named.
+        // Every subscriber of a mutex gets its release, so the holder needs no separate notification.
         let whose = if whose == ReleaseScope::Named { ReleaseScope::Own } else { whose };
         let releases = match whose {
             ReleaseScope::Own | ReleaseScope::Named => self.releases(&op, &hold),
