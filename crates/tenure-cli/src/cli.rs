@@ -345,7 +345,7 @@ pub(crate) struct Request {
 
     /// Wait at most this long; 0 is -n. Without -n and -w: wait until it is granted. With it, a
     /// store that does not answer is asked to the end of the wait; without it, it is given up after
-    /// 1s when it never answered, and after a minute of silence later.
+    /// 20s when it never answered, and after a minute of silence later.
     #[arg(short = 'w', long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
     pub(crate) wait: Option<Duration>,
 
