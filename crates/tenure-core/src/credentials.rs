@@ -1,15 +1,13 @@
-//! Logins that change while a program runs.
+//! Credentials that change while a program runs.
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::error::Cause;
 
-/// A login at a Redis or Valkey server: what the provider of
-/// `Locks::open_with_credentials` returns.
+/// The login for a Redis or Valkey server, returned by the provider of `Locks::open_with_credentials`.
 ///
-/// Use it where passwords or tokens change while the program runs. A login that does not change can
-/// stand in the URL.
+/// Use it for passwords or tokens that change while the program runs. A fixed login can be part of the URL.
 ///
 /// ```
 /// use tenure::Credentials;
@@ -26,7 +24,7 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// The login of this user.
+    /// Credentials of a named user.
     ///
     /// ```
     /// let credentials = tenure::Credentials::new("locks", "secret");
@@ -35,7 +33,7 @@ impl Credentials {
         Self { user: Some(user.into()), password: password.into() }
     }
 
-    /// The login of the server's default user.
+    /// Credentials of the server's default user.
     ///
     /// ```
     /// let credentials = tenure::Credentials::of_default_user("secret");
@@ -45,14 +43,14 @@ impl Credentials {
     }
 }
 
-/// Without the password.
+/// Omits the password.
 impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Credentials").field("user", &self.user).finish_non_exhaustive()
     }
 }
 
-/// What tells the login at each dial.
+/// Provides the credentials for each new connection.
 #[derive(Clone)]
 pub struct Provider(pub Arc<dyn Fn() -> Result<Credentials, Cause> + Send + Sync>);
 

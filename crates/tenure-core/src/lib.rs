@@ -1,8 +1,8 @@
-//! What the stores of [tenure](https://docs.rs/tenure) share.
+//! The core that all stores of [tenure](https://docs.rs/tenure) share.
 //!
-//! A lock is a pure function `apply(state, now, op) -> answer`, the machine in [`protocol`]. A
-//! [`Store`](store::Store) runs it where the state is kept, one request at a time. Programs that
-//! lock use the crate `tenure`; this crate is for those who write a store.
+//! A lock is a pure function `apply(state, now, op) -> answer`: the state machine in [`protocol`]. A
+//! [`Store`](store::Store) runs it where the state is kept, one request at a time. Applications use the crate
+//! `tenure`; this crate is for authors of stores.
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -15,7 +15,7 @@
 //! | [`events`] | events of `tracing` that never delay a lease |
 //! | [`planted`] | known bugs that a test can switch on |
 //!
-//! No semver promise yet: `tenure` and its stores are released together.
+//! This crate makes no semver promise yet: `tenure` and its stores are released together.
 
 pub mod cas;
 pub mod credentials;

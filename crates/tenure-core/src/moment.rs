@@ -1,10 +1,9 @@
-//! A point in time, as a number: it reads no clock.
+//! A point in time as a plain number. It reads no clock.
 
 use std::ops::{Add, Sub};
 use std::time::Duration;
 
-/// A point in time on a clock that also runs while the machine sleeps (CLOCK_BOOTTIME), in
-/// nanoseconds.
+/// A point in time in nanoseconds, on a clock that keeps running while the machine sleeps (CLOCK_BOOTTIME).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Moment(pub u64);
 
@@ -14,13 +13,13 @@ impl Moment {
         self.0 / 1_000_000
     }
 
-    /// How long after `earlier` this is; zero if it is not after it.
+    /// Time since `earlier`; zero if this is not later.
     pub const fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 }
 
-/// Whole nanoseconds, at most `u64::MAX`. `Duration::as_nanos` computes in 128 bits.
+/// Nanoseconds, saturating at `u64::MAX`. `Duration::as_nanos` computes in 128 bits.
 const fn nanos(duration: Duration) -> u64 {
     duration.as_secs().saturating_mul(1_000_000_000).saturating_add(duration.subsec_nanos() as u64)
 }

@@ -1,4 +1,4 @@
-//! Text that becomes the name of a lock, or an error that says why not.
+//! Conversions from text to a lock name.
 
 use std::borrow::Cow;
 use std::convert::Infallible;
@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::name::LockName;
 
 impl LockName {
-    /// Checks a name.
+    /// Creates a name.
     ///
     /// ```
     /// assert!(tenure::LockName::new("orders/42").is_ok());
@@ -17,7 +17,7 @@ impl LockName {
     /// ```
     ///
     /// # Errors
-    /// `is_invalid` when it is empty, longer than 64 KiB or begins with `tenure:`.
+    /// `is_invalid` if the name is empty, longer than 64 KiB or starts with `tenure:`.
     pub fn new(name: &str) -> Result<Self> {
         Self::checked(name).map_err(Error::invalid)
     }
@@ -71,7 +71,7 @@ impl TryFrom<Cow<'_, str>> for LockName {
     }
 }
 
-/// A [`LockName`] is a name already, so that its conversion cannot fail.
+/// Converting a [`LockName`] to itself cannot fail.
 impl From<Infallible> for Error {
     fn from(never: Infallible) -> Self {
         match never {}

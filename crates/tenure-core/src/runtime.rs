@@ -1,10 +1,9 @@
-//! The one door to time, randomness, spawning and sleeping.
+//! The only access to time, randomness, tasks and timers.
 //!
-//! Everything in this crate that waits, spawns, reads a clock or draws a number does it through
-//! [`Runtime`]. In production that is a [`Driver`]: one thread with a separate tokio runtime, so
-//! that nothing the caller does to its own runtime can cost a lease. In the test kit it is a seeded
-//! executor in virtual time, and in `tenure::testing` the caller's own runtime. The lints of
-//! `clippy.toml` keep every other door shut.
+//! Everything in this crate that waits, spawns, reads a clock or draws a random number uses [`Runtime`]. In
+//! production that is a [`Driver`]: one thread with its own tokio runtime, so that a caller who blocks its
+//! runtime cannot cost a lease. The test kit uses a seeded executor in virtual time, and `tenure::testing`
+//! the caller's own runtime. The lints in `clippy.toml` forbid every other access.
 #![expect(clippy::disallowed_methods, reason = "this file is the door")]
 
 #[cfg(feature = "testing")]
@@ -32,10 +31,10 @@ pub use callers::Callers;
 
 /// Time, randomness, tasks and timers.
 pub trait Runtime: fmt::Debug + Send + Sync + 'static {
-    /// Now, on the clock that judges leases on this side.
+    /// The current time on the clock that measures leases on the client's side.
     fn now(&self) -> Moment;
-    /// The wall clock in microseconds since 1970: for the tokens of stores on this machine and for
-    /// ballots, never for a lease.
+    /// The wall clock in microseconds since 1970, for ballots and for the tokens of stores on this machine;
+    /// never for a lease.
     fn unix_micros(&self) -> u64;
     /// 64 random bits.
     fn random(&self) -> u64;
@@ -43,16 +42,16 @@ pub trait Runtime: fmt::Debug + Send + Sync + 'static {
     fn random_long(&self) -> u128 {
         u128::from(self.random()) << 64 | u128::from(self.random())
     }
-    /// Completes when `now() >= at`, wherever it is polled.
+    /// Completes when `now() >= at`. The future may be polled on any thread.
     fn sleep_until(&self, at: Moment) -> BoxFuture<'static, ()>;
-    /// Runs a task beside the caller; it ends with its last handle.
+    /// Spawns a task, which is dropped with the last handle of the runtime.
     fn spawn(&self, task: BoxFuture<'static, ()>);
-    /// Runs a blocking call of the system on another thread, where there are threads. Returns
-    /// false, and runs nothing, where there are none: in virtual time nothing may block.
+    /// Runs a blocking system call on another thread. Returns false without running it if the runtime has no
+    /// threads: in virtual time nothing may block.
     fn spawn_blocking(&self, _call: Box<dyn FnOnce() + Send>) -> bool {
         false
     }
-    /// The runtime of the calling task, if that is another one. Its clock is this one's.
+    /// The runtime of the calling task, if that is a different one. It shares this runtime's clock.
     fn of_caller(&self) -> Option<Arc<dyn Runtime>> {
         None
     }
@@ -68,7 +67,7 @@ pub struct Driver {
     stop: std::sync::Mutex<Option<oneshot::Sender<()>>>,
     thread: thread::ThreadId,
     events: Arc<Events>,
-    /// Nothing is sent. It is cut when the tasks are dropped.
+    /// Carries no messages: it disconnects once the tasks have been dropped.
     ended: std::sync::Mutex<mpsc::Receiver<()>>,
 }
 
@@ -76,11 +75,10 @@ impl Driver {
     /// Starts the thread.
     ///
     /// # Errors
-    /// What the system says when it starts no thread or opens no poller.
+    /// The system's error if it cannot start a thread or open a poller.
     pub fn start() -> io::Result<Arc<Self>> {
-        // A thread that does not start drops what it was to have, and a runtime must not be dropped
-        // inside a task of another (`block_on` is one). So it is handed over when the thread is
-        // there.
+        // A failed thread start drops its closure, and a tokio runtime must not be dropped inside another
+        // one's task (`block_on` is one), so the runtime is sent to the thread once that is running.
         let (hand_over, handed) = mpsc::channel::<tokio::runtime::Runtime>();
         let (stop, stopped) = oneshot::channel::<()>();
         let is_over = Arc::new(RwLock::new(false));
@@ -95,8 +93,7 @@ impl Driver {
             drop(queued);
             let _ = runtime.block_on(stopped);
             *over.write().unwrap_or_else(PoisonError::into_inner) = true;
-            // What a task left running (a blocking call of the system) must not hold up the
-            // thread's end.
+            // A blocking system call that is still running must not delay the end of the thread.
             runtime.shutdown_background();
         };
         let thread = start_thread("tenure", Box::new(work))?;
@@ -113,19 +110,19 @@ impl Driver {
         thread::current().id() == self.thread
     }
 
-    /// What its thread says to a subscriber.
+    /// The `tracing` events of its thread.
     pub fn events(&self) -> &Events {
         &self.events
     }
 
-    /// Ends the thread; its tasks are dropped where they stand.
+    /// Stops the thread and drops its tasks.
     pub fn stop(&self) {
         if let Ok(mut stop) = self.stop.lock() {
             stop.take();
         }
     }
 
-    /// Waits until its tasks are dropped after a [`stop`](Self::stop), at most this long. Blocks.
+    /// Blocks until the tasks have been dropped after a [`stop`](Self::stop), for at most `most`.
     pub fn wait(&self, most: Duration) {
         if let Ok(ended) = self.ended.lock() {
             let _ = ended.recv_timeout(most);
@@ -133,29 +130,29 @@ impl Driver {
     }
 }
 
-/// The timers of a driver's thread.
+/// The timers of a driver.
 #[derive(Clone)]
 struct Timers {
     handle: Handle,
-    /// They are no more: the client that polls one holds this meanwhile.
+    /// True once the driver has stopped. Read-locked while a timer is polled.
     is_over: Arc<RwLock<bool>>,
 }
 
-/// A tokio runtime of callers: tasks run there, and the clock is the driver's.
+/// A caller's tokio runtime. Tasks run there; the clock and the timers are the driver's.
 struct OfCaller {
     handle: Handle,
     timers: Timers,
 }
 
-/// Whether the caller runs within its own tokio runtime.
+/// Whether the caller runs inside a tokio runtime.
 pub fn has_tokio() -> bool {
     Handle::try_current().is_ok()
 }
 
-/// Runs a task of the caller's on the caller's tokio runtime.
+/// Spawns a task on the caller's tokio runtime.
 ///
 /// # Panics
-/// Without one: ask [`has_tokio`] first.
+/// Outside a tokio runtime: check [`has_tokio`] first.
 pub fn spawn_on_tokio(task: impl Future<Output = ()> + Send + 'static) {
     Handle::current().spawn(task);
 }
@@ -165,8 +162,8 @@ fn start_thread(name: &str, work: Box<dyn FnOnce() + Send>) -> io::Result<thread
     thread::Builder::new().name(name.into()).spawn(work)
 }
 
-/// A sleep is cut into pieces of this length, because the system's timers stand still while the
-/// machine sleeps: the clock is looked at again at the latest this long after it woke.
+/// Maximum length of one timer. The system's timers stop while the machine sleeps, so a longer sleep is
+/// split, and the clock is read again within this time after a resume.
 const RECHECK: Duration = Duration::from_secs(1);
 
 impl Runtime for Driver {
@@ -218,20 +215,19 @@ impl Timers {
                 if left.is_zero() {
                     return;
                 }
-                // A timer belongs to the runtime in whose context it is made; it may be polled
-                // anywhere.
+                // A timer belongs to the runtime in whose context it is created, but can be polled anywhere.
                 let mut piece = pin!({
                     let _context = handle.enter();
                     tokio::time::sleep(left.min(RECHECK))
                 });
                 let ended = poll_fn(|context| {
-                    // One that is no more panics when it is polled, and keeps no client waiting
-                    // here.
+                    // A timer panics when it is polled after its runtime is gone. Holding the lock during the
+                    // poll prevents that and never blocks here.
                     let is_over = is_over.read().unwrap_or_else(PoisonError::into_inner);
                     if *is_over { Poll::Ready(true) } else { piece.as_mut().poll(context).map(|()| false) }
                 });
                 if ended.await {
-                    // A loop around this one must not keep its thread.
+                    // Yield, so that a caller that sleeps in a loop does not block its thread.
                     tokio::task::yield_now().await;
                     return;
                 }
@@ -267,7 +263,8 @@ impl Runtime for OfCaller {
     }
 
     fn spawn(&self, mut task: BoxFuture<'static, ()>) {
-        // Like the driver's own tasks it ends with the driver: its sleeps are none from then on.
+        // The task ends with the driver, like the driver's own tasks, because its sleeps no longer wait from
+        // then on.
         let timers = self.timers.clone();
         self.handle.spawn(poll_fn(move |context| match timers.are_over() {
             true => Poll::Ready(()),
@@ -297,29 +294,29 @@ fn boottime() -> Moment {
     Moment(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
 }
 
-/// The wall clock in microseconds since 1970; 0 before.
+/// The wall clock in microseconds since 1970; 0 for earlier times.
 pub fn unix_micros() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64)
 }
 
-/// 128 bits from the system, by one call of it.
+/// 128 random bits from one system call.
 pub fn random_long() -> u128 {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).expect("the system gives random bytes");
     u128::from_ne_bytes(bytes)
 }
 
-/// What [`block_on`] waits with. Without drivers: it only parks and unparks, so many threads can
-/// block on it at once.
+/// The runtime behind [`block_on`]. It has no drivers and only parks and unparks, so many threads can block
+/// on it at once.
 static PARK: OnceLock<tokio::runtime::Runtime> = OnceLock::new();
 
-/// Runs a future of this crate to its end on the calling thread: the blocking API.
+/// Runs a future of this crate to completion on the calling thread: the blocking API.
 ///
-/// Any other future works too, as long as it needs no certain runtime. In a task of another
-/// executor than tokio's it blocks a thread that has other work.
+/// Any other future works too, as long as it does not depend on a particular runtime. In a task of an
+/// executor other than tokio it blocks the thread.
 ///
 /// # Panics
-/// On a thread that runs tokio's tasks, and inside another `block_on`; use `spawn_blocking` there.
+/// On a thread that runs tokio tasks, and inside another `block_on`; use `spawn_blocking` there.
 ///
 /// # Examples
 /// ```

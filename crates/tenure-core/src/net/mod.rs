@@ -1,4 +1,4 @@
-//! What stores on servers share: TLS, deadlines, and the backoff before the next dial.
+//! TLS, deadlines and reconnect backoff for stores on servers.
 
 #[cfg(feature = "tls")]
 mod tls;
@@ -22,31 +22,31 @@ use crate::store::Failure;
 #[cfg(feature = "tls")]
 pub use tls::{encrypt, failure_of};
 
-/// An open stream of bytes.
+/// An open byte stream.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
-/// The files of an encrypted connection. They are read at each dial, so that a renewed certificate
-/// needs no restart.
+/// The files for a TLS connection. They are read for each new connection, so that a renewed certificate needs
+/// no restart.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tls {
-    /// Trusted authorities; those of the system if `None`.
+    /// Trusted certificate authorities; the system's if `None`.
     pub ca: Option<PathBuf>,
     /// The client's certificate and its key.
     pub identity: Option<(PathBuf, PathBuf)>,
 }
 
-/// No I/O error stems from TLS in a build without it.
+/// In a build without TLS, no I/O error stems from it.
 #[cfg(not(feature = "tls"))]
 #[must_use]
 pub fn failure_of(_: &io::Error, _: &str) -> Option<Failure> {
     None
 }
 
-/// Stands in for the handshake in a build without the feature `tls`.
+/// Replaces the handshake in a build without the feature `tls`.
 ///
 /// # Errors
-/// Always `Refused`: URL readers reject encrypted URLs in such a build before this is reached.
+/// Always `Refused`. URL parsers reject encrypted URLs in such a build, so this is not reached.
 #[cfg(not(feature = "tls"))]
 #[expect(clippy::unused_async, reason = "the signature of the build with TLS")]
 pub async fn encrypt(
@@ -61,7 +61,7 @@ pub async fn encrypt(
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// The output of `work`, or `None` if the deadline comes first.
+/// The output of `work`, or `None` if the deadline passes first.
 pub async fn by<F: Future>(runtime: &dyn Runtime, deadline: Moment, work: F) -> Option<F::Output> {
     match select(pin!(work), runtime.sleep_until(deadline)).await {
         Either::Left((output, _)) => Some(output),
@@ -69,8 +69,8 @@ pub async fn by<F: Future>(runtime: &dyn Runtime, deadline: Moment, work: F) -> 
     }
 }
 
-/// Backoff before the next dial after `tries` failures in a row: 20 ms, doubled up to 1 s, with
-/// jitter down to one half so that the clients of a restarted server do not return all at once.
+/// Backoff before the next connection attempt after `tries` consecutive failures: 20 ms, doubled up to 1 s,
+/// with jitter down to one half so that the clients of a restarted server do not reconnect all at once.
 #[must_use]
 pub fn pause(tries: u32, random: u64) -> Duration {
     let most = PAUSE_MIN.saturating_mul(1 << tries.saturating_sub(1).min(16)).min(PAUSE_MAX);

@@ -1,4 +1,4 @@
-//! TLS with rustls and ring, and the errors that say what is wrong with a certificate.
+//! TLS with rustls and ring, with error messages that explain certificate problems.
 
 use std::io;
 use std::path::Path;
@@ -14,11 +14,11 @@ use tokio_rustls::rustls::{AlertDescription, CertificateError, ClientConfig, Err
 use super::{Stream, Tls};
 use crate::store::Failure;
 
-/// Performs the TLS handshake. The server's certificate must be valid for `host`. `plain` names the
-/// unencrypted spelling of the URL, for the hint of an error.
+/// Performs the TLS handshake. The server's certificate must be valid for `host`. `plain` is the URL scheme
+/// without encryption, for error hints.
 ///
 /// # Errors
-/// `Refused` for a certificate or file that will not become valid by itself, else `NotSent`.
+/// `Refused` for a certificate or file that a retry cannot fix, otherwise `NotSent`.
 pub async fn encrypt(
     stream: Pin<Box<dyn Stream>>,
     host: &str,
@@ -41,8 +41,8 @@ pub async fn encrypt(
     }
 }
 
-/// The failure behind an I/O error of an established connection, if TLS caused it: a server that
-/// requires a client certificate reports so only after the client's side of the handshake.
+/// The failure behind an I/O error of an established connection, if TLS caused it. A server that requires a
+/// client certificate reports this only after the client has completed its side of the handshake.
 #[must_use]
 pub fn failure_of(error: &io::Error, plain: &str) -> Option<Failure> {
     within(error).map(|error| of(error, plain))
@@ -63,7 +63,7 @@ fn of(error: &Error, plain: &str) -> Failure {
             "no authority trusted here vouches for its certificate: ca=FILE in the URL names another"
         }
         Error::InvalidCertificate(_) => "its certificate is not accepted",
-        // Until version 1.2 there was no word for it.
+        // TLS up to 1.2 has no alert of its own for a missing client certificate.
         Error::AlertReceived(CertificateRequired | HandshakeFailure) => {
             "it may want a client certificate: cert=FILE and key=FILE in the URL name one"
         }
@@ -81,7 +81,7 @@ fn of(error: &Error, plain: &str) -> Failure {
             "it speaks no version of TLS that is spoken here"
         }
         Error::InvalidMessage(_) => &format!("it does not speak TLS; one without is {plain}"),
-        // It may pass.
+        // Possibly temporary.
         _ => return Failure::NotSent(Failure::cause(format!("TLS: {error}"))),
     };
     Failure::Refused(Failure::cause(format!("TLS: {error} ({hint})")))
@@ -96,8 +96,8 @@ fn config(tls: &Tls) -> Result<ClientConfig, String> {
             }
         }
         None => {
-            // Also from SSL_CERT_FILE and SSL_CERT_DIR. Some that cannot be read do not matter if
-            // others can.
+            // Honors SSL_CERT_FILE and SSL_CERT_DIR. Unreadable certificates do not matter while others can
+            // be read.
             let found = rustls_native_certs::load_native_certs();
             roots.add_parsable_certificates(found.certs);
             if roots.is_empty() {
@@ -106,7 +106,7 @@ fn config(tls: &Tls) -> Result<ClientConfig, String> {
             }
         }
     }
-    // The provider is named, since a process that has two has none by default.
+    // Name the provider explicitly: a process with two crypto providers has no default.
     let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
         .expect("the provider knows the versions that are the default")

@@ -1,6 +1,6 @@
-//! The caller's own tokio runtime, with its clock: for tests of programs that lock.
+//! The caller's own tokio runtime and its clock, for tests of programs that lock.
 //!
-//! Where that clock is paused, time passes only when all tasks wait, and leases move with it.
+//! If that clock is paused, time passes only while all tasks wait, and leases follow it.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -17,14 +17,14 @@ use tokio::time::Instant;
 use super::{Runtime, boottime, random_long};
 use crate::moment::Moment;
 
-/// What the clock shows when it starts: not zero, so that moments before it can be told.
+/// Initial reading of the clock. Not zero, so that earlier moments can be represented.
 const START: Duration = Duration::from_secs(86_400);
-/// A sleep that is longer has no timer: a paused clock would jump to its end.
+/// Longer sleeps get no timer, because a paused clock would jump to its end.
 const NEVER: Duration = Duration::from_secs(10 * 365 * 86_400);
-/// So long other tasks get, where the clock is not paused, between two steps.
+/// Time given to other tasks between two steps if the clock is not paused.
 const STEP: Duration = Duration::from_millis(1);
 
-/// The runtime in which it was made. Clones are the same one.
+/// The runtime in which it was created. Clones share it.
 #[derive(Clone)]
 pub struct Callers(Arc<Inner>);
 
@@ -32,17 +32,17 @@ struct Inner {
     handle: Handle,
     start: Instant,
     unix_us: u64,
-    /// How far this clock was set ahead of tokio's, in nanoseconds.
+    /// Offset of this clock from tokio's, in nanoseconds.
     ahead: AtomicU64,
-    /// Tells those who sleep that it was.
+    /// Wakes sleepers when the offset changes.
     moved: Notify,
-    /// When those who sleep wake up.
+    /// Deadlines of the sleepers.
     timers: Mutex<BTreeSet<(Moment, u64)>>,
     next: AtomicU64,
 }
 
 impl Callers {
-    /// That of the caller; `None` outside of every tokio runtime.
+    /// The caller's runtime; `None` outside tokio.
     pub fn current() -> Option<Self> {
         let handle = Handle::try_current().ok()?;
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -57,14 +57,14 @@ impl Callers {
         })))
     }
 
-    /// Since it was made.
+    /// Time since creation.
     pub fn elapsed(&self) -> Duration {
-        // On another thread than the runtime's, only its context has its clock.
+        // On a thread outside the runtime, its clock is available only in its context.
         let _context = self.0.handle.enter();
         self.0.start.elapsed() + Duration::from_nanos(self.0.ahead.load(Ordering::Acquire))
     }
 
-    /// Lets time pass. What is due meanwhile happens in order.
+    /// Advances the clock. Timers that fall due on the way fire in order.
     pub async fn advance(&self, by: Duration) {
         let until = self.now() + by;
         if self.is_paused() {
@@ -81,14 +81,14 @@ impl Callers {
         }
     }
 
-    /// Sets the clock ahead at once, as for a machine that was suspended.
+    /// Moves the clock forward at once, as after a suspend of the machine.
     pub fn jump(&self, by: Duration) {
         let by = u64::try_from(by.as_nanos()).unwrap_or(u64::MAX);
         self.0.ahead.fetch_add(by, Ordering::AcqRel);
         self.0.moved.notify_waiters();
     }
 
-    /// Whether tokio's clock stands still while that of the machine goes on.
+    /// Whether tokio's clock stands still while the machine's advances.
     fn is_paused(&self) -> bool {
         let (real, shown) = (boottime(), self.elapsed());
         while boottime().since(real) < Duration::from_micros(1) {}
@@ -100,7 +100,7 @@ impl Callers {
     }
 }
 
-/// A sleep that is known to [`Callers::advance`].
+/// A sleep registered with [`Callers::advance`].
 struct Timer {
     runtime: Callers,
     entry: (Moment, u64),
@@ -138,7 +138,7 @@ impl Runtime for Callers {
         Box::pin(async move {
             let _timer = Timer::new(&runtime, at);
             loop {
-                // Before the clock is read: what is set ahead later is heard of.
+                // Subscribe before reading the clock, so that a later jump wakes this sleep.
                 let moved = runtime.0.moved.notified();
                 let left = at.since(runtime.now());
                 if left.is_zero() {

@@ -1,4 +1,4 @@
-//! The forwarding layer of what wraps a store.
+//! Stores that wrap another store.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,12 +12,13 @@ use crate::owner::Owner;
 use crate::protocol::record::{RecordAnswer, RecordOp};
 use crate::protocol::{Answer, LockSpec, Op};
 
-/// A store that wraps another one. It forwards every method that it does not override.
+/// A store that wraps another store. Every method forwards to [`inner`](Self::inner) unless it is overridden.
 ///
-/// A method that is added to [`Store`] must be added here too, or this crate does not compile. So
-/// no decorator can forget one.
+/// A required method that is added to [`Store`] must be added here too, or this crate does not compile, so no
+/// decorator can miss one. Batched renewals ([`Store::renews_many`]) are not forwarded, because a decorator
+/// would not see them.
 pub trait Decorator: fmt::Debug + Send + Sync + 'static {
-    /// The store that is wrapped.
+    /// The wrapped store.
     fn inner(&self) -> &dyn Store;
 
     /// As [`Store::call`].
@@ -95,7 +96,7 @@ pub trait Decorator: fmt::Debug + Send + Sync + 'static {
     /// As [`Store::supports`].
     ///
     /// # Errors
-    /// As there.
+    /// As for the method of [`Store`].
     fn supports(&self, rule: LockSpec, name: &LockName) -> Result<(), &'static str> {
         self.inner().supports(rule, name)
     }
@@ -128,7 +129,7 @@ pub trait Decorator: fmt::Debug + Send + Sync + 'static {
     /// As [`Store::member`].
     ///
     /// # Errors
-    /// As there.
+    /// As for the method of [`Store`].
     fn member(&self) -> Result<&dyn QuorumMember, &'static str> {
         self.inner().member()
     }
@@ -248,7 +249,7 @@ mod tests {
     use crate::protocol::{Answer, Kind, Verb};
     use crate::store::{HoldLiveness, Incarnation, Kinds, LeaseClock, SETUP};
 
-    /// A store that answers otherwise than any default would, and tells what it was asked.
+    /// Answers differently from every default and records the calls.
     #[derive(Debug)]
     struct Told {
         asked: Mutex<Vec<&'static str>>,

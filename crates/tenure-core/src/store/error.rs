@@ -1,4 +1,4 @@
-//! What becomes of a store's answer that is no grant: the error of the caller.
+//! Conversion of a store's failures and mismatches into the caller's error.
 
 use std::sync::Arc;
 
@@ -36,8 +36,8 @@ impl Error {
         Self::new(ErrorKind::Mismatch, Some(lock), Some(store), message, None)
     }
 
-    /// No answer, and nothing left behind: what an acquisition and a look say of any failure but a
-    /// refusal.
+    /// For acquisitions and inspections, which leave nothing behind: every failure but a refusal reads as
+    /// unreachable.
     #[doc(hidden)]
     pub fn silent(lock: Option<&LockName>, store: &Arc<str>, failure: Failure) -> Self {
         match failure {
@@ -48,8 +48,8 @@ impl Error {
         }
     }
 
-    /// Of a look whether the store answers. The cause stands in the message, because this is what a
-    /// program prints when it cannot start.
+    /// For a reachability check. The message includes the cause, because this is what a program prints when
+    /// it cannot start.
     #[doc(hidden)]
     pub fn unreached(store: &Arc<str>, failure: Failure) -> Self {
         match failure {

@@ -1,4 +1,4 @@
-//! Locks in this process's memory: for tests, and for tasks of one process.
+//! The store in the memory of this process, for tests and for tasks of one process.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -19,12 +19,12 @@ use crate::protocol::record::{self, Record, RecordAnswer, RecordOp};
 use crate::protocol::{self, Answer, Entry, Listening, LockSpec, Notification, Now, Op, State};
 use crate::runtime::Runtime;
 
-/// A store in memory. Clones share it.
+/// A store in memory. Clones share its state.
 #[derive(Clone)]
 pub struct Memory(Arc<OpenedMemory>);
 
 struct OpenedMemory {
-    /// Of all that opened this store by its name.
+    /// Shared by all clients that opened this store by its name.
     inner: Arc<Mutex<Inner>>,
     runtime: Arc<dyn Runtime>,
     url: Arc<str>,
@@ -33,21 +33,21 @@ struct OpenedMemory {
 #[derive(Default)]
 struct Inner {
     locks: BTreeMap<LockName, State>,
-    /// The last token given, for any lock.
+    /// The last token assigned, across all locks.
     counter: u64,
-    /// By the names of their locks.
+    /// Keyed by the names of their locks.
     records: BTreeMap<LockName, Entry<Record>>,
-    /// Those that are for a client's turns name it.
+    /// Subscriptions to a client's turns in a queue carry the client.
     listeners: BTreeMap<(LockName, u64), (Option<Client>, Publisher)>,
     next_listener: u64,
-    /// When the map was last cleared of what has lapsed.
+    /// When expired entries were last removed.
     swept_ms: u64,
 }
 
-/// The store that a URL names: `memory:`, or `memory:NAME`.
+/// Opens the store of a URL: `memory:`, or `memory:NAME`.
 ///
 /// # Errors
-/// None: the table of URLs wants the same signature of all stores.
+/// Never fails: the table of URL schemes requires the same signature of all stores.
 pub fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
     let Opening { url, runtime, .. } = opening;
     Ok(Arc::new(if url == "memory:" { Memory::new(runtime, url) } else { Memory::named(runtime, url) }))
@@ -59,7 +59,7 @@ impl Memory {
         Self(Arc::new(OpenedMemory { inner: Arc::default(), runtime, url: url.into() }))
     }
 
-    /// The store of this name in this process: there is one for as long as any client has it.
+    /// The store of this name, shared within this process. It exists for as long as any client has it open.
     pub fn named(runtime: Arc<dyn Runtime>, url: &str) -> Self {
         static NAMED: Mutex<BTreeMap<String, Weak<Mutex<Inner>>>> = Mutex::new(BTreeMap::new());
         let mut named = NAMED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -75,7 +75,7 @@ impl Memory {
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        // Nothing in here panics half-way, so a poisoned map is as good as another.
+        // No update panics half-way, so a poisoned map is still consistent.
         self.0.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -130,8 +130,7 @@ impl Memory {
 }
 
 impl Inner {
-    /// Forgets lapsed locks and ballots now and then, so that names used once do not stay for
-    /// ever.
+    /// Removes expired locks, ballots and records once a minute, so that names used once do not accumulate.
     fn sweep(&mut self, now: Now) {
         const EVERY_MS: u64 = 60_000;
         if now.ms.saturating_sub(self.swept_ms) >= EVERY_MS {

@@ -1,4 +1,4 @@
-//! Where locks live.
+//! The [`Store`] trait, which every backend implements, and the types in its signatures.
 
 mod decorator;
 mod error;
@@ -27,24 +27,23 @@ pub use crate::error::Cause;
 pub use crate::owner::Client;
 pub use decorator::Decorator;
 
-/// The target of warnings about what an operator should change, as opposed to what happens.
+/// `tracing` target of warnings about the setup, which an operator should act on.
 pub const SETUP: &str = "tenure::setup";
 
 /// Why a request has no answer.
 #[derive(Clone, Debug)]
 pub enum Failure {
-    /// It was certainly not carried out and never will be. Asking again may help.
+    /// The request was not carried out and never will be. A retry may succeed.
     NotSent(Cause),
-    /// It may have been carried out, or may yet be, but not after a later call was: see
-    /// [`Store::call`].
+    /// The outcome is unknown: the request may have been carried out, or may still be, but not after a later
+    /// call about the same name has been answered. See [`Store::call`].
     Unknown(Cause),
-    /// The store said no, and would say so again.
+    /// The store rejected the request. A retry would be rejected too.
     Refused(Cause),
 }
 
-/// What a store cannot do as it is set up, and what could be done about it. As the cause of a
-/// refusal it makes an
-/// [unsupported](crate::error::Error::is_unsupported) request.
+/// A feature that the store lacks as it is set up, with a hint for the operator. As the cause of a refusal it
+/// makes the caller's error [unsupported](crate::error::Error::is_unsupported).
 #[derive(Debug)]
 pub struct Unsupported(pub String);
 
@@ -57,12 +56,12 @@ impl fmt::Display for Unsupported {
 impl std::error::Error for Unsupported {}
 
 impl Failure {
-    /// What cannot be done as things are set up.
+    /// A refusal because the setup does not support the request.
     pub fn impossible(text: impl Into<String>) -> Self {
         Self::Refused(Arc::new(Unsupported(text.into())))
     }
 
-    /// The cause as text, for a failure that no lower layer reported.
+    /// A textual cause, for failures that no lower layer reported.
     pub fn cause(text: impl Into<String>) -> Cause {
         Arc::from(Box::<dyn std::error::Error + Send + Sync>::from(text.into()))
     }
@@ -78,42 +77,43 @@ impl fmt::Display for Failure {
     }
 }
 
-/// A place where locks are kept: it runs [`apply`](crate::protocol::apply), or its twin, one
-/// request at a time.
+/// A backend that keeps locks. It runs [`apply`](crate::protocol::apply), or an equivalent on the server, for
+/// one request at a time.
 ///
-/// Every method is required but [`renews_many`](Self::renews_many),
-/// [`listen_for_turns`](Self::listen_for_turns), [`listen_to_ask`](Self::listen_to_ask) and
-/// [`listen_while_held`](Self::listen_while_held): a store that forgets another does not compile.
-/// What wraps a store is a [`Decorator`], which forwards what it does not change.
+/// Only [`listen_for_turns`](Self::listen_for_turns), [`listen_to_ask`](Self::listen_to_ask),
+/// [`listen_while_held`](Self::listen_while_held), [`shard`](Self::shard) and
+/// [`renews_many`](Self::renews_many) have default implementations. To wrap a store, implement [`Decorator`],
+/// which forwards all of them but `renews_many`.
 ///
-/// Futures are `'static` and may be polled on any thread, outside every runtime.
+/// Returned futures are `'static` and may be polled on any thread, inside or outside any async runtime.
 pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Carries out one request.
     ///
-    /// *Order*: calls about one name are sent in the order in which their futures are first polled.
-    /// A call whose future was dropped after that may still be carried out, before any later one or
-    /// never. The same holds after `Unknown`: once a later call about the name was answered, the
-    /// earlier one has taken effect or never will. So a release that follows an acquire undoes it
-    /// for good, also if the acquire's answer was lost.
+    /// # Guarantees
+    /// *Order.* Calls about one name are sent in the order in which their futures are first polled. If a
+    /// future is dropped after its first poll, the call may still take effect, but only before any later call
+    /// about that name; otherwise it never does. The same holds after [`Failure::Unknown`]: once a later call
+    /// about the name has been answered, the earlier call has either taken effect or never will. A release
+    /// that follows an acquire therefore undoes it for good, even if the reply to the acquire was lost.
     ///
-    /// *Time*: it answers within `within`, with a `Failure` if nothing else. A busy lock is an
+    /// *Timeout.* The future completes within `within`, if need be with a [`Failure`]. A busy lock is an
     /// answer, not a failure.
     ///
-    /// *For this request*: where replies come from a server, the store has checked that this one
-    /// echoes the owner and the number of the request. No caller does so again.
+    /// *Matching replies.* A store on a server checks that each reply echoes the owner and the number of the
+    /// request. Callers do not check again.
     ///
-    /// *Never repeated*: only the engine repeats an operation.
+    /// *No retries.* The store carries out each request at most once; only the engine retries.
     fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>>;
 
-    /// Carries out one request about the record beside a lock. Order, time and repeats are as of
-    /// [`call`](Self::call), with whose requests these are in one order too.
+    /// Carries out one request about the record beside a lock. The guarantees of [`call`](Self::call) apply,
+    /// and both kinds of requests about one name share one order.
     ///
-    /// A store whose [`capabilities`](Self::capabilities) say that it keeps no values refuses it.
+    /// A store whose [`capabilities`](Self::capabilities) exclude values refuses the request.
     fn record(&self, op: RecordOp, within: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>>;
 
-    /// Subscribes to what is said about one lock. When it is ready, every later change that frees
-    /// the lock is heard, unless the message is lost. The rule says where messages about the kind
-    /// are sent.
+    /// Subscribes to notifications about one lock. Once the future is ready, the listener receives every
+    /// later change that frees the lock, unless the message is lost. `rule` selects the channel, which
+    /// depends on the kind of lock.
     fn listen(
         &self,
         name: &LockName,
@@ -121,11 +121,11 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>>;
 
-    /// Subscribes for a client that waits in a queue, which the owners of its waiters name: to what
-    /// is said to it about one lock. As [`listen`](Self::listen) where the store says everything
-    /// to all who listen.
+    /// Subscribes to the notifications about one lock that are addressed to `client`, whose owners wait in
+    /// its queue. The default calls [`listen`](Self::listen), which suits a store that sends every
+    /// notification to all subscribers.
     ///
-    /// What wraps a store has to forward it.
+    /// A wrapper must forward this method.
     fn listen_for_turns(
         &self,
         name: &LockName,
@@ -136,12 +136,12 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         self.listen(name, rule, within)
     }
 
-    /// Subscribes for a process that asks for a lock without a queue whenever it is free, and says
-    /// by [`Listener::rest`] that it does so no more. A store may tell one such process of many, so
-    /// each message is followed by a request or by `rest`. As [`listen`](Self::listen) where the
-    /// store says everything to all who listen.
+    /// Subscribes for a process that requests an unqueued lock whenever it is free, and that calls
+    /// [`Listener::rest`] when it stops doing so. A store may notify only one such process per release, so
+    /// the process must follow each notification with a request or with `rest`. The default calls
+    /// [`listen`](Self::listen), which suits a store that sends every notification to all subscribers.
     ///
-    /// What wraps a store has to forward it.
+    /// A wrapper must forward this method.
     fn listen_to_ask(
         &self,
         name: &LockName,
@@ -151,10 +151,10 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         self.listen(name, rule, within)
     }
 
-    /// Subscribes for an owner that holds: to what says that its hold may have been ended by force.
-    /// It is a hint: whether it is held only a request tells.
+    /// Subscribes a holder to notifications that its hold may have been ended by force. They are hints: only
+    /// a request tells whether the hold still exists.
     ///
-    /// What wraps a store has to forward it.
+    /// A wrapper must forward this method.
     fn listen_while_held(
         &self,
         name: &LockName,
@@ -168,124 +168,124 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         }
     }
 
-    /// A part of the locks whose full names begin with `prefix`, and where the next part begins.
+    /// Returns one page of the locks whose full names begin with `prefix`, and the cursor of the next page.
     fn list(&self, prefix: &str, from: Cursor, within: Duration)
     -> BoxFuture<'static, Result<Page, Failure>>;
 
-    /// Makes sure that the store answers at all.
+    /// Checks that the store is reachable.
     fn ready(&self, within: Duration) -> BoxFuture<'static, Result<(), Failure>>;
 
-    /// What this store can do: the same for as long as it lives.
+    /// The features of this store. They do not change during its lifetime.
     fn capabilities(&self) -> Capabilities;
 
-    /// Whether this store can keep a lock of this name, or why not: what its
-    /// [`capabilities`](Self::capabilities) cannot say, because it depends on the name.
+    /// Checks whether this store can keep a lock of this kind and name, for restrictions that depend on the
+    /// name and so are not part of the [`capabilities`](Self::capabilities).
     ///
     /// # Errors
-    /// The reason, as the end of the sentence "it cannot, because".
+    /// The reason, worded to follow "it cannot, because".
     fn supports(&self, rule: LockSpec, name: &LockName) -> Result<(), &'static str>;
 
-    /// Which of its servers keeps this name, where they fail one by one: one that is silent says
-    /// nothing of the others.
+    /// Identifies the server that keeps this name, for a store whose servers fail independently: a timeout of
+    /// one server implies nothing about the others.
     ///
-    /// What wraps a store has to forward it.
+    /// A wrapper must forward this method.
     fn shard(&self, _name: &LockName) -> Option<String> {
         None
     }
 
-    /// Declares the ttl of the leases that this client will request. A request may ask for less:
-    /// `max_hold` clips its own. A quorum must know it, because a member that restarts may have
-    /// forgotten the lease of another client.
+    /// Declares the ttl of the leases that this client will request. A single request may ask for less,
+    /// because `max_hold` caps it. A quorum needs the ttl because a member that restarts may have forgotten
+    /// the lease of another client.
     fn declare_ttl(&self, ttl: Duration);
 
-    /// Completes when the store goes on with no release by itself, as a quorum does where a member
-    /// has not answered.
+    /// Completes when no release continues in the background. A quorum continues one while a member has not
+    /// answered.
     fn settled(&self) -> BoxFuture<'static, ()>;
 
-    /// Completes when the store may have forgotten what it was told or missed what it was asked:
-    /// then every held lock is verified at once.
+    /// Completes when the store may have lost state or missed a request, for example after a reconnect. The
+    /// engine then verifies every held lock at once.
     fn interrupted(&self) -> BoxFuture<'static, ()>;
 
-    /// A number that differs from what it was before each such interruption. A grant that was asked
-    /// for before one, and is handed out after it, is verified at once.
+    /// A number that changes with each such interruption. A grant that was requested before an interruption
+    /// and is handed out after it is verified at once.
     fn interruptions(&self) -> u64;
 
-    /// How one request renews several locks, where the store has that. What wraps a store has it
-    /// not, unless it says so: it would not see those requests.
+    /// Batched renewal, if the store supports it. Wrappers keep the default unless they also handle batched
+    /// renewals, which bypass [`call`](Self::call).
     fn renews_many(&self) -> Option<&dyn RenewsMany> {
         None
     }
 
-    /// What a quorum must know of it as a member.
+    /// This store as a member of a quorum.
     ///
     /// # Errors
-    /// Why it can be no member, as the end of the sentence "it cannot, because".
+    /// Why it cannot be a member, worded to follow "it cannot, because".
     fn member(&self) -> Result<&dyn QuorumMember, &'static str>;
 
     /// The store's URL without credentials, for messages.
     fn url(&self) -> &Arc<str>;
 }
 
-/// So many renewals leave together, unless a store can do with more.
+/// Default for [`RenewsMany::most`].
 pub const TOGETHER: usize = 64;
 
-/// A store that renews several locks by one request.
+/// A store that renews several locks with one request.
 pub trait RenewsMany {
-    /// So many at most by one.
+    /// Maximum renewals per request.
     fn most(&self) -> usize {
         TOGETHER
     }
 
-    /// Which locks can be renewed together: those that have the same number. None where a lock is
+    /// The group of a lock. Only locks of the same group can be renewed together; a lock with `None` is
     /// renewed alone.
     fn group(&self, name: &LockName, rule: LockSpec) -> Option<u16>;
 
-    /// Carries out these renewals, which are of one [`group`](Self::group). There is an answer for
-    /// each, in their order, as [`Store::call`] would give it, with its order and time.
+    /// Carries out these renewals, which must all belong to one [`group`](Self::group). Returns one answer
+    /// for each, in the same order. The guarantees of [`Store::call`] apply to each.
     fn renew(&self, ops: Vec<Op>, within: Duration) -> BoxFuture<'static, Vec<Result<Answer, Failure>>>;
 }
 
-/// What only the members of a quorum have to tell.
+/// What a quorum needs to know about each member.
 pub trait QuorumMember {
-    /// What is known of the server behind it: a server that restarts may have forgotten leases that
-    /// still run.
+    /// What is known about the uptime of the server. A server that restarted may have forgotten leases that
+    /// have not expired yet.
     fn incarnation(&self) -> Incarnation;
 }
 
-/// What a store can do for every request.
+/// The features of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// The kinds of locks that it keeps.
+    /// The supported kinds of locks.
     pub kinds: Kinds,
-    /// Whose clock judges when a lease is over.
+    /// The clock that decides when a lease has expired.
     pub clock: LeaseClock,
-    /// Whether bytes can be kept beside a lock that only its holder may write, or why not: the end
-    /// of the sentence "it cannot, because".
+    /// Whether the store keeps a value beside a lock that only the holder may write; otherwise the reason,
+    /// worded to follow "it cannot, because".
     pub values: Result<(), &'static str>,
-    /// Whether a hold is bound to its lease alone.
+    /// What ends the hold of a process that dies.
     pub liveness: HoldLiveness,
-    /// Whether a notification that names a ticket is a grant. Where replicas have to confirm
-    /// grants, or a server may be in its grace, the waiter asks first.
+    /// Whether a notification that names a ticket is itself the grant. Where replicas must confirm grants, or
+    /// a server may be in its restart grace, it is not, and the waiter sends a request first.
     pub messages_grant: bool,
-    /// For so long a server that may have forgotten leases answers `Busy` to every acquisition,
-    /// also to an owner that holds. No ttl may be longer.
+    /// The restart grace: a server that may have forgotten leases answers `Busy` to every acquisition for
+    /// this long, even to the holder. It is also the maximum ttl.
     pub restart_grace: Option<Duration>,
 }
 
-/// Which kinds of locks a store keeps.
+/// The kinds of locks that a store supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kinds {
-    /// All.
+    /// All kinds.
     All,
-    /// These, and why it keeps no others: the end of the sentence "it cannot, because".
+    /// Only these kinds, and the reason why the others are missing, worded to follow "it cannot, because".
     Only(&'static [Kind], &'static str),
 }
 
 impl Kinds {
-    /// Whether this kind is kept.
+    /// Checks whether this kind is supported.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason why it is not.
     pub fn keep(self, kind: Kind) -> Result<(), &'static str> {
         match self {
             Self::Only(kinds, reason) if !kinds.contains(&kind) => Err(reason),
@@ -294,89 +294,89 @@ impl Kinds {
     }
 }
 
-/// Whose clock judges leases.
+/// The clock that decides when leases expire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseClock {
-    /// This machine's, which counts from its start.
+    /// The clock of this machine, counted from its boot.
     Machine,
-    /// That of the server which has the lock.
+    /// The clock of the server that keeps the lock.
     Server,
-    /// Each member's own: the lease is over when a majority says so.
+    /// Each member's own clock: the lease has expired when a majority says so.
     Members,
 }
 
-/// What a hold is bound to.
+/// What ends the hold of a process that dies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HoldLiveness {
-    /// Its lease alone: the lock of a process that dies is free when that is over.
+    /// Its lease alone: the lock becomes free when the lease expires.
     Lease,
-    /// Its lease, and a handle of the process: the system drops that with the process, and the lock
-    /// is free at once.
+    /// Its lease or an operating-system handle, which the system closes when the process dies: the lock
+    /// becomes free at once.
     Handle,
 }
 
-/// What a store is opened with.
+/// The arguments for opening a store.
 #[derive(Debug)]
 pub struct Opening<'a> {
     /// The URL, with its credentials.
     pub url: &'a str,
     /// Time, tasks and randomness for the store.
     pub runtime: Arc<dyn Runtime>,
-    /// Tells the login at each dial, in place of the URL.
+    /// Provides the credentials for each new connection, instead of the URL.
     pub login: Option<Provider>,
 }
 
-/// Since when a store has kept all that it was told.
+/// How long a store is known to have kept its state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Incarnation {
-    /// Always: there is no server that could start without it.
+    /// Forever: there is no server that could lose it in a restart.
     Lasting,
-    /// Not known: it was never connected to, or it does not tell.
+    /// Unknown: there was no connection yet, or the server does not report its uptime.
     Unknown,
-    /// As long as this server has been up.
+    /// Since this server started.
     Since {
-        /// Which start of which server it is.
+        /// Identifies the server and its start.
         id: Arc<str>,
-        /// How long it had been up, at least,
+        /// Minimum uptime at the moment `at`.
         up: Duration,
-        /// at this moment.
+        /// When `up` was determined.
         at: Moment,
     },
 }
 
-/// A subscription; it ends when it is dropped.
+/// A subscription to notifications. Dropping it unsubscribes.
 pub struct Listener {
     messages: mpsc::Receiver<Notification>,
     missed: Arc<AtomicBool>,
     station: Station,
-    /// What its store does when its process asks no more.
+    /// Called by [`Listener::rest`].
     rests: Option<Box<dyn Fn() + Send + Sync>>,
     _subscription: Box<dyn Any + Send>,
 }
 
-/// Where a subscription hears its messages: for as long as a store can tell by it that its client
-/// is there. Clones are the same one.
+/// The address at which an open subscription receives messages, while a store can use it to tell that the
+/// client is alive. Clones share the value.
 #[derive(Clone, Debug, Default)]
 pub struct Station(Arc<AtomicU16>);
 
 impl Station {
-    /// From now on there, or not any more.
+    /// Sets the address, or clears it when the subscription is interrupted.
     pub fn set(&self, listens: Option<Listening>) {
         self.0.store(listens.map_or(0, Listening::get), Ordering::Release);
     }
 
-    /// What a request says that keeps a place.
+    /// The address to send with a request that keeps a place in a queue.
     pub fn listens(&self) -> Option<Listening> {
         Listening::new(self.0.load(Ordering::Acquire))
     }
 }
 
 impl Listener {
-    /// As many messages may be unread before further ones are dropped.
+    /// Capacity of the channel. Further messages are dropped.
     const UNREAD: usize = 16;
 
-    /// A listener and the end that a store speaks into. `subscription` is dropped with the
-    /// listener.
+    /// Creates a listener. `subscription` receives the sending end, and its result is dropped together with
+    /// the listener.
     pub fn new(subscription: impl FnOnce(Publisher) -> Box<dyn Any + Send>) -> Self {
         let (sender, messages) = mpsc::channel(Self::UNREAD);
         let missed = Arc::new(AtomicBool::new(false));
@@ -390,32 +390,31 @@ impl Listener {
         }
     }
 
-    /// The same at this station, which its store keeps.
+    /// Attaches a station, which the store keeps up to date.
     #[must_use]
     pub fn at(self, station: Station) -> Self {
         Self { station, ..self }
     }
 
-    /// The same, whose store does this when its process asks no more.
+    /// Attaches a callback for [`rest`](Self::rest).
     #[must_use]
     pub fn resting(self, rests: impl Fn() + Send + Sync + 'static) -> Self {
         Self { rests: Some(Box::new(rests)), ..self }
     }
 
-    /// Says that its process asks no more until it says otherwise by a request: what it was told
-    /// last may be another's turn.
+    /// Tells the store that this process stops requesting the lock until it sends another request, so that
+    /// the store can notify another process instead.
     pub fn rest(&self) {
         self.rests.iter().for_each(|rests| rests());
     }
 
-    /// Where it hears its messages.
+    /// The address at which it receives messages.
     pub fn station(&self) -> &Station {
         &self.station
     }
 
-    /// The next message; `None` when there will be none any more. Messages that were dropped are
-    /// told as one
-    /// [`Notification::Reconnected`].
+    /// The next message, or `None` when the store has closed the subscription. Dropped messages are reported
+    /// as one [`Notification::Reconnected`].
     pub async fn next(&mut self) -> Option<Notification> {
         if self.missed.swap(false, Ordering::AcqRel) {
             return Some(Notification::Reconnected);
@@ -423,14 +422,14 @@ impl Listener {
         self.messages.recv().await
     }
 
-    /// Forgets what was said so far.
+    /// Discards all messages received so far.
     pub fn drain(&mut self) {
         while self.messages.try_recv().is_ok() {}
         self.missed.store(false, Ordering::Release);
     }
 }
 
-/// The end of a [`Listener`] that a store speaks into.
+/// The sending end of a [`Listener`].
 #[derive(Clone, Debug)]
 pub struct Publisher {
     messages: mpsc::Sender<Notification>,
@@ -438,21 +437,23 @@ pub struct Publisher {
 }
 
 impl Publisher {
-    /// Says it; to one that has too much unread already, that it missed something.
+    /// Sends a notification. If the channel is full, drops it and makes the listener report
+    /// [`Notification::Reconnected`].
     pub fn say(&self, wake: Notification) {
         if let Err(TrySendError::Full(wake)) = self.messages.try_send(wake) {
             self.missed.store(true, Ordering::Release);
-            // If all was read meanwhile, this wakes it; else what is unread does.
+            // If the listener has emptied the channel meanwhile, this wakes it; otherwise the unread messages
+            // do.
             let _ = self.messages.try_send(wake);
         }
     }
 
-    /// Whether no client listens any more.
+    /// Whether the listener is gone.
     pub fn is_over(&self) -> bool {
         self.messages.is_closed()
     }
 
-    /// Completes when no client listens any more.
+    /// Completes when the listener is dropped.
     pub async fn over(&self) {
         self.messages.closed().await;
     }
@@ -464,15 +465,15 @@ impl fmt::Debug for Listener {
     }
 }
 
-/// Where a listing goes on; `Cursor::default()` is the beginning.
+/// A position in a listing; `Cursor::default()` is the start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cursor(pub String);
 
-/// A part of a listing.
+/// One page of a listing.
 #[derive(Clone, Debug, Default)]
 pub struct Page {
-    /// Locks by their full names.
+    /// Locks with their full names.
     pub locks: Vec<(LockName, Found)>,
-    /// Where the next part begins, unless this is the last.
+    /// The next page, or `None` for the last.
     pub next: Option<Cursor>,
 }

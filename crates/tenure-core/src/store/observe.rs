@@ -1,30 +1,30 @@
-//! The requests that a client decides and a server only writes, as a simulated server reports them
-//! to its oracle. Builds without planted bugs note nothing.
+//! Requests that a client decides and a server only stores, recorded for the oracle of the simulated server.
+//! Builds without planted bugs record nothing.
 
 use crate::protocol::{Answer, Notification, Op, State};
 
-/// The requests that one write carries out.
+/// The requests carried out by one write.
 #[derive(Clone, Debug, Default)]
 pub struct Notes {
     #[cfg(tenure_planted)]
     told: Vec<Told>,
 }
 
-/// A request, its answer once it is written, and the lock as the request leaves it.
+/// A request, its answer, and the state of the lock after it.
 #[derive(Clone, Debug)]
 pub struct Told {
     /// The request.
     pub op: Op,
     /// Its answer.
     pub answer: Answer,
-    /// The notification of its machine.
+    /// The notification of the state machine.
     pub wake: Option<Notification>,
-    /// The lock after it.
+    /// The lock after the request.
     pub after: State,
 }
 
 impl Notes {
-    /// Notes a request.
+    /// Records a request.
     pub fn add(&mut self, op: &Op, (answer, wake): (&Answer, &Option<Notification>), after: &State) {
         #[cfg(tenure_planted)]
         if UNWRITTEN.with_borrow(Option::is_some) {
@@ -35,7 +35,7 @@ impl Notes {
         let _ = (self, op, answer, wake, after);
     }
 
-    /// The requests are answered, and nothing is written, because nothing changes.
+    /// Reports the requests as answered without a write, because they change nothing.
     pub fn unwritten(&self) {
         #[cfg(tenure_planted)]
         UNWRITTEN.with_borrow(|hear| {
@@ -43,14 +43,14 @@ impl Notes {
         });
     }
 
-    /// The requests, in their order.
+    /// The requests in order.
     #[cfg(tenure_planted)]
     pub fn told(&self) -> &[Told] {
         &self.told
     }
 }
 
-/// Hears of a request that is answered without a write.
+/// Callback for requests that are answered without a write.
 #[cfg(tenure_planted)]
 pub type Unwritten = Box<dyn Fn(&Op, &Answer)>;
 
@@ -59,7 +59,7 @@ thread_local! {
     static UNWRITTEN: std::cell::RefCell<Option<Unwritten>> = const { std::cell::RefCell::new(None) };
 }
 
-/// Begins to note requests on this thread, or ends it.
+/// Starts (`Some`) or stops (`None`) recording on this thread.
 #[cfg(tenure_planted)]
 pub fn record(unwritten: Option<Unwritten>) {
     UNWRITTEN.set(unwritten);
