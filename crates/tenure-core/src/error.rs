@@ -1,4 +1,4 @@
-//! The one public error.
+//! The public error type.
 
 use std::fmt;
 use std::panic::{RefUnwindSafe, UnwindSafe};
@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use crate::name::LockName;
 
-/// What the store, or the system beneath it, said.
+/// The error of the store or of the underlying system.
 pub type Cause = Arc<dyn std::error::Error + Send + Sync>;
 
-/// What a call of this crate returns.
+/// The result of a call of this crate.
 ///
 /// ```
 /// fn lock_name(tenant: u32) -> tenure::Result<tenure::LockName> {
@@ -20,16 +20,15 @@ pub type Cause = Arc<dyn std::error::Error + Send + Sync>;
 /// ```
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why something could not be done, or why a lock is no longer held.
+/// Why an operation failed, or why a lock is no longer held.
 ///
-/// Ask its methods, or [`kind`](Self::kind), what to do next; do not compare messages,
-/// which may change.
+/// Use its methods or [`kind`](Self::kind) to decide what to do next. Do not compare messages, which may
+/// change.
 ///
-/// *Busy* is no error: it is the `None` of the `try_*` methods. Everything else is this one type,
-/// which answers what a caller can act on: [`is_lost`](Self::is_lost),
-/// [`is_unreachable`](Self::is_unreachable), and so on. The message names the lock and the store,
-/// and repeats the words of a store that refused; [`source`](std::error::Error::source) is what the
-/// store or the system said.
+/// *Busy* is not an error: it is the `None` of the `try_*` methods. Every other failure has this one type,
+/// with a predicate for each case that a caller can act on: [`is_lost`](Self::is_lost),
+/// [`is_unreachable`](Self::is_unreachable), and so on. The message names the lock and the store and includes
+/// the text of a refusal; [`source`](std::error::Error::source) is the error of the store or the system.
 ///
 /// ```
 /// let error = tenure::LockName::new("").unwrap_err();
@@ -48,9 +47,9 @@ struct Inner {
     source: Option<Cause>,
 }
 
-/// What kind of failure an [`Error`] is: for a `match`, and as a label of a metric.
+/// The kind of an [`Error`], for a `match` or as a metric label.
 ///
-/// To act on one kind only, the methods of [`Error`] are shorter: `error.is_unreachable()`.
+/// To handle a single kind, the methods of [`Error`] are shorter: `error.is_unreachable()`.
 ///
 /// ```
 /// use tenure::{ErrorKind, LockName};
@@ -85,7 +84,7 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// Its name in one word, in lower case. It does not change between versions.
+    /// The kind as one lower-case word. It is stable between versions.
     ///
     /// ```
     /// assert_eq!(tenure::ErrorKind::Unreachable.as_str(), "unreachable");
@@ -111,7 +110,7 @@ impl fmt::Display for ErrorKind {
 }
 
 impl Error {
-    /// What kind of failure it is.
+    /// The kind of failure.
     ///
     /// ```
     /// let error = tenure::LockName::new("").unwrap_err();
@@ -121,8 +120,8 @@ impl Error {
         self.0.kind
     }
 
-    /// The lease is over, or about to be: expired, taken by another client, gone from the store, or
-    /// held for `max_hold`. What the lock protected is no longer protected.
+    /// The lease has ended or is about to: it expired, another client took the lock, the store lost it, or
+    /// `max_hold` was reached. The resource is no longer protected.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -136,8 +135,8 @@ impl Error {
         self.0.kind == ErrorKind::Lost
     }
 
-    /// The store did not answer in time, and nothing was changed that was not undone. Of
-    /// `Locks::flush`: some releases are not answered yet, and go on.
+    /// The store did not answer in time, and every change has been undone. From `Locks::flush`: some releases
+    /// are not confirmed yet and continue in the background.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -149,8 +148,7 @@ impl Error {
         self.0.kind == ErrorKind::Unreachable
     }
 
-    /// What another caller computes did not come in the time that this one waits:
-    /// `Cache::wait`, `Fill::wait`.
+    /// Another caller's computation did not finish within the wait set by `Cache::wait` or `Fill::wait`.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -167,8 +165,8 @@ impl Error {
         self.0.kind == ErrorKind::Overdue
     }
 
-    /// The request went out and no answer came: it may or may not have been carried out. An
-    /// acquisition never ends so: it cleans up instead.
+    /// The request was sent but no reply arrived: it may or may not have been carried out. An acquisition
+    /// never ends like this, because it cleans up instead.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -184,7 +182,7 @@ impl Error {
         self.0.kind == ErrorKind::Unknown
     }
 
-    /// The store answered, and said no: no permission, out of memory, a damaged record.
+    /// The store rejected the request: no permission, out of memory, or a damaged record.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -199,7 +197,7 @@ impl Error {
         self.0.kind == ErrorKind::Refused
     }
 
-    /// The name is in use as another kind of lock, or with other numbers.
+    /// The name is in use as another kind of lock, or with another capacity.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -212,7 +210,7 @@ impl Error {
         self.0.kind == ErrorKind::Mismatch
     }
 
-    /// This store cannot keep the promise that was asked for.
+    /// The store cannot provide the requested guarantee.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -225,7 +223,7 @@ impl Error {
         self.0.kind == ErrorKind::Unsupported
     }
 
-    /// A name, option, owner or URL that cannot be right.
+    /// A name, option, owner or URL is invalid.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -237,7 +235,7 @@ impl Error {
         self.0.kind == ErrorKind::Invalid
     }
 
-    /// The lock it is about.
+    /// The lock concerned.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -251,7 +249,7 @@ impl Error {
         self.0.lock.as_ref()
     }
 
-    /// The store it is about: its URL, without credentials.
+    /// The URL of the store concerned, without credentials.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -266,7 +264,7 @@ impl Error {
     }
 }
 
-/// How the rest of the crate makes errors.
+/// Constructors for the rest of the crate.
 impl Error {
     #[doc(hidden)]
     pub fn invalid(message: impl Into<String>) -> Self {
@@ -285,7 +283,7 @@ impl Error {
         Self::new(ErrorKind::Unreachable, None, Some(&store), message, Some(Arc::new(error)))
     }
 
-    /// Releases are still on their way.
+    /// Some releases are still in flight.
     #[doc(hidden)]
     pub fn unflushed(store: &Arc<str>) -> Self {
         let message =
@@ -293,14 +291,14 @@ impl Error {
         Self::new(ErrorKind::Unreachable, None, Some(store), message, None)
     }
 
-    /// What the store keeps does not let it be done.
+    /// The stored state does not allow the operation.
     #[doc(hidden)]
     pub fn refused(lock: &LockName, store: &Arc<str>, what: &str) -> Self {
         let message = format!("{}: {what}", lock.quoted());
         Self::new(ErrorKind::Refused, Some(lock), Some(store), message, None)
     }
 
-    /// The store did not answer another request a moment ago.
+    /// The request was skipped, because the store did not answer another one a moment ago.
     #[doc(hidden)]
     pub fn silent_lately(lock: &LockName, store: &Arc<str>) -> Self {
         let message =
@@ -308,7 +306,7 @@ impl Error {
         Self::new(ErrorKind::Unreachable, Some(lock), Some(store), message, None)
     }
 
-    /// Another caller computes for longer than this one waits.
+    /// Another caller's computation takes longer than this caller waits.
     #[doc(hidden)]
     pub fn overdue(lock: &LockName, store: &Arc<str>) -> Self {
         let message = format!("the value of {} was not computed within the wait", lock.quoted());
@@ -324,7 +322,7 @@ impl Error {
         Self::new(ErrorKind::Lost, Some(lock), Some(store), message, None)
     }
 
-    /// What stands at the name is not to be ended by force.
+    /// The value at this key does not belong to this library, so it is not released by force.
     #[doc(hidden)]
     pub fn no_lock(lock: &LockName, store: &Arc<str>, what: &str) -> Self {
         let message = format!("{} is not a lock of tenure: it is {what}", lock.quoted());
@@ -343,7 +341,7 @@ impl Error {
     }
 }
 
-/// Nothing in it changes. Its source may be of any type, and is only read.
+/// An error is immutable. Its source may be of any type, but is only read.
 impl UnwindSafe for Error {}
 impl RefUnwindSafe for Error {}
 

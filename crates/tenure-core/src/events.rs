@@ -1,8 +1,8 @@
-//! Events of `tracing`. A subscriber that blocks costs the driver's thread nothing.
+//! `tracing` events. A slow subscriber never delays the driver's thread.
 //!
-//! On a caller's own thread an event goes to the subscriber at once. On the thread of a
-//! [`Driver`](crate::runtime::Driver), which renews leases, it goes through a bounded queue to a
-//! separate thread. What does not fit is counted, and the count is an event.
+//! On a caller's thread the subscriber is called directly. Events from the thread of a
+//! [`Driver`](crate::runtime::Driver), which renews leases, pass through a bounded queue to a separate
+//! thread. Events that do not fit are dropped and counted, and the count is reported as an event.
 
 use std::cell::{Cell, OnceCell};
 use std::fmt;
@@ -20,14 +20,14 @@ use tracing::dispatcher::{self, Dispatch};
 use tracing::field::{self, DisplayValue};
 use tracing::subscriber::NoSubscriber;
 
-/// So many events wait for the subscriber; further ones are dropped.
+/// Capacity of the event queue. Further events are dropped.
 const QUEUE: usize = 4_096;
-/// How long `flush` and the drop of the last handle wait for the subscriber.
+/// Time that `flush` and the drop of the last handle wait for the subscriber.
 pub const FLUSH: Duration = Duration::from_secs(1);
 
-/// Emits an event with its level, target, name, message and fields. The name is the field `event`,
-/// which stays as it is between versions, while the message is for people. The fields' values are
-/// owned, and built only if a subscriber wants the event.
+/// Emits an event with a level, target, name, message and fields. The name, in the field `event`, is stable
+/// between versions; the message is for people. The fields' values are owned, and evaluated only if a
+/// subscriber is interested in the event.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! event {
@@ -51,43 +51,42 @@ pub use crate::event;
 #[doc(hidden)]
 pub use tracing;
 
-/// A span for work on a caller's thread. On the thread of a driver there is none: no subscriber is
+/// A span for work on a caller's thread. On a driver's thread it is disabled, because no subscriber may be
 /// called there.
 pub fn span(makes: impl FnOnce() -> Span) -> Span {
     let is_drivers = QUEUED.try_with(|events| events.get().is_some()).unwrap_or(true);
     if is_drivers { Span::none() } else { makes() }
 }
 
-/// Milliseconds, as fields have them.
+/// Milliseconds for a field.
 pub fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// A field as its text.
+/// A field value from its `Display` text.
 pub fn text(value: impl fmt::Display) -> DisplayValue<String> {
     field::display(value.to_string())
 }
 
 type Event = Box<dyn FnOnce() + Send>;
 
-/// Starts a thread with this name.
+/// Starts a thread with the given name.
 type StartThread = fn(&str, Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>>;
 
 thread_local! {
-    /// The queue of the driver whose thread this is.
+    /// The queue of the driver that owns this thread.
     static QUEUED: OnceCell<Arc<Events>> = const { OnceCell::new() };
-    /// Whether this thread hands on queued events, and so must not wait for them.
+    /// Whether this thread delivers queued events and so must not wait for them.
     static HANDS_ON: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether the subscriber of this thread wants an event.
+/// Whether the subscriber of this thread is interested in the event.
 pub fn is_enabled(asks: impl Fn() -> bool) -> bool {
     let queued = QUEUED.try_with(|events| events.get().map(|events| events.within(&asks)));
     queued.ok().flatten().unwrap_or_else(asks)
 }
 
-/// Hands an event to the subscriber: at once, or through the queue of the driver whose thread this
-/// is.
+/// Delivers an event to the subscriber: directly, or through the queue on a driver's thread.
 pub fn emit(event: impl FnOnce() + Send + 'static) {
     match QUEUED.try_with(|events| events.get().cloned()).ok().flatten() {
         Some(events) => events.queue(Box::new(event)),
@@ -95,13 +94,12 @@ pub fn emit(event: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// The events of one driver.
+/// The event queue of one driver.
 pub struct Events {
     start_thread: StartThread,
-    /// The subscriber of the thread that started the driver. Without one, that of the process
-    /// counts.
+    /// The subscriber of the thread that started the driver; `None` selects the global one.
     subscriber: Option<Dispatch>,
-    /// To the thread that calls the subscriber, from the first event on.
+    /// Channel to the thread that calls the subscriber. Started by the first event.
     thread: OnceLock<SyncSender<Event>>,
     progress: Arc<Progress>,
 }
@@ -114,7 +112,7 @@ struct Progress {
     dropped: AtomicU64,
 }
 
-/// How many events were queued, and how many of them the subscriber has had.
+/// Number of events queued and delivered.
 #[derive(Clone, Copy, Default)]
 struct Counts {
     queued: u64,
@@ -122,15 +120,14 @@ struct Counts {
 }
 
 impl Events {
-    /// For a driver that this thread starts. `start_thread` starts the thread that calls the
-    /// subscriber.
+    /// For a driver started by this thread. `start_thread` starts the thread that calls the subscriber.
     pub fn new(start_thread: StartThread) -> Arc<Self> {
         let subscriber = dispatcher::get_default(Dispatch::clone);
         let subscriber = (!subscriber.is::<NoSubscriber>()).then_some(subscriber);
         Arc::new(Self { subscriber, start_thread, thread: OnceLock::new(), progress: Arc::default() })
     }
 
-    /// From here on this thread queues its events.
+    /// Makes this thread queue its events from now on.
     pub fn take_over(self: &Arc<Self>) {
         QUEUED.with(|events| _ = events.set(Arc::clone(self)));
     }
@@ -154,8 +151,7 @@ impl Events {
         }
     }
 
-    /// Starts the thread that calls the subscriber. It ends with the driver, once it has handed on
-    /// all events.
+    /// Starts the thread that calls the subscriber. It ends with the driver, after delivering all events.
     fn start(&self) -> Option<SyncSender<Event>> {
         let (thread, events) = sync_channel(QUEUE);
         let (subscriber, progress) = (self.subscriber.clone(), Arc::clone(&self.progress));
@@ -166,7 +162,7 @@ impl Events {
         (self.start_thread)("tenure-events", Box::new(work)).ok().map(|_| thread)
     }
 
-    /// Blocks the thread until the subscriber has had what was queued before, at most this long.
+    /// Blocks until all events queued so far have been delivered, for at most `most`.
     pub fn wait(&self, most: Duration) {
         if HANDS_ON.get() {
             return;
@@ -176,7 +172,7 @@ impl Events {
         drop(self.progress.blocking.wait_timeout_while(counts, most, |counts| counts.done < queued));
     }
 
-    /// Waits until the subscriber has had what was queued before.
+    /// Waits until all events queued so far have been delivered.
     pub async fn flushed(&self) {
         let queued = self.progress.counts().queued;
         loop {
@@ -216,7 +212,7 @@ impl Progress {
     }
 }
 
-/// A subscriber that panics costs its event, and no later one.
+/// Calls the subscriber. A panic loses this event but no later one.
 fn call(event: impl FnOnce()) {
     let _ = catch_unwind(AssertUnwindSafe(event));
 }
@@ -242,7 +238,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(20);
 
-    /// Calls a function with the one number of each event.
+    /// A subscriber that calls a function with the number field of each event.
     struct Numbers<F>(F);
 
     struct Number<'a, F>(&'a F);
@@ -274,12 +270,12 @@ mod tests {
         fn exit(&self, _: &Id) {}
     }
 
-    /// A driver whose events go to this subscriber.
+    /// A driver with this function as its subscriber.
     fn driver(with: impl Fn(u64) + Send + Sync + 'static) -> Arc<Driver> {
         subscriber::with_default(Numbers(with), || Driver::start().expect("a thread"))
     }
 
-    /// Emits these numbers on the driver's thread, and waits until it has.
+    /// Emits these numbers on the driver's thread and waits until all are emitted.
     fn say(driver: &Driver, numbers: impl Iterator<Item = u64> + Send + 'static) {
         let (done, is_done) = channel();
         driver.spawn(Box::pin(async move {
@@ -339,7 +335,7 @@ mod tests {
         drop(go_on);
         driver.events().wait(LIMIT);
         let heard: Vec<u64> = hears.try_iter().collect();
-        // The count comes as soon as the subscriber is back.
+        // The count is reported as soon as the subscriber returns.
         assert_eq!(heard[..3], [0, 7, 1]);
         assert!(heard[2..].iter().copied().eq(1..1 + queued));
     }

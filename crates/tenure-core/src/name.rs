@@ -1,18 +1,17 @@
-//! The name of a lock, and text from outside as messages show it.
+//! Lock names, and external text as messages show it.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// The name of a lock, checked once.
+/// The validated name of a lock.
 ///
-/// Methods that take a name take it as a `&str`, a `String` or a `LockName`. Make a `LockName`
-/// yourself to check a name where it enters your program, for example with its configuration, and
-/// to keep it.
+/// Methods that take a name accept a `&str`, a `String` or a `LockName`. Create a `LockName` to validate a
+/// name where it enters your program, for example from its configuration.
 ///
-/// A name is any text of 1 byte to 64 KiB that does not begin with `tenure:`. Such keys are side
-/// keys of the locks. Names are compared byte by byte: `Nightly` and `nightly` are two locks.
+/// A name is any text of 1 byte to 64 KiB that does not start with `tenure:`, which is reserved for side
+/// keys. Names are compared byte by byte: `Nightly` and `nightly` are two locks.
 ///
-/// `Display` prints the whole name as it is, control characters included. Messages of
+/// `Display` prints the whole name unchanged, including control characters. Messages of
 /// [`Error`](crate::error::Error) quote, escape and shorten it.
 ///
 /// ```
@@ -32,10 +31,10 @@ use std::sync::Arc;
 pub struct LockName(Arc<str>);
 
 impl LockName {
-    /// The longest name, in bytes.
+    /// Maximum length of a name, in bytes.
     pub const MAX_BYTES: usize = 64 * 1024;
 
-    /// The name, or why the text is invalid.
+    /// The name, or the reason why the text is invalid.
     #[doc(hidden)]
     pub fn checked(name: &str) -> Result<Self, String> {
         if name.is_empty() {
@@ -54,7 +53,7 @@ impl LockName {
         Ok(Self(name.into()))
     }
 
-    /// A name that this library itself has made, or has read back from its store.
+    /// A name that this library generated or read back from its store; not validated.
     #[doc(hidden)]
     pub fn in_store(name: String) -> Self {
         Self(name.into())
@@ -70,14 +69,13 @@ impl LockName {
         &self.0
     }
 
-    /// The name as messages show it: quoted, escaped, and cut if it is long.
+    /// The name for messages: quoted, escaped, and shortened.
     #[doc(hidden)]
     pub fn quoted(&self) -> Quoted<'_> {
         Quoted(&self.0)
     }
 
-    /// What a lock with a record is for, and the full name that its user gave: `None` for every
-    /// other lock.
+    /// For a lock with a record, its use and the full name given by the user; otherwise `None`.
     #[doc(hidden)]
     pub fn of_use(&self) -> Option<(&'static str, Quoted<'_>)> {
         let (kind, key) = self.0.strip_prefix(USE)?.split_once(':')?;
@@ -88,10 +86,10 @@ impl LockName {
     }
 }
 
-/// What the names of locks with records begin with.
+/// Prefix of the names of locks with records.
 pub const USE: &str = "tenure:use:";
 
-/// The name itself, whole and without quotes.
+/// Prints the whole name without quotes.
 impl fmt::Display for LockName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&self.0)
@@ -116,7 +114,7 @@ impl fmt::Debug for LockName {
     }
 }
 
-/// Text from outside, fit for one line of a message: escaped, and cut when it is long.
+/// External text for one line of a message: escaped, and shortened to 80 characters.
 #[derive(Debug)]
 pub struct Quoted<'a>(pub &'a str);
 

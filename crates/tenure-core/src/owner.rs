@@ -1,4 +1,4 @@
-//! The identity that holds a lock.
+//! The identity of a lock's holder.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -16,17 +16,15 @@ use crate::runtime::Runtime;
 
 /// The holder of a lock: `user/label@host:pid/id`.
 ///
-/// Make one for a `ReentrantMutex`, and parse one to
-/// resume a hold. For the other kinds you need none.
+/// Create an owner for a `ReentrantMutex`, or parse one to resume a hold. The other kinds of locks do not
+/// need one from you.
 ///
-/// Every acquisition gets a fresh one. It is written at the lock's key, so an operator can read
-/// there who holds: the user, the host, the process, since when, and what you say with
-/// `Options::label`. Only `Locks::resume` and the
-/// re-entrant kind take one from you.
+/// Every other acquisition generates a fresh owner. It is stored at the lock's key, where an operator can
+/// read who holds the lock: user, host and process, since when, and the label from `Options::label`. Only
+/// `Locks::resume` and the reentrant kind take an owner from you.
 ///
-/// The `id` is 32 hexadecimal digits: 12 of them the milliseconds since 1970 at which it was made,
-/// by the clock of its process, then 10 that all owners of one `Locks` have in
-/// common, and 10 more.
+/// The `id` is 32 hexadecimal digits: 12 for the creation time in milliseconds since 1970 by the clock of its
+/// process, 10 shared by all owners of one `Locks`, and 10 more that distinguish them.
 ///
 /// ```
 /// use tenure::Owner;
@@ -40,8 +38,8 @@ use crate::runtime::Runtime;
 pub struct Owner(Arc<str>);
 
 impl Owner {
-    /// A fresh owner with this label: text of at most 256 bytes, without control characters; it may
-    /// be empty.
+    /// Creates an owner with this label: at most 256 bytes of text without control characters. It may be
+    /// empty.
     ///
     /// ```
     /// assert_eq!(tenure::Owner::new("nightly report")?.label(), "nightly report");
@@ -49,29 +47,29 @@ impl Owner {
     /// ```
     ///
     /// # Errors
-    /// `is_invalid` when the label has a control character or is longer.
+    /// `is_invalid` if the label is longer or has a control character.
     pub fn new(label: &str) -> Result<Self> {
         check_text("a label", label)?;
         Ok(Self::made(label, &process(), crate::runtime::unix_micros(), crate::runtime::random_long()))
     }
 
-    /// A fresh owner for one acquisition; the label was checked with the options.
+    /// A fresh owner for one acquisition. The label has already been checked with the options.
     #[doc(hidden)]
     pub fn fresh(label: &str, runtime: &dyn Runtime) -> Self {
         Self::made(label, &process(), runtime.unix_micros(), runtime.random_long())
     }
 
-    /// Which client made it.
+    /// The client that created it.
     #[doc(hidden)]
     pub fn client(&self) -> Client {
         let id = self.0.rsplit_once('/').map_or("", |(_, id)| id);
         Client((u128::from_str_radix(id, 16).unwrap_or(0) >> SERIAL_BITS) as u64 & LOW)
     }
 
-    /// Of this process, as [`process`] writes it.
+    /// Builds an owner; `process` is the output of [`process`].
     fn made(label: &str, process: &str, unix_us: u64, random: u128) -> Self {
         thread_local! {
-            // Most acquisitions make an owner, which then costs one allocation.
+            // A reused buffer: most acquisitions create an owner, which then costs one allocation.
             static TEXT: RefCell<String> = const { RefCell::new(String::new()) };
         }
         let id = u128::from(unix_us / 1_000) << RANDOM_BITS | random & ((1 << RANDOM_BITS) - 1);
@@ -86,7 +84,7 @@ impl Owner {
             text.push_str(str::from_utf8(&digits(id)).expect("hexadecimal digits are ASCII"));
             Self(text.as_str().into())
         };
-        // A thread that is ending has no such text any more.
+        // The buffer is gone while its thread ends.
         TEXT.try_with(|text| write(&mut text.borrow_mut())).unwrap_or_else(|_| write(&mut String::new()))
     }
 
@@ -101,8 +99,8 @@ impl Owner {
         &self.0
     }
 
-    /// The user that its process runs as: what `LOGNAME` or `USER` says in its environment, or the
-    /// number of the user; of that, the characters `A-Z a-z 0-9 . _ -`, 64 at most.
+    /// The user of the process that created it: `LOGNAME` or `USER` from its environment, or else the numeric
+    /// user id. Only the characters `A-Z a-z 0-9 . _ -` are kept, at most 64.
     ///
     /// ```
     /// # let owner = tenure::Owner::new("nightly")?;
@@ -113,7 +111,7 @@ impl Owner {
         self.who().0
     }
 
-    /// What `Options::label` said, or [`new`](Self::new).
+    /// The label from `Options::label` or [`new`](Self::new).
     ///
     /// ```
     /// # let owner = tenure::Owner::new("nightly")?;
@@ -124,7 +122,7 @@ impl Owner {
         percent_decode_str(self.who().1).decode_utf8_lossy()
     }
 
-    /// The host it was made on.
+    /// The host of the process that created it.
     ///
     /// ```
     /// # let owner = tenure::Owner::new("nightly")?;
@@ -135,7 +133,7 @@ impl Owner {
         self.place().0
     }
 
-    /// The process that made it.
+    /// The id of the process that created it.
     ///
     /// ```
     /// # let owner = tenure::Owner::new("nightly")?;
@@ -146,8 +144,8 @@ impl Owner {
         self.place().1.parse().unwrap_or(0)
     }
 
-    /// When it was made, in whole milliseconds by the clock of its process: as its acquisition
-    /// began. `None` where a client chose the id in another way.
+    /// When it was created, which is when its acquisition began, in whole milliseconds by the clock of its
+    /// process. `None` if a client generated the id in another way.
     ///
     /// ```
     /// # let owner = tenure::Owner::new("nightly")?;
@@ -172,7 +170,7 @@ impl Owner {
     }
 }
 
-/// Parses what [`Display`](fmt::Display) prints.
+/// Parses the output of [`Display`](fmt::Display).
 impl FromStr for Owner {
     type Err = Error;
 
@@ -187,7 +185,7 @@ impl FromStr for Owner {
     }
 }
 
-/// What all owners of one `Locks` have in common: where messages to it are sent.
+/// The part that all owners of one `Locks` share: the address of messages to that client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Client(u64);
 
@@ -204,39 +202,39 @@ impl From<&Owner> for Client {
     }
 }
 
-/// Makes the owners of one client.
+/// Generates the owners of one client.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct Owners {
     client: Client,
-    /// The part that names this process.
+    /// The text that identifies this process.
     process: String,
 }
 
 impl Owners {
-    /// Of a client with this random number.
+    /// For a client with this random number.
     pub fn new(random: u64) -> Self {
         Self { client: Client::new(random), process: process() }
     }
 
-    /// Their client.
+    /// The client.
     pub fn client(&self) -> Client {
         self.client
     }
 
-    /// A fresh owner with the number `serial`; the label was checked with the options.
+    /// A fresh owner with the number `serial`. The label has already been checked with the options.
     pub fn make(&self, serial: u64, label: &str, unix_us: u64) -> Owner {
         let random = u128::from(self.client.0) << SERIAL_BITS | u128::from(serial & LOW);
         Owner::made(label, &self.process, unix_us, random)
     }
 }
 
-/// What stands between the label and the id of an owner.
+/// The part between label and id: `@host:pid/`.
 fn process() -> String {
     format!("@{}:{}/", *HOST, std::process::id())
 }
 
-/// A number in 32 hexadecimal digits.
+/// Formats a number as 32 hexadecimal digits.
 fn digits(number: u128) -> [u8; 32] {
     let mut digits = [0; 32];
     for (two, byte) in digits.chunks_exact_mut(2).zip(number.to_be_bytes()) {
@@ -245,7 +243,7 @@ fn digits(number: u128) -> [u8; 32] {
     digits
 }
 
-/// As it stands in its owners: 10 hexadecimal digits.
+/// The 10 hexadecimal digits that its owners contain.
 impl fmt::Display for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:010x}", self.0)
@@ -270,25 +268,25 @@ fn parts(text: &str) -> Option<()> {
 const MAX_LABEL: usize = 256;
 const MAX_HOST: usize = 64;
 const MAX_USER: usize = 64;
-/// The user, a slash, and a label of which each byte takes three.
+/// The user, a slash, and a label of which each byte may be percent-encoded as three.
 const MAX_WHO: usize = MAX_USER + 1 + 3 * MAX_LABEL;
 const RANDOM_BITS: u32 = 80;
 const SERIAL_BITS: u32 = 40;
 const LOW: u64 = (1 << SERIAL_BITS) - 1;
-/// From 2000 to 2100.
+/// The years 2000 to 2100.
 const PLAUSIBLE_MS: Range<u64> = 946_684_800_000..4_102_444_800_000;
 
-/// What does not stand for itself in a label.
+/// Bytes that are percent-encoded in a label.
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'.').remove(b'_').remove(b'-').remove(b':').remove(b'/');
 
 fn in_host(char: char) -> bool {
     char.is_ascii_alphanumeric() || matches!(char, '.' | '_' | '-')
 }
 
-/// Checks what people are to read, which `what` names.
+/// Checks text meant for people. `what` names it in the error.
 ///
 /// # Errors
-/// `is_invalid`, with `what` and the limit that it breaks.
+/// `is_invalid`, with `what` and the violated limit.
 pub fn check_text(what: &str, text: &str) -> Result<()> {
     if text.len() <= MAX_LABEL && !text.contains(char::is_control) {
         return Ok(());
@@ -299,14 +297,14 @@ pub fn check_text(what: &str, text: &str) -> Result<()> {
     )))
 }
 
-/// Of this machine, as far as an owner can say it.
+/// The host name, reduced to the characters allowed in an owner.
 static HOST: LazyLock<String> = LazyLock::new(|| {
     let name = rustix::system::uname();
     name.nodename().to_string_lossy().chars().filter(|char| in_host(*char)).take(MAX_HOST).collect()
 });
 
-/// Who this process runs as. The environment says it at once; the system's directory of users may
-/// be across a network.
+/// The user of this process. The environment answers at once, whereas the system's user directory may be
+/// across a network.
 static USER: LazyLock<String> = LazyLock::new(|| {
     let said =
         |name| std::env::var(name).ok().map(|user| fitting_user(&user)).filter(|user| !user.is_empty());
@@ -315,7 +313,7 @@ static USER: LazyLock<String> = LazyLock::new(|| {
         .unwrap_or_else(|| rustix::process::geteuid().as_raw().to_string())
 });
 
-/// It begins with no hyphen: an owner may be an argument of a command.
+/// Leading hyphens are removed, because an owner may be an argument of a command.
 fn fitting_user(user: &str) -> String {
     user.trim_start_matches('-').chars().filter(|char| in_host(*char)).take(MAX_USER).collect()
 }
@@ -363,7 +361,7 @@ mod tests {
         let client = made.client();
         let owners = [7, 8].map(|serial| made.make(serial, "a/b", 1_700_000_000_000_000));
         assert!(owners[0] < owners[1] && owners.iter().all(|owner| owner.client() == client));
-        // A script finds it there.
+        // The Lua scripts read the client at this position.
         let digits = owners[0].as_str().len();
         assert_eq!(owners[0].as_str()[digits - 20..digits - 10], client.to_string());
         assert_eq!(client.to_string(), "fffffffffe");

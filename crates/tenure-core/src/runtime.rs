@@ -221,8 +221,7 @@ impl Timers {
                     tokio::time::sleep(left.min(RECHECK))
                 });
                 let ended = poll_fn(|context| {
-                    // A timer panics when it is polled after its runtime is gone. Holding the lock during the
-                    // poll prevents that and never blocks here.
+                    // A timer whose runtime is gone panics when polled, so this sleep completes instead.
                     let is_over = is_over.read().unwrap_or_else(PoisonError::into_inner);
                     if *is_over { Poll::Ready(true) } else { piece.as_mut().poll(context).map(|()| false) }
                 });
