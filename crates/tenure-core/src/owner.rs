@@ -361,7 +361,7 @@ mod tests {
         let client = made.client();
         let owners = [7, 8].map(|serial| made.make(serial, "a/b", 1_700_000_000_000_000));
         assert!(owners[0] < owners[1] && owners.iter().all(|owner| owner.client() == client));
-        // The Lua scripts read the client at this position.
+        // A script reads it from there.
         let digits = owners[0].as_str().len();
         assert_eq!(owners[0].as_str()[digits - 20..digits - 10], client.to_string());
         assert_eq!(client.to_string(), "fffffffffe");

@@ -14,8 +14,8 @@ use tokio_rustls::rustls::{AlertDescription, CertificateError, ClientConfig, Err
 use super::{Stream, Tls};
 use crate::store::Failure;
 
-/// Performs the TLS handshake. The server's certificate must be valid for `host`. `plain` is the URL scheme
-/// without encryption, for error hints.
+/// Performs the TLS handshake. The server's certificate must be valid for `host`. `plain` is what a URL must
+/// contain to disable TLS, for error hints.
 ///
 /// # Errors
 /// `Refused` for a certificate or file that a retry cannot fix, otherwise `NotSent`.

@@ -1,31 +1,30 @@
-//! How long a grant is good for, when it is renewed and when it is lost. Pure: moments in, moments
-//! out.
+//! Arithmetic of leases: validity, renewal and loss. Pure functions on moments.
 
 use std::time::Duration;
 
 use crate::moment::Moment;
 use crate::planted::{Bug, planted};
 
-/// The shortest lease: below it, the margin and a round trip leave nothing.
+/// Minimum ttl. Below it, the margin and a round trip leave nothing.
 pub const TTL_MIN: Duration = Duration::from_millis(50);
-/// The longest lease.
+/// Maximum ttl.
 pub const TTL_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
-/// How long a node of a quorum keeps a ballot.
+/// How long a quorum node keeps a ballot.
 pub const BALLOT_MS: u64 = 30 * 24 * 60 * 60 * 1_000;
-/// How long a capacity that was set is in force, however seldom its lock is used.
+/// How long a capacity that was set explicitly stays in force, even if the lock is not used.
 pub const CAPACITY_MS: u64 = 30 * 24 * 60 * 60 * 1_000;
-/// A node without a ballot answers as if it had seen one this far below its clock.
+/// A node without a stored ballot assumes one this far below its clock.
 pub const BALLOT_BEHIND_US: u64 = 10 * 1_000_000;
-/// A ballot this far above a node's clock comes from a broken one, and would spend the numbers of
-/// all.
+/// Ballots further than this above a node's clock are rejected: they come from a broken clock and would use
+/// up the numbers for every client.
 pub const BALLOT_AHEAD_US: u64 = 365 * 24 * 60 * 60 * 1_000_000;
-/// The longest time for which a place in a queue is kept for a waiter that is not heard of.
+/// Maximum time that a place in a queue is kept without a refresh.
 pub const WAIT_MAX: Duration = Duration::from_secs(5);
-/// Two renewals follow each other within this time.
+/// Maximum interval between renewals.
 const RENEWAL_MAX: Duration = Duration::from_secs(60);
 
-/// What the clocks of two machines and the rounding of a store to milliseconds may cost: 1 % of the
-/// lease and 2 ms.
+/// Safety margin for clock drift between two machines (1 % of the lease) and for stores that round to
+/// milliseconds (2 ms).
 pub fn margin(ttl: Duration) -> Duration {
     if planted(Bug::NoMargin) {
         return Duration::ZERO;
@@ -34,20 +33,20 @@ pub fn margin(ttl: Duration) -> Duration {
     if planted(Bug::NoDrift) { rounding } else { ttl / 100 + rounding }
 }
 
-/// How long a place is kept: a waiter that turns into a holder and dies must not cost more than a
-/// holder does.
+/// How long a place is kept: capped by the ttl, because a waiter that is granted the lock and dies must not
+/// cost more than a holder that dies.
 pub fn wait(ttl: Duration) -> Duration {
     ttl.min(WAIT_MAX)
 }
 
-/// Until when a grant is good: counted from *before* the request was sent, less the margin.
+/// End of a grant's validity, counted from *before* the request was sent, less the margin.
 pub fn deadline(sent: Moment, answered: Moment, ttl: Duration) -> Moment {
     let start = if planted(Bug::DeadlineFromReply) { answered } else { sent };
     start + ttl.saturating_sub(margin(ttl))
 }
 
-/// When a lease that was last set by a request sent at `sent` is renewed: after a third of it, at
-/// most a minute.
+/// When to renew a lease that was last set by a request sent at `sent`: after a third of the ttl, but at most
+/// a minute.
 pub fn renew_at(sent: Moment, ttl: Duration) -> Moment {
     if planted(Bug::RenewedTooLate) {
         return sent + ttl;
@@ -55,45 +54,43 @@ pub fn renew_at(sent: Moment, ttl: Duration) -> Moment {
     sent + (ttl / 3).min(RENEWAL_MAX)
 }
 
-/// How much sooner a hold is renewed where many are, so that leases that were set together are not
-/// renewed together: up to an eighth of the time until then.
+/// How much earlier to renew a hold, so that leases set together are not renewed together: up to an eighth of
+/// the interval.
 pub fn spread(ttl: Duration, hold: u64) -> Duration {
-    // Holds are numbered in a row. Multiplied by 2^64 / φ, numbers in a row lie far from each
-    // other.
+    // Holds are numbered consecutively. Multiplication by 2^64 / φ spreads consecutive numbers far apart.
     let share = (hold.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 48) as u32;
     (ttl / 3).min(RENEWAL_MAX) / 8 * share / (1 << 16)
 }
 
-/// The same for the first renewal after a grant: up to half of the time until then.
+/// The same for the first renewal after a grant: up to half of the interval.
 pub fn first_spread(ttl: Duration, hold: u64) -> Duration {
     4 * spread(ttl, hold)
 }
 
-/// When a lease that is shorter than it should be, but not so short that it may be lost soon, is
-/// renewed: not at once, because most turns are over by then, and to ask would keep the next
-/// waiting.
+/// When to renew a lease that is shorter than its ttl but not about to be lost. Not at once, because most
+/// holds are released by then, and the request would delay the next waiter.
 pub fn whole_at(granted: Moment, ttl: Duration) -> Moment {
     const MOST: Duration = Duration::from_millis(500);
     granted + (ttl / 6).min(MOST)
 }
 
-/// When a holder begins to listen to whether its hold was ended by force: most holds are over
-/// before. `None` where its renewals tell as soon.
+/// When a holder subscribes to forced releases: after a second, because most holds end before. `None` if its
+/// renewals would notice as soon.
 pub fn listen_at(kept: Moment, ttl: Duration) -> Option<Moment> {
     const AFTER: Duration = Duration::from_secs(1);
     (ttl / 3 > AFTER).then_some(kept + AFTER)
 }
 
-/// When a hold is asked about that a message says may have ended. Anyone may send messages, so it
-/// is not asked about more often than each 100 ms.
+/// When to check a hold after a notification that it may have ended. Limited to one check per 100 ms, because
+/// anyone may send notifications.
 pub fn check_at(checked: Moment, now: Moment) -> Moment {
     const PAUSE: Duration = Duration::from_millis(100);
     if planted(Bug::EachMessageAsks) { now } else { now.max(checked + PAUSE) }
 }
 
-/// How long after a failed renewal the next is tried: a twelfth of the lease and 15 s at most, or a
-/// quarter of what is left of it. A hold that was handed on has the lease of its place at first,
-/// which may be much shorter than its `ttl`.
+/// Delay before retrying a failed renewal: a twelfth of the ttl but at most 15 s, or a quarter of the
+/// remaining lease if that is less. A hold handed on by a release starts with the lease of its place, which
+/// may be much shorter than its `ttl`.
 pub fn retry_after(ttl: Duration, left: Duration) -> Duration {
     match () {
         () if planted(Bug::NoRetryPause) => Duration::ZERO,
@@ -102,8 +99,7 @@ pub fn retry_after(ttl: Duration, left: Duration) -> Duration {
     }
 }
 
-/// How long one attempt to renew may take: short enough that at least two are made before the lease
-/// is lost.
+/// Timeout of one renewal attempt, short enough for at least two before the lease is lost.
 pub fn attempt(ttl: Duration, left: Duration, op_timeout: Duration) -> Duration {
     match () {
         () if planted(Bug::LongAttempts) => op_timeout,
@@ -111,16 +107,16 @@ pub fn attempt(ttl: Duration, left: Duration, op_timeout: Duration) -> Duration 
     }
 }
 
-/// Pauses and attempts shrink with what is left of a lease, but not below this.
+/// Lower bound of the pauses and timeouts that shrink with the remaining lease.
 const LEAST: Duration = Duration::from_millis(10);
 
-/// A grant whose answer took longer than this is asked again before it is reported: too little of
-/// it is left.
+/// Whether the answer of a grant took so long (a third of the ttl) that the grant must be requested again
+/// before it is reported.
 pub fn is_stale(sent: Moment, answered: Moment, ttl: Duration) -> bool {
     !planted(Bug::ElapsedIgnored) && answered.since(sent) > ttl / 3
 }
 
-/// Milliseconds of a lease, as a store counts them.
+/// A lease in milliseconds, the unit of the stores.
 pub fn millis(ttl: Duration) -> u64 {
     u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX)
 }
@@ -173,7 +169,7 @@ mod tests {
         assert_eq!(retry_after(TTL_MIN, Duration::ZERO), TTL_MIN / 12);
     }
 
-    /// A holder hears of a loss within a minute, so it does not wait for a twelfth of a year.
+    /// A holder learns of a loss within a minute, so it does not wait for a twelfth of a year.
     #[test]
     fn the_renewals_of_a_long_lease_are_retried_as_those_of_one_of_three_minutes() {
         for ttl in [180 * SECOND, TTL_MAX] {

@@ -1,12 +1,12 @@
-//! What a lock *is*: a pure function `apply(state, now, op) -> reply`.
+//! Locks as a pure function: `apply(state, now, op) -> answer`.
 //!
-//! No I/O, no clock, no task, no Redis: `now` is an argument. Memory and file stores run it here;
-//! Redis runs its twin in Lua, function by function under the same names, compared by a test on
+//! There is no I/O, clock or task here: `now` is an argument. Memory and file stores run this code; Redis
+//! runs an equivalent in Lua with the same functions under the same names, and a test compares the two on
 //! random operations.
 //!
-//! This module is the whole vocabulary: [`Op`], [`Verb`], [`LockSpec`], [`Answer`]. Verify is
-//! `Inspect`; detach and resume are `Renew` with the liveness changed; force_release is `Release`
-//! of anyone.
+//! The vocabulary is [`Op`], [`Verb`], [`LockSpec`] and [`Answer`]. Some operations of the public API share a
+//! verb: verify is `Inspect`, detach and resume are `Renew` with another [`Liveness`], and force-release is
+//! `Release` with the scope `Any` or `Foreign`.
 
 pub mod codec;
 pub mod lease;
@@ -25,41 +25,41 @@ use crate::error::Error;
 use crate::name::{LockName, Quoted};
 use crate::owner::Owner;
 
-/// A request to the store: the asker, the verb and the lock.
+/// A request to a store.
 #[derive(Clone, Debug)]
 pub struct Op {
-    /// The lock's full name: prefix and name.
+    /// The lock's full name, including the prefix.
     pub name: LockName,
-    /// The kind of lock that is meant.
+    /// The kind of lock and its parameters.
     pub rule: LockSpec,
-    /// The asker. Two requests of one owner are the same request, repeated.
+    /// The requesting owner. A second request of the same owner counts as a repetition of the first.
     pub owner: Owner,
-    /// Names this request. A server echoes it beside the owner, so that no client takes another's
-    /// reply for its own.
+    /// Number of this request. A server echoes it together with the owner, so that no client accepts the
+    /// reply to another request.
     pub request: u64,
-    /// What is asked.
+    /// The operation.
     pub verb: Verb,
 }
 
-/// Which state machine answers, and with what numbers.
+/// The state machine that handles a request, and its parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LockSpec {
-    /// One holder; asks again when woken.
+    /// One holder. Waiters retry when woken.
     Mutex,
-    /// One owner with a count of holds; asks again when woken.
+    /// One owner with a count of holds. Waiters retry when woken.
     Reentrant,
-    /// A place in a queue; named when it holds.
+    /// A queue of tickets. A notification names the tickets that have become holders.
     Queue(QueueSpec),
 }
 
-/// What kind of queue, and how much of it is asked for.
+/// The kind of queue and the requested share of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueSpec {
     /// [`Kind::Fair`], [`Kind::RwLock`] or [`Kind::Semaphore`].
     pub kind: Kind,
-    /// How much weight may hold at once.
+    /// Maximum total weight of the holders.
     pub capacity: u32,
-    /// How much of it this request takes.
+    /// Weight of this request.
     pub weight: u32,
 }
 
@@ -68,19 +68,19 @@ impl QueueSpec {
     pub const FAIR: Self = Self { kind: Kind::Fair, capacity: 1, weight: 1 };
     /// One of many readers.
     pub const READER: Self = Self { kind: Kind::RwLock, capacity: 1 << 20, weight: 1 };
-    /// The only one of many readers that may become the writer: two do not fit.
+    /// A reader that may become the writer. Two of them do not fit at once.
     pub const UPGRADEABLE: Self = Self { kind: Kind::RwLock, capacity: 1 << 20, weight: (1 << 19) + 1 };
-    /// The only writer.
+    /// The writer.
     pub const WRITER: Self = Self { kind: Kind::RwLock, capacity: 1 << 20, weight: 1 << 20 };
 
-    /// So many permits of a semaphore.
+    /// `weight` permits of a semaphore with `of` permits.
     pub const fn permits(of: u32, weight: u32) -> Self {
         Self { kind: Kind::Semaphore, capacity: of, weight }
     }
 }
 
 impl LockSpec {
-    /// The rule under which a lock of this kind is looked at, also if another was meant before.
+    /// The spec for inspecting an existing lock of this kind and capacity.
     pub fn of(kind: Kind, capacity: Option<u32>) -> Self {
         match (kind, capacity) {
             (Kind::Mutex, _) => Self::Mutex,
@@ -89,7 +89,7 @@ impl LockSpec {
         }
     }
 
-    /// How much weight may hold at once, where that is counted.
+    /// Maximum total weight of the holders, for kinds that count it.
     pub const fn capacity(self) -> Option<u32> {
         match self {
             Self::Queue(seat) => Some(seat.capacity),
@@ -97,7 +97,7 @@ impl LockSpec {
         }
     }
 
-    /// The kind a user calls it by.
+    /// The kind as users know it.
     pub const fn kind(self) -> Kind {
         match self {
             Self::Mutex => Kind::Mutex,
@@ -107,13 +107,13 @@ impl LockSpec {
     }
 }
 
-/// The kinds of locks, as a user names them.
+/// The kinds of locks, as users know them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Kind {
-    /// One holder at a time, in no promised order.
+    /// One holder at a time; waiters acquire in no particular order.
     Mutex,
-    /// One owner at a time, who may hold it several times.
+    /// One owner at a time, which may hold it several times.
     Reentrant,
     /// One holder at a time, first come, first served.
     Fair,
@@ -132,7 +132,7 @@ const KINDS: [(Kind, &str); 5] = [
 ];
 
 impl Kind {
-    /// Its name: `mutex`, `reentrant mutex`, `fair mutex`, `read-write lock` or `semaphore`.
+    /// The name of the kind: `mutex`, `reentrant mutex`, `fair mutex`, `read-write lock` or `semaphore`.
     ///
     /// ```
     /// assert_eq!(tenure::Kind::Fair.as_str(), "fair mutex");
@@ -148,7 +148,7 @@ impl fmt::Display for Kind {
     }
 }
 
-/// Parses what [`as_str`](Kind::as_str) returns.
+/// Parses the output of [`as_str`](Kind::as_str).
 impl FromStr for Kind {
     type Err = Error;
 
@@ -161,76 +161,73 @@ impl FromStr for Kind {
     }
 }
 
-/// What can be asked of a lock: five things, and one of them for many at once.
+/// The operations on a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verb {
-    /// Take it if it is free. Repeated by its owner: the same grant again.
+    /// Acquire the lock if it is free. Repeated by its owner, it returns the same grant again.
     Acquire {
         /// The lease, in milliseconds from the moment the store runs the request.
         ttl_ms: u64,
-        /// Names this hold, so that a repeated request counts once where one owner may hold several
+        /// Number of this hold, so that a repeated request counts once where one owner may hold several
         /// times.
         hold: u64,
-        /// How the token is chosen.
+        /// How the fencing token is chosen.
         fence: Fence,
-        /// Where the machine keeps a queue: stay in it for this long, until refreshed. `None` asks
-        /// once.
+        /// For kinds with a queue: how long to keep the place unless it is refreshed. `None` does not queue.
         wait_ms: Option<u64>,
-        /// Where the asker hears of its turn while it waits: see [`Listening`].
+        /// Where the owner receives notifications while it waits: see [`Listening`].
         listens: Option<Listening>,
         /// What the hold is bound to besides its lease.
         bind: Liveness,
     },
-    /// Set the lease of a hold again. Never creates one, never shortens one.
+    /// Extend the lease of a hold. Never creates a hold and never shortens a lease.
     Renew {
         /// As in `Acquire`.
         ttl_ms: u64,
-        /// Which hold, where one owner may have several.
+        /// Number of the hold, where one owner may have several.
         hold: u64,
-        /// `Some` binds the hold to something else: to the lease alone it is detached, back to a
-        /// process it is resumed.
+        /// `Some` binds the hold to something else: binding it to the lease alone detaches it, binding it to
+        /// a process resumes it.
         bind: Option<Liveness>,
-        /// `Some` makes the hold lighter: a writer becomes a reader. One that takes more than half
-        /// of the capacity may become heavier: it is answered `Growing` until that fits beside the
-        /// others.
+        /// `Some` changes the weight. A hold can always become lighter: a writer becomes a reader. A holder
+        /// of a read-write lock with more than half of the capacity can also become heavier, and is answered
+        /// `Growing` until the new weight fits beside the other holders.
         weight: Option<u32>,
     },
-    /// Stay in the queue: `Acquire` repeated for many waiters of one process at once.
+    /// Keep the places of many waiters of one process with one request.
     Refresh {
-        /// Whose places.
+        /// The owners of the places.
         owners: Arc<[Owner]>,
-        /// For how much longer.
+        /// How long to keep the places, in milliseconds.
         wait_ms: u64,
-        /// As in `Acquire`, for all of them.
+        /// As in `Acquire`, for all places.
         listens: Option<Listening>,
     },
-    /// Give it back.
+    /// Release a hold or leave the queue.
     Release {
-        /// Which hold. A release of anyone ends a reentrant mutex only if this is its token, or 0.
+        /// Number of the hold. A forced release ends a reentrant mutex only if this is its token, or 0.
         hold: u64,
-        /// With a ballot, the node's stored ballot is raised to it, so that a late acquire is
-        /// refused.
+        /// With a ballot, the node raises its stored ballot to this one, so that a late acquire is rejected.
         fence: Fence,
-        /// Whose hold may be ended.
+        /// Which holds may be ended.
         whose: ReleaseScope,
     },
-    /// From now on as much may hold at once as the rule says, whatever was in force. Kept for
-    /// [`lease::CAPACITY_MS`].
+    /// Set the capacity to that of the spec. It stays in force for [`lease::CAPACITY_MS`].
     Resize,
-    /// Report the holders.
+    /// Report holders and waiters.
     Inspect,
 }
 
-/// At which server, and by which kind of message, a client hears that it is called: a number from 1
-/// to 4095 that is written beside its place.
+/// The server and the kind of message by which a client receives the wake-up of a place: a number from 1 to
+/// 4095, stored with the place.
 ///
-/// A store that calls such a place, and is told by that same server that no client hears it, knows
-/// that its client is gone. A place without it is kept until it lapses.
+/// If a store wakes such a place and that server reports no subscriber, the store knows that the client is
+/// gone and skips the place. A place without this number is kept until it expires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Listening(NonZeroU16);
 
 impl Listening {
-    /// One of these numbers.
+    /// Creates it from a number from 1 to 4095.
     pub const fn new(number: u16) -> Option<Self> {
         match NonZeroU16::new(number) {
             Some(number) if number.get() < 4096 => Some(Self(number)),
@@ -244,8 +241,8 @@ impl Listening {
     }
 }
 
-/// Whether a client that waits hears that it is called, as far as the store knows. It is asked for
-/// places whose clients listen, and says yes where it cannot tell.
+/// Whether a waiter's client receives its wake-up, as far as the store knows. Called for places whose clients
+/// listen; returns true if unknown.
 pub type Hears<'a> = &'a dyn Fn(Option<Listening>, &Owner) -> bool;
 
 /// How a grant's fencing token is chosen.
@@ -253,15 +250,14 @@ pub type Hears<'a> = &'a dyn Fn(Option<Listening>, &Owner) -> bool;
 pub enum Fence {
     /// The store assigns `max(last + 1, its clock in microseconds)`.
     Assign,
-    /// As `Assign`; but a server that forbids scripts, and so cannot count, may grant without a
-    /// token.
+    /// As `Assign`, but a server that forbids scripts, and so cannot count, may grant without a token.
     Optional,
-    /// The client proposes: granted only above everything this node has seen.
+    /// The client proposes a ballot, which is granted only if it is above every ballot this node has seen.
     Ballot(u64),
 }
 
-/// What a hold is bound to besides its lease, where the store can tell: a store on one machine sees
-/// a process end.
+/// What a hold is bound to besides its lease, for stores that can tell: a store on one machine notices when a
+/// process ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Liveness {
     /// This process: the hold ends with it.
@@ -269,117 +265,116 @@ pub enum Liveness {
     Process,
     /// This process and the children it starts from now on: the hold ends with the last of them.
     Work,
-    /// Nothing: only the lease ends it. So it can be passed to another process.
+    /// Nothing: only the lease ends it, so the hold can be passed to another process.
     Lease,
 }
 
-/// Whose hold a release ends.
+/// Which holds a release may end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReleaseScope {
-    /// The asking owner's, compared and deleted in one step.
+    /// The requesting owner's, compared and deleted in one step.
     Own,
-    /// The same, where another client ends the hold: its holder is told.
+    /// The requesting owner's, when another client ends the hold: the holder is notified.
     Named,
-    /// Any owner's, of a lock of this library. What another program wrote is left alone.
+    /// Any owner's, if the lock was created by this library. Values of other programs are left alone.
     Any,
-    /// As `Any`, and also a string that another program wrote: the plain lock of another client.
+    /// As `Any`, and also a string written by another program: the plain lock of another client.
     Foreign,
 }
 
 impl ReleaseScope {
-    /// Whether holds of other owners are ended too.
+    /// Whether the scope includes holds of other owners.
     pub const fn is_forced(self) -> bool {
         matches!(self, Self::Any | Self::Foreign)
     }
 }
 
-/// What a lock says.
+/// The answer to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// The asker holds, and its lease was set to at least the asked ttl while this request ran.
+    /// The owner holds the lock, and its lease was set to at least the requested ttl while this request ran.
     Held {
-        /// The token of the hold: the same on repeat and renewal. 0 where the store can give none.
+        /// The fencing token, unchanged by repetition and renewal. 0 where the store cannot assign one.
         fence: u64,
     },
-    /// Another client holds it.
+    /// Another client holds the lock.
     Busy {
-        /// The holder as it is written at the key: a tenure owner with its token, or the bytes of
-        /// a foreign client.
+        /// The holder as stored at the key: a tenure owner with its token, or the bytes of a foreign client.
         holder: String,
-        /// When the holder's lease ends, unless it has none.
+        /// Time left of the holder's lease; `None` if it does not expire.
         left_ms: Option<u64>,
     },
-    /// No client holds it, so there is nothing of the asker's either.
+    /// The lock is free, so this owner has no hold either.
     Free,
-    /// The asker holds, and the weight that it has taken does not fit yet: no client is let in
-    /// until it does.
+    /// The owner holds the lock, but its increased weight does not fit yet. No other client is admitted until
+    /// it does.
     Growing {
-        /// The token of the hold.
+        /// The fencing token of the hold.
         fence: u64,
-        /// When to ask again if nothing is heard.
+        /// When to retry if no notification arrives.
         retry_in_ms: u64,
     },
-    /// The asker keeps a place in the queue.
+    /// The owner has a place in the queue.
     Waiting {
-        /// Its number; its token once it holds.
+        /// Its number, which becomes its token when it holds.
         ticket: u64,
-        /// For the first in line: when to ask again if nothing is heard.
+        /// For the head of the queue: when to retry if no notification arrives.
         retry_in_ms: Option<u64>,
     },
-    /// The asker's hold has ended.
+    /// The owner's hold has ended.
     Released {
-        /// How many holds its owner has left.
+        /// Remaining holds of the owner.
         left: u32,
     },
-    /// As much may hold at once as the rule of the request said.
+    /// The capacity has been set.
     Resized,
-    /// What became of each place that was refreshed, in the order asked.
+    /// The state of each refreshed place, in request order.
     Places {
         /// One for each owner.
         places: Vec<Place>,
-        /// As in `Waiting`, if the first in line is among them.
+        /// As in `Waiting`, if the head of the queue is among them.
         retry_in_ms: Option<u64>,
     },
-    /// The holders; for a forced release, those that held the lock.
+    /// The holders; for a forced release, the former holders.
     Found(Found),
-    /// Another kind of this library's locks stands at this name.
+    /// Another kind of lock of this library exists under this name.
     Mismatch {
-        /// What stands there.
+        /// The existing kind.
         kind: Kind,
-        /// How much it lets in, where that is the difference.
+        /// Its capacity, if it has one.
         capacity: Option<u32>,
     },
-    /// A key of a type that no lock has stands at this name: an acquisition is not to wait for it.
+    /// The key has a type that no lock uses. An acquisition must not wait for it.
     NoLock {
-        /// The type as the store names it: `list`.
+        /// The store's name of the type, such as `list`.
         type_name: String,
     },
-    /// The proposed ballot is not above what this node has stored.
+    /// The proposed ballot is not above the ballot that this node has stored.
     Behind {
-        /// What it has stored.
+        /// The stored ballot.
         ballot: u64,
     },
-    /// The proposed ballot is absurdly far above this node's clock.
+    /// The proposed ballot is implausibly far above this node's clock.
     Ahead,
-    /// The answer, and that the request stopped at its bound: lapsed places may be left, or places
-    /// that fit and were not let in. To ask anything about the lock goes on.
+    /// The answer of a request that reached its work limit: expired places may be left, or waiters that fit
+    /// but were not admitted. Any further request about the lock continues.
     More(Box<Self>),
 }
 
 impl Answer {
-    /// The same from a request that stopped at its bound.
+    /// Marks the answer as coming from a request that reached its work limit.
     #[must_use]
     pub fn and_more(self) -> Self {
         Self::More(Box::new(self))
     }
 }
 
-/// What a place in a queue has become.
+/// The state of a place in a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// It holds.
+    /// It holds the lock.
     Held {
-        /// Its token.
+        /// Its fencing token.
         fence: u64,
     },
     /// It waits.
@@ -387,27 +382,27 @@ pub enum Place {
         /// Its number.
         ticket: u64,
     },
-    /// It is not there: it has lapsed, or the queue was lost.
+    /// It does not exist: it expired, or the queue was lost.
     Gone,
 }
 
-/// The holders of a lock and those who wait.
+/// The holders and waiters of a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// What stands at the name.
+    /// The kind of the lock.
     pub kind: Kind,
-    /// How much weight may hold at once, where the machine counts it.
+    /// Maximum total weight of the holders, for kinds that count it.
     pub capacity: Option<u32>,
     /// The holders.
     pub holders: Vec<Holding>,
-    /// The waiters, in order, where the machine keeps a queue.
+    /// The waiters in queue order, for kinds with a queue.
     pub waiters: Vec<Holding>,
-    /// How many hold or wait beside these: an answer lists a thousand places.
+    /// Number of further holders and waiters: an answer lists at most a thousand places.
     pub unlisted: u64,
 }
 
 impl Found {
-    /// What stands at a name that has one holder.
+    /// A lock with one holder.
     pub fn one(kind: Kind, holder: Holding) -> Self {
         Self { kind, capacity: None, holders: vec![holder], waiters: Vec::new(), unlisted: 0 }
     }
@@ -416,16 +411,15 @@ impl Found {
 /// One holder or waiter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holding {
-    /// As it is written at the key. A foreign client may write what is no text.
+    /// The value as stored at the key. A foreign client's value may not be text.
     pub value: Vec<u8>,
-    /// Until its lease ends, unless it has none.
+    /// Time left of its lease; `None` if it does not expire.
     pub left_ms: Option<u64>,
-    /// How much of the capacity it takes; for the reentrant kind, how often its owner holds.
+    /// Its weight; for the reentrant kind, how often its owner holds the lock.
     pub weight: u32,
 }
 
-/// A parsed value of this library: `owner#token`. A bare owner, from a client that could give no
-/// token, has token 0.
+/// Parses a value of this library: `owner#token`. A bare owner, from a client without a token, has token 0.
 pub fn parse_value(value: &(impl AsRef<[u8]> + ?Sized)) -> Option<(Owner, u64)> {
     let value = std::str::from_utf8(value.as_ref()).ok()?;
     let (owner, fence) = match value.rsplit_once('#') {
@@ -436,7 +430,7 @@ pub fn parse_value(value: &(impl AsRef<[u8]> + ?Sized)) -> Option<(Owner, u64)> 
     Some((owner.parse().ok()?, fence))
 }
 
-/// A value of this library: `owner#token`.
+/// Formats a value of this library: `owner#token`.
 pub(crate) fn value_text(owner: &Owner, fence: u64) -> String {
     const DIGITS: usize = 20;
     let mut value = String::with_capacity(owner.as_str().len() + 1 + DIGITS);
@@ -445,7 +439,7 @@ pub(crate) fn value_text(owner: &Owner, fence: u64) -> String {
     value
 }
 
-/// A value as text for people, with a mark for each byte that is not.
+/// A value as readable text, with a replacement character for each invalid byte.
 pub fn shown(value: &[u8]) -> String {
     String::from_utf8_lossy(value).into_owned()
 }
@@ -454,66 +448,65 @@ fn is_digits(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// A message to those who wait. A hint: it may be lost, late or for nothing.
+/// A message to waiters. It is a hint: it may be lost, late or spurious.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notification {
-    /// The lock may be free now.
+    /// The lock may be free.
     Free {
-        /// Whose hold ended, where that is known.
+        /// The owner whose hold ended, if known.
         by: Option<Owner>,
     },
-    /// These tickets hold now. No hint: the client that has one of them, and knows that its place
-    /// has not lapsed, holds.
+    /// These tickets now hold the lock. This is not just a hint: a client that owns one of them, and whose
+    /// place has not expired, holds the lock.
     Granted {
-        /// Their numbers.
+        /// The numbers of the tickets.
         tickets: Vec<u64>,
     },
-    /// Messages may have been missed.
+    /// Notifications may have been missed.
     Reconnected,
 }
 
-/// The store's two clocks at the moment it runs a request. On Redis they are one.
+/// The store's two clocks when it runs a request. On Redis they are the same clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Now {
-    /// Judges leases.
+    /// Measures leases, in milliseconds.
     pub ms: u64,
-    /// Gives tokens; outlives a reboot.
+    /// Generates tokens. Survives a reboot.
     pub unix_us: u64,
 }
 
-/// What a store keeps under one name.
+/// The state of one lock in a store.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct State {
-    /// What stands at the lock's key.
+    /// The value at the lock's key.
     pub lock: Option<Entry<Data>>,
     /// The highest ballot seen, where the store is a member of a quorum. It outlives the lock by
     /// [`lease::BALLOT_MS`].
     pub ballot: Option<Entry<u64>>,
 }
 
-/// A value with an end.
+/// A value with an expiry.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Entry<T> {
     /// The value.
     pub value: T,
-    /// Alive up to and including this millisecond, as on Redis. `None`: a foreign client gave it no
-    /// end.
+    /// Valid up to and including this millisecond, as on Redis. `None`: a foreign client set no expiry.
     pub expires_ms: Option<u64>,
 }
 
 /// The value at a lock's key, as Redis types it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Data {
-    /// A string: one of our mutexes, or what a foreign client wrote.
+    /// A string: a mutex of this library, or the value of a foreign client.
     Text(String),
-    /// A hash: a reentrant mutex, ours or Redisson's.
+    /// A hash: a reentrant mutex, of this library or of Redisson.
     Hash(reentrant::Hash),
     /// A queue of tickets.
     Queue(queue::Queue),
 }
 
 impl Data {
-    /// What it says when another kind is asked for.
+    /// The answer to a request for another kind.
     fn mismatch(&self) -> Answer {
         let (kind, capacity) = match self {
             Self::Text(_) => (Kind::Mutex, None),
@@ -523,7 +516,7 @@ impl Data {
         Answer::Mismatch { kind, capacity }
     }
 
-    /// Whether there is a hold, or a place in a queue, of this number: see [`end`].
+    /// Whether a hold or place has this number: see [`end`].
     pub fn has(&self, number: u64) -> bool {
         match self {
             Self::Text(value) => mutex::has(value, number),
@@ -534,7 +527,7 @@ impl Data {
 }
 
 impl<T> Entry<T> {
-    /// Whether its end has passed.
+    /// Whether it has expired.
     pub fn is_over(&self, now: Now) -> bool {
         self.expires_ms.is_some_and(|end| now.ms > end)
     }
@@ -545,14 +538,14 @@ impl<T> Entry<T> {
 }
 
 impl State {
-    /// Whether nothing is left of it.
+    /// Whether nothing in it is valid any more.
     pub fn is_over(&self, now: Now) -> bool {
         self.lock.as_ref().is_none_or(|lock| lock.is_over(now))
             && self.ballot.as_ref().is_none_or(|ballot| ballot.is_over(now))
     }
 }
 
-/// The holders and waiters of a lock, as a listing shows them. `None` if there are none.
+/// The holders and waiters of a lock for a listing; `None` if there are none.
 pub fn found(state: &State, now: Now) -> Option<Found> {
     let lock = state.lock.as_ref().filter(|lock| !lock.is_over(now))?;
     Some(match &lock.value {
@@ -571,11 +564,10 @@ pub fn found(state: &State, now: Now) -> Option<Found> {
     })
 }
 
-/// Ends one hold or place as if its lease had run out, for a store that can tell that the client
-/// that had it is gone.
+/// Ends one hold or place as if its lease had expired, for a store that can tell that the client is gone.
 ///
-/// Its number is the token of a mutex, the hold of a reentrant mutex, the ticket of a queue. As
-/// after a lapse, the next request lets others in and says so.
+/// `number` is the token of a mutex, the hold of a reentrant mutex, or the ticket of a queue. As after an
+/// expiry, the next request admits waiters and reports them.
 pub fn end(state: &mut State, number: u64) {
     let Some(lock) = &mut state.lock else { return };
     let is_over = match &mut lock.value {
@@ -588,7 +580,7 @@ pub fn end(state: &mut State, number: u64) {
     }
 }
 
-/// The holder, as the lock's machine sees it; another machine says whose it is.
+/// Reports the holders; a mismatch if `is_own` rejects the value.
 fn inspect(state: &State, now: Now, is_own: impl Fn(&Data) -> bool) -> Answer {
     match &state.lock {
         Some(lock) if !is_own(&lock.value) => lock.value.mismatch(),
@@ -596,7 +588,7 @@ fn inspect(state: &State, now: Now, is_own: impl Fn(&Data) -> bool) -> Answer {
     }
 }
 
-/// Ends the lock at this name and says what it was. What is not to be ended is busy.
+/// Ends the lock and reports its former holders; busy if `is_to_end` rejects it.
 fn force(
     state: &mut State,
     now: Now,
@@ -614,8 +606,8 @@ fn force(
     (answer, Some(Notification::Free { by }))
 }
 
-/// What a machine says that finds another one's value: a mismatch where it is ours, busy where it
-/// is foreign.
+/// The answer of a machine that finds another one's value: a mismatch for a lock of this library, busy for a
+/// foreign one.
 fn other_kind(lock: &Entry<Data>, now: Now) -> Answer {
     let left_ms = lock.left_ms(now);
     match &lock.value {
@@ -629,15 +621,14 @@ fn other_kind(lock: &Entry<Data>, now: Now) -> Answer {
 
 /// Runs one request against one lock.
 ///
-/// What has lapsed is gone before anything else happens, also in its owner's own request, so a
-/// lapsed hold is never revived. `counter` is the last token that the store has given for any lock.
-/// Returns the answer and, where the change may let another client in, the message to those who
-/// wait.
+/// Expired state is removed first, even for a request of its owner, so an expired hold is never revived.
+/// `counter` is the last token that the store assigned for any lock. Returns the answer and, if the change
+/// may admit another client, the notification for the waiters.
 pub fn apply(state: &mut State, counter: &mut u64, now: Now, op: &Op) -> (Answer, Option<Notification>) {
     apply_calling(state, counter, now, op, &|_, _| true)
 }
 
-/// The same in a store that learns by calling a waiter whether its client is there.
+/// Like [`apply`], for a store that learns by waking a waiter whether its client is alive.
 pub fn apply_calling(
     state: &mut State,
     counter: &mut u64,
@@ -658,9 +649,8 @@ pub fn apply_calling(
     }
 }
 
-/// What a store says, beside the message of [`apply`], of a request that has ended holds of a queue
-/// by force: their holders ask whether they hold still. The other kinds say of each hold that it
-/// ended.
+/// The additional notification after a forced end of holds in a queue, which makes the holders check whether
+/// they still hold. For the other kinds the notification of [`apply`] already reports each end.
 pub fn forced(op: &Op, answer: &Answer) -> Option<Notification> {
     let answer = if let Answer::More(answer) = answer { answer } else { answer };
     let Verb::Release { whose, .. } = op.verb else { return None };
