@@ -1,8 +1,8 @@
-//! How stores that have no types of their own keep what a lock's machine keeps: as text, with a
-//! version. Pure, and exact: what no machine would write is refused.
+//! Text encoding of locks, for stores without data types of their own. Decoding is strict: text that no
+//! machine would write is rejected.
 //!
-//! A store keeps the [version](VERSION), the [kind] and the [value](encode) of a lock, each
-//! where it suits the store. What has another version is neither free nor held: it is an error.
+//! A store keeps the [version](VERSION), the [kind] and the [value](encode) of a lock in whatever form suits
+//! it. A lock of another version is neither free nor held: it is an error.
 
 use std::fmt::Write;
 use std::str::FromStr;
@@ -12,10 +12,10 @@ use super::reentrant::Hash;
 use super::{Data, Kind};
 use crate::owner::Owner;
 
-/// The version of what is written here.
+/// Version of the encoding.
 pub const VERSION: &str = "1";
 
-/// The kind whose machine keeps this.
+/// The kind of a value. For a queue it is the queue's own kind.
 pub fn kind(data: &Data) -> Kind {
     match data {
         Data::Text(_) => Kind::Mutex,
@@ -24,10 +24,10 @@ pub fn kind(data: &Data) -> Kind {
     }
 }
 
-/// A mutex is its value; a reentrant mutex has a line for each field, `FIELD VALUE`; a queue one
-/// for its capacity and mark, and one for each ticket, `NUMBER WEIGHT DEADLINE OWNER`. Before a
-/// capacity that was set is a `=`. Where a client listens is not kept: these stores find out in
-/// other ways that it is gone.
+/// Encodes a value. A mutex is its value; a reentrant mutex has a line `FIELD VALUE` for each field; a queue
+/// has a line for its capacity and mark, and a line `NUMBER WEIGHT DEADLINE OWNER` for each ticket. A `=`
+/// precedes a capacity that was set explicitly. Listening numbers are not kept: these stores detect dead
+/// clients in other ways.
 pub fn encode(data: &Data) -> String {
     let mut text = String::new();
     match data {
@@ -48,7 +48,7 @@ pub fn encode(data: &Data) -> String {
     text
 }
 
-/// What [`encode`] wrote.
+/// Decodes the output of [`encode`].
 pub fn decode(kind: Kind, text: &str) -> Option<Data> {
     match kind {
         Kind::Mutex => Some(Data::Text(text.to_owned())),
@@ -59,7 +59,7 @@ pub fn decode(kind: Kind, text: &str) -> Option<Data> {
     }
 }
 
-/// What [`encode`] wrote of a queue whose waiters are kept elsewhere. It may have no ticket.
+/// Like [`decode`], for a queue whose waiters are kept elsewhere, which may have no ticket.
 pub fn decode_part(kind: Kind, text: &str) -> Option<Data> {
     match kind {
         Kind::Mutex | Kind::Reentrant => decode(kind, text),
@@ -67,7 +67,7 @@ pub fn decode_part(kind: Kind, text: &str) -> Option<Data> {
     }
 }
 
-/// One owner, whose count is that of its holds, and the token.
+/// One owner, whose count is the number of its holds, and the token.
 fn hash(text: &str) -> Option<Hash> {
     let mut hash = Hash::new();
     let (mut count, mut holds) = (None, 0_u64);
@@ -77,7 +77,7 @@ fn hash(text: &str) -> Option<Hash> {
         match field.strip_prefix('#') {
             None => {
                 let _: Owner = field.parse().ok()?;
-                // A second owner is one too many.
+                // Rejects a second owner.
                 count.is_none().then(|| count = Some(counted))?;
             }
             Some("fence") => {}
@@ -93,8 +93,8 @@ fn hash(text: &str) -> Option<Hash> {
     (count == Some(holds) && holds > 0 && hash.contains_key("#fence")).then_some(hash)
 }
 
-/// Tickets in their order, each of another owner. Those at or below the mark fit together, unless
-/// less was set since they were let in, or one of them has taken more.
+/// Tickets in ascending order, each of a different owner. The holders fit together, unless the capacity was
+/// reduced since they were admitted, or one of them has grown.
 fn queue(kind: Kind, text: &str) -> Option<Queue> {
     let mut lines = lines(text)?;
     let (capacity, mark) = lines.next()?.split_once(' ')?;
@@ -102,7 +102,7 @@ fn queue(kind: Kind, text: &str) -> Option<Queue> {
     let (capacity, mark): (u32, u64) = (number(set.unwrap_or(capacity))?, number(mark)?);
     let mut queue = Queue::new(kind, capacity);
     (queue.mark, queue.is_set) = (mark, set.is_some());
-    // Less was set since they came, or a holder waits until what it has taken fits.
+    // The capacity was reduced since, or a holder waits until its increased weight fits.
     let heaviest = if queue.is_set { u32::MAX } else { capacity };
     let most = if queue.is_set || kind == Kind::RwLock { u32::MAX } else { capacity };
     let (mut last, mut used, mut count) = (None, 0_u64, 0);
@@ -119,19 +119,19 @@ fn queue(kind: Kind, text: &str) -> Option<Queue> {
     (queue.owners() == count).then_some(queue)
 }
 
-/// The lines of a text that ends with a line's end.
+/// The lines of a text that ends with a newline.
 fn lines(text: &str) -> Option<std::str::Split<'_, char>> {
     Some(text.strip_suffix('\n')?.split('\n'))
 }
 
-/// The next word of a line that goes on after it.
+/// The next word of a line, which must be followed by more text.
 pub fn word<'a>(line: &mut &'a str) -> Option<&'a str> {
     let (word, after) = line.split_once(' ')?;
     *line = after;
     Some(word)
 }
 
-/// A number as it is printed: no sign, no leading zero.
+/// Parses a number in canonical form: no sign and no leading zero.
 pub fn number<T: FromStr>(text: &str) -> Option<T> {
     let is_plain = text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
     if is_plain { text.parse().ok() } else { None }

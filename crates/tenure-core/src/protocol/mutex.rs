@@ -1,8 +1,8 @@
-//! The mutex machine: one string, `owner#token`, with a TTL. What every client of the SET-NX-PX
-//! family speaks, and the only machine that is sound on a quorum.
+//! The mutex machine: one string, `owner#token`, with a TTL. Every client of the SET-NX-PX family understands
+//! it, and it is the only machine that is sound on a quorum.
 //!
-//! The value carries owner, token and lease in one write, so renew, release and inspect touch one
-//! key, and a repeated acquire finds its token also if the counter beside it is lost.
+//! Owner, token and lease are written together, so renew, release and inspect touch one key, and a repeated
+//! acquire finds its token even if the counter is lost.
 
 use super::lease::{BALLOT_AHEAD_US, BALLOT_BEHIND_US, BALLOT_MS};
 use super::{
@@ -24,7 +24,7 @@ pub fn apply(state: &mut State, counter: &mut u64, now: Now, op: &Op) -> (Answer
     }
 }
 
-/// What stands at the key, as the asker sees it.
+/// The lock from the requester's point of view.
 enum Ownership {
     Free,
     Own { fence: u64 },
@@ -58,7 +58,7 @@ fn acquire(
     };
     let fence = match (fence, held) {
         (Fence::Assign | Fence::Optional, Some(held)) if held > 0 => held,
-        // Also where its owner holds without a token: by plain commands, whose answer was lost.
+        // Also if the owner holds without a token, after plain commands whose reply was lost.
         (Fence::Assign | Fence::Optional, _) => assign(counter, now),
         (Fence::Ballot(ballot), Some(held)) if ballot <= held => held,
         (Fence::Ballot(ballot), _) => match accept(state, now, ballot) {
@@ -69,7 +69,7 @@ fn acquire(
     if held == Some(fence) {
         extend(state, now, ttl_ms);
     } else {
-        // A hold that gets another token must not have its lease shortened either.
+        // A hold that gets a new token must not have its lease shortened either.
         let left = state.lock.as_ref().and_then(|lock| lock.left_ms(now)).unwrap_or(0);
         let expires_ms = Some(now.ms.saturating_add(ttl_ms.max(left)));
         state.lock = Some(Entry { value: Data::Text(value_text(owner, fence)), expires_ms });
@@ -77,13 +77,13 @@ fn acquire(
     Answer::Held { fence }
 }
 
-/// The next token. It grows while the counter lives, for any clock. Without the counter it grows
-/// while the clock does not step back past the last grant. Written before the lock itself.
+/// The next token. Tokens increase while the counter lives, whatever the clock does; without the counter they
+/// increase as long as the clock does not step back past the last grant. Written before the lock itself.
 pub(super) fn assign(counter: &mut u64, now: Now) -> u64 {
     assign_above(counter, now, 0)
 }
 
-/// The next token, above one that is known to be in use.
+/// The next token, also above one known to be in use.
 pub(super) fn assign_above(counter: &mut u64, now: Now, above: u64) -> u64 {
     let next = now.unix_us.max(above.max(*counter) + 1);
     if !planted(Bug::CounterForgotten) {
@@ -92,8 +92,8 @@ pub(super) fn assign_above(counter: &mut u64, now: Now, above: u64) -> u64 {
     next
 }
 
-/// Takes a ballot if it is above all this node has seen. A node that has seen none, or forgot,
-/// answers from its clock.
+/// Accepts a ballot if it is above all that this node has seen. A node without a stored ballot decides by its
+/// clock.
 fn accept(state: &mut State, now: Now, ballot: u64) -> Result<(), Answer> {
     let stored =
         state.ballot.as_ref().map_or(now.unix_us.saturating_sub(ballot_behind_us()), |ballot| ballot.value);
@@ -107,9 +107,9 @@ fn accept(state: &mut State, now: Now, ballot: u64) -> Result<(), Answer> {
     Ok(())
 }
 
-/// Takes note of a ballot, also where nothing is held: the acquire that a release undoes may still
-/// be on its way. What would be refused anyhow is not noted: a number that is far ahead would spend
-/// those of all, and one that is old would stand for all that a node has seen that forgot.
+/// Records a ballot even if nothing is held, because the acquire that a release undoes may still be in
+/// flight. Ballots that would be rejected anyway are not recorded: one far ahead would use up the numbers for
+/// every client, and an old one would become the only ballot of a node that has forgotten its own.
 fn raise(state: &mut State, now: Now, ballot: u64) {
     if let (Err(Answer::Behind { .. }), Some(stored)) = (accept(state, now, ballot), &mut state.ballot) {
         stored.expires_ms = Some(now.ms + ballot_ms());
@@ -137,7 +137,7 @@ fn renew(
     detaches: bool,
 ) -> Answer {
     match ownership(state, now, owner) {
-        // The client that resumes it is to have a token too.
+        // The client that resumes the hold needs a token too.
         Ownership::Own { fence: 0 } if detaches => acquire(state, counter, now, owner, ttl_ms, Fence::Assign),
         Ownership::Own { fence } => {
             extend(state, now, ttl_ms);
@@ -151,7 +151,7 @@ fn renew(
     }
 }
 
-/// No request ever shortens a lease; only release ends one.
+/// Extends the lease. No request ever shortens one; only a release ends it.
 pub(super) fn extend(state: &mut State, now: Now, ttl_ms: u64) {
     if let Some(lock) = &mut state.lock {
         let end = now.ms.saturating_add(ttl_ms);
@@ -187,8 +187,8 @@ fn release(
     }
 }
 
-/// A release with a ballot gives back what was taken with it or with a lower one: the owner may
-/// have asked again since, and that request may have come first.
+/// A release with a ballot undoes only grants of this ballot or a lower one: the owner may have sent a new
+/// request since, and that may have arrived first.
 fn ownership_for(state: &State, now: Now, owner: &Owner, fence: Fence) -> Ownership {
     match (ownership(state, now, owner), fence, &state.lock) {
         (
@@ -206,12 +206,12 @@ fn is_own(data: &Data) -> bool {
     matches!(data, Data::Text(_))
 }
 
-/// Whether it is a mutex of this library.
+/// Whether the value is a mutex of this library.
 fn is_lock(data: &Data) -> bool {
     matches!(data, Data::Text(value) if parse_value(value).is_some())
 }
 
-/// Whether this token's grant is what stands there.
+/// Whether the value is the grant with this token.
 pub(super) fn has(value: &str, fence: u64) -> bool {
     parse_value(value).is_some_and(|(_, held)| held == fence)
 }
@@ -223,7 +223,7 @@ mod tests {
     use crate::protocol::queue::Queue;
     use crate::protocol::{Kind, LockSpec, apply, end};
 
-    /// One lock and a clock that a test moves.
+    /// One lock and a clock controlled by the test.
     struct Bench {
         state: State,
         counter: u64,
@@ -416,12 +416,12 @@ mod tests {
         let ((a, b), mut bench) = (owners(), Bench::new());
         let clock = bench.now.unix_us;
         let undo = |ballot| Verb::Release { hold: 1, fence: Fence::Ballot(ballot), whose: ReleaseScope::Own };
-        // A node that has lost its ballot still answers from its clock, which moves on.
+        // A node that has lost its ballot answers from its clock, which advances.
         bench.ask(&a, undo(clock - 20_000_000));
         bench.after_ms(5_000);
         let behind = Answer::Behind { ballot: clock - 5_000_000 };
         assert_eq!(bench.acquire_with(&b, 100, Fence::Ballot(clock - 6_000_000)), behind);
-        // And no clock that is far ahead spends the numbers of all.
+        // And a clock far ahead cannot use up the numbers for every client.
         assert_eq!(fence(bench.acquire_with(&a, 100, Fence::Ballot(clock))), clock);
         assert_eq!(bench.ask(&a, undo(clock + 2 * BALLOT_AHEAD_US)).0, Answer::Released { left: 0 });
         assert_eq!(fence(bench.acquire_with(&b, 100, Fence::Ballot(clock + 1))), clock + 1);

@@ -1,5 +1,5 @@
-//! The queue machine: tickets in the order in which the store first saw them. Fair mutex,
-//! read-write lock and semaphore are one algorithm: *capacity and weight*.
+//! The queue machine: tickets in the order in which the store first saw them. Fair mutex, read-write lock and
+//! semaphore share one algorithm, based on *capacity and weight*.
 //!
 //! ```text
 //! fair mutex      capacity 1       weight 1
@@ -8,21 +8,21 @@
 //! semaphore(n)    capacity n       k permits weigh k
 //! ```
 //!
-//! A ticket's number is its token, and **a ticket holds when its number is at or below the mark**.
-//! The mark moves over the next ticket whenever its weight fits; nothing is ever inserted ahead, so
-//! order and freedom from starvation come for free. A ticket that has come to weigh more than all
-//! there is, because less was set since, is let in alone.
+//! A ticket's number is its fencing token, and **a ticket holds when its number is at or below the mark**.
+//! The mark moves over the next ticket whenever its weight fits. Nothing is ever inserted ahead, which gives
+//! FIFO order and freedom from starvation. A ticket that weighs more than the whole capacity, because the
+//! capacity was reduced, is admitted alone.
 //!
-//! A holder of a read-write lock that weighs more than half may take more: there is one such holder
-//! at a time, so no two wait for each other. The weight counts at once and keeps newcomers out.
-//! Once the others have left, all that is held fits, and the holder is told by its number.
+//! A holder of a read-write lock with more than half of the capacity may grow. There is at most one such
+//! holder, so two can never wait for each other. The new weight counts at once and keeps newcomers out. When
+//! the other holders have left and everything fits, the holder is notified by its number.
 //!
-//! A ticket has one lease, its own: short while it waits (refreshed by the client that waits), the
-//! full one once it holds. Every verb *sweeps* what has lapsed, *acts*, *promotes* from the front,
-//! and names the tickets that hold now, also when it was a waiter that left or lapsed. It writes
-//! nothing for those it promotes: they renew themselves, so a dead one is passed within its short
-//! lease. Where its client said that it *listens*, and no client hears the call, it is passed at
-//! once: the ticket is removed, and the next is called.
+//! Each ticket has its own lease: a short one while it waits, refreshed by the waiting client, and the full
+//! one once it holds. Every verb *sweeps* expired tickets, *acts*, *promotes* from the head, and names the
+//! tickets that now hold, even if a waiter left or expired. It writes nothing for promoted tickets: their
+//! clients renew them, so a dead client is skipped within its short lease. If the client of a waiter said
+//! that it *listens*, and the wake-up reaches no subscriber, the ticket is removed at once and the next one
+//! is woken.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -35,45 +35,46 @@ use super::{
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 
-/// At most so many are swept and promoted by one request. It says so, and the next goes on.
+/// Maximum tickets swept, and maximum tickets promoted, by one request. The answer says so if the limit was
+/// reached, and the next request continues.
 pub const BOUND: usize = 64;
-/// At most so many holders are ended by force by one request.
+/// Maximum holders ended by one forced release.
 pub const FORCED: usize = 250;
-/// At most so many places are listed by one request.
+/// Maximum places listed by one request.
 const LISTED: usize = 1_000;
-/// At most so many tickets are looked at for that.
+/// Maximum tickets examined for a listing.
 const LOOKED_AT: usize = 8 * LISTED;
 
-/// All tickets of one lock.
+/// The queue of one lock.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Queue {
-    /// Fair mutex, read-write lock or semaphore.
+    /// The kind: fair mutex, read-write lock or semaphore.
     pub kind: Kind,
-    /// How much weight may hold at once.
+    /// Maximum total weight of the holders.
     pub capacity: u32,
-    /// It was set: clients that were opened with another capacity follow, and the queue is kept
-    /// without a ticket until its key ends.
+    /// The capacity was set explicitly: it overrides that of the clients, and the queue is kept without
+    /// tickets until its key expires.
     pub is_set: bool,
-    /// The last ticket that was let in. Those at or below it hold.
+    /// The last ticket that was admitted. Tickets at or below it hold.
     pub mark: u64,
-    /// The weight of those that hold.
+    /// Total weight of the holders.
     used: u32,
     tickets: BTreeMap<u64, Ticket>,
     numbers: BTreeMap<Owner, u64>,
-    /// In the order in which a server has them: those of one millisecond by where they listen.
+    /// In the order of the server's sorted set: within a millisecond by listening number, then by owner.
     deadlines: BTreeSet<(u64, Option<Listening>, Owner)>,
 }
 
-/// One place in a queue.
+/// One ticket in a queue.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Ticket {
-    /// Whose it is.
+    /// The owner.
     pub owner: Owner,
-    /// How much of the capacity it takes.
+    /// Its weight.
     pub weight: u32,
-    /// Alive up to and including this millisecond.
+    /// Valid up to and including this millisecond.
     pub deadline_ms: u64,
-    /// Where its client listened as it said so last.
+    /// Where its client last said that it listens.
     pub listens: Option<Listening>,
 }
 
@@ -99,7 +100,7 @@ pub fn apply(
     let askers = match &op.verb {
         Verb::Refresh { owners, .. } => owners,
         Verb::Acquire { .. } | Verb::Renew { .. } => std::slice::from_ref(&op.owner),
-        // Whether it waits itself is not looked at.
+        // Whether the requester waits itself does not matter.
         Verb::Release { .. } | Verb::Resize | Verb::Inspect => &[],
     };
     let mut done = Done { granted: Vec::new(), is_bounded: false, over, knows: None, askers, hears };
@@ -126,23 +127,23 @@ pub fn apply(
     (if is_bounded { answer.and_more() } else { answer }, wake)
 }
 
-/// What a request did beside its own business.
+/// Side effects of a request.
 struct Done<'a> {
-    /// The tickets that it let in, except the asker's own.
+    /// The tickets admitted, except those of the requester.
     granted: Vec<u64>,
-    /// It stopped at its bound.
+    /// The request reached its work limit.
     is_bounded: bool,
-    /// The mark, if more was held than fits.
+    /// The mark before the request, if the holders exceeded the capacity.
     over: Option<u64>,
-    /// The asker that was told whether all that is held fits.
+    /// The requester whose answer already says whether its weight fits.
     knows: Option<u64>,
-    /// Those who get the answer: they are not called.
+    /// The owners that receive the answer and so need no wake-up.
     askers: &'a [Owner],
     hears: Hears<'a>,
 }
 
 impl Done<'_> {
-    /// Whether the client of a ticket that is let in is there, as far as is known.
+    /// Whether the client of an admitted ticket is alive, as far as is known.
     fn reaches(&self, ticket: &Ticket) -> bool {
         let says_so = ticket.listens.is_some() || planted(Bug::ListeningIgnored);
         let is_there =
@@ -151,8 +152,7 @@ impl Done<'_> {
     }
 }
 
-/// The holder of a read-write lock that has waited until its greater weight fits, if it does since
-/// this request.
+/// The holder of a read-write lock whose increased weight fits since this request.
 fn upgraded(state: &mut State, done: &Done<'_>) -> Option<u64> {
     let queue = queue_of(state).filter(|queue| queue.kind == Kind::RwLock)?;
     let (number, held) = (queue.first()?, done.over?);
@@ -160,8 +160,8 @@ fn upgraded(state: &mut State, done: &Done<'_>) -> Option<u64> {
     is_so.then_some(number)
 }
 
-/// What stands at the name, if it is not a queue of this kind and capacity. Looking is free to all,
-/// and a capacity that was set is followed.
+/// The answer if the existing lock is not a queue of this kind and capacity. Inspection is always allowed,
+/// and an explicitly set capacity is adopted.
 fn mismatch(state: &mut State, now: Now, seat: QueueSpec, verb: &Verb) -> Option<Answer> {
     let looks = match verb {
         Verb::Release { whose, .. } => whose.is_forced(),
@@ -172,7 +172,7 @@ fn mismatch(state: &mut State, now: Now, seat: QueueSpec, verb: &Verb) -> Option
         Data::Queue(_) if looks => None,
         Data::Queue(queue) if queue.kind == seat.kind && follows(queue, seat, verb) => None,
         Data::Queue(queue) if queue.is_over(now) => {
-            // All of it has lapsed: the newcomer's kind and capacity are in force.
+            // Every ticket has expired: the newcomer's kind and capacity apply.
             state.lock = None;
             None
         }
@@ -186,7 +186,7 @@ fn follows(queue: &Queue, seat: QueueSpec, verb: &Verb) -> bool {
     queue.capacity == seat.capacity || queue.is_set || *verb == Verb::Resize
 }
 
-/// What an acquisition asks for.
+/// The arguments of an acquisition.
 struct Asked<'a> {
     owner: &'a Owner,
     seat: QueueSpec,
@@ -207,7 +207,7 @@ fn acquire(state: &mut State, counter: &mut u64, now: Now, asked: Asked<'_>, don
     }
     let number = match mine {
         Some(number) => number,
-        // It would wait for ever.
+        // It would wait forever.
         None if seat.weight > capacity => {
             return Answer::Mismatch { kind: seat.kind, capacity: Some(capacity) };
         }
@@ -216,8 +216,8 @@ fn acquire(state: &mut State, counter: &mut u64, now: Now, asked: Asked<'_>, don
             let above = queue_of(state).map_or(0, |queue| queue.last());
             let number = assign_above(counter, now, above);
             let queue = queue_or_new(state, seat);
-            // Its lease is set below, once it is known whether it holds or waits: no request could
-            // shorten it then.
+            // Its lease is set below, once it is known whether it holds or waits, because no request could
+            // shorten it later.
             let (owner, weight) = (owner.clone(), seat.weight);
             queue.insert(number, Ticket { owner, weight, deadline_ms: now.ms, listens: None });
             if fits {
@@ -320,8 +320,8 @@ fn release(state: &mut State, now: Now, owner: &Owner, whose: ReleaseScope, done
             };
             queue.remove(number);
         }
-        // While there may be more of them, no client is let in: the next request could not
-        // distinguish them.
+        // While more holders may be left, admit no waiter: the next request could not distinguish it from
+        // them.
         done.is_bounded = true;
         return answer;
     }
@@ -341,7 +341,7 @@ fn release(state: &mut State, now: Now, owner: &Owner, whose: ReleaseScope, done
     if number.is_some() { Answer::Released { left: 0 } } else { Answer::Free }
 }
 
-/// The capacity becomes that of the asker's seat. What holds more goes on; what fits now is let in.
+/// Sets the capacity to that of the requester. Current holders stay; waiters that now fit are admitted.
 fn resize(state: &mut State, now: Now, seat: QueueSpec, done: &mut Done<'_>) -> Answer {
     if queue_of(state).is_none() {
         state.lock =
@@ -360,7 +360,7 @@ fn resize(state: &mut State, now: Now, seat: QueueSpec, done: &mut Done<'_>) -> 
     Answer::Resized
 }
 
-/// The first holder, as a mutex would show it.
+/// The first holder, in the form of a mutex's answer.
 fn busy(state: &mut State, now: Now) -> Answer {
     let first = queue_of(state).and_then(|queue| {
         let (number, ticket) = queue.tickets.first_key_value()?;
@@ -372,8 +372,8 @@ fn busy(state: &mut State, now: Now) -> Answer {
     }
 }
 
-/// Forgets an empty queue, unless its capacity was set, and lets the key live as long as the ticket
-/// that meant to stay longest.
+/// Removes an empty queue, unless its capacity was set explicitly, and makes the key expire with its last
+/// ticket.
 fn settle(state: &mut State) {
     let Some(lock) = &mut state.lock else { return };
     if let Data::Queue(queue) = &lock.value {
@@ -398,8 +398,7 @@ fn queue_of(state: &mut State) -> Option<&mut Queue> {
 
 fn queue_or_new(state: &mut State, seat: QueueSpec) -> &mut Queue {
     let fresh = || Queue::new(seat.kind, seat.capacity);
-    // An old queue that was swept empty is no client's: the newcomer's kind and capacity are in
-    // force.
+    // A queue swept empty belongs to nobody: the newcomer's kind and capacity apply.
     if queue_of(state).is_none_or(|queue| queue.tickets.is_empty() && !queue.is_set) {
         state.lock = Some(Entry { value: Data::Queue(fresh()), expires_ms: None });
     }
@@ -407,13 +406,13 @@ fn queue_or_new(state: &mut State, seat: QueueSpec) -> &mut Queue {
 }
 
 impl Queue {
-    /// A queue without tickets.
+    /// Creates a queue without tickets.
     pub fn new(kind: Kind, capacity: u32) -> Self {
         let (tickets, numbers, deadlines) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
         Self { kind, capacity, is_set: false, mark: 0, used: 0, tickets, numbers, deadlines }
     }
 
-    /// The same without tickets: for stores that write them in another form.
+    /// A copy without tickets, for stores that write the tickets in another form.
     #[must_use]
     pub fn without_tickets(&self) -> Self {
         Self { is_set: self.is_set, mark: self.mark, ..Self::new(self.kind, self.capacity) }
@@ -424,8 +423,7 @@ impl Queue {
         self.tickets.iter().map(|(number, ticket)| (*number, ticket))
     }
 
-    /// Puts a ticket in, as it was written down: for stores that keep a queue elsewhere than in
-    /// memory.
+    /// Inserts a stored ticket, for stores that keep queues outside memory.
     pub fn insert(&mut self, number: u64, ticket: Ticket) {
         if number <= self.mark {
             self.used = self.used.saturating_add(ticket.weight);
@@ -435,7 +433,7 @@ impl Queue {
         self.tickets.insert(number, ticket);
     }
 
-    /// How many have a ticket.
+    /// The number of owners with a ticket.
     pub fn owners(&self) -> usize {
         self.numbers.len()
     }
@@ -445,7 +443,7 @@ impl Queue {
         self.tickets.get(&number)
     }
 
-    /// The number of an owner's ticket, also if it has lapsed.
+    /// The number of an owner's ticket, even if it has expired.
     pub fn number(&self, owner: &Owner) -> Option<u64> {
         self.numbers.get(owner).copied()
     }
@@ -455,37 +453,36 @@ impl Queue {
         self.tickets.contains_key(&number)
     }
 
-    /// Ends one place; returns whether nothing is left to keep.
+    /// Removes one ticket; returns whether nothing is left to keep.
     pub(super) fn end(&mut self, number: u64) -> bool {
         self.remove(number);
         self.tickets.is_empty() && !self.is_set
     }
 
-    /// The tickets that hold.
+    /// The numbers of the tickets that hold.
     pub fn holding(&self) -> impl Iterator<Item = u64> {
         self.tickets.range(..=self.mark).map(|(number, _)| *number)
     }
 
-    /// The places that wait, the first in line first.
+    /// The waiting tickets, head first.
     pub fn waiting(&self) -> impl Iterator<Item = (u64, &Ticket)> {
         self.tickets.range(self.mark + 1..).map(|(number, ticket)| (*number, ticket))
     }
 
-    /// Whether the next request would let a client in: a holder was taken out, and no client has
-    /// asked since.
+    /// Whether the next request would admit a waiter: a holder was removed, and no request has run since.
     pub fn is_due(&self) -> bool {
         let next = self.tickets.range(self.mark + 1..).next();
         next.is_some_and(|(_, ticket)| self.fits(ticket.weight))
     }
 
-    /// Whether it may be let in beside those that hold. One that is more than all there is, because
-    /// less was set since it came, may be alone.
+    /// Whether this weight fits beside the current holders. A weight above a capacity that was reduced later
+    /// may hold alone.
     fn fits(&self, weight: u32) -> bool {
         self.used.saturating_add(weight.min(self.capacity)) <= self.capacity
     }
 
-    /// How much a newcomer may ask for: all that there is. Swept empty, it is of the newcomer's
-    /// capacity, unless another was set.
+    /// The capacity that limits a newcomer: its own if the queue is empty and its capacity was not set
+    /// explicitly.
     fn capacity_for(&self, seat: QueueSpec) -> u32 {
         if self.tickets.is_empty() && !self.is_set { seat.capacity } else { self.capacity }
     }
@@ -500,7 +497,7 @@ impl Queue {
         }
     }
 
-    /// Removes what has lapsed. What it leaves because of its bound, the next request removes.
+    /// Removes expired tickets, up to the work limit; the next request removes the rest.
     fn sweep(&mut self, now: Now, done: &mut Done<'_>) {
         for _ in 0..BOUND {
             let lapsed = self.deadlines.first().filter(|(deadline_ms, ..)| now.ms > *deadline_ms);
@@ -512,7 +509,7 @@ impl Queue {
         done.is_bounded |= !planted(Bug::SweepStops);
     }
 
-    /// Lets in from the front while it fits, and removes those whose client is gone.
+    /// Admits waiters from the head while they fit, and removes those whose client is gone.
     fn promote(&mut self, done: &mut Done<'_>) {
         for _ in 0..BOUND {
             let Some((number, ticket)) = self.tickets.range(self.mark + 1..).next() else { return };
@@ -536,8 +533,7 @@ impl Queue {
         self.mark = number;
     }
 
-    /// The owner's ticket, unless it has lapsed: that one is dead, also when the sweep did not get
-    /// to it.
+    /// The owner's ticket. An expired one is removed here, even if the sweep did not reach it.
     fn number_of(&mut self, owner: &Owner, now: Now) -> Option<u64> {
         let number = self.numbers.get(owner).copied()?;
         if self.tickets.get(&number).is_some_and(|ticket| now.ms > ticket.deadline_ms) {
@@ -555,13 +551,13 @@ impl Queue {
         number <= self.mark
     }
 
-    /// Whether a client who does not queue may hold at once: no client waits, and it fits.
+    /// Whether a client that does not queue may hold at once: there are no waiters, and its weight fits.
     fn lets_in(&self, weight: u32) -> bool {
         let waits = self.tickets.last_key_value().is_some_and(|(last, _)| *last > self.mark);
         !waits && self.fits(weight)
     }
 
-    /// No request ever shortens a lease. One that is set does not say where its client listens.
+    /// Extends a ticket's lease; no request ever shortens one. An extension clears the listening number.
     fn extend(&mut self, number: u64, deadline_ms: u64) {
         if let Some(ticket) = self.tickets.get_mut(&number)
             && deadline_ms > ticket.deadline_ms
@@ -572,7 +568,7 @@ impl Queue {
         }
     }
 
-    /// Where its client hears that it is called.
+    /// Sets where its client receives wake-ups.
     fn listens(&mut self, number: u64, listens: Option<Listening>) {
         if let Some(ticket) = self.tickets.get_mut(&number) {
             self.deadlines.remove(&ticket.lapses());
@@ -581,7 +577,7 @@ impl Queue {
         }
     }
 
-    /// Makes a holder lighter, or the one that weighs more than half heavier.
+    /// Makes a holder lighter, or the holder with more than half of the capacity heavier.
     fn weigh(&mut self, number: u64, weight: u32) {
         let may_grow = weight <= self.capacity && self.may_grow(number);
         let Some(ticket) = self.tickets.get_mut(&number) else { return };
@@ -591,19 +587,20 @@ impl Queue {
         }
     }
 
-    /// Whether it weighs more than half of a read-write lock: no two such hold at once.
+    /// Whether it has more than half of the capacity of a read-write lock: only one such ticket can hold at
+    /// once.
     fn may_grow(&self, number: u64) -> bool {
         let weight = self.tickets.get(&number).map_or(0, |ticket| ticket.weight);
         self.kind == Kind::RwLock && weight > self.capacity / 2
     }
 
-    /// Whether more is held than fits: a holder waits for the others to leave, or less was set.
+    /// Whether the holders exceed the capacity: a holder waits to grow, or the capacity was reduced.
     fn is_over_full(&self) -> bool {
         self.used > self.capacity
     }
 
-    /// When the first in line should ask again if it hears nothing: when the next ticket lapses.
-    /// Others need not.
+    /// When the head of the queue should retry if no notification arrives: when the next ticket expires.
+    /// Other waiters need not retry.
     fn retry_in_ms(&self, number: u64, now: Now) -> Option<u64> {
         let first = self.tickets.range(self.mark + 1..).next().map(|(first, _)| *first);
         self.next_lapse_in_ms(now).filter(|_| first == Some(number))
@@ -622,7 +619,7 @@ impl Queue {
         self.tickets.last_key_value().map_or(self.mark, |(number, _)| (*number).max(self.mark))
     }
 
-    /// Whether this owner's ticket holds and has not lapsed.
+    /// Whether this owner's ticket holds and has not expired.
     pub fn is_held_by(&self, owner: &Owner, now: Now) -> bool {
         self.numbers.get(owner).is_some_and(|number| {
             *number <= self.mark
@@ -634,8 +631,7 @@ impl Queue {
         !self.is_set && self.deadlines.last().is_none_or(|(deadline_ms, ..)| now.ms > *deadline_ms)
     }
 
-    /// Holders and waiters, without what has lapsed: some of them, and how many there are
-    /// beside them.
+    /// Holders and waiters without expired ones, up to the listing limit, with the number of further ones.
     pub(super) fn found(&self, now: Now) -> Option<Found> {
         let (mut holders, mut waiters) = (Vec::new(), Vec::new());
         let living =

@@ -1,72 +1,69 @@
-//! What the members of a quorum say, taken together: votes, majorities, ballots. Pure: words in, a
-//! verdict out.
+//! Combines the votes of a quorum's members into a decision. Pure functions.
 //!
 //! The mutex on a majority of independent stores is Redlock
-//! (<https://redis.io/docs/latest/develop/use/patterns/distributed-locks/>). Its tokens are
-//! ballots, as in Paxos: the client proposes one, and a node accepts it only above all that it has
-//! seen. Two majorities have a member in common, which accepts rising ballots only; so no two
-//! grants share a token, and a later grant has a higher one, for any clocks, for as long as the
-//! members keep what they have accepted.
+//! (<https://redis.io/docs/latest/develop/use/patterns/distributed-locks/>). Its tokens are ballots, as in
+//! Paxos: the client proposes a ballot, and a node accepts it only if it is above every ballot it has seen.
+//! Any two majorities share a member, which accepts only rising ballots. Therefore no two grants share a
+//! token, and a later grant has a higher one, whatever the clocks show, as long as the members remember what
+//! they have accepted.
 
 use super::{Answer, Found, Holding, Kind, parse_value, shown};
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 
-/// Whom an acquisition names that only ballots kept from a majority: no member said that any client
-/// holds.
+/// The holder reported when only ballots kept an acquisition from a majority and no member reported a holder.
 pub const NOBODY: &str = "(nobody)";
 
-/// What is known of one member's part in a request.
+/// The state of one member's vote on a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Vote {
-    /// It was asked and has not answered yet.
+    /// Sent, not answered yet.
     Pending,
-    /// It was not asked, or does not count: it may have forgotten leases that still run.
+    /// Not asked, or not counted because the member may have forgotten leases that have not expired.
     Abstains,
-    /// No answer will come. `maybe`: it may have carried the request out, or may yet.
+    /// No answer will come. `maybe`: the member may have carried out the request, or may still do so.
     Silent {
-        /// See above.
+        /// Whether the request may take effect.
         maybe: bool,
     },
-    /// It will not, whichever client asks how often.
+    /// The member rejects the request, and will do so for every client and every retry.
     Refused,
-    /// Its answer.
+    /// The member's answer.
     Said(Answer),
 }
 
-/// What a quorum says.
+/// The decision of a quorum.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// A majority has said this.
+    /// The answer of a majority.
     Is(Answer),
-    /// No client got a majority: the client that was first on most members, and for how much longer
-    /// it is worth waiting at most.
+    /// A split vote: no client got a majority. Names the client with the most members.
     Split {
-        /// One of those in the way; empty if none is known.
+        /// One of the competing clients; empty if none is known.
         holder: String,
-        /// Until when a majority is free if no client gives up sooner.
+        /// Time until a majority is free if no client gives up earlier.
         left_ms: Option<u64>,
     },
-    /// A majority is free, and would accept a ballot above this one.
+    /// A majority is free and would accept a ballot above this one.
     Raise {
-        /// The highest that stands in the way.
+        /// The ballot to exceed.
         above: u64,
     },
-    /// Too many members refuse.
+    /// Too many members reject the request.
     Refused,
-    /// Too few members answered. `maybe`: some of the others may have carried the request out.
+    /// Too few members answered. `maybe`: some members may have carried out the request.
     Silent {
-        /// See above.
+        /// Whether the request may take effect.
         maybe: bool,
     },
 }
 
-/// How many of so many members decide.
+/// The size of a majority of `members`.
 pub const fn majority(members: usize) -> usize {
     members / 2 + 1
 }
 
-/// So many words of members as a verdict needs.
+/// Votes and the majority required.
 struct Count<'a> {
     words: &'a [Vote],
     majority: usize,
@@ -86,7 +83,7 @@ impl<'a> Count<'a> {
         self.all(|word| matches!(word, Vote::Said(answer) if is(answer)))
     }
 
-    /// Whether, with so many lost to it, a majority can no longer be had.
+    /// Whether a majority is out of reach without `lost` members.
     fn stops(&self, lost: usize) -> bool {
         lost + self.majority > self.words.len()
     }
@@ -95,12 +92,12 @@ impl<'a> Count<'a> {
         !is_last && self.words.contains(&Vote::Pending)
     }
 
-    /// Those that have not said what they have: they may have anything.
+    /// Members whose state is unknown.
     fn unheard(&self) -> usize {
         self.all(|word| matches!(word, Vote::Pending | Vote::Silent { .. } | Vote::Refused))
     }
 
-    /// Why there is no answer, if fewer than a majority answered.
+    /// The decision if fewer than a majority answered.
     fn silence(&self) -> Option<Decision> {
         if self.stops(self.all(|word| *word == Vote::Refused)) {
             return Some(Decision::Refused);
@@ -108,7 +105,7 @@ impl<'a> Count<'a> {
         (self.said(|_| true) < self.majority).then(|| Decision::Silent { maybe: self.maybe() })
     }
 
-    /// The answer while a majority may be had and may not be.
+    /// The decision while a majority is neither reached nor ruled out.
     fn undecided(&self, is_last: bool) -> Option<Decision> {
         if self.is_open(is_last) {
             return None;
@@ -122,8 +119,8 @@ impl<'a> Count<'a> {
             || self.all(|word| matches!(word, Vote::Pending | Vote::Silent { maybe: true })) > 0
     }
 
-    /// Another kind, or no lock, that stands at so many members that nothing else can have a
-    /// majority.
+    /// The mismatch, if so many members have another kind or no lock at this name that no other outcome can
+    /// get a majority.
     fn mismatch(&self) -> Option<Decision> {
         let is_other = |answer: &Answer| matches!(answer, Answer::Mismatch { .. } | Answer::NoLock { .. });
         let other = self.words.iter().find_map(|word| match word {
@@ -134,7 +131,7 @@ impl<'a> Count<'a> {
         stops.then(|| Decision::Is(other.clone()))
     }
 
-    /// The client that holds most of the members, as they show it.
+    /// The client that holds the most members, according to their answers.
     fn highest(&self) -> Option<Highest> {
         let mut highests: Vec<Highest> = Vec::new();
         for word in self.words {
@@ -152,7 +149,7 @@ impl<'a> Count<'a> {
                     .push(Highest { value: value.to_owned(), lefts: vec![left_ms.unwrap_or(u64::MAX)] }),
             }
         }
-        // The first of equals, so that all who look see the same.
+        // The first one in a tie, so that all clients see the same.
         highests.into_iter().rev().max_by_key(|highest| highest.lefts.len())
     }
 
@@ -165,8 +162,7 @@ impl<'a> Count<'a> {
         }
     }
 
-    /// When a majority would be free if all that is held lapsed: the majority-th smallest of what
-    /// is left.
+    /// Time until a majority is free if no lease is renewed: the majority-th smallest remaining time.
     fn free_in_ms(&self) -> Option<u64> {
         let left = |word: &Vote| match word {
             Vote::Said(Answer::Busy { left_ms, .. }) => left_ms.unwrap_or(u64::MAX),
@@ -179,14 +175,14 @@ impl<'a> Count<'a> {
     }
 }
 
-/// One holder, and for how long it has each of the members that show it.
+/// One holder, with the remaining lease on each member that reports it.
 struct Highest {
     value: Vec<u8>,
     lefts: Vec<u64>,
 }
 
 impl Highest {
-    /// A holder that took a member again has another token there.
+    /// Compares owners, because a holder has a different token on a member that it acquired again.
     fn is_of(&self, value: &[u8]) -> bool {
         match (parse_value(&self.value), parse_value(value)) {
             (Some((mine, _)), Some((theirs, _))) => mine == theirs,
@@ -203,7 +199,7 @@ impl Highest {
         }
     }
 
-    /// That it holds.
+    /// The decision that it holds the lock.
     fn show(self, majority: usize) -> Decision {
         let holder = Holding { left_ms: self.left_ms(majority), value: self.value, weight: 1 };
         let found = Found {
@@ -216,7 +212,7 @@ impl Highest {
         Decision::Is(Answer::Found(found))
     }
 
-    /// For how much longer it has a majority.
+    /// Time for which it keeps a majority.
     fn left_ms(&self, majority: usize) -> Option<u64> {
         let mut lefts = self.lefts.clone();
         lefts.sort_unstable_by(|a, b| b.cmp(a));
@@ -225,9 +221,8 @@ impl Highest {
     }
 }
 
-/// What an acquisition with this ballot has come to. `None`: wait for those that have not answered;
-/// `is_last`: there is no client left to wait for. A member counts only if it holds exactly this
-/// ballot.
+/// Decides an acquisition with this ballot. `None`: wait for further answers. `is_last`: no further answer
+/// will be waited for. A grant counts only if it has exactly this ballot.
 pub fn acquired(words: &[Vote], ballot: u64, is_last: bool) -> Option<Decision> {
     let count = Count::of(words);
     if planted(Bug::TokensByCounter) {
@@ -271,8 +266,7 @@ pub fn acquired(words: &[Vote], ballot: u64, is_last: bool) -> Option<Decision> 
         })
         .collect();
     floors.sort_unstable();
-    // Not above all: one node with a clock that is ahead must not take the tokens of every client
-    // along.
+    // Only above a majority: one node with a fast clock must not pull up the tokens of every client.
     if let Some(above) = floors.get(count.majority - 1) {
         return Some(Decision::Raise { above: *above });
     }
@@ -280,7 +274,7 @@ pub fn acquired(words: &[Vote], ballot: u64, is_last: bool) -> Option<Decision> 
     Some(Decision::Split { holder, left_ms: count.free_in_ms() })
 }
 
-/// The tokens with which members say that the asker holds.
+/// The tokens of the members that answered `Held`.
 pub fn held(words: &[Vote]) -> impl Iterator<Item = u64> {
     words.iter().filter_map(|word| match word {
         Vote::Said(Answer::Held { fence }) => Some(*fence),
@@ -288,7 +282,7 @@ pub fn held(words: &[Vote]) -> impl Iterator<Item = u64> {
     })
 }
 
-/// What a renewal has come to. The token is the lowest: a member that was taken again later has a
+/// Decides a renewal. The token is the lowest one, because a member that was acquired again later has a
 /// higher one.
 pub fn renewed(words: &[Vote], is_last: bool) -> Option<Decision> {
     let count = Count::of(words);
@@ -297,13 +291,13 @@ pub fn renewed(words: &[Vote], is_last: bool) -> Option<Decision> {
         return held(words).min().map(|fence| Decision::Is(Answer::Held { fence }));
     }
     if !count.stops(words.len() - renewed - count.unheard()) {
-        // It may have a majority yet: a failed renewal is no loss.
+        // A majority is still possible, and a failed renewal is not a loss.
         return count.undecided(is_last);
     }
     Some(count.mismatch().unwrap_or_else(|| Decision::Is(Count::busy(count.highest(), count.majority))))
 }
 
-/// What the release of one's own hold has come to.
+/// Decides the release of the owner's hold.
 pub fn released(words: &[Vote], is_last: bool) -> Option<Decision> {
     let count = Count::of(words);
     let released = count.said(|answer| matches!(answer, Answer::Released { .. }));
@@ -317,7 +311,7 @@ pub fn released(words: &[Vote], is_last: bool) -> Option<Decision> {
     if let Some(silence) = count.silence() {
         return Some(silence);
     }
-    // The others can have been held: it is no loss that they do not answer.
+    // Silent members may have been held, so their silence is not a loss.
     let silent = count.all(|word| matches!(word, Vote::Pending | Vote::Silent { .. }));
     if released > 0 && released + silent >= count.majority {
         return is(Answer::Released { left: 0 });
@@ -325,8 +319,8 @@ pub fn released(words: &[Vote], is_last: bool) -> Option<Decision> {
     count.mismatch().or_else(|| is(Count::busy(count.highest(), count.majority)))
 }
 
-/// What a holder's own question has come to. It holds if a majority shows it: those that are silent
-/// may have forgotten.
+/// Decides a holder's verification. It holds if a majority reports it, because silent members may have
+/// forgotten.
 pub fn verified(words: &[Vote], owner: &Owner, is_last: bool) -> Option<Decision> {
     let count = Count::of(words);
     let mine = count.said(|answer| shows(answer, owner));
@@ -344,14 +338,14 @@ pub fn verified(words: &[Vote], owner: &Owner, is_last: bool) -> Option<Decision
     }))
 }
 
-/// Whether an answer shows that this owner holds.
+/// Whether an answer reports this owner as the holder.
 pub fn shows(answer: &Answer, owner: &Owner) -> bool {
     let Answer::Found(found) = answer else { return false };
     let holder = found.holders.first().and_then(|holder| parse_value(&holder.value));
     holder.is_some_and(|(holder, _)| holder == *owner)
 }
 
-/// The holder, as asked, or the former one, where any client's hold was ended.
+/// Decides an inspection, or a forced release, which reports the former holder.
 pub fn found(words: &[Vote], is_last: bool) -> Option<Decision> {
     let count = Count::of(words);
     let highest = count.highest();
@@ -514,7 +508,7 @@ mod tests {
             Some(Decision::Is(Answer::Found(_)))
         ));
         assert_eq!(verified(&[mine.clone(), FREE, LOST]), silent);
-        // The client that asks for the rest of it has taken nothing from any client yet.
+        // The competing client has not taken anything from another client yet.
         assert_eq!(verified(&[theirs.clone(), mine.clone(), LOST]), silent);
         assert_eq!(verified(&[mine.clone(), FREE, FREE]), Some(Decision::Is(Answer::Free)));
         let Some(Decision::Is(Answer::Found(found))) = verified(&[mine, theirs.clone(), theirs]) else {
@@ -530,7 +524,7 @@ mod tests {
         let verdict = found(&[word(9, 10), word(7, 30), word(8, 20)], true);
         let Some(Decision::Is(Answer::Found(found))) = verdict else { panic!("{verdict:?}") };
         assert_eq!(found.holders[0].value, format!("{owner}#7").into_bytes());
-        // For 20 ms more it has two of three.
+        // It keeps two of three members for 20 ms.
         assert_eq!(found.holders[0].left_ms, Some(20));
         let verdict = super::found(&[word(9, 10), FREE, FREE], true);
         assert_eq!(verdict, Some(Decision::Is(Answer::Free)));

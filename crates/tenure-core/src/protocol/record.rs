@@ -1,8 +1,8 @@
-//! The record machine: bytes beside a lock, which only the lock's holder writes.
+//! The record machine: a value beside a lock that only the lock's holder may write.
 //!
-//! Caches, jobs that run once in a window, and elections keep what they know in a record. A late
-//! writer is refused by the store, because the put compares the lock's holder in the same step.
-//! Twin of `record.lua`.
+//! Caches, elections, and jobs that run once per window keep their state in a record. The store rejects a
+//! late writer, because a put checks the lock's holder in the same step. `record.lua` is the equivalent on
+//! Redis.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,71 +17,72 @@ use crate::planted::{Bug, planted};
 pub struct RecordOp {
     /// The lock, by its [name in the store](lock_name).
     pub lock: LockName,
-    /// What is asked.
+    /// The operation.
     pub verb: RecordVerb,
 }
 
-/// What can be asked of a record.
+/// The operations on a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RecordVerb {
-    /// Read it. Anyone may.
+    /// Read the record. Allowed for everyone.
     Read,
-    /// Replace it. Only a holder of the lock may.
+    /// Replace the record. Allowed only for a holder of the lock.
     Put(Put),
-    /// Delete it and end the lock, with any holder: what its holder is about to write is refused.
+    /// Delete the record and release the lock, whoever holds it, so that a pending put of the holder is
+    /// rejected.
     Void,
 }
 
-/// What the lock's holder writes.
+/// A write by the lock's holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Put {
     /// The holder.
     pub owner: Owner,
-    /// The store's clock, in microseconds since 1970, must be within this for the write.
+    /// The write is accepted only while the store's clock, in microseconds since 1970, is within this range.
     pub window: Option<Range<u64>>,
-    /// How long the record is kept, in milliseconds: at least 1.
+    /// How long to keep the record, in milliseconds; at least 1.
     pub keep_ms: u64,
-    /// What else happens in the same step.
+    /// An additional action in the same step.
     pub then: Then,
     /// The bytes.
     pub value: Arc<[u8]>,
 }
 
-/// What a write does beside writing.
+/// An additional action of a write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Then {
-    /// Nothing.
+    /// No action.
     #[default]
     Nothing,
-    /// It ends the hold. For mutexes only.
+    /// Releases the lock. For mutexes only.
     Release,
-    /// It tells all who listen at the lock.
+    /// Notifies all subscribers of the lock.
     Tell,
 }
 
-/// A record, as the store keeps it.
+/// A stored record.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Record {
-    /// When it was written, by the store's clock: microseconds since 1970.
+    /// Time of the write in microseconds since 1970, by the store's clock.
     pub at_us: u64,
     /// The bytes.
     pub value: Arc<[u8]>,
 }
 
-/// What the store says.
+/// The answer to a record request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RecordAnswer {
     /// The answer to a read.
     Read {
         /// The record, if there is one.
         record: Option<Record>,
-        /// The store's clock at the read. Where it takes a message to ask for it, it is counted on
-        /// from an earlier answer.
+        /// The store's clock at the read. If reading the clock takes a round trip, it is extrapolated from an
+        /// earlier answer.
         now_us: u64,
     },
-    /// It is written.
+    /// The record was written.
     Stored {
-        /// When, by the store's clock.
+        /// Time of the write, by the store's clock.
         at_us: u64,
     },
     /// Refused: the owner does not hold the lock.
@@ -91,11 +92,11 @@ pub enum RecordAnswer {
         /// The store's clock.
         now_us: u64,
     },
-    /// It is deleted, and the lock free.
+    /// The record was deleted, and the lock is free.
     Voided,
 }
 
-/// The lock beside which a record of this kind stands, by the lock's full name.
+/// The name of the lock whose record has this kind, from the full name given by the user.
 pub fn lock_name(kind: &str, full: &LockName) -> LockName {
     LockName::in_store(beside(&format!("{USE}{kind}:"), full.as_str()))
 }
@@ -106,36 +107,36 @@ pub fn key(lock: &LockName) -> String {
     ["tenure:rec:", name.strip_prefix(USE).unwrap_or(name)].concat()
 }
 
-/// The name of what is kept beside a key. Two keys never share one; on a cluster it shares the
-/// key's slot, unless nothing can.
+/// The name of a side key. Two keys never share one. On a cluster it is in the same slot as the key, where
+/// that is possible.
 pub fn beside(prefix: &str, key: &str) -> String {
     let (before, after) = marks(key);
     [prefix, before, key, after].concat()
 }
 
-/// What stands around a key in the names of what is kept beside it.
+/// The marks around a key within the names of its side keys.
 pub fn marks(key: &str) -> (&'static str, &'static str) {
     if tag(key).is_some() {
-        // The first tag of the whole is the tag of the key.
+        // The first hash tag of the whole name is that of the key.
         ("=", "")
     } else if !key.contains('}') {
         ("{", "}")
     } else {
-        // Nothing can be made to share its slot; a single server has none, and a cluster keeps no
-        // such lock.
+        // No name can be forced into its slot. A single server has no slots, and a cluster rejects such
+        // locks.
         ("~", "")
     }
 }
 
-/// What a cluster hashes of a key, if not the whole: what stands between its first `{` and the next
-/// `}`, unless empty.
+/// The hash tag of a key, which a cluster hashes instead of the whole key: the text between its first `{` and
+/// the next `}`, unless empty.
 pub fn tag(key: &str) -> Option<&str> {
     let (tag, _) = key.split_once('{')?.1.split_once('}')?;
     Some(tag).filter(|tag| !tag.is_empty())
 }
 
-/// Runs one request against one lock and its record. Returns the answer and, where the lock became
-/// free, the message to those who wait.
+/// Runs one request against one lock and its record. Returns the answer and, if the lock became free, the
+/// notification for the waiters.
 pub fn apply(
     state: &mut State,
     record: &mut Option<Entry<Record>>,
@@ -169,7 +170,7 @@ pub fn apply(
     }
 }
 
-/// Why a put is refused, if it is.
+/// The refusal of a put, or `None` if it is allowed.
 pub fn refusal(lock: Option<&Entry<Data>>, now: Now, put: &Put) -> Option<RecordAnswer> {
     let lock = lock.filter(|lock| !lock.is_over(now));
     if !lock.is_some_and(|lock| holds(&lock.value, now, &put.owner)) && !planted(Bug::RecordOfAnyone) {
@@ -189,7 +190,7 @@ fn holds(lock: &Data, now: Now, owner: &Owner) -> bool {
     }
 }
 
-/// The request that ends the hold of a put.
+/// The request that releases the hold after a put.
 pub fn release(lock: &LockName, owner: &Owner) -> Op {
     let verb = Verb::Release { hold: 0, fence: Fence::Assign, whose: ReleaseScope::Own };
     Op { name: lock.clone(), rule: LockSpec::Mutex, owner: owner.clone(), request: 0, verb }

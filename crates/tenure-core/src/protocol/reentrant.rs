@@ -1,10 +1,9 @@
-//! The reentrant machine: one hash, `owner -> hold count`, with a TTL. What Redisson's `RLock`
-//! writes, so that a Java service's lock and ours exclude each other.
+//! The reentrant machine: one hash, `owner -> hold count`, with a TTL. This is the format of Redisson's
+//! `RLock`, so that locks of Java services and of this library exclude each other.
 //!
-//! Fields that begin with `#` belong to tenure: `#fence` is the token, `#<hold>` marks a hold that
-//! is counted. *Holds are remembered, not requests*: a repeated acquire finds its hold and counts
-//! nothing, a repeated release finds none and takes nothing away, in any order in which requests of
-//! several tasks of one owner arrive.
+//! Fields that start with `#` belong to tenure: `#fence` is the token, `#<hold>` marks a counted hold. *Holds
+//! are recorded, not requests*: a repeated acquire finds its hold and counts nothing, a repeated release
+//! finds none and subtracts nothing, in whatever order the requests of an owner's tasks arrive.
 
 use std::collections::BTreeMap;
 
@@ -19,9 +18,9 @@ use crate::planted::{Bug, planted};
 /// The hash of one lock.
 pub type Hash = BTreeMap<String, String>;
 
-/// The token's field.
+/// The field of the token.
 const FENCE: &str = "#fence";
-/// The field that counts holds that were detached and wait to be resumed.
+/// The field that counts detached holds that wait to be resumed.
 const DETACHED: &str = "#0";
 
 /// Runs one request.
@@ -34,7 +33,7 @@ pub fn apply(state: &mut State, counter: &mut u64, now: Now, op: &Op) -> (Answer
     }
 }
 
-/// What stands at the key, as the asker sees it.
+/// The lock from the requester's point of view.
 enum Ownership {
     Free,
     Own,
@@ -94,7 +93,7 @@ fn renew(
     }
     let Some(hash) = hash_of(state) else { return Answer::Free };
     let held = match bind {
-        // Detached, a hold loses its number: the client that resumes has another.
+        // A detached hold loses its number, because the client that resumes it uses another.
         Some(Liveness::Lease) if hash.remove(&field(hold)).is_some() => {
             add(hash, DETACHED, 1);
             true
@@ -141,7 +140,7 @@ fn release(
     if left > 0 {
         return (Answer::Released { left }, None);
     }
-    // Never a hash with our fields alone: to Redisson that is a lock that no client holds.
+    // Never leave a hash with only our fields: to Redisson that is a lock without a holder.
     state.lock = None;
     (Answer::Released { left: 0 }, Some(Notification::Free { by: Some(owner.clone()) }))
 }
@@ -150,7 +149,7 @@ fn is_own(data: &Data) -> bool {
     matches!(data, Data::Hash(_))
 }
 
-/// Whether it is a reentrant mutex of this library: a token, and one owner with a count.
+/// Whether the hash is a reentrant mutex of this library: a token, and one owner with a count.
 fn is_lock(hash: &Hash) -> bool {
     let mut owners = hash.iter().filter(|(field, _)| !field.starts_with('#'));
     let (owner, others) = (owners.next(), owners.next());
@@ -163,7 +162,7 @@ pub(super) fn has(hash: &Hash, hold: u64) -> bool {
     field(hold) != DETACHED && hash.contains_key(&field(hold))
 }
 
-/// Ends one hold; returns whether it was the last.
+/// Ends one hold; returns whether it was the last one.
 pub(super) fn end(hash: &mut Hash, hold: u64) -> bool {
     let owner = hash.keys().find(|field| !field.starts_with('#')).cloned();
     match owner {
@@ -175,7 +174,7 @@ pub(super) fn end(hash: &mut Hash, hold: u64) -> bool {
     }
 }
 
-/// No request ever shortens a lease: the other holds of the same owner count on it.
+/// Extends the lease. No request ever shortens one, because the owner's other holds rely on it.
 fn extend(state: &mut State, now: Now, ttl_ms: u64) {
     if planted(Bug::ReentryShortens) {
         if let Some(lock) = &mut state.lock {
@@ -186,8 +185,8 @@ fn extend(state: &mut State, now: Now, ttl_ms: u64) {
     mutex::extend(state, now, ttl_ms);
 }
 
-/// The owner, the count and the token, as a listing shows them. A foreign hash with more than one
-/// field is no lock of Redisson's: of that, the type.
+/// Owner, count and token for a listing. A foreign hash with more than one field is not a Redisson lock, so
+/// only its type is shown.
 pub(super) fn found(hash: &Hash, left_ms: Option<u64>) -> Found {
     let fence = fence_of(hash);
     let known = fence > 0 || hash.len() == 1;
@@ -199,7 +198,7 @@ pub(super) fn found(hash: &Hash, left_ms: Option<u64>) -> Found {
     Found { kind: Kind::Reentrant, capacity: None, holders, waiters: Vec::new(), unlisted: 0 }
 }
 
-/// The holder, in the form of a mutex's value.
+/// The holder in the format of a mutex's value.
 pub(super) fn holder(hash: &Hash) -> String {
     shown(&found(hash, None).holders.swap_remove(0).value)
 }
