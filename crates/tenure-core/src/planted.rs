@@ -1,307 +1,296 @@
-//! Known bugs that a test can switch on, one at a time, to show that the suite catches them; and
-//! places at which a test can abort the process.
+//! Known bugs that a test can enable, one at a time, to prove that the test suite catches them; and crash
+//! points at which a test can abort the process.
 //!
-//! They exist only in builds with `RUSTFLAGS="--cfg tenure_planted"`, which `scripts/test` sets.
-//! In every other build each question below is the constant `false`, and the compiler removes it.
+//! They exist only in builds with `RUSTFLAGS="--cfg tenure_planted"`, which `scripts/test` sets. In every
+//! other build [`planted`] is the constant `false`, and the compiler removes the code.
 
-/// The mistakes that locks are known to make.
+/// Known mistakes of lock implementations. Each variant describes the faulty behaviour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Bug {
     /// The lease is counted from the reply instead of from before the request.
     DeadlineFromReply,
-    /// A grant is reported however long its answer took.
+    /// A grant is reported no matter how long its answer took.
     ElapsedIgnored,
-    /// No allowance for clocks that run at different speeds.
+    /// The safety margin for clock drift and rounding is zero.
     NoMargin,
-    /// A release deletes what it finds.
+    /// A release deletes the key without comparing the owner.
     ReleaseWithoutCompare,
-    /// A renewal takes a lock that has lapsed.
+    /// A renewal recreates an expired lock.
     RenewalRecreates,
-    /// A waiter listens only after it has asked for the last time.
+    /// A waiter subscribes only after its last request.
     ListenAfterAsking,
-    /// A process that has left a turn to others asks as soon as they do.
+    /// A process that should yield to other processes retries as soon as they do.
     NeverYields,
-    /// A renewal that failed moves the deadline all the same.
+    /// A failed renewal still extends the local deadline.
     FailedRenewalExtends,
-    /// A waiter that leaves takes the wake-up with it that was meant for the next.
+    /// A waiter that leaves swallows the wake-up meant for the next one.
     WakeSwallowed,
-    /// A dropped acquisition leaves behind what it may have been granted.
+    /// A dropped acquisition does not release what it may have been granted.
     DropLeaves,
-    /// The first hold of an owner that is released releases what others of its holds share.
+    /// Releasing one of an owner's holds releases the lease that its other holds share.
     OneEndsAll,
-    /// A loss is told to one of the holds that share it.
+    /// Only one of the holds that share a lease learns of its loss.
     LossToldToOne,
-    /// A hold is detached although others share it.
+    /// A hold is detached although others share its lease.
     SharedDetached,
-    /// A lease whose time is over is reported lost only when the store says so.
+    /// An expired lease is reported lost only once the store says so.
     LossUnannounced,
-    /// A re-entry gets its own token.
+    /// A re-entry gets a new token.
     ReentryBumpsToken,
-    /// A repeated re-entry is counted again.
+    /// A repeated re-entry is counted twice.
     RepeatCountsTwice,
-    /// A re-entry sets the lease again even if that shortens it.
+    /// A re-entry may shorten the lease.
     ReentryShortens,
-    /// The first that waits is taken for one that holds.
+    /// The head of the queue is treated as a holder.
     RankOffByOne,
-    /// A release that does not find its hold removes another's.
+    /// A release that does not find its hold removes another owner's.
     ReleaseOfAnother,
-    /// A refresh revives a place that has lapsed.
+    /// A refresh revives an expired place.
     LapsedWaiterRevived,
-    /// A waiter whose client has not said that it listens is removed when it is called and not
-    /// heard.
+    /// A waiter that never said it listens is removed when its wake-up reaches no subscriber.
     ListeningIgnored,
-    /// A waiter is let in whether a client hears that it is called or not.
+    /// A waiter is admitted even if its wake-up reaches no subscriber.
     NobodyCalled,
-    /// A waiter says that it listens from its first request on, before it does.
+    /// A waiter claims to listen from its first request on, before it has subscribed.
     ListensTooSoon,
-    /// A client stops listening for a place that it asked for, when no answer comes in time.
+    /// A client unsubscribes from a requested place when no answer arrives in time.
     NewcomerLeaves,
-    /// A waiter that leaves lets no client in.
+    /// A waiter that leaves promotes nobody.
     LeaverPromotesNobody,
     /// Promotion counts tickets instead of weight.
     WeightIgnored,
-    /// A downgrade lets no client in.
+    /// A downgrade promotes nobody.
     DowngradeWakesNobody,
-    /// A reader becomes a writer while others read.
+    /// An upgrade succeeds while other readers hold.
     UpgradeBesideReaders,
-    /// What fits once more may hold is not let in.
+    /// Raising the capacity promotes nobody.
     ResizeWakesNobody,
-    /// A pushed grant counts from when it was received.
+    /// A pushed grant is counted from its receipt.
     PushFromReceipt,
-    /// A pushed grant is believed by the client that waits, regardless of its number.
+    /// A waiter accepts any pushed grant, regardless of its number.
     PushOfAnotherLife,
-    /// Those who wait are told before the lock is free: when its release is queued, and not when it
-    /// is sent. And
-    /// [`EndTakenForTold`](Self::EndTakenForTold), without which that costs no more than a
-    /// question.
+    /// Waiters of the same process are woken when a release is queued rather than when it is sent. Includes
+    /// [`EndTakenForTold`](Self::EndTakenForTold), without which it costs only a request.
     WakeBeforeWrite,
-    /// A hold that was found by a question before its release is not expected to end any more.
+    /// A waiter that saw a hold before its release does not expect it to end any more.
     EndTakenForTold,
-    /// A release that finds nothing to release says that it has released.
+    /// A release that finds no hold reports success.
     LossTakenForRelease,
-    /// Half of the members of a quorum are taken for a majority.
+    /// Half of a quorum's members count as a majority.
     MinorityRules,
-    /// What got no majority is given back only where it is known to have been granted.
+    /// An acquisition without a majority is undone only on members known to have granted it.
     UndoOfGrantsOnly,
-    /// What an earlier try may have left on a quorum is given back also when it was asked for again
-    /// since, regardless of its ballot.
+    /// The undo of an earlier attempt on a quorum also undoes a newer attempt, regardless of its ballot.
     UndoOutlivesRetry,
-    /// A member of a quorum votes that has just started, and may have forgotten a lease.
+    /// A quorum member votes right after a restart, although it may have forgotten a lease.
     NewcomersVote,
-    /// Each member of a quorum draws a token, and the highest counts.
+    /// Each quorum member assigns its own token, and the highest one counts.
     TokensByCounter,
-    /// What got no majority is given back once, and where that is not answered, no more.
+    /// The undo of an acquisition without a majority is not retried.
     UndoneOnce,
-    /// A node of a quorum keeps a ballot for no time at all.
+    /// A quorum node forgets its ballot at once.
     BallotForgotten,
-    /// A counter of tokens is kept for no time at all.
+    /// A token counter is forgotten at once.
     CounterForgotten,
-    /// A pair of plain commands takes a number for a token that is not above all that were known.
+    /// A grant by a pair of plain commands uses a token that is not above all known ones.
     PairUncounted,
-    /// It does not read the holder.
+    /// The pair does not check the holder.
     PairUnread,
-    /// It comes before a script has raised the counter.
+    /// The pair is used before a script has raised the counter.
     PairUnraised,
-    /// What the script refuses after it is not given back.
+    /// The pair's grant is not undone when the script that follows rejects it.
     PairLeftBehind,
-    /// The answer for the first of many renewals is taken for that of all.
+    /// The answer to the first of several batched renewals is used for all.
     OneRenewedForAll,
-    /// One lock of many that is gone is taken for all of them.
+    /// One lost lock of a batch counts as the loss of all.
     PartTakenForAll,
-    /// Whether a hold is still there that is not renewed is asked once, also where no answer came.
+    /// A hold that is not renewed is checked once, with no retry if no answer arrives.
     QuestionGivenUp,
-    /// That a request has stopped at its bound is taken for its answer, where it was one of many.
+    /// In a batch, the marker that a request reached its work limit is taken for its answer.
     BoundTakenForAnswer,
-    /// A write of unknown outcome is followed by others with no fence between them.
+    /// A write of unknown outcome is followed by others without a fence.
     CasUnfenced,
-    /// What is bound to a handle that is gone counts as living.
+    /// Holds bound to a handle that no longer exists count as alive.
     CasDeathIgnored,
-    /// A conflict of two writes is answered as a busy lock.
+    /// A write conflict is answered as a busy lock.
     CasConflictIsBusy,
-    /// A watch of a lock begins after the look at it.
+    /// A watch of a lock starts only after the read.
     CasWatchAfterLook,
-    /// A write compares no version.
+    /// A write does not compare the version.
     CasUncompared,
-    /// What was read of a line is taken for all of it.
+    /// The part of the queue that was read is treated as the whole queue.
     CasFrontIsAll,
-    /// The handle of another hold is asked for whether it lives.
+    /// The liveness check asks about a different handle.
     CasHandleOfAnother,
-    /// A hold whose time is over is taken out beside a request of its owner, which may have made it
-    /// longer.
+    /// An expired hold is removed concurrently with a request of its owner that may have extended it.
     CasTakenOutBeside,
-    /// A new connection to PostgreSQL is used without ending the one before it on the server.
+    /// A new PostgreSQL connection is used without first terminating the previous one on the server.
     PostgresBeforeNotEnded,
-    /// A row that another client has changed is answered as a busy lock.
+    /// A row changed by another client is answered as a busy lock.
     PostgresConflictIsBusy,
-    /// A subscription is confirmed before its row says that a client listens.
+    /// A subscription is confirmed before the row says that a client listens.
     PostgresHeardTooSoon,
-    /// A row is told once that a client listens, and not again when that is over.
+    /// A row records once that a client listens, and this is not refreshed when it expires.
     PostgresListensOnce,
-    /// What was said while the connection that listens was cut is not asked about.
+    /// Notifications missed while the listening connection was down are not made up for by a request.
     PostgresMissedUnsaid,
-    /// A hold has lapsed and is kept, because a transaction has checked in another of its lock. Its
-    /// owner is told that it is extended, and the row does not say so.
+    /// An expired hold is kept because a transaction has checked in another hold of its lock; its owner is
+    /// told that it was extended, but the row is not updated.
     PostgresExtendedUnwritten,
-    /// A request that stands behind another shows nothing of a connection that is silent.
+    /// A queued request does not reveal that the connection is silent.
     PostgresSilenceUnseen,
-    /// A hold that a transaction may have checked in is taken for any other.
+    /// A hold that a transaction may have checked in is treated like any other.
     PostgresCheckInForgotten,
-    /// The same where its own release lets in the next.
+    /// The same when its own release admits the next waiter.
     PostgresHandOverUnseen,
-    /// No allowance for stores that count whole milliseconds.
+    /// No margin for stores that count whole milliseconds.
     NoRounding,
-    /// The loss of a lease is not announced early.
+    /// The loss of a lease is not announced ahead of its end.
     NoGrace,
-    /// A waiter called from a queue begins with what its place has left.
+    /// A waiter woken from a queue starts with the remaining lease of its place, however short.
     CalledWithTooLittle,
-    /// No pause between an attempt to renew that failed and the next.
+    /// A failed renewal is retried without a pause.
     NoRetryPause,
-    /// A renewal that finds the hold gone is taken for one that was not answered.
+    /// A renewal that finds the hold gone is treated as unanswered.
     RefusalIgnored,
-    /// A re-entry stands in line behind those who wait for its owner to let go.
+    /// A re-entry queues behind waiters that wait for its owner to release.
     ReentryInLine,
-    /// Who may come in again is not asked for when its owner has just been let in.
+    /// When an owner has just been admitted, its other waiting holds are not requested.
     SecondHoldForgotten,
-    /// The end of an owner's hold is taken for told when another of its holds has ended here. And
-    /// [`EndTakenForTold`](Self::EndTakenForTold), without which that costs no more than a
-    /// question.
+    /// The end of an owner's hold counts as known when another of its holds has ended in this process.
+    /// Includes [`EndTakenForTold`](Self::EndTakenForTold), without which it costs only a request.
     EndOfAnotherForgotten,
-    /// A release is given up when the lease that it is for is over.
+    /// A release is abandoned when its lease expires.
     ReleaseGivenUp,
-    /// A detach that is dropped leaves its hold counted for no client.
+    /// A dropped detach leaves its hold counted but owned by no client.
     DetachLeaves,
-    /// `max_hold` counts from before a waiter's turn in a queue.
+    /// `max_hold` counts from before the waiter was admitted.
     MaxHoldFromWait,
-    /// What is being released is asked for again under the same owner.
+    /// A lock is requested again under the owner whose release is still in flight.
     AskedForAsReleased,
-    /// A waiter that learns of its turn by a refresh begins with what that has left.
+    /// A waiter that learns of its grant from a refresh starts with the remaining lease, however short.
     RefreshedWithTooLittle,
-    /// A place that may have been called before messages were heard is asked about only when it is
-    /// due.
+    /// A place that may have been woken before the subscription was open is not checked until its next
+    /// refresh.
     CallMissed,
-    /// A call is believed of a place that is younger than it.
+    /// A wake-up is accepted for a place that is newer than the wake-up.
     OldCallBelieved,
-    /// Who comes into a line and got no answer lets all in it say that the store is silent.
+    /// One unanswered newcomer makes the whole local queue report that the store is silent.
     SilenceOfOne,
-    /// A wait in a queue gives up before its patience is over, by one pause.
+    /// A queued wait gives up one pause before its time limit.
     PatienceCutShort,
-    /// A reentrant guard is verified by its owner alone.
+    /// A reentrant guard is verified by owner alone, without its token.
     TokenUnverified,
-    /// A grant that is answered when its question is over is handed out, however little of it is
+    /// A grant whose answer arrives at the timeout of its request is handed out, however little of it is
     /// left.
     LateGrantKept,
-    /// An allowance for rounding alone.
+    /// The safety margin covers rounding but not clock drift.
     NoDrift,
-    /// No pause between questions that are not answered.
+    /// Unanswered requests are retried without backoff.
     NoBackoff,
-    /// A place is refreshed when its time is over.
+    /// A place is refreshed only when it has expired.
     RefreshedTooLate,
-    /// A lease is renewed when it is over.
+    /// A lease is renewed only when it has expired.
     RenewedTooLate,
-    /// A first lease that is shorter than it should be is not renewed soon.
+    /// A first lease that is shorter than its ttl is not renewed soon.
     NeverWhole,
-    /// A call that is heard before its waiter is there is forgotten.
+    /// A wake-up that arrives before its waiter is registered is dropped.
     EarlyCallForgotten,
-    /// A waiter in line, and was granted it in an answer that got lost, is asked for when it is
-    /// its turn.
+    /// A waiter whose grant was lost with its answer is retried only when it reaches the head of the local
+    /// queue.
     LostGrantInLine,
-    /// Messages that were missed are not asked about when they are heard again.
+    /// No request makes up for messages missed while the subscription was interrupted.
     ReconnectIgnored,
-    /// What was said before a subscription was there is not asked about.
+    /// No request makes up for messages sent before the subscription was open.
     OpenIgnored,
-    /// Who could not subscribe does not try again.
+    /// A failed subscription is not retried.
     NeverListensAgain,
-    /// Who is to be told sleeps beyond the end of the holder's lease.
+    /// A subscribed waiter sleeps past the end of the holder's lease.
     EndNotAwaited,
-    /// Who is to be told sleeps to the end of the holder's lease, however long that is.
+    /// A waiter sleeps until the end of the holder's lease, without a cap.
     NoCap,
-    /// Members of a quorum that do not answer are taken to show that the client that asks holds.
+    /// Unanswered quorum members count as evidence that the requesting client holds.
     MaybeTakenForHeld,
-    /// Ballots that stood in the way on a quorum are taken for a holder.
+    /// Competing ballots on a quorum count as a holder.
     BallotsTakenForHolder,
-    /// What a minority of a quorum says of the end of a hold is not passed on.
+    /// A notification from a minority of a quorum that a hold has ended is not passed on.
     MinorityUnheard,
-    /// A node of a quorum without a ballot answers as if it had seen one at its clock.
+    /// A quorum node without a ballot assumes one equal to its clock.
     NoBallotBehind,
-    /// A node of a quorum refuses every ballot above its clock.
+    /// A quorum node rejects every ballot above its clock.
     NoBallotAhead,
-    /// A hold that is taken over on a quorum gets the lowest token that a member shows.
+    /// A hold resumed on a quorum gets the lowest token that a member reports.
     LowestTokenTaken,
-    /// A ballot is raised just above what stood in its way on a quorum, also where that is a clock.
+    /// A ballot is raised only just above its competitor on a quorum, even where that is a clock.
     RaisedTooLittle,
-    /// A hold of a quorum that is lost when it is to be taken over stays where that has renewed it.
+    /// A hold on a quorum that turns out lost while being resumed stays on the members where the resume
+    /// renewed it.
     FailedResumeLeaves,
-    /// What a process had that died counts in a directory until its lease is over.
+    /// Holds of a dead process count in a directory until their leases expire.
     DeathIgnored,
-    /// That a process has ended is not heard of in a directory.
+    /// The end of a process goes unnoticed in a directory.
     DeathUnheard,
-    /// What another process has changed in a directory is not heard of.
+    /// A change by another process goes unnoticed in a directory.
     ChangeUnheard,
-    /// A process that was called because a mutex in a directory is free, and finds it taken, is not
-    /// called again.
+    /// A process that was woken for a free mutex in a directory, but finds it taken, is not woken again.
     CalledInVainLeft,
-    /// Who comes to the front of those who wait for a mutex in a directory does not watch those
-    /// ahead of it.
+    /// A waiter that gets near the head for a mutex in a directory does not watch the waiters ahead of it.
     NearUntold,
-    /// Who is kept out of a directory is told so at the end of a pause, and not at that of its
-    /// time.
+    /// A request that cannot get access to a directory fails at the end of a pause instead of at its timeout.
     LateRefusal,
-    /// A queue is kept until the first of its places lapses, and not until the last.
+    /// The key of a queue expires with its first place instead of its last.
     KeyEndsFirst,
-    /// The first in a queue does not ask when a client's lease is over.
+    /// The head of a queue does not retry when a lease expires.
     FirstDoesNotAsk,
-    /// An attempt to renew takes as long as any question may.
+    /// A renewal attempt has the timeout of an ordinary request.
     LongAttempts,
-    /// When the next in a queue is to ask is forgotten if that time comes while the first is being
-    /// asked about.
+    /// The retry time of a queue is lost if it falls due while the head is being checked.
     RetryForgotten,
-    /// A grant that is handed out after a break in the connection that came after its request is
-    /// not asked about.
+    /// A grant is not verified if the connection broke between its request and its delivery.
     GrantUnverified,
-    /// A renewal that failed is repeated after a share of the `ttl`, however little is left of the
-    /// lease.
+    /// A failed renewal is retried after a share of the `ttl`, however little is left of the lease.
     RetriesByTtl,
-    /// A renewal beside the request that detaches a hold takes it for lost.
+    /// A renewal concurrent with the detach of its hold reports the hold lost.
     DetachedTakenForLost,
-    /// A request that has swept as many dead places as it may does not say so.
+    /// A request that reaches its sweep limit does not say so.
     SweepStops,
-    /// A request that has let in as many waiters as it may does not say so.
+    /// A request that reaches its promotion limit does not say so.
     LettingInStops,
-    /// A record is written by a client that does not hold its lock.
+    /// A client that does not hold the lock writes its record.
     RecordOfAnyone,
-    /// The window of a job is told by the clock of the host that asks.
+    /// The window of a job is determined by the client's clock.
     WindowFromClient,
-    /// An observer is told of the newest change only.
+    /// An observer receives only the newest change.
     TermSkipped,
-    /// A leader is told that it leads until it resigns, also when its lease is over.
+    /// A leader is told that it leads until it resigns, even after its lease has expired.
     LeaderToldLate,
-    /// A holder does not hear that its hold is ended by force.
+    /// A holder does not learn that its hold was ended by force.
     ForcedUnheard,
-    /// A message that a hold may have ended ends it, and the store is not asked.
+    /// A message that a hold may have ended ends it without a check of the store.
     MessageEndsHold,
-    /// The store is asked about a hold at each message that it may have ended.
+    /// Each message that a hold may have ended causes a check, without a rate limit.
     EachMessageAsks,
-    /// A request that its caller gave up is taken for one that will never be carried out.
+    /// A request abandoned by its caller is treated as never carried out.
     GivenUpForgotten,
-    /// The reply to a request whose caller has left is taken for that to the next one.
+    /// The reply to a request whose caller has left is delivered to the next request.
     ReplyOfAnother,
-    /// The slot of a request whose caller has left is reused under the same generation.
+    /// The slot of a request whose caller has left is reused without a new generation.
     SlotReusedEarly,
-    /// Requests are written although the connection was closed.
+    /// Requests are written to a closed connection.
     WriteAfterHangUp,
-    /// A request of a connection that has ended counts as never sent, and is repeated.
+    /// A request in flight on a dropped connection counts as never sent, and is retried.
     EndTakenForUnsent,
-    /// A connection that answers nothing any more is kept.
+    /// A connection that no longer answers is kept.
     SilenceUnnoticed,
-    /// A push is taken for the reply to a request.
+    /// A push message is taken for the reply to a request.
     PushTakenForReply,
 }
 
 impl Bug {
-    /// All of them, but those of stores by compare-and-swap and of PostgreSQL, which have schedules
-    /// of their own, and those of connections to Redis, which `tests/sim/callers.rs`,
-    /// `tests/sim/redis_bytes.rs` and the tests of the multiplexer find.
+    /// All bugs that the general schedules cover. Excluded are those of compare-and-swap stores and of
+    /// PostgreSQL, which have schedules of their own, and those of Redis connections, which
+    /// `tests/sim/callers.rs`, `tests/sim/redis_bytes.rs` and the tests of the multiplexer find.
     pub const ALL: [Self; 111] = [
         Self::DeadlineFromReply,
         Self::ElapsedIgnored,
@@ -429,36 +418,35 @@ mod switch {
         static ON: Cell<Option<Bug>> = const { Cell::new(None) };
     }
 
-    /// Whether this bug is switched on for this thread.
+    /// Whether this bug is enabled on this thread.
     pub fn planted(bug: Bug) -> bool {
         ON.get().is_some_and(|on| on == bug || on.includes() == Some(bug))
     }
 
     impl Bug {
-        /// A second bug that is on with this one, because this one alone costs only a request.
+        /// A second bug that this one includes, because alone it costs only a request.
         fn includes(self) -> Option<Self> {
             matches!(self, Self::WakeBeforeWrite | Self::EndOfAnotherForgotten)
                 .then_some(Self::EndTakenForTold)
         }
     }
 
-    /// Switches one bug on, or all off, for what runs on this thread.
+    /// Enables one bug, or none, on this thread.
     pub fn plant(bug: Option<Bug>) {
         ON.set(bug);
     }
 
-    /// How many crash points this process still passes, and one more.
+    /// Crash points left before the process aborts.
     static LEFT: AtomicU64 = AtomicU64::new(u64::MAX);
 
-    /// A place at which the process may be aborted: see [`crash_after`].
+    /// A point at which the process may be aborted: see [`crash_after`].
     pub fn crash_point() {
         if LEFT.load(Ordering::Relaxed) < u64::MAX && LEFT.fetch_sub(1, Ordering::Relaxed) == 0 {
             abort();
         }
     }
 
-    /// Ends this process at one of the places at which the system may end it: after it has passed
-    /// so many.
+    /// Makes this process abort at a crash point, after it has passed `points` others.
     pub fn crash_after(points: u64) {
         LEFT.store(points, Ordering::Relaxed);
     }
@@ -469,12 +457,13 @@ pub use switch::{crash_after, plant};
 #[cfg(tenure_planted)]
 pub use switch::{crash_point, planted};
 
-/// Whether this bug is switched on: never in this build.
+/// Whether this bug is enabled: never in this build.
 #[cfg(not(tenure_planted))]
 pub const fn planted(_: Bug) -> bool {
     false
 }
 
-/// Between two things that others can see of this process: here it may be killed.
+/// A point between two externally visible steps at which a test may kill the process. Does nothing in this
+/// build.
 #[cfg(not(tenure_planted))]
 pub const fn crash_point() {}
