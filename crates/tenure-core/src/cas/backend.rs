@@ -1,4 +1,4 @@
-//! What a server has to offer so that locks can be kept on it by compare-and-swap.
+//! The interface to a server that keeps locks by compare-and-swap.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,154 +9,155 @@ use crate::name::LockName;
 use crate::store::observe::Notes;
 use crate::store::{Cursor, Failure};
 
-/// A handle of a client whose life the server counts: a lease of etcd, a session of ZooKeeper. A
-/// number is never used twice.
+/// A handle of a client whose lifetime the server tracks: a lease of etcd, a session of ZooKeeper. Numbers
+/// are never reused.
 ///
-/// Beside it stands its *marker*, which the server removes with it. A marker has a version, which
-/// each write to it changes.
+/// Each handle has a *marker*, a key that the server removes together with the handle. Each write to the
+/// marker changes its version.
 pub type Handle = u64;
 
-/// When a lock was written: what a compare-and-swap compares.
+/// The version of a lock, which compare-and-swap compares.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stamp {
-    /// When it was created: a number that is higher than all versions of what stood there before.
+    /// The creation of the key: a number higher than every version of its predecessors.
     pub base: u64,
-    /// When it was last changed. It rises by at least one with each change.
+    /// The last change. Increases by at least one with each change.
     pub version: u64,
-    /// Which creation it is, for a server that cannot compare the two above. The backend's own.
+    /// Identifies the creation, for a server that cannot compare the two numbers above. Defined by the
+    /// backend.
     pub creation: (u64, u64),
 }
 
-/// What the server keeps of one lock.
+/// The stored value of one lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stored {
-    /// What [`Change::text`] said.
+    /// The text from [`Change::text`].
     pub text: String,
-    /// When it was written.
+    /// Its version.
     pub stamp: Stamp,
 }
 
 /// One compare-and-swap.
 #[derive(Clone, Debug)]
 pub struct Change {
-    /// Whose lock.
+    /// The lock.
     pub name: LockName,
-    /// Only if this is what stands there, or nothing.
+    /// The expected version; `None` expects no value.
     pub seen: Option<Stamp>,
-    /// Only if this handle lives, and its marker has this version.
+    /// Also expects this handle to be alive, and its marker to have this version.
     pub guard: (Handle, u64),
-    /// What stands there from then on; `None` removes it.
+    /// The new value; `None` removes the key.
     pub text: Option<String>,
-    /// Parts of the line that are written or removed in the same step.
+    /// Parts of the queue to write or remove in the same step.
     pub parts: Vec<PartChange>,
-    /// Handles of others whose holds it ends: their markers are written in the same step. With the
-    /// parts they are not much more than a hundred.
+    /// Handles of other clients whose holds this change ends. Their markers are written in the same step.
+    /// Together with the parts there are at most little more than a hundred.
     pub victims: Vec<Handle>,
     /// The requests that it carries out, for the oracle of the simulation.
     pub notes: Notes,
 }
 
-/// What becomes of one part of a line: of places that wait, and are not in the lock's own value.
+/// A change to one part of a queue: waiting places that are not in the lock's own value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartChange {
-    /// Which part, counted from the creation of the lock. A number is not used twice.
+    /// The number of the part, relative to the creation of the lock. Never reused.
     pub id: u64,
-    /// It was not there before.
+    /// The part did not exist before.
     pub is_new: bool,
-    /// What it is from then on; `None` removes it.
+    /// The new value; `None` removes the part.
     pub text: Option<String>,
 }
 
-/// What became of it.
+/// The outcome of a compare-and-swap.
 #[derive(Clone, Debug)]
 pub enum Committed {
-    /// It is carried out, at this time; a removal has none.
+    /// Carried out, with the new version. A removal has none.
     Done(Stamp),
-    /// It is not and will not be, because something else stands there.
+    /// Not carried out, and never will be, because the expectation was not met.
     Conflict {
-        /// What does.
+        /// The current value.
         stored: Option<Stored>,
-        /// The version of the guard's marker, unless its handle is gone.
+        /// The version of the guard's marker; `None` if the handle is gone.
         marker: Option<u64>,
     },
 }
 
-/// What a watch tells.
+/// An event of a watch.
 #[derive(Clone, Debug)]
 pub enum Seen {
-    /// This stands there now.
+    /// The lock's new value.
     Lock(Option<Stored>),
     /// This handle is gone.
     Gone(Handle),
 }
 
-/// Changes of one lock, and ends of handles, since the watch began.
+/// Changes of one lock and ends of handles, since the watch started.
 pub trait Watch: Send {
-    /// The next one; a failure ends the watch.
+    /// The next event. A failure ends the watch.
     fn next(&mut self) -> BoxFuture<'_, Result<Seen, Failure>>;
 }
 
-/// A server that compares and swaps, and counts the life of its clients.
+/// A server with compare-and-swap that tracks the lifetime of its clients.
 ///
-/// A future that is dropped, or fails with [`Failure::Unknown`], may yet be carried out. All reads
-/// see what was committed before they began.
+/// An operation whose future is dropped, or fails with [`Failure::Unknown`], may still be carried out. Reads
+/// are linearizable: they see everything that was committed before they started.
 pub trait Backend: fmt::Debug + Send + Sync + 'static {
-    /// What is kept of one lock.
+    /// Reads one lock.
     fn read(&self, name: &LockName) -> BoxFuture<'static, Result<Option<Stored>, Failure>>;
 
-    /// Some parts of a lock's line; `None` for those that are not there.
+    /// Reads parts of a lock's queue; `None` for parts that do not exist.
     fn parts(
         &self,
         name: &LockName,
         ids: Vec<u64>,
     ) -> BoxFuture<'static, Result<Vec<Option<String>>, Failure>>;
 
-    /// Compares and swaps.
+    /// Carries out one compare-and-swap.
     fn commit(&self, change: Change) -> BoxFuture<'static, Result<Committed, Failure>>;
 
-    /// A new handle that lives at least so long if it is not kept, and its marker's version. One
-    /// that `is_kept` may live for as long as this client does; the other ends by itself.
+    /// Opens a handle that lives at least for `life` without a keep-alive. Returns it with the version of its
+    /// marker. A handle with `is_kept` may live as long as this client does; any other one expires by itself.
     fn open(&self, life: Duration, is_kept: bool) -> BoxFuture<'static, Result<(Handle, u64), Failure>>;
 
-    /// Lets a handle live for its whole life again, and then reads the version of its marker.
-    /// `None`: it is gone.
+    /// Renews a handle for its full lifetime, and then reads the version of its marker. `None`: the handle is
+    /// gone.
     fn keep(&self, handle: Handle) -> BoxFuture<'static, Result<Option<u64>, Failure>>;
 
-    /// Ends a handle.
+    /// Closes a handle.
     fn close(&self, handle: Handle) -> BoxFuture<'static, Result<(), Failure>>;
 
-    /// Writes the markers of these handles, and tells their new versions.
+    /// Writes the markers of these handles and returns their new versions; `None` for handles that are gone.
     fn bump(&self, handles: Vec<Handle>) -> BoxFuture<'static, Result<Vec<Option<u64>>, Failure>>;
 
-    /// Which of these handles live.
+    /// Whether each of these handles is alive.
     fn living(&self, handles: Vec<Handle>) -> BoxFuture<'static, Result<Vec<bool>, Failure>>;
 
-    /// Begins to watch. When it is there, it misses no later change.
+    /// Starts a watch. Once the future is ready, the watch misses no later change.
     fn watch(&self, name: &LockName) -> BoxFuture<'static, Result<Box<dyn Watch>, Failure>>;
 
-    /// A part of the locks whose names begin so.
+    /// Returns one page of the locks whose names begin with `prefix`.
     fn list(&self, prefix: &str, from: Cursor) -> BoxFuture<'static, Result<Listed, Failure>>;
 
-    /// Makes sure that the server answers.
+    /// Checks that the server is reachable.
     fn ready(&self) -> BoxFuture<'static, Result<(), Failure>>;
 
-    /// A request was not answered in time: the next ones had better ask another server.
+    /// Reports a request timeout: the backend should use another server next.
     fn silent(&self);
 
-    /// So many bytes fit into the text of one lock.
+    /// Maximum size of a lock's text in bytes.
     fn limit(&self) -> usize;
 
-    /// So many places are in one part of a line: few enough that a newcomer is written soon.
+    /// Maximum places in one part of a queue; small enough that adding a waiter is a small write.
     fn part(&self) -> usize {
         128
     }
 }
 
-/// A part of a listing.
+/// One page of a listing.
 #[derive(Clone, Debug, Default)]
 pub struct Listed {
-    /// Locks by their names.
+    /// Locks with their names.
     pub locks: Vec<(LockName, Stored)>,
-    /// Where the next part begins, unless this is the last.
+    /// The next page, or `None` for the last.
     pub next: Option<Cursor>,
 }

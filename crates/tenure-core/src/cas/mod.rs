@@ -1,24 +1,23 @@
-//! Locks on servers that compare and swap, and count the life of their clients: etcd, ZooKeeper.
+//! Locks on servers with compare-and-swap and client liveness: etcd, ZooKeeper.
 //!
-//! A lock is one key, and more for a long line of waiters. A request reads it, runs the machine of
-//! `protocol` on it, and writes the outcome if nothing else was written meanwhile; otherwise it
-//! begins again.
+//! A lock is one key, plus further keys for a long queue of waiters. A request reads the key, runs the
+//! machine of `protocol` on it, and writes the result if the key has not changed meanwhile; otherwise it
+//! starts over.
 //!
-//! Such servers have no clock that a request could be compared with. So each hold and place is
-//! bound to a handle of its client, whose life the server counts: an entry whose handle is gone has
-//! lapsed. A client renews its handles, not its holds. A hold that is not renewed is taken out by
-//! its own client when its time is over; a client that cannot do that loses its handles.
+//! Such servers have no clock that a request can be compared with, so each hold and place is bound to a
+//! handle of its client, whose lifetime the server tracks: an entry whose handle is gone has expired. A
+//! client renews its handles, not its holds. When a hold is not renewed, its own client removes it once its
+//! time is over; a client that cannot do so loses its handles.
 //!
-//! *Order.* Each write compares the version of its client's marker. Where the outcome of a request
-//! is not known, the next one first writes the marker: then the earlier one has taken effect, or
-//! never will.
+//! *Order.* Each write compares the version of its client's marker. After a request of unknown outcome, the
+//! next one first writes the marker: from then on, the earlier one has either taken effect or never will.
 //!
-//! The map: `backend` is what a server has to offer, `view` what is written, and `parts` what is
-//! written of a long line. `leases` has the handles and holds of this client, `client` keeps them,
-//! and `notes` says what each request changes of them. `request` carries out requests, which `bind`
-//! binds to handles. `together` carries out many at once, and `turns` has what the tasks share that
-//! take turns at a lock. `watch` hears of changes. `url` reads what the URLs of these servers have
-//! in common.
+//! Modules: `backend` is the interface to a server, `view` the stored format, and `parts` the format of a
+//! long queue. `leases` keeps the handles and holds of this client, `client` maintains them, and `notes`
+//! records how each request changes them. `request` carries out requests, and `bind` binds them to handles.
+//! `together` batches requests, and `turns` holds the state shared by tasks that take turns at a lock.
+//! `watch` reports changes, `holders` lets the holders of one lock share a watch, and `url` parses the common
+//! URL syntax.
 
 mod backend;
 mod bind;
@@ -57,7 +56,7 @@ use client::Client;
 #[cfg(tenure_planted)]
 pub use view::{Bound, stands};
 
-/// A store on a server that compares and swaps. Clones share it.
+/// A store on a server with compare-and-swap. Clones share its state.
 #[derive(Clone)]
 pub struct Cas {
     client: Arc<Client>,
@@ -65,13 +64,12 @@ pub struct Cas {
 }
 
 impl Cas {
-    /// A store on this server; asks nothing before its first use.
+    /// Creates a store on this server. It sends nothing before its first use.
     pub fn new(backend: Arc<dyn Backend>, url: &str, runtime: Arc<dyn Runtime>) -> Self {
         Self { client: Client::new(backend, runtime), url: url.into() }
     }
 
-    /// Does something on the runtime of the store, within a time. If it is not awaited any more, it
-    /// ends where it is.
+    /// Runs `what` on the runtime of the store with a timeout. Dropping the returned future cancels it.
     fn within<T: Send + 'static>(
         &self,
         within: Duration,
@@ -107,17 +105,17 @@ impl Cas {
     }
 }
 
-/// A time for people, in two digits: what is left of a limit has many.
+/// Rounds a duration to two digits for messages, because the rest of a timeout has many.
 fn rounded(time: Duration) -> Duration {
     let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
     let unit = 10_u64.pow(nanos.checked_ilog10().unwrap_or(0).saturating_sub(1));
     Duration::from_nanos(nanos.saturating_add(unit / 2) / unit * unit)
 }
 
-/// A server that answers nothing for so long is not asked again while there is another.
+/// After a timeout of at least this length, the backend switches to another server if there is one.
 const SILENCE: Duration = Duration::from_millis(500);
 
-/// Whether a write of a request is under way, and whether its answer is still waited for.
+/// Whether a write of a request is in flight, and whether its answer is still awaited.
 #[derive(Clone, Debug, Default)]
 struct Sent(Arc<AtomicU8>);
 
@@ -125,12 +123,12 @@ impl Sent {
     const OPEN: u8 = 1;
     const LEFT: u8 = 2;
 
-    /// A write is under way. False if its answer is not waited for any more.
+    /// Marks a write as in flight. False if its answer is no longer awaited.
     fn open(&self) -> bool {
         self.0.fetch_or(Self::OPEN, Ordering::AcqRel) & Self::LEFT == 0
     }
 
-    /// It has come to an end.
+    /// Marks the write as completed.
     fn close(&self) {
         self.0.fetch_and(!Self::OPEN, Ordering::AcqRel);
     }
@@ -139,7 +137,7 @@ impl Sent {
         self.0.load(Ordering::Acquire) & Self::OPEN != 0
     }
 
-    /// The answer is not waited for any more. Says whether a write is under way.
+    /// Marks the answer as no longer awaited. Returns whether a write is in flight.
     fn leave(&self) -> bool {
         self.0.fetch_or(Self::LEFT, Ordering::AcqRel) & Self::OPEN != 0
     }
@@ -149,7 +147,7 @@ impl Sent {
     }
 }
 
-/// Why records are refused.
+/// Reason for rejecting records.
 const NO_VALUES: &str = "records need a server's clock to compare with, and this server has none";
 
 impl Store for Cas {
@@ -220,7 +218,7 @@ impl Store for Cas {
         ready(()).boxed()
     }
 
-    /// When a handle is gone, and with it all that was bound to it.
+    /// Completes when a handle is lost, and with it everything that was bound to it.
     fn interrupted(&self) -> BoxFuture<'static, ()> {
         let mut losses = self.client.losses.subscribe();
         let before = *losses.borrow_and_update();

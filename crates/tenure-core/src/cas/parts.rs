@@ -1,17 +1,16 @@
-//! A long line of waiters, most of which is not kept in the lock's own value, but in parts.
+//! Long queues, most of which are kept in parts outside the lock's own value.
 //!
-//! The lock has those that hold and the first that wait. Behind them stand parts of some places
-//! each, in order. So a change writes the lock and at most the part that it is about, however many
-//! wait. The lock's first line names the parts: `FIRST:SERIAL:COUNT`, from which number on places
-//! stand in it, which writing of it is meant, and how many places it has. Of the text of a part the
-//! first line says its serial, and the rest is as in a lock.
+//! The lock's value has the holders and the first waiters. Behind them come parts with some places each, in
+//! order, so a change writes the lock and at most the part concerned, however long the queue is. The lock's
+//! first line lists the parts as `FIRST:SERIAL:COUNT`: the lowest number in the part, its revision, and its
+//! number of places. The first line of a part's text has its serial; the rest is formatted as in a lock.
 //!
-//! A part is written in one step with its lock, and never alone. `FIRST` and `SERIAL` together name
-//! one text, which is never another, so a part that was read once need not be read again.
+//! A part is always written in one step with its lock. `FIRST` and `SERIAL` together identify one text for
+//! good, so a part that was read need not be read again.
 //!
-//! The machine is given what was read: those that hold, the first that wait, and parts that the
-//! request is about. It lets in from the front. So that is enough while one that waits before the
-//! first unread part still does so afterwards. Otherwise that part is read too.
+//! The machine works on what was read: the holders, the first waiters, and the parts that the request
+//! concerns. Because it admits from the head, this is enough as long as a waiter before the first unread part
+//! still waits afterwards. Otherwise that part is read as well.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -22,10 +21,10 @@ use crate::protocol::codec::{self, number};
 use crate::protocol::queue::Queue;
 use crate::protocol::{Data, State};
 
-/// How many places are where.
+/// Sizes of the lock's front and of the parts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sizes {
-    /// In one part.
+    /// Maximum places in one part.
     part: usize,
 }
 
@@ -34,24 +33,24 @@ impl Sizes {
         Self { part: part.max(1) }
     }
 
-    /// So many that wait stand in the lock itself when a line is first divided, and when the first
-    /// part moves up.
+    /// Waiters kept in the lock itself when a queue is first split, and when places move up from the first
+    /// part.
     fn front(self) -> usize {
         (self.part / 4).max(1)
     }
 
-    /// A line that is longer is divided.
+    /// A longer queue is split into parts.
     fn undivided(self) -> usize {
         (self.part / 2).max(1)
     }
 
-    /// Whether newcomers fit into this part.
+    /// Whether this part has room for newcomers.
     pub(super) fn takes_more(self, part: &Part) -> bool {
         (part.count as usize) < self.part
     }
 }
 
-/// What is written of a lock.
+/// The texts to write for a lock.
 pub(super) struct Written {
     /// The lock; `None` removes it.
     pub(super) text: Option<String>,
@@ -59,22 +58,22 @@ pub(super) struct Written {
 }
 
 impl View {
-    /// The first part that was not read.
+    /// The first unread part.
     pub(super) fn unread(&self) -> Option<usize> {
         self.parts.iter().position(|part| !part.is_read)
     }
 
-    /// The part in which the place of this number stands if it is not in the lock itself.
+    /// The part that has the place of this number, if it is not in the lock itself.
     pub(super) fn part_of(&self, number: u64) -> Option<usize> {
         self.parts.partition_point(|part| part.first <= number).checked_sub(1)
     }
 
-    /// How many places are in parts that were not read.
+    /// Number of places in unread parts.
     pub(super) fn unread_places(&self) -> u64 {
         self.parts.iter().filter(|part| !part.is_read).map(|part| part.count).sum()
     }
 
-    /// Adds what was read of a part. False if it is not the part that the lock names.
+    /// Adds the text of a part. False if it is not the part listed in the lock.
     pub(super) fn add(&mut self, at: usize, text: Option<&str>, base: u64) -> bool {
         let range = self.range(at);
         let Some(text) = text else { return false };
@@ -99,19 +98,19 @@ impl View {
         is_it
     }
 
-    /// A part that the lock names is not there, or something else is.
+    /// Records that a part listed in the lock is missing or has another text.
     pub(super) fn miss(&mut self, at: usize, is_there: bool) {
         let part = &mut self.parts[at];
         (part.is_read, part.is_missing, part.count) = (true, !is_there, 0);
     }
 
-    /// The numbers that may stand in a part.
+    /// The range of numbers of a part.
     fn range(&self, at: usize) -> Range<u64> {
         self.parts[at].first..self.parts.get(at + 1).map_or(u64::MAX, |next| next.first)
     }
 
-    /// Whether what the machine said of the parts that were read holds for all: one that waits in
-    /// front of the others does so still.
+    /// Whether the machine's result for the parts read so far is valid for the whole queue: a waiter before
+    /// the first unread part still waits.
     pub(super) fn is_enough(&self, state: &State) -> bool {
         let Some(unread) = self.unread() else { return true };
         let first = self.parts[unread].first;
@@ -121,8 +120,8 @@ impl View {
         }
     }
 
-    /// The same without the last parts in which no place is alive, so many at most; `None` if each
-    /// part has a living place.
+    /// The view without the last parts that have no living place, at most `most` of them; `None` if there is
+    /// no such part.
     pub(super) fn without_dead_parts(&self, living: &BTreeMap<u64, u64>, most: usize) -> Option<Self> {
         let Some(Data::Queue(queue)) = &self.data else { return None };
         let is_dead = |range: &Range<u64>| living.range(range.clone()).next().is_none();
@@ -138,7 +137,7 @@ impl View {
         (!dead.is_empty()).then_some(after)
     }
 
-    /// Divides the line, and says what is written. `before`: the same before the request.
+    /// Splits the queue and returns the texts to write. `before` is the view before the request.
     pub(super) fn written(self, before: &Self, base: u64, sizes: Sizes) -> Option<Written> {
         let Self { data, bindings, last, parts } = self;
         let Some(Data::Queue(queue)) = &data else {
@@ -170,7 +169,7 @@ impl View {
                 continue;
             };
             let was_there = !is_made && !part.is_missing;
-            // What has moved up is before it, so a part of which some have has another number.
+            // Places that moved up are no longer in the part, so its first number has changed.
             let first = if is_made || is_moved { places.first().copied() } else { Some(part.first) };
             if was_there && (is_moved || places.is_empty()) {
                 changes.push(removal(&part, base));
@@ -193,7 +192,7 @@ impl View {
         Some(Written { text: Some(lock.text(base, &head)?), parts: changes })
     }
 
-    /// The numbers that may stand in this part.
+    /// The range of numbers of this part.
     fn range_of(&self, part: &Part) -> Range<u64> {
         let next = self.parts.iter().find(|other| other.first > part.first);
         part.first..next.map_or(u64::MAX, |next| next.first)
@@ -204,17 +203,17 @@ fn removal(part: &Part, base: u64) -> PartChange {
     PartChange { id: part.id(base), is_new: false, text: None }
 }
 
-/// A part as it is to be, by the numbers of its places; `None` for one that was not read.
+/// The new content of a part, by the numbers of its places; `None` for an unread part.
 struct Stretch {
     part: Part,
     places: Option<Vec<u64>>,
-    /// It was not there before.
+    /// The part is new.
     is_made: bool,
-    /// Its first places have moved up.
+    /// Its first places have moved into the lock.
     is_moved: bool,
 }
 
-/// Those that wait in the lock itself, and those in each part.
+/// The waiters in the lock itself and those in each part.
 fn divided(queue: &Queue, before: &View, parts: &[Part], sizes: Sizes) -> (Vec<u64>, VecDeque<Stretch>) {
     let mut front: Vec<u64> = Vec::new();
     let mut stretches: VecDeque<Stretch> = parts
@@ -256,7 +255,7 @@ fn divided(queue: &Queue, before: &View, parts: &[Part], sizes: Sizes) -> (Vec<u
         stretches.push_back(Stretch { part, places: Some(behind), is_made: true, is_moved: false });
         behind = rest;
     }
-    // Where none waits before them, the first of the first part move up.
+    // If no waiter is left in the lock, the first ones of the first part move up.
     for stretch in &mut stretches {
         let Some(places) = stretch.places.as_mut().filter(|_| front.is_empty()) else { break };
         front.extend(places.drain(..sizes.front().min(places.len())));

@@ -1,4 +1,4 @@
-//! A lock as text, and as the state that its machine works on.
+//! The stored text of a lock, and its conversion to the state of its machine.
 //!
 //! ```text
 //! tenure 1 KIND LAST          the version, the kind's letter, the last number that was given
@@ -7,11 +7,11 @@
 //! ...                         what the machine keeps, as `protocol::codec` writes it
 //! ```
 //!
-//! Behind LAST stand the parts of a long line: see `parts`.
+//! LAST is followed by the parts of a long queue: see `parts`.
 //!
-//! Numbers are counted from the creation of the key, whose revision is not known before it is
-//! written. A client adds it: so tokens grow also if the key was away meanwhile. No deadline is
-//! written: a hold ends when its handle does, or when its own client takes it out.
+//! Numbers are relative to the creation of the key, whose revision is not known before it is written. Clients
+//! add that revision, so tokens increase even if the key was deleted in between. Deadlines are not stored: a
+//! hold ends when its handle does, or when its own client removes it.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -22,7 +22,7 @@ use crate::protocol::codec::{self, number, word};
 use crate::protocol::queue::{Queue, Ticket};
 use crate::protocol::{Data, Entry, Kind, State, parse_value};
 
-/// The letters of the kinds.
+/// The letter of each kind.
 const KINDS: [(Kind, &str); 5] = [
     (Kind::Mutex, "m"),
     (Kind::Reentrant, "r"),
@@ -31,44 +31,43 @@ const KINDS: [(Kind, &str); 5] = [
     (Kind::Semaphore, "s"),
 ];
 
-/// The fields of a reentrant mutex beside its owner and the holds.
+/// Fields of a reentrant mutex besides its owner and holds.
 const FENCE: &str = "#fence";
 const DETACHED: &str = "#0";
 
-/// What a hold or place is bound to.
+/// The handle that a hold or place is bound to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Binding {
     pub(super) handle: Handle,
-    /// For how long it may hold without a renewal.
+    /// How long it lasts without a renewal.
     pub(super) ttl_ms: u64,
-    /// The handle is this hold's alone, which no process has.
+    /// The hold is detached: it has a handle of its own, which no process keeps alive.
     pub(super) is_detached: bool,
 }
 
-/// One lock, as it stands there, without the parts of its line that were not read. Its deadlines
-/// mean nothing.
+/// One lock as stored, without parts of its queue that were not read. Its deadlines are meaningless.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct View {
     pub(super) data: Option<Data>,
-    /// By the number of the hold or place.
+    /// Keyed by the number of the hold or place.
     pub(super) bindings: BTreeMap<u64, Binding>,
-    /// The last number that was given.
+    /// The last number assigned.
     pub(super) last: u64,
-    /// Of a long line, what is not in the lock's own value.
+    /// The parts of a long queue that are not in the lock's own value.
     pub(super) parts: Vec<Part>,
 }
 
-/// A part of a line, as the lock names it.
+/// A part of a queue, as listed in the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Part {
-    /// The places in it have this number or a later one, up to the next part.
+    /// The lowest number in it; its places range up to the next part.
     pub(super) first: u64,
     pub(super) serial: u64,
-    /// So many places are in it.
+    /// Number of places in it.
     pub(super) count: u64,
-    /// Its places are in the view.
+    /// Its places are included in the view.
     pub(super) is_read: bool,
-    /// It was not there, although the lock names it: it was deleted by hand.
+    /// The lock lists it but it does not exist, because it was deleted by hand.
     pub(super) is_missing: bool,
 }
 
@@ -81,25 +80,26 @@ impl Part {
         Some(Self { first, serial, count, is_read: false, is_missing: false })
     }
 
-    /// As it is written in the lock's first line.
+    /// The entry in the lock's first line.
     pub(super) fn word(&self, base: u64) -> String {
         format!("{}:{}:{}", self.first.saturating_sub(base), self.serial, self.count)
     }
 
-    /// By what a server knows it.
+    /// Its number on the server.
     pub(super) fn id(&self, base: u64) -> u64 {
         self.first.saturating_sub(base)
     }
 }
 
-/// What a lock, or a part of its line, says behind its first line.
+/// The content of a lock, or of a part of its queue, after the first line.
 pub(super) struct Body {
     pub(super) data: Data,
     pub(super) bindings: BTreeMap<u64, Binding>,
 }
 
 impl Body {
-    /// The kind, what else the first line says, and what stands behind it. `decode`: of the codec.
+    /// Parses a text. Returns the rest of the first line after the kind, and the content. `decode` is a
+    /// function of the codec.
     pub(super) fn read(
         text: &str,
         base: u64,
@@ -127,7 +127,7 @@ impl Body {
         is_exact.then_some((head, Self { data, bindings }))
     }
 
-    /// As text, with numbers that count from `base`, and so much more in its first line.
+    /// Formats the text with numbers relative to `base`; `head` completes the first line.
     pub(super) fn text(self, base: u64, head: &str) -> Option<String> {
         let Self { data, bindings } = self;
         let kind = codec::kind(&data);
@@ -155,7 +155,7 @@ impl Body {
 }
 
 impl View {
-    /// What stands there; `None` if that is no lock of this version.
+    /// Parses the stored value; `None` if it is not a lock of this version.
     pub(super) fn read(stored: Option<&Stored>) -> Option<Self> {
         let Some(stored) = stored else { return Some(Self::default()) };
         let base = stored.stamp.base;
@@ -169,12 +169,12 @@ impl View {
         (is_queue && is_sorted).then_some(Self { data: Some(data), bindings, last, parts })
     }
 
-    /// Each hold and place: its number, its owner, and the hold by which its client knows it.
+    /// Each hold and place: its number, its owner, and the hold number in its client's table.
     pub(super) fn entries(&self) -> Vec<(u64, Owner, u64)> {
         self.data.as_ref().map(entries).unwrap_or_default()
     }
 
-    /// The state in which each hold and place ends as told: `None` for one that has.
+    /// The state for the machine. `ends` has the end of each hold and place that has not expired.
     pub(super) fn state(&self, ends: &BTreeMap<u64, u64>) -> State {
         let end = |number: u64| ends.get(&number).copied();
         let lock = match self.data.clone() {
@@ -195,11 +195,11 @@ impl View {
             }
             Some(Data::Queue(queue)) => {
                 let tickets = queue.tickets().map(|(number, ticket)| {
-                    // One that has ended stays, and lapses when the machine sweeps.
+                    // An expired ticket stays until the machine sweeps it.
                     (number, Ticket { deadline_ms: end(number).unwrap_or(0), ..ticket.clone() })
                 });
                 let queue = rebuilt(&queue, queue.mark, tickets);
-                // A number of permits that was set is kept until another is.
+                // A capacity that was set explicitly is kept until it is set again.
                 let last = if queue.is_set { Some(u64::MAX) } else { ends.values().max().copied() };
                 last.map(|last| Entry { value: Data::Queue(queue), expires_ms: Some(last) })
             }
@@ -207,7 +207,7 @@ impl View {
         State { lock, ballot: None }
     }
 
-    /// What stands there after a request.
+    /// The view after a request.
     pub(super) fn after(&self, state: State, last: u64, bind: &BTreeMap<u64, Binding>) -> Self {
         let data = state.lock.map(|lock| lock.value);
         let mut after = Self { data, bindings: BTreeMap::new(), last, parts: self.parts.clone() };
@@ -227,7 +227,7 @@ impl View {
 #[cfg(tenure_planted)]
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Bound {
-    /// The number of the hold or place; of a reentrant mutex, that of the hold.
+    /// The number of the hold or place; for a reentrant mutex, the number of the hold.
     pub number: u64,
     /// Its owner.
     pub owner: Owner,
@@ -235,8 +235,8 @@ pub struct Bound {
     pub handle: Handle,
 }
 
-/// The holds and places of a lock, and the lock as its machine sees it: for the oracle of the
-/// simulation. `part` reads parts of its line, `end` tells when a handle ends, in milliseconds.
+/// The holds and places of a lock, and its state, for the oracle of the simulation. `part` reads parts of its
+/// queue; `end` returns the end of a handle in milliseconds.
 #[cfg(tenure_planted)]
 pub fn stands<'a>(
     stored: &Stored,
@@ -260,7 +260,7 @@ pub fn stands<'a>(
     Some((bound, view.state(&ends).lock))
 }
 
-/// Each hold and place: its number, its owner, and the hold by which its client knows it.
+/// Each hold and place: its number, its owner, and the hold number in its client's table.
 fn entries(data: &Data) -> Vec<(u64, Owner, u64)> {
     match data {
         Data::Text(value) => parse_value(value).into_iter().map(|(owner, token)| (token, owner, 0)).collect(),
@@ -279,7 +279,7 @@ fn entries(data: &Data) -> Vec<(u64, Owner, u64)> {
     }
 }
 
-/// Ends one hold of a reentrant mutex; one of those that are detached, of which all end together.
+/// Ends one hold of a reentrant mutex. Detached holds all end together.
 fn end_hold(hash: &mut BTreeMap<String, String>, owner: &Owner, hold: u64) {
     let field = format!("#{hold:x}");
     let held: u64 = hash.remove(&field).and_then(|count| count.parse().ok()).unwrap_or(0);
@@ -290,7 +290,7 @@ fn end_hold(hash: &mut BTreeMap<String, String>, owner: &Owner, hold: u64) {
     debug_assert!(field != DETACHED || held > 0, "a detached hold is counted");
 }
 
-/// The words of a line, which may be empty.
+/// The words of a line; none if it is empty.
 fn words(line: &str) -> impl Iterator<Item = &str> {
     line.split(' ').filter(|_| !line.is_empty())
 }
@@ -306,7 +306,7 @@ fn binding(text: &str) -> Option<Binding> {
     Some(Binding { handle: parsed, ttl_ms: number(ttl_ms)?, is_detached })
 }
 
-/// The same, with other numbers.
+/// Maps the numbers of a value.
 fn shifted(data: Data, to: impl Fn(u64) -> Option<u64>) -> Option<Data> {
     Some(match data {
         Data::Text(value) => {
