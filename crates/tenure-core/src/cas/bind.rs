@@ -1,4 +1,4 @@
-//! What holds and places are bound to: handles that are kept for long enough.
+//! Binding of holds and places to handles that live long enough.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::protocol::lease::millis;
 use crate::protocol::{Liveness, Op, Verb};
 use crate::store::Failure;
 
-/// What a request binds a hold or place to.
+/// The handle to which a request binds a hold or place.
 #[derive(Clone, Copy)]
 pub(super) struct Bind {
     pub(super) handle: Handle,
@@ -39,18 +39,18 @@ impl Bind {
     }
 }
 
-/// One of the requests about a lock that are carried out together.
+/// One request of a batch about one lock.
 pub(super) struct Member<'a> {
     pub(super) op: &'a Op,
     pub(super) sent: &'a Sent,
-    /// What a hold or place of it is bound to.
+    /// The handle for its hold or place.
     pub(super) bind: Option<Bind>,
-    /// The number of a place that it is about, of which the request itself does not tell.
+    /// The number of the place concerned, if the request itself does not contain it.
     pub(super) about: Option<u64>,
 }
 
 impl Client {
-    /// What the hold or place of this request is to be bound to, kept for long enough.
+    /// The handle for the hold or place of this request, kept alive for long enough.
     pub(super) async fn bind(self: &Arc<Self>, op: &Op) -> Result<Option<Bind>, Failure> {
         match op.verb {
             Verb::Acquire { ttl_ms, wait_ms, bind, .. } => {
@@ -58,8 +58,7 @@ impl Client {
                 self.bind_to(bind, Duration::from_millis(ttl_ms), need).await.map(Some)
             }
             Verb::Renew { ttl_ms, bind: Some(bind), .. } => {
-                // No request shortens a lease: a handle that it is bound to next serves what is
-                // left.
+                // No request shortens a lease, so the new handle must cover what is left of it.
                 let stored = self.backend.read(&op.name).await.map_err(not_sent)?;
                 let view = View::read(stored.as_ref()).unwrap_or_default();
                 let now = self.now();
@@ -116,7 +115,7 @@ impl Client {
         }
     }
 
-    /// The handle of this life, kept lately: so a renewal reads its marker.
+    /// The handle of this lifetime, kept alive recently, so that a renewal reads its marker.
     pub(super) async fn kept(&self, class: Duration, need: Duration) -> Result<Lease, Failure> {
         self.lease_of_life(class, need, Some(need / 6)).await
     }

@@ -1,4 +1,4 @@
-//! What one client keeps: its handles, the order of its requests, and the end of its holds.
+//! The state of one client: its handles, the order of its requests, and the expiry of its holds.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -27,7 +27,7 @@ use crate::protocol::{self, Fence, LockSpec, Now, Op, ReleaseScope, Verb};
 use crate::runtime::Runtime;
 use crate::store::{Cursor, Failure, Page};
 
-/// The turns of owners, each at one lock.
+/// The turns of owners, per lock.
 type OwnerTurns = BTreeMap<(LockName, Owner), Arc<Turn<()>>>;
 
 /// One client of a server.
@@ -35,33 +35,33 @@ pub(super) struct Client {
     pub(super) backend: Arc<dyn Backend>,
     pub(super) runtime: Arc<dyn Runtime>,
     pub(super) table: Shared,
-    /// How often a handle was found gone.
+    /// Number of lost handles.
     pub(super) losses: Sender<u64>,
-    /// What each lock was when this client last knew, for one request after the other.
+    /// The last known value of each lock. Its mutex serializes requests.
     names: Mutex<BTreeMap<LockName, Arc<Turn<Known>>>>,
-    /// Acquisitions that are carried out together next, where a task does that.
+    /// Acquisitions for the next batch of each lock that has a batching task.
     pub(super) coming: Mutex<BTreeMap<LockName, VecDeque<Coming>>>,
-    /// The requests of one owner about one lock, one after the other.
+    /// Serializes the requests of one owner about one lock.
     owners: Mutex<OwnerTurns>,
-    /// For each life in seconds: one task opens or keeps the handle, and the others wait for it.
+    /// Per lifetime in seconds: one task opens or keeps the handle, and the others wait for it.
     keeping: Mutex<BTreeMap<u64, Arc<Turn<()>>>>,
-    /// How many writes had no known outcome: each of them may yet be carried out.
+    /// Number of writes of unknown outcome, each of which may still be carried out.
     loose: AtomicU64,
-    /// So many of them are known not to be.
+    /// Number of those that a fence has ruled out.
     fenced: AtomicU64,
     fencing: Turn<()>,
-    /// In milliseconds.
+    /// The declared ttl in milliseconds.
     declared: AtomicU64,
-    /// A hold was entered that ends sooner than the sweeper wakes.
+    /// Notified when a hold is recorded that expires before the sweeper wakes.
     pub(super) entered: Arc<Notify>,
-    /// When the sweeper wakes, by `now`.
+    /// When the sweeper wakes, on the clock of `now`.
     sweeps_at: AtomicU64,
     has_sweeper: AtomicBool,
-    /// Those that listen whether they still hold.
+    /// Holders that subscribe to the end of their holds.
     pub(super) holders: Arc<AllHolders>,
 }
 
-/// A write that is under way. Unless its outcome becomes known, the next request needs a fence.
+/// A write in flight. Unless its outcome becomes known, the next request needs a fence.
 pub(super) struct InFlight<'a> {
     client: &'a Client,
     sents: Vec<Sent>,
@@ -69,7 +69,7 @@ pub(super) struct InFlight<'a> {
 }
 
 impl<'a> InFlight<'a> {
-    /// `None` if a request is left whose answer would be told.
+    /// `None` if the caller of one of the requests no longer waits.
     pub(super) fn new(client: &'a Client, sents: Vec<Sent>) -> Option<Self> {
         let are_open = sents.iter().filter(|sent| !sent.open()).count() == 0;
         let in_flight = Self { client, sents, is_known: false };
@@ -94,8 +94,7 @@ impl Drop for InFlight<'_> {
     }
 }
 
-/// The turn of one owner at one lock. It is forgotten with the last request that has it, also if
-/// that is dropped.
+/// The turn of one owner at one lock. It is removed with its last request, even if that is dropped.
 pub(super) struct OwnerTurn<'a> {
     client: &'a Client,
     key: (LockName, Owner),
@@ -119,8 +118,8 @@ impl Drop for OwnerTurn<'_> {
     }
 }
 
-/// The turn of one lock. What no request needs is forgotten with the last one: a lock of which this
-/// client has nothing is taken for free at first.
+/// The turn of one lock. It is removed with its last request if this client has no hold: the first request of
+/// a client assumes that the lock is free.
 pub(super) struct NameTurn<'a> {
     client: &'a Client,
     name: LockName,
@@ -167,7 +166,7 @@ impl Client {
         })
     }
 
-    /// The outcome of a write is not known.
+    /// Records a write of unknown outcome.
     pub(super) fn unknown(&self) {
         self.loose.fetch_add(1, Ordering::AcqRel);
     }
@@ -176,13 +175,14 @@ impl Client {
         self.declared.store(protocol::lease::millis(ttl), Ordering::Relaxed);
     }
 
-    /// Both clocks: this machine's judges only this client's own holds, and tokens are revisions.
+    /// Both clocks of a request. This machine's clock measures only this client's own holds, and tokens are
+    /// revisions.
     pub(super) fn now(&self) -> Now {
-        // Never 0, so that 0 is always over.
+        // Never 0, so that 0 always means expired.
         Now { ms: self.runtime.now().millis() + 1, unix_us: 0 }
     }
 
-    /// The requests of one owner about one lock, in the order in which they were sent.
+    /// Serializes the requests of one owner about one lock in the order in which they were sent.
     pub(super) fn owner_turn(&self, name: &LockName, owner: &Owner) -> OwnerTurn<'_> {
         let mut owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (name.clone(), owner.clone());
@@ -190,15 +190,15 @@ impl Client {
         OwnerTurn { client: self, key, turn }
     }
 
-    /// One acquisition after the other of one lock: those of one client need not conflict.
+    /// Serializes acquisitions of one lock, so that those of one client do not conflict.
     pub(super) fn turn(&self, name: &LockName) -> NameTurn<'_> {
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
         let turn = Some(Arc::clone(names.entry(name.clone()).or_default()));
         NameTurn { client: self, name: name.clone(), turn }
     }
 
-    /// A watch has told what a queue is now: so the next write of this client need not fail first.
-    /// What this client does not know, it may have removed itself.
+    /// Caches the value of a queue seen by a watch, so that the next compare-and-swap does not fail. A lock
+    /// without a cached value is skipped, because this client may have removed it itself.
     pub(super) fn saw(&self, name: &LockName, stored: &Stored) {
         let names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(Ok(mut known)) = names.get(name).map(|turn| turn.try_lock()) else { return };
@@ -208,8 +208,7 @@ impl Client {
         }
     }
 
-    /// If the outcome of an earlier write is not known, makes sure that it does not change any
-    /// more.
+    /// If the outcome of an earlier write is unknown, makes sure that it can no longer take effect.
     pub(super) async fn fence(&self) -> Result<(), Failure> {
         let is_fenced = || self.fenced.load(Ordering::Acquire) == self.loose.load(Ordering::Acquire);
         if is_fenced() || planted(Bug::CasUnfenced) {
@@ -241,7 +240,7 @@ impl Client {
         Ok(())
     }
 
-    /// A handle that lives for `need` from now on at least, and was kept within `age`.
+    /// A handle that lives at least for `need` from now on and was kept alive within `age`.
     pub(super) async fn lease(
         &self,
         ttl: Duration,
@@ -251,7 +250,7 @@ impl Client {
         self.lease_of_life(life(ttl), need, age).await
     }
 
-    /// The same for a handle of this life.
+    /// The same for a handle of this lifetime.
     pub(super) async fn lease_of_life(
         &self,
         life: Duration,
@@ -293,13 +292,13 @@ impl Client {
         Ok(lease)
     }
 
-    /// A handle for a write that binds nothing to it, where none is open.
+    /// A handle for a write that binds nothing to it, when none is open.
     pub(super) async fn any_lease(&self) -> Result<Lease, Failure> {
         let declared = Duration::from_millis(self.declared.load(Ordering::Relaxed)).max(TTL_MIN);
         self.lease(declared, Duration::ZERO, None).await
     }
 
-    /// A handle is gone, and with it all that was bound to it.
+    /// Records the loss of a handle and of everything bound to it.
     pub(super) fn lost(&self, handle: Handle) {
         let was_own = self.table.lock().lost(handle);
         if was_own {
@@ -311,9 +310,9 @@ impl Client {
         self.losses.send_modify(|count| *count += 1);
     }
 
-    /// Finds out which of these handles of others live, unless that is known from just before.
+    /// Checks which handles of other clients are alive, up to `most` of them. Recent results are reused.
     pub(super) async fn look_at(&self, view: &View, most: usize) -> Result<(), Failure> {
-        /// No server counts lives more finely.
+        /// No server tracks lifetimes with a finer resolution.
         const FRESH: Duration = Duration::from_millis(500);
         let now = self.runtime.now();
         let mut handles = Vec::new();
@@ -322,7 +321,7 @@ impl Client {
             let mut met = BTreeSet::new();
             for binding in view.bindings.values() {
                 let handle = binding.handle;
-                // One client may have hundreds of permits by one handle.
+                // One client may hold hundreds of permits with one handle.
                 if table.lease_of(handle).is_some() || !met.insert(handle) {
                     continue;
                 }
@@ -354,7 +353,7 @@ impl Client {
         Ok(())
     }
 
-    /// When each hold and place of a lock ends, without those that have.
+    /// The expiry of each hold and place of a lock that has not expired.
     pub(super) fn ends(&self, name: &LockName, view: &View, now: Now) -> BTreeMap<u64, u64> {
         let mut table = self.table.lock();
         let mut ends = BTreeMap::new();
@@ -366,7 +365,7 @@ impl Client {
             let end_ms = match own {
                 _ if is_gone && !planted(Bug::CasDeathIgnored) => 0,
                 Some(end_ms) => end_ms,
-                // What this client has, and knows nothing of, it has taken out already.
+                // A hold of this client that it has no record of has already been removed.
                 None if table.lease_of(binding.handle).is_some() => 0,
                 None => now.ms.saturating_add(binding.ttl_ms),
             };
@@ -381,7 +380,7 @@ impl Client {
         let listed = self.backend.list(prefix, from).await?;
         let mut page = Page { locks: Vec::new(), next: listed.next };
         for (name, stored) in listed.locks {
-            // What is no lock is told by the request that wants it.
+            // Values that are not locks are reported by requests for them.
             let Some(view) = View::read(Some(&stored)) else { continue };
             self.look_at(&view, usize::MAX).await?;
             let now = self.now();
@@ -395,13 +394,14 @@ impl Client {
         Ok(page)
     }
 
-    /// Ends a handle in the background. If that fails, it ends by itself.
+    /// Closes a handle in the background. If that fails, it expires by itself.
     pub(super) fn close(self: &Arc<Self>, handle: Handle) {
         let backend = Arc::clone(&self.backend);
         self.runtime.spawn(async move { drop(backend.close(handle).await) }.boxed());
     }
 
-    /// Takes out what is not renewed, from now on: a hold was noted that ends then.
+    /// Starts or wakes the sweeper, which removes holds that are not renewed. A hold that expires at `end_ms`
+    /// was recorded.
     pub(super) fn sweep(self: &Arc<Self>, end_ms: u64) {
         if self.has_sweeper.swap(true, Ordering::AcqRel) {
             self.sweep_sooner(end_ms);
@@ -411,15 +411,14 @@ impl Client {
         self.runtime.spawn(sweeper.boxed());
     }
 
-    /// Wakes the sweeper where this end comes before it wakes by itself. Each wake looks at all
-    /// holds.
+    /// Wakes the sweeper if this expiry comes before its next wake-up, since each wake-up scans all holds.
     pub(super) fn sweep_sooner(&self, end_ms: u64) {
         if end_ms < self.sweeps_at.load(Ordering::Acquire) {
             self.entered.notify_one();
         }
     }
 
-    /// Takes out holds whose time is over; returns when the next one's is.
+    /// Removes expired holds; returns the next expiry.
     fn take_out(self: &Arc<Self>) -> Option<u64> {
         let now_ms = self.now().ms;
         let mut over: Vec<(LockName, LockSpec, Key, Option<u64>)> = Vec::new();
@@ -435,7 +434,7 @@ impl Client {
                 }
             }
         }
-        // With the table, so that no hold is noted between the look at it and this.
+        // Set while the table is locked, so that no hold is recorded between the scan and this.
         self.sweeps_at.store(next.unwrap_or(u64::MAX), Ordering::Release);
         drop(table);
         for (name, rule, key, ticket) in over {
@@ -445,9 +444,8 @@ impl Client {
         next
     }
 
-    /// Takes out a hold whose time is over, unless an answer that has just come has made it longer.
-    /// No request of its owner is under way meanwhile: it would be answered by what is being taken
-    /// out.
+    /// Removes an expired hold, unless an answer that has just arrived extended it. No request of its owner
+    /// may be in flight meanwhile, because its answer could be based on the hold being removed.
     async fn take_out_one(
         self: &Arc<Self>,
         name: &LockName,
@@ -465,14 +463,14 @@ impl Client {
         if !is_over && !planted(Bug::CasTakenOutBeside) {
             return Ok(protocol::Answer::Free);
         }
-        // A release of an owner that has nothing: what has lapsed goes all the same.
+        // Release on behalf of an owner without a hold: any request removes what has expired.
         let verb = Verb::Release { hold: 0, fence: Fence::Assign, whose: ReleaseScope::Own };
         let owner = Owner::fresh("", &*self.runtime);
         let op = Op { name: name.clone(), rule, owner, request: 0, verb };
         self.call_about(&op, &Sent::default(), ticket).await
     }
 
-    /// Takes out a hold whose time is over, for as long as that takes.
+    /// Removes an expired hold, retrying until it succeeds.
     async fn end(self: Arc<Self>, name: &LockName, rule: LockSpec, key: &Key, ticket: Option<u64>) {
         let limit = Duration::from_secs(5);
         let mut pause = Duration::from_millis(100);
@@ -489,7 +487,7 @@ impl Client {
             }
         }
         let mut table = self.table.lock();
-        // It may have been asked for again meanwhile.
+        // It may have been requested again meanwhile.
         let now_ms = self.now().ms;
         if let Some(hold) = table.hold(name, key) {
             hold.is_ending = false;
@@ -501,7 +499,7 @@ impl Client {
             }
         }
         drop(table);
-        // What was known of the lock is forgotten with the last hold.
+        // The cached value of the lock is dropped with the last hold.
         drop(self.turn(name));
     }
 }
@@ -535,7 +533,7 @@ impl fmt::Debug for Client {
     }
 }
 
-/// What failed before a request wrote anything: the request was not carried out.
+/// Converts a failure from before a request wrote anything: the request was not carried out.
 pub(super) fn not_sent(failure: Failure) -> Failure {
     match failure {
         Failure::Unknown(cause) => Failure::NotSent(cause),

@@ -1,4 +1,4 @@
-//! Those of one process that hold a lock and listen whether they still do. They share a watch.
+//! Holders in one process that subscribe to the end of their holds. The holders of one lock share a watch.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,19 +10,19 @@ use crate::name::LockName;
 use crate::owner::Owner;
 use crate::store::Publisher;
 
-/// Those of one lock.
+/// The holders of one lock.
 #[derive(Default)]
 pub(super) struct Holders {
     table: Mutex<Listeners>,
     pub(super) watched: OnceCell<()>,
-    /// Rung when the last has left.
+    /// Notified when the last subscriber has left.
     pub(super) over: Notify,
 }
 
 #[derive(Default)]
 pub(super) struct Listeners {
     pub(super) listeners: BTreeMap<u64, (Owner, Publisher)>,
-    /// What was seen last: it may be older than the hold of one that begins to listen.
+    /// The view seen last. It may be older than the hold of a new subscriber.
     pub(super) view: Option<View>,
 }
 
@@ -32,14 +32,14 @@ impl Holders {
     }
 }
 
-/// Those of each lock.
+/// The holders of every lock.
 #[derive(Default)]
 pub(super) struct AllHolders(Mutex<All>);
 
 #[derive(Default)]
 struct All {
     last_id: u64,
-    /// With how many of each listen, or are about to.
+    /// Each with the number of its subscribers, including those about to subscribe.
     locks: BTreeMap<LockName, (usize, Arc<Holders>)>,
 }
 
@@ -49,7 +49,7 @@ impl AllHolders {
     }
 }
 
-/// One of them; dropped, it has left.
+/// One subscriber, which leaves when it is dropped.
 pub(super) struct Member {
     of: Arc<AllHolders>,
     name: LockName,

@@ -1,9 +1,9 @@
-//! The handles of one client, and what it holds by them.
+//! The handles of one client, and its holds and places.
 //!
-//! A handle serves all holds whose ttls are alike, so renewals do not grow with the holds. It lives
-//! longer than a hold may, by a sixth and more, so that one keep-alive serves the renewals of a
-//! while. A hold that is not renewed ends before its handle: its own client takes it out then. If
-//! the client cannot, because it is dead, paused or cut off, it keeps no handle alive either.
+//! One handle serves all holds of similar ttl, so the number of renewals does not grow with the number of
+//! holds. A handle outlives its holds by at least a sixth of the ttl, so that one keep-alive covers several
+//! renewals. A hold that is not renewed ends before its handle and is removed by its own client. A client
+//! that cannot do that, because it is dead, paused or cut off, does not keep its handle alive either.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -16,79 +16,78 @@ use crate::owner::Owner;
 use crate::protocol::lease::margin;
 use crate::protocol::{LockSpec, Op};
 
-/// A leader that was deposed, and does not know it yet, may confirm a keep-alive: for no longer
-/// than this, if elections take a second as is usual.
+/// A deposed leader that does not know it yet may still confirm keep-alives, but for no longer than this if
+/// elections take a second as usual.
 const RESERVE: Duration = Duration::from_secs(1);
 
-/// How long a handle lives that serves holds of this ttl: whole seconds.
+/// The lifetime of a handle for holds of this ttl, in whole seconds.
 pub(super) fn life(ttl: Duration) -> Duration {
     let least = ttl + ttl / 6 + margin(ttl) + RESERVE;
     Duration::from_secs(least.as_secs() + u64::from(least.subsec_nanos() > 0))
 }
 
-/// A handle that is kept for all holds of its life.
+/// A handle that is kept alive for all holds of its lifetime class.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lease {
     pub(super) handle: Handle,
     pub(super) life: Duration,
-    /// The version of its marker, as last heard.
+    /// The last known version of its marker.
     pub(super) marker: u64,
-    /// When the keep-alive was sent that was last confirmed.
+    /// When the last confirmed keep-alive was sent.
     pub(super) kept: Moment,
 }
 
 impl Lease {
-    /// For how long it lives at least, from then on.
+    /// Minimum remaining lifetime.
     pub(super) fn left(&self, now: Moment) -> Duration {
         (self.kept + self.life.saturating_sub(RESERVE).saturating_sub(margin(self.life))).since(now)
     }
 }
 
-/// What identifies a hold or place of this client, beside the name of its lock.
+/// Identifies a hold or place of this client, beside the name of its lock: the owner and the hold number.
 pub(super) type Key = (Owner, u64);
 
-/// A hold or place of this client; also one that was asked for, while it may have been granted.
+/// A hold or place of this client, including one that was requested and may have been granted.
 #[derive(Clone, Debug)]
 pub(super) struct Hold {
     pub(super) rule: LockSpec,
     pub(super) handle: Handle,
-    /// Until when, by this machine's clock.
+    /// Its expiry by this machine's clock.
     pub(super) end_ms: u64,
     /// Its token, once it is known to hold.
     pub(super) token: Option<u64>,
-    /// The number of its place in a queue, once that is known.
+    /// Its ticket number, once known.
     pub(super) ticket: Option<u64>,
-    /// The version of its handle's marker before the lock was last read. Who ends a hold by force
-    /// writes the marker: while it has this version, the hold stands.
+    /// The version of its handle's marker before the lock was last read. A client that ends a hold by force
+    /// writes the marker, so the hold exists as long as the marker has this version.
     pub(super) verified: u64,
-    /// It is being taken out.
+    /// It is being removed.
     pub(super) is_ending: bool,
 }
 
-/// What one client knows.
+/// The handles and holds known to one client.
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    /// By their lives, in seconds.
+    /// Keyed by lifetime in seconds.
     pub(super) leases: BTreeMap<u64, Lease>,
     pub(super) holds: BTreeMap<LockName, BTreeMap<Key, Hold>>,
-    /// Handles of other clients: when they were last seen to live, or `None` for those that are
-    /// gone.
+    /// Handles of other clients, with the time they were last seen alive, or `None` for those that are gone.
     pub(super) others: BTreeMap<Handle, Option<Moment>>,
 }
 
 impl Table {
-    /// So many handles of others are remembered.
+    /// Maximum handles of other clients remembered.
     const OTHERS: usize = 10_000;
 
     pub(super) fn lease_of(&mut self, handle: Handle) -> Option<&mut Lease> {
         self.leases.values_mut().find(|lease| lease.handle == handle)
     }
 
-    /// Forgets a handle that is gone; says whether it was one of these.
+    /// Removes a lost handle; returns whether it was one of this client.
     pub(super) fn lost(&mut self, handle: Handle) -> bool {
         let before = self.leases.len();
         self.leases.retain(|_, lease| lease.handle != handle);
-        // What is bound to it has lapsed, also where this client counted on more.
+        // Whatever is bound to it has expired, even if this client expected it to last longer.
         self.saw(handle, None);
         self.leases.len() < before
     }
@@ -97,8 +96,7 @@ impl Table {
         self.holds.get_mut(name)?.get_mut(key)
     }
 
-    /// The next renewals of this owner's holds read the lock. The marker of their handle is not
-    /// enough for them.
+    /// Makes the next renewals of this owner's holds read the lock instead of relying on the marker.
     pub(super) fn doubt(&mut self, name: &LockName, owner: &Owner) {
         let holds = self.holds.get_mut(name).into_iter().flatten();
         holds.filter(|((of, _), _)| of == owner).for_each(|(_, hold)| hold.verified = u64::MAX);
@@ -121,18 +119,18 @@ impl Table {
     }
 }
 
-/// A table that tasks share.
+/// A table shared by tasks.
 #[derive(Debug, Default)]
 pub(super) struct Shared(Mutex<Table>);
 
 impl Shared {
     pub(super) fn lock(&self) -> MutexGuard<'_, Table> {
-        // Nothing in here panics half-way.
+        // No update panics half-way, so a poisoned table is still consistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The hold by which the table knows it: only an owner of a reentrant mutex has several.
+/// The hold number in the table: only an owner of a reentrant mutex has several holds.
 pub(super) fn table_hold(op: &Op, hold: u64) -> u64 {
     if op.rule == LockSpec::Reentrant { hold } else { 0 }
 }

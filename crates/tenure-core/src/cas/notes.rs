@@ -1,4 +1,4 @@
-//! What a client notes of its holds and places, as requests are sent and answered.
+//! How requests and their answers change the client's record of its holds and places.
 
 use std::sync::Arc;
 
@@ -9,16 +9,15 @@ use super::leases::{Hold, Key, Table, table_hold};
 use crate::protocol::lease::millis;
 use crate::protocol::{Answer, Liveness, LockSpec, Op, Place, ReleaseScope, Verb};
 
-/// A hold is not taken out for so long after its release was asked for.
+/// Time after a release request during which its hold is not removed as expired.
 const RELEASE_MS: u64 = 2_000;
 
-/// What was noted of a hold or place before a request, and until when it lasts by what was noted
-/// for that request.
+/// The record of a hold or place before a request, and the expiry recorded for that request.
 pub(super) type Former = Option<(Key, Option<Hold>, u64)>;
 
 impl Client {
-    /// What has not lapsed when a request about it is sent does not lapse while that is under way:
-    /// no other client takes it out as long as its handle lives.
+    /// Extends the holds that a request is about, so that they do not expire while it is in flight. No other
+    /// client removes them while their handle is alive.
     pub(super) fn touch(&self, op: &Op) {
         let now_ms = self.now().ms;
         let mut table = self.table.lock();
@@ -37,8 +36,8 @@ impl Client {
         }
     }
 
-    /// Notes what this request may have been granted, or told to keep; returns until when a hold or
-    /// place that is bound lasts.
+    /// Records the holds and places that a request may be granted or may extend. Returns the expiry of a hold
+    /// or place that is bound.
     fn enter(self: &Arc<Self>, op: &Op, answer: &Answer, bind: Option<Bind>) -> Option<u64> {
         let now_ms = self.now().ms;
         let mut table = self.table.lock();
@@ -56,7 +55,7 @@ impl Client {
             (Verb::Renew { ttl_ms, hold, .. }, Answer::Held { .. } | Answer::Growing { .. }) => {
                 let bind = bind?;
                 let key = (op.owner.clone(), bound_hold(op, *hold, bind.is_detached));
-                // What is bound to something else keeps what is left of its lease.
+                // A hold that is bound to another handle keeps what is left of its lease.
                 let lasts = if matches!(op.verb, Verb::Renew { bind: Some(_), .. }) {
                     millis(bind.ttl)
                 } else {
@@ -80,7 +79,7 @@ impl Client {
         Some(end_ms)
     }
 
-    /// Notes what a request may be granted, before it is sent. Returns what was noted before.
+    /// Records what a request may be granted, before it is sent. Returns the former record.
     pub(super) fn enter_first(self: &Arc<Self>, of: &Member<'_>, answer: &Answer) -> Former {
         let key = of.bind.map(|bind| key(of.op, bind.is_detached));
         let former = key.map(|key| {
@@ -91,19 +90,19 @@ impl Client {
         former.map(|(key, former)| (key, former, noted))
     }
 
-    /// Undoes that: the request was not carried out.
+    /// Undoes [`enter_first`](Self::enter_first) for a request that was not carried out.
     pub(super) fn restore_first(&self, of: &Member<'_>, former: Former) {
         if let Some((key, former, noted)) = former {
             self.restore(of.op, &key, former, noted);
         }
     }
 
-    /// Undoes what was noted of a request that was not carried out.
+    /// Restores the record before a request that was not carried out.
     fn restore(&self, op: &Op, key: &Key, former: Option<Hold>, noted: u64) {
         let mut table = self.table.lock();
         match former {
             Some(former) => {
-                // Another request may have made it longer meanwhile.
+                // Another request may have extended it meanwhile.
                 if let Some(hold) = table.hold(&op.name, key).filter(|hold| hold.end_ms == noted) {
                     (hold.handle, hold.end_ms) = (former.handle, former.end_ms);
                     self.sweep_sooner(former.end_ms);
@@ -113,7 +112,7 @@ impl Client {
         }
     }
 
-    /// Notes what the answer says about this client's holds.
+    /// Records the result of a request for this client's holds.
     pub(super) fn settle(
         self: &Arc<Self>,
         op: &Op,
@@ -137,7 +136,7 @@ impl Client {
                     hold.token = Some(*fence);
                     hold.verified = marker.unwrap_or(0);
                 }
-                // A hold that was detached, or is resumed, has another key from now on.
+                // A hold that was detached or resumed has another key from now on.
                 if op.rule == LockSpec::Reentrant
                     && let Verb::Renew { bind: Some(_), hold, .. } = op.verb
                 {
@@ -156,7 +155,7 @@ impl Client {
     }
 }
 
-/// Notes a hold; returns until when it lasts.
+/// Records a hold; returns its expiry.
 fn enter(table: &mut Table, op: &Op, key: Key, handle: Handle, end_ms: u64) -> u64 {
     let holds = table.holds.entry(op.name.clone()).or_default();
     let fresh =
@@ -167,12 +166,12 @@ fn enter(table: &mut Table, op: &Op, key: Key, handle: Handle, end_ms: u64) -> u
     hold.end_ms
 }
 
-/// The same once it is bound: a detached hold has lost its number.
+/// The hold number in the table after binding: a detached hold has none.
 fn bound_hold(op: &Op, hold: u64, is_detached: bool) -> u64 {
     if is_detached { 0 } else { table_hold(op, hold) }
 }
 
-/// By what the table knows the hold or place of this request.
+/// The table key of the hold or place of this request.
 fn key(op: &Op, is_detached: bool) -> Key {
     let hold = match op.verb {
         Verb::Acquire { hold, .. } | Verb::Renew { hold, .. } | Verb::Release { hold, .. } => hold,
@@ -181,7 +180,7 @@ fn key(op: &Op, is_detached: bool) -> Key {
     (op.owner.clone(), bound_hold(op, hold, is_detached))
 }
 
-/// The number of the hold or place that this answer is about.
+/// The number of the hold or place in this answer.
 pub(super) fn number(op: &Op, answer: &Answer) -> Option<u64> {
     let (hold, detaches) = match op.verb {
         Verb::Acquire { hold, bind, .. } => (hold, bind == Liveness::Lease),

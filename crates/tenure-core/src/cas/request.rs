@@ -1,4 +1,4 @@
-//! Requests about one lock: read, run the machine, compare and swap.
+//! Requests about one lock: read, run the machine, compare-and-swap.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,17 +20,17 @@ use crate::protocol::{self, Answer, Data, Fence, Op, Place, ReleaseScope, Verb};
 use crate::store::Failure;
 use crate::store::observe::Notes;
 
-/// So often a request is begun again because something else was written meanwhile.
+/// Maximum attempts of a request after write conflicts.
 const ATTEMPTS: u32 = 100;
-/// A request looks at the handles of so many others: of those that hold, and of the first in line.
+/// Maximum handles of other clients checked per request: those of holders and of the first waiters.
 const LOOKED_AT: usize = 32;
-/// So many parts of a line are changed by one write: etcd takes no more than 128 steps at once.
-/// What changes more is that all places of a very long line are dead.
+/// Maximum parts of a queue changed by one write: etcd accepts at most 128 operations per transaction. Only a
+/// very long queue of dead places needs more.
 const PARTS: usize = 64;
-/// So many holders are told by the write that ends their holds by force. The others are told after
-/// it, and their renewals succeed until then.
+/// Maximum holders notified by the write that ends their holds by force. The others are notified after it,
+/// and their renewals succeed until then.
 const VICTIMS: usize = 48;
-/// An inspection reads parts of a line until it has so many places.
+/// An inspection reads parts of a queue until it has this many places.
 const LISTED: u64 = 1_000;
 
 impl Client {
@@ -51,7 +51,7 @@ impl Client {
         self.call_about(op, sent, None).await
     }
 
-    /// The same, with the number of a place that it is about.
+    /// Like [`call`](Self::call), for a request about the place with the number `about`.
     pub(super) async fn call_about(
         self: &Arc<Self>,
         op: &Op,
@@ -66,14 +66,15 @@ impl Client {
         let _mine = mine.lock().await;
         match (&op.verb, turn.try_lock()) {
             (_, Ok(mut known)) => self.run(op, sent, about, &mut known).await,
-            // Those that come at the same time are entered by one write.
+            // Concurrent acquisitions are batched into one write.
             (Verb::Acquire { .. }, Err(_)) => self.together(op, sent).await,
-            // A hold must not end because others come.
+            // Renewals and releases do not wait for the batch, so that a hold does not expire because of
+            // newcomers.
             (_, Err(_)) => self.run(op, sent, about, &mut Known::default()).await,
         }
     }
 
-    /// Renews a hold by keeping its handle, if no client can have ended it meanwhile.
+    /// Renews a hold by keeping its handle alive, if no client can have ended the hold meanwhile.
     async fn renewed_here(self: &Arc<Self>, op: &Op) -> Result<Option<Answer>, Failure> {
         let Verb::Renew { ttl_ms, hold, bind: None, weight: None } = op.verb else { return Ok(None) };
         let key = (op.owner.clone(), table_hold(op, hold));
@@ -111,8 +112,7 @@ impl Client {
         answers.into_iter().next().flatten().ok_or_else(left)
     }
 
-    /// Carries out requests about one lock, all by one write. Those that are left meanwhile are
-    /// told nothing.
+    /// Carries out requests about one lock with one write. Requests abandoned meanwhile get no answer.
     pub(super) async fn carry_out(
         self: &Arc<Self>,
         members: &[Member<'_>],
@@ -126,7 +126,7 @@ impl Client {
         // The version of the guard's marker before the read: see `Hold::verified`.
         let mut proven = None;
         for attempt in 0..ATTEMPTS {
-            // Who comes makes way for who goes: a queue must not hold up its own releases.
+            // Acquires back off so that releases get through.
             if attempt > if comes { 0 } else { 10 } {
                 let most = u64::from(attempt.min(10)) * 2_000_000;
                 let pause = Duration::from_nanos(self.runtime.random() % most);
@@ -143,7 +143,7 @@ impl Client {
             let Tried { view, after, written, answers, living, notes, is_cleared } =
                 match self.tried(members, &seen, known).await? {
                     Some(tried) => tried,
-                    // Something else stands there by now.
+                    // The lock has changed meanwhile.
                     None => {
                         is_fresh = false;
                         continue;
@@ -174,7 +174,7 @@ impl Client {
             };
             let sents = asked().map(|(of, _)| of.sent.clone()).collect();
             let Some(in_flight) = InFlight::new(self, sents) else { continue };
-            // What may be granted is entered first: if the answer is lost, it is taken out in time.
+            // Record possible grants before sending: if the answer is lost, they are removed in time.
             let former: Vec<_> = asked().map(|(of, answer)| self.enter_first(of, answer)).collect();
             let owners: Vec<_> = asked().map(|(of, _)| &of.op.owner).collect();
             let mut victims = victims(&view, &after, &living, &owners);
@@ -246,7 +246,7 @@ impl Client {
         Err(Failure::NotSent(Failure::cause(busy)))
     }
 
-    /// Runs the machine on what stands there. `None` if that is not there any more.
+    /// Runs the machine on the stored value. `None` if the value has changed meanwhile.
     async fn tried(
         &self,
         members: &[Member<'_>],
@@ -320,14 +320,14 @@ impl Client {
         }
     }
 
-    /// Which parts of the line a request needs that were not read.
+    /// The unread parts of the queue that a request needs.
     fn lacks(&self, view: &View, of: &Member<'_>, living: &BTreeMap<u64, u64>) -> Vec<usize> {
         let (Some(first), Some(Data::Queue(queue))) = (view.unread(), &view.data) else { return Vec::new() };
         let begins = view.parts[first].first;
         let mut waits = queue.waiting().take_while(|(number, _)| *number < begins);
         let unread = |at: &usize| !view.parts[*at].is_read;
         if !waits.any(|(number, _)| living.contains_key(&number)) {
-            // The more are dead so far, the more are read at once.
+            // The more parts turned out dead so far, the more are read at once.
             let dead = view.parts.iter().filter(|part| part.is_read).count();
             return (first..view.parts.len()).filter(unread).take(dead.clamp(1, PARTS)).collect();
         }
@@ -355,10 +355,10 @@ impl Client {
                 let ticket = self.table.lock().hold(&of.op.name, &key).map(|hold| hold.ticket);
                 let sizes = Sizes::new(self.backend.part());
                 match ticket {
-                    // It was asked for, and what became of it is not known.
+                    // Requested earlier, with unknown outcome.
                     Some(None) => all(),
                     Some(Some(number)) if about(number).is_some() => about(number).into_iter().collect(),
-                    // A newcomer stands in the last one.
+                    // Newcomers are added to the last part.
                     _ if matches!(of.op.verb, Verb::Acquire { .. }) => {
                         let last = view.parts.len() - 1;
                         Some(last)
@@ -373,7 +373,7 @@ impl Client {
         }
     }
 
-    /// Reads parts of a line. False if the lock has changed meanwhile.
+    /// Reads parts of the queue. False if the lock has changed meanwhile.
     async fn read_parts(
         &self,
         name: &LockName,
@@ -411,8 +411,8 @@ impl Client {
         Ok(is_same)
     }
 
-    /// The answer, with what it has to say of places in parts that were not read. A place of this
-    /// client stands there as long as its handle lives: no other client takes it out.
+    /// Completes an answer with the places in unread parts. A place of this client exists as long as its
+    /// handle is alive, because no other client removes it.
     fn further_back(&self, view: &View, op: &Op, answer: Answer) -> Answer {
         let is_listing = matches!(op.verb, Verb::Inspect)
             || matches!(op.verb, Verb::Release { whose, .. } if whose.is_forced());
@@ -451,12 +451,12 @@ impl Client {
         self.table.lock().lease_of(handle).copied()
     }
 
-    /// Any handle that is open, for a write that binds nothing to it.
+    /// Any open handle, for a write that binds nothing to it.
     fn known_lease(&self) -> Option<Lease> {
         self.table.lock().leases.values().next_back().copied()
     }
 
-    /// Has the renewals of holds that were ended by force read the lock.
+    /// Makes the renewals of holds that were ended by force read the lock.
     async fn tell_ended(&self, handles: Vec<Handle>) {
         const ROUNDS: u32 = 3;
         for _ in 0..ROUNDS {
@@ -466,7 +466,7 @@ impl Client {
         }
     }
 
-    /// Ends the handles of detached holds that have none any more.
+    /// Closes the handles of detached holds that have ended.
     fn close_left(self: &Arc<Self>, before: &View, after: &View) {
         for binding in before.bindings.values().filter(|binding| binding.is_detached) {
             if !after.bindings.values().any(|left| left.handle == binding.handle) {
@@ -476,33 +476,33 @@ impl Client {
     }
 }
 
-/// What the machine said, and what is to be written.
+/// The result of the machine, and the texts to write.
 struct Tried {
     view: View,
     after: View,
     written: Written,
-    /// One for each request, but for those that were left.
+    /// One per request; `None` for abandoned requests.
     answers: Vec<Option<Answer>>,
-    /// When those that are alive end.
+    /// Expiry of each living hold and place.
     living: BTreeMap<u64, u64>,
     notes: Notes,
-    /// Some of what is dead is taken out first, and nothing else is done yet.
+    /// Only dead places were removed; the requests have not run yet.
     is_cleared: bool,
 }
 
-/// The handle of this client was lost while a request was under way.
+/// The client's handle was lost while a request was in flight.
 fn gone() -> Failure {
     Failure::NotSent(Failure::cause(
         "this client's handle is gone: the server did not hear of it for too long",
     ))
 }
 
-/// No caller waits for the answer.
+/// The caller no longer waits for the answer.
 fn left() -> Failure {
     Failure::NotSent(Failure::cause("no task waits for the answer any more"))
 }
 
-/// The answer with its numbers counted on from the creation of the key.
+/// Adds the creation of the key to the numbers in an answer.
 fn counted(answer: Answer, added: u64) -> Answer {
     match answer {
         Answer::Held { fence } => Answer::Held { fence: fence + added },
@@ -512,7 +512,7 @@ fn counted(answer: Answer, added: u64) -> Answer {
     }
 }
 
-/// The handles of living holds of others that requests of these owners end.
+/// The handles of living holds that these requests end but that belong to other owners.
 fn victims(before: &View, after: &View, living: &BTreeMap<u64, u64>, owners: &[&Owner]) -> Vec<Handle> {
     let left: Vec<u64> = after.entries().into_iter().map(|(number, _, _)| number).collect();
     let ended = before.entries().into_iter().filter(|(number, owner, _)| {

@@ -1,5 +1,4 @@
-//! Acquisitions of one lock that come at the same time are carried out together: many places are
-//! entered by one write.
+//! Batches concurrent acquisitions of one lock, so that one write adds many places.
 
 use std::future::poll_fn;
 use std::sync::{Arc, PoisonError};
@@ -16,10 +15,11 @@ use crate::name::LockName;
 use crate::protocol::{Answer, Op, Verb};
 use crate::store::Failure;
 
-/// So many are carried out together.
+/// Maximum acquisitions per batch.
 const TOGETHER: usize = 256;
 
-/// The caller's end of it. If it is dropped with a write under way, no outcome of that is known.
+/// The caller's side of an acquisition. If it is dropped while a write is in flight, the outcome of that
+/// write is unknown.
 struct Awaited<'a> {
     client: &'a Client,
     sent: &'a Sent,
@@ -34,7 +34,7 @@ impl Drop for Awaited<'_> {
 }
 
 impl Client {
-    /// Carries out an acquisition beside others.
+    /// Carries out an acquisition as part of a batch.
     pub(super) async fn together(self: &Arc<Self>, op: &Op, sent: &Sent) -> Result<Answer, Failure> {
         let (reply, answer) = oneshot::channel();
         let awaited = Awaited { client: self, sent };
@@ -55,7 +55,7 @@ impl Client {
         answer
     }
 
-    /// Carries out what comes, until nothing does.
+    /// Runs batches until no acquisition is waiting.
     async fn let_come(self: &Arc<Self>, name: &LockName) {
         loop {
             let turn = self.turn(name);
@@ -71,7 +71,7 @@ impl Client {
         }
     }
 
-    /// The next that are bound to the same; `None` if there are none, and then the line is closed.
+    /// The next acquisitions that can share a handle. `None` if none is waiting; the batching task then ends.
     fn next(&self, name: &LockName) -> Option<Vec<Coming>> {
         let mut all = self.coming.lock().unwrap_or_else(PoisonError::into_inner);
         let line = all.get_mut(name)?;
@@ -80,7 +80,7 @@ impl Client {
             all.remove(name);
             return None;
         };
-        // A hold that is detached at once is the only one of its handle.
+        // A hold that is detached from the start needs a handle of its own.
         let most = if first.is_none() { 1 } else { TOGETHER };
         let alike = line.iter().take(most).take_while(|coming| coming.bound_to() == first).count();
         Some(line.drain(..alike.max(1)).collect())
@@ -132,7 +132,7 @@ impl Client {
     }
 }
 
-/// For how long an acquisition needs its handle, in milliseconds.
+/// How long an acquisition needs its handle, in milliseconds.
 fn needed(op: &Op) -> u64 {
     match op.verb {
         Verb::Acquire { ttl_ms, wait_ms, .. } => ttl_ms.max(wait_ms.unwrap_or(0)),

@@ -1,5 +1,5 @@
-//! What the tasks of one client have in common that take turns at a lock: what it was when last
-//! known, and the acquisitions that come next.
+//! State shared by a client's tasks that take turns at a lock: the last known value, and the acquisitions
+//! waiting for the next batch.
 
 use std::time::Duration;
 
@@ -12,27 +12,27 @@ use super::parts::Written;
 use crate::protocol::{Answer, Liveness, Op, Verb};
 use crate::store::Failure;
 
-/// What a lock was when this client last knew.
+/// The last known value of a lock.
 #[derive(Debug, Default)]
 pub(super) struct Known {
     pub(super) stored: Option<Stored>,
-    /// The last part of its line: the creation of the lock, its number, and its text.
+    /// The last part of its queue: the creation of the lock, the part's number, and its text.
     tail: Option<(u64, u64, String)>,
 }
 
 impl Known {
-    /// A part of its line, if it is known. It may have changed.
+    /// The cached text of a part of its queue. It may be outdated.
     pub(super) fn part(&self, base: u64, id: u64) -> Option<&str> {
         self.tail.as_ref().filter(|tail| (tail.0, tail.1) == (base, id)).map(|tail| tail.2.as_str())
     }
 
-    /// This stands there, and not what was known: of its line neither.
+    /// Replaces the cached value after a conflict, and drops the cached part.
     pub(super) fn found(&mut self, stored: &Option<Stored>) {
         self.stored.clone_from(stored);
         self.tail = None;
     }
 
-    /// This was written.
+    /// Caches what was written.
     pub(super) fn wrote(&mut self, written: Written, stamp: Stamp) {
         let last = written.parts.into_iter().filter_map(|part| Some((part.id, part.text?))).max();
         if let Some((id, text)) = last {
@@ -42,7 +42,7 @@ impl Known {
     }
 }
 
-/// An acquisition that waits to be carried out.
+/// An acquisition that waits for the next batch.
 pub(super) struct Coming {
     pub(super) op: Op,
     pub(super) sent: Sent,
@@ -50,7 +50,7 @@ pub(super) struct Coming {
 }
 
 impl Coming {
-    /// How long a handle lives that serves it, in seconds; `None` for one that has its own.
+    /// The lifetime in seconds of the handle that it can share; `None` if it needs its own.
     pub(super) fn bound_to(&self) -> Option<u64> {
         match self.op.verb {
             Verb::Acquire { ttl_ms, bind: Liveness::Process | Liveness::Work, .. } => {

@@ -1,4 +1,4 @@
-//! What URLs of such servers have in common:
+//! The common URL syntax of these servers:
 //! `SCHEME://[USER:PASSWORD@]HOST[:PORT][,HOST[:PORT]...][/PATH][?ca=FILE&cert=FILE&key=FILE]`.
 
 use std::fmt;
@@ -9,36 +9,36 @@ use percent_encoding::percent_decode_str;
 use crate::error::{Error, Result};
 use crate::net::Tls;
 
-/// How the URLs of one kind of server are written.
+/// The URL syntax of one kind of server.
 #[derive(Debug)]
 pub struct Syntax {
-    /// What the servers are called.
+    /// The name of the server software.
     pub server: &'static str,
-    /// What a URL begins with; an encrypted connection has an `s` behind it.
+    /// The URL scheme. An `s` is appended for TLS.
     pub scheme: &'static str,
-    /// Where the servers listen, unless the URL says so.
+    /// The default port.
     pub port: u16,
-    /// The same for encrypted connections.
+    /// The default port with TLS.
     pub tls_port: u16,
 }
 
-/// What such a URL says.
+/// A parsed URL.
 #[derive(Debug)]
 pub struct Parts<'a> {
     /// The servers.
     pub places: Vec<Place>,
-    /// Behind the first slash, as it is written.
+    /// The text after the first slash, not decoded.
     pub path: &'a str,
     /// User and password.
     pub login: Option<(String, String)>,
-    /// Present if the connection is encrypted.
+    /// Present if the connection uses TLS.
     pub tls: Option<Tls>,
 }
 
-/// One server.
+/// The address of one server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Without the brackets of an address.
+    /// The host, without the brackets of an IPv6 address.
     pub host: String,
     /// The TCP port.
     pub port: u16,
@@ -54,10 +54,10 @@ impl fmt::Display for Place {
 }
 
 impl Syntax {
-    /// Splits a URL into its parts.
+    /// Parses a URL.
     ///
     /// # Errors
-    /// `is_invalid`, with the part that is wrong.
+    /// `is_invalid`, naming the part that is wrong.
     pub fn parse<'a>(&self, url: &'a str) -> Result<Parts<'a>> {
         let own = self.scheme;
         let (scheme, rest) =
@@ -119,7 +119,7 @@ impl Syntax {
             let what = format!("its host is missing: {}://HOST1,HOST2,HOST3", self.scheme);
             return Err(self.wrong(&what));
         }
-        // A part of a password that is not percent-encoded lands here, so it is not shown.
+        // An unescaped password may end up here, so the host is not shown.
         if !host.chars().all(|char| char.is_ascii_alphanumeric() || ".-_:".contains(char)) {
             return Err(self.wrong(
                 "its host has a character that no host has; in a user or password, write % and two digits",
@@ -155,10 +155,10 @@ impl Syntax {
         Ok(Tls { ca, identity })
     }
 
-    /// The text that percent signs stand for.
+    /// Decodes percent-encoded text.
     ///
     /// # Errors
-    /// `is_invalid` if it is not UTF-8.
+    /// `is_invalid` if the result is not UTF-8.
     pub fn decoded(&self, text: &str) -> Result<String> {
         let decoded = percent_decode_str(text).decode_utf8();
         Ok(decoded
@@ -166,7 +166,7 @@ impl Syntax {
             .into_owned())
     }
 
-    /// The error of a URL that is wrong in this.
+    /// The error for an invalid URL.
     pub fn wrong(&self, what: &str) -> Error {
         Error::invalid(format!("this {} URL cannot be read: {what}", self.server))
     }

@@ -1,4 +1,4 @@
-//! Hears of the changes of one lock, and tells those who wait for it.
+//! Watches the changes of one lock and notifies its waiters and holders.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use crate::planted::{Bug, planted};
 use crate::protocol::{Data, Notification, parse_value};
 use crate::store::{Failure, Listener, Publisher};
 
-/// How long after a watch ended the next one is begun.
+/// Delay before restarting a failed watch.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Begins to watch, and then tells a waiter what it sees.
+/// Starts a watch, then notifies a waiter of what it reports.
 pub(super) async fn listen(client: Arc<Client>, name: LockName) -> Result<Listener, Failure> {
     if planted(Bug::CasWatchAfterLook) {
         return Ok(Listener::new(|publisher| {
@@ -43,8 +43,8 @@ pub(super) async fn listen(client: Arc<Client>, name: LockName) -> Result<Listen
     }))
 }
 
-/// Tells this owner that it holds no more. All that hold one lock share a watch: what a change
-/// costs does not grow with them.
+/// Notifies an owner when its hold may have ended. All holders of one lock share a watch, so a change costs
+/// the same however many there are.
 pub(super) async fn listen_while_held(
     client: Arc<Client>,
     name: LockName,
@@ -72,15 +72,15 @@ pub(super) async fn listen_while_held(
     }))
 }
 
-/// To one that holds no more, as it seems: its next renewal reads the lock.
+/// Notifies a holder whose hold seems to have ended, and makes its next renewal read the lock.
 fn publish_end(client: &Client, name: &LockName, owner: &Owner, publisher: &Publisher) {
     client.table.lock().doubt(name, owner);
     publisher.say(Notification::Free { by: None });
 }
 
-/// Whom a watch tells.
+/// The receivers of a watch's notifications.
 enum Audience {
-    /// `told`: which tickets were granted already.
+    /// `told` has the tickets whose grants were already reported.
     Waiter {
         publisher: Publisher,
         told: BTreeSet<u64>,
@@ -93,7 +93,7 @@ impl Audience {
         Self::Waiter { publisher, told: BTreeSet::new() }
     }
 
-    /// No client listens any more.
+    /// Completes when no receiver is left.
     async fn over(&self) {
         match self {
             Self::Waiter { publisher, .. } => publisher.over().await,
@@ -117,7 +117,7 @@ impl Audience {
         }
     }
 
-    /// Something may have been missed.
+    /// Reports that events may have been missed.
     fn tell_to_ask(&self) {
         match self {
             Self::Waiter { publisher, .. } => publisher.say(Notification::Reconnected),
@@ -130,7 +130,7 @@ impl Audience {
     }
 }
 
-/// Tells until no client listens any more.
+/// Forwards events until no receiver is left.
 async fn tell(
     client: Arc<Client>,
     name: LockName,
@@ -188,13 +188,13 @@ async fn tell(
     }
 }
 
-/// Whether something at this lock is bound to the handle.
+/// Whether a hold or place of this lock is bound to the handle.
 fn is_bound(stored: Option<&Stored>, handle: u64) -> bool {
     let view = View::read(stored).unwrap_or_default();
     view.bindings.values().any(|binding| binding.handle == handle)
 }
 
-/// Whether an owner has a hold or a place in what stands there.
+/// Whether an owner has a hold or a place in this view.
 fn holds(view: Option<&View>, owner: &Owner) -> bool {
     match view.and_then(|view| view.data.as_ref()) {
         None => false,
@@ -204,10 +204,10 @@ fn holds(view: Option<&View>, owner: &Owner) -> bool {
     }
 }
 
-/// What to tell of what stands there now. Each grant is told once.
+/// The notification for a new value. Each grant is reported once.
 fn news(view: Option<View>, told: &mut BTreeSet<u64>) -> Option<Notification> {
     let free = Some(Notification::Free { by: None });
-    // What cannot be read is told by the next request.
+    // The next request reports a value that cannot be parsed.
     let Some(view) = view else { return Some(Notification::Reconnected) };
     match view.data {
         None => {
