@@ -135,8 +135,8 @@ impl Error {
         self.0.kind == ErrorKind::Lost
     }
 
-    /// The store did not answer in time, and every change has been undone. From `Locks::flush`: some releases
-    /// are not confirmed yet and continue in the background.
+    /// The store did not answer in time, and any change is undone. From `Locks::flush`: some releases are not
+    /// confirmed yet and continue in the background.
     ///
     /// ```
     /// # tenure::block_on(async {

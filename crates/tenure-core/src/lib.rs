@@ -6,14 +6,14 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | [`protocol`] | requests, answers, and the machine of each kind of lock |
-//! | [`store`] | the trait of a store, subscriptions, and the store in memory |
-//! | [`cas`] | locks on a server that compares and swaps |
+//! | [`protocol`] | requests, answers, and the state machine of each kind of lock |
+//! | [`store`] | the `Store` trait, subscriptions, and the in-memory store |
+//! | [`cas`] | locks on servers with compare-and-swap |
 //! | [`net`] | TLS, deadlines and backoff for stores on servers |
 //! | [`runtime`] | the only access to time, randomness, tasks and timers |
 //! | [`error`], [`name`], [`owner`], [`credentials`] | types that the public API shares |
-//! | [`events`] | events of `tracing` that never delay a lease |
-//! | [`planted`] | known bugs that a test can switch on |
+//! | [`events`] | `tracing` events that never delay a lease |
+//! | [`planted`] | known bugs that tests can enable |
 //!
 //! This crate makes no semver promise yet: `tenure` and its stores are released together.
 

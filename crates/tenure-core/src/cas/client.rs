@@ -37,7 +37,7 @@ pub(super) struct Client {
     pub(super) table: Shared,
     /// Number of lost handles.
     pub(super) losses: Sender<u64>,
-    /// The last known value of each lock. Its mutex serializes requests.
+    /// The last known value of each lock, behind the turn that serializes its requests.
     names: Mutex<BTreeMap<LockName, Arc<Turn<Known>>>>,
     /// Acquisitions for the next batch of each lock that has a batching task.
     pub(super) coming: Mutex<BTreeMap<LockName, VecDeque<Coming>>>,

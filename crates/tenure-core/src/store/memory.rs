@@ -130,7 +130,8 @@ impl Memory {
 }
 
 impl Inner {
-    /// Removes expired locks, ballots and records once a minute, so that names used once do not accumulate.
+    /// Removes expired locks, ballots and records at most once a minute, so that names used once do not
+    /// accumulate.
     fn sweep(&mut self, now: Now) {
         const EVERY_MS: u64 = 60_000;
         if now.ms.saturating_sub(self.swept_ms) >= EVERY_MS {

@@ -80,10 +80,12 @@ impl fmt::Display for Failure {
 /// A backend that keeps locks. It runs [`apply`](crate::protocol::apply), or an equivalent on the server, for
 /// one request at a time.
 ///
-/// Only [`listen_for_turns`](Self::listen_for_turns), [`listen_to_ask`](Self::listen_to_ask),
+/// [`listen_for_turns`](Self::listen_for_turns), [`listen_to_ask`](Self::listen_to_ask),
 /// [`listen_while_held`](Self::listen_while_held), [`shard`](Self::shard) and
-/// [`renews_many`](Self::renews_many) have default implementations. To wrap a store, implement [`Decorator`],
-/// which forwards all of them but `renews_many`.
+/// [`renews_many`](Self::renews_many) have defaults; all other methods are required. To wrap another store,
+/// implement [`Decorator`], which forwards every method except `renews_many`. A wrapper that implements
+/// `Store` directly must forward the first four itself, because their defaults hide what the inner store
+/// does.
 ///
 /// Returned futures are `'static` and may be polled on any thread, inside or outside any async runtime.
 pub trait Store: fmt::Debug + Send + Sync + 'static {
@@ -102,11 +104,11 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// *Matching replies.* A store on a server checks that each reply echoes the owner and the number of the
     /// request. Callers do not check again.
     ///
-    /// *No retries.* The store carries out each request at most once; only the engine retries.
+    /// *No retries.* The store never repeats an operation; only the engine does.
     fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>>;
 
-    /// Carries out one request about the record beside a lock. The guarantees of [`call`](Self::call) apply,
-    /// and both kinds of requests about one name share one order.
+    /// Carries out one request about the record beside a lock. Order, timeout and retries are as for
+    /// [`call`](Self::call), and both kinds of requests about one name share one order.
     ///
     /// A store whose [`capabilities`](Self::capabilities) exclude values refuses the request.
     fn record(&self, op: RecordOp, within: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>>;
@@ -124,8 +126,6 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Subscribes to the notifications about one lock that are addressed to `client`, whose owners wait in
     /// its queue. The default calls [`listen`](Self::listen), which suits a store that sends every
     /// notification to all subscribers.
-    ///
-    /// A wrapper must forward this method.
     fn listen_for_turns(
         &self,
         name: &LockName,
@@ -140,8 +140,6 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// [`Listener::rest`] when it stops doing so. A store may notify only one such process per release, so
     /// the process must follow each notification with a request or with `rest`. The default calls
     /// [`listen`](Self::listen), which suits a store that sends every notification to all subscribers.
-    ///
-    /// A wrapper must forward this method.
     fn listen_to_ask(
         &self,
         name: &LockName,
@@ -153,8 +151,6 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// Subscribes a holder to notifications that its hold may have been ended by force. They are hints: only
     /// a request tells whether the hold still exists.
-    ///
-    /// A wrapper must forward this method.
     fn listen_while_held(
         &self,
         name: &LockName,
@@ -187,8 +183,6 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// Identifies the server that keeps this name, for a store whose servers fail independently: a timeout of
     /// one server implies nothing about the others.
-    ///
-    /// A wrapper must forward this method.
     fn shard(&self, _name: &LockName) -> Option<String> {
         None
     }
