@@ -1,4 +1,4 @@
-//! What a request does to the files.
+//! Applies a request to the files.
 
 use super::called;
 use super::directory::Inside;
@@ -17,8 +17,8 @@ use tenure_core::protocol::{
 use tenure_core::runtime::Runtime;
 use tenure_core::store::Failure;
 
-/// Both clocks. A directory's times are those of the machine's boot clock, which is ahead of this
-/// process's by a negative offset.
+/// Both clocks. The directory uses the machine's boot clock, which is ahead of this process's clock by a
+/// negative offset.
 pub(super) fn now(runtime: &dyn Runtime, offset_ms: i64) -> Now {
     Now {
         ms: runtime.now().millis().saturating_add_signed(offset_ms.saturating_neg()),
@@ -26,30 +26,30 @@ pub(super) fn now(runtime: &dyn Runtime, offset_ms: i64) -> Now {
     }
 }
 
-/// What a request did.
+/// The effects of a request.
 pub(super) struct Applied {
     pub(super) answer: Answer,
     pub(super) wake: Option<Notification>,
-    /// The holders of other processes whose places were let in, or have come to the front of the
-    /// line, and those whose holds were ended.
+    /// Holders of other processes to wake: their tickets were granted or moved to the front of the queue, or
+    /// their holds were ended.
     pub(super) calls: Vec<HolderId>,
-    /// It has ended a hold of another client.
+    /// The request ended another client's hold.
     pub(super) is_forced: bool,
-    /// A place of this process is at the front of the line, so that this process has to watch those
-    /// ahead of it.
+    /// A ticket of this process is at the front of the queue, so this process must watch the ones ahead of
+    /// it.
     pub(super) is_near: bool,
 }
 
 impl Applied {
-    /// Nothing has changed but what this owner has written beside its lock.
+    /// Only the data that this owner keeps beside its lock has changed.
     pub(super) fn told(by: &Owner) -> Self {
         let wake = Some(Notification::Free { by: Some(by.clone()) });
         Self { answer: Answer::Free, wake, calls: Vec::new(), is_forced: false, is_near: false }
     }
 }
 
-/// Runs one request against its record. Either all of it is written or nothing but a used-up token,
-/// places that were refreshed, and one that was left.
+/// Runs one request against its record. Either all of its changes are written or none, except for a used-up
+/// token, refreshed places and one abandoned place.
 pub(super) fn apply(
     inside: &mut Inside<'_>,
     holders: &mut Holders,
@@ -90,12 +90,12 @@ pub(super) fn apply(
 
     if let Some(binding) = binding(op, &answer) {
         let holder = holders.bind(inside, runtime, &op.name, binding, &mut bindings)?;
-        // A place that waits has to be called.
+        // A waiting ticket needs a socket to be woken on.
         if let Some(holder) = holder.filter(|_| !matches!(answer, Answer::Held { .. })) {
             holders.listen(inside, holder);
         }
     }
-    // So has a reader that waits to become the writer.
+    // A reader that waits to become the writer needs one too.
     let told = if let Answer::More(answer) = &answer { answer } else { &answer };
     if let Answer::Growing { fence, .. } = told
         && let Some(holder) = bindings.holder_of(*fence)
@@ -106,7 +106,7 @@ pub(super) fn apply(
         bindings.retain(|number| lock.value.has(number));
         Record { name: op.name.clone(), boot: inside.boot().to_owned(), bindings, lock, span }
     });
-    // The counter first, so that a token that was told is never given again.
+    // Write the counter first, so that no token is issued twice.
     let may_grow = matches!(op.verb, Verb::Acquire { .. });
     let written = match counter == inside.fence() {
         true => Ok(()),
@@ -157,8 +157,7 @@ pub(super) fn apply(
         written.as_ref().ok().copied().flatten(),
         after.as_ref(),
     );
-    // After a failure, what stood there before stands there still. What cannot be read may name any
-    // holder.
+    // If the write failed, the old record is still in place. An unreadable record may name any holder.
     let kept = match &written {
         Ok(_) => Some(after.map(|record| record.bindings).unwrap_or_default()),
         Err(_) => Lock::peek_whole(inside, id)
@@ -172,7 +171,7 @@ pub(super) fn apply(
     Ok(Applied { answer, wake, calls, is_forced, is_near })
 }
 
-/// Remembers where this store's own places are written.
+/// Remembers where this store's own tickets are in the line file.
 #[expect(clippy::too_many_arguments, reason = "all that is known of a request that was carried out")]
 fn note_places(
     holders: &mut Holders,
@@ -206,7 +205,7 @@ fn note_places(
     }
 }
 
-/// The hold or place that this answer is about, and what it is to be bound to from now on.
+/// The hold or ticket in this answer and what to bind it to.
 fn binding(op: &Op, answer: &Answer) -> Option<(u64, Liveness)> {
     let (hold, bind) = match op.verb {
         Verb::Acquire { hold, bind, .. } => (hold, bind),

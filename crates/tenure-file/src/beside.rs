@@ -1,7 +1,7 @@
-//! What a request does to the record beside a lock: a file of its own.
+//! Applies a request to the record beside a lock, which has a file of its own.
 //!
-//! Its end is told by the wall clock, because a job that ran in this window has run in it after a
-//! reboot too.
+//! It expires by the wall clock, because a job that ran in this time window has still run in it after a
+//! reboot.
 
 use super::apply::{Applied, apply};
 use super::directory::{Directory, Inside, Over};
@@ -17,7 +17,7 @@ use tenure_core::store::Failure;
 
 const FORMAT: &str = "tenure record 1";
 
-/// Runs one request. Returns the answer, and what became of the lock if the request ended a hold.
+/// Runs one request. Returns the answer, and the changes to the lock if the request ended a hold.
 pub(super) fn apply_to_record(
     inside: &mut Inside<'_>,
     holders: &mut Holders,
@@ -46,7 +46,7 @@ pub(super) fn apply_to_record(
             text.reserve(put.value.len());
             let mut bytes = text.into_bytes();
             bytes.extend_from_slice(&put.value);
-            // One that is damaged is replaced: it is the holder's to write.
+            // Overwrite a damaged record: only the holder writes this file.
             inside.write_file(&id.beside(), &bytes, Over::Nothing)?;
             match put.then {
                 Then::Nothing => None,
@@ -84,8 +84,8 @@ fn read(directory: &Directory, id: RecordId, op: &RecordOp, now: Now) -> Result<
     Ok((now.unix_us <= kept.ends_us).then(|| Record { at_us: kept.at_us, value: kept.value.into() }))
 }
 
-/// Whether a file of this text has lapsed. One that cannot be read is for the process that asks for
-/// it.
+/// Whether a file with this content has expired. An unreadable file has not; the process that requests it
+/// reports the damage.
 pub(super) fn is_over(bytes: &[u8], now: Now) -> bool {
     decode(bytes).is_some_and(|kept| now.unix_us > kept.ends_us)
 }

@@ -1,23 +1,22 @@
-//! Which holder files the holds of one lock are bound to.
+//! Which holder file each hold is bound to.
 
 use std::collections::BTreeMap;
 
 use super::names::HolderId;
 
-/// What each hold ends with, by number: see [`protocol::end`](tenure_core::protocol::end). A hold that is
-/// not here ends with its lease only. Many processes wait in one queue, and each request reads all
-/// of this: so it is one list, in order.
+/// The holder file of each hold, by number; see [`protocol::end`](tenure_core::protocol::end). A hold that is
+/// not listed ends only with its lease. A sorted vector, because every request on a queue reads all of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Bindings(Vec<(u64, HolderId)>);
 
 impl Bindings {
-    /// Those that were written down; `None` if a hold is there twice.
+    /// Bindings as read from a record; `None` if a hold is listed twice.
     pub(super) fn new(mut bindings: Vec<(u64, HolderId)>) -> Option<Self> {
         bindings.sort_unstable();
         bindings.is_sorted_by(|(one, _), (next, _)| one < next).then_some(Self(bindings))
     }
 
-    /// Binds a hold to this holder instead of what it is bound to, or to nothing.
+    /// Binds a hold to this holder, or to none, replacing its previous binding.
     pub(super) fn bind(&mut self, number: u64, holder: Option<HolderId>) {
         match (self.find(number), holder) {
             (Ok(place), Some(holder)) => self.0[place].1 = holder,
@@ -27,27 +26,24 @@ impl Bindings {
         }
     }
 
-    /// Forgets the holds that are no more.
+    /// Removes the bindings of ended holds.
     pub(super) fn retain(&mut self, is_there: impl Fn(u64) -> bool) {
         self.0.retain(|(number, _)| is_there(*number));
     }
 
-    /// What a hold is bound to.
     pub(super) fn holder_of(&self, number: u64) -> Option<HolderId> {
         self.find(number).ok().map(|place| self.0[place].1)
     }
 
-    /// Whether any hold is bound to this holder.
     pub(super) fn names(&self, holder: HolderId) -> bool {
         self.0.iter().any(|(_, named)| *named == holder)
     }
 
-    /// Each hold, and what it is bound to.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u64, HolderId)> {
         self.0.iter().copied()
     }
 
-    /// The holders in order, and what is bound to each.
+    /// The holders in order, each with the numbers bound to it.
     pub(super) fn by_holder(&self) -> BTreeMap<HolderId, Vec<u64>> {
         let mut holders = BTreeMap::<_, Vec<u64>>::new();
         for (number, holder) in self.iter() {

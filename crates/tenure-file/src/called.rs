@@ -1,5 +1,5 @@
-//! Who is called about a lock without a queue: what a request means to those who wait for it, and
-//! what one of them sees when it looks.
+//! Wake-ups of a lock without a queue: how a request changes the list of waiting processes, and what one of
+//! them finds there.
 
 use super::directory::{Directory, HolderState, Inside};
 use super::holders::Holders;
@@ -10,13 +10,13 @@ use tenure_core::planted::{Bug, planted};
 use tenure_core::protocol::{Answer, Now, Op, Verb};
 use tenure_core::runtime::Runtime;
 
-/// So many in front are looked at for whether they are dead.
+/// Maximum processes ahead of this one whose flock is tested in one look.
 const IN_FRONT: usize = 8;
 
-/// Notes what a request has meant for those who wait. Returns whom to call, and whether this
-/// process is one of the first, so that it has to watch others.
+/// Updates the list of waiting processes after a request. Returns the processes to wake, and whether this
+/// process is now at the front and has to watch others.
 ///
-/// What fails here costs a call only: those who wait look now and then.
+/// Errors are ignored: they cost a wake-up, and waiting processes also look periodically.
 pub(super) fn after(
     inside: &Inside<'_>,
     holders: &mut Holders,
@@ -36,7 +36,7 @@ pub(super) fn after(
     }
 }
 
-/// This process has it, and waits no more.
+/// This process got the lock and no longer waits.
 fn held(inside: &Inside<'_>, holders: &mut Holders, id: RecordId) -> (Vec<HolderId>, bool) {
     let Some(before) = Waits::load(inside, id) else { return (Vec::new(), false) };
     let mut waits = before.clone();
@@ -51,8 +51,9 @@ fn held(inside: &Inside<'_>, holders: &mut Holders, id: RecordId) -> (Vec<Holder
     near
 }
 
-/// It is busy: this process comes in, or comes in again. If that cannot be written, it does
-/// not count as one of the first: it would see that it is not there, and ask without a pause.
+/// The lock is busy, so this process joins the list, or rejoins it. If the list cannot be written, the
+/// process does not count as being at the front; otherwise it would find itself missing and retry without a
+/// pause.
 fn busy(
     inside: &Inside<'_>,
     holders: &mut Holders,
@@ -75,7 +76,7 @@ fn busy(
     (calls, is_near)
 }
 
-/// It is free: one of them is called.
+/// The lock is free: wakes one process.
 fn freed(inside: &Inside<'_>, holders: &Holders, now: Now, id: RecordId) -> Option<HolderId> {
     let mut waits = Waits::load(inside, id)?;
     if waits.is_empty() {
@@ -87,7 +88,7 @@ fn freed(inside: &Inside<'_>, holders: &Holders, now: Now, id: RecordId) -> Opti
     called.filter(|holder| !holders.is_mine(*holder))
 }
 
-/// This process asks no more. If it was called, another is.
+/// This process stops waiting; pass its wake-up on.
 pub(super) fn rest(inside: &Inside<'_>, holders: &mut Holders, now: Now, id: RecordId) -> Vec<HolderId> {
     holders.note_come_in(id, false);
     let (Some(mine), Some(before)) = (holders.of_process(), Waits::load(inside, id)) else {
@@ -108,7 +109,7 @@ pub(super) fn rest(inside: &Inside<'_>, holders: &mut Holders, now: Now, id: Rec
     freed(inside, holders, now, id).into_iter().collect()
 }
 
-/// Those who have come to the front and have to be told; and whether one of them is this process.
+/// The processes that moved to the front and have to be told, and whether this process is one of them.
 fn near(holders: &Holders, waits: &mut Waits) -> (Vec<HolderId>, bool) {
     let mut calls = waits.newly_near();
     let all = calls.len();
@@ -117,21 +118,21 @@ fn near(holders: &Holders, waits: &mut Waits) -> (Vec<HolderId>, bool) {
     if planted(Bug::NearUntold) { (Vec::new(), false) } else { (calls, is_near) }
 }
 
-/// Its file says that it is dead, or is gone because it has left.
+/// Whether the holder is dead, or its file is gone because it has left.
 fn cannot_ask(directory: &Directory, holders: &Holders, holder: HolderId) -> bool {
     let has_ended = || matches!(directory.life(holder), HolderState::Dead | HolderState::Gone);
     !holders.is_mine(holder) && has_ended() && !planted(Bug::DeathIgnored)
 }
 
-/// What a process sees that waits for a lock without a queue.
+/// What a process that waits for a lock without a queue finds in the list.
 pub(super) enum Seen {
-    /// It was called, or is not known to wait: it has to ask.
+    /// It is not listed: it was woken or never joined, and has to retry.
     NotThere,
-    /// The first of those in front of it that live, and no more than two.
+    /// The live processes ahead of it, two at most.
     InLine(Vec<HolderId>),
 }
 
-/// Looks whether this process is among those who wait, and who is in front of it.
+/// Finds this process in the list, and the processes ahead of it.
 pub(super) fn seen(directory: &Directory, holders: &Holders, id: RecordId) -> Seen {
     let waits = Waits::peek(directory, id);
     let Some(before) = holders.of_process().and_then(|mine| waits.before(mine)) else {
@@ -139,7 +140,7 @@ pub(super) fn seen(directory: &Directory, holders: &Holders, id: RecordId) -> Se
     };
     let mut others = Vec::new();
     for (place, holder) in before.enumerate() {
-        // Who is behind two that live has nothing to watch.
+        // Behind two live processes there is nothing to watch.
         if others.len() >= NEAR {
             break;
         }
@@ -150,8 +151,8 @@ pub(super) fn seen(directory: &Directory, holders: &Holders, id: RecordId) -> Se
     Seen::InLine(others)
 }
 
-/// Whom this process watches, by who is in front of it: the first the holders, the second the
-/// first.
+/// The holders this process watches, given the processes ahead of it: the first watches the holders of the
+/// lock, the second watches the first.
 pub(super) fn ahead(record: &Record, holders: &Holders, before: &[HolderId]) -> Option<Vec<HolderId>> {
     let mut ahead = match before {
         [] => record.bindings.iter().map(|(_, holder)| holder).collect(),

@@ -1,7 +1,7 @@
-//! The directory itself: its guard, its files, and nothing about locks.
+//! The directory, its guard and its files. Knows nothing about locks.
 //!
-//! Everything is relative to one open descriptor of the directory. What changes a file is a method
-//! of [`Inside`], which exists only while this process has the guard's OS lock.
+//! All paths are relative to one open descriptor of the directory. Everything that changes a file is a method
+//! of [`Inside`], which exists only while this process has the guard's flock.
 
 use std::cell::{Cell, RefCell};
 use std::fs::DirBuilder;
@@ -28,42 +28,40 @@ use tenure_core::planted::crash_point;
 use tenure_core::store::Failure;
 
 const GUARD: &str = "guard";
-/// Written under the guard only, so one name is enough. Between two writes it is the record that
-/// was last removed.
+/// One name is enough because it is written only under the guard. Between two writes it is the most recently
+/// removed record.
 const TEMP: &str = "temp";
-/// What a group may do is left to the umask; no process else needs a lock file.
+/// Group permissions are left to the umask; nobody else needs a lock file.
 const MODE: Mode = Mode::from_raw_mode(0o660);
 
-/// An open directory.
 #[derive(Debug)]
 pub(super) struct Directory {
     path: PathBuf,
     dir: OwnedFd,
     guard: OwnedFd,
     guard_path: PathBuf,
-    /// Device and inode of the guard: another file at its path is another store.
+    /// Device and inode of the guard. A different file at its path means a different store.
     place: (u64, u64),
     boot: String,
-    /// The file that was written last; it may have another name by now. Opening it again takes
-    /// longer than to see that it is the same.
+    /// The file that was written last, possibly renamed since. Checking that it is the same file is faster
+    /// than reopening it.
     kept: RefCell<Option<Kept>>,
-    /// The file of waiters that was used last. It stays open, because to close what was open for
-    /// writing is told to all that watch the directory.
+    /// The waiter file that was used last. It stays open because closing a file that was open for writing
+    /// notifies every process that watches the directory.
     waiters: RefCell<Option<(String, Arc<OwnedFd>)>>,
-    /// It was shown that files can be written here.
+    /// Files are known to be writable here.
     is_proven: Cell<bool>,
-    /// The socket from which waiting processes are called, once one was.
+    /// The socket that wake-ups are sent from, created by the first one.
     caller: OnceLock<UnixDatagram>,
 }
 
-/// An open file, by which it is known again.
+/// An open file and its identity.
 #[derive(Debug)]
 struct Kept {
     file: OwnedFd,
     place: (u64, u64),
 }
 
-/// What is in a directory.
 #[derive(Debug)]
 pub(super) struct Entries {
     pub(super) records: Vec<RecordId>,
@@ -72,12 +70,12 @@ pub(super) struct Entries {
     pub(super) waits: Vec<RecordId>,
 }
 
-/// What came of asking for the guard.
+/// Outcome of entering the directory.
 pub(super) enum Entered<'a> {
     Inside(Inside<'a>),
-    /// Another process is inside.
+    /// Another process has the guard.
     Locked,
-    /// Another directory is at the path, or none.
+    /// The path leads to another directory, or to none.
     Replaced,
 }
 
@@ -88,12 +86,12 @@ pub(super) struct Inside<'a> {
     locked: Option<Locked>,
 }
 
-/// The guard's lock, taken through a separate open file. Dropped, it gives the lock back.
+/// The guard's flock, taken through a separate open file and released on drop.
 #[derive(Debug)]
 pub(super) struct Locked(OwnedFd);
 
 impl Locked {
-    /// Waits for the lock in the system's queue, which is first come, first served. Blocks.
+    /// Waits for the lock in the kernel's queue, which is first come, first served. Blocks.
     pub(super) fn wait(self) -> Result<Self, Errno> {
         loop {
             match flock(&self.0, FlockOperation::LockExclusive) {
@@ -111,19 +109,19 @@ pub(super) enum Over {
     Record,
 }
 
-/// What its flocked file says of a holder.
+/// The state of a holder, according to its flocked file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HolderState {
     Alive,
     Dead,
-    /// Its file is gone: nothing says that it is dead, so its lease decides.
+    /// The file is gone. That does not prove the holder dead, so its lease decides.
     Gone,
-    /// Its file is not ours to look at, or no further file can be opened: its lease decides.
+    /// The file cannot be opened, for lack of permission or of descriptors, so the lease decides.
     Unknown,
 }
 
 impl Directory {
-    /// Opens the directory, and creates it where it is missing.
+    /// Opens the directory, creating it if it is missing.
     pub(super) fn open(path: &Path) -> Result<Self, Failure> {
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         let open = || rustix::fs::open(path, flags, Mode::empty());
@@ -156,16 +154,17 @@ impl Directory {
         Ok(Self { path, dir, guard, guard_path, place, boot, kept, waiters, is_proven, caller })
     }
 
-    /// The guard's file, opened once more: what [`Locked::wait`] waits for.
+    /// The guard, opened once more for [`Locked::wait`].
     pub(super) fn guard_to_wait_for(&self) -> Option<Locked> {
         let path = format!("/proc/self/fd/{}", self.guard.as_raw_fd());
-        // Not to write: closing it would be told to all that watch the directory.
+        // Read-only, because closing a file that was open for writing notifies every process that watches the
+        // directory.
         rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok().map(Locked)
     }
 
-    /// Takes the guard if it is free, or with the lock that was waited for. Never waits.
+    /// Enters with the flock that was waited for, or takes the guard if it is free. Never blocks.
     pub(super) fn enter(&self, locked: Option<Locked>) -> Result<Entered<'_>, Failure> {
-        // Another directory may be here since it was waited for.
+        // The directory may have been replaced during the wait.
         let is_of_this = |locked: &Locked| fstat(&locked.0).is_ok_and(|stat| place_of(&stat) == self.place);
         let locked = locked.filter(is_of_this);
         if locked.is_none() {
@@ -195,7 +194,7 @@ impl Directory {
         Ok(Entered::Inside(inside))
     }
 
-    /// Whether this directory still is what its path leads to.
+    /// Whether the path still leads to this directory.
     pub(super) fn is_in_place(&self) -> Result<bool, Failure> {
         match rustix::fs::stat(&self.guard_path) {
             Ok(stat) => Ok(place_of(&stat) == self.place),
@@ -204,7 +203,7 @@ impl Directory {
         }
     }
 
-    /// What a file of records says, if it is there.
+    /// The content of a record file, if it exists.
     pub(super) fn read_file(&self, file: &str) -> Result<Option<Vec<u8>>, Failure> {
         let broken = |errno| failed("read the record", &self.path.join(file), errno);
         if let Some(kept) = &*self.kept.borrow() {
@@ -216,7 +215,7 @@ impl Directory {
                     return Ok(Some(bytes));
                 }
                 Err(Errno::NOENT) => return Ok(None),
-                // What is to be said of it is said where it is opened.
+                // Opening the file below reports the problem.
                 Ok(_) | Err(_) => {}
             }
         }
@@ -236,23 +235,22 @@ impl Directory {
         Ok(Some(bytes))
     }
 
-    /// Opens a file of this directory, to write to it if need be.
     pub(super) fn open_file(&self, file: &str, write: bool) -> Result<OwnedFd, Errno> {
         let flags = if write { OFlags::RDWR } else { OFlags::RDONLY };
         openat(&self.dir, file, flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())
     }
 
-    /// What is said of a line that is not what the lock's record says.
+    /// Error for a line that does not match the lock's record.
     pub(super) fn line_damaged(&self, id: RecordId) -> Failure {
         unusable(&self.path.join(id.line()), Damage::of_line())
     }
 
-    /// Where a file is, for messages.
+    /// The path of a file, for messages.
     pub(super) fn path_of(&self, file: &str) -> PathBuf {
         self.path.join(file)
     }
 
-    /// What is said of a record that is about another lock than its file.
+    /// Error for a record whose name does not match its file.
     pub(super) fn misplaced(&self, id: RecordId, record: &Record) -> Failure {
         let why = format!(
             "is the record of another lock, {}: once no process holds either, remove the file",
@@ -268,7 +266,8 @@ impl Directory {
             Err(Errno::NOENT) => return HolderState::Gone,
             Err(_) => return HolderState::Unknown,
         };
-        // Shared, so that two who look at once do not take each other for the holder.
+        // A shared lock, so that two processes that test at the same time do not take each other for the
+        // holder.
         match flock(&file, FlockOperation::NonBlockingLockShared) {
             Ok(()) => HolderState::Dead,
             Err(Errno::WOULDBLOCK) => HolderState::Alive,
@@ -276,7 +275,7 @@ impl Directory {
         }
     }
 
-    /// All records and holders, in the order of their file names, and all files of waiters.
+    /// All records and holders, sorted by file name, and all waiter files.
     pub(super) fn entries(&self) -> Result<Entries, Failure> {
         let broken = |errno| failed("read the directory", &self.path, errno);
         let (mut records, mut holders) = (Vec::new(), Vec::new());
@@ -298,21 +297,21 @@ impl Directory {
         Ok(Entries { records, holders, lines, waits })
     }
 
-    /// When a file was last made, renamed or removed, when a token was last given, and when the
-    /// file was last written in which this process waits.
+    /// Modification times of the directory (a file was created, renamed or removed), of the guard (a token
+    /// was issued) and of the waiter file in use.
     pub(super) fn modified(&self) -> Option<[(i64, u64); 3]> {
         let time_of = |file: &OwnedFd| fstat(file).map(|stat| (stat.st_mtime, stat.st_mtime_nsec));
         let waiters = self.waiters.borrow().as_ref().and_then(|(_, file)| time_of(file).ok());
         Some([time_of(&self.dir).ok()?, time_of(&self.guard).ok()?, waiters.unwrap_or_default()])
     }
 
-    /// All names in the directory, to be read in pieces.
+    /// Iterates over all names in the directory.
     pub(super) fn names(&self) -> Result<Dir, Failure> {
         Dir::read_from(&self.dir).map_err(|errno| failed("read the directory", &self.path, errno))
     }
 
-    /// Removes the files of a holder. Only its own process makes files of these names, so no guard
-    /// is needed.
+    /// Removes the files of a holder. Needs no guard, because only its own process creates files with these
+    /// names.
     pub(super) fn remove_holder(&self, holder: HolderId) {
         let _ = unlinkat(&self.dir, socket_name(holder), AtFlags::empty());
         crash_point();
@@ -320,20 +319,19 @@ impl Directory {
         crash_point();
     }
 
-    /// Binds the socket on which the process of a holder is called while it waits.
+    /// Binds the socket on which the holder's process receives wake-ups.
     pub(super) fn bind_socket(&self, holder: HolderId) -> io::Result<UnixDatagram> {
         let name = socket_name(holder);
         let socket = UnixDatagram::bind(self.by_descriptor(&name))?;
         crash_point();
         socket.set_nonblocking(true)?;
-        // A message costs its receiver one look. Who may use the directory may send it.
+        // Every user of the directory may send; a message costs the receiver one look.
         chmodat(&self.dir, name, MODE, AtFlags::empty())?;
         Ok(socket)
     }
 
-    /// Tells the process of a holder that the record of a lock in which it waits has changed. Never
-    /// waits: a process whose socket is full is about to look, and one without a socket finds out
-    /// when it refreshes its place.
+    /// Sends the holder's process a wake-up about this lock. Never blocks: a process whose socket is full is
+    /// about to look anyway, and one without a socket notices at its next refresh.
     pub(super) fn call(&self, holder: HolderId, id: RecordId) {
         let caller = match self.caller.get() {
             Some(caller) => caller,
@@ -349,29 +347,29 @@ impl Directory {
         let _ = caller.send_to(id.to_string().as_bytes(), self.by_descriptor(&socket_name(holder)));
     }
 
-    /// A path to a file of this directory that is short enough for a socket, also if a file is at
-    /// the directory's path by now.
+    /// A path to a file of this directory that fits into a socket address and stays valid if the directory is
+    /// moved or replaced.
     pub(super) fn by_descriptor(&self, name: &str) -> String {
         format!("/proc/self/fd/{}/{name}", self.dir.as_raw_fd())
     }
 
-    /// The boot that this directory's leases are counted in.
+    /// The boot whose clock counts this directory's leases.
     pub(super) fn boot(&self) -> &str {
         &self.boot
     }
 
-    /// Whether there is a record of this lock, also if it cannot be read.
+    /// Whether this lock has a record, readable or not.
     pub(super) fn has(&self, id: RecordId) -> bool {
         statat(&self.dir, id.to_string(), AtFlags::SYMLINK_NOFOLLOW).is_ok()
     }
 
-    /// What is said when a lock's record has no space for another.
+    /// Error for a lock whose record has reached its maximum size.
     pub(super) fn full(&self, id: RecordId) -> Failure {
         unusable(&self.path.join(id.to_string()), "is full: too many wait for this lock, or hold it")
     }
 
-    /// Says that records and time do not fit together, as in containers that were each given a boot
-    /// id of their own.
+    /// Error for records of another boot with live holders, as between containers that each have their own
+    /// boot id.
     pub(super) fn other_boot(&self) -> Failure {
         unusable(
             &self.path,
@@ -382,13 +380,13 @@ impl Directory {
 }
 
 impl Inside<'_> {
-    /// The last token given.
+    /// The last token issued.
     pub(super) fn fence(&self) -> u64 {
         self.fence
     }
 
-    /// Writes the counter. One write within one block: a process that is killed leaves the old or
-    /// the new.
+    /// Writes the counter with one write within one block, so a killed process leaves the old or the new
+    /// value.
     pub(super) fn set_fence(&mut self, fence: u64) -> Result<(), Failure> {
         let text = Ledger { boot: self.boot.clone(), fence }.encode();
         let length = pwrite(&self.guard, text.as_bytes(), 0)
@@ -401,17 +399,17 @@ impl Inside<'_> {
         Ok(())
     }
 
-    /// Writes a record whole or not at all, over what stands at its name or where nothing does.
+    /// Writes a record atomically, over an existing one or as a new file.
     pub(super) fn write(&self, id: RecordId, record: &str, over: Over) -> Result<(), Failure> {
         self.write_file(&id.to_string(), record.as_bytes(), over)
     }
 
-    /// Writes a file of records whole or not at all.
+    /// Writes a record file atomically.
     pub(super) fn write_file(&self, file: &str, record: &[u8], over: Over) -> Result<(), Failure> {
         let temp = self.path.join(TEMP);
         match self.write_temp(record) {
-            // The record that is there keeps its space: what is held can be renewed, and what
-            // is released leaves.
+            // On a full disk the existing record keeps its space, so that a hold can still be renewed and
+            // released.
             Err(Errno::NOSPC | Errno::DQUOT)
                 if over == Over::Record && self.write_in_place(file, record).is_ok() =>
             {
@@ -423,7 +421,7 @@ impl Inside<'_> {
             })?,
         }
         crash_point();
-        // The record that was there becomes the next temp file.
+        // Exchange the two files, so that the old record becomes the next temp file.
         let exchanged = match over {
             Over::Record => renameat_with(&self.dir, TEMP, &self.dir, file, RenameFlags::EXCHANGE).is_ok(),
             Over::Nothing => false,
@@ -437,8 +435,8 @@ impl Inside<'_> {
         Ok(())
     }
 
-    /// Removes a record: the lock is free. Its file is kept for the next one, because making a file
-    /// and removing it takes most of the time of an acquisition.
+    /// Removes a record, which frees the lock. The file is kept as the temp file, because creating and
+    /// unlinking a file would take most of the time of an acquisition.
     pub(super) fn remove(&self, id: RecordId) -> Result<(), Failure> {
         match renameat(&self.dir, id.to_string(), &self.dir, TEMP) {
             Ok(()) | Err(Errno::NOENT) => {
@@ -449,7 +447,7 @@ impl Inside<'_> {
         }
     }
 
-    /// Removes a file of records, if it is there.
+    /// Removes a record file, if it exists.
     pub(super) fn remove_file(&self, file: &str) -> Result<(), Failure> {
         match unlinkat(&self.dir, file, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => {
@@ -460,7 +458,7 @@ impl Inside<'_> {
         }
     }
 
-    /// Writes the temp file, which no name but its own may lead to.
+    /// Writes the temp file, which must have no other link.
     fn write_temp(&self, text: &[u8]) -> Result<(), Errno> {
         let (temp, length) = self.open_temp()?;
         let mut kept = self.kept.borrow_mut();
@@ -474,7 +472,7 @@ impl Inside<'_> {
         if length > text.len() { ftruncate(&temp.file, text.len() as u64) } else { Ok(()) }
     }
 
-    /// The temp file, and how long it is.
+    /// The temp file and its length.
     fn open_temp(&self) -> Result<(Kept, usize), Errno> {
         let is_fit = |stat: &Stat| FileType::from_raw_mode(stat.st_mode).is_file() && stat.st_nlink == 1;
         let found = statat(&self.dir, TEMP, AtFlags::SYMLINK_NOFOLLOW);
@@ -492,7 +490,7 @@ impl Inside<'_> {
             Ok((stat, file)) if is_fit(&stat) => {
                 Ok((Kept { file, place: place_of(&stat) }, stat.st_size as usize))
             }
-            // It is missing; or it is another user's, or was put there: nothing is written to it.
+            // It is missing, or it belongs to another user or has other links: create a new one.
             _ => {
                 let file = self.create(TEMP, OFlags::CLOEXEC)?;
                 let place = place_of(&fstat(&file)?);
@@ -501,8 +499,8 @@ impl Inside<'_> {
         }
     }
 
-    /// Writes a record over itself, on a full disk. A process that is killed within the one call
-    /// leaves it whole if it is no longer than a page; a longer one may be damaged by that.
+    /// Overwrites a record in place, for a full disk. A process killed during the write leaves a record of up
+    /// to one page intact; a longer one may be damaged.
     fn write_in_place(&self, file: &str, record: &[u8]) -> Result<(), Errno> {
         let file = self.open_file(file, true)?;
         let stat = fstat(&file)?;
@@ -518,12 +516,12 @@ impl Inside<'_> {
         if length > record.len() { ftruncate(&file, record.len() as u64) } else { Ok(()) }
     }
 
-    /// Opens the line of a lock, and creates it if need be.
+    /// Opens the line file of a lock.
     pub(super) fn open_line(&self, id: RecordId, create: bool) -> Result<Arc<OwnedFd>, Errno> {
         self.open_waiters(&id.line(), create)
     }
 
-    /// Opens a file of those who wait, and creates it if need be.
+    /// Opens a waiter file.
     pub(super) fn open_waiters(&self, name: &str, create: bool) -> Result<Arc<OwnedFd>, Errno> {
         let mut waiters = self.waiters.borrow_mut();
         if let Some((_, file)) = waiters.as_ref().filter(|(known, _)| known == name)
@@ -540,12 +538,12 @@ impl Inside<'_> {
         Ok(file)
     }
 
-    /// Whether it was shown that records can be written.
+    /// Whether records are known to be writable.
     pub(super) fn is_proven(&self) -> bool {
         self.is_proven.get()
     }
 
-    /// Creates and flocks the file of a holder. Under the guard, so no process sees it before it is
+    /// Creates and flocks the file of a holder. Under the guard, so that no process sees it before it is
     /// flocked.
     pub(super) fn create_holder(&self, holder: HolderId, inherit: bool) -> Result<OwnedFd, Failure> {
         let name = holder.to_string();
@@ -561,8 +559,8 @@ impl Inside<'_> {
         Ok(file)
     }
 
-    /// Proves once that records can be written. A process that waits asks again and again whether
-    /// the store answers: to have the guard is enough then.
+    /// Proves once that records can be written. A waiting process checks repeatedly whether the store
+    /// answers, and after the first time entering the guard is enough.
     pub(super) fn probe(&self) -> Result<(), Failure> {
         if self.is_proven.get() {
             return Ok(());
@@ -573,8 +571,8 @@ impl Inside<'_> {
         written.map(drop).map_err(|errno| failed("write", &self.path.join(TEMP), errno))
     }
 
-    /// Frees everything after a reboot. No process of another boot is alive, so a living holder
-    /// means that this is not one.
+    /// Frees everything after a reboot. No process survives a reboot, so a live holder proves that there was
+    /// none.
     fn clear(&self) -> Result<(), Failure> {
         let Entries { records, holders, lines, waits } = self.entries()?;
         if holders.iter().any(|holder| self.life(*holder) == HolderState::Alive) {
@@ -589,7 +587,7 @@ impl Inside<'_> {
         Ok(())
     }
 
-    /// A new file, also if a killed process left one under its name.
+    /// Creates a file, replacing one that a killed process left under this name.
     fn create(&self, name: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
         let flags = flags | OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
         match openat(&self.dir, name, flags, MODE) {

@@ -1,4 +1,4 @@
-//! What went wrong with a file, in one line that says what would be right.
+//! One-line errors that name the file and suggest a remedy.
 
 use std::path::Path;
 
@@ -7,22 +7,22 @@ use rustix::io::Errno;
 use tenure_core::name::Quoted;
 use tenure_core::store::Failure;
 
-/// A call of the system that failed: what was done, to which file, and what would help.
+/// A failed system call: the action, the file and a remedy.
 pub(super) fn failed(doing: &str, path: &Path, errno: Errno) -> Failure {
     let cause = Failure::cause(format!("cannot {doing} {}: {}", shown(path), what(errno)));
     match errno {
-        // Passes by itself, as soon as a process closes a file.
+        // Transient: resolved when a process closes a file.
         Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::INTR | Errno::AGAIN => Failure::NotSent(cause),
         _ => Failure::Refused(cause),
     }
 }
 
-/// A file whose contents cannot be used: why, and what to do about it.
+/// Error for a file with unusable contents: the reason and a remedy.
 pub(super) fn unusable(path: &Path, why: &str) -> Failure {
     Failure::Refused(Failure::cause(format!("{} {why}", shown(path))))
 }
 
-/// The path as a message shows it: on one line.
+/// The path as shown in messages, on one line.
 pub(super) fn shown(path: &Path) -> String {
     Quoted(&path.to_string_lossy()).to_string()
 }

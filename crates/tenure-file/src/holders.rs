@@ -1,5 +1,5 @@
-//! The holder files that this store keeps flocked: one for the process, one for each hold of work
-//! that children inherit.
+//! The holder files that this store keeps flocked: one for the process, and one for each hold of work that
+//! child processes inherit.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -19,23 +19,23 @@ use tenure_core::protocol::Liveness;
 use tenure_core::runtime::Runtime;
 use tenure_core::store::Failure;
 
-/// What this store's own holds are bound to.
+/// This store's holder files and waiters.
 #[derive(Debug, Default)]
 pub(super) struct Holders {
     process: Option<Holder>,
-    /// The names whose records named the process when they were last seen.
+    /// Locks whose records named the process's holder when they were last read.
     bound: BTreeSet<LockName>,
     works: BTreeMap<LockName, BTreeMap<u64, Holder>>,
-    /// Where the places that this store's owners had in a line were written.
+    /// Positions of this store's tickets in the line files.
     places: BTreeMap<RecordId, BTreeMap<Owner, MyPlace>>,
-    /// The locks without a queue that this store asks for whenever they are free, and whether it
-    /// has come in among those who wait.
+    /// Locks without a queue that this store retries whenever they become free, and whether this process is
+    /// in their list of waiting processes.
     asks: BTreeMap<RecordId, bool>,
-    /// A socket could not be bound: nothing calls this process, so it has to look.
+    /// A socket could not be bound. This process receives no wake-ups and has to poll.
     cannot_be_called: bool,
 }
 
-/// A place in a line, as this store last wrote it.
+/// The position of a ticket in the line file, as this store last wrote it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MyPlace {
     pub(super) number: u64,
@@ -43,12 +43,12 @@ pub(super) struct MyPlace {
     pub(super) holder: Option<HolderId>,
 }
 
-/// An open holder file: flocked until the last process that has it open is gone.
+/// An open holder file, flocked until the last process that has it open is gone.
 #[derive(Debug)]
 struct Holder {
     id: HolderId,
     _file: OwnedFd,
-    /// On which other processes call it while it waits.
+    /// Receives wake-ups while the process waits.
     socket: Option<UnixDatagram>,
 }
 
@@ -58,7 +58,7 @@ impl Holder {
         Ok(Self { id, _file: inside.create_holder(id, inherit)?, socket: None })
     }
 
-    /// Binds the socket, unless there is one. Only within a tokio runtime.
+    /// Binds the socket unless it exists. Requires a tokio runtime.
     fn listen(&mut self, directory: &Directory) -> io::Result<()> {
         if self.socket.is_none() {
             let socket = directory.bind_socket(self.id)?;
@@ -69,10 +69,9 @@ impl Holder {
 }
 
 impl Holders {
-    /// Binds a hold like this, and says to which holder.
+    /// Binds a hold and returns its holder.
     ///
-    /// What is made here counts for nothing until [`settle`](Self::settle) was told that the record
-    /// names it.
+    /// A new holder becomes effective only when [`settle`](Self::settle) has seen that the record names it.
     pub(super) fn bind(
         &mut self,
         inside: &Inside<'_>,
@@ -109,8 +108,7 @@ impl Holders {
         Ok(holder)
     }
 
-    /// Opens the socket of the holder that a waiting place is bound to, so that other processes can
-    /// call it.
+    /// Opens the socket of the holder of a waiting ticket, so that other processes can wake it.
     pub(super) fn listen(&mut self, directory: &Directory, id: HolderId) {
         let Some(holder) = self.all_mut().find(|holder| holder.id == id) else { return };
         if let Err(error) = holder.listen(directory) {
@@ -119,8 +117,8 @@ impl Holders {
         }
     }
 
-    /// Notes that this store asks for a lock without a queue whenever it is free: its process has
-    /// to be called. Returns whether it can be.
+    /// Registers that this store retries a lock without a queue whenever it becomes free, which requires
+    /// wake-ups. Returns whether this process can receive them.
     pub(super) fn begin_to_ask(
         &mut self,
         inside: &Inside<'_>,
@@ -131,7 +129,7 @@ impl Holders {
         Ok(self.callee(inside, runtime)?.is_some())
     }
 
-    /// The holder on whose socket this process is called, if it can be.
+    /// The holder whose socket receives this process's wake-ups, if there can be one.
     pub(super) fn callee(
         &mut self,
         inside: &Inside<'_>,
@@ -149,23 +147,22 @@ impl Holders {
         Ok((!self.cannot_be_called).then_some(id))
     }
 
-    /// The process's own holder, if there is one.
     pub(super) fn of_process(&self) -> Option<HolderId> {
         self.process.as_ref().map(|process| process.id)
     }
 
-    /// Whether the process has a socket by now.
+    /// Whether a socket exists, or cannot exist.
     pub(super) fn has_socket(&self) -> bool {
         self.cannot_be_called || self.process.as_ref().is_some_and(|process| process.socket.is_some())
     }
 
-    /// Whether this store asks for a lock without a queue whenever it is free.
+    /// Whether this store retries this lock, which has no queue, whenever it becomes free.
     pub(super) fn asks(&self, id: RecordId) -> bool {
         self.asks.contains_key(&id)
     }
 
-    /// Whether it has come in among those who wait for it, as far as it knows: who is called is
-    /// taken out.
+    /// Whether this process is in the lock's list of waiting processes, as far as it knows: a woken process
+    /// has been removed from the list.
     pub(super) fn has_come_in(&self, id: RecordId) -> bool {
         self.asks.get(&id).copied().unwrap_or(false)
     }
@@ -176,8 +173,7 @@ impl Holders {
         }
     }
 
-    /// Forgets the locks for which this store asks no more. Returns those where it may stand among
-    /// those who wait.
+    /// Forgets the locks that are no longer retried. Returns those whose list may still contain this process.
     pub(super) fn ask_no_more(&mut self, asks: impl Fn(RecordId) -> bool) -> Vec<RecordId> {
         let (kept, over) = std::mem::take(&mut self.asks).into_iter().partition(|(id, _)| asks(*id));
         self.asks = kept;
@@ -185,17 +181,17 @@ impl Holders {
         over.into_iter().filter_map(|(id, has_come_in)| has_come_in.then_some(id)).collect()
     }
 
-    /// Asks for the same locks in another directory, where it has not come in yet.
+    /// Retries the same locks in another directory, where this process is in no list yet.
     pub(super) fn ask_as(&mut self, before: &Self) {
         self.asks = before.asks.keys().map(|id| (*id, false)).collect();
     }
 
-    /// Whether other processes cannot call this one.
+    /// Whether this process cannot receive wake-ups.
     pub(super) fn cannot_be_called(&self) -> bool {
         self.cannot_be_called
     }
 
-    /// Ready when another process has called.
+    /// Ready when a wake-up has arrived.
     pub(super) fn poll_called(&self, context: &mut Context<'_>) -> Poll<()> {
         let sockets = self.all().filter_map(|holder| holder.socket.as_ref());
         let mut ready = Poll::Pending;
@@ -207,8 +203,8 @@ impl Holders {
         ready
     }
 
-    /// The locks that calls were about, since this was last asked. And whether so many had come
-    /// that the system may have refused others. Never waits.
+    /// Drains the sockets: the locks named by the wake-ups, and whether a socket was full, so that the kernel
+    /// may have dropped others. Never blocks.
     pub(super) fn called(&self) -> (BTreeSet<RecordId>, bool) {
         let (mut called, mut may_lack) = (BTreeSet::new(), false);
         for socket in self.all().filter_map(|holder| holder.socket.as_ref()) {
@@ -231,7 +227,7 @@ impl Holders {
         self.process.iter_mut().chain(self.works.values_mut().flat_map(BTreeMap::values_mut))
     }
 
-    /// Where an owner's place in the line of a lock was written, if it is one of this store's.
+    /// Position of this store's ticket of this owner in the lock's line file.
     pub(super) fn place_of(&self, id: RecordId, owner: &Owner) -> Option<u64> {
         Some(self.places.get(&id)?.get(owner)?.at)
     }
@@ -252,8 +248,8 @@ impl Holders {
         self.places.remove(&id);
     }
 
-    /// Keeps what the lock's record and line name now, and lets go of the rest. The bindings are
-    /// those that were read.
+    /// Keeps the holder files that the lock's record and line still name and releases the others. `bindings`
+    /// are those just read or written.
     pub(super) fn settle(
         &mut self,
         directory: &Directory,
@@ -287,13 +283,13 @@ impl Holders {
         }
     }
 
-    /// Whether this store itself keeps that holder alive.
+    /// Whether this store itself keeps the holder alive.
     pub(super) fn is_mine(&self, id: HolderId) -> bool {
         self.all().any(|holder| holder.id == id)
     }
 
-    /// Leaves in good order: a file that no record names is removed; the others tell that their
-    /// holds have ended.
+    /// Clean shutdown: removes the process's file if no record names it. A remaining file tells others that
+    /// its holds have ended.
     pub(super) fn leave(self, directory: &Directory) {
         if let Some(process) = &self.process
             && self.bound.is_empty()

@@ -1,39 +1,51 @@
-//! Locks in a directory: for processes on one machine, with no server.
+//! Locks in a directory, for processes on one machine, without a server.
 //!
 //! ```text
-//! DIR/guard           its flock is held during each change; has the boot id and last token
-//! DIR/lock-HASH       one record per lock that is held: its name, its holders, until when
-//! DIR/line-HASH       those who wait for it, if it has a queue
+//! DIR/guard           flocked during each change; contains the boot id and the last token
+//! DIR/lock-HASH       one record per held lock: its name, its holders, the end of the lease
+//! DIR/line-HASH       the waiters of a lock that has a queue
+//! DIR/waits-HASH      the processes that wait for a lock without a queue
 //! DIR/holder-ID       flocked by the process that holds or waits, for as long as it lives
-//! DIR/wake-ID         the socket on which that process is called while it waits or holds
-//! DIR/record-HASH     what the last holder of a lock wrote beside it, until when
-//! DIR/temp            the record that is being written
+//! DIR/wake-ID         the socket on which that process receives wake-ups
+//! DIR/record-HASH     data that the last holder of a lock wrote beside it, and its expiry
+//! DIR/temp            the record being written
 //! ```
 //!
-//! A record is replaced by a rename and removed when no process holds the lock, so a process that
-//! is killed at any point leaves the old state or the new one. A line counts as far as the record
-//! says, so a change writes the record and one place, however many wait. Nothing is synced to the
-//! disk: a lock does not outlive the machine. Leases count on a clock that starts with the machine
-//! and name the boot they belong to, so a reboot frees everything.
+//! # Files
 //!
-//! Each hold, and each place in a queue, is bound to a holder file, whose flock the system drops
-//! with the last process that has it open. So a crash ends what the process had at once, in
-//! any pid namespace, and only that; and children that inherit the file keep it.
+//! A record is replaced by a rename and removed when the lock becomes free, so a process killed at any point
+//! leaves either the old or the new state. A record also says which bytes of its line file are valid, so a
+//! change writes the record and one place in the line, however long the queue is. Nothing is synced to disk
+//! because no lock outlives the machine: leases are counted on a clock that starts at boot and name their
+//! boot, so a reboot frees everything.
 //!
-//! A listener is told of every record that has changed. For a queue those are grants, and exact:
-//! the tickets that hold, each told once.
+//! Each hold and each place in a queue is bound to a holder file. The kernel drops the flock of that file
+//! when the last process that has it open exits. A crash therefore ends the process's holds immediately, in
+//! any pid namespace, and child processes that inherit the file keep it.
 //!
-//! Waiting in a queue costs the same however many wait. The process that lets a waiter in, or makes
-//! it one of the first two in line, sends a message to its process. Only those two watch for
-//! crashes: the first the holders, the second the first. A request looks at the flocks of those
-//! only that it decides about, and of the places that it lets in.
+//! # Waiting
 //!
-//! The map: `shared` carries out a request on the caller's thread, if that waits for nothing, and
-//! `worker` is the task on the runtime's thread that does everything else. `apply` is what a
-//! request does to the files, and `beside` to the record beside a lock; `lock` reads and writes one
-//! lock. `directory` has the files and their guard, `record`, `line` and `bindings` what they say;
-//! `holders` who is alive, `watch` who listens; `sweep` what crashed processes left; `system` says
-//! which boot and file system this is, `error` what is said when something cannot be done.
+//! Listeners are notified of every record that changed. Notifications of a queue are exact: they list the
+//! tickets that now hold, each ticket once.
+//!
+//! The cost of waiting in a queue does not depend on its length. The process that grants a ticket, or that
+//! moves one to the first two places, sends a datagram to its process. Only the first two waiters watch for
+//! crashes: the first watches the holders, the second watches the first. A request tests only the flocks its
+//! decision depends on and those of the tickets it grants.
+//!
+//! # Modules
+//!
+//! - `shared`: executes a request on the caller's thread if nothing would block.
+//! - `worker`: the task on the runtime's thread that does everything else.
+//! - `apply`: applies a request to the files; `beside` does it for the record beside a lock.
+//! - `lock`: reads and writes one lock.
+//! - `directory`: the files and their guard. `record`, `line`, `waits` and `bindings` are their formats.
+//! - `holders`: this process's holder files. `life` tests whether the holders in a record are alive.
+//! - `called`: wake-ups of locks without a queue.
+//! - `watch`: listeners and inotify.
+//! - `sweep`: removes what crashed processes left behind.
+//! - `system`: boot id and file system type.
+//! - `error`: error messages.
 
 mod apply;
 mod beside;
@@ -88,7 +100,7 @@ use tenure_core::store::{
     QuorumMember, Store,
 };
 
-/// A store in a directory. Clones share it; it ends with the last of them and the last future.
+/// A store in a directory. Clones share it; it closes with the last clone and the last pending future.
 #[derive(Clone)]
 pub struct File(Arc<Inner>);
 
@@ -98,18 +110,18 @@ struct Inner {
     runtime: Arc<dyn Runtime>,
     jobs: OnceLock<mpsc::UnboundedSender<Job>>,
     shared: Arc<Shared>,
-    /// How often another directory was found at the path.
+    /// How many times the directory at the path was replaced by another.
     replaced: Arc<Sender<u64>>,
 }
 
-/// The store that a URL names: `file:DIR`. No file is touched before its first use.
+/// Opens the store of a `file:DIR` URL. Touches no file before the first use.
 ///
 /// # Errors
 /// `is_invalid` if the URL names no directory.
 pub fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
     let path = opening.url.strip_prefix("file:").unwrap_or(opening.url);
-    // `file:///var/lib/locks`, `file:/var/lib/locks` and `file:locks` are what people write; of
-    // `file://var/lib/locks` the first part would be a host.
+    // Accepted: `file:///var/lib/locks`, `file:/var/lib/locks` and `file:locks`. In `file://var/lib/locks`,
+    // `var` would be a host.
     let behind = path.strip_prefix("//");
     if let Some(path) = behind.filter(|path| !path.starts_with('/')) {
         return Err(Error::invalid(format!(
@@ -125,11 +137,11 @@ pub fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
 }
 
 impl File {
-    /// A store in this directory, which is opened or created at the first use. Does no I/O.
+    /// A store in this directory, which is opened, or created, on first use. Does no I/O.
     ///
     /// The runtime's tasks must run within a tokio runtime.
     pub fn new(directory: &Path, url: &str, runtime: Arc<dyn Runtime>) -> Self {
-        // Absolute, so that the store stays where it is when the process changes its directory.
+        // Absolute, so that a later change of the working directory does not move the store.
         let path = std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned());
         Self(Arc::new(Inner {
             path,
@@ -141,18 +153,19 @@ impl File {
         }))
     }
 
-    /// What a request did that was carried out on this thread, if it was.
+    /// The result of a request that was executed on this thread, after passing its changes to the worker's
+    /// listeners.
     fn done<T>(&self, tried: Tried<T>) -> Option<Result<T, Failure>> {
         let Tried::Done(answer, applied) = tried else { return None };
         if let Some(applied) = applied.filter(|_| self.0.shared.listens.load(Ordering::Acquire)) {
             let now = self.0.runtime.now();
-            // A worker that has ended has no listeners.
+            // Sending fails only if the worker has ended, and then there are no listeners.
             let _ = self.0.jobs().send(Job::new(Request::Heard(applied), now, Duration::MAX, None));
         }
         Some(answer)
     }
 
-    /// Hands a request to the worker when first polled, and waits for what it says.
+    /// Sends a request to the worker when first polled, and waits for its answer.
     fn ask<T: Send + 'static>(
         &self,
         within: Duration,
@@ -169,8 +182,7 @@ impl File {
             }
             let answered = match select(answer, pin!(jobs.closed())).await {
                 Either::Left((answered, _)) => answered.ok(),
-                // What was handed over in the very moment in which the worker ended is kept and
-                // never looked at.
+                // A job sent at the moment the worker ends stays in the channel and is never answered.
                 Either::Right((_, answer)) => answer.now_or_never().and_then(Result::ok),
             };
             answered.unwrap_or_else(|| Err(Failure::Unknown(Failure::cause("the store ended meanwhile"))))
@@ -235,7 +247,7 @@ impl Store for File {
         async move {
             let (id, hears) = (RecordId::of(&name), Hears::Calls);
             let listener = store.ask(within, move |promise| Request::Listen { name, hears, promise }).await?;
-            // A listener keeps no store alive.
+            // A listener does not keep the store alive.
             let (jobs, runtime) = (store.0.jobs().downgrade(), Arc::clone(&store.0.runtime));
             Ok(listener.resting(move || {
                 if let Some(jobs) = jobs.upgrade() {
@@ -299,13 +311,12 @@ impl Store for File {
         ready(()).boxed()
     }
 
-    /// When the directory was replaced.
+    /// Resolves when the directory was replaced.
     fn interrupted(&self) -> BoxFuture<'static, ()> {
         let mut replaced = self.0.replaced.subscribe();
         let before = *replaced.borrow_and_update();
         async move {
-            // The sender lives as long as the store: what waits for a store that is gone waits for
-            // nothing.
+            // The sender lives as long as the store; without a store this future never resolves.
             if replaced.wait_for(|count| *count > before).await.is_err() {
                 pending().await
             }
@@ -351,7 +362,7 @@ mod tests {
         assert!(store.0.jobs.set(sender).is_ok(), "there is no worker yet");
         let mut ready = store.ready(Duration::from_secs(3_600));
         assert!((&mut ready).now_or_never().is_none(), "no server answers");
-        // As when a worker ends whose queue is not empty.
+        // As if a worker ended with jobs in its queue.
         jobs.close();
         assert!(matches!(ready.now_or_never(), Some(Err(Failure::Unknown(_)))));
         let late = store.ready(Duration::from_secs(3_600)).now_or_never();

@@ -1,4 +1,4 @@
-//! Who is alive of those that a record names.
+//! Which holders named by a record are alive.
 
 use super::directory::{Directory, HolderState};
 use super::holders::Holders;
@@ -12,8 +12,8 @@ pub(super) fn is_dead(directory: &Directory, holders: &Holders, holder: HolderId
     !holders.is_mine(holder) && directory.life(holder) == HolderState::Dead && !planted(Bug::DeathIgnored)
 }
 
-/// What still counts of a record: it is of this boot, and some of those who have a part in it have
-/// not crashed.
+/// The record without the holds and tickets of crashed processes. `None` if nothing is left or it is of
+/// another boot.
 pub(super) fn living(
     directory: &Directory,
     holders: &Holders,
@@ -33,7 +33,7 @@ pub(super) fn is_of_this_boot(
     if record.boot == directory.boot() {
         return Ok(true);
     }
-    // A process outlives no boot, so with a living holder the boot id is what is wrong.
+    // No process survives a reboot, so a live holder means that the boot ids differ for another reason.
     let is_alive = |holder| holders.is_mine(holder) || directory.life(holder) == HolderState::Alive;
     if record.bindings.iter().any(|(_, holder)| is_alive(holder)) {
         return Err(directory.other_boot());

@@ -1,13 +1,13 @@
-//! How those who wait in a queue are written: a line each, in a file beside the lock's record.
-//! Pure: text in, text out.
+//! Format of the line file: the waiters of a queue, one per line, beside the lock's record. Pure: text in,
+//! text out.
 //!
 //! ```text
 //! + NUMBER WEIGHT DEADLINE HOLDER OWNER SUM
 //! ```
 //!
-//! A place is added behind the last one. It is written over when it is refreshed, which changes
-//! nothing of its length, and its first byte becomes a `-` when it is left. The lock's record says
-//! which bytes of the file count; those that were written and not noted there do not.
+//! A ticket is appended at the end. A refresh overwrites it without changing its length, and abandoning it
+//! changes its first byte to `-`. The lock's record says which bytes of the file are valid; bytes written but
+//! not yet covered by the record are ignored.
 
 use std::fmt::Write;
 
@@ -18,13 +18,13 @@ use tenure_core::owner::Owner;
 use tenure_core::protocol::codec::{number, word};
 use tenure_core::protocol::queue::Ticket;
 
-/// What is written before a place that waits, and before one that was left.
+/// First byte of a waiting ticket; [`LEFT`] marks an abandoned one.
 const WAITS: u8 = b'+';
 pub(super) const LEFT: &[u8; 1] = b"-";
-/// A space, the sum and the line's end.
+/// Bytes of a space, the checksum and the newline.
 const TAIL: usize = 18;
 
-/// The bytes of the file that count, and how many places they are.
+/// The valid bytes of the file and the number of tickets in them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Span {
     pub(super) from: u64,
@@ -37,7 +37,7 @@ impl Span {
         self.from == self.to
     }
 
-    /// Whether there is a file.
+    /// Whether the file exists.
     pub(super) fn has_file(self) -> bool {
         self.to > 0
     }
@@ -47,13 +47,13 @@ impl Span {
     }
 }
 
-/// A place, and where it is written.
+/// A ticket and its position in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Standing {
     pub(super) at: u64,
     pub(super) number: u64,
     pub(super) ticket: Ticket,
-    /// None ends with its lease only.
+    /// A ticket without a holder ends only with its lease.
     pub(super) holder: Option<HolderId>,
 }
 
@@ -71,8 +71,7 @@ impl Standing {
         text
     }
 
-    /// The place that a line is about, which ends with its line's end and is written there. Nothing
-    /// if it was left.
+    /// Parses one line, which must be complete and starts at `at`. `Some(None)` for an abandoned ticket.
     pub(super) fn decode(line: &str, at: u64) -> Option<Option<Self>> {
         let body = line.len().checked_sub(TAIL).and_then(|end| line.get(..end))?;
         let sum = SipHasher13::new().hash(body.as_bytes().get(1..)?);
@@ -95,12 +94,12 @@ impl Standing {
         let owner: Owner = rest.parse().ok()?;
         let ticket = Ticket { owner, weight, deadline_ms: deadline.parse().ok()?, listens: None };
         let standing = Self { at, number: ticket_number, ticket, holder };
-        // Nothing but what is written: so it can be written over.
+        // Only the exact encoding is accepted, so that it can be overwritten in place.
         (standing.encode().as_bytes()[1..] == line.as_bytes()[1..]).then_some(Some(standing))
     }
 }
 
-/// Whether one of these lines is about this owner. Each end of a line is looked for, and not more.
+/// Whether one of these lines is about this owner. Compares only the end of each line.
 pub(super) fn name(lines: &[u8], owner: &Owner) -> bool {
     let owner = owner.as_str().as_bytes();
     let about = |line: &[u8]| line.len().checked_sub(TAIL).is_some_and(|end| line[..end].ends_with(owner));

@@ -1,8 +1,7 @@
-//! One lock as a request reads and writes it: its record, and as much of its line as the request
-//! needs.
+//! One lock as a request reads and writes it: its record and as much of its line file as the request needs.
 //!
-//! The record is written last, and says which bytes of the line count. What is written over or
-//! marked in the line before that is right in itself: a place that was refreshed or left.
+//! The record is written last and says which bytes of the line are valid. Changes made to the line before
+//! that are correct on their own: a refreshed or an abandoned ticket.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -22,21 +21,21 @@ use tenure_core::protocol::queue::Queue;
 use tenure_core::protocol::{Data, Entry};
 use tenure_core::store::Failure;
 
-/// So much of a line is read at first, and so much each time that more is needed.
+/// Bytes of the line read first, and bytes per further read.
 const FIRST_BYTES: usize = 512;
 const MORE_BYTES: usize = 16 << 10;
-/// The longest line of one place, and more.
+/// Upper bound on the length of one line.
 const PLACE_BYTES: usize = 1 << 10;
-/// Above so many bytes, a line of which less than half still waits is written once more. So much at
-/// a time is given back to the file system.
+/// Above this size, a line file that is mostly abandoned tickets is rewritten. Also the granularity in which
+/// space is returned to the file system.
 const WASTE_BYTES: u64 = 64 << 10;
 
 /// A lock that was read.
 #[derive(Debug)]
 pub(super) struct Lock {
-    /// With those who wait, as far as they were read.
+    /// Includes the waiters read so far.
     pub(super) record: Record,
-    /// The record as it is written.
+    /// The record's encoded bytes.
     text: Vec<u8>,
     line: Option<Line>,
 }
@@ -45,15 +44,15 @@ pub(super) struct Lock {
 #[derive(Debug)]
 struct Line {
     file: Arc<OwnedFd>,
-    /// The places that were read, in order, but for those that had been left.
+    /// The tickets read so far, in order, without abandoned ones.
     read: Vec<Standing>,
-    /// What is read next, and where the line ends.
+    /// Next byte to read, and the end of the line.
     next: u64,
     end: u64,
 }
 
 impl Lock {
-    /// Reads a record, and nothing of its line yet.
+    /// Reads the record and none of its line.
     pub(super) fn load(inside: &Inside<'_>, id: RecordId) -> Result<Option<Self>, Failure> {
         Self::open(inside, id, || inside.open_line(id, false))
     }
@@ -83,12 +82,12 @@ impl Lock {
         Ok(Some(Self { record, text, line }))
     }
 
-    /// A lock with its whole line, without the guard: what it was at one moment.
+    /// A lock with its whole line, read without the guard: a consistent snapshot.
     pub(super) fn peek_whole(directory: &Directory, id: RecordId) -> Result<Option<Record>, Failure> {
         peeked(|is_last| Self::peek_at(directory, id, is_last, Self::read_all))
     }
 
-    /// A lock with the first two who wait, without the guard.
+    /// A lock with its first two waiters, read without the guard.
     pub(super) fn peek(directory: &Directory, id: RecordId) -> Result<Option<Record>, Failure> {
         let two = |lock: &mut Self, directory: &Directory, id| lock.fill(directory, id, 2, |_| false);
         peeked(|is_last| Self::peek_at(directory, id, is_last, two))
@@ -104,8 +103,8 @@ impl Lock {
         let Some(mut lock) = Self::open(directory, id, line)? else { return Ok(None) };
         if lock.line.is_some() {
             read(&mut lock, directory, id)?;
-            // Another process may have written the one and not yet the other. If each look meets
-            // one, the last is good enough.
+            // Another process may have written only one of the two files so far. The last attempt accepts
+            // what it read.
             if !is_last && directory.read_file(&id.to_string())?.as_ref() != Some(&lock.text) {
                 return Err(directory.line_damaged(id));
             }
@@ -113,7 +112,7 @@ impl Lock {
         Ok(Some(lock.record))
     }
 
-    /// The record. Where no line tells more of it, it is taken out, and its span alone is left.
+    /// Moves the record out if there is no line, leaving only its span; clones it otherwise.
     pub(super) fn take_or_clone(&mut self) -> Record {
         if self.line.is_some() {
             return self.record.clone();
@@ -124,13 +123,13 @@ impl Lock {
         Record { name: name.clone(), boot, bindings, lock, span: *span }
     }
 
-    /// Whether all who wait were read.
+    /// Whether all waiters were read.
     pub(super) fn is_whole(&self) -> bool {
         self.line.as_ref().is_none_or(|line| line.next == line.end)
     }
 
-    /// Reads on until so many wait, or all were read. Those at the front that are to be skipped are
-    /// taken out.
+    /// Reads on until `least` waiters are known or the line ends. Drops the tickets at the front that
+    /// `is_over` rejects.
     pub(super) fn fill(
         &mut self,
         directory: &Directory,
@@ -202,7 +201,7 @@ impl Lock {
         Ok(())
     }
 
-    /// The place that was written there, if it is this owner's and was not read with the others.
+    /// The ticket at this position, if it belongs to this owner and lies behind the part that was read.
     pub(super) fn standing_at(&self, at: u64, owner: &Owner) -> Option<Standing> {
         let line = self.line.as_ref().filter(|line| (line.next..line.end).contains(&at))?;
         let read = read_at(&line.file, at, PLACE_BYTES.min((line.end - at) as usize)).ok()?;
@@ -211,13 +210,13 @@ impl Lock {
         (standing.ticket.owner == *owner).then_some(standing)
     }
 
-    /// The first two places that were read, also if they were passed over.
+    /// The first two tickets that were read, including those passed over.
     pub(super) fn first_two(&self) -> [Option<u64>; 2] {
         let mut read = self.line.iter().flat_map(|line| &line.read).map(|standing| standing.number);
         [read.next(), read.next()]
     }
 
-    /// The number of the last place in line, if it was not read; also of one that was left.
+    /// The number of the last ticket in the line, waiting or abandoned, unless it was already read.
     pub(super) fn last_number(&self) -> Option<u64> {
         let line = self.line.as_ref().filter(|line| line.next < line.end)?;
         let bytes = (PLACE_BYTES as u64).min(line.end - line.next);
@@ -227,24 +226,24 @@ impl Lock {
         last.split(' ').nth(1)?.parse().ok()
     }
 
-    /// What the lock is without a ticket.
+    /// The lock without its tickets.
     pub(super) fn shell(&self) -> Option<Entry<Data>> {
         let queue = self.queue()?.without_tickets();
         Some(Entry { value: Data::Queue(queue), expires_ms: self.record.lock.expires_ms })
     }
 
-    /// Where the place of this number is written.
+    /// The position of this ticket in the file.
     pub(super) fn place_of(&self, number: u64) -> Option<u64> {
         let line = self.line.as_ref()?;
         line.read.iter().find(|standing| standing.number == number).map(|standing| standing.at)
     }
 
-    /// Marks a place as left.
+    /// Marks a ticket as abandoned.
     pub(super) fn leave(&self, inside: &Inside<'_>, id: RecordId, place: &Standing) -> Result<(), Failure> {
         self.over(inside, id, place.at, LEFT)
     }
 
-    /// Writes a place over itself.
+    /// Overwrites a ticket in place.
     pub(super) fn refresh(&self, inside: &Inside<'_>, id: RecordId, place: &Standing) -> Result<(), Failure> {
         self.over(inside, id, place.at, place.encode().as_bytes())
     }
@@ -255,16 +254,16 @@ impl Lock {
             .map_err(|errno| failed("write the line", &inside.path_of(&id.line()), errno))
     }
 
-    /// Whether a part of the line that was not read names this owner.
+    /// Whether the unread part of the line names this owner.
     pub(super) fn names_further_back(&self, owner: &Owner) -> bool {
         let Some(line) = self.line.as_ref().filter(|line| line.next < line.end) else { return false };
-        // What cannot be read is said when it is read.
+        // A read error counts as a match; reading the line reports it.
         read_at(&line.file, line.next, (line.end - line.next) as usize)
             .map_or(true, |read| name(&read, owner))
     }
 }
 
-/// What is read while it is written may be damaged; not so several times.
+/// A read that races with a write can look damaged, but not three times in a row.
 fn peeked(look: impl Fn(bool) -> Result<Option<Record>, Failure>) -> Result<Option<Record>, Failure> {
     look(false).or_else(|_| look(false)).or_else(|_| look(true))
 }
@@ -282,7 +281,7 @@ pub(super) fn read_at(file: &OwnedFd, at: u64, bytes: usize) -> Result<Vec<u8>, 
     Ok(read)
 }
 
-/// One write, within a page or two: a process that is killed leaves the old or the new.
+/// One write, within a page or two, so a killed process leaves the old or the new bytes.
 fn write_at(file: &OwnedFd, at: u64, bytes: &[u8]) -> Result<(), Errno> {
     let mut done = 0;
     while done < bytes.len() {
@@ -292,9 +291,9 @@ fn write_at(file: &OwnedFd, at: u64, bytes: &[u8]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Writes what a request has changed of a lock, and nothing else. Returns where a new place is.
+/// Writes only what a request changed of a lock. Returns the position of a new ticket.
 ///
-/// `may_grow`: the record may get longer.
+/// `may_grow`: the request may enlarge the record, so the size limit applies.
 pub(super) fn store(
     inside: &Inside<'_>,
     id: RecordId,
@@ -326,7 +325,7 @@ pub(super) fn store(
     Ok(new)
 }
 
-/// Writes the line as a record means it, and says in the record where it is.
+/// Updates the line file to match the record, and sets the record's span.
 fn write_line(
     inside: &Inside<'_>,
     id: RecordId,
@@ -351,7 +350,7 @@ fn write_line(
     append(inside, id, span, new).map(Some)
 }
 
-/// Writes what has become of the places that were read.
+/// Writes the changes of the tickets that were read.
 fn write_read(
     inside: &Inside<'_>,
     id: RecordId,
@@ -374,17 +373,18 @@ fn write_read(
             lock.refresh(inside, id, &now)?;
         }
     }
-    // Those before it hold by now, or are gone. Of those behind it, each says so.
+    // Tickets before the first one hold by now or are gone, and the span excludes them. Those behind it are
+    // marked one by one.
     span.from = first;
     if span.is_empty() {
-        // One that was marked by a process that was killed before it said so in the record.
+        // The count was off: a process marked a ticket and was killed before it updated the record.
         span.count = 0;
     }
     let is_gone = |standing: &&Standing| standing.at > first && queue.ticket(standing.number).is_none();
     line.read.iter().filter(is_gone).try_for_each(|standing| lock.leave(inside, id, standing))
 }
 
-/// Adds a place, and says where it is. What does not count yet is written before it counts.
+/// Appends a ticket and returns its position. The record does not cover it yet.
 fn append(inside: &Inside<'_>, id: RecordId, span: &mut Span, mut new: Standing) -> Result<u64, Failure> {
     let path = || inside.path_of(&id.line());
     let broken = |errno| failed("write the line", &path(), errno);
@@ -395,7 +395,7 @@ fn append(inside: &Inside<'_>, id: RecordId, span: &mut Span, mut new: Standing)
     let text = new.encode();
     let is_wasted = (span.count + 1) * text.len() as u64 * 2 < span.bytes();
     if span.bytes() > WASTE_BYTES && is_wasted {
-        // Behind itself, so that all of it counts or nothing does.
+        // Rewrite the waiting tickets behind the current end, so that the switch to them is atomic.
         let old = read_at(&file, span.from, span.bytes() as usize).map_err(broken)?;
         let waits = |line: &&[u8]| !line.starts_with(LEFT);
         let kept: Vec<&[u8]> = old.split_inclusive(|byte| *byte == b'\n').filter(waits).collect();
@@ -412,7 +412,7 @@ fn append(inside: &Inside<'_>, id: RecordId, span: &mut Span, mut new: Standing)
     Ok(new.at)
 }
 
-/// Gives the space of what does not count any more back to the file system, where that can do it.
+/// Punches a hole over bytes that are no longer valid, where the file system supports it.
 fn give_back(inside: &Inside<'_>, id: RecordId, before: u64, span: Span) {
     let unused = span.from / WASTE_BYTES * WASTE_BYTES;
     if unused > 0 && before / WASTE_BYTES != span.from / WASTE_BYTES {
