@@ -82,7 +82,7 @@ impl Lock {
         Ok(Some(Self { record, text, line }))
     }
 
-    /// A lock with its whole line, read without the guard: a consistent snapshot.
+    /// A snapshot of a lock with its whole line, read without the guard.
     pub(super) fn peek_whole(directory: &Directory, id: RecordId) -> Result<Option<Record>, Failure> {
         peeked(|is_last| Self::peek_at(directory, id, is_last, Self::read_all))
     }

@@ -1,4 +1,4 @@
-//! What a look at the files tells, without a request.
+//! Reads the state of locks without a request: looks and listings.
 
 use super::called;
 use super::directory::Directory;
@@ -11,18 +11,18 @@ use tenure_core::events::{event, text};
 use tenure_core::protocol::{self, Data, Notification, Now, State, parse_value};
 use tenure_core::store::{Cursor, Failure, Page, SETUP};
 
-/// So many records are in one page of a listing.
+/// Records per page of a listing.
 const PAGE: usize = 1_000;
 
-/// The first two places in line. Their processes watch those ahead of them: the first the holders,
-/// the second the first.
+/// The first two tickets in the queue. Their processes watch for crashes: the first watches the holders, the
+/// second the first.
 pub(super) fn front(data: &Data) -> [Option<u64>; 2] {
     let Data::Queue(queue) = data else { return [None; 2] };
     let mut waiting = queue.waiting().map(|(number, _)| number);
     [waiting.next(), waiting.next()]
 }
 
-/// Whose crashes this process has to notice, if its own place is at the front of the line.
+/// The holders this process must watch, if its own ticket is one of the first two.
 pub(super) fn ahead_of_mine(record: &Record, holders: &Holders) -> Option<Vec<HolderId>> {
     let holder_of = |number: Option<u64>| number.and_then(|number| record.bindings.holder_of(number));
     let [first, second] = front(&record.lock.value).map(holder_of);
@@ -39,17 +39,17 @@ pub(super) fn ahead_of_mine(record: &Record, holders: &Holders) -> Option<Vec<Ho
     Some(ahead)
 }
 
-/// What to tell those who listen to a lock whose record has changed, whichever process changed it.
+/// The notification for the listeners of a lock whose record was changed, by any process.
 pub(super) fn changed(directory: &Directory, now: Now, id: RecordId) -> Option<Notification> {
     match Lock::peek(directory, id) {
         Ok(record) => news(record.as_ref(), now),
-        // The next look decides: it may have been read while its file was used again.
+        // The file may have been reused during the read; the next look decides.
         Err(_) => None,
     }
 }
 
-/// Whether no holder of this process has the lock any more. A hold that is bound to its lease only
-/// tells nothing.
+/// Whether no holder of this process has the lock any more. A hold bound only to its lease gives no
+/// information.
 pub(super) fn holds_no_more(directory: &Directory, holders: &Holders, id: RecordId) -> bool {
     match Lock::peek(directory, id) {
         Ok(Some(record)) => {
@@ -61,22 +61,22 @@ pub(super) fn holds_no_more(directory: &Directory, holders: &Holders, id: Record
     }
 }
 
-/// What a look at a lock has seen.
+/// Result of a look at a lock.
 pub(super) struct Looked {
-    /// What to tell those who listen.
+    /// The notification for its listeners.
     pub(super) wake: Option<Notification>,
-    /// Who is ahead of a place of this process that is at the front of the line: it has to notice
-    /// by itself that they crash.
+    /// The holders ahead of this process's ticket, if it is one of the first two; this process must detect
+    /// their crashes itself.
     pub(super) ahead: Option<Vec<HolderId>>,
 }
 
-/// Looks at a lock. Of one in which processes wait it looks at those only that are ahead of a
-/// place of this process at the front of the line: each other waiter is told when it comes there.
+/// Looks at a lock. If processes wait for it, only those ahead of this process's ticket are tested, and only
+/// if it is one of the first two; the other waiters are told when they get there.
 pub(super) fn looked(directory: &Directory, holders: &Holders, now: Now, id: RecordId) -> Looked {
     let (mut before, mut is_out) = (None, false);
     if holders.asks(id) {
         match called::seen(directory, holders, id) {
-            // It was called. Where the lock is busy by now, it has to come in again.
+            // It was woken. If the lock is busy again, it has to rejoin the list.
             called::Seen::NotThere if holders.has_come_in(id) => {
                 return Looked { wake: Some(Notification::Free { by: None }), ahead: None };
             }
@@ -85,7 +85,7 @@ pub(super) fn looked(directory: &Directory, holders: &Holders, now: Now, id: Rec
         }
     }
     let Ok(Some(record)) = Lock::peek(directory, id) else {
-        // Gone; or unreadable, which the next request reports.
+        // The record is gone, or unreadable, which the next request reports.
         return Looked { wake: Some(Notification::Free { by: None }), ahead: None };
     };
     let by = match &record.lock.value {
@@ -101,7 +101,7 @@ pub(super) fn looked(directory: &Directory, holders: &Holders, now: Now, id: Rec
         };
         return Looked { wake, ahead };
     }
-    // A task of this process had it, and another waits. That one comes in when it asks.
+    // Another task of this process had the lock, and the waiting task joins the list when it retries.
     if is_out && !record.bindings.iter().any(|(_, holder)| holders.is_mine(holder)) {
         return Looked { wake: Some(Notification::Free { by: None }), ahead: None };
     }
@@ -113,18 +113,18 @@ pub(super) fn looked(directory: &Directory, holders: &Holders, now: Now, id: Rec
     Looked { wake, ahead }
 }
 
-/// What a record says to those who listen.
+/// The notification that a record amounts to.
 fn news(record: Option<&Record>, now: Now) -> Option<Notification> {
     match record.filter(|record| !record.is_over(now)).map(|record| &record.lock.value) {
         None => Some(Notification::Free { by: None }),
-        // A process was taken out, and the process that asks first lets the next in.
+        // A ticket was removed; the first process to send a request grants the next.
         Some(Data::Queue(queue)) if queue.is_due() => Some(Notification::Reconnected),
         Some(Data::Queue(queue)) => Some(Notification::Granted { tickets: queue.holding().collect() }),
         Some(_) => None,
     }
 }
 
-/// A part of the listing, in the order of the files.
+/// A page of the listing, in file order.
 pub(super) fn page(directory: &Directory, now: Now, prefix: &str, from: &Cursor) -> Result<Page, Failure> {
     let records = directory.entries()?.records;
     let start = match from.0.parse::<RecordId>() {
@@ -136,10 +136,10 @@ pub(super) fn page(directory: &Directory, now: Now, prefix: &str, from: &Cursor)
     for id in part {
         let record = match Lock::peek_whole(directory, *id) {
             Ok(Some(record)) => record,
-            // Gone since the directory was read.
+            // Removed since the directory was read.
             Ok(None) => continue,
             Err(failure) => {
-                // The other locks are listed all the same.
+                // List the other locks anyway.
                 event!(WARN, target: SETUP, "lock_not_listed", "a lock is not listed", failure = text(failure));
                 continue;
             }

@@ -1,4 +1,4 @@
-//! The names of the files of a directory.
+//! File names in the directory.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,8 +11,8 @@ const BESIDE: &str = "record-";
 const LINE: &str = "line-";
 const WAITS: &str = "waits-";
 
-/// Which file a lock's record is in: a hash of its name. The record says the name too, so that two
-/// locks are never taken for one.
+/// Names the file of a lock's record: a hash of the lock's name. The record contains the name too, so that
+/// two locks with the same hash are not confused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct RecordId(u128);
 
@@ -21,38 +21,38 @@ impl RecordId {
         Self(SipHasher24::new().hash(name.as_str().as_bytes()).as_u128())
     }
 
-    /// The file of the record beside the lock, which only its holder writes.
+    /// The file of the record beside the lock, which only the holder writes.
     pub(super) fn beside(self) -> String {
         format!("{BESIDE}{:032x}", self.0)
     }
 
-    /// The file of those who wait for the lock.
+    /// The line file, which contains the lock's waiters.
     pub(super) fn line(self) -> String {
         format!("{LINE}{:032x}", self.0)
     }
 
-    /// The lock whose line this file is.
+    /// The lock that a line file belongs to.
     pub(super) fn of_line(file: &str) -> Option<Self> {
         u128::from_str_radix(digits(file, LINE, 32)?, 16).map(Self).ok()
     }
 
-    /// The file of the processes that wait for the lock, if it has no queue.
+    /// The file listing the processes that wait for the lock, if it has no queue.
     pub(super) fn waits(self) -> String {
         format!("{WAITS}{:032x}", self.0)
     }
 
-    /// The lock for which the processes of this file wait.
+    /// The lock that such a list belongs to.
     pub(super) fn of_waits(file: &str) -> Option<Self> {
         u128::from_str_radix(digits(file, WAITS, 32)?, 16).map(Self).ok()
     }
 
-    /// The lock whose record this file is.
+    /// The lock that a file of a record beside it belongs to.
     pub(super) fn of_beside(file: &str) -> Option<Self> {
         u128::from_str_radix(digits(file, BESIDE, 32)?, 16).map(Self).ok()
     }
 }
 
-/// Which file tells whether a holder is alive.
+/// Names the flocked file of a holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct HolderId(pub(super) u64);
 
@@ -84,13 +84,13 @@ impl FromStr for HolderId {
     }
 }
 
-/// So many hexadecimal digits after a prefix.
+/// The `length` hexadecimal digits after a prefix.
 fn digits<'a>(file: &'a str, prefix: &str, length: usize) -> Option<&'a str> {
     let digits = file.strip_prefix(prefix).filter(|digits| digits.len() == length)?;
     digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')).then_some(digits)
 }
 
-/// The name of the socket on which the process of a holder is called.
+/// The name of the socket on which a holder's process receives wake-ups.
 pub(super) fn socket_name(holder: HolderId) -> String {
     format!("wake-{:016x}", holder.0)
 }
@@ -116,8 +116,8 @@ mod tests {
 
     #[test]
     fn the_file_of_a_name_never_changes() {
-        // Processes of several versions share a directory: another hash would give one lock two
-        // records.
+        // Pinned, because processes of several versions share a directory: a different hash would give one
+        // lock two records.
         let id = RecordId::of(&LockName::new("nightly").expect("a name"));
         assert_eq!(id.to_string(), "lock-4f88aefeafe699a7bae60596823deb34");
     }

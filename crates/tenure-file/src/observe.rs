@@ -1,10 +1,10 @@
-//! What a test hears of each request to a directory, on this thread.
+//! Lets a test observe each request to a directory on this thread.
 
 use std::cell::RefCell;
 
 use tenure_core::protocol::{Answer, Data, Entry, Notification, Op};
 
-/// Hears what a request has made of a record of a directory.
+/// Receives a request, its answer and notification, and the resulting record.
 pub type Observer = Box<dyn Fn(&Op, &Answer, Option<&Notification>, Option<&Entry<Data>>)>;
 
 thread_local! {
@@ -22,8 +22,7 @@ pub(crate) fn applied(
     });
 }
 
-/// Lets a test hear of each request that stores in directories carry out on this thread, in
-/// the order in which they do.
+/// Installs an observer of the requests that file stores execute on this thread, in execution order.
 pub fn observe(observer: Option<Observer>) {
     OBSERVER.set(observer);
 }

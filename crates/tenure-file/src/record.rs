@@ -1,8 +1,7 @@
-//! How a lock is written to its file, and the directory's counter to the guard file. Pure: text in,
-//! text out.
+//! Formats of the record files and of the guard file. Pure: text in, text out.
 //!
-//! Both are text that an operator can read. What is not exactly what this version writes is
-//! refused: a lock whose record cannot be read is neither free nor held.
+//! Both are text that an operator can read. Anything but the exact encoding of this version is refused: a
+//! lock with an unreadable record is neither free nor held.
 
 use std::fmt::Write;
 
@@ -15,31 +14,30 @@ use tenure_core::name::{LockName, USE};
 use tenure_core::protocol::codec::{self, number, word};
 use tenure_core::protocol::{self, Data, Entry, Kind, Now, State};
 
-/// The version of a directory's files. A process of another version is refused by the guard file.
+/// Version of the directory's files. The guard file keeps out processes of another version.
 const FORMAT: &str = "3";
 const RECORD: &str = "tenure lock";
 const SUM: &str = "sum ";
 const LEDGER: &str = "tenure guard";
-/// No process is let into a queue whose record or line would be longer: some 10,000 of the longest
-/// owners, or 30,000 of usual ones.
+/// Maximum size of a queue's record, or line, that accepts further tickets: about 10,000 of the longest
+/// owners or 30,000 typical ones.
 pub(super) const FULL_BYTES: usize = 1 << 22;
-/// No record is longer. What is in a full queue can still be renewed.
+/// Maximum size of any record. The gap to [`FULL_BYTES`] lets the members of a full queue renew.
 pub(super) const MAX_BYTES: usize = 2 * FULL_BYTES;
 
-/// One lock, as its file says. Those who wait in a queue are in a file of their own: see
-/// [`line`](super::line).
+/// One lock as stored in its file. The waiters of a queue are in a separate file; see [`line`](super::line).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Record {
     pub(super) name: LockName,
-    /// The boot in whose time the leases are counted.
+    /// The boot whose clock counts the leases.
     pub(super) boot: String,
     pub(super) bindings: Bindings,
     pub(super) lock: Entry<Data>,
-    /// Where its waiters are written.
+    /// The valid bytes of the line file.
     pub(super) span: Span,
 }
 
-/// What the guard file says: the boot in which the directory is used, and the last token given.
+/// Content of the guard file: the boot in which the directory is used and the last token issued.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Ledger {
     pub(super) boot: String,
@@ -49,9 +47,9 @@ pub(super) struct Ledger {
 /// Why a file cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Damage {
-    /// Not what this crate writes, or only a part of it.
+    /// Truncated, or not written by this crate.
     Damaged,
-    /// What another version writes.
+    /// Written by another version.
     Format(String),
 }
 
@@ -91,8 +89,8 @@ impl Record {
         let rest = after_format(bytes, RECORD)?;
         let body = rest.len().checked_sub(SUM.len() + 17).and_then(|end| rest.split_at_checked(end));
         let (body, seal) = body.ok_or(Damage::Damaged)?;
-        // What is read while it is written may be some of both, and a queue's record is believed to
-        // the letter.
+        // A read that races with a write may return a mix of both, and everything in a queue's record is
+        // trusted.
         if seal != seal_of(&bytes[..bytes.len() - seal.len()]) {
             return Err(Damage::Damaged);
         }
@@ -130,25 +128,25 @@ impl Record {
         (is_whole && is_held).then_some(Self { name, boot, bindings, lock, span })
     }
 
-    /// The holds and places that are bound to these holders.
+    /// The holds and tickets bound to these holders.
     pub(super) fn bound_to(&self, is_one: impl Fn(HolderId) -> bool) -> Vec<u64> {
         let holders = self.bindings.by_holder();
         let those = holders.into_iter().filter(|(holder, _)| is_one(*holder));
         those.flat_map(|(_, numbers)| numbers).collect()
     }
 
-    /// What is left without what is bound to these holders, unless that is all.
+    /// The record without what is bound to these holders; `None` if nothing is left.
     pub(super) fn without(self, is_dead: impl Fn(HolderId) -> bool) -> Option<Self> {
         let numbers = self.bound_to(is_dead);
         self.without_numbers(&numbers)
     }
 
-    /// Whether nothing of it counts any more. While some wait whose places were not read, it does.
+    /// Whether nothing in the record is valid any more. Unread waiters keep it valid.
     pub(super) fn is_over(&self, now: Now) -> bool {
         self.lock.is_over(now) && self.span.count == 0
     }
 
-    /// What is left without these holds and places, unless that is all.
+    /// The record without these holds and tickets; `None` if nothing is left.
     pub(super) fn without_numbers(mut self, numbers: &[u64]) -> Option<Self> {
         if numbers.is_empty() {
             return Some(self);
@@ -161,7 +159,7 @@ impl Record {
     }
 }
 
-/// Of a queue, those who hold: the part that is in the lock's record.
+/// The holders of a queue: the part stored in the lock's record.
 fn held(value: &Data) -> Option<Data> {
     let Data::Queue(queue) = value else { return None };
     let mut held = queue.without_tickets();
@@ -171,8 +169,8 @@ fn held(value: &Data) -> Option<Data> {
     Some(Data::Queue(held))
 }
 
-/// Until when a record counts. A queue that was not set ends with its tickets; its record tells of
-/// those who hold.
+/// When a record expires. A queue without an explicit setting expires with its tickets, and its record covers
+/// only the holders.
 fn ends(held: Option<&Data>, lock: &Entry<Data>) -> Option<u64> {
     match held {
         Some(Data::Queue(queue)) if !queue.is_set => {
@@ -189,12 +187,12 @@ fn decode_span(text: &str) -> Option<Span> {
     (span.from <= span.to && !(span.is_empty() && span.count > 0)).then_some(span)
 }
 
-/// The last line: a hash of all before it.
+/// The last line: a hash of everything before it.
 fn seal_of(bytes: &[u8]) -> String {
     format!("{SUM}{:016x}\n", SipHasher13::new().hash(bytes))
 }
 
-/// A line for each holder: its file and the holds that end with it.
+/// Parses a line per holder: its file and the holds bound to it.
 fn decode_bindings(rest: &mut &str) -> Option<Bindings> {
     let (mut bindings, mut last) = (Vec::new(), None);
     for _ in 0..number::<usize>(field(rest, "holders")?)? {
@@ -214,7 +212,7 @@ fn decode_bindings(rest: &mut &str) -> Option<Bindings> {
 }
 
 impl Ledger {
-    /// Always of the same length for boots of the same length, so that it can be written over.
+    /// The length depends only on the length of the boot id, so that it can be overwritten in place.
     pub(super) fn encode(&self) -> String {
         format!("{LEDGER} {FORMAT}\nboot {}\nfence {:020}\n", self.boot, self.fence)
     }
@@ -236,7 +234,7 @@ impl Ledger {
 }
 
 impl Damage {
-    /// The end of the sentence that begins with the file, and what to do.
+    /// Reason and remedy, to follow the file's path.
     pub(super) fn of_record(&self) -> String {
         match self {
             Self::Damaged => {
@@ -246,12 +244,10 @@ impl Damage {
         }
     }
 
-    /// The same for a lock's line.
     pub(super) fn of_line() -> &'static str {
         "is no whole line of a queue: once no process holds that lock or waits for it, remove the file, and the lock's record"
     }
 
-    /// The same for the guard file.
     pub(super) fn of_ledger(&self) -> String {
         match self {
             Self::Damaged => {
@@ -270,9 +266,10 @@ fn other_version(format: &str) -> String {
     )
 }
 
-/// What follows the first line, if that is what this version writes.
+/// The text after the first line, if this version can read it.
 fn after_format<'a>(bytes: &'a [u8], what: &str) -> Result<&'a str, Damage> {
-    // The first line alone decides about the version: another one may write bytes that are no text.
+    // Only the first line is checked for the version, because another version may write bytes that are not
+    // UTF-8.
     let end = bytes.iter().position(|byte| *byte == b'\n').ok_or(Damage::Damaged)?;
     let first = std::str::from_utf8(&bytes[..end]).map_err(|_| Damage::Damaged)?;
     match first.strip_prefix(what).and_then(|rest| rest.strip_prefix(' ')) {
@@ -282,14 +279,14 @@ fn after_format<'a>(bytes: &'a [u8], what: &str) -> Result<&'a str, Damage> {
     }
 }
 
-/// The value of the next line, which must carry this key.
+/// The value of the next line, which must have this key.
 fn field<'a>(rest: &mut &'a str, key: &str) -> Option<&'a str> {
     let (line, after) = rest.split_once('\n')?;
     *rest = after;
     line.strip_prefix(key)?.strip_prefix(' ')
 }
 
-/// The next `bytes` bytes, which a line's end must follow.
+/// The next `bytes` bytes, which must be followed by a newline.
 fn take<'a>(rest: &mut &'a str, bytes: usize) -> Option<&'a str> {
     let (text, after) = (rest.get(..bytes)?, rest.get(bytes..)?);
     *rest = after.strip_prefix('\n')?;
@@ -317,7 +314,7 @@ mod tests {
         }
     }
 
-    /// The text that it has, under a last line that fits.
+    /// The body with a valid checksum line.
     fn sealed(body: &str) -> String {
         format!("{body}{}", seal_of(body.as_bytes()))
     }
@@ -327,14 +324,14 @@ mod tests {
         text[..text.rfind(SUM).expect("a last line")].to_owned()
     }
 
-    /// Held by one: token 5, which ends with holder 7.
+    /// One holder, with token 5, bound to holder file 7.
     fn mutex() -> Record {
         let mut record = record("name", Data::Text(format!("{A}#5")));
         record.bindings.bind(5, Some(HolderId(7)));
         record
     }
 
-    /// Held three times by one: by two processes, and once detached.
+    /// One owner holds it three times: from two processes, and once detached.
     fn reentrant() -> Record {
         let fields = [(A, "3"), ("#fence", "5"), ("#a1", "1"), ("#b2", "1"), ("#0", "1")];
         let hash = fields.map(|(field, value)| (field.to_owned(), value.to_owned()));
@@ -344,7 +341,7 @@ mod tests {
         record
     }
 
-    /// Three holders of a semaphore of three permits.
+    /// Three holders of a semaphore with three permits.
     fn semaphore() -> Record {
         let mut queue = Queue::new(Kind::Semaphore, 3);
         queue.mark = 9;
@@ -531,7 +528,7 @@ mod tests {
             if let Ok(Some(ledger)) = Ledger::decode(bytes) {
                 assert_eq!(ledger.encode().as_bytes(), bytes);
             }
-            // What is sealed is believed.
+            // Sealed content is trusted.
             let sealed = [bytes, seal_of(bytes).as_bytes()].concat();
             let record = match Record::decode(&sealed) {
                 Ok(record) => record,

@@ -1,4 +1,4 @@
-//! Runs the machine for one request, and reads on in the line as far as it lets in.
+//! Runs the state machine for one request, reading further into the line as it grants tickets.
 
 use std::sync::Arc;
 
@@ -15,11 +15,11 @@ use tenure_core::protocol::queue::{BOUND, Queue};
 use tenure_core::protocol::{self, Answer, Data, Entry, Notification, Now, Op, State, Verb};
 use tenure_core::store::Failure;
 
-/// So many dead waiters are taken out by one request. It says if there may be more, and is repeated
-/// then.
+/// Maximum dead waiters removed per request. If there may be more, the answer says so and the request is
+/// repeated.
 pub(super) const DEAD: usize = 500;
 
-/// One request under way.
+/// One request in progress.
 pub(super) struct Run<'a, 'b> {
     pub(super) inside: &'a Inside<'b>,
     pub(super) holders: &'a Holders,
@@ -30,7 +30,7 @@ pub(super) struct Run<'a, 'b> {
     pub(super) counter: &'a mut u64,
 }
 
-/// What came of it.
+/// Its result.
 pub(super) struct Ran {
     pub(super) answer: Answer,
     pub(super) wake: Option<Notification>,
@@ -38,7 +38,7 @@ pub(super) struct Ran {
 }
 
 impl Run<'_, '_> {
-    /// Runs the machine. `line`: where more who wait can be read.
+    /// Runs the machine. `line` is the source of further waiters.
     pub(super) fn all(
         &mut self,
         op: &Op,
@@ -58,7 +58,7 @@ impl Run<'_, '_> {
         if is_new {
             *self.counter = (*self.counter).max(line.last_number().unwrap_or(0));
         }
-        // Those whose turn it is come before the asker.
+        // Waiters whose turn it is go before the requester.
         self.settle(&settles, is_new, line, budget, &mut let_in, &mut is_bounded)?;
         let (answer, wake) = self.alive(op);
         if let Some(Notification::Granted { tickets }) = wake {
@@ -74,8 +74,8 @@ impl Run<'_, '_> {
         Ok(Ran { answer, wake, is_bounded })
     }
 
-    /// Lets in those whose turn it is, and reads on where more may be. `all`: however many they
-    /// are, because a newcomer must not pass them.
+    /// Grants tickets whose turn it is, and reads further while more may follow. With `all`, without a bound,
+    /// because a newcomer must not pass them.
     fn settle(
         &mut self,
         op: &Op,
@@ -112,19 +112,19 @@ impl Run<'_, '_> {
         }
     }
 
-    /// Whether too few are known to wait, and more are in line.
+    /// Whether fewer than two waiters are known although the line has more.
     fn is_short(&self, line: &Lock) -> bool {
         !line.is_whole() && self.queue().is_none_or(|queue| queue.waiting().nth(1).is_none())
     }
 
-    /// Brings in those who wait behind what was read, and says how many.
+    /// Adds the next waiters from the line and returns how many.
     fn read_on(&mut self, line: &mut Lock) -> Result<usize, Failure> {
         let waiting = |line: &Lock| line.queue().map_or(0, |queue| queue.waiting().count());
         let known = waiting(line);
         let last = line.queue().and_then(|queue| queue.tickets().next_back()).map_or(0, |(last, _)| last);
         line.fill(self.inside, self.id, known + 1, |_| false)?;
         let Some(read) = line.queue() else { return Ok(0) };
-        // All that was known of it may be gone.
+        // Everything known of the lock may be gone by now.
         let Some(lock) = self.state.lock.take().or_else(|| line.shell()) else { return Ok(0) };
         let (lock, bindings) = (self.state.lock.insert(lock), &line.record.bindings);
         let Data::Queue(queue) = &mut lock.value else { return Ok(0) };
@@ -135,9 +135,7 @@ impl Run<'_, '_> {
         Ok(waiting(line) - known)
     }
 
-    /// Runs the machine for one request. A place that it lets in although its process is dead is
-    /// taken out, and so is one that has come to the front and keeps out those behind it: then the
-    /// next is let in.
+    /// Runs the machine for one request; see [`run`].
     fn alive(&mut self, op: &Op) -> (Answer, Option<Notification>) {
         let Self { inside, holders, now, state, bindings, counter, .. } = self;
         let is_dead =
@@ -146,8 +144,8 @@ impl Run<'_, '_> {
     }
 }
 
-/// Runs the machine. A place that it lets in although its process is dead is taken out, and so is
-/// one that has come to the front and keeps out those behind it: then the next is let in.
+/// Runs the machine. Dead processes lose tickets that were just granted, and tickets at the front of the
+/// queue, where they would block the ones behind them; then the next tickets are granted.
 fn run(
     state: &mut State,
     counter: &mut u64,
@@ -177,7 +175,7 @@ fn run(
             break;
         }
         dead.iter().for_each(|number| protocol::end(state, *number));
-        // The same request again changes nothing but who is let in.
+        // Repeating the request has no further effect than granting tickets.
         let (again, next) = protocol::apply(state, counter, now, op);
         if !matches!(op.verb, Verb::Release { .. }) {
             answer = again;

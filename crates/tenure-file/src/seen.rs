@@ -1,4 +1,4 @@
-//! What a request reads of a lock, and what it does with places further back in line.
+//! Which part of a lock a request reads, and how it handles tickets further back in the line.
 
 use super::bindings::Bindings;
 use super::directory::{Directory, Inside};
@@ -12,21 +12,20 @@ use tenure_core::protocol::queue::Queue;
 use tenure_core::protocol::{Answer, Data, Entry, Now, Op, Place, ReleaseScope, State, Verb};
 use tenure_core::store::Failure;
 
-/// So few holders are looked at by every request of a queue, and not only by that of the first
-/// waiter.
+/// Up to this many holders of a queue are tested on every request; more only when the first waiter sends it.
 const FEW: usize = 8;
 
-/// What counts of a lock for one request.
+/// The valid part of a lock, for one request.
 #[derive(Default)]
 pub(super) struct Living {
     pub(super) lock: Option<Entry<Data>>,
     pub(super) bindings: Bindings,
     pub(super) span: Span,
-    /// The places of the owners that ask which are further back in line than what was read.
+    /// Tickets of the requesting owners that lie behind the part that was read.
     pub(super) later: Vec<Standing>,
 }
 
-/// The owners whose places a request is about.
+/// The owners whose tickets a request concerns.
 pub(super) fn asked(op: &Op) -> &[Owner] {
     match &op.verb {
         Verb::Refresh { owners, .. } => owners,
@@ -34,9 +33,9 @@ pub(super) fn asked(op: &Op) -> &[Owner] {
     }
 }
 
-/// What counts of a lock for one request, which reads and looks at no more than it decides about.
-/// Of a queue that is the first waiters until one is alive, and the holders if they are few or the
-/// first waiter asks. Otherwise the work of a queue would grow with the square of its waiters.
+/// The valid part of a lock, for one request. Reads and tests only what the request's decision depends on.
+/// For a queue that is the first waiters up to a live one, and the holders if they are few or the first
+/// waiter sent the request. Otherwise the total work would be quadratic in the number of waiters.
 pub(super) fn seen(
     inside: &Inside<'_>,
     holders: &Holders,
@@ -91,8 +90,8 @@ pub(super) fn seen(
     Ok(Living { lock, bindings, span: has_file, later })
 }
 
-/// Reads on until two wait, for a refresh. False if it is one of these two that asks: then the line
-/// is as it was before.
+/// Reads on until two waiters are known, for a refresh. If one of them is the requester, restores the lock as
+/// it was before and returns false.
 fn is_far(inside: &Inside<'_>, lock: &mut Lock, id: RecordId, now: Now, op: &Op) -> Result<bool, Failure> {
     lock.fill(inside, id, 2, |standing| now.ms > standing.ticket.deadline_ms)?;
     let is_near = lock
@@ -104,7 +103,7 @@ fn is_far(inside: &Inside<'_>, lock: &mut Lock, id: RecordId, now: Now, op: &Op)
     Ok(!is_near)
 }
 
-/// Reads on until two wait. Those at the front that have lapsed or crashed are passed over.
+/// Reads on until two waiters are known, skipping expired and crashed ones at the front.
 fn fill(
     directory: &Directory,
     holders: &Holders,
@@ -127,8 +126,8 @@ fn fill(
     })
 }
 
-/// The places further back of the owners that ask; `None` if one is there, and not where this store
-/// has written it.
+/// The requesting owners' tickets behind the part that was read. `None` if one exists but not where this
+/// store wrote it.
 fn further(lock: &Lock, holders: &Holders, id: RecordId, op: &Op) -> Option<Vec<Standing>> {
     let queue = lock.queue()?;
     let mut later = Vec::new();
@@ -142,7 +141,7 @@ fn further(lock: &Lock, holders: &Holders, id: RecordId, op: &Op) -> Option<Vec<
     Some(later)
 }
 
-/// Refreshes places that are further back, or leaves one. Returns those that are there still.
+/// Refreshes tickets further back, or abandons one. Returns those that still existed.
 pub(super) fn keep(
     inside: &Inside<'_>,
     id: RecordId,
@@ -175,7 +174,7 @@ pub(super) fn keep(
     Ok(kept)
 }
 
-/// The answer, with what it says of places that the machine did not see.
+/// Completes the machine's answer with the tickets it did not see.
 pub(super) fn further_back(op: &Op, answer: Answer, later: &[Standing], state: &State) -> Answer {
     if later.is_empty() {
         return answer;
@@ -189,7 +188,7 @@ pub(super) fn further_back(op: &Op, answer: Answer, later: &[Standing], state: &
                     continue;
                 };
                 let number = standing.number;
-                // It may have been read, and let in, since the machine was asked.
+                // The ticket may have been read and granted while the machine ran.
                 let holds = matches!(&state.lock, Some(Entry { value: Data::Queue(queue), .. })
                     if queue.ticket(number).is_some() && number <= queue.mark);
                 *place =
@@ -201,12 +200,12 @@ pub(super) fn further_back(op: &Op, answer: Answer, later: &[Standing], state: &
     }
 }
 
-/// Whether a request is about all that stands there.
+/// Whether a request needs everything in the lock.
 pub(super) fn sees_all(verb: &Verb) -> bool {
     matches!(verb, Verb::Inspect | Verb::Release { whose: ReleaseScope::Any, .. })
 }
 
-/// Whether no waiter is ahead of this request's.
+/// Whether no waiter is ahead of the requester.
 fn asks_first(queue: &Queue, op: &Op) -> bool {
     let Some((_, first)) = queue.waiting().next() else { return true };
     match &op.verb {

@@ -1,9 +1,9 @@
-//! What the threads of the callers and the worker share, and the requests that a caller's thread
-//! carries out at once.
+//! State shared by the callers' threads and the worker, and the requests that are executed on a caller's
+//! thread.
 //!
-//! A request is carried out where it was asked if that waits for nothing: the directory is open,
-//! its guard is free, no earlier request is with the worker, and changes have been quick of late.
-//! Otherwise the worker has it. So a disk that stands still costs a caller's thread one change.
+//! A caller's thread executes a request itself if that does not block: the directory is open, its guard is
+//! free, the worker has no earlier request, and recent changes were fast. Otherwise the request goes to the
+//! worker. A stalled disk therefore blocks a caller's thread for at most one change.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
@@ -20,12 +20,12 @@ use tenure_core::protocol::{Answer, LockSpec, Op, Verb};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::Failure;
 
-/// A change that takes longer is not made on a caller's thread, nor is the next one.
+/// Duration of a change above which the next one is left to the worker.
 const QUICK: Duration = Duration::from_micros(100);
-/// How often what lapsed or crashed is cleared away.
+/// Interval between sweeps of expired and crashed entries.
 pub(super) const SWEEP: Duration = Duration::from_secs(60);
 
-/// The directory and what this process has there. Who has it may have the directory's guard.
+/// The directory and what this process has there. Whoever locks this may take the directory's guard.
 #[derive(Debug, Default)]
 pub(super) struct Core {
     pub(super) directory: Option<Directory>,
@@ -38,22 +38,22 @@ pub(super) struct Shared {
     core: Mutex<Core>,
     /// See [`boot_clock_offset_ms`](super::system::boot_clock_offset_ms).
     pub(super) offset_ms: i64,
-    /// How many requests the worker has.
+    /// Number of requests with the worker.
     handed: AtomicUsize,
     is_slow: AtomicBool,
-    /// Whether any task listens, so that the worker has to be told of changes.
+    /// Whether there are listeners, so that the worker must be told of changes.
     pub(super) listens: AtomicBool,
 }
 
-/// A request that the worker has. Dropped, it has it no more.
+/// Counts a request as being with the worker until dropped.
 #[derive(Debug)]
 pub(super) struct Handed(Arc<Shared>);
 
-/// What became of a request on a caller's thread.
+/// Outcome of a request on a caller's thread.
 pub(super) enum Tried<T> {
-    /// It was carried out, and what to tell those who listen.
+    /// Executed. Includes the changes, for the listeners.
     Done(Result<T, Failure>, Option<(RecordId, Applied)>),
-    /// It is for the worker.
+    /// Left to the worker.
     NotHere,
 }
 
@@ -71,12 +71,12 @@ impl Shared {
     }
 
     /// # Panics
-    /// After a panic of another thread in the midst of a change, as the worker would have in it.
+    /// If another thread panicked during a change.
     pub(super) fn core(&self) -> MutexGuard<'_, Core> {
         self.core.lock().expect("no change of the directory panics")
     }
 
-    /// The same at the end, and whether no thread panicked in the midst of a change.
+    /// The core for shutdown, and whether no thread panicked during a change.
     pub(super) fn last(&self) -> (MutexGuard<'_, Core>, bool) {
         match self.core.lock() {
             Ok(core) => (core, true),
@@ -84,21 +84,21 @@ impl Shared {
         }
     }
 
-    /// Notes that the worker gets a request: those that come later do not pass it.
+    /// Registers a request that goes to the worker, so that later ones do not overtake it.
     pub(super) fn hand_over(self: &Arc<Self>) -> Handed {
         self.handed.fetch_add(1, Ordering::AcqRel);
         Handed(Arc::clone(self))
     }
 
-    /// Notes how long so many changes took.
+    /// Records how long this many changes took.
     pub(super) fn took(&self, time: Duration, changes: usize) {
         self.is_slow.store(time > QUICK * changes.max(1) as u32, Ordering::Relaxed);
     }
 
-    /// Carries out a request about a lock at once, if that waits for nothing.
+    /// Executes a request about a lock if that does not block.
     pub(super) fn call(&self, runtime: &dyn Runtime, op: &Op) -> Tried<Answer> {
         let queues = matches!(op.rule, LockSpec::Queue(_));
-        // A socket is opened for what waits, and that takes the worker's reactor.
+        // A waiter needs a socket, and opening one requires the worker's reactor.
         let may_wait = match op.verb {
             Verb::Acquire { wait_ms, .. } => queues && wait_ms.is_some(),
             Verb::Renew { bind, weight, .. } => queues && (bind.is_some() || weight.is_some()),
@@ -131,7 +131,7 @@ impl Shared {
         })
     }
 
-    /// The same for a request about the record beside a lock.
+    /// Executes a request about the record beside a lock if that does not block.
     pub(super) fn record(&self, runtime: &dyn Runtime, op: &RecordOp) -> Tried<RecordAnswer> {
         self.at_once(runtime, |directory, holders| {
             let mut inside = match directory.enter(None) {
@@ -154,7 +154,7 @@ impl Shared {
         })
     }
 
-    /// Says that the store answers, where that was shown before.
+    /// Confirms that the store answers, if it was proven writable before.
     pub(super) fn ready(&self, runtime: &dyn Runtime) -> Tried<()> {
         self.at_once(runtime, |directory, _| match directory.enter(None) {
             Ok(Entered::Inside(inside)) if inside.is_proven() => Tried::Done(Ok(()), None),
@@ -173,11 +173,10 @@ impl Shared {
         }
         let mut core = match self.core.try_lock() {
             Ok(core) => core,
-            // The worker says of a thread that panicked that it ends.
+            // After a panic of another thread the worker reports that the store has ended.
             Err(TryLockError::WouldBlock | TryLockError::Poisoned(_)) => return Tried::NotHere,
         };
-        // Asked with the lock: no request is handed over between this and the change and is
-        // carried out before.
+        // Checked under the lock, so that no request handed over before this change is overtaken.
         if self.handed.load(Ordering::Acquire) > 0 {
             return Tried::NotHere;
         }

@@ -1,6 +1,6 @@
-//! Clears away what crashed processes left behind and some of what has lapsed, in pieces.
+//! Removes what crashed processes left behind, and some expired entries, in pieces.
 //!
-//! A piece is short, because the directory's guard is held meanwhile and every other process waits.
+//! Pieces are short because every other process waits for the directory's guard meanwhile.
 
 use rustix::fs::Dir;
 
@@ -12,29 +12,29 @@ use super::waits::Waits;
 use tenure_core::protocol::Now;
 use tenure_core::store::Failure;
 
-/// So many names are read in one piece.
+/// Names read per piece.
 const NAMES: usize = 1_024;
-/// So many files are looked at in one piece.
+/// Files examined per piece.
 const FILES: usize = 64;
-/// So many holders are tested in one sweep, and so many records if all of those holders are alive.
+/// Holders tested per sweep, and records examined if all of those holders are alive.
 const SAMPLE: usize = 64;
 
-/// A sweep under way.
+/// A sweep in progress.
 #[derive(Debug)]
 pub(super) struct Sweep {
     random: u64,
-    /// The directory, until all of its names are read.
+    /// The directory, until all names are read.
     names: Option<Dir>,
     holders: Vec<HolderId>,
     records: Vec<RecordId>,
-    /// The records beside locks.
+    /// Files of records beside locks.
     beside: Vec<RecordId>,
-    /// The lines of queues.
+    /// Line files.
     lines: Vec<RecordId>,
-    /// The files of processes that wait for mutexes.
+    /// Lists of processes that wait for locks without a queue.
     waits: Vec<RecordId>,
-    /// Holders that have crashed, in order. Their files stay until no record names them: a record
-    /// whose holder's file is gone counts until its lease ends.
+    /// Crashed holders, sorted. Their files are removed last, because a record whose holder file is gone
+    /// stays valid until its lease ends.
     dead: Vec<HolderId>,
 }
 
@@ -45,7 +45,7 @@ impl Sweep {
         Ok(Self { random, names: Some(inside.names()?), holders, records, beside, lines, waits, dead })
     }
 
-    /// Does one piece. True if nothing is left to do.
+    /// Does one piece; true if nothing is left to do.
     pub(super) fn piece(
         &mut self,
         inside: &Inside<'_>,
@@ -73,7 +73,7 @@ impl Sweep {
                     inside.remove_file(&file)?;
                 }
             } else if let Some(id) = self.lines.pop() {
-                // Its lock was removed by a process that ended in between.
+                // The process that removed its lock was killed before it removed the line.
                 if !inside.has(id) {
                     inside.remove_file(&id.line())?;
                 }
@@ -96,7 +96,7 @@ impl Sweep {
     fn read_names(&mut self) -> bool {
         let Some(names) = &mut self.names else { return true };
         let mut read = 0;
-        // What cannot be read now is read by another sweep.
+        // A name that cannot be read is left to the next sweep.
         for entry in names.by_ref().take(NAMES).map_while(Result::ok) {
             read += 1;
             let Ok(name) = entry.file_name().to_str() else { continue };
@@ -127,7 +127,8 @@ impl Sweep {
         is_over
     }
 
-    /// Every record may name a dead holder. If none does, some records are enough.
+    /// If a sampled holder is dead, any record may name it, so all are examined; otherwise a sample is
+    /// enough.
     fn draw_records(&mut self) {
         self.dead.sort_unstable();
         if self.dead.is_empty() {
@@ -136,7 +137,7 @@ impl Sweep {
     }
 
     fn clear(&self, inside: &Inside<'_>, now: Now, id: RecordId) -> Result<(), Failure> {
-        // One that cannot be read is for the process that asks for it.
+        // An unreadable record is reported to the process that requests the lock.
         let Ok(Some(mut lock)) = Lock::load(inside, id) else { return Ok(()) };
         if lock.read_all(inside, id).is_err() {
             return Ok(());
@@ -152,7 +153,7 @@ impl Sweep {
     }
 }
 
-/// Keeps some, from a random place on.
+/// Keeps a sample, starting at a random position.
 fn sample<T>(all: &mut Vec<T>, random: u64) {
     if all.len() > SAMPLE {
         let start = random as usize % all.len();

@@ -1,4 +1,4 @@
-//! What the system says about itself: which boot this is, and what kind of file system.
+//! The boot id, the clock offset and the file system type.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -14,30 +14,30 @@ const BOOT: &str = "/proc/sys/kernel/random/boot_id";
 const OFFSETS: &str = "/proc/self/timens_offsets";
 const TIME_NAMESPACES: [&str; 2] = ["/proc/self/ns/time", "/proc/self/ns/time_for_children"];
 
-/// Names this boot of the machine, or of the container.
+/// Identifies this boot of the machine or container.
 pub(super) fn boot_id() -> Result<String, Failure> {
     let path = Path::new(BOOT);
     let text =
         std::fs::read_to_string(path).map_err(|error| failed("read the boot id", path, errno(&error)))?;
     let id = text.trim();
-    // Of one length, so that the ledger can be written over in place.
+    // Fixed length, so that the guard file can be overwritten in place.
     if id.len() != 36 || !id.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-') {
         return Err(unusable(path, "holds no boot id: mount the system's own /proc"));
     }
     Ok(id.to_owned())
 }
 
-/// By how many milliseconds this process's boot clock is ahead of the machine's. Each time
-/// namespace has its own offset, and processes of several namespaces may share a directory.
+/// Milliseconds by which this process's boot clock is ahead of the machine's. Each time namespace has its own
+/// offset, and processes of several namespaces may share a directory.
 pub(super) fn boot_clock_offset_ms() -> i64 {
-    // The file tells of the namespace of children, which is this process's own but in between
+    // The file describes the children's namespace, which differs from the process's own only between
     // `unshare` and `exec`.
     let [own, children] = TIME_NAMESPACES.map(|path| std::fs::read_link(path).ok());
     let text = if own == children { std::fs::read_to_string(OFFSETS).ok() } else { None };
     text.and_then(|text| offset_ms(&text)).unwrap_or(0)
 }
 
-/// The offset of the boot clock in what the system says: `CLOCK SECONDS NANOSECONDS`, a line each.
+/// Parses the boot clock's offset: lines of `CLOCK SECONDS NANOSECONDS`.
 fn offset_ms(text: &str) -> Option<i64> {
     let boot_clock = text.lines().find(|line| line.starts_with("boottime"))?;
     let mut numbers = boot_clock.split_whitespace().skip(1).map(|number| number.parse::<i64>().ok());
@@ -45,23 +45,22 @@ fn offset_ms(text: &str) -> Option<i64> {
     seconds.checked_mul(1_000)?.checked_add(nanos / 1_000_000)
 }
 
-/// So many messages may be unread in a socket before the system refuses others.
+/// Messages a socket queues before the kernel refuses more.
 pub(super) fn unread_messages() -> usize {
     static UNREAD: OnceLock<usize> = OnceLock::new();
     *UNREAD.get_or_init(|| {
         let text = std::fs::read_to_string("/proc/sys/net/unix/max_dgram_qlen").ok();
-        // What Linux begins with.
+        // The default on Linux.
         text.and_then(|text| text.trim().parse().ok()).unwrap_or(10)
     })
 }
 
-/// The same error, as the system numbers it.
 pub(super) fn errno(error: &std::io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
-/// File systems that several machines share: their locks and renames do not hold what this store
-/// rests on, and neither clock is the same there.
+/// Network file systems. Their locks and renames lack the guarantees this store relies on, and the machines
+/// that share them have different clocks.
 const NETWORK: [(u32, &str); 13] = [
     (0x6969, "NFS"),
     (0x517b, "SMB"),
@@ -78,13 +77,13 @@ const NETWORK: [(u32, &str); 13] = [
     (0x1983_0326, "BeeGFS"),
 ];
 
-/// A file system of a program: it may be a network behind it, as of sshfs.
+/// FUSE, possibly backed by a network, as with sshfs.
 const FUSE: u32 = 0x6573_5546;
 
-/// The kind of file system at a path, if other machines may share it.
+/// The type of the file system at a path, if it may be shared with other machines.
 ///
 /// # Errors
-/// What the system says of the path.
+/// Any error of `statfs`.
 pub fn shared_file_system(path: &Path) -> std::io::Result<Option<&'static str>> {
     let magic = rustix::fs::statfs(path)?.f_type as u32;
     Ok(if magic == FUSE { Some("FUSE") } else { network(magic) })
@@ -94,7 +93,7 @@ fn network(magic: u32) -> Option<&'static str> {
     NETWORK.iter().find(|(known, _)| *known == magic).map(|(_, name)| *name)
 }
 
-/// Says so where the locks cannot be what they seem.
+/// Warns that locks on a network file system do not exclude other machines.
 pub(super) fn warn_of_network(dir: &OwnedFd, path: &Path) {
     let Ok(stat) = rustix::fs::fstatfs(dir) else { return };
     if let Some(name) = network(stat.f_type as u32) {

@@ -1,19 +1,19 @@
-//! The processes that wait for a mutex, in the order in which they are called when it is free: a
-//! file of a lock that has no queue.
+//! The file of a lock without a queue that lists waiting processes, in the order in which they are woken when
+//! it becomes free.
 //!
 //! ```text
 //! called HOLDER MS
 //! - HOLDER
 //! ```
 //!
-//! Only hints are here. The first process that asks has the lock, whether it was called or not, and
-//! one that hears nothing looks now and then. So what cannot be read is left out, and a file that
-//! is lost costs some looks.
+//! The list is a hint: the first process to retry gets the lock, woken or not, and a process that misses its
+//! wake-up looks periodically. Unreadable entries are skipped, and losing the file costs latency, not
+//! correctness.
 //!
-//! A process comes in when it has found the lock busy, and is taken out when it is called, gets the
-//! lock or waits no more. One that was called in vain comes in again in front of the others. The
-//! first two are told so, and watch: the first the holders, the second the first, who may be about
-//! to take the lock.
+//! A process joins when it finds the lock busy, and is removed when it is woken, gets the lock or stops
+//! waiting. A process that was woken and finds the lock busy rejoins at the head. The first two are notified
+//! (`+` instead of `-`) and watch for crashes: the first watches the holders, the second watches the first,
+//! which may be about to take the lock.
 
 use std::collections::VecDeque;
 use std::fmt::Write;
@@ -26,17 +26,17 @@ use super::lock::read_at;
 use super::names::{HolderId, RecordId};
 use tenure_core::planted::crash_point;
 
-/// Of those that come later, none is called. They look, and come in when there is space.
+/// Maximum length of the list. Further processes poll, and join when there is space.
 const MOST: usize = 4_096;
-/// So long a process that was called is expected to ask, and no other is called.
+/// How long a woken process has to retry before the next one may be woken.
 const ASKS_WITHIN_MS: u64 = 50;
-/// So many in front watch others.
+/// Number of processes at the head of the list that watch for crashes.
 pub(super) const NEAR: usize = 2;
 
-/// Those who wait for one mutex.
+/// The processes waiting for one lock.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Waits {
-    /// Who was called last and has not asked since, and when that was.
+    /// The process woken last, until it retries, and the time of its wake-up.
     called: Option<(HolderId, u64)>,
     waiting: VecDeque<Waiting>,
 }
@@ -44,23 +44,23 @@ pub(super) struct Waits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Waiting {
     holder: HolderId,
-    /// It was told that it is one of the first.
+    /// Whether it was notified that it is one of the first.
     is_told: bool,
 }
 
 impl Waits {
-    /// Reads them; `None` if there is no file.
+    /// Reads the list; `None` without a file.
     pub(super) fn load(inside: &Inside<'_>, id: RecordId) -> Option<Self> {
         let file = inside.open_waiters(&id.waits(), false).ok()?;
         Some(Self::decode(&read_at(&file, 0, MOST * 32).ok()?))
     }
 
-    /// Reads them without the guard.
+    /// Reads the list without the guard.
     pub(super) fn peek(directory: &Directory, id: RecordId) -> Self {
         directory.read_file(&id.waits()).ok().flatten().map_or_else(Self::default, |text| Self::decode(&text))
     }
 
-    /// Writes them, and says whether that could be done. On a full disk each looks for itself.
+    /// Writes the list and returns whether that succeeded. On a full disk every process polls.
     pub(super) fn store(&self, inside: &Inside<'_>, id: RecordId) -> bool {
         let text = self.encode();
         let write = || {
@@ -77,24 +77,24 @@ impl Waits {
         write().is_ok()
     }
 
-    /// Whether no process waits, or is about to ask.
+    /// Whether no process is waiting, or was woken and has yet to retry.
     pub(super) fn is_empty(&self) -> bool {
         self.waiting.is_empty() && self.called.is_none()
     }
 
-    /// The processes that are there, those that were called included.
+    /// All listed processes, including the woken one.
     pub(super) fn holders(&self) -> impl Iterator<Item = HolderId> {
         let called = self.called.iter().map(|(holder, _)| *holder);
         called.chain(self.waiting.iter().map(|waiting| waiting.holder))
     }
 
-    /// Those in front of this process, if it is here.
+    /// The processes ahead of this one, if it is listed.
     pub(super) fn before(&self, holder: HolderId) -> Option<impl Iterator<Item = HolderId>> {
         let place = self.waiting.iter().position(|waiting| waiting.holder == holder)?;
         Some(self.waiting.iter().take(place).map(|waiting| waiting.holder))
     }
 
-    /// A process has found the lock busy. `again`: it was here before.
+    /// A process found the lock busy. `again`: it was listed before.
     pub(super) fn join(&mut self, holder: HolderId, again: bool) {
         let was_called = self.asked(holder);
         if self.before(holder).is_some() || self.waiting.len() >= MOST {
@@ -107,34 +107,35 @@ impl Waits {
         }
     }
 
-    /// A process has the lock, or waits no more.
+    /// A process got the lock or stopped waiting.
     pub(super) fn leave(&mut self, holder: HolderId) {
         self.asked(holder);
         self.waiting.retain(|waiting| waiting.holder != holder);
     }
 
-    /// A process has asked. Returns whether it was the one that had been called.
+    /// A process retried. Returns whether it was the one woken last.
     fn asked(&mut self, holder: HolderId) -> bool {
         self.called.take_if(|(called, _)| *called == holder).is_some()
     }
 
-    /// The lock is free: takes out whom to call.
+    /// The lock became free: removes and returns the process to wake.
     pub(super) fn call(&mut self, now_ms: u64, is_dead: impl Fn(HolderId) -> bool) -> Option<HolderId> {
-        // A time in the future was not written here.
+        // A timestamp in the future was not written by this machine's clock.
         let is_lately = |at| now_ms.checked_sub(at).is_some_and(|since| since < ASKS_WITHIN_MS);
         let is_soon = |(called, at): (HolderId, u64)| is_lately(at) && !is_dead(called);
         if self.called.is_some_and(is_soon) {
             return None;
         }
         self.called = None;
-        // All dead ones at once, 4,096 at most: nobody would call the next before it looks by itself.
+        // Skips all dead processes at once, 4,096 at most; otherwise the next live one would not be woken
+        // before its own look.
         let Waiting { holder, .. } =
             std::iter::from_fn(|| self.waiting.pop_front()).find(|waiting| !is_dead(waiting.holder))?;
         self.called = Some((holder, now_ms));
         Some(holder)
     }
 
-    /// The lock is held: those who have come to the front and were not told yet.
+    /// The lock is held: returns the processes at the head that were not notified yet.
     pub(super) fn newly_near(&mut self) -> Vec<HolderId> {
         let near = self.waiting.iter_mut().take(NEAR).filter(|waiting| !waiting.is_told);
         near.map(|waiting| {
@@ -213,10 +214,10 @@ mod tests {
         waits.join(a, true);
         assert_eq!(waits.before(a).map(Iterator::count), Some(0));
         assert_eq!(waits.call(110, ALIVE), Some(a));
-        // It has asked and holds.
+        // It retried and holds the lock.
         waits.leave(a);
         assert_eq!(waits.call(120, ALIVE), Some(b));
-        // It is stopped, and the lock was taken meanwhile.
+        // The woken process is stopped, and another has taken the lock meanwhile.
         assert_eq!(waits.call(120 + ASKS_WITHIN_MS, ALIVE), Some(c));
         assert_eq!(waits.call(1_000, ALIVE), None);
         assert!(waits.is_empty());

@@ -1,4 +1,4 @@
-//! Who listens, and what the system says about the directory.
+//! Listeners, and the inotify watch that reports changes of the directory.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::MaybeUninit;
@@ -15,38 +15,37 @@ use super::names::{HolderId, RecordId};
 use tenure_core::protocol::Notification;
 use tenure_core::store::Publisher;
 
-/// The listeners of this store, by lock.
+/// This store's listeners, by lock.
 #[derive(Debug, Default)]
 pub(super) struct Listeners {
     by_lock: BTreeMap<RecordId, LockListeners>,
-    /// Above so many, the next one that is added clears away those that no process listens to.
+    /// Number of locks at which the next insertion removes dropped listeners.
     full: usize,
-    /// At least one of them is not called, unless this is 0.
+    /// Number of locks observed through the directory watch; an upper bound until the next cleanup.
     watching: usize,
 }
 
-/// The listeners to one lock. One that was dropped is forgotten when the lock is next looked at.
+/// The listeners of one lock. Dropped ones are removed at the next look at the lock.
 #[derive(Debug)]
 struct LockListeners {
     listeners: Vec<Publisher>,
-    /// Those of its holders, who are told only that a hold may have been ended by force.
+    /// Listeners of holders, which are notified only that a hold may have been ended by force.
     holding: Vec<Publisher>,
-    /// The tickets that hold, as was told last. Telling them again would make every change of a
-    /// queue's record, and each refresh is one, news for every process.
+    /// The holding tickets of the last notification. Every refresh changes a queue's record, and repeating
+    /// these tickets would wake every process each time.
     told: BTreeSet<u64>,
-    /// How it hears of changes.
+    /// How its changes are noticed.
     hears: Hears,
-    /// The holders to watch, while a place of this process is at the front of the line.
+    /// The holders to watch while a ticket of this process is at the front of the queue.
     ahead: Option<Vec<HolderId>>,
 }
 
-/// How a process hears of the changes of a lock.
+/// How a process notices changes of a lock. The greatest applies if listeners differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Hears {
-    /// It waits in a queue, and other processes call it at its turn. Until then it refreshes its
-    /// place.
+    /// It waits in a queue and is woken when its turn comes; until then it refreshes its ticket.
     Turns,
-    /// It asks whenever the lock is free, and other processes call it. It looks now and then.
+    /// It retries whenever the lock becomes free, on a wake-up or a periodic look.
     Calls,
     /// It watches the directory.
     All,
@@ -59,8 +58,7 @@ impl Listeners {
         self.watching += usize::from(hears == Hears::All);
     }
 
-    /// Adds a listener of a holder. `is_called`: a process that ends its hold by force calls this
-    /// one.
+    /// Adds a listener of a holder. `is_called`: a process that ends the hold by force sends a wake-up.
     pub(super) fn add_holder(&mut self, id: RecordId, listener: Publisher, is_called: bool) {
         let hears = if is_called { Hears::Turns } else { Hears::All };
         add(&mut self.of(id, hears).holding, listener);
@@ -83,19 +81,19 @@ impl Listeners {
         listening
     }
 
-    /// Tells its holders that a hold may have been ended by force.
+    /// Notifies the lock's holders that a hold may have been ended by force.
     pub(super) fn tell_holders(&mut self, id: RecordId) {
         let holding = self.by_lock.get(&id).into_iter().flat_map(|listening| &listening.holding);
         holding.for_each(|listener| listener.say(Notification::Free { by: None }));
     }
 
-    /// Whether its holders have to see by themselves that a hold was ended by force.
+    /// Whether the lock's holders have to check themselves whether a hold was ended by force.
     pub(super) fn holders_look(&self, id: RecordId) -> bool {
         let look = |listening: &LockListeners| listening.hears == Hears::All && !listening.holding.is_empty();
         self.by_lock.get(&id).is_some_and(look)
     }
 
-    /// Forgets what no process listens to any more.
+    /// Removes dropped listeners and locks without listeners.
     pub(super) fn forget(&mut self) {
         self.by_lock.retain(|_, listening| {
             listening.listeners.retain(|listener| !listener.is_over());
@@ -105,7 +103,7 @@ impl Listeners {
         self.watching = self.by_lock.values().filter(|listening| listening.hears == Hears::All).count();
     }
 
-    /// Tells what a request of this store's own has done.
+    /// Publishes the effect of this store's own request.
     pub(super) fn tell(&mut self, id: RecordId, wake: &Notification) {
         let Some(listening) = self.by_lock.get_mut(&id) else { return };
         listening.say(wake);
@@ -114,7 +112,7 @@ impl Listeners {
         }
     }
 
-    /// Tells what a record says; of the tickets that hold, those that are new.
+    /// Publishes what a record shows; of the holding tickets, only the new ones.
     pub(super) fn tell_news(&mut self, id: RecordId, wake: Notification) {
         let Some(listening) = self.by_lock.get_mut(&id) else { return };
         let Notification::Granted { tickets: holding } = wake else {
@@ -136,23 +134,23 @@ impl Listeners {
         }
     }
 
-    /// Whether one waits for this lock.
+    /// Whether the lock has a listener that waits for it.
     pub(super) fn has(&self, id: RecordId) -> bool {
         let mut listeners = self.by_lock.get(&id).into_iter().flat_map(|listening| &listening.listeners);
         listeners.any(|listener| !listener.is_over())
     }
 
-    /// All locks that are listened to.
+    /// All locks with listeners.
     pub(super) fn all(&self) -> Vec<RecordId> {
         self.by_lock.keys().copied().collect()
     }
 
-    /// Whether changes of this lock have to be seen in the directory.
+    /// Whether changes of this lock are noticed through the directory watch.
     pub(super) fn watches(&self, id: RecordId) -> bool {
         self.by_lock.get(&id).is_some_and(|listening| listening.hears == Hears::All)
     }
 
-    /// Whether any lock's changes have to be seen in the directory.
+    /// Whether the directory watch is needed for any lock.
     pub(super) fn any_watches(&self) -> bool {
         self.watching > 0
     }
@@ -161,8 +159,8 @@ impl Listeners {
         self.by_lock.is_empty()
     }
 
-    /// The locks that have to be looked at often, after forgetting what no process listens to;
-    /// `all`: also those that are looked at now and then.
+    /// The locks due for a frequent look, after removing dropped listeners; with `all`, also those that are
+    /// looked at rarely.
     pub(super) fn due_looks(&mut self, all: bool) -> Vec<RecordId> {
         self.forget();
         let looks = |(id, listening): (&RecordId, &LockListeners)| {
@@ -176,13 +174,13 @@ impl Listeners {
         self.by_lock.iter().filter_map(looks).collect()
     }
 
-    /// Whether any lock has to be looked at now and then.
+    /// Whether any lock needs rare looks.
     pub(super) fn any_calls(&self) -> bool {
         self.by_lock.values().any(|listening| listening.hears == Hears::Calls)
     }
 
-    /// Notes who is ahead of a place of this process at the front of the line. True if that is
-    /// news.
+    /// Records the holders ahead of this process's ticket at the front of the queue. Returns whether that
+    /// changed.
     pub(super) fn set_ahead(&mut self, id: RecordId, ahead: Option<Vec<HolderId>>) -> bool {
         let Some(listening) = self.by_lock.get_mut(&id) else { return false };
         let is_news = listening.ahead != ahead;
@@ -190,20 +188,18 @@ impl Listeners {
         is_news
     }
 
-    /// Whether a place of this process was at the front of the line when the lock was last looked
-    /// at.
+    /// Whether a ticket of this process was at the front of the queue at the last look.
     pub(super) fn is_near(&self, id: RecordId) -> bool {
         self.by_lock.get(&id).is_some_and(|listening| listening.ahead.is_some())
     }
 
-    /// All holders that are ahead of places of this process.
+    /// All holders ahead of this process's tickets.
     pub(super) fn all_ahead(&self) -> BTreeSet<HolderId> {
         self.by_lock.values().flat_map(|listening| listening.ahead.iter().flatten()).copied().collect()
     }
 }
 
-/// Adds a listener. Of those that come one after the other, no more are kept than are there at
-/// once.
+/// Adds a listener. Drops closed ones before growing, so that the list stays proportional to the open ones.
 fn add(listeners: &mut Vec<Publisher>, listener: Publisher) {
     if listeners.len() == listeners.capacity() {
         listeners.retain(|listener| !listener.is_over());
@@ -217,11 +213,11 @@ impl LockListeners {
     }
 }
 
-/// So many holders are watched at most. The looks notice the others.
+/// Maximum holders watched with inotify. Periodic looks notice the others.
 const HOLDERS: usize = 64;
 
-/// One inotify object. It watches the directory while a process listens to a lock that is not
-/// called, and the files of the holders that are ahead of this process's places.
+/// One inotify instance. It watches the directory while a listener depends on it, and the files of the
+/// holders ahead of this process's tickets.
 #[derive(Debug)]
 pub(super) struct Watch {
     inotify: AsyncFd<OwnedFd>,
@@ -229,22 +225,21 @@ pub(super) struct Watch {
     holders: BTreeMap<HolderId, i32>,
 }
 
-/// What was seen.
+/// An inotify event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Seen {
     /// A record was removed or replaced.
     Changed(RecordId),
-    /// A process that had a holder file open has closed it; the flock goes at the same time or a
-    /// moment later.
+    /// A process closed a holder file; its flock is released at the same time or a moment later.
     HolderClosed,
     /// The directory or its guard was moved or removed.
     Replaced,
-    /// The queue was full, and something was dropped.
+    /// The event queue overflowed and events were lost.
     Missed,
 }
 
 impl Watch {
-    /// An inotify object that watches nothing yet. Only within a tokio runtime.
+    /// An inotify instance without watches. Requires a tokio runtime.
     pub(super) fn new() -> std::io::Result<Self> {
         let inotify = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?;
         #[expect(
@@ -255,26 +250,24 @@ impl Watch {
         Ok(Self { inotify, watched: None, holders: BTreeMap::new() })
     }
 
-    /// From here on every change in this directory is seen.
+    /// Watches the directory from now on.
     pub(super) fn begin(&mut self, directory: &Directory) -> Result<(), Errno> {
         if self.watched.is_none() {
-            // A release moves the record away; a crash closes the holder's file, which was open for
-            // writing.
+            // A release moves the record away; a crash closes the holder's file, which was open for writing.
             let flags = WatchFlags::DELETE
                 | WatchFlags::MOVED_FROM
                 | WatchFlags::CLOSE_WRITE
                 | WatchFlags::DELETE_SELF
                 | WatchFlags::MOVE_SELF
                 | WatchFlags::ONLYDIR;
-            // Through the descriptor: even if the path has changed, this is the directory that is
-            // in use.
+            // Through the descriptor, to watch the directory in use even if the path has changed.
             let path = directory.by_descriptor(".");
             self.watched = Some(inotify::add_watch(self.inotify.get_ref(), path, flags)?);
         }
         Ok(())
     }
 
-    /// Watches the files of these holders and of no others.
+    /// Watches the files of exactly these holders.
     pub(super) fn watch_holders(&mut self, directory: &Directory, holders: &BTreeSet<HolderId>) {
         let inotify = self.inotify.get_ref();
         self.holders.retain(|holder, watched| {
@@ -290,7 +283,7 @@ impl Watch {
             }
             if !self.holders.contains_key(holder) {
                 let path = directory.by_descriptor(&holder.to_string());
-                // One that is gone already is seen by the look that follows.
+                // If the file is gone already, the look that follows notices.
                 if let Ok(watched) = inotify::add_watch(inotify, path, WatchFlags::CLOSE_WRITE) {
                     self.holders.insert(*holder, watched);
                 }
@@ -303,7 +296,7 @@ impl Watch {
         self.watched.is_some() || !self.holders.is_empty()
     }
 
-    /// Ends all watching.
+    /// Removes all watches.
     pub(super) fn end(&mut self) {
         for (_, watched) in std::mem::take(&mut self.holders) {
             let _ = inotify::remove_watch(self.inotify.get_ref(), watched);
@@ -311,7 +304,7 @@ impl Watch {
         self.end_directory();
     }
 
-    /// Ends the watch of the directory.
+    /// Removes the watch of the directory.
     pub(super) fn end_directory(&mut self) {
         if let Some(watched) = self.watched.take() {
             let _ = inotify::remove_watch(self.inotify.get_ref(), watched);
@@ -322,7 +315,7 @@ impl Watch {
     pub(super) fn poll_ready(&self, context: &mut Context<'_>) -> Poll<()> {
         match self.inotify.poll_read_ready(context) {
             Poll::Ready(Ok(mut ready)) => {
-                // The queue is read until it is empty, so what comes after this is announced again.
+                // [`read`](Self::read) drains the queue, so later events make it ready again.
                 ready.clear_ready();
                 Poll::Ready(())
             }
@@ -330,7 +323,7 @@ impl Watch {
         }
     }
 
-    /// What was seen since the last call. Never waits.
+    /// The events since the last call. Never blocks.
     pub(super) fn read(&self) -> Vec<Seen> {
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let mut reader = Reader::new(self.inotify.get_ref(), &mut buffer);
@@ -378,7 +371,7 @@ mod tests {
         RecordId::of(&LockName::new("x").expect("a name"))
     }
 
-    /// A listener that is added by this.
+    /// A listener registered through `add`.
     fn listens(add: impl FnOnce(Publisher)) -> Listener {
         Listener::new(|publisher| {
             add(publisher);

@@ -1,4 +1,4 @@
-//! What the worker is asked for.
+//! Requests to the worker.
 
 use std::time::Duration;
 
@@ -14,14 +14,14 @@ use tenure_core::protocol::record::{RecordAnswer, RecordOp};
 use tenure_core::protocol::{Answer, Op};
 use tenure_core::store::{Cursor, Failure, Listener, Page};
 
-/// A request, and by when it must be answered.
+/// A request and its deadline.
 pub(crate) struct Job {
     pub(super) ask: Request,
     pub(super) within: Duration,
     pub(super) until: Moment,
-    /// How often it was given its time again because this process had no processor.
+    /// How many times its timeout was restarted because of CPU starvation.
     pub(super) starved: u32,
-    /// While it is here, no later request is carried out elsewhere.
+    /// Keeps later requests from being executed on callers' threads.
     pub(super) _handed: Option<Handed>,
 }
 
@@ -43,7 +43,7 @@ pub(crate) enum Request {
     },
     /// For holders of this lock.
     ListenWhileHeld(LockName, Promise<Listener>),
-    /// This process asks no more for a lock without a queue.
+    /// This process stops waiting for a lock without a queue.
     Rest(RecordId),
     List {
         prefix: String,
@@ -51,12 +51,12 @@ pub(crate) enum Request {
         promise: Promise<Page>,
     },
     Ready(Promise<()>),
-    /// A caller's thread has done this: those who listen are to hear of it.
+    /// A change made on a caller's thread, to be published to the listeners.
     Heard((RecordId, Applied)),
 }
 
 impl Request {
-    // The process that asked may be gone: no process is left to tell then.
+    // The caller may have dropped its future, so a failed send is ignored.
     pub(super) fn fail(self, failure: Failure) {
         match self {
             Self::Call(_, promise) => drop(promise.send(Err(failure))),

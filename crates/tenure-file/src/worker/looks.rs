@@ -1,5 +1,4 @@
-//! How the worker hears of what other processes have changed: it watches, it is called, and it
-//! looks.
+//! How the worker notices changes by other processes: inotify, wake-ups and periodic looks.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -23,26 +22,25 @@ use tenure_core::protocol::{Answer, Notification};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::Failure;
 
-/// How often the locks that a process listens to are looked at. A release and most crashes are seen
-/// at once.
+/// Interval between looks at locks with listeners. Releases and most crashes are noticed immediately.
 pub(super) const LOOK: Duration = Duration::from_millis(200);
-/// How often, at least and at most, a process looks at a lock about which others call it: the one
-/// that was called may be stopped, and those behind it too.
+/// Minimum and maximum interval between looks at a lock that relies on wake-ups, in case the woken process
+/// and those behind it are stopped.
 const RARE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3)];
-/// How long after a holder's file was closed its flock has certainly gone too.
+/// Time after the close of a holder's file by which its flock is certainly released.
 const AFTER_CLOSE: Duration = Duration::from_millis(1);
-/// How many looks without a listener end the watch.
+/// Consecutive looks without listeners after which the watch ends.
 const IDLE_LOOKS: u32 = 25;
-/// So many locks are looked at before other tasks run.
+/// Maximum locks looked at before yielding to other tasks.
 const LOOKS: usize = 32;
-/// The looks take at most one part in so many of the time.
+/// Ratio of pause to work: looks take at most about one part in this many of the time.
 const SHARE: u32 = 4;
-/// The pause between two pieces of a sweep.
+/// Pause between two pieces of a sweep.
 const PIECE_PAUSE: Duration = Duration::from_millis(2);
 
 impl Worker {
-    /// Passes on what was seen. `own` is what this store's own requests have done; the system
-    /// reports that as well.
+    /// Publishes the changes that were noticed. `own` are those of this store's requests, which inotify
+    /// reports as well.
     pub(super) fn hear(&mut self, own: Vec<(RecordId, Applied)>) {
         let mut changed = BTreeSet::new();
         for seen in self.watch.as_ref().map(Watch::read).unwrap_or_default() {
@@ -64,7 +62,7 @@ impl Worker {
             if is_forced {
                 self.listeners.tell_holders(id);
             }
-            // One that has asked for a mutex may have other holders ahead of it by now.
+            // A process that requested a mutex may have different holders ahead of it now.
             let is_news = matches!(answer, Answer::Busy { .. }) || !self.listeners.is_near(id);
             if self.listeners.has(id) && is_near && is_news {
                 near.push(id);
@@ -72,7 +70,7 @@ impl Worker {
             match wake {
                 None => {}
                 _ if !self.listeners.has(id) => {}
-                // Taken again: its new holder frees it again.
+                // Taken again; its new holder will free it.
                 Some(Notification::Free { .. }) if directory.has(id) => {}
                 Some(wake @ Notification::Free { .. }) => {
                     changed.remove(&id);
@@ -97,27 +95,27 @@ impl Worker {
         }
     }
 
-    /// Looks at the locks about which another process has called.
+    /// Handles wake-ups by looking at their locks.
     pub(super) fn called(&mut self) {
         let (called, may_lack) = self.shared.core().holders.called();
         for id in called {
             self.listeners.tell_holders(id);
             if !self.listeners.has(id) {
-                // It is another's turn.
+                // Nobody waits here any more; pass the wake-up on.
                 self.queue.push_back(Job::new(Request::Rest(id), self.runtime.now(), Duration::MAX, None));
             } else if !planted(Bug::ChangeUnheard) {
                 self.look_at(id);
             }
         }
         if may_lack {
-            // What the system refused may have been about any of them.
+            // The kernel may have dropped wake-ups about any lock.
             self.looking = self.listeners.all();
             self.looking_since = self.runtime.now();
             self.look_after(Duration::ZERO);
         }
     }
 
-    /// Forgets what no process listens to any more, where no look does.
+    /// Removes dropped listeners, if no look does.
     pub(super) fn forget(&mut self) {
         let now = self.runtime.now();
         if self.look.is_some() || now < self.forget_at {
@@ -132,8 +130,8 @@ impl Worker {
         self.look = Some(self.runtime.sleep_until(self.runtime.now() + delay));
     }
 
-    /// Looks at some of what is listened to: a crash may leave no trace, and the system may be
-    /// unable to watch.
+    /// Looks at some of the locks with listeners, because a crash may go unnoticed and inotify may be
+    /// unavailable.
     pub(super) fn look(&mut self) {
         if self.looking.is_empty() {
             let now = self.runtime.now();
@@ -171,14 +169,14 @@ impl Worker {
             let Some(id) = self.looking.pop() else { break };
             self.look_at(id);
         }
-        // Other tasks run in between, and the next round is counted from the end of this one.
+        // Let other tasks run; the next round is scheduled from the end of this one.
         let took = self.runtime.now().since(self.looking_since);
         let pause = if self.looking.is_empty() { LOOK.max(took * SHARE) } else { Duration::ZERO };
         self.look_after(pause);
     }
 
-    /// Looks at one lock. If a place of this process is at the front of the line, those ahead of it
-    /// are watched from here on.
+    /// Looks at one lock. If a ticket of this process is at the front of the queue, watches the holders ahead
+    /// of it from now on.
     fn look_at(&mut self, id: RecordId) {
         let now = self.now();
         let shared = Arc::clone(&self.shared);
@@ -194,7 +192,7 @@ impl Worker {
                 self.watch = new_watch();
             }
             self.watch.iter_mut().for_each(|watch| watch.watch_holders(directory, &ahead));
-            // A holder that crashed before it was watched.
+            // Look again for a holder that crashed before the watch began.
             let again = looked(directory, &core.holders, now, id);
             self.listeners.set_ahead(id, again.ahead);
             wake = wake.or(again.wake);
@@ -205,7 +203,7 @@ impl Worker {
         }
     }
 
-    /// Does a piece of the sweep, unless another process is inside.
+    /// Does a piece of the sweep, unless another process has the guard.
     pub(super) fn sweep(&mut self) {
         self.sweep_at = None;
         let core = self.shared.core();
@@ -222,7 +220,7 @@ impl Worker {
     }
 }
 
-/// Does a piece of a sweep, and says when the next is due.
+/// Does a piece of the sweep and returns when the next is due.
 pub(super) fn do_piece(
     sweep: &mut Option<Sweep>,
     inside: &Inside<'_>,
@@ -244,7 +242,7 @@ pub(super) fn do_piece(
     }
 }
 
-/// Some earlier, some later, so that those who wait do not look all at once.
+/// A random interval, so that waiting processes do not all look at once.
 pub(super) fn rare(runtime: &dyn Runtime) -> Duration {
     let [least, most] = RARE;
     least + Duration::from_nanos(runtime.random() % (most - least).as_nanos() as u64)
@@ -254,7 +252,7 @@ pub(super) fn not_swept(failure: &Failure) {
     event!(DEBUG, target: "tenure", "directory_not_swept", "the directory was not swept", failure = text(failure));
 }
 
-/// Has the directory watched, if the system can: otherwise the looks have to do.
+/// Starts watching the directory. Without inotify, periodic looks have to do.
 pub(super) fn listen(watch: &mut Option<Watch>, directory: &Directory) {
     if watch.is_none() {
         *watch = new_watch();

@@ -1,5 +1,5 @@
-//! The task that does the store's work: it takes requests in their order, waits for the guard
-//! without blocking its thread, and tells those who listen what became free.
+//! The store's background task: executes requests in order, waits for the guard without blocking its thread,
+//! and notifies listeners of changes.
 
 mod job;
 mod looks;
@@ -32,12 +32,11 @@ use tenure_core::protocol::{Notification, Now};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::Failure;
 
-/// So often a busy guard is asked for again at once, and how long the pauses between later attempts
-/// are.
+/// Immediate retries of a busy guard, then the minimum and maximum backoff of later ones.
 const EAGER: u32 = 8;
 const PAUSE: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(8)];
-/// A timer that is so late says that this process had no processor; so often a request is given its
-/// time again for that.
+/// Timer delay that indicates CPU starvation of this process, and how many times a request's timeout is
+/// restarted for that reason.
 const STARVED: Duration = Duration::from_millis(200);
 const STARVED_TIMES: u32 = 3;
 
@@ -48,24 +47,24 @@ pub(super) struct Worker {
     replaced: Arc<Sender<u64>>,
     jobs: mpsc::UnboundedReceiver<Job>,
     queue: VecDeque<Job>,
-    /// Waits for the guard on its own thread, one at most. Where it is not waited for any more, the
-    /// guard is given back as soon as it is there.
+    /// A thread waiting for the guard, at most one. If its result is no longer needed, the guard is released
+    /// as soon as it arrives.
     waiting: Option<oneshot::Receiver<Locked>>,
     shared: Arc<Shared>,
     sweep: Option<Sweep>,
-    /// When to do the next piece of the sweep.
+    /// When the next piece of the sweep is due.
     sweep_at: Option<BoxFuture<'static, ()>>,
     listeners: Listeners,
     watch: Option<Watch>,
-    /// When to look again; none while there is nothing to look at.
+    /// When the next look is due; `None` while there is nothing to look at.
     look: Option<BoxFuture<'static, ()>>,
-    /// What is still to be looked at in this round, which began then.
+    /// Locks left to look at in this round, and when the round began.
     looking: Vec<RecordId>,
     looking_since: Moment,
     idle_looks: u32,
-    /// When to look at all that other processes call this one about.
+    /// Next look at the locks that normally rely on wake-ups.
     rare_at: Moment,
-    /// Before, no listener is forgotten where no look does that.
+    /// Next cleanup of listeners, unless a look does it before.
     forget_at: Moment,
 }
 
@@ -140,25 +139,24 @@ impl Worker {
         }
     }
 
-    /// Puts a request in the queue. What was done elsewhere is passed on.
+    /// Queues a request. Changes made on callers' threads are published to the listeners.
     fn take_in(&mut self, job: Job) {
         match job.ask {
             Request::Heard(applied) => {
                 self.hear(vec![applied]);
                 self.forget();
             }
-            // It does not stand among those who wait, and no request that is about to be carried
-            // out changes that.
+            // This process is not in the list, and no queued request could add it.
             Request::Rest(id) if self.queue.is_empty() && !self.shared.core().holders.has_come_in(id) => {}
             _ => self.queue.push_back(job),
         }
     }
 
-    /// Waits for the first event.
+    /// Waits for the next event.
     async fn next(&mut self) -> Event {
         poll_fn(|context| {
             if self.waiting.as_mut().is_some_and(|guard| guard.poll_unpin(context).is_ready()) {
-                // What it was waited for is over: the guard is given back.
+                // The request it was for is gone, so the guard is released.
                 self.waiting = None;
             }
             match self.jobs.poll_recv(context) {
@@ -183,8 +181,7 @@ impl Worker {
         .await
     }
 
-    /// Answers everything that is asked, or fails it when its time is over: nothing waits longer
-    /// than it was told to.
+    /// Executes every queued request, or fails it once its timeout has passed.
     async fn serve(&mut self) {
         let (mut attempts, mut replaced) = (0, 0);
         let (mut locked, mut modified) = (None, self.waiting.as_ref().and_then(|_| self.modified()));
@@ -237,14 +234,14 @@ impl Worker {
                 self.take_in(job);
             }
             if !self.queue.is_empty() {
-                // The process that was answered has asked again, and so on without end: renewals
-                // and timers share this thread.
+                // A caller may answer each result with a new request, without end; renewals and timers share
+                // this thread.
                 tokio::task::yield_now().await;
             }
         }
     }
 
-    /// When another process was last seen to change something.
+    /// When another process last changed something.
     fn modified(&self) -> Option<[(i64, u64); 3]> {
         self.shared.core().directory.as_ref().and_then(Directory::modified)
     }
@@ -255,23 +252,23 @@ impl Worker {
         }
     }
 
-    /// Lets other tasks run, then sleeps longer and longer: the process that is inside is out again
-    /// in some ten microseconds, unless it was stopped there.
+    /// Yields first and then sleeps with exponential backoff: a process normally holds the guard for some ten
+    /// microseconds, unless it was stopped.
     async fn pause(&mut self, attempts: u32) {
         if attempts < EAGER {
             return tokio::task::yield_now().await;
         }
         let pause = (PAUSE[0] * 2_u32.pow((attempts - EAGER).min(8))).min(PAUSE[1]);
-        // Some earlier, some later, so that two who wait do not meet again.
+        // Jitter, so that two waiters do not collide again.
         let jitter = Duration::from_nanos(self.runtime.random() % (pause.as_nanos() as u64 / 2));
         let end = self.runtime.now() + pause - jitter;
-        // A request whose time is over by then is told so, and not only afterwards.
+        // Wakes early if a request times out before the end of the pause.
         let due = self.queue.iter().map(|job| job.until).min();
         let due = due.filter(|due| *due < end && !planted(Bug::LateRefusal));
         self.runtime.sleep_until(due.unwrap_or(end)).await;
     }
 
-    /// Waits for the guard, for another request, or until the first request is due.
+    /// Waits for the guard, another request, or the first timeout.
     async fn wait(&mut self, guard: &mut oneshot::Receiver<Locked>, due: Moment) -> Waited {
         let mut timer = self.runtime.sleep_until(due);
         poll_fn(|context| {
@@ -286,29 +283,29 @@ impl Worker {
         .await
     }
 
-    /// Has another thread wait for the guard, if there are threads.
+    /// Waits for the guard on another thread, if the runtime has one.
     fn wait_for_guard(&self) -> Option<oneshot::Receiver<Locked>> {
         let guard = self.shared.core().directory.as_ref()?.guard_to_wait_for()?;
         let (sender, receiver) = oneshot::channel();
         let wait = move || {
             if let Ok(locked) = guard.wait() {
-                // If it is too late, what is not taken gives the guard back.
+                // If the receiver is gone, dropping the value releases the guard.
                 let _ = sender.send(locked);
             }
         };
         self.runtime.spawn_blocking(Box::new(wait)).then_some(receiver)
     }
 
-    /// From here on this process is in the system's queue for the guard: what it had no processor
-    /// for before is no sign that the guard is stuck.
+    /// From now on this process is in the kernel's queue for the guard. CPU starvation before this point says
+    /// nothing about whether the guard is stuck.
     fn begin_to_wait(&mut self) {
         let now = self.runtime.now();
         self.queue.iter_mut().for_each(|job| job.until = job.until.max(now + job.within));
     }
 
-    /// Refuses the requests whose time is over, unless others make changes meanwhile. Then the
-    /// guard goes from process to process, and this one is in the system's queue for it. If it
-    /// had no processor for a while, the one that has the guard may have had none either.
+    /// Fails the requests that have timed out, unless other processes make changes meanwhile: then the guard
+    /// is being passed on, and this process is in the kernel's queue for it. If this process was starved of
+    /// CPU, the guard's owner may have been too.
     fn expire(&mut self, moves: bool, starved: bool) {
         let now = self.runtime.now();
         for job in self.queue.iter_mut().filter(|job| job.until <= now) {
@@ -328,13 +325,13 @@ impl Worker {
         }
     }
 
-    /// Another directory is at the path now: nothing that was known of the old one counts.
+    /// Another directory is at the path: drops all state of the old one.
     fn replaced(&mut self) {
         let mut core = self.shared.core();
         let Core { directory, holders, .. } = std::mem::take(&mut *core);
         core.holders.ask_as(&holders);
         drop(core);
-        // It is for the guard of the old one.
+        // It belongs to the old directory's guard.
         self.waiting = None;
         let Some(directory) = directory else { return };
         self.watch.iter_mut().for_each(Watch::end);
@@ -357,7 +354,8 @@ impl Drop for Worker {
         let (mut core, is_sound) = self.shared.last();
         let Core { directory, holders, .. } = std::mem::take(&mut *core);
         if !is_sound || std::thread::panicking() {
-            // The holder still believes so: then the leases have to end it, not the files.
+            // Callers may still believe that they hold locks. Keep the files flocked, so that the leases end
+            // the holds.
             std::mem::forget(holders);
         } else if let Some(directory) = directory {
             holders.leave(&directory);

@@ -1,4 +1,4 @@
-//! A turn: what is done in the directory while this process has its guard.
+//! A turn: the work done per acquisition of the directory's guard.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,18 +21,17 @@ use tenure_core::protocol::record::{RecordAnswer, RecordOp, RecordVerb};
 use tenure_core::protocol::{Answer, Op, Verb};
 use tenure_core::store::{Cursor, Failure, Listener, Page};
 
-/// So many requests are answered before the guard is given back, so that other processes have their
-/// turn.
+/// Maximum requests per guard acquisition, for fairness between processes.
 const BATCH: usize = 32;
 
-/// A request that was carried out, and its answer.
+/// The result of a request that was executed.
 enum Answered {
     Call(Promise<Answer>, Result<Answer, Failure>),
     Record(Promise<RecordAnswer>, Result<RecordAnswer, Failure>),
 }
 
 impl Answered {
-    // The process that asked may be gone: no process is left to tell then.
+    // The caller may have dropped its future, so a failed send is ignored.
     fn send(self) {
         match self {
             Self::Call(promise, reply) => drop(promise.send(reply)),
@@ -41,7 +40,7 @@ impl Answered {
     }
 }
 
-/// What was done in one turn.
+/// The work of one turn.
 #[derive(Default)]
 struct Done {
     requests: usize,
@@ -50,7 +49,7 @@ struct Done {
     listing: Option<(String, Cursor, Promise<Page>)>,
 }
 
-/// What came of one turn under the guard.
+/// Outcome of a turn.
 pub(super) enum Turn {
     Done,
     Locked,
@@ -58,8 +57,8 @@ pub(super) enum Turn {
 }
 
 impl Worker {
-    /// Answers the first in the queue without a directory, if it only wants to see the holders:
-    /// that is no reason to make one.
+    /// Answers the first queued request without a directory if it only reads, because reading is no reason to
+    /// create one.
     fn sees_nothing(&mut self) -> bool {
         let Some(job) = self.queue.pop_front() else { return false };
         match job.ask {
@@ -82,7 +81,7 @@ impl Worker {
         true
     }
 
-    /// Enters once and answers what is in the queue, as far as a batch reaches.
+    /// Enters once and executes up to a batch of queued requests.
     pub(super) fn turn(&mut self, locked: Option<Locked>) -> Result<Turn, Failure> {
         let shared = Arc::clone(&self.shared);
         let mut core = shared.core();
@@ -91,18 +90,18 @@ impl Worker {
         if let (Ok(Turn::Done), None) = (&turn, &done.listing) {
             shared.took(self.runtime.now().since(begun), done.requests);
         }
-        // Outside the guard, so that a process that is called does not wait for it; and before the
-        // answers, because a process that has released its lock may end at once.
+        // After the guard is released, so that woken processes do not wait for it, and before the answers,
+        // because a process may exit right after its release.
         if let Some(directory) = &core.directory {
             for (id, applied) in &done.applied {
                 applied.calls.iter().for_each(|holder| directory.call(*holder, *id));
             }
         }
         if let (Some((prefix, from, promise)), Some(directory)) = (done.listing, &core.directory) {
-            // Long, and each record is whole in itself: no reason to keep others out meanwhile.
+            // Listing takes long and each record is consistent on its own, so it does not need the guard.
             let _ = promise.send(page(directory, self.now(), &prefix, &from));
         }
-        // Who is answered may ask again at once.
+        // A caller may send its next request as soon as it has the answer.
         drop(core);
         done.replies.into_iter().for_each(Answered::send);
         if !self.listeners.is_empty() && matches!(turn, Ok(Turn::Done)) {
@@ -128,7 +127,7 @@ impl Worker {
             _ => false,
         };
         if self.listeners.any_watches() || self.queue.iter().take(BATCH).any(watches) {
-            // Outside the guard: beginning to watch takes the longer the more files there are.
+            // Before entering, because the time it takes to add a watch grows with the number of files.
             looks::listen(&mut self.watch, directory);
         }
         let mut inside = match directory.enter(locked)? {
@@ -174,7 +173,8 @@ impl Worker {
                         _ if cannot_be_called => Hears::All,
                         Hears::Calls => match holders.begin_to_ask(&inside, runtime, id) {
                             Ok(true) => hears,
-                            // Not watched from the first moment on: the look finds what is missed.
+                            // The directory watch may start too late for the first changes; the look finds
+                            // them.
                             Ok(false) | Err(_) => Hears::All,
                         },
                         hears => hears,
@@ -183,11 +183,11 @@ impl Worker {
                         self.listeners.add(id, sender, hears);
                         Box::new(())
                     });
-                    // Before the guard is given back: every later change is heard.
+                    // Before the guard is released, so that no later change is missed.
                     self.shared.listens.store(true, Ordering::Release);
                     match hears {
                         Hears::Turns => {
-                            // Whether its place is at the front of the line.
+                            // To find out whether its ticket is at the front of the queue.
                             if self.looking.is_empty() {
                                 self.looking_since = runtime.now();
                             }
