@@ -21,7 +21,7 @@ pub(super) struct Listeners {
     by_lock: BTreeMap<RecordId, LockListeners>,
     /// Number of locks at which the next insertion removes dropped listeners.
     full: usize,
-    /// Number of locks observed through the directory watch; an upper bound until the next cleanup.
+    /// Nonzero while any lock may depend on the directory watch.
     watching: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Sends the statements of the worker, each as a future that says what has come of it.
+//! Sends the worker's statements, each as a future of its result.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use super::inbox::Plain;
 use super::names::Key;
 use super::server::{Change, Failed, Renewals, Row, Session};
 
-/// What has come of a statement.
+/// The result of a statement.
 pub(super) enum Done {
     Acquired(String, Result<Option<i64>, Failed>),
     Released(String, Result<bool, Failed>),

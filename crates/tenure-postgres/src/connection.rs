@@ -1,5 +1,5 @@
-//! Opens connections: dials, logs in, looks at the server, makes the table, and ends the connection
-//! before.
+//! Opens connections: dials, logs in, checks the server, creates the table, and terminates the previous
+//! connection.
 
 use std::fmt;
 use std::fs;
@@ -32,19 +32,19 @@ use tenure_core::net::by;
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{Failure, SETUP};
 
-/// How long a connection may take until it can be used.
+/// Timeout until a new connection is usable.
 const DIAL: Duration = Duration::from_secs(3);
-/// How long a server may take to end the connection before.
+/// Timeout for the server to terminate the previous connection.
 const END_MS: i64 = 2_000;
-/// The advisory lock of those who make the table. Any number would do.
+/// Key of the advisory lock around the creation of the table; an arbitrary number.
 const MAKES: i64 = 8_390_042_714_201_347_429;
-/// The oldest version that is used: since then `pg_terminate_backend` waits.
+/// Oldest supported version, the first in which `pg_terminate_backend` can wait.
 const OLDEST: i32 = 140_000;
 const STANDBY: &str = "it is a standby and takes no writes: name its primary in the URL, or all servers, as in postgres://h1,h2/DATABASE";
 const READ_ONLY: &str =
     "it takes no writes: default_transaction_read_only is on for this server, database or user";
-/// A statement waits no longer than this for a row that is locked. No other program sets this very
-/// time, so it also tells whether settings arrive.
+/// Lock timeout of every statement. The unusual value also shows whether settings reach the server or a
+/// pooler drops them.
 const LOCK_TIMEOUT: &str = "1937ms";
 
 /// Opens connections to whichever server is the primary.
@@ -52,11 +52,11 @@ pub(super) struct Connector {
     runtime: Arc<dyn Runtime>,
     target: Target,
     statements: Statements,
-    /// Whether it was said that old connections may not be ended.
+    /// Whether the warning that old connections cannot be terminated was logged.
     warned: AtomicBool,
-    /// Whether it was said that the server may forget.
+    /// Whether the warning that the server may lose acknowledged grants was logged.
     warned_of_loss: AtomicBool,
-    /// How far the connection is that is being made.
+    /// Progress of the connection attempt, for error messages.
     stage: Mutex<String>,
 }
 
@@ -108,9 +108,8 @@ impl Connector {
         *self.stage.lock().unwrap_or_else(PoisonError::into_inner) = stage;
     }
 
-    /// Dials the servers one after the other until one is the primary. The connection `before` is
-    /// ended on the server before this one can be used: a statement of it that is still on its way
-    /// must not arrive after one of this.
+    /// Dials the servers in order until one is the primary. The connection `before` is terminated on the
+    /// server first, so that none of its pending statements executes after one of the new connection.
     pub(super) async fn dial_all(&self, before: Option<&str>) -> Result<Open, Failure> {
         let mut said = Vec::new();
         for address in &self.target.addresses {
@@ -208,7 +207,7 @@ impl Connector {
                     let until = self.runtime.now() + share;
                     match by(&*self.runtime, until, TcpStream::connect(address)).await {
                         Some(Ok(stream)) => {
-                            // A statement is one small write that wants to leave at once.
+                            // Statements are single small writes that must not be delayed.
                             stream.set_nodelay(true)?;
                             return Ok(Box::pin(stream));
                         }
@@ -231,8 +230,8 @@ impl Connector {
         Ok(Some(line.strip_suffix('\r').unwrap_or(line).to_owned()))
     }
 
-    /// Looks at the server, makes the table where it is missing, and ends the connection before.
-    /// Returns the number of the table.
+    /// Checks the server, creates the table if it is missing, and terminates the previous connection. Returns
+    /// the table's oid.
     async fn look(&self, client: &Client, before: Option<&str>) -> Result<i64, Failure> {
         const LOOK: &str = "SELECT current_setting('server_version_num')::int, pg_is_in_recovery(),
             to_regclass($1)::oid::bigint, current_setting('synchronous_commit'), current_setting('fsync'),
@@ -242,7 +241,7 @@ impl Connector {
         let table = self.statements.table();
         let rows = client.query_typed(LOOK, &[(&table, Type::TEXT)]).await;
         let rows = rows.map_err(|error| match error.code() {
-            // It may not even look into the schema.
+            // The user may lack even USAGE on the schema.
             Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
                 failure::of_tables(error, table, &self.statements.tables())
             }
@@ -254,12 +253,11 @@ impl Connector {
             return Err(Failure::Refused(Failure::cause(text)));
         }
         if row.get(1) {
-            // It knows of no lock that its primary has not told it of yet, and may be promoted at
-            // any time.
+            // A standby does not know its primary's latest locks, and may be promoted at any time.
             return Err(Failure::NotSent(Failure::cause(STANDBY)));
         }
         if row.get::<_, &str>(7) == "on" {
-            // So it is set also while another server takes its place.
+            // It is also set during a switch to another server, so this is transient.
             return Err(Failure::NotSent(Failure::cause(READ_ONLY)));
         }
         let (commit, fsync, timeout, encoding): (&str, &str, &str, &str) =
@@ -297,13 +295,13 @@ impl Connector {
         }
     }
 
-    /// Makes the table. Several clients may do so at once.
+    /// Creates the table. Several clients may do so concurrently.
     async fn make_table(&self, client: &Client) -> Result<i64, Failure> {
         let tables = self.statements.tables();
         use tokio_postgres::types::Type;
         let mut schema = String::new();
         if let Some(name) = self.target.schema.as_deref().map(quoted) {
-            // A user may use a schema who may make none.
+            // The user may be allowed to use a schema but not to create one.
             let asked =
                 client.query_typed("SELECT to_regnamespace($1) IS NULL", &[(&name, Type::TEXT)]).await;
             let asked = asked.map_err(|error| failure::of_login(error, &self.target))?;
@@ -313,7 +311,7 @@ impl Connector {
         }
         let all = format!("BEGIN; SELECT pg_advisory_xact_lock({MAKES}); {schema}{tables}; COMMIT");
         if let Err(error) = client.batch_execute(&all).await {
-            // It is what the connection has begun.
+            // End the open transaction.
             let _ = client.batch_execute("ROLLBACK").await;
             return Err(failure::of_tables(error, self.statements.table(), &tables));
         }
@@ -325,8 +323,8 @@ impl Connector {
         made.ok_or_else(|| Failure::NotSent(Failure::cause("the table was dropped as soon as it was made")))
     }
 
-    /// Ends a connection on the server, and waits until it is gone. Behind a pooler, what it worked
-    /// on is ended.
+    /// Terminates a connection on the server and waits until it is gone. Behind a pooler, terminates only the
+    /// server connection that is executing its statement, if any.
     async fn end(&self, client: &Client, before: &str) -> Result<(), Failure> {
         use tokio_postgres::types::Type;
         const END: &str = "SELECT pg_terminate_backend(pid, $2) FROM pg_stat_activity
@@ -352,7 +350,7 @@ impl Connector {
     }
 }
 
-/// What is said of a server of this version, if it cannot be used.
+/// The error for a server version that is too old.
 fn too_old(version: i32) -> Option<String> {
     (version < OLDEST).then(|| {
         let major = version / 10_000;
@@ -360,7 +358,7 @@ fn too_old(version: i32) -> Option<String> {
     })
 }
 
-/// A stream of which it is counted how often something came in.
+/// A stream that counts its reads.
 struct Counted {
     stream: Pin<Box<dyn Stream>>,
     heard: Arc<AtomicU64>,

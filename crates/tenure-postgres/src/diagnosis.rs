@@ -1,4 +1,4 @@
-//! What a server is set to, for `tenure doctor`.
+//! Server settings for `tenure doctor`.
 
 use std::sync::Arc;
 
@@ -11,34 +11,34 @@ use tenure_core::error::{Error, Result};
 use tenure_core::runtime::{Driver, Runtime};
 use tenure_core::store::Failure;
 
-/// What a server says of itself.
+/// Version and settings of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnosis {
-    /// Its version, as people write it.
+    /// Its version, as in `server_version`.
     pub version: String,
-    /// The settings that matter to locks, by their names.
+    /// The settings relevant to locks, by name.
     pub settings: Vec<(String, String)>,
-    /// So many standbys follow it, if this user may see them.
+    /// Number of standbys that replicate from it and are visible to this user.
     pub standbys: i64,
     /// Its clock, in microseconds since 1970.
     pub clock_us: i64,
 }
 
 impl Diagnosis {
-    /// A setting, or an empty text.
+    /// The value of a setting, or an empty string.
     #[must_use]
     pub fn setting(&self, name: &str) -> &str {
         self.settings.iter().find(|(known, _)| known == name).map_or("", |(_, value)| value)
     }
 }
 
-/// The URL without credentials, if it names PostgreSQL servers.
+/// The URL without credentials, if it is a PostgreSQL URL.
 #[must_use]
 pub fn postgres_url_shown(url: &str) -> Option<Arc<str>> {
     Target::parse(url).ok().map(|target| target.shown())
 }
 
-/// Connects as a store does, and asks.
+/// Connects as a store does, and reads the settings.
 ///
 /// # Errors
 /// `is_unreachable` without an answer in time, `is_refused` where the server refuses.
@@ -48,7 +48,7 @@ pub async fn diagnose_postgres(url: &str) -> Result<Diagnosis> {
     let driver = Driver::start().map_err(|error| Error::no_thread(&url, error))?;
     let runtime = Arc::clone(&driver) as Arc<dyn Runtime>;
     let connector = Connector::new(Arc::clone(&runtime), target);
-    // Streams are opened by a task of the driver, also where the caller's runtime can do nothing.
+    // The driver's task opens the streams, because the caller's runtime may lack I/O.
     let (tell, told) = oneshot::channel();
     runtime.spawn(async move { drop(tell.send(ask(&connector).await)) }.boxed());
     let ended = |_| Failure::NotSent(Failure::cause("the thread of this connection has ended"));

@@ -1,5 +1,5 @@
-//! What the errors of a server mean: ask again, or refused. An error of a server undoes the whole
-//! statement, so nothing of it was carried out.
+//! Maps server errors to failures: retryable or refused. An error rolls back the whole statement, so it had
+//! no effect.
 
 use std::error::Error as _;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use super::tls::Refused;
 use super::url::Target;
 use tenure_core::store::Failure;
 
-/// What became of a statement.
+/// The failure of a statement.
 pub(super) fn of(error: Error, which: Which) -> Failure {
     match error.as_db_error() {
         Some(said) => said_of(said),
@@ -21,12 +21,12 @@ pub(super) fn of(error: Error, which: Which) -> Failure {
     }
 }
 
-/// Whether the connection is of no use after it: the server ends it, or is another than it was.
+/// Whether the connection is useless after this error: the server closes it, or has changed underneath it.
 pub(super) fn ends_connection(error: &Error) -> bool {
     match error.as_db_error().map(|said| said.code().code()) {
         None => true,
-        // A shutdown, a standby, a table that was dropped or changed, and a statement that another
-        // client of a pooler has made.
+        // A shutdown, a standby, a dropped or altered table, or a prepared statement of another client of a
+        // pooler.
         Some(code) => {
             code.starts_with("57P")
                 || matches!(code, "25006" | "42P01" | "42703" | "0A000" | "26000" | "42P05")
@@ -34,7 +34,7 @@ pub(super) fn ends_connection(error: &Error) -> bool {
     }
 }
 
-/// What comes of logging in. Nothing of a caller's is on a connection that is being made.
+/// The failure of a login. No request was sent on the connection yet.
 pub(super) fn of_login(error: Error, target: &Target) -> Failure {
     if let Some(Refused(failure)) = error.source().and_then(|cause| cause.downcast_ref()) {
         return failure.clone();
@@ -65,7 +65,7 @@ pub(super) fn of_login(error: Error, target: &Target) -> Failure {
     Failure::NotSent(Arc::new(error))
 }
 
-/// What comes of making the table.
+/// The failure of creating the table.
 pub(super) fn of_tables(error: Error, table: &str, tables: &str) -> Failure {
     match error.as_db_error() {
         Some(said) if matches!(said.code().code(), "42501" | "25006") => {
@@ -88,8 +88,8 @@ fn said_of(said: &DbError) -> Failure {
         _ => "",
     };
     let cause = Failure::cause(format!("{} ({code}){hint}", one_line(said)));
-    // It may pass: no connection, a full disk, another transaction in the way, a server that starts
-    // or ends, a table or statement that the next connection makes again.
+    // Transient: connection errors, a full disk, a conflicting transaction, a starting or stopping server,
+    // and a table or statement that the next connection creates again.
     let passes = ["08", "40", "53", "55", "57", "58"].iter().any(|class| code.starts_with(class));
     match passes || matches!(code, "25006" | "42P01" | "42703" | "0A000") {
         true => Failure::NotSent(cause),

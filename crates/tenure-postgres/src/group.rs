@@ -1,4 +1,4 @@
-//! Requests about one lock that are carried out together: what each is told, and what is written.
+//! Executes requests about one lock together: the answers, and the change to write.
 
 use std::collections::BTreeSet;
 
@@ -18,15 +18,15 @@ pub(super) enum Said {
     Record(RecordAnswer),
 }
 
-/// What requests are told, once what they change is written.
+/// The answers of a group of requests, valid once its change is written.
 pub(super) struct Group {
-    /// In the order asked.
+    /// In request order.
     pub(super) said: Vec<Result<Said, Failure>>,
-    /// `None` where nothing changes.
+    /// `None` if nothing changes.
     pub(super) change: Option<Change>,
 }
 
-/// A lock and its record while requests are carried out.
+/// A lock and its record while a group is executed.
 #[derive(Clone)]
 struct Now {
     state: State,
@@ -36,8 +36,8 @@ struct Now {
 }
 
 impl Group {
-    /// Runs the machines on a row. With `is_checked_in`, a transaction is open that has checked a
-    /// hold in: no hold of the lock can be ended by others, also if its lease is over.
+    /// Runs the machines on a row. `is_checked_in` means that an open transaction has checked a hold in, so
+    /// that no other client may end a hold of the lock, not even an expired one.
     pub(super) fn run(key: &Key, seen: &Seen, asks: &[&Ask], is_checked_in: bool) -> Self {
         let state = if is_checked_in { seen.spared() } else { seen.state.clone() };
         let mut now = Now { state, record: seen.record.clone(), counter: seen.counter, wake: Vec::new() };
@@ -69,7 +69,7 @@ impl Group {
         Self { said, change }
     }
 
-    /// One of those who asked is told otherwise.
+    /// Drops the answer of a request that was answered otherwise.
     pub(super) fn forget(&mut self, at: usize) {
         if at < self.said.len() {
             drop(self.said.remove(at));
@@ -96,7 +96,8 @@ impl Now {
         said
     }
 
-    /// What is written. Where a hold is checked in, with those who ask to hold.
+    /// The change to write. `spared`, set if a hold is checked in, are the owners whose holds the requests
+    /// extend; `asking` are those that release their own.
     fn change(
         self,
         seen: &Seen,
@@ -108,7 +109,7 @@ impl Now {
             None => self.state,
         };
         let has_new_record = self.record != seen.record;
-        // That what has lapsed is gone need not be written.
+        // The removal of an expired lock need not be written.
         let is_same = state.lock == seen.state.lock || state.lock.is_none() && seen.state.is_over(seen.now);
         if is_same && !has_new_record && self.counter == seen.counter && self.wake.is_empty() {
             return None;
@@ -128,7 +129,7 @@ impl Now {
     }
 }
 
-/// Whose hold or place a request extends.
+/// The owners whose hold or ticket a request extends.
 fn extends(ask: &Ask) -> &[Owner] {
     match ask {
         Ask::Lock(Op { verb: Verb::Refresh { owners, .. }, .. }, _) => owners,
@@ -139,7 +140,7 @@ fn extends(ask: &Ask) -> &[Owner] {
     }
 }
 
-/// Whose own hold a request ends.
+/// The owner whose own hold a request ends.
 fn releases(ask: &Ask) -> Option<&Owner> {
     match ask {
         Ask::Lock(Op { owner, verb: Verb::Release { whose: ReleaseScope::Own, .. }, .. }, _) => Some(owner),

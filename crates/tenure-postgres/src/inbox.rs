@@ -1,4 +1,4 @@
-//! Where requests are handed in, and who hears that the connection was made again.
+//! Hands requests to the worker, and announces reconnections.
 
 use std::collections::VecDeque;
 use std::pin::pin;
@@ -15,15 +15,14 @@ use tenure_core::protocol::{Answer, Op};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::Failure;
 
-/// The end that waits for an answer.
+/// Sends the answer to a caller.
 pub(super) type Reply<T> = oneshot::Sender<Result<T, Failure>>;
 
-/// What is asked, and the end that waits for the answer.
+/// A request and the sender of its answer.
 pub(super) enum Ask {
     Lock(Op, Reply<Answer>),
     Record(RecordOp, Reply<RecordAnswer>),
-    /// A statement about no lock in particular. With `at_once` it fails as soon as the server
-    /// cannot be dialled.
+    /// A statement that is not about one lock. With `at_once` it fails as soon as a connection attempt fails.
     Plain {
         plain: Plain,
         at_once: bool,
@@ -31,17 +30,17 @@ pub(super) enum Ask {
     },
 }
 
-/// A statement about no lock in particular.
+/// A statement that is not about one lock.
 #[derive(Clone)]
 pub(super) enum Plain {
-    /// A part of the locks.
+    /// A page of the listing.
     List { prefix: String, after: String },
-    /// Nothing.
+    /// A no-op that shows that the server answers.
     Ping,
 }
 
 impl Ask {
-    /// Ends it without an answer.
+    /// Answers with a failure.
     pub(super) fn fail(self, failure: Failure) {
         match self {
             Self::Lock(_, reply) => drop(reply.send(Err(failure))),
@@ -50,7 +49,7 @@ impl Ask {
         }
     }
 
-    /// Whether no client waits for the answer any more.
+    /// Whether the caller no longer waits for the answer.
     pub(super) fn is_left(&self) -> bool {
         match self {
             Self::Lock(_, reply) => reply.is_closed(),
@@ -60,23 +59,23 @@ impl Ask {
     }
 }
 
-/// A request, in the order in which they are asked.
+/// A queued request with its deadline. Numbers are in request order.
 pub(super) struct Request {
     pub(super) ask: Ask,
     pub(super) due: Moment,
     pub(super) number: u64,
 }
 
-/// Takes requests for the worker. Dropping the last of a store's ends the worker.
+/// Hands requests to the worker. The worker ends when the store is dropped.
 pub(super) struct Inbox {
     pub(super) server: Arc<dyn Server>,
     pub(super) runtime: Arc<dyn Runtime>,
-    /// Makes the worker.
+    /// Constructs the worker's future.
     worker: fn(Arc<Self>) -> BoxFuture<'static, ()>,
     state: Mutex<State>,
-    /// Tells the worker that there is something to do.
+    /// Wakes the worker.
     pub(super) work: Notify,
-    /// Told when the connection was made again.
+    /// Notified on each new connection.
     again: Notify,
 }
 
@@ -86,7 +85,7 @@ struct State {
     next: u64,
     runs: bool,
     closed: bool,
-    /// How often it was connected.
+    /// Number of connections made.
     connects: u64,
 }
 
@@ -101,11 +100,11 @@ impl Inbox {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing in here panics half-way, so a poisoned state is as good as another.
+        // Nothing panics while holding this lock, so a poisoned state is consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hands in a request, and waits for its answer. The worker answers each within its time.
+    /// Submits a request and waits for its answer. The worker answers within the timeout.
     pub(super) async fn ask<T>(
         self: &Arc<Self>,
         within: Duration,
@@ -131,7 +130,7 @@ impl Inbox {
         }
     }
 
-    /// What was asked since the last time, in order.
+    /// The requests since the last call, in order.
     pub(super) fn take(&self) -> VecDeque<Request> {
         std::mem::take(&mut self.state().asked)
     }
@@ -145,18 +144,18 @@ impl Inbox {
         self.state().closed
     }
 
-    /// A connection was made.
+    /// Announces a new connection.
     pub(super) fn connected(&self) {
         self.state().connects += 1;
         self.again.notify_waiters();
     }
 
-    /// How often the connection was lost and made again. The first connection interrupts nothing.
+    /// How often the connection was lost and re-established. The first connection does not count.
     pub(super) fn interruptions(&self) -> u64 {
         self.state().connects.saturating_sub(1)
     }
 
-    /// Completes when the connection has been lost and made again.
+    /// Completes when the connection was lost and re-established.
     pub(super) fn reconnected(self: &Arc<Self>) -> BoxFuture<'static, ()> {
         let inbox = Arc::clone(self);
         let before = inbox.interruptions();

@@ -1,10 +1,11 @@
-//! Locks on PostgreSQL: a row of one table for each, which the machine of `protocol` changes.
+//! Locks on PostgreSQL: each lock is a row of one table, changed by the state machine of `protocol`.
 //!
-//! `worker` carries out all requests on one connection; `inbox` takes them, and `lock_queue` has
-//! those about one lock. `steps` says what is sent next, `asking` sends it, `group` runs the
-//! machines on what was read, and `state` reads rows. `listen` hears messages. `server` is what all
-//! of these need of a server: `connection` dials, `line` sends what `statements` has as SQL, `url`
-//! says where to, and `failure` what an error means.
+//! The worker (`worker`) executes all requests on one connection. `inbox` queues them, `lock_queue` groups
+//! them by lock, `steps` decides which statements come next, and `asking` sends them. `group` runs the
+//! machines on the rows that `state` decodes. `listen` receives notifications on a second connection.
+//!
+//! `server` is the interface to a server. `connection` implements dialling and `line` the statements, whose
+//! SQL is in `statements`. `url` parses the URL, and `failure` maps server errors.
 
 mod asking;
 mod connection;
@@ -76,13 +77,13 @@ impl Drop for Inner {
     }
 }
 
-/// Whether URLs that begin so name PostgreSQL servers.
+/// Whether this URL scheme belongs to this store.
 #[must_use]
 pub fn takes(scheme: &str) -> bool {
     url::knows(scheme)
 }
 
-/// Opens the store that a URL names, without I/O.
+/// Opens the store of a URL, without I/O.
 ///
 /// # Errors
 /// `is_invalid`, with the part of the URL that is wrong.
@@ -90,11 +91,11 @@ pub fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
     Ok(Arc::new(Postgres::open(opening.url, opening.runtime)?))
 }
 
-/// Checks a hold in, in a transaction of the caller's. `false` where it is not held: then the
-/// transaction cannot commit.
+/// Checks a hold in, within the caller's transaction. Returns `false` if it is not held; the transaction
+/// cannot commit then.
 ///
 /// # Errors
-/// What the server answered, or why it could not be asked.
+/// The server's error, or why it was not reached.
 pub async fn check_in(
     url: &str,
     name: &LockName,
@@ -119,7 +120,7 @@ pub async fn check_in(
 }
 
 impl Postgres {
-    /// A store on the server that a URL names; nothing is sent before its first use.
+    /// A store on the server that a URL names; sends nothing before its first use.
     ///
     /// # Errors
     /// `is_invalid`, with the part of the URL that is wrong.
@@ -127,7 +128,7 @@ impl Postgres {
         Ok(Self::on(Self::server(url, Arc::clone(&runtime))?, runtime))
     }
 
-    /// The server that a URL names, or the servers.
+    /// The server or servers that a URL names.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -135,7 +136,7 @@ impl Postgres {
         Ok(Arc::new(Connector::new(runtime, Target::parse(url)?)))
     }
 
-    /// A store on this server; asks nothing before its first use.
+    /// A store on this server; sends nothing before its first use.
     pub fn on(server: Arc<dyn Server>, runtime: Arc<dyn Runtime>) -> Self {
         let (url, work) = (server.shown(), |inbox| Worker::new(inbox).run().boxed());
         let notifications = Notifications::new(Arc::clone(&server), Arc::clone(&runtime));
@@ -250,7 +251,7 @@ impl RenewsMany for Postgres {
         Some(0)
     }
 
-    /// The worker takes together what it is asked together.
+    /// The worker combines requests that arrive together into one statement.
     fn renew(&self, ops: Vec<Op>, within: Duration) -> BoxFuture<'static, Vec<Result<Answer, Failure>>> {
         join_all(ops.into_iter().map(|op| self.call(op, within))).boxed()
     }

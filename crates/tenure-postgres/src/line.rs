@@ -1,4 +1,4 @@
-//! The statements of `statements`, sent on a connection to a real server.
+//! Sends the statements of `statements` to a real server.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -17,17 +17,17 @@ use super::statements::Which;
 use super::url::quoted;
 use tenure_core::store::Failure;
 
-/// Where statements are sent.
+/// A connection's statements.
 pub(super) struct Line {
     pub(super) client: Client,
     pub(super) statements: Vec<String>,
-    /// Parsed once, where the server's connection is ours alone.
+    /// Prepared once, unless a pooler shares the server's connection.
     pub(super) prepared: Vec<Statement>,
-    /// How often something came in.
+    /// Number of reads that returned data.
     pub(super) heard: Arc<AtomicU64>,
-    /// What the server calls it.
+    /// The connection's `application_name`.
     pub(super) label: String,
-    /// The channel on which messages about locks of this table are sent.
+    /// The NOTIFY channel of this table's locks.
     pub(super) channel: String,
 }
 
@@ -49,7 +49,7 @@ impl Line {
         rows.map_err(|error| failed(error, which))
     }
 
-    /// Pairs of texts, for a diagnosis.
+    /// Runs a query that returns pairs of texts, for a diagnosis.
     pub(super) async fn look_up(&self, sql: &str) -> Result<Vec<(String, String)>, Failure> {
         let rows = self.client.query_typed(sql, &[]).await;
         let rows = rows.map_err(|error| failure::of(error, Which::Ping))?;
@@ -212,7 +212,7 @@ fn listed(row: &tokio_postgres::Row) -> Row {
     }
 }
 
-/// Changes by the columns of what is written.
+/// Changes as columns, one per parameter of the `Write` statement.
 #[derive(Default)]
 struct Columns<'a> {
     names: Vec<&'a str>,

@@ -1,8 +1,8 @@
-//! Messages to waiters, on a separate connection: one for all that this process waits for.
+//! Notifications for waiters, on a separate connection that all of this process's listeners share.
 //!
-//! It is opened for the first who listens and kept a little longer than the last. A row says until
-//! when clients listen, because a release that no client waits for sends no message. Behind a
-//! pooler nothing can be heard: a waiter asks four times a second instead.
+//! It opens for the first listener and stays open a little longer than the last. Each row records until when
+//! clients listen, because a release without listeners sends no notification. Behind a pooler there are no
+//! notifications; listeners poll four times a second instead.
 
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,25 +24,26 @@ use tenure_core::protocol::Notification;
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{Failure, Listener, Publisher};
 
-/// The connection is closed this long after the last listener has left.
+/// How long the connection stays open after the last listener has left.
 const KEPT: Duration = Duration::from_secs(5);
-/// A connection that was silent this long is asked whether it is alive.
+/// Silence after which the connection is probed.
 const IDLE: Duration = Duration::from_secs(5);
-/// How long it may take to answer.
+/// Timeout of the probe and of the other statements on this connection.
 const ANSWER: Duration = Duration::from_secs(2);
-/// How often the rows are told that clients still listen; what they were told holds for longer.
+/// Interval at which the rows are marked again as having listeners. The mark lasts for five minutes, which is
+/// longer.
 const AGAIN: Duration = Duration::from_secs(120);
-/// Behind a pooler, who listens asks again after this.
+/// Polling interval of listeners behind a pooler.
 const ASKS: Duration = Duration::from_millis(250);
 
-/// Who listens to what.
+/// The listeners, and the task that serves their connection.
 pub(super) struct Notifications {
     server: Arc<dyn Server>,
     runtime: Arc<dyn Runtime>,
     state: Mutex<State>,
-    /// Tells the connection's task that there is something to do.
+    /// Wakes the connection's task.
     work: Notify,
-    /// Tells those who want to listen that something was confirmed or refused.
+    /// Notifies pending subscriptions that some were confirmed or refused.
     told: Notify,
 }
 
@@ -50,7 +51,7 @@ pub(super) struct Notifications {
 struct State {
     locks: BTreeMap<String, Lock>,
     next: u64,
-    /// Whether the connection's task runs.
+    /// Whether the connection's task is running.
     runs: bool,
     closed: bool,
     /// When the last listener left.
@@ -61,10 +62,10 @@ struct State {
 struct Lock {
     key: Key,
     listeners: BTreeMap<u64, Publisher>,
-    /// Whether its row says that clients listen, and they do.
+    /// Whether its row is marked and the connection is listening.
     is_heard: bool,
     refused: Option<Failure>,
-    /// Whether a connection before this one heard it: then messages may have been missed.
+    /// Whether an earlier connection was listening for it, so that notifications may have been missed since.
     was_heard: bool,
 }
 
@@ -75,11 +76,11 @@ impl Notifications {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing in here panics half-way, so a poisoned state is as good as another.
+        // Nothing panics while holding this lock, so a poisoned state is consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Listens to what is said of a lock: ready once it is heard.
+    /// Subscribes to a lock; ready once the subscription is active.
     pub(super) async fn listen(self: &Arc<Self>, key: Key, within: Duration) -> Result<Listener, Failure> {
         let deadline = self.runtime.now() + within;
         let name = key.name.clone();
@@ -107,7 +108,7 @@ impl Notifications {
         }
     }
 
-    /// A listener that hears nothing but that it may have missed something.
+    /// A listener for polling: it is told at each interval that it may have missed something.
     fn ask_again_and_again(&self) -> Listener {
         let runtime = Arc::clone(&self.runtime);
         Listener::new(|publisher| {
@@ -126,7 +127,7 @@ impl Notifications {
         })
     }
 
-    /// Adds a listener, and starts the connection's task if it does not run.
+    /// Adds a listener, and starts the connection's task if it is not running.
     fn enter(self: &Arc<Self>, key: Key, publisher: Publisher) -> Subscription {
         let mut state = self.state();
         let (id, name) = (state.next, key.name.clone());
@@ -161,7 +162,7 @@ impl Notifications {
         }
     }
 
-    /// Ends the connection.
+    /// Closes the connection.
     pub(super) fn close(&self) {
         self.state().closed = true;
         self.work.notify_one();
@@ -193,7 +194,7 @@ impl Notifications {
         }
     }
 
-    /// Whether there is nothing to do any more; then the task ends.
+    /// Whether the task has nothing left to do and ends.
     fn rests(&self) -> bool {
         let mut state = self.state();
         for lock in state.locks.values_mut() {
@@ -204,8 +205,8 @@ impl Notifications {
         is_over
     }
 
-    /// There is no connection: those who want to listen are told only if that will not pass. Those
-    /// who have listened hear nothing for as long as it lasts, and are told so by their end.
+    /// The connection attempt failed. Pending subscriptions fail only if the failure is permanent. Confirmed
+    /// listeners are dropped, which tells them that they receive nothing during the outage.
     fn cut_off(&self, failure: &Failure) {
         let mut state = self.state();
         let mut unheard = Vec::new();
@@ -224,7 +225,7 @@ impl Notifications {
         self.told.notify_waiters();
     }
 
-    /// Serves one connection until it fails, or until it is not needed any more: then `true`.
+    /// Serves one connection until it fails, or until it is no longer needed and returns `true`.
     async fn attend(&self, connection: Connection) -> bool {
         let Connection { session, mut messages, mut over, hangup: _hangup } = connection;
         let runtime = &*self.runtime;
@@ -271,7 +272,7 @@ impl Notifications {
         }
     }
 
-    /// Until when the connection is kept; `None` when it is not needed any more.
+    /// When the connection will no longer be needed; `None` if that is now.
     fn is_needed_until(&self, now: Moment) -> Option<Moment> {
         let mut state = self.state();
         let until = match state.left.filter(|_| state.locks.is_empty()) {
@@ -285,14 +286,14 @@ impl Notifications {
         Some(until)
     }
 
-    /// The locks whose rows are to be told that clients listen.
+    /// The locks whose rows are to be marked as having listeners.
     fn to_await(&self, is_again: bool) -> Vec<Key> {
         let state = self.state();
         let locks = state.locks.values().filter(|lock| is_again || !lock.is_heard);
         locks.map(|lock| lock.key.clone()).collect()
     }
 
-    /// The rows were told.
+    /// Confirms the subscriptions of rows that were marked.
     fn awaited(&self, keys: &[Key]) {
         let names: BTreeSet<&str> = keys.iter().map(|key| &*key.name).collect();
         let mut state = self.state();
@@ -321,7 +322,7 @@ fn unconfirmed() -> Failure {
     Failure::NotSent(Failure::cause("the subscription was not confirmed in time"))
 }
 
-/// A listener's place; it leaves when dropped.
+/// A listener's registration, removed on drop.
 struct Subscription {
     notifications: Weak<Notifications>,
     name: String,

@@ -1,4 +1,4 @@
-//! The requests about one lock, and what is under way about it.
+//! The queued and running requests of one lock.
 
 use std::collections::VecDeque;
 
@@ -7,22 +7,21 @@ use super::inbox::Request;
 use super::names::Key;
 use tenure_core::moment::Moment;
 
-/// The requests about one lock.
 pub(super) struct LockQueue {
     pub(super) key: Key,
     pub(super) queue: VecDeque<Request>,
-    /// What is under way.
+    /// Requests being executed.
     pub(super) running: Vec<Request>,
     pub(super) step: Step,
-    /// Vain writes in a row.
+    /// Consecutive writes that failed to apply.
     pub(super) tries: u32,
-    /// The row that the last vain write met.
+    /// The row's serial at the last failed write.
     pub(super) met: Option<i64>,
 }
 
 pub(super) enum Step {
     Idle,
-    /// One statement that may do all.
+    /// A single statement that may complete the request.
     Fast {
         sent: Moment,
     },

@@ -1,24 +1,24 @@
-//! The names of locks as the column `name` has them: itself, where that is possible.
+//! Lock names as stored in the column `name`: unchanged where possible.
 //!
-//! Text in PostgreSQL has no zero byte, and an index no value of more than about 2,700 bytes. So a
-//! backslash is written twice and a zero byte as `\0`. Of what is too long then, the column has the
-//! beginning, `\~` and a hash, and the column `whole` has all.
+//! Text in PostgreSQL cannot contain a zero byte, and an index entry is limited to about 2,700 bytes. A
+//! backslash is therefore doubled and a zero byte written as `\0`. If the result is too long, the column has
+//! its beginning, `\~` and a hash, and the column `whole` has all of it.
 
 use siphasher::sip128::SipHasher13;
 
 use tenure_core::name::LockName;
 
-/// A name of more bytes is cut.
+/// Maximum length in bytes of a name stored unchanged.
 const LONGEST: usize = 1_000;
-/// As many bytes are left of it at most.
+/// Maximum bytes kept of a longer name.
 const KEPT: usize = 900;
 
-/// What stands in the columns of a lock.
+/// The columns that identify a lock.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key {
     /// The column `name`.
     pub name: String,
-    /// The column `whole`, where `name` has not all.
+    /// The column `whole`, if `name` is truncated.
     pub whole: Option<String>,
 }
 
@@ -34,7 +34,7 @@ impl Key {
     }
 }
 
-/// The name of the lock that has these columns; `None` if no lock has them.
+/// The name of the lock with these columns; `None` if they are invalid.
 pub(super) fn name_of(name: &str, whole: Option<&str>) -> Option<LockName> {
     let escaped = whole.unwrap_or(name);
     let mut plain = String::with_capacity(escaped.len());
@@ -52,8 +52,7 @@ pub(super) fn name_of(name: &str, whole: Option<&str>) -> Option<LockName> {
     (!plain.is_empty()).then(|| LockName::in_store(plain))
 }
 
-/// What the column `name` begins with for all locks whose names begin so. It may begin so for
-/// others too.
+/// A prefix of the column `name` shared by all locks with this name prefix. Other locks may match too.
 pub(super) fn prefix(prefix: &str) -> String {
     beginning(&escaped(prefix)).to_owned()
 }

@@ -1,5 +1,5 @@
-//! What the store needs of a server: connections, the statements that are sent on them, and
-//! messages. `connection` and `line` offer it by a real server, and the tests by a model.
+//! The interface between the store and a server: connections, statements and notifications. `connection` and
+//! `line` implement it for a real server, and the tests with a model.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -15,14 +15,14 @@ use tenure_core::store::Failure;
 
 /// A server, or several of which one is the primary.
 pub trait Server: fmt::Debug + Send + Sync + 'static {
-    /// Connects to the primary. The connection `before` is ended on the server before this one can
-    /// be used: a statement of it that is still on its way must not arrive after one of this.
+    /// Connects to the primary. The connection `before` is terminated on the server first, so that none of
+    /// its pending statements executes after one of the new connection.
     fn connect<'a>(&'a self, before: Option<&'a str>) -> BoxFuture<'a, Result<Connection, Failure>>;
 
-    /// What a connection waits for that is being made.
+    /// What a connection attempt is waiting for.
     fn stage(&self) -> String;
 
-    /// Whether a pooler is in between, behind which nothing can be heard.
+    /// Whether a pooler is in between, so that there are no notifications.
     fn is_pooled(&self) -> bool;
 
     /// The URL without credentials.
@@ -32,136 +32,136 @@ pub trait Server: fmt::Debug + Send + Sync + 'static {
 /// An open connection.
 #[derive(Debug)]
 pub struct Connection {
-    /// Where statements are sent.
+    /// Sends statements.
     pub session: Arc<dyn Session>,
-    /// Messages to those who listen.
+    /// Notifications for listeners.
     pub messages: mpsc::UnboundedReceiver<String>,
-    /// Completes when it is closed.
+    /// Completes when the connection is closed.
     pub over: oneshot::Receiver<()>,
-    /// Dropped, it closes the connection.
+    /// Closes the connection when dropped.
     pub hangup: oneshot::Sender<()>,
 }
 
-/// A statement was not answered as it should be.
+/// A failed statement.
 #[derive(Clone, Debug)]
 pub struct Failed {
-    /// What became of it.
+    /// What is known of its effect.
     pub failure: Failure,
-    /// Whether the connection is of no use any more.
+    /// Whether the connection is unusable from now on.
     pub ends_connection: bool,
 }
 
-/// What has come of a statement.
+/// The result of a statement.
 pub type Answered<'a, T> = BoxFuture<'a, Result<T, Failed>>;
 
-/// The statements of one connection, each a whole transaction. They are sent when their futures are
-/// first polled, and carried out in that order. A future that is dropped after that, or fails with
-/// [`Failure::Unknown`], may yet be carried out.
+/// The statements of one connection, each a transaction of its own. A statement is sent when its future is
+/// first polled, and statements execute in that order. If its future is dropped later, or fails with
+/// [`Failure::Unknown`], the statement may still execute.
 pub trait Session: fmt::Debug + Send + Sync + 'static {
-    /// What the server calls the connection.
+    /// The connection's name on the server.
     fn label(&self) -> &str;
 
-    /// How often something came in.
+    /// Number of reads that returned data.
     fn heard(&self) -> u64;
 
-    /// Takes a mutex that no client holds. Tells the token; `None` where a client may hold it.
+    /// Acquires a mutex that nobody holds. Returns the token, or `None` if it may be held.
     fn acquire<'a>(&'a self, key: &'a Key, owner: &'a str, ttl_ms: i64) -> Answered<'a, Option<i64>>;
 
-    /// Ends the hold of a mutex, and sends the message if a client listens. `false` where the hold
-    /// was not there, or is checked in.
+    /// Releases a mutex, and sends the message if a client listens. `false` if it was not held or is checked
+    /// in.
     fn release<'a>(&'a self, name: &'a str, owner: &'a str, message: &'a str) -> Answered<'a, bool>;
 
-    /// Extends the leases of mutexes. Tells the names and tokens of those that were held.
+    /// Extends the leases of mutexes. Returns the names and tokens of those that were held.
     fn renew<'a>(&'a self, renewals: &'a Renewals) -> Answered<'a, Vec<(String, i64)>>;
 
-    /// The rows of locks, also where there are none, and the server's clock.
+    /// Reads the rows of locks and the server's clock. A lock without a row yields one too.
     fn read<'a>(&'a self, names: &'a [String], with_records: bool) -> Answered<'a, Vec<Row>>;
 
-    /// Replaces rows that are as they were read. Tells which were.
+    /// Replaces the rows that are unchanged since they were read, and returns their names.
     fn write<'a>(&'a self, changes: &'a [(Key, Change)]) -> Answered<'a, BTreeSet<String>>;
 
-    /// Notes in the rows that clients listen, for five minutes.
+    /// Marks rows as having listeners, for five minutes.
     fn note_listeners<'a>(&'a self, keys: &'a [Key]) -> Answered<'a, ()>;
 
-    /// Hears from now on what is said of the locks of this table.
+    /// Subscribes to the notifications about this table's locks.
     fn listen(&self) -> Answered<'_, ()>;
 
-    /// A part of the locks whose names begin so, after this name.
+    /// A page of the locks with this name prefix, after this name.
     fn list<'a>(&'a self, prefix: &'a str, after: &'a str) -> Answered<'a, Vec<Row>>;
 
-    /// Deletes a part of the rows that are of no use any more, after this name. Tells the last name
-    /// of the part, if there was one.
+    /// Deletes unused rows among the next page of rows after this name. Returns the last name of the page, or
+    /// `None` at the end.
     fn sweep<'a>(&'a self, after: &'a str) -> Answered<'a, Option<String>>;
 
-    /// Nothing.
+    /// A no-op that shows that the server answers.
     fn ping(&self) -> Answered<'_, ()>;
 }
 
-/// Leases that are extended by one statement, by column.
+/// Leases to extend with one statement, as columns.
 #[derive(Debug, Default)]
 pub struct Renewals {
     /// The column `name` of each lock.
     pub names: Vec<String>,
     /// The owner of each hold.
     pub owners: Vec<String>,
-    /// For how long from now on.
+    /// The new lease, from now on.
     pub ttls_ms: Vec<i64>,
 }
 
-/// What a statement tells of a lock.
+/// A row as read from the server.
 #[derive(Clone, Debug)]
 pub struct Row {
     /// The column `name`.
     pub name: String,
     /// The column `whole`, in a listing.
     pub whole: Option<String>,
-    /// In which version it was written; `None` where there is no row.
+    /// The version that wrote it; `None` without a row.
     pub version: Option<String>,
-    /// What is there, if there is a lock.
+    /// The kind of lock, if there is one.
     pub kind: Option<String>,
-    /// The lock as its machine's state, if there is one.
+    /// The state of its machine, if there is a lock.
     pub value: Option<String>,
-    /// When the last lease in it ends.
+    /// When its last lease ends.
     pub ends_ms: Option<i64>,
-    /// The last token; where there is no row, what the first one has to be above.
+    /// The last token; without a row, the lower bound for the first one.
     pub fence: i64,
-    /// What a write compares; `None` where there is no row.
+    /// Compared by a write; `None` without a row.
     pub serial: Option<i64>,
     /// The server's clock.
     pub clock_us: i64,
-    /// The record beside it, if it was asked for.
+    /// The record beside the lock, if requested.
     pub record: Option<RecordColumns>,
 }
 
-/// A record as its columns have it.
+/// A record's columns.
 #[derive(Clone, Debug)]
 pub struct RecordColumns {
     /// The bytes.
     pub bytes: Vec<u8>,
     /// When it was written.
     pub at_us: i64,
-    /// Until when it is kept.
+    /// When it expires.
     pub ends_ms: Option<i64>,
 }
 
-/// What is written, if the row is still as it was read.
+/// A row to write if it is unchanged since it was read.
 #[derive(Clone, Debug)]
 pub struct Change {
-    /// `None` where there is no row.
+    /// The serial that was read; `None` without a row.
     pub serial: Option<i64>,
-    /// A hold ends that may be checked in.
+    /// Ends a hold that may be checked in.
     pub ends_hold: bool,
-    /// Later than this, by the server's clock, it is read again.
+    /// After this time on the server's clock the write does not apply and the row is read again.
     pub until_ms: u64,
     /// Kind and value, if there is a lock.
     pub lock: Option<(&'static str, String)>,
-    /// When the last lease in it ends.
+    /// When its last lease ends.
     pub ends_ms: u64,
     /// The last token.
     pub fence: u64,
     /// The record, if it changes.
     pub record: Option<Option<Entry<Record>>>,
-    /// What those who listen are told, a line each. Those that begin with `!` are sent also where
-    /// the row does not say that a client listens.
+    /// Messages for listeners, one per line. Those that start with `!` are sent even if the row is not marked
+    /// as having listeners.
     pub wake: String,
 }

@@ -1,4 +1,4 @@
-//! A lock's row as its machine sees it, and back.
+//! Converts between a lock's row and its machine's state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use tenure_core::protocol::record::Record;
 use tenure_core::protocol::{Data, Entry, Found, Kind, Notification, Now, State, found};
 use tenure_core::store::Failure;
 
-/// What is written may be late by this: then it is read again. What the machine says does not
-/// depend on it, and a crowd that makes a server slow must not make it slower by vain writes.
+/// Maximum time between the read and the write of a row; a later write is rejected and the row read again.
+/// The machine does not depend on this limit. It is generous, so that an overloaded server gets no additional
+/// load from rejected writes.
 const LATE_MS: u64 = 10_000;
-/// Who finds a hold that has lapsed, and a transaction open that has checked it in, asks again
-/// after this.
+/// Delay before a request is repeated that found an expired hold checked in by an open transaction.
 pub(super) const CHECKED_IN_MS: u64 = 100;
-/// So many tickets fit into one message.
+/// Maximum tickets in one message.
 const TICKETS: usize = 200;
 
 /// A row as it was read.
@@ -27,15 +27,15 @@ const TICKETS: usize = 200;
 pub(super) struct Seen {
     pub(super) state: State,
     pub(super) record: Option<Entry<Record>>,
-    /// The last token of this lock.
+    /// The lock's last token.
     pub(super) counter: u64,
-    /// `None` where there is no row.
+    /// `None` without a row.
     pub(super) serial: Option<i64>,
     pub(super) now: Now,
 }
 
 impl Seen {
-    /// Reads a row.
+    /// Decodes a row.
     pub(super) fn of(row: &Row) -> Result<Self, Failure> {
         let record = row.record.as_ref().map(|record| {
             let value = Record { at_us: unsigned(record.at_us), value: Arc::from(&*record.bytes) };
@@ -45,7 +45,7 @@ impl Seen {
         Ok(Self { state: State { lock, ballot: None }, record, counter, serial: row.serial, now })
     }
 
-    /// As long as nothing that is alive has lapsed, the machine says later what it says now.
+    /// Until when the machine would decide the same: until something live expires.
     pub(super) fn is_steady_until(&self) -> u64 {
         let ends = self.state.lock.iter().flat_map(|lock| match &lock.value {
             Data::Queue(queue) => queue.tickets().map(|(_, ticket)| ticket.deadline_ms).collect(),
@@ -56,8 +56,8 @@ impl Seen {
         ends.filter(|end| *end >= self.now.ms).fold(last, u64::min)
     }
 
-    /// Whether what it becomes ends a hold that may be checked in: that of another client, or the
-    /// last of those that were there, also if the next ones are let in.
+    /// Whether the new state ends a hold that may be checked in: another client's, or the last of those that
+    /// existed, even if the next ones are granted.
     pub(super) fn ends_hold(&self, after: &State, asking: &BTreeSet<&Owner>) -> bool {
         let (before, after) = (holds(&self.state), holds(after));
         let mut ended = before.difference(&after).peekable();
@@ -71,7 +71,7 @@ impl Seen {
         is_last || ended.any(|(owner, _)| !asking.iter().any(|asks| asks.as_str() == *owner))
     }
 
-    /// Holds that have lapsed live a little longer: a transaction is open that has checked them in.
+    /// The state with the expired holds extended a little, because an open transaction has checked them in.
     pub(super) fn spared(&self) -> State {
         let mut state = self.state.clone();
         let (now, until) = (self.now.ms, self.now.ms.saturating_add(CHECKED_IN_MS));
@@ -84,8 +84,8 @@ impl Seen {
         state
     }
 
-    /// Takes back what [`spared`](Self::spared) gave, but from those who ask to hold: what they are
-    /// told is what is written.
+    /// Undoes [`spared`](Self::spared) for all but the requesting owners, whose answers must match what is
+    /// written.
     pub(super) fn unspared(&self, mut after: State, extending: &BTreeSet<&str>) -> State {
         if let (Some(before), Some(lock)) = (&self.state.lock, &mut after.lock) {
             match (&before.value, &lock.value) {
@@ -128,7 +128,7 @@ fn holds(state: &State) -> BTreeSet<(&str, u64)> {
             let (owner, fence) = value.rsplit_once('#').unwrap_or((value, ""));
             BTreeSet::from([(owner, fence.parse().unwrap_or(0))])
         }
-        // All holds of one owner are one.
+        // All holds of one owner count as one.
         Some(Data::Hash(hash)) => {
             hash.keys().filter(|field| !field.starts_with('#')).map(|owner| (owner.as_str(), 0)).collect()
         }
@@ -139,7 +139,7 @@ fn holds(state: &State) -> BTreeSet<(&str, u64)> {
     }
 }
 
-/// What a lock's columns say.
+/// Decodes a lock's columns.
 fn lock(row: &Row) -> Result<Option<Entry<Data>>, Failure> {
     let Some(version) = &row.version else { return Ok(None) };
     if version != VERSION {
@@ -157,7 +157,7 @@ fn lock(row: &Row) -> Result<Option<Entry<Data>>, Failure> {
     Ok(Some(Entry { value: data, expires_ms: Some(unsigned(row.ends_ms.unwrap_or(0))) }))
 }
 
-/// What a listing shows of a row.
+/// A row as shown in a listing.
 pub(super) fn listed(row: &Row) -> Option<Found> {
     found(&State { lock: lock(row).ok()?, ballot: None }, now(row.clock_us))
 }
@@ -174,8 +174,8 @@ pub(super) fn signed(number: u64) -> i64 {
     number.try_into().unwrap_or(i64::MAX)
 }
 
-/// A message as those who listen read it, without a line's end. `!` marks those that are sent also
-/// where no row says that any client listens.
+/// A notification as messages without newlines. The prefix `!` marks those that are sent even if the row is
+/// not marked as having listeners.
 pub(super) fn messages(key: &Key, wake: &Notification) -> Vec<String> {
     let name = &key.name;
     let with = |mark: char, text: &str| format!("{mark}{} {} {text}", name.len(), name.replace('\n', "\\n"));
@@ -192,7 +192,7 @@ pub(super) fn messages(key: &Key, wake: &Notification) -> Vec<String> {
     }
 }
 
-/// Whose lock a message is about, and what it says.
+/// Parses a message: the lock and the notification.
 pub(super) fn heard(message: &str) -> Option<(String, Notification)> {
     let (len, rest) = message.get(1..)?.split_once(' ')?;
     let len: usize = len.parse().ok()?;
@@ -200,7 +200,7 @@ pub(super) fn heard(message: &str) -> Option<(String, Notification)> {
     let mut rest = rest;
     while name.len() < len {
         match rest.strip_prefix("\\n") {
-            // A backslash of a name is written twice, so this stands for a line's end.
+            // Backslashes in names are doubled, so this is an escaped newline.
             Some(after) => {
                 name.push('\n');
                 rest = after;

@@ -1,32 +1,32 @@
-//! The statements. Each is a whole transaction: no row stays locked while a client thinks.
+//! The SQL statements. Each is a transaction of its own, so that no row stays locked during a round trip.
 
 use tokio_postgres::types::Type;
 
 use super::url::Target;
 use tenure_core::protocol::codec::VERSION;
 
-/// What can be asked of a server.
+/// The statements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Which {
-    /// Takes a mutex that no client holds: no row comes back where one may.
+    /// Acquires a mutex that nobody holds. Returns no row if it may be held.
     Acquire,
-    /// Ends the hold of a mutex: no row comes back where it was not there, or is checked in.
+    /// Releases a mutex. Returns no row if it was not held or is checked in.
     Release,
-    /// Extends the leases of mutexes: a row for each that was held.
+    /// Extends the leases of mutexes. Returns a row for each that was held.
     Renew,
-    /// The rows of locks, and the server's clock.
+    /// Reads the rows of locks and the server's clock.
     Read,
-    /// The same with the records beside the locks.
+    /// As `Read`, with the records beside the locks.
     ReadRecords,
-    /// Replaces rows that are as they were read: a row for each that was.
+    /// Replaces the rows that are unchanged since they were read. Returns a row for each.
     Write,
-    /// Notes that clients listen.
+    /// Marks rows as having listeners.
     Await,
-    /// A part of the locks.
+    /// A page of the locks.
     List,
-    /// Deletes a part of the rows that are of no use any more.
+    /// Deletes unused rows among one page of rows.
     Sweep,
-    /// Nothing.
+    /// A no-op.
     Ping,
 }
 
@@ -43,16 +43,16 @@ pub(super) const ALL: [Which; 10] = [
     Which::Ping,
 ];
 
-/// What makes the table.
+/// Creates the table.
 const TABLES: &str = include_str!("tables.sql");
-/// What checks a hold in.
+/// Checks a hold in.
 const CHECK: &str = include_str!("check.sql");
 
 /// The server's clock, in microseconds since 1970.
 const CLOCK: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
 
-/// A row is kept for an hour after its last use: by then no statement is under way that has read
-/// the clock before. The row without a name has the greatest token of those that were deleted.
+/// Rows are deleted an hour after their last use, because no statement that read the clock before then can
+/// still be running. The row with an empty name keeps the greatest token of the deleted rows.
 const HOUR_US: &str = "3600000000";
 
 const ACQUIRE: &str = "
@@ -134,7 +134,7 @@ SELECT done.name, (
     WHERE message LIKE '!%' OR done.awaited >= {clock} / 1000)
 FROM (SELECT * FROM changed UNION ALL SELECT * FROM made) AS done JOIN asked ON asked.name = done.name";
 
-/// For five minutes; a client that listens longer says so again.
+/// The mark lasts for five minutes; clients that listen longer renew it.
 const AWAIT: &str = "
 INSERT INTO {table} AS l (name, whole, fence, serial, awaited)
 SELECT asked.name, asked.whole, coalesce((SELECT fence FROM {table} WHERE name = ''), 0), {clock},
@@ -165,7 +165,7 @@ raised AS (
     WHERE l.name = '' AND EXISTS (SELECT FROM gone))
 SELECT max(name) FROM part";
 
-/// The texts for one table.
+/// The SQL of the statements for one table.
 #[derive(Debug)]
 pub(super) struct Statements {
     table: String,
@@ -196,7 +196,7 @@ impl Statements {
         })
     }
 
-    /// What makes the table, one statement after the other.
+    /// The SQL that creates the table.
     pub(super) fn tables(&self) -> String {
         tables(&self.table)
     }
@@ -211,12 +211,12 @@ pub fn check(table: &str) -> String {
     one_line(&filled(CHECK, table))
 }
 
-/// What deletes a part of the rows of no use, after those up to the name that it is asked with.
+/// Deletes unused rows among one page of rows; its parameter is the name after which the page begins.
 pub fn sweep_sql(table: &str) -> String {
     filled(SWEEP, table)
 }
 
-/// What makes the table of this name: see `tenure::postgres::tables_sql`.
+/// The SQL that creates a table of this name; see `tenure::postgres::tables_sql`.
 pub fn tables(table: &str) -> String {
     one_line(&filled(TABLES, table))
 }
@@ -233,7 +233,7 @@ fn one_line(text: &str) -> String {
 }
 
 impl Which {
-    /// The types of what a statement is asked with.
+    /// The parameter types.
     pub(super) fn types(self) -> &'static [Type] {
         match self {
             Self::Acquire => &[Type::TEXT, Type::TEXT, Type::TEXT, Type::INT8],
@@ -264,7 +264,7 @@ impl Which {
         }
     }
 
-    /// Whether it changes anything.
+    /// Whether the statement changes anything.
     pub(super) fn writes(self) -> bool {
         !matches!(self, Self::Read | Self::ReadRecords | Self::List | Self::Ping)
     }

@@ -1,4 +1,4 @@
-//! What the worker sends, and how it goes on with what has come of it.
+//! Decides which statements the worker sends, and processes their results.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -18,20 +18,20 @@ use tenure_core::planted::{Bug, planted};
 use tenure_core::protocol::{Answer, Fence, LockSpec, Notification, ReleaseScope, Verb};
 use tenure_core::store::Failure;
 
-/// So many requests about one lock are carried out together.
+/// Maximum requests about one lock that are executed together.
 const TOGETHER: usize = 256;
-/// So many locks are asked about by one statement: with the longest names, a few megabytes.
+/// Maximum locks per statement; a few megabytes with the longest names.
 pub(super) const LOCKS: usize = 2_000;
-/// After so many vain writes in a row, of which none met a change, a transaction is open that has
-/// checked a hold in.
+/// Consecutive failed writes to an unchanged row after which an open transaction is assumed to have checked a
+/// hold in.
 const VAIN: u32 = 4;
-/// How soon after one part of the table the next is looked at.
+/// Interval between pages of a sweep.
 const SWEEP_ON: Duration = Duration::from_millis(500);
-/// An answer of a grant that took longer may have a token that is not the greatest any more.
+/// Maximum delay of a grant's answer. After that, its token may no longer be the greatest.
 const FRESH: Duration = Duration::from_secs(600);
 
 impl Worker {
-    /// Sends what may be sent.
+    /// Sends everything that is ready.
     pub(super) fn send(&mut self, session: &Arc<dyn Session>, under_way: &mut UnderWay) {
         let now = self.now();
         let writes = self.writes.drain(..).map(|changes| write(Arc::clone(session), changes));
@@ -110,7 +110,7 @@ impl Worker {
                         under_way.push(release(session, name, owner, message));
                         continue;
                     }
-                    // To detach a hold from its process changes nothing in a store that knows none.
+                    // Rebinding a hold changes nothing in this store, whose holds end only with their lease.
                     Verb::Renew { ttl_ms, .. } => {
                         lock.step = Step::Fast { sent: now };
                         renewals.names.push(name);
@@ -133,7 +133,7 @@ impl Worker {
         }
     }
 
-    /// Goes on with what has come of a statement. Returns whether the connection is still of use.
+    /// Processes the result of a statement. Returns whether the connection is still usable.
     pub(super) fn done(&mut self, done: Done) -> bool {
         let now = self.now();
         match done {
@@ -212,8 +212,7 @@ impl Worker {
         }
     }
 
-    /// A statement has failed: so have all that it was about. Returns whether the connection is
-    /// still of use.
+    /// Fails the requests of a failed statement. Returns whether the connection is still usable.
     fn failed(&mut self, names: impl IntoIterator<Item = String>, failed: &Failed) -> bool {
         for name in names {
             self.fail(&name, &failed.failure);
@@ -233,7 +232,7 @@ impl Worker {
         }
     }
 
-    /// Answers what is under way about a lock. The lock goes on with the next.
+    /// Answers the running requests of a lock, which then continues with the next ones.
     fn answered(&mut self, name: &str, said: Vec<Result<Said, Failure>>) {
         let Some(lock) = self.locks.get_mut(name) else { return };
         for (request, said) in mem::take(&mut lock.running).into_iter().zip(said) {
@@ -249,7 +248,7 @@ impl Worker {
         }
     }
 
-    /// The one statement did not do it: the row is to be read.
+    /// The single statement did not apply, so the row has to be read.
     fn again(&mut self, name: &str) {
         let Some(lock) = self.locks.get_mut(name) else { return };
         lock.step = Step::Idle;
@@ -260,13 +259,13 @@ impl Worker {
         }
     }
 
-    /// Runs the machines on what was read, and writes what they change.
+    /// Runs the machines on the rows, and prepares the writes of what they change.
     fn read(&mut self, names: Vec<String>, rows: &[Row]) {
         let mut rows: BTreeMap<&str, &Row> = rows.iter().map(|row| (row.name.as_str(), row)).collect();
         let mut changes: Vec<(Key, Change)> = Vec::new();
         for name in names {
             let Some(lock) = self.locks.get_mut(&name) else { continue };
-            // All of them were answered meanwhile, because their time was over.
+            // All of its requests have timed out meanwhile.
             if lock.running.is_empty() {
                 self.again(&name);
                 continue;
@@ -303,7 +302,7 @@ impl Worker {
         }
     }
 
-    /// A write has come back.
+    /// Processes the result of a write.
     fn wrote(&mut self, name: &str, is_written: bool) {
         let now = self.now();
         let Some(lock) = self.locks.get_mut(name) else { return };
@@ -323,7 +322,7 @@ impl Worker {
         } else if lock.running.is_empty() || lock.tries == 1 {
             self.ready.insert(name.to_owned());
         } else {
-            // Others change it too: not all at the same moment again.
+            // The row is contended: back off with jitter.
             let most = Duration::from_millis(1) * lock.tries.min(8);
             let pause = most.mul_f64(share(self.inbox.runtime.random()));
             self.resting.insert((now + pause, name.to_owned()));

@@ -1,4 +1,4 @@
-//! Encrypts the talk with a server, as the store on Redis does.
+//! TLS, shared with the store on Redis.
 
 use std::io;
 use std::pin::Pin;
@@ -14,7 +14,7 @@ use super::url::Address;
 use tenure_core::net::{Stream, Tls, encrypt};
 use tenure_core::store::Failure;
 
-/// What encrypts, once the server has agreed.
+/// Performs the TLS handshake once the server has agreed to it.
 pub(super) struct Encryption {
     host: String,
     tls: Option<Tls>,
@@ -45,7 +45,7 @@ impl<S: Stream + 'static> TlsConnect<S> for Encryption {
     }
 }
 
-/// Why the talk is not encrypted.
+/// Why the handshake failed.
 #[derive(Debug)]
 pub(super) struct Refused(pub(super) Failure);
 
@@ -57,7 +57,7 @@ impl std::fmt::Display for Refused {
 
 impl std::error::Error for Refused {}
 
-/// An encrypted stream.
+/// A TLS stream.
 pub(super) struct Encrypted(Pin<Box<dyn Stream>>);
 
 impl AsyncRead for Encrypted {

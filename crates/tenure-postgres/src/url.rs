@@ -1,8 +1,8 @@
-//! Where the servers are and how to come in, read from a URL.
+//! Parses the URL: servers, credentials and options.
 //!
-//! `postgres://[user[:password]@]host[:port][,host[:port]…][/database][?…]`, or `postgresql://`. A
-//! host that begins with `/`, percent-encoded, is the directory of a socket. The query may have
-//! `schema`, `password-file`, `sslmode`, `ca`, `cert`, `key` and `pgbouncer`.
+//! `postgres://[user[:password]@]host[:port][,host[:port]…][/database][?…]`, or `postgresql://`. A host that
+//! begins with `/`, percent-encoded, is the directory of a socket. The query may have `schema`,
+//! `password-file`, `sslmode`, `ca`, `cert`, `key` and `pgbouncer`.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ use tenure_core::net::Tls;
 
 const PORT: u16 = 5432;
 
-/// Where a connection goes.
+/// The address of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Address {
     Tcp(String, u16),
@@ -34,31 +34,30 @@ impl fmt::Display for Address {
     }
 }
 
-/// Servers one of which is the primary, and how to come in.
+/// The servers, one of which is the primary, and how to log in.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Target {
     pub(super) addresses: Vec<Address>,
     pub(super) user: String,
     pub(super) password: Option<String>,
-    /// Has the password; read at each dial, so a password that is changed needs no restart.
+    /// File with the password. Read at each dial, so that a changed password needs no restart.
     pub(super) password_file: Option<PathBuf>,
     pub(super) database: String,
-    /// Where the table is, if not where the server looks first.
+    /// The table's schema, if not the first on the server's search path.
     pub(super) schema: Option<String>,
     pub(super) tls: Option<Tls>,
-    /// A pooler is in between that hands a server's connection to another client after each
-    /// transaction.
+    /// Connections go through a pooler that assigns a server connection per transaction.
     pub(super) is_pooled: bool,
     shown: Arc<str>,
 }
 
-/// Whether URLs of this scheme name PostgreSQL servers.
+/// Whether this scheme belongs to PostgreSQL URLs.
 pub(super) fn knows(scheme: &str) -> bool {
     matches!(scheme, "postgres" | "postgresql")
 }
 
 impl Target {
-    /// Reads a URL. What it complains of, it names; it never shows what may hold a password.
+    /// Parses a URL. Errors name the part that is wrong, but never quote what may contain a password.
     pub(super) fn parse(url: &str) -> Result<Self> {
         let (scheme, rest) = url.split_once("://").ok_or_else(|| wrong("it has no `//` after its scheme"))?;
         if !knows(scheme) {
@@ -113,7 +112,7 @@ impl Target {
         Arc::clone(&self.shown)
     }
 
-    /// The table in a statement.
+    /// The table's name in SQL.
     pub(super) fn table(&self) -> String {
         table_in(self.schema.as_deref())
     }
@@ -125,12 +124,12 @@ impl fmt::Debug for Target {
     }
 }
 
-/// The table in a schema, or where the server looks first.
+/// The table's name in SQL, qualified if a schema is given.
 pub fn table_in(schema: Option<&str>) -> String {
     schema.map_or_else(|| "tenure_lock".to_owned(), |schema| format!("{}.tenure_lock", quoted(schema)))
 }
 
-/// A name in a statement.
+/// A quoted SQL identifier.
 pub(super) fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
@@ -178,8 +177,7 @@ fn address(place: &str) -> Result<Address> {
             "its host is missing; a socket is the path of its directory, as in %2Frun%2Fpostgresql",
         ));
     }
-    // An `@` or `/` in a password that is not percent-encoded lands here, so what stands here is
-    // not shown.
+    // May be the rest of a password with an unescaped `@` or `/`, so it is not quoted in the error.
     if !host.chars().all(|char| char.is_alphanumeric() || matches!(char, '.' | '-' | '_' | ':' | '%')) {
         return Err(wrong(
             "its host has a character that no host has; in a user or password, write % and two digits",
@@ -194,12 +192,11 @@ fn number(port: Option<&str>) -> Result<u16> {
     number.ok_or_else(|| wrong("its port is not a number from 1 to 65535"))
 }
 
-/// What stands after the `?`.
+/// The query of the URL.
 struct Query(Vec<(&'static str, String)>);
 
 impl Query {
-    /// All that a URL may have. What is not among them is not shown: it may be the rest of a
-    /// password.
+    /// All valid keys. Unknown ones are not quoted in errors, because they may be the rest of a password.
     const KEYS: [&str; 7] = ["schema", "password-file", "sslmode", "ca", "cert", "key", "pgbouncer"];
 
     fn read(text: &str) -> Result<Self> {

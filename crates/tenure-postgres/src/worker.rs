@@ -1,9 +1,8 @@
-//! Carries out requests on one connection, in the order in which they were asked.
+//! Executes requests on one connection, in order.
 //!
-//! The requests about one lock stand in a queue: one statement about a lock is under way at a time.
-//! What is alone there takes one statement, if it is an acquire or release of a mutex. All else
-//! takes two: the rows of many locks are read, the machine is run here, and what it says is written
-//! where the row is still as it was read. Where it is not, it is read again.
+//! Requests are queued by lock, with one statement in flight per lock. A lone acquire, renew or release of a
+//! mutex takes a single statement. Everything else takes two: the rows of many locks are read together, the
+//! machine runs here, and its result is written if the row is unchanged; otherwise the row is read again.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::poll_fn;
@@ -27,39 +26,38 @@ use tenure_core::net::pause;
 use tenure_core::planted::{Bug, planted};
 use tenure_core::store::Failure;
 
-/// A connection on which a request is due is dead, if nothing at all came in for this long since it
-/// was sent or stood behind another. With less, one hasty caller on a slow network would cost all
-/// callers the connection.
+/// A connection is considered dead if a request timed out and nothing was received for this long since the
+/// request was sent or queued behind another. Without this minimum, one caller with a short timeout on a slow
+/// network would cost all callers the connection.
 const SILENCE: Duration = Duration::from_millis(200);
-/// A connection that lasted this long was a good one.
+/// Minimum lifetime of a connection that counts as stable.
 const STEADY: Duration = Duration::from_secs(1);
-/// So many short connections in a row are followed by the next at once.
+/// Consecutive short-lived connections after which reconnecting backs off.
 const SHORT: u32 = 3;
-/// How often a part of the table is looked at for rows of no use.
+/// Interval between sweeps for unused rows.
 pub(super) const SWEEP: Duration = Duration::from_secs(600);
 
 pub(super) struct Worker {
     pub(super) inbox: Arc<Inbox>,
     pub(super) locks: BTreeMap<String, LockQueue>,
-    /// LockQueues whose next requests may be sent.
+    /// Locks whose next requests can be sent.
     pub(super) ready: BTreeSet<String>,
-    /// LockQueues that wait a little before they are read again.
+    /// Locks in backoff before their next read.
     pub(super) resting: BTreeSet<(Moment, String)>,
-    /// Statements about no lock in particular, by their request.
+    /// Statements in flight that are not about one lock, by request number.
     pub(super) plain: BTreeMap<u64, Ask>,
     pub(super) waiting: VecDeque<Request>,
     pub(super) dues: BTreeMap<(Moment, u64), Option<String>>,
-    /// When the connection is given up unless something was heard, and how much was when that was
-    /// decided.
+    /// When to give the connection up unless something is received, and the value of `heard` at the time of
+    /// that decision.
     pub(super) doubt: Option<(Moment, u64)>,
-    /// The requests that were sent, or wait for a statement about their lock: since when, and how
-    /// much had been heard.
+    /// Requests in flight or queued behind another: since when, and the value of `heard` then.
     pub(super) sent: BTreeMap<u64, (Moment, u64)>,
     pub(super) sweeps_at: Moment,
     pub(super) swept: String,
-    /// Why the server could not be connected to, last.
+    /// Why the last connection attempt failed.
     pub(super) failure: Option<Failure>,
-    /// What is written next, by statement.
+    /// Writes to send next, one batch per statement.
     pub(super) writes: Vec<Vec<(Key, Change)>>,
 }
 
@@ -184,7 +182,7 @@ impl Worker {
                 Event::Look => {}
             }
         }
-        // What has been answered by now counts.
+        // Statements that were already answered count.
         while let Some(Some(done)) = futures_util::StreamExt::next(&mut under_way).now_or_never() {
             self.done(done);
         }
@@ -216,8 +214,7 @@ impl Worker {
         .await
     }
 
-    /// Puts what was asked into its locks. `heard` is how much the connection has heard, if there
-    /// is one.
+    /// Queues new requests by lock. `heard` is the connection's read count, if there is a connection.
     fn take(&mut self, heard: Option<u64>) {
         let now = self.now();
         for request in self.inbox.take() {
@@ -237,8 +234,8 @@ impl Worker {
             if lock.is_idle() {
                 self.ready.insert(name);
             } else if let Some(heard) = heard.filter(|_| !planted(Bug::PostgresSilenceUnseen)) {
-                // It waits for a statement. Nothing else may show that the connection is dead: the
-                // requests that are waited for may be answered, because their time is over.
+                // It is queued behind another request, and may be the only evidence that the connection is
+                // dead, because the requests in flight may have timed out before.
                 self.sent.insert(request.number, (now, heard));
             }
             lock.queue.push_back(request);
@@ -249,7 +246,7 @@ impl Worker {
         self.dues.first_key_value().map_or(Moment(u64::MAX), |((due, _), _)| *due)
     }
 
-    /// Answers those whose time is over. Returns whether the connection is to be given up.
+    /// Fails requests that have timed out. Returns whether to give the connection up.
     fn expire(&mut self, session: Option<&dyn Session>) -> bool {
         let now = self.now();
         while let Some(first) = self.dues.first_entry().filter(|first| first.key().0 <= now) {
@@ -272,7 +269,7 @@ impl Worker {
                 } else if let Some(at) = lock.running.iter().position(|request| request.number == number) {
                     let failure = match lock.step {
                         Step::Fast { .. } => Failure::Unknown(late()),
-                        // What is written is what all of these ask for.
+                        // The write includes the effects of all requests of the group, this one too.
                         Step::Writing { ref mut group } => {
                             group.forget(at);
                             Failure::Unknown(late())
@@ -309,10 +306,10 @@ impl Worker {
         false
     }
 
-    /// The server could not be connected to.
+    /// Handles a failed connection attempt.
     fn unconnected(&mut self, failure: &Failure) {
         self.take(None);
-        // Wrong credentials do not become right by waiting.
+        // A permanent failure, such as wrong credentials: do not let the requests wait.
         let is_refused = matches!(failure, Failure::Refused(_));
         self.failure = Some(failure.clone());
         let kept = mem::take(&mut self.waiting);
@@ -337,8 +334,8 @@ impl Worker {
         }
     }
 
-    /// The connection is over. What may have been carried out is unknown; what was only read, or
-    /// not sent, goes on over the next.
+    /// The connection ended. Requests whose writes were in flight have an unknown outcome; those only read or
+    /// not sent continue on the next connection.
     fn cut_off(&mut self) {
         let cause = || Failure::cause("the connection was closed meanwhile");
         self.sent.clear();
