@@ -1,8 +1,9 @@
-//! Locks on etcd: a key for each lock, leases of etcd as handles.
+//! Locks on etcd: a key for each lock, with etcd leases as handles.
 //!
 //! ```text
 //! PREFIX/lock/NAME     the lock; absent while it is free
-//! PREFIX/lease/ID      the marker of a lease, which etcd removes with it
+//! PREFIX/line/NAME/ID  a part of the lock's wait queue
+//! PREFIX/lease/ID      the marker of a lease, removed by etcd together with it
 //! ```
 
 mod line;
@@ -24,13 +25,13 @@ use tenure_core::net::Tls;
 use tenure_core::store::{Opening, Store};
 use url::Target;
 
-/// Whether URLs that begin so name etcd.
+/// Whether this URL scheme belongs to this store.
 #[must_use]
 pub fn takes(scheme: &str) -> bool {
     matches!(scheme, "etcd" | "etcds")
 }
 
-/// Opens the store that a URL names, without I/O.
+/// Opens the store of a URL, without I/O.
 ///
 /// # Errors
 /// `is_invalid`, with the part of the URL that is wrong.
@@ -41,12 +42,12 @@ pub fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
     Ok(Arc::new(Cas::new(Arc::new(Server::new(target, tls)), &shown, opening.runtime)))
 }
 
-/// A URL of etcd without its login, if it is one.
+/// The URL without its login, if it is an etcd URL.
 pub fn shown(url: &str) -> Option<String> {
     Target::parse(url).ok().map(|target| target.shown())
 }
 
-/// Reads the files of an encrypted connection.
+/// Reads the certificate files.
 fn tls(files: &Tls) -> Result<ClientTlsConfig> {
     let read = |file: &Path| {
         fs::read(file).map_err(|error| {

@@ -1,4 +1,4 @@
-//! The connection to a cluster of etcd, its login, and what errors mean.
+//! The connection to an etcd cluster, the login, and the meaning of errors.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,22 +15,22 @@ use super::url::Target;
 use super::wire::{Authenticate, Authenticated};
 use tenure_core::store::Failure;
 
-/// A silent connection is asked whether it is still there, and given up after the same time again.
+/// Interval and timeout of keep-alive pings, and the connect timeout.
 const PING: Duration = Duration::from_secs(2);
 const TRUST: &str = ": ca=FILE in the URL names the authority that vouches for it, and its host is the one it is certified for";
 const PLAIN: &str = ": it does not seem to speak TLS; etcd:// does without";
 
-/// What all requests share.
+/// State shared by all clones.
 pub(super) struct Shared {
     pub(super) target: Target,
     tls: Option<ClientTlsConfig>,
-    /// Which server is asked.
+    /// Index of the server in use.
     current: AtomicUsize,
     channel: Mutex<Option<(usize, Channel)>>,
     token: Mutex<Option<String>>,
 }
 
-/// One cluster of etcd. Clones share its connection.
+/// An etcd cluster. Clones share its connection.
 #[derive(Clone)]
 pub(super) struct Server(pub(super) Arc<Shared>);
 
@@ -45,7 +45,7 @@ impl Server {
         }))
     }
 
-    /// The connection, opened if there is none: to the first server that takes it.
+    /// The connection, opened if there is none, to the first server that accepts it.
     pub(super) async fn channel(&self) -> Result<Channel, Failure> {
         let shared = &self.0;
         let known = shared.channel.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -96,13 +96,14 @@ impl Server {
         })
     }
 
-    /// What may be wrong with certificates.
+    /// A hint about certificates.
     fn hint(&self, said: &str) -> &'static str {
         let Some(files) = &self.0.target.tls else { return "" };
         match said {
             _ if said.contains("peer certificate") => TRUST,
             _ if said.contains("corrupt message") => PLAIN,
-            // A server that wants one says so when the client believes that it is connected.
+            // A server that requires a client certificate rejects its absence only after the client considers
+            // itself connected.
             _ if files.identity.is_none()
                 && ["closed", "reset", "alert", "eof"].iter().any(|word| said.contains(word)) =>
             {
@@ -112,7 +113,7 @@ impl Server {
         }
     }
 
-    /// Lets the next request go to the next server.
+    /// Makes the next request use the next server.
     pub(super) fn turn_away(&self) {
         let shared = &self.0;
         let count = shared.target.places.len();
@@ -122,7 +123,7 @@ impl Server {
         }
     }
 
-    /// A message with the login's token, which is asked for if there is none.
+    /// A request with the login's token, which is fetched if there is none.
     pub(super) async fn signed<T>(&self, message: T, channel: &Channel) -> Result<Request<T>, Failure> {
         let mut request = Request::new(message);
         let Some((user, password)) = &self.0.target.login else { return Ok(request) };
@@ -155,7 +156,7 @@ impl Server {
         unary(&channel, request, path).await.map_err(|status| self.failure(&status))
     }
 
-    /// What an error of the server means.
+    /// The failure for an error of the server.
     pub(super) fn failure(&self, status: &Status) -> Failure {
         let said = match std::error::Error::source(status) {
             Some(error) => innermost(error),
@@ -170,7 +171,7 @@ impl Server {
                 self.0.target.prefix
             )),
             Code::Unauthenticated if said.contains("token") => {
-                // It lasts for five minutes; without it the request was not carried out.
+                // Tokens expire after five minutes. The request was not executed.
                 *self.0.token.lock().unwrap_or_else(PoisonError::into_inner) = None;
                 Failure::NotSent(Failure::cause(format!("{place}: {said}")))
             }
@@ -213,7 +214,7 @@ where
     Ok(answer.into_inner())
 }
 
-/// The error below all others: what the system or the other side said.
+/// The root cause: the error of the system or of the peer.
 pub(super) fn innermost(error: &dyn std::error::Error) -> String {
     let mut error = error;
     while let Some(source) = error.source() {

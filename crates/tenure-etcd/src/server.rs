@@ -1,4 +1,4 @@
-//! One cluster of etcd, as what compares and swaps.
+//! An etcd cluster as a compare-and-swap backend.
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,15 +22,15 @@ use tenure_core::cas::{Backend, Change, Committed, Handle, Listed, Seen, Stamp, 
 use tenure_core::name::LockName;
 use tenure_core::store::{Cursor, Failure};
 
-/// etcd takes requests of 1.5 MiB, unless it is set to less.
+/// Maximum size of a lock, within etcd's default request limit of 1.5 MiB.
 const LIMIT: usize = 1_400_000;
-/// So many locks are in one part of a listing.
+/// Locks per page of a listing.
 const PAGE: i64 = 500;
-/// etcd takes transactions of 128 steps, unless it is set to less.
+/// Maximum operations per transaction, below etcd's default limit of 128.
 const STEPS: usize = 100;
-/// So many parts of a line are read by one request: with the longest owners, some megabytes.
+/// Maximum queue parts per read: a few megabytes with the longest owners.
 const PARTS: usize = 25;
-/// The oldest version that is supported.
+/// The oldest supported version.
 const OLDEST: [u32; 2] = [3, 4];
 
 impl Server {
@@ -50,7 +50,7 @@ impl Server {
         self.key("lease", &format!("{handle:x}"))
     }
 
-    /// The name in a key of a lock.
+    /// The lock name in a key.
     fn name(&self, key: &[u8]) -> Option<LockName> {
         let prefix = self.key("lock", "");
         let name = std::str::from_utf8(key.strip_prefix(prefix.as_slice())?).ok()?;
@@ -75,7 +75,7 @@ impl Server {
         }
     }
 
-    /// Writes a marker if it is there, without which etcd would refuse the whole transaction.
+    /// Writes a marker if it exists; without the check, a missing lease would fail the whole transaction.
     fn write_marker(&self, handle: Handle) -> Step {
         let put = Put { key: self.marker(handle), value: Vec::new(), lease: 0, ignore_lease: true };
         let txn = Txn {
@@ -243,7 +243,7 @@ impl Server {
         let mut listed = Listed::default();
         for kv in found.kvs {
             let Some(name) = self.name(&kv.key) else { continue };
-            // The next page begins right behind it.
+            // Starts the next page right after this name.
             listed.next = found.more.then(|| Cursor(format!("{}\0", name.as_str())));
             if let Ok(stored) = stored(kv) {
                 listed.locks.push((name, stored));
@@ -263,7 +263,7 @@ impl Server {
             self.turn_away();
             return Err(Failure::NotSent(Failure::cause("etcd has no leader: are most of its members up?")));
         }
-        // A read that most members agree to.
+        // A linearizable read, which needs a majority.
         let range = Range { key: self.key("lock", ""), keys_only: true, ..Range::default() };
         self.ask::<Range, Ranged>(range, "/etcdserverpb.KV/Range").await.map(drop)
     }
@@ -284,23 +284,23 @@ fn stored(kv: KeyValue) -> Result<Stored, Failure> {
     }
 }
 
-/// The end of the range of all keys that begin so.
+/// The end of the range of all keys with this prefix.
 fn after(prefix: &[u8]) -> Vec<u8> {
     let mut end = prefix.to_vec();
-    // A key is text, so no byte is 255.
+    // Keys are UTF-8, so no byte is 255.
     if let Some(last) = end.last_mut() {
         *last += 1;
     }
     end
 }
 
-/// A watch that is open.
+/// An open watch.
 struct Watching {
     server: Server,
     answers: Streaming<Watched>,
-    /// What the keys of markers begin with.
+    /// The common prefix of the markers' keys.
     handles: Vec<u8>,
-    /// The oldest last.
+    /// Pending events, oldest last.
     events: Vec<Event>,
 }
 
@@ -407,7 +407,7 @@ impl Backend for Server {
     }
 
     fn silent(&self) {
-        // The only one is asked whether it is there by the connection itself.
+        // With a single server there is nowhere else to go; the connection detects a dead server itself.
         if self.0.target.places.len() > 1 {
             self.turn_away();
         }

@@ -1,5 +1,4 @@
-//! Reads
-//! `etcd://[USER[:PASSWORD]@]HOST[:PORT][,HOST[:PORT]...][/PREFIX][?ca=FILE&cert=FILE&key=FILE]`.
+//! Parses `etcd://[USER[:PASSWORD]@]HOST[:PORT][,HOST[:PORT]...][/PREFIX][?ca=FILE&cert=FILE&key=FILE]`.
 
 use std::fmt;
 
@@ -8,15 +7,15 @@ use tenure_core::error::Result;
 use tenure_core::net::Tls;
 
 const SYNTAX: Syntax = Syntax { server: "etcd", scheme: "etcd", port: 2379, tls_port: 2379 };
-/// What keys begin with where the URL has no prefix.
+/// The default key prefix.
 const PREFIX: &str = "tenure/";
 
-/// What a URL says.
+/// A parsed URL.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Target {
     /// `HOST:PORT` of each server.
     pub(super) places: Vec<String>,
-    /// What all keys begin with; it ends with a slash.
+    /// The prefix of all keys, with a trailing slash.
     pub(super) prefix: String,
     pub(super) login: Option<(String, String)>,
     pub(super) tls: Option<Tls>,
@@ -31,7 +30,7 @@ impl Target {
         Ok(Self { places, prefix, login, tls })
     }
 
-    /// Without the login and the files.
+    /// The URL without the login and the files.
     pub(super) fn shown(&self) -> String {
         let scheme = if self.tls.is_some() { "etcds" } else { "etcd" };
         let path = if self.prefix == PREFIX { "" } else { self.prefix.trim_end_matches('/') };

@@ -1,5 +1,5 @@
-//! The messages of etcd's API v3 that this store uses, field by field as `rpc.proto` and `kv.proto`
-//! number them. Written by hand, so that a build needs no compiler of such files.
+//! The messages of etcd's v3 API that this store uses, numbered as in `rpc.proto` and `kv.proto`. Written by
+//! hand, so that a build does not need a protobuf compiler.
 
 use prost::{Enumeration, Message, Oneof};
 
@@ -167,7 +167,7 @@ pub(super) struct Granted {
     pub(super) ttl: i64,
 }
 
-/// Both a keep-alive and a revocation.
+/// A keep-alive or a revocation.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct LeaseId {
     #[prost(int64, tag = "1")]
@@ -219,7 +219,7 @@ pub(super) struct WatchCreate {
     pub(super) key: Vec<u8>,
     #[prost(bytes = "vec", tag = "2")]
     pub(super) range_end: Vec<u8>,
-    /// 0 leaves out puts, 1 deletions.
+    /// 0 excludes puts, 1 deletions.
     #[prost(int32, repeated, tag = "5")]
     pub(super) filters: Vec<i32>,
 }

@@ -1,4 +1,4 @@
-//! Opens connections: dials one server after the other, and begins a session or takes it up again.
+//! Opens connections: dials the servers in turn, and starts or resumes a session.
 
 use std::io;
 use std::pin::Pin;
@@ -18,17 +18,17 @@ use tenure_core::net::{Stream, by, encrypt};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::Failure;
 
-/// How long a connection may take until it can be used.
+/// Timeout until a new connection is usable.
 const DIAL: Duration = Duration::from_secs(2);
-/// No answer is longer: what is has another protocol.
+/// Maximum message length; a longer one means a different protocol.
 const LONGEST: usize = 256 * 1024 * 1024;
 
-/// A connection: messages behind their lengths, both ways.
+/// A connection that exchanges length-prefixed messages.
 pub(super) struct Wire {
     stream: Pin<Box<dyn Stream>>,
     received: Vec<u8>,
     unsent: Vec<u8>,
-    /// So much of `unsent` is sent.
+    /// Number of bytes of `unsent` already sent.
     sent: usize,
 }
 
@@ -37,14 +37,14 @@ impl Wire {
         Self { stream, received: Vec::new(), unsent: Vec::new(), sent: 0 }
     }
 
-    /// Adds a message to what is to be sent: the parts of it in a row.
+    /// Queues a message made of these parts.
     pub(super) fn push(&mut self, parts: &[&[u8]]) {
         let length: usize = parts.iter().map(|part| part.len()).sum();
         self.unsent.extend(i32::try_from(length).unwrap_or(i32::MAX).to_be_bytes());
         parts.iter().for_each(|part| self.unsent.extend(*part));
     }
 
-    /// Sends what is to be sent.
+    /// Sends what is queued.
     pub(super) fn poll_sent(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.sent < self.unsent.len() {
             let sent = ready!(self.stream.as_mut().poll_write(context, &self.unsent[self.sent..]))?;
@@ -92,30 +92,30 @@ impl Wire {
 pub(super) struct Dialer {
     pub(super) target: Target,
     pub(super) runtime: Arc<dyn Runtime>,
-    /// Which server is dialled first.
+    /// Index of the server to dial first.
     first: AtomicUsize,
 }
 
 impl Dialer {
     pub(super) fn new(target: Target, runtime: Arc<dyn Runtime>) -> Self {
-        // Clients come to all servers alike.
+        // A random start spreads clients over the servers.
         let first = AtomicUsize::new(runtime.random() as usize % target.places.len());
         Self { target, runtime, first }
     }
 
-    /// Which server is dialled first: the one that was last connected to.
+    /// The server that is dialled first: the one connected to last.
     pub(super) fn first(&self) -> usize {
         self.first.load(Ordering::Relaxed)
     }
 
-    /// Lets the next dial go to another server than this.
+    /// Makes the next dial start with another server than this one.
     pub(super) fn turn_away(&self, from: usize) {
         let next = (from + 1) % self.target.places.len();
         let _ = self.first.compare_exchange(from, next, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// A connection with this session, to the first server that takes it, and which that is.
-    /// `None`: the session is over.
+    /// Resumes or starts the session on the first server that accepts it. Returns the connection, the session
+    /// and the server's index, or `None` if the session has expired.
     pub(super) async fn dial(&self, session: &Session) -> Result<Option<(Wire, Session, usize)>, Failure> {
         let (count, first) = (self.target.places.len(), self.first());
         let mut said = Vec::new();
@@ -129,7 +129,7 @@ impl Dialer {
                     self.first.store(at, Ordering::Relaxed);
                     return Ok(Some((wire, session, at)));
                 }
-                // Another would say the same.
+                // The other servers would refuse too.
                 Err(failure @ Failure::Refused(_)) => return Err(failure),
                 Err(failure) => said.push(failure),
             }
@@ -143,7 +143,8 @@ impl Dialer {
         let mut wire = Wire::new(self.encrypted(stream, place).await?);
         let answer = wire.exchange(&session.connect()).await.map_err(|error| {
             let hint = match error.kind() {
-                // A server that wants one says so when the handshake is over for the client.
+                // A server that requires a client certificate rejects its absence only after the client has
+                // finished the handshake.
                 _ if self.target.tls.as_ref().is_some_and(|files| files.identity.is_none()) => {
                     let hint = "it may want a client's certificate (cert=FILE and key=FILE in the URL)";
                     return not_sent(place, &format!("{error}; {hint}"));

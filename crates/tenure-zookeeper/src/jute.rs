@@ -1,6 +1,6 @@
-//! How ZooKeeper writes messages: numbers with their high bytes first, texts behind their lengths.
+//! ZooKeeper's encoding: big-endian numbers and length-prefixed strings.
 
-/// A message that is being written.
+/// A message being written.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Writer(pub(super) Vec<u8>);
 
@@ -21,7 +21,7 @@ impl Writer {
     }
 
     pub(super) fn bytes(self, bytes: &[u8]) -> Self {
-        // Nothing that is sent is longer: a message has a limit.
+        // Messages have a limit, so nothing longer is ever sent.
         let mut written = self.int(i32::try_from(bytes.len()).unwrap_or(i32::MAX));
         written.0.extend(bytes);
         written
@@ -32,7 +32,7 @@ impl Writer {
     }
 }
 
-/// A message that is being read; `None` where it is shorter than it should be.
+/// A message being read. Methods return `None` at the end of the message.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reader<'a>(pub(super) &'a [u8]);
 
@@ -55,7 +55,7 @@ impl<'a> Reader<'a> {
         Some(self.take(1)?[0] != 0)
     }
 
-    /// Bytes; none is written as a length of -1.
+    /// Bytes; a length of -1 stands for none.
     pub(super) fn bytes(&mut self) -> Option<&'a [u8]> {
         match self.int()? {
             -1 => Some(&[]),

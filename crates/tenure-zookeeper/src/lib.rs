@@ -1,16 +1,16 @@
-//! Locks on ZooKeeper: a node for each lock, an ephemeral node for each session as its marker.
+//! Locks on ZooKeeper: a node for each lock, and an ephemeral node as the marker of each session.
 //!
 //! ```text
 //! PREFIX/lock/NAME            the lock; absent while it is free. NAME is percent-encoded
-//! PREFIX/lock/NAME/CREATION   which creation of the node it is: a node that is deleted and created
-//!                             again has the versions of the one before
-//! PREFIX/lease/ID             the marker of a session, which ZooKeeper removes with it
+//! PREFIX/lock/NAME/CREATION   identifies the creation of the node, because the versions of a node that
+//!                             is deleted and created again start over
+//! PREFIX/lock/NAME/line-ID    a part of the lock's wait queue
+//! PREFIX/lease/ID             the marker of a session, removed by ZooKeeper together with it
 //! ```
 //!
-//! The map: `url` reads URLs. `jute` is ZooKeeper's way to write messages, and `messages` has those
-//! that this store sends. `dial` opens connections, and `link` keeps one session over them. `path`
-//! and `nodes` have what the nodes are called and hold, `server` carries out what the locks ask,
-//! and `watch` hears of changes.
+//! `url` parses URLs. `jute` is ZooKeeper's encoding, and `messages` has the messages that this store sends.
+//! `dial` opens connections, and `link` keeps one session alive over them. `path` and `nodes` define the
+//! names and contents of the nodes, `server` implements the store's operations, and `watch` reports changes.
 
 mod dial;
 mod jute;
@@ -30,13 +30,13 @@ use tenure_core::error::Result;
 use tenure_core::store::{Opening, Store};
 use url::Target;
 
-/// Whether URLs that begin so name ZooKeeper.
+/// Whether this URL scheme belongs to this store.
 #[must_use]
 pub fn takes(scheme: &str) -> bool {
     matches!(scheme, "zookeeper" | "zookeepers")
 }
 
-/// Opens the store that a URL names, without I/O.
+/// Opens the store of a URL, without I/O.
 ///
 /// # Errors
 /// `is_invalid`, with the part of the URL that is wrong.
@@ -47,7 +47,7 @@ pub fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
     Ok(Arc::new(Cas::new(Arc::new(server), &shown, opening.runtime)))
 }
 
-/// A URL of ZooKeeper without its login, if it is one.
+/// The URL without its login, if it is a ZooKeeper URL.
 pub fn shown(url: &str) -> Option<String> {
     Target::parse(url).ok().map(|target| target.shown())
 }

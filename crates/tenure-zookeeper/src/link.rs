@@ -1,8 +1,7 @@
-//! One session of ZooKeeper, and the connection by which it is kept.
+//! One ZooKeeper session, and the connection that keeps it alive.
 //!
-//! Requests are answered in the order in which they were sent. One whose connection ends before has
-//! no known outcome. A session that is kept is taken up again by another connection, until a server
-//! says that it is over.
+//! Requests are answered in the order they were sent. The outcome of a request whose connection ended first
+//! is unknown. A kept session is resumed on another connection until a server reports it expired.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -22,27 +21,27 @@ use tenure_core::moment::Moment;
 use tenure_core::net::{by, pause};
 use tenure_core::store::Failure;
 
-/// So often a server hears of a session at least. The server that leads hears of it a while later:
-/// see `server::SLACK`.
+/// Maximum interval between requests or pings on a session. The leader learns of them a while later; see
+/// `server::SLACK`.
 const PING: Duration = Duration::from_secs(1);
-/// A server that owes an answer, and is silent for a third of the session, is given up: after this
-/// time at the earliest,
+/// Lower bound of the silence after which a server that owes an answer is given up: a third of the session
+/// timeout.
 const SILENCE_MIN: Duration = Duration::from_secs(1);
-/// and after this at the latest.
+/// Upper bound of that silence.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
-/// Another server is asked sooner if a request has failed: after this time.
+/// Time after which a failed request makes the session move to another server.
 const OWED: Duration = Duration::from_millis(500);
-/// How long the end of a session may take to be sent.
+/// Timeout for sending the end of a session.
 const CLOSING: Duration = Duration::from_millis(500);
 
-/// What becomes of a session.
+/// What happens to a session when its connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lives {
-    /// It is kept, over connections.
+    /// It is resumed on another connection.
     Kept,
     /// It ends with its connection.
     Connection,
-    /// It is not kept: it ends by itself, when its time is over.
+    /// It is not kept alive and expires on its own.
     Alone,
 }
 
@@ -53,42 +52,42 @@ pub(super) struct Reply {
     pub(super) body: Vec<u8>,
 }
 
-/// What a watch hears.
+/// What a watch reports.
 #[derive(Clone, Debug)]
 pub(super) enum News {
-    /// The node that it watches has changed.
+    /// The watched node has changed.
     Changed,
-    /// A node is gone of which it wants to hear only that.
+    /// A node below `ends_below` was deleted.
     Gone(String),
 }
 
-/// Which nodes a watch is about.
+/// The nodes a watch reports on.
 pub(super) struct Watched {
-    /// This one,
+    /// Any change of this node.
     pub(super) path: String,
-    /// and the ends of those whose paths begin so.
+    /// Deletions of the nodes whose paths start with this.
     pub(super) ends_below: String,
     news: mpsc::UnboundedSender<News>,
 }
 
 struct Order {
     requests: Vec<Vec<u8>>,
-    /// Only by this connection.
+    /// Send only on this connection.
     connection: Option<u64>,
     replies: oneshot::Sender<Result<(u64, Vec<Reply>), Failure>>,
 }
 
 enum Call {
     Ask(Order),
-    /// Go on by another connection, if it is this one that owes an answer.
+    /// Move to another server if this connection owes an answer.
     Cut(u64),
 }
 
-/// A session. It ends when the last of its handles is dropped.
+/// A session. It ends when the last handle is dropped.
 pub(super) struct Link {
     calls: mpsc::UnboundedSender<Call>,
     shared: Arc<Shared>,
-    /// What the server gave it.
+    /// The session timeout granted by the server.
     pub(super) life: Duration,
 }
 
@@ -99,7 +98,7 @@ struct Shared(Mutex<State>);
 struct State {
     is_over: bool,
     is_connected: bool,
-    /// Counts its connections.
+    /// Number of the current connection.
     connection: u64,
     watches: BTreeMap<u64, Watched>,
     next_watch: u64,
@@ -112,7 +111,7 @@ impl Shared {
 }
 
 impl Link {
-    /// Begins a session.
+    /// Starts a session.
     pub(super) async fn open(dialer: &Arc<Dialer>, life: Duration, lives: Lives) -> Result<Self, Failure> {
         let life_ms = i32::try_from(life.as_millis()).unwrap_or(i32::MAX);
         let wanted = Session { life_ms, ..Session::default() };
@@ -130,7 +129,7 @@ impl Link {
         Ok(Self { calls, shared, life })
     }
 
-    /// Whether the session is over, or its connection if it ends with that.
+    /// Whether the session has ended, or its connection if it ends with that.
     pub(super) fn is_over(&self) -> bool {
         self.shared.lock().is_over
     }
@@ -139,8 +138,8 @@ impl Link {
         self.shared.lock().is_connected
     }
 
-    /// Sends requests in a row, and hears what is answered. `connection`: only if they go by the
-    /// connection of this number.
+    /// Sends requests in order and waits for their answers. With `connection`, only if that is still the
+    /// current connection.
     pub(super) async fn ask(
         &self,
         requests: Vec<Vec<u8>>,
@@ -153,7 +152,7 @@ impl Link {
         answered.await.unwrap_or_else(|_| Err(cut("the store ended meanwhile")))
     }
 
-    /// Goes on by another connection, if this one has owed an answer for a while.
+    /// Moves to another server if the current one has owed an answer for a while.
     pub(super) fn cut(&self) {
         let state = self.shared.lock();
         if state.is_connected {
@@ -161,13 +160,13 @@ impl Link {
         }
     }
 
-    /// Hears of changes from now on, until the connection ends.
+    /// Reports changes from now on, until the connection ends.
     pub(super) fn watch(&self, path: String, ends_below: String) -> (u64, mpsc::UnboundedReceiver<News>) {
         let (news, heard) = mpsc::unbounded_channel();
         let mut state = self.shared.lock();
         state.next_watch += 1;
         let id = state.next_watch;
-        // Without a connection it ends at once.
+        // Without a connection it ends immediately.
         if state.is_connected {
             state.watches.insert(id, Watched { path, ends_below, news });
         }
@@ -185,7 +184,7 @@ impl fmt::Debug for Link {
     }
 }
 
-/// The task that keeps a session.
+/// The task that keeps a session alive.
 struct Task {
     dialer: Arc<Dialer>,
     shared: Arc<Shared>,
@@ -197,12 +196,12 @@ struct Task {
 
 /// How a connection ended.
 enum End {
-    /// No client has the session any more.
+    /// The last handle was dropped.
     Left,
     Cut(String),
 }
 
-/// Requests that were sent in a row, and what is answered so far.
+/// Requests sent together, and their answers so far.
 struct Batch {
     left: usize,
     heard: Vec<Reply>,
@@ -242,7 +241,7 @@ impl Task {
         }
     }
 
-    /// Takes up the session by another connection; `None` if it is over, or no client has it.
+    /// Resumes the session on another connection; `None` if it has expired or no handle is left.
     async fn reconnect(&mut self) -> Option<(Wire, usize)> {
         let mut tries = 0;
         loop {
@@ -272,7 +271,7 @@ impl Task {
         }
     }
 
-    /// Marks the session as over, and says so to those who asked.
+    /// Marks the session as ended and fails the pending requests.
     fn over(&mut self, failure: &Failure) {
         self.shared.lock().is_over = true;
         self.calls.close();
@@ -283,7 +282,7 @@ impl Task {
         }
     }
 
-    /// Sends requests and hears answers until the connection ends.
+    /// Sends requests and dispatches answers until the connection ends.
     async fn serve(&mut self, wire: &mut Wire) -> End {
         let runtime = Arc::clone(&self.dialer.runtime);
         let connection = self.shared.lock().connection;
@@ -317,7 +316,7 @@ impl Task {
             match event.await {
                 Next::End(end) => break end,
                 Next::Called(Call::Cut(whose)) => {
-                    // Requests that waited for a connection are not the fault of the one that came.
+                    // A request may have waited for this connection; that does not count against the server.
                     let owes = asked_at.is_some_and(|asked| runtime.now().since(asked) >= OWED);
                     if whose == connection && owes {
                         break End::Cut("a request was not answered in time".into());
@@ -329,7 +328,7 @@ impl Task {
                         let _ = order.replies.send(Err(Failure::NotSent(moved)));
                         continue;
                     }
-                    // Nothing awaits it: it was never sent.
+                    // The caller is gone, and the request was never sent.
                     if order.replies.is_closed() {
                         continue;
                     }
@@ -404,7 +403,7 @@ impl Task {
     }
 }
 
-/// What a request is told whose connection ended before the answer.
+/// Error for requests in flight when the connection ended.
 fn cut(why: &str) -> Failure {
     Failure::Unknown(Failure::cause(format!("the connection to ZooKeeper ended: {why}")))
 }

@@ -1,14 +1,14 @@
-//! The messages of ZooKeeper that this store sends and reads, as `zookeeper.jute` has them.
+//! The ZooKeeper messages used by this store, as defined in `zookeeper.jute`.
 
 use super::jute::{Reader, Writer};
 
-/// What a node must have as its version: any.
+/// Matches any version of a node.
 pub(super) const ANY: i32 = -1;
 
-/// Answers of a server by their numbers, as `KeeperException` names them.
+/// Result codes, named as in `KeeperException`.
 pub(super) mod code {
     pub(in super::super) const OK: i32 = 0;
-    /// What came after the one that failed, in one step with it.
+    /// The operation follows the failed one of a multi.
     pub(in super::super) const NOT_REACHED: i32 = -2;
     pub(in super::super) const UNIMPLEMENTED: i32 = -6;
     pub(in super::super) const NO_NODE: i32 = -101;
@@ -38,7 +38,7 @@ const ADD_WATCH: i32 = 106;
 const CLOSE: i32 = -11;
 const ERROR: i32 = -1;
 
-/// What a connection begins with; 0 opens a session.
+/// The handshake of a connection. An id of 0 starts a session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Session {
     pub(super) id: i64,
@@ -50,13 +50,13 @@ impl Session {
     pub(super) fn connect(&self) -> Vec<u8> {
         let none = [0; 16];
         let password = if self.password.is_empty() { &none[..] } else { &self.password };
-        // The version of the protocol, and the newest change that was seen: see `Server::barrier`.
+        // The protocol version, and the newest transaction seen, 0 because of `Server::barrier`.
         let written = Writer::default().int(0).long(0).int(self.life_ms).long(self.id).bytes(password);
-        // Not to a server that can be read from only.
+        // Do not accept a read-only server.
         written.bool(false).0
     }
 
-    /// What the server made of it; a life of 0 says that the session is over.
+    /// The server's reply; a timeout of 0 means that the session has expired.
     pub(super) fn connected(frame: &[u8]) -> Option<Self> {
         let mut read = Reader(frame);
         let _version = read.int()?;
@@ -65,7 +65,7 @@ impl Session {
     }
 }
 
-/// Requests that are part of a connection, with their numbers.
+/// Messages with fixed numbers.
 pub(super) mod fixed {
     use super::{AUTH, PING, Writer};
 
@@ -83,23 +83,23 @@ pub(super) mod fixed {
     }
 }
 
-/// Who may do what with a node that is created.
+/// Access rights of a created node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rights {
     /// Every client.
     All,
-    /// Who has the login of the one that creates it.
+    /// Clients with the creator's login.
     Login,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lasts {
     Always,
-    /// As long as the session that creates it.
+    /// Until the session that creates it ends.
     Session,
 }
 
-/// One change of one node.
+/// One operation on one node.
 #[derive(Clone, Debug)]
 pub(super) enum Step<'a> {
     Check { path: &'a str, version: i32 },
@@ -134,13 +134,13 @@ impl Step<'_> {
         }
     }
 
-    /// This step alone, as a request.
+    /// This operation as a request of its own.
     pub(super) fn alone(&self) -> Vec<u8> {
         self.write(Writer::default().int(self.number())).0
     }
 }
 
-/// All of these steps, or none.
+/// All of these operations, atomically.
 pub(super) fn multi(steps: &[Step<'_>]) -> Vec<u8> {
     let written = steps.iter().fold(Writer::default().int(MULTI), |written, step| {
         step.write(written.int(step.number()).bool(false).int(ERROR))
@@ -160,7 +160,7 @@ pub(super) fn get_children(path: &str) -> Vec<u8> {
     Writer::default().int(GET_CHILDREN).text(path).bool(false).0
 }
 
-/// Watches a node and all below it until the connection ends.
+/// Watches a node and its descendants until the connection ends.
 pub(super) fn watch_below(path: &str) -> Vec<u8> {
     const RECURSIVE: i32 = 1;
     Writer::default().int(ADD_WATCH).text(path).int(RECURSIVE).0
@@ -170,12 +170,12 @@ pub(super) fn close() -> Vec<u8> {
     Writer::default().int(CLOSE).0
 }
 
-/// What the server keeps of a node beside its data.
+/// Metadata of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Stat {
-    /// The change that created it.
+    /// The transaction that created it.
     pub(super) created: i64,
-    /// How often its data was changed since.
+    /// Number of changes of its data since then.
     pub(super) version: i32,
 }
 
@@ -190,17 +190,17 @@ impl Stat {
     }
 }
 
-/// The data of a node, and what is kept beside it.
+/// The data and metadata of a node.
 pub(super) fn data(body: &[u8]) -> Option<(&[u8], Stat)> {
     let mut read = Reader(body);
     Some((read.bytes()?, Stat::read(&mut read)?))
 }
 
-/// What became of several steps: the stat of the first node that was set, or which step failed
-/// first and why.
+/// Result of a multi: the stat of the first node that was set, or the index and code of the operation that
+/// failed.
 pub(super) type Stepped = Result<Option<Stat>, (usize, i32)>;
 
-/// The same as a server says it; `None` if that cannot be read.
+/// Parses the result of a multi; `None` if it is malformed.
 pub(super) fn steps(body: &[u8]) -> Option<Stepped> {
     let (mut read, mut first, mut failed) = (Reader(body), None, None);
     for step in 0.. {
@@ -226,7 +226,7 @@ pub(super) fn steps(body: &[u8]) -> Option<Stepped> {
     None
 }
 
-/// A node that was watched has changed.
+/// A watched node has changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Event {
     pub(super) path: String,
@@ -234,7 +234,7 @@ pub(super) struct Event {
 }
 
 impl Event {
-    /// `None` for an event that is about no node.
+    /// `None` for an event that is not about a node.
     pub(super) fn read(body: &[u8]) -> Option<Self> {
         const DELETED: i32 = 2;
         let mut read = Reader(body);

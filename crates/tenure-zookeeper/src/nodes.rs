@@ -1,4 +1,4 @@
-//! The nodes of one URL: their paths, what they hold, and what a server's errors about them mean.
+//! The nodes of one URL: their paths, their contents, and the meaning of error codes.
 
 use super::jute::Reader;
 use super::link::Reply;
@@ -30,7 +30,7 @@ impl Nodes {
         format!("{}/lock/{}", self.prefix(), encoded(name.as_str()))
     }
 
-    /// What the paths of all markers begin with.
+    /// The common prefix of the markers' paths.
     pub(super) fn leases(&self) -> String {
         format!("{}/lease/", self.prefix())
     }
@@ -44,7 +44,7 @@ impl Nodes {
         Handle::from_str_radix(marker.strip_prefix(&self.leases())?, 16).ok()
     }
 
-    /// What an answer means that is neither success nor expected.
+    /// The failure for an unexpected result code.
     pub(super) fn failure(&self, code: i32) -> Failure {
         let prefix = self.prefix();
         let refused = |what: String| Failure::Refused(Failure::cause(what));
@@ -75,7 +75,7 @@ impl Nodes {
         if reply.code == code::OK { Ok(()) } else { Err(self.failure(reply.code)) }
     }
 
-    /// A lock, of the answer to `get_data`.
+    /// Decodes a lock from the answer to `get_data`.
     pub(super) fn stored(&self, reply: &Reply) -> Result<Option<Stored>, Failure> {
         if reply.code == code::NO_NODE {
             return Ok(None);
@@ -89,22 +89,22 @@ impl Nodes {
             let is_exact = format!("{:x}-{:x}", creation.0, creation.1) == data_head(data);
             is_exact.then(|| Stored { text: text.to_owned(), stamp: stamp(stat, creation) })
         };
-        // What is no lock is told where it is read: it has no text of a lock.
+        // An empty text is no lock; the code that parses it reports that.
         Ok(Some(read().unwrap_or_else(|| Stored { text: String::new(), stamp: stamp(stat, (0, 0)) })))
     }
 
-    /// A part of a line, of the answer to `get_data`.
+    /// Decodes a part of a queue from the answer to `get_data`.
     pub(super) fn text(&self, reply: &Reply) -> Result<Option<String>, Failure> {
         if reply.code == code::NO_NODE {
             return Ok(None);
         }
         self.ok(reply)?;
         let (data, _) = messages::data(&reply.body).ok_or_else(unreadable)?;
-        // What is no text is no part.
+        // Invalid UTF-8 cannot be a part.
         Ok(Some(String::from_utf8(data.to_vec()).unwrap_or_default()))
     }
 
-    /// The version of a marker, of the answer to `exists`: never 0.
+    /// The version of a marker from the answer to `exists`; never 0.
     pub(super) fn marked(&self, reply: &Reply) -> Result<Option<u64>, Failure> {
         if reply.code == code::NO_NODE {
             return Ok(None);
@@ -120,7 +120,7 @@ fn data_head(data: &[u8]) -> &str {
     std::str::from_utf8(&data[..end]).unwrap_or_default()
 }
 
-/// A node's version counts from its creation.
+/// Versions are counted from the node's creation.
 pub(super) fn stamp(stat: Stat, creation: (u64, u64)) -> Stamp {
     let base = stat.created.unsigned_abs();
     Stamp { base, version: base + u64::from(stat.version.unsigned_abs()), creation }

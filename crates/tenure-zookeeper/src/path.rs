@@ -1,8 +1,8 @@
-//! Names of locks as names of nodes.
+//! Encodes lock names as node names.
 //!
-//! A node's name has no slash, no control character and no character of a few ranges of Unicode,
-//! and is neither `.` nor `..`. So all but letters, digits and a few signs is written as `%` and
-//! two digits, a dot at the beginning too. What begins alike is written alike.
+//! A node name must not contain a slash, control characters or certain ranges of Unicode, and must not be `.`
+//! or `..`. Everything but letters, digits and a few signs is therefore percent-encoded, and so is a leading
+//! dot. The encoding preserves prefixes.
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
@@ -20,14 +20,14 @@ const KEPT: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'(')
     .remove(b')');
 
-/// A name as the name of a node.
+/// The node name of a lock name.
 pub(super) fn encoded(name: &str) -> String {
     let rest = name.strip_prefix('.');
     let begin = if rest.is_some() { "%2E" } else { "" };
     format!("{begin}{}", utf8_percent_encode(rest.unwrap_or(name), KEPT))
 }
 
-/// The name that a node has, if this store has named it.
+/// The lock name of a node, if this store created it.
 pub(super) fn decoded(node: &str) -> Option<String> {
     let name = percent_decode_str(node).decode_utf8().ok()?.into_owned();
     (encoded(&name) == node).then_some(name)

@@ -1,4 +1,4 @@
-//! One ensemble of ZooKeeper, as what compares and swaps.
+//! A ZooKeeper ensemble as a compare-and-swap backend.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -27,29 +27,29 @@ use tenure_core::net::by;
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{Cursor, Failure};
 
-/// A session lives for so much longer than a handle has to. A server tells the one that leads of
-/// its clients at each half tick, which takes a second where ticks take two, as is usual. If it
-/// dies before, what counts is the ping before: a second earlier. The other of these two seconds is
-/// in the life of each handle.
+/// Extra session timeout beyond the life of a handle. A server forwards its clients' pings to the leader
+/// every half tick, which is one second with the usual tick of two. If it dies before it forwards one, the
+/// previous ping counts, which is a second older. The other of these two seconds is included in the life of
+/// each handle.
 const SLACK: Duration = Duration::from_secs(1);
-/// What a session is opened with that no hold is bound to.
+/// Timeout of a session without holds.
 const PLAIN_LIFE: Duration = Duration::from_secs(10);
-/// ZooKeeper takes messages of 1,048,575 bytes, unless `jute.maxbuffer` says less.
+/// Maximum request size: ZooKeeper's default of `jute.maxbuffer`.
 const LONGEST: usize = 1_048_575;
-/// So much of that may be a lock.
+/// Maximum size of a lock, within [`LONGEST`].
 const LIMIT: usize = 1_000_000;
-/// So many locks are in one part of a listing.
+/// Locks per page of a listing.
 const PAGE: usize = 500;
-/// The oldest version that is supported.
+/// The oldest supported version.
 const OLDEST: [u32; 2] = [3, 6];
 
-/// What all requests share.
+/// State shared by all clones.
 struct Shared {
     dialer: Arc<Dialer>,
     links: Mutex<Links>,
-    /// One task opens a session, and the others wait for it.
+    /// Lets one task at a time open a session, while the others wait for it.
     opening: Turn<()>,
-    /// How many nodes were created.
+    /// Number of lock nodes created by this client.
     created: AtomicU64,
     nodes: Arc<Nodes>,
 }
@@ -58,11 +58,11 @@ struct Shared {
 struct Links {
     /// The sessions of this client's handles.
     own: BTreeMap<Handle, Arc<Link>>,
-    /// By this, requests go as long as there are no handles.
+    /// The session used while there are no handles.
     plain: Option<Arc<Link>>,
 }
 
-/// One ensemble of ZooKeeper. Clones share its sessions.
+/// A ZooKeeper ensemble. Clones share its sessions.
 #[derive(Clone)]
 pub(super) struct Server(Arc<Shared>);
 
@@ -90,7 +90,7 @@ impl Server {
         &self.0.nodes
     }
 
-    /// The session by which requests go: one of a handle if there is one.
+    /// The session to send requests on: a handle's, if there is one.
     async fn link(&self) -> Result<Arc<Link>, Failure> {
         let known = || {
             let mut links = self.links();
@@ -112,26 +112,24 @@ impl Server {
         Ok(link)
     }
 
-    /// Sends requests in a row.
+    /// Sends requests in order.
     async fn ask(&self, requests: Vec<Vec<u8>>) -> Result<Vec<Reply>, Failure> {
         Ok(self.link().await?.ask(requests, None).await?.1)
     }
 
-    /// A step that changes nothing, and that most servers agree to all the same. What is read by
-    /// the same connection afterwards has all that was committed before. A server by itself may be
-    /// behind, and one that was deposed may not know it yet.
+    /// A no-op that a majority must commit. Later reads on the same connection see everything committed
+    /// before it. Otherwise a server might be behind, or deposed without knowing it.
     fn barrier(&self) -> Vec<u8> {
         multi(&[Step::Check { path: self.nodes().prefix(), version: ANY }])
     }
 
-    /// What became of several steps.
+    /// Decodes the result of a multi.
     fn stepped(&self, reply: &Reply) -> Result<Stepped, Failure> {
         self.nodes().ok(reply)?;
         messages::steps(&reply.body).ok_or_else(unreadable)
     }
 
-    /// A barrier that most servers have agreed to: it fails where the node is not there, which they
-    /// agree to as well.
+    /// Checks that the barrier was committed. A missing node makes it fail, but that result is committed too.
     fn passed(&self, reply: &Reply) -> Result<(), Failure> {
         match self.stepped(reply)? {
             Ok(_) | Err((_, code::NO_NODE)) => Ok(()),
@@ -139,7 +137,7 @@ impl Server {
         }
     }
 
-    /// Creates the nodes above all others.
+    /// Creates the parent nodes.
     async fn make_room(&self) -> Result<(), Failure> {
         let mut paths: Vec<String> = self
             .nodes()
@@ -151,7 +149,7 @@ impl Server {
         paths.extend([self.nodes().prefix().to_owned(), format!("{}/lock", self.nodes().prefix())]);
         paths.push(format!("{}/lease", self.nodes().prefix()));
         for path in &paths {
-            // Those that the login may not create, but that are there, are left alone.
+            // Existing nodes are left alone even if the login could not create them.
             let create = Step::Create { path, data: "", lasts: Lasts::Always, rights: self.nodes().rights };
             let replies = self.ask(vec![exists(path, false), create.alone()]).await?;
             let [there, made] = &replies[..] else { return Err(unreadable()) };
@@ -203,12 +201,12 @@ impl Server {
             let mut steps = vec![Step::Check { path: &marker, version: guarded }];
             let (lasts, rights) = (Lasts::Always, self.nodes().rights);
             let create = |path| Step::Create { path, data: "", lasts, rights };
-            // A node goes after those below it.
+            // Children are deleted before their parents.
             let removed = parts.iter().filter(|(_, part)| part.text.is_none());
             steps.extend(removed.map(|(path, _)| Step::Delete { path, version: ANY }));
             let at = |seen: Stamp| i32::try_from(seen.version - seen.base).unwrap_or(ANY - 1);
             match (change.seen, &data) {
-                // ZooKeeper does not tell when it created what it creates in one step with others.
+                // A create within a multi does not return the node's stat, but a set does.
                 (None, Some(data)) => {
                     steps.extend([create(&path), Step::Set { path: &path, data, version: 0 }, create(&child)])
                 }
@@ -246,7 +244,7 @@ impl Server {
                 Err(failed) => failed,
             };
             match code {
-                // A victim that is gone needs no telling.
+                // The victim's session has ended, so there is nothing to invalidate.
                 code::NO_NODE if at >= first_victim => drop(victims.remove(at - first_victim)),
                 code::NO_NODE if at > 0 && change.seen.is_none() && !has_room => {
                     self.make_room().await.map_err(not_sent)?;
@@ -260,8 +258,8 @@ impl Server {
         }
     }
 
-    /// What stands there in place of what was expected. Nothing was written, so no failure here is
-    /// of unknown outcome.
+    /// Reads the state that caused a conflict. Nothing was written, so a failure here is never of unknown
+    /// outcome.
     async fn conflict(
         &self,
         link: &Link,
@@ -269,10 +267,10 @@ impl Server {
         marker: &str,
         path: &str,
     ) -> Result<Committed, Failure> {
-        // The marker is read before the lock: if a hold is ended between the two, it is found
-        // changed later.
+        // The marker is read before the lock: if a hold is ended between the two reads, the next commit finds
+        // the marker changed.
         let reads = vec![exists(marker, false), get_data(path, false)];
-        // The connection by which the step failed has seen what it failed by.
+        // The connection on which the multi failed has seen the conflicting state, so it needs no barrier.
         let replies = match link.ask(reads.clone(), Some(connection)).await {
             Ok((_, replies)) => replies,
             Err(_) => {
@@ -322,7 +320,7 @@ impl Server {
             if is_kept {
                 let mut links = self.links();
                 links.own.insert(handle, link);
-                // It stays for those who watch by it.
+                // Its link stays open for the watches that use it.
                 links.plain = None;
             }
             return Ok((handle, 1));
@@ -332,7 +330,7 @@ impl Server {
     async fn keep(self, handle: Handle) -> Result<Option<u64>, Failure> {
         let Some(link) = self.links().own.get(&handle).cloned() else { return Ok(None) };
         let path = self.nodes().marker(handle);
-        // A step that most servers agree to, by the session itself: it lives.
+        // A no-op that a majority commits, sent on the session itself, proves the session alive.
         let step = multi(&[Step::Check { path: &path, version: ANY }]);
         let replies = match link.ask(vec![step, exists(&path, false)], None).await {
             Ok((_, replies)) => replies,
@@ -350,7 +348,7 @@ impl Server {
         }
     }
 
-    /// A handle that is gone.
+    /// Removes a handle that no longer exists.
     fn forget(&self, handle: Handle) -> Option<u64> {
         self.links().own.remove(&handle);
         None
@@ -436,7 +434,7 @@ impl Server {
         if there.code == code::NO_NODE { Ok(()) } else { self.nodes().ok(there) }
     }
 
-    /// The version of a server, where it tells: the command `srvr` may be off.
+    /// The server's version, if available: the command `srvr` may be disabled.
     async fn version(&self) -> Option<String> {
         const LIMIT: Duration = Duration::from_millis(300);
         let target = &self.0.dialer.target;
@@ -458,8 +456,8 @@ impl Server {
     }
 }
 
-/// A part of the line of the lock whose node has this path. The child that tells its creation has
-/// another name.
+/// The path of a part of the lock's queue. The child that identifies the creation has a different form of
+/// name.
 fn part_path(path: &str, id: u64) -> String {
     format!("{path}/line-{id}")
 }
@@ -521,7 +519,7 @@ impl Backend for Server {
     }
 
     fn silent(&self) {
-        // The only one is asked whether it is there by the connection itself.
+        // With a single server there is nowhere else to go; the connection detects a dead server itself.
         if self.0.dialer.target.places.len() > 1 {
             let links = self.links();
             links.own.values().chain(&links.plain).for_each(|link| link.cut());

@@ -1,5 +1,5 @@
-//! Reads URLs of ZooKeeper: `zookeeper://[USER:PASSWORD@]HOST[:PORT][,HOST[:PORT]...][/PATH]`, and
-//! `zookeepers://` with `?ca=FILE&cert=FILE&key=FILE` behind it.
+//! Parses ZooKeeper URLs: `zookeeper://[USER:PASSWORD@]HOST[:PORT][,HOST[:PORT]...][/PATH]`, and
+//! `zookeepers://` with an optional `?ca=FILE&cert=FILE&key=FILE`.
 
 use std::fmt;
 
@@ -9,15 +9,15 @@ use tenure_core::error::{Error, Result};
 use tenure_core::net::Tls;
 
 const SYNTAX: Syntax = Syntax { server: "ZooKeeper", scheme: "zookeeper", port: 2181, tls_port: 2281 };
-/// What all nodes are below where the URL has no path.
+/// The default path.
 const PREFIX: &str = "/tenure";
 
-/// What a URL says.
+/// A parsed URL.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Target {
     /// Host and port of each server.
     pub(super) places: Vec<Place>,
-    /// The node below which all others are.
+    /// The parent of all nodes.
     pub(super) prefix: String,
     pub(super) login: Option<(String, String)>,
     pub(super) tls: Option<Tls>,
@@ -36,7 +36,7 @@ impl Target {
         Ok(Self { places, prefix: prefix(path)?, login, tls })
     }
 
-    /// Without the login and the files.
+    /// The URL without the login and the files.
     pub(super) fn shown(&self) -> String {
         let scheme = if self.tls.is_some() { "zookeepers" } else { "zookeeper" };
         let path = if self.prefix == PREFIX { "" } else { &self.prefix };
@@ -51,7 +51,7 @@ impl fmt::Debug for Target {
     }
 }
 
-/// A path of ZooKeeper, made of what a URL has after the hosts.
+/// The node path from the path of the URL.
 fn prefix(path: &str) -> Result<String> {
     let path = SYNTAX.decoded(path.trim_end_matches('/'))?;
     if path.is_empty() {

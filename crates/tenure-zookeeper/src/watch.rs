@@ -1,4 +1,4 @@
-//! Hears of the changes of one lock, and of sessions that end.
+//! Reports changes of one lock and ended sessions.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use super::nodes::{Nodes, unreadable};
 use tenure_core::cas::{Seen, Stored, Watch};
 use tenure_core::store::Failure;
 
-/// A watch that is open: as long as the connection that has it.
+/// A watch, open as long as its connection.
 ///
-/// ZooKeeper tells once that a node has changed, and not to what. So each look at it is also what
-/// asks for the next news: no change lies between the two.
+/// ZooKeeper notifies once per watch, without the new content. Each read of the node therefore also sets the
+/// watch for the next change, so that no change is missed in between.
 pub(super) struct Watching {
     nodes: Arc<Nodes>,
     link: Arc<Link>,
@@ -24,13 +24,13 @@ pub(super) struct Watching {
 }
 
 impl Watching {
-    /// Hears what the connection tells from now on; the server is not asked for anything yet.
+    /// Receives the connection's events from now on, without a request yet.
     pub(super) fn begin(nodes: Arc<Nodes>, link: Arc<Link>, path: String) -> Self {
         let (id, news) = link.watch(path.clone(), nodes.leases());
         Self { nodes, link, path, id, news }
     }
 
-    /// Looks at a lock, and hears of its next change. `first`: a request that is sent before.
+    /// Reads the lock and watches for its next change. `first` is a request to send before.
     pub(super) async fn look(&self, first: Option<Vec<u8>>) -> Result<Option<Stored>, Failure> {
         let mut requests: Vec<_> = first.into_iter().collect();
         loop {
@@ -41,7 +41,7 @@ impl Watching {
             if let Some(stored) = self.nodes.stored(found)? {
                 return Ok(Some(stored));
             }
-            // A node that is not there is watched by asking whether it is.
+            // A missing node is watched with `exists`.
             let (_, replies) = self.link.ask(vec![exists(&self.path, true)], Some(connection)).await?;
             let [there] = &replies[..] else { return Err(unreadable()) };
             match there.code {
