@@ -1,4 +1,4 @@
-//! Acquires a lock: asks once, or waits.
+//! Acquires a lock, with a single try or by waiting.
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -23,7 +23,7 @@ use crate::planted::{Bug, planted};
 use crate::protocol::{LockSpec, quorum};
 use crate::store::Failure;
 
-/// Acquires a lock: `None` when it is busy and the wait is over.
+/// Acquires a lock; `None` if it is busy and the wait is over.
 #[expect(clippy::manual_async_fn, reason = "an async fn stores its arguments twice")]
 pub(crate) fn acquire(wanted: &Wanted<'_>) -> impl Future<Output = Result<Option<Hold>>> {
     async move {
@@ -42,7 +42,7 @@ pub(crate) fn acquire(wanted: &Wanted<'_>) -> impl Future<Output = Result<Option
             RequestOutcome::Answered(Outcome::Held(held, at)) => {
                 Ok(Some(Granted { held, handed_over: false, at }))
             }
-            // Boxed, because few acquisitions need it and each would carry its size.
+            // Boxed, because few acquisitions get here and every one would carry the future's size.
             asked => {
                 let limit = policy.limit(&ask, wanted.wait);
                 let course = Course::new(ask, policy, limit).run(asked);
@@ -66,24 +66,24 @@ pub(crate) fn acquire(wanted: &Wanted<'_>) -> impl Future<Output = Result<Option
     }
 }
 
-/// A lock that was granted.
+/// A granted lock.
 struct Granted {
     held: Hold,
-    /// It was handed over to a waiter.
+    /// Whether it was handed over to a waiter.
     handed_over: bool,
     at: Moment,
 }
 
-/// How an acquisition goes on that is not granted at once.
+/// How an acquisition continues if it is not granted immediately.
 #[derive(Clone, Copy)]
 enum Policy {
-    /// It does not wait for a holder. It is repeated, for `op_timeout` in all, only after silence,
-    /// or where ballots kept a free lock from it.
+    /// Does not wait for a holder. Retries for up to `op_timeout`, and only if the store did not answer or a
+    /// split vote kept it from a free lock.
     Once,
-    /// For kinds without a queue in the store: waits in the queue of this process, also behind its
-    /// other waiters before the first request.
+    /// For kinds without a queue in the store: waits in this process's queue, behind its other waiters even
+    /// before the first request.
     Local,
-    /// For kinds with a queue: takes a place in the store, and waits until it is called.
+    /// For kinds with a queue: takes a ticket in the store and waits for its turn.
     Tickets,
 }
 
@@ -104,16 +104,16 @@ impl Policy {
     }
 }
 
-/// What a request came to.
+/// The result of a request.
 enum RequestOutcome {
     Answered(Outcome),
-    /// Nothing was sent, because other tasks of this process wait.
+    /// Nothing was sent, because other tasks of this process are waiting.
     Behind,
-    /// The limit of the wait came first.
+    /// The wait limit was reached first.
     Late,
 }
 
-/// One request, within the limit.
+/// Sends one request, within the limit.
 #[expect(clippy::manual_async_fn, reason = "an async fn stores its arguments twice")]
 fn request(
     ask: &Acquisition,
@@ -128,7 +128,7 @@ fn request(
         }
         let waits = !matches!(policy, Policy::Once);
         let asked = pin!(ask.once(waits, limit, now));
-        // Not by `before`, whose future would be part of each acquisition.
+        // Not with `before`, whose future would add to the size of every acquisition.
         match limit.filter(|_| waits) {
             None => RequestOutcome::Answered(asked.await),
             Some(limit) => match select(asked, engine.runtime.sleep_until(limit)).await {
@@ -139,16 +139,16 @@ fn request(
     }
 }
 
-/// What follows a request.
+/// What to do after a request.
 enum NextStep {
     Granted(Granted),
     /// The wait is over.
     Over,
-    /// The same request again, at this time.
+    /// Repeat the request at this time.
     Retry(Moment),
-    /// Waits in the queue of this process. Holds why the request was not answered, if so.
+    /// Wait in this process's queue. Contains the failure of an unanswered request.
     Local(Option<Failure>),
-    /// Waits for the turn of a place in the store.
+    /// Wait for the turn of a ticket in the store.
     Ticket(Waiting),
 }
 
@@ -158,13 +158,13 @@ struct Course {
     ask: Arc<Acquisition>,
     policy: Policy,
     limit: Option<Moment>,
-    /// Requests since it last took a place, which the backoff grows with.
+    /// Requests since it last joined a queue, for the backoff.
     attempt: u32,
-    /// The last answer of the store, or the start.
+    /// Time of the store's last answer, or of the start.
     heard_at: Moment,
-    /// The last answer, if it was *busy*.
+    /// Time of the last answer, if it was *busy*.
     busy_at: Option<Moment>,
-    /// Why the request before was not answered.
+    /// Failure of the previous request.
     earlier: Option<Failure>,
 }
 
@@ -175,7 +175,7 @@ impl Course {
         Self { engine, ask, policy, limit, attempt, heard_at, busy_at, earlier }
     }
 
-    /// Goes on after the first request.
+    /// Continues after the first request.
     async fn run(mut self, mut asked: RequestOutcome) -> Result<Option<Granted>> {
         loop {
             let turn = match self.next(asked)? {
@@ -204,7 +204,8 @@ impl Course {
                 Some(WaitOutcome::Held(held)) if at < held.lease.lost_at() => {
                     return Ok(Some(Granted { held, handed_over: true, at }));
                 }
-                // The lease or the place lapsed before this future was polled: back to the end.
+                // The lease or the ticket expired before this future was polled: start over at the end of the
+                // queue.
                 Some(turn) => drop(turn),
             }
             self.renew();
@@ -227,7 +228,7 @@ impl Course {
         }
     }
 
-    /// From now on it asks for another hold: the one before has lapsed, and is being released.
+    /// Continues with a new hold id, because the previous hold has expired and is being released.
     fn renew(&mut self) {
         self.ask = Arc::new(self.ask.anew());
     }
@@ -265,7 +266,7 @@ impl Course {
             return Ok(NextStep::Retry(now + pause));
         }
         let failure = match (failure, self.earlier.take()) {
-            // The last request had no time left, so that the failure before it says more.
+            // The last request had no time left, so the failure before it is more informative.
             (Failure::NotSent(_), Some(earlier @ Failure::NotSent(_))) if now >= until => earlier,
             (failure, _) => failure,
         };
@@ -286,14 +287,14 @@ impl Course {
     }
 
     fn next_ticket(&mut self, asked: RequestOutcome) -> Result<NextStep> {
-        // A busy answer stands for as long as the next may take.
+        // A busy answer remains valid for one request timeout.
         let (now, op_timeout) = (self.engine.now(), self.ask.options.op_timeout);
         let is_busy = self.busy_at.is_some_and(|at| now.since(at) < op_timeout);
         let failure = match asked {
             RequestOutcome::Answered(Outcome::Waiting(waiting)) => return Ok(NextStep::Ticket(waiting)),
             RequestOutcome::Late if is_busy => return Ok(NextStep::Over),
             RequestOutcome::Late => return Err(self.ask.silent(not_in_time())),
-            // The server is in its restart grace, or another program's lock stands there.
+            // The server is in its restart grace, or the name is locked by another program.
             RequestOutcome::Answered(Outcome::Busy { left_ms, .. }) => {
                 let left = left_ms.map_or(Duration::MAX, |left_ms| Duration::from_millis(left_ms + 1));
                 let until = now + self.backoff().min(left);
@@ -309,7 +310,7 @@ impl Course {
         let gives_up_at = self.heard_at + self.ask.options.patience;
         let until = (now + self.backoff()).min(gives_up_at);
         let is_over = self.limit.is_some_and(|limit| until >= limit);
-        // The limit left the last request no time, and nothing is known to have gone wrong.
+        // The limit left the last request no time, and no other failure is known.
         if is_over && matches!(failure, Failure::Unknown(_)) && is_busy {
             return Ok(NextStep::Over);
         }
@@ -340,7 +341,7 @@ fn not_sent(why: &str) -> Failure {
     Failure::NotSent(Failure::cause(why))
 }
 
-/// The future's output, unless the limit comes first. The future is polled before the timer.
+/// The future's output, unless the limit comes first. Polls the future before the timer.
 async fn before<F: Future>(engine: &Engine, limit: Option<Moment>, future: Pin<&mut F>) -> Option<F::Output> {
     let Some(limit) = limit else { return Some(future.await) };
     match select(future, engine.runtime.sleep_until(limit)).await {
@@ -349,7 +350,7 @@ async fn before<F: Future>(engine: &Engine, limit: Option<Moment>, future: Pin<&
     }
 }
 
-/// Counts an acquisition, and logs its end. Dropped before, it counts as cancelled.
+/// Counts an acquisition and logs its end. It counts as cancelled if dropped before.
 struct Watch<'a> {
     wanted: &'a Wanted<'a>,
     since: Moment,

@@ -1,5 +1,4 @@
-//! One acquisition: its requests and their answers. Dropping it releases what it may have been
-//! granted.
+//! One acquisition: its requests and their answers. Dropping it releases whatever the store may have granted.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,11 +23,11 @@ use crate::store::Failure;
 /// How long an acquisition waits for a holder.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Wait {
-    /// Not at all.
+    /// Does not wait.
     Once,
-    /// As long as this.
+    /// Waits for at most this long.
     For(Duration),
-    /// Until it is granted.
+    /// Waits until granted.
     Forever,
 }
 
@@ -46,35 +45,35 @@ impl Wait {
     }
 }
 
-/// A lock as a caller wants it.
+/// A lock as requested by a caller.
 #[derive(Clone, Copy)]
 pub(crate) struct Wanted<'a> {
     pub(crate) engine: &'a Arc<Engine>,
     /// The full name.
     pub(crate) name: &'a LockName,
     pub(crate) rule: LockSpec,
-    /// Chosen by the caller; else a fresh one is made.
+    /// The caller's choice; a fresh one is generated if `None`.
     pub(crate) owner: Option<&'a Owner>,
     pub(crate) options: &'a Arc<Options>,
-    /// The counters of the lock.
+    /// The lock's counters.
     pub(crate) meter: Meter,
     pub(crate) wait: Wait,
 }
 
-/// A key of this type, as Redis names it.
+/// A Redis key type as shown in messages.
 pub(crate) fn of_type(name: &str) -> String {
     match name {
         "zset" => "a sorted set".to_owned(),
         "hash" | "list" | "set" | "stream" | "string" => format!("a {name}"),
-        // Of a module, as `ReJSON-RL`.
+        // A module's type, such as `ReJSON-RL`.
         name => format!("a key of type {name}"),
     }
 }
 
 /// One acquisition.
 ///
-/// Dropped while the outcome of a request is unknown, or while it has a place in a queue, it
-/// releases what it may have, so that it leaves nothing behind but a [`Hold`].
+/// If dropped while the outcome of a request is unknown or while it has a ticket, it releases whatever it may
+/// have. Only a [`Hold`] outlives it.
 pub(crate) struct Acquisition {
     pub(super) engine: Arc<Engine>,
     pub(super) name: LockName,
@@ -82,21 +81,21 @@ pub(crate) struct Acquisition {
     pub(super) owner: Owner,
     pub(super) hold: u64,
     pub(super) options: Arc<Options>,
-    /// The counters of the lock.
+    /// The lock's counters.
     pub(super) meter: Meter,
     pub(super) since: Moment,
     /// The store's count of interruptions before the first request.
     interruptions: u64,
-    /// Whether the owner was made for this acquisition.
+    /// Whether the owner was generated for this acquisition.
     is_fresh: bool,
-    /// The store may have a grant or a place for this owner that no [`Hold`] stands for.
+    /// The store may have a grant or ticket of this owner that is not represented by a [`Hold`].
     maybe: AtomicBool,
     newcomer: NewcomerSlot,
 }
 
-/// What a request came to.
+/// The result of a request.
 pub(super) enum Outcome {
-    /// Granted, and known to be at this moment.
+    /// Granted, and known to be held at this time.
     Held(Hold, Moment),
     /// A grant whose answer took longer than its lease.
     Lapsed(Hold),
@@ -105,17 +104,17 @@ pub(super) enum Outcome {
         left_ms: Option<u64>,
     },
     Waiting(Waiting),
-    /// A retry does not help.
+    /// A permanent failure.
     Refused(Error),
     /// No answer.
     Silent(Failure),
 }
 
-/// The outcome of a resume, or of a renewal of a detached hold.
+/// The result of resuming or renewing a detached hold.
 pub(crate) enum Resumed<T> {
     Held(T),
     Over,
-    /// It is another kind of lock.
+    /// The name is locked as another kind.
     Other(LockSpec),
 }
 
@@ -153,8 +152,8 @@ impl Acquisition {
         }
     }
 
-    /// The same acquisition with another hold, and another owner if the caller has chosen none. A
-    /// hold that has lapsed is being released, and that release would find a new grant of it.
+    /// The same acquisition with a new hold id, and a new owner unless the caller chose one. An expired hold
+    /// is being released, and its release would also end a new grant with the same ids.
     pub(super) fn anew(&self) -> Self {
         let is_kept = !self.is_fresh || planted(Bug::AskedForAsReleased);
         let Self { engine, name, rule, owner, options, meter, since, .. } = self;
@@ -165,7 +164,7 @@ impl Acquisition {
         anew
     }
 
-    /// A re-entry without a request, if a lease of the owner covers it.
+    /// Re-enters without a request, if an existing lease of the owner covers this acquisition.
     pub(super) fn reenter(&self) -> Option<Hold> {
         let Self { engine, name, owner, meter, options, .. } = self;
         if self.rule != LockSpec::Reentrant {
@@ -175,9 +174,9 @@ impl Acquisition {
         Hold::reentered(engine, lease)
     }
 
-    /// Asks once, at `sent`. Asks again only if the answer took so long that too little of the lease
-    /// is left, and another as slow would come within the limit. `wait` keeps a place, where the
-    /// kind has a queue.
+    /// Sends one request at `sent`. Retries only if the answer took so long that too little of the lease is
+    /// left, and if another equally slow answer would still arrive within the limit. With `wait`, takes a
+    /// ticket if the kind has a queue.
     #[expect(clippy::manual_async_fn, reason = "an async fn stores its arguments twice")]
     pub(super) fn once(
         &self,
@@ -191,13 +190,14 @@ impl Acquisition {
             for round in 1.. {
                 let before = self.maybe.swap(true, Ordering::AcqRel);
                 let answer = self.engine.call(&call, sent, self.within(sent, limit)).await;
-                // After the request, whose future would hold them.
+                // After the request, so that its future does not contain them.
                 let (engine, ttl) = (&self.engine, self.options.lease());
                 let answered = engine.now();
                 let has_time = limit.is_none_or(|limit| answered + answered.since(sent) < limit)
                     && !(planted(Bug::LateGrantKept) && answered.since(sent) >= self.within(sent, limit));
                 let asks_again = round < ROUNDS && has_time && lease::is_stale(sent, answered, ttl);
-                // An answer tells all that the store has for this owner, and a failure nothing new.
+                // An answer reveals everything the store has for this owner; a failure adds nothing to what
+                // is known.
                 let (asked, maybe) = match answer {
                     Ok(Answer::Held { .. }) if asks_again => {
                         sent = answered;
@@ -211,7 +211,7 @@ impl Acquisition {
                             false => Outcome::Lapsed(held),
                         };
                     }
-                    // In a server's grace everything is busy, also what is one's own.
+                    // During its restart grace the server answers *busy* even to the holder.
                     Ok(Answer::Busy { holder, left_ms }) => (
                         Outcome::Busy { holder, left_ms },
                         before && engine.store.capabilities().restart_grace.is_some(),
@@ -235,9 +235,9 @@ impl Acquisition {
                 };
                 self.maybe.store(maybe, Ordering::Release);
                 match asked {
-                    // Its place is not in line yet.
+                    // Its ticket is not in the local queue yet.
                     Outcome::Waiting(_) => {}
-                    // It may be carried out later.
+                    // The request may still be executed.
                     Outcome::Silent(_) if !planted(Bug::NewcomerLeaves) => {}
                     _ => self.settle(),
                 }
@@ -247,7 +247,7 @@ impl Acquisition {
         }
     }
 
-    /// The request for the lock. One that asks for a place keeps the subscription to its queue.
+    /// The request for the lock. If it takes a ticket, the subscription to the queue's messages is kept.
     fn question(&self, wait: bool) -> Call<'_> {
         let ttl = self.options.lease();
         let wait_ms =
@@ -264,8 +264,8 @@ impl Acquisition {
         Call::new(&self.name, self.rule, &self.owner, verb)
     }
 
-    /// Timeout of a request: a little less than is left, so that a store that cannot be reached has
-    /// the time to say why.
+    /// Timeout of a request: slightly less than what is left, so that the store can report why it is
+    /// unreachable.
     fn within(&self, now: Moment, limit: Option<Moment>) -> Duration {
         let most = self.options.op_timeout;
         limit.map_or(most, |limit| {
@@ -274,14 +274,15 @@ impl Acquisition {
         })
     }
 
-    /// Takes over a detached hold. Renews it, and never creates one.
+    /// Takes over a detached hold by renewing it; never creates one.
     pub(crate) async fn resume(&self) -> Result<Resumed<Hold>> {
         let (engine, ttl) = (&self.engine, self.options.lease());
         let sent = engine.now();
         let (ttl_ms, hold, bind) = (lease::millis(ttl), self.hold, Some(bind(&self.options)));
         let verb = Verb::Renew { ttl_ms, hold, bind, weight: None };
         let within = self.options.op_timeout;
-        // The store binds it to this hold, which nobody else can release if the answer is lost.
+        // If the answer is lost, the store has bound the detached hold to this id and nobody else can release
+        // it.
         let back = || Release::of_resumed(engine, &self.name, self.rule, &self.owner, hold);
         let back = (self.rule == LockSpec::Reentrant).then(back);
         let answer = engine.call(&self.call(verb), sent, within).await;
@@ -292,7 +293,7 @@ impl Acquisition {
         Ok(granted.and_then(|fence| {
             let answered = engine.now();
             let held = self.granted(fence, sent, Granting { sent, answered, first: ttl, whole: ttl });
-            // A guard whose answer took longer than its lease is not returned.
+            // If the answer took longer than the lease, no guard is returned.
             if answered < held.lease.lost_at() {
                 engine.metrics.resumed(self.meter);
                 held.keep(answered);
@@ -303,7 +304,7 @@ impl Acquisition {
         }))
     }
 
-    /// Renews a detached hold, and returns how much of its lease is certainly left.
+    /// Renews a detached hold and returns how much of its lease is certainly left.
     pub(crate) async fn renew_detached(&self) -> Result<Resumed<Duration>> {
         let (engine, ttl) = (&self.engine, self.options.lease());
         let sent = engine.now();
@@ -319,7 +320,7 @@ impl Acquisition {
         }))
     }
 
-    /// The token of a hold that may be over, as the store answers.
+    /// The token from an answer about a hold that may have ended.
     fn resumed(&self, answer: Result<Answer, Failure>) -> Result<Resumed<u64>> {
         match answer {
             Ok(Answer::Held { fence }) => Ok(Resumed::Held(fence)),
@@ -330,7 +331,7 @@ impl Acquisition {
         }
     }
 
-    /// The hold that the store has granted. `max_hold` counts from `begun`.
+    /// The hold granted by the store. `max_hold` counts from `begun`.
     pub(super) fn granted(&self, fence: u64, begun: Moment, request: Granting) -> Hold {
         let options = &*self.options;
         let terms = LeaseTerms {
@@ -353,7 +354,7 @@ impl Acquisition {
         held
     }
 
-    /// Messages about its last request have another receiver, or are of no use.
+    /// Messages about its last request reach another receiver, or are no longer needed.
     pub(super) fn settle(&self) {
         self.newcomer.set(None);
     }
@@ -377,22 +378,22 @@ impl Drop for Acquisition {
     }
 }
 
-/// Why a hold that others share cannot be had alone now.
+/// Why a shared hold cannot be split off at the moment.
 const IN_GRACE: &str = "a server that restarted or was promoted may be in its grace, and grants nothing";
 
-/// A hold for the guard alone that shares this one with others of its owner.
+/// A hold of its own for a guard that shares this one with others of its owner.
 pub(crate) async fn part(engine: &Arc<Engine>, lease: &Lease) -> Result<Hold> {
     let options = &Arc::new(lease.options());
     let (name, rule, owner, meter) = (&lease.name, lease.rule, Some(&lease.owner), lease.meter);
     let ask = Acquisition::new(Wanted { engine, name, rule, owner, options, meter, wait: Wait::Once });
     let in_grace = engine.store.capabilities().restart_grace.is_some();
     match ask.once(false, None, ask.since).await {
-        // Else the lock was lost, and has been acquired again.
+        // A different token means that the lock was lost and acquired again.
         Outcome::Held(part, _) | Outcome::Lapsed(part) if part.lease.fence == lease.fence => {
             part.lease.is_alone();
             Ok(part)
         }
-        // In a server's grace everything is busy, also what is one's own.
+        // During its restart grace the server answers *busy* even to the holder.
         Outcome::Busy { .. } if in_grace => {
             Err(engine.failed(&lease.name, Failure::NotSent(Failure::cause(IN_GRACE))))
         }
@@ -406,7 +407,7 @@ pub(crate) async fn part(engine: &Arc<Engine>, lease: &Lease) -> Result<Hold> {
     }
 }
 
-/// A place in the store's queue.
+/// A ticket in the store's queue.
 pub(super) struct Waiting {
     pub(super) ticket: u64,
     pub(super) sent: Moment,

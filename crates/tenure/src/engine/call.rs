@@ -1,4 +1,4 @@
-//! Requests to the store, and when one is sent again.
+//! Requests to the store, and their retries.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -34,17 +34,17 @@ impl<'a> Call<'a> {
         Self { name, rule, owner, verb, is_idempotent: false }
     }
 
-    /// About a lock that is held.
+    /// A request about a held lock.
     pub(crate) fn of(terms: &'a LeaseTerms, verb: Verb) -> Self {
         Self::new(&terms.name, terms.rule, &terms.owner, verb)
     }
 
-    /// May be carried out twice, so that it is retried if its connection ends before the answer.
+    /// Marks it as safe to execute twice, so that it is retried if its connection drops before the answer.
     pub(crate) fn idempotent(self) -> Self {
         Self { is_idempotent: true, ..self }
     }
 
-    /// An acquisition that keeps no place.
+    /// Whether it is an acquisition that takes no ticket.
     fn only_asks(&self) -> bool {
         matches!(self.verb, Verb::Acquire { wait_ms: None, .. })
     }
@@ -54,18 +54,17 @@ impl<'a> Call<'a> {
     }
 }
 
-/// What earlier attempts of a call came to.
+/// The results of a call's earlier attempts.
 #[derive(Default)]
 struct Attempts {
-    /// Attempts whose outcome is unknown.
+    /// Number of attempts with an unknown outcome.
     unknown: u32,
-    /// The answer of a release of all holders that has ended only some of them.
+    /// The first answer of a release of all holders that ended only some of them.
     first: Option<Box<Answer>>,
 }
 
 impl Engine {
-    /// Sends a request, and sends it again while less than `within` has passed since `sent` and
-    /// there is a reason to.
+    /// Sends a request and retries it, if there is a reason to, until `within` has passed since `sent`.
     #[expect(clippy::manual_async_fn, reason = "an async fn stores its arguments twice")]
     pub(crate) fn call(
         self: &Arc<Self>,
@@ -90,7 +89,7 @@ impl Engine {
         }
     }
 
-    /// The result of a call, or the pause before it is sent again, if any.
+    /// The result of a call, or the pause before its retry.
     fn judge(
         self: &Arc<Self>,
         call: &Call<'_>,
@@ -104,7 +103,7 @@ impl Engine {
                 ControlFlow::Continue(None)
             }
             Ok(answer) => match before.first.take().map_or(answer, |first| *first) {
-                // Only lapsed places may be in the way, which the next attempt removes.
+                // Possibly only expired tickets are in the way, which the next attempt removes.
                 Answer::More(answer) if call.only_asks() && matches!(*answer, Answer::Busy { .. }) => {
                     match self.now() < until {
                         true => ControlFlow::Continue(None),
@@ -114,7 +113,7 @@ impl Engine {
                 answer => ControlFlow::Break(Ok(self.finished(call.name, call.rule, answer))),
             },
             Err(Failure::Unknown(cause)) if call.is_idempotent => {
-                // The first retry waits for nothing but the next connection.
+                // The first retry only waits for the next connection.
                 let pause = match before.unknown {
                     0 => Duration::ZERO,
                     attempt => self.jittered(backoff(attempt)),
@@ -125,7 +124,7 @@ impl Engine {
                     false => ControlFlow::Break(Err(Failure::Unknown(cause))),
                 }
             }
-            // An earlier attempt may have been carried out.
+            // An earlier attempt may have been executed.
             Err(Failure::NotSent(cause)) if before.unknown > 0 => {
                 ControlFlow::Break(Err(Failure::Unknown(cause)))
             }
@@ -160,7 +159,7 @@ impl Engine {
         }
     }
 
-    /// Renews several locks that the store can renew by one request. Answers in their order.
+    /// Renews several locks that the store can renew in one request. Answers are in the same order.
     pub(crate) async fn renew<'a>(
         self: &Arc<Self>,
         each: impl Iterator<Item = Call<'a>> + Clone,
@@ -200,23 +199,22 @@ impl Engine {
         self.metrics.request(asked, result, || self.store.interruptions());
     }
 
-    /// The answer to a request. If the request stopped at its limit, the rest is done in the
-    /// background.
+    /// Unwraps an answer. If the request stopped at its work limit, the rest is done in the background.
     fn finished(self: &Arc<Self>, name: &LockName, rule: LockSpec, answer: Answer) -> Answer {
         let Answer::More(answer) = answer else { return answer };
         self.finish(name, rule);
         *answer
     }
 
-    /// Repeats the rest of a request about a queue in the background until none is left. If that
-    /// fails, the next refresh of any waiter goes on.
+    /// Repeats a request that stopped at its work limit, in the background until it is complete. On failure,
+    /// the next refresh by any waiter continues.
     fn finish(self: &Arc<Self>, name: &LockName, rule: LockSpec) {
         if !self.unfinished().insert(name.clone()) {
             return;
         }
         let (engine, name) = (Arc::clone(self), name.clone());
         let task = async move {
-            // For an unused owner: waiters that it lets in hear so by message.
+            // With an unused owner: waiters that it grants are notified by message.
             let owner = engine.owner("");
             let verb = Verb::Refresh { owners: Arc::new([owner.clone()]), wait_ms: 0, listens: None };
             let call = Call::new(&name, rule, &owner, verb);
@@ -231,8 +229,8 @@ impl Engine {
     }
 }
 
-/// Whether a release of all holders has reached its limit and has let no waiter in, so that
-/// holders may be left.
+/// Whether a release of all holders reached its limit without granting to a waiter, so that holders may
+/// remain.
 fn is_in_part(answer: &Answer) -> bool {
     matches!(answer, Answer::More(answer) if matches!(&**answer, Answer::Found(found) if found.holders.len() >= FORCED))
 }

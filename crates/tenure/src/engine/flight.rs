@@ -1,4 +1,4 @@
-//! Single flight: of the tasks of one process that need the same thing, one gets it for all.
+//! Single flight: when several tasks of a process need the same value, one of them computes it for all.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,57 +14,57 @@ use crate::error::Result;
 use crate::moment::Moment;
 use crate::name::LockName;
 
-/// The flights of one client, and what is known of its store.
+/// The flights of one client, and what is known about its store.
 #[derive(Default)]
 pub(crate) struct Flights {
     by_name: Mutex<BTreeMap<LockName, Arc<Flight>>>,
-    /// When a busy lock may next be tried for a value that is there already.
+    /// When a busy lock may next be tried by callers that already have a value.
     tried: Mutex<BTreeMap<LockName, Moment>>,
-    /// The [shards](crate::store::Store::shard) that did not answer: until then only one caller
-    /// asks each of them.
+    /// The [shards](crate::store::Store::shard) that did not answer. Until this time, only one caller sends
+    /// each of them requests.
     silent_until: Mutex<BTreeMap<Option<String>, Moment>>,
 }
 
-/// One name, for as long as a task of this process needs it.
+/// One name, while any task of this process needs its value.
 pub(crate) struct Flight {
-    /// The caller that has it gets the thing, with the store's lock.
+    /// Held by the task that computes the value, with the store's lock.
     turn: Arc<tokio::sync::Mutex<()>>,
-    /// The caller that has it gets the thing without the store, because the wait is over.
+    /// Held by the task that computes the value without the store's lock, because its wait is over.
     late: Arc<tokio::sync::Mutex<()>>,
     landed: watch::Sender<Option<Arc<Landing>>>,
 }
 
-/// What a flight has brought.
+/// The result of a flight.
 #[derive(Debug)]
 pub(crate) struct Landing {
     /// The bytes of the record.
     pub(crate) value: Arc<[u8]>,
-    /// When the write was sent that the store has taken: then nothing newer was there.
+    /// When the accepted write was sent; nothing newer was stored at that time.
     pub(crate) stored: Option<Moment>,
-    /// When they began to be computed.
+    /// When the computation began.
     pub(crate) begun: Moment,
 }
 
 impl Landing {
-    /// Whether a caller who asked at this moment may have it. An `invalidate` that was over by then
-    /// refuses what is sent later, so what the store took later is not older. A caller who insists
-    /// has seen to it that everything older is out of date.
+    /// Whether this result is fresh enough for a caller that asked at `asked`. An `invalidate` that had
+    /// finished by then makes the store refuse older writes, so a write accepted later is fresh. A caller
+    /// that insists has invalidated everything older.
     pub(crate) fn suits(&self, asked: Moment, insists: bool) -> bool {
         self.begun >= asked || (self.stored.is_some_and(|sent| sent >= asked) && !insists)
     }
 }
 
-/// What a wait for a flight has come to.
+/// The outcome of waiting for a flight.
 pub(crate) enum Boarding {
-    /// This caller gets the thing for all.
+    /// This caller computes the value for all.
     Turn(OwnedMutexGuard<()>),
-    /// Another one has.
+    /// Another caller has computed it.
     Landed(Arc<Landing>),
-    /// The time is over.
+    /// The wait limit was reached.
     Late,
 }
 
-/// A caller's part in a flight. The last to leave takes it off the list.
+/// A caller's participation in a flight. The last one to leave removes the flight.
 pub(crate) struct Passenger<'a> {
     flights: &'a Flights,
     name: LockName,
@@ -72,11 +72,11 @@ pub(crate) struct Passenger<'a> {
     landed: watch::Receiver<Option<Arc<Landing>>>,
 }
 
-/// How long a store that did not answer is left alone by all but one caller.
+/// How long only one caller sends requests to a store that did not answer.
 const SILENCE: Duration = Duration::from_secs(1);
-/// How long a busy lock is left alone by those who have a value.
+/// Retry interval for a busy lock, for callers that have a value.
 const TRY_AGAIN: Duration = Duration::from_millis(500);
-/// So many names are remembered as tried before those whose time is over are forgotten.
+/// Number of names remembered as tried before the expired ones are removed.
 const TRIED: usize = 1_024;
 
 impl Flights {
@@ -89,12 +89,12 @@ impl Flights {
         Passenger { flights: self, name: name.clone(), flight: Some(flight), landed }
     }
 
-    /// Whether a lock that was busy may be tried again by one who has a value.
+    /// Whether a caller that has a value may try a busy lock again.
     pub(crate) fn may_try(&self, name: &LockName, now: Moment) -> bool {
         lock(&self.tried).get(name).is_none_or(|until| now >= *until)
     }
 
-    /// The lock is busy.
+    /// Records that the lock was busy.
     pub(crate) fn tried(&self, name: &LockName, now: Moment) {
         let mut tried = lock(&self.tried);
         if tried.len() >= TRIED {
@@ -103,8 +103,8 @@ impl Flights {
         tried.insert(name.clone(), now + TRY_AGAIN);
     }
 
-    /// Whether the store is to be asked about this name: not right after it has not answered, but by
-    /// one caller now and then.
+    /// Whether to send the store requests about this name: after it failed to answer, only one caller at a
+    /// time retries, once per interval.
     pub(crate) fn may_ask(&self, engine: &Engine, name: &LockName) -> bool {
         let mut silent_until = lock(&self.silent_until);
         if silent_until.is_empty() {
@@ -121,8 +121,8 @@ impl Flights {
         }
     }
 
-    /// Takes in whether the store has answered about this name. A refusal is an answer, about one
-    /// name perhaps.
+    /// Records whether the store answered. A refusal counts as an answer, because it may concern only this
+    /// name.
     pub(crate) fn heard<T>(&self, answer: &Result<T>, engine: &Engine, name: &LockName) {
         let is_silent = matches!(answer, Err(error) if error.is_unreachable() || error.is_unknown());
         let mut silent_until = lock(&self.silent_until);
@@ -139,12 +139,12 @@ impl Passenger<'_> {
         self.flight.as_ref().expect("a passenger has its flight until it leaves")
     }
 
-    /// The turn, if no other task has it.
+    /// Takes the turn if no other task has it.
     pub(crate) fn try_turn(&self) -> Option<OwnedMutexGuard<()>> {
         Arc::clone(&self.flight().turn).try_lock_owned().ok()
     }
 
-    /// Waits for the turn, or for a landing that suits.
+    /// Waits for the turn or for a suitable result.
     pub(crate) async fn board(
         &mut self,
         engine: &Engine,
@@ -163,7 +163,7 @@ impl Passenger<'_> {
         }
     }
 
-    /// Tells all others on the flight.
+    /// Publishes the result to all others on the flight.
     pub(crate) fn land(&self, landing: Landing) {
         self.flight().landed.send_replace(Some(Arc::new(landing)));
     }
@@ -174,7 +174,7 @@ async fn landed(
     suits: impl Fn(&Landing) -> bool,
 ) -> Arc<Landing> {
     loop {
-        // The sender lives as long as the flight, and this caller is on it.
+        // The sender lives as long as the flight, which this caller keeps alive.
         if receiver.changed().await.is_err() {
             std::future::pending::<()>().await;
         }
@@ -195,7 +195,7 @@ impl Drop for Passenger<'_> {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing in here panics half-way.
+    // Nothing panics while holding these locks.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -217,7 +217,7 @@ mod tests {
             (Some(at(20)), at(10), true, true),
             (Some(at(20)), at(15), false, true),
             (Some(at(20)), at(15), true, false),
-            // What was invalidated meanwhile may be older than what this caller may get.
+            // A result computed before an invalidation may be older than this caller accepts.
             (Some(at(20)), at(21), false, false),
             (None, at(15), false, false),
         ] {

@@ -1,7 +1,8 @@
-//! Subscribes to messages that a hold may have been ended by force, from its first second on, so
-//! that the loss is announced at once and not at the next renewal.
+//! Subscribes to messages that a hold may have been ended by force, once it has lasted a while, so that the
+//! loss is announced immediately and not at the next renewal.
 //!
-//! A message ends nothing. It makes the renewer verify the hold, and no more often than [`check_at`](crate::protocol::lease::check_at) says: anyone may send messages.
+//! A message ends nothing by itself, because anyone may send messages. It makes the renewer verify the hold,
+//! rate-limited by [`check_at`](crate::protocol::lease::check_at).
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -18,15 +19,15 @@ use crate::planted::{Bug, planted};
 use crate::protocol::Notification;
 use crate::store::Failure;
 
-/// The holder of so many listens at most: each costs the server a subscription. What is held beside
-/// these is told at its renewals.
+/// Maximum holds with a subscription, because each costs the server one. Further holds learn of a forced
+/// release at their next renewal.
 pub(super) const MOST: usize = 1_024;
 
-/// How many holds of one `Locks` are listened for.
+/// Number of holds of one `Locks` with a subscription.
 #[derive(Default)]
 pub(super) struct Listeners(AtomicUsize);
 
-/// One of them.
+/// Counts one hold with a subscription.
 struct Listening(Arc<Engine>);
 
 impl Drop for Listening {
@@ -40,7 +41,7 @@ impl Listeners {
         self.0.load(Ordering::Acquire) >= MOST
     }
 
-    /// Begins to listen for this hold, unless as many are listened for already.
+    /// Subscribes for this hold, unless the maximum is reached.
     pub(super) fn listen(engine: &Arc<Engine>, lease: &Arc<Lease>) {
         let listening = Listening(Arc::clone(engine));
         if engine.listeners.0.fetch_add(1, Ordering::AcqRel) >= MOST {
@@ -64,12 +65,12 @@ async fn listen(engine: Arc<Engine>, lease: Arc<Lease>, _listening: Listening) {
         });
         match heard.await {
             None => return,
-            // Tickets of others are called, or its own has become the writer.
+            // Grants of other tickets, or its own upgrade to writer.
             Some(Heard::Message(Notification::Granted { .. })) => {}
             Some(Heard::Message(_)) if planted(Bug::MessageEndsHold) => {
                 return lease.expire(&engine);
             }
-            // What was said before the subscription was confirmed was missed.
+            // Messages sent before the subscription was confirmed may have been missed.
             Some(Heard::Open | Heard::Message(_)) => engine.renewer.check(&engine, &lease),
             Some(Heard::Over(Some(Failure::Refused(_)))) => return lease.set_hearing(Hearing::Never),
             Some(Heard::Over(failure)) => {

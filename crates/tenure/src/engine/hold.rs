@@ -13,8 +13,7 @@ use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, LockSpec};
 use crate::store::Failure;
 
-/// A granted lock, on its way to the caller or in its guard. Dropping it releases the lock in the
-/// background.
+/// A granted lock, on its way to the caller or in its guard. Dropping it releases the lock in the background.
 #[derive(Debug)]
 pub(crate) struct Hold {
     pub(crate) engine: Arc<Engine>,
@@ -31,21 +30,21 @@ impl Hold {
         Self { engine: Arc::clone(engine), lease, armed: true }
     }
 
-    /// A re-entry, unless the lock was lost just now.
+    /// A re-entry, unless the lock was just lost.
     pub(super) fn reentered(engine: &Arc<Engine>, lease: Arc<Lease>) -> Option<Self> {
         let held = Self { engine: Arc::clone(engine), lease, armed: true };
-        // A loss settles all shares that it finds, so it came before, or settles this one too. A
-        // share that it settled before `keep` counts for no guard.
+        // A loss settles all shares it finds, so it either came before or settles this one too. A share
+        // settled before `keep` does not count as held.
         let is_live = held.lease.term().known_outcome().is_none() && held.lease.keep(engine.now());
         is_live.then_some(held)
     }
 
-    /// Hands it to the caller: from now on it is renewed, and its loss announced.
+    /// Hands the lock to the caller: from now on it is renewed, and its loss announced.
     pub(crate) fn keep(&self, now: Moment) {
         let (engine, lease) = (&self.engine, &self.lease);
         lease.keep(now);
         let term = match lease.shared_term() {
-            // Renewed for another share already.
+            // It is already renewed for another share.
             Some(term) if !term.keep(now) => return,
             Some(term) => {
                 engine.reentries.add(term);
@@ -54,17 +53,17 @@ impl Hold {
             None => lease,
         };
         engine.renewer.keep(engine, term);
-        // After it is in the schedule, which notices later interruptions.
+        // Checked after the lease is in the schedule, which notices later interruptions.
         if engine.store.interruptions() != lease.interruptions && !planted(Bug::GrantUnverified) {
             engine.renewer.verify_soon(engine, term);
         }
     }
 
-    /// Releases the lock, and returns whether it was held to the end.
+    /// Releases the lock. Fails if it was not held to the end.
     ///
-    /// A first attempt that does not find this hold means that the lock was lost. A repeated one
-    /// means, before the deadline, that an earlier attempt released it; after the deadline the
-    /// outcome cannot be known.
+    /// If the first attempt does not find this hold, the lock was lost. If a repeated attempt does not find
+    /// it, an earlier attempt released it, provided the deadline has not passed; after the deadline the
+    /// outcome is unknown.
     pub(crate) async fn release(self) -> Result<()> {
         let (engine, mut now) = (Arc::clone(&self.engine), self.engine.now());
         let lost = self.lease.outcome_at(&engine, now).and_then(HoldEnd::into_error);
@@ -96,7 +95,7 @@ impl Hold {
                 },
                 Err(failure) => failure,
             };
-            // From here on the release goes on in the background if this call returns.
+            // From here on, the release continues in the background when this call returns.
             if lost.is_some() {
                 return lost.map_or(Ok(()), Err);
             }
@@ -113,8 +112,8 @@ impl Hold {
         }
     }
 
-    /// Ends the hold on this side without a request, and returns how many holds of the owner still
-    /// share the grant.
+    /// Ends the hold locally without a request, and returns how many of the owner's holds still share the
+    /// grant.
     pub(crate) fn disarm(self) -> (Arc<Lease>, usize) {
         let now = self.engine.now();
         self.disarm_at(now)

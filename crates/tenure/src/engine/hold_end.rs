@@ -22,9 +22,8 @@ use crate::error::Error;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum HoldEnd {
-    /// The lease is over, or about to be. The error says why: expired, taken by another client,
-    /// gone from the store, or held for
-    /// [`max_hold`](crate::Options::max_hold). It [`is_lost`](Error::is_lost).
+    /// The lease has expired, or is about to. The error says why: expired, taken by another client, gone from
+    /// the store, or held for [`max_hold`](crate::Options::max_hold). It [`is_lost`](Error::is_lost).
     Lost(Error),
     /// The guard was released, dropped or detached.
     Released,

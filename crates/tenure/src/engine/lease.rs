@@ -1,4 +1,4 @@
-//! One grant: its terms, until when it is good, and how it ended.
+//! One grant: its terms, its deadline, and how it ended.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -19,8 +19,8 @@ use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, Liveness, LockSpec, Place, Verb, lease, parse_value, shown};
 
-/// A grant, shared by its guard, its loss signals and the renewer. It reads as its
-/// [terms](LeaseTerms), which never change.
+/// A grant, shared by its guard, its loss signals and the renewer. Dereferences to its [terms](LeaseTerms),
+/// which never change.
 pub(crate) struct Lease {
     terms: LeaseTerms,
     pub(super) role: Role,
@@ -36,7 +36,7 @@ pub(crate) struct LeaseTerms {
     pub(crate) owner: Owner,
     pub(crate) fence: u64,
     pub(crate) hold: u64,
-    /// The counters of its lock.
+    /// The lock's counters.
     pub(super) meter: Meter,
     pub(crate) op_timeout: Duration,
     pub(super) ttl: Duration,
@@ -50,15 +50,15 @@ pub(crate) struct LeaseTerms {
     pub(super) interruptions: u64,
 }
 
-/// What changes while the lock is held.
+/// The mutable state of a held lock.
 pub(super) struct LeaseState {
     phase: Phase,
     extent: Extent,
-    /// When the last request was sent that may have set the lease, answered or not.
+    /// When the last request was sent that may have extended the lease, answered or not.
     asked_at: Moment,
-    /// The end of the time for which it is certainly ours.
+    /// The end of the time for which the lock is certainly held.
     deadline: Moment,
-    /// When the renewer looks at it next; `None` while it is not in its schedule.
+    /// When the renewer looks at it next; `None` while it is not scheduled.
     pub(super) due: Option<Moment>,
     /// Verify from this time on, because the store may have forgotten or ended it.
     pub(super) doubtful_at: Option<Moment>,
@@ -72,31 +72,31 @@ pub(super) struct LeaseState {
     on_renewal: Option<OnRenewal>,
 }
 
-/// Called with the moment of the loss after each renewal.
+/// Called after each renewal with the new time of loss.
 pub(crate) type OnRenewal = Arc<dyn Fn(Moment) + Send + Sync>;
 
-/// How far a grant has come.
+/// The phases of a grant.
 enum Phase {
     /// On its way to the caller.
     Granted,
     /// In the caller's hands.
     Held { since: Moment },
-    /// Lost or released; `held_since` is empty if it never reached the caller.
+    /// Lost or released. `held_since` is `None` if it never reached the caller.
     Ended { held_since: Option<Moment>, end: HoldEnd },
 }
 
 /// How much of the lease the store has granted.
 enum Extent {
-    /// What was left of a place in a queue. The whole is requested at this time.
+    /// The remaining time of a ticket. The full lease is requested at `whole_at`.
     Part { whole_at: Moment },
-    /// All, by a request sent at this time.
+    /// The full lease, by a request sent at this time.
     Whole { sent: Moment },
 }
 
-/// Whether a holder listens to messages that say that its hold may have ended.
+/// Whether a holder subscribes to messages that its hold may have ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hearing {
-    /// Once it has held for a while.
+    /// Not yet; it subscribes once it has held for a while.
     Later,
     Listens,
     /// The subscription failed; the next renewal retries it.
@@ -105,12 +105,12 @@ pub(super) enum Hearing {
     Never,
 }
 
-/// The request that has set a lease.
+/// The request that set a lease.
 #[derive(Clone, Copy)]
 pub(super) struct Granting {
     pub(super) sent: Moment,
     pub(super) answered: Moment,
-    /// The lease that it has set.
+    /// The lease it set.
     pub(super) first: Duration,
     /// The lease that a first request asks for.
     pub(super) whole: Duration,
@@ -144,7 +144,7 @@ impl Lease {
         Self { terms, role: Role::Share(Arc::clone(term)), state: Mutex::new(state) }
     }
 
-    /// The options of a hold like it.
+    /// Options for another hold with the same terms.
     pub(super) fn options(&self) -> Options {
         Options {
             ttl: self.ttl,
@@ -160,7 +160,7 @@ impl Lease {
         lock(&self.state)
     }
 
-    /// Marks it as held by the caller. False if it is already, or has ended before.
+    /// Marks it as held by the caller; false if it already was, or has ended.
     pub(super) fn keep(&self, now: Moment) -> bool {
         let mut state = self.state();
         let is_new = matches!(state.phase, Phase::Granted);
@@ -170,7 +170,7 @@ impl Lease {
         is_new
     }
 
-    /// How long the caller has held it; `None` if it never reached the caller, as a term.
+    /// How long the caller has held it; `None` if it never reached the caller, as for a term.
     pub(super) fn held_for(&self, now: Moment) -> Option<Duration> {
         match self.role {
             Role::Term(_) => None,
@@ -178,7 +178,7 @@ impl Lease {
         }
     }
 
-    /// Moves the deadline after a renewal that was sent at `sent` for `ttl`. It never moves back.
+    /// Moves the deadline after a renewal for `ttl` that was sent at `sent`. It never moves back.
     pub(crate) fn renewed(&self, sent: Moment, answered: Moment, ttl: Duration) {
         let term = self.term();
         {
@@ -206,53 +206,53 @@ impl Lease {
         }
     }
 
-    /// Replaces the function that is called after each renewal.
+    /// Replaces the function called after each renewal.
     pub(crate) fn on_renewal(&self, on_renewal: OnRenewal) {
-        // The one before is dropped outside the lock, because that may do anything.
+        // Dropped outside the lock, because dropping it may do anything.
         let before = self.state().on_renewal.replace(on_renewal);
         drop(before);
     }
 
-    /// When the loss is announced: `grace` before another owner can have the lease.
+    /// When the loss is announced: `grace` before another owner can get the lease.
     pub(crate) fn lost_at(&self) -> Moment {
         self.term().state().lost_at(self)
     }
 
-    /// When the lease is over on the store, even if a renewal that was never answered has set it.
+    /// When the lease expires on the store, assuming that an unanswered renewal extended it.
     pub(super) fn lapses_at(&self) -> Moment {
         let asked_at = self.term().state().asked_at;
         asked_at + self.ttl_from(asked_at)
     }
 
-    /// The end of the time in which there may be something to release. A hold that was resumed may
-    /// have a longer lease on the store than `max_hold` leaves it here.
+    /// The end of the time in which there may be something to release. The lease of a resumed hold may last
+    /// longer on the store than `max_hold` allows here.
     pub(super) fn over_at(&self) -> Moment {
         self.term().state().asked_at + self.ttl
     }
 
-    /// How much sooner it is renewed where many are.
+    /// How much earlier it is renewed when there are many leases.
     pub(super) fn spread(&self) -> Duration {
         lease::spread(self.ttl, self.hold)
     }
 
-    /// The same for the first renewal, so that grants of one moment are not renewed in one moment.
+    /// The same for the first renewal, so that leases granted together are not renewed together.
     pub(super) fn first_spread(&self) -> Duration {
         lease::first_spread(self.ttl, self.hold)
     }
 
-    /// The lease to request by a renewal that is sent now.
+    /// The lease to request in a renewal sent now.
     pub(crate) fn ask(&self, now: Moment) -> Duration {
         let mut state = self.term().state();
         state.asked_at = state.asked_at.max(now);
         self.ttl_from(now)
     }
 
-    /// `max_hold` clips each lease.
+    /// The lease, clipped to `max_hold`.
     fn ttl_from(&self, now: Moment) -> Duration {
         self.end.map_or(self.ttl, |end| self.ttl.min(end.since(now)))
     }
 
-    /// Whether its holder subscribes again, after a renewal.
+    /// Whether to retry the subscription, after a renewal.
     pub(super) fn listens_again(&self, now: Moment) -> bool {
         let state = self.state();
         let listen_at = state.phase.held_since().and_then(|since| lease::listen_at(since, self.ttl));
@@ -268,7 +268,7 @@ impl Lease {
         self.state().checked_at
     }
 
-    /// A request to detach it is about to be sent.
+    /// Records that a request to detach it is about to be sent.
     pub(crate) fn set_detaching(&self) {
         self.term().state().detaches = true;
     }
@@ -278,15 +278,15 @@ impl Lease {
         self.rule == LockSpec::Reentrant && self.term().state().detaches
     }
 
-    /// The request that sets the lease again.
+    /// The request that renews the lease.
     pub(crate) fn renewal(&self, ttl: Duration, bind: Option<Liveness>, weight: Option<u32>) -> Verb {
         Verb::Renew { ttl_ms: lease::millis(ttl), hold: self.hold, bind, weight }
     }
 
-    /// The request that verifies it and changes nothing.
+    /// A request that verifies the lease without changing it.
     pub(crate) fn question(&self) -> Verb {
         match self.rule {
-            // Only its own place in the queue.
+            // Concerns only its own ticket.
             LockSpec::Queue(_) => {
                 Verb::Refresh { owners: Arc::new([self.owner.clone()]), wait_ms: 0, listens: None }
             }
@@ -294,8 +294,8 @@ impl Lease {
         }
     }
 
-    /// How the lease ended, if it has. Compares with the clock first, so that a process that was
-    /// stopped for longer than its lease reports the loss at once.
+    /// How the lease ended, if it has. Checks the clock first, so that a process that was stopped for longer
+    /// than its lease reports the loss immediately.
     pub(crate) fn outcome(&self, engine: &Engine) -> Option<HoldEnd> {
         self.outcome_at(engine, engine.now())
     }
@@ -309,7 +309,7 @@ impl Lease {
         known
     }
 
-    /// How it ended, without a look at the clock.
+    /// How it ended, without checking the clock.
     pub(super) fn known_outcome(&self) -> Option<HoldEnd> {
         match &self.state().phase {
             Phase::Ended { end, .. } => Some(end.clone()),
@@ -325,7 +325,7 @@ impl Lease {
         }
     }
 
-    /// Its time is over on this side, even if the store still keeps it.
+    /// Ends the lease locally because its time is over, even if the store still has it.
     pub(super) fn expire(&self, engine: &Engine) {
         let deadline = self.term().state().deadline;
         let (reason, text) = match self.end {
@@ -337,7 +337,7 @@ impl Lease {
         self.lose(engine, &Loss::new(reason, text));
     }
 
-    /// Ends it as lost, and wakes all listeners.
+    /// Ends it as lost and wakes all listeners.
     pub(crate) fn lose(&self, engine: &Engine, loss: &Loss) {
         let error = Error::lost(&self.name, engine.store.url(), &loss.text);
         let (term, now) = (self.term(), engine.now());
@@ -355,7 +355,7 @@ impl Lease {
         }
     }
 
-    /// The error of a release that finds it lost.
+    /// The error of a release that finds the lock lost.
     pub(super) fn found_lost(&self, engine: &Engine, loss: &Loss) -> Error {
         engine.metrics.lost(self.meter, loss.reason);
         self.tell_loss(engine, loss);
@@ -379,7 +379,7 @@ impl Lease {
         );
     }
 
-    /// The loss that an answer to a request of this hold reveals; `None` while it is held.
+    /// The loss revealed by the answer to a request of this hold; `None` if it is still held.
     pub(crate) fn refusal(&self, answer: &Answer) -> Option<Loss> {
         let other_kind =
             |kind| Some(Loss::new(LossReason::Taken, format!("its name is now in use as a {kind}")));
@@ -406,15 +406,16 @@ impl Lease {
         Some(Loss::new(LossReason::Taken, text))
     }
 
-    /// Compares tokens for the reentrant kind alone, whose owner may have lost this hold and taken
-    /// another. On a quorum, members that were acquired again have a later ballot.
+    /// Whether this hold wrote the value. The token is compared only for the reentrant kind, whose owner may
+    /// have lost this hold and taken another; on a quorum, members that were acquired again have a later
+    /// ballot.
     fn wrote(&self, value: &[u8]) -> bool {
         let is_same =
             |fence| fence == self.fence || self.rule != LockSpec::Reentrant || planted(Bug::TokenUnverified);
         parse_value(value).is_some_and(|(owner, fence)| owner == self.owner && is_same(fence))
     }
 
-    /// Ends it, unless it has ended already. It is counted before any listener runs.
+    /// Ends it unless it has ended already. Counted before any listener runs.
     pub(super) fn settle(
         &self,
         engine: &Engine,
@@ -442,12 +443,12 @@ impl Lease {
         true
     }
 
-    /// The lease that is renewed and released for it: its own, unless it shares a hold.
+    /// The lease that is renewed and released: the shared one, or its own.
     pub(crate) fn term(&self) -> &Self {
         self.shared_term().map_or(self, |term| term)
     }
 
-    /// The lease that it shares with other holds of its owner.
+    /// The lease that it shares with the owner's other holds.
     pub(super) fn shared_term(&self) -> Option<&Arc<Self>> {
         match &self.role {
             Role::Share(term) => Some(term),
@@ -467,7 +468,7 @@ impl Lease {
 }
 
 impl LeaseState {
-    /// Of a lease that a request set at this time.
+    /// The state of a lease that was set by a request sent at `sent`.
     fn new(sent: Moment, hearing: Hearing) -> Self {
         Self {
             phase: Phase::Granted,
@@ -490,8 +491,8 @@ impl LeaseState {
         terms.end.map_or(self.deadline, |end| self.deadline.min(end)) - grace
     }
 
-    /// When to renew next, unless nothing is renewed, or `max_hold` leaves nothing to gain. A lease
-    /// that is not whole is always renewed.
+    /// When to renew next; `None` if renewal is off or `max_hold` leaves nothing to gain. A partial lease is
+    /// always renewed.
     pub(super) fn renew_at(&self, terms: &LeaseTerms) -> Option<Moment> {
         let sent = match self.extent {
             Extent::Part { whole_at } => return (!planted(Bug::NeverWhole)).then_some(whole_at),
@@ -502,7 +503,7 @@ impl LeaseState {
         is_renewed.then(|| lease::renew_at(sent, terms.ttl))
     }
 
-    /// When its holder subscribes to messages about its end, if that is still to come.
+    /// When its holder subscribes to messages about its end, if it has not yet.
     pub(super) fn listen_at(&self, terms: &LeaseTerms) -> Option<Moment> {
         match self.phase {
             Phase::Held { since } if self.hearing == Hearing::Later && !planted(Bug::ForcedUnheard) => {
@@ -522,18 +523,18 @@ impl LeaseState {
         self.doubtful_at.take_if(|at| *at <= now).is_some()
     }
 
-    /// It is being verified or renewed.
+    /// Records that it is being verified or renewed.
     pub(super) fn check(&mut self, now: Moment) {
         self.checked_at = self.checked_at.max(now);
     }
 
-    /// The number of a new listener.
+    /// A number for a new listener.
     pub(super) fn next_listener(&mut self) -> u64 {
         self.next_listener += 1;
         self.next_listener
     }
 
-    /// Registers a listener's waker in place of the one before, which is returned.
+    /// Registers a listener's waker and returns the one it replaces.
     pub(super) fn listen(&mut self, id: u64, waker: Waker) -> Result<Option<Waker>, HoldEnd> {
         if let Phase::Ended { end, .. } = &self.phase {
             return Err(end.clone());
@@ -569,10 +570,10 @@ impl fmt::Debug for Lease {
     }
 }
 
-/// The loss of a hold that the store no longer knows.
+/// The loss of a hold that the store no longer has.
 pub(super) const GONE: &str = "it is gone from the store: expired, forced open, flushed or evicted";
 
-/// Why a hold is lost.
+/// Why a hold was lost.
 #[derive(Debug)]
 pub(crate) struct Loss {
     reason: LossReason,
@@ -589,21 +590,21 @@ pub(super) fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How a lease relates to other holds of its owner.
+/// How a lease relates to its owner's other holds.
 pub(super) enum Role {
-    /// It shares with none.
+    /// Not shared.
     Alone,
-    /// The hold on the store, for all its shares. No caller has it.
+    /// The hold on the store, on behalf of its shares. No caller has it.
     Term(Box<Mutex<Shares>>),
-    /// In a caller's hands; the lease is the term's.
+    /// In a caller's hands. The term has the lease.
     Share(Arc<Lease>),
 }
 
-/// The shares of a hold.
+/// The shares of a term.
 #[derive(Default)]
 pub(super) struct Shares {
     pub(super) leases: Vec<Arc<Lease>>,
-    /// No more may join.
+    /// No more shares may join.
     pub(super) is_closed: bool,
 }
 
@@ -612,7 +613,7 @@ pub(crate) fn bind(options: &Options) -> Liveness {
     if options.inherit_liveness { Liveness::Work } else { Liveness::Process }
 }
 
-/// The event of a grant.
+/// Logs a grant.
 pub(super) fn announce(engine: &Engine, lease: &Lease, waited: Duration) {
     event!(
         DEBUG,

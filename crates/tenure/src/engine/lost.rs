@@ -1,4 +1,4 @@
-//! The end of a hold, and a future that resolves at it.
+//! A future that resolves at the end of a hold.
 
 use std::fmt;
 use std::future::Future;
@@ -13,20 +13,18 @@ use super::lease::Lease;
 
 /// A future that resolves when a lock is no longer held: see [`Guard::lost`](crate::Guard::lost).
 ///
-/// Use it to stop work that [`Guard::run`](crate::Guard::run) cannot stop: a child process, a
-/// thread, a spawned task. To look once, use
-/// [`Guard::is_held`](crate::Guard::is_held).
+/// Use it to stop work that [`Guard::run`](crate::Guard::run) cannot stop: a child process, a thread, a
+/// spawned task. To check once, use [`Guard::is_held`](crate::Guard::is_held).
 ///
-/// - [`HoldEnd::Lost`] comes [`Options::grace`](crate::Options::grace) before another client can
-///   have the lock. In a process that was stopped for longer than its lease, it comes at the first
-///   look.
-/// - [`HoldEnd::Released`] comes when the guard is released, dropped or detached, so that a task
-///   that waits for the loss ends.
+/// - [`HoldEnd::Lost`] comes [`Options::grace`](crate::Options::grace) before another client can get the
+///   lock. In a process that was stopped for longer than its lease, it comes at the first poll.
+/// - [`HoldEnd::Released`] comes when the guard is released, dropped or detached, so that a task that waits
+///   for the loss ends.
 ///
 /// Clone it into every task that works under the lock.
 ///
 /// # Cancel safety
-/// Nothing is lost: what has happened is told again to every later one.
+/// Nothing is lost: later futures resolve to the same end.
 ///
 /// # Examples
 /// ```
@@ -41,18 +39,18 @@ use super::lease::Lease;
 /// ```
 #[must_use = "it does nothing until it is awaited"]
 pub struct Lost {
-    /// One for a guard, several for several at once.
+    /// One per guard that it covers.
     listeners: Vec<LossListener>,
 }
 
-/// A listener to the end of one hold.
+/// Listens for the end of one hold.
 pub(super) struct LossListener {
     engine: Arc<Engine>,
     lease: Arc<Lease>,
     id: u64,
 }
 
-/// As [`Locks`](crate::Locks).
+/// As for [`Locks`](crate::Locks).
 impl UnwindSafe for Lost {}
 impl RefUnwindSafe for Lost {}
 
@@ -65,7 +63,7 @@ impl Lost {
         Self { listeners: Vec::new() }
     }
 
-    /// Whichever is first.
+    /// Resolves with whichever comes first.
     pub(crate) fn or(mut self, mut other: Self) -> Self {
         self.listeners.append(&mut other.listeners);
         self
@@ -112,7 +110,7 @@ impl LossListener {
             return Some(outcome);
         }
         let waker = context.waker().clone();
-        // The replaced waker is dropped outside the lock, because a waker may drop anything.
+        // The replaced waker is dropped outside the lock, because dropping it may drop anything.
         let before = self.lease.state().listen(self.id, waker);
         before.err()
     }
@@ -120,7 +118,7 @@ impl LossListener {
 
 impl Drop for LossListener {
     fn drop(&mut self) {
-        // Dropped outside the lock, because a waker may drop anything.
+        // Dropped outside the lock, because dropping a waker may drop anything.
         let waker = self.lease.state().forget_listener(self.id);
         drop(waker);
     }

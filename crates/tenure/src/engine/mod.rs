@@ -1,16 +1,16 @@
-//! The engine asks until a lock is granted and keeps the grant alive. The only code that repeats an
-//! operation and waits.
+//! The engine acquires locks and keeps grants alive. It is the only code that retries operations and waits.
 //!
-//! - [`acquire`] asks once, or waits; [`acquisition`] is one attempt, with its requests and answers;
-//! - [`call`] sends a request to the store, and decides when it is sent again;
+//! - [`acquire`] acquires a lock, with a single try or by waiting; [`acquisition`] is one attempt, with its
+//!   requests and answers;
+//! - [`call`] sends a request to the store and decides on retries;
 //! - [`waiters`] has the queues in which the tasks of one process wait for a lock;
 //! - [`hold`] is one grant, [`lease`] its terms and its state, and [`lost`] its end;
-//! - [`reentry`] has the holds of one owner share a grant;
-//! - [`upgrade`] makes a reader the writer;
+//! - [`reentry`] lets the holds of one owner share a grant;
+//! - [`upgrade`] turns a reader into the writer;
 //! - [`flight`] shares a computation among the tasks of one process;
-//! - [`forced`] hears that a hold may have been ended by force;
+//! - [`forced`] subscribes to messages that a hold may have been ended by force;
 //! - [`renew`] keeps all grants of one `Locks` alive, and [`window`] limits the renewals in flight;
-//!   [`release`] ends grants.
+//! - [`release`] ends grants.
 
 pub(crate) mod acquire;
 pub(crate) mod acquisition;
@@ -56,7 +56,7 @@ use renew::Renewer;
 use waiters::local_queue::LocalQueues;
 use waiters::ticket_queue::TicketQueues;
 
-/// One store, one runtime, and what is going on between them.
+/// One store, one runtime, and the operations in progress between them.
 pub(crate) struct Engine {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) runtime: Arc<dyn Runtime>,
@@ -69,15 +69,13 @@ pub(crate) struct Engine {
     listeners: Listeners,
     pending_releases: PendingReleases,
     ids: AtomicU64,
-    /// Locks of which a request stopped at its bound, and that are being asked about until none
-    /// does.
+    /// Locks with a request that stopped at its work limit and is being repeated until it is complete.
     unfinished: Mutex<BTreeSet<LockName>>,
 }
 
 impl Engine {
     pub(crate) fn new(store: Arc<dyn Store>, runtime: Arc<dyn Runtime>) -> Arc<Self> {
-        // Ids need to be unique per owner only, but a random start distinguishes two processes'
-        // traces.
+        // Ids must be unique only per owner, but a random start makes two processes' traces distinguishable.
         let ids = AtomicU64::new(runtime.random() >> 1);
         let owners = Owners::new(runtime.random());
         let (local_queues, ticket_queues) = (LocalQueues::default(), TicketQueues::default());
@@ -110,18 +108,17 @@ impl Engine {
         self.runtime.now()
     }
 
-    /// A fresh owner for one acquisition; the label was checked with the options.
+    /// A fresh owner for one acquisition. The label was validated with the options.
     fn owner(&self, label: &str) -> Owner {
         self.owners.make(self.id(), label, self.runtime.unix_micros())
     }
 
-    /// A number that no other request or hold of this process has.
+    /// A number unique among the requests and holds of this process.
     fn id(&self) -> u64 {
         self.ids.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// `delay`, shortened by up to a quarter, so that those who failed together do not come back
-    /// together.
+    /// `delay`, shortened by up to a quarter, so that callers that failed together do not retry together.
     fn jittered(&self, delay: Duration) -> Duration {
         delay - delay.mul_f64(0.25 * (self.runtime.random() >> 32) as f64 / f64::from(u32::MAX))
     }
@@ -144,7 +141,7 @@ impl Engine {
         Error::mismatch(name, self.store.url(), asked, kind, capacity)
     }
 
-    /// A store that answers what was not asked is as good as one that refuses.
+    /// Error for an answer that does not match the request; treated as a refusal.
     pub(crate) fn nonsense(&self, name: &LockName, answer: &Answer) -> Error {
         self.failed(
             name,
@@ -152,17 +149,17 @@ impl Engine {
         )
     }
 
-    /// Waits until the releases in the background are done, at most this long.
+    /// Waits until background releases are done, at most this long.
     pub(crate) async fn flushed_within(&self, most: Duration) -> Result<()> {
         let timer = self.runtime.sleep_until(self.now() + most);
         match select(pin!(self.flushed()), timer).await {
-            // What the store goes on with was answered.
+            // Those that the store still has in progress were already answered.
             Either::Right(_) if !self.pending_releases.is_empty() => Err(Error::unflushed(self.store.url())),
             _ => Ok(()),
         }
     }
 
-    /// Waits until neither the engine nor the store has releases under way.
+    /// Waits until neither the engine nor the store has releases in progress.
     async fn flushed(&self) {
         self.pending_releases.flushed().await;
         self.store.settled().await;
@@ -175,8 +172,7 @@ impl fmt::Debug for Engine {
     }
 }
 
-/// The pause before attempt `n + 1` when there is nothing better to wait for: 50 ms × 1.5ⁿ, at most
-/// 1 s.
+/// The default delay before attempt `n + 1`: 50 ms × 1.5ⁿ, at most 1 s.
 fn backoff(attempt: u32) -> Duration {
     const FIRST: Duration = Duration::from_millis(50);
     const MOST: Duration = Duration::from_secs(1);
@@ -186,7 +182,7 @@ fn backoff(attempt: u32) -> Duration {
     FIRST.mul_f64(1.5_f64.powi(attempt.min(16) as i32)).min(MOST)
 }
 
-/// An engine and its thread. Both live as long as there is a handle: `Locks`, face or guard.
+/// An engine and its thread. Both live as long as there is a `Locks`, a lock handle or a guard.
 #[derive(Debug)]
 pub(crate) struct Client {
     pub(crate) engine: Arc<Engine>,
@@ -199,8 +195,7 @@ impl Client {
         Arc::new(Self { engine, flights: Flights::default(), driver })
     }
 
-    /// Waits until the subscriber has had the events of the driver's thread, at most
-    /// [`events::FLUSH`].
+    /// Waits until the subscriber has received the events of the driver's thread, at most [`events::FLUSH`].
     pub(crate) async fn events_flushed(&self) {
         if let Some(driver) = &self.driver {
             let timer = driver.sleep_until(driver.now() + events::FLUSH);
@@ -209,12 +204,12 @@ impl Client {
     }
 }
 
-/// How long the drop of the very last handle waits for releases that are queued.
+/// How long dropping the last handle waits for queued releases.
 const LAST_WAIT: Duration = Duration::from_millis(100);
 
 impl Drop for Client {
-    /// The last handle is gone, perhaps because `main` returns. Queued releases and events get a
-    /// moment to leave, and go on afterwards for as long as the process lives.
+    /// The last handle is gone, perhaps because `main` returns. Waits briefly for queued releases and events,
+    /// which then continue for as long as the process lives.
     fn drop(&mut self) {
         self.engine.renewer.close();
         let has_waited = self.engine.local_queues.close() | self.engine.ticket_queues.close();
@@ -232,7 +227,7 @@ impl Drop for Client {
                 self.engine.pending_releases.wait(LAST_WAIT);
             }
         }
-        // By what others find a process that waits, its store takes away at its end.
+        // Give the store time to remove the waiter's socket.
         if has_waited && !driver.is_current() {
             driver.wait(LAST_WAIT);
         }

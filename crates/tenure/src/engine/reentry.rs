@@ -1,8 +1,8 @@
-//! Re-entry without a request: the holds that an owner has through one `Locks` share one hold on
-//! the store, which ends with the last of them.
+//! Re-entry without a request: the holds that an owner has through one `Locks` share one hold on the store,
+//! which ends with the last of them.
 //!
-//! The hold on the store is a separate [`Lease`], the *term*, which is renewed and whose loss is
-//! the loss of all. Each caller has a share of it, with an end and listeners of its own.
+//! The hold on the store is a separate [`Lease`], the *term*. It is renewed, and its loss is the loss of all.
+//! Each caller has a share of it, with an end and listeners of its own.
 
 use std::collections::BTreeMap;
 use std::ptr;
@@ -17,18 +17,18 @@ use crate::options::{Options, Renewal};
 use crate::owner::Owner;
 use crate::protocol::lease;
 
-/// The terms of an engine, with at least one share each.
+/// The terms of an engine, each with at least one share.
 #[derive(Default)]
 pub(super) struct Reentries(Mutex<BTreeMap<(LockName, Owner, u64), Arc<Lease>>>);
 
 impl Reentries {
-    /// From now on others may share it.
+    /// Makes a term available for sharing.
     pub(super) fn add(&self, term: &Arc<Lease>) {
         lock(&self.0).insert(key(term), Arc::clone(term));
     }
 
-    /// Closes the terms of a lock that was released by force. Their shares count until they leave,
-    /// because the release may have failed.
+    /// Closes the terms of a lock that was released by force. Their shares count until they leave, because
+    /// the release may have failed.
     pub(super) fn forced(&self, name: &LockName) {
         lock(&self.0).values().filter(|term| term.name == *name).for_each(|term| term.close());
     }
@@ -37,7 +37,7 @@ impl Reentries {
         lock(&self.0).remove(&key(term));
     }
 
-    /// Another share for an owner that has the lock, if a lease of it covers these options.
+    /// Adds a share for an owner that has the lock, if one of its terms covers these options.
     pub(super) fn enter(
         &self,
         engine: &Engine,
@@ -51,7 +51,7 @@ impl Reentries {
         term.share(meter, options)
     }
 
-    /// Holds of the owner that the store does not know of.
+    /// The owner's holds that the store does not know of.
     pub(super) fn more(&self, engine: &Engine, name: &LockName, owner: &Owner) -> usize {
         let live = |term: &Arc<Lease>| term.outcome(engine).is_none();
         self.of(name, owner).iter().filter(|term| live(term)).map(|term| term.others()).sum()
@@ -75,7 +75,7 @@ impl Lease {
         term.share_if(meter, op_timeout, |_| true).expect("it is not closed yet")
     }
 
-    /// Another share, unless the last has left or the term is closed.
+    /// Another share, unless the last one has left or the term is closed.
     fn share(self: &Arc<Self>, meter: Meter, options: &Options) -> Option<Arc<Self>> {
         let is_open = |shares: &Shares| !shares.leases.is_empty() && !shares.is_closed;
         self.share_if(meter, options.op_timeout, is_open)
@@ -97,8 +97,8 @@ impl Lease {
         Some(share)
     }
 
-    /// Whether a hold with these options needs no request: it would be renewed alike, as much is left
-    /// as of a fresh grant, and the store has not been interrupted since.
+    /// Whether a hold with these options needs no request: it would be renewed the same way, as much time is
+    /// left as in a fresh grant, and the store has not been interrupted since.
     fn covers(&self, engine: &Engine, options: &Options) -> bool {
         let is_renewed = |renewal| renewal == Renewal::Automatic;
         let is_alike = is_renewed(self.renewal)
@@ -114,8 +114,8 @@ impl Lease {
         is_alike && is_sure && self.remaining(engine) >= least
     }
 
-    /// Removes it from its term. Returns how many shares are left; `None` if it has none or was
-    /// removed before.
+    /// Removes it from its term and returns how many shares are left; `None` if it has no term or was removed
+    /// before.
     pub(super) fn leave(&self) -> Option<usize> {
         let Role::Share(term) = &self.role else { return None };
         let Role::Term(shares) = &term.role else { return None };
@@ -125,7 +125,7 @@ impl Lease {
         (shares.leases.len() < before).then_some(shares.leases.len())
     }
 
-    /// Whether no other hold shares the term. If so, closes it.
+    /// Whether no other hold shares the term. If so, closes the term.
     pub(crate) fn is_alone(&self) -> bool {
         let Role::Share(term) = &self.role else { return true };
         let Role::Term(shares) = &term.role else { return true };
@@ -135,7 +135,7 @@ impl Lease {
         is_alone
     }
 
-    /// From now on no more holds come to share it.
+    /// Lets no more holds share it.
     fn close(&self) {
         if let Role::Term(shares) = &self.role {
             lock(shares).is_closed = true;
@@ -161,7 +161,7 @@ mod tests {
     use crate::runtime::{Driver, Runtime};
     use crate::store::memory::Memory;
 
-    /// An owner that asks for a lock again and again.
+    /// An owner that requests a lock repeatedly.
     struct Bench {
         driver: Arc<Driver>,
         engine: Arc<Engine>,
@@ -198,7 +198,7 @@ mod tests {
             block_on(acquire(&self.wanted())).expect("an answer").expect("a free lock")
         }
 
-        /// What is left between a re-entry and its guard.
+        /// The steps between a re-entry and its guard.
         fn hand_over(&self, held: &Hold) {
             self.engine.metrics.granted(self.meter(), Duration::ZERO, false);
             held.keep(self.engine.now());
@@ -215,7 +215,7 @@ mod tests {
         }
     }
 
-    /// Another thread may do so at any moment.
+    /// Another thread may force the release at any moment.
     #[test]
     fn a_forced_release_within_a_reentry_has_nothing_renewed_twice() {
         let bench = Bench::new();
@@ -244,7 +244,7 @@ mod tests {
         assert!(bench.engine.reentries.of(&bench.name, &bench.owner).is_empty());
     }
 
-    /// The loss comes when the share is there, and before it is in the caller's hands.
+    /// The loss comes after the share exists and before it reaches the caller.
     #[test]
     fn what_is_lost_before_it_is_handed_over_is_not() {
         let bench = Bench::new();
@@ -254,7 +254,7 @@ mod tests {
         let share = engine.reentries.enter(engine, name, owner, bench.meter(), options);
         let share = share.expect("our own");
         first.lease.lose(engine, &Loss::new(LossReason::Gone, "it is gone"));
-        // The last of the others leaves before the re-entry goes on.
+        // The last other share leaves before the re-entry continues.
         drop(first);
         assert!(Hold::reentered(engine, share).is_none());
         assert_eq!(bench.held(), 0);

@@ -1,5 +1,5 @@
-//! Releases: compare and delete, then wake. Repeated until answered, or until nothing is left to
-//! release, in the background if need be.
+//! Releases: compare and delete, then wake. Retried until answered or until nothing is left to release, in
+//! the background if necessary.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -22,11 +22,11 @@ use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, Fence, Liveness, LockSpec, ReleaseScope, Verb};
 use crate::store::Failure;
 
-/// Minimum time for which a release is repeated, also after the end of its lease: another hold of
-/// the owner may still be renewed, or a stalled store may carry out an earlier request late.
+/// Minimum time for which a release is retried, even past the end of its lease: another hold of the owner may
+/// still be renewed, or a stalled store may execute an earlier request late.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// A release in flight. Dropped before the answer, it goes on in the background.
+/// A release in progress. If dropped before the answer, it continues in the background.
 #[must_use = "it releases when it is dropped"]
 pub(super) struct Release {
     engine: Arc<Engine>,
@@ -34,15 +34,14 @@ pub(super) struct Release {
     rule: LockSpec,
     owner: Owner,
     hold: u64,
-    /// When there is nothing left to release.
+    /// When nothing is left to release.
     over_at: Moment,
-    /// The counters of a hold that the caller had, and how long.
+    /// The counters of a hold that the caller had, and how long it was held.
     held: Option<(Meter, Duration)>,
     pub(super) attempts: u32,
-    /// The hold may have been detached, and is taken back first, because only a bound hold can be
-    /// released.
+    /// The hold may have been detached. It is bound again first, because only a bound hold can be released.
     rebinds: bool,
-    /// Detaches a hold again that a resume may have taken.
+    /// Detaches a hold that a resume may have taken over.
     detaches: bool,
     /// An attempt was sent whose outcome is unknown.
     unknown: bool,
@@ -50,7 +49,7 @@ pub(super) struct Release {
 }
 
 impl Release {
-    /// Of this hold.
+    /// The release of this hold.
     pub(super) fn to(engine: &Arc<Engine>, lease: &Lease, now: Moment) -> Self {
         let over_at = lease.over_at();
         let mut pending = Self::new(engine, &lease.name, lease.rule, &lease.owner, lease.hold, over_at, now);
@@ -79,8 +78,7 @@ impl Release {
         Self { engine, name, rule, owner, hold, over_at, held, attempts, rebinds, detaches, unknown, done }
     }
 
-    /// Lets a detached hold go that was asked to be taken over, unless it is
-    /// [cancelled](Self::cancel).
+    /// Detaches the hold of a failed resume again, unless [cancelled](Self::cancel).
     pub(super) fn of_resumed(
         engine: &Arc<Engine>,
         name: &LockName,
@@ -99,8 +97,8 @@ impl Release {
         self.done = true;
     }
 
-    /// Wakes the first waiter of this process. The store's message about the release is no news then,
-    /// unless the owner has further holds, whose end the same message announces.
+    /// Wakes the first waiter of this process, which then ignores the store's message about this release. Not
+    /// if the owner has further holds, because their end is announced by the same message.
     fn ask_soon(&self) {
         let is_only = self.rule != LockSpec::Reentrant || planted(Bug::EndOfAnotherForgotten);
         let by = is_only.then_some(&self.owner);
@@ -207,8 +205,8 @@ impl Drop for Release {
         }
         let (engine, now) = (&self.engine, self.engine.now());
         let mut rest = Self::new(engine, &self.name, self.rule, &self.owner, self.hold, self.over_at, now);
-        // Done from its own point of view: a runtime that has ended drops the task at once, and a
-        // task that spawned itself again would recurse until the stack overflows.
+        // Marked as done: a runtime that has ended drops the task immediately, and a task that respawned
+        // itself would recurse until the stack overflows.
         (rest.attempts, rest.rebinds, rest.detaches, rest.done) =
             (self.attempts, self.rebinds, self.detaches, true);
         rest.held = self.held;
@@ -217,7 +215,7 @@ impl Drop for Release {
     }
 }
 
-/// The event of a release that sends nothing, because `left` other holds share the grant.
+/// Logs a release that sends nothing, because `left` other holds share the grant.
 pub(super) fn announce(engine: &Engine, lease: &Lease, left: usize) {
     let held = lease.held_for(engine.now());
     told(engine, &lease.name, &lease.owner, lease.meter.kind(), u32::try_from(left).ok(), held);
@@ -245,7 +243,7 @@ fn told(
     );
 }
 
-/// The number of releases in the background, and the tasks that wait for them.
+/// The number of background releases, and the tasks that wait for them.
 #[derive(Default)]
 pub(super) struct PendingReleases {
     pending: Mutex<usize>,
@@ -253,7 +251,7 @@ pub(super) struct PendingReleases {
     waiting: Notify,
 }
 
-/// One of them.
+/// Counts one background release.
 pub(super) struct Pending {
     engine: Arc<Engine>,
 }

@@ -1,12 +1,11 @@
-//! The renewer: renews every held grant of one `Locks`, and announces its loss in time.
+//! The renewer: renews every held grant of one `Locks`, and announces losses in time.
 //!
-//! One task serves all grants. It sleeps until something is due, and an uncontended acquire and
-//! release change the schedule without waking it.
+//! One task serves all grants. It sleeps until something is due, and an uncontended acquire and release
+//! change the schedule without waking it.
 //!
-//! Due renewals queue before they are sent, and the lease that ends first goes first. Renewals that
-//! leave together are one request, where the store supports it. A [`Window`] limits the renewals in
-//! flight: a hundred thousand sent at once would delay each other at the store until they time out,
-//! and then be sent again.
+//! Renewals that are due are queued before they are sent, those whose lease ends first at the head. Renewals
+//! sent together share a request where the store supports it. A [`Window`] limits the renewals in flight: a
+//! hundred thousand sent at once would delay each other at the store until they time out and are sent again.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -31,9 +30,9 @@ use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, lease};
 use crate::store::{Failure, RenewsMany, TOGETHER};
 
-/// Renewals that are due within this time of each other leave together.
+/// Renewals due within this time of each other are sent together.
 const BATCH: Duration = Duration::from_millis(250);
-/// Renewals in one request that cost a store as much as one alone.
+/// Number of renewals in one request that cost a store as much as a single one.
 const AS_ONE: usize = 16;
 
 #[derive(Default)]
@@ -44,9 +43,9 @@ pub(super) struct Renewer {
 
 #[derive(Default)]
 struct Schedule {
-    /// By the time at which they need attention, and their hold.
+    /// By due time and hold.
     due: BTreeMap<(Moment, u64), Arc<Lease>>,
-    /// The end of the task's sleep; `None` while there is no task.
+    /// When the task wakes up; `None` while there is no task.
     asleep_until: Option<Moment>,
     closed: bool,
 }
@@ -60,8 +59,8 @@ impl Schedule {
         self.due.insert((due, lease.hold), Arc::clone(lease));
     }
 
-    /// When a lease needs attention while nothing is in flight for it. Where more leases are held
-    /// than leave together, renewals are due `sooner`, so that grants of one moment spread out.
+    /// When a lease needs attention while nothing is in flight for it. If more leases are held than fit into
+    /// one request, renewals are due `sooner`, so that leases granted together spread out.
     fn first_due(&self, lease: &Lease, sooner: fn(&Lease) -> Duration, together: usize) -> Moment {
         let state = lease.state();
         let lost = state.lost_at(lease);
@@ -73,13 +72,13 @@ impl Schedule {
         state.listen_at(lease).map_or(due, |listen| listen.min(due))
     }
 
-    /// Moves it forward to this time. False if it is due before, or not in the schedule.
+    /// Moves it forward to this time; false if it is due earlier or not scheduled.
     fn hasten(&mut self, lease: &Arc<Lease>, by: Moment) -> bool {
         let due = lease.state().due;
         due.is_some_and(|due| by < due) && self.set(lease, by)
     }
 
-    /// Whether the task has to wake for what is due then.
+    /// Whether the task has to wake up earlier for this time.
     fn wakes(&mut self, due: Moment) -> bool {
         let is_sooner = self.asleep_until.is_some_and(|until| due < until);
         if is_sooner {
@@ -88,8 +87,8 @@ impl Schedule {
         is_sooner
     }
 
-    /// The end of the next sleep. An empty schedule keeps the planned end, because otherwise each
-    /// short hold would wake the task.
+    /// When the task wakes up next. An empty schedule keeps the planned time, because otherwise each short
+    /// hold would wake the task.
     fn sleep(&mut self, now: Moment) -> Moment {
         let planned = self.asleep_until.filter(|until| *until > now);
         let until = self.first().or(planned).unwrap_or(Moment(u64::MAX));
@@ -101,7 +100,7 @@ impl Schedule {
         self.due.keys().next().map(|(due, _)| *due)
     }
 
-    /// Moves it to this time. False if another thread has removed it.
+    /// Moves it to this time; false if another thread has removed it.
     fn set(&mut self, lease: &Arc<Lease>, due: Moment) -> bool {
         let is_in = self.take(lease);
         if is_in {
@@ -114,7 +113,7 @@ impl Schedule {
         lease.state().due.is_some()
     }
 
-    /// Removes it. False if it was not in the schedule.
+    /// Removes it; false if it was not scheduled.
     fn take(&mut self, lease: &Lease) -> bool {
         let due = lease.state().due.take();
         due.is_some_and(|due| self.due.remove(&(due, lease.hold)).is_some())
@@ -138,12 +137,12 @@ impl Renewer {
         }
     }
 
-    /// Verifies a grant whose connection broke between its request and its hand-over.
+    /// Verifies a grant whose connection dropped between its request and its hand-over.
     pub(super) fn verify_soon(&self, engine: &Engine, lease: &Arc<Lease>) {
         self.ask_by(lease, engine.now());
     }
 
-    /// Verifies a hold that a message says may have ended.
+    /// Verifies a hold that may have ended according to a message.
     pub(super) fn check(&self, engine: &Engine, lease: &Arc<Lease>) {
         self.ask_by(lease, lease::check_at(lease.checked_at(), engine.now()));
     }
@@ -175,15 +174,15 @@ impl Renewer {
     }
 }
 
-/// Maximum renewals that leave together before they are due, in one request. With more holds,
-/// renewals spread over time.
+/// Maximum renewals sent together before they are due, in one request. With more holds, renewals spread over
+/// time.
 fn together(engine: &Engine) -> usize {
     engine.store.renews_many().map_or(TOGETHER, RenewsMany::most)
 }
 
 struct Task {
     engine: Arc<Engine>,
-    /// Due and not yet sent, by the time of their loss.
+    /// Due and not yet sent, by time of loss.
     ready: BTreeMap<(Moment, u64), Arc<Lease>>,
     window: Window,
     under_way: FuturesUnordered<BoxFuture<'static, Attempt>>,
@@ -201,7 +200,7 @@ struct Attempt {
 /// The part of a request that is about one lease.
 struct Asked {
     lease: Arc<Lease>,
-    /// The lease to request. Zero for a verification.
+    /// The lease to request; zero for a verification.
     ttl: Duration,
     renews: bool,
     /// Timeout of the attempt.
@@ -249,12 +248,12 @@ impl Task {
             match self.next(until).await {
                 Event::Attempt(attempt) => {
                     self.judge(attempt);
-                    // Mostly many answers arrive together, and one pass serves all.
+                    // Answers usually arrive together, and one pass handles them all.
                     while let Some(Some(attempt)) = self.under_way.next().now_or_never() {
                         self.judge(attempt);
                     }
                     if !self.ready.is_empty() {
-                        // A store may answer without waiting, and other tasks share this thread.
+                        // A store may answer without ever blocking, and other tasks share this thread.
                         tokio::task::yield_now().await;
                     }
                 }
@@ -267,7 +266,7 @@ impl Task {
         }
     }
 
-    /// Waits for the first event, polled in a fixed order, so that a seed replays.
+    /// Waits for the first event. Polls in a fixed order, so that a seed replays.
     async fn next(&mut self, until: Moment) -> Event {
         let mut timer = self.engine.runtime.sleep_until(until);
         let mut notify = std::pin::pin!(self.engine.renewer.notify.notified());
@@ -286,8 +285,8 @@ impl Task {
         .await
     }
 
-    /// Announces losses, starts what is due, and returns the end of the next sleep; `None` when the
-    /// engine is closed.
+    /// Announces losses, sends what is due, and returns when to wake up next; `None` when the engine is
+    /// closed.
     fn look(&mut self) -> Option<Moment> {
         let now = self.engine.now();
         let (mut lost, mut due, mut listening) = (Vec::new(), Vec::new(), Vec::new());
@@ -324,7 +323,7 @@ impl Task {
                             return false;
                         }
                     }
-                    // While its renewal is due or in flight, only its loss is in the schedule.
+                    // While its renewal is due or in flight, only its loss is scheduled.
                     schedule.put(lease, lease.lost_at());
                     is_doubtful || lease.state().renew_at(lease).is_some()
                 });
@@ -342,7 +341,7 @@ impl Task {
         Some(self.send().map_or(until, |at| until.min(at)))
     }
 
-    /// Verifies every hold after a break in the connection.
+    /// Verifies every hold after a connection loss.
     fn ask_all(&mut self) {
         let leases: Vec<_> = self.engine.renewer.schedule().due.values().cloned().collect();
         self.line_up(leases);
@@ -352,7 +351,7 @@ impl Task {
         self.ready.extend(leases.into_iter().map(|lease| ((lease.lost_at(), lease.hold), lease)));
     }
 
-    /// Sends what is ready, within the window; returns when the window opens, if more is ready.
+    /// Sends what is ready, within the window. Returns when the window opens, if more is ready.
     fn send(&mut self) -> Option<Moment> {
         if self.ready.is_empty() {
             return None;
@@ -360,8 +359,8 @@ impl Task {
         let now = self.engine.now();
         let most = together(&self.engine);
         let mut free = self.window.free(now) * AS_ONE;
-        // By group, and by the power of two of the timeout, because the shortest timeout of a batch
-        // applies to all.
+        // By group and by the power of two of the timeout, because the shortest timeout of a batch applies to
+        // all of it.
         let mut batches: BTreeMap<(u16, u32), Vec<Asked>> = BTreeMap::new();
         while let Some(first) = self.ready.first_entry() {
             // Released, detached or lost meanwhile.
@@ -392,7 +391,7 @@ impl Task {
         if self.ready.is_empty() { None } else { self.window.opens_at() }
     }
 
-    /// The group of leases that it can share a request with.
+    /// The group of leases that can share a request with it.
     fn group(&self, asked: &Asked) -> Option<u16> {
         let many = self.engine.store.renews_many().filter(|_| asked.renews)?;
         many.group(&asked.lease.name, asked.lease.rule)
@@ -440,7 +439,8 @@ impl Task {
         let next = match &answer {
             Ok(answer) => {
                 match lease.refusal(answer) {
-                    // A request that detaches it may have come first; its own answer decides.
+                    // A request to detach it may have been executed first; the answer to that request
+                    // decides.
                     Some(_) if lease.may_be_detached() && !planted(Bug::DetachedTakenForLost) => {
                         lease.lost_at()
                     }
@@ -464,7 +464,7 @@ impl Task {
                 let left = lease.lost_at().since(now);
                 let retry = now + self.engine.jittered(lease::retry_after(lease.ttl, left));
                 if !renews && !planted(Bug::QuestionGivenUp) {
-                    // It stays in doubt until there is an answer.
+                    // It stays in doubt until an answer arrives.
                     lease.state().doubt(retry);
                 }
                 if renews { retry.min(lease.lost_at()) } else { lease.lost_at() }
@@ -488,8 +488,8 @@ impl Task {
     }
 }
 
-/// How much sooner than due a renewal may leave to share a request. None for a retry, which would
-/// otherwise follow an attempt that fails at once without a pause.
+/// How much earlier than due a renewal may be sent to share a request. Zero for a retry; otherwise a retry
+/// would immediately follow an attempt that fails without delay.
 fn early(lease: &Lease, due: Moment) -> Duration {
     let sooner = [Duration::ZERO, lease.spread(), lease.first_spread()];
     let is_first =
@@ -498,11 +498,11 @@ fn early(lease: &Lease, due: Moment) -> Duration {
 }
 
 impl Drop for Task {
-    /// A hold without a renewer counts as lost, also if this task panics.
+    /// A hold without a renewer counts as lost, even if this task panics.
     fn drop(&mut self) {
         let orphans = {
             let mut schedule = self.engine.renewer.schedule();
-            // So that the next grant starts another task.
+            // Lets the next grant start another task.
             schedule.asleep_until = None;
             std::mem::take(&mut schedule.due).into_values()
         };
@@ -521,7 +521,7 @@ mod tests {
     fn locks_that_are_held_for_a_moment_do_not_wake_the_task() {
         let mut schedule = Schedule { asleep_until: Some(Moment(u64::MAX)), ..Schedule::default() };
         let woken = (0..100).filter(|at| {
-            // It is released before the task looks.
+            // Released before the task looks.
             let is_woken = schedule.wakes(Moment(1_000 + at));
             schedule.sleep(Moment(*at));
             is_woken

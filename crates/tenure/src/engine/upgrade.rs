@@ -1,6 +1,6 @@
-//! A reader becomes the writer: it takes the writer's weight at once, which keeps newcomers out, and
-//! waits until the other readers have left. Two never wait for each other, because the store admits
-//! one upgradeable holder at a time.
+//! Upgrades a reader to the writer: it takes the writer's weight immediately, which keeps newcomers out, and
+//! waits until the other readers have left. Two upgrades cannot deadlock, because the store admits one
+//! upgradeable holder at a time.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -21,11 +21,11 @@ use crate::protocol::{Answer, Notification, QueueSpec, lease};
 /// How much of the requested weight a hold has.
 enum Share {
     Whole,
-    /// Other holders are left; the first lease ends after this time.
+    /// Other holders remain; the first of their leases ends after this time.
     Waits(Duration),
 }
 
-/// Waits until this hold is the writer's; false if it is not at the limit, and reads on.
+/// Waits until this hold is the writer's. At the limit, returns false and the hold remains a reader's.
 pub(crate) async fn upgrade(engine: &Arc<Engine>, lease: &Arc<Lease>, limit: Option<Moment>) -> Result<bool> {
     let mut lost = Lost::new(engine, lease);
     let mut subscription = Subscription::Idle;
@@ -42,7 +42,7 @@ pub(crate) async fn upgrade(engine: &Arc<Engine>, lease: &Arc<Lease>, limit: Opt
             }
             Ok(Share::Waits(left)) => {
                 attempt = 0;
-                // The interval of a waiter's refresh.
+                // The refresh interval of a waiter.
                 left.min(lease::WAIT_MAX / 3)
             }
             Err(error) if (error.is_unreachable() || error.is_unknown()) && !is_out => {
@@ -53,7 +53,7 @@ pub(crate) async fn upgrade(engine: &Arc<Engine>, lease: &Arc<Lease>, limit: Opt
         };
         if subscription.is_idle() {
             let opening = {
-                // A resumed hold is called through the client that has made its owner.
+                // Messages for a resumed hold go to the client that created its owner.
                 let client = lease.owner.client();
                 engine.store.listen_for_turns(&lease.name, lease.rule, client, lease.op_timeout)
             };
@@ -61,7 +61,7 @@ pub(crate) async fn upgrade(engine: &Arc<Engine>, lease: &Arc<Lease>, limit: Opt
         }
         let until = engine.now() + pause;
         let mut timer = engine.runtime.sleep_until(limit.map_or(until, |limit| until.min(limit)));
-        // Polled in a fixed order, so that a seed replays.
+        // Polls in a fixed order, so that a seed replays.
         let end = poll_fn(|context| {
             if let Poll::Ready(end) = lost.poll_unpin(context) {
                 return Poll::Ready(Some(end));
@@ -72,7 +72,7 @@ pub(crate) async fn upgrade(engine: &Arc<Engine>, lease: &Arc<Lease>, limit: Opt
                         return Poll::Ready(None);
                     }
                     Heard::Message(Notification::Granted { .. }) => {}
-                    // Messages were missed, or may be from anyone.
+                    // Messages may have been missed, or may come from anyone, so verify.
                     Heard::Open | Heard::Message(_) => {
                         let at = lease::check_at(asked_at, engine.now());
                         timer = engine.runtime.sleep_until(limit.map_or(at, |limit| at.min(limit)));

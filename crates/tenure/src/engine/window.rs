@@ -1,40 +1,39 @@
-//! How many renewals are under way at once, alone or many in one request. Pure: moments in, moments
-//! out.
+//! Limits the number of renewals in flight, alone or batched in one request. Pure: moments in, moments out.
 //!
-//! The window grows while answers come as fast as they ever do, and shrinks while they come later,
-//! because then requests only wait for each other at the store. So a fast server gets many at once,
-//! a far one too, and a slow one few enough that each is answered before its time is over.
+//! The window grows while answers are about as fast as the fastest, and shrinks while they are slower,
+//! because then requests only queue at the store. A fast server thus gets many at once, and so does a distant
+//! one, while a slow one gets few enough that each is answered before its timeout.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::moment::Moment;
 
-/// How many are under way at first, and at least and at most later.
+/// Initial, minimum and maximum window.
 const FIRST: usize = 256;
 const LEAST: usize = 64;
 const MOST: usize = 2_048;
-/// An answer may take twice the shortest time and so much more until the window shrinks.
+/// The window shrinks when an answer takes more than twice the shortest time plus this.
 const SLACK: Duration = Duration::from_millis(10);
-/// For so long the shortest time counts: a server may move farther away.
+/// How long the shortest time is remembered, because the distance to a server may grow.
 const PERIOD: Duration = Duration::from_secs(10);
-/// A request that is unanswered for so many usual times, and for so long, no longer counts: one
-/// silent server of several must not keep requests from the others.
+/// Multiple of the usual time, and minimum time, after which an unanswered request no longer counts, so that
+/// one silent server of several does not block requests to the others.
 const SLOW: (u32, Duration) = (4, Duration::from_millis(50));
 
-/// When a request was sent, and as which number.
+/// When a request was sent, and its number.
 pub(super) type Place = (Moment, u64);
 
 pub(super) struct Window {
     size: usize,
-    /// How many renewals each request is of.
+    /// Number of renewals in each request in flight.
     under_way: BTreeMap<Place, usize>,
-    /// All of them.
+    /// Total renewals in flight.
     count: usize,
     next: u64,
-    /// The moving average of the time that an answer takes.
+    /// Moving average of the response time.
     usual: Duration,
-    /// The shortest time in this period and in the one before.
+    /// The shortest response times of this period and of the previous one.
     shortest: [Duration; 2],
     period_ends: Moment,
 }
@@ -58,7 +57,7 @@ impl Window {
         self.size.saturating_sub(self.count)
     }
 
-    /// A request for so many leaves now.
+    /// Registers a request with this many renewals.
     pub(super) fn enter(&mut self, now: Moment, count: usize) -> Place {
         let place = (now, self.next);
         self.next += 1;
@@ -67,12 +66,12 @@ impl Window {
         place
     }
 
-    /// When another may be sent, also if nothing is answered.
+    /// When another may be sent even if nothing is answered.
     pub(super) fn opens_at(&self) -> Option<Moment> {
         self.under_way.first_key_value().map(|((sent, _), _)| *sent + self.slow())
     }
 
-    /// A request for `count` was answered. `others_wait`: not all could be sent.
+    /// A request with `count` renewals was answered. `others_wait`: the window did not admit all.
     pub(super) fn answered(&mut self, place: Place, count: usize, now: Moment, others_wait: bool) {
         self.left(place);
         let took = now.since(place.0);
@@ -91,7 +90,7 @@ impl Window {
         }
     }
 
-    /// A request has ended without an answer.
+    /// Removes a request that has ended.
     pub(super) fn left(&mut self, place: Place) {
         self.count -= self.under_way.remove(&place).unwrap_or(0);
     }
@@ -107,8 +106,8 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Requests to a server that answers one at a time, each after `service`, `distance` away.
-    /// Returns how many were answered in a second, and how many were under way at its end.
+    /// Simulates a server that handles one request at a time, each in `service`, at a latency of `distance`.
+    /// Returns how many were answered in a second and how many were in flight at its end.
     fn second(window: &mut Window, start: Moment, service: Duration, distance: Duration) -> (usize, usize) {
         let (mut now, mut free_at, mut answered) = (start, start, 0);
         let mut answers = std::collections::VecDeque::new();
@@ -136,7 +135,7 @@ mod tests {
 
     #[test]
     fn a_fast_server_is_kept_busy_and_a_slow_one_answers_in_time() {
-        // service, distance, answers in the second second at least, under way at most
+        // service, distance, minimum answers in the second second, maximum in flight
         let cases = [
             (MS / 100, MS / 10, 95_000, 1_200),
             (MS / 100, 50 * MS, 30_000, MOST),

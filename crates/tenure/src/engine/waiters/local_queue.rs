@@ -1,12 +1,12 @@
-//! The tasks of one process that wait for one name whose kind keeps no queue in the store.
+//! Wait queues for kinds without a queue in the store: the tasks of one process that wait for one name.
 //!
-//! One task per name asks for the first waiter alone, so a thousand waiters cost the store as much
-//! as one. It subscribes, asks, and sleeps until a message, the end of the holder's lease, or a
-//! cap. A wake-up is a hint to that task and no permit of a waiter, so a waiter that leaves takes
-//! nothing with it.
+//! One task per name sends requests for the first waiter only, so a thousand waiters cost the store as much
+//! as one. It subscribes, sends a request, and sleeps until a message, the end of the holder's lease, or a
+//! cap. A wake-up is a hint to that task and not a permit for a waiter, so no wake-up is lost when a waiter
+//! leaves.
 //!
-//! A waiter whose owner holds already goes before the first, which waits for that owner: it is a
-//! re-entry, or its grant was lost on the way. The last answer names the holder.
+//! A waiter whose owner already holds the lock goes before the first, which is waiting for that owner: it is
+//! either a re-entry, or its grant was lost on the way. The last answer names the holder.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -33,26 +33,26 @@ use crate::planted::{Bug, planted};
 use crate::protocol::{Kind, LockSpec, Notification, parse_value};
 use crate::store::Failure;
 
-/// The longest sleep between two requests.
+/// Maximum sleep between two requests.
 const CAP: Duration = Duration::from_secs(30);
 /// How long the first request waits for the subscription to be confirmed.
 const SUBSCRIBE: Duration = Duration::from_millis(100);
-/// Hand-overs inside this process, or the time for them, after which other processes get a turn.
+/// Hand-overs within this process, or the time spent on them, after which other processes get a turn.
 const STREAK: u32 = 16;
 const STREAK_TIME: Duration = Duration::from_millis(50);
-/// Each turn that no other process takes doubles both limits, at most this many times. The time
-/// limit then requires as many hand-overs too, so that a long hold does not leave a turn each time.
+/// Each turn that no other process takes doubles both limits, up to this many times. The time limit then also
+/// requires as many hand-overs, so that a long hold does not yield a turn each time.
 const UNTAKEN: u32 = 3;
 /// Bounds of the measured round trip, because the last request may have met a stalled server.
 const HOP: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(8));
-/// Length of a turn for others, in round trips. Processes that yield use most of it.
+/// Length of a turn for other processes, in round trips. Processes that yield use most of it.
 const TURN_HOPS: u32 = 6;
-/// How long a process that has left a turn delays its requests: at first by `YIELD_HOPS` round
-/// trips, then less and less. Without it two processes would alternate and the others starve.
+/// How long a process that has yielded a turn delays its requests: initially by `YIELD_HOPS` round trips,
+/// then less and less. Without it, two processes would alternate and starve the others.
 const YIELDING: Duration = Duration::from_millis(200);
 const YIELD_HOPS: u32 = 4;
 
-/// A full name, and the kind that is meant.
+/// A full name and the requested kind.
 type Key = (LockName, Kind);
 
 /// The local queues of one engine.
@@ -60,7 +60,7 @@ pub(in crate::engine) type LocalQueues = WaitQueues<AskInTurn>;
 type LocalQueue = WaitQueue<AskInTurn>;
 
 impl LocalQueues {
-    /// Whether a newcomer may ask at once without overtaking a waiter.
+    /// Whether a newcomer may send a request without overtaking a waiter.
     pub(in crate::engine) fn may_ask(&self, ask: &Acquisition) -> bool {
         let queues = self.all();
         if queues.is_empty() {
@@ -72,7 +72,7 @@ impl LocalQueues {
         })
     }
 
-    /// Takes a place at the end. `silence`: why the newcomer's own request was not answered.
+    /// Joins at the tail. `silence` is the failure of the newcomer's own request, if it was not answered.
     pub(in crate::engine) fn join(
         &self,
         engine: &Arc<Engine>,
@@ -83,12 +83,12 @@ impl LocalQueues {
         let place = self.place(engine, key(ask), ask, |queue| {
             let is_first = queue.waiters.is_empty();
             if is_first || silence.is_some() && planted(Bug::SilenceOfOne) {
-                // The first waiter's request is later than those of the waiters before it.
+                // The first waiter's request is more recent than those of earlier waiters.
                 queue.silence = silence.clone().map(|failure| (engine.now(), failure));
             }
             queue.known.hurries |= silence.is_some();
             is_news = is_first || queue.known.has(ask) || silence.is_some();
-            // Drawn under the lock, so that numbers grow in the order of arrival.
+            // Taken under the lock, so that numbers grow in order of arrival.
             (engine.id(), silence.map(|failure| (queue.known.heard, failure)))
         });
         if is_news {
@@ -97,8 +97,8 @@ impl LocalQueues {
         place
     }
 
-    /// The first waiter may try, because a hold of this name has ended in this process: by a
-    /// release of `by`, or lost.
+    /// Lets the first waiter try, because a hold of this name has ended in this process: released by `by`, or
+    /// lost.
     pub(in crate::engine) fn ask_soon(&self, name: &LockName, by: Option<&Owner>) {
         let queues = self.all();
         if queues.is_empty() {
@@ -127,23 +127,22 @@ fn key(ask: &Acquisition) -> Key {
 
 #[derive(Default)]
 pub(in crate::engine) struct LocalState {
-    /// The waiters by owner, so that a hand-over does not search them.
+    /// The waiters by owner, so that a hand-over does not search for them.
     owners: BTreeSet<(Owner, u64)>,
-    /// Answers of the store so far.
+    /// Number of answers of the store.
     heard: u64,
-    /// A newcomer's request was lost: the next does not wait for other processes.
+    /// A newcomer's request was lost, so the next request does not yield to other processes.
     hurries: bool,
-    /// A hold has ended in this process since the first waiter was last asked for.
+    /// A hold has ended in this process since the last request for the first waiter.
     is_nudged: bool,
-    /// Its owner: the store's message about the same release is no news.
+    /// Its owner. The store's message about the same release is ignored.
     departed: Option<Owner>,
     /// The holder in the store's last answer.
     holder: Option<Owner>,
 }
 
 impl LocalState {
-    /// Whether the store has the lock for this owner already: for another of its holds, or because
-    /// the answer was lost.
+    /// Whether this owner already has the lock: for another of its holds, or because the answer was lost.
     fn has(&self, ask: &Acquisition) -> bool {
         let bug = if ask.rule == LockSpec::Reentrant { Bug::ReentryInLine } else { Bug::LostGrantInLine };
         self.holder.as_ref() == Some(&ask.owner) && !planted(bug)
@@ -151,7 +150,7 @@ impl LocalState {
 }
 
 impl Waiters<AskInTurn> {
-    /// The first waiter whose owner has the lock already.
+    /// The first waiter whose owner already has the lock.
     fn again(&self) -> Option<(&u64, &QueuedWaiter<AskInTurn>)> {
         let known = &self.known;
         let holder = known.holder.as_ref()?;
@@ -166,7 +165,7 @@ impl LocalQueue {
         &self.key.0
     }
 
-    /// The next waiter to ask for: one whose owner has the lock already, else the first.
+    /// The next waiter to send a request for: one whose owner already has the lock, or else the first.
     fn next(&self) -> Option<(u64, Arc<Acquisition>)> {
         let queue = self.queue();
         let next = queue.again().or_else(|| queue.waiters.first_key_value());
@@ -184,7 +183,7 @@ impl LocalQueue {
         queue.again().is_some()
     }
 
-    /// The store has answered.
+    /// Records an answer of the store.
     fn heard(&self) {
         let mut queue = self.queue();
         queue.known.heard += 1;
@@ -192,38 +191,38 @@ impl LocalQueue {
     }
 }
 
-/// Asks for the first waiter, until it holds.
+/// Sends requests for the first waiter until it holds the lock.
 #[derive(Default)]
 pub(in crate::engine) struct AskInTurn {
-    /// The value of the foreign holder that was found last.
+    /// The value last seen of a foreign holder.
     foreign: String,
-    /// Hand-overs inside this process since others last had a turn, and the time of the first.
+    /// Hand-overs within this process since others last had a turn, and the time of the first.
     streak: u32,
     streak_since: Moment,
-    /// Consecutive turns that were left to others and that no other process took.
+    /// Consecutive turns that no other process took.
     untaken: u32,
     /// The last owner in this process.
     granted: Option<Owner>,
-    /// When a turn was last left to others.
+    /// When a turn was last yielded to others.
     left_at: Option<Moment>,
     /// Round trip of the last request.
     hop: Duration,
-    /// The store may wake this process alone when the lock is free.
+    /// The store may wake only this process when the lock is free.
     is_expected: bool,
-    /// Counts as a pending release from before a request until its outcome is known, because the
-    /// grant is released if the waiter leaves meanwhile.
+    /// Counts as a pending release from before a request until its outcome is known, because the grant is
+    /// released if the waiter leaves meanwhile.
     under_way: Option<Pending>,
 }
 
 impl Strategy for AskInTurn {
     type Key = Key;
     type Known = LocalState;
-    /// Why the waiter's own request was not answered, and the number of answers before it.
+    /// The failure of the waiter's own request, and the number of answers before it.
     type Note = Option<(u64, Failure)>;
     /// It waits for each answer before anything else.
     type Answer = Infallible;
 
-    /// Its request for the waiter that has left counts as a pending release until then.
+    /// A request for a waiter that has left counts as a pending release until the sleep ends.
     const ENDS_SLEEP: bool = true;
 
     fn queues(engine: &Engine) -> &LocalQueues {
@@ -256,15 +255,15 @@ impl Strategy for AskInTurn {
         }
     }
 
-    /// A store that has woken this process alone wakes another.
+    /// Passes on the wake-up if the store wakes only this process.
     fn rest(server: &mut Server<Self>) {
         if std::mem::take(&mut server.strategy.is_expected) {
             server.subscription.rest();
         }
     }
 
-    /// The next waiter asks anyway. A task that does not wait may have asked meanwhile, and the
-    /// store counts it as a waiter.
+    /// The next waiter sends a request anyway. A task that does not wait may have sent one meanwhile, which
+    /// the store counts as waiting.
     fn hear(server: &mut Server<Self>, event: Event<Infallible>) {
         if let Event::Heard(Heard::Message(_)) = event {
             server.subscription.rest();
@@ -283,13 +282,13 @@ impl Server<AskInTurn> {
             self.listen(ask).await;
         }
         self.leave_a_turn().await;
-        // This request answers all earlier messages and notifications.
+        // This request covers all earlier messages and notifications.
         self.subscription.drain();
         if !self.wait_queue.queue().is_closed {
             let _ = self.wait_queue.notify.notified().now_or_never();
         }
-        // On a quorum each of two may have the members that the other lacks; without a pause they
-        // would ask in turns for ever.
+        // On a quorum, two clients may each have the members that the other lacks; without a pause they would
+        // retry in alternation for ever.
         let is_out_of_turn = ask.rule == LockSpec::Mutex && self.wait_queue.queue().known.has(ask);
         let sent = self.engine.now();
         let asked = ask.once(true, None, sent).await;
@@ -326,7 +325,7 @@ impl Server<AskInTurn> {
                 }
                 self.pause(ask, &holder, left_ms)
             }
-            // Only kinds that keep no queue are asked for here.
+            // Kinds without a queue never answer this.
             Outcome::Waiting(_) => CAP,
             Outcome::Refused(error) => {
                 self.wait_queue.answer(number, Err(error));
@@ -343,8 +342,8 @@ impl Server<AskInTurn> {
         self.sleep(self.engine.now() + pause).await;
     }
 
-    /// The longest wait for news: the rest of the holder's lease if a message tells its end, else a
-    /// backoff, because a foreign holder publishes nothing.
+    /// Maximum sleep: the rest of the holder's lease if a message announces its end; otherwise a backoff,
+    /// because a foreign holder publishes nothing.
     fn pause(&mut self, ask: &Acquisition, holder: &str, left_ms: Option<u64>) -> Duration {
         let cap = if planted(Bug::NoCap) { Duration::MAX } else { CAP };
         let left = left_ms.map_or(CAP, |left_ms| Duration::from_millis(left_ms.saturating_add(1))).min(cap);
@@ -368,17 +367,16 @@ impl Server<AskInTurn> {
             return if planted(Bug::EndNotAwaited) { CAP } else { left };
         }
         if known.is_none() && self.strategy.foreign != holder {
-            // Foreign clients poll often and publish nothing, so a waiter that backs off never gets
-            // the lock from them.
+            // Foreign clients poll often and publish nothing, so a waiter in backoff would never get the lock
+            // from them.
             self.attempt = 0;
             holder.clone_into(&mut self.strategy.foreign);
         }
         self.next_backoff().min(left)
     }
 
-    /// Subscribes, so that nothing is missed between the next request and the sleep after it. A slow
-    /// subscription goes on beside the request. Where the store refuses subscriptions, repeated
-    /// requests replace them.
+    /// Subscribes first, so that nothing is missed between the next request and the sleep after it. A slow
+    /// subscription continues beside the request. If the store refuses it, repeated requests take its place.
     async fn listen(&mut self, ask: &Acquisition) {
         if !self.subscription.is_idle() {
             return;
@@ -407,9 +405,9 @@ impl Server<AskInTurn> {
         self.strategy.streak += 1;
     }
 
-    /// A request right behind this process's own release always wins against other processes, which
-    /// have to be woken first. Now and then it waits until they had a turn, first the process whose
-    /// own turns are longest ago.
+    /// Yields to other processes now and then. A request right behind this process's own release always wins,
+    /// because other processes have to be woken first. A process that has yielded recently yields further, so
+    /// that the one whose last turn is longest ago goes first.
     async fn leave_a_turn(&mut self) {
         let released_here = std::mem::take(&mut self.wait_queue.queue().known.is_nudged);
         let hurries = || std::mem::take(&mut self.wait_queue.queue().known.hurries);
@@ -438,7 +436,7 @@ impl Server<AskInTurn> {
             if let Either::Left(_) = select(&mut timer, notified).await {
                 return;
             }
-            // The permit is for the loop of this task.
+            // The permit is meant for this task's main loop.
             if self.wait_queue.queue().is_closed {
                 return self.wait_queue.notify.notify_one();
             }
@@ -448,13 +446,13 @@ impl Server<AskInTurn> {
         }
     }
 
-    /// Sleeps until there is news or it is time to ask again.
+    /// Sleeps until there is news or the next request is due.
     async fn sleep(&mut self, until: Moment) {
         let mut timer = self.engine.runtime.sleep_until(until);
         loop {
             match self.event(&mut timer).await {
                 Event::Notified => break,
-                // The message about this process's own release, which the next request followed.
+                // The message about this process's own release, which the next request already followed.
                 Event::Heard(Heard::Message(Notification::Free { by: Some(by) }))
                     if self.wait_queue.queue().known.departed.as_ref() == Some(&by) => {}
                 Event::Heard(Heard::Message(_) | Heard::Open) => break,
@@ -486,17 +484,17 @@ mod tests {
 
     const TURNS: u32 = 2_000;
 
-    /// Processor time of this thread, which the load of the machine does not change.
+    /// CPU time of this thread, which does not depend on the machine's load.
     fn computed() -> Duration {
         Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).expect("a time")
     }
 
-    /// What `TURNS` turns cost in the queue itself while so many others wait.
+    /// Cost of `TURNS` turns in the queue itself with this many waiters.
     fn cost_of_turns(engine: &Arc<Engine>, waiters: u32) -> Duration {
         let name = LockName::new("crowd").expect("a name");
         let options = Arc::new(Options::new());
         let queues = LocalQueues::default();
-        // Not served: the turns below are.
+        // Without a serving task; the turns below take its place.
         let queue = LocalQueue::new((name.clone(), Kind::Mutex));
         queues.all().insert((name.clone(), Kind::Mutex), Arc::clone(&queue));
         let mut places = Vec::new();

@@ -1,10 +1,10 @@
-//! Where the tasks of one process wait for a lock.
+//! Wait queues for the tasks of one process.
 //!
-//! - [`wait_queues`] has a queue for each lock, and the task that serves it by one of two
-//!   strategies:
-//! - [`local_queue`] asks the store for its first waiter only, until that holds;
-//! - [`ticket_queue`] keeps a place in the store for each waiter, and learns which of them hold;
-//! - [`subscription`] is the connection to the store's messages.
+//! - [`wait_queues`] has a queue for each lock and the task that serves it, with one of two strategies:
+//! - [`local_queue`] sends requests for its first waiter only, until that one holds the lock;
+//! - [`ticket_queue`] keeps a ticket in the store for each waiter, and learns which of them hold;
+//! - [`newcomer`] keeps the subscription while an acquisition requests a ticket;
+//! - [`subscription`] is the subscription to the store's messages.
 
 pub(super) mod local_queue;
 pub(super) mod newcomer;

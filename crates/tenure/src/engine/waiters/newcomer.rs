@@ -1,4 +1,4 @@
-//! A client that asks for a place in a queue whose messages are heard here already.
+//! An acquisition that requests a ticket in a queue with an open subscription.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -6,7 +6,7 @@ use crate::planted::{Bug, planted};
 use crate::protocol::Listening;
 use crate::store::Station;
 
-/// Until it is dropped the messages are heard.
+/// Keeps the subscription open until dropped.
 pub(in crate::engine) struct Newcomer {
     station: Option<Station>,
     leaves: Option<Box<dyn FnOnce() + Send>>,
@@ -17,7 +17,7 @@ impl Newcomer {
         Self { station, leaves: Some(Box::new(leaves)) }
     }
 
-    /// Where they are.
+    /// Where the subscription listens.
     pub(in crate::engine) fn listens(&self) -> Option<Listening> {
         match &self.station {
             _ if planted(Bug::ListensTooSoon) => Listening::new(1),
@@ -35,13 +35,13 @@ impl Drop for Newcomer {
     }
 }
 
-/// That of an acquisition, from its question until it waits in line. A question without an answer
-/// may still be carried out, so messages are heard until the next.
+/// The newcomer of an acquisition, from its request until it waits in the queue. A request without an answer
+/// may still be executed, so the subscription is kept until the next request.
 #[derive(Default)]
 pub(in crate::engine) struct NewcomerSlot(Mutex<Option<Newcomer>>);
 
 impl NewcomerSlot {
-    /// Replaces the one before.
+    /// Replaces the previous one.
     pub(in crate::engine) fn set(&self, newcomer: Option<Newcomer>) {
         let mut slot = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let before = std::mem::replace(&mut *slot, newcomer);

@@ -1,4 +1,4 @@
-//! The subscription of a wait queue to messages about its lock. While it connects, requests go on.
+//! A wait queue's subscription to messages about its lock. Requests go on while it connects.
 
 use std::future::Future;
 use std::pin::pin;
@@ -17,10 +17,10 @@ pub(in crate::engine) enum Subscription {
 }
 
 pub(in crate::engine) enum Heard {
-    /// Everything that is said from here on. What was said before may have been missed.
+    /// The subscription is confirmed. Earlier messages may have been missed.
     Open,
     Message(Notification),
-    /// Nothing more: the subscription has ended, or could not be had, and why.
+    /// The subscription has ended, or failed with this failure.
     Over(Option<Failure>),
 }
 
@@ -29,7 +29,7 @@ impl Subscription {
         matches!(self, Self::Open(_))
     }
 
-    /// Where it is heard what is said to this client.
+    /// The station of the open subscription.
     pub(in crate::engine) fn station(&self) -> Option<&Station> {
         match self {
             Self::Open(listener) => Some(listener.station()),
@@ -41,14 +41,14 @@ impl Subscription {
         matches!(self, Self::Idle)
     }
 
-    /// Says that no task of this process asks any more.
+    /// Tells the store that no task of this process is waiting any more.
     pub(in crate::engine) fn rest(&self) {
         if let Self::Open(listener) = self {
             listener.rest();
         }
     }
 
-    /// Forgets what was said so far.
+    /// Discards the messages so far.
     pub(in crate::engine) fn drain(&mut self) {
         if let Self::Open(listener) = self {
             listener.drain();

@@ -1,12 +1,12 @@
-//! The tasks of one process that wait for one name whose kind keeps a queue in the store.
+//! Wait queues for kinds with a queue in the store: the tasks of one process that wait for one name.
 //!
-//! Each waiter has a place in the store, so that waiters of all processes are served in order. One
-//! task per name refreshes all places of this process together, and receives the messages that
-//! name the tickets which hold now.
+//! Each waiter has a ticket in the store, so that waiters of all processes are served in order. One task per
+//! name refreshes all tickets of this process together and receives the messages that name the tickets which
+//! now hold.
 //!
-//! *A message is a grant here, not a hint*, so a ticket is accepted only if it is the waiter's own
-//! and the place cannot have lapsed, counted from when its last **answered** refresh was sent. The
-//! message may have lain in a socket for a minute; the place has not.
+//! *A message is a grant here, not a hint*, so it is accepted only for the waiter's own ticket, and only if
+//! that cannot have expired, counted from when its last **answered** refresh was sent. The message may have
+//! been buffered in a socket for a minute; the ticket would have expired.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::pin::Pin;
@@ -33,12 +33,12 @@ use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, Fence, Listening, LockSpec, Notification, Place as Standing, Verb, lease};
 use crate::store::{Failure, Station};
 
-/// Maximum places refreshed by one request.
+/// Maximum tickets refreshed by one request.
 const BATCH: usize = 256;
-/// Maximum grants remembered whose waiter does not know its own number yet.
+/// Maximum grants remembered for waiters that do not know their own number yet.
 const EARLY: usize = 256;
 
-/// In place of a time: all places are due, or the one that has it.
+/// Special due times: all tickets are due, or only the one with this time.
 const ALL: Moment = Moment(0);
 const SOON: Moment = Moment(1);
 
@@ -67,8 +67,8 @@ impl TicketQueues {
         place
     }
 
-    /// A client is about to ask for a place. Keeps the subscription to messages about the lock, if
-    /// there is one, until it is dropped.
+    /// Announces a request for a ticket. If the lock has a subscription, it is kept until the returned value
+    /// is dropped.
     pub(in crate::engine) fn newcomer(&self, name: &LockName) -> Option<Newcomer> {
         // Held so that the queue is not closed meanwhile.
         let all = self.all();
@@ -96,15 +96,15 @@ impl TicketQueues {
 }
 
 pub(in crate::engine) struct TicketState {
-    /// When the first of the places must be refreshed.
+    /// When the first ticket must be refreshed.
     refresh_at: Moment,
-    /// When the head of the queue should ask, because a lease ends.
+    /// When the head of the queue should send a request, because a lease ends.
     retry_at: Option<Moment>,
     /// Since when messages have been received without a gap; `None` without a subscription.
     hears_from: Option<Moment>,
-    /// The station of the open subscription, which requests that keep a place name.
+    /// The station of the open subscription, which requests for a ticket name.
     station: Option<Station>,
-    /// Clients that are asking for a place, and may have named the station.
+    /// Acquisitions that are requesting a ticket and may have named the station.
     newcomers: usize,
 }
 
@@ -120,21 +120,20 @@ impl TicketState {
         self.station.as_ref().and_then(Station::listens)
     }
 
-    /// Whether a place that was granted to a request of that time may have been called before the
-    /// subscription was open.
+    /// Whether a ticket requested at that time may have been granted before the subscription was open.
     fn may_have_missed(&self, sent: Moment) -> bool {
         self.hears_from.is_some_and(|from| sent < from) && !planted(Bug::CallMissed)
     }
 }
 
-/// A place as the store keeps it.
+/// A ticket as the store has it.
 pub(in crate::engine) struct TicketPlace {
-    /// When the last refresh was sent that was answered.
+    /// When the last answered refresh was sent.
     sent: Moment,
-    /// How long it kept the place.
+    /// For how long it extended the ticket.
     wait: Duration,
-    /// That request may have been carried out before the subscription was open, so that its waiter
-    /// may hold by now.
+    /// The refresh may have been executed before the subscription was open, so its waiter may already hold
+    /// the lock.
     may_have_missed: bool,
 }
 
@@ -148,19 +147,19 @@ impl TicketPlace {
     }
 }
 
-/// Refreshes the places of all waiters, and hands out turns.
+/// Refreshes the tickets of all waiters and distributes grants.
 #[derive(Default)]
 pub(in crate::engine) struct KeepPlaces {
     under_way: FuturesUnordered<BoxFuture<'static, Refreshed>>,
-    /// Tickets that are being refreshed.
+    /// Tickets with a refresh in flight.
     asked: BTreeSet<u64>,
-    /// Grants received before their waiter joined, or during its refresh, and when.
+    /// Grants received before their waiter joined or during its refresh, with the time of receipt.
     early: VecDeque<(u64, Moment)>,
     /// When to retry the subscription.
     listen_at: Moment,
 }
 
-/// A request for some places, and its answer.
+/// A refresh of some tickets, and its answer.
 pub(in crate::engine) struct Refreshed {
     tickets: Vec<u64>,
     sent: Moment,
@@ -174,7 +173,7 @@ impl Strategy for KeepPlaces {
     type Note = TicketPlace;
     type Answer = Refreshed;
 
-    /// It sleeps until the next refresh at most.
+    /// It sleeps at most until the next refresh.
     const ENDS_SLEEP: bool = false;
 
     fn queues(engine: &Engine) -> &TicketQueues {
@@ -185,7 +184,7 @@ impl Strategy for KeepPlaces {
         key
     }
 
-    /// Messages may still call a newcomer that has named the station.
+    /// A message may still grant to a newcomer that has named the station.
     fn is_needed(known: &TicketState) -> bool {
         known.newcomers > 0
     }
@@ -198,7 +197,7 @@ impl Strategy for KeepPlaces {
         Self::hear(server, event);
     }
 
-    /// Each waiter has left its place by its own request.
+    /// Each waiter's acquisition releases its own ticket.
     fn rest(_server: &mut Server<Self>) {}
 
     fn hear(server: &mut Server<Self>, event: Event<Refreshed>) {
@@ -238,13 +237,13 @@ impl Server<KeepPlaces> {
             (queue.known.hears_from, queue.known.station) = (None, None);
         }
         if let Some(failure) = failure {
-            // Refreshes replace the messages until then.
+            // Refreshes take the place of messages until then.
             self.strategy.listen_at = self.engine.now() + lease::WAIT_MAX / 3;
             self.log_subscribe_error(&failure);
         }
     }
 
-    /// Earlier messages may have been missed, also about places whose waiters have not joined yet.
+    /// Earlier messages may have been missed, including those for waiters that have not joined yet.
     fn hears_from_now(&self) {
         let known = &mut self.wait_queue.queue().known;
         (known.refresh_at, known.hears_from) = (ALL, Some(self.engine.now()));
@@ -255,7 +254,7 @@ impl Server<KeepPlaces> {
         self.wait_queue.queue().waiters.values().next().map(|waiter| what(&waiter.ask))
     }
 
-    /// Refreshes the places that are due, and returns when the next are.
+    /// Refreshes the tickets that are due, and returns when the next are.
     fn refresh_due(&mut self) -> Moment {
         let now = self.engine.now();
         let mut queue = self.wait_queue.queue();
@@ -350,20 +349,20 @@ impl Server<KeepPlaces> {
                     }
                 }
             }
-            // The renewal that a late message required.
+            // The answer to a renewal that a late message required.
             Ok(Answer::Held { fence }) if tickets == [fence] => self.grant(fence, sent, first),
-            // During its restart grace the server keeps the place and grants nothing.
+            // During its restart grace the server keeps the ticket and grants nothing.
             Ok(Answer::Busy { left_ms, .. }) => self.ask_again(&tickets, left_ms.unwrap_or(0)),
-            // A renewal does not change a place that only waits.
+            // A renewal does not change a ticket that is still waiting.
             Ok(Answer::Waiting { ticket, .. }) if tickets == [ticket] => self.ask_again(&tickets, 0),
-            // The lock is gone or of another kind, or the answer is about other places.
+            // The lock is gone or of another kind, or the answer is about other tickets.
             Ok(_) => tickets.into_iter().for_each(|ticket| self.lose(ticket)),
             Err(failure @ Failure::Refused(_)) => self.refuse(tickets, &failure),
             Err(failure) => self.unanswered(&failure),
         }
     }
 
-    /// The place is still there; later news counts from here.
+    /// Records that the ticket still exists; later messages are judged by this refresh.
     fn note(&self, ticket: u64, sent: Moment, wait: Duration) {
         let mut queue = self.wait_queue.queue();
         let Waiters { waiters, known, .. } = &mut *queue;
@@ -373,8 +372,8 @@ impl Server<KeepPlaces> {
         }
     }
 
-    /// Refreshes places of supposed holders that still wait: when they are due, or sooner, when the
-    /// grace is over.
+    /// Refreshes tickets that were taken for holders but still wait: when they are due, or when the grace is
+    /// over if that is sooner.
     fn ask_again(&self, tickets: &[u64], left_ms: u64) {
         let now = self.engine.now();
         let mut queue = self.wait_queue.queue();
@@ -418,7 +417,7 @@ impl Server<KeepPlaces> {
                     self.hear_of(ticket, now);
                 }
             }
-            // Not a message of a queue.
+            // Not a message about a queue.
             Notification::Free { .. } => self.wait_queue.queue().known.refresh_at = ALL,
             Notification::Reconnected => self.hears_from_now(),
         }
@@ -442,10 +441,10 @@ impl Server<KeepPlaces> {
         }
     }
 
-    /// Grants the lock to a waiter whose place was last refreshed, for `wait`, by a request that was
-    /// sent at `sent`, with what is left of that lease. If that is too little, or less than its
-    /// grace, requests the whole lease first. False if the call must be repeated, because a refresh
-    /// is in flight that may have been carried out before the grant.
+    /// Grants the lock to a waiter whose ticket was last refreshed, for `wait`, by a request sent at `sent`,
+    /// with the rest of that lease. If the rest is too short, or shorter than its grace requires, requests
+    /// the full lease first. Returns false if the grant must be handled again later, because a refresh is in
+    /// flight that may have been executed before it.
     fn call(&mut self, ticket: u64, sent: Moment, wait: Duration) -> bool {
         let now = self.engine.now();
         let ask = self.wait_queue.queue().waiters.get(&ticket).map(|waiter| Arc::clone(&waiter.ask));
@@ -458,12 +457,12 @@ impl Server<KeepPlaces> {
         } else if self.strategy.asked.insert(ticket) {
             let (mut ttl, within) = (ask.options.lease(), ask.options.op_timeout);
             if !messages_grant && wait >= wait / 2 + lease::margin(wait) + ask.options.grace {
-                // A waiter that is gone must not keep others out for longer than its place would.
+                // A waiter that is gone must not block others for longer than its ticket would.
                 ttl = wait;
             }
             let (ttl_ms, hold) = (lease::millis(ttl), ask.hold);
             let verb = if !messages_grant {
-                // Only an acquisition checks that it may be granted now.
+                // Only an acquisition verifies that the lock may be granted now.
                 let (fence, wait_ms, bind) = (Fence::Assign, Some(lease::millis(wait)), bind(&ask.options));
                 let listens = self.wait_queue.queue().known.listens();
                 Verb::Acquire { ttl_ms, hold, fence, wait_ms, listens, bind }
@@ -493,10 +492,10 @@ impl Server<KeepPlaces> {
         }
     }
 
-    /// Hands over a hold whose lease was set to `first` by a request that was sent at `sent`.
+    /// Hands over a hold whose lease was set to `first` by a request sent at `sent`.
     fn grant(&self, ticket: u64, sent: Moment, first: Duration) {
         if !planted(Bug::RetryForgotten) {
-            // The next head may know no time to retry at, or one that was computed before this grant.
+            // The next head may have no retry time, or one that was computed before this grant.
             let known = &mut self.wait_queue.queue().known;
             known.retry_at = earlier(known.retry_at, Some(sent + first));
         }

@@ -1,7 +1,6 @@
-//! Wait queues for the tasks of one process, one for each lock, and the task that serves each of
-//! them: it asks the store while there are waiters. The first waiter opens a queue, and its task
-//! closes it when it has been empty for a while. A [`Strategy`] defines the requests, and what the
-//! answers and messages mean.
+//! Wait queues for the tasks of one process, one per lock, each with a task that sends requests to the store
+//! while there are waiters. The first waiter opens a queue, and its task closes it after it has been empty
+//! for a while. A [`Strategy`] defines the requests and the meaning of answers and messages.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -33,11 +32,11 @@ pub(in crate::engine) struct WaitQueue<S: Strategy> {
 }
 
 pub(in crate::engine) struct Waiters<S: Strategy> {
-    /// By number: that of the ticket, or in the order of arrival.
+    /// By number: the ticket's, or the order of arrival.
     pub(super) waiters: BTreeMap<u64, QueuedWaiter<S>>,
-    /// Since when the store has not answered, and why.
+    /// Since when the store has not answered, and the failure.
     pub(super) silence: Option<(Moment, Failure)>,
-    /// No handle is left: the task that serves the queue is to end.
+    /// No handle is left, so the serving task must end.
     pub(super) is_closed: bool,
     pub(super) known: S::Known,
 }
@@ -52,7 +51,7 @@ pub(in crate::engine) struct QueuedWaiter<S: Strategy> {
 #[derive(Debug)]
 pub(in crate::engine) enum WaitOutcome {
     Held(Hold),
-    /// The place has lapsed, or the store has forgotten it.
+    /// The ticket has expired, or the store has forgotten it.
     Gone,
 }
 
@@ -74,7 +73,7 @@ impl<S: Strategy> Waiters<S> {
 }
 
 impl<S: Strategy> QueuedWaiter<S> {
-    /// Ends the wait. False if the waiter has left: then a grant is dropped, which releases it.
+    /// Ends the wait. False if the waiter has left; the grant is then dropped, which releases it.
     pub(super) fn answer(self, turn: Result<WaitOutcome>) -> bool {
         self.turn.send(turn).is_ok()
     }
@@ -85,14 +84,14 @@ impl<S: Strategy> WaitQueue<S> {
         lock(&self.queue)
     }
 
-    /// Ends the wait of this number. False if the waiter has left.
+    /// Ends the wait of this number; false if the waiter has left.
     pub(super) fn answer(&self, number: u64, turn: Result<WaitOutcome>) -> bool {
         let waiter = self.queue().leave(number);
         waiter.is_some_and(|waiter| waiter.answer(turn))
     }
 
-    /// Takes note that the store has not answered. Waiters whose patience is over get the failure;
-    /// returns how many.
+    /// Records that the store did not answer. Fails the waiters whose patience is exhausted, and returns how
+    /// many.
     pub(super) fn silent(&self, engine: &Engine, failure: &Failure) -> usize {
         let now = engine.now();
         let out: Vec<QueuedWaiter<S>> = {
@@ -125,8 +124,8 @@ impl<S: Strategy> WaitQueues<S> {
         lock(&self.0)
     }
 
-    /// Takes a place in a wait queue, and opens the queue if needed. `enter` chooses the number,
-    /// before the queue can be closed or another waiter can join.
+    /// Joins a wait queue, opening it if necessary. `enter` chooses the number, before the queue can be
+    /// closed or another waiter can join.
     pub(super) fn place(
         &self,
         engine: &Arc<Engine>,
@@ -149,14 +148,14 @@ impl<S: Strategy> WaitQueues<S> {
             drop(queue);
             (wait_queue, number)
         };
-        // A runtime that has ended drops it at once, which abandons the queue.
+        // A runtime that has ended drops it immediately, which abandons the queue.
         if let Some(server) = server {
             engine.runtime.spawn(server.run().boxed());
         }
         WaitHandle { wait_queue, number, receiver }
     }
 
-    /// Closes all queues, and returns whether there was one.
+    /// Closes all queues and returns whether there were any.
     pub(in crate::engine) fn close(&self) -> bool {
         let wait_queues = std::mem::take(&mut *self.all());
         for wait_queue in wait_queues.values() {
@@ -166,8 +165,8 @@ impl<S: Strategy> WaitQueues<S> {
         !wait_queues.is_empty()
     }
 
-    /// The task of this queue has ended: its waiters see their senders dropped, and the next waiter
-    /// opens another queue.
+    /// The task of this queue has ended: drops its waiters' senders, which they notice. The next waiter opens
+    /// another queue.
     pub(super) fn abandon(&self, wait_queue: &Arc<WaitQueue<S>>) {
         self.remove(wait_queue, |_| true);
         let abandoned: Vec<QueuedWaiter<S>> = {
@@ -178,7 +177,7 @@ impl<S: Strategy> WaitQueues<S> {
         drop(abandoned);
     }
 
-    /// Closes a queue without waiters; returns whether it did.
+    /// Closes a queue if it has no waiters; returns whether it did.
     pub(super) fn retire(&self, wait_queue: &Arc<WaitQueue<S>>) -> bool {
         self.remove(wait_queue, Waiters::is_empty)
     }
@@ -202,7 +201,7 @@ impl<S: Strategy> WaitQueue<S> {
     }
 }
 
-/// A waiter's place; dropping it leaves the queue. The store is told by the [`Acquisition`].
+/// A waiter's place in a queue, left on drop. The [`Acquisition`] informs the store.
 pub(in crate::engine) struct WaitHandle<S: Strategy> {
     pub(super) wait_queue: Arc<WaitQueue<S>>,
     pub(super) number: u64,
@@ -210,7 +209,7 @@ pub(in crate::engine) struct WaitHandle<S: Strategy> {
 }
 
 impl<S: Strategy> WaitHandle<S> {
-    /// The turn, or why there will be none; `None` when the task of the queue has ended.
+    /// The turn, or the error that ended the wait; `None` when the queue's task has ended.
     pub(in crate::engine) async fn turn(&mut self) -> Option<Result<WaitOutcome>> {
         (&mut self.receiver).await.ok()
     }
@@ -237,21 +236,21 @@ impl<S: Strategy> Drop for WaitHandle<S> {
     }
 }
 
-/// How long a queue, and its subscription, is kept after the last waiter.
+/// How long a queue and its subscription are kept after the last waiter has left.
 const LINGER: Duration = Duration::from_secs(5);
 
 /// How the waiters of a queue get their locks.
 pub(in crate::engine) trait Strategy: Default + Send + 'static {
-    /// Names a queue.
+    /// Identifies a queue.
     type Key: Clone + Ord + Send + Sync + 'static;
-    /// What is known of the lock and of its waiters together.
+    /// State of the lock and of all its waiters.
     type Known: Default + Send + 'static;
-    /// What is known of one waiter.
+    /// State of one waiter.
     type Note: Send + 'static;
-    /// The answer to a request that goes on while the task waits for news.
+    /// The answer to a request that is in flight while the task sleeps.
     type Answer;
 
-    /// Whether the task's sleep ends when the last waiter leaves.
+    /// Whether the departure of the last waiter ends the task's sleep.
     const ENDS_SLEEP: bool;
 
     /// The queues of an engine.
@@ -271,21 +270,21 @@ pub(in crate::engine) trait Strategy: Default + Send + 'static {
         false
     }
 
-    /// Why the waiter's own request was not answered, while it has heard of no other answer.
+    /// The failure of the waiter's own request, until a later answer arrives.
     fn silence<'a>(_known: &Self::Known, _note: &'a Self::Note) -> Option<&'a Failure> {
         None
     }
 
-    /// There are waiters: asks what is due, and sleeps until there is news.
+    /// Called while there are waiters: sends what is due, and sleeps until there is news.
     fn serve(server: &mut Server<Self>) -> impl Future<Output = ()> + Send;
 
-    /// There are no waiters any more.
+    /// Called when the last waiter has left.
     fn rest(server: &mut Server<Self>);
 
-    /// What was heard while there were no waiters.
+    /// Handles an event while there are no waiters.
     fn hear(server: &mut Server<Self>, event: Event<Self::Answer>);
 
-    /// An answer to a request that is under way.
+    /// Polls for an answer to a request in flight.
     fn poll_answer(&mut self, context: &mut Context<'_>) -> Poll<Self::Answer>;
 }
 
@@ -294,7 +293,7 @@ pub(in crate::engine) struct Server<S: Strategy> {
     pub(super) engine: Arc<Engine>,
     pub(super) wait_queue: Arc<WaitQueue<S>>,
     pub(super) subscription: Subscription,
-    /// Requests since the last news or answer, which the backoff grows with.
+    /// Requests since the last news or answer, for the backoff.
     pub(super) attempt: u32,
     pub(super) strategy: S,
 }
@@ -303,16 +302,16 @@ pub(in crate::engine) struct Server<S: Strategy> {
 pub(in crate::engine) enum Event<A> {
     /// The queue has changed.
     Notified,
-    /// A message of the store.
+    /// The subscription has news.
     Heard(Heard),
-    /// An answer to a request that is under way.
+    /// An answer to a request in flight.
     Answered(A),
-    /// The timer is over.
+    /// The timer expired.
     Time,
 }
 
 impl<S: Strategy> Drop for Server<S> {
-    /// However it ends, also by a panic of a task that it wakes.
+    /// However the task ends, even by a panic of a task that it wakes.
     fn drop(&mut self) {
         S::queues(&self.engine).abandon(&self.wait_queue);
     }
@@ -344,7 +343,7 @@ impl<S: Strategy> Server<S> {
         !self.wait_queue.queue().is_empty()
     }
 
-    /// Whether a waiter came while there were none. If not, the queue is closed.
+    /// Whether a waiter joined while the queue was empty. If not, the queue is closed.
     async fn lingers(&mut self) -> bool {
         S::rest(self);
         let mut timer = self.engine.runtime.sleep_until(self.engine.now() + LINGER);
@@ -363,7 +362,7 @@ impl<S: Strategy> Server<S> {
         }
     }
 
-    /// The first event, polled in a fixed order, so that a seed replays.
+    /// The first event. Polls in a fixed order, so that a seed replays.
     pub(super) async fn event(&mut self, timer: &mut BoxFuture<'static, ()>) -> Event<S::Answer> {
         let Self { wait_queue, subscription, strategy, .. } = self;
         let mut notify = pin!(wait_queue.notify.notified());
@@ -382,14 +381,14 @@ impl<S: Strategy> Server<S> {
         .await
     }
 
-    /// The pause before the next request where there is nothing better to wait for.
+    /// The delay before the next request when there is nothing better to wait for.
     pub(super) fn next_backoff(&mut self) -> Duration {
         let pause = self.engine.jittered(backoff(self.attempt));
         self.attempt += 1;
         pause
     }
 
-    /// Logs why there is no subscription, which repeated requests replace.
+    /// Logs why there is no subscription. Repeated requests take its place.
     pub(super) fn log_subscribe_error(&self, failure: &Failure) {
         event!(
             DEBUG,
@@ -402,7 +401,7 @@ impl<S: Strategy> Server<S> {
         );
     }
 
-    /// Takes note that the store has not answered, and gives up the waiters whose patience is over.
+    /// Records that the store did not answer, and fails the waiters whose patience is exhausted.
     pub(super) fn note_silence(&self, failure: &Failure) {
         let given_up = self.wait_queue.silent(&self.engine, failure);
         event!(
@@ -418,7 +417,7 @@ impl<S: Strategy> Server<S> {
     }
 }
 
-/// The earlier of two times, where there are two.
+/// The earlier of two optional times.
 pub(super) fn earlier(a: Option<Moment>, b: Option<Moment>) -> Option<Moment> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),
