@@ -21,7 +21,7 @@ use tenure_core::protocol::queue::Queue;
 use tenure_core::protocol::{Data, Entry};
 use tenure_core::store::Failure;
 
-/// Bytes of the line read first, and bytes per further read.
+/// Minimum bytes per read of the first waiters, and bytes per read of a whole line.
 const FIRST_BYTES: usize = 512;
 const MORE_BYTES: usize = 16 << 10;
 /// Upper bound on the length of one line.

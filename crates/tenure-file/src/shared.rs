@@ -70,6 +70,8 @@ impl Shared {
         Arc::new(Self { core, offset_ms, handed, is_slow, listens })
     }
 
+    /// Locks the core.
+    ///
     /// # Panics
     /// If another thread panicked during a change.
     pub(super) fn core(&self) -> MutexGuard<'_, Core> {

@@ -16,7 +16,8 @@ use tenure_core::store::Failure;
 const NAMES: usize = 1_024;
 /// Files examined per piece.
 const FILES: usize = 64;
-/// Holders tested per sweep, and records examined if all of those holders are alive.
+/// Maximum holders, lines, lists and files beside locks examined per sweep. As many records are, unless one
+/// of those holders is dead; then all records are.
 const SAMPLE: usize = 64;
 
 /// A sweep in progress.

@@ -323,8 +323,8 @@ impl Connector {
         made.ok_or_else(|| Failure::NotSent(Failure::cause("the table was dropped as soon as it was made")))
     }
 
-    /// Terminates a connection on the server and waits until it is gone. Behind a pooler, terminates only the
-    /// server connection that is executing its statement, if any.
+    /// Terminates a connection on the server and waits until it is gone. Behind a pooler, terminates only a
+    /// server connection that is not idle.
     async fn end(&self, client: &Client, before: &str) -> Result<(), Failure> {
         use tokio_postgres::types::Type;
         const END: &str = "SELECT pg_terminate_backend(pid, $2) FROM pg_stat_activity

@@ -23,7 +23,7 @@ pub(super) struct Line {
     pub(super) statements: Vec<String>,
     /// Prepared once, unless a pooler shares the server's connection.
     pub(super) prepared: Vec<Statement>,
-    /// Number of reads that returned data.
+    /// Number of completed reads.
     pub(super) heard: Arc<AtomicU64>,
     /// The connection's `application_name`.
     pub(super) label: String,

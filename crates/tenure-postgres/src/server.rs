@@ -61,7 +61,7 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     /// The connection's name on the server.
     fn label(&self) -> &str;
 
-    /// Number of reads that returned data.
+    /// Number of completed reads, to detect a silent connection.
     fn heard(&self) -> u64;
 
     /// Acquires a mutex that nobody holds. Returns the token, or `None` if it may be held.

@@ -29,7 +29,7 @@ const PING: Duration = Duration::from_secs(1);
 const SILENCE_MIN: Duration = Duration::from_secs(1);
 /// Upper bound of that silence.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
-/// Time after which a failed request makes the session move to another server.
+/// How long an answer must be overdue before a failed request makes the session move to another server.
 const OWED: Duration = Duration::from_millis(500);
 /// Timeout for sending the end of a session.
 const CLOSING: Duration = Duration::from_millis(500);

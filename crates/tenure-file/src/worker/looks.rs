@@ -33,7 +33,7 @@ const AFTER_CLOSE: Duration = Duration::from_millis(1);
 const IDLE_LOOKS: u32 = 25;
 /// Maximum locks looked at before yielding to other tasks.
 const LOOKS: usize = 32;
-/// Ratio of pause to work: looks take at most about one part in this many of the time.
+/// Minimum pause after a round of looks, as a multiple of its duration.
 const SHARE: u32 = 4;
 /// Pause between two pieces of a sweep.
 const PIECE_PAUSE: Duration = Duration::from_millis(2);

@@ -103,8 +103,8 @@ impl Flights {
         tried.insert(name.clone(), now + TRY_AGAIN);
     }
 
-    /// Whether to send the store requests about this name: after it failed to answer, only one caller at a
-    /// time retries, once per interval.
+    /// Whether to send the store requests about this name: after it failed to answer, one caller per interval
+    /// retries.
     pub(crate) fn may_ask(&self, engine: &Engine, name: &LockName) -> bool {
         let mut silent_until = lock(&self.silent_until);
         if silent_until.is_empty() {

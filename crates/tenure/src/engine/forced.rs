@@ -1,4 +1,4 @@
-//! Subscribes to messages that a hold may have been ended by force, once it has lasted a while, so that the
+//! Subscribes, once a hold has lasted a second, to messages that it may have been ended by force, so that the
 //! loss is announced immediately and not at the next renewal.
 //!
 //! A message ends nothing by itself, because anyone may send messages. It makes the renewer verify the hold,

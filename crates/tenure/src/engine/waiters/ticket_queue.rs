@@ -442,9 +442,9 @@ impl Server<KeepPlaces> {
     }
 
     /// Grants the lock to a waiter whose ticket was last refreshed, for `wait`, by a request sent at `sent`,
-    /// with the rest of that lease. If the rest is too short, or shorter than its grace requires, requests
-    /// the full lease first. Returns false if the grant must be handled again later, because a refresh is in
-    /// flight that may have been executed before it.
+    /// with the rest of that lease. If the rest is less than half of `wait` plus the grace, or the store's
+    /// messages do not grant, first requests a lease from the store. Returns false if the grant must be
+    /// handled again later, because a refresh is in flight that may have been executed before it.
     fn call(&mut self, ticket: u64, sent: Moment, wait: Duration) -> bool {
         let now = self.engine.now();
         let ask = self.wait_queue.queue().waiters.get(&ticket).map(|waiter| Arc::clone(&waiter.ask));
