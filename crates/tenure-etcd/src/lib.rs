@@ -5,6 +5,9 @@
 //! PREFIX/line/NAME/ID  a part of the lock's wait queue
 //! PREFIX/lease/ID      the marker of a lease, removed by etcd together with it
 //! ```
+//!
+//! `url` parses URLs. `line` is the connection and the login, `wire` has the messages, and `server` implements
+//! the store's operations.
 
 mod line;
 mod server;

@@ -38,8 +38,11 @@
 //! - `shared`: executes a request on the caller's thread if nothing would block.
 //! - `worker`: the task on the runtime's thread that does everything else.
 //! - `apply`: applies a request to the files; `beside` does it for the record beside a lock.
-//! - `lock`: reads and writes one lock.
-//! - `directory`: the files and their guard. `record`, `line`, `waits` and `bindings` are their formats.
+//! - `lock`: reads and writes one lock. `seen` decides how much of it a request reads, and `run` runs the state
+//!   machine on that part.
+//! - `look`: reads the state of locks without a request.
+//! - `directory`: the files and their guard. `record`, `line`, `waits` and `bindings` are their formats,
+//!   and `names` their names.
 //! - `holders`: this process's holder files. `life` tests whether the holders in a record are alive.
 //! - `called`: wake-ups of locks without a queue.
 //! - `watch`: listeners and inotify.

@@ -4,8 +4,9 @@
 //! them by lock, `steps` decides which statements come next, and `asking` sends them. `group` runs the
 //! machines on the rows that `state` decodes. `listen` receives notifications on a second connection.
 //!
-//! `server` is the interface to a server. `connection` implements dialling and `line` the statements, whose
-//! SQL is in `statements`. `url` parses the URL, and `failure` maps server errors.
+//! `server` is the interface to a server. `connection` implements dialling, with `tls`, and `line` the
+//! statements, whose SQL is in `statements`. `names` escapes lock names, `url` parses the URL, `failure` maps
+//! server errors, and `diagnosis` reads server settings.
 
 mod asking;
 mod connection;
