@@ -37,9 +37,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// # Ok::<(), tenure::Error>(())
 /// ```
 #[derive(Clone)]
-pub struct Error(Arc<Inner>);
+pub struct Error(Arc<ErrorInner>);
 
-struct Inner {
+struct ErrorInner {
     kind: ErrorKind,
     lock: Option<LockName>,
     store: Option<Arc<str>>,
@@ -337,7 +337,7 @@ impl Error {
         message: String,
         source: Option<Cause>,
     ) -> Self {
-        Self(Arc::new(Inner { kind, lock: lock.cloned(), store: store.cloned(), message, source }))
+        Self(Arc::new(ErrorInner { kind, lock: lock.cloned(), store: store.cloned(), message, source }))
     }
 }
 

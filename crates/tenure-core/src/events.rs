@@ -10,10 +10,11 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, MutexGuard, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use crate::sync::Locked;
 use tokio::sync::Notify;
 use tracing::Span;
 use tracing::dispatcher::{self, Dispatch};
@@ -106,7 +107,7 @@ pub struct Events {
 
 #[derive(Default)]
 struct Progress {
-    counts: Mutex<Counts>,
+    counts: Locked<Counts>,
     blocking: Condvar,
     waiting: Notify,
     dropped: AtomicU64,
@@ -208,7 +209,7 @@ impl Progress {
     }
 
     fn counts(&self) -> MutexGuard<'_, Counts> {
-        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+        self.counts.lock()
     }
 }
 
@@ -289,8 +290,8 @@ mod tests {
 
     fn sends() -> (impl Fn(u64) + Send + Sync + 'static, Receiver<u64>) {
         let (said, hears) = channel();
-        let said: Mutex<Sender<u64>> = Mutex::new(said);
-        let send = move |number| said.lock().expect("no panic").send(number).expect("the test waits");
+        let said: Locked<Sender<u64>> = Locked::new(said);
+        let send = move |number| said.lock().send(number).expect("the test waits");
         (send, hears)
     }
 
@@ -320,9 +321,9 @@ mod tests {
         let (send, hears) = sends();
         let (go_on, goes_on) = channel::<()>();
         let (began, begins) = channel();
-        let block = Mutex::new(Some(goes_on));
+        let block = Locked::new(Some(goes_on));
         let driver = driver(move |number| {
-            if let Some(block) = block.lock().expect("no panic").take() {
+            if let Some(block) = block.lock().take() {
                 began.send(()).expect("the test waits");
                 let _ = block.recv();
             }
@@ -354,12 +355,12 @@ mod tests {
 
     #[test]
     fn a_callers_own_events_are_told_at_once_on_its_thread() {
-        let heard = Arc::<Mutex<Vec<ThreadId>>>::default();
+        let heard = Arc::<Locked<Vec<ThreadId>>>::default();
         let kept = Arc::clone(&heard);
-        let keep = move |_| kept.lock().expect("no panic").push(thread::current().id());
+        let keep = move |_| kept.lock().push(thread::current().id());
         subscriber::with_default(Numbers(keep), || {
             event!(DEBUG, target: "tenure", "said", "said", number = 1_u64);
         });
-        assert_eq!(*heard.lock().expect("no panic"), [thread::current().id()]);
+        assert_eq!(*heard.lock(), [thread::current().id()]);
     }
 }

@@ -13,6 +13,7 @@
 //! | [`runtime`] | the only access to time, randomness, tasks and timers |
 //! | [`error`], [`name`], [`owner`], [`credentials`] | types that the public API shares |
 //! | [`events`] | `tracing` events that never delay a lease |
+//! | [`sync`] | a mutex without poisoning |
 //! | [`planted`] | known bugs that tests can enable |
 //!
 //! This crate makes no semver promise yet: `tenure` and its stores are released together.
@@ -30,3 +31,4 @@ pub mod planted;
 pub mod protocol;
 pub mod runtime;
 pub mod store;
+pub mod sync;

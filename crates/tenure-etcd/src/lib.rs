@@ -20,13 +20,13 @@ use std::sync::Arc;
 
 use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
-use line::Server;
+use line::EtcdCluster;
 use tenure_core::cas::Cas;
 use tenure_core::error::{Error, Result};
 use tenure_core::name::Quoted;
 use tenure_core::net::Tls;
 use tenure_core::store::{Opening, Store};
-use url::Target;
+use url::EtcdTarget;
 
 /// Whether this URL scheme belongs to this store.
 #[must_use]
@@ -39,15 +39,15 @@ pub fn takes(scheme: &str) -> bool {
 /// # Errors
 /// `is_invalid`, with the part of the URL that is wrong.
 pub fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
-    let target = Target::parse(opening.url)?;
+    let target = EtcdTarget::parse(opening.url)?;
     let shown = target.shown();
     let tls = target.tls.as_ref().map(tls).transpose()?;
-    Ok(Arc::new(Cas::new(Arc::new(Server::new(target, tls)), &shown, opening.runtime)))
+    Ok(Arc::new(Cas::new(Arc::new(EtcdCluster::new(target, tls)), &shown, opening.runtime)))
 }
 
 /// The URL without its login, if it is an etcd URL.
 pub fn shown(url: &str) -> Option<String> {
-    Target::parse(url).ok().map(|target| target.shown())
+    EtcdTarget::parse(url).ok().map(|target| target.shown())
 }
 
 /// Reads the certificate files.

@@ -1,7 +1,7 @@
 //! The connection to an etcd cluster, the login, and the meaning of errors.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use http::uri::PathAndQuery;
@@ -11,9 +11,10 @@ use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
 use tonic::{Code, Request, Status};
 use tonic_prost::ProstCodec;
 
-use super::url::Target;
-use super::wire::{Authenticate, Authenticated};
+use super::url::EtcdTarget;
+use super::wire::{AuthenticateRequest, AuthenticateResponse};
 use tenure_core::store::Failure;
+use tenure_core::sync::Locked;
 
 /// Interval and timeout of keep-alive pings, and the connect timeout.
 const PING: Duration = Duration::from_secs(2);
@@ -21,34 +22,34 @@ const TRUST: &str = ": ca=FILE in the URL names the authority that vouches for i
 const PLAIN: &str = ": it does not seem to speak TLS; etcd:// does without";
 
 /// State shared by all clones.
-pub(super) struct Shared {
-    pub(super) target: Target,
+pub(super) struct EtcdShared {
+    pub(super) target: EtcdTarget,
     tls: Option<ClientTlsConfig>,
     /// Index of the server in use.
     current: AtomicUsize,
-    channel: Mutex<Option<(usize, Channel)>>,
-    token: Mutex<Option<String>>,
+    channel: Locked<Option<(usize, Channel)>>,
+    token: Locked<Option<String>>,
 }
 
 /// An etcd cluster. Clones share its connection.
 #[derive(Clone)]
-pub(super) struct Server(pub(super) Arc<Shared>);
+pub(super) struct EtcdCluster(pub(super) Arc<EtcdShared>);
 
-impl Server {
-    pub(super) fn new(target: Target, tls: Option<ClientTlsConfig>) -> Self {
-        Self(Arc::new(Shared {
+impl EtcdCluster {
+    pub(super) fn new(target: EtcdTarget, tls: Option<ClientTlsConfig>) -> Self {
+        Self(Arc::new(EtcdShared {
             target,
             tls,
             current: AtomicUsize::new(0),
-            channel: Mutex::default(),
-            token: Mutex::default(),
+            channel: Locked::default(),
+            token: Locked::default(),
         }))
     }
 
     /// The connection, opened if there is none, to the first server that accepts it.
     pub(super) async fn channel(&self) -> Result<Channel, Failure> {
         let shared = &self.0;
-        let known = shared.channel.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let known = shared.channel.lock().clone();
         let at = shared.current.load(Ordering::Relaxed);
         if let Some((of, channel)) = known
             && of == at
@@ -61,8 +62,7 @@ impl Server {
             match self.dial(at).await {
                 Ok(channel) => {
                     shared.current.store(at, Ordering::Relaxed);
-                    *shared.channel.lock().unwrap_or_else(PoisonError::into_inner) =
-                        Some((at, channel.clone()));
+                    *shared.channel.lock() = Some((at, channel.clone()));
                     return Ok(channel);
                 }
                 Err(failure) => failed = failure,
@@ -117,7 +117,7 @@ impl Server {
     pub(super) fn turn_away(&self) {
         let shared = &self.0;
         let count = shared.target.places.len();
-        let mut channel = shared.channel.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut channel = shared.channel.lock();
         if let Some((at, _)) = channel.take() {
             shared.current.store((at + 1) % count, Ordering::Relaxed);
         }
@@ -127,15 +127,16 @@ impl Server {
     pub(super) async fn signed<T>(&self, message: T, channel: &Channel) -> Result<Request<T>, Failure> {
         let mut request = Request::new(message);
         let Some((user, password)) = &self.0.target.login else { return Ok(request) };
-        let known = self.0.token.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let known = self.0.token.lock().clone();
         let token = match known {
             Some(token) => token,
             None => {
-                let asked = Authenticate { name: user.clone(), password: password.clone() };
+                let asked = AuthenticateRequest { name: user.clone(), password: password.clone() };
                 let path = "/etcdserverpb.Auth/Authenticate";
-                let answer: Result<Authenticated, Status> = unary(channel, Request::new(asked), path).await;
+                let answer: Result<AuthenticateResponse, Status> =
+                    unary(channel, Request::new(asked), path).await;
                 let token = answer.map_err(|status| not_sent(self.failure(&status)))?.token;
-                *self.0.token.lock().unwrap_or_else(PoisonError::into_inner) = Some(token.clone());
+                *self.0.token.lock() = Some(token.clone());
                 token
             }
         };
@@ -172,7 +173,7 @@ impl Server {
             )),
             Code::Unauthenticated if said.contains("token") => {
                 // Tokens expire after five minutes. The request was not executed.
-                *self.0.token.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                *self.0.token.lock() = None;
                 Failure::NotSent(Failure::cause(format!("{place}: {said}")))
             }
             Code::Unauthenticated => refused(said),

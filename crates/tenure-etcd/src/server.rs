@@ -12,13 +12,14 @@ use tonic::Streaming;
 use tonic::client::Grpc;
 use tonic_prost::ProstCodec;
 
-use super::line::Server;
+use super::line::EtcdCluster;
 use super::wire::{
-    Compare, Delete, Done, Event, Grant, Granted, Is, Kept, KeyValue, LeaseId, Nothing, Of, Put, Range,
-    Ranged, Status as ServerStatus, Step, StepDone, Txn, WatchCreate, WatchRequest, Watched, What, WhatDone,
-    With,
+    Compare, CompareResult, CompareTarget, DeleteRangeRequest, Empty, KeyValue, LeaseGrantRequest,
+    LeaseGrantResponse, LeaseId, LeaseKeepAliveResponse, OpRequest, OpResponse, PutRequest, RangeRequest,
+    RangeResponse, RequestOp, ResponseOp, StatusResponse as ServerStatus, TargetUnion, TxnRequest,
+    TxnResponse, WatchCreateRequest, WatchEvent, WatchRequest, WatchResponse,
 };
-use tenure_core::cas::{Backend, Change, Committed, Handle, Listed, Seen, Stamp, Stored, Watch};
+use tenure_core::cas::{Backend, Committed, Handle, Listed, LockWatch, Stamp, Stored, Swap, WatchNotice};
 use tenure_core::name::LockName;
 use tenure_core::store::{Cursor, Failure};
 
@@ -33,7 +34,7 @@ const PARTS: usize = 25;
 /// The oldest supported version.
 const OLDEST: [u32; 2] = [3, 4];
 
-impl Server {
+impl EtcdCluster {
     fn key(&self, kind: &str, name: &str) -> Vec<u8> {
         format!("{}{kind}/{name}", self.0.target.prefix).into_bytes()
     }
@@ -57,7 +58,7 @@ impl Server {
         Some(LockName::in_store(name.to_owned()))
     }
 
-    async fn txn(&self, txn: Txn) -> Result<Done, Failure> {
+    async fn txn(&self, txn: TxnRequest) -> Result<TxnResponse, Failure> {
         self.ask(txn, "/etcdserverpb.KV/Txn").await
     }
 
@@ -65,64 +66,72 @@ impl Server {
         let key = self.marker(handle);
         match with {
             Some(version) => {
-                let with = Some(With::Mod(version as i64));
-                Compare { is: Is::Equal as i32, of: Of::Mod as i32, key, with }
+                let with = Some(TargetUnion::Mod(version as i64));
+                Compare { is: CompareResult::Equal as i32, of: CompareTarget::Mod as i32, key, with }
             }
             None => {
-                let with = Some(With::Create(0));
-                Compare { is: Is::Greater as i32, of: Of::Create as i32, key, with }
+                let with = Some(TargetUnion::Create(0));
+                Compare { is: CompareResult::Greater as i32, of: CompareTarget::Create as i32, key, with }
             }
         }
     }
 
     /// Writes a marker if it exists; without the check, a missing lease would fail the whole transaction.
-    fn write_marker(&self, handle: Handle) -> Step {
-        let put = Put { key: self.marker(handle), value: Vec::new(), lease: 0, ignore_lease: true };
-        let txn = Txn {
+    fn write_marker(&self, handle: Handle) -> RequestOp {
+        let put = PutRequest { key: self.marker(handle), value: Vec::new(), lease: 0, ignore_lease: true };
+        let txn = TxnRequest {
             compare: vec![self.is_marker(handle, None)],
-            success: vec![What::Put(put).into()],
+            success: vec![OpRequest::Put(put).into()],
             failure: Vec::new(),
         };
-        What::Txn(txn).into()
+        OpRequest::Txn(txn).into()
     }
 
-    async fn commit(self, change: Change) -> Result<Committed, Failure> {
+    async fn commit(self, change: Swap) -> Result<Committed, Failure> {
         let key = self.lock_key(&change.name);
         let (handle, marker) = change.guard;
         let stands = match change.seen {
             None => Compare {
-                is: Is::Equal as i32,
-                of: Of::Create as i32,
+                is: CompareResult::Equal as i32,
+                of: CompareTarget::Create as i32,
                 key: key.clone(),
-                with: Some(With::Create(0)),
+                with: Some(TargetUnion::Create(0)),
             },
             Some(seen) => Compare {
-                is: Is::Equal as i32,
-                of: Of::Mod as i32,
+                is: CompareResult::Equal as i32,
+                of: CompareTarget::Mod as i32,
                 key: key.clone(),
-                with: Some(With::Mod(seen.version as i64)),
+                with: Some(TargetUnion::Mod(seen.version as i64)),
             },
         };
         let write = match change.text {
-            Some(text) => {
-                What::Put(Put { key: key.clone(), value: text.into_bytes(), lease: 0, ignore_lease: false })
-            }
-            None => What::Delete(Delete { key: key.clone() }),
+            Some(text) => OpRequest::Put(PutRequest {
+                key: key.clone(),
+                value: text.into_bytes(),
+                lease: 0,
+                ignore_lease: false,
+            }),
+            None => OpRequest::Delete(DeleteRangeRequest { key: key.clone() }),
         };
-        let mut success = vec![Step::from(write)];
+        let mut success = vec![RequestOp::from(write)];
         success.extend(change.parts.into_iter().map(|part| {
             let key = self.part_key(&change.name, part.id);
             match part.text {
-                Some(text) => What::Put(Put { key, value: text.into_bytes(), lease: 0, ignore_lease: false }),
-                None => What::Delete(Delete { key }),
+                Some(text) => OpRequest::Put(PutRequest {
+                    key,
+                    value: text.into_bytes(),
+                    lease: 0,
+                    ignore_lease: false,
+                }),
+                None => OpRequest::Delete(DeleteRangeRequest { key }),
             }
             .into()
         }));
         success.extend(change.victims.iter().map(|victim| self.write_marker(*victim)));
-        let read = |key| What::Range(Range { key, ..Range::default() }).into();
+        let read = |key| OpRequest::Range(RangeRequest { key, ..RangeRequest::default() }).into();
         let compare = vec![self.is_marker(handle, Some(marker)), stands];
         let failure = vec![read(key), read(self.marker(handle))];
-        let done = self.txn(Txn { compare, success, failure }).await?;
+        let done = self.txn(TxnRequest { compare, success, failure }).await?;
         if done.succeeded {
             let version = done.header.unwrap_or_default().revision as u64;
             let base = change.seen.map_or(version, |seen| seen.base);
@@ -137,10 +146,12 @@ impl Server {
     async fn parts(self, name: LockName, ids: Vec<u64>) -> Result<Vec<Option<String>>, Failure> {
         let mut parts = Vec::new();
         for some in ids.chunks(PARTS) {
-            let read =
-                |id: &u64| What::Range(Range { key: self.part_key(&name, *id), ..Range::default() }).into();
+            let read = |id: &u64| {
+                OpRequest::Range(RangeRequest { key: self.part_key(&name, *id), ..RangeRequest::default() })
+                    .into()
+            };
             let success = some.iter().map(read).collect();
-            let done = self.txn(Txn { success, ..Txn::default() }).await?;
+            let done = self.txn(TxnRequest { success, ..TxnRequest::default() }).await?;
             for step in done.responses {
                 let stored = ranged(step).kvs.pop().map(stored).transpose()?;
                 parts.push(stored.map(|stored| stored.text));
@@ -151,14 +162,24 @@ impl Server {
 
     async fn open(self, life: Duration) -> Result<(Handle, u64), Failure> {
         let ttl = life.as_secs() as i64;
-        let granted: Granted = self.ask(Grant { ttl }, "/etcdserverpb.Lease/LeaseGrant").await?;
+        let granted: LeaseGrantResponse =
+            self.ask(LeaseGrantRequest { ttl }, "/etcdserverpb.Lease/LeaseGrant").await?;
         if granted.ttl < ttl {
             let what = format!("etcd gives leases of {} seconds at most, and {ttl} are needed", granted.ttl);
             return Err(Failure::impossible(what));
         }
         let handle = granted.id as u64;
-        let put = Put { key: self.marker(handle), value: Vec::new(), lease: granted.id, ignore_lease: false };
-        let txn = Txn { compare: Vec::new(), success: vec![What::Put(put).into()], failure: Vec::new() };
+        let put = PutRequest {
+            key: self.marker(handle),
+            value: Vec::new(),
+            lease: granted.id,
+            ignore_lease: false,
+        };
+        let txn = TxnRequest {
+            compare: Vec::new(),
+            success: vec![OpRequest::Put(put).into()],
+            failure: Vec::new(),
+        };
         let done = self.txn(txn).await?;
         Ok((handle, done.header.unwrap_or_default().revision as u64))
     }
@@ -171,7 +192,8 @@ impl Server {
         let mut grpc = Grpc::new(channel);
         grpc.ready().await.map_err(|error| Failure::NotSent(Arc::new(error)))?;
         let answered = grpc.streaming(request, path, ProstCodec::default()).await;
-        let mut answers: Streaming<Kept> = answered.map_err(|status| self.failure(&status))?.into_inner();
+        let mut answers: Streaming<LeaseKeepAliveResponse> =
+            answered.map_err(|status| self.failure(&status))?.into_inner();
         let kept = answers.message().await.map_err(|status| self.failure(&status))?;
         let Some(kept) = kept else {
             return Err(Failure::Unknown(Failure::cause("etcd ended a keep-alive without an answer")));
@@ -179,8 +201,8 @@ impl Server {
         if kept.ttl <= 0 {
             return Ok(None);
         }
-        let range = Range { key: self.marker(handle), ..Range::default() };
-        let found: Ranged = self.ask(range, "/etcdserverpb.KV/Range").await?;
+        let range = RangeRequest { key: self.marker(handle), ..RangeRequest::default() };
+        let found: RangeResponse = self.ask(range, "/etcdserverpb.KV/Range").await?;
         Ok(found.kvs.first().map(|marker| marker.mod_revision as u64))
     }
 
@@ -188,10 +210,10 @@ impl Server {
         let mut versions = Vec::new();
         for part in handles.chunks(STEPS) {
             let success = part.iter().map(|handle| self.write_marker(*handle)).collect();
-            let done = self.txn(Txn { success, ..Txn::default() }).await?;
+            let done = self.txn(TxnRequest { success, ..TxnRequest::default() }).await?;
             let version = done.header.unwrap_or_default().revision as u64;
             versions.extend(done.responses.into_iter().map(|step| match step.what {
-                Some(WhatDone::Txn(done)) if done.succeeded => Some(version),
+                Some(OpResponse::Txn(done)) if done.succeeded => Some(version),
                 _ => None,
             }));
         }
@@ -202,22 +224,28 @@ impl Server {
         let mut living = Vec::new();
         for part in handles.chunks(STEPS) {
             let read = |handle: &Handle| {
-                What::Range(Range { key: self.marker(*handle), keys_only: true, ..Range::default() }).into()
+                OpRequest::Range(RangeRequest {
+                    key: self.marker(*handle),
+                    keys_only: true,
+                    ..RangeRequest::default()
+                })
+                .into()
             };
             let success = part.iter().map(read).collect();
-            let done = self.txn(Txn { success, ..Txn::default() }).await?;
+            let done = self.txn(TxnRequest { success, ..TxnRequest::default() }).await?;
             living.extend(done.responses.into_iter().map(|step| !ranged(step).kvs.is_empty()));
         }
         Ok(living)
     }
 
-    async fn watch(self, name: LockName) -> Result<Box<dyn Watch>, Failure> {
+    async fn watch(self, name: LockName) -> Result<Box<dyn LockWatch>, Failure> {
         let channel = self.channel().await?;
         let key = self.lock_key(&name);
         let handles = self.key("lease", "");
         let one = |create| WatchRequest { create: Some(create) };
-        let lock = one(WatchCreate { key, ..WatchCreate::default() });
-        let gone = one(WatchCreate { key: handles.clone(), range_end: after(&handles), filters: vec![0] });
+        let lock = one(WatchCreateRequest { key, ..WatchCreateRequest::default() });
+        let gone =
+            one(WatchCreateRequest { key: handles.clone(), range_end: after(&handles), filters: vec![0] });
         let asked = stream::iter([lock, gone]).chain(stream::pending());
         let request = self.signed(asked, &channel).await?;
         let mut grpc = Grpc::new(channel);
@@ -225,7 +253,7 @@ impl Server {
         let path = PathAndQuery::from_static("/etcdserverpb.Watch/Watch");
         let answered = grpc.streaming(request, path, ProstCodec::default()).await;
         let answers = answered.map_err(|status| self.failure(&status))?.into_inner();
-        let mut watching = Watching { server: self, answers, handles, events: Vec::new() };
+        let mut watching = EtcdWatch { server: self, answers, handles, events: Vec::new() };
         let mut created = 0;
         while created < 2 {
             let watched = watching.hear().await?;
@@ -238,8 +266,9 @@ impl Server {
     async fn list(self, prefix: String, from: Cursor) -> Result<Listed, Failure> {
         let prefix = self.key("lock", &prefix);
         let start = if from.0.is_empty() { prefix.clone() } else { self.key("lock", &from.0) };
-        let range = Range { key: start, range_end: after(&prefix), limit: PAGE, ..Range::default() };
-        let found: Ranged = self.ask(range, "/etcdserverpb.KV/Range").await?;
+        let range =
+            RangeRequest { key: start, range_end: after(&prefix), limit: PAGE, ..RangeRequest::default() };
+        let found: RangeResponse = self.ask(range, "/etcdserverpb.KV/Range").await?;
         let mut listed = Listed::default();
         for kv in found.kvs {
             let Some(name) = self.name(&kv.key) else { continue };
@@ -253,7 +282,7 @@ impl Server {
     }
 
     async fn ready(self) -> Result<(), Failure> {
-        let status: ServerStatus = self.ask(Nothing {}, "/etcdserverpb.Maintenance/Status").await?;
+        let status: ServerStatus = self.ask(Empty {}, "/etcdserverpb.Maintenance/Status").await?;
         let refused = |what: String| Err(Failure::Refused(Failure::cause(what)));
         let version: Vec<u32> = status.version.split('.').filter_map(|part| part.parse().ok()).collect();
         if version.as_slice() < &OLDEST[..] {
@@ -264,15 +293,15 @@ impl Server {
             return Err(Failure::NotSent(Failure::cause("etcd has no leader: are most of its members up?")));
         }
         // A linearizable read, which needs a majority.
-        let range = Range { key: self.key("lock", ""), keys_only: true, ..Range::default() };
-        self.ask::<Range, Ranged>(range, "/etcdserverpb.KV/Range").await.map(drop)
+        let range = RangeRequest { key: self.key("lock", ""), keys_only: true, ..RangeRequest::default() };
+        self.ask::<RangeRequest, RangeResponse>(range, "/etcdserverpb.KV/Range").await.map(drop)
     }
 }
 
-fn ranged(step: StepDone) -> Ranged {
+fn ranged(step: ResponseOp) -> RangeResponse {
     match step.what {
-        Some(WhatDone::Range(ranged)) => ranged,
-        _ => Ranged::default(),
+        Some(OpResponse::Range(ranged)) => ranged,
+        _ => RangeResponse::default(),
     }
 }
 
@@ -295,17 +324,17 @@ fn after(prefix: &[u8]) -> Vec<u8> {
 }
 
 /// An open watch.
-struct Watching {
-    server: Server,
-    answers: Streaming<Watched>,
+struct EtcdWatch {
+    server: EtcdCluster,
+    answers: Streaming<WatchResponse>,
     /// The common prefix of the markers' keys.
     handles: Vec<u8>,
     /// Pending events, oldest last.
-    events: Vec<Event>,
+    events: Vec<WatchEvent>,
 }
 
-impl Watching {
-    async fn hear(&mut self) -> Result<Watched, Failure> {
+impl EtcdWatch {
+    async fn hear(&mut self) -> Result<WatchResponse, Failure> {
         let ended = |why: &str| Failure::Unknown(Failure::cause(format!("a watch ended: {why}")));
         let watched = self.answers.message().await.map_err(|status| self.server.failure(&status))?;
         match watched {
@@ -315,21 +344,21 @@ impl Watching {
         }
     }
 
-    fn seen(&self, event: Event) -> Option<Result<Seen, Failure>> {
+    fn seen(&self, event: WatchEvent) -> Option<Result<WatchNotice, Failure>> {
         let kv = event.kv?;
         if let Some(handle) = kv.key.strip_prefix(self.handles.as_slice()) {
             let handle = std::str::from_utf8(handle).ok()?;
-            return Some(Ok(Seen::Gone(Handle::from_str_radix(handle, 16).ok()?)));
+            return Some(Ok(WatchNotice::Gone(Handle::from_str_radix(handle, 16).ok()?)));
         }
         match event.kind {
-            0 => Some(stored(kv).map(|stored| Seen::Lock(Some(stored)))),
-            _ => Some(Ok(Seen::Lock(None))),
+            0 => Some(stored(kv).map(|stored| WatchNotice::Lock(Some(stored)))),
+            _ => Some(Ok(WatchNotice::Lock(None))),
         }
     }
 }
 
-impl Watch for Watching {
-    fn next(&mut self) -> BoxFuture<'_, Result<Seen, Failure>> {
+impl LockWatch for EtcdWatch {
+    fn next(&mut self) -> BoxFuture<'_, Result<WatchNotice, Failure>> {
         async move {
             loop {
                 while let Some(event) = self.events.pop() {
@@ -346,12 +375,12 @@ impl Watch for Watching {
     }
 }
 
-impl Backend for Server {
+impl Backend for EtcdCluster {
     fn read(&self, name: &LockName) -> BoxFuture<'static, Result<Option<Stored>, Failure>> {
         let (server, key) = (self.clone(), self.lock_key(name));
         async move {
-            let range = Range { key, ..Range::default() };
-            let mut found: Ranged = server.ask(range, "/etcdserverpb.KV/Range").await?;
+            let range = RangeRequest { key, ..RangeRequest::default() };
+            let mut found: RangeResponse = server.ask(range, "/etcdserverpb.KV/Range").await?;
             found.kvs.pop().map(stored).transpose()
         }
         .boxed()
@@ -365,7 +394,7 @@ impl Backend for Server {
         Self::parts(self.clone(), name.clone(), ids).boxed()
     }
 
-    fn commit(&self, change: Change) -> BoxFuture<'static, Result<Committed, Failure>> {
+    fn commit(&self, change: Swap) -> BoxFuture<'static, Result<Committed, Failure>> {
         Self::commit(self.clone(), change).boxed()
     }
 
@@ -381,7 +410,7 @@ impl Backend for Server {
         let server = self.clone();
         async move {
             let revoke = LeaseId { id: handle as i64 };
-            server.ask::<LeaseId, Nothing>(revoke, "/etcdserverpb.Lease/LeaseRevoke").await.map(drop)
+            server.ask::<LeaseId, Empty>(revoke, "/etcdserverpb.Lease/LeaseRevoke").await.map(drop)
         }
         .boxed()
     }
@@ -394,7 +423,7 @@ impl Backend for Server {
         Self::living(self.clone(), handles).boxed()
     }
 
-    fn watch(&self, name: &LockName) -> BoxFuture<'static, Result<Box<dyn Watch>, Failure>> {
+    fn watch(&self, name: &LockName) -> BoxFuture<'static, Result<Box<dyn LockWatch>, Failure>> {
         Self::watch(self.clone(), name.clone()).boxed()
     }
 
@@ -418,7 +447,7 @@ impl Backend for Server {
     }
 }
 
-impl fmt::Debug for Server {
+impl fmt::Debug for EtcdCluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Server").field(&self.0.target.places).finish()
     }

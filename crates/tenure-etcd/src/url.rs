@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use tenure_core::cas::url::{Parts, Place, Syntax};
+use tenure_core::cas::url::{Endpoint, Parts, Syntax};
 use tenure_core::error::Result;
 use tenure_core::net::Tls;
 
@@ -12,7 +12,7 @@ const PREFIX: &str = "tenure/";
 
 /// A parsed URL.
 #[derive(Clone, PartialEq, Eq)]
-pub(super) struct Target {
+pub(super) struct EtcdTarget {
     /// `HOST:PORT` of each server.
     pub(super) places: Vec<String>,
     /// The prefix of all keys, with a trailing slash.
@@ -21,10 +21,10 @@ pub(super) struct Target {
     pub(super) tls: Option<Tls>,
 }
 
-impl Target {
+impl EtcdTarget {
     pub(super) fn parse(url: &str) -> Result<Self> {
         let Parts { places, path, login, tls } = SYNTAX.parse(url)?;
-        let places = places.iter().map(Place::to_string).collect();
+        let places = places.iter().map(Endpoint::to_string).collect();
         let path = SYNTAX.decoded(path.trim_end_matches('/'))?;
         let prefix = if path.is_empty() { PREFIX.to_owned() } else { format!("{path}/") };
         Ok(Self { places, prefix, login, tls })
@@ -39,7 +39,7 @@ impl Target {
     }
 }
 
-impl fmt::Debug for Target {
+impl fmt::Debug for EtcdTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Target").field(&self.shown()).finish()
     }
@@ -51,10 +51,10 @@ mod tests {
 
     #[test]
     fn a_url_reads_as_written() {
-        let target = Target::parse("etcd://a,b:1,[::1]/app/locks").expect("a URL");
+        let target = EtcdTarget::parse("etcd://a,b:1,[::1]/app/locks").expect("a URL");
         assert_eq!(target.places, ["a:2379", "b:1", "[::1]:2379"]);
         assert_eq!((target.prefix.as_str(), target.tls.is_none()), ("app/locks/", true));
-        let target = Target::parse("etcds://u:p%40q@a?ca=/x").expect("a URL");
+        let target = EtcdTarget::parse("etcds://u:p%40q@a?ca=/x").expect("a URL");
         assert_eq!(target.login, Some(("u".into(), "p@q".into())));
         assert_eq!((target.prefix.as_str(), target.shown().as_str()), (PREFIX, "etcds://a:2379"));
     }
@@ -73,7 +73,7 @@ mod tests {
             ("etcd://a?ca=/x", "etcds"),
             ("etcds://a?cert=/x", "needs its key"),
         ] {
-            let error = Target::parse(url).expect_err(url).to_string();
+            let error = EtcdTarget::parse(url).expect_err(url).to_string();
             assert!(error.contains(said), "{url}: {error}");
         }
     }

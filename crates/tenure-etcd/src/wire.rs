@@ -4,7 +4,7 @@
 use prost::{Enumeration, Message, Oneof};
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Header {
+pub(super) struct ResponseHeader {
     #[prost(int64, tag = "3")]
     pub(super) revision: i64,
 }
@@ -22,7 +22,7 @@ pub(super) struct KeyValue {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Range {
+pub(super) struct RangeRequest {
     #[prost(bytes = "vec", tag = "1")]
     pub(super) key: Vec<u8>,
     #[prost(bytes = "vec", tag = "2")]
@@ -34,7 +34,7 @@ pub(super) struct Range {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Ranged {
+pub(super) struct RangeResponse {
     #[prost(message, repeated, tag = "2")]
     pub(super) kvs: Vec<KeyValue>,
     #[prost(bool, tag = "3")]
@@ -42,7 +42,7 @@ pub(super) struct Ranged {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Put {
+pub(super) struct PutRequest {
     #[prost(bytes = "vec", tag = "1")]
     pub(super) key: Vec<u8>,
     #[prost(bytes = "vec", tag = "2")]
@@ -54,46 +54,46 @@ pub(super) struct Put {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Delete {
+pub(super) struct DeleteRangeRequest {
     #[prost(bytes = "vec", tag = "1")]
     pub(super) key: Vec<u8>,
 }
 
 /// An operation of a transaction.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Step {
-    #[prost(oneof = "What", tags = "1, 2, 3, 4")]
-    pub(super) what: Option<What>,
+pub(super) struct RequestOp {
+    #[prost(oneof = "OpRequest", tags = "1, 2, 3, 4")]
+    pub(super) what: Option<OpRequest>,
 }
 
 #[derive(Clone, PartialEq, Oneof)]
-pub(super) enum What {
+pub(super) enum OpRequest {
     #[prost(message, tag = "1")]
-    Range(Range),
+    Range(RangeRequest),
     #[prost(message, tag = "2")]
-    Put(Put),
+    Put(PutRequest),
     #[prost(message, tag = "3")]
-    Delete(Delete),
+    Delete(DeleteRangeRequest),
     #[prost(message, tag = "4")]
-    Txn(Txn),
+    Txn(TxnRequest),
 }
 
-impl From<What> for Step {
-    fn from(what: What) -> Self {
+impl From<OpRequest> for RequestOp {
+    fn from(what: OpRequest) -> Self {
         Self { what: Some(what) }
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Enumeration)]
 #[repr(i32)]
-pub(super) enum Is {
+pub(super) enum CompareResult {
     Equal = 0,
     Greater = 1,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Enumeration)]
 #[repr(i32)]
-pub(super) enum Of {
+pub(super) enum CompareTarget {
     Version = 0,
     Create = 1,
     Mod = 2,
@@ -101,18 +101,18 @@ pub(super) enum Of {
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Compare {
-    #[prost(enumeration = "Is", tag = "1")]
+    #[prost(enumeration = "CompareResult", tag = "1")]
     pub(super) is: i32,
-    #[prost(enumeration = "Of", tag = "2")]
+    #[prost(enumeration = "CompareTarget", tag = "2")]
     pub(super) of: i32,
     #[prost(bytes = "vec", tag = "3")]
     pub(super) key: Vec<u8>,
-    #[prost(oneof = "With", tags = "5, 6")]
-    pub(super) with: Option<With>,
+    #[prost(oneof = "TargetUnion", tags = "5, 6")]
+    pub(super) with: Option<TargetUnion>,
 }
 
 #[derive(Clone, Copy, PartialEq, Oneof)]
-pub(super) enum With {
+pub(super) enum TargetUnion {
     #[prost(int64, tag = "5")]
     Create(i64),
     #[prost(int64, tag = "6")]
@@ -120,47 +120,47 @@ pub(super) enum With {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Txn {
+pub(super) struct TxnRequest {
     #[prost(message, repeated, tag = "1")]
     pub(super) compare: Vec<Compare>,
     #[prost(message, repeated, tag = "2")]
-    pub(super) success: Vec<Step>,
+    pub(super) success: Vec<RequestOp>,
     #[prost(message, repeated, tag = "3")]
-    pub(super) failure: Vec<Step>,
+    pub(super) failure: Vec<RequestOp>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Done {
+pub(super) struct TxnResponse {
     #[prost(message, optional, tag = "1")]
-    pub(super) header: Option<Header>,
+    pub(super) header: Option<ResponseHeader>,
     #[prost(bool, tag = "2")]
     pub(super) succeeded: bool,
     #[prost(message, repeated, tag = "3")]
-    pub(super) responses: Vec<StepDone>,
+    pub(super) responses: Vec<ResponseOp>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct StepDone {
-    #[prost(oneof = "WhatDone", tags = "1, 4")]
-    pub(super) what: Option<WhatDone>,
+pub(super) struct ResponseOp {
+    #[prost(oneof = "OpResponse", tags = "1, 4")]
+    pub(super) what: Option<OpResponse>,
 }
 
 #[derive(Clone, PartialEq, Oneof)]
-pub(super) enum WhatDone {
+pub(super) enum OpResponse {
     #[prost(message, tag = "1")]
-    Range(Ranged),
+    Range(RangeResponse),
     #[prost(message, tag = "4")]
-    Txn(Done),
+    Txn(TxnResponse),
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Grant {
+pub(super) struct LeaseGrantRequest {
     #[prost(int64, tag = "1")]
     pub(super) ttl: i64,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Granted {
+pub(super) struct LeaseGrantResponse {
     #[prost(int64, tag = "2")]
     pub(super) id: i64,
     #[prost(int64, tag = "3")]
@@ -175,16 +175,16 @@ pub(super) struct LeaseId {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Kept {
+pub(super) struct LeaseKeepAliveResponse {
     #[prost(int64, tag = "3")]
     pub(super) ttl: i64,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Nothing {}
+pub(super) struct Empty {}
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Status {
+pub(super) struct StatusResponse {
     #[prost(string, tag = "2")]
     pub(super) version: String,
     #[prost(uint64, tag = "4")]
@@ -194,7 +194,7 @@ pub(super) struct Status {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Authenticate {
+pub(super) struct AuthenticateRequest {
     #[prost(string, tag = "1")]
     pub(super) name: String,
     #[prost(string, tag = "2")]
@@ -202,7 +202,7 @@ pub(super) struct Authenticate {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Authenticated {
+pub(super) struct AuthenticateResponse {
     #[prost(string, tag = "2")]
     pub(super) token: String,
 }
@@ -210,11 +210,11 @@ pub(super) struct Authenticated {
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct WatchRequest {
     #[prost(message, optional, tag = "1")]
-    pub(super) create: Option<WatchCreate>,
+    pub(super) create: Option<WatchCreateRequest>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct WatchCreate {
+pub(super) struct WatchCreateRequest {
     #[prost(bytes = "vec", tag = "1")]
     pub(super) key: Vec<u8>,
     #[prost(bytes = "vec", tag = "2")]
@@ -225,7 +225,7 @@ pub(super) struct WatchCreate {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Watched {
+pub(super) struct WatchResponse {
     #[prost(bool, tag = "3")]
     pub(super) created: bool,
     #[prost(bool, tag = "4")]
@@ -233,11 +233,11 @@ pub(super) struct Watched {
     #[prost(string, tag = "6")]
     pub(super) reason: String,
     #[prost(message, repeated, tag = "11")]
-    pub(super) events: Vec<Event>,
+    pub(super) events: Vec<WatchEvent>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Event {
+pub(super) struct WatchEvent {
     /// 0 is a put, 1 a deletion.
     #[prost(int32, tag = "1")]
     pub(super) kind: i32,

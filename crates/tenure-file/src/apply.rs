@@ -2,17 +2,17 @@
 
 use super::called;
 use super::directory::Inside;
-use super::holders::{Holders, MyPlace};
+use super::holders::{HolderFiles, MyPlace};
 use super::line::Standing;
 use super::lock::{Lock, store};
 use super::look::{ahead_of_mine, front};
 use super::names::{HolderId, RecordId};
-use super::record::Record;
-use super::run::{DEAD, Ran, Run};
+use super::record::FileRecord;
+use super::run::{DEAD, Ran, RequestRun};
 use super::seen::{Living, asked, further_back, keep, seen};
 use tenure_core::owner::Owner;
 use tenure_core::protocol::{
-    Answer, Data, Entry, Liveness, LockSpec, Notification, Now, Op, ReleaseScope, State, Verb,
+    Answer, Data, ExpiringValue, Liveness, LockSpec, Notification, Now, Op, ReleaseScope, State, Verb,
 };
 use tenure_core::runtime::Runtime;
 use tenure_core::store::Failure;
@@ -52,7 +52,7 @@ impl Applied {
 /// token, refreshed places and one abandoned place.
 pub(super) fn apply(
     inside: &mut Inside<'_>,
-    holders: &mut Holders,
+    holders: &mut HolderFiles,
     now: Now,
     runtime: &dyn Runtime,
     op: &Op,
@@ -77,8 +77,15 @@ pub(super) fn apply(
     let releases = matches!(op.verb, Verb::Release { .. });
     let bound: Vec<_> = bindings.iter().filter(|_| releases).collect();
     let mut state = State { lock, ballot: None };
-    let mut run =
-        Run { inside, holders, id, now, state: &mut state, bindings: &mut bindings, counter: &mut counter };
+    let mut run = RequestRun {
+        inside,
+        holders,
+        id,
+        now,
+        state: &mut state,
+        bindings: &mut bindings,
+        counter: &mut counter,
+    };
     let line = before.as_mut().filter(|_| span.count > 0 || !span.is_empty());
     let Ran { answer, wake, is_bounded } = run.all(op, asked, line, &mut budget)?;
     let answer = further_back(op, answer, &later, &state);
@@ -104,7 +111,7 @@ pub(super) fn apply(
     }
     let mut after = state.lock.map(|lock| {
         bindings.retain(|number| lock.value.has(number));
-        Record { name: op.name.clone(), boot: inside.boot().to_owned(), bindings, lock, span }
+        FileRecord { name: op.name.clone(), boot: inside.boot().to_owned(), bindings, lock, span }
     });
     // Write the counter first, so that no token is issued twice.
     let may_grow = matches!(op.verb, Verb::Acquire { .. });
@@ -128,13 +135,13 @@ pub(super) fn apply(
     let mut calls: Vec<_> = ended.filter(|holder| !holders.is_mine(*holder)).collect();
     let is_forced = matches!(op.verb, Verb::Release { whose, .. } if whose != ReleaseScope::Own);
     let mut is_near = false;
-    if written.is_ok() && !matches!(op.rule, LockSpec::Queue(_)) {
+    if written.is_ok() && !matches!(op.spec, LockSpec::Queue(_)) {
         let is_free = removed || matches!(wake, Some(Notification::Free { .. }));
         let (called, near) = called::after(inside, holders, now, runtime, op, &answer, is_free);
         calls.extend(called);
         is_near = near;
     }
-    if let Some(record) = after.as_ref().filter(|_| matches!(op.rule, LockSpec::Queue(_))) {
+    if let Some(record) = after.as_ref().filter(|_| matches!(op.spec, LockSpec::Queue(_))) {
         let granted = match &wake {
             Some(Notification::Granted { tickets }) => tickets.as_slice(),
             _ => &[],
@@ -174,16 +181,16 @@ pub(super) fn apply(
 /// Remembers where this store's own tickets are in the line file.
 #[expect(clippy::too_many_arguments, reason = "all that is known of a request that was carried out")]
 fn note_places(
-    holders: &mut Holders,
+    holders: &mut HolderFiles,
     id: RecordId,
     op: &Op,
     answer: &Answer,
     before: Option<&Lock>,
     later: &[Standing],
     new: Option<u64>,
-    after: Option<&Record>,
+    after: Option<&FileRecord>,
 ) {
-    let Some(Record { lock: Entry { value: Data::Queue(queue), .. }, .. }) = after else {
+    let Some(FileRecord { lock: ExpiringValue { value: Data::Queue(queue), .. }, .. }) = after else {
         return holders.forget_places(id);
     };
     if let Answer::Released { .. } | Answer::Free = answer {
@@ -214,7 +221,7 @@ fn binding(op: &Op, answer: &Answer) -> Option<(u64, Liveness)> {
     };
     let answer = if let Answer::More(answer) = answer { answer } else { answer };
     match *answer {
-        Answer::Held { .. } if op.rule == LockSpec::Reentrant => Some((hold, bind)),
+        Answer::Held { .. } if op.spec == LockSpec::Reentrant => Some((hold, bind)),
         Answer::Held { fence: number } | Answer::Waiting { ticket: number, .. } => Some((number, bind)),
         _ => None,
     }

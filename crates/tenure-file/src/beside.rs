@@ -4,9 +4,9 @@
 //! reboot.
 
 use super::apply::{Applied, apply};
-use super::directory::{Directory, Inside, Over};
+use super::directory::{Directory, Inside, Replaced};
 use super::error::unusable;
-use super::holders::Holders;
+use super::holders::HolderFiles;
 use super::life::living;
 use super::lock::Lock;
 use super::names::RecordId;
@@ -20,7 +20,7 @@ const FORMAT: &str = "tenure record 1";
 /// Runs one request. Returns the answer, and the changes to the lock if the request ended a hold.
 pub(super) fn apply_to_record(
     inside: &mut Inside<'_>,
-    holders: &mut Holders,
+    holders: &mut HolderFiles,
     now: Now,
     runtime: &dyn Runtime,
     op: &RecordOp,
@@ -47,7 +47,7 @@ pub(super) fn apply_to_record(
             let mut bytes = text.into_bytes();
             bytes.extend_from_slice(&put.value);
             // Overwrite a damaged record: only the holder writes this file.
-            inside.write_file(&id.beside(), &bytes, Over::Nothing)?;
+            inside.write_file(&id.beside(), &bytes, Replaced::Nothing)?;
             match put.then {
                 Then::Nothing => None,
                 Then::Release => Some(record::release(&op.lock, &put.owner)),
@@ -61,7 +61,7 @@ pub(super) fn apply_to_record(
             inside.remove_file(&id.beside())?;
             let verb = Verb::Release { hold: 0, fence: Fence::Assign, whose: ReleaseScope::Any };
             let owner = tenure_core::owner::Owner::fresh("", runtime);
-            Some(Op { name: op.lock.clone(), rule: LockSpec::Mutex, owner, request: 0, verb })
+            Some(Op { name: op.lock.clone(), spec: LockSpec::Mutex, owner, request: 0, verb })
         }
     };
     let applied = ended.map(|op| apply(inside, holders, now, runtime, &op)).transpose()?;

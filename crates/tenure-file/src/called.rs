@@ -2,9 +2,9 @@
 //! them finds there.
 
 use super::directory::{Directory, HolderState, Inside};
-use super::holders::Holders;
+use super::holders::HolderFiles;
 use super::names::{HolderId, RecordId};
-use super::record::Record;
+use super::record::FileRecord;
 use super::waits::{NEAR, Waits};
 use tenure_core::planted::{Bug, planted};
 use tenure_core::protocol::{Answer, Now, Op, Verb};
@@ -19,7 +19,7 @@ const IN_FRONT: usize = 8;
 /// Errors are ignored: they cost a wake-up, and waiting processes also look periodically.
 pub(super) fn after(
     inside: &Inside<'_>,
-    holders: &mut Holders,
+    holders: &mut HolderFiles,
     now: Now,
     runtime: &dyn Runtime,
     op: &Op,
@@ -37,7 +37,7 @@ pub(super) fn after(
 }
 
 /// This process got the lock and no longer waits.
-fn held(inside: &Inside<'_>, holders: &mut Holders, id: RecordId) -> (Vec<HolderId>, bool) {
+fn held(inside: &Inside<'_>, holders: &mut HolderFiles, id: RecordId) -> (Vec<HolderId>, bool) {
     let Some(before) = Waits::load(inside, id) else { return (Vec::new(), false) };
     let mut waits = before.clone();
     if let Some(mine) = holders.of_process() {
@@ -56,7 +56,7 @@ fn held(inside: &Inside<'_>, holders: &mut Holders, id: RecordId) -> (Vec<Holder
 /// pause.
 fn busy(
     inside: &Inside<'_>,
-    holders: &mut Holders,
+    holders: &mut HolderFiles,
     runtime: &dyn Runtime,
     id: RecordId,
 ) -> (Vec<HolderId>, bool) {
@@ -77,7 +77,7 @@ fn busy(
 }
 
 /// The lock is free: wakes one process.
-fn freed(inside: &Inside<'_>, holders: &Holders, now: Now, id: RecordId) -> Option<HolderId> {
+fn freed(inside: &Inside<'_>, holders: &HolderFiles, now: Now, id: RecordId) -> Option<HolderId> {
     let mut waits = Waits::load(inside, id)?;
     if waits.is_empty() {
         let _ = inside.remove_file(&id.waits());
@@ -89,7 +89,7 @@ fn freed(inside: &Inside<'_>, holders: &Holders, now: Now, id: RecordId) -> Opti
 }
 
 /// This process stops waiting; pass its wake-up on.
-pub(super) fn rest(inside: &Inside<'_>, holders: &mut Holders, now: Now, id: RecordId) -> Vec<HolderId> {
+pub(super) fn rest(inside: &Inside<'_>, holders: &mut HolderFiles, now: Now, id: RecordId) -> Vec<HolderId> {
     holders.note_come_in(id, false);
     let (Some(mine), Some(before)) = (holders.of_process(), Waits::load(inside, id)) else {
         return Vec::new();
@@ -110,7 +110,7 @@ pub(super) fn rest(inside: &Inside<'_>, holders: &mut Holders, now: Now, id: Rec
 }
 
 /// The processes that moved to the front and have to be told, and whether this process is one of them.
-fn near(holders: &Holders, waits: &mut Waits) -> (Vec<HolderId>, bool) {
+fn near(holders: &HolderFiles, waits: &mut Waits) -> (Vec<HolderId>, bool) {
     let mut calls = waits.newly_near();
     let all = calls.len();
     calls.retain(|holder| !holders.is_mine(*holder));
@@ -119,13 +119,13 @@ fn near(holders: &Holders, waits: &mut Waits) -> (Vec<HolderId>, bool) {
 }
 
 /// Whether the holder is dead, or its file is gone because it has left.
-fn cannot_ask(directory: &Directory, holders: &Holders, holder: HolderId) -> bool {
+fn cannot_ask(directory: &Directory, holders: &HolderFiles, holder: HolderId) -> bool {
     let has_ended = || matches!(directory.life(holder), HolderState::Dead | HolderState::Gone);
     !holders.is_mine(holder) && has_ended() && !planted(Bug::DeathIgnored)
 }
 
 /// What a process that waits for a lock without a queue finds in the list.
-pub(super) enum Seen {
+pub(super) enum CallState {
     /// It is not listed: it was woken or never joined, and has to retry.
     NotThere,
     /// The live processes ahead of it, two at most.
@@ -133,10 +133,10 @@ pub(super) enum Seen {
 }
 
 /// Finds this process in the list, and the processes ahead of it.
-pub(super) fn seen(directory: &Directory, holders: &Holders, id: RecordId) -> Seen {
+pub(super) fn seen(directory: &Directory, holders: &HolderFiles, id: RecordId) -> CallState {
     let waits = Waits::peek(directory, id);
     let Some(before) = holders.of_process().and_then(|mine| waits.before(mine)) else {
-        return Seen::NotThere;
+        return CallState::NotThere;
     };
     let mut others = Vec::new();
     for (place, holder) in before.enumerate() {
@@ -148,12 +148,16 @@ pub(super) fn seen(directory: &Directory, holders: &Holders, id: RecordId) -> Se
             others.push(holder);
         }
     }
-    Seen::InLine(others)
+    CallState::InLine(others)
 }
 
 /// The holders this process watches, given the processes ahead of it: the first watches the holders of the
 /// lock, the second watches the first.
-pub(super) fn ahead(record: &Record, holders: &Holders, before: &[HolderId]) -> Option<Vec<HolderId>> {
+pub(super) fn ahead(
+    record: &FileRecord,
+    holders: &HolderFiles,
+    before: &[HolderId],
+) -> Option<Vec<HolderId>> {
     let mut ahead = match before {
         [] => record.bindings.iter().map(|(_, holder)| holder).collect(),
         [first] => vec![*first],

@@ -22,7 +22,7 @@ use rustix::io::{Errno, pread, pwrite, read, write};
 
 use super::error::{failed, unusable};
 use super::names::{HolderId, RecordId, socket_name};
-use super::record::{Damage, Ledger, MAX_BYTES, Record};
+use super::record::{Damage, FileRecord, Ledger, MAX_BYTES};
 use super::system::{boot_id, errno, warn_of_network};
 use tenure_core::planted::crash_point;
 use tenure_core::store::Failure;
@@ -45,7 +45,7 @@ pub(super) struct Directory {
     boot: String,
     /// The file that was written last, possibly renamed since. Checking that it is the same file is faster
     /// than reopening it.
-    kept: RefCell<Option<Kept>>,
+    kept: RefCell<Option<OpenFile>>,
     /// The waiter file that was used last. It stays open because closing a file that was open for writing
     /// notifies every process that watches the directory.
     waiters: RefCell<Option<(String, Arc<OwnedFd>)>>,
@@ -57,7 +57,7 @@ pub(super) struct Directory {
 
 /// An open file and its identity.
 #[derive(Debug)]
-struct Kept {
+struct OpenFile {
     file: OwnedFd,
     place: (u64, u64),
 }
@@ -83,14 +83,14 @@ pub(super) enum Entered<'a> {
 pub(super) struct Inside<'a> {
     directory: &'a Directory,
     fence: u64,
-    locked: Option<Locked>,
+    locked: Option<HeldGuard>,
 }
 
 /// The guard's flock, taken through a separate open file and released on drop.
 #[derive(Debug)]
-pub(super) struct Locked(OwnedFd);
+pub(super) struct HeldGuard(OwnedFd);
 
-impl Locked {
+impl HeldGuard {
     /// Waits for the lock in the kernel's queue, which is first come, first served. Blocks.
     pub(super) fn wait(self) -> Result<Self, Errno> {
         loop {
@@ -104,7 +104,7 @@ impl Locked {
 
 /// What a record is written over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Over {
+pub(super) enum Replaced {
     Nothing,
     Record,
 }
@@ -154,18 +154,19 @@ impl Directory {
         Ok(Self { path, dir, guard, guard_path, place, boot, kept, waiters, is_proven, caller })
     }
 
-    /// The guard, opened once more for [`Locked::wait`].
-    pub(super) fn guard_to_wait_for(&self) -> Option<Locked> {
+    /// The guard, opened once more for [`HeldGuard::wait`].
+    pub(super) fn guard_to_wait_for(&self) -> Option<HeldGuard> {
         let path = format!("/proc/self/fd/{}", self.guard.as_raw_fd());
         // Read-only, because closing a file that was open for writing notifies every process that watches the
         // directory.
-        rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok().map(Locked)
+        rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok().map(HeldGuard)
     }
 
     /// Enters with the flock that was waited for, or takes the guard if it is free. Never blocks.
-    pub(super) fn enter(&self, locked: Option<Locked>) -> Result<Entered<'_>, Failure> {
+    pub(super) fn enter(&self, locked: Option<HeldGuard>) -> Result<Entered<'_>, Failure> {
         // The directory may have been replaced during the wait.
-        let is_of_this = |locked: &Locked| fstat(&locked.0).is_ok_and(|stat| place_of(&stat) == self.place);
+        let is_of_this =
+            |locked: &HeldGuard| fstat(&locked.0).is_ok_and(|stat| place_of(&stat) == self.place);
         let locked = locked.filter(is_of_this);
         if locked.is_none() {
             match flock(&self.guard, FlockOperation::NonBlockingLockExclusive) {
@@ -251,7 +252,7 @@ impl Directory {
     }
 
     /// Error for a record whose name does not match its file.
-    pub(super) fn misplaced(&self, id: RecordId, record: &Record) -> Failure {
+    pub(super) fn misplaced(&self, id: RecordId, record: &FileRecord) -> Failure {
         let why = format!(
             "is the record of another lock, {}: once no process holds either, remove the file",
             record.name.quoted()
@@ -400,18 +401,18 @@ impl Inside<'_> {
     }
 
     /// Writes a record atomically, over an existing one or as a new file.
-    pub(super) fn write(&self, id: RecordId, record: &str, over: Over) -> Result<(), Failure> {
+    pub(super) fn write(&self, id: RecordId, record: &str, over: Replaced) -> Result<(), Failure> {
         self.write_file(&id.to_string(), record.as_bytes(), over)
     }
 
     /// Writes a record file atomically.
-    pub(super) fn write_file(&self, file: &str, record: &[u8], over: Over) -> Result<(), Failure> {
+    pub(super) fn write_file(&self, file: &str, record: &[u8], over: Replaced) -> Result<(), Failure> {
         let temp = self.path.join(TEMP);
         match self.write_temp(record) {
             // On a full disk the existing record keeps its space, so that a hold can still be renewed and
             // released.
             Err(Errno::NOSPC | Errno::DQUOT)
-                if over == Over::Record && self.write_in_place(file, record).is_ok() =>
+                if over == Replaced::Record && self.write_in_place(file, record).is_ok() =>
             {
                 return Ok(());
             }
@@ -423,8 +424,10 @@ impl Inside<'_> {
         crash_point();
         // Exchange the two files, so that the old record becomes the next temp file.
         let exchanged = match over {
-            Over::Record => renameat_with(&self.dir, TEMP, &self.dir, file, RenameFlags::EXCHANGE).is_ok(),
-            Over::Nothing => false,
+            Replaced::Record => {
+                renameat_with(&self.dir, TEMP, &self.dir, file, RenameFlags::EXCHANGE).is_ok()
+            }
+            Replaced::Nothing => false,
         };
         match exchanged {
             true => Ok(()),
@@ -473,7 +476,7 @@ impl Inside<'_> {
     }
 
     /// The temp file and its length.
-    fn open_temp(&self) -> Result<(Kept, usize), Errno> {
+    fn open_temp(&self) -> Result<(OpenFile, usize), Errno> {
         let is_fit = |stat: &Stat| FileType::from_raw_mode(stat.st_mode).is_file() && stat.st_nlink == 1;
         let found = statat(&self.dir, TEMP, AtFlags::SYMLINK_NOFOLLOW);
         let kept = self.kept.take();
@@ -488,13 +491,13 @@ impl Inside<'_> {
             || openat(&self.dir, TEMP, flags, Mode::empty()).and_then(|file| Ok((fstat(&file)?, file)));
         match found.and_then(|_| open()) {
             Ok((stat, file)) if is_fit(&stat) => {
-                Ok((Kept { file, place: place_of(&stat) }, stat.st_size as usize))
+                Ok((OpenFile { file, place: place_of(&stat) }, stat.st_size as usize))
             }
             // It is missing, or it belongs to another user or has other links: create a new one.
             _ => {
                 let file = self.create(TEMP, OFlags::CLOEXEC)?;
                 let place = place_of(&fstat(&file)?);
-                Ok((Kept { file, place }, 0))
+                Ok((OpenFile { file, place }, 0))
             }
         }
     }

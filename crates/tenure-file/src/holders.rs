@@ -21,11 +21,11 @@ use tenure_core::store::Failure;
 
 /// This store's holder files and waiters.
 #[derive(Debug, Default)]
-pub(super) struct Holders {
-    process: Option<Holder>,
+pub(super) struct HolderFiles {
+    process: Option<HolderFile>,
     /// Locks whose records named the process's holder when they were last read.
     bound: BTreeSet<LockName>,
-    works: BTreeMap<LockName, BTreeMap<u64, Holder>>,
+    works: BTreeMap<LockName, BTreeMap<u64, HolderFile>>,
     /// Positions of this store's tickets in the line files.
     places: BTreeMap<RecordId, BTreeMap<Owner, MyPlace>>,
     /// Locks without a queue that this store retries whenever they become free, and whether this process is
@@ -45,14 +45,14 @@ pub(super) struct MyPlace {
 
 /// An open holder file, flocked until the last process that has it open is gone.
 #[derive(Debug)]
-struct Holder {
+struct HolderFile {
     id: HolderId,
     _file: OwnedFd,
     /// Receives wake-ups while the process waits.
     socket: Option<UnixDatagram>,
 }
 
-impl Holder {
+impl HolderFile {
     fn create(inside: &Inside<'_>, runtime: &dyn Runtime, inherit: bool) -> Result<Self, Failure> {
         let id = HolderId(runtime.random());
         Ok(Self { id, _file: inside.create_holder(id, inherit)?, socket: None })
@@ -68,7 +68,7 @@ impl Holder {
     }
 }
 
-impl Holders {
+impl HolderFiles {
     /// Binds a hold and returns its holder.
     ///
     /// A new holder becomes effective only when [`settle`](Self::settle) has seen that the record names it.
@@ -85,7 +85,7 @@ impl Holders {
             Liveness::Process => {
                 let process = match self.process.take() {
                     Some(process) => process,
-                    None => Holder::create(inside, runtime, false)?,
+                    None => HolderFile::create(inside, runtime, false)?,
                 };
                 Some(self.process.insert(process).id)
             }
@@ -94,7 +94,7 @@ impl Holders {
                 match self.works.get(name).and_then(|works| works.get(&number)) {
                     Some(work) if Some(work.id) == named => named,
                     _ => {
-                        let work = Holder::create(inside, runtime, true)?;
+                        let work = HolderFile::create(inside, runtime, true)?;
                         let id = work.id;
                         if let Some(old) = self.works.entry(name.clone()).or_default().insert(number, work) {
                             inside.remove_holder(old.id);
@@ -140,7 +140,7 @@ impl Holders {
         }
         let process = match self.process.take() {
             Some(process) => process,
-            None => Holder::create(inside, runtime, false)?,
+            None => HolderFile::create(inside, runtime, false)?,
         };
         let id = self.process.insert(process).id;
         self.listen(inside, id);
@@ -219,11 +219,11 @@ impl Holders {
         (called, may_lack)
     }
 
-    fn all(&self) -> impl Iterator<Item = &Holder> {
+    fn all(&self) -> impl Iterator<Item = &HolderFile> {
         self.process.iter().chain(self.works.values().flat_map(BTreeMap::values))
     }
 
-    fn all_mut(&mut self) -> impl Iterator<Item = &mut Holder> {
+    fn all_mut(&mut self) -> impl Iterator<Item = &mut HolderFile> {
         self.process.iter_mut().chain(self.works.values_mut().flat_map(BTreeMap::values_mut))
     }
 
@@ -260,8 +260,9 @@ impl Holders {
         let places = self.places.get(&id);
         let waits =
             |is_it: &dyn Fn(&MyPlace) -> bool| places.is_some_and(|places| places.values().any(is_it));
-        let names =
-            |process: &Holder| bindings.names(process.id) || waits(&|place| place.holder == Some(process.id));
+        let names = |process: &HolderFile| {
+            bindings.names(process.id) || waits(&|place| place.holder == Some(process.id))
+        };
         if self.process.as_ref().is_some_and(names) {
             if !self.bound.contains(name) {
                 self.bound.insert(name.clone());
@@ -318,7 +319,7 @@ mod tests {
         let (path, runtime) = (dir.path().to_owned(), Arc::clone(&driver));
         let called = async move {
             let directory = Directory::open(&path).expect("a directory");
-            let mut holders = Holders::default();
+            let mut holders = HolderFiles::default();
             let mine = match directory.enter(None) {
                 Ok(Entered::Inside(inside)) => holders.callee(&inside, &*runtime),
                 _ => panic!("it is locked"),

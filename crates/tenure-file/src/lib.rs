@@ -88,10 +88,10 @@ use futures_util::future::{BoxFuture, Either, FutureExt, pending, ready, select}
 use tokio::sync::{mpsc, oneshot, watch::Sender};
 
 use self::names::RecordId;
-use self::shared::{Shared, Tried};
+use self::shared::{CallerOutcome, SharedDirectory};
 use self::system::boot_clock_offset_ms;
-use self::watch::Hears;
-use self::worker::{Job, Promise, Request, Worker};
+use self::watch::WatchMode;
+use self::worker::{DirectoryWorker, Job, JobRequest, Promise};
 use tenure_core::error::{Error, Result};
 use tenure_core::name::{LockName, Quoted};
 use tenure_core::owner::Owner;
@@ -105,14 +105,14 @@ use tenure_core::store::{
 
 /// A store in a directory. Clones share it; it closes with the last clone and the last pending future.
 #[derive(Clone)]
-pub struct File(Arc<Inner>);
+pub struct File(Arc<DirectoryInner>);
 
-struct Inner {
+struct DirectoryInner {
     path: PathBuf,
     url: Arc<str>,
     runtime: Arc<dyn Runtime>,
     jobs: OnceLock<mpsc::UnboundedSender<Job>>,
-    shared: Arc<Shared>,
+    shared: Arc<SharedDirectory>,
     /// How many times the directory at the path was replaced by another.
     replaced: Arc<Sender<u64>>,
 }
@@ -146,24 +146,24 @@ impl File {
     pub fn new(directory: &Path, url: &str, runtime: Arc<dyn Runtime>) -> Self {
         // Absolute, so that a later change of the working directory does not move the store.
         let path = std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned());
-        Self(Arc::new(Inner {
+        Self(Arc::new(DirectoryInner {
             path,
             url: url.into(),
             runtime,
             jobs: OnceLock::new(),
-            shared: Shared::new(boot_clock_offset_ms()),
+            shared: SharedDirectory::new(boot_clock_offset_ms()),
             replaced: Arc::default(),
         }))
     }
 
     /// The result of a request that was executed on this thread, after passing its changes to the worker's
     /// listeners.
-    fn done<T>(&self, tried: Tried<T>) -> Option<Result<T, Failure>> {
-        let Tried::Done(answer, applied) = tried else { return None };
+    fn done<T>(&self, tried: CallerOutcome<T>) -> Option<Result<T, Failure>> {
+        let CallerOutcome::Done(answer, applied) = tried else { return None };
         if let Some(applied) = applied.filter(|_| self.0.shared.listens.load(Ordering::Acquire)) {
             let now = self.0.runtime.now();
             // Sending fails only if the worker has ended, and then there are no listeners.
-            let _ = self.0.jobs().send(Job::new(Request::Heard(applied), now, Duration::MAX, None));
+            let _ = self.0.jobs().send(Job::new(JobRequest::Heard(applied), now, Duration::MAX, None));
         }
         Some(answer)
     }
@@ -172,7 +172,7 @@ impl File {
     fn ask<T: Send + 'static>(
         &self,
         within: Duration,
-        ask: impl FnOnce(Promise<T>) -> Request + Send + 'static,
+        ask: impl FnOnce(Promise<T>) -> JobRequest + Send + 'static,
     ) -> impl Future<Output = Result<T, Failure>> + Send + 'static {
         let store = self.clone();
         async move {
@@ -193,13 +193,14 @@ impl File {
     }
 }
 
-impl Inner {
+impl DirectoryInner {
     fn jobs(&self) -> &mpsc::UnboundedSender<Job> {
         self.jobs.get_or_init(|| {
             let (sender, jobs) = mpsc::unbounded_channel();
             let runtime = Arc::clone(&self.runtime);
             let shared = Arc::clone(&self.shared);
-            let worker = Worker::new(self.path.clone(), runtime, shared, Arc::clone(&self.replaced), jobs);
+            let worker =
+                DirectoryWorker::new(self.path.clone(), runtime, shared, Arc::clone(&self.replaced), jobs);
             self.runtime.spawn(worker.run().boxed());
             sender
         })
@@ -212,7 +213,7 @@ impl Store for File {
         async move {
             match store.done(store.0.shared.call(&*store.0.runtime, &op)) {
                 Some(answer) => answer,
-                None => store.ask(within, |promise| Request::Call(op, promise)).await,
+                None => store.ask(within, |promise| JobRequest::Call(op, promise)).await,
             }
         }
         .boxed()
@@ -223,7 +224,7 @@ impl Store for File {
         async move {
             match store.done(store.0.shared.record(&*store.0.runtime, &op)) {
                 Some(answer) => answer,
-                None => store.ask(within, |promise| Request::Record(op, promise)).await,
+                None => store.ask(within, |promise| JobRequest::Record(op, promise)).await,
             }
         }
         .boxed()
@@ -232,12 +233,12 @@ impl Store for File {
     fn listen(
         &self,
         name: &LockName,
-        rule: LockSpec,
+        spec: LockSpec,
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
         let name = name.clone();
-        let hears = if matches!(rule, LockSpec::Queue(_)) { Hears::Turns } else { Hears::All };
-        self.ask(within, move |promise| Request::Listen { name, hears, promise }).boxed()
+        let hears = if matches!(spec, LockSpec::Queue(_)) { WatchMode::Turns } else { WatchMode::All };
+        self.ask(within, move |promise| JobRequest::Listen { name, hears, promise }).boxed()
     }
 
     fn listen_to_ask(
@@ -248,13 +249,14 @@ impl Store for File {
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
         let (store, name) = (self.clone(), name.clone());
         async move {
-            let (id, hears) = (RecordId::of(&name), Hears::Calls);
-            let listener = store.ask(within, move |promise| Request::Listen { name, hears, promise }).await?;
+            let (id, hears) = (RecordId::of(&name), WatchMode::Calls);
+            let listener =
+                store.ask(within, move |promise| JobRequest::Listen { name, hears, promise }).await?;
             // A listener does not keep the store alive.
             let (jobs, runtime) = (store.0.jobs().downgrade(), Arc::clone(&store.0.runtime));
             Ok(listener.resting(move || {
                 if let Some(jobs) = jobs.upgrade() {
-                    let _ = jobs.send(Job::new(Request::Rest(id), runtime.now(), Duration::MAX, None));
+                    let _ = jobs.send(Job::new(JobRequest::Rest(id), runtime.now(), Duration::MAX, None));
                 }
             }))
         }
@@ -269,7 +271,7 @@ impl Store for File {
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
         let name = name.clone();
-        self.ask(within, move |promise| Request::ListenWhileHeld(name, promise)).boxed()
+        self.ask(within, move |promise| JobRequest::ListenWhileHeld(name, promise)).boxed()
     }
 
     fn list(
@@ -279,7 +281,7 @@ impl Store for File {
         within: Duration,
     ) -> BoxFuture<'static, Result<Page, Failure>> {
         let prefix = prefix.to_owned();
-        self.ask(within, |promise| Request::List { prefix, from, promise }).boxed()
+        self.ask(within, |promise| JobRequest::List { prefix, from, promise }).boxed()
     }
 
     fn ready(&self, within: Duration) -> BoxFuture<'static, Result<(), Failure>> {
@@ -287,7 +289,7 @@ impl Store for File {
         async move {
             match store.done(store.0.shared.ready(&*store.0.runtime)) {
                 Some(answer) => answer,
-                None => store.ask(within, Request::Ready).await,
+                None => store.ask(within, JobRequest::Ready).await,
             }
         }
         .boxed()

@@ -1,14 +1,14 @@
 //! Which holders named by a record are alive.
 
 use super::directory::{Directory, HolderState};
-use super::holders::Holders;
+use super::holders::HolderFiles;
 use super::names::HolderId;
-use super::record::Record;
+use super::record::FileRecord;
 use tenure_core::planted::{Bug, planted};
 use tenure_core::store::Failure;
 
 /// Whether a holder is certainly dead.
-pub(super) fn is_dead(directory: &Directory, holders: &Holders, holder: HolderId) -> bool {
+pub(super) fn is_dead(directory: &Directory, holders: &HolderFiles, holder: HolderId) -> bool {
     !holders.is_mine(holder) && directory.life(holder) == HolderState::Dead && !planted(Bug::DeathIgnored)
 }
 
@@ -16,9 +16,9 @@ pub(super) fn is_dead(directory: &Directory, holders: &Holders, holder: HolderId
 /// another boot.
 pub(super) fn living(
     directory: &Directory,
-    holders: &Holders,
-    record: Record,
-) -> Result<Option<Record>, Failure> {
+    holders: &HolderFiles,
+    record: FileRecord,
+) -> Result<Option<FileRecord>, Failure> {
     if !is_of_this_boot(directory, holders, &record)? {
         return Ok(None);
     }
@@ -27,8 +27,8 @@ pub(super) fn living(
 
 pub(super) fn is_of_this_boot(
     directory: &Directory,
-    holders: &Holders,
-    record: &Record,
+    holders: &HolderFiles,
+    record: &FileRecord,
 ) -> Result<bool, Failure> {
     if record.boot == directory.boot() {
         return Ok(true);

@@ -10,15 +10,15 @@ use rustix::fs::{FallocateFlags, FileType, fallocate, fstat};
 use rustix::io::{Errno, pread, pwrite};
 
 use super::bindings::Bindings;
-use super::directory::{Directory, Inside, Over};
+use super::directory::{Directory, Inside, Replaced};
 use super::error::{failed, unusable};
 use super::line::{LEFT, Span, Standing, name};
 use super::names::RecordId;
-use super::record::{FULL_BYTES, Record};
+use super::record::{FULL_BYTES, FileRecord};
 use tenure_core::owner::Owner;
 use tenure_core::planted::crash_point;
 use tenure_core::protocol::queue::Queue;
-use tenure_core::protocol::{Data, Entry};
+use tenure_core::protocol::{Data, ExpiringValue};
 use tenure_core::store::Failure;
 
 /// Minimum bytes per read of the first waiters, and bytes per read of a whole line.
@@ -34,15 +34,15 @@ const WASTE_BYTES: u64 = 64 << 10;
 #[derive(Debug)]
 pub(super) struct Lock {
     /// Includes the waiters read so far.
-    pub(super) record: Record,
+    pub(super) record: FileRecord,
     /// The record's encoded bytes.
     text: Vec<u8>,
-    line: Option<Line>,
+    line: Option<QueueLine>,
 }
 
 /// The line of a queue.
 #[derive(Debug)]
-struct Line {
+struct QueueLine {
     file: Arc<OwnedFd>,
     /// The tickets read so far, in order, without abandoned ones.
     read: Vec<Standing>,
@@ -64,7 +64,7 @@ impl Lock {
     ) -> Result<Option<Self>, Failure> {
         let file = id.to_string();
         let Some(text) = directory.read_file(&file)? else { return Ok(None) };
-        let record = Record::decode(&text)
+        let record = FileRecord::decode(&text)
             .map_err(|damage| unusable(&directory.path_of(&file), &damage.of_record()))?;
         if RecordId::of(&record.name) != id {
             return Err(directory.misplaced(id, &record));
@@ -76,19 +76,19 @@ impl Lock {
                     Errno::NOENT => directory.line_damaged(id),
                     errno => failed("open the line", &directory.path_of(&id.line()), errno),
                 })?;
-                Some(Line { file, read: Vec::new(), next: from, end: to })
+                Some(QueueLine { file, read: Vec::new(), next: from, end: to })
             }
         };
         Ok(Some(Self { record, text, line }))
     }
 
     /// A snapshot of a lock with its whole line, read without the guard.
-    pub(super) fn peek_whole(directory: &Directory, id: RecordId) -> Result<Option<Record>, Failure> {
+    pub(super) fn peek_whole(directory: &Directory, id: RecordId) -> Result<Option<FileRecord>, Failure> {
         peeked(|is_last| Self::peek_at(directory, id, is_last, Self::read_all))
     }
 
     /// A lock with its first two waiters, read without the guard.
-    pub(super) fn peek(directory: &Directory, id: RecordId) -> Result<Option<Record>, Failure> {
+    pub(super) fn peek(directory: &Directory, id: RecordId) -> Result<Option<FileRecord>, Failure> {
         let two = |lock: &mut Self, directory: &Directory, id| lock.fill(directory, id, 2, |_| false);
         peeked(|is_last| Self::peek_at(directory, id, is_last, two))
     }
@@ -98,7 +98,7 @@ impl Lock {
         id: RecordId,
         is_last: bool,
         read: impl Fn(&mut Self, &Directory, RecordId) -> Result<(), Failure>,
-    ) -> Result<Option<Record>, Failure> {
+    ) -> Result<Option<FileRecord>, Failure> {
         let line = || directory.open_file(&id.line(), false).map(Arc::new);
         let Some(mut lock) = Self::open(directory, id, line)? else { return Ok(None) };
         if lock.line.is_some() {
@@ -113,14 +113,15 @@ impl Lock {
     }
 
     /// Moves the record out if there is no line, leaving only its span; clones it otherwise.
-    pub(super) fn take_or_clone(&mut self) -> Record {
+    pub(super) fn take_or_clone(&mut self) -> FileRecord {
         if self.line.is_some() {
             return self.record.clone();
         }
-        let Record { name, boot, bindings, lock, span } = &mut self.record;
-        let lock = std::mem::replace(lock, Entry { value: Data::Text(String::new()), expires_ms: None });
+        let FileRecord { name, boot, bindings, lock, span } = &mut self.record;
+        let lock =
+            std::mem::replace(lock, ExpiringValue { value: Data::Text(String::new()), expires_ms: None });
         let (boot, bindings) = (std::mem::take(boot), std::mem::take(bindings));
-        Record { name: name.clone(), boot, bindings, lock, span: *span }
+        FileRecord { name: name.clone(), boot, bindings, lock, span: *span }
     }
 
     /// Whether all waiters were read.
@@ -227,9 +228,9 @@ impl Lock {
     }
 
     /// The lock without its tickets.
-    pub(super) fn shell(&self) -> Option<Entry<Data>> {
+    pub(super) fn shell(&self) -> Option<ExpiringValue<Data>> {
         let queue = self.queue()?.without_tickets();
-        Some(Entry { value: Data::Queue(queue), expires_ms: self.record.lock.expires_ms })
+        Some(ExpiringValue { value: Data::Queue(queue), expires_ms: self.record.lock.expires_ms })
     }
 
     /// The position of this ticket in the file.
@@ -264,7 +265,7 @@ impl Lock {
 }
 
 /// A read that races with a write can look damaged, but not three times in a row.
-fn peeked(look: impl Fn(bool) -> Result<Option<Record>, Failure>) -> Result<Option<Record>, Failure> {
+fn peeked(look: impl Fn(bool) -> Result<Option<FileRecord>, Failure>) -> Result<Option<FileRecord>, Failure> {
     look(false).or_else(|_| look(false)).or_else(|_| look(true))
 }
 
@@ -298,7 +299,7 @@ pub(super) fn store(
     inside: &Inside<'_>,
     id: RecordId,
     before: Option<&Lock>,
-    mut after: Option<&mut Record>,
+    mut after: Option<&mut FileRecord>,
     may_grow: bool,
 ) -> Result<Option<u64>, Failure> {
     let span = before.map_or(Span::default(), |lock| lock.record.span);
@@ -310,8 +311,8 @@ pub(super) fn store(
     match (before, &text) {
         (None, None) => {}
         (Some(before), Some(text)) if text.as_bytes() == before.text => {}
-        (Some(_), Some(text)) => inside.write(id, text, Over::Record)?,
-        (None, Some(text)) => inside.write(id, text, Over::Nothing)?,
+        (Some(_), Some(text)) => inside.write(id, text, Replaced::Record)?,
+        (None, Some(text)) => inside.write(id, text, Replaced::Nothing)?,
         (Some(_), None) => {
             inside.remove(id)?;
             if span.has_file() {
@@ -330,9 +331,10 @@ fn write_line(
     inside: &Inside<'_>,
     id: RecordId,
     before: Option<&Lock>,
-    after: &mut Record,
+    after: &mut FileRecord,
 ) -> Result<Option<u64>, Failure> {
-    let Record { lock: Entry { value: Data::Queue(queue), .. }, bindings, span, .. } = after else {
+    let FileRecord { lock: ExpiringValue { value: Data::Queue(queue), .. }, bindings, span, .. } = after
+    else {
         return Ok(None);
     };
     if let Some(lock) = before {

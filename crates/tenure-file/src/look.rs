@@ -2,11 +2,11 @@
 
 use super::called;
 use super::directory::Directory;
-use super::holders::Holders;
+use super::holders::HolderFiles;
 use super::life::{is_dead, living};
 use super::lock::Lock;
 use super::names::{HolderId, RecordId};
-use super::record::Record;
+use super::record::FileRecord;
 use tenure_core::events::{event, text};
 use tenure_core::protocol::{self, Data, Notification, Now, State, parse_value};
 use tenure_core::store::{Cursor, Failure, Page, SETUP};
@@ -23,7 +23,7 @@ pub(super) fn front(data: &Data) -> [Option<u64>; 2] {
 }
 
 /// The holders this process must watch, if its own ticket is one of the first two.
-pub(super) fn ahead_of_mine(record: &Record, holders: &Holders) -> Option<Vec<HolderId>> {
+pub(super) fn ahead_of_mine(record: &FileRecord, holders: &HolderFiles) -> Option<Vec<HolderId>> {
     let holder_of = |number: Option<u64>| number.and_then(|number| record.bindings.holder_of(number));
     let [first, second] = front(&record.lock.value).map(holder_of);
     let is_mine = |holder: Option<HolderId>| holder.is_some_and(|holder| holders.is_mine(holder));
@@ -50,7 +50,7 @@ pub(super) fn changed(directory: &Directory, now: Now, id: RecordId) -> Option<N
 
 /// Whether no holder of this process has the lock any more. A hold bound only to its lease gives no
 /// information.
-pub(super) fn holds_no_more(directory: &Directory, holders: &Holders, id: RecordId) -> bool {
+pub(super) fn holds_no_more(directory: &Directory, holders: &HolderFiles, id: RecordId) -> bool {
     match Lock::peek(directory, id) {
         Ok(Some(record)) => {
             let mut bound = record.bindings.iter().map(|(_, holder)| holder).peekable();
@@ -72,16 +72,18 @@ pub(super) struct Looked {
 
 /// Looks at a lock. If processes wait for it, only those ahead of this process's ticket are tested, and only
 /// if it is one of the first two; the other waiters are told when they get there.
-pub(super) fn looked(directory: &Directory, holders: &Holders, now: Now, id: RecordId) -> Looked {
+pub(super) fn looked(directory: &Directory, holders: &HolderFiles, now: Now, id: RecordId) -> Looked {
     let (mut before, mut is_out) = (None, false);
     if holders.asks(id) {
         match called::seen(directory, holders, id) {
             // It was woken. If the lock is busy again, it has to rejoin the list.
-            called::Seen::NotThere if holders.has_come_in(id) => {
+            called::CallState::NotThere if holders.has_come_in(id) => {
                 return Looked { wake: Some(Notification::Free { by: None }), ahead: None };
             }
-            called::Seen::NotThere => is_out = holders.of_process().is_some() && !holders.cannot_be_called(),
-            called::Seen::InLine(others) => before = Some(others),
+            called::CallState::NotThere => {
+                is_out = holders.of_process().is_some() && !holders.cannot_be_called()
+            }
+            called::CallState::InLine(others) => before = Some(others),
         }
     }
     let Ok(Some(record)) = Lock::peek(directory, id) else {
@@ -114,7 +116,7 @@ pub(super) fn looked(directory: &Directory, holders: &Holders, now: Now, id: Rec
 }
 
 /// The notification that a record amounts to.
-fn news(record: Option<&Record>, now: Now) -> Option<Notification> {
+fn news(record: Option<&FileRecord>, now: Now) -> Option<Notification> {
     match record.filter(|record| !record.is_over(now)).map(|record| &record.lock.value) {
         None => Some(Notification::Free { by: None }),
         // A ticket was removed; the first process to send a request grants the next.
@@ -147,7 +149,7 @@ pub(super) fn page(directory: &Directory, now: Now, prefix: &str, from: &Cursor)
         if !record.name.as_str().starts_with(prefix) {
             continue;
         }
-        let Some(record) = living(directory, &Holders::default(), record)? else { continue };
+        let Some(record) = living(directory, &HolderFiles::default(), record)? else { continue };
         let state = State { lock: Some(record.lock), ballot: None };
         page.locks.extend(protocol::found(&state, now).map(|found| (record.name, found)));
     }

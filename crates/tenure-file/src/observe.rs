@@ -2,20 +2,20 @@
 
 use std::cell::RefCell;
 
-use tenure_core::protocol::{Answer, Data, Entry, Notification, Op};
+use tenure_core::protocol::{Answer, Data, ExpiringValue, Notification, Op};
 
 /// Receives a request, its answer and notification, and the resulting record.
-pub type Observer = Box<dyn Fn(&Op, &Answer, Option<&Notification>, Option<&Entry<Data>>)>;
+pub type FileObserver = Box<dyn Fn(&Op, &Answer, Option<&Notification>, Option<&ExpiringValue<Data>>)>;
 
 thread_local! {
-    static OBSERVER: RefCell<Option<Observer>> = const { RefCell::new(None) };
+    static OBSERVER: RefCell<Option<FileObserver>> = const { RefCell::new(None) };
 }
 
 pub(crate) fn applied(
     op: &Op,
     answer: &Answer,
     wake: Option<&Notification>,
-    after: impl Fn() -> Option<Entry<Data>>,
+    after: impl Fn() -> Option<ExpiringValue<Data>>,
 ) {
     OBSERVER.with_borrow(|observer| {
         observer.iter().for_each(|observer| observer(op, answer, wake, after().as_ref()));
@@ -23,6 +23,6 @@ pub(crate) fn applied(
 }
 
 /// Installs an observer of the requests that file stores execute on this thread, in execution order.
-pub fn observe(observer: Option<Observer>) {
+pub fn observe(observer: Option<FileObserver>) {
     OBSERVER.set(observer);
 }

@@ -12,7 +12,7 @@ use super::line::Span;
 use super::names::HolderId;
 use tenure_core::name::{LockName, USE};
 use tenure_core::protocol::codec::{self, number, word};
-use tenure_core::protocol::{self, Data, Entry, Kind, Now, State};
+use tenure_core::protocol::{self, Data, ExpiringValue, Kind, Now, State};
 
 /// Version of the directory's files. The guard file keeps out processes of another version.
 const FORMAT: &str = "3";
@@ -27,12 +27,12 @@ pub(super) const MAX_BYTES: usize = 2 * FULL_BYTES;
 
 /// One lock as stored in its file. The waiters of a queue are in a separate file; see [`line`](super::line).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Record {
+pub(super) struct FileRecord {
     pub(super) name: LockName,
     /// The boot whose clock counts the leases.
     pub(super) boot: String,
     pub(super) bindings: Bindings,
-    pub(super) lock: Entry<Data>,
+    pub(super) lock: ExpiringValue<Data>,
     /// The valid bytes of the line file.
     pub(super) span: Span,
 }
@@ -53,7 +53,7 @@ pub(super) enum Damage {
     Format(String),
 }
 
-impl Record {
+impl FileRecord {
     pub(super) fn encode(&self) -> String {
         let (kind, held) = (codec::kind(&self.lock.value), held(&self.lock.value));
         let value = codec::encode(held.as_ref().unwrap_or(&self.lock.value));
@@ -121,7 +121,7 @@ impl Record {
             false => LockName::new(name).ok()?,
         };
         let is_whole = rest.is_empty() && bindings.iter().all(|(number, _)| value.has(number));
-        let lock = Entry { value, expires_ms };
+        let lock = ExpiringValue { value, expires_ms };
         let held = held(&lock.value);
         let is_held =
             held.as_ref().is_none_or(|held| *held == lock.value && ends(Some(held), &lock) == expires_ms);
@@ -171,7 +171,7 @@ fn held(value: &Data) -> Option<Data> {
 
 /// When a record expires. A queue without an explicit setting expires with its tickets, and its record covers
 /// only the holders.
-fn ends(held: Option<&Data>, lock: &Entry<Data>) -> Option<u64> {
+fn ends(held: Option<&Data>, lock: &ExpiringValue<Data>) -> Option<u64> {
     match held {
         Some(Data::Queue(queue)) if !queue.is_set => {
             Some(queue.tickets().map(|(_, ticket)| ticket.deadline_ms).max().unwrap_or(0))
@@ -304,12 +304,12 @@ mod tests {
     const B: &str = "b@h:2/0123456789abcdef0123456789abcdef";
     const C: &str = "c@h:3/0123456789abcdef0123456789abcdef";
 
-    fn record(name: &str, value: Data) -> Record {
-        Record {
+    fn record(name: &str, value: Data) -> FileRecord {
+        FileRecord {
             name: LockName::new(name).expect("a name"),
             boot: "b00t".to_owned(),
             bindings: Bindings::default(),
-            lock: Entry { value, expires_ms: Some(1_234) },
+            lock: ExpiringValue { value, expires_ms: Some(1_234) },
             span: Span::default(),
         }
     }
@@ -319,20 +319,20 @@ mod tests {
         format!("{body}{}", seal_of(body.as_bytes()))
     }
 
-    fn body(record: &Record) -> String {
+    fn body(record: &FileRecord) -> String {
         let text = record.encode();
         text[..text.rfind(SUM).expect("a last line")].to_owned()
     }
 
     /// One holder, with token 5, bound to holder file 7.
-    fn mutex() -> Record {
+    fn mutex() -> FileRecord {
         let mut record = record("name", Data::Text(format!("{A}#5")));
         record.bindings.bind(5, Some(HolderId(7)));
         record
     }
 
     /// One owner holds it three times: from two processes, and once detached.
-    fn reentrant() -> Record {
+    fn reentrant() -> FileRecord {
         let fields = [(A, "3"), ("#fence", "5"), ("#a1", "1"), ("#b2", "1"), ("#0", "1")];
         let hash = fields.map(|(field, value)| (field.to_owned(), value.to_owned()));
         let mut record = record("name", Data::Hash(hash.into()));
@@ -342,7 +342,7 @@ mod tests {
     }
 
     /// Three holders of a semaphore with three permits.
-    fn semaphore() -> Record {
+    fn semaphore() -> FileRecord {
         let mut queue = Queue::new(Kind::Semaphore, 3);
         queue.mark = 9;
         for (number, weight, owner) in [(5, 1, A), (6, 1, B), (9, 1, C)] {
@@ -365,18 +365,18 @@ mod tests {
                 let record = record(name, Data::Text(value.into()));
                 let text = record.encode();
                 assert!(text.len() <= MAX_BYTES);
-                assert_eq!(Record::decode(text.as_bytes()), Ok(record));
+                assert_eq!(FileRecord::decode(text.as_bytes()), Ok(record));
             }
         }
         let mut lasting = record("x", Data::Text("x".into()));
         lasting.lock.expires_ms = None;
-        assert_eq!(Record::decode(lasting.encode().as_bytes()), Ok(lasting));
+        assert_eq!(FileRecord::decode(lasting.encode().as_bytes()), Ok(lasting));
     }
 
     #[test]
     fn every_kind_reads_back() {
         for record in [mutex(), reentrant(), semaphore()] {
-            assert_eq!(Record::decode(record.encode().as_bytes()), Ok(record));
+            assert_eq!(FileRecord::decode(record.encode().as_bytes()), Ok(record));
         }
     }
 
@@ -404,10 +404,10 @@ mod tests {
             queue.insert(number, Ticket { owner, weight: 1, deadline_ms: u64::MAX, listens: None });
             record.bindings.bind(number, Some(HolderId(number)));
         }
-        record.lock = Entry { value: Data::Queue(queue), expires_ms: Some(u64::MAX) };
+        record.lock = ExpiringValue { value: Data::Queue(queue), expires_ms: Some(u64::MAX) };
         let text = record.encode();
         assert!(text.len() <= FULL_BYTES, "{}", text.len());
-        assert_eq!(Record::decode(text.as_bytes()), Ok(record));
+        assert_eq!(FileRecord::decode(text.as_bytes()), Ok(record));
     }
 
     #[test]
@@ -415,19 +415,19 @@ mod tests {
         for record in [mutex(), reentrant(), semaphore()] {
             let text = record.encode().into_bytes();
             for end in 0..text.len() {
-                assert_eq!(Record::decode(&text[..end]), Err(Damage::Damaged), "{end}");
+                assert_eq!(FileRecord::decode(&text[..end]), Err(Damage::Damaged), "{end}");
                 let mut changed = text.clone();
                 changed[end] ^= 1;
-                assert!(Record::decode(&changed).is_err(), "{end}");
+                assert!(FileRecord::decode(&changed).is_err(), "{end}");
             }
-            assert_eq!(Record::decode(&[&text[..], b"\xff"].concat()), Err(Damage::Damaged));
+            assert_eq!(FileRecord::decode(&[&text[..], b"\xff"].concat()), Err(Damage::Damaged));
         }
-        assert_eq!(Record::decode(&[0; 300]), Err(Damage::Damaged));
+        assert_eq!(FileRecord::decode(&[0; 300]), Err(Damage::Damaged));
     }
 
     #[test]
     fn what_no_machine_would_write_is_refused() {
-        let changes: [(Record, &[(&str, &str)]); 3] = [
+        let changes: [(FileRecord, &[(&str, &str)]); 3] = [
             (
                 mutex(),
                 &[
@@ -490,17 +490,17 @@ mod tests {
         ];
         for (record, changes) in changes {
             let body = body(&record);
-            assert_eq!(Record::decode(sealed(&body).as_bytes()), Ok(record));
+            assert_eq!(FileRecord::decode(sealed(&body).as_bytes()), Ok(record));
             for (from, to) in changes {
                 assert!(body.contains(from), "{from:?} in {body}");
                 let changed = sealed(&body.replacen(from, to, 1));
-                assert_eq!(Record::decode(changed.as_bytes()), Err(Damage::Damaged), "{to:?}");
+                assert_eq!(FileRecord::decode(changed.as_bytes()), Err(Damage::Damaged), "{to:?}");
             }
         }
         let mut empty = semaphore();
         empty.lock.value = Data::Queue(Queue::new(Kind::Semaphore, 2));
         empty.bindings = Bindings::default();
-        assert_eq!(Record::decode(empty.encode().as_bytes()), Err(Damage::Damaged));
+        assert_eq!(FileRecord::decode(empty.encode().as_bytes()), Err(Damage::Damaged));
     }
 
     #[test]
@@ -524,13 +524,13 @@ mod tests {
             B,
         ];
         fuzz("record", &[], &words, |bytes| {
-            let _ = Record::decode(bytes);
+            let _ = FileRecord::decode(bytes);
             if let Ok(Some(ledger)) = Ledger::decode(bytes) {
                 assert_eq!(ledger.encode().as_bytes(), bytes);
             }
             // Sealed content is trusted.
             let sealed = [bytes, seal_of(bytes).as_bytes()].concat();
-            let record = match Record::decode(&sealed) {
+            let record = match FileRecord::decode(&sealed) {
                 Ok(record) => record,
                 Err(damage) => {
                     let said = damage.of_record();
@@ -578,9 +578,9 @@ mod tests {
     #[test]
     fn another_version_is_told_from_damage() {
         let later = [b"tenure lock 4\n".as_slice(), &[0xff; 20]].concat();
-        assert_eq!(Record::decode(&later), Err(Damage::Format("4".to_owned())));
+        assert_eq!(FileRecord::decode(&later), Err(Damage::Format("4".to_owned())));
         let earlier = b"tenure lock 1\n".as_slice();
-        assert_eq!(Record::decode(earlier), Err(Damage::Format("1".to_owned())));
+        assert_eq!(FileRecord::decode(earlier), Err(Damage::Format("1".to_owned())));
         assert_eq!(Ledger::decode(b"tenure guard 10\n"), Err(Damage::Format("10".to_owned())));
     }
 

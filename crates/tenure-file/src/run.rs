@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::bindings::Bindings;
 use super::directory::Inside;
-use super::holders::Holders;
+use super::holders::HolderFiles;
 use super::life::is_dead;
 use super::lock::Lock;
 use super::look::front;
@@ -12,7 +12,7 @@ use super::names::RecordId;
 use super::seen::sees_all;
 use tenure_core::owner::Owner;
 use tenure_core::protocol::queue::{BOUND, Queue};
-use tenure_core::protocol::{self, Answer, Data, Entry, Notification, Now, Op, State, Verb};
+use tenure_core::protocol::{self, Answer, Data, ExpiringValue, Notification, Now, Op, State, Verb};
 use tenure_core::store::Failure;
 
 /// Maximum dead waiters removed per request. If there may be more, the answer says so and the request is
@@ -20,9 +20,9 @@ use tenure_core::store::Failure;
 pub(super) const DEAD: usize = 500;
 
 /// One request in progress.
-pub(super) struct Run<'a, 'b> {
+pub(super) struct RequestRun<'a, 'b> {
     pub(super) inside: &'a Inside<'b>,
-    pub(super) holders: &'a Holders,
+    pub(super) holders: &'a HolderFiles,
     pub(super) id: RecordId,
     pub(super) now: Now,
     pub(super) state: &'a mut State,
@@ -37,7 +37,7 @@ pub(super) struct Ran {
     pub(super) is_bounded: bool,
 }
 
-impl Run<'_, '_> {
+impl RequestRun<'_, '_> {
     /// Runs the machine. `line` is the source of further waiters.
     pub(super) fn all(
         &mut self,
@@ -52,7 +52,7 @@ impl Run<'_, '_> {
         };
         let (verb, name) =
             (Verb::Refresh { owners: Arc::new([]), wait_ms: 0, listens: None }, op.name.clone());
-        let settles = Op { name, rule: op.rule, owner: op.owner.clone(), request: op.request, verb };
+        let settles = Op { name, spec: op.spec, owner: op.owner.clone(), request: op.request, verb };
         let (mut let_in, mut is_bounded) = (Vec::new(), false);
         let is_new = matches!(op.verb, Verb::Acquire { .. });
         if is_new {
@@ -107,7 +107,7 @@ impl Run<'_, '_> {
 
     fn queue(&self) -> Option<&Queue> {
         match &self.state.lock {
-            Some(Entry { value: Data::Queue(queue), .. }) => Some(queue),
+            Some(ExpiringValue { value: Data::Queue(queue), .. }) => Some(queue),
             _ => None,
         }
     }

@@ -2,14 +2,14 @@
 
 use super::bindings::Bindings;
 use super::directory::{Directory, Inside};
-use super::holders::Holders;
+use super::holders::HolderFiles;
 use super::life::{is_dead, is_of_this_boot};
 use super::line::{Span, Standing};
 use super::lock::Lock;
 use super::names::RecordId;
 use tenure_core::owner::Owner;
 use tenure_core::protocol::queue::Queue;
-use tenure_core::protocol::{Answer, Data, Entry, Now, Op, Place, ReleaseScope, State, Verb};
+use tenure_core::protocol::{Answer, Data, ExpiringValue, Now, Op, Place, ReleaseScope, State, Verb};
 use tenure_core::store::Failure;
 
 /// Up to this many holders of a queue are tested on every request; more only when the first waiter sends it.
@@ -18,7 +18,7 @@ const FEW: usize = 8;
 /// The valid part of a lock, for one request.
 #[derive(Default)]
 pub(super) struct Living {
-    pub(super) lock: Option<Entry<Data>>,
+    pub(super) lock: Option<ExpiringValue<Data>>,
     pub(super) bindings: Bindings,
     pub(super) span: Span,
     /// Tickets of the requesting owners that lie behind the part that was read.
@@ -38,7 +38,7 @@ pub(super) fn asked(op: &Op) -> &[Owner] {
 /// waiter sent the request. Otherwise the total work would be quadratic in the number of waiters.
 pub(super) fn seen(
     inside: &Inside<'_>,
-    holders: &Holders,
+    holders: &HolderFiles,
     lock: &mut Lock,
     id: RecordId,
     now: Now,
@@ -106,7 +106,7 @@ fn is_far(inside: &Inside<'_>, lock: &mut Lock, id: RecordId, now: Now, op: &Op)
 /// Reads on until two waiters are known, skipping expired and crashed ones at the front.
 fn fill(
     directory: &Directory,
-    holders: &Holders,
+    holders: &HolderFiles,
     lock: &mut Lock,
     id: RecordId,
     now: Now,
@@ -128,7 +128,7 @@ fn fill(
 
 /// The requesting owners' tickets behind the part that was read. `None` if one exists but not where this
 /// store wrote it.
-fn further(lock: &Lock, holders: &Holders, id: RecordId, op: &Op) -> Option<Vec<Standing>> {
+fn further(lock: &Lock, holders: &HolderFiles, id: RecordId, op: &Op) -> Option<Vec<Standing>> {
     let queue = lock.queue()?;
     let mut later = Vec::new();
     for owner in asked(op).iter().filter(|owner| queue.number(owner).is_none()) {
@@ -189,7 +189,7 @@ pub(super) fn further_back(op: &Op, answer: Answer, later: &[Standing], state: &
                 };
                 let number = standing.number;
                 // The ticket may have been read and granted while the machine ran.
-                let holds = matches!(&state.lock, Some(Entry { value: Data::Queue(queue), .. })
+                let holds = matches!(&state.lock, Some(ExpiringValue { value: Data::Queue(queue), .. })
                     if queue.ticket(number).is_some() && number <= queue.mark);
                 *place =
                     if holds { Place::Held { fence: number } } else { Place::Waiting { ticket: number } };

@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::apply::{Applied, apply, now};
 use super::beside::apply_to_record;
 use super::directory::{Directory, Entered};
-use super::holders::Holders;
+use super::holders::HolderFiles;
 use super::names::RecordId;
 use tenure_core::moment::Moment;
 use tenure_core::protocol::record::{RecordAnswer, RecordOp};
@@ -29,12 +29,12 @@ pub(super) const SWEEP: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 pub(super) struct Core {
     pub(super) directory: Option<Directory>,
-    pub(super) holders: Holders,
+    pub(super) holders: HolderFiles,
     pub(super) swept: Option<Moment>,
 }
 
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct SharedDirectory {
     core: Mutex<Core>,
     /// See [`boot_clock_offset_ms`](super::system::boot_clock_offset_ms).
     pub(super) offset_ms: i64,
@@ -47,10 +47,10 @@ pub(super) struct Shared {
 
 /// Counts a request as being with the worker until dropped.
 #[derive(Debug)]
-pub(super) struct Handed(Arc<Shared>);
+pub(super) struct Handed(Arc<SharedDirectory>);
 
 /// Outcome of a request on a caller's thread.
-pub(super) enum Tried<T> {
+pub(super) enum CallerOutcome<T> {
     /// Executed. Includes the changes, for the listeners.
     Done(Result<T, Failure>, Option<(RecordId, Applied)>),
     /// Left to the worker.
@@ -63,7 +63,7 @@ impl Drop for Handed {
     }
 }
 
-impl Shared {
+impl SharedDirectory {
     pub(super) fn new(offset_ms: i64) -> Arc<Self> {
         let (core, handed, is_slow, listens) =
             (Mutex::default(), AtomicUsize::new(0), AtomicBool::new(false), AtomicBool::new(false));
@@ -98,8 +98,8 @@ impl Shared {
     }
 
     /// Executes a request about a lock if that does not block.
-    pub(super) fn call(&self, runtime: &dyn Runtime, op: &Op) -> Tried<Answer> {
-        let queues = matches!(op.rule, LockSpec::Queue(_));
+    pub(super) fn call(&self, runtime: &dyn Runtime, op: &Op) -> CallerOutcome<Answer> {
+        let queues = matches!(op.spec, LockSpec::Queue(_));
         // A waiter needs a socket, and opening one requires the worker's reactor.
         let may_wait = match op.verb {
             Verb::Acquire { wait_ms, .. } => queues && wait_ms.is_some(),
@@ -107,18 +107,18 @@ impl Shared {
             _ => false,
         };
         if may_wait && matches!(op.verb, Verb::Renew { .. }) {
-            return Tried::NotHere;
+            return CallerOutcome::NotHere;
         }
         self.at_once(runtime, |directory, holders| {
             let mut inside = match directory.enter(None) {
                 Ok(Entered::Inside(inside)) => inside,
-                Ok(Entered::Locked | Entered::Replaced) => return Tried::NotHere,
-                Err(failure) => return Tried::Done(Err(failure), None),
+                Ok(Entered::Locked | Entered::Replaced) => return CallerOutcome::NotHere,
+                Err(failure) => return CallerOutcome::Done(Err(failure), None),
             };
             let id = RecordId::of(&op.name);
             let may_come_in = holders.asks(id) && !holders.has_socket();
             if (may_wait || may_come_in) && inside.has(id) {
-                return Tried::NotHere;
+                return CallerOutcome::NotHere;
             }
             let now = now(runtime, self.offset_ms);
             let applied = apply(&mut inside, holders, now, runtime, op);
@@ -126,20 +126,20 @@ impl Shared {
             match applied {
                 Ok(applied) => {
                     applied.calls.iter().for_each(|holder| directory.call(*holder, id));
-                    Tried::Done(Ok(applied.answer.clone()), Some((id, applied)))
+                    CallerOutcome::Done(Ok(applied.answer.clone()), Some((id, applied)))
                 }
-                Err(failure) => Tried::Done(Err(failure), None),
+                Err(failure) => CallerOutcome::Done(Err(failure), None),
             }
         })
     }
 
     /// Executes a request about the record beside a lock if that does not block.
-    pub(super) fn record(&self, runtime: &dyn Runtime, op: &RecordOp) -> Tried<RecordAnswer> {
+    pub(super) fn record(&self, runtime: &dyn Runtime, op: &RecordOp) -> CallerOutcome<RecordAnswer> {
         self.at_once(runtime, |directory, holders| {
             let mut inside = match directory.enter(None) {
                 Ok(Entered::Inside(inside)) => inside,
-                Ok(Entered::Locked | Entered::Replaced) => return Tried::NotHere,
-                Err(failure) => return Tried::Done(Err(failure), None),
+                Ok(Entered::Locked | Entered::Replaced) => return CallerOutcome::NotHere,
+                Err(failure) => return CallerOutcome::Done(Err(failure), None),
             };
             let now = now(runtime, self.offset_ms);
             let answer = apply_to_record(&mut inside, holders, now, runtime, op);
@@ -149,45 +149,45 @@ impl Shared {
                     let id = RecordId::of(&op.lock);
                     let calls = applied.iter().flat_map(|applied| &applied.calls);
                     calls.for_each(|holder| directory.call(*holder, id));
-                    Tried::Done(Ok(answer), applied.map(|applied| (id, applied)))
+                    CallerOutcome::Done(Ok(answer), applied.map(|applied| (id, applied)))
                 }
-                Err(failure) => Tried::Done(Err(failure), None),
+                Err(failure) => CallerOutcome::Done(Err(failure), None),
             }
         })
     }
 
     /// Confirms that the store answers, if it was proven writable before.
-    pub(super) fn ready(&self, runtime: &dyn Runtime) -> Tried<()> {
+    pub(super) fn ready(&self, runtime: &dyn Runtime) -> CallerOutcome<()> {
         self.at_once(runtime, |directory, _| match directory.enter(None) {
-            Ok(Entered::Inside(inside)) if inside.is_proven() => Tried::Done(Ok(()), None),
-            Ok(_) => Tried::NotHere,
-            Err(failure) => Tried::Done(Err(failure), None),
+            Ok(Entered::Inside(inside)) if inside.is_proven() => CallerOutcome::Done(Ok(()), None),
+            Ok(_) => CallerOutcome::NotHere,
+            Err(failure) => CallerOutcome::Done(Err(failure), None),
         })
     }
 
     fn at_once<T>(
         &self,
         runtime: &dyn Runtime,
-        change: impl FnOnce(&Directory, &mut Holders) -> Tried<T>,
-    ) -> Tried<T> {
+        change: impl FnOnce(&Directory, &mut HolderFiles) -> CallerOutcome<T>,
+    ) -> CallerOutcome<T> {
         if self.is_slow.load(Ordering::Relaxed) {
-            return Tried::NotHere;
+            return CallerOutcome::NotHere;
         }
         let mut core = match self.core.try_lock() {
             Ok(core) => core,
             // After a panic of another thread the worker reports that the store has ended.
-            Err(TryLockError::WouldBlock | TryLockError::Poisoned(_)) => return Tried::NotHere,
+            Err(TryLockError::WouldBlock | TryLockError::Poisoned(_)) => return CallerOutcome::NotHere,
         };
         // Checked under the lock, so that no request handed over before this change is overtaken.
         if self.handed.load(Ordering::Acquire) > 0 {
-            return Tried::NotHere;
+            return CallerOutcome::NotHere;
         }
         let begun = runtime.now();
         let Core { directory, holders, swept } = &mut *core;
         let is_swept = swept.is_some_and(|swept| begun.since(swept) < SWEEP);
-        let Some(directory) = directory.as_ref().filter(|_| is_swept) else { return Tried::NotHere };
+        let Some(directory) = directory.as_ref().filter(|_| is_swept) else { return CallerOutcome::NotHere };
         let tried = change(directory, holders);
-        if let Tried::Done(..) = tried {
+        if let CallerOutcome::Done(..) = tried {
             self.took(runtime.now().since(begun), 1);
         }
         tried
@@ -205,13 +205,13 @@ mod tests {
     fn a_request_is_for_the_worker_after_a_slow_change_and_behind_another_there() {
         let dir = tempfile::tempdir().expect("a directory");
         let runtime = Driver::start().expect("a thread");
-        let shared = Shared::new(0);
+        let shared = SharedDirectory::new(0);
         let name = LockName::new("x").expect("a name");
         let owner = Owner::fresh("", &*runtime);
-        let op = Op { name, rule: LockSpec::Mutex, owner, request: 0, verb: Verb::Inspect };
+        let op = Op { name, spec: LockSpec::Mutex, owner, request: 0, verb: Verb::Inspect };
         let is_here = || {
             shared.took(Duration::ZERO, 1);
-            matches!(shared.call(&*runtime, &op), Tried::Done(Ok(Answer::Free), _))
+            matches!(shared.call(&*runtime, &op), CallerOutcome::Done(Ok(Answer::Free), _))
         };
         assert!(!is_here(), "the directory is not open");
         {
@@ -223,9 +223,9 @@ mod tests {
         shared.core().swept = Some(runtime.now());
         assert!(is_here());
         shared.took(10 * QUICK, 20);
-        assert!(matches!(shared.call(&*runtime, &op), Tried::Done(..)), "half of what is slow");
+        assert!(matches!(shared.call(&*runtime, &op), CallerOutcome::Done(..)), "half of what is slow");
         shared.took(10 * QUICK, 9);
-        assert!(matches!(shared.call(&*runtime, &op), Tried::NotHere));
+        assert!(matches!(shared.call(&*runtime, &op), CallerOutcome::NotHere));
         let handed = shared.hand_over();
         assert!(!is_here());
         drop(handed);

@@ -38,11 +38,11 @@ pub(super) const NEAR: usize = 2;
 pub(super) struct Waits {
     /// The process woken last, until it retries, and the time of its wake-up.
     called: Option<(HolderId, u64)>,
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<WaitEntry>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Waiting {
+struct WaitEntry {
     holder: HolderId,
     /// Whether it was notified that it is one of the first.
     is_told: bool,
@@ -100,7 +100,7 @@ impl Waits {
         if self.before(holder).is_some() || self.waiting.len() >= MOST {
             return;
         }
-        let waiting = Waiting { holder, is_told: false };
+        let waiting = WaitEntry { holder, is_told: false };
         match was_called || again {
             true => self.waiting.push_front(waiting),
             false => self.waiting.push_back(waiting),
@@ -129,7 +129,7 @@ impl Waits {
         self.called = None;
         // Skips all dead processes at once, 4,096 at most; otherwise the next live one would not be woken
         // before its own look.
-        let Waiting { holder, .. } =
+        let WaitEntry { holder, .. } =
             std::iter::from_fn(|| self.waiting.pop_front()).find(|waiting| !is_dead(waiting.holder))?;
         self.called = Some((holder, now_ms));
         Some(holder)
@@ -150,7 +150,7 @@ impl Waits {
         if let Some((HolderId(holder), at)) = self.called {
             let _ = writeln!(text, "called {holder:016x} {at}");
         }
-        for Waiting { holder: HolderId(holder), is_told } in &self.waiting {
+        for WaitEntry { holder: HolderId(holder), is_told } in &self.waiting {
             let _ = writeln!(text, "{} {holder:016x}", if *is_told { '+' } else { '-' });
         }
         text
@@ -170,7 +170,7 @@ impl Waits {
                     waits.called = called.and_then(|(digits, at)| Some((holder(digits)?, at.parse().ok()?)));
                 }
                 "+" | "-" => {
-                    let waiting = holder(rest).map(|holder| Waiting { holder, is_told: sign == "+" });
+                    let waiting = holder(rest).map(|holder| WaitEntry { holder, is_told: sign == "+" });
                     waits.waiting.extend(waiting);
                 }
                 _ => {}

@@ -35,14 +35,14 @@ struct LockListeners {
     /// these tickets would wake every process each time.
     told: BTreeSet<u64>,
     /// How its changes are noticed.
-    hears: Hears,
+    hears: WatchMode,
     /// The holders to watch while a ticket of this process is at the front of the queue.
     ahead: Option<Vec<HolderId>>,
 }
 
 /// How a process notices changes of a lock. The greatest applies if listeners differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Hears {
+pub(super) enum WatchMode {
     /// It waits in a queue and is woken when its turn comes; until then it refreshes its ticket.
     Turns,
     /// It retries whenever the lock becomes free, on a wake-up or a periodic look.
@@ -53,19 +53,19 @@ pub(super) enum Hears {
 
 impl Listeners {
     /// Adds a listener.
-    pub(super) fn add(&mut self, id: RecordId, listener: Publisher, hears: Hears) {
+    pub(super) fn add(&mut self, id: RecordId, listener: Publisher, hears: WatchMode) {
         add(&mut self.of(id, hears).listeners, listener);
-        self.watching += usize::from(hears == Hears::All);
+        self.watching += usize::from(hears == WatchMode::All);
     }
 
     /// Adds a listener of a holder. `is_called`: a process that ends the hold by force sends a wake-up.
     pub(super) fn add_holder(&mut self, id: RecordId, listener: Publisher, is_called: bool) {
-        let hears = if is_called { Hears::Turns } else { Hears::All };
+        let hears = if is_called { WatchMode::Turns } else { WatchMode::All };
         add(&mut self.of(id, hears).holding, listener);
         self.watching += usize::from(!is_called);
     }
 
-    fn of(&mut self, id: RecordId, hears: Hears) -> &mut LockListeners {
+    fn of(&mut self, id: RecordId, hears: WatchMode) -> &mut LockListeners {
         if self.by_lock.len() >= self.full.max(64) {
             self.forget();
             self.full = 2 * self.by_lock.len();
@@ -89,7 +89,8 @@ impl Listeners {
 
     /// Whether the lock's holders have to check themselves whether a hold was ended by force.
     pub(super) fn holders_look(&self, id: RecordId) -> bool {
-        let look = |listening: &LockListeners| listening.hears == Hears::All && !listening.holding.is_empty();
+        let look =
+            |listening: &LockListeners| listening.hears == WatchMode::All && !listening.holding.is_empty();
         self.by_lock.get(&id).is_some_and(look)
     }
 
@@ -100,7 +101,7 @@ impl Listeners {
             listening.holding.retain(|listener| !listener.is_over());
             !listening.listeners.is_empty() || !listening.holding.is_empty()
         });
-        self.watching = self.by_lock.values().filter(|listening| listening.hears == Hears::All).count();
+        self.watching = self.by_lock.values().filter(|listening| listening.hears == WatchMode::All).count();
     }
 
     /// Publishes the effect of this store's own request.
@@ -147,7 +148,7 @@ impl Listeners {
 
     /// Whether changes of this lock are noticed through the directory watch.
     pub(super) fn watches(&self, id: RecordId) -> bool {
-        self.by_lock.get(&id).is_some_and(|listening| listening.hears == Hears::All)
+        self.by_lock.get(&id).is_some_and(|listening| listening.hears == WatchMode::All)
     }
 
     /// Whether the directory watch is needed for any lock.
@@ -165,9 +166,9 @@ impl Listeners {
         self.forget();
         let looks = |(id, listening): (&RecordId, &LockListeners)| {
             let is_due = match listening.hears {
-                Hears::All => true,
-                Hears::Calls => all || listening.ahead.is_some(),
-                Hears::Turns => listening.ahead.is_some(),
+                WatchMode::All => true,
+                WatchMode::Calls => all || listening.ahead.is_some(),
+                WatchMode::Turns => listening.ahead.is_some(),
             };
             is_due.then_some(*id)
         };
@@ -176,7 +177,7 @@ impl Listeners {
 
     /// Whether any lock needs rare looks.
     pub(super) fn any_calls(&self) -> bool {
-        self.by_lock.values().any(|listening| listening.hears == Hears::Calls)
+        self.by_lock.values().any(|listening| listening.hears == WatchMode::Calls)
     }
 
     /// Records the holders ahead of this process's ticket at the front of the queue. Returns whether that
@@ -219,7 +220,7 @@ const HOLDERS: usize = 64;
 /// One inotify instance. It watches the directory while a listener depends on it, and the files of the
 /// holders ahead of this process's tickets.
 #[derive(Debug)]
-pub(super) struct Watch {
+pub(super) struct DirectoryWatch {
     inotify: AsyncFd<OwnedFd>,
     watched: Option<i32>,
     holders: BTreeMap<HolderId, i32>,
@@ -227,7 +228,7 @@ pub(super) struct Watch {
 
 /// An inotify event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Seen {
+pub(super) enum InotifyEvent {
     /// A record was removed or replaced.
     Changed(RecordId),
     /// A process closed a holder file; its flock is released at the same time or a moment later.
@@ -238,7 +239,7 @@ pub(super) enum Seen {
     Missed,
 }
 
-impl Watch {
+impl DirectoryWatch {
     /// An inotify instance without watches. Requires a tokio runtime.
     pub(super) fn new() -> std::io::Result<Self> {
         let inotify = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?;
@@ -324,37 +325,37 @@ impl Watch {
     }
 
     /// The events since the last call. Never blocks.
-    pub(super) fn read(&self) -> Vec<Seen> {
+    pub(super) fn read(&self) -> Vec<InotifyEvent> {
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let mut reader = Reader::new(self.inotify.get_ref(), &mut buffer);
         let mut seen = Vec::new();
         while let Ok(event) = reader.next() {
             let events = event.events();
             if events.contains(ReadFlags::QUEUE_OVERFLOW) {
-                seen.push(Seen::Missed);
+                seen.push(InotifyEvent::Missed);
                 continue;
             }
             if Some(event.wd()) != self.watched {
                 if self.holders.values().any(|watched| *watched == event.wd()) {
-                    seen.push(Seen::HolderClosed);
+                    seen.push(InotifyEvent::HolderClosed);
                 }
                 continue; // else it is said of a watch that has ended
             }
             if events.intersects(
                 ReadFlags::DELETE_SELF | ReadFlags::MOVE_SELF | ReadFlags::IGNORED | ReadFlags::UNMOUNT,
             ) {
-                seen.push(Seen::Replaced);
+                seen.push(InotifyEvent::Replaced);
                 continue;
             }
             let Some(name) = event.file_name().and_then(|name| name.to_str().ok()) else { continue };
             if events.intersects(ReadFlags::DELETE | ReadFlags::MOVED_FROM) {
                 if let Ok(id) = name.parse() {
-                    seen.push(Seen::Changed(id));
+                    seen.push(InotifyEvent::Changed(id));
                 } else if name == "guard" {
-                    seen.push(Seen::Replaced);
+                    seen.push(InotifyEvent::Replaced);
                 }
             } else if name.parse::<HolderId>().is_ok() {
-                seen.push(Seen::HolderClosed);
+                seen.push(InotifyEvent::HolderClosed);
             }
         }
         seen
@@ -385,7 +386,7 @@ mod tests {
         let stays = listens(|publisher| listeners.add_holder(id(), publisher, true));
         for _ in 0..10_000 {
             drop(listens(|publisher| listeners.add_holder(id(), publisher, true)));
-            drop(listens(|publisher| listeners.add(id(), publisher, Hears::Calls)));
+            drop(listens(|publisher| listeners.add(id(), publisher, WatchMode::Calls)));
         }
         let LockListeners { listeners, holding, .. } = &listeners.by_lock[&id()];
         assert!(holding.len() < 20 && listeners.len() < 20, "{} and {}", holding.len(), listeners.len());
@@ -396,7 +397,7 @@ mod tests {
     #[test]
     fn none_waits_once_its_listener_is_dropped() {
         let mut listeners = Listeners::default();
-        let one = listens(|publisher| listeners.add(id(), publisher, Hears::Calls));
+        let one = listens(|publisher| listeners.add(id(), publisher, WatchMode::Calls));
         assert!(listeners.has(id()));
         drop(one);
         assert!(!listeners.has(id()));

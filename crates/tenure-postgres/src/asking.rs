@@ -5,24 +5,24 @@ use std::sync::Arc;
 
 use futures_util::future::{BoxFuture, FutureExt};
 
-use super::inbox::Plain;
-use super::names::Key;
-use super::server::{Change, Failed, Renewals, Row, Session};
+use super::inbox::PlainStatement;
+use super::names::LockKey;
+use super::server::{Renewals, Row, RowChange, StatementError, StatementSession};
 
 /// The result of a statement.
 pub(super) enum Done {
-    Acquired(String, Result<Option<i64>, Failed>),
-    Released(String, Result<bool, Failed>),
-    Renewed(Vec<String>, Result<Vec<(String, i64)>, Failed>),
-    Read(Vec<String>, Result<Vec<Row>, Failed>),
-    Wrote(Vec<String>, Result<BTreeSet<String>, Failed>),
-    Plain(u64, Result<Vec<Row>, Failed>),
-    Swept(Result<Option<String>, Failed>),
+    Acquired(String, Result<Option<i64>, StatementError>),
+    Released(String, Result<bool, StatementError>),
+    Renewed(Vec<String>, Result<Vec<(String, i64)>, StatementError>),
+    Read(Vec<String>, Result<Vec<Row>, StatementError>),
+    Wrote(Vec<String>, Result<BTreeSet<String>, StatementError>),
+    Plain(u64, Result<Vec<Row>, StatementError>),
+    Swept(Result<Option<String>, StatementError>),
 }
 
 pub(super) fn acquire(
-    session: Arc<dyn Session>,
-    key: Key,
+    session: Arc<dyn StatementSession>,
+    key: LockKey,
     owner: String,
     ttl_ms: i64,
 ) -> BoxFuture<'static, Done> {
@@ -34,7 +34,7 @@ pub(super) fn acquire(
 }
 
 pub(super) fn release(
-    session: Arc<dyn Session>,
+    session: Arc<dyn StatementSession>,
     name: String,
     owner: String,
     message: String,
@@ -46,7 +46,7 @@ pub(super) fn release(
     .boxed()
 }
 
-pub(super) fn renew(session: Arc<dyn Session>, renewals: Renewals) -> BoxFuture<'static, Done> {
+pub(super) fn renew(session: Arc<dyn StatementSession>, renewals: Renewals) -> BoxFuture<'static, Done> {
     async move {
         let renewed = session.renew(&renewals).await;
         Done::Renewed(renewals.names, renewed)
@@ -55,7 +55,7 @@ pub(super) fn renew(session: Arc<dyn Session>, renewals: Renewals) -> BoxFuture<
 }
 
 pub(super) fn read_rows(
-    session: Arc<dyn Session>,
+    session: Arc<dyn StatementSession>,
     names: Vec<String>,
     with_records: bool,
 ) -> BoxFuture<'static, Done> {
@@ -66,22 +66,29 @@ pub(super) fn read_rows(
     .boxed()
 }
 
-pub(super) fn plain(session: Arc<dyn Session>, number: u64, plain: Plain) -> BoxFuture<'static, Done> {
+pub(super) fn plain(
+    session: Arc<dyn StatementSession>,
+    number: u64,
+    plain: PlainStatement,
+) -> BoxFuture<'static, Done> {
     async move {
         let rows = match plain {
-            Plain::List { prefix, after } => session.list(&prefix, &after).await,
-            Plain::Ping => session.ping().await.map(|()| Vec::new()),
+            PlainStatement::List { prefix, after } => session.list(&prefix, &after).await,
+            PlainStatement::Ping => session.ping().await.map(|()| Vec::new()),
         };
         Done::Plain(number, rows)
     }
     .boxed()
 }
 
-pub(super) fn sweep(session: Arc<dyn Session>, after: String) -> BoxFuture<'static, Done> {
+pub(super) fn sweep(session: Arc<dyn StatementSession>, after: String) -> BoxFuture<'static, Done> {
     async move { Done::Swept(session.sweep(&after).await) }.boxed()
 }
 
-pub(super) fn write(session: Arc<dyn Session>, changes: Vec<(Key, Change)>) -> BoxFuture<'static, Done> {
+pub(super) fn write(
+    session: Arc<dyn StatementSession>,
+    changes: Vec<(LockKey, RowChange)>,
+) -> BoxFuture<'static, Done> {
     async move {
         let written = session.write(&changes).await;
         Done::Wrote(changes.into_iter().map(|(key, _)| key.name).collect(), written)

@@ -6,8 +6,8 @@ use std::fs;
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -20,17 +20,18 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{AsyncMessage, Client, Config};
 
 use super::failure;
-use super::line::Line;
-use super::server::{Connection, Server};
+use super::line::StatementLine;
+use super::server::{Server, ServerConnection};
 use super::statements::{ALL, Statements, Which};
 use super::tls::Encryption;
-use super::url::{Address, Target, quoted};
+use super::url::{PostgresTarget, ServerAddress, quoted};
 use tenure_core::events::{event, text};
 use tenure_core::moment::Moment;
 use tenure_core::net::Stream;
 use tenure_core::net::by;
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{Failure, SETUP};
+use tenure_core::sync::Locked;
 
 /// Timeout until a new connection is usable.
 const DIAL: Duration = Duration::from_secs(3);
@@ -48,37 +49,37 @@ const READ_ONLY: &str =
 const LOCK_TIMEOUT: &str = "1937ms";
 
 /// Opens connections to whichever server is the primary.
-pub(super) struct Connector {
+pub(super) struct PrimaryConnector {
     runtime: Arc<dyn Runtime>,
-    target: Target,
+    target: PostgresTarget,
     statements: Statements,
     /// Whether the warning that old connections cannot be terminated was logged.
     warned: AtomicBool,
     /// Whether the warning that the server may lose acknowledged grants was logged.
     warned_of_loss: AtomicBool,
     /// Progress of the connection attempt, for error messages.
-    stage: Mutex<String>,
+    stage: Locked<String>,
 }
 
 /// An open connection, logged in.
-pub(super) struct Open {
-    pub(super) line: Arc<Line>,
+pub(super) struct OpenConnection {
+    pub(super) line: Arc<StatementLine>,
     messages: mpsc::UnboundedReceiver<String>,
     over: oneshot::Receiver<()>,
     hangup: oneshot::Sender<()>,
 }
 
-impl Server for Connector {
-    fn connect<'a>(&'a self, before: Option<&'a str>) -> BoxFuture<'a, Result<Connection, Failure>> {
+impl Server for PrimaryConnector {
+    fn connect<'a>(&'a self, before: Option<&'a str>) -> BoxFuture<'a, Result<ServerConnection, Failure>> {
         async move {
-            let Open { line, messages, over, hangup } = self.dial_all(before).await?;
-            Ok(Connection { session: line, messages, over, hangup })
+            let OpenConnection { line, messages, over, hangup } = self.dial_all(before).await?;
+            Ok(ServerConnection { session: line, messages, over, hangup })
         }
         .boxed()
     }
 
     fn stage(&self) -> String {
-        self.stage.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.stage.lock().clone()
     }
 
     fn is_pooled(&self) -> bool {
@@ -90,27 +91,27 @@ impl Server for Connector {
     }
 }
 
-impl fmt::Debug for Connector {
+impl fmt::Debug for PrimaryConnector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Connector").field(&self.target).finish()
     }
 }
 
-impl Connector {
-    pub(super) fn new(runtime: Arc<dyn Runtime>, target: Target) -> Self {
+impl PrimaryConnector {
+    pub(super) fn new(runtime: Arc<dyn Runtime>, target: PostgresTarget) -> Self {
         let statements = Statements::new(&target);
-        let stage = Mutex::new("no server has been dialled".to_owned());
+        let stage = Locked::new("no server has been dialled".to_owned());
         let (warned, warned_of_loss) = (AtomicBool::new(false), AtomicBool::new(false));
         Self { runtime, target, statements, warned, warned_of_loss, stage }
     }
 
-    fn has_come_to(&self, stage: String) {
-        *self.stage.lock().unwrap_or_else(PoisonError::into_inner) = stage;
+    fn set_stage(&self, stage: String) {
+        *self.stage.lock() = stage;
     }
 
     /// Dials the servers in order until one is the primary. The connection `before` is terminated on the
     /// server first, so that none of its pending statements executes after one of the new connection.
-    pub(super) async fn dial_all(&self, before: Option<&str>) -> Result<Open, Failure> {
+    pub(super) async fn dial_all(&self, before: Option<&str>) -> Result<OpenConnection, Failure> {
         let mut said = Vec::new();
         for address in &self.target.addresses {
             let deadline = self.runtime.now() + DIAL;
@@ -135,9 +136,9 @@ impl Connector {
         })
     }
 
-    async fn open(&self, address: &Address, before: Option<&str>) -> Result<Open, Failure> {
+    async fn open(&self, address: &ServerAddress, before: Option<&str>) -> Result<OpenConnection, Failure> {
         let target = &self.target;
-        self.has_come_to(format!("{address} has not been reached"));
+        self.set_stage(format!("{address} has not been reached"));
         let stream = self.dial(address).await.map_err(|error| Failure::NotSent(Arc::new(error)))?;
         let heard = Arc::new(AtomicU64::new(0));
         let stream = Counted { stream, heard: Arc::clone(&heard) };
@@ -150,7 +151,7 @@ impl Connector {
         if !target.is_pooled {
             config.options(format!("-c lock_timeout={LOCK_TIMEOUT}"));
         }
-        self.has_come_to(format!("{address} has not answered the login"));
+        self.set_stage(format!("{address} has not answered the login"));
         let encryption = Encryption::of(target.tls.as_ref(), address, &mut config);
         let (client, mut driver) =
             config.connect_raw(stream, encryption).await.map_err(|error| failure::of_login(error, target))?;
@@ -175,7 +176,7 @@ impl Connector {
             }
             .boxed(),
         );
-        self.has_come_to(format!("{address} has not said what it is"));
+        self.set_stage(format!("{address} has not said what it is"));
         let table = self.look(&client, before).await?;
         let channel = format!("tenure_{table}");
         let statements: Vec<_> = ALL.iter().map(|which| self.statements.text(*which)).collect();
@@ -189,17 +190,17 @@ impl Connector {
                 try_join_all(prepares).await.map_err(|error| failure::of(error, Which::Ping))?
             }
         };
-        let line = Arc::new(Line { client, statements, prepared, heard, label, channel });
-        Ok(Open { line, messages, over, hangup })
+        let line = Arc::new(StatementLine { client, statements, prepared, heard, label, channel });
+        Ok(OpenConnection { line, messages, over, hangup })
     }
 
-    async fn dial(&self, address: &Address) -> io::Result<Pin<Box<dyn Stream>>> {
+    async fn dial(&self, address: &ServerAddress) -> io::Result<Pin<Box<dyn Stream>>> {
         match address {
-            Address::Socket(directory, port) => {
+            ServerAddress::Socket(directory, port) => {
                 let path = directory.join(format!(".s.PGSQL.{port}"));
                 Ok(Box::pin(UnixStream::connect(path).await?))
             }
-            Address::Tcp(host, port) => {
+            ServerAddress::Tcp(host, port) => {
                 let addresses: Vec<_> = lookup_host((&**host, *port)).await?.collect();
                 let mut refused = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
                 let share = DIAL / 2 / u32::try_from(addresses.len().max(1)).unwrap_or(u32::MAX);

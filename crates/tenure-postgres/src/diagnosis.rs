@@ -5,8 +5,8 @@ use std::sync::Arc;
 use futures_util::future::FutureExt;
 use tokio::sync::oneshot;
 
-use super::connection::Connector;
-use super::url::Target;
+use super::connection::PrimaryConnector;
+use super::url::PostgresTarget;
 use tenure_core::error::{Error, Result};
 use tenure_core::runtime::{Driver, Runtime};
 use tenure_core::store::Failure;
@@ -35,7 +35,7 @@ impl Diagnosis {
 /// The URL without credentials, if it is a PostgreSQL URL.
 #[must_use]
 pub fn postgres_url_shown(url: &str) -> Option<Arc<str>> {
-    Target::parse(url).ok().map(|target| target.shown())
+    PostgresTarget::parse(url).ok().map(|target| target.shown())
 }
 
 /// Connects as a store does, and reads the settings.
@@ -43,11 +43,11 @@ pub fn postgres_url_shown(url: &str) -> Option<Arc<str>> {
 /// # Errors
 /// `is_unreachable` without an answer in time, `is_refused` where the server refuses.
 pub async fn diagnose_postgres(url: &str) -> Result<Diagnosis> {
-    let target = Target::parse(url)?;
+    let target = PostgresTarget::parse(url)?;
     let url = target.shown();
     let driver = Driver::start().map_err(|error| Error::no_thread(&url, error))?;
     let runtime = Arc::clone(&driver) as Arc<dyn Runtime>;
-    let connector = Connector::new(Arc::clone(&runtime), target);
+    let connector = PrimaryConnector::new(Arc::clone(&runtime), target);
     // The driver's task opens the streams, because the caller's runtime may lack I/O.
     let (tell, told) = oneshot::channel();
     runtime.spawn(async move { drop(tell.send(ask(&connector).await)) }.boxed());
@@ -57,7 +57,7 @@ pub async fn diagnose_postgres(url: &str) -> Result<Diagnosis> {
     diagnosis.map_err(|failure| Error::unreached(&url, failure))
 }
 
-async fn ask(connector: &Connector) -> Result<Diagnosis, Failure> {
+async fn ask(connector: &PrimaryConnector) -> Result<Diagnosis, Failure> {
     let open = connector.dial_all(None).await?;
     let settings = open.line.look_up(
         "SELECT name, setting FROM pg_settings WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit',

@@ -9,7 +9,7 @@ use tokio_postgres::error::DbError;
 
 use super::statements::Which;
 use super::tls::Refused;
-use super::url::Target;
+use super::url::PostgresTarget;
 use tenure_core::store::Failure;
 
 /// The failure of a statement.
@@ -35,7 +35,7 @@ pub(super) fn ends_connection(error: &Error) -> bool {
 }
 
 /// The failure of a login. No request was sent on the connection yet.
-pub(super) fn of_login(error: Error, target: &Target) -> Failure {
+pub(super) fn of_login(error: Error, target: &PostgresTarget) -> Failure {
     if let Some(Refused(failure)) = error.source().and_then(|cause| cause.downcast_ref()) {
         return failure.clone();
     }

@@ -2,18 +2,18 @@
 
 use std::collections::BTreeSet;
 
-use super::inbox::Ask;
-use super::names::Key;
-use super::server::Change;
-use super::state::{Seen, messages};
+use super::inbox::QueuedOp;
+use super::names::LockKey;
+use super::server::RowChange;
+use super::state::{SeenRow, messages};
 use tenure_core::owner::Owner;
 use tenure_core::planted::{Bug, planted};
 use tenure_core::protocol::record::{self, Record, RecordAnswer, RecordVerb, Then};
-use tenure_core::protocol::{self, Answer, Entry, Op, ReleaseScope, State, Verb, codec};
+use tenure_core::protocol::{self, Answer, ExpiringValue, Op, ReleaseScope, State, Verb, codec};
 use tenure_core::store::Failure;
 
 /// An answer.
-pub(super) enum Said {
+pub(super) enum GroupAnswer {
     Lock(Answer),
     Record(RecordAnswer),
 }
@@ -21,16 +21,16 @@ pub(super) enum Said {
 /// The answers of a group of requests, valid once its change is written.
 pub(super) struct Group {
     /// In request order.
-    pub(super) said: Vec<Result<Said, Failure>>,
+    pub(super) said: Vec<Result<GroupAnswer, Failure>>,
     /// `None` if nothing changes.
-    pub(super) change: Option<Change>,
+    pub(super) change: Option<RowChange>,
 }
 
 /// A lock and its record while a group is executed.
 #[derive(Clone)]
-struct Now {
+struct GroupedLock {
     state: State,
-    record: Option<Entry<Record>>,
+    record: Option<ExpiringValue<Record>>,
     counter: u64,
     wake: Vec<String>,
 }
@@ -38,9 +38,10 @@ struct Now {
 impl Group {
     /// Runs the machines on a row. `is_checked_in` means that an open transaction has checked a hold in, so
     /// that no other client may end a hold of the lock, not even an expired one.
-    pub(super) fn run(key: &Key, seen: &Seen, asks: &[&Ask], is_checked_in: bool) -> Self {
+    pub(super) fn run(key: &LockKey, seen: &SeenRow, asks: &[&QueuedOp], is_checked_in: bool) -> Self {
         let state = if is_checked_in { seen.spared() } else { seen.state.clone() };
-        let mut now = Now { state, record: seen.record.clone(), counter: seen.counter, wake: Vec::new() };
+        let mut now =
+            GroupedLock { state, record: seen.record.clone(), counter: seen.counter, wake: Vec::new() };
         let asking: BTreeSet<&Owner> = asks.iter().filter_map(|ask| releases(ask)).collect();
         let mut all = now.clone();
         let mut said: Vec<_> = asks.iter().map(|ask| Ok(all.apply(key, seen, ask))).collect();
@@ -48,7 +49,7 @@ impl Group {
             true => BTreeSet::new(),
             false => asks.iter().flat_map(|ask| extends(ask)).map(Owner::as_str).collect(),
         };
-        let ends = |now: &Now| seen.ends_hold(&now.state, &asking);
+        let ends = |now: &GroupedLock| seen.ends_hold(&now.state, &asking);
         if !is_checked_in || !ends(&all) {
             now = all;
         } else {
@@ -77,20 +78,20 @@ impl Group {
     }
 }
 
-impl Now {
-    fn apply(&mut self, key: &Key, seen: &Seen, ask: &Ask) -> Said {
+impl GroupedLock {
+    fn apply(&mut self, key: &LockKey, seen: &SeenRow, ask: &QueuedOp) -> GroupAnswer {
         let (said, wake) = match ask {
-            Ask::Lock(op, _) => {
+            QueuedOp::Lock(op, _) => {
                 let (answer, wake) = protocol::apply(&mut self.state, &mut self.counter, seen.now, op);
                 let forced = protocol::forced(op, &answer);
                 self.wake.extend(forced.iter().flat_map(|wake| messages(key, wake)));
-                (Said::Lock(answer), wake)
+                (GroupAnswer::Lock(answer), wake)
             }
-            Ask::Record(op, _) => {
+            QueuedOp::Record(op, _) => {
                 let (answer, wake) = record::apply(&mut self.state, &mut self.record, seen.now, op);
-                (Said::Record(answer), wake)
+                (GroupAnswer::Record(answer), wake)
             }
-            Ask::Plain { .. } => unreachable!("a plain statement stands in no queue"),
+            QueuedOp::Plain { .. } => unreachable!("a plain statement stands in no queue"),
         };
         self.wake.extend(wake.iter().flat_map(|wake| messages(key, wake)));
         said
@@ -100,10 +101,10 @@ impl Now {
     /// extend; `asking` are those that release their own.
     fn change(
         self,
-        seen: &Seen,
+        seen: &SeenRow,
         spared: Option<&BTreeSet<&str>>,
         asking: &BTreeSet<&Owner>,
-    ) -> Option<Change> {
+    ) -> Option<RowChange> {
         let state = match spared {
             Some(extending) => seen.unspared(self.state, extending),
             None => self.state,
@@ -116,7 +117,7 @@ impl Now {
         }
         let lock =
             state.lock.as_ref().map(|lock| (codec::kind(&lock.value).as_str(), codec::encode(&lock.value)));
-        Some(Change {
+        Some(RowChange {
             serial: seen.serial,
             ends_hold: seen.ends_hold(&state, asking) && !planted(Bug::PostgresCheckInForgotten),
             until_ms: seen.is_steady_until(),
@@ -130,10 +131,10 @@ impl Now {
 }
 
 /// The owners whose hold or ticket a request extends.
-fn extends(ask: &Ask) -> &[Owner] {
+fn extends(ask: &QueuedOp) -> &[Owner] {
     match ask {
-        Ask::Lock(Op { verb: Verb::Refresh { owners, .. }, .. }, _) => owners,
-        Ask::Lock(Op { owner, verb: Verb::Acquire { .. } | Verb::Renew { .. }, .. }, _) => {
+        QueuedOp::Lock(Op { verb: Verb::Refresh { owners, .. }, .. }, _) => owners,
+        QueuedOp::Lock(Op { owner, verb: Verb::Acquire { .. } | Verb::Renew { .. }, .. }, _) => {
             std::slice::from_ref(owner)
         }
         _ => &[],
@@ -141,10 +142,12 @@ fn extends(ask: &Ask) -> &[Owner] {
 }
 
 /// The owner whose own hold a request ends.
-fn releases(ask: &Ask) -> Option<&Owner> {
+fn releases(ask: &QueuedOp) -> Option<&Owner> {
     match ask {
-        Ask::Lock(Op { owner, verb: Verb::Release { whose: ReleaseScope::Own, .. }, .. }, _) => Some(owner),
-        Ask::Record(op, _) => match &op.verb {
+        QueuedOp::Lock(Op { owner, verb: Verb::Release { whose: ReleaseScope::Own, .. }, .. }, _) => {
+            Some(owner)
+        }
+        QueuedOp::Record(op, _) => match &op.verb {
             RecordVerb::Put(put) if put.then == Then::Release => Some(&put.owner),
             _ => None,
         },

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
@@ -14,32 +14,33 @@ use tenure_core::protocol::record::{RecordAnswer, RecordOp};
 use tenure_core::protocol::{Answer, Op};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::Failure;
+use tenure_core::sync::Locked;
 
 /// Sends the answer to a caller.
-pub(super) type Reply<T> = oneshot::Sender<Result<T, Failure>>;
+pub(super) type ReplySender<T> = oneshot::Sender<Result<T, Failure>>;
 
 /// A request and the sender of its answer.
-pub(super) enum Ask {
-    Lock(Op, Reply<Answer>),
-    Record(RecordOp, Reply<RecordAnswer>),
+pub(super) enum QueuedOp {
+    Lock(Op, ReplySender<Answer>),
+    Record(RecordOp, ReplySender<RecordAnswer>),
     /// A statement that is not about one lock. With `at_once` it fails as soon as a connection attempt fails.
     Plain {
-        plain: Plain,
+        plain: PlainStatement,
         at_once: bool,
-        reply: Reply<Vec<Row>>,
+        reply: ReplySender<Vec<Row>>,
     },
 }
 
 /// A statement that is not about one lock.
 #[derive(Clone)]
-pub(super) enum Plain {
+pub(super) enum PlainStatement {
     /// A page of the listing.
     List { prefix: String, after: String },
     /// A no-op that shows that the server answers.
     Ping,
 }
 
-impl Ask {
+impl QueuedOp {
     /// Answers with a failure.
     pub(super) fn fail(self, failure: Failure) {
         match self {
@@ -60,8 +61,8 @@ impl Ask {
 }
 
 /// A queued request with its deadline. Numbers are in request order.
-pub(super) struct Request {
-    pub(super) ask: Ask,
+pub(super) struct QueuedRequest {
+    pub(super) ask: QueuedOp,
     pub(super) due: Moment,
     pub(super) number: u64,
 }
@@ -72,7 +73,7 @@ pub(super) struct Inbox {
     pub(super) runtime: Arc<dyn Runtime>,
     /// Constructs the worker's future.
     worker: fn(Arc<Self>) -> BoxFuture<'static, ()>,
-    state: Mutex<State>,
+    state: Locked<InboxState>,
     /// Wakes the worker.
     pub(super) work: Notify,
     /// Notified on each new connection.
@@ -80,8 +81,8 @@ pub(super) struct Inbox {
 }
 
 #[derive(Default)]
-struct State {
-    asked: VecDeque<Request>,
+struct InboxState {
+    asked: VecDeque<QueuedRequest>,
     next: u64,
     runs: bool,
     closed: bool,
@@ -95,20 +96,20 @@ impl Inbox {
         runtime: Arc<dyn Runtime>,
         worker: fn(Arc<Self>) -> BoxFuture<'static, ()>,
     ) -> Arc<Self> {
-        let (state, work, again) = (Mutex::default(), Notify::new(), Notify::new());
+        let (state, work, again) = (Locked::default(), Notify::new(), Notify::new());
         Arc::new(Self { server, runtime, worker, state, work, again })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, InboxState> {
         // Nothing panics while holding this lock, so a poisoned state is consistent.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Submits a request and waits for its answer. The worker answers within the timeout.
     pub(super) async fn ask<T>(
         self: &Arc<Self>,
         within: Duration,
-        ask: impl FnOnce(Reply<T>) -> Ask,
+        ask: impl FnOnce(ReplySender<T>) -> QueuedOp,
     ) -> Result<T, Failure> {
         let due = self.runtime.now() + within;
         let (reply, answer) = oneshot::channel();
@@ -116,7 +117,7 @@ impl Inbox {
             let mut state = self.state();
             let number = state.next;
             state.next += 1;
-            state.asked.push_back(Request { ask: ask(reply), due, number });
+            state.asked.push_back(QueuedRequest { ask: ask(reply), due, number });
             !std::mem::replace(&mut state.runs, true)
         };
         if starts {
@@ -131,7 +132,7 @@ impl Inbox {
     }
 
     /// The requests since the last call, in order.
-    pub(super) fn take(&self) -> VecDeque<Request> {
+    pub(super) fn take(&self) -> VecDeque<QueuedRequest> {
         std::mem::take(&mut self.state().asked)
     }
 

@@ -36,8 +36,11 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 
 pub use diagnosis::{Diagnosis, diagnose_postgres, postgres_url_shown};
-pub use names::Key;
-pub use server::{Answered, Change, Connection, Failed, RecordColumns, Renewals, Row, Server, Session};
+pub use names::LockKey;
+pub use server::{
+    RecordColumns, Renewals, Row, RowChange, Server, ServerConnection, StatementError, StatementResult,
+    StatementSession,
+};
 pub use statements::sweep_sql;
 pub use statements::{check, tables};
 use tenure_core::error::Result;
@@ -52,26 +55,26 @@ use tenure_core::store::{
 };
 pub use url::table_in;
 
-use connection::Connector;
-use inbox::{Ask, Inbox, Plain};
-use listen::Notifications;
+use connection::PrimaryConnector;
+use inbox::{Inbox, PlainStatement, QueuedOp};
+use listen::NotificationHub;
 use statements::Which;
-use url::Target;
-use worker::Worker;
+use url::PostgresTarget;
+use worker::StatementWorker;
 
 /// A store on a PostgreSQL server. Clones share its connections.
 #[derive(Clone)]
 pub struct Postgres {
-    inner: Arc<Inner>,
+    inner: Arc<PostgresInner>,
     url: Arc<str>,
 }
 
-struct Inner {
+struct PostgresInner {
     inbox: Arc<Inbox>,
-    notifications: Arc<Notifications>,
+    notifications: Arc<NotificationHub>,
 }
 
-impl Drop for Inner {
+impl Drop for PostgresInner {
     fn drop(&mut self) {
         self.inbox.close();
         self.notifications.close();
@@ -109,8 +112,8 @@ pub async fn check_in(
         let text = "a transaction can be checked in only where the lock is on PostgreSQL too";
         return Err(Failure::impossible(text));
     }
-    let target = Target::parse(url).map_err(|error| Failure::Refused(Arc::new(error)))?;
-    let (key, fence) = (Key::of(name), state::signed(fence));
+    let target = PostgresTarget::parse(url).map_err(|error| Failure::Refused(Arc::new(error)))?;
+    let (key, fence) = (LockKey::of(name), state::signed(fence));
     let arguments: [(&(dyn ToSql + Sync), Type); 3] =
         [(&key.name, Type::TEXT), (&owner.as_str(), Type::TEXT), (&fence, Type::INT8)];
     match transaction.query_typed(&check(&target.table()), &arguments).await {
@@ -134,31 +137,31 @@ impl Postgres {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn server(url: &str, runtime: Arc<dyn Runtime>) -> Result<Arc<dyn Server>> {
-        Ok(Arc::new(Connector::new(runtime, Target::parse(url)?)))
+        Ok(Arc::new(PrimaryConnector::new(runtime, PostgresTarget::parse(url)?)))
     }
 
     /// A store on this server; sends nothing before its first use.
     pub fn on(server: Arc<dyn Server>, runtime: Arc<dyn Runtime>) -> Self {
-        let (url, work) = (server.shown(), |inbox| Worker::new(inbox).run().boxed());
-        let notifications = Notifications::new(Arc::clone(&server), Arc::clone(&runtime));
+        let (url, work) = (server.shown(), |inbox| StatementWorker::new(inbox).run().boxed());
+        let notifications = NotificationHub::new(Arc::clone(&server), Arc::clone(&runtime));
         let inbox = Inbox::new(server, runtime, work);
-        Self { inner: Arc::new(Inner { inbox, notifications }), url }
+        Self { inner: Arc::new(PostgresInner { inbox, notifications }), url }
     }
 
-    async fn rows(self, plain: Plain, within: Duration, at_once: bool) -> Result<Vec<Row>, Failure> {
-        self.inner.inbox.ask(within, |reply| Ask::Plain { plain, at_once, reply }).await
+    async fn rows(self, plain: PlainStatement, within: Duration, at_once: bool) -> Result<Vec<Row>, Failure> {
+        self.inner.inbox.ask(within, |reply| QueuedOp::Plain { plain, at_once, reply }).await
     }
 }
 
 impl Store for Postgres {
     fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
         let store = self.clone();
-        async move { store.inner.inbox.ask(within, |reply| Ask::Lock(op, reply)).await }.boxed()
+        async move { store.inner.inbox.ask(within, |reply| QueuedOp::Lock(op, reply)).await }.boxed()
     }
 
     fn record(&self, op: RecordOp, within: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
         let store = self.clone();
-        async move { store.inner.inbox.ask(within, |reply| Ask::Record(op, reply)).await }.boxed()
+        async move { store.inner.inbox.ask(within, |reply| QueuedOp::Record(op, reply)).await }.boxed()
     }
 
     fn listen(
@@ -167,7 +170,7 @@ impl Store for Postgres {
         _rule: LockSpec,
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
-        let (store, key) = (self.clone(), Key::of(name));
+        let (store, key) = (self.clone(), LockKey::of(name));
         async move { store.inner.notifications.listen(key, within).await }.boxed()
     }
 
@@ -179,7 +182,7 @@ impl Store for Postgres {
     ) -> BoxFuture<'static, Result<Page, Failure>> {
         let (store, prefix) = (self.clone(), prefix.to_owned());
         async move {
-            let plain = Plain::List { prefix: names::prefix(&prefix), after: from.0 };
+            let plain = PlainStatement::List { prefix: names::prefix(&prefix), after: from.0 };
             let rows = store.rows(plain, within, false).await?;
             let mut page = Page::default();
             for row in &rows {
@@ -198,7 +201,7 @@ impl Store for Postgres {
 
     fn ready(&self, within: Duration) -> BoxFuture<'static, Result<(), Failure>> {
         let store = self.clone();
-        async move { store.rows(Plain::Ping, within, true).await.map(drop) }.boxed()
+        async move { store.rows(PlainStatement::Ping, within, true).await.map(drop) }.boxed()
     }
 
     fn capabilities(&self) -> Capabilities {

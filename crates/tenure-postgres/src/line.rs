@@ -10,15 +10,17 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Statement};
 
 use super::failure;
-use super::names::Key;
-use super::server::{Answered, Change, Failed, RecordColumns, Renewals, Row, Session};
+use super::names::LockKey;
+use super::server::{
+    RecordColumns, Renewals, Row, RowChange, StatementError, StatementResult, StatementSession,
+};
 use super::state::signed;
 use super::statements::Which;
 use super::url::quoted;
 use tenure_core::store::Failure;
 
 /// A connection's statements.
-pub(super) struct Line {
+pub(super) struct StatementLine {
     pub(super) client: Client,
     pub(super) statements: Vec<String>,
     /// Prepared once, unless a pooler shares the server's connection.
@@ -31,13 +33,13 @@ pub(super) struct Line {
     pub(super) channel: String,
 }
 
-impl Line {
+impl StatementLine {
     /// Sends a statement and waits for its rows.
     async fn ask(
         &self,
         which: Which,
         arguments: &[&(dyn ToSql + Sync)],
-    ) -> Result<Vec<tokio_postgres::Row>, Failed> {
+    ) -> Result<Vec<tokio_postgres::Row>, StatementError> {
         let rows = match self.prepared.get(which as usize) {
             Some(statement) => self.client.query(statement, arguments).await,
             None => {
@@ -57,18 +59,18 @@ impl Line {
     }
 }
 
-impl fmt::Debug for Line {
+impl fmt::Debug for StatementLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Line").field(&self.label).finish()
     }
 }
 
-fn failed(error: tokio_postgres::Error, which: Which) -> Failed {
+fn failed(error: tokio_postgres::Error, which: Which) -> StatementError {
     let ends_connection = failure::ends_connection(&error);
-    Failed { failure: failure::of(error, which), ends_connection }
+    StatementError { failure: failure::of(error, which), ends_connection }
 }
 
-impl Session for Line {
+impl StatementSession for StatementLine {
     fn label(&self) -> &str {
         &self.label
     }
@@ -77,7 +79,12 @@ impl Session for Line {
         self.heard.load(Ordering::Relaxed)
     }
 
-    fn acquire<'a>(&'a self, key: &'a Key, owner: &'a str, ttl_ms: i64) -> Answered<'a, Option<i64>> {
+    fn acquire<'a>(
+        &'a self,
+        key: &'a LockKey,
+        owner: &'a str,
+        ttl_ms: i64,
+    ) -> StatementResult<'a, Option<i64>> {
         async move {
             let rows = self.ask(Which::Acquire, &[&key.name, &key.whole, &owner, &ttl_ms]).await?;
             Ok(rows.first().map(|row| row.get(0)))
@@ -85,7 +92,7 @@ impl Session for Line {
         .boxed()
     }
 
-    fn release<'a>(&'a self, name: &'a str, owner: &'a str, message: &'a str) -> Answered<'a, bool> {
+    fn release<'a>(&'a self, name: &'a str, owner: &'a str, message: &'a str) -> StatementResult<'a, bool> {
         async move {
             let rows = self.ask(Which::Release, &[&name, &owner, &self.channel, &message]).await?;
             Ok(!rows.is_empty())
@@ -93,7 +100,7 @@ impl Session for Line {
         .boxed()
     }
 
-    fn renew<'a>(&'a self, renewals: &'a Renewals) -> Answered<'a, Vec<(String, i64)>> {
+    fn renew<'a>(&'a self, renewals: &'a Renewals) -> StatementResult<'a, Vec<(String, i64)>> {
         async move {
             let Renewals { names, owners, ttls_ms } = renewals;
             let rows = self.ask(Which::Renew, &[names, owners, ttls_ms]).await?;
@@ -102,7 +109,7 @@ impl Session for Line {
         .boxed()
     }
 
-    fn read<'a>(&'a self, names: &'a [String], with_records: bool) -> Answered<'a, Vec<Row>> {
+    fn read<'a>(&'a self, names: &'a [String], with_records: bool) -> StatementResult<'a, Vec<Row>> {
         async move {
             let which = if with_records { Which::ReadRecords } else { Which::Read };
             let rows = self.ask(which, &[&names]).await?;
@@ -111,7 +118,7 @@ impl Session for Line {
         .boxed()
     }
 
-    fn write<'a>(&'a self, changes: &'a [(Key, Change)]) -> Answered<'a, BTreeSet<String>> {
+    fn write<'a>(&'a self, changes: &'a [(LockKey, RowChange)]) -> StatementResult<'a, BTreeSet<String>> {
         async move {
             let columns = Columns::of(changes);
             let arguments: [&(dyn ToSql + Sync); 15] = [
@@ -137,7 +144,7 @@ impl Session for Line {
         .boxed()
     }
 
-    fn note_listeners<'a>(&'a self, keys: &'a [Key]) -> Answered<'a, ()> {
+    fn note_listeners<'a>(&'a self, keys: &'a [LockKey]) -> StatementResult<'a, ()> {
         async move {
             let (names, wholes): (Vec<_>, Vec<_>) = keys.iter().map(|key| (&key.name, &key.whole)).unzip();
             self.ask(Which::Await, &[&names, &wholes]).await.map(drop)
@@ -145,7 +152,7 @@ impl Session for Line {
         .boxed()
     }
 
-    fn listen(&self) -> Answered<'_, ()> {
+    fn listen(&self) -> StatementResult<'_, ()> {
         async move {
             let listening = self.client.batch_execute(&format!("LISTEN {}", quoted(&self.channel))).await;
             listening.map_err(|error| failed(error, Which::Ping))
@@ -153,7 +160,7 @@ impl Session for Line {
         .boxed()
     }
 
-    fn list<'a>(&'a self, prefix: &'a str, after: &'a str) -> Answered<'a, Vec<Row>> {
+    fn list<'a>(&'a self, prefix: &'a str, after: &'a str) -> StatementResult<'a, Vec<Row>> {
         async move {
             let rows = self.ask(Which::List, &[&prefix, &after]).await?;
             Ok(rows.iter().map(listed).collect())
@@ -161,7 +168,7 @@ impl Session for Line {
         .boxed()
     }
 
-    fn sweep<'a>(&'a self, after: &'a str) -> Answered<'a, Option<String>> {
+    fn sweep<'a>(&'a self, after: &'a str) -> StatementResult<'a, Option<String>> {
         async move {
             let rows = self.ask(Which::Sweep, &[&after]).await?;
             Ok(rows.first().and_then(|row| row.get(0)))
@@ -169,7 +176,7 @@ impl Session for Line {
         .boxed()
     }
 
-    fn ping(&self) -> Answered<'_, ()> {
+    fn ping(&self) -> StatementResult<'_, ()> {
         async move { self.ask(Which::Ping, &[]).await.map(drop) }.boxed()
     }
 }
@@ -232,9 +239,9 @@ struct Columns<'a> {
 }
 
 impl<'a> Columns<'a> {
-    fn of(changes: &'a [(Key, Change)]) -> Self {
+    fn of(changes: &'a [(LockKey, RowChange)]) -> Self {
         let mut columns = Self::default();
-        for (Key { name, whole }, change) in changes {
+        for (LockKey { name, whole }, change) in changes {
             let (kind, value) = change.lock.as_ref().map(|(kind, value)| (*kind, value.as_str())).unzip();
             let record = change.record.as_ref().and_then(Option::as_ref);
             columns.names.push(name);

@@ -8,14 +8,14 @@ use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, MutexGuard, Weak};
 use std::time::Duration;
 
 use futures_util::future::{Either, FutureExt, select};
 use tokio::sync::Notify;
 
-use super::names::Key;
-use super::server::{Connection, Server};
+use super::names::LockKey;
+use super::server::{Server, ServerConnection};
 use super::state::heard;
 use tenure_core::moment::Moment;
 use tenure_core::net::{by, pause};
@@ -23,6 +23,7 @@ use tenure_core::planted::{Bug, planted};
 use tenure_core::protocol::Notification;
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{Failure, Listener, Publisher};
+use tenure_core::sync::Locked;
 
 /// How long the connection stays open after the last listener has left.
 const KEPT: Duration = Duration::from_secs(5);
@@ -37,10 +38,10 @@ const AGAIN: Duration = Duration::from_secs(120);
 const ASKS: Duration = Duration::from_millis(250);
 
 /// The listeners, and the task that serves their connection.
-pub(super) struct Notifications {
+pub(super) struct NotificationHub {
     server: Arc<dyn Server>,
     runtime: Arc<dyn Runtime>,
-    state: Mutex<State>,
+    state: Locked<ListenState>,
     /// Wakes the connection's task.
     work: Notify,
     /// Notifies pending subscriptions that some were confirmed or refused.
@@ -48,8 +49,8 @@ pub(super) struct Notifications {
 }
 
 #[derive(Default)]
-struct State {
-    locks: BTreeMap<String, Lock>,
+struct ListenState {
+    locks: BTreeMap<String, ListenedLock>,
     next: u64,
     /// Whether the connection's task is running.
     runs: bool,
@@ -59,8 +60,8 @@ struct State {
     failure: Option<Failure>,
 }
 
-struct Lock {
-    key: Key,
+struct ListenedLock {
+    key: LockKey,
     listeners: BTreeMap<u64, Publisher>,
     /// Whether its row is marked and the connection is listening.
     is_heard: bool,
@@ -69,19 +70,23 @@ struct Lock {
     was_heard: bool,
 }
 
-impl Notifications {
+impl NotificationHub {
     pub(super) fn new(server: Arc<dyn Server>, runtime: Arc<dyn Runtime>) -> Arc<Self> {
-        let (state, work, told) = (Mutex::default(), Notify::new(), Notify::new());
+        let (state, work, told) = (Locked::default(), Notify::new(), Notify::new());
         Arc::new(Self { server, runtime, state, work, told })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ListenState> {
         // Nothing panics while holding this lock, so a poisoned state is consistent.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Subscribes to a lock; ready once the subscription is active.
-    pub(super) async fn listen(self: &Arc<Self>, key: Key, within: Duration) -> Result<Listener, Failure> {
+    pub(super) async fn listen(
+        self: &Arc<Self>,
+        key: LockKey,
+        within: Duration,
+    ) -> Result<Listener, Failure> {
         let deadline = self.runtime.now() + within;
         let name = key.name.clone();
         if self.server.is_pooled() {
@@ -93,8 +98,8 @@ impl Notifications {
                 let mut told = pin!(self.told.notified());
                 told.as_mut().enable();
                 match self.state().locks.get(&name) {
-                    Some(Lock { is_heard: true, .. }) => return Ok(()),
-                    Some(Lock { refused: Some(failure), .. }) => return Err(failure.clone()),
+                    Some(ListenedLock { is_heard: true, .. }) => return Ok(()),
+                    Some(ListenedLock { refused: Some(failure), .. }) => return Err(failure.clone()),
                     Some(_) => {}
                     None => return Err(unconfirmed()),
                 }
@@ -128,12 +133,17 @@ impl Notifications {
     }
 
     /// Adds a listener, and starts the connection's task if it is not running.
-    fn enter(self: &Arc<Self>, key: Key, publisher: Publisher) -> Subscription {
+    fn enter(self: &Arc<Self>, key: LockKey, publisher: Publisher) -> ListenRegistration {
         let mut state = self.state();
         let (id, name) = (state.next, key.name.clone());
         state.next += 1;
-        let fresh =
-            || Lock { key, listeners: BTreeMap::new(), is_heard: false, refused: None, was_heard: false };
+        let fresh = || ListenedLock {
+            key,
+            listeners: BTreeMap::new(),
+            is_heard: false,
+            refused: None,
+            was_heard: false,
+        };
         let lock = state.locks.entry(name.clone()).or_insert_with(fresh);
         lock.listeners.insert(id, publisher);
         lock.refused = None;
@@ -145,7 +155,7 @@ impl Notifications {
         } else if is_new {
             self.work.notify_one();
         }
-        Subscription { notifications: Arc::downgrade(self), name, id }
+        ListenRegistration { notifications: Arc::downgrade(self), name, id }
     }
 
     fn leave(&self, name: &str, id: u64) {
@@ -226,8 +236,8 @@ impl Notifications {
     }
 
     /// Serves one connection until it fails, or until it is no longer needed and returns `true`.
-    async fn attend(&self, connection: Connection) -> bool {
-        let Connection { session, mut messages, mut over, hangup: _hangup } = connection;
+    async fn attend(&self, connection: ServerConnection) -> bool {
+        let ServerConnection { session, mut messages, mut over, hangup: _hangup } = connection;
         let runtime = &*self.runtime;
         match by(runtime, runtime.now() + ANSWER, session.listen()).await {
             Some(Ok(())) => {}
@@ -287,14 +297,14 @@ impl Notifications {
     }
 
     /// The locks whose rows are to be marked as having listeners.
-    fn to_await(&self, is_again: bool) -> Vec<Key> {
+    fn to_await(&self, is_again: bool) -> Vec<LockKey> {
         let state = self.state();
         let locks = state.locks.values().filter(|lock| is_again || !lock.is_heard);
         locks.map(|lock| lock.key.clone()).collect()
     }
 
     /// Confirms the subscriptions of rows that were marked.
-    fn awaited(&self, keys: &[Key]) {
+    fn awaited(&self, keys: &[LockKey]) {
         let names: BTreeSet<&str> = keys.iter().map(|key| &*key.name).collect();
         let mut state = self.state();
         for (name, lock) in &mut state.locks {
@@ -323,13 +333,13 @@ fn unconfirmed() -> Failure {
 }
 
 /// A listener's registration, removed on drop.
-struct Subscription {
-    notifications: Weak<Notifications>,
+struct ListenRegistration {
+    notifications: Weak<NotificationHub>,
     name: String,
     id: u64,
 }
 
-impl Drop for Subscription {
+impl Drop for ListenRegistration {
     fn drop(&mut self) {
         if let Some(notifications) = self.notifications.upgrade() {
             notifications.leave(&self.name, self.id);

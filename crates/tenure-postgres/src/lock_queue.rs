@@ -3,23 +3,23 @@
 use std::collections::VecDeque;
 
 use super::group::Group;
-use super::inbox::Request;
-use super::names::Key;
+use super::inbox::QueuedRequest;
+use super::names::LockKey;
 use tenure_core::moment::Moment;
 
 pub(super) struct LockQueue {
-    pub(super) key: Key,
-    pub(super) queue: VecDeque<Request>,
+    pub(super) key: LockKey,
+    pub(super) queue: VecDeque<QueuedRequest>,
     /// Requests being executed.
-    pub(super) running: Vec<Request>,
-    pub(super) step: Step,
+    pub(super) running: Vec<QueuedRequest>,
+    pub(super) step: QueueStep,
     /// Consecutive writes that failed to apply.
     pub(super) tries: u32,
     /// The row's serial at the last failed write.
     pub(super) met: Option<i64>,
 }
 
-pub(super) enum Step {
+pub(super) enum QueueStep {
     Idle,
     /// A single statement that may complete the request.
     Fast {
@@ -32,13 +32,13 @@ pub(super) enum Step {
 }
 
 impl LockQueue {
-    pub(super) fn new(key: Key) -> Self {
+    pub(super) fn new(key: LockKey) -> Self {
         let (queue, running) = (VecDeque::new(), Vec::new());
-        Self { key, queue, running, step: Step::Idle, tries: 0, met: None }
+        Self { key, queue, running, step: QueueStep::Idle, tries: 0, met: None }
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        matches!(self.step, Step::Idle) && self.running.is_empty()
+        matches!(self.step, QueueStep::Idle) && self.running.is_empty()
     }
 
     pub(super) fn is_over(&self) -> bool {

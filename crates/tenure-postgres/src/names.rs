@@ -15,14 +15,14 @@ const KEPT: usize = 900;
 
 /// The columns that identify a lock.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Key {
+pub struct LockKey {
     /// The column `name`.
     pub name: String,
     /// The column `whole`, if `name` is truncated.
     pub whole: Option<String>,
 }
 
-impl Key {
+impl LockKey {
     pub(super) fn of(name: &LockName) -> Self {
         let escaped = escaped(name.as_str());
         if escaped.len() <= LONGEST {
@@ -81,14 +81,15 @@ mod tests {
         let long = "n".repeat(LockName::MAX_BYTES - 2);
         let names =
             ["orders", "a\0b", "a\\0b", "a\\\\0b", "\\", "ä✓", &format!("{long}\\"), &format!("{long}\0")];
-        let keys: Vec<Key> = names.iter().map(|name| Key::of(&LockName::in_store((*name).into()))).collect();
+        let keys: Vec<LockKey> =
+            names.iter().map(|name| LockKey::of(&LockName::in_store((*name).into()))).collect();
         for (name, key) in names.iter().zip(&keys) {
             let read = name_of(&key.name, key.whole.as_deref()).expect("a name");
             assert_eq!(read.as_str(), *name);
             assert!(key.name.len() <= LONGEST && !key.name.contains('\0'));
             assert!(key.name.starts_with(&prefix(name)) && key.name.starts_with(&prefix("")));
         }
-        let mut once: Vec<&Key> = keys.iter().collect();
+        let mut once: Vec<&LockKey> = keys.iter().collect();
         once.sort_unstable_by(|one, other| one.name.cmp(&other.name));
         once.dedup_by(|one, other| one.name == other.name);
         assert_eq!(once.len(), names.len());

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use futures_util::future::BoxFuture;
 use tokio::sync::{mpsc, oneshot};
 
-use super::names::Key;
-use tenure_core::protocol::Entry;
+use super::names::LockKey;
+use tenure_core::protocol::ExpiringValue;
 use tenure_core::protocol::record::Record;
 use tenure_core::store::Failure;
 
@@ -17,7 +17,7 @@ use tenure_core::store::Failure;
 pub trait Server: fmt::Debug + Send + Sync + 'static {
     /// Connects to the primary. The connection `before` is terminated on the server first, so that none of
     /// its pending statements executes after one of the new connection.
-    fn connect<'a>(&'a self, before: Option<&'a str>) -> BoxFuture<'a, Result<Connection, Failure>>;
+    fn connect<'a>(&'a self, before: Option<&'a str>) -> BoxFuture<'a, Result<ServerConnection, Failure>>;
 
     /// What a connection attempt is waiting for.
     fn stage(&self) -> String;
@@ -31,9 +31,9 @@ pub trait Server: fmt::Debug + Send + Sync + 'static {
 
 /// An open connection.
 #[derive(Debug)]
-pub struct Connection {
+pub struct ServerConnection {
     /// Sends statements.
-    pub session: Arc<dyn Session>,
+    pub session: Arc<dyn StatementSession>,
     /// Notifications for listeners.
     pub messages: mpsc::UnboundedReceiver<String>,
     /// Completes when the connection is closed.
@@ -44,7 +44,7 @@ pub struct Connection {
 
 /// A failed statement.
 #[derive(Clone, Debug)]
-pub struct Failed {
+pub struct StatementError {
     /// What is known of its effect.
     pub failure: Failure,
     /// Whether the connection is unusable from now on.
@@ -52,12 +52,12 @@ pub struct Failed {
 }
 
 /// The result of a statement.
-pub type Answered<'a, T> = BoxFuture<'a, Result<T, Failed>>;
+pub type StatementResult<'a, T> = BoxFuture<'a, Result<T, StatementError>>;
 
 /// The statements of one connection, each a transaction of its own. A statement is sent when its future is
 /// first polled, and statements execute in that order. If its future is dropped later, or fails with
 /// [`Failure::Unknown`], the statement may still execute.
-pub trait Session: fmt::Debug + Send + Sync + 'static {
+pub trait StatementSession: fmt::Debug + Send + Sync + 'static {
     /// The connection's name on the server.
     fn label(&self) -> &str;
 
@@ -65,36 +65,41 @@ pub trait Session: fmt::Debug + Send + Sync + 'static {
     fn heard(&self) -> u64;
 
     /// Acquires a mutex that nobody holds. Returns the token, or `None` if it may be held.
-    fn acquire<'a>(&'a self, key: &'a Key, owner: &'a str, ttl_ms: i64) -> Answered<'a, Option<i64>>;
+    fn acquire<'a>(
+        &'a self,
+        key: &'a LockKey,
+        owner: &'a str,
+        ttl_ms: i64,
+    ) -> StatementResult<'a, Option<i64>>;
 
     /// Releases a mutex, and sends the message if a client listens. `false` if it was not held or is checked
     /// in.
-    fn release<'a>(&'a self, name: &'a str, owner: &'a str, message: &'a str) -> Answered<'a, bool>;
+    fn release<'a>(&'a self, name: &'a str, owner: &'a str, message: &'a str) -> StatementResult<'a, bool>;
 
     /// Extends the leases of mutexes. Returns the names and tokens of those that were held.
-    fn renew<'a>(&'a self, renewals: &'a Renewals) -> Answered<'a, Vec<(String, i64)>>;
+    fn renew<'a>(&'a self, renewals: &'a Renewals) -> StatementResult<'a, Vec<(String, i64)>>;
 
     /// Reads the rows of locks and the server's clock. A lock without a row yields one too.
-    fn read<'a>(&'a self, names: &'a [String], with_records: bool) -> Answered<'a, Vec<Row>>;
+    fn read<'a>(&'a self, names: &'a [String], with_records: bool) -> StatementResult<'a, Vec<Row>>;
 
     /// Replaces the rows that are unchanged since they were read, and returns their names.
-    fn write<'a>(&'a self, changes: &'a [(Key, Change)]) -> Answered<'a, BTreeSet<String>>;
+    fn write<'a>(&'a self, changes: &'a [(LockKey, RowChange)]) -> StatementResult<'a, BTreeSet<String>>;
 
     /// Marks rows as having listeners, for five minutes.
-    fn note_listeners<'a>(&'a self, keys: &'a [Key]) -> Answered<'a, ()>;
+    fn note_listeners<'a>(&'a self, keys: &'a [LockKey]) -> StatementResult<'a, ()>;
 
     /// Subscribes to the notifications about this table's locks.
-    fn listen(&self) -> Answered<'_, ()>;
+    fn listen(&self) -> StatementResult<'_, ()>;
 
     /// A page of the locks with this name prefix, after this name.
-    fn list<'a>(&'a self, prefix: &'a str, after: &'a str) -> Answered<'a, Vec<Row>>;
+    fn list<'a>(&'a self, prefix: &'a str, after: &'a str) -> StatementResult<'a, Vec<Row>>;
 
     /// Deletes unused rows among the next page of rows after this name. Returns the last name of the page, or
     /// `None` at the end.
-    fn sweep<'a>(&'a self, after: &'a str) -> Answered<'a, Option<String>>;
+    fn sweep<'a>(&'a self, after: &'a str) -> StatementResult<'a, Option<String>>;
 
     /// A no-op that shows that the server answers.
-    fn ping(&self) -> Answered<'_, ()>;
+    fn ping(&self) -> StatementResult<'_, ()>;
 }
 
 /// Leases to extend with one statement, as columns.
@@ -146,7 +151,7 @@ pub struct RecordColumns {
 
 /// A row to write if it is unchanged since it was read.
 #[derive(Clone, Debug)]
-pub struct Change {
+pub struct RowChange {
     /// The serial that was read; `None` without a row.
     pub serial: Option<i64>,
     /// Ends a hold that may be checked in.
@@ -160,7 +165,7 @@ pub struct Change {
     /// The last token.
     pub fence: u64,
     /// The record, if it changes.
-    pub record: Option<Option<Entry<Record>>>,
+    pub record: Option<Option<ExpiringValue<Record>>>,
     /// Messages for listeners, one per line. Those that start with `!` are sent even if the row is not marked
     /// as having listeners.
     pub wake: String,

@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::names::Key;
+use super::names::LockKey;
 use super::server::Row;
 use tenure_core::owner::Owner;
 use tenure_core::planted::{Bug, planted};
 use tenure_core::protocol::codec::{self, VERSION};
 use tenure_core::protocol::queue::{Queue, Ticket};
 use tenure_core::protocol::record::Record;
-use tenure_core::protocol::{Data, Entry, Found, Kind, Notification, Now, State, found};
+use tenure_core::protocol::{Data, ExpiringValue, Found, Kind, Notification, Now, State, found};
 use tenure_core::store::Failure;
 
 /// Maximum time between the read and the write of a row; a later write is rejected and the row read again.
@@ -24,9 +24,9 @@ const TICKETS: usize = 200;
 
 /// A row as it was read.
 #[derive(Clone, Debug)]
-pub(super) struct Seen {
+pub(super) struct SeenRow {
     pub(super) state: State,
-    pub(super) record: Option<Entry<Record>>,
+    pub(super) record: Option<ExpiringValue<Record>>,
     /// The lock's last token.
     pub(super) counter: u64,
     /// `None` without a row.
@@ -34,12 +34,12 @@ pub(super) struct Seen {
     pub(super) now: Now,
 }
 
-impl Seen {
+impl SeenRow {
     /// Decodes a row.
     pub(super) fn of(row: &Row) -> Result<Self, Failure> {
         let record = row.record.as_ref().map(|record| {
             let value = Record { at_us: unsigned(record.at_us), value: Arc::from(&*record.bytes) };
-            Entry { value, expires_ms: record.ends_ms.map(unsigned) }
+            ExpiringValue { value, expires_ms: record.ends_ms.map(unsigned) }
         });
         let (lock, counter, now) = (lock(row)?, unsigned(row.fence), now(row.clock_us));
         Ok(Self { state: State { lock, ballot: None }, record, counter, serial: row.serial, now })
@@ -140,7 +140,7 @@ fn holds(state: &State) -> BTreeSet<(&str, u64)> {
 }
 
 /// Decodes a lock's columns.
-fn lock(row: &Row) -> Result<Option<Entry<Data>>, Failure> {
+fn lock(row: &Row) -> Result<Option<ExpiringValue<Data>>, Failure> {
     let Some(version) = &row.version else { return Ok(None) };
     if version != VERSION {
         let text =
@@ -154,7 +154,7 @@ fn lock(row: &Row) -> Result<Option<Entry<Data>>, Failure> {
             "its row does not read as a {kind}: another program wrote it"
         )))
     })?;
-    Ok(Some(Entry { value: data, expires_ms: Some(unsigned(row.ends_ms.unwrap_or(0))) }))
+    Ok(Some(ExpiringValue { value: data, expires_ms: Some(unsigned(row.ends_ms.unwrap_or(0))) }))
 }
 
 /// A row as shown in a listing.
@@ -176,7 +176,7 @@ pub(super) fn signed(number: u64) -> i64 {
 
 /// A notification as messages without newlines. The prefix `!` marks those that are sent even if the row is
 /// not marked as having listeners.
-pub(super) fn messages(key: &Key, wake: &Notification) -> Vec<String> {
+pub(super) fn messages(key: &LockKey, wake: &Notification) -> Vec<String> {
     let name = &key.name;
     let with = |mark: char, text: &str| format!("{mark}{} {} {text}", name.len(), name.replace('\n', "\\n"));
     match wake {

@@ -2,7 +2,7 @@
 
 use tokio_postgres::types::Type;
 
-use super::url::Target;
+use super::url::PostgresTarget;
 use tenure_core::protocol::codec::VERSION;
 
 /// The statements.
@@ -172,7 +172,7 @@ pub(super) struct Statements {
 }
 
 impl Statements {
-    pub(super) fn new(target: &Target) -> Self {
+    pub(super) fn new(target: &PostgresTarget) -> Self {
         Self { table: target.table() }
     }
 

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::asking::{Done, acquire, plain, read_rows, release, renew, sweep, write};
-use super::group::{Group, Said};
-use super::inbox::{Ask, Request};
-use super::lock_queue::Step;
-use super::names::Key;
-use super::server::{Change, Failed, Renewals, Row, Session};
-use super::state::{Seen, messages, signed, unsigned};
-use super::worker::{SWEEP, UnderWay, Worker, share};
+use super::group::{Group, GroupAnswer};
+use super::inbox::{QueuedOp, QueuedRequest};
+use super::lock_queue::QueueStep;
+use super::names::LockKey;
+use super::server::{Renewals, Row, RowChange, StatementError, StatementSession};
+use super::state::{SeenRow, messages, signed, unsigned};
+use super::worker::{SWEEP, StatementWorker, UnderWay, share};
 use tenure_core::moment::Moment;
 use tenure_core::planted::{Bug, planted};
 use tenure_core::protocol::{Answer, Fence, LockSpec, Notification, ReleaseScope, Verb};
@@ -30,9 +30,9 @@ const SWEEP_ON: Duration = Duration::from_millis(500);
 /// Maximum delay of a grant's answer. After that, its token may no longer be the greatest.
 const FRESH: Duration = Duration::from_secs(600);
 
-impl Worker {
+impl StatementWorker {
     /// Sends everything that is ready.
-    pub(super) fn send(&mut self, session: &Arc<dyn Session>, under_way: &mut UnderWay) {
+    pub(super) fn send(&mut self, session: &Arc<dyn StatementSession>, under_way: &mut UnderWay) {
         let now = self.now();
         let writes = self.writes.drain(..).map(|changes| write(Arc::clone(session), changes));
         under_way.extend(writes);
@@ -43,7 +43,7 @@ impl Worker {
             self.ready.insert(name);
         }
         while let Some(request) = self.waiting.pop_front() {
-            if let Ask::Plain { plain: what, .. } = &request.ask {
+            if let QueuedOp::Plain { plain: what, .. } = &request.ask {
                 under_way.push(plain(Arc::clone(session), request.number, what.clone()));
                 self.sent.insert(request.number, (now, session.heard()));
                 self.plain.insert(request.number, request.ask);
@@ -58,13 +58,14 @@ impl Worker {
         }
     }
 
-    fn send_locks(&mut self, now: Moment, session: &Arc<dyn Session>, under_way: &mut UnderWay) {
+    fn send_locks(&mut self, now: Moment, session: &Arc<dyn StatementSession>, under_way: &mut UnderWay) {
         let (mut read, mut with_records, mut renewals) = (Vec::new(), false, Renewals::default());
         while read.len() < LOCKS
             && renewals.names.len() < LOCKS
             && let Some(name) = self.ready.pop_first()
         {
-            let Some(lock) = self.locks.get_mut(&name).filter(|lock| matches!(lock.step, Step::Idle)) else {
+            let Some(lock) = self.locks.get_mut(&name).filter(|lock| matches!(lock.step, QueueStep::Idle))
+            else {
                 continue;
             };
             let (dues, sent) = (&mut self.dues, &mut self.sent);
@@ -89,13 +90,13 @@ impl Worker {
             for request in &lock.running {
                 self.sent.insert(request.number, (now, heard));
             }
-            if let ([Request { ask: Ask::Lock(op, _), .. }], false) = (&lock.running[..], is_again)
-                && op.rule == LockSpec::Mutex
+            if let ([QueuedRequest { ask: QueuedOp::Lock(op, _), .. }], false) = (&lock.running[..], is_again)
+                && op.spec == LockSpec::Mutex
             {
                 let (session, key, owner) = (Arc::clone(session), lock.key.clone(), op.owner.to_string());
                 match op.verb {
                     Verb::Acquire { ttl_ms, fence: Fence::Assign | Fence::Optional, .. } => {
-                        lock.step = Step::Fast { sent: now };
+                        lock.step = QueueStep::Fast { sent: now };
                         under_way.push(acquire(session, key, owner, signed(ttl_ms)));
                         continue;
                     }
@@ -104,7 +105,7 @@ impl Worker {
                         fence: Fence::Assign | Fence::Optional,
                         ..
                     } => {
-                        lock.step = Step::Fast { sent: now };
+                        lock.step = QueueStep::Fast { sent: now };
                         let wake = Notification::Free { by: Some(op.owner.clone()) };
                         let message = messages(&key, &wake).concat();
                         under_way.push(release(session, name, owner, message));
@@ -112,7 +113,7 @@ impl Worker {
                     }
                     // Rebinding a hold changes nothing in this store, whose holds end only with their lease.
                     Verb::Renew { ttl_ms, .. } => {
-                        lock.step = Step::Fast { sent: now };
+                        lock.step = QueueStep::Fast { sent: now };
                         renewals.names.push(name);
                         renewals.owners.push(owner);
                         renewals.ttls_ms.push(signed(ttl_ms));
@@ -121,8 +122,8 @@ impl Worker {
                     _ => {}
                 }
             }
-            lock.step = Step::Reading;
-            with_records |= lock.running.iter().any(|request| matches!(request.ask, Ask::Record(..)));
+            lock.step = QueueStep::Reading;
+            with_records |= lock.running.iter().any(|request| matches!(request.ask, QueuedOp::Record(..)));
             read.push(name);
         }
         if !renewals.names.is_empty() {
@@ -139,14 +140,14 @@ impl Worker {
         match done {
             Done::Acquired(name, Ok(Some(fence))) => {
                 let since = match self.locks.get(&name).map(|lock| &lock.step) {
-                    Some(Step::Fast { sent }) => now.since(*sent),
+                    Some(QueueStep::Fast { sent }) => now.since(*sent),
                     _ => Duration::ZERO,
                 };
                 let answer = match since > FRESH {
                     true => Err(Failure::Unknown(Failure::cause("the answer took too long"))),
                     false => Ok(Answer::Held { fence: unsigned(fence) }),
                 };
-                self.answered(&name, vec![answer.map(Said::Lock)]);
+                self.answered(&name, vec![answer.map(GroupAnswer::Lock)]);
                 true
             }
             Done::Acquired(name, Ok(None)) | Done::Released(name, Ok(false)) => {
@@ -154,7 +155,7 @@ impl Worker {
                 true
             }
             Done::Released(name, Ok(true)) => {
-                self.answered(&name, vec![Ok(Said::Lock(Answer::Released { left: 0 }))]);
+                self.answered(&name, vec![Ok(GroupAnswer::Lock(Answer::Released { left: 0 }))]);
                 true
             }
             Done::Renewed(names, Ok(held)) => {
@@ -163,7 +164,7 @@ impl Worker {
                     match held.get(&name) {
                         Some(fence) => {
                             let answer = Answer::Held { fence: unsigned(*fence) };
-                            self.answered(&name, vec![Ok(Said::Lock(answer))]);
+                            self.answered(&name, vec![Ok(GroupAnswer::Lock(answer))]);
                         }
                         None => self.again(&name),
                     }
@@ -182,7 +183,7 @@ impl Worker {
             }
             Done::Plain(number, Ok(rows)) => {
                 self.forget(number);
-                if let Some(Ask::Plain { reply, .. }) = self.plain.remove(&number) {
+                if let Some(QueuedOp::Plain { reply, .. }) = self.plain.remove(&number) {
                     let _ = reply.send(Ok(rows));
                 }
                 true
@@ -213,7 +214,7 @@ impl Worker {
     }
 
     /// Fails the requests of a failed statement. Returns whether the connection is still usable.
-    fn failed(&mut self, names: impl IntoIterator<Item = String>, failed: &Failed) -> bool {
+    fn failed(&mut self, names: impl IntoIterator<Item = String>, failed: &StatementError) -> bool {
         for name in names {
             self.fail(&name, &failed.failure);
         }
@@ -233,14 +234,14 @@ impl Worker {
     }
 
     /// Answers the running requests of a lock, which then continues with the next ones.
-    fn answered(&mut self, name: &str, said: Vec<Result<Said, Failure>>) {
+    fn answered(&mut self, name: &str, said: Vec<Result<GroupAnswer, Failure>>) {
         let Some(lock) = self.locks.get_mut(name) else { return };
         for (request, said) in mem::take(&mut lock.running).into_iter().zip(said) {
             self.dues.remove(&(request.due, request.number));
             self.sent.remove(&request.number);
             answer(request.ask, said);
         }
-        (lock.step, lock.tries, lock.met) = (Step::Idle, 0, None);
+        (lock.step, lock.tries, lock.met) = (QueueStep::Idle, 0, None);
         if lock.is_over() {
             self.locks.remove(name);
         } else {
@@ -251,7 +252,7 @@ impl Worker {
     /// The single statement did not apply, so the row has to be read.
     fn again(&mut self, name: &str) {
         let Some(lock) = self.locks.get_mut(name) else { return };
-        lock.step = Step::Idle;
+        lock.step = QueueStep::Idle;
         if lock.is_over() {
             self.locks.remove(name);
         } else {
@@ -262,7 +263,7 @@ impl Worker {
     /// Runs the machines on the rows, and prepares the writes of what they change.
     fn read(&mut self, names: Vec<String>, rows: &[Row]) {
         let mut rows: BTreeMap<&str, &Row> = rows.iter().map(|row| (row.name.as_str(), row)).collect();
-        let mut changes: Vec<(Key, Change)> = Vec::new();
+        let mut changes: Vec<(LockKey, RowChange)> = Vec::new();
         for name in names {
             let Some(lock) = self.locks.get_mut(&name) else { continue };
             // All of its requests have timed out meanwhile.
@@ -270,7 +271,7 @@ impl Worker {
                 self.again(&name);
                 continue;
             }
-            let seen = match rows.remove(name.as_str()).map(Seen::of) {
+            let seen = match rows.remove(name.as_str()).map(SeenRow::of) {
                 Some(Ok(seen)) => seen,
                 Some(Err(failure)) => {
                     self.fail(&name, &failure);
@@ -286,13 +287,13 @@ impl Worker {
             if lock.met != serial {
                 (lock.tries, lock.met) = (lock.tries.min(VAIN - 1), serial);
             }
-            let asks: Vec<&Ask> = lock.running.iter().map(|request| &request.ask).collect();
+            let asks: Vec<&QueuedOp> = lock.running.iter().map(|request| &request.ask).collect();
             let group = Group::run(&lock.key, &seen, &asks, is_checked_in);
             match group {
                 Group { change: None, said } => self.answered(&name, said),
                 mut group => {
                     let change = group.change.take().expect("it was just looked at");
-                    lock.step = Step::Writing { group };
+                    lock.step = QueueStep::Writing { group };
                     changes.push((lock.key.clone(), change));
                 }
             }
@@ -306,13 +307,13 @@ impl Worker {
     fn wrote(&mut self, name: &str, is_written: bool) {
         let now = self.now();
         let Some(lock) = self.locks.get_mut(name) else { return };
-        let Step::Writing { group } = mem::replace(&mut lock.step, Step::Idle) else { return };
+        let QueueStep::Writing { group } = mem::replace(&mut lock.step, QueueStep::Idle) else { return };
         if is_written {
             self.answered(name, group.said);
             return;
         }
         if planted(Bug::PostgresConflictIsBusy) {
-            let busy = || Said::Lock(Answer::Busy { holder: String::new(), left_ms: Some(1) });
+            let busy = || GroupAnswer::Lock(Answer::Busy { holder: String::new(), left_ms: Some(1) });
             let said = (0..lock.running.len()).map(|_| Ok(busy())).collect();
             return self.answered(name, said);
         }
@@ -330,10 +331,10 @@ impl Worker {
     }
 }
 
-fn answer(ask: Ask, said: Result<Said, Failure>) {
+fn answer(ask: QueuedOp, said: Result<GroupAnswer, Failure>) {
     match (ask, said) {
-        (Ask::Lock(_, reply), Ok(Said::Lock(answer))) => drop(reply.send(Ok(answer))),
-        (Ask::Record(_, reply), Ok(Said::Record(answer))) => drop(reply.send(Ok(answer))),
+        (QueuedOp::Lock(_, reply), Ok(GroupAnswer::Lock(answer))) => drop(reply.send(Ok(answer))),
+        (QueuedOp::Record(_, reply), Ok(GroupAnswer::Record(answer))) => drop(reply.send(Ok(answer))),
         (ask, Err(failure)) => ask.fail(failure),
         (ask, Ok(_)) => ask.fail(Failure::Unknown(Failure::cause("an answer to another question"))),
     }

@@ -10,7 +10,7 @@ use tokio_postgres::Config;
 use tokio_postgres::config::SslMode;
 use tokio_postgres::tls::{ChannelBinding, TlsConnect, TlsStream};
 
-use super::url::Address;
+use super::url::ServerAddress;
 use tenure_core::net::{Stream, Tls, encrypt};
 use tenure_core::store::Failure;
 
@@ -21,11 +21,11 @@ pub(super) struct Encryption {
 }
 
 impl Encryption {
-    pub(super) fn of(tls: Option<&Tls>, address: &Address, config: &mut Config) -> Self {
+    pub(super) fn of(tls: Option<&Tls>, address: &ServerAddress, config: &mut Config) -> Self {
         config.ssl_mode(if tls.is_some() { SslMode::Require } else { SslMode::Disable });
         let host = match address {
-            Address::Tcp(host, _) => host.clone(),
-            Address::Socket(..) => String::new(),
+            ServerAddress::Tcp(host, _) => host.clone(),
+            ServerAddress::Socket(..) => String::new(),
         };
         Self { host, tls: tls.cloned() }
     }

@@ -18,13 +18,13 @@ const PORT: u16 = 5432;
 
 /// The address of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Address {
+pub(super) enum ServerAddress {
     Tcp(String, u16),
     /// The directory of the socket, and the port in its name.
     Socket(PathBuf, u16),
 }
 
-impl fmt::Display for Address {
+impl fmt::Display for ServerAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tcp(host, port) if host.contains(':') => write!(f, "[{host}]:{port}"),
@@ -36,8 +36,8 @@ impl fmt::Display for Address {
 
 /// The servers, one of which is the primary, and how to log in.
 #[derive(Clone, PartialEq, Eq)]
-pub(super) struct Target {
-    pub(super) addresses: Vec<Address>,
+pub(super) struct PostgresTarget {
+    pub(super) addresses: Vec<ServerAddress>,
     pub(super) user: String,
     pub(super) password: Option<String>,
     /// File with the password. Read at each dial, so that a changed password needs no restart.
@@ -56,7 +56,7 @@ pub(super) fn knows(scheme: &str) -> bool {
     matches!(scheme, "postgres" | "postgresql")
 }
 
-impl Target {
+impl PostgresTarget {
     /// Parses a URL. Errors name the part that is wrong, but never quote what may contain a password.
     pub(super) fn parse(url: &str) -> Result<Self> {
         let (scheme, rest) = url.split_once("://").ok_or_else(|| wrong("it has no `//` after its scheme"))?;
@@ -64,7 +64,7 @@ impl Target {
             return Err(wrong(&format!("its scheme {} is not known", Quoted(scheme))));
         }
         let (rest, query) = split(rest, '?');
-        let mut query = Query::read(query.unwrap_or_default())?;
+        let mut query = UrlQuery::read(query.unwrap_or_default())?;
         let (authority, path) = split(rest, '/');
         let (login, places) = match authority.rsplit_once('@') {
             Some((login, places)) => (Some(login), places),
@@ -94,7 +94,7 @@ impl Target {
             Some("1") => true,
             Some(_) => return Err(wrong("its `pgbouncer` is neither 0 nor 1")),
         };
-        if tls.is_some() && addresses.iter().any(|address| matches!(address, Address::Socket(..))) {
+        if tls.is_some() && addresses.iter().any(|address| matches!(address, ServerAddress::Socket(..))) {
             return Err(wrong("it asks for TLS on a socket, which has none"));
         }
         let shown = shown(&addresses, &database, schema.as_deref(), tls.as_ref(), is_pooled);
@@ -118,7 +118,7 @@ impl Target {
     }
 }
 
-impl fmt::Debug for Target {
+impl fmt::Debug for PostgresTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Target").field(&self.shown).finish()
     }
@@ -135,7 +135,7 @@ pub(super) fn quoted(name: &str) -> String {
 }
 
 fn shown(
-    addresses: &[Address],
+    addresses: &[ServerAddress],
     database: &str,
     schema: Option<&str>,
     tls: Option<&Tls>,
@@ -143,7 +143,7 @@ fn shown(
 ) -> Arc<str> {
     let encoded = |text: &str| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
     let places = addresses.iter().map(|address| match address {
-        Address::Socket(directory, port) => format!("{}:{port}", encoded(&directory.to_string_lossy())),
+        ServerAddress::Socket(directory, port) => format!("{}:{port}", encoded(&directory.to_string_lossy())),
         address => address.to_string(),
     });
     let places = places.collect::<Vec<_>>().join(",");
@@ -155,10 +155,10 @@ fn shown(
     format!("postgres://{places}/{}{query}", database.replace('/', "%2F")).into()
 }
 
-fn address(place: &str) -> Result<Address> {
+fn address(place: &str) -> Result<ServerAddress> {
     if place.len() > 2 && place[..3].eq_ignore_ascii_case("%2f") {
         let (directory, port) = split(place, ':');
-        return Ok(Address::Socket(decoded(directory, "socket")?.into(), number(port)?));
+        return Ok(ServerAddress::Socket(decoded(directory, "socket")?.into(), number(port)?));
     }
     let (host, port) = match place.strip_prefix('[') {
         Some(rest) => {
@@ -183,7 +183,7 @@ fn address(place: &str) -> Result<Address> {
             "its host has a character that no host has; in a user or password, write % and two digits",
         ));
     }
-    Ok(Address::Tcp(host.to_owned(), number(port)?))
+    Ok(ServerAddress::Tcp(host.to_owned(), number(port)?))
 }
 
 fn number(port: Option<&str>) -> Result<u16> {
@@ -193,9 +193,9 @@ fn number(port: Option<&str>) -> Result<u16> {
 }
 
 /// The query of the URL.
-struct Query(Vec<(&'static str, String)>);
+struct UrlQuery(Vec<(&'static str, String)>);
 
-impl Query {
+impl UrlQuery {
     /// All valid keys. Unknown ones are not quoted in errors, because they may be the rest of a password.
     const KEYS: [&str; 7] = ["schema", "password-file", "sslmode", "ca", "cert", "key", "pgbouncer"];
 
@@ -279,18 +279,19 @@ mod tests {
 
     #[test]
     fn a_url_says_where_and_as_whom() {
-        let target = Target::parse("postgresql://me:p%40ss@a,[::1]:6000/app?schema=My%20locks&pgbouncer=1")
-            .expect("a target");
-        let at = [Address::Tcp("a".into(), 5432), Address::Tcp("::1".into(), 6000)];
+        let target =
+            PostgresTarget::parse("postgresql://me:p%40ss@a,[::1]:6000/app?schema=My%20locks&pgbouncer=1")
+                .expect("a target");
+        let at = [ServerAddress::Tcp("a".into(), 5432), ServerAddress::Tcp("::1".into(), 6000)];
         assert_eq!((&target.addresses[..], &*target.user, &*target.database), (&at[..], "me", "app"));
         assert_eq!((target.password.as_deref(), target.is_pooled), (Some("p@ss"), true));
         assert_eq!(target.table(), "\"My locks\".tenure_lock");
         let shown = target.shown();
         assert_eq!(&*shown, "postgres://a:5432,[::1]:6000/app?schema=My%20locks&pgbouncer=1");
-        assert_eq!(Target::parse(&shown).expect("a target").addresses, target.addresses);
-        let socket = Target::parse("postgres://me@%2Frun%2Fpg/app").expect("a target");
-        assert_eq!(socket.addresses, [Address::Socket("/run/pg".into(), 5432)]);
-        assert_eq!(Target::parse("postgres://h").expect("a target").database, "postgres");
+        assert_eq!(PostgresTarget::parse(&shown).expect("a target").addresses, target.addresses);
+        let socket = PostgresTarget::parse("postgres://me@%2Frun%2Fpg/app").expect("a target");
+        assert_eq!(socket.addresses, [ServerAddress::Socket("/run/pg".into(), 5432)]);
+        assert_eq!(PostgresTarget::parse("postgres://h").expect("a target").database, "postgres");
     }
 
     #[test]
@@ -315,7 +316,7 @@ mod tests {
             ("postgres://h/?password-file=", "path of a file"),
             ("postgres://h/a%00", "zero byte"),
         ] {
-            let error = Target::parse(url).expect_err(url);
+            let error = PostgresTarget::parse(url).expect_err(url);
             let text = error.to_string();
             assert!(error.is_invalid() && text.contains(what), "{url}: {text}");
             assert!(!text.contains("secret") && !text.contains('\n'), "{text}");

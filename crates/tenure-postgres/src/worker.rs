@@ -16,10 +16,10 @@ use futures_util::future::{BoxFuture, Either, FutureExt, select};
 use futures_util::stream::{FuturesUnordered, Stream};
 
 use super::asking::Done;
-use super::inbox::{Ask, Inbox, Request};
-use super::lock_queue::{LockQueue, Step};
-use super::names::Key;
-use super::server::{Change, Connection, Session};
+use super::inbox::{Inbox, QueuedOp, QueuedRequest};
+use super::lock_queue::{LockQueue, QueueStep};
+use super::names::LockKey;
+use super::server::{RowChange, ServerConnection, StatementSession};
 use tenure_core::events::event;
 use tenure_core::moment::Moment;
 use tenure_core::net::pause;
@@ -37,7 +37,7 @@ const SHORT: u32 = 3;
 /// Interval between sweeps for unused rows.
 pub(super) const SWEEP: Duration = Duration::from_secs(600);
 
-pub(super) struct Worker {
+pub(super) struct StatementWorker {
     pub(super) inbox: Arc<Inbox>,
     pub(super) locks: BTreeMap<String, LockQueue>,
     /// Locks whose next requests can be sent.
@@ -45,8 +45,8 @@ pub(super) struct Worker {
     /// Locks in backoff before their next read.
     pub(super) resting: BTreeSet<(Moment, String)>,
     /// Statements in flight that are not about one lock, by request number.
-    pub(super) plain: BTreeMap<u64, Ask>,
-    pub(super) waiting: VecDeque<Request>,
+    pub(super) plain: BTreeMap<u64, QueuedOp>,
+    pub(super) waiting: VecDeque<QueuedRequest>,
     pub(super) dues: BTreeMap<(Moment, u64), Option<String>>,
     /// When to give the connection up unless something is received, and the value of `heard` at the time of
     /// that decision.
@@ -58,10 +58,10 @@ pub(super) struct Worker {
     /// Why the last connection attempt failed.
     pub(super) failure: Option<Failure>,
     /// Writes to send next, one batch per statement.
-    pub(super) writes: Vec<Vec<(Key, Change)>>,
+    pub(super) writes: Vec<Vec<(LockKey, RowChange)>>,
 }
 
-enum Event {
+enum StatementEvent {
     Done(Done),
     Over,
     Look,
@@ -69,7 +69,7 @@ enum Event {
 
 pub(super) type UnderWay = FuturesUnordered<BoxFuture<'static, Done>>;
 
-impl Worker {
+impl StatementWorker {
     pub(super) fn new(inbox: Arc<Inbox>) -> Self {
         let sweeps_at = inbox.runtime.now() + SWEEP.mul_f64(share(inbox.runtime.random()));
         Self {
@@ -147,8 +147,8 @@ impl Worker {
     }
 
     /// Serves one connection until it ends.
-    async fn serve(&mut self, connection: Connection) {
-        let Connection { session, messages: _messages, mut over, hangup: _hangup } = connection;
+    async fn serve(&mut self, connection: ServerConnection) {
+        let ServerConnection { session, messages: _messages, mut over, hangup: _hangup } = connection;
         let mut under_way = UnderWay::new();
         loop {
             if self.inbox.is_closed() {
@@ -168,7 +168,7 @@ impl Worker {
             }
             self.send(&session, &mut under_way);
             match self.next(&mut under_way, &mut over).await {
-                Event::Done(done) => {
+                StatementEvent::Done(done) => {
                     let mut goes_on = self.done(done);
                     while let Some(Some(done)) = futures_util::StreamExt::next(&mut under_way).now_or_never()
                     {
@@ -178,8 +178,8 @@ impl Worker {
                         break;
                     }
                 }
-                Event::Over => break,
-                Event::Look => {}
+                StatementEvent::Over => break,
+                StatementEvent::Look => {}
             }
         }
         // Statements that were already answered count.
@@ -193,7 +193,7 @@ impl Worker {
         &mut self,
         under_way: &mut UnderWay,
         over: &mut tokio::sync::oneshot::Receiver<()>,
-    ) -> Event {
+    ) -> StatementEvent {
         let rests = self.resting.first().map_or(Moment(u64::MAX), |(until, _)| *until);
         let doubt = self.doubt.map_or(Moment(u64::MAX), |(at, _)| at);
         let until = self.first_due().min(rests).min(doubt).min(self.sweeps_at);
@@ -201,13 +201,13 @@ impl Worker {
         let mut work = pin!(self.inbox.work.notified());
         poll_fn(|context| {
             if let Poll::Ready(Some(done)) = Pin::new(&mut *under_way).poll_next(context) {
-                return Poll::Ready(Event::Done(done));
+                return Poll::Ready(StatementEvent::Done(done));
             }
             if over.poll_unpin(context).is_ready() {
-                return Poll::Ready(Event::Over);
+                return Poll::Ready(StatementEvent::Over);
             }
             if work.as_mut().poll(context).is_ready() || timer.poll_unpin(context).is_ready() {
-                return Poll::Ready(Event::Look);
+                return Poll::Ready(StatementEvent::Look);
             }
             Poll::Pending
         })
@@ -219,15 +219,15 @@ impl Worker {
         let now = self.now();
         for request in self.inbox.take() {
             let name = match &request.ask {
-                Ask::Lock(op, _) => &op.name,
-                Ask::Record(op, _) => &op.lock,
-                Ask::Plain { .. } => {
+                QueuedOp::Lock(op, _) => &op.name,
+                QueuedOp::Record(op, _) => &op.lock,
+                QueuedOp::Plain { .. } => {
                     self.dues.insert((request.due, request.number), None);
                     self.waiting.push_back(request);
                     continue;
                 }
             };
-            let key = Key::of(name);
+            let key = LockKey::of(name);
             let name = key.name.clone();
             self.dues.insert((request.due, request.number), Some(name.clone()));
             let lock = self.locks.entry(name.clone()).or_insert_with(|| LockQueue::new(key));
@@ -247,7 +247,7 @@ impl Worker {
     }
 
     /// Fails requests that have timed out. Returns whether to give the connection up.
-    fn expire(&mut self, session: Option<&dyn Session>) -> bool {
+    fn expire(&mut self, session: Option<&dyn StatementSession>) -> bool {
         let now = self.now();
         while let Some(first) = self.dues.first_entry().filter(|first| first.key().0 <= now) {
             let ((_, number), name) = first.remove_entry();
@@ -268,13 +268,13 @@ impl Worker {
                     }
                 } else if let Some(at) = lock.running.iter().position(|request| request.number == number) {
                     let failure = match lock.step {
-                        Step::Fast { .. } => Failure::Unknown(late()),
+                        QueueStep::Fast { .. } => Failure::Unknown(late()),
                         // The write includes the effects of all requests of the group, this one too.
-                        Step::Writing { ref mut group } => {
+                        QueueStep::Writing { ref mut group } => {
                             group.forget(at);
                             Failure::Unknown(late())
                         }
-                        Step::Idle | Step::Reading => Failure::NotSent(late()),
+                        QueueStep::Idle | QueueStep::Reading => Failure::NotSent(late()),
                     };
                     lock.running.remove(at).ask.fail(failure);
                 }
@@ -315,7 +315,7 @@ impl Worker {
         let kept = mem::take(&mut self.waiting);
         for request in kept {
             match request.ask {
-                Ask::Plain { at_once, .. } if at_once || is_refused => {
+                QueuedOp::Plain { at_once, .. } if at_once || is_refused => {
                     self.dues.remove(&(request.due, request.number));
                     request.ask.fail(failure.clone());
                 }
@@ -349,16 +349,18 @@ impl Worker {
         for (key, _) in mem::take(&mut self.writes).into_iter().flatten() {
             // It was not sent, so the row is read again.
             if let Some(lock) = self.locks.get_mut(&key.name) {
-                lock.step = Step::Reading;
+                lock.step = QueueStep::Reading;
             }
         }
         let names: Vec<String> = self.locks.keys().cloned().collect();
         for name in names {
             let Some(lock) = self.locks.get_mut(&name) else { continue };
             match lock.step {
-                Step::Fast { .. } | Step::Writing { .. } => self.fail(&name, &Failure::Unknown(cause())),
-                Step::Idle | Step::Reading => {
-                    lock.step = Step::Idle;
+                QueueStep::Fast { .. } | QueueStep::Writing { .. } => {
+                    self.fail(&name, &Failure::Unknown(cause()))
+                }
+                QueueStep::Idle | QueueStep::Reading => {
+                    lock.step = QueueStep::Idle;
                     (lock.tries, lock.met) = (0, None);
                     self.ready.insert(name);
                 }

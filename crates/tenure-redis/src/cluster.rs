@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, MutexGuard, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -28,10 +28,10 @@ use crate::requests::record;
 use crate::requests::{Keyspace, Publish, RequestContext, answered};
 use crate::resp::Value;
 use crate::resp::encode::command;
-use crate::table::{Member, Table};
+use crate::table::{ClusterNode, SlotTable};
 use crate::topology::Address;
 use crate::topology::Target;
-use crate::topology::slots::{self, Redirect, View};
+use crate::topology::slots::{self, ClusterView, Redirect};
 use crate::topology::{Terms, Topology};
 use tenure_core::moment::Moment;
 use tenure_core::name::LockName;
@@ -41,6 +41,7 @@ use tenure_core::runtime::Runtime;
 use tenure_core::store::{
     Capabilities, Client, Cursor, Failure, Listener, Page, QuorumMember, RenewsMany, Store,
 };
+use tenure_core::sync::Locked;
 
 /// So long, at least, between two questions who serves what.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -63,15 +64,15 @@ const TWO_SLOTS: &str = "on a cluster a lock and its counter must share a slot, 
 
 /// A store on a cluster of Redis or Valkey servers. Clones share its connections.
 #[derive(Clone)]
-pub struct Cluster(Arc<Inner>);
+pub struct Cluster(Arc<ClusterInner>);
 
-struct Inner {
+struct ClusterInner {
     runtime: Arc<dyn Runtime>,
     dial: Arc<dyn Dial>,
     seeds: Vec<Target>,
     url: Arc<str>,
     terms: Terms,
-    map: Mutex<Map>,
+    map: Locked<Map>,
     /// Told of every change of the map.
     changed: Notify,
     /// Tells the topology_refresh to ask who serves what.
@@ -80,11 +81,11 @@ struct Inner {
 
 /// What is known of the cluster.
 struct Map {
-    table: Table,
+    table: SlotTable,
     /// How its clients publish; unknown until a node was asked.
     publish: Option<Publish>,
     /// All nodes that there are connections to, and when they were last needed.
-    nodes: BTreeMap<Address, (Arc<Member>, Moment)>,
+    nodes: BTreeMap<Address, (Arc<ClusterNode>, Moment)>,
     /// Nodes that serve nothing, but can be asked who does.
     replicas: Vec<Address>,
     /// How often a node came to serve slots that had served none: it may not know what the one
@@ -107,7 +108,7 @@ impl Cluster {
         let url = Topology::Cluster(seeds.clone()).shown();
         let terms = seeds.first().map(|seed| seed.access.terms).unwrap_or_default();
         let map = Map {
-            table: Table::default(),
+            table: SlotTable::default(),
             publish: None,
             nodes: BTreeMap::new(),
             replicas: Vec::new(),
@@ -115,14 +116,14 @@ impl Cluster {
             failures: 0,
             failure: None,
         };
-        let (map, changed, trouble) = (Mutex::new(map), Notify::new(), Arc::default());
-        let inner = Arc::new(Inner { runtime, dial, seeds, url, terms, map, changed, trouble });
+        let (map, changed, trouble) = (Locked::new(map), Notify::new(), Arc::default());
+        let inner = Arc::new(ClusterInner { runtime, dial, seeds, url, terms, map, changed, trouble });
         inner.runtime.spawn(topology_refresh(Arc::downgrade(&inner)).boxed());
         Self(inner)
     }
 }
 
-impl Drop for Inner {
+impl Drop for ClusterInner {
     fn drop(&mut self) {
         self.trouble.notify_one();
     }
@@ -142,22 +143,22 @@ impl Store for Cluster {
     fn listen(
         &self,
         name: &LockName,
-        rule: LockSpec,
+        spec: LockSpec,
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
         let (inner, name) = (Arc::clone(&self.0), name.clone());
-        async move { inner.listen(&name, rule, None, inner.runtime.now() + within).await }.boxed()
+        async move { inner.listen(&name, spec, None, inner.runtime.now() + within).await }.boxed()
     }
 
     fn listen_for_turns(
         &self,
         name: &LockName,
-        rule: LockSpec,
+        spec: LockSpec,
         client: Client,
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
         let (inner, name) = (Arc::clone(&self.0), name.clone());
-        async move { inner.listen(&name, rule, Some(client), inner.runtime.now() + within).await }.boxed()
+        async move { inner.listen(&name, spec, Some(client), inner.runtime.now() + within).await }.boxed()
     }
 
     /// One master after the other, as on one server. A lock whose slot moves meanwhile may be told
@@ -177,8 +178,8 @@ impl Store for Cluster {
     }
 
     /// A lock is kept only where its counter and its channel can be.
-    fn supports(&self, rule: LockSpec, name: &LockName) -> Result<(), &'static str> {
-        if keys::share_a_slot(rule, name.as_str()) { Ok(()) } else { Err(TWO_SLOTS) }
+    fn supports(&self, spec: LockSpec, name: &LockName) -> Result<(), &'static str> {
+        if keys::share_a_slot(spec, name.as_str()) { Ok(()) } else { Err(TWO_SLOTS) }
     }
 
     fn shard(&self, name: &LockName) -> Option<String> {
@@ -265,9 +266,9 @@ impl Store for Cluster {
 
 impl RenewsMany for Cluster {
     /// A script reaches the locks of one slot.
-    fn group(&self, name: &LockName, rule: LockSpec) -> Option<u16> {
+    fn group(&self, name: &LockName, spec: LockSpec) -> Option<u16> {
         let slot = || keys::slot(name.as_str());
-        match rule {
+        match spec {
             LockSpec::Mutex => Some(slot()),
             LockSpec::Queue(_) => Some(slots::SLOTS + slot()),
             LockSpec::Reentrant => None,
@@ -280,14 +281,14 @@ impl RenewsMany for Cluster {
     }
 }
 
-impl Inner {
+impl ClusterInner {
     fn map(&self) -> MutexGuard<'_, Map> {
         // Nothing in here panics half-way, so a poisoned map is as good as another.
-        self.map.lock().unwrap_or_else(PoisonError::into_inner)
+        self.map.lock()
     }
 
     async fn call(&self, op: Op, deadline: Moment) -> Result<Answer, Failure> {
-        fits(op.rule, &op.name)?;
+        fits(op.spec, &op.name)?;
         let slot = keys::slot(op.name.as_str());
         let mut turns = Turns::default();
         let mut asked_of = None;
@@ -523,7 +524,7 @@ impl Inner {
             (owner.and_then(|owner| owner.node.link.open_line()), map.space())
         };
         if let (Some(pipeline), Publish::Sharded) = (pipeline, space.publish) {
-            let channel = keys::channel(space.db, op.rule, op.name.as_str());
+            let channel = keys::channel(space.db, op.spec, op.name.as_str());
             let _ = pipeline.ask(&command(&[space.publish.command(), &channel, ""]), deadline).await;
         }
     }
@@ -532,22 +533,22 @@ impl Inner {
     async fn listen(
         &self,
         name: &LockName,
-        rule: LockSpec,
+        spec: LockSpec,
         client: Option<Client>,
         deadline: Moment,
     ) -> Result<Listener, Failure> {
-        fits(rule, name)?;
+        fits(spec, name)?;
         let slot = keys::slot(name.as_str());
         let mut turns = Turns::default();
         loop {
             let (member, space) = self.known(deadline, |map| map.owner(slot)).await?;
             let channel = match client {
-                Some(client) => keys::turns(space.db, rule, name.as_str(), client),
-                None => keys::channel(space.db, rule, name.as_str()),
+                Some(client) => keys::turns(space.db, spec, name.as_str(), client),
+                None => keys::channel(space.db, spec, name.as_str()),
             };
             let is_counted = client.is_some() && space.counts_listeners();
             let notifications = &member.node.notifications;
-            let listens = notifications.listen(channel, space.publish, is_counted, rule, deadline);
+            let listens = notifications.listen(channel, space.publish, is_counted, spec, deadline);
             let failure = match listens.await {
                 Ok(listener) => return Ok(listener),
                 Err(failure) => failure,
@@ -593,7 +594,7 @@ impl Inner {
     }
 
     /// The node at an address, known or not.
-    fn member(&self, map: &mut Map, address: &Address) -> Arc<Member> {
+    fn member(&self, map: &mut Map, address: &Address) -> Arc<ClusterNode> {
         let now = self.runtime.now();
         let known = map.nodes.entry(address.clone());
         let (member, needed) =
@@ -603,12 +604,12 @@ impl Inner {
     }
 
     /// A node that there are no connections to yet. All let us in as the seeds do.
-    fn stranger(&self, address: &Address, trouble: Arc<Notify>) -> Arc<Member> {
+    fn stranger(&self, address: &Address, trouble: Arc<Notify>) -> Arc<ClusterNode> {
         let seed = self.seeds.iter().find(|seed| seed.address == *address).or(self.seeds.first());
         let target = seed.expect("a URL has a host").at(address.clone());
         let connector = Connector::new(Arc::clone(&self.runtime), Arc::clone(&self.dial), target);
         let node = Node::new(connector.telling(trouble), Arc::clone(&self.url));
-        Arc::new(Member { address: address.clone(), node })
+        Arc::new(ClusterNode { address: address.clone(), node })
     }
 
     /// A node said that another serves this slot.
@@ -645,9 +646,9 @@ impl Inner {
     /// Who can be asked: first those that are connected to, each time in another order, because one
     /// of them may be cut off from the others and not know it; then those that the URL names, since
     /// all others may have moved.
-    fn candidates(&self) -> Vec<Arc<Member>> {
+    fn candidates(&self) -> Vec<Arc<ClusterNode>> {
         let map = self.map();
-        let is_open = |member: &Arc<Member>| member.node.link.open_line().is_some();
+        let is_open = |member: &Arc<ClusterNode>| member.node.link.open_line().is_some();
         let known = map.nodes.values().map(|(member, _)| Arc::clone(member));
         let (mut all, rest): (Vec<_>, Vec<_>) = known.partition(is_open);
         if !all.is_empty() {
@@ -665,8 +666,8 @@ impl Inner {
         all
     }
 
-    async fn ask_for_view(&self, member: &Member) -> Result<(View, Publish), Failure> {
-        let Member { address, node } = member;
+    async fn ask_for_view(&self, member: &ClusterNode) -> Result<(ClusterView, Publish), Failure> {
+        let ClusterNode { address, node } = member;
         let deadline = self.runtime.now() + ANSWER;
         let pipeline = node.link.line_at_once(deadline).await.map_err(|failure| at(address, failure))?;
         let (health, slots) = (command(&["CLUSTER", "INFO"]), command(&["CLUSTER", "SLOTS"]));
@@ -679,7 +680,7 @@ impl Inner {
         );
         let (health, slots, sharded) = asked.await;
         let slots = answered(&pipeline, slots?).map_err(|failure| at(address, failure))?;
-        let Some(view) = View::read(&slots, address) else {
+        let Some(view) = ClusterView::read(&slots, address) else {
             pipeline.hang_up();
             return Err(at(address, Failure::NotSent(Failure::cause("a malformed reply to CLUSTER SLOTS"))));
         };
@@ -696,7 +697,7 @@ impl Inner {
     }
 
     /// Takes over what a node said.
-    fn learn(&self, view: &View, publish: Publish) {
+    fn learn(&self, view: &ClusterView, publish: Publish) {
         let now = self.runtime.now();
         {
             let mut map = self.map();
@@ -704,7 +705,7 @@ impl Inner {
             for served in map.table.masters().to_vec() {
                 self.member(&mut map, &served.address);
             }
-            let mut table = Table::default();
+            let mut table = SlotTable::default();
             for (first, last, address) in &view.ranges {
                 let member = self.member(&mut map, address);
                 map.promotions += u64::from(!map.table.has(address) && !table.has(address));
@@ -727,11 +728,11 @@ impl Map {
         Keyspace { db: 0, publish: self.publish.unwrap_or(Publish::Plain), has_slots: true }
     }
 
-    fn owner(&self, slot: u16) -> Option<(Arc<Member>, Keyspace)> {
+    fn owner(&self, slot: u16) -> Option<(Arc<ClusterNode>, Keyspace)> {
         self.table.owner(slot).map(|owner| (Arc::clone(owner), self.space()))
     }
 
-    fn serves(&self, member: &Arc<Member>, slot: u16) -> bool {
+    fn serves(&self, member: &Arc<ClusterNode>, slot: u16) -> bool {
         self.table.owner(slot).is_some_and(|owner| Arc::ptr_eq(owner, member))
     }
 
@@ -747,7 +748,7 @@ impl Map {
 
 /// Where a request goes.
 struct Route {
-    member: Arc<Member>,
+    member: Arc<ClusterNode>,
     pipeline: Arc<Pipeline>,
     space: Keyspace,
 }
@@ -769,7 +770,7 @@ impl Turns {
 }
 
 /// Asks who serves what whenever there is trouble, and not too often.
-async fn topology_refresh(cluster: Weak<Inner>) {
+async fn topology_refresh(cluster: Weak<ClusterInner>) {
     let Some((runtime, trouble)) =
         cluster.upgrade().map(|inner| (Arc::clone(&inner.runtime), Arc::clone(&inner.trouble)))
     else {
@@ -785,8 +786,8 @@ async fn topology_refresh(cluster: Weak<Inner>) {
 }
 
 /// Also requests without a handle, such as an inspection.
-fn fits(rule: LockSpec, name: &LockName) -> Result<(), Failure> {
-    match keys::share_a_slot(rule, name.as_str()) {
+fn fits(spec: LockSpec, name: &LockName) -> Result<(), Failure> {
+    match keys::share_a_slot(spec, name.as_str()) {
         true => Ok(()),
         false => Err(Failure::Refused(Failure::cause(TWO_SLOTS))),
     }

@@ -32,7 +32,7 @@ pub struct Console {
 
 /// What a server answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reply {
+pub enum ConsoleReply {
     /// Nothing is there.
     Nil,
     /// A number.
@@ -72,7 +72,8 @@ impl Console {
         let connection = connection.map_err(|failure| Error::unreached(&url, failure))?;
         let mut console = Self { driver, connection, target: target.clone() };
         if target.access.db != 0
-            && let Reply::Error(error) = console.ask(&["SELECT", &target.access.db.to_string()]).await?
+            && let ConsoleReply::Error(error) =
+                console.ask(&["SELECT", &target.access.db.to_string()]).await?
         {
             return Err(Error::unreached(&url, Failure::Refused(Failure::cause(error))));
         }
@@ -83,7 +84,7 @@ impl Console {
     ///
     /// # Errors
     /// `is_unreachable` without an answer within 2 s.
-    pub async fn ask(&mut self, words: &[&str]) -> Result<Reply> {
+    pub async fn ask(&mut self, words: &[&str]) -> Result<ConsoleReply> {
         let command = command(words);
         let deadline = self.driver.now() + ANSWER;
         let multiplexer = &self.connection.multiplexer;
@@ -113,7 +114,7 @@ impl Drop for Console {
     }
 }
 
-impl From<Value> for Reply {
+impl From<Value> for ConsoleReply {
     fn from(value: Value) -> Self {
         match value {
             Value::Nil => Self::Nil,

@@ -12,7 +12,7 @@ use crate::requests::keys::{ballot, channel, share_a_slot, slot};
 use crate::resp::Value;
 use crate::resp::parse::{Malformed, Parser, Tape};
 use crate::topology::sentinel::SentinelResolver;
-use crate::topology::slots::{Redirect, View};
+use crate::topology::slots::{ClusterView, Redirect};
 use crate::topology::{Access, Address, Sentinels, Target, Terms, Topology};
 use tenure_core::name::LockName;
 use tenure_core::owner::Owner;
@@ -29,9 +29,9 @@ const RULES: [LockSpec; 4] = [
     LockSpec::Queue(QueueSpec::READER),
 ];
 
-fn op(rule: LockSpec, verb: Verb) -> Op {
+fn op(spec: LockSpec, verb: Verb) -> Op {
     let (name, owner) = (LockName::new("x").expect("a name"), OWNER.parse().expect("an owner"));
-    Op { name, rule, owner, request: REQUEST, verb }
+    Op { name, spec, owner, request: REQUEST, verb }
 }
 
 /// The kind of an outcome, without what is in it.
@@ -48,15 +48,15 @@ fn read_all(value: &Value) -> String {
         wait_ms: 1,
         listens: None,
     };
-    for rule in RULES {
+    for spec in RULES {
         for verb in [Verb::Inspect, refresh.clone()] {
-            match replies::read(value, &op(rule, verb)) {
+            match replies::read(value, &op(spec, verb)) {
                 Ok(read) => said.push_str(&sort(&read.answer)),
                 Err(wrong) => said.push_str(wrong),
             }
         }
     }
-    said.push_str(&sort(&View::read(value, &from).map(|view| view.ranges.len())));
+    said.push_str(&sort(&ClusterView::read(value, &from).map(|view| view.ranges.len())));
     if let Value::ServerError(error) = value {
         said.push_str(&sort(&Redirect::read(error, &from)));
         said.push_str(&sort(&failure::of(error).0));
@@ -148,13 +148,13 @@ fn whatever_a_message_says_it_names_tickets_only_as_they_are_written() {
     let inputs = ["5", "5,6,18446744073709551615", "", &format!("{OWNER}#5"), OWNER];
     fuzz("message", &inputs, &[",", "#", OWNER, "+", " "], |bytes| {
         let message = String::from_utf8_lossy(bytes);
-        for rule in RULES {
-            let wake = meant(&message, rule);
+        for spec in RULES {
+            let wake = meant(&message, spec);
             match &wake {
                 Notification::Granted { tickets } => {
                     let written: Vec<String> = tickets.iter().map(ToString::to_string).collect();
                     assert_eq!(written.join(","), message);
-                    assert!(matches!(rule, LockSpec::Queue(_)));
+                    assert!(matches!(spec, LockSpec::Queue(_)));
                 }
                 Notification::Free { by: Some(by) } => assert!(message.starts_with(by.as_str())),
                 _ => {}
@@ -273,10 +273,10 @@ fn whatever_a_lock_is_called_its_side_keys_are_in_its_slot() {
     let inputs = ["x", "{x}", "a}b", "{}x", "a{b}c", "tenure{}", "}{", "{{x}}"];
     fuzz("name", &inputs, &["{", "}", "{}", "tenure:", ":"], |bytes| {
         let name = String::from_utf8_lossy(bytes);
-        for rule in RULES {
-            if !name.is_empty() && share_a_slot(rule, &name) {
+        for spec in RULES {
+            if !name.is_empty() && share_a_slot(spec, &name) {
                 assert_eq!(
-                    (slot(&ballot(&name)), slot(&channel(3, rule, &name))),
+                    (slot(&ballot(&name)), slot(&channel(3, spec, &name))),
                     (slot(&name), slot(&name))
                 );
             }

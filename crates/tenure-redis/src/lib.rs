@@ -26,7 +26,7 @@ use futures_util::future::{BoxFuture, FutureExt, ready};
 
 pub use cluster::Cluster;
 pub use connection::{Dial, Dialled, Stream};
-pub use console::{Console, Reply, ballot_key, fence_key, keys_with, wake_channel};
+pub use console::{Console, ConsoleReply, ballot_key, fence_key, keys_with, wake_channel};
 pub use requests::scripted;
 pub use resp::{ServerError, Value};
 pub use topology::{Access, Address, Sentinels, Target, Terms, Topology};
@@ -179,26 +179,26 @@ impl Store for Redis {
     fn listen(
         &self,
         name: &LockName,
-        rule: LockSpec,
+        spec: LockSpec,
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
         let Self { runtime, node, context: RequestContext { space, .. }, .. } = self.clone();
-        let channel = requests::keys::channel(space.db, rule, name.as_str());
+        let channel = requests::keys::channel(space.db, spec, name.as_str());
         let deadline = runtime.now() + within;
-        async move { node.notifications.listen(channel, space.publish, false, rule, deadline).await }.boxed()
+        async move { node.notifications.listen(channel, space.publish, false, spec, deadline).await }.boxed()
     }
 
     fn listen_for_turns(
         &self,
         name: &LockName,
-        rule: LockSpec,
+        spec: LockSpec,
         client: Client,
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
         let Self { runtime, node, context: RequestContext { space, .. }, .. } = self.clone();
-        let channel = requests::keys::turns(space.db, rule, name.as_str(), client);
+        let channel = requests::keys::turns(space.db, spec, name.as_str(), client);
         let (deadline, is_counted) = (runtime.now() + within, space.counts_listeners());
-        async move { node.notifications.listen(channel, space.publish, is_counted, rule, deadline).await }
+        async move { node.notifications.listen(channel, space.publish, is_counted, spec, deadline).await }
             .boxed()
     }
 
@@ -270,8 +270,8 @@ impl Store for Redis {
 }
 
 impl RenewsMany for Redis {
-    fn group(&self, _name: &LockName, rule: LockSpec) -> Option<u16> {
-        match rule {
+    fn group(&self, _name: &LockName, spec: LockSpec) -> Option<u16> {
+        match spec {
             LockSpec::Mutex => Some(0),
             LockSpec::Queue(_) => Some(1),
             LockSpec::Reentrant => None,

@@ -7,7 +7,7 @@
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, MutexGuard, Weak};
 use std::time::Duration;
 
 use futures_util::future::{Either, FutureExt, select, try_join_all};
@@ -26,6 +26,7 @@ use tenure_core::moment::Moment;
 use tenure_core::net::{by, pause};
 use tenure_core::protocol::{Listening, LockSpec, Notification, parse_value};
 use tenure_core::store::{Failure, Incarnation, Listener, Publisher, Station};
+use tenure_core::sync::Locked;
 
 /// A channel is left this long after its last listener, so that those who take turns do not
 /// subscribe each time.
@@ -38,7 +39,7 @@ const ANSWER: Duration = Duration::from_secs(1);
 /// Who listens to what.
 pub(crate) struct Notifications {
     connector: Arc<Connector>,
-    state: Mutex<State>,
+    state: Locked<MessagesState>,
     /// Tells the connection's task that there is something to do.
     work: Notify,
     /// Tells those who want to listen that something was confirmed or refused.
@@ -46,7 +47,7 @@ pub(crate) struct Notifications {
 }
 
 #[derive(Default)]
-struct State {
+struct MessagesState {
     channels: BTreeMap<String, Channel>,
     next: u64,
     /// Whether the connection's task runs.
@@ -88,12 +89,12 @@ enum ChannelState {
 
 impl Notifications {
     pub(crate) fn new(connector: Arc<Connector>) -> Arc<Self> {
-        Arc::new(Self { connector, state: Mutex::default(), work: Notify::new(), told: Notify::new() })
+        Arc::new(Self { connector, state: Locked::default(), work: Notify::new(), told: Notify::new() })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, MessagesState> {
         // Nothing in here panics half-way, so a poisoned state is as good as another.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Listens to a channel: ready once the server has confirmed it. `is_counted`: a server that
@@ -103,13 +104,13 @@ impl Notifications {
         channel: String,
         publish: Publish,
         is_counted: bool,
-        rule: LockSpec,
+        spec: LockSpec,
         deadline: Moment,
     ) -> Result<Listener, Failure> {
         let name = channel.clone();
         let mut station = Station::default();
         let listener = Listener::new(|publisher| {
-            let subscription = self.enter(channel, publish, is_counted, rule, publisher);
+            let subscription = self.enter(channel, publish, is_counted, spec, publisher);
             station = subscription.station.clone();
             Box::new(subscription) as Box<dyn Any + Send>
         });
@@ -140,9 +141,9 @@ impl Notifications {
         name: String,
         publish: Publish,
         is_counted: bool,
-        rule: LockSpec,
+        spec: LockSpec,
         publisher: Publisher,
-    ) -> Subscription {
+    ) -> ChannelSubscription {
         let mut state = self.state();
         let id = state.next;
         state.next += 1;
@@ -155,7 +156,7 @@ impl Notifications {
             state: ChannelState::New,
             was_heard: false,
         });
-        channel.listeners.insert(id, (rule, publisher));
+        channel.listeners.insert(id, (spec, publisher));
         channel.left = None;
         let station = channel.station.clone();
         if let ChannelState::Refused(_) = channel.state {
@@ -168,7 +169,7 @@ impl Notifications {
         } else if new {
             self.work.notify_one();
         }
-        Subscription { notifications: Arc::downgrade(self), name, id, station }
+        ChannelSubscription { notifications: Arc::downgrade(self), name, id, station }
     }
 
     fn leave(&self, name: &str, id: u64) {
@@ -371,7 +372,7 @@ impl Notifications {
                 Value::ServerError(_) => {}
                 _ => return false,
             }
-            let State { channels, life, .. } = &mut *state;
+            let MessagesState { channels, life, .. } = &mut *state;
             let Some(channel) = channels.get_mut(*name) else { continue };
             if let Value::ServerError(error) = answer {
                 channel.state = ChannelState::Refused(failure::of(error).0);
@@ -401,7 +402,7 @@ impl Notifications {
                     if let Some(channel) =
                         std::str::from_utf8(channel).ok().and_then(|name| state.channels.get(name))
                     {
-                        tell(channel, |rule| meant(&message, rule));
+                        tell(channel, |spec| meant(&message, spec));
                     }
                     return;
                 }
@@ -478,8 +479,8 @@ fn listening(life: &Incarnation, publish: Publish) -> Option<Listening> {
 }
 
 /// What a message says to those who wait for a lock of this rule.
-pub(crate) fn meant(message: &str, rule: LockSpec) -> Notification {
-    if let LockSpec::Queue(_) = rule
+pub(crate) fn meant(message: &str, spec: LockSpec) -> Notification {
+    if let LockSpec::Queue(_) = spec
         && let Some(tickets) = message.split(',').map(ticket).collect()
     {
         return Notification::Granted { tickets };
@@ -493,8 +494,8 @@ fn ticket(text: &str) -> Option<u64> {
 }
 
 fn tell(channel: &Channel, wake: impl Fn(LockSpec) -> Notification) {
-    for (rule, listener) in channel.listeners.values() {
-        listener.say(wake(*rule));
+    for (spec, listener) in channel.listeners.values() {
+        listener.say(wake(*spec));
     }
 }
 
@@ -503,14 +504,14 @@ fn unconfirmed() -> Failure {
 }
 
 /// A listener's place; it leaves when dropped.
-struct Subscription {
+struct ChannelSubscription {
     notifications: Weak<Notifications>,
     name: String,
     id: u64,
     station: Station,
 }
 
-impl Drop for Subscription {
+impl Drop for ChannelSubscription {
     fn drop(&mut self) {
         if let Some(notifications) = self.notifications.upgrade() {
             notifications.leave(&self.name, self.id);

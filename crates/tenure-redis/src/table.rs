@@ -7,32 +7,32 @@ use crate::topology::Address;
 use crate::topology::slots::SLOTS;
 
 /// A node of a cluster, known by the address at which it is told to be.
-pub(crate) struct Member {
+pub(crate) struct ClusterNode {
     pub(crate) address: Address,
     pub(crate) node: Node,
 }
 
 /// Who serves which slot.
-pub(crate) struct Table {
-    masters: Vec<Arc<Member>>,
+pub(crate) struct SlotTable {
+    masters: Vec<Arc<ClusterNode>>,
     /// By slot, the position of its master.
     owners: Box<[u16]>,
 }
 
 const NOBODY: u16 = u16::MAX;
 
-impl Default for Table {
+impl Default for SlotTable {
     fn default() -> Self {
         Self { masters: Vec::new(), owners: vec![NOBODY; usize::from(SLOTS)].into() }
     }
 }
 
-impl Table {
-    pub(crate) fn owner(&self, slot: u16) -> Option<&Arc<Member>> {
+impl SlotTable {
+    pub(crate) fn owner(&self, slot: u16) -> Option<&Arc<ClusterNode>> {
         self.masters.get(usize::from(self.owners[usize::from(slot)]))
     }
 
-    pub(crate) fn masters(&self) -> &[Arc<Member>] {
+    pub(crate) fn masters(&self) -> &[Arc<ClusterNode>] {
         &self.masters
     }
 
@@ -41,7 +41,7 @@ impl Table {
     }
 
     /// Gives slots to a node.
-    pub(crate) fn give(&mut self, first: u16, last: u16, to: &Arc<Member>) {
+    pub(crate) fn give(&mut self, first: u16, last: u16, to: &Arc<ClusterNode>) {
         let known = self.masters.iter().position(|known| Arc::ptr_eq(known, to));
         let at = known.unwrap_or_else(|| {
             self.masters.push(Arc::clone(to));

@@ -56,7 +56,7 @@ impl Asker {
     /// A request for the mutex of this name.
     pub fn op(&self, name: &str, verb: Verb) -> Op {
         let name = LockName::new(name).expect("a name");
-        Op { name, rule: LockSpec::Mutex, owner: self.owner.clone(), request: 1, verb }
+        Op { name, spec: LockSpec::Mutex, owner: self.owner.clone(), request: 1, verb }
     }
 
     /// Sends a request for the mutex of this name.

@@ -12,8 +12,8 @@ use tokio::io::ReadBuf;
 use tokio::net::{TcpStream, lookup_host};
 
 use super::jute::Reader;
-use super::messages::{Session, code, fixed};
-use super::url::{Place, Target};
+use super::messages::{ConnectRequest, code, fixed};
+use super::url::{Endpoint, ZooKeeperTarget};
 use tenure_core::net::{Stream, by, encrypt};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::Failure;
@@ -90,14 +90,14 @@ impl Wire {
 
 /// Opens connections to the servers of one URL.
 pub(super) struct Dialer {
-    pub(super) target: Target,
+    pub(super) target: ZooKeeperTarget,
     pub(super) runtime: Arc<dyn Runtime>,
     /// Index of the server to dial first.
     first: AtomicUsize,
 }
 
 impl Dialer {
-    pub(super) fn new(target: Target, runtime: Arc<dyn Runtime>) -> Self {
+    pub(super) fn new(target: ZooKeeperTarget, runtime: Arc<dyn Runtime>) -> Self {
         // A random start spreads clients over the servers.
         let first = AtomicUsize::new(runtime.random() as usize % target.places.len());
         Self { target, runtime, first }
@@ -116,7 +116,10 @@ impl Dialer {
 
     /// Resumes or starts the session on the first server that accepts it. Returns the connection, the session
     /// and the server's index, or `None` if the session has expired.
-    pub(super) async fn dial(&self, session: &Session) -> Result<Option<(Wire, Session, usize)>, Failure> {
+    pub(super) async fn dial(
+        &self,
+        session: &ConnectRequest,
+    ) -> Result<Option<(Wire, ConnectRequest, usize)>, Failure> {
         let (count, first) = (self.target.places.len(), self.first());
         let mut said = Vec::new();
         for at in (first..first + count).map(|at| at % count) {
@@ -138,7 +141,11 @@ impl Dialer {
         Err(Failure::NotSent(Failure::cause(causes.join("; "))))
     }
 
-    async fn open(&self, place: &Place, session: &Session) -> Result<(Wire, Session), Failure> {
+    async fn open(
+        &self,
+        place: &Endpoint,
+        session: &ConnectRequest,
+    ) -> Result<(Wire, ConnectRequest), Failure> {
         let stream = self.connect(place).await.map_err(|error| not_sent(place, &error))?;
         let mut wire = Wire::new(self.encrypted(stream, place).await?);
         let answer = wire.exchange(&session.connect()).await.map_err(|error| {
@@ -157,7 +164,7 @@ impl Dialer {
             };
             not_sent(place, &hint)
         })?;
-        let connected = Session::connected(&answer);
+        let connected = ConnectRequest::connected(&answer);
         let connected = connected.ok_or_else(|| not_sent(place, &"it does not speak as ZooKeeper does"))?;
         if let (Some((user, password)), true) = (&self.target.login, connected.life_ms > 0) {
             let answer = wire.exchange(&fixed::auth(user, password)).await;
@@ -172,7 +179,7 @@ impl Dialer {
         Ok((wire, connected))
     }
 
-    async fn connect(&self, place: &Place) -> io::Result<TcpStream> {
+    async fn connect(&self, place: &Endpoint) -> io::Result<TcpStream> {
         let addresses: Vec<_> = lookup_host((place.host.as_str(), place.port)).await?.collect();
         let mut refused = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
         let share = DIAL / 2 / u32::try_from(addresses.len().max(1)).unwrap_or(u32::MAX);
@@ -190,7 +197,7 @@ impl Dialer {
         Err(refused)
     }
 
-    async fn encrypted(&self, stream: TcpStream, place: &Place) -> Result<Pin<Box<dyn Stream>>, Failure> {
+    async fn encrypted(&self, stream: TcpStream, place: &Endpoint) -> Result<Pin<Box<dyn Stream>>, Failure> {
         match &self.target.tls {
             Some(tls) => encrypt(Box::pin(stream), &place.host, tls, "zookeeper://").await,
             None => Ok(Box::pin(stream)),
@@ -198,7 +205,7 @@ impl Dialer {
     }
 }
 
-fn not_sent(place: &Place, what: &dyn std::fmt::Display) -> Failure {
+fn not_sent(place: &Endpoint, what: &dyn std::fmt::Display) -> Failure {
     Failure::NotSent(Failure::cause(format!("{place}: {what}")))
 }
 

@@ -24,11 +24,11 @@ mod watch;
 
 use std::sync::Arc;
 
-use server::Server;
+use server::Ensemble;
 use tenure_core::cas::Cas;
 use tenure_core::error::Result;
 use tenure_core::store::{Opening, Store};
-use url::Target;
+use url::ZooKeeperTarget;
 
 /// Whether this URL scheme belongs to this store.
 #[must_use]
@@ -41,13 +41,13 @@ pub fn takes(scheme: &str) -> bool {
 /// # Errors
 /// `is_invalid`, with the part of the URL that is wrong.
 pub fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
-    let target = Target::parse(opening.url)?;
+    let target = ZooKeeperTarget::parse(opening.url)?;
     let shown = target.shown();
-    let server = Server::new(target, Arc::clone(&opening.runtime));
+    let server = Ensemble::new(target, Arc::clone(&opening.runtime));
     Ok(Arc::new(Cas::new(Arc::new(server), &shown, opening.runtime)))
 }
 
 /// The URL without its login, if it is a ZooKeeper URL.
 pub fn shown(url: &str) -> Option<String> {
-    Target::parse(url).ok().map(|target| target.shown())
+    ZooKeeperTarget::parse(url).ok().map(|target| target.shown())
 }

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::future::poll_fn;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -16,10 +16,11 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::dial::{Dialer, Wire};
 use super::jute::Reader;
-use super::messages::{Event, Session, close, fixed};
+use super::messages::{ConnectRequest, WatcherEvent, close, fixed};
 use tenure_core::moment::Moment;
 use tenure_core::net::{by, pause};
 use tenure_core::store::Failure;
+use tenure_core::sync::Locked;
 
 /// Maximum interval between requests or pings on a session. The leader learns of them a while later; see
 /// `server::SLACK`.
@@ -47,7 +48,7 @@ pub(super) enum Lives {
 
 /// An answer.
 #[derive(Clone, Debug)]
-pub(super) struct Reply {
+pub(super) struct LinkReply {
     pub(super) code: i32,
     pub(super) body: Vec<u8>,
 }
@@ -62,7 +63,7 @@ pub(super) enum News {
 }
 
 /// The nodes a watch reports on.
-pub(super) struct Watched {
+pub(super) struct WatchedNodes {
     /// Any change of this node.
     pub(super) path: String,
     /// Deletions of the nodes whose paths start with this.
@@ -74,10 +75,10 @@ struct Order {
     requests: Vec<Vec<u8>>,
     /// Send only on this connection.
     connection: Option<u64>,
-    replies: oneshot::Sender<Result<(u64, Vec<Reply>), Failure>>,
+    replies: oneshot::Sender<Result<(u64, Vec<LinkReply>), Failure>>,
 }
 
-enum Call {
+enum LinkCall {
     Ask(Order),
     /// Move to another server if this connection owes an answer.
     Cut(u64),
@@ -85,28 +86,28 @@ enum Call {
 
 /// A session. It ends when the last handle is dropped.
 pub(super) struct Link {
-    calls: mpsc::UnboundedSender<Call>,
-    shared: Arc<Shared>,
+    calls: mpsc::UnboundedSender<LinkCall>,
+    shared: Arc<LinkShared>,
     /// The session timeout granted by the server.
     pub(super) life: Duration,
 }
 
 #[derive(Default)]
-struct Shared(Mutex<State>);
+struct LinkShared(Locked<LinkState>);
 
 #[derive(Default)]
-struct State {
+struct LinkState {
     is_over: bool,
     is_connected: bool,
     /// Number of the current connection.
     connection: u64,
-    watches: BTreeMap<u64, Watched>,
+    watches: BTreeMap<u64, WatchedNodes>,
     next_watch: u64,
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+impl LinkShared {
+    fn lock(&self) -> MutexGuard<'_, LinkState> {
+        self.0.lock()
     }
 }
 
@@ -114,17 +115,18 @@ impl Link {
     /// Starts a session.
     pub(super) async fn open(dialer: &Arc<Dialer>, life: Duration, lives: Lives) -> Result<Self, Failure> {
         let life_ms = i32::try_from(life.as_millis()).unwrap_or(i32::MAX);
-        let wanted = Session { life_ms, ..Session::default() };
+        let wanted = ConnectRequest { life_ms, ..ConnectRequest::default() };
         let over = || Failure::NotSent(Failure::cause("ZooKeeper ended a session when it began"));
         let (wire, session, at) = dialer.dial(&wanted).await?.ok_or_else(over)?;
         let life = Duration::from_millis(session.life_ms.unsigned_abs().into());
         let (calls, received) = mpsc::unbounded_channel();
-        let shared = Arc::<Shared>::default();
+        let shared = Arc::<LinkShared>::default();
         shared.lock().is_connected = true;
         let silence = (life / 3).clamp(SILENCE_MIN, SILENCE_MAX);
         let dialer = Arc::clone(dialer);
         let runtime = Arc::clone(&dialer.runtime);
-        let task = Task { dialer, shared: Arc::clone(&shared), calls: received, session, lives, silence };
+        let task =
+            SessionTask { dialer, shared: Arc::clone(&shared), calls: received, session, lives, silence };
         runtime.spawn(task.run(wire, at).boxed());
         Ok(Self { calls, shared, life })
     }
@@ -144,11 +146,11 @@ impl Link {
         &self,
         requests: Vec<Vec<u8>>,
         connection: Option<u64>,
-    ) -> Result<(u64, Vec<Reply>), Failure> {
+    ) -> Result<(u64, Vec<LinkReply>), Failure> {
         let (replies, answered) = oneshot::channel();
         let over = || Failure::NotSent(Failure::cause("this session of ZooKeeper is over"));
         let order = Order { requests, connection, replies };
-        self.calls.send(Call::Ask(order)).map_err(|_| over())?;
+        self.calls.send(LinkCall::Ask(order)).map_err(|_| over())?;
         answered.await.unwrap_or_else(|_| Err(cut("the store ended meanwhile")))
     }
 
@@ -156,7 +158,7 @@ impl Link {
     pub(super) fn cut(&self) {
         let state = self.shared.lock();
         if state.is_connected {
-            let _ = self.calls.send(Call::Cut(state.connection));
+            let _ = self.calls.send(LinkCall::Cut(state.connection));
         }
     }
 
@@ -168,7 +170,7 @@ impl Link {
         let id = state.next_watch;
         // Without a connection it ends immediately.
         if state.is_connected {
-            state.watches.insert(id, Watched { path, ends_below, news });
+            state.watches.insert(id, WatchedNodes { path, ends_below, news });
         }
         (id, heard)
     }
@@ -185,17 +187,17 @@ impl fmt::Debug for Link {
 }
 
 /// The task that keeps a session alive.
-struct Task {
+struct SessionTask {
     dialer: Arc<Dialer>,
-    shared: Arc<Shared>,
-    calls: mpsc::UnboundedReceiver<Call>,
-    session: Session,
+    shared: Arc<LinkShared>,
+    calls: mpsc::UnboundedReceiver<LinkCall>,
+    session: ConnectRequest,
     lives: Lives,
     silence: Duration,
 }
 
 /// How a connection ended.
-enum End {
+enum LinkEnd {
     /// The last handle was dropped.
     Left,
     Cut(String),
@@ -204,11 +206,11 @@ enum End {
 /// Requests sent together, and their answers so far.
 struct Batch {
     left: usize,
-    heard: Vec<Reply>,
-    replies: oneshot::Sender<Result<(u64, Vec<Reply>), Failure>>,
+    heard: Vec<LinkReply>,
+    replies: oneshot::Sender<Result<(u64, Vec<LinkReply>), Failure>>,
 }
 
-impl Task {
+impl SessionTask {
     async fn run(mut self, mut wire: Wire, mut at: usize) {
         loop {
             let end = self.serve(&mut wire).await;
@@ -219,7 +221,7 @@ impl Task {
                 state.watches.clear();
             }
             let cause = match end {
-                End::Left => {
+                LinkEnd::Left => {
                     if self.lives != Lives::Alone {
                         wire.push(&[&1i32.to_be_bytes(), &close()]);
                         let until = self.dialer.runtime.now() + CLOSING;
@@ -228,7 +230,7 @@ impl Task {
                     }
                     return;
                 }
-                End::Cut(cause) => cause,
+                LinkEnd::Cut(cause) => cause,
             };
             drop(wire);
             self.dialer.turn_away(at);
@@ -259,8 +261,8 @@ impl Task {
             };
             loop {
                 match self.calls.try_recv() {
-                    Ok(Call::Ask(order)) => drop(order.replies.send(Err(failure.clone()))),
-                    Ok(Call::Cut(_)) => {}
+                    Ok(LinkCall::Ask(order)) => drop(order.replies.send(Err(failure.clone()))),
+                    Ok(LinkCall::Cut(_)) => {}
                     Err(TryRecvError::Empty) => break,
                     Err(TryRecvError::Disconnected) => return None,
                 }
@@ -276,14 +278,14 @@ impl Task {
         self.shared.lock().is_over = true;
         self.calls.close();
         while let Ok(call) = self.calls.try_recv() {
-            if let Call::Ask(order) = call {
+            if let LinkCall::Ask(order) = call {
                 let _ = order.replies.send(Err(failure.clone()));
             }
         }
     }
 
     /// Sends requests and dispatches answers until the connection ends.
-    async fn serve(&mut self, wire: &mut Wire) -> End {
+    async fn serve(&mut self, wire: &mut Wire) -> LinkEnd {
         let runtime = Arc::clone(&self.dialer.runtime);
         let connection = self.shared.lock().connection;
         let mut batches: VecDeque<Batch> = VecDeque::new();
@@ -293,36 +295,38 @@ impl Task {
         let end = loop {
             enum Next {
                 Heard(Vec<u8>),
-                Called(Call),
+                Called(LinkCall),
                 Tick,
-                End(End),
+                End(LinkEnd),
             }
             let event = poll_fn(|context| {
                 if let Poll::Ready(Err(error)) = wire.poll_sent(context) {
-                    return Poll::Ready(Next::End(End::Cut(error.to_string())));
+                    return Poll::Ready(Next::End(LinkEnd::Cut(error.to_string())));
                 }
                 match wire.poll_received(context) {
                     Poll::Ready(Ok(frame)) => return Poll::Ready(Next::Heard(frame)),
-                    Poll::Ready(Err(error)) => return Poll::Ready(Next::End(End::Cut(error.to_string()))),
+                    Poll::Ready(Err(error)) => {
+                        return Poll::Ready(Next::End(LinkEnd::Cut(error.to_string())));
+                    }
                     Poll::Pending => {}
                 }
                 match self.calls.poll_recv(context) {
                     Poll::Ready(Some(call)) => return Poll::Ready(Next::Called(call)),
-                    Poll::Ready(None) => return Poll::Ready(Next::End(End::Left)),
+                    Poll::Ready(None) => return Poll::Ready(Next::End(LinkEnd::Left)),
                     Poll::Pending => {}
                 }
                 tick.as_mut().poll(context).map(|()| Next::Tick)
             });
             match event.await {
                 Next::End(end) => break end,
-                Next::Called(Call::Cut(whose)) => {
+                Next::Called(LinkCall::Cut(whose)) => {
                     // A request may have waited for this connection; that does not count against the server.
                     let owes = asked_at.is_some_and(|asked| runtime.now().since(asked) >= OWED);
                     if whose == connection && owes {
-                        break End::Cut("a request was not answered in time".into());
+                        break LinkEnd::Cut("a request was not answered in time".into());
                     }
                 }
-                Next::Called(Call::Ask(order)) => {
+                Next::Called(LinkCall::Ask(order)) => {
                     if order.connection.is_some_and(|wanted| wanted != connection) {
                         let moved = Failure::cause("the session has another connection by now");
                         let _ = order.replies.send(Err(Failure::NotSent(moved)));
@@ -344,7 +348,7 @@ impl Task {
                 Next::Tick => {
                     let now = runtime.now();
                     if asked_at.is_some_and(|asked| now.since(asked) >= self.silence) {
-                        break End::Cut("it is silent".into());
+                        break LinkEnd::Cut("it is silent".into());
                     }
                     if now.since(sent_at) >= PING && self.lives != Lives::Alone {
                         wire.push(&[&fixed::ping()]);
@@ -357,17 +361,17 @@ impl Task {
                     let mut read = Reader(&frame);
                     let head = (read.int(), read.long(), read.int());
                     let (Some(number), Some(_), Some(code)) = head else {
-                        break End::Cut("an answer is cut short".into());
+                        break LinkEnd::Cut("an answer is cut short".into());
                     };
                     match number {
                         fixed::WATCHED => self.tell(read.0),
                         fixed::PINGED | fixed::AUTHENTICATED => {}
                         number => {
                             let Some(batch) = batches.front_mut().filter(|_| number == awaited) else {
-                                break End::Cut("an answer is to another request".into());
+                                break LinkEnd::Cut("an answer is to another request".into());
                             };
                             awaited = awaited.checked_add(1).unwrap_or(1);
-                            batch.heard.push(Reply { code, body: read.0.to_vec() });
+                            batch.heard.push(LinkReply { code, body: read.0.to_vec() });
                             batch.left -= 1;
                             if batch.left == 0
                                 && let Some(batch) = batches.pop_front()
@@ -381,8 +385,8 @@ impl Task {
             }
         };
         let cause = match &end {
-            End::Left => "the store ended meanwhile",
-            End::Cut(cause) => cause,
+            LinkEnd::Left => "the store ended meanwhile",
+            LinkEnd::Cut(cause) => cause,
         };
         for batch in batches {
             let _ = batch.replies.send(Err(cut(cause)));
@@ -391,7 +395,7 @@ impl Task {
     }
 
     fn tell(&self, event: &[u8]) {
-        let Some(Event { path, is_deleted }) = Event::read(event) else { return };
+        let Some(WatcherEvent { path, is_deleted }) = WatcherEvent::read(event) else { return };
         for watch in self.shared.lock().watches.values() {
             if watch.path == path {
                 let _ = watch.news.send(News::Changed);

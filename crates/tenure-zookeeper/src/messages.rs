@@ -40,13 +40,13 @@ const ERROR: i32 = -1;
 
 /// The handshake of a connection. An id of 0 starts a session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Session {
+pub(super) struct ConnectRequest {
     pub(super) id: i64,
     pub(super) password: Vec<u8>,
     pub(super) life_ms: i32,
 }
 
-impl Session {
+impl ConnectRequest {
     pub(super) fn connect(&self) -> Vec<u8> {
         let none = [0; 16];
         let password = if self.password.is_empty() { &none[..] } else { &self.password };
@@ -101,14 +101,14 @@ pub(super) enum Lasts {
 
 /// One operation on one node.
 #[derive(Clone, Debug)]
-pub(super) enum Step<'a> {
+pub(super) enum MultiOp<'a> {
     Check { path: &'a str, version: i32 },
     Create { path: &'a str, data: &'a str, lasts: Lasts, rights: Rights },
     Set { path: &'a str, data: &'a str, version: i32 },
     Delete { path: &'a str, version: i32 },
 }
 
-impl Step<'_> {
+impl MultiOp<'_> {
     fn number(&self) -> i32 {
         match self {
             Self::Check { .. } => CHECK,
@@ -141,7 +141,7 @@ impl Step<'_> {
 }
 
 /// All of these operations, atomically.
-pub(super) fn multi(steps: &[Step<'_>]) -> Vec<u8> {
+pub(super) fn multi(steps: &[MultiOp<'_>]) -> Vec<u8> {
     let written = steps.iter().fold(Writer::default().int(MULTI), |written, step| {
         step.write(written.int(step.number()).bool(false).int(ERROR))
     });
@@ -228,12 +228,12 @@ pub(super) fn steps(body: &[u8]) -> Option<Stepped> {
 
 /// A watched node has changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Event {
+pub(super) struct WatcherEvent {
     pub(super) path: String,
     pub(super) is_deleted: bool,
 }
 
-impl Event {
+impl WatcherEvent {
     /// `None` for an event that is not about a node.
     pub(super) fn read(body: &[u8]) -> Option<Self> {
         const DELETED: i32 = 2;
@@ -275,13 +275,13 @@ mod tests {
 
     #[test]
     fn a_session_and_events_are_read() {
-        let wanted = Session { life_ms: 4_000, ..Session::default() };
+        let wanted = ConnectRequest { life_ms: 4_000, ..ConnectRequest::default() };
         assert_eq!(wanted.connect().len(), 4 + 8 + 4 + 8 + 4 + 16 + 1);
         let said = Writer::default().int(0).int(4_000).long(5).bytes(&[1; 16]).bool(false).0;
-        let session = Session { id: 5, password: vec![1; 16], life_ms: 4_000 };
-        assert_eq!(Session::connected(&said), Some(session));
-        let event = |kind| Event::read(&Writer::default().int(kind).int(3).text("/a").0);
-        assert_eq!(event(2), Some(Event { path: "/a".into(), is_deleted: true }));
+        let session = ConnectRequest { id: 5, password: vec![1; 16], life_ms: 4_000 };
+        assert_eq!(ConnectRequest::connected(&said), Some(session));
+        let event = |kind| WatcherEvent::read(&Writer::default().int(kind).int(3).text("/a").0);
+        assert_eq!(event(2), Some(WatcherEvent { path: "/a".into(), is_deleted: true }));
         assert_eq!((event(3).map(|event| event.is_deleted), event(-1)), (Some(false), None));
     }
 }

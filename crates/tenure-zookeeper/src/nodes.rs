@@ -1,10 +1,10 @@
 //! The nodes of one URL: their paths, their contents, and the meaning of error codes.
 
 use super::jute::Reader;
-use super::link::Reply;
+use super::link::LinkReply;
 use super::messages::{self, Rights, Stat, code};
 use super::path::encoded;
-use super::url::Target;
+use super::url::ZooKeeperTarget;
 use tenure_core::cas::{Handle, Stamp, Stored};
 use tenure_core::name::LockName;
 use tenure_core::store::Failure;
@@ -17,7 +17,7 @@ pub(super) struct Nodes {
 }
 
 impl Nodes {
-    pub(super) fn new(target: &Target) -> Self {
+    pub(super) fn new(target: &ZooKeeperTarget) -> Self {
         let rights = if target.login.is_some() { Rights::Login } else { Rights::All };
         Self { prefix: target.prefix.clone(), rights }
     }
@@ -71,12 +71,12 @@ impl Nodes {
         }
     }
 
-    pub(super) fn ok(&self, reply: &Reply) -> Result<(), Failure> {
+    pub(super) fn ok(&self, reply: &LinkReply) -> Result<(), Failure> {
         if reply.code == code::OK { Ok(()) } else { Err(self.failure(reply.code)) }
     }
 
     /// Decodes a lock from the answer to `get_data`.
-    pub(super) fn stored(&self, reply: &Reply) -> Result<Option<Stored>, Failure> {
+    pub(super) fn stored(&self, reply: &LinkReply) -> Result<Option<Stored>, Failure> {
         if reply.code == code::NO_NODE {
             return Ok(None);
         }
@@ -94,7 +94,7 @@ impl Nodes {
     }
 
     /// Decodes a part of a queue from the answer to `get_data`.
-    pub(super) fn text(&self, reply: &Reply) -> Result<Option<String>, Failure> {
+    pub(super) fn text(&self, reply: &LinkReply) -> Result<Option<String>, Failure> {
         if reply.code == code::NO_NODE {
             return Ok(None);
         }
@@ -105,7 +105,7 @@ impl Nodes {
     }
 
     /// The version of a marker from the answer to `exists`; never 0.
-    pub(super) fn marked(&self, reply: &Reply) -> Result<Option<u64>, Failure> {
+    pub(super) fn marked(&self, reply: &LinkReply) -> Result<Option<u64>, Failure> {
         if reply.code == code::NO_NODE {
             return Ok(None);
         }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
@@ -13,19 +13,20 @@ use tokio::sync::Mutex as Turn;
 
 use super::dial::Dialer;
 use super::jute::Reader;
-use super::link::{Link, Lives, Reply};
+use super::link::{Link, LinkReply, Lives};
 use super::messages::{
-    self, ANY, Lasts, Step, Stepped, code, exists, get_children, get_data, multi, watch_below,
+    self, ANY, Lasts, MultiOp, Stepped, code, exists, get_children, get_data, multi, watch_below,
 };
 use super::nodes::{Nodes, stamp, unreadable};
 use super::path::decoded;
-use super::url::Target;
-use super::watch::Watching;
-use tenure_core::cas::{Backend, Change, Committed, Handle, Listed, PartChange, Stamp, Stored, Watch};
+use super::url::ZooKeeperTarget;
+use super::watch::ZooKeeperWatch;
+use tenure_core::cas::{Backend, Committed, Handle, Listed, LockWatch, PartChange, Stamp, Stored, Swap};
 use tenure_core::name::LockName;
 use tenure_core::net::by;
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{Cursor, Failure};
+use tenure_core::sync::Locked;
 
 /// Extra session timeout beyond the life of a handle. A server forwards its clients' pings to the leader
 /// every half tick, which is one second with the usual tick of two. If it dies before it forwards one, the
@@ -44,9 +45,9 @@ const PAGE: usize = 500;
 const OLDEST: [u32; 2] = [3, 6];
 
 /// State shared by all clones.
-struct Shared {
+struct EnsembleShared {
     dialer: Arc<Dialer>,
-    links: Mutex<Links>,
+    links: Locked<Links>,
     /// Lets one task at a time open a session, while the others wait for it.
     opening: Turn<()>,
     /// Number of lock nodes created by this client.
@@ -64,14 +65,14 @@ struct Links {
 
 /// A ZooKeeper ensemble. Clones share its sessions.
 #[derive(Clone)]
-pub(super) struct Server(Arc<Shared>);
+pub(super) struct Ensemble(Arc<EnsembleShared>);
 
-impl Server {
-    pub(super) fn new(target: Target, runtime: Arc<dyn Runtime>) -> Self {
+impl Ensemble {
+    pub(super) fn new(target: ZooKeeperTarget, runtime: Arc<dyn Runtime>) -> Self {
         let nodes = Arc::new(Nodes::new(&target));
-        Self(Arc::new(Shared {
+        Self(Arc::new(EnsembleShared {
             dialer: Arc::new(Dialer::new(target, runtime)),
-            links: Mutex::default(),
+            links: Locked::default(),
             opening: Turn::default(),
             created: AtomicU64::new(0),
             nodes,
@@ -79,7 +80,7 @@ impl Server {
     }
 
     fn links(&self) -> MutexGuard<'_, Links> {
-        self.0.links.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.links.lock()
     }
 
     fn runtime(&self) -> &Arc<dyn Runtime> {
@@ -113,24 +114,24 @@ impl Server {
     }
 
     /// Sends requests in order.
-    async fn ask(&self, requests: Vec<Vec<u8>>) -> Result<Vec<Reply>, Failure> {
+    async fn ask(&self, requests: Vec<Vec<u8>>) -> Result<Vec<LinkReply>, Failure> {
         Ok(self.link().await?.ask(requests, None).await?.1)
     }
 
     /// A no-op that a majority must commit. Later reads on the same connection see everything committed
     /// before it. Otherwise a server might be behind, or deposed without knowing it.
     fn barrier(&self) -> Vec<u8> {
-        multi(&[Step::Check { path: self.nodes().prefix(), version: ANY }])
+        multi(&[MultiOp::Check { path: self.nodes().prefix(), version: ANY }])
     }
 
     /// Decodes the result of a multi.
-    fn stepped(&self, reply: &Reply) -> Result<Stepped, Failure> {
+    fn stepped(&self, reply: &LinkReply) -> Result<Stepped, Failure> {
         self.nodes().ok(reply)?;
         messages::steps(&reply.body).ok_or_else(unreadable)
     }
 
     /// Checks that the barrier was committed. A missing node makes it fail, but that result is committed too.
-    fn passed(&self, reply: &Reply) -> Result<(), Failure> {
+    fn passed(&self, reply: &LinkReply) -> Result<(), Failure> {
         match self.stepped(reply)? {
             Ok(_) | Err((_, code::NO_NODE)) => Ok(()),
             Err((_, code)) => Err(self.nodes().failure(code)),
@@ -150,7 +151,8 @@ impl Server {
         paths.push(format!("{}/lease", self.nodes().prefix()));
         for path in &paths {
             // Existing nodes are left alone even if the login could not create them.
-            let create = Step::Create { path, data: "", lasts: Lasts::Always, rights: self.nodes().rights };
+            let create =
+                MultiOp::Create { path, data: "", lasts: Lasts::Always, rights: self.nodes().rights };
             let replies = self.ask(vec![exists(path, false), create.alone()]).await?;
             let [there, made] = &replies[..] else { return Err(unreadable()) };
             if there.code != code::OK && made.code != code::NODE_EXISTS {
@@ -182,7 +184,7 @@ impl Server {
         found.iter().map(|reply| self.nodes().text(reply)).collect()
     }
 
-    async fn commit(self, change: Change) -> Result<Committed, Failure> {
+    async fn commit(self, change: Swap) -> Result<Committed, Failure> {
         let (path, marker) = (self.nodes().lock_path(&change.name), self.nodes().marker(change.guard.0));
         let (handle, version) = change.guard;
         let creation = change
@@ -198,37 +200,39 @@ impl Server {
         let (mut has_room, link) = (false, self.link().await?);
         loop {
             let guarded = i32::try_from(version - 1).unwrap_or(ANY - 1);
-            let mut steps = vec![Step::Check { path: &marker, version: guarded }];
+            let mut steps = vec![MultiOp::Check { path: &marker, version: guarded }];
             let (lasts, rights) = (Lasts::Always, self.nodes().rights);
-            let create = |path| Step::Create { path, data: "", lasts, rights };
+            let create = |path| MultiOp::Create { path, data: "", lasts, rights };
             // Children are deleted before their parents.
             let removed = parts.iter().filter(|(_, part)| part.text.is_none());
-            steps.extend(removed.map(|(path, _)| Step::Delete { path, version: ANY }));
+            steps.extend(removed.map(|(path, _)| MultiOp::Delete { path, version: ANY }));
             let at = |seen: Stamp| i32::try_from(seen.version - seen.base).unwrap_or(ANY - 1);
             match (change.seen, &data) {
                 // A create within a multi does not return the node's stat, but a set does.
-                (None, Some(data)) => {
-                    steps.extend([create(&path), Step::Set { path: &path, data, version: 0 }, create(&child)])
-                }
+                (None, Some(data)) => steps.extend([
+                    create(&path),
+                    MultiOp::Set { path: &path, data, version: 0 },
+                    create(&child),
+                ]),
                 (Some(seen), Some(data)) => steps.extend([
-                    Step::Check { path: &child, version: ANY },
-                    Step::Set { path: &path, data, version: at(seen) },
+                    MultiOp::Check { path: &child, version: ANY },
+                    MultiOp::Set { path: &path, data, version: at(seen) },
                 ]),
                 (Some(seen), None) => steps.extend([
-                    Step::Delete { path: &child, version: ANY },
-                    Step::Delete { path: &path, version: at(seen) },
+                    MultiOp::Delete { path: &child, version: ANY },
+                    MultiOp::Delete { path: &path, version: at(seen) },
                 ]),
-                (None, None) => steps.extend([create(&path), Step::Delete { path: &path, version: ANY }]),
+                (None, None) => steps.extend([create(&path), MultiOp::Delete { path: &path, version: ANY }]),
             }
             steps.extend(parts.iter().filter_map(|(path, part)| {
                 let data = part.text.as_deref()?;
                 Some(match part.is_new {
-                    true => Step::Create { path, data, lasts, rights },
-                    false => Step::Set { path, data, version: ANY },
+                    true => MultiOp::Create { path, data, lasts, rights },
+                    false => MultiOp::Set { path, data, version: ANY },
                 })
             }));
             let first_victim = steps.len();
-            steps.extend(victims.iter().map(|path| Step::Set { path, data: "", version: ANY }));
+            steps.extend(victims.iter().map(|path| MultiOp::Set { path, data: "", version: ANY }));
             let request = multi(&steps);
             if request.len() > LONGEST {
                 return Err(Failure::Refused(Failure::cause(format!(
@@ -306,7 +310,7 @@ impl Server {
             let handle = self.runtime().random().max(1);
             let path = self.nodes().marker(handle);
             let rights = self.nodes().rights;
-            let create = Step::Create { path: &path, data: "", lasts: Lasts::Session, rights };
+            let create = MultiOp::Create { path: &path, data: "", lasts: Lasts::Session, rights };
             let (_, replies) = link.ask(vec![create.alone()], None).await?;
             let [reply] = &replies[..] else { return Err(unreadable()) };
             match reply.code {
@@ -331,7 +335,7 @@ impl Server {
         let Some(link) = self.links().own.get(&handle).cloned() else { return Ok(None) };
         let path = self.nodes().marker(handle);
         // A no-op that a majority commits, sent on the session itself, proves the session alive.
-        let step = multi(&[Step::Check { path: &path, version: ANY }]);
+        let step = multi(&[MultiOp::Check { path: &path, version: ANY }]);
         let replies = match link.ask(vec![step, exists(&path, false)], None).await {
             Ok((_, replies)) => replies,
             Err(_) if link.is_over() => return Ok(self.forget(handle)),
@@ -357,7 +361,7 @@ impl Server {
     async fn close(self, handle: Handle) -> Result<(), Failure> {
         self.forget(handle);
         let path = self.nodes().marker(handle);
-        let replies = self.ask(vec![Step::Delete { path: &path, version: ANY }.alone()]).await?;
+        let replies = self.ask(vec![MultiOp::Delete { path: &path, version: ANY }.alone()]).await?;
         let [reply] = &replies[..] else { return Err(unreadable()) };
         if reply.code == code::NO_NODE { Ok(()) } else { self.nodes().ok(reply) }
     }
@@ -365,7 +369,7 @@ impl Server {
     async fn bump(self, handles: Vec<Handle>) -> Result<Vec<Option<u64>>, Failure> {
         let writes = handles.iter().map(|handle| {
             let path = self.nodes().marker(*handle);
-            Step::Set { path: &path, data: "", version: ANY }.alone()
+            MultiOp::Set { path: &path, data: "", version: ANY }.alone()
         });
         let replies = self.ask(writes.collect()).await?;
         replies.iter().map(|reply| self.nodes().marked(reply)).collect()
@@ -379,10 +383,10 @@ impl Server {
         found.iter().map(|reply| Ok(self.nodes().marked(reply)?.is_some())).collect()
     }
 
-    async fn watch(self, name: LockName) -> Result<Box<dyn Watch>, Failure> {
+    async fn watch(self, name: LockName) -> Result<Box<dyn LockWatch>, Failure> {
         let link = self.link().await?;
         let path = self.nodes().lock_path(&name);
-        let watching = Watching::begin(Arc::clone(&self.0.nodes), link, path);
+        let watching = ZooKeeperWatch::begin(Arc::clone(&self.0.nodes), link, path);
         let leases = self.nodes().leases();
         watching.look(Some(watch_below(leases.trim_end_matches('/')))).await?;
         Ok(Box::new(watching))
@@ -469,7 +473,7 @@ fn not_sent(failure: Failure) -> Failure {
     }
 }
 
-impl Backend for Server {
+impl Backend for Ensemble {
     fn read(&self, name: &LockName) -> BoxFuture<'static, Result<Option<Stored>, Failure>> {
         Self::read(self.clone(), name.clone()).boxed()
     }
@@ -482,7 +486,7 @@ impl Backend for Server {
         Self::parts(self.clone(), name.clone(), ids).boxed()
     }
 
-    fn commit(&self, change: Change) -> BoxFuture<'static, Result<Committed, Failure>> {
+    fn commit(&self, change: Swap) -> BoxFuture<'static, Result<Committed, Failure>> {
         Self::commit(self.clone(), change).boxed()
     }
 
@@ -506,7 +510,7 @@ impl Backend for Server {
         Self::living(self.clone(), handles).boxed()
     }
 
-    fn watch(&self, name: &LockName) -> BoxFuture<'static, Result<Box<dyn Watch>, Failure>> {
+    fn watch(&self, name: &LockName) -> BoxFuture<'static, Result<Box<dyn LockWatch>, Failure>> {
         Self::watch(self.clone(), name.clone()).boxed()
     }
 
@@ -531,7 +535,7 @@ impl Backend for Server {
     }
 }
 
-impl fmt::Debug for Server {
+impl fmt::Debug for Ensemble {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Server").field(&self.0.dialer.target).finish()
     }

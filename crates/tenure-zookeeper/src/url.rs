@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-pub(super) use tenure_core::cas::url::Place;
+pub(super) use tenure_core::cas::url::Endpoint;
 use tenure_core::cas::url::{Parts, Syntax};
 use tenure_core::error::{Error, Result};
 use tenure_core::net::Tls;
@@ -14,16 +14,16 @@ const PREFIX: &str = "/tenure";
 
 /// A parsed URL.
 #[derive(Clone, PartialEq, Eq)]
-pub(super) struct Target {
+pub(super) struct ZooKeeperTarget {
     /// Host and port of each server.
-    pub(super) places: Vec<Place>,
+    pub(super) places: Vec<Endpoint>,
     /// The parent of all nodes.
     pub(super) prefix: String,
     pub(super) login: Option<(String, String)>,
     pub(super) tls: Option<Tls>,
 }
 
-impl Target {
+impl ZooKeeperTarget {
     pub(super) fn parse(url: &str) -> Result<Self> {
         let Parts { places, path, login, tls } = SYNTAX.parse(url)?;
         if tls.is_some() && cfg!(not(feature = "tls")) {
@@ -40,12 +40,12 @@ impl Target {
     pub(super) fn shown(&self) -> String {
         let scheme = if self.tls.is_some() { "zookeepers" } else { "zookeeper" };
         let path = if self.prefix == PREFIX { "" } else { &self.prefix };
-        let places: Vec<String> = self.places.iter().map(Place::to_string).collect();
+        let places: Vec<String> = self.places.iter().map(Endpoint::to_string).collect();
         format!("{scheme}://{}{path}", places.join(","))
     }
 }
 
-impl fmt::Debug for Target {
+impl fmt::Debug for ZooKeeperTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Target").field(&self.shown()).finish()
     }
@@ -79,14 +79,14 @@ fn prefix(path: &str) -> Result<String> {
 mod tests {
     use super::*;
 
-    fn parsed(url: &str) -> Target {
-        Target::parse(url).expect("a URL")
+    fn parsed(url: &str) -> ZooKeeperTarget {
+        ZooKeeperTarget::parse(url).expect("a URL")
     }
 
     #[test]
     fn a_url_reads_as_written() {
         let target = parsed("zookeeper://a,b:1,[::1]/app/locks/");
-        let places: Vec<String> = target.places.iter().map(Place::to_string).collect();
+        let places: Vec<String> = target.places.iter().map(Endpoint::to_string).collect();
         assert_eq!(places, ["a:2181", "b:1", "[::1]:2181"]);
         assert_eq!((target.prefix.as_str(), target.tls.is_none()), ("/app/locks", true));
         assert_eq!(target.shown(), "zookeeper://a:2181,b:1,[::1]:2181/app/locks");
@@ -126,7 +126,7 @@ mod tests {
             ("zookeeper://a?cert=/x", "needs its key"),
             ("zookeeper+tls://a", "neither"),
         ] {
-            let error = Target::parse(url).expect_err(url).to_string();
+            let error = ZooKeeperTarget::parse(url).expect_err(url).to_string();
             assert!(error.contains(said), "{url}: {error}");
         }
     }

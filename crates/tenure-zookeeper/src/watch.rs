@@ -8,14 +8,14 @@ use tokio::sync::mpsc;
 use super::link::{Link, News};
 use super::messages::{code, exists, get_data};
 use super::nodes::{Nodes, unreadable};
-use tenure_core::cas::{Seen, Stored, Watch};
+use tenure_core::cas::{LockWatch, Stored, WatchNotice};
 use tenure_core::store::Failure;
 
 /// A watch, open as long as its connection.
 ///
 /// ZooKeeper notifies once per watch, without the new content. Each read of the node therefore also sets the
 /// watch for the next change, so that no change is missed in between.
-pub(super) struct Watching {
+pub(super) struct ZooKeeperWatch {
     nodes: Arc<Nodes>,
     link: Arc<Link>,
     path: String,
@@ -23,7 +23,7 @@ pub(super) struct Watching {
     news: mpsc::UnboundedReceiver<News>,
 }
 
-impl Watching {
+impl ZooKeeperWatch {
     /// Receives the connection's events from now on, without a request yet.
     pub(super) fn begin(nodes: Arc<Nodes>, link: Arc<Link>, path: String) -> Self {
         let (id, news) = link.watch(path.clone(), nodes.leases());
@@ -52,16 +52,16 @@ impl Watching {
     }
 }
 
-impl Watch for Watching {
-    fn next(&mut self) -> BoxFuture<'_, Result<Seen, Failure>> {
+impl LockWatch for ZooKeeperWatch {
+    fn next(&mut self) -> BoxFuture<'_, Result<WatchNotice, Failure>> {
         async move {
             loop {
                 let ended = || Failure::Unknown(Failure::cause("a watch ended with its connection"));
                 match self.news.recv().await.ok_or_else(ended)? {
-                    News::Changed => return Ok(Seen::Lock(self.look(None).await?)),
+                    News::Changed => return Ok(WatchNotice::Lock(self.look(None).await?)),
                     News::Gone(marker) => {
                         if let Some(handle) = self.nodes.handle(&marker) {
-                            return Ok(Seen::Gone(handle));
+                            return Ok(WatchNotice::Gone(handle));
                         }
                     }
                 }
@@ -71,7 +71,7 @@ impl Watch for Watching {
     }
 }
 
-impl Drop for Watching {
+impl Drop for ZooKeeperWatch {
     fn drop(&mut self) {
         self.link.unwatch(self.id);
     }

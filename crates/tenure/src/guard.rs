@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use crate::engine::Client;
+use crate::engine::EngineHandle;
 use crate::engine::acquisition::part;
 use crate::engine::call::Call;
 use crate::engine::hold::Hold;
@@ -55,7 +55,7 @@ pub struct Guard {
     /// `None` only while the guard is being released, detached or dropped.
     held: Option<Hold>,
     name: LockName,
-    home: Arc<Client>,
+    shared: Arc<EngineHandle>,
 }
 
 /// As [`Locks`](crate::Locks).
@@ -63,8 +63,8 @@ impl UnwindSafe for Guard {}
 impl RefUnwindSafe for Guard {}
 
 impl Guard {
-    pub(crate) fn new(home: &Arc<Client>, name: &LockName, held: Hold) -> Self {
-        Self { held: Some(held), name: name.clone(), home: Arc::clone(home) }
+    pub(crate) fn new(shared: &Arc<EngineHandle>, name: &LockName, held: Hold) -> Self {
+        Self { held: Some(held), name: name.clone(), shared: Arc::clone(shared) }
     }
 
     fn lease(&self) -> &Arc<Lease> {
@@ -134,7 +134,7 @@ impl Guard {
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```
     pub fn remaining(&self) -> Duration {
-        self.lease().remaining(&self.home.engine)
+        self.lease().remaining(&self.shared.engine)
     }
 
     /// The time at which [`lost`](Self::lost) resolves if no further renewal succeeds, measured since the
@@ -190,12 +190,12 @@ impl Guard {
     pub fn hold_id(&self) -> HoldId {
         // The term, not the lease: several guards may share one hold in the store.
         let term = self.lease().term();
-        HoldId { name: term.name.clone(), rule: term.rule, owner: term.owner.clone(), hold: term.hold }
+        HoldId { name: term.name.clone(), spec: term.spec, owner: term.owner.clone(), hold: term.hold }
     }
 
     /// The loss, if it is known. A guard's hold cannot have been released while the guard exists.
     pub(crate) fn outcome(&self) -> Option<Error> {
-        self.lease().outcome(&self.home.engine).and_then(HoldEnd::into_error)
+        self.lease().outcome(&self.shared.engine).and_then(HoldEnd::into_error)
     }
 
     /// Whether the lock is still held, as far as can be known without a request: `remaining() > 0`.
@@ -235,7 +235,7 @@ impl Guard {
     /// # }
     /// ```
     pub fn lost(&self) -> Lost {
-        Lost::new(&self.home.engine, self.lease())
+        Lost::new(&self.shared.engine, self.lease())
     }
 
     /// Asks the store whether the lock is still held. Use it right before a write that cannot be fenced.
@@ -302,7 +302,7 @@ impl Guard {
         if let Some(lost) = self.outcome() {
             return Err(lost);
         }
-        let (store, lease) = (&self.home.engine.store, self.lease());
+        let (store, lease) = (&self.shared.engine.store, self.lease());
         let checked =
             tenure_postgres::check_in(store.url(), &lease.name, &lease.owner, lease.fence, transaction).await;
         match checked {
@@ -311,7 +311,7 @@ impl Guard {
                 let reason = "the transaction found it with another owner, or its lease over";
                 Err(Error::lost(&self.name, store.url(), reason))
             }
-            Err(failure) => Err(self.home.engine.silent(&self.name, failure)),
+            Err(failure) => Err(self.shared.engine.silent(&self.name, failure)),
         }
     }
 
@@ -347,7 +347,7 @@ impl Guard {
     }
 
     pub(crate) async fn set_lease(&self, bind: Option<Liveness>, weight: Option<u32>) -> Result<()> {
-        let (engine, lease) = (&self.home.engine, self.lease());
+        let (engine, lease) = (&self.shared.engine, self.lease());
         let sent = engine.now();
         let ttl = lease.ask(sent);
         self.ask(lease.renewal(ttl, bind, weight)).await?;
@@ -357,12 +357,12 @@ impl Guard {
 
     /// Whether this is an upgradeable reader.
     pub(crate) fn is_upgradeable(&self) -> bool {
-        self.lease().rule == LockSpec::Queue(QueueSpec::UPGRADEABLE)
+        self.lease().spec == LockSpec::Queue(QueueSpec::UPGRADEABLE)
     }
 
     /// Makes a reader the writer. Returns false if the limit is reached first.
     pub(crate) async fn upgrade(&self, limit: Option<Duration>) -> Result<bool> {
-        let engine = &self.home.engine;
+        let engine = &self.shared.engine;
         upgrade(engine, self.lease(), limit.map(|limit| engine.now() + limit)).await
     }
 
@@ -373,7 +373,7 @@ impl Guard {
 
     /// Sends a request about this hold, with the rest of the lease as its limit.
     async fn ask(&self, verb: Verb) -> Result<Answer> {
-        let (engine, lease) = (&self.home.engine, self.lease());
+        let (engine, lease) = (&self.shared.engine, self.lease());
         if let Some(lost) = self.outcome() {
             return Err(lost);
         }
@@ -464,7 +464,7 @@ impl Guard {
         if self.lease().is_alone() || planted(Bug::SharedDetached) {
             return Ok(());
         }
-        self.held = Some(part(&self.home.engine, self.lease()).await?);
+        self.held = Some(part(&self.shared.engine, self.lease()).await?);
         Ok(())
     }
 
@@ -493,7 +493,7 @@ impl Guard {
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```
     pub async fn keep_for(mut self, time: Duration) -> Result<()> {
-        let store = &self.home.engine.store;
+        let store = &self.shared.engine.store;
         let grace = store.capabilities().restart_grace.unwrap_or(lease::TTL_MAX);
         if !(lease::TTL_MIN..=grace).contains(&time) {
             let (least, most) = (lease::TTL_MIN, grace);

@@ -1,7 +1,7 @@
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 
-use crate::engine::Client;
+use crate::engine::EngineHandle;
 use crate::engine::acquire::{Wait, acquire};
 use crate::engine::acquisition::Wanted;
 use crate::error::{Error, Result};
@@ -14,12 +14,12 @@ use crate::protocol::LockSpec;
 /// What every lock handle wraps: a name in a store, the kind of lock to request, and the options.
 #[derive(Clone)]
 pub(crate) struct LockHandle {
-    pub(crate) home: Arc<Client>,
+    pub(crate) shared: Arc<EngineHandle>,
     pub(crate) options: Arc<Options>,
     /// Without the prefix.
     pub(crate) name: LockName,
     pub(crate) full: LockName,
-    pub(crate) rule: LockSpec,
+    pub(crate) spec: LockSpec,
     /// Set by the caller for reentrant mutexes, which count the holds of an owner.
     pub(crate) owner: Option<Owner>,
 }
@@ -30,13 +30,13 @@ impl RefUnwindSafe for LockHandle {}
 
 /// Applies `change` and checks the result against the store.
 pub(crate) fn changed(
-    home: &Client,
+    shared: &EngineHandle,
     options: &Options,
     change: impl FnOnce(Options) -> Options,
 ) -> Result<Arc<Options>> {
     let options = change(options.clone());
     options.check()?;
-    let store = &home.engine.store;
+    let store = &shared.engine.store;
     if let Some(grace) = store.capabilities().restart_grace
         && options.ttl > grace
     {
@@ -51,54 +51,54 @@ pub(crate) fn changed(
 
 impl LockHandle {
     pub(crate) fn new(
-        home: Arc<Client>,
+        shared: Arc<EngineHandle>,
         options: Arc<Options>,
         name: LockName,
-        rule: LockSpec,
+        spec: LockSpec,
         owner: Option<Owner>,
     ) -> Result<Self> {
         let full = options.full_name(&name)?;
-        Self::at(home, options, name, full, rule, owner)
+        Self::at(shared, options, name, full, spec, owner)
     }
 
     /// Returns a handle for this name in the store.
     pub(crate) fn at(
-        home: Arc<Client>,
+        shared: Arc<EngineHandle>,
         options: Arc<Options>,
         name: LockName,
         full: LockName,
-        rule: LockSpec,
+        spec: LockSpec,
         owner: Option<Owner>,
     ) -> Result<Self> {
-        let store = &home.engine.store;
-        let kept = store.capabilities().kinds.keep(rule.kind()).and_then(|()| store.supports(rule, &full));
+        let store = &shared.engine.store;
+        let kept = store.capabilities().kinds.keep(spec.kind()).and_then(|()| store.supports(spec, &full));
         kept.map_err(|reason| {
-            let (name, kind) = (name.quoted(), rule.kind());
+            let (name, kind) = (name.quoted(), spec.kind());
             let what = format!("store {} cannot keep {name} as a {kind}: {reason}", store.url());
             Error::unsupported(store.url(), what)
         })?;
-        Ok(Self { home, options, name, full, rule, owner })
+        Ok(Self { shared, options, name, full, spec, owner })
     }
 
     /// Returns the same lock with changed options.
     pub(crate) fn configured(&self, change: impl FnOnce(Options) -> Options) -> Result<Self> {
-        let options = changed(&self.home, &self.options, change)?;
-        Self::new(Arc::clone(&self.home), options, self.name.clone(), self.rule, self.owner.clone())
+        let options = changed(&self.shared, &self.options, change)?;
+        Self::new(Arc::clone(&self.shared), options, self.name.clone(), self.spec, self.owner.clone())
     }
 
     /// Returns the same lock under another spec, such as reader or writer.
-    pub(crate) fn with(&self, rule: LockSpec) -> Self {
-        Self { rule, ..self.clone() }
+    pub(crate) fn with(&self, spec: LockSpec) -> Self {
+        Self { spec, ..self.clone() }
     }
 
     #[expect(clippy::manual_async_fn, reason = "an async fn stores its arguments twice")]
     pub(crate) fn acquire(&self, wait: Wait) -> impl Future<Output = Result<Option<Guard>>> {
         async move {
-            let (engine, options) = (&self.home.engine, &self.options);
-            let meter = engine.metrics.meter(&options.groups, &self.name, &self.full, self.rule);
-            let (name, rule, owner) = (&self.full, self.rule, self.owner.as_ref());
-            let held = acquire(&Wanted { engine, name, rule, owner, options, meter, wait }).await?;
-            Ok(held.map(|held| Guard::new(&self.home, &self.name, held)))
+            let (engine, options) = (&self.shared.engine, &self.options);
+            let meter = engine.metrics.meter(&options.groups, &self.name, &self.full, self.spec);
+            let (name, spec, owner) = (&self.full, self.spec, self.owner.as_ref());
+            let held = acquire(&Wanted { engine, name, spec, owner, options, meter, wait }).await?;
+            Ok(held.map(|held| Guard::new(&self.shared, &self.name, held)))
         }
     }
 

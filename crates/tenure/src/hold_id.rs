@@ -15,15 +15,15 @@ use crate::protocol::LockSpec;
 pub struct HoldId {
     /// The full name.
     pub(crate) name: LockName,
-    pub(crate) rule: LockSpec,
+    pub(crate) spec: LockSpec,
     pub(crate) owner: Owner,
     pub(crate) hold: u64,
 }
 
 impl fmt::Display for HoldId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, rule, owner, hold } = self;
-        let (kind, capacity) = (rule.kind().as_str().replace(' ', "_"), rule.capacity().unwrap_or(1));
+        let Self { name, spec, owner, hold } = self;
+        let (kind, capacity) = (spec.kind().as_str().replace(' ', "_"), spec.capacity().unwrap_or(1));
         write!(f, "{kind} {capacity} {hold:x} {owner} {name}")
     }
 }
@@ -49,7 +49,7 @@ fn parse(text: &str) -> Option<HoldId> {
     // A full name, which may be one that only this library makes.
     let name = parts.next().filter(|name| !name.is_empty())?;
     let name = LockName::in_store(name.to_owned());
-    Some(HoldId { name, rule: LockSpec::of(kind, Some(capacity)), owner, hold })
+    Some(HoldId { name, spec: LockSpec::of(kind, Some(capacity)), owner, hold })
 }
 
 #[cfg(test)]
@@ -61,10 +61,10 @@ mod tests {
     fn a_hold_id_reads_back_and_noise_does_not() {
         let owner = Owner::new("nightly report").expect("an owner");
         let rules = [LockSpec::Mutex, LockSpec::Reentrant, LockSpec::Queue(QueueSpec::permits(5, 1))];
-        for rule in rules {
+        for spec in rules {
             for name in ["x", "two words\nand a line", "tenure:use:elect:{x}"] {
                 let name = LockName::in_store(name.to_owned());
-                let id = HoldId { name, rule, owner: owner.clone(), hold: u64::MAX };
+                let id = HoldId { name, spec, owner: owner.clone(), hold: u64::MAX };
                 assert_eq!(id.to_string().parse::<HoldId>().expect("a hold id"), id);
             }
         }

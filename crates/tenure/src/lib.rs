@@ -107,7 +107,7 @@ mod uses;
 
 #[cfg(feature = "redis")]
 use tenure_core::credentials;
-use tenure_core::{error, events, moment, name, owner, planted, protocol, runtime, store};
+use tenure_core::{error, events, moment, name, owner, planted, protocol, runtime, store, sync};
 
 #[doc(inline)]
 #[cfg(feature = "redis")]
@@ -161,7 +161,8 @@ pub mod diagnosis {
     pub use tenure_postgres::{Diagnosis, diagnose_postgres, postgres_url_shown};
     #[cfg(feature = "redis")]
     pub use tenure_redis::{
-        Address, Console, Reply, Sentinels, Target, Topology, ballot_key, fence_key, keys_with, wake_channel,
+        Address, Console, ConsoleReply, Sentinels, Target, Topology, ballot_key, fence_key, keys_with,
+        wake_channel,
     };
     #[cfg(feature = "zookeeper")]
     pub use tenure_zookeeper::shown as zookeeper_shown;

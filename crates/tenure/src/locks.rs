@@ -7,7 +7,7 @@ use crate::credentials::{Credentials, Provider};
 use crate::engine::acquire::Wait;
 use crate::engine::acquisition::{Acquisition, Resumed, Wanted};
 use crate::engine::call::Call;
-use crate::engine::{Client, Engine};
+use crate::engine::{Engine, EngineHandle};
 use crate::error::{Error, Result};
 use crate::fair::FairMutex;
 use crate::guard::Guard;
@@ -64,7 +64,7 @@ use crate::uses::stop::{self, StopRequest};
 #[derive(Clone, Debug)]
 #[must_use = "options are for the returned `Locks` only"]
 pub struct Locks {
-    home: Arc<Client>,
+    shared: Arc<EngineHandle>,
     options: Arc<Options>,
 }
 
@@ -172,7 +172,7 @@ impl Locks {
     /// immediately if nothing listens at the address of a single server. `is_refused` if the store denies
     /// access.
     pub async fn ping(&self) -> Result<()> {
-        let store = &self.home.engine.store;
+        let store = &self.shared.engine.store;
         store.ready(self.options.op_timeout).await.map_err(|failure| Error::unreached(store.url(), failure))
     }
 
@@ -283,7 +283,7 @@ impl Locks {
     pub fn quorum(members: impl IntoIterator<Item = Self>) -> Result<Self> {
         let members: Vec<Self> = members.into_iter().collect();
         let (driver, runtime) = started("quorum:")?;
-        let stores = members.iter().map(|locks| Arc::clone(&locks.home.engine.store)).collect();
+        let stores = members.iter().map(|locks| Arc::clone(&locks.shared.engine.store)).collect();
         let store = Quorum::new(stores, Box::new(members), runtime, None)?;
         Ok(Self::driven(Arc::new(store), driver))
     }
@@ -298,8 +298,8 @@ impl Locks {
         if let Some(grace) = store.capabilities().restart_grace {
             options.ttl = options.ttl.min(grace);
         }
-        let home = Client::new(Engine::new(store, runtime), driver);
-        Self { home, options: Arc::new(options) }
+        let shared = EngineHandle::new(Engine::new(store, runtime), driver);
+        Self { shared, options: Arc::new(options) }
     }
 
     /// Returns the same store with changed options. `change` gets the options in force and returns the new
@@ -319,8 +319,8 @@ impl Locks {
     /// `is_invalid` if an option or a combination is invalid, or if the [`ttl`](Options::ttl) is longer than
     /// the `restart-grace` of the store's URL.
     pub fn with(&self, change: impl FnOnce(Options) -> Options) -> Result<Self> {
-        let options = changed(&self.home, &self.options, change)?;
-        Ok(Self { home: Arc::clone(&self.home), options })
+        let options = changed(&self.shared, &self.options, change)?;
+        Ok(Self { shared: Arc::clone(&self.shared), options })
     }
 
     /// The options in force.
@@ -337,7 +337,7 @@ impl Locks {
 
     /// The URL of the store, without its credentials.
     pub fn url(&self) -> &str {
-        self.home.engine.store.url()
+        self.shared.engine.store.url()
     }
 
     /// A lock with one holder at a time: see [`Mutex`].
@@ -353,7 +353,7 @@ impl Locks {
     /// `is_invalid` if the name is not valid; `is_unsupported` if the store does not support this kind of
     /// lock, or this name, such as a cluster where the name and its token counter cannot share a slot.
     pub fn mutex(&self, name: impl TryInto<LockName, Error: Into<Error>>) -> Result<Mutex> {
-        self.face(checked(name)?, LockSpec::Mutex, None).map(Mutex)
+        self.handle(checked(name)?, LockSpec::Mutex, None).map(Mutex)
     }
 
     /// A lock with one holder at a time, first come, first served: see [`FairMutex`].
@@ -368,7 +368,7 @@ impl Locks {
     /// # Errors
     /// As [`mutex`](Self::mutex).
     pub fn fair_mutex(&self, name: impl TryInto<LockName, Error: Into<Error>>) -> Result<FairMutex> {
-        self.face(checked(name)?, LockSpec::Queue(QueueSpec::FAIR), None).map(FairMutex)
+        self.handle(checked(name)?, LockSpec::Queue(QueueSpec::FAIR), None).map(FairMutex)
     }
 
     /// A lock with one owner at a time, who may hold it several times: see [`ReentrantMutex`].
@@ -388,7 +388,7 @@ impl Locks {
         name: impl TryInto<LockName, Error: Into<Error>>,
         owner: &Owner,
     ) -> Result<ReentrantMutex> {
-        self.face(checked(name)?, LockSpec::Reentrant, Some(owner.clone())).map(ReentrantMutex)
+        self.handle(checked(name)?, LockSpec::Reentrant, Some(owner.clone())).map(ReentrantMutex)
     }
 
     /// A lock with many readers or one writer: see [`RwLock`].
@@ -403,7 +403,7 @@ impl Locks {
     /// # Errors
     /// As [`mutex`](Self::mutex).
     pub fn rwlock(&self, name: impl TryInto<LockName, Error: Into<Error>>) -> Result<RwLock> {
-        self.face(checked(name)?, LockSpec::Queue(QueueSpec::WRITER), None).map(RwLock)
+        self.handle(checked(name)?, LockSpec::Queue(QueueSpec::WRITER), None).map(RwLock)
     }
 
     /// A lock with this number of permits, from 1 to 1,048,576: see [`Semaphore`]. All users of the name must
@@ -424,8 +424,8 @@ impl Locks {
         permits: u32,
     ) -> Result<Semaphore> {
         semaphore::check(permits)?;
-        self.face(checked(name)?, LockSpec::Queue(QueueSpec::permits(permits, 1)), None)
-            .map(|face| Semaphore::new(face, permits))
+        self.handle(checked(name)?, LockSpec::Queue(QueueSpec::permits(permits, 1)), None)
+            .map(|handle| Semaphore::new(handle, permits))
     }
 
     /// A cached value that one caller computes for a whole fleet, kept in this store: see [`Cache`].
@@ -442,7 +442,7 @@ impl Locks {
     /// # Errors
     /// As [`mutex`](Self::mutex); `is_unsupported` on a quorum, etcd and ZooKeeper.
     pub fn cache(&self, name: impl TryInto<LockName, Error: Into<Error>>) -> Result<Cache> {
-        Cache::new(&self.home, &self.options, checked(name)?)
+        Cache::new(&self.shared, &self.options, checked(name)?)
     }
 
     /// Lets one caller in a fleet fill a cache of your own while the others wait for it: see [`Fill`].
@@ -458,7 +458,7 @@ impl Locks {
     /// # Errors
     /// As [`mutex`](Self::mutex).
     pub fn fill(&self, name: impl TryInto<LockName, Error: Into<Error>>) -> Result<Fill> {
-        Fill::new(&self.home, &self.options, checked(name)?)
+        Fill::new(&self.shared, &self.options, checked(name)?)
     }
 
     /// A job that runs at most once in each window of a [`Period`], on whichever host asks first: see
@@ -480,7 +480,7 @@ impl Locks {
         name: impl TryInto<LockName, Error: Into<Error>>,
         period: impl Into<Period>,
     ) -> Result<OncePer> {
-        OncePer::new(&self.home, &self.options, checked(name)?, period.into())
+        OncePer::new(&self.shared, &self.options, checked(name)?, period.into())
     }
 
     /// An election of one leader among many candidates: see [`Election`]. `payload` tells others how to reach
@@ -500,12 +500,12 @@ impl Locks {
         name: impl TryInto<LockName, Error: Into<Error>>,
         payload: impl Into<String>,
     ) -> Result<Election> {
-        Election::new(&self.home, &self.options, checked(name)?, payload.into())
+        Election::new(&self.shared, &self.options, checked(name)?, payload.into())
     }
 
-    fn face(&self, name: LockName, rule: LockSpec, owner: Option<Owner>) -> Result<LockHandle> {
-        let (home, options) = (Arc::clone(&self.home), Arc::clone(&self.options));
-        LockHandle::new(home, options, name, rule, owner)
+    fn handle(&self, name: LockName, spec: LockSpec, owner: Option<Owner>) -> Result<LockHandle> {
+        let (shared, options) = (Arc::clone(&self.shared), Arc::clone(&self.options));
+        LockHandle::new(shared, options, name, spec, owner)
     }
 
     /// Takes over a hold that [`Guard::detach`] gave up, perhaps in another process. Returns `None` if the
@@ -541,20 +541,20 @@ impl Locks {
     ) -> Result<Option<Guard>> {
         let name = checked(name)?;
         let full = self.options.full_name(&name)?;
-        let mut rule = LockSpec::Mutex;
+        let mut spec = LockSpec::Mutex;
         loop {
-            let engine = &self.home.engine;
-            if rule == LockSpec::Reentrant {
+            let engine = &self.shared.engine;
+            if spec == LockSpec::Reentrant {
                 // An earlier call may still be giving up a hold that it took over without getting the answer.
                 engine.flushed_within(self.options.op_timeout).await?;
             }
-            let meter = engine.metrics.meter(&self.options.groups, &name, &full, rule);
+            let meter = engine.metrics.meter(&self.options.groups, &name, &full, spec);
             let (owner, options, wait) = (Some(owner), &self.options, Wait::Once);
-            let ask = Acquisition::new(Wanted { engine, name: &full, rule, owner, options, meter, wait });
+            let ask = Acquisition::new(Wanted { engine, name: &full, spec, owner, options, meter, wait });
             match ask.resume().await? {
-                Resumed::Held(held) => return Ok(Some(Guard::new(&self.home, &name, held))),
+                Resumed::Held(held) => return Ok(Some(Guard::new(&self.shared, &name, held))),
                 Resumed::Over => return Ok(None),
-                Resumed::Other(other) => rule = self.other_rule(&full, rule, other)?,
+                Resumed::Other(other) => spec = self.other_rule(&full, spec, other)?,
             }
         }
     }
@@ -588,16 +588,16 @@ impl Locks {
     ) -> Result<Option<Duration>> {
         let name = checked(name)?;
         let full = self.options.full_name(&name)?;
-        let mut rule = LockSpec::Mutex;
+        let mut spec = LockSpec::Mutex;
         loop {
-            let engine = &self.home.engine;
-            let meter = engine.metrics.meter(&self.options.groups, &name, &full, rule);
+            let engine = &self.shared.engine;
+            let meter = engine.metrics.meter(&self.options.groups, &name, &full, spec);
             let (owner, options, wait) = (Some(owner), &self.options, Wait::Once);
-            let ask = Acquisition::new(Wanted { engine, name: &full, rule, owner, options, meter, wait });
+            let ask = Acquisition::new(Wanted { engine, name: &full, spec, owner, options, meter, wait });
             match ask.renew_detached().await? {
                 Resumed::Held(left) => return Ok(Some(left)),
                 Resumed::Over => return Ok(None),
-                Resumed::Other(other) => rule = self.other_rule(&full, rule, other)?,
+                Resumed::Other(other) => spec = self.other_rule(&full, spec, other)?,
             }
         }
     }
@@ -606,7 +606,7 @@ impl Locks {
     fn other_rule(&self, full: &LockName, asked: LockSpec, found: LockSpec) -> Result<LockSpec> {
         match asked {
             LockSpec::Mutex if found != LockSpec::Mutex => Ok(found),
-            _ => Err(self.home.engine.mismatch(full, asked, found.kind(), found.capacity())),
+            _ => Err(self.shared.engine.mismatch(full, asked, found.kind(), found.capacity())),
         }
     }
 
@@ -657,7 +657,7 @@ impl Locks {
         if !prefix.is_empty() {
             self.options.full_name(&LockName::new(prefix)?)?;
         }
-        Ok(Listing::new(&self.home, &self.options, prefix))
+        Ok(Listing::new(&self.shared, &self.options, prefix))
     }
 
     /// Asks all holders of a lock to stop, and returns the holders, or `None` if the lock is free. This does
@@ -692,7 +692,7 @@ impl Locks {
     ) -> Result<Option<Status>> {
         check_text("a reason", reason)?;
         let name = checked(name)?;
-        let record = stop::record(&self.home, &self.options, name.clone())?;
+        let record = stop::record(&self.shared, &self.options, name.clone())?;
         let Some(status) = self.inspect(name).await? else { return Ok(None) };
         if let Some(what) = status.foreign() {
             return Err(self.no_lock(&status.name, &what));
@@ -721,7 +721,7 @@ impl Locks {
     /// As [`cache`](Self::cache); also `is_refused` if the user may not read the record. Retries while the
     /// store does not answer.
     pub async fn stop_requested(&self, guard: &Guard) -> Result<StopRequest> {
-        let record = stop::record(&self.home, &self.options, guard.name().clone())?;
+        let record = stop::record(&self.shared, &self.options, guard.name().clone())?;
         stop::requested(&record, guard.owner()).await
     }
 
@@ -843,14 +843,14 @@ impl Locks {
     /// # Errors
     /// `is_unreachable` and `is_refused`; `is_unknown` if no answer came: call again.
     pub async fn release_hold(&self, id: &HoldId) -> Result<()> {
-        let (engine, HoldId { name, rule, owner, hold }) = (&self.home.engine, id);
+        let (engine, HoldId { name, spec, owner, hold }) = (&self.shared.engine, id);
         let verb = Verb::Release { hold: *hold, fence: Fence::Assign, whose: ReleaseScope::Named };
-        let call = Call::new(name, *rule, owner, verb).idempotent();
+        let call = Call::new(name, *spec, owner, verb).idempotent();
         match engine.call(&call, engine.now(), self.options.op_timeout).await {
             Ok(Answer::Released { .. } | Answer::Free | Answer::Busy { .. } | Answer::Mismatch { .. }) => {
                 Ok(())
             }
-            Ok(answer) => Err(engine.nonsense(name, &answer)),
+            Ok(answer) => Err(engine.unexpected_answer(name, &answer)),
             Err(failure) => Err(engine.failed(name, failure)),
         }
     }
@@ -870,7 +870,7 @@ impl Locks {
             let untold = status.holders.iter().find(|holder| by_token && holder.fence == 0);
             return match untold.and_then(|holder| holder.owner.as_ref()) {
                 Some(owner) => Err(Error::unsupported(
-                    self.home.engine.store.url(),
+                    self.shared.engine.store.url(),
                     format!("the token of lock {name} is not kept at the store; aim at its owner, {owner}"),
                 )),
                 None => Ok(ForcedRelease::Other(status)),
@@ -891,14 +891,14 @@ impl Locks {
 
     /// Releases the hold of this owner; returns whether it held the lock.
     async fn release_as(&self, status: &Status, owner: &Owner) -> Result<bool> {
-        let (engine, full) = (&self.home.engine, self.options.full_name(&status.name)?);
-        let rule = LockSpec::of(status.kind, status.capacity);
+        let (engine, full) = (&self.shared.engine, self.options.full_name(&status.name)?);
+        let spec = LockSpec::of(status.kind, status.capacity);
         let verb = Verb::Release { hold: 0, fence: Fence::Assign, whose: ReleaseScope::Named };
-        let call = Call::new(&full, rule, owner, verb);
+        let call = Call::new(&full, spec, owner, verb);
         match engine.call(&call, engine.now(), self.options.op_timeout).await {
             Ok(Answer::Released { .. }) => Ok(true),
             Ok(Answer::Free | Answer::Busy { .. } | Answer::Mismatch { .. }) => Ok(false),
-            Ok(answer) => Err(engine.nonsense(&full, &answer)),
+            Ok(answer) => Err(engine.unexpected_answer(&full, &answer)),
             Err(failure) => Err(engine.failed(&full, failure)),
         }
     }
@@ -906,14 +906,14 @@ impl Locks {
     /// Ends all holds of the reentrant mutex with this token; returns whether there were any.
     async fn force_reentrant(&self, name: &LockName, token: u64) -> Result<bool> {
         let full = self.options.full_name(name)?;
-        let engine = &self.home.engine;
+        let engine = &self.shared.engine;
         let owner = Owner::fresh(&self.options.label, &*engine.runtime);
         let verb = Verb::Release { hold: token, fence: Fence::Assign, whose: ReleaseScope::Any };
         let call = Call::new(&full, LockSpec::Reentrant, &owner, verb);
         match engine.call(&call, engine.now(), self.options.op_timeout).await {
             Ok(Answer::Found(_)) => Ok(true),
             Ok(Answer::Free | Answer::Busy { .. } | Answer::Mismatch { .. }) => Ok(false),
-            Ok(answer) => Err(engine.nonsense(&full, &answer)),
+            Ok(answer) => Err(engine.unexpected_answer(&full, &answer)),
             Err(failure) => Err(engine.failed(&full, failure)),
         }
     }
@@ -929,16 +929,16 @@ impl Locks {
     }
 
     fn no_lock(&self, name: &LockName, what: &str) -> Error {
-        Error::no_lock(name, self.home.engine.store.url(), what)
+        Error::no_lock(name, self.shared.engine.store.url(), what)
     }
 
     async fn ask_as_anyone(&self, name: LockName, verb: Verb) -> Result<Option<Status>> {
         let full = self.options.full_name(&name)?;
-        let engine = &self.home.engine;
+        let engine = &self.shared.engine;
         let owner = Owner::fresh(&self.options.label, &*engine.runtime);
-        let mut rule = LockSpec::Mutex;
+        let mut spec = LockSpec::Mutex;
         loop {
-            let call = Call::new(&full, rule, &owner, verb.clone());
+            let call = Call::new(&full, spec, &owner, verb.clone());
             let call = if verb == Verb::Inspect { call.idempotent() } else { call };
             match engine.call(&call, engine.now(), self.options.op_timeout).await {
                 Ok(Answer::Found(mut found)) => {
@@ -957,12 +957,12 @@ impl Locks {
                     return Ok(Some(Status::new(name, Found::one(Kind::Mutex, holder))));
                 }
                 Ok(Answer::Busy { holder, .. }) => {
-                    return Err(self.no_lock(&name, &foreign(rule.kind(), holder.as_bytes())));
+                    return Err(self.no_lock(&name, &foreign(spec.kind(), holder.as_bytes())));
                 }
                 Ok(Answer::Mismatch { kind, capacity }) => {
-                    rule = self.other_rule(&full, rule, LockSpec::of(kind, capacity))?;
+                    spec = self.other_rule(&full, spec, LockSpec::of(kind, capacity))?;
                 }
-                Ok(answer) => return Err(engine.nonsense(&full, &answer)),
+                Ok(answer) => return Err(engine.unexpected_answer(&full, &answer)),
                 Err(failure) if verb == Verb::Inspect => return Err(engine.silent(&full, failure)),
                 Err(failure) => return Err(engine.failed(&full, failure)),
             }
@@ -989,7 +989,7 @@ impl Locks {
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```
     pub fn metrics(&self) -> Snapshot {
-        let engine = &self.home.engine;
+        let engine = &self.shared.engine;
         engine.metrics.snapshot(engine.store.interruptions())
     }
 
@@ -1015,8 +1015,8 @@ impl Locks {
     /// # Errors
     /// `is_unreachable` if some releases are not done; they continue.
     pub async fn flush(&self) -> Result<()> {
-        let flushed = self.home.engine.flushed_within(self.options.op_timeout).await;
-        self.home.events_flushed().await;
+        let flushed = self.shared.engine.flushed_within(self.options.op_timeout).await;
+        self.shared.events_flushed().await;
         flushed
     }
 }

@@ -88,7 +88,7 @@ impl From<ReentrantMutex> for Part {
 
 impl fmt::Debug for Part {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Part").field(&self.0.rule.kind()).field(&self.0.name).finish()
+        f.debug_tuple("Part").field(&self.0.spec.kind()).field(&self.0.name).finish()
     }
 }
 
@@ -240,7 +240,7 @@ impl Multi {
     }
 
     fn engine(&self) -> &Engine {
-        &self.parts[0].0.home.engine
+        &self.parts[0].0.shared.engine
     }
 }
 

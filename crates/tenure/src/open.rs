@@ -12,17 +12,17 @@ use tenure_redis::Opened;
 use crate::quorum::Quorum;
 
 /// The table of URLs: each store is one line.
-const STORES: &[Entry] = &[
-    Entry { takes: |scheme| scheme == "memory", open: memory::open, has_login: false },
-    Entry { takes: |scheme| scheme == "file", open: tenure_file::open, has_login: false },
+const STORES: &[StoreEntry] = &[
+    StoreEntry { takes: |scheme| scheme == "memory", open: memory::open, has_login: false },
+    StoreEntry { takes: |scheme| scheme == "file", open: tenure_file::open, has_login: false },
     #[cfg(feature = "redis")]
-    Entry { takes: tenure_redis::takes, open: redis, has_login: true },
+    StoreEntry { takes: tenure_redis::takes, open: redis, has_login: true },
     #[cfg(feature = "postgres")]
-    Entry { takes: tenure_postgres::takes, open: tenure_postgres::open, has_login: false },
+    StoreEntry { takes: tenure_postgres::takes, open: tenure_postgres::open, has_login: false },
     #[cfg(feature = "etcd")]
-    Entry { takes: tenure_etcd::takes, open: tenure_etcd::open, has_login: false },
+    StoreEntry { takes: tenure_etcd::takes, open: tenure_etcd::open, has_login: false },
     #[cfg(feature = "zookeeper")]
-    Entry { takes: tenure_zookeeper::takes, open: tenure_zookeeper::open, has_login: false },
+    StoreEntry { takes: tenure_zookeeper::takes, open: tenure_zookeeper::open, has_login: false },
 ];
 
 /// A store on Redis, or a quorum of several.
@@ -47,7 +47,7 @@ const FEATURES: [(&str, &str, bool); 5] = [
     ("zookeeper", "zookeeper", cfg!(feature = "zookeeper")),
 ];
 
-struct Entry {
+struct StoreEntry {
     /// Whether URLs of this scheme name such a store.
     takes: fn(&str) -> bool,
     /// Opens it, without I/O.

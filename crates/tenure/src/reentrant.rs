@@ -178,8 +178,8 @@ impl ReentrantMutex {
     /// # Errors
     /// `is_unreachable`, `is_refused` and `is_mismatch`; `is_unsupported` if the server forbids scripts.
     pub async fn hold_count(&self) -> Result<u32> {
-        let LockHandle { home, options, full, owner, .. } = &self.0;
-        let (engine, Some(owner)) = (&home.engine, owner) else { return Ok(0) };
+        let LockHandle { shared, options, full, owner, .. } = &self.0;
+        let (engine, Some(owner)) = (&shared.engine, owner) else { return Ok(0) };
         let call = Call::new(full, LockSpec::Reentrant, owner, Verb::Inspect).idempotent();
         match engine.call(&call, engine.now(), options.op_timeout).await {
             Ok(Answer::Found(found)) => {
@@ -193,7 +193,7 @@ impl ReentrantMutex {
             Ok(Answer::Mismatch { kind, capacity }) => {
                 Err(engine.mismatch(full, LockSpec::Reentrant, kind, capacity))
             }
-            Ok(answer) => Err(engine.nonsense(full, &answer)),
+            Ok(answer) => Err(engine.unexpected_answer(full, &answer)),
             Err(failure) => Err(Error::silent(Some(full), engine.store.url(), failure)),
         }
     }
@@ -208,7 +208,7 @@ impl ReentrantMutex {
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```
     pub fn owner(&self) -> &Owner {
-        self.0.owner.as_ref().expect("a reentrant face is made with an owner")
+        self.0.owner.as_ref().expect("a reentrant handle is made with an owner")
     }
 }
 

@@ -44,7 +44,7 @@ use crate::status::foreign;
 /// ```
 #[derive(Clone)]
 pub struct Semaphore {
-    face: LockHandle,
+    handle: LockHandle,
     permits: u32,
 }
 
@@ -52,8 +52,8 @@ impl Semaphore {
     /// Maximum number of permits of a semaphore.
     pub const MAX_PERMITS: u32 = 1 << 20;
 
-    pub(crate) fn new(face: LockHandle, permits: u32) -> Self {
-        Self { face, permits }
+    pub(crate) fn new(handle: LockHandle, permits: u32) -> Self {
+        Self { handle, permits }
     }
 
     /// The lock's name, without the prefix.
@@ -65,7 +65,7 @@ impl Semaphore {
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```
     pub fn name(&self) -> &LockName {
-        &self.face.name
+        &self.handle.name
     }
 
     /// Returns the same lock with changed options: see [`Locks::with`](crate::Locks::with).
@@ -81,7 +81,7 @@ impl Semaphore {
     /// # Errors
     /// As [`Locks::with`](crate::Locks::with) and [`Locks::semaphore`](crate::Locks::semaphore).
     pub fn with(&self, change: impl FnOnce(Options) -> Options) -> Result<Self> {
-        Ok(Self { face: self.face.configured(change)?, permits: self.permits })
+        Ok(Self { handle: self.handle.configured(change)?, permits: self.permits })
     }
 
     /// Number of permits this handle was opened with. [`set_permits`](Self::set_permits) does not change it.
@@ -98,12 +98,12 @@ impl Semaphore {
 
     fn of(&self, permits: u32) -> Result<LockHandle> {
         if permits == 0 || permits > self.permits {
-            let (name, most) = (self.face.name.quoted(), self.permits);
+            let (name, most) = (self.handle.name.quoted(), self.permits);
             return Err(Error::invalid(format!(
                 "1 to {most} permits of {name} can be asked for, and this is {permits}"
             )));
         }
-        Ok(self.face.with(LockSpec::Queue(QueueSpec::permits(self.permits, permits))))
+        Ok(self.handle.with(LockSpec::Queue(QueueSpec::permits(self.permits, permits))))
     }
 
     /// Changes the number of permits, whether the semaphore is in use or free. No client needs a restart:
@@ -141,18 +141,18 @@ impl Semaphore {
     /// ```
     pub async fn set_permits(&self, permits: u32) -> Result<()> {
         check(permits)?;
-        let LockHandle { home, options, name, full, .. } = &self.face;
-        let (engine, rule) = (&home.engine, LockSpec::Queue(QueueSpec::permits(permits, 1)));
+        let LockHandle { shared, options, name, full, .. } = &self.handle;
+        let (engine, spec) = (&shared.engine, LockSpec::Queue(QueueSpec::permits(permits, 1)));
         let owner = Owner::fresh(&options.label, &*engine.runtime);
-        let call = Call::new(full, rule, &owner, Verb::Resize);
+        let call = Call::new(full, spec, &owner, Verb::Resize);
         match engine.call(&call, engine.now(), options.op_timeout).await {
             Ok(Answer::Resized) => Ok(()),
-            Ok(Answer::Mismatch { kind, capacity }) => Err(engine.mismatch(name, rule, kind, capacity)),
+            Ok(Answer::Mismatch { kind, capacity }) => Err(engine.mismatch(name, spec, kind, capacity)),
             Ok(Answer::Busy { holder, .. }) => {
                 let what = foreign(Kind::Semaphore, holder.as_bytes());
                 Err(Error::no_lock(name, engine.store.url(), &what))
             }
-            Ok(answer) => Err(engine.nonsense(name, &answer)),
+            Ok(answer) => Err(engine.unexpected_answer(name, &answer)),
             Err(failure) => Err(engine.failed(name, failure)),
         }
     }
@@ -314,6 +314,6 @@ pub(crate) fn check(permits: u32) -> Result<()> {
 
 impl fmt::Debug for Semaphore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Semaphore").field("name", &self.face.name).field("permits", &self.permits).finish()
+        f.debug_struct("Semaphore").field("name", &self.handle.name).field("permits", &self.permits).finish()
     }
 }

@@ -2,7 +2,7 @@ use std::fmt;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::engine::Client;
+use crate::engine::EngineHandle;
 use crate::engine::acquisition::of_type;
 use crate::error::{Error, Result};
 use crate::name::LockName;
@@ -236,7 +236,7 @@ pub(crate) fn foreign(kind: Kind, value: &[u8]) -> String {
 /// ```
 #[derive(Debug)]
 pub struct Listing {
-    home: Arc<Client>,
+    shared: Arc<EngineHandle>,
     options: Arc<Options>,
     prefix: String,
     page: std::vec::IntoIter<(LockName, Found)>,
@@ -248,10 +248,10 @@ impl UnwindSafe for Listing {}
 impl RefUnwindSafe for Listing {}
 
 impl Listing {
-    pub(crate) fn new(home: &Arc<Client>, options: &Arc<Options>, prefix: &str) -> Self {
+    pub(crate) fn new(shared: &Arc<EngineHandle>, options: &Arc<Options>, prefix: &str) -> Self {
         let prefix = format!("{}{prefix}", options.prefix);
-        let (home, options, page) = (Arc::clone(home), Arc::clone(options), Vec::new().into_iter());
-        Self { home, options, prefix, page, next: Some(Cursor::default()) }
+        let (shared, options, page) = (Arc::clone(shared), Arc::clone(options), Vec::new().into_iter());
+        Self { shared, options, prefix, page, next: Some(Cursor::default()) }
     }
 
     /// Returns the next lock, or `None` after the last one.
@@ -284,7 +284,7 @@ impl Listing {
                 }
             }
             let Some(from) = &self.next else { return Ok(None) };
-            let store = &self.home.engine.store;
+            let store = &self.shared.engine.store;
             let page = store.list(&self.prefix, from.clone(), self.options.op_timeout).await;
             let Page { locks, next } = page.map_err(|failure| Error::silent(None, store.url(), failure))?;
             self.page = locks.into_iter();

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use futures_util::future::{join, join_all};
 use rustix::fs::{FlockOperation, flock};
-use tenure::diagnosis::{Console, Reply, Target, Topology, ballot_key};
+use tenure::diagnosis::{Console, ConsoleReply, Target, Topology, ballot_key};
 use tokio::time::sleep;
 
 use super::samples::Times;
@@ -143,7 +143,7 @@ impl Bare {
     pub(super) async fn has_used(&mut self, names: &[String]) -> Result<bool, Missing> {
         let Self::Servers(servers) = self else { return Ok(false) };
         for key in servers.kept(names) {
-            if servers.clients[0].ask(&["EXISTS", &key]).await?.contains(&Reply::Int(1)) {
+            if servers.clients[0].ask(&["EXISTS", &key]).await?.contains(&ConsoleReply::Int(1)) {
                 return Ok(true);
             }
         }
@@ -239,7 +239,7 @@ async fn targets(topology: &Topology, key: &str) -> Result<Vec<Target>, Failure>
                 };
                 let Some(mut console) = console else { continue };
                 // A node that does not keep it says which one does.
-                let Reply::Error(error) = console.ask(&["EXISTS", key]).await? else {
+                let ConsoleReply::Error(error) = console.ask(&["EXISTS", key]).await? else {
                     return Ok(vec![seed.clone()]);
                 };
                 let moved = error.strip_prefix("MOVED ").and_then(|rest| rest.split_once(' '));
@@ -258,12 +258,12 @@ async fn targets(topology: &Topology, key: &str) -> Result<Vec<Target>, Failure>
 
 impl Client {
     /// Asks all servers at once. The first error that one of them tells is the answer.
-    async fn ask(&mut self, words: &[&str]) -> Result<Vec<Reply>, Missing> {
+    async fn ask(&mut self, words: &[&str]) -> Result<Vec<ConsoleReply>, Missing> {
         let replies = join_all(self.consoles.iter_mut().map(|console| console.ask(words))).await;
         let replies: Result<Vec<_>, _> = replies.into_iter().collect();
         let replies = replies.map_err(|error| chain(&error))?;
         let error = replies.iter().find_map(|reply| match reply {
-            Reply::Error(error) => Some(error.clone()),
+            ConsoleReply::Error(error) => Some(error.clone()),
             _ => None,
         });
         error.map_or(Ok(replies), Err)
@@ -272,7 +272,7 @@ impl Client {
     async fn acquire(&mut self, key: &str, ttl_ms: &str) -> Result<bool, Missing> {
         let value = self.value.clone();
         let replies = self.ask(&["SET", key, &value, "NX", "PX", ttl_ms]).await?;
-        let granted = replies.iter().filter(|reply| matches!(reply, Reply::Text(_))).count();
+        let granted = replies.iter().filter(|reply| matches!(reply, ConsoleReply::Text(_))).count();
         let is_held = granted > replies.len() / 2;
         if !is_held && granted > 0 {
             self.release(key).await?;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use tenure::diagnosis::{Address, Console, Reply, Target};
+use tenure::diagnosis::{Address, Console, ConsoleReply, Target};
 
 use super::report::Report;
 use super::sentinel::ELECTION;
@@ -38,15 +38,15 @@ pub(super) async fn check(seeds: &[Target], setup: &Setup, report: &mut Report) 
     };
     let at = seed.address.to_string();
     let slots = match console.ask(&["CLUSTER", "SLOTS"]).await? {
-        Reply::Items(slots) => slots,
-        Reply::Error(error) => {
+        ConsoleReply::Items(slots) => slots,
+        ConsoleReply::Error(error) => {
             let message = format!("the node {at} does not say which node serves which slot: {error}");
             return Err(Failure { code: STORE, message });
         }
         _ => Vec::new(),
     };
     match console.ask(&["CLUSTER", "INFO"]).await? {
-        Reply::Text(info) => {
+        ConsoleReply::Text(info) => {
             if let Some(state) = fields(&info).get("cluster_state").filter(|state| *state != "ok") {
                 report.find(
                     "coverage",
@@ -57,7 +57,7 @@ pub(super) async fn check(seeds: &[Target], setup: &Setup, report: &mut Report) 
                 );
             }
         }
-        Reply::Error(error) => {
+        ConsoleReply::Error(error) => {
             report.cannot_check("coverage", &at, format!("CLUSTER INFO was refused ({error})"))
         }
         _ => {}
@@ -134,14 +134,15 @@ async fn settings(server: &mut Server, setup: &Setup, report: &mut Report) -> Re
 }
 
 /// The masters, and how many slots are served.
-fn masters(slots: &[Reply], asked: &Target) -> (BTreeSet<Address>, i64) {
+fn masters(slots: &[ConsoleReply], asked: &Target) -> (BTreeSet<Address>, i64) {
     let (mut masters, mut covered) = (BTreeSet::new(), 0);
     for range in slots {
-        let Reply::Items(range) = range else { continue };
-        let [Reply::Int(first), Reply::Int(last), Reply::Items(master), ..] = &range[..] else {
+        let ConsoleReply::Items(range) = range else { continue };
+        let [ConsoleReply::Int(first), ConsoleReply::Int(last), ConsoleReply::Items(master), ..] = &range[..]
+        else {
             continue;
         };
-        let [host, Reply::Int(port), ..] = &master[..] else { continue };
+        let [host, ConsoleReply::Int(port), ..] = &master[..] else { continue };
         let Some(address) = address(text(host).unwrap_or_default(), *port, asked) else { continue };
         covered += last - first + 1;
         masters.insert(address);

@@ -5,7 +5,7 @@ use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use tenure::Error;
-use tenure::diagnosis::{Console, Reply, Target};
+use tenure::diagnosis::{Console, ConsoleReply, Target};
 
 use super::report::Report;
 use super::server::{Server, fields};
@@ -29,7 +29,7 @@ async fn several_servers(server: &Server, target: &Target, report: &mut Report) 
     let Some(id) = server.info("run_id").map(str::to_owned) else { return Ok(()) };
     for _ in 1..CONNECTIONS {
         let reply = Console::open(target).await?.ask(&["INFO", "server"]).await?;
-        let Reply::Text(info) = reply else { return Ok(()) };
+        let ConsoleReply::Text(info) = reply else { return Ok(()) };
         if let Some(other) = fields(&info).get("run_id").filter(|other| **other != id) {
             report.find(
                 "proxy",
@@ -49,8 +49,8 @@ async fn shared_connection(server: &mut Server, report: &mut Report) -> Result<b
     let mut first = None;
     for _ in 0..ASKED {
         let id = match server.ask(&["CLIENT", "ID"]).await? {
-            Reply::Int(id) => id,
-            Reply::Error(error) => {
+            ConsoleReply::Int(id) => id,
+            ConsoleReply::Error(error) => {
                 let why = format!("CLIENT ID was refused ({error}): give this user +client|id");
                 report.cannot_check("proxy", &server.at, why);
                 return Ok(false);
@@ -75,8 +75,8 @@ async fn shared_connection(server: &mut Server, report: &mut Report) -> Result<b
 /// finding: address translation, as of containers, costs no lock.
 async fn another_address(server: &mut Server, report: &mut Report) -> Result<(), Error> {
     let told = match server.ask(&["CLIENT", "INFO"]).await? {
-        Reply::Text(told) => told,
-        Reply::Error(error) => {
+        ConsoleReply::Text(told) => told,
+        ConsoleReply::Error(error) => {
             let why = format!("CLIENT INFO was refused ({error}): give this user +client|info");
             report.cannot_check("proxy", &server.at, why);
             return Ok(());

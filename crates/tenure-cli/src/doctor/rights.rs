@@ -1,7 +1,7 @@
 //! What this user may do: each right is tried with a name that no lock has, and no try writes.
 
 use tenure::Error;
-use tenure::diagnosis::{Reply, ballot_key, fence_key, wake_channel};
+use tenure::diagnosis::{ConsoleReply, ballot_key, fence_key, wake_channel};
 
 use super::report::Report;
 use super::server::Server;
@@ -141,7 +141,7 @@ pub(super) async fn check(
     report: &mut Report,
 ) -> Result<(), Error> {
     let user = match server.ask(&["ACL", "WHOAMI"]).await? {
-        Reply::Text(user) => user,
+        ConsoleReply::Text(user) => user,
         _ => user.unwrap_or("default").to_owned(),
     };
     scripts(server, setup, &user, report).await?;
@@ -187,7 +187,7 @@ pub(super) async fn check(
 async fn scripts(server: &mut Server, setup: &Setup, user: &str, report: &mut Report) -> Result<(), Error> {
     for command in [NO_SCRIPT, "EVAL return(1) 1 K"] {
         let reply = attempt(server, command, setup).await?;
-        let Reply::Error(error) = reply else { continue };
+        let ConsoleReply::Error(error) = reply else { continue };
         let is_forbidden = refuses_the_command(&error);
         if is_forbidden || error.contains("unknown command") {
             report.find(
@@ -211,7 +211,7 @@ async fn missing(line: &Line, server: &mut Server, setup: &Setup) -> Result<Vec<
     let mut missing: Vec<String> = Vec::new();
     for (right, command) in line.tries {
         let reply = attempt(server, command, setup).await?;
-        let Reply::Error(error) = reply else { continue };
+        let ConsoleReply::Error(error) = reply else { continue };
         let prefix = &setup.prefix;
         let rule = if refuses_the_command(&error) {
             match *right {
@@ -252,7 +252,7 @@ fn refuses_the_command(error: &str) -> bool {
 }
 
 /// Sends a try.
-async fn attempt(server: &mut Server, command: &str, setup: &Setup) -> Result<Reply, Error> {
+async fn attempt(server: &mut Server, command: &str, setup: &Setup) -> Result<ConsoleReply, Error> {
     let words = command.split(' ').map(|word| match word {
         "K" => setup.trial.clone(),
         "F" => fence_key(&setup.trial, server.is_in_cluster()),

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use tenure::diagnosis::{Console, Reply, Sentinels, Target};
+use tenure::diagnosis::{Console, ConsoleReply, Sentinels, Target};
 
 use super::report::Report;
 use super::server::text;
@@ -78,9 +78,9 @@ pub(crate) async fn master(sentinels: &Sentinels) -> Result<Target, Failure> {
 }
 
 /// The master that a sentinel named.
-fn named(reply: &Reply, asked: &Target, sentinels: &Sentinels) -> Option<Target> {
-    let Reply::Items(parts) = reply else { return None };
-    let [Reply::Text(host), Reply::Text(port)] = &parts[..] else { return None };
+fn named(reply: &ConsoleReply, asked: &Target, sentinels: &Sentinels) -> Option<Target> {
+    let ConsoleReply::Items(parts) = reply else { return None };
+    let [ConsoleReply::Text(host), ConsoleReply::Text(port)] = &parts[..] else { return None };
     address(host, port.parse().unwrap_or(0), asked).map(|address| sentinels.server(address))
 }
 
@@ -94,8 +94,8 @@ async fn ask(
     let (at, service) = (target.address.to_string(), sentinels.service.as_str());
     let mut console = Console::open(target).await?;
     let named = match console.ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", service]).await? {
-        told @ Reply::Items(_) => named(&told, target, sentinels),
-        Reply::Error(error) => {
+        told @ ConsoleReply::Items(_) => named(&told, target, sentinels),
+        ConsoleReply::Error(error) => {
             report.find(
                 "rights",
                 &at,
@@ -117,8 +117,8 @@ async fn ask(
         }
     };
     match console.ask(&["SENTINEL", "MASTER", service]).await? {
-        Reply::Items(fields) => settings(&fields, sentinels.at.len(), &at, setup, report),
-        Reply::Error(error) if named.is_some() => report.cannot_check(
+        ConsoleReply::Items(fields) => settings(&fields, sentinels.at.len(), &at, setup, report),
+        ConsoleReply::Error(error) if named.is_some() => report.cannot_check(
             "sentinels",
             &at,
             format!("SENTINEL MASTER was refused ({error}): give the sentinel's user +sentinel|master"),
@@ -129,7 +129,7 @@ async fn ask(
 }
 
 /// What a sentinel says of the service.
-fn settings(fields: &[Reply], in_url: usize, at: &str, setup: &Setup, report: &mut Report) {
+fn settings(fields: &[ConsoleReply], in_url: usize, at: &str, setup: &Setup, report: &mut Report) {
     let number = |name: &str| {
         let pair = fields.chunks_exact(2).find(|pair| text(&pair[0]) == Some(name))?;
         text(&pair[1])?.parse::<u64>().ok()

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tenure::Error;
-use tenure::diagnosis::{Console, Reply, Target, keys_with};
+use tenure::diagnosis::{Console, ConsoleReply, Target, keys_with};
 
 use super::report::Report;
 use super::{Layout, Setup};
@@ -42,7 +42,7 @@ impl Server {
         Self { at, db, console, info: BTreeMap::new() }
     }
 
-    pub(super) async fn ask(&mut self, words: &[&str]) -> Result<Reply, Error> {
+    pub(super) async fn ask(&mut self, words: &[&str]) -> Result<ConsoleReply, Error> {
         self.console.ask(words).await
     }
 
@@ -68,8 +68,8 @@ impl Server {
         report: &mut Report,
     ) -> Result<Option<String>, Error> {
         Ok(match self.ask(&["CONFIG", "GET", parameter]).await? {
-            Reply::Items(pair) => pair.get(1).and_then(text).map(str::to_owned),
-            Reply::Error(error) => {
+            ConsoleReply::Items(pair) => pair.get(1).and_then(text).map(str::to_owned),
+            ConsoleReply::Error(error) => {
                 let why = format!("CONFIG GET {parameter} was refused ({error}): give this user +config|get");
                 report.cannot_check(check, &self.at, why);
                 None
@@ -81,8 +81,8 @@ impl Server {
     /// Makes all checks of one server but that of rights.
     pub(super) async fn examine(&mut self, setup: &Setup, report: &mut Report) -> Result<(), Error> {
         match self.ask(&["INFO"]).await? {
-            Reply::Text(info) => self.info = fields(&info),
-            Reply::Error(error) => {
+            ConsoleReply::Text(info) => self.info = fields(&info),
+            ConsoleReply::Error(error) => {
                 for check in ["memory", "persistence", "replicas", "version"] {
                     let why = format!("INFO was refused ({error}): give this user +info");
                     report.cannot_check(check, &self.at, why);
@@ -331,11 +331,11 @@ impl Server {
         while seen < KEYS {
             let reply = self.ask(&["SCAN", &cursor, "MATCH", &pattern, "COUNT", PAGE]).await?;
             let (next, keys) = match reply {
-                Reply::Items(parts) => match &parts[..] {
-                    [Reply::Text(next), Reply::Items(keys)] => (next.clone(), keys.clone()),
+                ConsoleReply::Items(parts) => match &parts[..] {
+                    [ConsoleReply::Text(next), ConsoleReply::Items(keys)] => (next.clone(), keys.clone()),
                     _ => return Ok(()),
                 },
-                Reply::Error(error) => {
+                ConsoleReply::Error(error) => {
                     let why = format!("SCAN was refused ({error}): give this user +scan");
                     report.cannot_check("keys", &self.at, why);
                     return Ok(());
@@ -346,11 +346,11 @@ impl Server {
             seen += PAGE.parse::<usize>().unwrap_or(1).max(keys.len());
             for key in keys.iter().filter_map(text).filter(|key| !key.starts_with("tenure:")) {
                 match self.ask(&["PTTL", key]).await? {
-                    Reply::Int(-1) => {
+                    ConsoleReply::Int(-1) => {
                         endless += 1;
                         example.get_or_insert_with(|| key.to_owned());
                     }
-                    Reply::Error(error) => {
+                    ConsoleReply::Error(error) => {
                         report.cannot_check("keys", &self.at, format!("PTTL was refused ({error})"));
                         return Ok(());
                     }
@@ -398,9 +398,9 @@ impl Server {
 }
 
 /// The text that a reply is.
-pub(super) fn text(reply: &Reply) -> Option<&str> {
+pub(super) fn text(reply: &ConsoleReply) -> Option<&str> {
     match reply {
-        Reply::Text(text) => Some(text),
+        ConsoleReply::Text(text) => Some(text),
         _ => None,
     }
 }
@@ -412,8 +412,8 @@ pub(super) fn fields(info: &str) -> BTreeMap<String, String> {
 }
 
 /// What TIME answers, since 1970.
-fn time(reply: &Reply) -> Option<Duration> {
-    let Reply::Items(parts) = reply else { return None };
+fn time(reply: &ConsoleReply) -> Option<Duration> {
+    let ConsoleReply::Items(parts) = reply else { return None };
     let mut parts = parts.iter().map(|part| text(part)?.parse::<u64>().ok());
     Some(Duration::from_secs(parts.next()??) + Duration::from_micros(parts.next()??))
 }

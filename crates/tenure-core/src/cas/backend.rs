@@ -31,7 +31,7 @@ pub struct Stamp {
 /// The stored value of one lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stored {
-    /// The text from [`Change::text`].
+    /// The text from [`Swap::text`].
     pub text: String,
     /// Its version.
     pub stamp: Stamp,
@@ -39,7 +39,7 @@ pub struct Stored {
 
 /// One compare-and-swap.
 #[derive(Clone, Debug)]
-pub struct Change {
+pub struct Swap {
     /// The lock.
     pub name: LockName,
     /// The expected version; `None` expects no value.
@@ -84,7 +84,7 @@ pub enum Committed {
 
 /// An event of a watch.
 #[derive(Clone, Debug)]
-pub enum Seen {
+pub enum WatchNotice {
     /// The lock's new value.
     Lock(Option<Stored>),
     /// This handle is gone.
@@ -92,9 +92,9 @@ pub enum Seen {
 }
 
 /// Changes of one lock and ends of handles, since the watch started.
-pub trait Watch: Send {
+pub trait LockWatch: Send {
     /// The next event. A failure ends the watch.
-    fn next(&mut self) -> BoxFuture<'_, Result<Seen, Failure>>;
+    fn next(&mut self) -> BoxFuture<'_, Result<WatchNotice, Failure>>;
 }
 
 /// A server with compare-and-swap that tracks the lifetime of its clients.
@@ -113,7 +113,7 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     ) -> BoxFuture<'static, Result<Vec<Option<String>>, Failure>>;
 
     /// Carries out one compare-and-swap.
-    fn commit(&self, change: Change) -> BoxFuture<'static, Result<Committed, Failure>>;
+    fn commit(&self, change: Swap) -> BoxFuture<'static, Result<Committed, Failure>>;
 
     /// Opens a handle that lives at least for `life` without a keep-alive. Returns it with the version of its
     /// marker. A handle with `is_kept` may live as long as this client does; any other one expires by itself.
@@ -133,7 +133,7 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     fn living(&self, handles: Vec<Handle>) -> BoxFuture<'static, Result<Vec<bool>, Failure>>;
 
     /// Starts a watch. Once the future is ready, the watch misses no later change.
-    fn watch(&self, name: &LockName) -> BoxFuture<'static, Result<Box<dyn Watch>, Failure>>;
+    fn watch(&self, name: &LockName) -> BoxFuture<'static, Result<Box<dyn LockWatch>, Failure>>;
 
     /// Returns one page of the locks whose names begin with `prefix`.
     fn list(&self, prefix: &str, from: Cursor) -> BoxFuture<'static, Result<Listed, Failure>>;

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Sent;
+use super::WriteState;
 use super::backend::Handle;
-use super::client::{Client, not_sent};
-use super::leases::{Lease, life, table_hold};
-use super::view::{Binding, View};
+use super::client::{CasClient, not_sent};
+use super::leases::{KeptHandle, life, table_hold};
+use super::view::{Binding, LockSnapshot};
 use crate::protocol::lease::millis;
 use crate::protocol::{Liveness, Op, Verb};
 use crate::store::Failure;
@@ -21,7 +21,7 @@ pub(super) struct Bind {
 }
 
 impl Bind {
-    fn to(lease: &Lease, ttl: Duration) -> Self {
+    fn to(lease: &KeptHandle, ttl: Duration) -> Self {
         Self { handle: lease.handle, ttl, is_detached: false }
     }
 
@@ -40,16 +40,16 @@ impl Bind {
 }
 
 /// One request of a batch about one lock.
-pub(super) struct Member<'a> {
+pub(super) struct BatchMember<'a> {
     pub(super) op: &'a Op,
-    pub(super) sent: &'a Sent,
+    pub(super) sent: &'a WriteState,
     /// The handle for its hold or place.
     pub(super) bind: Option<Bind>,
     /// The number of the place concerned, if the request itself does not contain it.
     pub(super) about: Option<u64>,
 }
 
-impl Client {
+impl CasClient {
     /// The handle for the hold or place of this request, kept alive for long enough.
     pub(super) async fn bind(self: &Arc<Self>, op: &Op) -> Result<Option<Bind>, Failure> {
         match op.verb {
@@ -60,7 +60,7 @@ impl Client {
             Verb::Renew { ttl_ms, bind: Some(bind), .. } => {
                 // No request shortens a lease, so the new handle must cover what is left of it.
                 let stored = self.backend.read(&op.name).await.map_err(not_sent)?;
-                let view = View::read(stored.as_ref()).unwrap_or_default();
+                let view = LockSnapshot::read(stored.as_ref()).unwrap_or_default();
                 let now = self.now();
                 let ends = self.ends(&op.name, &view, now);
                 let own = view.entries().into_iter().filter(|(_, owner, _)| *owner == op.owner);
@@ -116,7 +116,7 @@ impl Client {
     }
 
     /// The handle of this lifetime, kept alive recently, so that a renewal reads its marker.
-    pub(super) async fn kept(&self, class: Duration, need: Duration) -> Result<Lease, Failure> {
+    pub(super) async fn kept(&self, class: Duration, need: Duration) -> Result<KeptHandle, Failure> {
         self.lease_of_life(class, need, Some(need / 6)).await
     }
 }

@@ -4,19 +4,19 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::future::{FutureExt, select};
 use tokio::sync::watch::Sender;
 use tokio::sync::{Mutex as Turn, Notify};
 
-use super::Sent;
+use super::WriteState;
 use super::backend::{Backend, Handle, Stamp, Stored};
 use super::holders::AllHolders;
-use super::leases::{Key, Lease, Shared, life};
+use super::leases::{HoldKey, KeptHandle, SharedTable, life};
 use super::turns::{Coming, Known};
-use super::view::View;
+use super::view::LockSnapshot;
 use crate::moment::Moment;
 use crate::name::LockName;
 use crate::net::by;
@@ -26,25 +26,26 @@ use crate::protocol::lease::TTL_MIN;
 use crate::protocol::{self, Fence, LockSpec, Now, Op, ReleaseScope, Verb};
 use crate::runtime::Runtime;
 use crate::store::{Cursor, Failure, Page};
+use crate::sync::Locked;
 
 /// The turns of owners, per lock.
 type OwnerTurns = BTreeMap<(LockName, Owner), Arc<Turn<()>>>;
 
 /// One client of a server.
-pub(super) struct Client {
+pub(super) struct CasClient {
     pub(super) backend: Arc<dyn Backend>,
     pub(super) runtime: Arc<dyn Runtime>,
-    pub(super) table: Shared,
+    pub(super) table: SharedTable,
     /// Number of lost handles.
     pub(super) losses: Sender<u64>,
     /// The last known value of each lock, behind the turn that serializes its requests.
-    names: Mutex<BTreeMap<LockName, Arc<Turn<Known>>>>,
+    names: Locked<BTreeMap<LockName, Arc<Turn<Known>>>>,
     /// Acquisitions for the next batch of each lock that has a batching task.
-    pub(super) coming: Mutex<BTreeMap<LockName, VecDeque<Coming>>>,
+    pub(super) coming: Locked<BTreeMap<LockName, VecDeque<Coming>>>,
     /// Serializes the requests of one owner about one lock.
-    owners: Mutex<OwnerTurns>,
+    owners: Locked<OwnerTurns>,
     /// Per lifetime in seconds: one task opens or keeps the handle, and the others wait for it.
-    keeping: Mutex<BTreeMap<u64, Arc<Turn<()>>>>,
+    keeping: Locked<BTreeMap<u64, Arc<Turn<()>>>>,
     /// Number of writes of unknown outcome, each of which may still be carried out.
     loose: AtomicU64,
     /// Number of those that a fence has ruled out.
@@ -62,15 +63,15 @@ pub(super) struct Client {
 }
 
 /// A write in flight. Unless its outcome becomes known, the next request needs a fence.
-pub(super) struct InFlight<'a> {
-    client: &'a Client,
-    sents: Vec<Sent>,
+pub(super) struct WriteInFlight<'a> {
+    client: &'a CasClient,
+    sents: Vec<WriteState>,
     is_known: bool,
 }
 
-impl<'a> InFlight<'a> {
+impl<'a> WriteInFlight<'a> {
     /// `None` if the caller of one of the requests no longer waits.
-    pub(super) fn new(client: &'a Client, sents: Vec<Sent>) -> Option<Self> {
+    pub(super) fn new(client: &'a CasClient, sents: Vec<WriteState>) -> Option<Self> {
         let are_open = sents.iter().filter(|sent| !sent.open()).count() == 0;
         let in_flight = Self { client, sents, is_known: false };
         if are_open {
@@ -82,11 +83,11 @@ impl<'a> InFlight<'a> {
 
     pub(super) fn known(mut self) {
         self.is_known = true;
-        self.sents.iter().for_each(Sent::close);
+        self.sents.iter().for_each(WriteState::close);
     }
 }
 
-impl Drop for InFlight<'_> {
+impl Drop for WriteInFlight<'_> {
     fn drop(&mut self) {
         if !self.is_known {
             self.client.unknown();
@@ -96,7 +97,7 @@ impl Drop for InFlight<'_> {
 
 /// The turn of one owner at one lock. It is removed with its last request, even if that is dropped.
 pub(super) struct OwnerTurn<'a> {
-    client: &'a Client,
+    client: &'a CasClient,
     key: (LockName, Owner),
     turn: Option<Arc<Turn<()>>>,
 }
@@ -110,7 +111,7 @@ impl Deref for OwnerTurn<'_> {
 
 impl Drop for OwnerTurn<'_> {
     fn drop(&mut self) {
-        let mut owners = self.client.owners.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut owners = self.client.owners.lock();
         self.turn = None;
         if owners.get(&self.key).is_some_and(|turn| Arc::strong_count(turn) == 1) {
             owners.remove(&self.key);
@@ -121,7 +122,7 @@ impl Drop for OwnerTurn<'_> {
 /// The turn of one lock. It is removed with its last request if this client has no hold: the first request of
 /// a client assumes that the lock is free.
 pub(super) struct NameTurn<'a> {
-    client: &'a Client,
+    client: &'a CasClient,
     name: LockName,
     turn: Option<Arc<Turn<Known>>>,
 }
@@ -135,7 +136,7 @@ impl Deref for NameTurn<'_> {
 
 impl Drop for NameTurn<'_> {
     fn drop(&mut self) {
-        let mut names = self.client.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut names = self.client.names.lock();
         self.turn = None;
         let is_idle = names.get(&self.name).is_some_and(|turn| Arc::strong_count(turn) == 1);
         if is_idle && !self.client.table.lock().holds.contains_key(&self.name) {
@@ -144,17 +145,17 @@ impl Drop for NameTurn<'_> {
     }
 }
 
-impl Client {
+impl CasClient {
     pub(super) fn new(backend: Arc<dyn Backend>, runtime: Arc<dyn Runtime>) -> Arc<Self> {
         Arc::new(Self {
             backend,
             runtime,
-            table: Shared::default(),
+            table: SharedTable::default(),
             losses: Sender::default(),
-            names: Mutex::default(),
-            coming: Mutex::default(),
-            owners: Mutex::default(),
-            keeping: Mutex::default(),
+            names: Locked::default(),
+            coming: Locked::default(),
+            owners: Locked::default(),
+            keeping: Locked::default(),
             loose: AtomicU64::new(0),
             fenced: AtomicU64::new(0),
             fencing: Turn::default(),
@@ -184,7 +185,7 @@ impl Client {
 
     /// Serializes the requests of one owner about one lock in the order in which they were sent.
     pub(super) fn owner_turn(&self, name: &LockName, owner: &Owner) -> OwnerTurn<'_> {
-        let mut owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut owners = self.owners.lock();
         let key = (name.clone(), owner.clone());
         let turn = Some(Arc::clone(owners.entry(key.clone()).or_default()));
         OwnerTurn { client: self, key, turn }
@@ -192,7 +193,7 @@ impl Client {
 
     /// Serializes acquisitions of one lock, so that those of one client do not conflict.
     pub(super) fn turn(&self, name: &LockName) -> NameTurn<'_> {
-        let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut names = self.names.lock();
         let turn = Some(Arc::clone(names.entry(name.clone()).or_default()));
         NameTurn { client: self, name: name.clone(), turn }
     }
@@ -200,7 +201,7 @@ impl Client {
     /// Caches the value of a queue seen by a watch, so that the next compare-and-swap does not fail. A lock
     /// without a cached value is skipped, because this client may have removed it itself.
     pub(super) fn saw(&self, name: &LockName, stored: &Stored) {
-        let names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let names = self.names.lock();
         let Some(Ok(mut known)) = names.get(name).map(|turn| turn.try_lock()) else { return };
         let at = |stamp: Stamp| (stamp.base, stamp.version);
         if known.stored.as_ref().is_some_and(|known| at(known.stamp) < at(stored.stamp)) {
@@ -246,7 +247,7 @@ impl Client {
         ttl: Duration,
         need: Duration,
         age: Option<Duration>,
-    ) -> Result<Lease, Failure> {
+    ) -> Result<KeptHandle, Failure> {
         self.lease_of_life(life(ttl), need, age).await
     }
 
@@ -256,9 +257,9 @@ impl Client {
         life: Duration,
         need: Duration,
         age: Option<Duration>,
-    ) -> Result<Lease, Failure> {
+    ) -> Result<KeptHandle, Failure> {
         let class = life.as_secs();
-        let fits = |lease: &Lease, now: Moment| {
+        let fits = |lease: &KeptHandle, now: Moment| {
             lease.left(now) >= need && age.is_none_or(|age| now.since(lease.kept) < age)
         };
         let known = self.table.lock().leases.get(&class).copied();
@@ -266,7 +267,7 @@ impl Client {
             return Ok(lease);
         }
         let turn = {
-            let mut keeping = self.keeping.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut keeping = self.keeping.lock();
             Arc::clone(keeping.entry(class).or_default())
         };
         let _turn = turn.lock().await;
@@ -278,7 +279,7 @@ impl Client {
             }
             match self.backend.keep(lease.handle).await.map_err(not_sent)? {
                 Some(marker) => {
-                    let lease = Lease { marker, kept: sent, ..lease };
+                    let lease = KeptHandle { marker, kept: sent, ..lease };
                     self.table.lock().leases.insert(class, lease);
                     return Ok(lease);
                 }
@@ -287,13 +288,13 @@ impl Client {
         }
         let sent = self.runtime.now();
         let (handle, marker) = self.backend.open(life, true).await.map_err(not_sent)?;
-        let lease = Lease { handle, life, marker, kept: sent };
+        let lease = KeptHandle { handle, life, marker, kept: sent };
         self.table.lock().leases.insert(class, lease);
         Ok(lease)
     }
 
     /// A handle for a write that binds nothing to it, when none is open.
-    pub(super) async fn any_lease(&self) -> Result<Lease, Failure> {
+    pub(super) async fn any_lease(&self) -> Result<KeptHandle, Failure> {
         let declared = Duration::from_millis(self.declared.load(Ordering::Relaxed)).max(TTL_MIN);
         self.lease(declared, Duration::ZERO, None).await
     }
@@ -311,7 +312,7 @@ impl Client {
     }
 
     /// Checks which handles of other clients are alive, up to `most` of them. Recent results are reused.
-    pub(super) async fn look_at(&self, view: &View, most: usize) -> Result<(), Failure> {
+    pub(super) async fn look_at(&self, view: &LockSnapshot, most: usize) -> Result<(), Failure> {
         /// No server tracks lifetimes with a finer resolution.
         const FRESH: Duration = Duration::from_millis(500);
         let now = self.runtime.now();
@@ -354,7 +355,7 @@ impl Client {
     }
 
     /// The expiry of each hold and place of a lock that has not expired.
-    pub(super) fn ends(&self, name: &LockName, view: &View, now: Now) -> BTreeMap<u64, u64> {
+    pub(super) fn ends(&self, name: &LockName, view: &LockSnapshot, now: Now) -> BTreeMap<u64, u64> {
         let mut table = self.table.lock();
         let mut ends = BTreeMap::new();
         for (number, owner, hold) in view.entries() {
@@ -381,7 +382,7 @@ impl Client {
         let mut page = Page { locks: Vec::new(), next: listed.next };
         for (name, stored) in listed.locks {
             // Values that are not locks are reported by requests for them.
-            let Some(view) = View::read(Some(&stored)) else { continue };
+            let Some(view) = LockSnapshot::read(Some(&stored)) else { continue };
             self.look_at(&view, usize::MAX).await?;
             let now = self.now();
             let state = view.state(&self.ends(&name, &view, now));
@@ -421,14 +422,14 @@ impl Client {
     /// Removes expired holds; returns the next expiry.
     fn take_out(self: &Arc<Self>) -> Option<u64> {
         let now_ms = self.now().ms;
-        let mut over: Vec<(LockName, LockSpec, Key, Option<u64>)> = Vec::new();
+        let mut over: Vec<(LockName, LockSpec, HoldKey, Option<u64>)> = Vec::new();
         let mut next = None;
         let mut table = self.table.lock();
         for (name, holds) in &mut table.holds {
             for (key, hold) in holds.iter_mut().filter(|(_, hold)| !hold.is_ending) {
                 if hold.end_ms < now_ms {
                     hold.is_ending = true;
-                    over.push((name.clone(), hold.rule, key.clone(), hold.ticket));
+                    over.push((name.clone(), hold.spec, key.clone(), hold.ticket));
                 } else {
                     next = Some(next.map_or(hold.end_ms, |next: u64| next.min(hold.end_ms)));
                 }
@@ -437,9 +438,9 @@ impl Client {
         // Set while the table is locked, so that no hold is recorded between the scan and this.
         self.sweeps_at.store(next.unwrap_or(u64::MAX), Ordering::Release);
         drop(table);
-        for (name, rule, key, ticket) in over {
+        for (name, spec, key, ticket) in over {
             let client = Arc::clone(self);
-            self.runtime.spawn(async move { client.end(&name, rule, &key, ticket).await }.boxed());
+            self.runtime.spawn(async move { client.end(&name, spec, &key, ticket).await }.boxed());
         }
         next
     }
@@ -449,8 +450,8 @@ impl Client {
     async fn take_out_one(
         self: &Arc<Self>,
         name: &LockName,
-        rule: LockSpec,
-        key: &Key,
+        spec: LockSpec,
+        key: &HoldKey,
         ticket: Option<u64>,
     ) -> Result<protocol::Answer, Failure> {
         let turn = self.owner_turn(name, &key.0);
@@ -466,17 +467,17 @@ impl Client {
         // Release on behalf of an owner without a hold: any request removes what has expired.
         let verb = Verb::Release { hold: 0, fence: Fence::Assign, whose: ReleaseScope::Own };
         let owner = Owner::fresh("", &*self.runtime);
-        let op = Op { name: name.clone(), rule, owner, request: 0, verb };
-        self.call_about(&op, &Sent::default(), ticket).await
+        let op = Op { name: name.clone(), spec, owner, request: 0, verb };
+        self.call_about(&op, &WriteState::default(), ticket).await
     }
 
     /// Removes an expired hold, retrying until it succeeds.
-    async fn end(self: Arc<Self>, name: &LockName, rule: LockSpec, key: &Key, ticket: Option<u64>) {
+    async fn end(self: Arc<Self>, name: &LockName, spec: LockSpec, key: &HoldKey, ticket: Option<u64>) {
         let limit = Duration::from_secs(5);
         let mut pause = Duration::from_millis(100);
         loop {
             let until = self.runtime.now() + limit;
-            let outcome = by(&*self.runtime, until, self.take_out_one(name, rule, key, ticket).boxed()).await;
+            let outcome = by(&*self.runtime, until, self.take_out_one(name, spec, key, ticket).boxed()).await;
             match outcome {
                 Some(Ok(protocol::Answer::More(_))) => {}
                 Some(Ok(_)) => break,
@@ -504,7 +505,7 @@ impl Client {
     }
 }
 
-async fn sweep(client: Weak<Client>, runtime: Arc<dyn Runtime>, entered: Arc<Notify>) {
+async fn sweep(client: Weak<CasClient>, runtime: Arc<dyn Runtime>, entered: Arc<Notify>) {
     loop {
         let Some(living) = client.upgrade() else { return };
         let next = living.take_out();
@@ -521,13 +522,13 @@ async fn sweep(client: Weak<Client>, runtime: Arc<dyn Runtime>, entered: Arc<Not
     }
 }
 
-impl Drop for Client {
+impl Drop for CasClient {
     fn drop(&mut self) {
         self.entered.notify_one();
     }
 }
 
-impl fmt::Debug for Client {
+impl fmt::Debug for CasClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Client").field("backend", &self.backend).finish_non_exhaustive()
     }

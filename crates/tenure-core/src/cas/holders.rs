@@ -1,40 +1,41 @@
 //! Holders in one process that subscribe to the end of their holds. The holders of one lock share a watch.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
 use tokio::sync::{Notify, OnceCell};
 
-use super::view::View;
+use super::view::LockSnapshot;
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::store::Publisher;
+use crate::sync::Locked;
 
 /// The holders of one lock.
 #[derive(Default)]
 pub(super) struct Holders {
-    table: Mutex<Listeners>,
+    table: Locked<HoldSubscribers>,
     pub(super) watched: OnceCell<()>,
     /// Notified when the last subscriber has left.
     pub(super) over: Notify,
 }
 
 #[derive(Default)]
-pub(super) struct Listeners {
+pub(super) struct HoldSubscribers {
     pub(super) listeners: BTreeMap<u64, (Owner, Publisher)>,
     /// The view seen last. It may be older than the hold of a new subscriber.
-    pub(super) view: Option<View>,
+    pub(super) view: Option<LockSnapshot>,
 }
 
 impl Holders {
-    pub(super) fn table(&self) -> MutexGuard<'_, Listeners> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn table(&self) -> MutexGuard<'_, HoldSubscribers> {
+        self.table.lock()
     }
 }
 
 /// The holders of every lock.
 #[derive(Default)]
-pub(super) struct AllHolders(Mutex<All>);
+pub(super) struct AllHolders(Locked<All>);
 
 #[derive(Default)]
 struct All {
@@ -45,19 +46,19 @@ struct All {
 
 impl AllHolders {
     fn all(&self) -> MutexGuard<'_, All> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 
 /// One subscriber, which leaves when it is dropped.
-pub(super) struct Member {
+pub(super) struct HoldSubscriber {
     of: Arc<AllHolders>,
     name: LockName,
     pub(super) holders: Arc<Holders>,
     pub(super) id: u64,
 }
 
-impl Member {
+impl HoldSubscriber {
     pub(super) fn new(of: &Arc<AllHolders>, name: &LockName) -> Self {
         let mut all = of.all();
         all.last_id += 1;
@@ -68,7 +69,7 @@ impl Member {
     }
 }
 
-impl Drop for Member {
+impl Drop for HoldSubscriber {
     fn drop(&mut self) {
         self.holders.table().listeners.remove(&self.id);
         let mut all = self.of.all();

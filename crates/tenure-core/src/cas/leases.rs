@@ -6,7 +6,7 @@
 //! that cannot do that, because it is dead, paused or cut off, does not keep its handle alive either.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 use std::time::Duration;
 
 use super::backend::Handle;
@@ -15,6 +15,7 @@ use crate::name::LockName;
 use crate::owner::Owner;
 use crate::protocol::lease::margin;
 use crate::protocol::{LockSpec, Op};
+use crate::sync::Locked;
 
 /// A deposed leader that does not know it yet may still confirm keep-alives, but for no longer than this if
 /// elections take a second as usual.
@@ -28,7 +29,7 @@ pub(super) fn life(ttl: Duration) -> Duration {
 
 /// A handle that is kept alive for all holds of its lifetime class.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Lease {
+pub(super) struct KeptHandle {
     pub(super) handle: Handle,
     pub(super) life: Duration,
     /// The last known version of its marker.
@@ -37,7 +38,7 @@ pub(super) struct Lease {
     pub(super) kept: Moment,
 }
 
-impl Lease {
+impl KeptHandle {
     /// Minimum remaining lifetime.
     pub(super) fn left(&self, now: Moment) -> Duration {
         (self.kept + self.life.saturating_sub(RESERVE).saturating_sub(margin(self.life))).since(now)
@@ -45,12 +46,12 @@ impl Lease {
 }
 
 /// Identifies a hold or place of this client, beside the name of its lock: the owner and the hold number.
-pub(super) type Key = (Owner, u64);
+pub(super) type HoldKey = (Owner, u64);
 
 /// A hold or place of this client, including one that was requested and may have been granted.
 #[derive(Clone, Debug)]
-pub(super) struct Hold {
-    pub(super) rule: LockSpec,
+pub(super) struct ClientHold {
+    pub(super) spec: LockSpec,
     pub(super) handle: Handle,
     /// Its expiry by this machine's clock.
     pub(super) end_ms: u64,
@@ -67,19 +68,19 @@ pub(super) struct Hold {
 
 /// The handles and holds known to one client.
 #[derive(Debug, Default)]
-pub(super) struct Table {
+pub(super) struct HoldTable {
     /// Keyed by lifetime in seconds.
-    pub(super) leases: BTreeMap<u64, Lease>,
-    pub(super) holds: BTreeMap<LockName, BTreeMap<Key, Hold>>,
+    pub(super) leases: BTreeMap<u64, KeptHandle>,
+    pub(super) holds: BTreeMap<LockName, BTreeMap<HoldKey, ClientHold>>,
     /// Handles of other clients, with the time they were last seen alive, or `None` for those that are gone.
     pub(super) others: BTreeMap<Handle, Option<Moment>>,
 }
 
-impl Table {
+impl HoldTable {
     /// Maximum handles of other clients remembered.
     const OTHERS: usize = 10_000;
 
-    pub(super) fn lease_of(&mut self, handle: Handle) -> Option<&mut Lease> {
+    pub(super) fn lease_of(&mut self, handle: Handle) -> Option<&mut KeptHandle> {
         self.leases.values_mut().find(|lease| lease.handle == handle)
     }
 
@@ -92,7 +93,7 @@ impl Table {
         self.leases.len() < before
     }
 
-    pub(super) fn hold(&mut self, name: &LockName, key: &Key) -> Option<&mut Hold> {
+    pub(super) fn hold(&mut self, name: &LockName, key: &HoldKey) -> Option<&mut ClientHold> {
         self.holds.get_mut(name)?.get_mut(key)
     }
 
@@ -102,7 +103,7 @@ impl Table {
         holds.filter(|((of, _), _)| of == owner).for_each(|(_, hold)| hold.verified = u64::MAX);
     }
 
-    pub(super) fn forget(&mut self, name: &LockName, key: &Key) {
+    pub(super) fn forget(&mut self, name: &LockName, key: &HoldKey) {
         if let Some(holds) = self.holds.get_mut(name) {
             holds.remove(key);
             if holds.is_empty() {
@@ -121,16 +122,16 @@ impl Table {
 
 /// A table shared by tasks.
 #[derive(Debug, Default)]
-pub(super) struct Shared(Mutex<Table>);
+pub(super) struct SharedTable(Locked<HoldTable>);
 
-impl Shared {
-    pub(super) fn lock(&self) -> MutexGuard<'_, Table> {
+impl SharedTable {
+    pub(super) fn lock(&self) -> MutexGuard<'_, HoldTable> {
         // No update panics half-way, so a poisoned table is still consistent.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 
 /// The hold number in the table: only an owner of a reentrant mutex has several holds.
 pub(super) fn table_hold(op: &Op, hold: u64) -> u64 {
-    if op.rule == LockSpec::Reentrant { hold } else { 0 }
+    if op.spec == LockSpec::Reentrant { hold } else { 0 }
 }

@@ -42,7 +42,9 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, Either, FutureExt, pending, ready, select};
 use tokio::sync::oneshot;
 
-pub use backend::{Backend, Change, Committed, Handle, Listed, PartChange, Seen, Stamp, Stored, Watch};
+pub use backend::{
+    Backend, Committed, Handle, Listed, LockWatch, PartChange, Stamp, Stored, Swap, WatchNotice,
+};
 
 use crate::name::LockName;
 use crate::owner::Owner;
@@ -52,28 +54,28 @@ use crate::runtime::Runtime;
 use crate::store::{
     Capabilities, Cursor, Failure, HoldLiveness, Kinds, LeaseClock, Listener, Page, QuorumMember, Store,
 };
-use client::Client;
+use client::CasClient;
 #[cfg(tenure_planted)]
 pub use view::{Bound, stands};
 
 /// A store on a server with compare-and-swap. Clones share its state.
 #[derive(Clone)]
 pub struct Cas {
-    client: Arc<Client>,
+    client: Arc<CasClient>,
     url: Arc<str>,
 }
 
 impl Cas {
     /// Creates a store on this server. It sends nothing before its first use.
     pub fn new(backend: Arc<dyn Backend>, url: &str, runtime: Arc<dyn Runtime>) -> Self {
-        Self { client: Client::new(backend, runtime), url: url.into() }
+        Self { client: CasClient::new(backend, runtime), url: url.into() }
     }
 
     /// Runs `what` on the runtime of the store with a timeout. Dropping the returned future cancels it.
     fn within<T: Send + 'static>(
         &self,
         within: Duration,
-        what: impl FnOnce(Arc<Client>, Sent) -> BoxFuture<'static, Result<T, Failure>> + Send + 'static,
+        what: impl FnOnce(Arc<CasClient>, WriteState) -> BoxFuture<'static, Result<T, Failure>> + Send + 'static,
     ) -> BoxFuture<'static, Result<T, Failure>> {
         let client = Arc::clone(&self.client);
         async move {
@@ -81,7 +83,7 @@ impl Cas {
             let until = runtime.now() + within;
             let (mut promise, answer) = oneshot::channel();
             let task = async move {
-                let sent = Sent::default();
+                let sent = WriteState::default();
                 let asked = what(Arc::clone(&client), sent.clone());
                 let late = client.runtime.sleep_until(until);
                 let answer = match select(select(asked, late), pin!(promise.closed())).await {
@@ -117,9 +119,9 @@ const SILENCE: Duration = Duration::from_millis(500);
 
 /// Whether a write of a request is in flight, and whether its answer is still awaited.
 #[derive(Clone, Debug, Default)]
-struct Sent(Arc<AtomicU8>);
+struct WriteState(Arc<AtomicU8>);
 
-impl Sent {
+impl WriteState {
     const OPEN: u8 = 1;
     const LEFT: u8 = 2;
 

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::backend::Handle;
-use super::bind::{Bind, Member};
-use super::client::Client;
-use super::leases::{Hold, Key, Table, table_hold};
+use super::bind::{BatchMember, Bind};
+use super::client::CasClient;
+use super::leases::{ClientHold, HoldKey, HoldTable, table_hold};
 use crate::protocol::lease::millis;
 use crate::protocol::{Answer, Liveness, LockSpec, Op, Place, ReleaseScope, Verb};
 
@@ -13,15 +13,15 @@ use crate::protocol::{Answer, Liveness, LockSpec, Op, Place, ReleaseScope, Verb}
 const RELEASE_MS: u64 = 2_000;
 
 /// The record of a hold or place before a request, and the expiry recorded for that request.
-pub(super) type Former = Option<(Key, Option<Hold>, u64)>;
+pub(super) type Former = Option<(HoldKey, Option<ClientHold>, u64)>;
 
-impl Client {
+impl CasClient {
     /// Extends the holds that a request is about, so that they do not expire while it is in flight. No other
     /// client removes them while their handle is alive.
     pub(super) fn touch(&self, op: &Op) {
         let now_ms = self.now().ms;
         let mut table = self.table.lock();
-        let mut until = |key: &Key, end_ms: u64| {
+        let mut until = |key: &HoldKey, end_ms: u64| {
             if let Some(hold) = table.hold(&op.name, key).filter(|hold| hold.end_ms >= now_ms) {
                 hold.end_ms = hold.end_ms.max(now_ms.saturating_add(end_ms));
             }
@@ -80,7 +80,7 @@ impl Client {
     }
 
     /// Records what a request may be granted, before it is sent. Returns the former record.
-    pub(super) fn enter_first(self: &Arc<Self>, of: &Member<'_>, answer: &Answer) -> Former {
+    pub(super) fn enter_first(self: &Arc<Self>, of: &BatchMember<'_>, answer: &Answer) -> Former {
         let key = of.bind.map(|bind| key(of.op, bind.is_detached));
         let former = key.map(|key| {
             let former = self.table.lock().hold(&of.op.name, &key).cloned();
@@ -91,14 +91,14 @@ impl Client {
     }
 
     /// Undoes [`enter_first`](Self::enter_first) for a request that was not carried out.
-    pub(super) fn restore_first(&self, of: &Member<'_>, former: Former) {
+    pub(super) fn restore_first(&self, of: &BatchMember<'_>, former: Former) {
         if let Some((key, former, noted)) = former {
             self.restore(of.op, &key, former, noted);
         }
     }
 
     /// Restores the record before a request that was not carried out.
-    fn restore(&self, op: &Op, key: &Key, former: Option<Hold>, noted: u64) {
+    fn restore(&self, op: &Op, key: &HoldKey, former: Option<ClientHold>, noted: u64) {
         let mut table = self.table.lock();
         match former {
             Some(former) => {
@@ -129,7 +129,7 @@ impl Client {
             _ => return,
         };
         let is_detached = bind.is_some_and(|bind| bind.is_detached);
-        let key: Key = (op.owner.clone(), bound_hold(op, hold, is_detached));
+        let key: HoldKey = (op.owner.clone(), bound_hold(op, hold, is_detached));
         match plain(answer) {
             Answer::Held { fence } | Answer::Growing { fence, .. } if is_bound => {
                 if let Some(hold) = table.hold(&op.name, &key) {
@@ -137,7 +137,7 @@ impl Client {
                     hold.verified = marker.unwrap_or(0);
                 }
                 // A hold that was detached or resumed has another key from now on.
-                if op.rule == LockSpec::Reentrant
+                if op.spec == LockSpec::Reentrant
                     && let Verb::Renew { bind: Some(_), hold, .. } = op.verb
                 {
                     let other = if is_detached { hold } else { 0 };
@@ -156,10 +156,17 @@ impl Client {
 }
 
 /// Records a hold; returns its expiry.
-fn enter(table: &mut Table, op: &Op, key: Key, handle: Handle, end_ms: u64) -> u64 {
+fn enter(table: &mut HoldTable, op: &Op, key: HoldKey, handle: Handle, end_ms: u64) -> u64 {
     let holds = table.holds.entry(op.name.clone()).or_default();
-    let fresh =
-        Hold { rule: op.rule, handle, end_ms, token: None, ticket: None, verified: 0, is_ending: false };
+    let fresh = ClientHold {
+        spec: op.spec,
+        handle,
+        end_ms,
+        token: None,
+        ticket: None,
+        verified: 0,
+        is_ending: false,
+    };
     let hold = holds.entry(key).or_insert(fresh);
     hold.handle = handle;
     hold.end_ms = hold.end_ms.max(end_ms);
@@ -172,7 +179,7 @@ fn bound_hold(op: &Op, hold: u64, is_detached: bool) -> u64 {
 }
 
 /// The table key of the hold or place of this request.
-fn key(op: &Op, is_detached: bool) -> Key {
+fn key(op: &Op, is_detached: bool) -> HoldKey {
     let hold = match op.verb {
         Verb::Acquire { hold, .. } | Verb::Renew { hold, .. } | Verb::Release { hold, .. } => hold,
         Verb::Refresh { .. } | Verb::Resize | Verb::Inspect => 0,
@@ -188,7 +195,7 @@ pub(super) fn number(op: &Op, answer: &Answer) -> Option<u64> {
         _ => return None,
     };
     match *plain(answer) {
-        Answer::Held { .. } if op.rule == LockSpec::Reentrant => Some(bound_hold(op, hold, detaches)),
+        Answer::Held { .. } if op.spec == LockSpec::Reentrant => Some(bound_hold(op, hold, detaches)),
         Answer::Held { fence: number }
         | Answer::Growing { fence: number, .. }
         | Answer::Waiting { ticket: number, .. } => Some(number),

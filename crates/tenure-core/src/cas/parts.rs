@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use super::backend::PartChange;
-use super::view::{Body, Part, View};
+use super::view::{Body, LockSnapshot, QueuePart};
 use crate::protocol::codec::{self, number};
 use crate::protocol::queue::Queue;
 use crate::protocol::{Data, State};
@@ -45,7 +45,7 @@ impl Sizes {
     }
 
     /// Whether this part has room for newcomers.
-    pub(super) fn takes_more(self, part: &Part) -> bool {
+    pub(super) fn takes_more(self, part: &QueuePart) -> bool {
         (part.count as usize) < self.part
     }
 }
@@ -57,7 +57,7 @@ pub(super) struct Written {
     pub(super) parts: Vec<PartChange>,
 }
 
-impl View {
+impl LockSnapshot {
     /// The first unread part.
     pub(super) fn unread(&self) -> Option<usize> {
         self.parts.iter().position(|part| !part.is_read)
@@ -180,7 +180,7 @@ impl View {
                 was.eq(places.iter().filter_map(|place| bindings.get_key_value(place)))
             };
             let (serial, count) = (part.serial + u64::from(!is_same), places.len() as u64);
-            let part = Part { first, serial, count, is_read: true, is_missing: false };
+            let part = QueuePart { first, serial, count, is_read: true, is_missing: false };
             head = format!("{head} {}", part.word(base));
             if !is_same {
                 let text = of(&mut places.iter().copied(), base)?.text(base, &serial.to_string())?;
@@ -193,19 +193,19 @@ impl View {
     }
 
     /// The range of numbers of this part.
-    fn range_of(&self, part: &Part) -> Range<u64> {
+    fn range_of(&self, part: &QueuePart) -> Range<u64> {
         let next = self.parts.iter().find(|other| other.first > part.first);
         part.first..next.map_or(u64::MAX, |next| next.first)
     }
 }
 
-fn removal(part: &Part, base: u64) -> PartChange {
+fn removal(part: &QueuePart, base: u64) -> PartChange {
     PartChange { id: part.id(base), is_new: false, text: None }
 }
 
 /// The new content of a part, by the numbers of its places; `None` for an unread part.
 struct Stretch {
-    part: Part,
+    part: QueuePart,
     places: Option<Vec<u64>>,
     /// The part is new.
     is_made: bool,
@@ -214,7 +214,12 @@ struct Stretch {
 }
 
 /// The waiters in the lock itself and those in each part.
-fn divided(queue: &Queue, before: &View, parts: &[Part], sizes: Sizes) -> (Vec<u64>, VecDeque<Stretch>) {
+fn divided(
+    queue: &Queue,
+    before: &LockSnapshot,
+    parts: &[QueuePart],
+    sizes: Sizes,
+) -> (Vec<u64>, VecDeque<Stretch>) {
     let mut front: Vec<u64> = Vec::new();
     let mut stretches: VecDeque<Stretch> = parts
         .iter()
@@ -251,7 +256,7 @@ fn divided(queue: &Queue, before: &View, parts: &[Part], sizes: Sizes) -> (Vec<u
     };
     while !behind.is_empty() {
         let rest = behind.split_off(sizes.part.min(behind.len()));
-        let part = Part { first: behind[0], serial: 0, count: 0, is_read: true, is_missing: false };
+        let part = QueuePart { first: behind[0], serial: 0, count: 0, is_read: true, is_missing: false };
         stretches.push_back(Stretch { part, places: Some(behind), is_made: true, is_moved: false });
         behind = rest;
     }

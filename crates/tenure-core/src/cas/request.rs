@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Sent;
-use super::backend::{Change, Committed, Handle, Stored};
-use super::bind::Member;
-use super::client::{Client, InFlight, not_sent};
-use super::leases::{Hold, Lease, life, table_hold};
+use super::WriteState;
+use super::backend::{Committed, Handle, Stored, Swap};
+use super::bind::BatchMember;
+use super::client::{CasClient, WriteInFlight, not_sent};
+use super::leases::{ClientHold, KeptHandle, life, table_hold};
 use super::notes::number;
 use super::parts::{Sizes, Written};
 use super::turns::Known;
-use super::view::View;
+use super::view::LockSnapshot;
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
@@ -33,9 +33,9 @@ const VICTIMS: usize = 48;
 /// An inspection reads parts of a queue until it has this many places.
 const LISTED: u64 = 1_000;
 
-impl Client {
+impl CasClient {
     /// Carries out one request.
-    pub(super) async fn call(self: &Arc<Self>, op: &Op, sent: &Sent) -> Result<Answer, Failure> {
+    pub(super) async fn call(self: &Arc<Self>, op: &Op, sent: &WriteState) -> Result<Answer, Failure> {
         let is_ballot = |fence: Fence| matches!(fence, Fence::Ballot(_));
         let has_ballot = match op.verb {
             Verb::Acquire { fence, .. } | Verb::Release { fence, .. } => is_ballot(fence),
@@ -55,7 +55,7 @@ impl Client {
     pub(super) async fn call_about(
         self: &Arc<Self>,
         op: &Op,
-        sent: &Sent,
+        sent: &WriteState,
         about: Option<u64>,
     ) -> Result<Answer, Failure> {
         if matches!(op.verb, Verb::Refresh { .. } | Verb::Inspect) {
@@ -79,7 +79,7 @@ impl Client {
         let Verb::Renew { ttl_ms, hold, bind: None, weight: None } = op.verb else { return Ok(None) };
         let key = (op.owner.clone(), table_hold(op, hold));
         let known = self.table.lock().hold(&op.name, &key).cloned();
-        let Some(Hold { handle, token: Some(_), end_ms, .. }) = known else { return Ok(None) };
+        let Some(ClientHold { handle, token: Some(_), end_ms, .. }) = known else { return Ok(None) };
         let life_of = self.table.lock().lease_of(handle).map(|lease| lease.life);
         let ttl = Duration::from_millis(ttl_ms);
         if end_ms < self.now().ms || life_of.is_none_or(|known| known < life(ttl)) {
@@ -102,28 +102,28 @@ impl Client {
     async fn run(
         self: &Arc<Self>,
         op: &Op,
-        sent: &Sent,
+        sent: &WriteState,
         about: Option<u64>,
         known: &mut Known,
     ) -> Result<Answer, Failure> {
         self.fence().await?;
         let bind = self.bind(op).await?;
-        let answers = self.carry_out(&[Member { op, sent, bind, about }], known).await?;
+        let answers = self.carry_out(&[BatchMember { op, sent, bind, about }], known).await?;
         answers.into_iter().next().flatten().ok_or_else(left)
     }
 
     /// Carries out requests about one lock with one write. Requests abandoned meanwhile get no answer.
     pub(super) async fn carry_out(
         self: &Arc<Self>,
-        members: &[Member<'_>],
+        members: &[BatchMember<'_>],
         known: &mut Known,
     ) -> Result<Vec<Option<Answer>>, Failure> {
-        let Some(Member { op: first, bind, .. }) = members.first() else { return Ok(Vec::new()) };
+        let Some(BatchMember { op: first, bind, .. }) = members.first() else { return Ok(Vec::new()) };
         let name = &first.name;
         let looks = matches!(first.verb, Verb::Inspect | Verb::Refresh { .. } | Verb::Renew { .. });
         let comes = matches!(first.verb, Verb::Acquire { .. });
         let (mut seen, mut is_fresh) = (known.stored.clone(), false);
-        // The version of the guard's marker before the read: see `Hold::verified`.
+        // The version of the guard's marker before the read: see `ClientHold::verified`.
         let mut proven = None;
         for attempt in 0..ATTEMPTS {
             // Acquires back off so that releases get through.
@@ -140,7 +140,7 @@ impl Client {
                 seen = self.backend.read(name).await.map_err(not_sent)?;
                 (is_fresh, proven) = (true, guard.map(|guard| guard.marker));
             }
-            let Tried { view, after, written, answers, living, notes, is_cleared } =
+            let MachineResult { view, after, written, answers, living, notes, is_cleared } =
                 match self.tried(members, &seen, known).await? {
                     Some(tried) => tried,
                     // The lock has changed meanwhile.
@@ -173,13 +173,13 @@ impl Client {
                 None => self.any_lease().await?,
             };
             let sents = asked().map(|(of, _)| of.sent.clone()).collect();
-            let Some(in_flight) = InFlight::new(self, sents) else { continue };
+            let Some(in_flight) = WriteInFlight::new(self, sents) else { continue };
             // Record possible grants before sending: if the answer is lost, they are removed in time.
             let former: Vec<_> = asked().map(|(of, answer)| self.enter_first(of, answer)).collect();
             let owners: Vec<_> = asked().map(|(of, _)| &of.op.owner).collect();
             let mut victims = victims(&view, &after, &living, &owners);
             let untold = victims.split_off(VICTIMS.min(victims.len()));
-            let change = Change {
+            let change = Swap {
                 name: name.clone(),
                 seen: seen.as_ref().map(|stored| stored.stamp),
                 guard: (guard.handle, guard.marker),
@@ -249,13 +249,13 @@ impl Client {
     /// Runs the machine on the stored value. `None` if the value has changed meanwhile.
     async fn tried(
         &self,
-        members: &[Member<'_>],
+        members: &[BatchMember<'_>],
         seen: &Option<Stored>,
         known: &Known,
-    ) -> Result<Option<Tried>, Failure> {
-        let Some(Member { op: Op { name, verb, .. }, .. }) = members.first() else { return Ok(None) };
+    ) -> Result<Option<MachineResult>, Failure> {
+        let Some(BatchMember { op: Op { name, verb, .. }, .. }) = members.first() else { return Ok(None) };
         let base = seen.as_ref().map_or(0, |stored| stored.stamp.base);
-        let Some(mut view) = View::read(seen.as_ref()) else {
+        let Some(mut view) = LockSnapshot::read(seen.as_ref()) else {
             let what = "its key has something other than a lock of this version of tenure";
             return Err(Failure::Refused(Failure::cause(what)));
         };
@@ -272,7 +272,7 @@ impl Client {
                 let (mut bound, mut notes) = (BTreeMap::new(), Notes::default());
                 let answers: Vec<Option<Answer>> = members
                     .iter()
-                    .map(|Member { op, sent, bind, .. }| {
+                    .map(|BatchMember { op, sent, bind, .. }| {
                         let here = !sent.is_left();
                         let (answer, wake) = here.then(|| protocol::apply(&mut state, &mut last, now, op))?;
                         let answer = self.further_back(&view, op, answer);
@@ -292,7 +292,8 @@ impl Client {
             if let Some((after, answers, notes)) = tried {
                 let sizes = Sizes::new(self.backend.part());
                 let unbound = || Failure::NotSent(Failure::cause("a place is bound to nothing"));
-                let write = |after: &View| after.clone().written(&view, base, sizes).ok_or_else(unbound);
+                let write =
+                    |after: &LockSnapshot| after.clone().written(&view, base, sizes).ok_or_else(unbound);
                 let written = write(&after)?;
                 if written.parts.len() > PARTS
                     && !matches!(verb, Verb::Inspect)
@@ -300,7 +301,7 @@ impl Client {
                 {
                     let (written, answers, notes) =
                         (write(&after)?, vec![None; members.len()], Notes::default());
-                    return Ok(Some(Tried {
+                    return Ok(Some(MachineResult {
                         view,
                         after,
                         written,
@@ -310,7 +311,15 @@ impl Client {
                         is_cleared: true,
                     }));
                 }
-                return Ok(Some(Tried { view, after, written, answers, living, notes, is_cleared: false }));
+                return Ok(Some(MachineResult {
+                    view,
+                    after,
+                    written,
+                    answers,
+                    living,
+                    notes,
+                    is_cleared: false,
+                }));
             }
             lacks.sort_unstable();
             lacks.dedup();
@@ -321,7 +330,7 @@ impl Client {
     }
 
     /// The unread parts of the queue that a request needs.
-    fn lacks(&self, view: &View, of: &Member<'_>, living: &BTreeMap<u64, u64>) -> Vec<usize> {
+    fn lacks(&self, view: &LockSnapshot, of: &BatchMember<'_>, living: &BTreeMap<u64, u64>) -> Vec<usize> {
         let (Some(first), Some(Data::Queue(queue))) = (view.unread(), &view.data) else { return Vec::new() };
         let begins = view.parts[first].first;
         let mut waits = queue.waiting().take_while(|(number, _)| *number < begins);
@@ -377,7 +386,7 @@ impl Client {
     async fn read_parts(
         &self,
         name: &LockName,
-        view: &mut View,
+        view: &mut LockSnapshot,
         seen: &Option<Stored>,
         lacks: Vec<usize>,
         known: &Known,
@@ -413,7 +422,7 @@ impl Client {
 
     /// Completes an answer with the places in unread parts. A place of this client exists as long as its
     /// handle is alive, because no other client removes it.
-    fn further_back(&self, view: &View, op: &Op, answer: Answer) -> Answer {
+    fn further_back(&self, view: &LockSnapshot, op: &Op, answer: Answer) -> Answer {
         let is_listing = matches!(op.verb, Verb::Inspect)
             || matches!(op.verb, Verb::Release { whose, .. } if whose.is_forced());
         match answer {
@@ -447,12 +456,12 @@ impl Client {
         }
     }
 
-    pub(super) fn lease_of(&self, handle: Handle) -> Option<Lease> {
+    pub(super) fn lease_of(&self, handle: Handle) -> Option<KeptHandle> {
         self.table.lock().lease_of(handle).copied()
     }
 
     /// Any open handle, for a write that binds nothing to it.
-    fn known_lease(&self) -> Option<Lease> {
+    fn known_lease(&self) -> Option<KeptHandle> {
         self.table.lock().leases.values().next_back().copied()
     }
 
@@ -467,7 +476,7 @@ impl Client {
     }
 
     /// Closes the handles of detached holds that have ended.
-    fn close_left(self: &Arc<Self>, before: &View, after: &View) {
+    fn close_left(self: &Arc<Self>, before: &LockSnapshot, after: &LockSnapshot) {
         for binding in before.bindings.values().filter(|binding| binding.is_detached) {
             if !after.bindings.values().any(|left| left.handle == binding.handle) {
                 self.close(binding.handle);
@@ -477,9 +486,9 @@ impl Client {
 }
 
 /// The result of the machine, and the texts to write.
-struct Tried {
-    view: View,
-    after: View,
+struct MachineResult {
+    view: LockSnapshot,
+    after: LockSnapshot,
     written: Written,
     /// One per request; `None` for abandoned requests.
     answers: Vec<Option<Answer>>,
@@ -513,7 +522,12 @@ fn counted(answer: Answer, added: u64) -> Answer {
 }
 
 /// The handles of living holds that these requests end but that belong to other owners.
-fn victims(before: &View, after: &View, living: &BTreeMap<u64, u64>, owners: &[&Owner]) -> Vec<Handle> {
+fn victims(
+    before: &LockSnapshot,
+    after: &LockSnapshot,
+    living: &BTreeMap<u64, u64>,
+    owners: &[&Owner],
+) -> Vec<Handle> {
     let left: Vec<u64> = after.entries().into_iter().map(|(number, _, _)| number).collect();
     let ended = before.entries().into_iter().filter(|(number, owner, _)| {
         let is_gone = left.binary_search(number).is_err();

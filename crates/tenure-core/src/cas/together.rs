@@ -1,15 +1,15 @@
 //! Batches concurrent acquisitions of one lock, so that one write adds many places.
 
 use std::future::poll_fn;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::task::Poll;
 
 use futures_util::future::{Either, FutureExt, select};
 use tokio::sync::oneshot;
 
-use super::Sent;
-use super::bind::Member;
-use super::client::Client;
+use super::WriteState;
+use super::bind::BatchMember;
+use super::client::CasClient;
 use super::turns::{Coming, Known};
 use crate::name::LockName;
 use crate::protocol::{Answer, Op, Verb};
@@ -21,8 +21,8 @@ const TOGETHER: usize = 256;
 /// The caller's side of an acquisition. If it is dropped while a write is in flight, the outcome of that
 /// write is unknown.
 struct Awaited<'a> {
-    client: &'a Client,
-    sent: &'a Sent,
+    client: &'a CasClient,
+    sent: &'a WriteState,
 }
 
 impl Drop for Awaited<'_> {
@@ -33,13 +33,13 @@ impl Drop for Awaited<'_> {
     }
 }
 
-impl Client {
+impl CasClient {
     /// Carries out an acquisition as part of a batch.
-    pub(super) async fn together(self: &Arc<Self>, op: &Op, sent: &Sent) -> Result<Answer, Failure> {
+    pub(super) async fn together(self: &Arc<Self>, op: &Op, sent: &WriteState) -> Result<Answer, Failure> {
         let (reply, answer) = oneshot::channel();
         let awaited = Awaited { client: self, sent };
         let begins = {
-            let mut coming = self.coming.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut coming = self.coming.lock();
             let begins = !coming.contains_key(&op.name);
             let line = coming.entry(op.name.clone()).or_default();
             line.push_back(Coming { op: op.clone(), sent: sent.clone(), reply });
@@ -73,7 +73,7 @@ impl Client {
 
     /// The next acquisitions that can share a handle. `None` if none is waiting; the batching task then ends.
     fn next(&self, name: &LockName) -> Option<Vec<Coming>> {
-        let mut all = self.coming.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.coming.lock();
         let line = all.get_mut(name)?;
         line.retain(|coming| !coming.reply.is_closed());
         let Some(first) = line.front().map(Coming::bound_to) else {
@@ -115,17 +115,17 @@ impl Client {
 
     async fn carry_out_bound(
         self: &Arc<Self>,
-        asked: &[(Op, Sent)],
+        asked: &[(Op, WriteState)],
         known: &mut Known,
     ) -> Result<Vec<Option<Answer>>, Failure> {
         self.fence().await?;
         let Some((longest, _)) = asked.iter().max_by_key(|(op, _)| needed(op)) else { return Ok(Vec::new()) };
         let bind = self.bind(longest).await?;
-        let members: Vec<Member<'_>> = asked
+        let members: Vec<BatchMember<'_>> = asked
             .iter()
             .map(|(op, sent)| {
                 let bind = bind.map(|bind| bind.of(op));
-                Member { op, sent, bind, about: None }
+                BatchMember { op, sent, bind, about: None }
             })
             .collect();
         self.carry_out(&members, known).await

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use super::Sent;
+use super::WriteState;
 use super::backend::{Stamp, Stored};
 use super::leases::life;
 use super::parts::Written;
@@ -45,7 +45,7 @@ impl Known {
 /// An acquisition that waits for the next batch.
 pub(super) struct Coming {
     pub(super) op: Op,
-    pub(super) sent: Sent,
+    pub(super) sent: WriteState,
     pub(super) reply: oneshot::Sender<Result<Answer, Failure>>,
 }
 

@@ -26,7 +26,7 @@ pub struct Syntax {
 #[derive(Debug)]
 pub struct Parts<'a> {
     /// The servers.
-    pub places: Vec<Place>,
+    pub places: Vec<Endpoint>,
     /// The text after the first slash, not decoded.
     pub path: &'a str,
     /// User and password.
@@ -37,14 +37,14 @@ pub struct Parts<'a> {
 
 /// The address of one server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct Endpoint {
     /// The host, without the brackets of an IPv6 address.
     pub host: String,
     /// The TCP port.
     pub port: u16,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.host.contains(':') {
             true => write!(f, "[{}]:{}", self.host, self.port),
@@ -99,7 +99,7 @@ impl Syntax {
         Ok((self.decoded(user)?, self.decoded(password)?))
     }
 
-    fn place(&self, text: &str, default: u16) -> Result<Place> {
+    fn place(&self, text: &str, default: u16) -> Result<Endpoint> {
         let (host, port) = match text.strip_prefix('[') {
             Some(rest) => {
                 let (host, rest) =
@@ -127,7 +127,7 @@ impl Syntax {
         }
         let port = port.map_or(Some(default), |port| port.parse().ok().filter(|port| *port != 0));
         let port = port.ok_or_else(|| self.wrong("its port is not a number from 1 to 65535"))?;
-        Ok(Place { host: host.to_owned(), port })
+        Ok(Endpoint { host: host.to_owned(), port })
     }
 
     fn files(&self, query: &str) -> Result<Tls> {

@@ -20,7 +20,7 @@ use super::backend::{Handle, Stored};
 use crate::owner::Owner;
 use crate::protocol::codec::{self, number, word};
 use crate::protocol::queue::{Queue, Ticket};
-use crate::protocol::{Data, Entry, Kind, State, parse_value};
+use crate::protocol::{Data, ExpiringValue, Kind, State, parse_value};
 
 /// The letter of each kind.
 const KINDS: [(Kind, &str); 5] = [
@@ -47,19 +47,19 @@ pub(super) struct Binding {
 
 /// One lock as stored, without parts of its queue that were not read. Its deadlines are meaningless.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct View {
+pub(super) struct LockSnapshot {
     pub(super) data: Option<Data>,
     /// Keyed by the number of the hold or place.
     pub(super) bindings: BTreeMap<u64, Binding>,
     /// The last number assigned.
     pub(super) last: u64,
     /// The parts of a long queue that are not in the lock's own value.
-    pub(super) parts: Vec<Part>,
+    pub(super) parts: Vec<QueuePart>,
 }
 
 /// A part of a queue, as listed in the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Part {
+pub(super) struct QueuePart {
     /// The lowest number in it; its places range up to the next part.
     pub(super) first: u64,
     pub(super) serial: u64,
@@ -71,7 +71,7 @@ pub(super) struct Part {
     pub(super) is_missing: bool,
 }
 
-impl Part {
+impl QueuePart {
     pub(super) fn read(text: &str, base: u64) -> Option<Self> {
         let (first, rest) = text.split_once(':')?;
         let (serial, count) = rest.split_once(':')?;
@@ -154,7 +154,7 @@ impl Body {
     }
 }
 
-impl View {
+impl LockSnapshot {
     /// Parses the stored value; `None` if it is not a lock of this version.
     pub(super) fn read(stored: Option<&Stored>) -> Option<Self> {
         let Some(stored) = stored else { return Some(Self::default()) };
@@ -162,7 +162,7 @@ impl View {
         let (head, Body { data, bindings }) = Body::read(&stored.text, base, codec::decode)?;
         let mut head = words(head);
         let last = number::<u64>(head.next()?)?.checked_add(base)?;
-        let parts: Option<Vec<Part>> = head.map(|part| Part::read(part, base)).collect();
+        let parts: Option<Vec<QueuePart>> = head.map(|part| QueuePart::read(part, base)).collect();
         let parts = parts?;
         let is_queue = matches!(data, Data::Queue(_)) || parts.is_empty();
         let is_sorted = parts.is_sorted_by(|a, b| a.first < b.first);
@@ -181,7 +181,9 @@ impl View {
             None => None,
             Some(Data::Text(value)) => {
                 let number = parse_value(&value).map(|(_, token)| token);
-                number.and_then(end).map(|end| Entry { value: Data::Text(value), expires_ms: Some(end) })
+                number
+                    .and_then(end)
+                    .map(|end| ExpiringValue { value: Data::Text(value), expires_ms: Some(end) })
             }
             Some(Data::Hash(mut hash)) => {
                 let mut last = None;
@@ -191,7 +193,7 @@ impl View {
                         None => end_hold(&mut hash, &owner, hold),
                     }
                 }
-                last.map(|last| Entry { value: Data::Hash(hash), expires_ms: Some(last) })
+                last.map(|last| ExpiringValue { value: Data::Hash(hash), expires_ms: Some(last) })
             }
             Some(Data::Queue(queue)) => {
                 let tickets = queue.tickets().map(|(number, ticket)| {
@@ -201,7 +203,7 @@ impl View {
                 let queue = rebuilt(&queue, queue.mark, tickets);
                 // A capacity that was set explicitly is kept until it is set again.
                 let last = if queue.is_set { Some(u64::MAX) } else { ends.values().max().copied() };
-                last.map(|last| Entry { value: Data::Queue(queue), expires_ms: Some(last) })
+                last.map(|last| ExpiringValue { value: Data::Queue(queue), expires_ms: Some(last) })
             }
         };
         State { lock, ballot: None }
@@ -242,8 +244,8 @@ pub fn stands<'a>(
     stored: &Stored,
     part: impl Fn(u64) -> Option<&'a str>,
     end: impl Fn(Handle) -> Option<u64>,
-) -> Option<(Vec<Bound>, Option<Entry<Data>>)> {
-    let (mut view, base) = (View::read(Some(stored))?, stored.stamp.base);
+) -> Option<(Vec<Bound>, Option<ExpiringValue<Data>>)> {
+    let (mut view, base) = (LockSnapshot::read(Some(stored))?, stored.stamp.base);
     for at in 0..view.parts.len() {
         let text = part(view.parts[at].id(base));
         if !view.add(at, text, base) {

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use futures_util::future::{Either, FutureExt, select};
 
-use super::backend::{Seen, Stored, Watch};
-use super::client::Client;
-use super::holders::{Holders, Member};
-use super::view::View;
+use super::backend::{LockWatch, Stored, WatchNotice};
+use super::client::CasClient;
+use super::holders::{HoldSubscriber, Holders};
+use super::view::LockSnapshot;
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
@@ -20,7 +20,7 @@ use crate::store::{Failure, Listener, Publisher};
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// Starts a watch, then notifies a waiter of what it reports.
-pub(super) async fn listen(client: Arc<Client>, name: LockName) -> Result<Listener, Failure> {
+pub(super) async fn listen(client: Arc<CasClient>, name: LockName) -> Result<Listener, Failure> {
     if planted(Bug::CasWatchAfterLook) {
         return Ok(Listener::new(|publisher| {
             let runtime = Arc::clone(&client.runtime);
@@ -46,16 +46,16 @@ pub(super) async fn listen(client: Arc<Client>, name: LockName) -> Result<Listen
 /// Notifies an owner when its hold may have ended. All holders of one lock share a watch, so a change costs
 /// the same however many there are.
 pub(super) async fn listen_while_held(
-    client: Arc<Client>,
+    client: Arc<CasClient>,
     name: LockName,
     owner: Owner,
 ) -> Result<Listener, Failure> {
-    let member = Member::new(&client.holders, &name);
+    let member = HoldSubscriber::new(&client.holders, &name);
     let holders = &member.holders;
     let watch = || async {
         let watch = client.backend.watch(&name).await?;
         let first = client.backend.read(&name).await?;
-        holders.table().view = View::read(first.as_ref());
+        holders.table().view = LockSnapshot::read(first.as_ref());
         let audience = Audience::Holders(Arc::clone(holders));
         client.runtime.spawn(tell(Arc::clone(&client), name.clone(), audience, watch, first).boxed());
         Ok::<_, Failure>(())
@@ -73,7 +73,7 @@ pub(super) async fn listen_while_held(
 }
 
 /// Notifies a holder whose hold seems to have ended, and makes its next renewal read the lock.
-fn publish_end(client: &Client, name: &LockName, owner: &Owner, publisher: &Publisher) {
+fn publish_end(client: &CasClient, name: &LockName, owner: &Owner, publisher: &Publisher) {
     client.table.lock().doubt(name, owner);
     publisher.say(Notification::Free { by: None });
 }
@@ -101,7 +101,7 @@ impl Audience {
         }
     }
 
-    fn tell(&mut self, client: &Client, name: &LockName, view: Option<View>) {
+    fn tell(&mut self, client: &CasClient, name: &LockName, view: Option<LockSnapshot>) {
         match self {
             Self::Waiter { publisher, told } => {
                 if let Some(news) = news(view, told) {
@@ -132,10 +132,10 @@ impl Audience {
 
 /// Forwards events until no receiver is left.
 async fn tell(
-    client: Arc<Client>,
+    client: Arc<CasClient>,
     name: LockName,
     mut audience: Audience,
-    mut watch: Box<dyn Watch>,
+    mut watch: Box<dyn LockWatch>,
     mut stands: Option<Stored>,
 ) {
     loop {
@@ -144,8 +144,8 @@ async fn tell(
             Either::Right(_) => return,
         };
         match next {
-            Ok(Seen::Lock(stored)) => {
-                let view = View::read(stored.as_ref());
+            Ok(WatchNotice::Lock(stored)) => {
+                let view = LockSnapshot::read(stored.as_ref());
                 if let (Some(Data::Queue(_)), Some(stored)) =
                     (view.as_ref().and_then(|view| view.data.as_ref()), &stored)
                 {
@@ -154,7 +154,7 @@ async fn tell(
                 audience.tell(&client, &name, view);
                 stands = stored;
             }
-            Ok(Seen::Gone(handle)) => {
+            Ok(WatchNotice::Gone(handle)) => {
                 client.lost(handle);
                 if is_bound(stands.as_ref(), handle) {
                     audience.tell_to_ask();
@@ -180,7 +180,7 @@ async fn tell(
                     }
                 };
                 if let Audience::Holders(_) = audience {
-                    audience.tell(&client, &name, View::read(stands.as_ref()));
+                    audience.tell(&client, &name, LockSnapshot::read(stands.as_ref()));
                 }
                 audience.tell_to_ask();
             }
@@ -190,12 +190,12 @@ async fn tell(
 
 /// Whether a hold or place of this lock is bound to the handle.
 fn is_bound(stored: Option<&Stored>, handle: u64) -> bool {
-    let view = View::read(stored).unwrap_or_default();
+    let view = LockSnapshot::read(stored).unwrap_or_default();
     view.bindings.values().any(|binding| binding.handle == handle)
 }
 
 /// Whether an owner has a hold or a place in this view.
-fn holds(view: Option<&View>, owner: &Owner) -> bool {
+fn holds(view: Option<&LockSnapshot>, owner: &Owner) -> bool {
     match view.and_then(|view| view.data.as_ref()) {
         None => false,
         Some(Data::Text(value)) => parse_value(value.as_bytes()).is_some_and(|(known, _)| known == *owner),
@@ -205,7 +205,7 @@ fn holds(view: Option<&View>, owner: &Owner) -> bool {
 }
 
 /// The notification for a new value. Each grant is reported once.
-fn news(view: Option<View>, told: &mut BTreeSet<u64>) -> Option<Notification> {
+fn news(view: Option<LockSnapshot>, told: &mut BTreeSet<u64>) -> Option<Notification> {
     let free = Some(Notification::Free { by: None });
     // The next request reports a value that cannot be parsed.
     let Some(view) = view else { return Some(Notification::Reconnected) };

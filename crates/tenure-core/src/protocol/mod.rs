@@ -31,7 +31,7 @@ pub struct Op {
     /// The lock's full name, including the prefix.
     pub name: LockName,
     /// The kind of lock and its parameters.
-    pub rule: LockSpec,
+    pub spec: LockSpec,
     /// The requesting owner. A second request of the same owner counts as a repetition of the first.
     pub owner: Owner,
     /// Number of this request. A server echoes it together with the owner, so that no client accepts the
@@ -92,7 +92,7 @@ impl LockSpec {
     /// Maximum total weight of the holders, for kinds that count it.
     pub const fn capacity(self) -> Option<u32> {
         match self {
-            Self::Queue(seat) => Some(seat.capacity),
+            Self::Queue(queue_spec) => Some(queue_spec.capacity),
             _ => None,
         }
     }
@@ -102,7 +102,7 @@ impl LockSpec {
         match self {
             Self::Mutex => Kind::Mutex,
             Self::Reentrant => Kind::Reentrant,
-            Self::Queue(seat) => seat.kind,
+            Self::Queue(queue_spec) => queue_spec.kind,
         }
     }
 }
@@ -479,15 +479,15 @@ pub struct Now {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct State {
     /// The value at the lock's key.
-    pub lock: Option<Entry<Data>>,
+    pub lock: Option<ExpiringValue<Data>>,
     /// The highest ballot seen, where the store is a member of a quorum. It outlives the lock by
     /// [`lease::BALLOT_MS`].
-    pub ballot: Option<Entry<u64>>,
+    pub ballot: Option<ExpiringValue<u64>>,
 }
 
 /// A value with an expiry.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Entry<T> {
+pub struct ExpiringValue<T> {
     /// The value.
     pub value: T,
     /// Valid up to and including this millisecond, as on Redis. `None`: a foreign client set no expiry.
@@ -526,7 +526,7 @@ impl Data {
     }
 }
 
-impl<T> Entry<T> {
+impl<T> ExpiringValue<T> {
     /// Whether it has expired.
     pub fn is_over(&self, now: Now) -> bool {
         self.expires_ms.is_some_and(|end| now.ms > end)
@@ -608,7 +608,7 @@ fn force(
 
 /// The answer of a machine that finds another one's value: a mismatch for a lock of this library, busy for a
 /// foreign one.
-fn other_kind(lock: &Entry<Data>, now: Now) -> Answer {
+fn other_kind(lock: &ExpiringValue<Data>, now: Now) -> Answer {
     let left_ms = lock.left_ms(now);
     match &lock.value {
         Data::Text(value) if parse_value(value).is_none() => Answer::Busy { holder: value.clone(), left_ms },
@@ -642,10 +642,10 @@ pub fn apply_calling(
     if state.ballot.as_ref().is_some_and(|ballot| ballot.is_over(now)) {
         state.ballot = None;
     }
-    match op.rule {
+    match op.spec {
         LockSpec::Mutex => mutex::apply(state, counter, now, op),
         LockSpec::Reentrant => reentrant::apply(state, counter, now, op),
-        LockSpec::Queue(seat) => queue::apply(state, counter, now, op, seat, hears),
+        LockSpec::Queue(queue_spec) => queue::apply(state, counter, now, op, queue_spec, hears),
     }
 }
 
@@ -654,7 +654,7 @@ pub fn apply_calling(
 pub fn forced(op: &Op, answer: &Answer) -> Option<Notification> {
     let answer = if let Answer::More(answer) = answer { answer } else { answer };
     let Verb::Release { whose, .. } = op.verb else { return None };
-    let is_queue = matches!(op.rule, LockSpec::Queue(_));
+    let is_queue = matches!(op.spec, LockSpec::Queue(_));
     let is_forced = match answer {
         Answer::Found(_) => whose.is_forced(),
         Answer::Released { .. } => whose == ReleaseScope::Named,

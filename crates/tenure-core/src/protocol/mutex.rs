@@ -6,8 +6,8 @@
 
 use super::lease::{BALLOT_AHEAD_US, BALLOT_BEHIND_US, BALLOT_MS};
 use super::{
-    Answer, Data, Entry, Fence, Liveness, Notification, Now, Op, ReleaseScope, State, Verb, force, inspect,
-    other_kind, parse_value, value_text,
+    Answer, Data, ExpiringValue, Fence, Liveness, Notification, Now, Op, ReleaseScope, State, Verb, force,
+    inspect, other_kind, parse_value, value_text,
 };
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
@@ -72,7 +72,7 @@ fn acquire(
         // A hold that gets a new token must not have its lease shortened either.
         let left = state.lock.as_ref().and_then(|lock| lock.left_ms(now)).unwrap_or(0);
         let expires_ms = Some(now.ms.saturating_add(ttl_ms.max(left)));
-        state.lock = Some(Entry { value: Data::Text(value_text(owner, fence)), expires_ms });
+        state.lock = Some(ExpiringValue { value: Data::Text(value_text(owner, fence)), expires_ms });
     }
     Answer::Held { fence }
 }
@@ -103,7 +103,7 @@ fn accept(state: &mut State, now: Now, ballot: u64) -> Result<(), Answer> {
     if ballot > now.unix_us.saturating_add(ballot_ahead_us()) {
         return Err(Answer::Ahead);
     }
-    state.ballot = Some(Entry { value: ballot, expires_ms: Some(now.ms + ballot_ms()) });
+    state.ballot = Some(ExpiringValue { value: ballot, expires_ms: Some(now.ms + ballot_ms()) });
     Ok(())
 }
 
@@ -194,7 +194,7 @@ fn ownership_for(state: &State, now: Now, owner: &Owner, fence: Fence) -> Owners
         (
             Ownership::Own { fence: held },
             Fence::Ballot(ballot),
-            Some(lock @ Entry { value: Data::Text(value), .. }),
+            Some(lock @ ExpiringValue { value: Data::Text(value), .. }),
         ) if held > ballot && !planted(Bug::UndoOutlivesRetry) => {
             Ownership::Foreign(Answer::Busy { holder: value.clone(), left_ms: lock.left_ms(now) })
         }
@@ -247,7 +247,7 @@ mod tests {
                 &mut self.state,
                 &mut self.counter,
                 self.now,
-                &Op { name, rule: LockSpec::Mutex, owner: owner.clone(), request: 0, verb },
+                &Op { name, spec: LockSpec::Mutex, owner: owner.clone(), request: 0, verb },
             )
         }
 
@@ -355,9 +355,9 @@ mod tests {
     #[test]
     fn a_release_wakes_and_an_owner_is_not_taken_for_one_whose_name_it_begins_with() {
         let ((a, _), mut bench) = (owners(), Bench::new());
-        bench.state.lock = Some(Entry { value: Data::Text(format!("{a}0#5")), expires_ms: None });
+        bench.state.lock = Some(ExpiringValue { value: Data::Text(format!("{a}0#5")), expires_ms: None });
         assert!(matches!(bench.release(&a), Answer::Busy { left_ms: None, .. }));
-        bench.state.lock = Some(Entry { value: Data::Text(a.to_string()), expires_ms: None });
+        bench.state.lock = Some(ExpiringValue { value: Data::Text(a.to_string()), expires_ms: None });
         assert_eq!(bench.renew(&a, 50), Answer::Held { fence: 0 });
         let verb = Verb::Release { hold: 1, fence: Fence::Assign, whose: ReleaseScope::Own };
         assert_eq!(
@@ -431,7 +431,7 @@ mod tests {
     fn another_kind_at_the_name_is_said_and_left_alone() {
         let ((a, _), mut bench) = (owners(), Bench::new());
         let queue = Queue::new(Kind::Fair, 1);
-        bench.state.lock = Some(Entry { value: Data::Queue(queue), expires_ms: None });
+        bench.state.lock = Some(ExpiringValue { value: Data::Queue(queue), expires_ms: None });
         let before = bench.state.clone();
         for answer in [bench.acquire(&a, 100), bench.renew(&a, 100), bench.release(&a)] {
             assert_eq!(answer, Answer::Mismatch { kind: Kind::Fair, capacity: Some(1) });

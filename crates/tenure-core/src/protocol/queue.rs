@@ -29,8 +29,8 @@ use std::sync::Arc;
 
 use super::mutex::assign_above;
 use super::{
-    Answer, Data, Entry, Found, Hears, Holding, Kind, Listening, Notification, Now, Op, Place, QueueSpec,
-    ReleaseScope, State, Verb, inspect, lease, other_kind,
+    Answer, Data, ExpiringValue, Found, Hears, Holding, Kind, Listening, Notification, Now, Op, Place,
+    QueueSpec, ReleaseScope, State, Verb, inspect, lease, other_kind,
 };
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
@@ -90,10 +90,10 @@ pub fn apply(
     counter: &mut u64,
     now: Now,
     op: &Op,
-    seat: QueueSpec,
+    queue_spec: QueueSpec,
     hears: Hears<'_>,
 ) -> (Answer, Option<Notification>) {
-    if let Some(answer) = mismatch(state, now, seat, &op.verb) {
+    if let Some(answer) = mismatch(state, now, queue_spec, &op.verb) {
         return (answer, None);
     }
     let over = queue_of(state).filter(|queue| queue.is_over_full()).map(|queue| queue.mark);
@@ -103,11 +103,11 @@ pub fn apply(
         // Whether the requester waits itself does not matter.
         Verb::Release { .. } | Verb::Resize | Verb::Inspect => &[],
     };
-    let mut done = Done { granted: Vec::new(), is_bounded: false, over, knows: None, askers, hears };
+    let mut done = QueueEffects { granted: Vec::new(), is_bounded: false, over, knows: None, askers, hears };
     let answer = match &op.verb {
         Verb::Acquire { ttl_ms, wait_ms, listens, .. } => {
             let (owner, ttl_ms, wait_ms, listens) = (&op.owner, *ttl_ms, *wait_ms, *listens);
-            let asked = Asked { owner, seat, ttl_ms, wait_ms, listens };
+            let asked = AcquireArgs { owner, queue_spec, ttl_ms, wait_ms, listens };
             acquire(state, counter, now, asked, &mut done)
         }
         Verb::Renew { ttl_ms, weight, .. } => renew(state, now, &op.owner, *ttl_ms, *weight, &mut done),
@@ -115,20 +115,20 @@ pub fn apply(
             refresh(state, now, owners, (*wait_ms, *listens), &mut done)
         }
         Verb::Release { whose, .. } => release(state, now, &op.owner, *whose, &mut done),
-        Verb::Resize => resize(state, now, seat, &mut done),
+        Verb::Resize => resize(state, now, queue_spec, &mut done),
         Verb::Inspect => inspect(state, now, |_| true),
     };
     if let Some(number) = upgraded(state, &done) {
         done.granted.push(number);
     }
     settle(state);
-    let Done { granted, is_bounded, .. } = done;
+    let QueueEffects { granted, is_bounded, .. } = done;
     let wake = (!granted.is_empty()).then_some(Notification::Granted { tickets: granted });
     (if is_bounded { answer.and_more() } else { answer }, wake)
 }
 
 /// Side effects of a request.
-struct Done<'a> {
+struct QueueEffects<'a> {
     /// The tickets admitted, except those of the requester.
     granted: Vec<u64>,
     /// The request reached its work limit.
@@ -142,7 +142,7 @@ struct Done<'a> {
     hears: Hears<'a>,
 }
 
-impl Done<'_> {
+impl QueueEffects<'_> {
     /// Whether the client of an admitted ticket is alive, as far as is known.
     fn reaches(&self, ticket: &Ticket) -> bool {
         let says_so = ticket.listens.is_some() || planted(Bug::ListeningIgnored);
@@ -153,7 +153,7 @@ impl Done<'_> {
 }
 
 /// The holder of a read-write lock whose increased weight fits since this request.
-fn upgraded(state: &mut State, done: &Done<'_>) -> Option<u64> {
+fn upgraded(state: &mut State, done: &QueueEffects<'_>) -> Option<u64> {
     let queue = queue_of(state).filter(|queue| queue.kind == Kind::RwLock)?;
     let (number, held) = (queue.first()?, done.over?);
     let is_so = number <= held && queue.used == queue.capacity && done.knows != Some(number);
@@ -162,7 +162,7 @@ fn upgraded(state: &mut State, done: &Done<'_>) -> Option<u64> {
 
 /// The answer if the existing lock is not a queue of this kind and capacity. Inspection is always allowed,
 /// and an explicitly set capacity is adopted.
-fn mismatch(state: &mut State, now: Now, seat: QueueSpec, verb: &Verb) -> Option<Answer> {
+fn mismatch(state: &mut State, now: Now, queue_spec: QueueSpec, verb: &Verb) -> Option<Answer> {
     let looks = match verb {
         Verb::Release { whose, .. } => whose.is_forced(),
         verb => *verb == Verb::Inspect,
@@ -170,7 +170,7 @@ fn mismatch(state: &mut State, now: Now, seat: QueueSpec, verb: &Verb) -> Option
     let lock = state.lock.as_ref()?;
     match &lock.value {
         Data::Queue(_) if looks => None,
-        Data::Queue(queue) if queue.kind == seat.kind && follows(queue, seat, verb) => None,
+        Data::Queue(queue) if queue.kind == queue_spec.kind && follows(queue, queue_spec, verb) => None,
         Data::Queue(queue) if queue.is_over(now) => {
             // Every ticket has expired: the newcomer's kind and capacity apply.
             state.lock = None;
@@ -182,46 +182,52 @@ fn mismatch(state: &mut State, now: Now, seat: QueueSpec, verb: &Verb) -> Option
     }
 }
 
-fn follows(queue: &Queue, seat: QueueSpec, verb: &Verb) -> bool {
-    queue.capacity == seat.capacity || queue.is_set || *verb == Verb::Resize
+fn follows(queue: &Queue, queue_spec: QueueSpec, verb: &Verb) -> bool {
+    queue.capacity == queue_spec.capacity || queue.is_set || *verb == Verb::Resize
 }
 
 /// The arguments of an acquisition.
-struct Asked<'a> {
+struct AcquireArgs<'a> {
     owner: &'a Owner,
-    seat: QueueSpec,
+    queue_spec: QueueSpec,
     ttl_ms: u64,
     wait_ms: Option<u64>,
     listens: Option<Listening>,
 }
 
-fn acquire(state: &mut State, counter: &mut u64, now: Now, asked: Asked<'_>, done: &mut Done<'_>) -> Answer {
-    let Asked { owner, seat, ttl_ms, wait_ms, listens } = asked;
-    let (mut fits, mut capacity) = (true, seat.capacity);
+fn acquire(
+    state: &mut State,
+    counter: &mut u64,
+    now: Now,
+    asked: AcquireArgs<'_>,
+    done: &mut QueueEffects<'_>,
+) -> Answer {
+    let AcquireArgs { owner, queue_spec, ttl_ms, wait_ms, listens } = asked;
+    let (mut fits, mut capacity) = (true, queue_spec.capacity);
     let mut mine = None;
     if let Some(queue) = queue_of(state) {
         queue.sweep(now, done);
         mine = queue.number_of(owner, now);
         queue.promote(done);
-        (fits, capacity) = (queue.lets_in(seat.weight), queue.capacity_for(seat));
+        (fits, capacity) = (queue.lets_in(queue_spec.weight), queue.capacity_for(queue_spec));
     }
     let number = match mine {
         Some(number) => number,
         // It would wait forever.
-        None if seat.weight > capacity => {
-            return Answer::Mismatch { kind: seat.kind, capacity: Some(capacity) };
+        None if queue_spec.weight > capacity => {
+            return Answer::Mismatch { kind: queue_spec.kind, capacity: Some(capacity) };
         }
         None if wait_ms.is_none() && !fits => return busy(state, now),
         None => {
             let above = queue_of(state).map_or(0, |queue| queue.last());
             let number = assign_above(counter, now, above);
-            let queue = queue_or_new(state, seat);
+            let queue = queue_or_new(state, queue_spec);
             // Its lease is set below, once it is known whether it holds or waits, because no request could
             // shorten it later.
-            let (owner, weight) = (owner.clone(), seat.weight);
+            let (owner, weight) = (owner.clone(), queue_spec.weight);
             queue.insert(number, Ticket { owner, weight, deadline_ms: now.ms, listens: None });
             if fits {
-                queue.let_in(number, seat.weight);
+                queue.let_in(number, queue_spec.weight);
             }
             number
         }
@@ -245,7 +251,7 @@ fn renew(
     owner: &Owner,
     ttl_ms: u64,
     weight: Option<u32>,
-    done: &mut Done<'_>,
+    done: &mut QueueEffects<'_>,
 ) -> Answer {
     let Some(queue) = queue_of(state) else { return Answer::Free };
     queue.sweep(now, done);
@@ -280,7 +286,7 @@ fn refresh(
     now: Now,
     owners: &Arc<[Owner]>,
     (wait_ms, listens): (u64, Option<Listening>),
-    done: &mut Done<'_>,
+    done: &mut QueueEffects<'_>,
 ) -> Answer {
     let gone = || Answer::Places { places: owners.iter().map(|_| Place::Gone).collect(), retry_in_ms: None };
     let Some(queue) = queue_of(state) else { return gone() };
@@ -308,7 +314,13 @@ fn refresh(
     Answer::Places { places: numbers.iter().map(place).collect(), retry_in_ms }
 }
 
-fn release(state: &mut State, now: Now, owner: &Owner, whose: ReleaseScope, done: &mut Done<'_>) -> Answer {
+fn release(
+    state: &mut State,
+    now: Now,
+    owner: &Owner,
+    whose: ReleaseScope,
+    done: &mut QueueEffects<'_>,
+) -> Answer {
     if whose.is_forced() {
         let answer = inspect(state, now, |_| true);
         let Some(queue) = queue_of(state) else { return answer };
@@ -342,14 +354,16 @@ fn release(state: &mut State, now: Now, owner: &Owner, whose: ReleaseScope, done
 }
 
 /// Sets the capacity to that of the requester. Current holders stay; waiters that now fit are admitted.
-fn resize(state: &mut State, now: Now, seat: QueueSpec, done: &mut Done<'_>) -> Answer {
+fn resize(state: &mut State, now: Now, queue_spec: QueueSpec, done: &mut QueueEffects<'_>) -> Answer {
     if queue_of(state).is_none() {
-        state.lock =
-            Some(Entry { value: Data::Queue(Queue::new(seat.kind, seat.capacity)), expires_ms: None });
+        state.lock = Some(ExpiringValue {
+            value: Data::Queue(Queue::new(queue_spec.kind, queue_spec.capacity)),
+            expires_ms: None,
+        });
     }
     let Some(queue) = queue_of(state) else { return Answer::Free };
     queue.sweep(now, done);
-    (queue.capacity, queue.is_set) = (seat.capacity, true);
+    (queue.capacity, queue.is_set) = (queue_spec.capacity, true);
     if !planted(Bug::ResizeWakesNobody) {
         queue.promote(done);
     }
@@ -391,16 +405,16 @@ fn settle(state: &mut State) {
 
 fn queue_of(state: &mut State) -> Option<&mut Queue> {
     match &mut state.lock {
-        Some(Entry { value: Data::Queue(queue), .. }) => Some(queue),
+        Some(ExpiringValue { value: Data::Queue(queue), .. }) => Some(queue),
         _ => None,
     }
 }
 
-fn queue_or_new(state: &mut State, seat: QueueSpec) -> &mut Queue {
-    let fresh = || Queue::new(seat.kind, seat.capacity);
+fn queue_or_new(state: &mut State, queue_spec: QueueSpec) -> &mut Queue {
+    let fresh = || Queue::new(queue_spec.kind, queue_spec.capacity);
     // A queue swept empty belongs to nobody: the newcomer's kind and capacity apply.
     if queue_of(state).is_none_or(|queue| queue.tickets.is_empty() && !queue.is_set) {
-        state.lock = Some(Entry { value: Data::Queue(fresh()), expires_ms: None });
+        state.lock = Some(ExpiringValue { value: Data::Queue(fresh()), expires_ms: None });
     }
     queue_of(state).expect("it was just put there")
 }
@@ -483,8 +497,8 @@ impl Queue {
 
     /// The capacity that limits a newcomer: its own if the queue is empty and its capacity was not set
     /// explicitly.
-    fn capacity_for(&self, seat: QueueSpec) -> u32 {
-        if self.tickets.is_empty() && !self.is_set { seat.capacity } else { self.capacity }
+    fn capacity_for(&self, queue_spec: QueueSpec) -> u32 {
+        if self.tickets.is_empty() && !self.is_set { queue_spec.capacity } else { self.capacity }
     }
 
     fn remove(&mut self, number: u64) {
@@ -498,7 +512,7 @@ impl Queue {
     }
 
     /// Removes expired tickets, up to the work limit; the next request removes the rest.
-    fn sweep(&mut self, now: Now, done: &mut Done<'_>) {
+    fn sweep(&mut self, now: Now, done: &mut QueueEffects<'_>) {
         for _ in 0..BOUND {
             let lapsed = self.deadlines.first().filter(|(deadline_ms, ..)| now.ms > *deadline_ms);
             let Some(number) = lapsed.and_then(|(_, _, owner)| self.numbers.get(owner).copied()) else {
@@ -510,7 +524,7 @@ impl Queue {
     }
 
     /// Admits waiters from the head while they fit, and removes those whose client is gone.
-    fn promote(&mut self, done: &mut Done<'_>) {
+    fn promote(&mut self, done: &mut QueueEffects<'_>) {
         for _ in 0..BOUND {
             let Some((number, ticket)) = self.tickets.range(self.mark + 1..).next() else { return };
             let weight = if planted(Bug::WeightIgnored) { 1 } else { ticket.weight };

@@ -64,12 +64,12 @@ pub const fn majority(members: usize) -> usize {
 }
 
 /// Votes and the majority required.
-struct Count<'a> {
+struct VoteCount<'a> {
     words: &'a [Vote],
     majority: usize,
 }
 
-impl<'a> Count<'a> {
+impl<'a> VoteCount<'a> {
     fn of(words: &'a [Vote]) -> Self {
         let majority = if planted(Bug::MinorityRules) { words.len() / 2 } else { majority(words.len()) };
         Self { words, majority }
@@ -224,7 +224,7 @@ impl Highest {
 /// Decides an acquisition with this ballot. `None`: wait for further answers. `is_last`: no further answer
 /// will be waited for. A grant counts only if it has exactly this ballot.
 pub fn acquired(words: &[Vote], ballot: u64, is_last: bool) -> Option<Decision> {
-    let count = Count::of(words);
+    let count = VoteCount::of(words);
     if planted(Bug::TokensByCounter) {
         let mut tokens: Vec<u64> = held(words).collect();
         tokens.sort_unstable();
@@ -242,7 +242,7 @@ pub fn acquired(words: &[Vote], ballot: u64, is_last: bool) -> Option<Decision> 
     }
     let highest = count.highest();
     if highest.as_ref().is_some_and(|highest| highest.lefts.len() >= count.majority) {
-        let answer = Count::busy(highest, count.majority);
+        let answer = VoteCount::busy(highest, count.majority);
         return Some(Decision::Is(match answer {
             Answer::Busy { holder, .. } => Answer::Busy { holder, left_ms: count.free_in_ms() },
             answer => answer,
@@ -285,7 +285,7 @@ pub fn held(words: &[Vote]) -> impl Iterator<Item = u64> {
 /// Decides a renewal. The token is the lowest one, because a member that was acquired again later has a
 /// higher one.
 pub fn renewed(words: &[Vote], is_last: bool) -> Option<Decision> {
-    let count = Count::of(words);
+    let count = VoteCount::of(words);
     let renewed = held(words).count();
     if renewed >= count.majority {
         return held(words).min().map(|fence| Decision::Is(Answer::Held { fence }));
@@ -294,12 +294,12 @@ pub fn renewed(words: &[Vote], is_last: bool) -> Option<Decision> {
         // A majority is still possible, and a failed renewal is not a loss.
         return count.undecided(is_last);
     }
-    Some(count.mismatch().unwrap_or_else(|| Decision::Is(Count::busy(count.highest(), count.majority))))
+    Some(count.mismatch().unwrap_or_else(|| Decision::Is(VoteCount::busy(count.highest(), count.majority))))
 }
 
 /// Decides the release of the owner's hold.
 pub fn released(words: &[Vote], is_last: bool) -> Option<Decision> {
-    let count = Count::of(words);
+    let count = VoteCount::of(words);
     let released = count.said(|answer| matches!(answer, Answer::Released { .. }));
     let is = |answer| Some(Decision::Is(answer));
     if released >= count.majority {
@@ -316,13 +316,13 @@ pub fn released(words: &[Vote], is_last: bool) -> Option<Decision> {
     if released > 0 && released + silent >= count.majority {
         return is(Answer::Released { left: 0 });
     }
-    count.mismatch().or_else(|| is(Count::busy(count.highest(), count.majority)))
+    count.mismatch().or_else(|| is(VoteCount::busy(count.highest(), count.majority)))
 }
 
 /// Decides a holder's verification. It holds if a majority reports it, because silent members may have
 /// forgotten.
 pub fn verified(words: &[Vote], owner: &Owner, is_last: bool) -> Option<Decision> {
-    let count = Count::of(words);
+    let count = VoteCount::of(words);
     let mine = count.said(|answer| shows(answer, owner));
     if mine == 0 || mine >= count.majority || planted(Bug::MaybeTakenForHeld) {
         return found(words, is_last);
@@ -332,7 +332,7 @@ pub fn verified(words: &[Vote], owner: &Owner, is_last: bool) -> Option<Decision
     }
     let others = words.iter().filter(|word| !matches!(word, Vote::Said(answer) if shows(answer, owner)));
     let others: Vec<Vote> = others.cloned().collect();
-    Some(count.mismatch().unwrap_or_else(|| match Count::of(&others).highest() {
+    Some(count.mismatch().unwrap_or_else(|| match VoteCount::of(&others).highest() {
         Some(highest) => highest.show(count.majority),
         None => Decision::Is(Answer::Free),
     }))
@@ -347,7 +347,7 @@ pub fn shows(answer: &Answer, owner: &Owner) -> bool {
 
 /// Decides an inspection, or a forced release, which reports the former holder.
 pub fn found(words: &[Vote], is_last: bool) -> Option<Decision> {
-    let count = Count::of(words);
+    let count = VoteCount::of(words);
     let highest = count.highest();
     let most = highest.as_ref().map_or(0, |highest| highest.lefts.len());
     if most >= count.majority {

@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{Data, Entry, Fence, LockSpec, Notification, Now, Op, ReleaseScope, State, Verb};
+use super::{Data, ExpiringValue, Fence, LockSpec, Notification, Now, Op, ReleaseScope, State, Verb};
 use crate::name::{LockName, USE};
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
@@ -139,7 +139,7 @@ pub fn tag(key: &str) -> Option<&str> {
 /// notification for the waiters.
 pub fn apply(
     state: &mut State,
-    record: &mut Option<Entry<Record>>,
+    record: &mut Option<ExpiringValue<Record>>,
     now: Now,
     op: &RecordOp,
 ) -> (RecordAnswer, Option<Notification>) {
@@ -154,7 +154,7 @@ pub fn apply(
                 return (refusal, None);
             }
             let value = Record { at_us: now.unix_us, value: Arc::clone(&put.value) };
-            *record = Some(Entry { value, expires_ms: Some(now.ms.saturating_add(put.keep_ms)) });
+            *record = Some(ExpiringValue { value, expires_ms: Some(now.ms.saturating_add(put.keep_ms)) });
             let wake = match put.then {
                 Then::Nothing => None,
                 Then::Release => end(state, now, op, &put.owner),
@@ -171,7 +171,7 @@ pub fn apply(
 }
 
 /// The refusal of a put, or `None` if it is allowed.
-pub fn refusal(lock: Option<&Entry<Data>>, now: Now, put: &Put) -> Option<RecordAnswer> {
+pub fn refusal(lock: Option<&ExpiringValue<Data>>, now: Now, put: &Put) -> Option<RecordAnswer> {
     let lock = lock.filter(|lock| !lock.is_over(now));
     if !lock.is_some_and(|lock| holds(&lock.value, now, &put.owner)) && !planted(Bug::RecordOfAnyone) {
         return Some(RecordAnswer::NotHeld);
@@ -193,7 +193,7 @@ fn holds(lock: &Data, now: Now, owner: &Owner) -> bool {
 /// The request that releases the hold after a put.
 pub fn release(lock: &LockName, owner: &Owner) -> Op {
     let verb = Verb::Release { hold: 0, fence: Fence::Assign, whose: ReleaseScope::Own };
-    Op { name: lock.clone(), rule: LockSpec::Mutex, owner: owner.clone(), request: 0, verb }
+    Op { name: lock.clone(), spec: LockSpec::Mutex, owner: owner.clone(), request: 0, verb }
 }
 
 fn end(state: &mut State, now: Now, op: &RecordOp, owner: &Owner) -> Option<Notification> {

@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 
 use super::mutex::assign;
 use super::{
-    Answer, Data, Entry, Found, Holding, Kind, Liveness, Notification, Now, Op, ReleaseScope, State, Verb,
-    force, inspect, is_digits, mutex, other_kind, shown,
+    Answer, Data, ExpiringValue, Found, Holding, Kind, Liveness, Notification, Now, Op, ReleaseScope, State,
+    Verb, force, inspect, is_digits, mutex, other_kind, shown,
 };
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
@@ -34,32 +34,36 @@ pub fn apply(state: &mut State, counter: &mut u64, now: Now, op: &Op) -> (Answer
 }
 
 /// The lock from the requester's point of view.
-enum Ownership {
+enum ReentrantOwnership {
     Free,
     Own,
     Foreign(Answer),
 }
 
-fn ownership(state: &State, now: Now, owner: &Owner) -> Ownership {
+fn ownership(state: &State, now: Now, owner: &Owner) -> ReentrantOwnership {
     match &state.lock {
-        None => Ownership::Free,
-        Some(Entry { value: Data::Hash(hash), .. }) if hash.contains_key(owner.as_str()) => Ownership::Own,
-        Some(lock @ Entry { value: Data::Hash(hash), .. }) => {
-            Ownership::Foreign(Answer::Busy { holder: holder(hash), left_ms: lock.left_ms(now) })
+        None => ReentrantOwnership::Free,
+        Some(ExpiringValue { value: Data::Hash(hash), .. }) if hash.contains_key(owner.as_str()) => {
+            ReentrantOwnership::Own
         }
-        Some(lock) => Ownership::Foreign(other_kind(lock, now)),
+        Some(lock @ ExpiringValue { value: Data::Hash(hash), .. }) => {
+            ReentrantOwnership::Foreign(Answer::Busy { holder: holder(hash), left_ms: lock.left_ms(now) })
+        }
+        Some(lock) => ReentrantOwnership::Foreign(other_kind(lock, now)),
     }
 }
 
 fn acquire(state: &mut State, counter: &mut u64, now: Now, owner: &Owner, ttl_ms: u64, hold: u64) -> Answer {
     match ownership(state, now, owner) {
-        Ownership::Foreign(answer) => return answer,
-        Ownership::Own => {}
-        Ownership::Free => {
+        ReentrantOwnership::Foreign(answer) => return answer,
+        ReentrantOwnership::Own => {}
+        ReentrantOwnership::Free => {
             let fence = assign(counter, now);
             let hash = Hash::from([(owner.to_string(), "0".into()), (FENCE.into(), fence.to_string())]);
-            state.lock =
-                Some(Entry { value: Data::Hash(hash), expires_ms: Some(now.ms.saturating_add(ttl_ms)) });
+            state.lock = Some(ExpiringValue {
+                value: Data::Hash(hash),
+                expires_ms: Some(now.ms.saturating_add(ttl_ms)),
+            });
         }
     }
     if planted(Bug::ReentryBumpsToken) {
@@ -87,9 +91,9 @@ fn renew(
     bind: Option<Liveness>,
 ) -> Answer {
     match ownership(state, now, owner) {
-        Ownership::Free => return Answer::Free,
-        Ownership::Foreign(answer) => return answer,
-        Ownership::Own => {}
+        ReentrantOwnership::Free => return Answer::Free,
+        ReentrantOwnership::Foreign(answer) => return answer,
+        ReentrantOwnership::Own => {}
     }
     let Some(hash) = hash_of(state) else { return Answer::Free };
     let held = match bind {
@@ -128,9 +132,9 @@ fn release(
         return force(state, now, is_own, |data| matches!(data, Data::Hash(hash) if is_meant(hash)));
     }
     match ownership(state, now, owner) {
-        Ownership::Free => return (Answer::Free, None),
-        Ownership::Foreign(answer) => return (answer, None),
-        Ownership::Own => {}
+        ReentrantOwnership::Free => return (Answer::Free, None),
+        ReentrantOwnership::Foreign(answer) => return (answer, None),
+        ReentrantOwnership::Own => {}
     }
     let Some(hash) = hash_of(state) else { return (Answer::Free, None) };
     if hash.remove(&field(hold)).is_none() {
@@ -205,7 +209,7 @@ pub(super) fn holder(hash: &Hash) -> String {
 
 fn hash_of(state: &mut State) -> Option<&mut Hash> {
     match &mut state.lock {
-        Some(Entry { value: Data::Hash(hash), .. }) => Some(hash),
+        Some(ExpiringValue { value: Data::Hash(hash), .. }) => Some(hash),
         _ => None,
     }
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::future::{BoxFuture, select};
@@ -16,6 +16,7 @@ use tokio::time::Instant;
 
 use super::{Runtime, boottime, random_long};
 use crate::moment::Moment;
+use crate::sync::Locked;
 
 /// Initial reading of the clock. Not zero, so that earlier moments can be represented.
 const START: Duration = Duration::from_secs(86_400);
@@ -26,9 +27,9 @@ const STEP: Duration = Duration::from_millis(1);
 
 /// The runtime in which it was created. Clones share it.
 #[derive(Clone)]
-pub struct Callers(Arc<Inner>);
+pub struct Callers(Arc<CallersInner>);
 
-struct Inner {
+struct CallersInner {
     handle: Handle,
     start: Instant,
     unix_us: u64,
@@ -37,7 +38,7 @@ struct Inner {
     /// Wakes sleepers when the offset changes.
     moved: Notify,
     /// Deadlines of the sleepers.
-    timers: Mutex<BTreeSet<(Moment, u64)>>,
+    timers: Locked<BTreeSet<(Moment, u64)>>,
     next: AtomicU64,
 }
 
@@ -46,13 +47,13 @@ impl Callers {
     pub fn current() -> Option<Self> {
         let handle = Handle::try_current().ok()?;
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Some(Self(Arc::new(Inner {
+        Some(Self(Arc::new(CallersInner {
             handle,
             start: Instant::now(),
             unix_us: unix.as_micros() as u64,
             ahead: AtomicU64::new(0),
             moved: Notify::new(),
-            timers: Mutex::default(),
+            timers: Locked::default(),
             next: AtomicU64::new(0),
         })))
     }
@@ -96,7 +97,7 @@ impl Callers {
     }
 
     fn timers(&self) -> MutexGuard<'_, BTreeSet<(Moment, u64)>> {
-        self.0.timers.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.timers.lock()
     }
 }
 

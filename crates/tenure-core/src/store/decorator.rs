@@ -35,42 +35,42 @@ pub trait Decorator: fmt::Debug + Send + Sync + 'static {
     fn listen(
         &self,
         name: &LockName,
-        rule: LockSpec,
+        spec: LockSpec,
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
-        self.inner().listen(name, rule, within)
+        self.inner().listen(name, spec, within)
     }
 
     /// As [`Store::listen_for_turns`].
     fn listen_for_turns(
         &self,
         name: &LockName,
-        rule: LockSpec,
+        spec: LockSpec,
         client: Client,
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
-        self.inner().listen_for_turns(name, rule, client, within)
+        self.inner().listen_for_turns(name, spec, client, within)
     }
 
     /// As [`Store::listen_to_ask`].
     fn listen_to_ask(
         &self,
         name: &LockName,
-        rule: LockSpec,
+        spec: LockSpec,
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
-        self.inner().listen_to_ask(name, rule, within)
+        self.inner().listen_to_ask(name, spec, within)
     }
 
     /// As [`Store::listen_while_held`].
     fn listen_while_held(
         &self,
         name: &LockName,
-        rule: LockSpec,
+        spec: LockSpec,
         owner: &Owner,
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
-        self.inner().listen_while_held(name, rule, owner, within)
+        self.inner().listen_while_held(name, spec, owner, within)
     }
 
     /// As [`Store::list`].
@@ -97,8 +97,8 @@ pub trait Decorator: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// As for the method of [`Store`].
-    fn supports(&self, rule: LockSpec, name: &LockName) -> Result<(), &'static str> {
-        self.inner().supports(rule, name)
+    fn supports(&self, spec: LockSpec, name: &LockName) -> Result<(), &'static str> {
+        self.inner().supports(spec, name)
     }
 
     /// As [`Store::shard`].
@@ -152,39 +152,39 @@ impl<D: Decorator> Store for D {
     fn listen(
         &self,
         name: &LockName,
-        rule: LockSpec,
+        spec: LockSpec,
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
-        Decorator::listen(self, name, rule, within)
+        Decorator::listen(self, name, spec, within)
     }
 
     fn listen_for_turns(
         &self,
         name: &LockName,
-        rule: LockSpec,
+        spec: LockSpec,
         client: Client,
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
-        Decorator::listen_for_turns(self, name, rule, client, within)
+        Decorator::listen_for_turns(self, name, spec, client, within)
     }
 
     fn listen_to_ask(
         &self,
         name: &LockName,
-        rule: LockSpec,
+        spec: LockSpec,
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
-        Decorator::listen_to_ask(self, name, rule, within)
+        Decorator::listen_to_ask(self, name, spec, within)
     }
 
     fn listen_while_held(
         &self,
         name: &LockName,
-        rule: LockSpec,
+        spec: LockSpec,
         owner: &Owner,
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
-        Decorator::listen_while_held(self, name, rule, owner, within)
+        Decorator::listen_while_held(self, name, spec, owner, within)
     }
 
     fn list(
@@ -204,8 +204,8 @@ impl<D: Decorator> Store for D {
         Decorator::capabilities(self)
     }
 
-    fn supports(&self, rule: LockSpec, name: &LockName) -> Result<(), &'static str> {
-        Decorator::supports(self, rule, name)
+    fn supports(&self, spec: LockSpec, name: &LockName) -> Result<(), &'static str> {
+        Decorator::supports(self, spec, name)
     }
 
     fn shard(&self, name: &LockName) -> Option<String> {
@@ -251,12 +251,12 @@ mod tests {
 
     /// Answers differently from every default and records the calls.
     #[derive(Debug)]
-    struct Told {
+    struct RecordingStore {
         asked: Mutex<Vec<&'static str>>,
         url: Arc<str>,
     }
 
-    impl Told {
+    impl RecordingStore {
         fn ask(&self, what: &'static str) {
             self.asked.lock().expect("no panic").push(what);
         }
@@ -271,7 +271,7 @@ mod tests {
         restart_grace: Some(Duration::from_secs(7)),
     };
 
-    impl Store for Told {
+    impl Store for RecordingStore {
         fn call(&self, op: Op, _: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
             self.ask("call");
             ready(Ok(Answer::Behind { ballot: op.request })).boxed()
@@ -374,7 +374,7 @@ mod tests {
         }
     }
 
-    impl QuorumMember for Told {
+    impl QuorumMember for RecordingStore {
         fn incarnation(&self) -> Incarnation {
             self.ask("incarnation");
             Incarnation::Unknown
@@ -382,9 +382,9 @@ mod tests {
     }
 
     #[derive(Debug)]
-    struct Plain(Told);
+    struct PlainStore(RecordingStore);
 
-    impl Decorator for Plain {
+    impl Decorator for PlainStore {
         fn inner(&self) -> &dyn Store {
             &self.0
         }
@@ -392,13 +392,13 @@ mod tests {
 
     #[test]
     fn a_decorator_forwards_all_that_it_does_not_override() {
-        let plain = Plain(Told { asked: Mutex::default(), url: "told:".into() });
+        let plain = PlainStore(RecordingStore { asked: Mutex::default(), url: "told:".into() });
         let store: &dyn Store = &plain;
-        let (name, rule, second) =
+        let (name, spec, second) =
             (LockName::new("x").expect("a name"), LockSpec::Mutex, Duration::from_secs(1));
         let op = Op {
             name: name.clone(),
-            rule,
+            spec,
             owner: Owner::new("a").expect("an owner"),
             request: 7,
             verb: Verb::Inspect,
@@ -409,16 +409,16 @@ mod tests {
         let op = RecordOp { lock: name.clone(), verb: RecordVerb::Void };
         let answer = store.record(op, second).now_or_never().expect(now).expect("an answer");
         assert_eq!(answer, RecordAnswer::Voided);
-        assert!(store.listen(&name, rule, second).now_or_never().expect(now).is_err());
+        assert!(store.listen(&name, spec, second).now_or_never().expect(now).is_err());
         let owner = Owner::new("a").expect("an owner");
         let client = owner.client();
-        assert!(store.listen_for_turns(&name, rule, client, second).now_or_never().expect(now).is_err());
-        assert!(store.listen_to_ask(&name, rule, second).now_or_never().expect(now).is_err());
-        assert!(store.listen_while_held(&name, rule, &owner, second).now_or_never().expect(now).is_err());
+        assert!(store.listen_for_turns(&name, spec, client, second).now_or_never().expect(now).is_err());
+        assert!(store.listen_to_ask(&name, spec, second).now_or_never().expect(now).is_err());
+        assert!(store.listen_while_held(&name, spec, &owner, second).now_or_never().expect(now).is_err());
         assert!(store.list("", Cursor::default(), second).now_or_never().expect(now).is_err());
         assert!(store.ready(second).now_or_never().expect(now).is_err());
         assert_eq!(store.capabilities(), CAPABILITIES);
-        assert_eq!(store.supports(rule, &name), Err(SETUP));
+        assert_eq!(store.supports(spec, &name), Err(SETUP));
         store.declare_ttl(second);
         store.settled().now_or_never().expect(now);
         store.interrupted().now_or_never().expect(now);

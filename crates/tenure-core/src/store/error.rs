@@ -20,11 +20,11 @@ impl Error {
             (Kind::Semaphore, Some(permits)) => format!("{kind} of {permits}"),
             (kind, _) => format!("{kind}"),
         };
-        if let (LockSpec::Queue(seat), Kind::Semaphore, Some(capacity)) = (asked, kind, capacity)
-            && seat.kind == kind
-            && seat.weight > capacity
+        if let (LockSpec::Queue(queue_spec), Kind::Semaphore, Some(capacity)) = (asked, kind, capacity)
+            && queue_spec.kind == kind
+            && queue_spec.weight > capacity
         {
-            let (name, weight) = (lock.quoted(), seat.weight);
+            let (name, weight) = (lock.quoted(), queue_spec.weight);
             let message = format!("semaphore {name} has {capacity} permits now, and {weight} were asked for");
             return Self::new(ErrorKind::Mismatch, Some(lock), Some(store), message, None);
         }

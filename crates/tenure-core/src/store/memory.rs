@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, MutexGuard, Weak};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt, pending, ready};
@@ -16,8 +16,9 @@ use crate::error::Result;
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::protocol::record::{self, Record, RecordAnswer, RecordOp};
-use crate::protocol::{self, Answer, Entry, Listening, LockSpec, Notification, Now, Op, State};
+use crate::protocol::{self, Answer, ExpiringValue, Listening, LockSpec, Notification, Now, Op, State};
 use crate::runtime::Runtime;
+use crate::sync::Locked;
 
 /// A store in memory. Clones share its state.
 #[derive(Clone)]
@@ -25,18 +26,18 @@ pub struct Memory(Arc<OpenedMemory>);
 
 struct OpenedMemory {
     /// Shared by all clients that opened this store by its name.
-    inner: Arc<Mutex<Inner>>,
+    inner: Arc<Locked<MemoryInner>>,
     runtime: Arc<dyn Runtime>,
     url: Arc<str>,
 }
 
 #[derive(Default)]
-struct Inner {
+struct MemoryInner {
     locks: BTreeMap<LockName, State>,
     /// The last token assigned, across all locks.
     counter: u64,
     /// Keyed by the names of their locks.
-    records: BTreeMap<LockName, Entry<Record>>,
+    records: BTreeMap<LockName, ExpiringValue<Record>>,
     /// Subscriptions to a client's turns in a queue carry the client.
     listeners: BTreeMap<(LockName, u64), (Option<Client>, Publisher)>,
     next_listener: u64,
@@ -61,8 +62,8 @@ impl Memory {
 
     /// The store of this name, shared within this process. It exists for as long as any client has it open.
     pub fn named(runtime: Arc<dyn Runtime>, url: &str) -> Self {
-        static NAMED: Mutex<BTreeMap<String, Weak<Mutex<Inner>>>> = Mutex::new(BTreeMap::new());
-        let mut named = NAMED.lock().unwrap_or_else(PoisonError::into_inner);
+        static NAMED: Locked<BTreeMap<String, Weak<Locked<MemoryInner>>>> = Locked::new(BTreeMap::new());
+        let mut named = NAMED.lock();
         named.retain(|_, inner| inner.strong_count() > 0);
         let known = named.get(url).and_then(Weak::upgrade);
         let inner = known.unwrap_or_default();
@@ -74,16 +75,16 @@ impl Memory {
         Now { ms: self.0.runtime.now().millis(), unix_us: self.0.runtime.unix_micros() }
     }
 
-    fn inner(&self) -> MutexGuard<'_, Inner> {
+    fn inner(&self) -> MutexGuard<'_, MemoryInner> {
         // No update panics half-way, so a poisoned map is still consistent.
-        self.0.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.inner.lock()
     }
 
     fn apply(&self, op: &Op) -> Answer {
         let now = self.now();
         let mut inner = self.inner();
         inner.sweep(now);
-        let Inner { locks, counter, listeners, .. } = &mut *inner;
+        let MemoryInner { locks, counter, listeners, .. } = &mut *inner;
         let state = locks.entry(op.name.clone()).or_default();
         let hears = |_: Option<Listening>, owner: &Owner| {
             let mut those = listeners.range((op.name.clone(), 0)..=(op.name.clone(), u64::MAX));
@@ -105,7 +106,8 @@ impl Memory {
             let id = inner.next_listener;
             inner.next_listener += 1;
             inner.listeners.insert((name.clone(), id), (client, sender));
-            Box::new(Subscription { store: self.clone(), name: name.clone(), id }) as Box<dyn Any + Send>
+            Box::new(MemorySubscription { store: self.clone(), name: name.clone(), id })
+                as Box<dyn Any + Send>
         })
     }
 
@@ -129,7 +131,7 @@ impl Memory {
     }
 }
 
-impl Inner {
+impl MemoryInner {
     /// Removes expired locks, ballots and records at most once a minute, so that names used once do not
     /// accumulate.
     fn sweep(&mut self, now: Now) {
@@ -256,13 +258,13 @@ impl fmt::Debug for Memory {
     }
 }
 
-struct Subscription {
+struct MemorySubscription {
     store: Memory,
     name: LockName,
     id: u64,
 }
 
-impl Drop for Subscription {
+impl Drop for MemorySubscription {
     fn drop(&mut self) {
         self.store.inner().listeners.remove(&(self.name.clone(), self.id));
     }

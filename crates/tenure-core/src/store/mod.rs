@@ -114,12 +114,12 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     fn record(&self, op: RecordOp, within: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>>;
 
     /// Subscribes to notifications about one lock. Once the future is ready, the listener receives every
-    /// later change that frees the lock, unless the message is lost. `rule` selects the channel, which
+    /// later change that frees the lock, unless the message is lost. `spec` selects the channel, which
     /// depends on the kind of lock.
     fn listen(
         &self,
         name: &LockName,
-        rule: LockSpec,
+        spec: LockSpec,
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>>;
 
@@ -129,11 +129,11 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     fn listen_for_turns(
         &self,
         name: &LockName,
-        rule: LockSpec,
+        spec: LockSpec,
         _client: Client,
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
-        self.listen(name, rule, within)
+        self.listen(name, spec, within)
     }
 
     /// Subscribes for a process that requests an unqueued lock whenever it is free, and that calls
@@ -143,10 +143,10 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     fn listen_to_ask(
         &self,
         name: &LockName,
-        rule: LockSpec,
+        spec: LockSpec,
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
-        self.listen(name, rule, within)
+        self.listen(name, spec, within)
     }
 
     /// Subscribes a holder to notifications that its hold may have been ended by force. They are hints: only
@@ -154,13 +154,13 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     fn listen_while_held(
         &self,
         name: &LockName,
-        rule: LockSpec,
+        spec: LockSpec,
         owner: &Owner,
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
-        match rule {
-            LockSpec::Queue(_) => self.listen_for_turns(name, rule, owner.client(), within),
-            LockSpec::Mutex | LockSpec::Reentrant => self.listen(name, rule, within),
+        match spec {
+            LockSpec::Queue(_) => self.listen_for_turns(name, spec, owner.client(), within),
+            LockSpec::Mutex | LockSpec::Reentrant => self.listen(name, spec, within),
         }
     }
 
@@ -179,7 +179,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// The reason, worded to follow "it cannot, because".
-    fn supports(&self, rule: LockSpec, name: &LockName) -> Result<(), &'static str>;
+    fn supports(&self, spec: LockSpec, name: &LockName) -> Result<(), &'static str>;
 
     /// Identifies the server that keeps this name, for a store whose servers fail independently: a timeout of
     /// one server implies nothing about the others.
@@ -232,7 +232,7 @@ pub trait RenewsMany {
 
     /// The group of a lock. Only locks of the same group can be renewed together; a lock with `None` is
     /// renewed alone.
-    fn group(&self, name: &LockName, rule: LockSpec) -> Option<u16>;
+    fn group(&self, name: &LockName, spec: LockSpec) -> Option<u16>;
 
     /// Carries out these renewals, which must all belong to one [`group`](Self::group). Returns one answer
     /// for each, in the same order. The guarantees of [`Store::call`] apply to each.

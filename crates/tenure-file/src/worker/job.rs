@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 use crate::apply::Applied;
 use crate::names::RecordId;
 use crate::shared::Handed;
-use crate::watch::Hears;
+use crate::watch::WatchMode;
 use tenure_core::moment::Moment;
 use tenure_core::name::LockName;
 use tenure_core::protocol::record::{RecordAnswer, RecordOp};
@@ -16,7 +16,7 @@ use tenure_core::store::{Cursor, Failure, Listener, Page};
 
 /// A request and its deadline.
 pub(crate) struct Job {
-    pub(super) ask: Request,
+    pub(super) ask: JobRequest,
     pub(super) within: Duration,
     pub(super) until: Moment,
     /// How many times its timeout was restarted because of CPU starvation.
@@ -26,19 +26,19 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    pub(crate) fn new(ask: Request, now: Moment, within: Duration, handed: Option<Handed>) -> Self {
+    pub(crate) fn new(ask: JobRequest, now: Moment, within: Duration, handed: Option<Handed>) -> Self {
         Self { ask, within, until: now + within, starved: 0, _handed: handed }
     }
 }
 
 pub(crate) type Promise<T> = oneshot::Sender<Result<T, Failure>>;
 
-pub(crate) enum Request {
+pub(crate) enum JobRequest {
     Call(Op, Promise<Answer>),
     Record(RecordOp, Promise<RecordAnswer>),
     Listen {
         name: LockName,
-        hears: Hears,
+        hears: WatchMode,
         promise: Promise<Listener>,
     },
     /// For holders of this lock.
@@ -55,7 +55,7 @@ pub(crate) enum Request {
     Heard((RecordId, Applied)),
 }
 
-impl Request {
+impl JobRequest {
     // The caller may have dropped its future, so a failed send is ignored.
     pub(super) fn fail(self, failure: Failure) {
         match self {

@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
-use super::Worker;
-use super::job::{Job, Request};
+use super::DirectoryWorker;
+use super::job::{Job, JobRequest};
 use crate::apply::{Applied, now};
 use crate::directory::{Directory, Entered, Inside};
-use crate::holders::Holders;
+use crate::holders::HolderFiles;
 use crate::look::{Looked, changed as changed_to, holds_no_more, looked};
 use crate::names::{HolderId, RecordId};
 use crate::sweep::Sweep;
-use crate::watch::{Seen, Watch};
+use crate::watch::{DirectoryWatch, InotifyEvent};
 use tenure_core::events::{event, text};
 use tenure_core::planted::{Bug, planted};
 use tenure_core::protocol::{Answer, Notification};
@@ -38,20 +38,20 @@ const SHARE: u32 = 4;
 /// Pause between two pieces of a sweep.
 const PIECE_PAUSE: Duration = Duration::from_millis(2);
 
-impl Worker {
+impl DirectoryWorker {
     /// Publishes the changes that were noticed. `own` are those of this store's requests, which inotify
     /// reports as well.
     pub(super) fn hear(&mut self, own: Vec<(RecordId, Applied)>) {
         let mut changed = BTreeSet::new();
-        for seen in self.watch.as_ref().map(Watch::read).unwrap_or_default() {
+        for seen in self.watch.as_ref().map(DirectoryWatch::read).unwrap_or_default() {
             match seen {
-                Seen::Changed(_) if planted(Bug::ChangeUnheard) => {}
-                Seen::Changed(id) => drop(changed.insert(id)),
-                Seen::HolderClosed if planted(Bug::DeathUnheard) => {}
-                Seen::HolderClosed if self.look.is_some() => self.look_after(AFTER_CLOSE),
-                Seen::HolderClosed => {}
-                Seen::Replaced => self.replaced(),
-                Seen::Missed => self.listeners.tell_all(&Notification::Reconnected),
+                InotifyEvent::Changed(_) if planted(Bug::ChangeUnheard) => {}
+                InotifyEvent::Changed(id) => drop(changed.insert(id)),
+                InotifyEvent::HolderClosed if planted(Bug::DeathUnheard) => {}
+                InotifyEvent::HolderClosed if self.look.is_some() => self.look_after(AFTER_CLOSE),
+                InotifyEvent::HolderClosed => {}
+                InotifyEvent::Replaced => self.replaced(),
+                InotifyEvent::Missed => self.listeners.tell_all(&Notification::Reconnected),
             }
         }
         let shared = Arc::clone(&self.shared);
@@ -102,7 +102,7 @@ impl Worker {
             self.listeners.tell_holders(id);
             if !self.listeners.has(id) {
                 // Nobody waits here any more; pass the wake-up on.
-                self.queue.push_back(Job::new(Request::Rest(id), self.runtime.now(), Duration::MAX, None));
+                self.queue.push_back(Job::new(JobRequest::Rest(id), self.runtime.now(), Duration::MAX, None));
             } else if !planted(Bug::ChangeUnheard) {
                 self.look_at(id);
             }
@@ -142,21 +142,21 @@ impl Worker {
             }
             self.shared.listens.store(!self.listeners.is_empty(), Ordering::Release);
             let over = self.shared.core().holders.ask_no_more(|id| self.listeners.has(id));
-            let rest = |id| Job::new(Request::Rest(id), now, Duration::MAX, None);
+            let rest = |id| Job::new(JobRequest::Rest(id), now, Duration::MAX, None);
             self.queue.extend(over.into_iter().map(rest));
             self.looking_since = self.runtime.now();
             self.idle_looks = if self.looking.is_empty() { self.idle_looks + 1 } else { 0 };
             if !self.looking.is_empty() && !self.listeners.any_watches() {
-                self.watch.iter_mut().for_each(Watch::end_directory);
+                self.watch.iter_mut().for_each(DirectoryWatch::end_directory);
             }
             if self.looking.is_empty() && self.listeners.any_calls() {
                 self.look = Some(self.runtime.sleep_until(self.rare_at));
                 return;
             }
-            let watches = self.watch.as_ref().is_some_and(Watch::is_active);
+            let watches = self.watch.as_ref().is_some_and(DirectoryWatch::is_active);
             if self.looking.is_empty() && (!watches || self.idle_looks > IDLE_LOOKS) {
                 self.look = None;
-                self.watch.iter_mut().for_each(Watch::end);
+                self.watch.iter_mut().for_each(DirectoryWatch::end);
                 return;
             }
         }
@@ -224,7 +224,7 @@ impl Worker {
 pub(super) fn do_piece(
     sweep: &mut Option<Sweep>,
     inside: &Inside<'_>,
-    holders: &Holders,
+    holders: &HolderFiles,
     runtime: &dyn Runtime,
     offset_ms: i64,
 ) -> Option<BoxFuture<'static, ()>> {
@@ -253,7 +253,7 @@ pub(super) fn not_swept(failure: &Failure) {
 }
 
 /// Starts watching the directory. Without inotify, periodic looks have to do.
-pub(super) fn listen(watch: &mut Option<Watch>, directory: &Directory) {
+pub(super) fn listen(watch: &mut Option<DirectoryWatch>, directory: &Directory) {
     if watch.is_none() {
         *watch = new_watch();
     }
@@ -262,8 +262,8 @@ pub(super) fn listen(watch: &mut Option<Watch>, directory: &Directory) {
     }
 }
 
-fn new_watch() -> Option<Watch> {
-    Watch::new()
+fn new_watch() -> Option<DirectoryWatch> {
+    DirectoryWatch::new()
         .inspect_err(|error| event!(DEBUG, target: "tenure", "directory_not_watched", "the system gives no inotify object", errno = text(error)))
         .ok()
 }

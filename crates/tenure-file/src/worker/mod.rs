@@ -5,7 +5,7 @@ mod job;
 mod looks;
 mod turn;
 
-pub(super) use job::{Job, Promise, Request};
+pub(super) use job::{Job, JobRequest, Promise};
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -17,14 +17,14 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::{mpsc, oneshot, watch::Sender};
 
-use self::turn::Turn;
+use self::turn::TurnOutcome;
 use super::apply::now;
-use super::directory::{Directory, Locked};
+use super::directory::{Directory, HeldGuard};
 use super::error::shown;
 use super::names::RecordId;
-use super::shared::{Core, Shared};
+use super::shared::{Core, SharedDirectory};
 use super::sweep::Sweep;
-use super::watch::{Listeners, Watch};
+use super::watch::{DirectoryWatch, Listeners};
 use tenure_core::events::{event, text};
 use tenure_core::moment::Moment;
 use tenure_core::planted::{Bug, planted};
@@ -41,7 +41,7 @@ const STARVED: Duration = Duration::from_millis(200);
 const STARVED_TIMES: u32 = 3;
 
 /// The task's state.
-pub(super) struct Worker {
+pub(super) struct DirectoryWorker {
     path: PathBuf,
     runtime: Arc<dyn Runtime>,
     replaced: Arc<Sender<u64>>,
@@ -49,13 +49,13 @@ pub(super) struct Worker {
     queue: VecDeque<Job>,
     /// A thread waiting for the guard, at most one. If its result is no longer needed, the guard is released
     /// as soon as it arrives.
-    waiting: Option<oneshot::Receiver<Locked>>,
-    shared: Arc<Shared>,
+    waiting: Option<oneshot::Receiver<HeldGuard>>,
+    shared: Arc<SharedDirectory>,
     sweep: Option<Sweep>,
     /// When the next piece of the sweep is due.
     sweep_at: Option<BoxFuture<'static, ()>>,
     listeners: Listeners,
-    watch: Option<Watch>,
+    watch: Option<DirectoryWatch>,
     /// When the next look is due; `None` while there is nothing to look at.
     look: Option<BoxFuture<'static, ()>>,
     /// Locks left to look at in this round, and when the round began.
@@ -68,7 +68,7 @@ pub(super) struct Worker {
     forget_at: Moment,
 }
 
-enum Event {
+enum WorkerEvent {
     Job(Job),
     Seen,
     Called,
@@ -79,16 +79,16 @@ enum Event {
 
 /// What ended a wait for the guard.
 enum Waited {
-    Guard(Option<Locked>),
+    Guard(Option<HeldGuard>),
     Job(Job),
     Due,
 }
 
-impl Worker {
+impl DirectoryWorker {
     pub(super) fn new(
         path: PathBuf,
         runtime: Arc<dyn Runtime>,
-        shared: Arc<Shared>,
+        shared: Arc<SharedDirectory>,
         replaced: Arc<Sender<u64>>,
         jobs: mpsc::UnboundedReceiver<Job>,
     ) -> Self {
@@ -120,21 +120,21 @@ impl Worker {
     pub(super) async fn run(mut self) {
         loop {
             match self.next().await {
-                Event::Job(job) => {
+                WorkerEvent::Job(job) => {
                     self.take_in(job);
                     self.serve().await;
                 }
-                Event::Seen => self.hear(Vec::new()),
-                Event::Called => {
+                WorkerEvent::Seen => self.hear(Vec::new()),
+                WorkerEvent::Called => {
                     self.called();
                     self.serve().await;
                 }
-                Event::Sweep => self.sweep(),
-                Event::Look => {
+                WorkerEvent::Sweep => self.sweep(),
+                WorkerEvent::Look => {
                     self.look();
                     self.serve().await;
                 }
-                Event::End => return,
+                WorkerEvent::End => return,
             }
         }
     }
@@ -142,39 +142,39 @@ impl Worker {
     /// Queues a request. Changes made on callers' threads are published to the listeners.
     fn take_in(&mut self, job: Job) {
         match job.ask {
-            Request::Heard(applied) => {
+            JobRequest::Heard(applied) => {
                 self.hear(vec![applied]);
                 self.forget();
             }
             // This process is not in the list, and no queued request could add it.
-            Request::Rest(id) if self.queue.is_empty() && !self.shared.core().holders.has_come_in(id) => {}
+            JobRequest::Rest(id) if self.queue.is_empty() && !self.shared.core().holders.has_come_in(id) => {}
             _ => self.queue.push_back(job),
         }
     }
 
     /// Waits for the next event.
-    async fn next(&mut self) -> Event {
+    async fn next(&mut self) -> WorkerEvent {
         poll_fn(|context| {
             if self.waiting.as_mut().is_some_and(|guard| guard.poll_unpin(context).is_ready()) {
                 // The request it was for is gone, so the guard is released.
                 self.waiting = None;
             }
             match self.jobs.poll_recv(context) {
-                Poll::Ready(Some(job)) => return Poll::Ready(Event::Job(job)),
-                Poll::Ready(None) => return Poll::Ready(Event::End),
+                Poll::Ready(Some(job)) => return Poll::Ready(WorkerEvent::Job(job)),
+                Poll::Ready(None) => return Poll::Ready(WorkerEvent::End),
                 Poll::Pending => {}
             }
             if self.watch.as_ref().is_some_and(|watch| watch.poll_ready(context).is_ready()) {
-                return Poll::Ready(Event::Seen);
+                return Poll::Ready(WorkerEvent::Seen);
             }
             if self.shared.core().holders.poll_called(context).is_ready() {
-                return Poll::Ready(Event::Called);
+                return Poll::Ready(WorkerEvent::Called);
             }
             if self.sweep_at.as_mut().is_some_and(|sweep| sweep.poll_unpin(context).is_ready()) {
-                return Poll::Ready(Event::Sweep);
+                return Poll::Ready(WorkerEvent::Sweep);
             }
             if self.look.as_mut().is_some_and(|look| look.poll_unpin(context).is_ready()) {
-                return Poll::Ready(Event::Look);
+                return Poll::Ready(WorkerEvent::Look);
             }
             Poll::Pending
         })
@@ -187,8 +187,8 @@ impl Worker {
         let (mut locked, mut modified) = (None, self.waiting.as_ref().and_then(|_| self.modified()));
         while !self.queue.is_empty() {
             match self.turn(locked.take()) {
-                Ok(Turn::Done) => (attempts, replaced, self.waiting) = (0, 0, None),
-                Ok(Turn::Locked) => {
+                Ok(TurnOutcome::Done) => (attempts, replaced, self.waiting) = (0, 0, None),
+                Ok(TurnOutcome::Locked) => {
                     let first_due = |queue: &VecDeque<Job>| queue.iter().map(|job| job.until).min();
                     let due = first_due(&self.queue).unwrap_or_default();
                     if (attempts >= EAGER || due <= self.runtime.now()) && self.waiting.is_none() {
@@ -220,11 +220,11 @@ impl Worker {
                     }
                     attempts += 1;
                 }
-                Ok(Turn::Replaced) if replaced < 3 => {
+                Ok(TurnOutcome::Replaced) if replaced < 3 => {
                     replaced += 1;
                     self.replaced();
                 }
-                Ok(Turn::Replaced) => {
+                Ok(TurnOutcome::Replaced) => {
                     let text = format!("{} is replaced again and again", shown(&self.path));
                     self.fail_first(Failure::NotSent(Failure::cause(text)));
                 }
@@ -269,7 +269,7 @@ impl Worker {
     }
 
     /// Waits for the guard, another request, or the first timeout.
-    async fn wait(&mut self, guard: &mut oneshot::Receiver<Locked>, due: Moment) -> Waited {
+    async fn wait(&mut self, guard: &mut oneshot::Receiver<HeldGuard>, due: Moment) -> Waited {
         let mut timer = self.runtime.sleep_until(due);
         poll_fn(|context| {
             if let Poll::Ready(taken) = guard.poll_unpin(context) {
@@ -284,7 +284,7 @@ impl Worker {
     }
 
     /// Waits for the guard on another thread, if the runtime has one.
-    fn wait_for_guard(&self) -> Option<oneshot::Receiver<Locked>> {
+    fn wait_for_guard(&self) -> Option<oneshot::Receiver<HeldGuard>> {
         let guard = self.shared.core().directory.as_ref()?.guard_to_wait_for()?;
         let (sender, receiver) = oneshot::channel();
         let wait = move || {
@@ -334,7 +334,7 @@ impl Worker {
         // It belongs to the old directory's guard.
         self.waiting = None;
         let Some(directory) = directory else { return };
-        self.watch.iter_mut().for_each(Watch::end);
+        self.watch.iter_mut().for_each(DirectoryWatch::end);
         holders.leave(&directory);
         (self.sweep, self.sweep_at) = (None, None);
         self.listeners.tell_all(&Notification::Reconnected);
@@ -349,7 +349,7 @@ impl Worker {
     }
 }
 
-impl Drop for Worker {
+impl Drop for DirectoryWorker {
     fn drop(&mut self) {
         let (mut core, is_sound) = self.shared.last();
         let Core { directory, holders, .. } = std::mem::take(&mut *core);

@@ -3,20 +3,20 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::Worker;
-use super::job::{Job, Promise, Request};
+use super::DirectoryWorker;
+use super::job::{Job, JobRequest, Promise};
 use super::looks::{self, LOOK, do_piece, not_swept, rare};
 use crate::apply::{Applied, apply, now};
 use crate::beside::apply_to_record;
 use crate::bindings::Bindings;
 use crate::called::rest;
-use crate::directory::{Directory, Entered, Locked};
+use crate::directory::{Directory, Entered, HeldGuard};
 use crate::lock::Lock;
 use crate::look::page;
 use crate::names::RecordId;
 use crate::shared::{Core, SWEEP};
 use crate::sweep::Sweep;
-use crate::watch::Hears;
+use crate::watch::WatchMode;
 use tenure_core::protocol::record::{RecordAnswer, RecordOp, RecordVerb};
 use tenure_core::protocol::{Answer, Op, Verb};
 use tenure_core::store::{Cursor, Failure, Listener, Page};
@@ -42,7 +42,7 @@ impl Answered {
 
 /// The work of one turn.
 #[derive(Default)]
-struct Done {
+struct TurnWork {
     requests: usize,
     applied: Vec<(RecordId, Applied)>,
     replies: Vec<Answered>,
@@ -50,29 +50,29 @@ struct Done {
 }
 
 /// Outcome of a turn.
-pub(super) enum Turn {
+pub(super) enum TurnOutcome {
     Done,
     Locked,
     Replaced,
 }
 
-impl Worker {
+impl DirectoryWorker {
     /// Answers the first queued request without a directory if it only reads, because reading is no reason to
     /// create one.
     fn sees_nothing(&mut self) -> bool {
         let Some(job) = self.queue.pop_front() else { return false };
         match job.ask {
-            Request::Call(Op { verb: Verb::Inspect, .. }, promise) => {
+            JobRequest::Call(Op { verb: Verb::Inspect, .. }, promise) => {
                 let _ = promise.send(Ok(Answer::Free));
             }
-            Request::Record(RecordOp { verb: RecordVerb::Read, .. }, promise) => {
+            JobRequest::Record(RecordOp { verb: RecordVerb::Read, .. }, promise) => {
                 let now_us = self.now().unix_us;
                 let _ = promise.send(Ok(RecordAnswer::Read { record: None, now_us }));
             }
-            Request::List { promise, .. } => {
+            JobRequest::List { promise, .. } => {
                 let _ = promise.send(Ok(Page { locks: Vec::new(), next: None }));
             }
-            Request::Rest(_) => {}
+            JobRequest::Rest(_) => {}
             ask => {
                 self.queue.push_front(Job { ask, ..job });
                 return false;
@@ -82,12 +82,12 @@ impl Worker {
     }
 
     /// Enters once and executes up to a batch of queued requests.
-    pub(super) fn turn(&mut self, locked: Option<Locked>) -> Result<Turn, Failure> {
+    pub(super) fn turn(&mut self, locked: Option<HeldGuard>) -> Result<TurnOutcome, Failure> {
         let shared = Arc::clone(&self.shared);
         let mut core = shared.core();
-        let (begun, mut done) = (self.runtime.now(), Done::default());
+        let (begun, mut done) = (self.runtime.now(), TurnWork::default());
         let turn = self.enter(&mut core, locked, &mut done);
-        if let (Ok(Turn::Done), None) = (&turn, &done.listing) {
+        if let (Ok(TurnOutcome::Done), None) = (&turn, &done.listing) {
             shared.took(self.runtime.now().since(begun), done.requests);
         }
         // After the guard is released, so that woken processes do not wait for it, and before the answers,
@@ -104,17 +104,22 @@ impl Worker {
         // A caller may send its next request as soon as it has the answer.
         drop(core);
         done.replies.into_iter().for_each(Answered::send);
-        if !self.listeners.is_empty() && matches!(turn, Ok(Turn::Done)) {
+        if !self.listeners.is_empty() && matches!(turn, Ok(TurnOutcome::Done)) {
             self.hear(done.applied);
         }
         turn
     }
 
-    fn enter(&mut self, core: &mut Core, locked: Option<Locked>, done: &mut Done) -> Result<Turn, Failure> {
+    fn enter(
+        &mut self,
+        core: &mut Core,
+        locked: Option<HeldGuard>,
+        done: &mut TurnWork,
+    ) -> Result<TurnOutcome, Failure> {
         let directory = match core.directory.take() {
             Some(directory) => directory,
             None if matches!(self.path.try_exists(), Ok(false)) && self.sees_nothing() => {
-                return Ok(Turn::Done);
+                return Ok(TurnOutcome::Done);
             }
             None => Directory::open(&self.path)?,
         };
@@ -122,8 +127,8 @@ impl Worker {
         let directory = &*open.insert(directory);
         let cannot_be_called = holders.cannot_be_called();
         let watches = |job: &Job| match &job.ask {
-            Request::Listen { hears, .. } => cannot_be_called || *hears == Hears::All,
-            Request::ListenWhileHeld(..) => cannot_be_called,
+            JobRequest::Listen { hears, .. } => cannot_be_called || *hears == WatchMode::All,
+            JobRequest::ListenWhileHeld(..) => cannot_be_called,
             _ => false,
         };
         if self.listeners.any_watches() || self.queue.iter().take(BATCH).any(watches) {
@@ -132,8 +137,8 @@ impl Worker {
         }
         let mut inside = match directory.enter(locked)? {
             Entered::Inside(inside) => inside,
-            Entered::Locked => return Ok(Turn::Locked),
-            Entered::Replaced => return Ok(Turn::Replaced),
+            Entered::Locked => return Ok(TurnOutcome::Locked),
+            Entered::Replaced => return Ok(TurnOutcome::Replaced),
         };
         let (runtime, offset_ms) = (&*self.runtime, self.shared.offset_ms);
         if self.sweep.is_none() && swept.is_none_or(|swept| runtime.now().since(swept) >= SWEEP) {
@@ -148,7 +153,7 @@ impl Worker {
             let Some(Job { ask, _handed, .. }) = self.queue.pop_front() else { break };
             done.requests += 1;
             match ask {
-                Request::Call(op, promise) => {
+                JobRequest::Call(op, promise) => {
                     let now = now(runtime, offset_ms);
                     let applied = apply(&mut inside, holders, now, runtime, &op);
                     let reply = applied.map(|applied| {
@@ -158,7 +163,7 @@ impl Worker {
                     });
                     done.replies.push(Answered::Call(promise, reply));
                 }
-                Request::Record(op, promise) => {
+                JobRequest::Record(op, promise) => {
                     let now = now(runtime, offset_ms);
                     let answer = apply_to_record(&mut inside, holders, now, runtime, &op);
                     let answer = answer.map(|(answer, applied)| {
@@ -167,15 +172,15 @@ impl Worker {
                     });
                     done.replies.push(Answered::Record(promise, answer));
                 }
-                Request::Listen { name, hears, promise } => {
+                JobRequest::Listen { name, hears, promise } => {
                     let id = RecordId::of(&name);
                     let hears = match hears {
-                        _ if cannot_be_called => Hears::All,
-                        Hears::Calls => match holders.begin_to_ask(&inside, runtime, id) {
+                        _ if cannot_be_called => WatchMode::All,
+                        WatchMode::Calls => match holders.begin_to_ask(&inside, runtime, id) {
                             Ok(true) => hears,
                             // The directory watch may start too late for the first changes; the look finds
                             // them.
-                            Ok(false) | Err(_) => Hears::All,
+                            Ok(false) | Err(_) => WatchMode::All,
                         },
                         hears => hears,
                     };
@@ -186,7 +191,7 @@ impl Worker {
                     // Before the guard is released, so that no later change is missed.
                     self.shared.listens.store(true, Ordering::Release);
                     match hears {
-                        Hears::Turns => {
+                        WatchMode::Turns => {
                             // To find out whether its ticket is at the front of the queue.
                             if self.looking.is_empty() {
                                 self.looking_since = runtime.now();
@@ -194,18 +199,18 @@ impl Worker {
                             self.looking.push(id);
                             self.look = Some(runtime.sleep_until(runtime.now()));
                         }
-                        Hears::Calls if self.look.is_some() => {}
-                        Hears::Calls => {
+                        WatchMode::Calls if self.look.is_some() => {}
+                        WatchMode::Calls => {
                             self.rare_at = runtime.now() + rare(runtime);
                             self.look = Some(runtime.sleep_until(self.rare_at));
                         }
-                        Hears::All => {
+                        WatchMode::All => {
                             self.look.get_or_insert_with(|| runtime.sleep_until(runtime.now() + LOOK));
                         }
                     }
                     let _ = promise.send(Ok(listener));
                 }
-                Request::ListenWhileHeld(name, promise) => {
+                JobRequest::ListenWhileHeld(name, promise) => {
                     let id = RecordId::of(&name);
                     let bindings = Lock::peek(&inside, id).ok().flatten().map(|record| record.bindings);
                     for (_, holder) in bindings.iter().flat_map(Bindings::iter) {
@@ -222,22 +227,22 @@ impl Worker {
                     }
                     let _ = promise.send(Ok(listener));
                 }
-                Request::Rest(id) => {
+                JobRequest::Rest(id) => {
                     let calls = rest(&inside, holders, now(runtime, offset_ms), id);
                     let applied =
                         Applied { answer: Answer::Free, wake: None, calls, is_forced: false, is_near: false };
                     done.applied.push((id, applied));
                 }
-                Request::Ready(promise) => {
+                JobRequest::Ready(promise) => {
                     let _ = promise.send(inside.probe());
                 }
-                Request::List { prefix, from, promise } => {
+                JobRequest::List { prefix, from, promise } => {
                     done.listing = Some((prefix, from, promise));
                     break;
                 }
-                Request::Heard(_) => {}
+                JobRequest::Heard(_) => {}
             }
         }
-        Ok(Turn::Done)
+        Ok(TurnOutcome::Done)
     }
 }

@@ -18,7 +18,7 @@
 use std::future::{Future, ready};
 use std::hash::BuildHasherDefault;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use futures_util::future::FutureExt;
@@ -36,6 +36,7 @@ use tenure_core::name::LockName;
 use tenure_core::planted::{Bug, planted};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::Failure;
+use tenure_core::sync::Locked;
 
 /// For so long the callers' connection may answer nothing, while ours is answered.
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -48,7 +49,7 @@ pub(crate) struct Lines {
     connector: Arc<Connector>,
     ours: Arc<Supervisor>,
     callers: OnceLock<Arc<CallersLine>>,
-    unanswered: Mutex<Unanswered>,
+    unanswered: Locked<UnansweredByName>,
 }
 
 /// The connection on the runtime of the callers.
@@ -63,7 +64,7 @@ struct CallersLine {
 
 /// Requests that are not answered, or were given up, by name.
 #[derive(Default)]
-struct Unanswered {
+struct UnansweredByName {
     next: u64,
     by_name: ByName,
     /// The connection of the callers, and ours to the same server, as they were last. Kept here, so
@@ -82,7 +83,7 @@ struct Beside {
 
 /// What is unanswered about one name. All of it went to one place.
 struct Traffic {
-    place: Place,
+    place: ConnectionRoute,
     in_flight: usize,
     /// Requests before this one went to a connection that has been ended.
     first: u64,
@@ -91,7 +92,7 @@ struct Traffic {
 }
 
 #[derive(Clone)]
-enum Place {
+enum ConnectionRoute {
     Ours,
     Callers(Arc<Pipeline>),
     /// Ours, once this one has been ended.
@@ -117,7 +118,7 @@ struct Numbered {
 
 /// What became of a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum End {
+enum RequestEnd {
     /// It was answered, or never sent.
     Settled,
     /// It may yet be carried out.
@@ -130,7 +131,7 @@ impl Lines {
     /// Over our connection, `ours`; `connector` is the one that it is dialled by.
     pub(crate) fn new(connector: Arc<Connector>, ours: Arc<Supervisor>) -> Arc<Self> {
         let (runtime, callers, unanswered) =
-            (Arc::clone(&connector.runtime), OnceLock::new(), Mutex::default());
+            (Arc::clone(&connector.runtime), OnceLock::new(), Locked::default());
         Arc::new(Self { runtime, connector, ours, callers, unanswered })
     }
 
@@ -160,7 +161,12 @@ impl Lines {
         self.take(request, place, ready(Ok(Arc::clone(ours))), deadline).await
     }
 
-    fn place(self: &Arc<Self>, name: &LockName, only_reads: bool, terms: Terms) -> (Numbered, Place) {
+    fn place(
+        self: &Arc<Self>,
+        name: &LockName,
+        only_reads: bool,
+        terms: Terms,
+    ) -> (Numbered, ConnectionRoute) {
         let callers = if terms == Terms::default() { self.callers() } else { None };
         self.begin(name, only_reads, callers)
     }
@@ -168,16 +174,16 @@ impl Lines {
     async fn take(
         &self,
         mut request: Numbered,
-        place: Place,
+        place: ConnectionRoute,
         ours: impl Future<Output = Result<Arc<Pipeline>, Failure>>,
         deadline: Moment,
     ) -> Result<Line, Failure> {
         let pipeline = match place {
-            Place::Callers(pipeline) => {
+            ConnectionRoute::Callers(pipeline) => {
                 self.note_use();
                 pipeline
             }
-            Place::Ours => match ours.await {
+            ConnectionRoute::Ours => match ours.await {
                 Ok(pipeline) => pipeline,
                 Err(failure) => {
                     request.settle();
@@ -185,7 +191,7 @@ impl Lines {
                 }
             },
             // Where that fails, this request counts as given up: the next one tries again.
-            Place::OursAfter(over) => {
+            ConnectionRoute::OursAfter(over) => {
                 let pipeline = self.end(&over, deadline).boxed().await?;
                 request.follows_the_end();
                 pipeline
@@ -252,23 +258,23 @@ impl Lines {
         name: &LockName,
         only_reads: bool,
         callers: Option<&CallersLine>,
-    ) -> (Numbered, Place) {
+    ) -> (Numbered, ConnectionRoute) {
         let mut unanswered = self.unanswered();
-        let Unanswered { next, by_name, beside } = &mut *unanswered;
+        let UnansweredByName { next, by_name, beside } = &mut *unanswered;
         let number = *next;
         *next += 1;
         let preferred = callers.and_then(|callers| self.callers_line(callers, beside));
-        let wanted = preferred.map_or(Place::Ours, Place::Callers);
+        let wanted = preferred.map_or(ConnectionRoute::Ours, ConnectionRoute::Callers);
         let traffic = by_name.entry(name.clone()).or_insert_with(|| Traffic {
             place: wanted,
             in_flight: 0,
             first: number,
             given_up: None,
         });
-        if let Place::Callers(pipeline) = &traffic.place
+        if let ConnectionRoute::Callers(pipeline) = &traffic.place
             && pipeline.is_closed()
         {
-            let place = Place::OursAfter(Arc::clone(pipeline));
+            let place = ConnectionRoute::OursAfter(Arc::clone(pipeline));
             *traffic = Traffic { place, in_flight: 0, first: number, given_up: None };
         }
         traffic.in_flight += 1;
@@ -277,9 +283,9 @@ impl Lines {
         (request, traffic.place.clone())
     }
 
-    fn unanswered(&self) -> MutexGuard<'_, Unanswered> {
+    fn unanswered(&self) -> MutexGuard<'_, UnansweredByName> {
         // Nothing in here panics half-way, so poisoned numbers are as good as others.
-        self.unanswered.lock().unwrap_or_else(PoisonError::into_inner)
+        self.unanswered.lock()
     }
 
     /// Ends the callers' connection.
@@ -316,19 +322,19 @@ impl Line {
 impl Numbered {
     /// It was answered, or never sent.
     fn settle(&mut self) {
-        self.leave(End::Settled);
+        self.leave(RequestEnd::Settled);
     }
 
     /// All before it is over, and so is the need to end a connection first.
     fn follows_the_end(&self) {
         if let Some(traffic) = self.lines.unanswered().by_name.get_mut(&self.name)
-            && matches!(traffic.place, Place::OursAfter(_))
+            && matches!(traffic.place, ConnectionRoute::OursAfter(_))
         {
-            traffic.place = Place::Ours;
+            traffic.place = ConnectionRoute::Ours;
         }
     }
 
-    fn leave(&mut self, end: End) {
+    fn leave(&mut self, end: RequestEnd) {
         if std::mem::replace(&mut self.is_over, true) {
             return;
         }
@@ -339,9 +345,11 @@ impl Numbered {
         }
         traffic.in_flight = traffic.in_flight.saturating_sub(1);
         match end {
-            End::Settled => traffic.given_up = traffic.given_up.filter(|given_up| *given_up > self.number),
-            End::GivenUp => traffic.given_up = traffic.given_up.max(Some(self.number)),
-            End::Ignored => {}
+            RequestEnd::Settled => {
+                traffic.given_up = traffic.given_up.filter(|given_up| *given_up > self.number)
+            }
+            RequestEnd::GivenUp => traffic.given_up = traffic.given_up.max(Some(self.number)),
+            RequestEnd::Ignored => {}
         }
         if traffic.in_flight == 0 && traffic.given_up.is_none() {
             unanswered.by_name.remove(&self.name);
@@ -352,9 +360,9 @@ impl Numbered {
 impl Drop for Numbered {
     fn drop(&mut self) {
         self.leave(match self.only_reads {
-            true => End::Ignored,
-            false if planted(Bug::GivenUpForgotten) => End::Settled,
-            false => End::GivenUp,
+            true => RequestEnd::Ignored,
+            false if planted(Bug::GivenUpForgotten) => RequestEnd::Settled,
+            false => RequestEnd::GivenUp,
         });
     }
 }

@@ -16,7 +16,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, Either, FutureExt, join3, select};
@@ -24,7 +24,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::net::{TcpStream, UnixStream, lookup_host};
 use tokio::sync::{Notify, oneshot};
 
-use crate::connection::multiplexer::{Lost, Multiplexer, Open, PushListener};
+use crate::connection::multiplexer::{ConnectionLost, Multiplexer, MultiplexerHandle, PushListener};
 use crate::replies::failure::{self, not_sent};
 use crate::replies::{bytes, prose};
 use crate::resp::Value;
@@ -39,6 +39,7 @@ pub use tenure_core::net::Stream;
 use tenure_core::net::{by, encrypt, failure_of};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{Failure, Incarnation, SETUP};
+use tenure_core::sync::Locked;
 
 /// The unencrypted spelling of a URL, for hints.
 const PLAIN: &str = "redis://";
@@ -134,9 +135,9 @@ pub(crate) struct Connector {
     warned: AtomicBool,
     /// How far the connection for requests is that is being made: for those who cannot wait for it
     /// any longer.
-    stage: Mutex<String>,
+    stage: Locked<String>,
     /// Where the connection for requests went last.
-    at: Mutex<Option<Address>>,
+    at: Locked<Option<Address>>,
     /// Told when it goes elsewhere.
     pub(crate) moved: Notify,
     /// Told whenever a connection is lost or cannot be made.
@@ -154,7 +155,7 @@ enum Goal {
 
 /// An open connection, logged in.
 pub(crate) struct Connection {
-    pub(crate) multiplexer: Open,
+    pub(crate) multiplexer: MultiplexerHandle,
     /// Where it goes.
     pub(crate) to: Address,
     /// What the server calls it, if it told.
@@ -201,7 +202,7 @@ impl Connector {
     }
 
     fn to(goal: Goal, dial: Arc<dyn Dial>, runtime: Arc<dyn Runtime>) -> Self {
-        let (stage, at) = (Mutex::new("no server has been dialled".to_owned()), Mutex::default());
+        let (stage, at) = (Locked::new("no server has been dialled".to_owned()), Locked::default());
         let (warned, moved, trouble) = (AtomicBool::new(false), Notify::new(), Arc::default());
         let home = Arc::clone(&runtime);
         Self { runtime, home, dial, goal, warned, stage, at, moved, trouble }
@@ -252,7 +253,7 @@ impl Connector {
     }
 
     fn at(&self) -> MutexGuard<'_, Option<Address>> {
-        self.at.lock().unwrap_or_else(PoisonError::into_inner)
+        self.at.lock()
     }
 
     /// A connection to the master. Each sentinel has its share of the time, and so has each server
@@ -301,7 +302,7 @@ impl Connector {
         deadline: Moment,
     ) -> Result<Target, Failure> {
         let connection = self.log_in(sentinel, None, deadline).await?;
-        self.has_come_to(format!("{} has not said who the master is", sentinel.address));
+        self.set_stage(format!("{} has not said who the master is", sentinel.address));
         let reply = self.by(deadline, connection.multiplexer.ask(&resolver.question())).await?;
         resolver.master(reply.map_err(not_sent)?)
     }
@@ -341,7 +342,7 @@ impl Connector {
 
     /// A connection on which nothing is made ready for locks. What is published is passed over.
     pub(crate) async fn log_in_only(&self, target: &Target) -> Result<Connection, Failure> {
-        self.has_come_to(format!("{} has not answered", target.address));
+        self.set_stage(format!("{} has not answered", target.address));
         self.log_in(target, Some(Arc::new(|_| ())), self.runtime.now() + DIAL).await
     }
 
@@ -355,7 +356,7 @@ impl Connector {
         let requests = listener.is_none();
         let stage = |stage: &str| {
             if requests {
-                self.has_come_to(format!("{} {stage}", target.address));
+                self.set_stage(format!("{} {stage}", target.address));
             }
         };
         stage("has not been reached");
@@ -399,13 +400,13 @@ impl Connector {
         })
     }
 
-    fn has_come_to(&self, stage: String) {
-        *self.stage.lock().unwrap_or_else(PoisonError::into_inner) = stage;
+    fn set_stage(&self, stage: String) {
+        *self.stage.lock() = stage;
     }
 
     /// What a connection for requests waits for that is being made.
     pub(crate) fn stage(&self) -> String {
-        self.stage.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.stage.lock().clone()
     }
 
     async fn end(
@@ -530,7 +531,7 @@ fn accepted(said: Result<Value, Failure>) -> Result<(), Failure> {
         Ok(Value::ServerError(error)) => Err(failure::of(&error).0),
         Ok(_) => Ok(()),
         Err(Failure::Unknown(cause)) => {
-            let refused = cause.downcast_ref().and_then(|Lost(error)| failure_of(error, PLAIN));
+            let refused = cause.downcast_ref().and_then(|ConnectionLost(error)| failure_of(error, PLAIN));
             Err(refused.unwrap_or(Failure::NotSent(cause)))
         }
         Err(failure) => Err(not_sent(failure)),

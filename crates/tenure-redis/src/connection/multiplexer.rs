@@ -13,7 +13,7 @@ use std::io;
 use std::mem;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
@@ -30,6 +30,7 @@ use tenure_core::net::Stream;
 use tenure_core::planted::{Bug, planted};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{Cause, Failure};
+use tenure_core::sync::Locked;
 
 /// A connection on which a request is due, and on which no reply at all came in for this long since
 /// it was sent, is dead. With less, one hasty caller on a slow network would cost all callers the
@@ -63,14 +64,14 @@ impl Times {
 /// A connection that many callers share.
 #[derive(Default)]
 pub(crate) struct Multiplexer {
-    state: Mutex<State>,
+    state: Locked<MultiplexerState>,
     is_closed: AtomicBool,
     /// Tells the watch to look again.
     look: Notify,
 }
 
 #[derive(Default)]
-struct State {
+struct MultiplexerState {
     /// Requests that the task has not taken yet.
     out: Commands,
     parser: Parser,
@@ -114,11 +115,11 @@ struct Unanswered {
 struct Slot {
     /// Grows when the caller leaves.
     generation: u64,
-    outcome: Outcome,
+    outcome: SlotState,
     replies: Tape,
 }
 
-enum Outcome {
+enum SlotState {
     Pending(Option<Waker>),
     Late,
     Answered,
@@ -130,10 +131,10 @@ impl Multiplexer {
     pub(crate) fn open(
         stream: Pin<Box<dyn Stream>>,
         listener: Option<PushListener>,
-    ) -> (Open, impl Future<Output = ()> + Send, oneshot::Receiver<()>) {
+    ) -> (MultiplexerHandle, impl Future<Output = ()> + Send, oneshot::Receiver<()>) {
         let multiplexer = Arc::<Self>::default();
         let (done, over) = oneshot::channel();
-        let task = Task {
+        let task = ConnectionTask {
             multiplexer: Arc::clone(&multiplexer),
             stream,
             listener,
@@ -146,12 +147,12 @@ impl Multiplexer {
             wakers: Vec::new(),
             _done: done,
         };
-        (Open(multiplexer), task, over)
+        (MultiplexerHandle(multiplexer), task, over)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, MultiplexerState> {
         // Nothing in here panics half-way, so a poisoned state is as good as another.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Sends the commands that `write` encodes, in one piece.
@@ -232,8 +233,8 @@ impl Multiplexer {
             self.is_closed.store(true, Ordering::Release);
             state.end.get_or_insert(why);
             let callers = state.slots.iter_mut().filter_map(|slot| match &mut slot.outcome {
-                Outcome::Pending(waker) => waker.take(),
-                Outcome::Late | Outcome::Answered => None,
+                SlotState::Pending(waker) => waker.take(),
+                SlotState::Late | SlotState::Answered => None,
             });
             let callers: Vec<_> = callers.collect();
             state.task.take().into_iter().chain(callers).collect()
@@ -311,12 +312,12 @@ impl Multiplexer {
     }
 }
 
-impl State {
+impl MultiplexerState {
     /// A slot for a new request, and its generation.
     fn slot(&mut self) -> (usize, u64) {
         let at = self.free.pop().unwrap_or_else(|| {
             let (generation, replies) = (0, Tape::default());
-            self.slots.push(Slot { generation, outcome: Outcome::Pending(None), replies });
+            self.slots.push(Slot { generation, outcome: SlotState::Pending(None), replies });
             self.slots.len() - 1
         });
         (at, self.slots[at].generation)
@@ -326,7 +327,7 @@ impl State {
     fn release(&mut self, at: usize) {
         let slot = &mut self.slots[at];
         slot.replies.clear();
-        slot.outcome = Outcome::Pending(None);
+        slot.outcome = SlotState::Pending(None);
         slot.generation += u64::from(!planted(Bug::SlotReusedEarly));
         self.free.push(at);
     }
@@ -347,10 +348,10 @@ impl State {
             request.due = NEVER;
             let slot = &mut slots[request.slot];
             if slot.generation == request.generation
-                && let Outcome::Pending(waker) = &mut slot.outcome
+                && let SlotState::Pending(waker) = &mut slot.outcome
             {
                 late.extend(waker.take());
-                slot.outcome = Outcome::Late;
+                slot.outcome = SlotState::Late;
                 request.is_late = true;
             }
             if request.is_late && request.heard == *heard {
@@ -423,7 +424,7 @@ impl State {
         let slot = &mut self.slots[request.slot];
         if slot.generation == request.generation {
             mem::swap(&mut slot.replies, &mut self.reply);
-            if let Outcome::Pending(waker) = mem::replace(&mut slot.outcome, Outcome::Answered) {
+            if let SlotState::Pending(waker) = mem::replace(&mut slot.outcome, SlotState::Answered) {
                 wakers.extend(waker);
             }
         }
@@ -446,19 +447,21 @@ impl InFlight<'_> {
         let mut read = Some(read);
         poll_fn(|cx| {
             let mut state = self.multiplexer.state();
-            let State { slots, end, .. } = &mut *state;
+            let MultiplexerState { slots, end, .. } = &mut *state;
             let slot = &mut slots[self.slot];
             debug_assert_eq!(slot.generation, self.generation, "a slot has one caller");
             match &mut slot.outcome {
-                Outcome::Answered => {
+                SlotState::Answered => {
                     let read = read.take().expect("a future is not polled after its end");
                     let outcome = read(&mut slot.replies);
                     state.release(self.slot);
                     self.is_over = true;
                     Poll::Ready(Ok(outcome))
                 }
-                Outcome::Late => Poll::Ready(Err(Failure::Unknown(Failure::cause("no answer came in time")))),
-                Outcome::Pending(waker) => match end {
+                SlotState::Late => {
+                    Poll::Ready(Err(Failure::Unknown(Failure::cause("no answer came in time"))))
+                }
+                SlotState::Pending(waker) => match end {
                     Some(end) if planted(Bug::EndTakenForUnsent) => {
                         Poll::Ready(Err(Failure::NotSent(Arc::clone(end))))
                     }
@@ -501,16 +504,16 @@ impl Drop for InFlight<'_> {
 }
 
 /// The use of a connection. Dropped, the connection is closed.
-pub(crate) struct Open(Arc<Multiplexer>);
+pub(crate) struct MultiplexerHandle(Arc<Multiplexer>);
 
-impl Open {
+impl MultiplexerHandle {
     /// The connection, for its watch.
     pub(crate) fn shared(&self) -> Arc<Multiplexer> {
         Arc::clone(&self.0)
     }
 }
 
-impl std::ops::Deref for Open {
+impl std::ops::Deref for MultiplexerHandle {
     type Target = Multiplexer;
 
     fn deref(&self) -> &Multiplexer {
@@ -518,7 +521,7 @@ impl std::ops::Deref for Open {
     }
 }
 
-impl Drop for Open {
+impl Drop for MultiplexerHandle {
     fn drop(&mut self) {
         self.0.hang_up();
     }
@@ -526,9 +529,9 @@ impl Drop for Open {
 
 /// How a connection was lost.
 #[derive(Debug)]
-pub(crate) struct Lost(pub(crate) io::Error);
+pub(crate) struct ConnectionLost(pub(crate) io::Error);
 
-impl fmt::Display for Lost {
+impl fmt::Display for ConnectionLost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.kind() {
             io::ErrorKind::UnexpectedEof if self.0.get_ref().is_none() => {
@@ -539,10 +542,10 @@ impl fmt::Display for Lost {
     }
 }
 
-impl std::error::Error for Lost {}
+impl std::error::Error for ConnectionLost {}
 
 /// Serves a connection until it is over.
-struct Task {
+struct ConnectionTask {
     multiplexer: Arc<Multiplexer>,
     stream: Pin<Box<dyn Stream>>,
     listener: Option<PushListener>,
@@ -560,14 +563,14 @@ struct Task {
     _done: oneshot::Sender<()>,
 }
 
-impl Future for Task {
+impl Future for ConnectionTask {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let why: Cause = match ready!(self.serve(cx)) {
             Ok(()) => return Poll::Ready(()),
-            Err(Over::Lost(error)) => Arc::new(Lost(error)),
-            Err(Over::Malformed(what)) => Arc::new(what),
+            Err(ConnectionEnd::Lost(error)) => Arc::new(ConnectionLost(error)),
+            Err(ConnectionEnd::Malformed(what)) => Arc::new(what),
         };
         self.multiplexer.end(why);
         Poll::Ready(())
@@ -575,25 +578,25 @@ impl Future for Task {
 }
 
 /// How a connection ends.
-enum Over {
+enum ConnectionEnd {
     Lost(io::Error),
     Malformed(Malformed),
 }
 
-impl From<io::Error> for Over {
+impl From<io::Error> for ConnectionEnd {
     fn from(error: io::Error) -> Self {
         Self::Lost(error)
     }
 }
 
-impl From<Malformed> for Over {
+impl From<Malformed> for ConnectionEnd {
     fn from(what: Malformed) -> Self {
         Self::Malformed(what)
     }
 }
 
-impl Task {
-    fn serve(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Over>> {
+impl ConnectionTask {
+    fn serve(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ConnectionEnd>> {
         let mut yields = false;
         loop {
             let mut state = self.multiplexer.state();
@@ -638,7 +641,7 @@ impl Task {
     }
 
     /// Reads once, and wakes callers whose replies have come.
-    fn read(&mut self, cx: &mut Context<'_>) -> Result<Poll<()>, Over> {
+    fn read(&mut self, cx: &mut Context<'_>) -> Result<Poll<()>, ConnectionEnd> {
         if self.filled == self.input.len() {
             // A line that does not fit. The parser limits its length.
             self.input.resize(2 * self.filled, 0);
@@ -662,7 +665,7 @@ impl Task {
     }
 }
 
-impl Drop for Task {
+impl Drop for ConnectionTask {
     fn drop(&mut self) {
         // Its runtime may have ended first.
         self.multiplexer.hang_up();
@@ -681,19 +684,18 @@ mod tests {
 
     /// A connection whose other end is played by the test. Nothing happens by itself.
     struct Scene {
-        open: Open,
+        open: MultiplexerHandle,
         task: BoxFuture<'static, ()>,
         server: DuplexStream,
-        heard: Arc<Mutex<Vec<Value>>>,
+        heard: Arc<Locked<Vec<Value>>>,
     }
 
     impl Scene {
         fn new(is_subscribed: bool) -> Self {
             let (ours, server) = tokio::io::duplex(1 << 16);
-            let heard = Arc::<Mutex<Vec<Value>>>::default();
+            let heard = Arc::<Locked<Vec<Value>>>::default();
             let pushes = Arc::clone(&heard);
-            let listener: PushListener =
-                Arc::new(move |push| pushes.lock().expect("no panic").extend(push.to_vec()));
+            let listener: PushListener = Arc::new(move |push| pushes.lock().extend(push.to_vec()));
             let (open, task, _) = Multiplexer::open(Box::pin(ours), is_subscribed.then_some(listener));
             Self { open, task: task.boxed(), server, heard }
         }
@@ -845,7 +847,7 @@ mod tests {
         let open = scene.open.shared();
         let asked = ask(&open, "A");
         scene.say(">3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$1\r\nm\r\n$1\r\na\r\n");
-        let heard = scene.heard.lock().expect("no panic").clone();
+        let heard = scene.heard.lock().clone();
         now(asked.last()).and_then(Result::ok) == Some(bulk("a"))
             && heard == [bulk("message"), bulk("c"), bulk("m")]
     }
@@ -869,7 +871,7 @@ mod tests {
         scene.say(">3\r\n$10\r\nssubscribe\r\n$1\r\nc\r\n:1\r\n");
         let Some(Ok(Value::Array(push))) = now(asked) else { panic!("no confirmation") };
         assert_eq!(push.iter().filter_map(bytes).collect::<Vec<_>>(), [&b"ssubscribe"[..], b"c"]);
-        assert_eq!(scene.heard.lock().expect("no panic").len(), 6, "the listener hears both");
+        assert_eq!(scene.heard.lock().len(), 6, "the listener hears both");
     }
 
     #[test]

@@ -1,12 +1,12 @@
 //! The connection for requests, with what is known of its server.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use futures_util::future::FutureExt;
 use tokio::sync::oneshot;
 
-use crate::connection::multiplexer::{InFlight, Open, Times};
+use crate::connection::multiplexer::{InFlight, MultiplexerHandle, Times};
 use crate::connection::scriptless::{Delete, Scriptless};
 use crate::connection::server_clock::ServerClock;
 use crate::connection::tokens::Tokens;
@@ -18,10 +18,11 @@ use tenure_core::events::{event, text};
 use tenure_core::moment::Moment;
 use tenure_core::runtime::Runtime;
 use tenure_core::store::Failure;
+use tenure_core::sync::Locked;
 
 /// An open connection for requests.
 pub(crate) struct Pipeline {
-    multiplexer: Open,
+    multiplexer: MultiplexerHandle,
     /// Where it goes.
     pub(crate) to: Address,
     pub(crate) peer: Option<Peer>,
@@ -37,7 +38,7 @@ pub(crate) struct Pipeline {
     /// The commands in place of scripts, once the server was found to forbid scripts.
     pub(crate) plain: OnceLock<Scriptless>,
     /// The server's clock, once it was asked for it.
-    clock: Mutex<Option<ServerClock>>,
+    clock: Locked<Option<ServerClock>>,
     /// The server may not know our scripts: it may be another than before, or an empty one.
     brings_script: AtomicBool,
 }
@@ -72,18 +73,18 @@ impl Pipeline {
             is_direct,
             delete: OnceLock::new(),
             plain: OnceLock::new(),
-            clock: Mutex::default(),
+            clock: Locked::default(),
             brings_script: AtomicBool::new(again),
         });
         (pipeline, over)
     }
 
     pub(crate) fn clock(&self) -> Option<ServerClock> {
-        *self.clock.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.clock.lock()
     }
 
     pub(crate) fn set_clock(&self, clock: Option<ServerClock>) {
-        *self.clock.lock().unwrap_or_else(PoisonError::into_inner) = clock;
+        *self.clock.lock() = clock;
     }
 
     /// Sends the commands that `write` encodes, in one piece with no other between them.

@@ -2,7 +2,7 @@
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
@@ -14,11 +14,12 @@ use crate::replies::failure::is_of_dial;
 use tenure_core::moment::Moment;
 use tenure_core::net::{by, pause};
 use tenure_core::store::{Failure, Incarnation};
+use tenure_core::sync::Locked;
 
 /// The connection for requests, dialled at the first of them and again whenever it is lost.
 pub(crate) struct Supervisor {
     connector: Arc<Connector>,
-    state: Mutex<State>,
+    state: Locked<SupervisorState>,
     /// How often it was connected.
     connects: AtomicU64,
     /// Told of every change of the state.
@@ -26,7 +27,7 @@ pub(crate) struct Supervisor {
 }
 
 #[derive(Default)]
-struct State {
+struct SupervisorState {
     pipeline: Option<Arc<Pipeline>>,
     started: bool,
     closed: bool,
@@ -39,13 +40,13 @@ struct State {
 
 impl Supervisor {
     pub(crate) fn new(connector: Arc<Connector>) -> Arc<Self> {
-        let (state, connects, changed) = (Mutex::default(), AtomicU64::new(0), Notify::new());
+        let (state, connects, changed) = (Locked::default(), AtomicU64::new(0), Notify::new());
         Arc::new(Self { connector, state, connects, changed })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, SupervisorState> {
         // Nothing in here panics half-way, so a poisoned state is as good as another.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// The connection; waits until there is one.
@@ -237,7 +238,7 @@ impl Supervisor {
     }
 }
 
-impl State {
+impl SupervisorState {
     fn pipeline(&self) -> Option<Arc<Pipeline>> {
         self.pipeline.as_ref().filter(|pipeline| !pipeline.is_closed()).map(Arc::clone)
     }

@@ -81,7 +81,7 @@ pub(crate) fn of(error: &ServerError) -> (Failure, bool) {
     let text = error.to_string();
     let means = meaning(error.code(), &text);
     let hint = hint(error.code(), &text);
-    let cause = Arc::new(Said { error: error.clone(), hint });
+    let cause = Arc::new(ServerMessage { error: error.clone(), hint });
     match means {
         AskAgain => (Failure::NotSent(cause), false),
         AskElsewhere => (Failure::NotSent(cause), true),
@@ -114,13 +114,13 @@ fn hint(code: &str, text: &str) -> Option<&'static str> {
 
 /// What a server said in place of an answer.
 #[derive(Debug)]
-struct Said {
+struct ServerMessage {
     error: ServerError,
     /// What to do about it, where the server does not say.
     hint: Option<&'static str>,
 }
 
-impl fmt::Display for Said {
+impl fmt::Display for ServerMessage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.hint {
             Some(hint) => write!(f, "{} ({hint})", self.error),
@@ -129,12 +129,12 @@ impl fmt::Display for Said {
     }
 }
 
-impl Error for Said {}
+impl Error for ServerMessage {}
 
 /// The error of the server that a failure stands for, if it does for one.
 pub(crate) fn said_in(failure: &Failure) -> Option<&ServerError> {
     let (Failure::NotSent(cause) | Failure::Unknown(cause) | Failure::Refused(cause)) = failure;
-    cause.downcast_ref::<Said>().map(|said| &said.error)
+    cause.downcast_ref::<ServerMessage>().map(|said| &said.error)
 }
 
 /// Whether the server forbids scripts, or has none. What a script may not do inside is another

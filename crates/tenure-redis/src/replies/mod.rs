@@ -18,7 +18,7 @@ pub(crate) struct Read {
 }
 
 /// What a script says.
-pub(crate) enum Said {
+pub(crate) enum ScriptReply {
     /// It leaves the decision to another script.
     Nothing,
     Answer(Reading),
@@ -28,7 +28,7 @@ pub(crate) enum Said {
 /// The reply to a request, or what is wrong with it.
 pub(crate) type Reading = Result<Read, &'static str>;
 
-impl Said {
+impl ScriptReply {
     /// Reads the next reply, which is to `op`.
     pub(crate) fn of(mut replies: Replies<'_>, op: &Op) -> Self {
         match replies.clone().next() {
@@ -57,7 +57,7 @@ pub(crate) fn read(value: &Value, op: &Op) -> Reading {
     let [owner, request, answer, rest @ ..] = &parts[..] else { return Err("a reply that is too short") };
     is_for(op, bytes(owner), number(request))?;
     let answer = bytes(answer).ok_or("a reply without an answer")?;
-    match op.rule {
+    match op.spec {
         LockSpec::Queue(_) => read_queue(answer, rest, op),
         LockSpec::Mutex | LockSpec::Reentrant => read_answer(answer, rest),
     }
@@ -95,15 +95,15 @@ fn is_for(op: &Op, owner: Option<&[u8]>, request: Option<u64>) -> Result<(), &'s
 fn read_line(line: &[u8], op: &Op) -> Reading {
     let line = std::str::from_utf8(line).map_err(|_| "a reply that is no text")?;
     let (line, is_bounded) = match line.strip_suffix(" more") {
-        Some(line) if matches!(op.rule, LockSpec::Queue(_)) => (line, true),
+        Some(line) if matches!(op.spec, LockSpec::Queue(_)) => (line, true),
         _ => (line, false),
     };
     let mut words = line.split(' ');
     is_for(op, words.next().map(str::as_bytes), words.next().and_then(digits))?;
     let word = words.next().ok_or("a reply without an answer")?;
     let rest = [words.next(), words.next(), words.next()];
-    let is_counted = op.rule == LockSpec::Mutex && matches!(rest, [Some(_), Some("new"), None]);
-    let answer = match (op.rule, word, rest) {
+    let is_counted = op.spec == LockSpec::Mutex && matches!(rest, [Some(_), Some("new"), None]);
+    let answer = match (op.spec, word, rest) {
         (_, "held", [Some(token), Some(_), None]) if is_counted => {
             digits(token).map(|fence| Answer::Held { fence })
         }
@@ -291,7 +291,7 @@ mod tests {
     fn op() -> Op {
         let owner = Owner::new("a").expect("an owner");
         let name = LockName::new("x").expect("a name");
-        Op { name, rule: LockSpec::Mutex, owner, request: 7, verb: Verb::Inspect }
+        Op { name, spec: LockSpec::Mutex, owner, request: 7, verb: Verb::Inspect }
     }
 
     fn bulk(text: &str) -> Value {
@@ -338,8 +338,8 @@ mod tests {
 
     #[test]
     fn what_is_answered_most_is_one_string() {
-        let queue = || Op { rule: LockSpec::Queue(QueueSpec::FAIR), ..op() };
-        let reentrant = || Op { rule: LockSpec::Reentrant, ..op() };
+        let queue = || Op { spec: LockSpec::Queue(QueueSpec::FAIR), ..op() };
+        let reentrant = || Op { spec: LockSpec::Reentrant, ..op() };
         let line = |op: &Op, rest: &str| read(&bulk(&format!("{} {} {rest}", op.owner, op.request)), op);
         for (op, rest, answer) in [
             (op(), "held 17", Answer::Held { fence: 17 }),

@@ -16,7 +16,7 @@
 use std::collections::BTreeMap;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use futures_util::future::{FutureExt, join, select};
@@ -27,7 +27,7 @@ use crate::connection::pipeline::Pipeline;
 use crate::connection::supervisor::Supervisor;
 use crate::replies::bytes;
 use crate::replies::failure::{self, not_sent};
-use crate::requests::{Request, RequestContext, answered, refused};
+use crate::requests::{RequestContext, ScriptRequest, answered, refused};
 use crate::resp::Value;
 use crate::resp::encode::{Commands, command};
 use tenure_core::moment::Moment;
@@ -36,6 +36,7 @@ use tenure_core::net::by;
 use tenure_core::protocol::{Op, Verb};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::Failure;
+use tenure_core::sync::Locked;
 
 /// The next requests leave after this time, also if replicas have not confirmed.
 const WAIT_MAX: Duration = Duration::from_secs(1);
@@ -53,7 +54,7 @@ pub(crate) struct AckChannel {
     main: Arc<Supervisor>,
     /// Whether a request has ever asked for confirmations.
     used: AtomicBool,
-    state: Mutex<State>,
+    state: Locked<AckState>,
     /// There is something to send, or nothing ever more.
     notify: Notify,
     /// Something is not under way any more.
@@ -61,8 +62,8 @@ pub(crate) struct AckChannel {
 }
 
 #[derive(Default)]
-struct State {
-    queue: Vec<Pending>,
+struct AckState {
+    queue: Vec<Unconfirmed>,
     next: u64,
     /// How many requests about a lock are under way here and unanswered.
     here: BTreeMap<LockName, usize>,
@@ -95,7 +96,7 @@ impl There {
 }
 
 /// A request that is to be confirmed.
-struct Pending {
+struct Unconfirmed {
     id: u64,
     op: Op,
     context: RequestContext,
@@ -113,7 +114,7 @@ pub(crate) fn is_for(op: &Op, context: RequestContext) -> bool {
 impl AckChannel {
     pub(crate) fn new(connector: Arc<Connector>, main: Arc<Supervisor>) -> Arc<Self> {
         let runtime = Arc::clone(&connector.runtime);
-        let (link, used, state) = (Supervisor::new(connector), AtomicBool::new(false), Mutex::default());
+        let (link, used, state) = (Supervisor::new(connector), AtomicBool::new(false), Locked::default());
         Arc::new(Self { runtime, link, main, used, state, notify: Notify::new(), settled: Notify::new() })
     }
 
@@ -129,9 +130,9 @@ impl AckChannel {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, AckState> {
         // Nothing in here panics half-way, so a poisoned state is as good as another.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// The server's reply; that of a grant only when enough replicas have it too.
@@ -148,7 +149,7 @@ impl AckChannel {
         let id = {
             let mut state = self.state();
             let id = state.number();
-            state.queue.push(Pending { id, op: op.clone(), context, deadline, answer, is_due: false });
+            state.queue.push(Unconfirmed { id, op: op.clone(), context, deadline, answer, is_due: false });
             id
         };
         let queued = Queued { ack_channel: self, id };
@@ -178,20 +179,24 @@ impl AckChannel {
         self: &Arc<Self>,
         name: &LockName,
         deadline: Moment,
-    ) -> Result<Option<InFlight>, Failure> {
+    ) -> Result<Option<OtherRequest>, Failure> {
         if !self.used.load(Ordering::Acquire) {
             return Ok(None);
         }
         self.pass_beside(name, deadline).boxed().await.map(Some)
     }
 
-    async fn pass_beside(self: &Arc<Self>, name: &LockName, deadline: Moment) -> Result<InFlight, Failure> {
+    async fn pass_beside(
+        self: &Arc<Self>,
+        name: &LockName,
+        deadline: Moment,
+    ) -> Result<OtherRequest, Failure> {
         // Noted before it waits: what comes after it, here, is to come after it there.
         let in_flight = {
             let mut state = self.state();
             let id = state.number();
             state.there.entry(name.clone()).or_default().asking.insert(id, false);
-            InFlight { ack_channel: Arc::clone(self), name: name.clone(), id }
+            OtherRequest { ack_channel: Arc::clone(self), name: name.clone(), id }
         };
         loop {
             let mut settled = pin!(self.settled.notified());
@@ -250,10 +255,10 @@ impl AckChannel {
                 batch.into_iter().partition::<Vec<_>, _>(|pending| pending.answer.is_closed());
             gone.iter().for_each(|pending| self.settle(&pending.op.name));
             match self.send(&pipeline, batch).await {
-                Sent::Well => {}
+                BatchResult::Well => {}
                 // Perhaps there are no replicas any more: then the next are told before they leave.
-                Sent::Short => knows = None,
-                Sent::Unknown(names) => self.give_up(&pipeline, names).await,
+                BatchResult::Short => knows = None,
+                BatchResult::Unknown(names) => self.give_up(&pipeline, names).await,
             }
         }
     }
@@ -277,7 +282,7 @@ impl AckChannel {
     fn has_left(&self) -> bool {
         let state = self.state();
         let has_left =
-            |pending: &Pending| state.there.get(&pending.op.name).is_some_and(|there| there.left > 0);
+            |pending: &Unconfirmed| state.there.get(&pending.op.name).is_some_and(|there| there.left > 0);
         state.queue.iter().any(has_left)
     }
 
@@ -320,7 +325,7 @@ impl AckChannel {
 
     /// Those that can leave now: no request by the shared connection is about their lock. From here
     /// on they are under way.
-    fn take(&self) -> Vec<Pending> {
+    fn take(&self) -> Vec<Unconfirmed> {
         let mut state = self.state();
         let mut batch = Vec::new();
         for mut pending in std::mem::take(&mut state.queue) {
@@ -336,7 +341,7 @@ impl AckChannel {
     }
 
     /// None of these was sent.
-    fn fail(&self, batch: Vec<Pending>, failure: &Failure) {
+    fn fail(&self, batch: Vec<Unconfirmed>, failure: &Failure) {
         for pending in batch {
             self.settle(&pending.op.name);
             let _ = pending.answer.send(Err(not_sent(failure.clone())));
@@ -358,7 +363,7 @@ impl AckChannel {
 
     /// Sends a batch and one WAIT behind it; scripts that the server does not know, and one more, a
     /// second time.
-    async fn send(&self, pipeline: &Pipeline, mut batch: Vec<Pending>) -> Sent {
+    async fn send(&self, pipeline: &Pipeline, mut batch: Vec<Unconfirmed>) -> BatchResult {
         let mut short = false;
         for again in [false, true] {
             if batch.is_empty() {
@@ -387,7 +392,7 @@ impl AckChannel {
             };
             // The scripts are answered before the replicas are waited for.
             let (sorted, confirmed) = join(replies, pipeline.ask(&wait, until)).await;
-            let Some(sorted) = sorted else { return Sent::Unknown(self.names()) };
+            let Some(sorted) = sorted else { return BatchResult::Unknown(self.names()) };
             let confirmed = match confirmed.and_then(|reply| answered(pipeline, reply)) {
                 Ok(Value::Int(confirmed)) => confirmed,
                 other => {
@@ -398,7 +403,7 @@ impl AckChannel {
                     for (pending, _) in sorted.granted {
                         let _ = pending.answer.send(Err(Failure::Unknown(Arc::clone(&why))));
                     }
-                    return Sent::Unknown(self.names());
+                    return BatchResult::Unknown(self.names());
                 }
             };
             for (pending, reply) in sorted.granted {
@@ -418,11 +423,11 @@ impl AckChannel {
             }
             batch = sorted.unknown;
         }
-        if short { Sent::Short } else { Sent::Well }
+        if short { BatchResult::Short } else { BatchResult::Well }
     }
 
     /// Answers what needs no confirmation. Each has been carried out, or never will be.
-    fn sort(&self, pipeline: &Pipeline, batch: Vec<Pending>, replies: Vec<Value>) -> Sorted {
+    fn sort(&self, pipeline: &Pipeline, batch: Vec<Unconfirmed>, replies: Vec<Value>) -> Sorted {
         let mut sorted = Sorted { granted: Vec::new(), unknown: Vec::new() };
         let mut replies = replies.into_iter();
         let mark = replies.next();
@@ -483,7 +488,7 @@ impl AckChannel {
 }
 
 /// What became of a batch.
-enum Sent {
+enum BatchResult {
     Well,
     /// Too few replicas have confirmed it.
     Short,
@@ -493,12 +498,12 @@ enum Sent {
 
 struct Sorted {
     /// To be confirmed.
-    granted: Vec<(Pending, Value)>,
+    granted: Vec<(Unconfirmed, Value)>,
     /// The server does not know their script.
-    unknown: Vec<Pending>,
+    unknown: Vec<Unconfirmed>,
 }
 
-impl State {
+impl AckState {
     fn number(&mut self) -> u64 {
         self.next += 1;
         self.next
@@ -507,7 +512,7 @@ impl State {
     /// Whether a request about a lock can leave by the connection of all, as this number. It is on
     /// its way then.
     fn lets_pass(&mut self, name: &LockName, id: u64) -> bool {
-        let is_before = |pending: &Pending| pending.is_due && pending.id < id && pending.op.name == *name;
+        let is_before = |pending: &Unconfirmed| pending.is_due && pending.id < id && pending.op.name == *name;
         let passes = !self.here.contains_key(name) && !self.queue.iter().any(is_before);
         if passes && let Some(there) = self.there.get_mut(name) {
             there.asking.insert(id, true);
@@ -543,9 +548,9 @@ impl Drop for Queued<'_> {
     }
 }
 
-impl Pending {
+impl Unconfirmed {
     fn write(&self, out: &mut Commands, in_full: bool) {
-        let (request, asking) = (Request::new(&self.op, self.context.space), self.context.asking);
+        let (request, asking) = (ScriptRequest::new(&self.op, self.context.space), self.context.asking);
         if asking {
             out.command(&["ASKING"]);
         }
@@ -554,13 +559,13 @@ impl Pending {
 }
 
 /// A request by the connection of all, for as long as it is unanswered.
-pub(crate) struct InFlight {
+pub(crate) struct OtherRequest {
     ack_channel: Arc<AckChannel>,
     name: LockName,
     id: u64,
 }
 
-impl InFlight {
+impl OtherRequest {
     /// It was carried out, or never will be.
     pub(crate) fn answered(self) {
         if let Some(there) = self.ack_channel.state().there.get_mut(&self.name) {
@@ -569,7 +574,7 @@ impl InFlight {
     }
 }
 
-impl Drop for InFlight {
+impl Drop for OtherRequest {
     fn drop(&mut self) {
         {
             let mut state = self.ack_channel.state();

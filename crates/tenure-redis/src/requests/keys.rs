@@ -47,13 +47,13 @@ static NUMBERS: LazyLock<Box<[u32]>> = LazyLock::new(|| {
 
 /// The channel on which a lock's end is said. Channels are common to all databases of a server, so
 /// it names the database; that of the reentrant kind is named by Redisson's own rule.
-pub(crate) fn channel(db: u32, rule: LockSpec, key: &str) -> String {
-    with_channel(db, rule, key, |parts| parts.concat())
+pub(crate) fn channel(db: u32, spec: LockSpec, key: &str) -> String {
+    with_channel(db, spec, key, |parts| parts.concat())
 }
 
 /// The same, in parts.
-pub(crate) fn with_channel<T>(db: u32, rule: LockSpec, key: &str, then: impl FnOnce(&[&str]) -> T) -> T {
-    match rule {
+pub(crate) fn with_channel<T>(db: u32, spec: LockSpec, key: &str, then: impl FnOnce(&[&str]) -> T) -> T {
+    match spec {
         LockSpec::Reentrant if key.contains('{') => then(&["redisson_lock__channel:", key]),
         LockSpec::Reentrant => then(&["redisson_lock__channel:{", key, "}"]),
         LockSpec::Mutex | LockSpec::Queue(_) => {
@@ -70,8 +70,8 @@ pub(crate) fn with_channel<T>(db: u32, rule: LockSpec, key: &str, then: impl FnO
 ///
 /// The channel of a lock with a tag, whose name ends so, is the same. Those who listen there are
 /// told for nothing: no two places of a database have one number.
-pub(crate) fn turns(db: u32, rule: LockSpec, key: &str, client: Client) -> String {
-    format!("{}:{client}", channel(db, rule, key))
+pub(crate) fn turns(db: u32, spec: LockSpec, key: &str, client: Client) -> String {
+    format!("{}:{client}", channel(db, spec, key))
 }
 
 fn has_tag(key: &str) -> bool {
@@ -104,8 +104,8 @@ const CRC16: [u16; 256] = {
 };
 
 /// Whether a lock and its channel share a slot.
-pub(crate) fn share_a_slot(rule: LockSpec, key: &str) -> bool {
-    match rule {
+pub(crate) fn share_a_slot(spec: LockSpec, key: &str) -> bool {
+    match spec {
         LockSpec::Reentrant if key.contains('{') => has_tag(key),
         _ => has_tag(key) || !key.contains('}'),
     }
@@ -171,12 +171,12 @@ mod tests {
     #[test]
     fn turns_are_told_in_the_slot_of_their_lock() {
         let client = Client::from(&"@h:1/0123456789ab0123456789abcdef0123".parse().expect("an owner"));
-        let rule = LockSpec::Queue(QueueSpec::FAIR);
-        for key in ODD.iter().filter(|key| share_a_slot(rule, key)) {
-            assert_eq!(slot(&turns(0, rule, key, client)), slot(key), "{key}");
+        let spec = LockSpec::Queue(QueueSpec::FAIR);
+        for key in ODD.iter().filter(|key| share_a_slot(spec, key)) {
+            assert_eq!(slot(&turns(0, spec, key, client)), slot(key), "{key}");
         }
-        assert_eq!(turns(3, rule, "orders", client), "tenure:wake:3:{orders}:0123456789");
-        assert_eq!(turns(0, rule, "a{b}c", client), "tenure:wake:0:=a{b}c:0123456789");
+        assert_eq!(turns(3, spec, "orders", client), "tenure:wake:3:{orders}:0123456789");
+        assert_eq!(turns(0, spec, "a{b}c", client), "tenure:wake:0:=a{b}c:0123456789");
     }
 
     #[test]
@@ -198,10 +198,10 @@ mod tests {
     #[test]
     fn what_shares_a_slot_is_known_without_hashing() {
         for key in ODD {
-            for rule in [LockSpec::Mutex, LockSpec::Reentrant, LockSpec::Queue(QueueSpec::FAIR)] {
+            for spec in [LockSpec::Mutex, LockSpec::Reentrant, LockSpec::Queue(QueueSpec::FAIR)] {
                 let together =
-                    [ballot(key), channel(0, rule, key)].iter().all(|side| slot(side) == slot(key));
-                assert_eq!(share_a_slot(rule, key), together, "{rule:?} {key}");
+                    [ballot(key), channel(0, spec, key)].iter().all(|side| slot(side) == slot(key));
+                assert_eq!(share_a_slot(spec, key), together, "{spec:?} {key}");
             }
         }
     }

@@ -15,7 +15,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use crate::connection::pipeline::Pipeline;
-use crate::replies::{Reading, Said, failure};
+use crate::replies::{Reading, ScriptReply, failure};
 use crate::requests::script::{MUTEX, QUEUE, REENTRANT, Script};
 use crate::resp::encode::Commands;
 use crate::resp::{ServerError, Value};
@@ -83,18 +83,18 @@ pub(crate) struct RequestContext {
 }
 
 /// A script with its arguments.
-pub(crate) struct Request<'a> {
+pub(crate) struct ScriptRequest<'a> {
     pub(crate) script: &'static Script,
     pub(crate) keys: (&'a str, Option<Cow<'static, str>>),
     pub(crate) args: Vec<Cow<'a, str>>,
     epoch: Option<&'static str>,
 }
 
-impl<'a> Request<'a> {
+impl<'a> ScriptRequest<'a> {
     /// The request that asks `op`.
     pub(crate) fn new(op: &'a Op, space: Keyspace) -> Self {
         let mut request = Self {
-            script: match op.rule {
+            script: match op.spec {
                 LockSpec::Mutex => &MUTEX,
                 LockSpec::Reentrant => &REENTRANT,
                 LockSpec::Queue(_) => &QUEUE,
@@ -107,15 +107,15 @@ impl<'a> Request<'a> {
             Verb::Acquire { .. } => "acquire",
             Verb::Renew { .. } => "renew",
             Verb::Release { .. } => "release",
-            Verb::Refresh { .. } if matches!(op.rule, LockSpec::Queue(_)) => "refresh",
-            Verb::Resize if matches!(op.rule, LockSpec::Queue(_)) => "resize",
+            Verb::Refresh { .. } if matches!(op.spec, LockSpec::Queue(_)) => "refresh",
+            Verb::Resize if matches!(op.spec, LockSpec::Queue(_)) => "resize",
             Verb::Refresh { .. } | Verb::Resize | Verb::Inspect => "inspect",
         });
         request.text(op.owner.as_str()).number(op.request);
-        match op.rule {
+        match op.spec {
             LockSpec::Mutex => request.mutex(op, space),
             LockSpec::Reentrant => request.reentrant(op, space),
-            LockSpec::Queue(seat) => request.queue(op, seat, space),
+            LockSpec::Queue(queue_spec) => request.queue(op, queue_spec, space),
         }
         request
     }
@@ -157,7 +157,7 @@ impl<'a> Request<'a> {
                     ReleaseScope::Any => "anyone",
                     ReleaseScope::Foreign => "foreign",
                 });
-                self.channel(op.rule, space);
+                self.channel(op.spec, space);
             }
             Verb::Refresh { .. } | Verb::Resize | Verb::Inspect => {}
         }
@@ -177,20 +177,20 @@ impl<'a> Request<'a> {
                 });
             }
             Verb::Release { hold, whose, .. } => {
-                self.hold(*hold).whose(*whose).channel(op.rule, space);
+                self.hold(*hold).whose(*whose).channel(op.spec, space);
             }
             Verb::Refresh { .. } | Verb::Resize | Verb::Inspect => {}
         }
     }
 
-    fn queue(&mut self, op: &'a Op, seat: QueueSpec, space: Keyspace) {
-        self.owned(header(seat, if op.verb == Verb::Resize { "=" } else { "" }))
-            .number(seat.capacity)
-            .channel(op.rule, space);
+    fn queue(&mut self, op: &'a Op, queue_spec: QueueSpec, space: Keyspace) {
+        self.owned(header(queue_spec, if op.verb == Verb::Resize { "=" } else { "" }))
+            .number(queue_spec.capacity)
+            .channel(op.spec, space);
         match &op.verb {
             Verb::Acquire { ttl_ms, wait_ms, listens, .. } => {
                 self.with_counter(space);
-                self.number(*ttl_ms).number(seat.weight).maybe(*wait_ms);
+                self.number(*ttl_ms).number(queue_spec.weight).maybe(*wait_ms);
                 self.maybe(listens.map(Listening::get));
             }
             Verb::Renew { ttl_ms, weight, .. } => {
@@ -262,8 +262,8 @@ impl<'a> Request<'a> {
         self.text(if whose.is_forced() { "anyone" } else { "mine" })
     }
 
-    fn channel(&mut self, rule: LockSpec, space: Keyspace) -> &mut Self {
-        self.owned(keys::channel(space.db, rule, self.keys.0)).text(space.publish.command())
+    fn channel(&mut self, spec: LockSpec, space: Keyspace) -> &mut Self {
+        self.owned(keys::channel(space.db, spec, self.keys.0)).text(space.publish.command())
     }
 
     /// Encodes it: `in_full` with its text, otherwise with its name.
@@ -286,8 +286,8 @@ impl<'a> Request<'a> {
 }
 
 /// The first member of the set that a queue is. `set`: `=` where the capacity is set by it.
-pub(crate) fn header(seat: QueueSpec, set: &str) -> String {
-    format!("#1:{}:{set}{}", seat.kind, seat.capacity)
+pub(crate) fn header(queue_spec: QueueSpec, set: &str) -> String {
+    format!("#1:{}:{set}{}", queue_spec.kind, queue_spec.capacity)
 }
 
 /// What the server answered, unless that is an error.
@@ -299,11 +299,11 @@ pub(crate) fn answered(pipeline: &Pipeline, value: Value) -> Result<Value, Failu
 }
 
 /// What a script answered, unless that is an error.
-pub(crate) fn said(pipeline: &Pipeline, said: Said) -> Result<Reading, Failure> {
+pub(crate) fn said(pipeline: &Pipeline, said: ScriptReply) -> Result<Reading, Failure> {
     match said {
-        Said::Answer(reading) => Ok(reading),
-        Said::Nothing => Ok(Err("a reply that is neither list nor string")),
-        Said::Error(error) => Err(refused(pipeline, &error)),
+        ScriptReply::Answer(reading) => Ok(reading),
+        ScriptReply::Nothing => Ok(Err("a reply that is neither list nor string")),
+        ScriptReply::Error(error) => Err(refused(pipeline, &error)),
     }
 }
 

@@ -10,14 +10,14 @@ use crate::connection::pipeline::Pipeline;
 use crate::connection::scriptless::Scriptless;
 use crate::connection::supervisor::Supervisor;
 use crate::messages::Notifications;
-use crate::replies::{self, Reading, Said, failure};
+use crate::replies::{self, Reading, ScriptReply, failure};
 use crate::requests;
 use crate::requests::ack_channel::{self, AckChannel};
 use crate::requests::keys;
-use crate::requests::pair::{self, Pairs, Tried};
+use crate::requests::pair::{self, PairOutcome, Pairs};
 use crate::requests::renewals;
 use crate::requests::scriptless::ExclusiveConnection;
-use crate::requests::{Request, RequestContext, answered, warn_unheard};
+use crate::requests::{RequestContext, ScriptRequest, answered, warn_unheard};
 use crate::resp::Value;
 use crate::resp::encode::command;
 use crate::resp::parse::Tape;
@@ -88,13 +88,17 @@ impl Node {
         let is_pair = pair::is_for(op, context);
         let tried = match is_pair {
             true => self.pairs.ask(&*self.runtime, &self.url, pipeline, op, context, deadline).await,
-            false => Ok(Tried::NOT),
+            false => Ok(PairOutcome::NOT),
         };
         let reading = match tried {
-            Ok(Tried::Answered(answer)) => return Ok(answer),
-            Ok(Tried::Said(reading)) => Ok(reading),
-            Ok(Tried::Undecided { may_hold: true }) => settled(pipeline, op, context, deadline).boxed().await,
-            Ok(Tried::Undecided { may_hold: false }) => self.by_script(pipeline, op, context, deadline).await,
+            Ok(PairOutcome::Answered(answer)) => return Ok(answer),
+            Ok(PairOutcome::Said(reading)) => Ok(reading),
+            Ok(PairOutcome::Undecided { may_hold: true }) => {
+                settled(pipeline, op, context, deadline).boxed().await
+            }
+            Ok(PairOutcome::Undecided { may_hold: false }) => {
+                self.by_script(pipeline, op, context, deadline).await
+            }
             Err(failure) => Err(failure),
         };
         let reading = match reading {
@@ -191,7 +195,7 @@ impl Node {
         // One type after the other, each with the server's own cursor.
         let (kind, cursor) = from.0.split_once(' ').unwrap_or((TYPES[0].0, "0"));
         let at = TYPES.iter().position(|(name, _)| *name == kind).unwrap_or(0);
-        let (kind, rule) = TYPES[at];
+        let (kind, spec) = TYPES[at];
         let pattern = keys::pattern(prefix);
         let scan = ["SCAN", cursor, "MATCH", &pattern, "COUNT", "250", "TYPE", kind];
         let value = answered(&pipeline, pipeline.ask(&command(&scan), deadline).await?)?;
@@ -205,7 +209,7 @@ impl Node {
             (next, _) => Some(Cursor(format!("{kind} {next}"))),
         };
         let mut page = Page { locks: Vec::new(), next };
-        let looks = names.iter().map(|name| self.look(&pipeline, name, rule, context, deadline));
+        let looks = names.iter().map(|name| self.look(&pipeline, name, spec, context, deadline));
         for (name, found) in names.iter().zip(join_all(looks).await) {
             let is_ours = |holding: &Holding| parse_value(&holding.value).is_some();
             let found = match found {
@@ -227,15 +231,15 @@ impl Node {
         &self,
         pipeline: &Pipeline,
         name: &LockName,
-        rule: LockSpec,
+        spec: LockSpec,
         context: RequestContext,
         deadline: Moment,
     ) -> Result<Option<Found>, Failure> {
-        if rule == LockSpec::Mutex {
+        if spec == LockSpec::Mutex {
             return look_at_text(pipeline, name, deadline).await;
         }
         let owner = Owner::fresh("", &*self.runtime);
-        let op = Op { name: name.clone(), rule, owner, request: 0, verb: Verb::Inspect };
+        let op = Op { name: name.clone(), spec, owner, request: 0, verb: Verb::Inspect };
         let reading = match run(pipeline, &op, context, deadline).await {
             // Then no lock of this kind is kept here.
             Err(failure) if failure::forbids_scripts(&failure) => return Ok(None),
@@ -272,7 +276,7 @@ async fn run(
     context: RequestContext,
     deadline: Moment,
 ) -> Result<Reading, Failure> {
-    let request = Request::new(op, context.space).guarded(context.terms);
+    let request = ScriptRequest::new(op, context.space).guarded(context.terms);
     if context.asking {
         // Rare, and it must not take a third round trip.
         let asked = pipeline.send(deadline, |out| request.write(out.command(&["ASKING"]), true))?;
@@ -284,7 +288,7 @@ async fn run(
     // trip to say so.
     let in_full = pipeline.brings_script();
     let ask = |in_full| pipeline.send(deadline, |out| request.write(out, in_full));
-    let read = |tape: &mut Tape| Said::of(tape.replies(), op);
+    let read = |tape: &mut Tape| ScriptReply::of(tape.replies(), op);
     let mut said = ask(in_full)?.read(read).await?;
     if said.is_no_script() {
         said = ask(true)?.read(read).await?;

@@ -8,12 +8,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use crate::connection::pipeline::Pipeline;
 use crate::connection::scriptless::{Delete, HAS_DELETE};
-use crate::replies::{Reading, Said};
+use crate::replies::{Reading, ScriptReply};
 use crate::requests;
 use crate::requests::script::RELEASE;
 use crate::requests::{RequestContext, keys, warn_unheard};
@@ -28,6 +28,7 @@ use tenure_core::planted::{Bug, planted};
 use tenure_core::protocol::{Answer, Fence, LockSpec, Op, ReleaseScope, Verb};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::Failure;
+use tenure_core::sync::Locked;
 
 /// While a lock is busy, and for this long at least, the script asks for it: it says by whom, and
 /// writes nothing. Its token tells people the moment of the grant.
@@ -40,7 +41,7 @@ const REMEMBERED: usize = 4_096;
 /// What is remembered of the locks that this client asked for.
 #[derive(Default)]
 pub(crate) struct Pairs {
-    recent: Mutex<Recent>,
+    recent: Locked<Recent>,
     is_off: AtomicBool,
     /// The user may not delete by comparison.
     deletes_not: AtomicBool,
@@ -55,7 +56,7 @@ struct Recent {
 }
 
 /// What plain commands have come to.
-pub(crate) enum Tried {
+pub(crate) enum PairOutcome {
     Answered(Answer),
     /// What a script has said.
     Said(Reading),
@@ -65,14 +66,14 @@ pub(crate) enum Tried {
     },
 }
 
-impl Tried {
+impl PairOutcome {
     pub(crate) const NOT: Self = Self::Undecided { may_hold: false };
 }
 
 /// Whether plain commands may be tried for this request: on a server that alone has the lock, and
 /// grants it alone.
 pub(crate) fn is_for(op: &Op, context: RequestContext) -> bool {
-    op.rule == LockSpec::Mutex
+    op.spec == LockSpec::Mutex
         && context.terms == Terms::default()
         && !context.asking
         && !context.space.has_slots
@@ -88,7 +89,7 @@ pub(crate) fn is_for(op: &Op, context: RequestContext) -> bool {
 impl Pairs {
     fn recent(&self) -> MutexGuard<'_, Recent> {
         // Nothing in here panics half-way.
-        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
+        self.recent.lock()
     }
 
     /// From now on the scripts decide everything.
@@ -105,9 +106,9 @@ impl Pairs {
         op: &Op,
         context: RequestContext,
         deadline: Moment,
-    ) -> Result<Tried, Failure> {
+    ) -> Result<PairOutcome, Failure> {
         if self.is_off.load(Ordering::Relaxed) {
-            return Ok(Tried::NOT);
+            return Ok(PairOutcome::NOT);
         }
         match op.verb {
             Verb::Acquire { ttl_ms, .. } => self.acquire(runtime, pipeline, op, ttl_ms, deadline).await,
@@ -122,15 +123,15 @@ impl Pairs {
         op: &Op,
         ttl_ms: u64,
         deadline: Moment,
-    ) -> Result<Tried, Failure> {
+    ) -> Result<PairOutcome, Failure> {
         let now = runtime.now();
         let newest = match pipeline.tokens.newest(now) {
             Some(newest) if pipeline.is_direct => newest,
             _ if planted(Bug::PairUnraised) => 0,
-            _ => return Ok(Tried::NOT),
+            _ => return Ok(PairOutcome::NOT),
         };
         if self.recent().was_busy(&op.name, now) {
-            return Ok(Tried::NOT);
+            return Ok(PairOutcome::NOT);
         }
         let (name, owner) = (op.name.as_str(), op.owner.as_str());
         // Once for each connection, beside its first pair.
@@ -152,7 +153,7 @@ impl Pairs {
             if matches!(pipeline.delete.get(), Some(Some(_))) && !self.deletes_not.load(Ordering::Relaxed) {
                 self.recent().granted(&op.owner);
             }
-            return Ok(Tried::Answered(Answer::Held { fence: token }));
+            return Ok(PairOutcome::Answered(Answer::Held { fence: token }));
         }
         if pair.is_refused {
             pipeline.tokens.refuse();
@@ -161,7 +162,7 @@ impl Pairs {
             // A server that takes no writes may be another by the time it does.
             pipeline.tokens.forget();
         }
-        Ok(Tried::Undecided { may_hold: pair.is_set })
+        Ok(PairOutcome::Undecided { may_hold: pair.is_set })
     }
 
     /// Takes in what a script has said of a mutex.
@@ -184,11 +185,11 @@ impl Pairs {
         op: &Op,
         context: RequestContext,
         deadline: Moment,
-    ) -> Result<Tried, Failure> {
+    ) -> Result<PairOutcome, Failure> {
         let (name, owner, space) = (op.name.as_str(), op.owner.as_str(), context.space);
         let publish = space.publish.command();
         let channel = |out: &mut Commands| {
-            keys::with_channel(space.db, op.rule, name, |parts| {
+            keys::with_channel(space.db, op.spec, name, |parts| {
                 out.parts(parts);
             });
         };
@@ -208,12 +209,12 @@ impl Pairs {
                 if let Some(Value::ServerError(error)) = told {
                     warn_unheard(store, op, &error.to_string());
                 }
-                return Ok(Tried::Answered(Answer::Released { left: 0 }));
+                return Ok(PairOutcome::Answered(Answer::Released { left: 0 }));
             }
             if let Some(Value::ServerError(_)) = deleted {
                 self.deletes_not.store(true, Ordering::Relaxed);
             }
-            return Ok(Tried::NOT);
+            return Ok(PairOutcome::NOT);
         }
         let script = |verb, text| {
             pipeline.send(deadline, |out| {
@@ -222,15 +223,15 @@ impl Pairs {
                 out.arg(publish);
             })
         };
-        let read = |tape: &mut Tape| Said::of(tape.replies(), op);
+        let read = |tape: &mut Tape| ScriptReply::of(tape.replies(), op);
         let mut said = script("EVALSHA", RELEASE.sha)?.read(read).await?;
         if said.is_no_script() {
             said = script("EVAL", RELEASE.text)?.read(read).await?;
         }
         match said {
-            Said::Nothing => Ok(Tried::NOT),
+            ScriptReply::Nothing => Ok(PairOutcome::NOT),
             // What it says of itself is checked as every script's reply is.
-            said => Ok(Tried::Said(requests::said(pipeline, said)?)),
+            said => Ok(PairOutcome::Said(requests::said(pipeline, said)?)),
         }
     }
 }

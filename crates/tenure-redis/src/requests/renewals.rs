@@ -27,7 +27,7 @@ const BYTES: usize = 16 * 1024;
 
 /// Whether a renewal can be one of many.
 pub(crate) fn is_for(op: &Op, context: RequestContext) -> bool {
-    op.rule != LockSpec::Reentrant
+    op.spec != LockSpec::Reentrant
         && context.terms.acks == 0
         && !context.asking
         && matches!(op.verb, Verb::Renew { bind: None, weight: None, .. })
@@ -84,7 +84,7 @@ fn lease_of(op: &Op) -> u64 {
 }
 
 fn is_of_queue(op: &Op) -> bool {
-    matches!(op.rule, LockSpec::Queue(_))
+    matches!(op.spec, LockSpec::Queue(_))
 }
 
 async fn ask_part(pipeline: &Pipeline, ops: &[Op], deadline: Moment) -> Result<Vec<Option<Answer>>, Failure> {
@@ -124,8 +124,8 @@ fn write(out: &mut Commands, script: &Script, in_full: bool, ops: &[Op]) {
     }
     out.number(ops[0].request).number(lease_of(&ops[0]));
     for op in ops {
-        if let LockSpec::Queue(seat) = op.rule {
-            out.arg(header(seat, ""));
+        if let LockSpec::Queue(queue_spec) = op.spec {
+            out.arg(header(queue_spec, ""));
         }
         out.arg(op.owner.as_str());
     }
@@ -141,7 +141,7 @@ mod tests {
     fn renewal(name: &str, ttl_ms: u64) -> Op {
         let (name, owner) = (LockName::new(name).expect("a name"), Owner::new("x").expect("an owner"));
         let verb = Verb::Renew { ttl_ms, hold: 1, bind: None, weight: None };
-        Op { name, rule: LockSpec::Mutex, owner, request: 7, verb }
+        Op { name, spec: LockSpec::Mutex, owner, request: 7, verb }
     }
 
     fn sizes(ops: &[Op]) -> Vec<usize> {
@@ -160,8 +160,8 @@ mod tests {
         let mixed = [30_000, 30_000, 2_000, 30_000].map(|ttl_ms| renewal("x", ttl_ms));
         assert_eq!(sizes(&mixed), [2, 1, 1]);
         let mut kinds = [(); 4].map(|()| renewal("x", 30_000));
-        kinds[1].rule = LockSpec::Queue(QueueSpec::FAIR);
-        kinds[2].rule = LockSpec::Queue(QueueSpec { capacity: 7, ..QueueSpec::FAIR });
+        kinds[1].spec = LockSpec::Queue(QueueSpec::FAIR);
+        kinds[2].spec = LockSpec::Queue(QueueSpec { capacity: 7, ..QueueSpec::FAIR });
         assert_eq!(sizes(&kinds), [1, 2, 1]);
         assert_eq!(sizes(&[]), [0; 0]);
     }

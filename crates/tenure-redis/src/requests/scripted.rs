@@ -3,7 +3,7 @@
 
 use crate::messages::meant;
 use crate::replies;
-use crate::requests::{Keyspace, Publish, Request};
+use crate::requests::{Keyspace, Publish, ScriptRequest};
 use crate::resp::Value;
 use tenure_core::protocol::{Answer, LockSpec, Notification, Op};
 
@@ -21,7 +21,7 @@ pub struct Scripted {
 impl Scripted {
     /// What a server in database 0 is asked.
     pub fn new(op: &Op) -> Self {
-        let request = Request::new(op, Keyspace { db: 0, publish: Publish::Plain, has_slots: false });
+        let request = ScriptRequest::new(op, Keyspace { db: 0, publish: Publish::Plain, has_slots: false });
         let (lock, counter) = (request.keys.0.to_owned(), request.keys.1.map(Into::into));
         let keys = [Some(lock), counter].into_iter().flatten().collect();
         let args = request.args.into_iter().map(Into::into).collect();
@@ -38,6 +38,6 @@ pub fn read(value: &Value, op: &Op) -> Result<Answer, &'static str> {
 }
 
 /// What a script's message says to those who wait for a lock of this rule.
-pub fn heard(message: &str, rule: LockSpec) -> Notification {
-    meant(message, rule)
+pub fn heard(message: &str, spec: LockSpec) -> Notification {
+    meant(message, spec)
 }

@@ -90,7 +90,7 @@ impl Scriptless {
         deadline: Moment,
     ) -> Result<Answer, Failure> {
         self.allows(op, context)?;
-        let ask = |pipeline, delete| Ask {
+        let ask = |pipeline, delete| ScriptlessRequest {
             plain: self,
             delete,
             pipeline,
@@ -134,9 +134,9 @@ impl Scriptless {
     fn allows(&self, op: &Op, context: RequestContext) -> Result<(), Failure> {
         let (Failure::NotSent(why) | Failure::Unknown(why) | Failure::Refused(why)) = &self.why;
         let cannot = |what: &str| Err(Failure::impossible(format!("it forbids scripts ({why}), and {what}")));
-        match (&op.verb, op.rule) {
+        match (&op.verb, op.spec) {
             (_, LockSpec::Reentrant | LockSpec::Queue(_)) => {
-                cannot(&format!("without them no {} can be kept", op.rule.kind()))
+                cannot(&format!("without them no {} can be kept", op.spec.kind()))
             }
             (
                 Verb::Acquire { fence: Fence::Ballot(_), .. } | Verb::Release { fence: Fence::Ballot(_), .. },
@@ -158,7 +158,7 @@ impl Scriptless {
 }
 
 /// One request.
-struct Ask<'a> {
+struct ScriptlessRequest<'a> {
     plain: &'a Scriptless,
     /// The one command that compares and deletes; otherwise the key is watched, on an exclusive
     /// connection.
@@ -179,7 +179,7 @@ enum KeyContent {
     Other,
 }
 
-impl Ask<'_> {
+impl ScriptlessRequest<'_> {
     async fn answer(&self, url: &Arc<str>) -> Result<Answer, Failure> {
         match self.op.verb {
             Verb::Acquire { ttl_ms, .. } => self.acquire(ttl_ms).await,
@@ -250,7 +250,7 @@ impl Ask<'_> {
         let watches = self.delete.is_none() && !matches!(self.op.verb, Verb::Inspect);
         let look = commands(&look[if watches { 0 } else { 2 }..]);
         let mut replies = self.pipeline.ask_all(&look, self.deadline).await?;
-        let (Some(left), Some(value)) = (replies.pop(), replies.pop()) else { return Err(self.nonsense()) };
+        let (Some(left), Some(value)) = (replies.pop(), replies.pop()) else { return Err(self.malformed()) };
         for reply in replies {
             answered(self.pipeline, reply)?;
         }
@@ -264,11 +264,11 @@ impl Ask<'_> {
         match (value, left) {
             (_, Value::Int(-2)) | (Value::Nil, _) => Ok(KeyContent::Nothing),
             (Value::BulkString(value), left) => {
-                let left_ms = replies::left(left).ok_or_else(|| self.nonsense())?;
+                let left_ms = replies::left(left).ok_or_else(|| self.malformed())?;
                 let shown = &value[..value.len().min(SHOWN)];
                 Ok(KeyContent::Text(shown.to_vec(), left_ms))
             }
-            _ => Err(self.nonsense()),
+            _ => Err(self.malformed()),
         }
     }
 
@@ -299,7 +299,7 @@ impl Ask<'_> {
                 // without.
                 Value::ServerError(error) if error.code() == "OOM" && self.delete.is_none() => {}
                 Value::ServerError(error) => return Err(refused(self.pipeline, &error)),
-                _ => return Err(self.nonsense()),
+                _ => return Err(self.malformed()),
             }
         }
         // An acquisition that finds its own hold has not watched it yet.
@@ -343,7 +343,7 @@ impl Ask<'_> {
                 Some(Delete::DelEx) => &["DELEX", key, "IFEQ", &value],
                 None => &["DEL", key],
             };
-            let channel = keys::channel(self.db, self.op.rule, key);
+            let channel = keys::channel(self.db, self.op.spec, key);
             let publish: &[&str] = &[self.publish.command(), &channel, &by];
             let both = [delete, publish];
             let done = self.at_once(&both[..if unheard.is_none() { 2 } else { 1 }]).await;
@@ -393,7 +393,7 @@ impl Ask<'_> {
             Some(Value::Array(done)) if done.len() == commands.len() => Ok(done),
             Some(Value::Nil) => Err(changed()),
             Some(Value::ServerError(error)) => Err(refused(self.pipeline, &error)),
-            _ => Err(self.nonsense()),
+            _ => Err(self.malformed()),
         }
     }
 
@@ -404,7 +404,7 @@ impl Ask<'_> {
         let (kind, left) = join(self.ask(&["TYPE", key]), self.ask(&["PTTL", key])).await;
         let kind = match answered(self.pipeline, kind?)? {
             Value::SimpleString(kind) => kind,
-            _ => return Err(self.nonsense()),
+            _ => return Err(self.malformed()),
         };
         let mut may_be_lock = kind == "hash";
         let mismatch = match &*kind {
@@ -434,7 +434,7 @@ impl Ask<'_> {
     }
 
     /// From here on replies cannot be matched with requests.
-    fn nonsense(&self) -> Failure {
+    fn malformed(&self) -> Failure {
         self.pipeline.hang_up();
         Failure::Unknown(Failure::cause("a malformed reply to a plain command"))
     }

@@ -35,14 +35,14 @@ impl std::error::Error for Malformed {}
 /// One or more replies, flat: the elements of a list follow it.
 #[derive(Debug, Default)]
 pub(crate) struct Tape {
-    nodes: Vec<Node>,
+    nodes: Vec<TapeNode>,
     /// The strings, one behind the other.
     text: Vec<u8>,
 }
 
 /// A value, or the head of a list. Strings have their length.
 #[derive(Clone, Copy, Debug)]
-enum Node {
+enum TapeNode {
     Nil,
     Int(i64),
     Bulk(usize),
@@ -61,7 +61,7 @@ impl Tape {
     /// Empties it, and keeps its memory unless that is much.
     pub(crate) fn clear(&mut self) {
         self.nodes.clear();
-        self.nodes.shrink_to(KEPT / size_of::<Node>());
+        self.nodes.shrink_to(KEPT / size_of::<TapeNode>());
         self.text.clear();
         self.text.shrink_to(KEPT);
     }
@@ -70,7 +70,7 @@ impl Tape {
 /// What is left to read of a tape.
 #[derive(Clone, Debug)]
 pub(crate) struct Replies<'a> {
-    nodes: &'a [Node],
+    nodes: &'a [TapeNode],
     text: &'a [u8],
 }
 
@@ -97,13 +97,13 @@ impl<'a> Iterator for Replies<'a> {
             text
         };
         Some(match *node {
-            Node::Nil => Reply::Nil,
-            Node::Int(int) => Reply::Int(int),
-            Node::Bulk(length) => Reply::Bulk(text(length)),
-            Node::Verbatim(length) => Reply::Bulk(&text(length)[FORMAT..]),
-            Node::Simple(length) => Reply::Simple(text(length)),
-            Node::Error(length) => Reply::Error(text(length)),
-            Node::List(length) => Reply::List(length),
+            TapeNode::Nil => Reply::Nil,
+            TapeNode::Int(int) => Reply::Int(int),
+            TapeNode::Bulk(length) => Reply::Bulk(text(length)),
+            TapeNode::Verbatim(length) => Reply::Bulk(&text(length)[FORMAT..]),
+            TapeNode::Simple(length) => Reply::Simple(text(length)),
+            TapeNode::Error(length) => Reply::Error(text(length)),
+            TapeNode::List(length) => Reply::List(length),
         })
     }
 }
@@ -216,46 +216,46 @@ impl Parser {
         let node = match kind {
             b'+' | b',' | b'(' => {
                 tape.text.extend_from_slice(line);
-                Node::Simple(line.len())
+                TapeNode::Simple(line.len())
             }
             b'-' => {
                 tape.text.extend_from_slice(line);
-                Node::Error(line.len())
+                TapeNode::Error(line.len())
             }
-            b':' => Node::Int(int(line).ok_or(Malformed("a malformed integer"))?),
+            b':' => TapeNode::Int(int(line).ok_or(Malformed("a malformed integer"))?),
             b'#' => match line {
-                b"t" => Node::Int(1),
-                b"f" => Node::Int(0),
+                b"t" => TapeNode::Int(1),
+                b"f" => TapeNode::Int(0),
                 _ => return Err(Malformed("a malformed boolean")),
             },
-            b'_' if line.is_empty() => Node::Nil,
+            b'_' if line.is_empty() => TapeNode::Nil,
             // Null in RESP2.
-            b'$' | b'*' if line == b"-1" => Node::Nil,
+            b'$' | b'*' if line == b"-1" => TapeNode::Nil,
             b'$' | b'!' | b'=' => self.begin_string(kind, line)?,
             b'*' | b'~' | b'%' | b'>' => self.begin_list(kind, line)?,
             _ => return Err(Malformed("a malformed null")),
         };
         tape.nodes.push(node);
         let is_value = match node {
-            Node::List(length) => length == 0,
+            TapeNode::List(length) => length == 0,
             _ => self.string == 0,
         };
         Ok(Some((end + 2, is_value)))
     }
 
-    fn begin_string(&mut self, kind: u8, length: &[u8]) -> Result<Node, Malformed> {
+    fn begin_string(&mut self, kind: u8, length: &[u8]) -> Result<TapeNode, Malformed> {
         let length = length_of(length)?;
         let length = usize::try_from(length).ok().filter(|length| *length <= REPLY_MAX).ok_or(TOO_LONG)?;
         self.string = length + 2;
         Ok(match kind {
-            b'$' => Node::Bulk(length),
-            b'!' => Node::Error(length),
+            b'$' => TapeNode::Bulk(length),
+            b'!' => TapeNode::Error(length),
             _ if length < FORMAT => return Err(Malformed("a verbatim string without a format")),
-            _ => Node::Verbatim(length),
+            _ => TapeNode::Verbatim(length),
         })
     }
 
-    fn begin_list(&mut self, kind: u8, length: &[u8]) -> Result<Node, Malformed> {
+    fn begin_list(&mut self, kind: u8, length: &[u8]) -> Result<TapeNode, Malformed> {
         let length = length_of(length)?;
         if length > LIST_MAX {
             return Err(Malformed("a list that is too long"));
@@ -265,7 +265,7 @@ impl Parser {
             *self.open.get_mut(self.depth).ok_or(Malformed("lists that are too deep"))? = length;
             self.depth += 1;
         }
-        Ok(Node::List(length))
+        Ok(TapeNode::List(length))
     }
 
     /// Takes a part of a string. Returns its length, and whether the string is whole.

@@ -1,6 +1,6 @@
 //! What sentinels are asked, and what they say.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
 use crate::replies::bytes;
 use crate::replies::failure::{self, Undialled, is_of_dial};
@@ -9,24 +9,25 @@ use crate::resp::encode::{Commands, command};
 use crate::topology::{Access, Address, Sentinels, Target};
 use tenure_core::name::Quoted;
 use tenure_core::store::Failure;
+use tenure_core::sync::Locked;
 
 /// Who knows the way to the master of one service.
 pub(crate) struct SentinelResolver {
     /// The sentinel that answered last is asked first.
-    sentinels: Mutex<Vec<Target>>,
+    sentinels: Locked<Vec<Target>>,
     service: String,
     master: Access,
 }
 
 impl SentinelResolver {
     pub(crate) fn new(Sentinels { at, service, master }: Sentinels) -> Self {
-        Self { sentinels: Mutex::new(at), service, master }
+        Self { sentinels: Locked::new(at), service, master }
     }
 
     /// Another one that knows as much.
     pub(crate) fn fresh(&self) -> Self {
         Self {
-            sentinels: Mutex::new(self.in_turn()),
+            sentinels: Locked::new(self.in_turn()),
             service: self.service.clone(),
             master: self.master.clone(),
         }
@@ -47,7 +48,7 @@ impl SentinelResolver {
 
     fn sentinels(&self) -> MutexGuard<'_, Vec<Target>> {
         // Nothing in here panics half-way, so a poisoned order is as good as another.
-        self.sentinels.lock().unwrap_or_else(PoisonError::into_inner)
+        self.sentinels.lock()
     }
 
     pub(crate) fn question(&self) -> Commands {

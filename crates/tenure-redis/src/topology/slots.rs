@@ -61,14 +61,14 @@ fn at(host: &str, port: u16, from: &Address) -> Option<Address> {
 
 /// A cluster as one of its nodes sees it.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct View {
+pub(crate) struct ClusterView {
     /// First and last slot, and who serves them.
     pub(crate) ranges: Vec<(u16, u16, Address)>,
     /// Their replicas.
     pub(crate) replicas: Vec<Address>,
 }
 
-impl View {
+impl ClusterView {
     /// Reads a reply to CLUSTER SLOTS of the node at `from`.
     pub(crate) fn read(reply: &Value, from: &Address) -> Option<Self> {
         let Value::Array(ranges) = reply else { return None };
@@ -150,8 +150,8 @@ mod tests {
 
     const NODE: &str = "*3\r\n$4\r\nhost\r\n:7001\r\n$2\r\nid\r\n";
 
-    fn view(text: &str) -> Option<View> {
-        View::read(&parsed(text), &tcp("seed", 7000))
+    fn view(text: &str) -> Option<ClusterView> {
+        ClusterView::read(&parsed(text), &tcp("seed", 7000))
     }
 
     #[test]
@@ -160,9 +160,10 @@ mod tests {
             "*2\r\n*4\r\n:0\r\n:99\r\n{NODE}*4\r\n_\r\n:7002\r\n$2\r\nid\r\n*0\r\n\
              *3\r\n:100\r\n:16383\r\n*3\r\n$1\r\n?\r\n:7003\r\n$2\r\nid\r\n"
         );
-        let expected = View { ranges: vec![(0, 99, tcp("host", 7001))], replicas: vec![tcp("seed", 7002)] };
+        let expected =
+            ClusterView { ranges: vec![(0, 99, tcp("host", 7001))], replicas: vec![tcp("seed", 7002)] };
         assert_eq!(view(&text), Some(expected));
-        assert_eq!(view("*0\r\n"), Some(View::default()));
+        assert_eq!(view("*0\r\n"), Some(ClusterView::default()));
     }
 
     #[test]

@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tenure::internals::protocol::{
-    self, Answer, Data, Entry, Fence, Holding, Liveness, LockSpec, Notification, Now, Op, ReleaseScope,
-    State, Verb,
+    self, Answer, Data, ExpiringValue, Fence, Holding, Liveness, LockSpec, Notification, Now, Op,
+    ReleaseScope, State, Verb,
 };
 use tenure::{LockName, Owner};
 
@@ -121,7 +121,7 @@ impl Server {
     /// Ends the hold at a name, and another owner holds for a day.
     pub fn take_over(&mut self, key: &str, by: &Owner) {
         let value = Data::Text(format!("{by}#{}", u64::MAX >> 12));
-        let lock = Some(Entry { value, expires_ms: Some(EPOCH_MS + 86_400_000) });
+        let lock = Some(ExpiringValue { value, expires_ms: Some(EPOCH_MS + 86_400_000) });
         self.locks.insert(key.to_owned(), State { lock, ballot: None });
     }
 
@@ -231,7 +231,7 @@ impl Server {
                     return NULL.to_vec();
                 }
                 let expires_ms = Some(now.ms + ttl_ms.parse::<u64>().expect("a number"));
-                *lock = Some(Entry { value: Data::Text((*owner).to_owned()), expires_ms });
+                *lock = Some(ExpiringValue { value: Data::Text((*owner).to_owned()), expires_ms });
                 b"+OK\r\n".to_vec()
             }
             ["INCR", "tenure:fence"] => {
@@ -369,7 +369,7 @@ fn command(bytes: &[u8]) -> Option<(Vec<String>, usize)> {
 fn release(name: &str, owner: &str, request: &str) -> Op {
     Op {
         name: LockName::new(name).expect("a name"),
-        rule: LockSpec::Mutex,
+        spec: LockSpec::Mutex,
         owner: owner.parse().expect("an owner"),
         request: request.parse().expect("a number"),
         verb: Verb::Release { hold: 0, fence: Fence::Assign, whose: ReleaseScope::Own },
@@ -408,7 +408,7 @@ fn op(keys: &[&str], args: &[&str]) -> Op {
     let owner: Owner = args[1].parse().expect("an owner");
     Op {
         name: LockName::new(keys[0]).expect("a name"),
-        rule: LockSpec::Mutex,
+        spec: LockSpec::Mutex,
         owner,
         request: number(2),
         verb,

@@ -114,7 +114,7 @@ impl fmt::Display for Shown<'_> {
             Verb::Refresh { owners, wait_ms, .. } => {
                 write!(f, "refresh {name} by {} for {wait_ms} ms [{request}]", owners.len())
             }
-            Verb::Resize => write!(f, "resize {name} to {:?} [{request}]", self.0.rule.capacity()),
+            Verb::Resize => write!(f, "resize {name} to {:?} [{request}]", self.0.spec.capacity()),
             Verb::Inspect => write!(f, "inspect {name} by …{owner} [{request}]"),
         }
     }

@@ -68,8 +68,8 @@ impl Scripts {
     ) -> Result<(), String> {
         let (value, messages) = self.run(now, op, audience);
         let answer = read(&reply(value.clone()), op);
-        let wakes: Vec<_> = messages.iter().map(|(_, message)| heard(message, op.rule)).collect();
-        let is_same_wake = match op.rule {
+        let wakes: Vec<_> = messages.iter().map(|(_, message)| heard(message, op.spec)).collect();
+        let is_same_wake = match op.spec {
             // In Redisson's words, which do not say whose hold it was.
             LockSpec::Reentrant => wakes.len() < 2 && wakes.is_empty() == said.1.is_none(),
             LockSpec::Mutex => wakes.len() < 2 && wakes.first() == said.1.as_ref(),

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use tenure::internals::protocol::{
-    self, Answer, Data, Entry, Found, Listening, Notification, Now, Op, State,
+    self, Answer, Data, ExpiringValue, Found, Listening, Notification, Now, Op, State,
 };
 use tenure::{LockName, Owner};
 
@@ -62,7 +62,7 @@ pub struct Share {
 
 impl<'a> LockView<'a> {
     /// What such a record is at a moment, where it lives.
-    pub fn at(at: TrueTime, record: &'a Entry<Data>, clock: Clock) -> Option<Self> {
+    pub fn at(at: TrueTime, record: &'a ExpiringValue<Data>, clock: Clock) -> Option<Self> {
         let lapses = record.expires_ms.map(|end| over(clock, end));
         let lives = lapses.is_none_or(|end| at < end);
         lives.then_some(Self { data: &record.value, clock, lapses })

@@ -76,22 +76,22 @@ impl Store for SimStore {
     fn listen(
         &self,
         name: &LockName,
-        rule: LockSpec,
+        spec: LockSpec,
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
         let (network, process, name) = (self.network.clone(), self.process, name.clone());
-        async move { network.listen(process, &name, rule.kind(), false, within).await }.boxed()
+        async move { network.listen(process, &name, spec.kind(), false, within).await }.boxed()
     }
 
     fn listen_for_turns(
         &self,
         name: &LockName,
-        rule: LockSpec,
+        spec: LockSpec,
         _: Client,
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
         let (network, process, name) = (self.network.clone(), self.process, name.clone());
-        async move { network.listen(process, &name, rule.kind(), true, within).await }.boxed()
+        async move { network.listen(process, &name, spec.kind(), true, within).await }.boxed()
     }
 
     fn list(&self, prefix: &str, _: Cursor, _: Duration) -> BoxFuture<'static, Result<Page, Failure>> {

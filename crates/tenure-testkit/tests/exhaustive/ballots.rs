@@ -9,7 +9,8 @@
 use smallvec::{SmallVec, smallvec};
 use stateright::{Checker, HasDiscoveries, Model, Property};
 use tenure::internals::protocol::{
-    Answer, Data, Entry, Fence, Liveness, LockSpec, Now, Op, ReleaseScope, State, Verb, apply, parse_value,
+    Answer, Data, ExpiringValue, Fence, Liveness, LockSpec, Now, Op, ReleaseScope, State, Verb, apply,
+    parse_value,
 };
 use tenure::{LockName, Owner};
 
@@ -156,11 +157,11 @@ impl Quorum {
         }
         let owner = |who: Who| -> Owner { format!("c@h:1/{who:032x}").parse().expect("an owner") };
         let far = NOW.ms + 1_000_000;
-        let held = kept.held.map(|(who, ballot)| Entry {
+        let held = kept.held.map(|(who, ballot)| ExpiringValue {
             value: Data::Text(format!("{}#{}", owner(who), EPOCH + u64::from(ballot))),
             expires_ms: Some(far),
         });
-        let ballot = Entry { value: EPOCH + u64::from(kept.stored), expires_ms: Some(far) };
+        let ballot = ExpiringValue { value: EPOCH + u64::from(kept.stored), expires_ms: Some(far) };
         let mut state = State { lock: held, ballot: Some(ballot) };
         let fence = Fence::Ballot(EPOCH + u64::from(letter.ballot));
         let verb = match letter.request {
@@ -175,7 +176,7 @@ impl Quorum {
             Request::Release => Verb::Release { hold: 1, fence, whose: ReleaseScope::Own },
         };
         let name = LockName::new("x").expect("a name");
-        let op = Op { name, rule: LockSpec::Mutex, owner: owner(letter.who), request: 0, verb };
+        let op = Op { name, spec: LockSpec::Mutex, owner: owner(letter.who), request: 0, verb };
         let (answer, _) = apply(&mut state, &mut 0, NOW, &op);
         kept.stored = (state.ballot.expect("a ballot is kept").value - EPOCH) as u8;
         kept.held = state.lock.map(|lock| match lock.value {

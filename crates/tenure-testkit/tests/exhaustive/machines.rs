@@ -35,7 +35,7 @@ struct Askers {
 struct Asker {
     owner: Owner,
     hold: u64,
-    rule: LockSpec,
+    spec: LockSpec,
     weight: u32,
     /// The first one's is longer.
     ttl: u64,
@@ -85,10 +85,10 @@ enum Step {
 
 impl Askers {
     fn new(capacity: u32, horizon: u64, askers: impl IntoIterator<Item = (u8, u64, LockSpec, u32)>) -> Self {
-        let askers = askers.into_iter().map(|(owner, hold, rule, weight)| Asker {
+        let askers = askers.into_iter().map(|(owner, hold, spec, weight)| Asker {
             owner: format!("o{owner}@h:1/{owner:032x}").parse().expect("an owner"),
             hold,
-            rule,
+            spec,
             weight,
             ttl: if (owner, hold) == (0, 1) { 3 } else { 2 },
         });
@@ -97,8 +97,10 @@ impl Askers {
 
     /// Each with its own owner.
     fn queue(seats: &[QueueSpec], horizon: u64) -> Self {
-        let askers =
-            seats.iter().zip(0..).map(|(seat, owner)| (owner, 1, LockSpec::Queue(*seat), seat.weight));
+        let askers = seats
+            .iter()
+            .zip(0..)
+            .map(|(queue_spec, owner)| (owner, 1, LockSpec::Queue(*queue_spec), queue_spec.weight));
         Self::new(seats[0].capacity, horizon, askers)
     }
 
@@ -113,19 +115,19 @@ impl Askers {
     }
 
     fn is_queue(&self) -> bool {
-        matches!(self.askers[0].rule, LockSpec::Queue(_))
+        matches!(self.askers[0].spec, LockSpec::Queue(_))
     }
 
     fn ask(&self, world: &mut World, index: usize, verb: Verb) -> Answer {
         let asker = &self.askers[index];
         let (name, owner) = (LockName::new("x").expect("a name"), asker.owner.clone());
-        let rule = match (asker.rule, &verb) {
-            (LockSpec::Queue(seat), Verb::Resize) => {
-                LockSpec::Queue(QueueSpec { capacity: world.capacity, ..seat })
+        let spec = match (asker.spec, &verb) {
+            (LockSpec::Queue(queue_spec), Verb::Resize) => {
+                LockSpec::Queue(QueueSpec { capacity: world.capacity, ..queue_spec })
             }
-            (rule, _) => rule,
+            (spec, _) => spec,
         };
-        let op = Op { name, rule, owner, request: 0, verb };
+        let op = Op { name, spec, owner, request: 0, verb };
         let now = Now { ms: EPOCH + world.now, unix_us: EPOCH + world.now };
         let (answer, wake) = apply(&mut world.lock, &mut world.counter, now, &op);
         let mut grants = Vec::new();

@@ -37,7 +37,7 @@ impl Bench {
         let (sim, process) = (self.sim.clone(), &self.processes[process]);
         let (store, seen) = (self.network.store(process), Arc::clone(&self.seen));
         let owner: Owner = format!("o@sim:1/{:032x}", process.id()).parse().expect("an owner");
-        let op = Op { name: name(), rule: LockSpec::Mutex, owner, request: 0, verb };
+        let op = Op { name: name(), spec: LockSpec::Mutex, owner, request: 0, verb };
         let task = async move {
             sim.sleep_until(at).await;
             if store.call(op, WITHIN).await.is_ok() {

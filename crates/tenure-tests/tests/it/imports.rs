@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 type Layers = &'static [&'static [&'static str]];
 
 const CORE: Layers = &[
-    &["events", "moment", "name", "planted"],
+    &["events", "moment", "name", "planted", "sync"],
     &["error", "runtime"],
     &["credentials", "owner", "parse"],
     &["protocol"],
@@ -372,4 +372,39 @@ fn stores_depend_on_the_core_alone() {
         let ours: Vec<_> = normal.lines().filter(|line| line.starts_with("tenure")).collect();
         assert_eq!(ours, ["tenure-core.workspace = true"], "{name}");
     }
+}
+
+/// The types that a file defines: not associated types, which stand inside braces.
+fn type_names(tokens: &[Token]) -> Vec<&str> {
+    let (mut names, mut depth) = (Vec::new(), 0);
+    for (at, (_, token)) in tokens.iter().enumerate() {
+        match token.as_str() {
+            "{" => depth += 1,
+            "}" => depth -= 1,
+            "struct" | "enum" | "trait" | "union" | "type" if depth == 0 || token != "type" => {
+                names.extend(tokens.get(at + 1).map(|(_, name)| name.as_str()));
+            }
+            _ => {}
+        }
+    }
+    names
+}
+
+#[test]
+fn each_type_of_the_library_has_a_name_of_its_own() {
+    let mut defined = BTreeMap::<String, Vec<String>>::new();
+    for (name, _) in CRATES {
+        if ["tenure-cli", "tenure-history", "tenure-testkit"].contains(&name) {
+            continue;
+        }
+        for path in Imports::of_crate(name).files.values() {
+            let tokens = without_tests(tokens(&fs::read_to_string(path).expect("a source file")));
+            for name in type_names(&tokens) {
+                defined.entry(name.to_owned()).or_default().push(path.display().to_string());
+            }
+        }
+    }
+    assert!(defined.len() > 400, "{} types", defined.len());
+    let twice: Vec<_> = defined.iter().filter(|(_, paths)| paths.len() > 1).collect();
+    assert!(twice.is_empty(), "{twice:#?}");
 }

@@ -55,7 +55,7 @@ fn sent(answer: impl Fn(&[&str]) -> &'static str + Send + 'static) -> Vec<String
     process.spawn(Box::pin(async move {
         for verb in [tokenless(), renew, release()] {
             let (name, owner) = (LockName::new("x").expect("a name"), owner.clone());
-            let op = Op { name, rule: LockSpec::Mutex, owner, request: 1, verb };
+            let op = Op { name, spec: LockSpec::Mutex, owner, request: 1, verb };
             let answer = store.call(op, Duration::from_secs(1)).await.expect("an answer");
             answers.lock().expect("no panic").push(answer);
         }

@@ -104,7 +104,7 @@ struct Bench<M> {
     machine: M,
     now: Now,
     owners: Vec<Owner>,
-    seat: QueueSpec,
+    queue_spec: QueueSpec,
     /// By number, as told.
     tickets: BTreeMap<u64, Told>,
     last_number: u64,
@@ -117,14 +117,14 @@ const TTL_MS: u64 = 300;
 const WAIT_MS: u64 = 90;
 
 impl<M: Machine> Bench<M> {
-    fn new(machine: M, seat: QueueSpec, owners: usize) -> Self {
+    fn new(machine: M, queue_spec: QueueSpec, owners: usize) -> Self {
         let owners = (0..owners).map(|n| Owner::new(&format!("o{n}")).expect("an owner")).collect();
         let now = Now { ms: 1_700_000_000_000, unix_us: 1_700_000_000_000_000 };
         Self {
             machine,
             now,
             owners,
-            seat,
+            queue_spec,
             tickets: BTreeMap::new(),
             last_number: 0,
             grants: Vec::new(),
@@ -137,10 +137,15 @@ impl<M: Machine> Bench<M> {
         self.now.unix_us += ms * 1_000;
     }
 
-    fn ask(&mut self, owner: usize, seat: QueueSpec, verb: Verb) -> Answer {
+    fn ask(&mut self, owner: usize, queue_spec: QueueSpec, verb: Verb) -> Answer {
         let name = LockName::new("x").expect("a name");
-        let op =
-            Op { name, rule: LockSpec::Queue(seat), owner: self.owners[owner].clone(), request: 0, verb };
+        let op = Op {
+            name,
+            spec: LockSpec::Queue(queue_spec),
+            owner: self.owners[owner].clone(),
+            request: 0,
+            verb,
+        };
         let (answer, wake) = self.machine.ask(self.now, &op);
         // What has lapsed is dead before anything else happens.
         let now = self.now.ms;
@@ -160,11 +165,11 @@ impl<M: Machine> Bench<M> {
         self.tickets.iter().find(|(_, told)| told.owner == owner).map(|(number, _)| *number)
     }
 
-    fn acquire(&mut self, owner: usize, seat: QueueSpec, wait_ms: Option<u64>) -> Answer {
+    fn acquire(&mut self, owner: usize, queue_spec: QueueSpec, wait_ms: Option<u64>) -> Answer {
         let (bind, fence) = (Liveness::Process, Fence::Assign);
         let answer = self.ask(
             owner,
-            seat,
+            queue_spec,
             Verb::Acquire { ttl_ms: TTL_MS, hold: 1, fence, wait_ms, listens: None, bind },
         );
         let (number, holds) = match answer {
@@ -183,7 +188,7 @@ impl<M: Machine> Bench<M> {
             assert_eq!(self.ticket_of(owner), None, "one place an owner");
             self.last_number = number;
         }
-        let weight = seat.weight;
+        let weight = queue_spec.weight;
         let told = self.tickets.entry(number).or_insert(Told { owner, weight, deadline_ms: 0, holds: false });
         let lease = if holds { TTL_MS } else { wait_ms.unwrap_or(TTL_MS) };
         told.deadline_ms = told.deadline_ms.max(self.now.ms + lease);
@@ -197,7 +202,7 @@ impl<M: Machine> Bench<M> {
 
     fn refresh(&mut self, owners: Vec<usize>) {
         let all: Arc<[Owner]> = owners.iter().map(|owner| self.owners[*owner].clone()).collect();
-        let (seat, before) = (self.seat, self.tickets.clone());
+        let (queue_spec, before) = (self.queue_spec, self.tickets.clone());
         let now = self.now.ms;
         for told in
             self.tickets.values_mut().filter(|told| owners.contains(&told.owner) && now <= told.deadline_ms)
@@ -205,7 +210,7 @@ impl<M: Machine> Bench<M> {
             told.deadline_ms = told.deadline_ms.max(now + WAIT_MS);
         }
         let answer =
-            self.ask(owners[0], seat, Verb::Refresh { owners: all, wait_ms: WAIT_MS, listens: None });
+            self.ask(owners[0], queue_spec, Verb::Refresh { owners: all, wait_ms: WAIT_MS, listens: None });
         let Answer::Places { places, .. } = answer else { panic!("{answer:?}") };
         for (owner, place) in owners.iter().zip(places) {
             let known = before.iter().find(|(_, told)| told.owner == *owner && now <= told.deadline_ms);
@@ -227,14 +232,14 @@ impl<M: Machine> Bench<M> {
     }
 
     fn renew(&mut self, owner: usize, weight: Option<u32>) {
-        let seat = self.seat;
+        let queue_spec = self.queue_spec;
         let number = self.ticket_of(owner).filter(|number| self.now.ms <= self.tickets[number].deadline_ms);
         if let (Some(number), Some(weight)) = (number, weight)
             && self.tickets[&number].holds
         {
             self.tickets.get_mut(&number).expect("it is there").weight = weight;
         }
-        let answer = self.ask(owner, seat, Verb::Renew { ttl_ms: TTL_MS, hold: 1, bind: None, weight });
+        let answer = self.ask(owner, queue_spec, Verb::Renew { ttl_ms: TTL_MS, hold: 1, bind: None, weight });
         match answer {
             Answer::Held { fence } => {
                 assert_eq!(Some(fence), number);
@@ -256,9 +261,12 @@ impl<M: Machine> Bench<M> {
         if let Some(number) = number {
             self.tickets.remove(&number);
         }
-        let seat = self.seat;
-        let answer =
-            self.ask(owner, seat, Verb::Release { hold: 1, fence: Fence::Assign, whose: ReleaseScope::Own });
+        let queue_spec = self.queue_spec;
+        let answer = self.ask(
+            owner,
+            queue_spec,
+            Verb::Release { hold: 1, fence: Fence::Assign, whose: ReleaseScope::Own },
+        );
         match answer {
             Answer::Released { left: 0 } => assert!(number.is_some()),
             Answer::Free => assert_eq!(number, None, "a place is lost"),
@@ -270,10 +278,10 @@ impl<M: Machine> Bench<M> {
     fn check(&mut self) {
         let used: u64 =
             self.tickets.values().filter(|told| told.holds).map(|told| u64::from(told.weight)).sum();
-        assert!(used <= u64::from(self.seat.capacity), "{used} of {}", self.seat.capacity);
+        assert!(used <= u64::from(self.queue_spec.capacity), "{used} of {}", self.queue_spec.capacity);
         let first = self.tickets.iter().find(|(_, told)| !told.holds);
         if let Some((number, told)) = first {
-            let fits = used + u64::from(told.weight) <= u64::from(self.seat.capacity);
+            let fits = used + u64::from(told.weight) <= u64::from(self.queue_spec.capacity);
             assert!(!fits, "the head {number} could hold and waits: {:#?}", self.tickets);
             let late = self.tickets.iter().find(|(other, told)| *other > number && told.holds);
             assert!(late.is_none(), "{late:?} has overtaken {number}");
@@ -288,15 +296,15 @@ impl<M: Machine> Bench<M> {
     }
 }
 
-fn history(machine: impl Machine, seed: u64, seat: QueueSpec, steps: u32) {
+fn history(machine: impl Machine, seed: u64, queue_spec: QueueSpec, steps: u32) {
     let mut dice = Dice(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
-    let mut bench = Bench::new(machine, seat, 9);
+    let mut bench = Bench::new(machine, queue_spec, 9);
     for _ in 0..steps {
         let owner = dice.below(9) as usize;
-        let asked = match seat.kind {
+        let asked = match queue_spec.kind {
             tenure::Kind::RwLock if dice.below(3) > 0 => QueueSpec::READER,
-            tenure::Kind::Semaphore => QueueSpec::permits(seat.capacity, 1 + dice.below(3) as u32),
-            _ => seat,
+            tenure::Kind::Semaphore => QueueSpec::permits(queue_spec.capacity, 1 + dice.below(3) as u32),
+            _ => queue_spec,
         };
         match dice.below(12) {
             0..=3 => drop(bench.acquire(owner, asked, Some(WAIT_MS))),
@@ -309,7 +317,7 @@ fn history(machine: impl Machine, seed: u64, seat: QueueSpec, steps: u32) {
             }
             5 | 6 => bench.refresh((0..9).filter(|_| dice.below(2) == 0).chain([owner]).collect()),
             7 => bench.renew(owner, None),
-            8 if seat.kind == tenure::Kind::RwLock => bench.renew(owner, Some(1)),
+            8 if queue_spec.kind == tenure::Kind::RwLock => bench.renew(owner, Some(1)),
             9 | 10 => bench.release(owner),
             _ => bench.pass(dice.below(WAIT_MS)),
         }
@@ -336,9 +344,9 @@ fn a_semaphore_keeps_its_promises_on_random_histories() {
 fn on_a_server_each_kind_keeps_its_promises_on_random_histories() {
     let mut served = Served::new();
     for seed in 1_000..1_030 {
-        for seat in [QueueSpec::FAIR, QueueSpec::WRITER, QueueSpec::permits(5, 1)] {
+        for queue_spec in [QueueSpec::FAIR, QueueSpec::WRITER, QueueSpec::permits(5, 1)] {
             served.forget();
-            history(&mut served, seed, seat, 400);
+            history(&mut served, seed, queue_spec, 400);
         }
     }
 }

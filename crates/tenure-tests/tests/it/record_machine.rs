@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tenure::internals::protocol::record::{self, Put, Record, RecordAnswer, RecordOp, RecordVerb, Then};
 use tenure::internals::protocol::{
-    self, Entry, Fence, Liveness, LockSpec, Now, Op, QueueSpec, ReleaseScope, State, Verb,
+    self, ExpiringValue, Fence, Liveness, LockSpec, Now, Op, QueueSpec, ReleaseScope, State, Verb,
 };
 use tenure::internals::store::redis::Redis;
 use tenure::internals::{Driver, Store};
@@ -45,21 +45,21 @@ fn the_record_machine_in_lua_answers_as_the_one_in_rust() {
     let mut random = Random(5);
     let owners: Vec<_> = (0..3).map(|_| Owner::new("twin").expect("an owner")).collect();
     let names = KEYS.map(|(name, _)| record::lock_name("kind", &LockName::new(name).expect("a name")));
-    let mut kept: [(State, Option<Entry<Record>>); 4] = Default::default();
+    let mut kept: [(State, Option<ExpiringValue<Record>>); 4] = Default::default();
     let (mut seen, mut counter) = (BTreeSet::new(), 0);
     for request in 0..OPERATIONS {
         now_us += [0, 900, 40_000, 700_000, 3_000_000][random.below(5) as usize];
         server.clock().freeze_us(now_us);
         let now = Now { ms: now_us / 1_000, unix_us: now_us };
         let key = random.below(4) as usize;
-        let (lock, rule) = (names[key].clone(), KEYS[key].1);
+        let (lock, spec) = (names[key].clone(), KEYS[key].1);
         let owner = owners[random.below(3) as usize].clone();
         let (state, record) = &mut kept[key];
         // What has lapsed is gone on the server whenever it is looked at.
         state.lock.take_if(|lock| lock.is_over(now));
         let verb = match random.below(10) {
             0..3 => {
-                let wait_ms = matches!(rule, LockSpec::Queue(_)).then_some(1_000);
+                let wait_ms = matches!(spec, LockSpec::Queue(_)).then_some(1_000);
                 let ttl_ms = 1 + random.below(5_000);
                 let verb = Verb::Acquire {
                     ttl_ms,
@@ -78,7 +78,7 @@ fn the_record_machine_in_lua_answers_as_the_one_in_rust() {
                 let from = now_us.saturating_add_signed(random.below(3) as i64 - 1);
                 let window = (random.below(2) == 0).then(|| from..from + random.below(3));
                 let then = match random.below(4) {
-                    0 if rule == LockSpec::Mutex => Then::Release,
+                    0 if spec == LockSpec::Mutex => Then::Release,
                     1 => Then::Tell,
                     _ => Then::Nothing,
                 };
@@ -94,7 +94,7 @@ fn the_record_machine_in_lua_answers_as_the_one_in_rust() {
         };
         match verb {
             Err(verb) => {
-                let op = Op { name: lock.clone(), rule, owner, request, verb };
+                let op = Op { name: lock.clone(), spec, owner, request, verb };
                 let (answer, _) = protocol::apply(state, &mut counter, now, &op);
                 assert_eq!(block_on(store.call(op, WITHIN)).expect("an answer"), answer);
             }

@@ -130,7 +130,7 @@ fn on_a_cluster_the_renewals_of_one_slot_leave_together() {
 struct Direct {
     store: Redis,
     owners: Vec<Owner>,
-    rule: LockSpec,
+    spec: LockSpec,
 }
 
 impl Direct {
@@ -138,15 +138,15 @@ impl Direct {
         Self::of(LockSpec::Mutex, url, locks)
     }
 
-    fn of(rule: LockSpec, url: &str, locks: usize) -> Self {
+    fn of(spec: LockSpec, url: &str, locks: usize) -> Self {
         let store = Redis::open(url, Driver::start().expect("a thread")).expect("a store");
-        Self { store, owners: (0..locks).map(|_| Owner::new("x").expect("an owner")).collect(), rule }
+        Self { store, owners: (0..locks).map(|_| Owner::new("x").expect("an owner")).collect(), spec }
     }
 
     fn op(&self, number: usize, verb: Verb) -> Op {
         let name = LockName::new(&format!("hold:{number}")).expect("a name");
         let owner = self.owners[number].clone();
-        Op { name, rule: self.rule, owner, request: 100 + number as u64, verb }
+        Op { name, spec: self.spec, owner, request: 100 + number as u64, verb }
     }
 
     fn acquire_all(&self) {
@@ -210,7 +210,7 @@ fn there_is_an_answer_for_each_hold_of_a_queue() {
     let verb = Verb::Acquire { ttl_ms: 60_000, hold: 1, fence, wait_ms: None, listens: None, bind };
     server.command(&["DEL", "hold:4"]);
     let other = LockSpec::Queue(QueueSpec { kind: tenure::Kind::Semaphore, capacity: 5, weight: 1 });
-    let op = Op { rule: other, ..direct.op(4, verb) };
+    let op = Op { spec: other, ..direct.op(4, verb) };
     assert!(matches!(block_on(direct.store.call(op, WITHIN)), Ok(Answer::Held { .. })));
     // It waits: its ticket is above the mark.
     server.command(&["ZADD", "hold:5", "0", "#1:fair mutex:1"]);

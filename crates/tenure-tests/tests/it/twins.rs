@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tenure::internals::protocol::{
-    self, Answer, Data, Entry, Fence, Kind, Listening, Liveness, LockSpec, Notification, Now, Op, QueueSpec,
-    ReleaseScope, State, Verb, lease, parse_value, queue::Queue,
+    self, Answer, Data, ExpiringValue, Fence, Kind, Listening, Liveness, LockSpec, Notification, Now, Op,
+    QueueSpec, ReleaseScope, State, Verb, lease, parse_value, queue::Queue,
 };
 use tenure::internals::store::RenewsMany;
 use tenure::internals::store::redis::Redis;
@@ -100,8 +100,8 @@ impl Bench {
             Redis::open(&server.url(), Driver::start().expect("a thread")).expect("a store").scripts_only();
         let mut listener = server.client().expect("a connection");
         for key in KEYS {
-            for rule in [LockSpec::Mutex, LockSpec::Reentrant] {
-                listener.command(&["SUBSCRIBE", &channel(rule, key)]).expect("a subscription");
+            for spec in [LockSpec::Mutex, LockSpec::Reentrant] {
+                listener.command(&["SUBSCRIBE", &channel(spec, key)]).expect("a subscription");
             }
         }
         let eye = server.client().expect("a connection");
@@ -133,8 +133,8 @@ impl Bench {
         };
         // From here on the server knows the scripts, so requests are carried out in the order in
         // which they were sent.
-        for rule in [LockSpec::Mutex, LockSpec::Reentrant, LockSpec::Queue(QueueSpec::FAIR)] {
-            let warm_up = bench.op(0, 0, rule, Verb::Inspect);
+        for spec in [LockSpec::Mutex, LockSpec::Reentrant, LockSpec::Queue(QueueSpec::FAIR)] {
+            let warm_up = bench.op(0, 0, spec, Verb::Inspect);
             block_on(bench.store.call(warm_up, WITHIN)).expect("an answer");
         }
         bench
@@ -173,14 +173,14 @@ impl Bench {
         Now { ms: self.now_us / 1_000, unix_us: self.now_us }
     }
 
-    fn op(&mut self, key: usize, owner: usize, rule: LockSpec, verb: Verb) -> Op {
+    fn op(&mut self, key: usize, owner: usize, spec: LockSpec, verb: Verb) -> Op {
         self.requests += 1;
         let name = LockName::new(KEYS[key]).expect("a name");
-        Op { name, rule, owner: self.owners[owner].clone(), request: self.requests, verb }
+        Op { name, spec, owner: self.owners[owner].clone(), request: self.requests, verb }
     }
 
     /// Mostly the subject; for the queue, a kind that is this key's more often than not.
-    fn rule(&mut self, key: usize) -> LockSpec {
+    fn spec(&mut self, key: usize) -> LockSpec {
         let subject = match self.below(40) {
             0 => Subject::Mutex,
             1 => Subject::Reentrant,
@@ -229,7 +229,8 @@ impl Bench {
         let (name, mine) = (KEYS[key], self.owners[0].clone());
         let ttl_ms = self.below(3_000) + 1;
         let expires_ms = Some(self.now().ms + ttl_ms);
-        let text = |text: &str, expires_ms| Some(Entry { value: Data::Text(text.to_owned()), expires_ms });
+        let text =
+            |text: &str, expires_ms| Some(ExpiringValue { value: Data::Text(text.to_owned()), expires_ms });
         match self.below(self.calm()) {
             0 => self.plant(key, "another client", text("another client", expires_ms), Some(ttl_ms)),
             1 => self.plant(key, "for ever", text("for ever", None), None),
@@ -256,7 +257,7 @@ impl Bench {
                 self.eye.command(&[&["HSET", name], fields].concat()).expect("a reply");
                 self.eye.command(&["PEXPIRE", name, &ttl_ms.to_string()]).expect("a reply");
                 let hash = fields.chunks(2).map(|pair| (pair[0].to_owned(), pair[1].to_owned()));
-                self.states[key].lock = Some(Entry { value: Data::Hash(hash.collect()), expires_ms });
+                self.states[key].lock = Some(ExpiringValue { value: Data::Hash(hash.collect()), expires_ms });
             }
             11 | 12 => {
                 let (value, command): (_, &[&str]) = match self.below(2) {
@@ -280,7 +281,7 @@ impl Bench {
         }
     }
 
-    fn plant(&mut self, key: usize, value: &str, entry: Option<Entry<Data>>, ttl_ms: Option<u64>) {
+    fn plant(&mut self, key: usize, value: &str, entry: Option<ExpiringValue<Data>>, ttl_ms: Option<u64>) {
         let mut command = vec!["SET".to_owned(), KEYS[key].to_owned(), value.to_owned()];
         command.extend(ttl_ms.into_iter().flat_map(|ttl_ms| ["PX".to_owned(), ttl_ms.to_string()]));
         self.eye.command(&command).expect("a reply");
@@ -306,10 +307,10 @@ impl Bench {
         }
     }
 
-    fn verb(&mut self, rule: LockSpec) -> Verb {
+    fn verb(&mut self, spec: LockSpec) -> Verb {
         let is_long = self.is_long();
         let ttl_ms = 1 + self.below(if is_long { 20_000 } else { 4_000 });
-        let fence = match (rule, self.below(4)) {
+        let fence = match (spec, self.below(4)) {
             (LockSpec::Mutex, 0) => Fence::Ballot(match self.below(8) {
                 0 => self.below(1_000),
                 1 => self.now_us + 40_000_000_000_000,
@@ -324,11 +325,11 @@ impl Bench {
             1 | 2 => self.here,
             _ => None,
         };
-        let hold = match rule {
+        let hold = match spec {
             LockSpec::Reentrant => 1 + self.below(3),
             _ => 1,
         };
-        let is_queue = matches!(rule, LockSpec::Queue(_));
+        let is_queue = matches!(spec, LockSpec::Queue(_));
         match self.below(if is_queue { 16 } else { 10 }) {
             n @ 0..5 => {
                 let wait_ms =
@@ -383,21 +384,21 @@ impl Bench {
             .map(|_| {
                 let key = self.below(KEYS.len() as u64) as usize;
                 let owner = self.below(self.owners.len() as u64) as usize;
-                let mut rule = self.rule(key);
-                let mut verb = self.verb(rule);
-                if let LockSpec::Queue(seat) = &mut rule
-                    && seat.kind == Kind::Semaphore
+                let mut spec = self.spec(key);
+                let mut verb = self.verb(spec);
+                if let LockSpec::Queue(queue_spec) = &mut spec
+                    && queue_spec.kind == Kind::Semaphore
                     && self.below(40) == 0
                 {
                     verb = Verb::Resize;
-                    *seat = QueueSpec::permits(1 + self.below(6) as u32, 1);
+                    *queue_spec = QueueSpec::permits(1 + self.below(6) as u32, 1);
                 }
                 if let Verb::Release { whose: whose @ ReleaseScope::Foreign, .. } = &mut verb
                     && self.is_of_another_type(key)
                 {
                     *whose = ReleaseScope::Any;
                 }
-                (key, self.op(key, owner, rule, verb))
+                (key, self.op(key, owner, spec, verb))
             })
             .collect();
         let store = Arc::new(self.store.clone());
@@ -418,9 +419,9 @@ impl Bench {
             if passed.get() {
                 self.seen.insert("Passed".to_owned());
             }
-            if let (Answer::Mismatch { capacity: Some(capacity), .. }, LockSpec::Queue(seat)) =
-                (&answer, op.rule)
-                && seat.weight > *capacity
+            if let (Answer::Mismatch { capacity: Some(capacity), .. }, LockSpec::Queue(queue_spec)) =
+                (&answer, op.spec)
+                && queue_spec.weight > *capacity
             {
                 self.seen.insert("More asked than there is".to_owned());
             }
@@ -437,14 +438,14 @@ impl Bench {
             };
             assert_eq!(reply, answer, "{op:?} at {now:?} on {before:?}");
             self.note(*key, &answer, wake.as_ref());
-            if let LockSpec::Queue(_) = op.rule {
+            if let LockSpec::Queue(_) = op.spec {
                 self.hear_turns(*key, op, &before, wake);
                 continue;
             }
             let Some(wake) = wake else { continue };
             let (heard, said) = self.hear(&format!("{wake:?} of {op:?} on {before:?}"));
-            assert_eq!(heard, channel(op.rule, KEYS[*key]));
-            match (wake, op.rule) {
+            assert_eq!(heard, channel(op.spec, KEYS[*key]));
+            match (wake, op.spec) {
                 (Notification::Free { .. }, LockSpec::Reentrant) => assert_eq!(said, "0"),
                 (Notification::Free { by }, _) => {
                     assert_eq!(parse_value(&*said).map(|(owner, _)| owner), by, "{op:?}")
@@ -460,7 +461,7 @@ impl Bench {
     fn hear_turns(&mut self, key: usize, op: &Op, before: &State, wake: Option<Notification>) {
         let tickets = |state: &State| -> BTreeMap<u64, Owner> {
             match &state.lock {
-                Some(Entry { value: Data::Queue(queue), .. }) => {
+                Some(ExpiringValue { value: Data::Queue(queue), .. }) => {
                     queue.tickets().map(|(number, ticket)| (number, ticket.owner.clone())).collect()
                 }
                 _ => BTreeMap::new(),
@@ -538,8 +539,10 @@ impl Bench {
         if let Answer::Released { left: 1 } = answer {
             self.seen.insert("Released 1".to_owned());
         }
-        if let (Some(Notification::Granted { tickets }), Some(Entry { value: Data::Queue(queue), .. })) =
-            (wake, &self.states[key].lock)
+        if let (
+            Some(Notification::Granted { tickets }),
+            Some(ExpiringValue { value: Data::Queue(queue), .. }),
+        ) = (wake, &self.states[key].lock)
             && let [number] = tickets[..]
             && queue.tickets().any(|(at, ticket)| at == number && ticket.weight == QueueSpec::WRITER.weight)
             && queue.holding().count() == 1
@@ -550,7 +553,7 @@ impl Bench {
             self.seen.insert("Granted".to_owned());
             self.seen.insert(format!("Granted {}", tickets.len()));
         }
-        if let (Answer::Places { .. }, Some(Entry { value: Data::Queue(queue), .. })) =
+        if let (Answer::Places { .. }, Some(ExpiringValue { value: Data::Queue(queue), .. })) =
             (answer, &self.states[key].lock)
             && queue.tickets().any(|(_, ticket)| ticket.deadline_ms < self.now().ms)
         {
@@ -651,8 +654,8 @@ fn pairs(list: &Value) -> Vec<(String, String)> {
     list.items().chunks(2).map(|pair| (pair[0].text().to_owned(), pair[1].text().to_owned())).collect()
 }
 
-fn channel(rule: LockSpec, key: &str) -> String {
-    match rule {
+fn channel(spec: LockSpec, key: &str) -> String {
+    match spec {
         LockSpec::Reentrant if key.contains('{') => format!("redisson_lock__channel:{key}"),
         LockSpec::Reentrant => format!("redisson_lock__channel:{{{key}}}"),
         _ => side("tenure:wake:0:", key),

@@ -60,7 +60,7 @@ fn take_places(store: &dyn Store, names: &[String]) {
         };
         let owner = Owner::new("bench").expect("an owner");
         let name = LockName::new(name).expect("a name");
-        let op = Op { name, rule: LockSpec::Queue(QueueSpec::FAIR), owner, request: 1, verb };
+        let op = Op { name, spec: LockSpec::Queue(QueueSpec::FAIR), owner, request: 1, verb };
         store.call(op, Duration::from_secs(10))
     });
     for reply in block_on(join_all(places)) {

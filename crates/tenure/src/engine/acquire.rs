@@ -9,7 +9,7 @@ use futures_util::future::{Either, FutureExt, select};
 use tracing::{Instrument, Span, field};
 
 pub(crate) use super::acquisition::Wait;
-use super::acquisition::{Acquisition, Outcome, Waiting, Wanted};
+use super::acquisition::{AcquireOutcome, Acquisition, Waiting, Wanted};
 use super::hold::Hold;
 use super::lease::announce;
 use super::waiters::wait_queues::Strategy;
@@ -28,18 +28,18 @@ use crate::store::Failure;
 pub(crate) fn acquire(wanted: &Wanted<'_>) -> impl Future<Output = Result<Option<Hold>>> {
     async move {
         let ask = Acquisition::new(*wanted);
-        let watch = Watch::new(wanted, ask.since);
+        let watch = AcquireSpan::new(wanted, ask.since);
         if let Some(held) = ask.reenter() {
             watch.granted(&held, false, ask.since);
             return Ok(Some(held));
         }
-        let policy = Policy::of(ask.rule, wanted.wait);
+        let policy = Policy::of(ask.spec, wanted.wait);
         let asked = {
             let mut asked = pin!(request(&ask, policy, policy.limit(&ask, wanted.wait), ask.since));
             poll_fn(|context| watch.span.in_scope(|| asked.as_mut().poll(context))).await
         };
         let granted = match asked {
-            RequestOutcome::Answered(Outcome::Held(held, at)) => {
+            RequestOutcome::Answered(AcquireOutcome::Held(held, at)) => {
                 Ok(Some(Granted { held, handed_over: false, at }))
             }
             // Boxed, because few acquisitions get here and every one would carry the future's size.
@@ -88,8 +88,8 @@ enum Policy {
 }
 
 impl Policy {
-    fn of(rule: LockSpec, wait: Wait) -> Self {
-        match rule {
+    fn of(spec: LockSpec, wait: Wait) -> Self {
+        match spec {
             _ if wait.is_once() => Self::Once,
             LockSpec::Mutex | LockSpec::Reentrant => Self::Local,
             LockSpec::Queue(_) => Self::Tickets,
@@ -106,7 +106,7 @@ impl Policy {
 
 /// The result of a request.
 enum RequestOutcome {
-    Answered(Outcome),
+    Answered(AcquireOutcome),
     /// Nothing was sent, because other tasks of this process are waiting.
     Behind,
     /// The wait limit was reached first.
@@ -235,10 +235,10 @@ impl Course {
 
     fn next(&mut self, asked: RequestOutcome) -> Result<NextStep> {
         match (self.policy, asked) {
-            (_, RequestOutcome::Answered(Outcome::Held(held, at))) => {
+            (_, RequestOutcome::Answered(AcquireOutcome::Held(held, at))) => {
                 Ok(NextStep::Granted(Granted { held, handed_over: false, at }))
             }
-            (_, RequestOutcome::Answered(Outcome::Refused(error))) => Err(error),
+            (_, RequestOutcome::Answered(AcquireOutcome::Refused(error))) => Err(error),
             (Policy::Once, asked) => self.next_once(asked),
             (Policy::Local, asked) => self.next_local(asked),
             (Policy::Tickets, asked) => self.next_ticket(asked),
@@ -247,14 +247,14 @@ impl Course {
 
     fn next_once(&mut self, asked: RequestOutcome) -> Result<NextStep> {
         let (failure, pause) = match asked {
-            RequestOutcome::Answered(Outcome::Lapsed(_)) => return Err(self.ask.silent(too_slow())),
-            RequestOutcome::Answered(Outcome::Busy { holder, left_ms })
+            RequestOutcome::Answered(AcquireOutcome::Lapsed(_)) => return Err(self.ask.silent(too_slow())),
+            RequestOutcome::Answered(AcquireOutcome::Busy { holder, left_ms })
                 if holder == quorum::NOBODY && !planted(Bug::BallotsTakenForHolder) =>
             {
                 let failure = not_sent("its members had accepted higher ballots each time");
                 (failure, Duration::from_millis(left_ms.unwrap_or(0) + 1))
             }
-            RequestOutcome::Answered(Outcome::Silent(failure)) => {
+            RequestOutcome::Answered(AcquireOutcome::Silent(failure)) => {
                 (failure, self.engine.jittered(backoff(self.attempt)))
             }
             _ => return Ok(NextStep::Over),
@@ -276,8 +276,8 @@ impl Course {
     fn next_local(&mut self, asked: RequestOutcome) -> Result<NextStep> {
         match asked {
             RequestOutcome::Late => Err(self.ask.silent(not_in_time())),
-            RequestOutcome::Answered(Outcome::Silent(failure)) => Ok(NextStep::Local(Some(failure))),
-            RequestOutcome::Answered(Outcome::Lapsed(held)) => {
+            RequestOutcome::Answered(AcquireOutcome::Silent(failure)) => Ok(NextStep::Local(Some(failure))),
+            RequestOutcome::Answered(AcquireOutcome::Lapsed(held)) => {
                 drop(held);
                 self.renew();
                 Ok(NextStep::Local(Some(too_slow())))
@@ -291,17 +291,19 @@ impl Course {
         let (now, op_timeout) = (self.engine.now(), self.ask.options.op_timeout);
         let is_busy = self.busy_at.is_some_and(|at| now.since(at) < op_timeout);
         let failure = match asked {
-            RequestOutcome::Answered(Outcome::Waiting(waiting)) => return Ok(NextStep::Ticket(waiting)),
+            RequestOutcome::Answered(AcquireOutcome::Waiting(waiting)) => {
+                return Ok(NextStep::Ticket(waiting));
+            }
             RequestOutcome::Late if is_busy => return Ok(NextStep::Over),
             RequestOutcome::Late => return Err(self.ask.silent(not_in_time())),
             // The server is in its restart grace, or the name is locked by another program.
-            RequestOutcome::Answered(Outcome::Busy { left_ms, .. }) => {
+            RequestOutcome::Answered(AcquireOutcome::Busy { left_ms, .. }) => {
                 let left = left_ms.map_or(Duration::MAX, |left_ms| Duration::from_millis(left_ms + 1));
                 let until = now + self.backoff().min(left);
                 (self.heard_at, self.busy_at) = (now, Some(now));
                 return Ok(NextStep::Retry(self.limit.map_or(until, |limit| until.min(limit))));
             }
-            RequestOutcome::Answered(Outcome::Silent(failure)) => failure,
+            RequestOutcome::Answered(AcquireOutcome::Silent(failure)) => failure,
             _ => {
                 self.renew();
                 too_slow()
@@ -351,14 +353,14 @@ async fn before<F: Future>(engine: &Engine, limit: Option<Moment>, future: Pin<&
 }
 
 /// Counts an acquisition and logs its end. It counts as cancelled if dropped before.
-struct Watch<'a> {
+struct AcquireSpan<'a> {
     wanted: &'a Wanted<'a>,
     since: Moment,
     span: Span,
     is_over: bool,
 }
 
-impl<'a> Watch<'a> {
+impl<'a> AcquireSpan<'a> {
     fn new(wanted: &'a Wanted<'a>, since: Moment) -> Self {
         let Wanted { engine, name, meter, .. } = *wanted;
         engine.metrics.begun(meter);
@@ -447,7 +449,7 @@ impl<'a> Watch<'a> {
     }
 }
 
-impl Drop for Watch<'_> {
+impl Drop for AcquireSpan<'_> {
     fn drop(&mut self) {
         if !self.is_over {
             self.tell(Ungranted::Cancelled, None);

@@ -51,7 +51,7 @@ pub(crate) struct Wanted<'a> {
     pub(crate) engine: &'a Arc<Engine>,
     /// The full name.
     pub(crate) name: &'a LockName,
-    pub(crate) rule: LockSpec,
+    pub(crate) spec: LockSpec,
     /// The caller's choice; a fresh one is generated if `None`.
     pub(crate) owner: Option<&'a Owner>,
     pub(crate) options: &'a Arc<Options>,
@@ -77,7 +77,7 @@ pub(crate) fn of_type(name: &str) -> String {
 pub(crate) struct Acquisition {
     pub(super) engine: Arc<Engine>,
     pub(super) name: LockName,
-    pub(super) rule: LockSpec,
+    pub(super) spec: LockSpec,
     pub(super) owner: Owner,
     pub(super) hold: u64,
     pub(super) options: Arc<Options>,
@@ -94,7 +94,7 @@ pub(crate) struct Acquisition {
 }
 
 /// The result of a request.
-pub(super) enum Outcome {
+pub(super) enum AcquireOutcome {
     /// Granted, and known to be held at this time.
     Held(Hold, Moment),
     /// A grant whose answer took longer than its lease.
@@ -123,14 +123,14 @@ impl<T> Resumed<T> {
         match self {
             Self::Held(held) => then(held),
             Self::Over => Resumed::Over,
-            Self::Other(rule) => Resumed::Other(rule),
+            Self::Other(spec) => Resumed::Other(spec),
         }
     }
 }
 
 impl Acquisition {
     pub(crate) fn new(wanted: Wanted<'_>) -> Self {
-        let Wanted { engine, name, rule, owner, options, meter, .. } = wanted;
+        let Wanted { engine, name, spec, owner, options, meter, .. } = wanted;
         let is_fresh = owner.is_none();
         let owner = owner.cloned().unwrap_or_else(|| engine.owner(&options.label));
         let (hold, since) = (engine.id(), engine.now());
@@ -139,7 +139,7 @@ impl Acquisition {
         Self {
             engine: Arc::clone(engine),
             name: name.clone(),
-            rule,
+            spec,
             owner,
             hold,
             options: Arc::clone(options),
@@ -156,9 +156,9 @@ impl Acquisition {
     /// is being released, and its release would also end a new grant with the same ids.
     pub(super) fn anew(&self) -> Self {
         let is_kept = !self.is_fresh || planted(Bug::AskedForAsReleased);
-        let Self { engine, name, rule, owner, options, meter, since, .. } = self;
+        let Self { engine, name, spec, owner, options, meter, since, .. } = self;
         let owner = is_kept.then_some(owner);
-        let wanted = Wanted { engine, name, rule: *rule, owner, options, meter: *meter, wait: Wait::Once };
+        let wanted = Wanted { engine, name, spec: *spec, owner, options, meter: *meter, wait: Wait::Once };
         let mut anew = Self::new(wanted);
         anew.since = *since;
         anew
@@ -167,7 +167,7 @@ impl Acquisition {
     /// Re-enters without a request, if an existing lease of the owner covers this acquisition.
     pub(super) fn reenter(&self) -> Option<Hold> {
         let Self { engine, name, owner, meter, options, .. } = self;
-        if self.rule != LockSpec::Reentrant {
+        if self.spec != LockSpec::Reentrant {
             return None;
         }
         let lease = engine.reentries.enter(engine, name, owner, *meter, options)?;
@@ -183,7 +183,7 @@ impl Acquisition {
         wait: bool,
         limit: Option<Moment>,
         mut sent: Moment,
-    ) -> impl Future<Output = Outcome> {
+    ) -> impl Future<Output = AcquireOutcome> {
         async move {
             const ROUNDS: u32 = 3;
             let call = self.question(wait);
@@ -207,38 +207,42 @@ impl Acquisition {
                         let request = Granting { sent, answered, first: ttl, whole: ttl };
                         let held = self.granted(fence, sent, request);
                         return match answered < held.lease.lost_at() {
-                            true => Outcome::Held(held, answered),
-                            false => Outcome::Lapsed(held),
+                            true => AcquireOutcome::Held(held, answered),
+                            false => AcquireOutcome::Lapsed(held),
                         };
                     }
                     // During its restart grace the server answers *busy* even to the holder.
                     Ok(Answer::Busy { holder, left_ms }) => (
-                        Outcome::Busy { holder, left_ms },
+                        AcquireOutcome::Busy { holder, left_ms },
                         before && engine.store.capabilities().restart_grace.is_some(),
                     ),
                     Ok(Answer::Waiting { ticket, retry_in_ms }) => {
                         let retry_at =
                             retry_in_ms.map(|retry_in_ms| sent + Duration::from_millis(retry_in_ms));
-                        (Outcome::Waiting(Waiting { ticket, sent, retry_at }), true)
+                        (AcquireOutcome::Waiting(Waiting { ticket, sent, retry_at }), true)
                     }
                     Ok(Answer::Mismatch { kind, capacity }) => {
-                        (Outcome::Refused(self.mismatch(kind, capacity)), false)
+                        (AcquireOutcome::Refused(self.mismatch(kind, capacity)), false)
                     }
                     Ok(Answer::NoLock { type_name }) => {
                         let error = Error::no_lock(&self.name, engine.store.url(), &of_type(&type_name));
-                        (Outcome::Refused(error), false)
+                        (AcquireOutcome::Refused(error), false)
                     }
-                    Ok(answer) => (Outcome::Refused(self.engine.nonsense(&self.name, &answer)), true),
-                    Err(failure @ Failure::Unknown(_)) => (Outcome::Silent(failure), true),
-                    Err(failure @ Failure::NotSent(_)) => (Outcome::Silent(failure), before),
-                    Err(failure @ Failure::Refused(_)) => (Outcome::Refused(self.silent(failure)), before),
+                    Ok(answer) => {
+                        (AcquireOutcome::Refused(self.engine.unexpected_answer(&self.name, &answer)), true)
+                    }
+                    Err(failure @ Failure::Unknown(_)) => (AcquireOutcome::Silent(failure), true),
+                    Err(failure @ Failure::NotSent(_)) => (AcquireOutcome::Silent(failure), before),
+                    Err(failure @ Failure::Refused(_)) => {
+                        (AcquireOutcome::Refused(self.silent(failure)), before)
+                    }
                 };
                 self.maybe.store(maybe, Ordering::Release);
                 match asked {
                     // Its ticket is not in the local queue yet.
-                    Outcome::Waiting(_) => {}
+                    AcquireOutcome::Waiting(_) => {}
                     // The request may still be executed.
-                    Outcome::Silent(_) if !planted(Bug::NewcomerLeaves) => {}
+                    AcquireOutcome::Silent(_) if !planted(Bug::NewcomerLeaves) => {}
                     _ => self.settle(),
                 }
                 return asked;
@@ -251,7 +255,7 @@ impl Acquisition {
     fn question(&self, wait: bool) -> Call<'_> {
         let ttl = self.options.lease();
         let wait_ms =
-            (wait && matches!(self.rule, LockSpec::Queue(_))).then(|| lease::millis(lease::wait(ttl)));
+            (wait && matches!(self.spec, LockSpec::Queue(_))).then(|| lease::millis(lease::wait(ttl)));
         let (ttl_ms, hold, bind) = (lease::millis(ttl), self.hold, bind(&self.options));
         let fence = if self.options.unfenced { Fence::Optional } else { Fence::Assign };
         let newcomer = wait_ms.and_then(|_| self.engine.ticket_queues.newcomer(&self.name));
@@ -261,7 +265,7 @@ impl Acquisition {
     }
 
     fn call(&self, verb: Verb) -> Call<'_> {
-        Call::new(&self.name, self.rule, &self.owner, verb)
+        Call::new(&self.name, self.spec, &self.owner, verb)
     }
 
     /// Timeout of a request: slightly less than what is left, so that the store can report why it is
@@ -283,8 +287,8 @@ impl Acquisition {
         let within = self.options.op_timeout;
         // If the answer is lost, the store has bound the detached hold to this id and nobody else can release
         // it.
-        let back = || Release::of_resumed(engine, &self.name, self.rule, &self.owner, hold);
-        let back = (self.rule == LockSpec::Reentrant).then(back);
+        let back = || Release::of_resumed(engine, &self.name, self.spec, &self.owner, hold);
+        let back = (self.spec == LockSpec::Reentrant).then(back);
         let answer = engine.call(&self.call(verb), sent, within).await;
         if let (Some(back), Ok(_) | Err(Failure::NotSent(_) | Failure::Refused(_))) = (back, &answer) {
             back.cancel();
@@ -326,7 +330,7 @@ impl Acquisition {
             Ok(Answer::Held { fence }) => Ok(Resumed::Held(fence)),
             Ok(Answer::Free | Answer::Busy { .. } | Answer::Waiting { .. }) => Ok(Resumed::Over),
             Ok(Answer::Mismatch { kind, capacity }) => Ok(Resumed::Other(LockSpec::of(kind, capacity))),
-            Ok(answer) => Err(self.engine.nonsense(&self.name, &answer)),
+            Ok(answer) => Err(self.engine.unexpected_answer(&self.name, &answer)),
             Err(failure) => Err(self.engine.failed(&self.name, failure)),
         }
     }
@@ -336,7 +340,7 @@ impl Acquisition {
         let options = &*self.options;
         let terms = LeaseTerms {
             name: self.name.clone(),
-            rule: self.rule,
+            spec: self.spec,
             owner: self.owner.clone(),
             fence,
             hold: self.hold,
@@ -360,7 +364,7 @@ impl Acquisition {
     }
 
     fn mismatch(&self, kind: Kind, capacity: Option<u32>) -> Error {
-        self.engine.mismatch(&self.name, self.rule, kind, capacity)
+        self.engine.mismatch(&self.name, self.spec, kind, capacity)
     }
 
     pub(super) fn silent(&self, failure: Failure) -> Error {
@@ -373,7 +377,7 @@ impl Drop for Acquisition {
         if self.maybe.load(Ordering::Acquire) && !planted(Bug::DropLeaves) {
             let (engine, now) = (&self.engine, self.engine.now());
             let over_at = now + self.options.lease();
-            drop(Release::new(engine, &self.name, self.rule, &self.owner, self.hold, over_at, now));
+            drop(Release::new(engine, &self.name, self.spec, &self.owner, self.hold, over_at, now));
         }
     }
 }
@@ -384,26 +388,29 @@ const IN_GRACE: &str = "a server that restarted or was promoted may be in its gr
 /// A hold of its own for a guard that shares this one with others of its owner.
 pub(crate) async fn part(engine: &Arc<Engine>, lease: &Lease) -> Result<Hold> {
     let options = &Arc::new(lease.options());
-    let (name, rule, owner, meter) = (&lease.name, lease.rule, Some(&lease.owner), lease.meter);
-    let ask = Acquisition::new(Wanted { engine, name, rule, owner, options, meter, wait: Wait::Once });
+    let (name, spec, owner, meter) = (&lease.name, lease.spec, Some(&lease.owner), lease.meter);
+    let ask = Acquisition::new(Wanted { engine, name, spec, owner, options, meter, wait: Wait::Once });
     let in_grace = engine.store.capabilities().restart_grace.is_some();
     match ask.once(false, None, ask.since).await {
         // A different token means that the lock was lost and acquired again.
-        Outcome::Held(part, _) | Outcome::Lapsed(part) if part.lease.fence == lease.fence => {
+        AcquireOutcome::Held(part, _) | AcquireOutcome::Lapsed(part) if part.lease.fence == lease.fence => {
             part.lease.is_alone();
             Ok(part)
         }
         // During its restart grace the server answers *busy* even to the holder.
-        Outcome::Busy { .. } if in_grace => {
+        AcquireOutcome::Busy { .. } if in_grace => {
             Err(engine.failed(&lease.name, Failure::NotSent(Failure::cause(IN_GRACE))))
         }
-        Outcome::Held(..) | Outcome::Lapsed(_) | Outcome::Busy { .. } | Outcome::Waiting(_) => {
+        AcquireOutcome::Held(..)
+        | AcquireOutcome::Lapsed(_)
+        | AcquireOutcome::Busy { .. }
+        | AcquireOutcome::Waiting(_) => {
             let loss = Loss::new(LossReason::Gone, GONE);
             lease.lose(engine, &loss);
             Err(Error::lost(&lease.name, engine.store.url(), GONE))
         }
-        Outcome::Refused(error) => Err(error),
-        Outcome::Silent(failure) => Err(engine.failed(&lease.name, failure)),
+        AcquireOutcome::Refused(error) => Err(error),
+        AcquireOutcome::Silent(failure) => Err(engine.failed(&lease.name, failure)),
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::future::{FutureExt, join_all};
 
-use super::lease::{LeaseTerms, lock};
+use super::lease::LeaseTerms;
 use super::{Engine, backoff};
 use crate::metrics::{RequestResult, RequestVerb};
 use crate::moment::Moment;
@@ -23,20 +23,20 @@ use crate::store::Failure;
 #[derive(Clone)]
 pub(crate) struct Call<'a> {
     name: &'a LockName,
-    rule: LockSpec,
+    spec: LockSpec,
     owner: &'a Owner,
     verb: Verb,
     is_idempotent: bool,
 }
 
 impl<'a> Call<'a> {
-    pub(crate) fn new(name: &'a LockName, rule: LockSpec, owner: &'a Owner, verb: Verb) -> Self {
-        Self { name, rule, owner, verb, is_idempotent: false }
+    pub(crate) fn new(name: &'a LockName, spec: LockSpec, owner: &'a Owner, verb: Verb) -> Self {
+        Self { name, spec, owner, verb, is_idempotent: false }
     }
 
     /// A request about a held lock.
     pub(crate) fn of(terms: &'a LeaseTerms, verb: Verb) -> Self {
-        Self::new(&terms.name, terms.rule, &terms.owner, verb)
+        Self::new(&terms.name, terms.spec, &terms.owner, verb)
     }
 
     /// Marks it as safe to execute twice, so that it is retried if its connection drops before the answer.
@@ -110,7 +110,7 @@ impl Engine {
                         false => ControlFlow::Break(Ok(*answer)),
                     }
                 }
-                answer => ControlFlow::Break(Ok(self.finished(call.name, call.rule, answer))),
+                answer => ControlFlow::Break(Ok(self.finished(call.name, call.spec, answer))),
             },
             Err(Failure::Unknown(cause)) if call.is_idempotent => {
                 // The first retry only waits for the next connection.
@@ -152,7 +152,7 @@ impl Engine {
     fn op(&self, call: &Call<'_>) -> Op {
         Op {
             name: call.name.clone(),
-            rule: call.rule,
+            spec: call.spec,
             owner: call.owner.clone(),
             request: self.id(),
             verb: call.verb.clone(),
@@ -176,7 +176,7 @@ impl Engine {
         each.zip(answers)
             .map(|(call, answer)| match planted(Bug::BoundTakenForAnswer) {
                 true => answer,
-                false => answer.map(|answer| self.finished(call.name, call.rule, answer)),
+                false => answer.map(|answer| self.finished(call.name, call.spec, answer)),
             })
             .collect()
     }
@@ -200,15 +200,15 @@ impl Engine {
     }
 
     /// Unwraps an answer. If the request stopped at its work limit, the rest is done in the background.
-    fn finished(self: &Arc<Self>, name: &LockName, rule: LockSpec, answer: Answer) -> Answer {
+    fn finished(self: &Arc<Self>, name: &LockName, spec: LockSpec, answer: Answer) -> Answer {
         let Answer::More(answer) = answer else { return answer };
-        self.finish(name, rule);
+        self.finish(name, spec);
         *answer
     }
 
     /// Repeats a request that stopped at its work limit, in the background until it is complete. On failure,
     /// the next refresh by any waiter continues.
-    fn finish(self: &Arc<Self>, name: &LockName, rule: LockSpec) {
+    fn finish(self: &Arc<Self>, name: &LockName, spec: LockSpec) {
         if !self.unfinished().insert(name.clone()) {
             return;
         }
@@ -217,7 +217,7 @@ impl Engine {
             // With an unused owner: waiters that it grants are notified by message.
             let owner = engine.owner("");
             let verb = Verb::Refresh { owners: Arc::new([owner.clone()]), wait_ms: 0, listens: None };
-            let call = Call::new(&name, rule, &owner, verb);
+            let call = Call::new(&name, spec, &owner, verb);
             while let Ok(Answer::More(_)) = engine.send(&call, Duration::from_secs(1)).await {}
             engine.unfinished().remove(&name);
         };
@@ -225,7 +225,7 @@ impl Engine {
     }
 
     fn unfinished(&self) -> MutexGuard<'_, BTreeSet<LockName>> {
-        lock(&self.unfinished)
+        self.unfinished.lock()
     }
 }
 

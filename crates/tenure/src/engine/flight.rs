@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
@@ -13,16 +13,17 @@ use super::Engine;
 use crate::error::Result;
 use crate::moment::Moment;
 use crate::name::LockName;
+use crate::sync::Locked;
 
 /// The flights of one client, and what is known about its store.
 #[derive(Default)]
 pub(crate) struct Flights {
-    by_name: Mutex<BTreeMap<LockName, Arc<Flight>>>,
+    by_name: Locked<BTreeMap<LockName, Arc<Flight>>>,
     /// When a busy lock may next be tried by callers that already have a value.
-    tried: Mutex<BTreeMap<LockName, Moment>>,
+    tried: Locked<BTreeMap<LockName, Moment>>,
     /// The [shards](crate::store::Store::shard) that did not answer. Until this time, only one caller sends
     /// each of them requests.
-    silent_until: Mutex<BTreeMap<Option<String>, Moment>>,
+    silent_until: Locked<BTreeMap<Option<String>, Moment>>,
 }
 
 /// One name, while any task of this process needs its value.
@@ -31,12 +32,12 @@ pub(crate) struct Flight {
     turn: Arc<tokio::sync::Mutex<()>>,
     /// Held by the task that computes the value without the store's lock, because its wait is over.
     late: Arc<tokio::sync::Mutex<()>>,
-    landed: watch::Sender<Option<Arc<Landing>>>,
+    published: watch::Sender<Option<Arc<FlightResult>>>,
 }
 
 /// The result of a flight.
 #[derive(Debug)]
-pub(crate) struct Landing {
+pub(crate) struct FlightResult {
     /// The bytes of the record.
     pub(crate) value: Arc<[u8]>,
     /// When the accepted write was sent; nothing newer was stored at that time.
@@ -45,7 +46,7 @@ pub(crate) struct Landing {
     pub(crate) begun: Moment,
 }
 
-impl Landing {
+impl FlightResult {
     /// Whether this result is fresh enough for a caller that asked at `asked`. An `invalidate` that had
     /// finished by then makes the store refuse older writes, so a write accepted later is fresh. A caller
     /// that insists has invalidated everything older.
@@ -54,22 +55,22 @@ impl Landing {
     }
 }
 
-/// The outcome of waiting for a flight.
-pub(crate) enum Boarding {
+/// What a caller of a flight is to do.
+pub(crate) enum FlightRole {
     /// This caller computes the value for all.
-    Turn(OwnedMutexGuard<()>),
+    Leader(OwnedMutexGuard<()>),
     /// Another caller has computed it.
-    Landed(Arc<Landing>),
+    Shared(Arc<FlightResult>),
     /// The wait limit was reached.
     Late,
 }
 
 /// A caller's participation in a flight. The last one to leave removes the flight.
-pub(crate) struct Passenger<'a> {
+pub(crate) struct FlightCaller<'a> {
     flights: &'a Flights,
     name: LockName,
     flight: Option<Arc<Flight>>,
-    landed: watch::Receiver<Option<Arc<Landing>>>,
+    published: watch::Receiver<Option<Arc<FlightResult>>>,
 }
 
 /// How long only one caller sends requests to a store that did not answer.
@@ -80,23 +81,27 @@ const TRY_AGAIN: Duration = Duration::from_millis(500);
 const TRIED: usize = 1_024;
 
 impl Flights {
-    pub(crate) fn join(&self, name: &LockName) -> Passenger<'_> {
-        let mut by_name = lock(&self.by_name);
+    pub(crate) fn join(&self, name: &LockName) -> FlightCaller<'_> {
+        let mut by_name = self.by_name.lock();
         let flight = by_name.entry(name.clone()).or_insert_with(|| {
-            Arc::new(Flight { turn: Arc::default(), late: Arc::default(), landed: watch::Sender::new(None) })
+            Arc::new(Flight {
+                turn: Arc::default(),
+                late: Arc::default(),
+                published: watch::Sender::new(None),
+            })
         });
-        let (flight, landed) = (Arc::clone(flight), flight.landed.subscribe());
-        Passenger { flights: self, name: name.clone(), flight: Some(flight), landed }
+        let (flight, published) = (Arc::clone(flight), flight.published.subscribe());
+        FlightCaller { flights: self, name: name.clone(), flight: Some(flight), published }
     }
 
     /// Whether a caller that has a value may try a busy lock again.
     pub(crate) fn may_try(&self, name: &LockName, now: Moment) -> bool {
-        lock(&self.tried).get(name).is_none_or(|until| now >= *until)
+        self.tried.lock().get(name).is_none_or(|until| now >= *until)
     }
 
     /// Records that the lock was busy.
     pub(crate) fn tried(&self, name: &LockName, now: Moment) {
-        let mut tried = lock(&self.tried);
+        let mut tried = self.tried.lock();
         if tried.len() >= TRIED {
             tried.retain(|_, until| now < *until);
         }
@@ -106,7 +111,7 @@ impl Flights {
     /// Whether to send the store requests about this name: after it failed to answer, one caller per interval
     /// retries.
     pub(crate) fn may_ask(&self, engine: &Engine, name: &LockName) -> bool {
-        let mut silent_until = lock(&self.silent_until);
+        let mut silent_until = self.silent_until.lock();
         if silent_until.is_empty() {
             return true;
         }
@@ -125,7 +130,7 @@ impl Flights {
     /// name.
     pub(crate) fn heard<T>(&self, answer: &Result<T>, engine: &Engine, name: &LockName) {
         let is_silent = matches!(answer, Err(error) if error.is_unreachable() || error.is_unknown());
-        let mut silent_until = lock(&self.silent_until);
+        let mut silent_until = self.silent_until.lock();
         if is_silent {
             silent_until.insert(engine.store.shard(name), engine.now() + SILENCE);
         } else if !silent_until.is_empty() {
@@ -134,9 +139,9 @@ impl Flights {
     }
 }
 
-impl Passenger<'_> {
+impl FlightCaller<'_> {
     fn flight(&self) -> &Flight {
-        self.flight.as_ref().expect("a passenger has its flight until it leaves")
+        self.flight.as_ref().expect("a caller has its flight until it leaves")
     }
 
     /// Takes the turn if no other task has it.
@@ -145,58 +150,53 @@ impl Passenger<'_> {
     }
 
     /// Waits for the turn or for a suitable result.
-    pub(crate) async fn board(
+    pub(crate) async fn wait(
         &mut self,
         engine: &Engine,
-        suits: impl Fn(&Landing) -> bool,
+        suits: impl Fn(&FlightResult) -> bool,
         is_late: bool,
         until: Moment,
-    ) -> Boarding {
+    ) -> FlightRole {
         let flight = self.flight();
         let turn = if is_late { &flight.late } else { &flight.turn };
         let turn = pin!(Arc::clone(turn).lock_owned());
-        let landed = pin!(landed(&mut self.landed, suits));
-        match select(select(landed, turn), engine.runtime.sleep_until(until)).await {
-            Either::Left((Either::Left((landing, _)), _)) => Boarding::Landed(landing),
-            Either::Left((Either::Right((turn, _)), _)) => Boarding::Turn(turn),
-            Either::Right(_) => Boarding::Late,
+        let published = pin!(published(&mut self.published, suits));
+        match select(select(published, turn), engine.runtime.sleep_until(until)).await {
+            Either::Left((Either::Left((result, _)), _)) => FlightRole::Shared(result),
+            Either::Left((Either::Right((turn, _)), _)) => FlightRole::Leader(turn),
+            Either::Right(_) => FlightRole::Late,
         }
     }
 
     /// Publishes the result to all others on the flight.
-    pub(crate) fn land(&self, landing: Landing) {
-        self.flight().landed.send_replace(Some(Arc::new(landing)));
+    pub(crate) fn publish(&self, result: FlightResult) {
+        self.flight().published.send_replace(Some(Arc::new(result)));
     }
 }
 
-async fn landed(
-    receiver: &mut watch::Receiver<Option<Arc<Landing>>>,
-    suits: impl Fn(&Landing) -> bool,
-) -> Arc<Landing> {
+async fn published(
+    receiver: &mut watch::Receiver<Option<Arc<FlightResult>>>,
+    suits: impl Fn(&FlightResult) -> bool,
+) -> Arc<FlightResult> {
     loop {
         // The sender lives as long as the flight, which this caller keeps alive.
         if receiver.changed().await.is_err() {
             std::future::pending::<()>().await;
         }
-        if let Some(landing) = receiver.borrow_and_update().clone().filter(|landing| suits(landing)) {
-            return landing;
+        if let Some(result) = receiver.borrow_and_update().clone().filter(|result| suits(result)) {
+            return result;
         }
     }
 }
 
-impl Drop for Passenger<'_> {
+impl Drop for FlightCaller<'_> {
     fn drop(&mut self) {
-        let mut by_name = lock(&self.flights.by_name);
+        let mut by_name = self.flights.by_name.lock();
         drop(self.flight.take());
         if by_name.get(&self.name).is_some_and(|flight| Arc::strong_count(flight) == 1) {
             by_name.remove(&self.name);
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics while holding these locks.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl fmt::Debug for Flights {
@@ -212,7 +212,7 @@ mod tests {
     #[test]
     fn a_value_is_for_those_who_asked_before_it_was_written_or_computed() {
         let at = |ms| Moment(0) + Duration::from_millis(ms);
-        let landing = |stored| Landing { value: Arc::default(), stored, begun: at(10) };
+        let result = |stored| FlightResult { value: Arc::default(), stored, begun: at(10) };
         for (stored, asked, insists, suits) in [
             (Some(at(20)), at(10), true, true),
             (Some(at(20)), at(15), false, true),
@@ -221,7 +221,7 @@ mod tests {
             (Some(at(20)), at(21), false, false),
             (None, at(15), false, false),
         ] {
-            assert_eq!(landing(stored).suits(asked, insists), suits, "{stored:?}, {asked:?}, {insists}");
+            assert_eq!(result(stored).suits(asked, insists), suits, "{stored:?}, {asked:?}, {insists}");
         }
     }
 }

@@ -25,25 +25,25 @@ pub(super) const MOST: usize = 1_024;
 
 /// Number of holds of one `Locks` with a subscription.
 #[derive(Default)]
-pub(super) struct Listeners(AtomicUsize);
+pub(super) struct ListenerCount(AtomicUsize);
 
 /// Counts one hold with a subscription.
-struct Listening(Arc<Engine>);
+struct CountedListener(Arc<Engine>);
 
-impl Drop for Listening {
+impl Drop for CountedListener {
     fn drop(&mut self) {
         self.0.listeners.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
-impl Listeners {
+impl ListenerCount {
     pub(super) fn is_full(&self) -> bool {
         self.0.load(Ordering::Acquire) >= MOST
     }
 
     /// Subscribes for this hold, unless the maximum is reached.
     pub(super) fn listen(engine: &Arc<Engine>, lease: &Arc<Lease>) {
-        let listening = Listening(Arc::clone(engine));
+        let listening = CountedListener(Arc::clone(engine));
         if engine.listeners.0.fetch_add(1, Ordering::AcqRel) >= MOST {
             return lease.set_hearing(Hearing::Again);
         }
@@ -54,8 +54,8 @@ impl Listeners {
 }
 
 /// Listens until the hold has ended.
-async fn listen(engine: Arc<Engine>, lease: Arc<Lease>, _listening: Listening) {
-    let opening = engine.store.listen_while_held(&lease.name, lease.rule, &lease.owner, lease.op_timeout);
+async fn listen(engine: Arc<Engine>, lease: Arc<Lease>, _listening: CountedListener) {
+    let opening = engine.store.listen_while_held(&lease.name, lease.spec, &lease.owner, lease.op_timeout);
     let mut subscription = Subscription::Connecting(opening);
     let end = LossListener::new(&engine, &lease);
     loop {

@@ -23,7 +23,7 @@ pub(crate) struct Hold {
 
 impl Hold {
     pub(super) fn granted(engine: &Arc<Engine>, terms: LeaseTerms, request: Granting) -> Self {
-        let lease = match terms.rule {
+        let lease = match terms.spec {
             LockSpec::Reentrant => Lease::first_share(terms, request),
             LockSpec::Mutex | LockSpec::Queue(_) => Arc::new(Lease::granted(terms, Role::Alone, request)),
         };
@@ -91,7 +91,7 @@ impl Hold {
                         return Err(engine.failed(&lease.name, Failure::Unknown(cause)));
                     }
                     Some(loss) => return Err(lease.found_lost(&engine, &loss)),
-                    None => return Err(engine.nonsense(&lease.name, &answer)),
+                    None => return Err(engine.unexpected_answer(&lease.name, &answer)),
                 },
                 Err(failure) => failure,
             };

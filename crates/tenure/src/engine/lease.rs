@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::task::Waker;
 use std::time::Duration;
 
@@ -18,13 +18,14 @@ use crate::options::{Options, Renewal};
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, Liveness, LockSpec, Place, Verb, lease, parse_value, shown};
+use crate::sync::Locked;
 
 /// A grant, shared by its guard, its loss signals and the renewer. Dereferences to its [terms](LeaseTerms),
 /// which never change.
 pub(crate) struct Lease {
     terms: LeaseTerms,
     pub(super) role: Role,
-    state: Mutex<LeaseState>,
+    state: Locked<LeaseState>,
 }
 
 /// What was granted to whom, and for how long.
@@ -32,7 +33,7 @@ pub(crate) struct Lease {
 pub(crate) struct LeaseTerms {
     /// The full name.
     pub(crate) name: LockName,
-    pub(crate) rule: LockSpec,
+    pub(crate) spec: LockSpec,
     pub(crate) owner: Owner,
     pub(crate) fence: u64,
     pub(crate) hold: u64,
@@ -134,14 +135,14 @@ impl Lease {
         };
         let deadline = lease::deadline(sent, answered, first);
         let state = LeaseState { extent, deadline, ..LeaseState::new(sent, Hearing::Later) };
-        Self { terms, role, state: Mutex::new(state) }
+        Self { terms, role, state: Locked::new(state) }
     }
 
     /// A share of `term`, which has the lease.
     pub(super) fn share_of(term: &Arc<Self>, meter: Meter, op_timeout: Duration) -> Self {
         let terms = LeaseTerms { meter, op_timeout, ..term.terms.clone() };
         let state = LeaseState::new(Moment::default(), Hearing::Never);
-        Self { terms, role: Role::Share(Arc::clone(term)), state: Mutex::new(state) }
+        Self { terms, role: Role::Share(Arc::clone(term)), state: Locked::new(state) }
     }
 
     /// Options for another hold with the same terms.
@@ -157,7 +158,7 @@ impl Lease {
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, LeaseState> {
-        lock(&self.state)
+        self.state.lock()
     }
 
     /// Marks it as held by the caller; false if it already was, or has ended.
@@ -191,7 +192,7 @@ impl Lease {
         }
         match &term.role {
             Role::Term(shares) => {
-                let leases = lock(shares).leases.clone();
+                let leases = shares.lock().leases.clone();
                 leases.iter().for_each(|lease| lease.tell_renewal());
             }
             Role::Alone | Role::Share(_) => term.tell_renewal(),
@@ -275,7 +276,7 @@ impl Lease {
 
     /// Whether the store may count it as detached. Only the reentrant kind counts holds.
     pub(super) fn may_be_detached(&self) -> bool {
-        self.rule == LockSpec::Reentrant && self.term().state().detaches
+        self.spec == LockSpec::Reentrant && self.term().state().detaches
     }
 
     /// The request that renews the lease.
@@ -285,7 +286,7 @@ impl Lease {
 
     /// A request that verifies the lease without changing it.
     pub(crate) fn question(&self) -> Verb {
-        match self.rule {
+        match self.spec {
             // Concerns only its own ticket.
             LockSpec::Queue(_) => {
                 Verb::Refresh { owners: Arc::new([self.owner.clone()]), wait_ms: 0, listens: None }
@@ -411,7 +412,7 @@ impl Lease {
     /// ballot.
     fn wrote(&self, value: &[u8]) -> bool {
         let is_same =
-            |fence| fence == self.fence || self.rule != LockSpec::Reentrant || planted(Bug::TokenUnverified);
+            |fence| fence == self.fence || self.spec != LockSpec::Reentrant || planted(Bug::TokenUnverified);
         parse_value(value).is_some_and(|(owner, fence)| owner == self.owner && is_same(fence))
     }
 
@@ -459,9 +460,9 @@ impl Lease {
     fn shares(&self) -> Vec<Arc<Self>> {
         match &self.role {
             Role::Term(shares) if planted(Bug::LossToldToOne) => {
-                lock(shares).leases.first().cloned().into_iter().collect()
+                shares.lock().leases.first().cloned().into_iter().collect()
             }
-            Role::Term(shares) => lock(shares).leases.clone(),
+            Role::Term(shares) => shares.lock().leases.clone(),
             Role::Alone | Role::Share(_) => Vec::new(),
         }
     }
@@ -586,16 +587,12 @@ impl Loss {
     }
 }
 
-pub(super) fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
-    shared.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// How a lease relates to its owner's other holds.
 pub(super) enum Role {
     /// Not shared.
     Alone,
     /// The hold on the store, on behalf of its shares. No caller has it.
-    Term(Box<Mutex<Shares>>),
+    Term(Box<Locked<Shares>>),
     /// In a caller's hands. The term has the lease.
     Share(Arc<Lease>),
 }

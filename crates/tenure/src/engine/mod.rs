@@ -31,8 +31,8 @@ mod window;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::future::{Either, FutureExt, select};
@@ -47,9 +47,10 @@ use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, Kind, LockSpec};
 use crate::runtime::{Driver, Runtime};
 use crate::store::{Failure, Store};
+use crate::sync::Locked;
 
 use flight::Flights;
-use forced::Listeners;
+use forced::ListenerCount;
 use reentry::Reentries;
 use release::PendingReleases;
 use renew::Renewer;
@@ -66,11 +67,11 @@ pub(crate) struct Engine {
     ticket_queues: TicketQueues,
     renewer: Renewer,
     reentries: Reentries,
-    listeners: Listeners,
+    listeners: ListenerCount,
     pending_releases: PendingReleases,
     ids: AtomicU64,
     /// Locks with a request that stopped at its work limit and is being repeated until it is complete.
-    unfinished: Mutex<BTreeSet<LockName>>,
+    unfinished: Locked<BTreeSet<LockName>>,
 }
 
 impl Engine {
@@ -81,7 +82,7 @@ impl Engine {
         let (local_queues, ticket_queues) = (LocalQueues::default(), TicketQueues::default());
         let (renewer, reentries) = (Renewer::default(), Reentries::default());
         let pending_releases = PendingReleases::default();
-        let (listeners, unfinished) = (Listeners::default(), Mutex::default());
+        let (listeners, unfinished) = (ListenerCount::default(), Locked::default());
         let metrics = Metrics::new(store.url());
         Arc::new(Self {
             store,
@@ -142,7 +143,7 @@ impl Engine {
     }
 
     /// Error for an answer that does not match the request; treated as a refusal.
-    pub(crate) fn nonsense(&self, name: &LockName, answer: &Answer) -> Error {
+    pub(crate) fn unexpected_answer(&self, name: &LockName, answer: &Answer) -> Error {
         self.failed(
             name,
             Failure::Refused(Failure::cause(format!("an answer that does not belong here: {answer:?}"))),
@@ -184,13 +185,13 @@ fn backoff(attempt: u32) -> Duration {
 
 /// An engine and its thread. Both live as long as there is a `Locks`, a lock handle or a guard.
 #[derive(Debug)]
-pub(crate) struct Client {
+pub(crate) struct EngineHandle {
     pub(crate) engine: Arc<Engine>,
     pub(crate) flights: Flights,
     driver: Option<Arc<Driver>>,
 }
 
-impl Client {
+impl EngineHandle {
     pub(crate) fn new(engine: Arc<Engine>, driver: Option<Arc<Driver>>) -> Arc<Self> {
         Arc::new(Self { engine, flights: Flights::default(), driver })
     }
@@ -207,7 +208,7 @@ impl Client {
 /// How long dropping the last handle waits for queued releases.
 const LAST_WAIT: Duration = Duration::from_millis(100);
 
-impl Drop for Client {
+impl Drop for EngineHandle {
     /// The last handle is gone, perhaps because `main` returns. Waits briefly for queued releases and events,
     /// which then continue for as long as the process lives.
     fn drop(&mut self) {

@@ -6,35 +6,36 @@
 
 use std::collections::BTreeMap;
 use std::ptr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::Engine;
-use super::lease::{Granting, Lease, LeaseTerms, Role, Shares, bind, lock};
+use super::lease::{Granting, Lease, LeaseTerms, Role, Shares, bind};
 use crate::metrics::Meter;
 use crate::name::LockName;
 use crate::options::{Options, Renewal};
 use crate::owner::Owner;
 use crate::protocol::lease;
+use crate::sync::Locked;
 
 /// The terms of an engine, each with at least one share.
 #[derive(Default)]
-pub(super) struct Reentries(Mutex<BTreeMap<(LockName, Owner, u64), Arc<Lease>>>);
+pub(super) struct Reentries(Locked<BTreeMap<(LockName, Owner, u64), Arc<Lease>>>);
 
 impl Reentries {
     /// Makes a term available for sharing.
     pub(super) fn add(&self, term: &Arc<Lease>) {
-        lock(&self.0).insert(key(term), Arc::clone(term));
+        self.0.lock().insert(key(term), Arc::clone(term));
     }
 
     /// Closes the terms of a lock that was released by force. Their shares count until they leave, because
     /// the release may have failed.
     pub(super) fn forced(&self, name: &LockName) {
-        lock(&self.0).values().filter(|term| term.name == *name).for_each(|term| term.close());
+        self.0.lock().values().filter(|term| term.name == *name).for_each(|term| term.close());
     }
 
     pub(super) fn remove(&self, term: &Lease) {
-        lock(&self.0).remove(&key(term));
+        self.0.lock().remove(&key(term));
     }
 
     /// Adds a share for an owner that has the lock, if one of its terms covers these options.
@@ -59,7 +60,7 @@ impl Reentries {
 
     fn of(&self, name: &LockName, owner: &Owner) -> Vec<Arc<Lease>> {
         let key = |hold| (name.clone(), owner.clone(), hold);
-        lock(&self.0).range(key(0)..=key(u64::MAX)).map(|(_, term)| Arc::clone(term)).collect()
+        self.0.lock().range(key(0)..=key(u64::MAX)).map(|(_, term)| Arc::clone(term)).collect()
     }
 }
 
@@ -88,7 +89,7 @@ impl Lease {
         may: impl FnOnce(&Shares) -> bool,
     ) -> Option<Arc<Self>> {
         let Role::Term(shares) = &self.role else { return None };
-        let mut shares = lock(shares);
+        let mut shares = shares.lock();
         if !may(&shares) {
             return None;
         }
@@ -119,7 +120,7 @@ impl Lease {
     pub(super) fn leave(&self) -> Option<usize> {
         let Role::Share(term) = &self.role else { return None };
         let Role::Term(shares) = &term.role else { return None };
-        let mut shares = lock(shares);
+        let mut shares = shares.lock();
         let before = shares.leases.len();
         shares.leases.retain(|share| !ptr::eq(&**share, self));
         (shares.leases.len() < before).then_some(shares.leases.len())
@@ -129,7 +130,7 @@ impl Lease {
     pub(crate) fn is_alone(&self) -> bool {
         let Role::Share(term) = &self.role else { return true };
         let Role::Term(shares) = &term.role else { return true };
-        let mut shares = lock(shares);
+        let mut shares = shares.lock();
         let is_alone = shares.leases.len() <= 1;
         shares.is_closed |= is_alone;
         is_alone
@@ -138,13 +139,13 @@ impl Lease {
     /// Lets no more holds share it.
     fn close(&self) {
         if let Role::Term(shares) = &self.role {
-            lock(shares).is_closed = true;
+            shares.lock().is_closed = true;
         }
     }
 
     fn others(&self) -> usize {
         let Role::Term(shares) = &self.role else { return 0 };
-        lock(shares).leases.len().saturating_sub(1)
+        shares.lock().leases.len().saturating_sub(1)
     }
 }
 
@@ -162,7 +163,7 @@ mod tests {
     use crate::store::memory::Memory;
 
     /// An owner that requests a lock repeatedly.
-    struct Bench {
+    struct ReentryBench {
         driver: Arc<Driver>,
         engine: Arc<Engine>,
         name: LockName,
@@ -170,7 +171,7 @@ mod tests {
         options: Arc<Options>,
     }
 
-    impl Bench {
+    impl ReentryBench {
         fn new() -> Self {
             let driver = Driver::start().expect("a thread");
             let runtime = Arc::clone(&driver) as Arc<dyn Runtime>;
@@ -190,8 +191,8 @@ mod tests {
 
         fn wanted(&self) -> Wanted<'_> {
             let Self { engine, name, owner, options, .. } = self;
-            let (rule, owner, meter) = (LockSpec::Reentrant, Some(owner), self.meter());
-            Wanted { engine, name, rule, owner, options, meter, wait: Wait::Once }
+            let (spec, owner, meter) = (LockSpec::Reentrant, Some(owner), self.meter());
+            Wanted { engine, name, spec, owner, options, meter, wait: Wait::Once }
         }
 
         fn acquire(&self) -> Hold {
@@ -209,7 +210,7 @@ mod tests {
         }
     }
 
-    impl Drop for Bench {
+    impl Drop for ReentryBench {
         fn drop(&mut self) {
             self.driver.stop();
         }
@@ -218,7 +219,7 @@ mod tests {
     /// Another thread may force the release at any moment.
     #[test]
     fn a_forced_release_within_a_reentry_has_nothing_renewed_twice() {
-        let bench = Bench::new();
+        let bench = ReentryBench::new();
         let first = bench.acquire();
         let again = bench.ask().reenter().expect("our own");
         bench.engine.reentries.forced(&bench.name);
@@ -232,7 +233,7 @@ mod tests {
 
     #[test]
     fn a_loss_within_a_reentry_is_counted_and_nothing_is_left() {
-        let bench = Bench::new();
+        let bench = ReentryBench::new();
         let first = bench.acquire();
         let again = bench.ask().reenter().expect("our own");
         first.lease.lose(&bench.engine, &Loss::new(LossReason::Gone, "it is gone"));
@@ -247,7 +248,7 @@ mod tests {
     /// The loss comes after the share exists and before it reaches the caller.
     #[test]
     fn what_is_lost_before_it_is_handed_over_is_not() {
-        let bench = Bench::new();
+        let bench = ReentryBench::new();
         let first = bench.acquire();
         let engine = &bench.engine;
         let (name, owner, options) = (&bench.name, &bench.owner, &*bench.options);

@@ -3,7 +3,7 @@
 
 use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, MutexGuard};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -21,6 +21,7 @@ use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, Fence, Liveness, LockSpec, ReleaseScope, Verb};
 use crate::store::Failure;
+use crate::sync::Locked;
 
 /// Minimum time for which a release is retried, even past the end of its lease: another hold of the owner may
 /// still be renewed, or a stalled store may execute an earlier request late.
@@ -31,7 +32,7 @@ const SILENCE: Duration = Duration::from_secs(60);
 pub(super) struct Release {
     engine: Arc<Engine>,
     name: LockName,
-    rule: LockSpec,
+    spec: LockSpec,
     owner: Owner,
     hold: u64,
     /// When nothing is left to release.
@@ -52,7 +53,7 @@ impl Release {
     /// The release of this hold.
     pub(super) fn to(engine: &Arc<Engine>, lease: &Lease, now: Moment) -> Self {
         let over_at = lease.over_at();
-        let mut pending = Self::new(engine, &lease.name, lease.rule, &lease.owner, lease.hold, over_at, now);
+        let mut pending = Self::new(engine, &lease.name, lease.spec, &lease.owner, lease.hold, over_at, now);
         pending.held = lease.held_for(now).map(|held| (lease.meter, held));
         pending.rebinds = lease.may_be_detached() && !planted(Bug::DetachLeaves);
         if planted(Bug::WakeBeforeWrite) {
@@ -64,7 +65,7 @@ impl Release {
     pub(super) fn new(
         engine: &Arc<Engine>,
         name: &LockName,
-        rule: LockSpec,
+        spec: LockSpec,
         owner: &Owner,
         hold: u64,
         over_at: Moment,
@@ -75,19 +76,19 @@ impl Release {
         let over_at = over_at.max(now + silence);
         let (attempts, rebinds, detaches, unknown, done) = (0, false, false, false, false);
         let held = None;
-        Self { engine, name, rule, owner, hold, over_at, held, attempts, rebinds, detaches, unknown, done }
+        Self { engine, name, spec, owner, hold, over_at, held, attempts, rebinds, detaches, unknown, done }
     }
 
     /// Detaches the hold of a failed resume again, unless [cancelled](Self::cancel).
     pub(super) fn of_resumed(
         engine: &Arc<Engine>,
         name: &LockName,
-        rule: LockSpec,
+        spec: LockSpec,
         owner: &Owner,
         hold: u64,
     ) -> Self {
         let now = engine.now();
-        let mut pending = Self::new(engine, name, rule, owner, hold, now, now);
+        let mut pending = Self::new(engine, name, spec, owner, hold, now, now);
         pending.detaches = true;
         pending
     }
@@ -100,13 +101,13 @@ impl Release {
     /// Wakes the first waiter of this process, which then ignores the store's message about this release. Not
     /// if the owner has further holds, because their end is announced by the same message.
     fn ask_soon(&self) {
-        let is_only = self.rule != LockSpec::Reentrant || planted(Bug::EndOfAnotherForgotten);
+        let is_only = self.spec != LockSpec::Reentrant || planted(Bug::EndOfAnotherForgotten);
         let by = is_only.then_some(&self.owner);
         self.engine.local_queues.ask_soon(&self.name, by);
     }
 
     fn kind(&self) -> &'static str {
-        self.held.map_or_else(|| self.rule.kind().as_str(), |(meter, _)| meter.kind())
+        self.held.map_or_else(|| self.spec.kind().as_str(), |(meter, _)| meter.kind())
     }
 
     pub(super) fn was_repeated(&self) -> bool {
@@ -164,10 +165,10 @@ impl Release {
     }
 
     fn call(&self, verb: Verb) -> Call<'_> {
-        Call::new(&self.name, self.rule, &self.owner, verb)
+        Call::new(&self.name, self.spec, &self.owner, verb)
     }
 
-    async fn persist(mut self, _pending: Pending) {
+    async fn persist(mut self, _pending: PendingRelease) {
         loop {
             let now = self.engine.now();
             let within = self.over_at.since(now).clamp(Duration::from_millis(1), Duration::from_secs(1));
@@ -204,7 +205,7 @@ impl Drop for Release {
             return;
         }
         let (engine, now) = (&self.engine, self.engine.now());
-        let mut rest = Self::new(engine, &self.name, self.rule, &self.owner, self.hold, self.over_at, now);
+        let mut rest = Self::new(engine, &self.name, self.spec, &self.owner, self.hold, self.over_at, now);
         // Marked as done: a runtime that has ended drops the task immediately, and a task that respawned
         // itself would recurse until the stack overflows.
         (rest.attempts, rest.rebinds, rest.detaches, rest.done) =
@@ -246,20 +247,20 @@ fn told(
 /// The number of background releases, and the tasks that wait for them.
 #[derive(Default)]
 pub(super) struct PendingReleases {
-    pending: Mutex<usize>,
+    pending: Locked<usize>,
     blocking: Condvar,
     waiting: Notify,
 }
 
 /// Counts one background release.
-pub(super) struct Pending {
+pub(super) struct PendingRelease {
     engine: Arc<Engine>,
 }
 
 impl PendingReleases {
-    pub(super) fn add(&self, engine: &Arc<Engine>) -> Pending {
+    pub(super) fn add(&self, engine: &Arc<Engine>) -> PendingRelease {
         *self.pending() += 1;
-        Pending { engine: Arc::clone(engine) }
+        PendingRelease { engine: Arc::clone(engine) }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -283,11 +284,11 @@ impl PendingReleases {
     }
 
     fn pending(&self) -> MutexGuard<'_, usize> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pending.lock()
     }
 }
 
-impl Drop for Pending {
+impl Drop for PendingRelease {
     fn drop(&mut self) {
         let pending_releases = &self.engine.pending_releases;
         let mut pending = pending_releases.pending();

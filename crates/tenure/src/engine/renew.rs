@@ -4,13 +4,13 @@
 //! change the schedule without waking it.
 //!
 //! Renewals that are due are queued before they are sent, those whose lease ends first at the head. Renewals
-//! sent together share a request where the store supports it. A [`Window`] limits the renewals in flight: a
+//! sent together share a request where the store supports it. A [`RequestWindow`] limits the renewals in flight: a
 //! hundred thousand sent at once would delay each other at the store until they time out and are sent again.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -20,15 +20,16 @@ use tokio::sync::Notify;
 
 use super::Engine;
 use super::call::Call;
-use super::forced::{self, Listeners};
+use super::forced::{self, ListenerCount};
 use super::lease::{Hearing, Lease, Loss};
-use super::window::{Place, Window};
+use super::window::{RequestStamp, RequestWindow};
 use crate::events::{event, millis, text};
 use crate::metrics::LossReason;
 use crate::moment::Moment;
 use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, lease};
 use crate::store::{Failure, RenewsMany, TOGETHER};
+use crate::sync::Locked;
 
 /// Renewals due within this time of each other are sent together.
 const BATCH: Duration = Duration::from_millis(250);
@@ -37,7 +38,7 @@ const AS_ONE: usize = 16;
 
 #[derive(Default)]
 pub(super) struct Renewer {
-    schedule: Mutex<Schedule>,
+    schedule: Locked<Schedule>,
     notify: Notify,
 }
 
@@ -133,7 +134,7 @@ impl Renewer {
         } else if schedule.asleep_until.is_none() {
             schedule.asleep_until = Some(due);
             drop(schedule);
-            engine.runtime.spawn(Task::new(engine).run().boxed());
+            engine.runtime.spawn(RenewerTask::new(engine).run().boxed());
         }
     }
 
@@ -170,7 +171,7 @@ impl Renewer {
     }
 
     fn schedule(&self) -> MutexGuard<'_, Schedule> {
-        self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
+        self.schedule.lock()
     }
 }
 
@@ -180,25 +181,25 @@ fn together(engine: &Engine) -> usize {
     engine.store.renews_many().map_or(TOGETHER, RenewsMany::most)
 }
 
-struct Task {
+struct RenewerTask {
     engine: Arc<Engine>,
     /// Due and not yet sent, by time of loss.
     ready: BTreeMap<(Moment, u64), Arc<Lease>>,
-    window: Window,
+    window: RequestWindow,
     under_way: FuturesUnordered<BoxFuture<'static, Attempt>>,
     interrupted: BoxFuture<'static, ()>,
 }
 
 /// One request and its answers: many renewals, one renewal, or one verification.
 struct Attempt {
-    place: Place,
+    place: RequestStamp,
     sent: Moment,
-    asked: Vec<Asked>,
+    asked: Vec<RenewalRequest>,
     answers: Vec<Result<Answer, Failure>>,
 }
 
 /// The part of a request that is about one lease.
-struct Asked {
+struct RenewalRequest {
     lease: Arc<Lease>,
     /// The lease to request; zero for a verification.
     ttl: Duration,
@@ -207,7 +208,7 @@ struct Asked {
     within: Duration,
 }
 
-impl Asked {
+impl RenewalRequest {
     fn new(lease: Arc<Lease>, sent: Moment) -> Self {
         let (renews, left) = {
             let mut state = lease.state();
@@ -225,18 +226,18 @@ impl Asked {
     }
 }
 
-enum Event {
+enum RenewerEvent {
     Attempt(Attempt),
     Interrupted,
     Look,
 }
 
-impl Task {
+impl RenewerTask {
     fn new(engine: &Arc<Engine>) -> Self {
         Self {
             engine: Arc::clone(engine),
             ready: BTreeMap::new(),
-            window: Window::default(),
+            window: RequestWindow::default(),
             under_way: FuturesUnordered::new(),
             interrupted: engine.store.interrupted(),
         }
@@ -246,7 +247,7 @@ impl Task {
         loop {
             let Some(until) = self.look() else { return };
             match self.next(until).await {
-                Event::Attempt(attempt) => {
+                RenewerEvent::Attempt(attempt) => {
                     self.judge(attempt);
                     // Answers usually arrive together, and one pass handles them all.
                     while let Some(Some(attempt)) = self.under_way.next().now_or_never() {
@@ -257,28 +258,28 @@ impl Task {
                         tokio::task::yield_now().await;
                     }
                 }
-                Event::Interrupted => {
+                RenewerEvent::Interrupted => {
                     self.interrupted = self.engine.store.interrupted();
                     self.ask_all();
                 }
-                Event::Look => {}
+                RenewerEvent::Look => {}
             }
         }
     }
 
     /// Waits for the first event. Polls in a fixed order, so that a seed replays.
-    async fn next(&mut self, until: Moment) -> Event {
+    async fn next(&mut self, until: Moment) -> RenewerEvent {
         let mut timer = self.engine.runtime.sleep_until(until);
         let mut notify = std::pin::pin!(self.engine.renewer.notify.notified());
         poll_fn(|context| {
             if let Poll::Ready(Some(attempt)) = Pin::new(&mut self.under_way).poll_next(context) {
-                return Poll::Ready(Event::Attempt(attempt));
+                return Poll::Ready(RenewerEvent::Attempt(attempt));
             }
             if self.interrupted.poll_unpin(context).is_ready() {
-                return Poll::Ready(Event::Interrupted);
+                return Poll::Ready(RenewerEvent::Interrupted);
             }
             if notify.as_mut().poll(context).is_ready() || timer.poll_unpin(context).is_ready() {
-                return Poll::Ready(Event::Look);
+                return Poll::Ready(RenewerEvent::Look);
             }
             Poll::Pending
         })
@@ -336,7 +337,7 @@ impl Task {
         if !planted(Bug::LossUnannounced) {
             lost.iter().for_each(|lease| lease.expire(&self.engine));
         }
-        listening.iter().for_each(|lease| Listeners::listen(&self.engine, lease));
+        listening.iter().for_each(|lease| ListenerCount::listen(&self.engine, lease));
         self.line_up(due);
         Some(self.send().map_or(until, |at| until.min(at)))
     }
@@ -361,7 +362,7 @@ impl Task {
         let mut free = self.window.free(now) * AS_ONE;
         // By group and by the power of two of the timeout, because the shortest timeout of a batch applies to
         // all of it.
-        let mut batches: BTreeMap<(u16, u32), Vec<Asked>> = BTreeMap::new();
+        let mut batches: BTreeMap<(u16, u32), Vec<RenewalRequest>> = BTreeMap::new();
         while let Some(first) = self.ready.first_entry() {
             // Released, detached or lost meanwhile.
             if first.get().state().due.is_none() {
@@ -371,7 +372,7 @@ impl Task {
             if free == 0 {
                 break;
             }
-            let asked = Asked::new(first.remove(), now);
+            let asked = RenewalRequest::new(first.remove(), now);
             let group = self.group(&asked);
             free = free.saturating_sub(if group.is_some() { 1 } else { AS_ONE });
             match group {
@@ -392,12 +393,12 @@ impl Task {
     }
 
     /// The group of leases that can share a request with it.
-    fn group(&self, asked: &Asked) -> Option<u16> {
+    fn group(&self, asked: &RenewalRequest) -> Option<u16> {
         let many = self.engine.store.renews_many().filter(|_| asked.renews)?;
-        many.group(&asked.lease.name, asked.lease.rule)
+        many.group(&asked.lease.name, asked.lease.spec)
     }
 
-    fn ask(&mut self, asked: Vec<Asked>, sent: Moment) {
+    fn ask(&mut self, asked: Vec<RenewalRequest>, sent: Moment) {
         let place = self.window.enter(sent, asked.len().div_ceil(AS_ONE));
         let engine = Arc::clone(&self.engine);
         let within = asked.iter().map(|asked| asked.within).min().unwrap_or_default();
@@ -405,7 +406,7 @@ impl Task {
             async move {
                 let answers = match &asked[..] {
                     [one] => vec![engine.call(&one.call(), sent, within).await],
-                    many => engine.renew(many.iter().map(Asked::call), within).await,
+                    many => engine.renew(many.iter().map(RenewalRequest::call), within).await,
                 };
                 Attempt { place, sent, asked, answers }
             }
@@ -428,8 +429,8 @@ impl Task {
         }
     }
 
-    fn judge_one(&self, asked: Asked, answer: Result<Answer, Failure>, sent: Moment, now: Moment) {
-        let Asked { lease, ttl, renews, .. } = asked;
+    fn judge_one(&self, asked: RenewalRequest, answer: Result<Answer, Failure>, sent: Moment, now: Moment) {
+        let RenewalRequest { lease, ttl, renews, .. } = asked;
         if !self.engine.renewer.schedule().has(&lease) {
             return; // released, detached or lost meanwhile
         }
@@ -450,7 +451,7 @@ impl Task {
                             lease.renewed(sent, now, ttl);
                         }
                         if lease.listens_again(now) && !self.engine.listeners.is_full() {
-                            Listeners::listen(&self.engine, &lease);
+                            ListenerCount::listen(&self.engine, &lease);
                         }
                         let together = together(&self.engine);
                         self.engine.renewer.schedule().first_due(&lease, Lease::spread, together)
@@ -497,7 +498,7 @@ fn early(lease: &Lease, due: Moment) -> Duration {
     if is_first { (lease.ttl / 12).min(BATCH) } else { Duration::ZERO }
 }
 
-impl Drop for Task {
+impl Drop for RenewerTask {
     /// A hold without a renewer counts as lost, even if this task panics.
     fn drop(&mut self) {
         let orphans = {

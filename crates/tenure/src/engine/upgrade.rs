@@ -19,7 +19,7 @@ use crate::moment::Moment;
 use crate::protocol::{Answer, Notification, QueueSpec, lease};
 
 /// How much of the requested weight a hold has.
-enum Share {
+enum WeightShare {
     Whole,
     /// Other holders remain; the first of their leases ends after this time.
     Waits(Duration),
@@ -35,12 +35,12 @@ pub(crate) async fn upgrade(engine: &Arc<Engine>, lease: &Arc<Lease>, limit: Opt
         let asked = take(engine, lease, QueueSpec::WRITER.weight, limit).await;
         let is_out = limit.is_some_and(|limit| engine.now() >= limit);
         let pause = match asked {
-            Ok(Share::Whole) => return Ok(true),
-            Ok(Share::Waits(_)) if is_out => {
+            Ok(WeightShare::Whole) => return Ok(true),
+            Ok(WeightShare::Waits(_)) if is_out => {
                 take(engine, lease, QueueSpec::UPGRADEABLE.weight, None).await?;
                 return Ok(false);
             }
-            Ok(Share::Waits(left)) => {
+            Ok(WeightShare::Waits(left)) => {
                 attempt = 0;
                 // The refresh interval of a waiter.
                 left.min(lease::WAIT_MAX / 3)
@@ -55,7 +55,7 @@ pub(crate) async fn upgrade(engine: &Arc<Engine>, lease: &Arc<Lease>, limit: Opt
             let opening = {
                 // Messages for a resumed hold go to the client that created its owner.
                 let client = lease.owner.client();
-                engine.store.listen_for_turns(&lease.name, lease.rule, client, lease.op_timeout)
+                engine.store.listen_for_turns(&lease.name, lease.spec, client, lease.op_timeout)
             };
             subscription = Subscription::Connecting(opening);
         }
@@ -91,7 +91,12 @@ pub(crate) async fn upgrade(engine: &Arc<Engine>, lease: &Arc<Lease>, limit: Opt
 }
 
 /// Requests this weight.
-async fn take(engine: &Arc<Engine>, lease: &Lease, weight: u32, limit: Option<Moment>) -> Result<Share> {
+async fn take(
+    engine: &Arc<Engine>,
+    lease: &Lease,
+    weight: u32,
+    limit: Option<Moment>,
+) -> Result<WeightShare> {
     let ended = || lease.outcome(engine).and_then(HoldEnd::into_error);
     if let Some(lost) = ended() {
         return Err(lost);
@@ -110,8 +115,10 @@ async fn take(engine: &Arc<Engine>, lease: &Lease, weight: u32, limit: Option<Mo
     }
     match (ended(), answer) {
         (Some(lost), _) => Err(lost),
-        (None, Answer::Held { .. }) => Ok(Share::Whole),
-        (None, Answer::Growing { retry_in_ms, .. }) => Ok(Share::Waits(Duration::from_millis(retry_in_ms))),
-        (None, answer) => Err(engine.nonsense(&lease.name, &answer)),
+        (None, Answer::Held { .. }) => Ok(WeightShare::Whole),
+        (None, Answer::Growing { retry_in_ms, .. }) => {
+            Ok(WeightShare::Waits(Duration::from_millis(retry_in_ms)))
+        }
+        (None, answer) => Err(engine.unexpected_answer(&lease.name, &answer)),
     }
 }

@@ -22,12 +22,12 @@ const PERIOD: Duration = Duration::from_secs(10);
 const SLOW: (u32, Duration) = (4, Duration::from_millis(50));
 
 /// When a request was sent, and its number.
-pub(super) type Place = (Moment, u64);
+pub(super) type RequestStamp = (Moment, u64);
 
-pub(super) struct Window {
+pub(super) struct RequestWindow {
     size: usize,
     /// Number of renewals in each request in flight.
-    under_way: BTreeMap<Place, usize>,
+    under_way: BTreeMap<RequestStamp, usize>,
     /// Total renewals in flight.
     count: usize,
     next: u64,
@@ -38,7 +38,7 @@ pub(super) struct Window {
     period_ends: Moment,
 }
 
-impl Default for Window {
+impl Default for RequestWindow {
     fn default() -> Self {
         let (under_way, shortest) = (BTreeMap::new(), [Duration::ZERO; 2]);
         let (usual, period_ends) = (Duration::ZERO, Moment(0));
@@ -46,7 +46,7 @@ impl Default for Window {
     }
 }
 
-impl Window {
+impl RequestWindow {
     /// How many renewals may be sent now.
     pub(super) fn free(&mut self, now: Moment) -> usize {
         while let Some((&place, _)) = self.under_way.first_key_value()
@@ -58,7 +58,7 @@ impl Window {
     }
 
     /// Registers a request with this many renewals.
-    pub(super) fn enter(&mut self, now: Moment, count: usize) -> Place {
+    pub(super) fn enter(&mut self, now: Moment, count: usize) -> RequestStamp {
         let place = (now, self.next);
         self.next += 1;
         self.count += count;
@@ -72,7 +72,7 @@ impl Window {
     }
 
     /// A request with `count` renewals was answered. `others_wait`: the window did not admit all.
-    pub(super) fn answered(&mut self, place: Place, count: usize, now: Moment, others_wait: bool) {
+    pub(super) fn answered(&mut self, place: RequestStamp, count: usize, now: Moment, others_wait: bool) {
         self.left(place);
         let took = now.since(place.0);
         self.usual = self.usual * 7 / 8 + took / 8;
@@ -91,7 +91,7 @@ impl Window {
     }
 
     /// Removes a request that has ended.
-    pub(super) fn left(&mut self, place: Place) {
+    pub(super) fn left(&mut self, place: RequestStamp) {
         self.count -= self.under_way.remove(&place).unwrap_or(0);
     }
 
@@ -108,7 +108,12 @@ mod tests {
 
     /// Simulates a server that handles one request at a time, each in `service`, at a latency of `distance`.
     /// Returns how many were answered in a second and how many were in flight at its end.
-    fn second(window: &mut Window, start: Moment, service: Duration, distance: Duration) -> (usize, usize) {
+    fn second(
+        window: &mut RequestWindow,
+        start: Moment,
+        service: Duration,
+        distance: Duration,
+    ) -> (usize, usize) {
         let (mut now, mut free_at, mut answered) = (start, start, 0);
         let mut answers = std::collections::VecDeque::new();
         while now < start + 1_000 * MS {
@@ -143,7 +148,7 @@ mod tests {
             (5 * MS, MS, 190, 2 * LEAST),
         ];
         for (service, distance, least, most) in cases {
-            let mut window = Window::default();
+            let mut window = RequestWindow::default();
             second(&mut window, Moment(0), service, distance);
             let (answered, under_way) = second(&mut window, Moment(0) + 2_000 * MS, service, distance);
             let what = format!("{service:?} at {distance:?}: {answered} answered, {under_way} under way");
@@ -153,7 +158,7 @@ mod tests {
 
     #[test]
     fn requests_to_a_silent_server_do_not_keep_others_waiting() {
-        let mut window = Window::default();
+        let mut window = RequestWindow::default();
         assert_eq!(window.free(Moment(0)), FIRST);
         window.enter(Moment(0), FIRST - 1);
         window.enter(Moment(0) + 10 * MS, 1);
@@ -165,7 +170,7 @@ mod tests {
 
     #[test]
     fn what_is_answered_late_was_counted_once() {
-        let mut window = Window::default();
+        let mut window = RequestWindow::default();
         let late = window.enter(Moment(0), 100);
         assert_eq!(window.free(Moment(0) + 60 * MS), FIRST);
         window.left(late);

@@ -77,8 +77,8 @@ impl Groups {
     /// let locks = tenure::Locks::memory().with(|options| options.groups(groups))?;
     /// # Ok::<(), tenure::Error>(())
     /// ```
-    pub fn by(rule: impl for<'a> Fn(&'a str) -> Option<&'a str> + Send + Sync + 'static) -> Self {
-        Self(Some(Arc::new(rule)))
+    pub fn by(spec: impl for<'a> Fn(&'a str) -> Option<&'a str> + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(spec)))
     }
 }
 
@@ -86,8 +86,8 @@ impl Groups {
 impl PartialEq for Groups {
     fn eq(&self, other: &Self) -> bool {
         match (&self.0, &other.0) {
-            (Some(rule), Some(other)) => Arc::ptr_eq(rule, other),
-            (rule, other) => rule.is_none() && other.is_none(),
+            (Some(spec), Some(other)) => Arc::ptr_eq(spec, other),
+            (spec, other) => spec.is_none() && other.is_none(),
         }
     }
 }
@@ -108,7 +108,7 @@ impl Names {
     /// The slot of a lock's group. Slot 0 is of locks without one, and the last of the group
     /// `other`.
     pub(super) fn slot(&self, groups: &Groups, name: &LockName) -> u8 {
-        let Some(group) = groups.0.as_ref().and_then(|rule| rule(name.as_str())) else { return 0 };
+        let Some(group) = groups.0.as_ref().and_then(|spec| spec(name.as_str())) else { return 0 };
         let end = (0..=LONGEST.min(group.len())).rev().find(|at| group.is_char_boundary(*at));
         let group = &group[..end.unwrap_or(0)];
         match group {

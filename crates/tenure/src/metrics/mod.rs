@@ -279,13 +279,13 @@ impl Metrics {
     }
 
     /// Where a lock is counted: `name` as the caller gave it, `full` as the store has it.
-    pub(crate) fn meter(&self, groups: &Groups, name: &LockName, full: &LockName, rule: LockSpec) -> Meter {
+    pub(crate) fn meter(&self, groups: &Groups, name: &LockName, full: &LockName, spec: LockSpec) -> Meter {
         let kind = match full.as_str().strip_prefix(USE).and_then(|rest| rest.split_once(':')) {
             Some(("cache", _)) => 5,
             Some(("fill", _)) => 6,
             Some(("once", _)) => 7,
             Some(("elect", _)) => 8,
-            _ => rule.kind() as u8,
+            _ => spec.kind() as u8,
         };
         Meter { group: self.names.slot(groups, name), kind }
     }
@@ -392,8 +392,8 @@ mod tests {
         let (metrics, groups) = (Metrics::new(&"memory:".into()), Groups::none());
         let name = LockName::new("x").expect("a name");
         let queues = [QueueSpec::FAIR, QueueSpec::WRITER, QueueSpec::permits(5, 1)].map(LockSpec::Queue);
-        for rule in [LockSpec::Mutex, LockSpec::Reentrant].into_iter().chain(queues) {
-            assert_eq!(metrics.meter(&groups, &name, &name, rule).kind(), rule.kind().as_str());
+        for spec in [LockSpec::Mutex, LockSpec::Reentrant].into_iter().chain(queues) {
+            assert_eq!(metrics.meter(&groups, &name, &name, spec).kind(), spec.kind().as_str());
         }
         for (kind, shown) in [("cache", "cache"), ("fill", "fill"), ("once", "once"), ("elect", "election")] {
             let full = lock_name(kind, &name);

@@ -7,9 +7,9 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::oneshot;
 
-use super::Inner;
-use super::holds::Hold;
-use super::member::Said;
+use super::QuorumInner;
+use super::holds::OwnerHold;
+use super::member::MemberAnswer;
 use super::round::Round;
 use crate::moment::Moment;
 use crate::planted::{Bug, planted};
@@ -28,9 +28,9 @@ const SOON: Duration = Duration::from_secs(10);
 const WITHIN: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(100);
 
-impl Inner {
+impl QuorumInner {
     /// Acquires the lock on a majority, or releases it everywhere.
-    pub(super) async fn acquire(self: &Arc<Self>, op: Op, ttl_ms: u64, within: Duration) -> Said {
+    pub(super) async fn acquire(self: &Arc<Self>, op: Op, ttl_ms: u64, within: Duration) -> MemberAnswer {
         self.twins()?;
         let (sent, ttl, part) = (self.runtime.now(), Duration::from_millis(ttl_ms), self.part(within));
         self.longest_ms.fetch_max(ttl_ms, Ordering::Relaxed);
@@ -78,7 +78,7 @@ impl Inner {
                 _ => self.holds.forget(&op.owner),
             }
         }
-        let back_off = |hold: &Hold| self.back_off_ms(hold.split(), now.since(sent));
+        let back_off = |hold: &OwnerHold| self.back_off_ms(hold.split(), now.since(sent));
         twins?;
         Ok(match verdict {
             Decision::Is(Answer::Held { .. }) => return Err(self.silence(is_undone, &round)),
@@ -124,7 +124,13 @@ impl Inner {
 
     /// Releases whatever an acquisition may have taken, including members whose answer never came. Returns
     /// whether nothing is left.
-    async fn undo(self: &Arc<Self>, round: &mut Round, op: &Op, hold: &Arc<Hold>, part: Duration) -> bool {
+    async fn undo(
+        self: &Arc<Self>,
+        round: &mut Round,
+        op: &Op,
+        hold: &Arc<OwnerHold>,
+        part: Duration,
+    ) -> bool {
         let (mut undo, releases) = (Round::new(self, 0), self.releases(op, hold));
         for (index, release) in releases.iter().enumerate() {
             let is_there = !planted(Bug::UndoOfGrantsOnly)
@@ -140,7 +146,7 @@ impl Inner {
 
     /// Continues in the background where a release was not answered. Returns whether there was no such
     /// member.
-    fn go_on_releasing(self: &Arc<Self>, round: &mut Round, releases: &[Op], hold: &Arc<Hold>) -> bool {
+    fn go_on_releasing(self: &Arc<Self>, round: &mut Round, releases: &[Op], hold: &Arc<OwnerHold>) -> bool {
         let mut all_answered = true;
         for (index, release) in releases.iter().enumerate() {
             let is_unheard = matches!(round.words[index], Vote::Pending | Vote::Silent { .. });
@@ -165,9 +171,9 @@ impl Inner {
     async fn release_at(
         self: &Arc<Self>,
         index: usize,
-        first: Option<BoxFuture<'static, Said>>,
+        first: Option<BoxFuture<'static, MemberAnswer>>,
         release: Op,
-        hold: &Arc<Hold>,
+        hold: &Arc<OwnerHold>,
     ) {
         let has_asked_again = || match release.verb {
             Verb::Release { fence: Fence::Ballot(ballot), .. } => {
@@ -201,9 +207,9 @@ impl Inner {
         self: &Arc<Self>,
         index: usize,
         release: &Op,
-        hold: &Arc<Hold>,
+        hold: &Arc<OwnerHold>,
         within: Duration,
-    ) -> BoxFuture<'static, Said> {
+    ) -> BoxFuture<'static, MemberAnswer> {
         let (member, release, hold) = (Arc::clone(&self.members[index]), release.clone(), Arc::clone(hold));
         async move {
             let said = member.ask(release.clone(), within).await;
@@ -226,7 +232,7 @@ impl Inner {
         ttl_ms: u64,
         bind: Option<Liveness>,
         within: Duration,
-    ) -> Said {
+    ) -> MemberAnswer {
         let sent = self.runtime.now();
         self.longest_ms.fetch_max(ttl_ms, Ordering::Relaxed);
         let until = sent + within + Duration::from_millis(ttl_ms);
@@ -258,7 +264,13 @@ impl Inner {
 
     /// Takes over a hold. Runs to completion even if the caller is dropped: if the hold turns out to be lost,
     /// some members may have renewed it anyway, and nobody else would release it there.
-    async fn resume(self: &Arc<Self>, op: Op, ttl_ms: u64, hold: Arc<Hold>, within: Duration) -> Said {
+    async fn resume(
+        self: &Arc<Self>,
+        op: Op,
+        ttl_ms: u64,
+        hold: Arc<OwnerHold>,
+        within: Duration,
+    ) -> MemberAnswer {
         let (answer, said) = oneshot::channel();
         let quorum = Arc::clone(self);
         let task = async move {
@@ -275,7 +287,13 @@ impl Inner {
         said.await.unwrap_or_else(|_| Err(is_over()))
     }
 
-    async fn take_over(self: &Arc<Self>, op: &Op, ttl_ms: u64, hold: &Arc<Hold>, within: Duration) -> Said {
+    async fn take_over(
+        self: &Arc<Self>,
+        op: &Op,
+        ttl_ms: u64,
+        hold: &Arc<OwnerHold>,
+        within: Duration,
+    ) -> MemberAnswer {
         let (verdict, mut round) = self.ask_to_renew(op, within / 2).await;
         if let Decision::Is(Answer::Held { fence }) = verdict {
             let highest = held(&round.words).max().unwrap_or(fence);
@@ -295,10 +313,10 @@ impl Inner {
         self: &Arc<Self>,
         op: &Op,
         ttl_ms: u64,
-        hold: &Arc<Hold>,
+        hold: &Arc<OwnerHold>,
         highest: u64,
         part: Duration,
-    ) -> Said {
+    ) -> MemberAnswer {
         let (mut above, sent) = (highest, self.runtime.now());
         // Members vote regardless of their uptime, because a majority has already confirmed the hold.
         let mut round = Round::taking(self, op, hold, None);
@@ -324,7 +342,14 @@ impl Inner {
     /// can have been granted. Without it, members restarting one after another would cost a lock that was
     /// never missing on more than one of them. Also done where a member kept a ballot below the granted one,
     /// because a client that takes the hold over would be shown that ballot.
-    fn rejoin(self: &Arc<Self>, round: &mut Round, op: &Op, ttl_ms: u64, hold: &Arc<Hold>, part: Duration) {
+    fn rejoin(
+        self: &Arc<Self>,
+        round: &mut Round,
+        op: &Op,
+        ttl_ms: u64,
+        hold: &Arc<OwnerHold>,
+        part: Duration,
+    ) {
         let token = hold.token();
         let lacks = move |answer: &Answer| match answer {
             Answer::Free => true,
@@ -372,7 +397,7 @@ impl Inner {
         index: usize,
         op: &Op,
         ttl_ms: u64,
-        hold: &Arc<Hold>,
+        hold: &Arc<OwnerHold>,
         part: Duration,
     ) {
         let (mut above, sent) = (hold.token(), self.runtime.now());
@@ -399,7 +424,7 @@ impl Inner {
     /// Releases what a member may have granted after the owner left, since the release may have arrived there
     /// first. If the hold was passed on, its new holder may count on this member, so wait until the hold has
     /// ended.
-    pub(super) async fn give_back_late(self: &Arc<Self>, index: usize, op: &Op, hold: &Arc<Hold>) {
+    pub(super) async fn give_back_late(self: &Arc<Self>, index: usize, op: &Op, hold: &Arc<OwnerHold>) {
         if !hold.is_passed_on() || self.ends(op, hold).await {
             let _under_way = Releasing::one(self);
             self.release_at(index, None, release_of(op, hold, index), hold).await;
@@ -408,7 +433,7 @@ impl Inner {
 
     /// Waits until no majority reports the hold any more, with a polling interval that grows to about two
     /// minutes. Returns false if the last lease requested by this side ends first.
-    async fn ends(self: &Arc<Self>, op: &Op, hold: &Hold) -> bool {
+    async fn ends(self: &Arc<Self>, op: &Op, hold: &OwnerHold) -> bool {
         for attempt in 0..u32::MAX {
             let look = Op { verb: Verb::Inspect, ..op.clone() };
             if self.look(look, 2 * WITHIN).await.is_ok_and(|answer| !shows(&answer, &op.owner)) {
@@ -429,7 +454,12 @@ impl Inner {
     }
 
     /// Releases the owner's hold, or that of any client.
-    pub(super) async fn release(self: &Arc<Self>, op: Op, whose: ReleaseScope, within: Duration) -> Said {
+    pub(super) async fn release(
+        self: &Arc<Self>,
+        op: Op,
+        whose: ReleaseScope,
+        within: Duration,
+    ) -> MemberAnswer {
         let (now, part) = (self.runtime.now(), within / 2);
         let hold = self.holds.known(&op.owner).unwrap_or_else(|| self.unknown_hold(now));
         hold.leave();
@@ -460,14 +490,14 @@ impl Inner {
     }
 
     /// The release for each member at this moment. It leaves later acquisitions of the owner alone.
-    fn releases(&self, op: &Op, hold: &Hold) -> Vec<Op> {
+    fn releases(&self, op: &Op, hold: &OwnerHold) -> Vec<Op> {
         (0..self.members.len()).map(|index| release_of(op, hold, index)).collect()
     }
 
     /// A hold that this side has no record of, because it was taken over or forgotten. It may be on any
     /// member, with any ballot.
-    fn unknown_hold(&self, now: Moment) -> Arc<Hold> {
-        let hold = Hold::default();
+    fn unknown_hold(&self, now: Moment) -> Arc<OwnerHold> {
+        let hold = OwnerHold::default();
         hold.lasts_until(now + self.longest());
         for index in 0..self.members.len() {
             hold.sent_to(index);
@@ -476,7 +506,7 @@ impl Inner {
     }
 
     /// Inspects the holders and verifies whether the asker is one of them.
-    pub(super) async fn look(self: &Arc<Self>, op: Op, within: Duration) -> Said {
+    pub(super) async fn look(self: &Arc<Self>, op: Op, within: Duration) -> MemberAnswer {
         let mut round = Round::new(self, self.majority());
         for index in 0..self.members.len() {
             round.ask(index, op.clone(), within / 2);
@@ -485,7 +515,7 @@ impl Inner {
         self.answer(verdict, &round)
     }
 
-    pub(super) fn answer(&self, verdict: Decision, round: &Round) -> Said {
+    pub(super) fn answer(&self, verdict: Decision, round: &Round) -> MemberAnswer {
         Err(match verdict {
             Decision::Is(answer) => return Ok(answer),
             Decision::Silent { maybe: false } => Failure::NotSent(self.why(&round.reasons())),
@@ -499,10 +529,10 @@ impl Inner {
 }
 
 /// Counts a release that runs in the background.
-struct Releasing(Arc<Inner>);
+struct Releasing(Arc<QuorumInner>);
 
 impl Releasing {
-    fn one(quorum: &Arc<Inner>) -> Self {
+    fn one(quorum: &Arc<QuorumInner>) -> Self {
         quorum.releases.fetch_add(1, Ordering::AcqRel);
         Self(Arc::clone(quorum))
     }
@@ -518,7 +548,7 @@ impl Drop for Releasing {
 
 /// The ballot of a hold that a member still reports after its release, if it is higher than any this side has
 /// sent.
-fn of_another_side(answer: &Answer, release: &Op, hold: &Hold, member: usize) -> Option<u64> {
+fn of_another_side(answer: &Answer, release: &Op, hold: &OwnerHold, member: usize) -> Option<u64> {
     let Answer::Busy { holder, .. } = answer else { return None };
     let (owner, ballot) = parse_value(holder)?;
     (owner == release.owner && ballot > hold.sent_at(member)).then_some(ballot)
@@ -532,7 +562,7 @@ fn with_ballot(op: &Op, ttl_ms: u64, ballot: u64) -> Op {
 }
 
 /// The request that releases a hold at one member. If its ballot is unknown, any ballot is released.
-fn release_of(op: &Op, hold: &Hold, member: usize) -> Op {
+fn release_of(op: &Op, hold: &OwnerHold, member: usize) -> Op {
     let fence = match hold.ballot_at(member) {
         0 => Fence::Assign,
         ballot => Fence::Ballot(ballot),

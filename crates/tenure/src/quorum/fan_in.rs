@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
 
-use super::Inner;
+use super::QuorumInner;
 use crate::moment::Moment;
 use crate::name::LockName;
 use crate::owner::Owner;
@@ -30,16 +30,16 @@ const KEPT_MOST: Duration = Duration::from_secs(1);
 /// After this long without a minority message the delay is reset.
 const QUIET: Duration = Duration::from_secs(5);
 
-impl Inner {
+impl QuorumInner {
     /// Subscribes to all members; ready when a majority is subscribed.
     pub(super) async fn listen(
         self: &Arc<Self>,
         name: &LockName,
-        rule: LockSpec,
+        spec: LockSpec,
         within: Duration,
     ) -> Result<Listener, Failure> {
         let part = self.part(within);
-        let join = |member: &Arc<super::Member>| Source::Joining(member.store.listen(name, rule, part));
+        let join = |member: &Arc<super::Member>| Source::Joining(member.store.listen(name, spec, part));
         let mut sources: Vec<Source> = self.members.iter().map(join).collect();
         let mut failures: Vec<Option<Failure>> = vec![None; sources.len()];
         poll_fn(|context| {

@@ -3,23 +3,24 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
-use super::member::Said;
+use super::member::MemberAnswer;
 use crate::moment::Moment;
 use crate::owner::Owner;
 use crate::protocol::Answer;
 use crate::store::Failure;
+use crate::sync::Locked;
 
 /// The hold of one owner, or its request for one.
 #[derive(Debug, Default)]
-pub(super) struct Hold {
+pub(super) struct OwnerHold {
     /// Highest ballot sent to all members.
     ballot: AtomicU64,
     /// Token granted or taken over; 0 if there is none.
     token: AtomicU64,
     /// What each member may have, by index.
-    places: Mutex<Vec<Place>>,
+    places: Locked<Vec<HeldPlace>>,
     /// Number of consecutive split votes.
     splits: AtomicU32,
     /// End of the last lease that was requested.
@@ -30,7 +31,7 @@ pub(super) struct Hold {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Place {
+struct HeldPlace {
     /// Highest ballot sent to this member alone. If its clock is ahead, this ballot is high, and must not be
     /// sent to the other members, because they would keep it.
     ballot: u64,
@@ -44,13 +45,13 @@ struct Place {
 
 /// An acquisition in flight to a member.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sent {
+pub(super) struct SentAcquisition {
     number: u64,
     /// Whether nothing could be at the member before it.
     was_empty: bool,
 }
 
-impl Hold {
+impl OwnerHold {
     /// The next ballot for all members: above all previous ones, above `above`, and at least `clock`.
     pub(super) fn propose(&self, clock: u64, above: u64) -> u64 {
         let next = clock.max(self.ballot.load(Ordering::Acquire).max(above) + 1);
@@ -112,18 +113,18 @@ impl Hold {
     }
 
     /// Records an acquisition about to be sent to a member.
-    pub(super) fn sent_to(&self, member: usize) -> Sent {
+    pub(super) fn sent_to(&self, member: usize) -> SentAcquisition {
         self.place(member, |place| {
             let was_empty = !place.maybe;
             place.maybe = true;
             place.sent += 1;
-            Sent { number: place.sent, was_empty }
+            SentAcquisition { number: place.sent, was_empty }
         })
     }
 
     /// Records a member's answer to an acquisition. If that acquisition was not carried out, the grant of an
     /// earlier one may remain, and a later one may still be granted.
-    pub(super) fn heard_of(&self, member: usize, sent: Sent, said: &Said) {
+    pub(super) fn heard_of(&self, member: usize, sent: SentAcquisition, said: &MemberAnswer) {
         let is_nothing = match said {
             Ok(Answer::Held { .. }) | Err(Failure::Unknown(_)) => false,
             Ok(Answer::Behind { .. } | Answer::Ahead) | Err(Failure::NotSent(_) | Failure::Refused(_)) => {
@@ -146,16 +147,16 @@ impl Hold {
         self.places().get(member).is_some_and(|place| place.maybe)
     }
 
-    fn place<R>(&self, member: usize, change: impl FnOnce(&mut Place) -> R) -> R {
+    fn place<R>(&self, member: usize, change: impl FnOnce(&mut HeldPlace) -> R) -> R {
         let mut places = self.places();
         if places.len() <= member {
-            places.resize(member + 1, Place::default());
+            places.resize(member + 1, HeldPlace::default());
         }
         change(&mut places[member])
     }
 
-    fn places(&self) -> MutexGuard<'_, Vec<Place>> {
-        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    fn places(&self) -> MutexGuard<'_, Vec<HeldPlace>> {
+        self.places.lock()
     }
 
     pub(super) fn leave(&self) {
@@ -188,23 +189,23 @@ impl Hold {
 
 /// The holds known to one quorum.
 #[derive(Debug, Default)]
-pub(super) struct OwnerRegistry(Mutex<Table>);
+pub(super) struct OwnerRegistry(Locked<QuorumTable>);
 
 #[derive(Debug, Default)]
-struct Table {
-    by_owner: BTreeMap<Owner, Arc<Hold>>,
+struct QuorumTable {
+    by_owner: BTreeMap<Owner, Arc<OwnerHold>>,
     /// Size at which lapsed holds are removed.
     full_at: usize,
 }
 
 impl OwnerRegistry {
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn table(&self) -> MutexGuard<'_, QuorumTable> {
         // No operation panics halfway, so a poisoned table is still consistent.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Returns the hold of an owner, registering it if necessary.
-    pub(super) fn of(&self, owner: &Owner, now: Moment, until: Moment) -> Arc<Hold> {
+    pub(super) fn of(&self, owner: &Owner, now: Moment, until: Moment) -> Arc<OwnerHold> {
         let mut table = self.table();
         if table.by_owner.len() >= table.full_at {
             table.by_owner.retain(|_, hold| hold.until() >= now);
@@ -217,7 +218,13 @@ impl OwnerRegistry {
 
     /// Registers a hold that is taken over. It may be on any member, and knowledge from before it was passed
     /// on is discarded.
-    pub(super) fn taken_over(&self, owner: &Owner, members: usize, now: Moment, until: Moment) -> Arc<Hold> {
+    pub(super) fn taken_over(
+        &self,
+        owner: &Owner,
+        members: usize,
+        now: Moment,
+        until: Moment,
+    ) -> Arc<OwnerHold> {
         self.forget(owner);
         let hold = self.of(owner, now, until);
         for member in 0..members {
@@ -226,7 +233,7 @@ impl OwnerRegistry {
         hold
     }
 
-    pub(super) fn known(&self, owner: &Owner) -> Option<Arc<Hold>> {
+    pub(super) fn known(&self, owner: &Owner) -> Option<Arc<OwnerHold>> {
         self.table().by_owner.get(owner).cloned()
     }
 

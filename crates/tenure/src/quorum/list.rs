@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 
-use super::Inner;
+use super::QuorumInner;
 use super::round::Round;
 use crate::name::LockName;
 use crate::owner::Owner;
@@ -15,13 +15,13 @@ use crate::store::{Cursor, Failure, Page};
 
 /// Position of a listing: the current member, the members that failed so far, and the cursor within the
 /// current one.
-struct Place {
+struct ListPosition {
     member: usize,
     failed: u64,
     from: Cursor,
 }
 
-impl Place {
+impl ListPosition {
     fn read(cursor: &Cursor) -> Self {
         let mut words = cursor.0.splitn(3, ' ');
         let member = words.next().and_then(|word| word.parse().ok()).unwrap_or(0);
@@ -34,14 +34,14 @@ impl Place {
     }
 }
 
-impl Inner {
+impl QuorumInner {
     pub(super) async fn list(
         self: &Arc<Self>,
         prefix: &str,
         from: &Cursor,
         within: Duration,
     ) -> Result<Page, Failure> {
-        let mut place = Place::read(from);
+        let mut place = ListPosition::read(from);
         let Some(member) = self.members.get(place.member) else { return Ok(Page::default()) };
         let mut page = Page::default();
         let next = match member.store.list(prefix, place.from.clone(), within / 2).await {
@@ -83,7 +83,7 @@ impl Inner {
         within: Duration,
     ) -> Result<Option<(LockName, Found)>, Failure> {
         let owner = Owner::fresh("", &*self.runtime);
-        let op = Op { name: name.clone(), rule: LockSpec::Mutex, owner, request: 0, verb: Verb::Inspect };
+        let op = Op { name: name.clone(), spec: LockSpec::Mutex, owner, request: 0, verb: Verb::Inspect };
         let mut round = Round::new(self, self.majority());
         for index in 0..self.members.len() {
             round.ask(index, op.clone(), self.part(within));

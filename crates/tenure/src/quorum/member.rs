@@ -16,7 +16,7 @@ const MOST_UNANSWERED: usize = 64;
 /// A timeout shorter than this does not mark a member as silent.
 const HASTE: Duration = Duration::from_millis(50);
 
-pub(super) type Said = Result<Answer, Failure>;
+pub(super) type MemberAnswer = Result<Answer, Failure>;
 
 pub(super) struct Member {
     pub(super) store: Arc<dyn Store>,
@@ -36,12 +36,12 @@ impl Member {
     }
 
     /// Sends a request when first polled.
-    pub(super) fn ask(self: &Arc<Self>, op: Op, within: Duration) -> BoxFuture<'static, Said> {
+    pub(super) fn ask(self: &Arc<Self>, op: Op, within: Duration) -> BoxFuture<'static, MemberAnswer> {
         if self.is_silent() && self.unanswered.load(Ordering::Relaxed) >= MOST_UNANSWERED {
             let cause = Failure::cause("it has not answered for a while");
             return ready(Err(Failure::NotSent(cause))).boxed();
         }
-        let unanswered = Unanswered::one(self);
+        let unanswered = UnansweredCount::one(self);
         let call = self.store.call(op, within);
         async move {
             let said = call.await;
@@ -87,16 +87,16 @@ impl Member {
 }
 
 /// Counts a request in flight.
-struct Unanswered(Arc<Member>);
+struct UnansweredCount(Arc<Member>);
 
-impl Unanswered {
+impl UnansweredCount {
     fn one(member: &Arc<Member>) -> Self {
         member.unanswered.fetch_add(1, Ordering::Relaxed);
         Self(Arc::clone(member))
     }
 }
 
-impl Drop for Unanswered {
+impl Drop for UnansweredCount {
     fn drop(&mut self) {
         self.0.unanswered.fetch_sub(1, Ordering::Relaxed);
     }

@@ -44,9 +44,9 @@ use member::Member;
 
 /// A store made of a majority of other stores. Clones share it.
 #[derive(Clone)]
-pub struct Quorum(Arc<Inner>);
+pub struct Quorum(Arc<QuorumInner>);
 
-struct Inner {
+struct QuorumInner {
     members: Vec<Arc<Member>>,
     runtime: Arc<dyn Runtime>,
     holds: OwnerRegistry,
@@ -109,7 +109,8 @@ impl Quorum {
         let members = members.into_iter().map(Member::new).collect();
         let (holds, longest_ms) = (OwnerRegistry::default(), AtomicU64::new(0));
         let (releases, are_done) = (AtomicUsize::new(0), Notify::new());
-        let inner = Inner { members, runtime, holds, longest_ms, releases, are_done, url, _keeps: keeps };
+        let inner =
+            QuorumInner { members, runtime, holds, longest_ms, releases, are_done, url, _keeps: keeps };
         Ok(Self(Arc::new(inner)))
     }
 }
@@ -136,12 +137,12 @@ impl Store for Quorum {
     fn listen(
         &self,
         name: &LockName,
-        rule: LockSpec,
+        spec: LockSpec,
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
         let inner = Arc::clone(&self.0);
         let name = name.clone();
-        async move { inner.listen(&name, rule, within).await }.boxed()
+        async move { inner.listen(&name, spec, within).await }.boxed()
     }
 
     /// Lists one member after another, and asks all members about each name found.
@@ -223,7 +224,7 @@ const NO_VALUES: &str =
 const MUTEX_ONLY: &str = "an order, or a number of holds, has to be kept in one place, and two halves of a quorum could each let \
                           another in";
 
-impl Inner {
+impl QuorumInner {
     fn majority(&self) -> usize {
         majority(self.members.len())
     }
@@ -377,7 +378,7 @@ mod tests {
 
         fn op(&self, verb: Verb) -> Op {
             let name = LockName::new("x").expect("a name");
-            Op { name, rule: LockSpec::Mutex, owner: self.owner.clone(), request: 0, verb }
+            Op { name, spec: LockSpec::Mutex, owner: self.owner.clone(), request: 0, verb }
         }
 
         fn ask(&self, side: usize, verb: Verb) -> Answer {

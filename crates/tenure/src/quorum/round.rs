@@ -7,16 +7,16 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
 
-use super::Inner;
-use super::holds::{Hold, Sent};
-use super::member::Said;
+use super::QuorumInner;
+use super::holds::{OwnerHold, SentAcquisition};
+use super::member::MemberAnswer;
 use crate::protocol::quorum::Vote;
 use crate::protocol::{Answer, Op};
 use crate::store::Failure;
 
 /// Requests in flight. When dropped, it leaves them to the runtime, so that slow answers are still processed.
 pub(super) struct Round {
-    quorum: Arc<Inner>,
+    quorum: Arc<QuorumInner>,
     pub(super) words: Vec<Vote>,
     pub(super) failures: Vec<Option<Failure>>,
     asks: Vec<Option<Asked>>,
@@ -31,16 +31,16 @@ pub(super) struct Round {
 #[derive(Clone)]
 struct Taker {
     op: Op,
-    hold: Arc<Hold>,
+    hold: Arc<OwnerHold>,
     /// Minimum uptime of a member to count, if required.
     longest: Option<Duration>,
 }
 
 /// A request in flight, and its acquisition if it is one.
-type Asked = (BoxFuture<'static, Said>, Option<Sent>);
+type Asked = (BoxFuture<'static, MemberAnswer>, Option<SentAcquisition>);
 
 impl Round {
-    pub(super) fn new(quorum: &Arc<Inner>, needs: usize) -> Self {
+    pub(super) fn new(quorum: &Arc<QuorumInner>, needs: usize) -> Self {
         let members = quorum.members.len();
         Self {
             quorum: Arc::clone(quorum),
@@ -54,7 +54,12 @@ impl Round {
     }
 
     /// A round of acquisitions, which counts only members that have been up for `longest`.
-    pub(super) fn taking(quorum: &Arc<Inner>, op: &Op, hold: &Arc<Hold>, longest: Option<Duration>) -> Self {
+    pub(super) fn taking(
+        quorum: &Arc<QuorumInner>,
+        op: &Op,
+        hold: &Arc<OwnerHold>,
+        longest: Option<Duration>,
+    ) -> Self {
         let mut round = Self::new(quorum, quorum.majority());
         round.taker = Some(Taker { op: op.clone(), hold: Arc::clone(hold), longest });
         round
@@ -67,7 +72,7 @@ impl Round {
     }
 
     /// Waits for this request to a member.
-    pub(super) fn listen_to(&mut self, member: usize, question: BoxFuture<'static, Said>) {
+    pub(super) fn listen_to(&mut self, member: usize, question: BoxFuture<'static, MemberAnswer>) {
         let sent = self.taker.as_ref().map(|taker| taker.hold.sent_to(member));
         self.asks[member] = Some((question, sent));
         self.words[member] = Vote::Pending;
@@ -110,7 +115,7 @@ impl Round {
         .await
     }
 
-    fn hear(&mut self, member: usize, sent: Option<Sent>, said: Said) {
+    fn hear(&mut self, member: usize, sent: Option<SentAcquisition>, said: MemberAnswer) {
         if let (Some(taker), Some(sent)) = (&self.taker, sent) {
             taker.hold.heard_of(member, sent, &said);
             let now = self.quorum.runtime.now();
@@ -153,7 +158,7 @@ impl Round {
     }
 
     /// Takes the request in flight to a member.
-    pub(super) fn take(&mut self, member: usize) -> Option<BoxFuture<'static, Said>> {
+    pub(super) fn take(&mut self, member: usize) -> Option<BoxFuture<'static, MemberAnswer>> {
         self.asks[member].take().map(|(ask, _)| ask)
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, Either, FutureExt, ready, select};
@@ -17,6 +17,7 @@ use crate::protocol::{Answer, LockSpec, Notification, Op};
 use crate::runtime::{Callers, Runtime};
 use crate::store::memory::Memory;
 use crate::store::{Client, Decorator, Failure, Listener, Publisher, Store};
+use crate::sync::Locked;
 
 /// So many requests are kept.
 const MOST: usize = 10_000;
@@ -25,13 +26,13 @@ const MOST: usize = 10_000;
 pub(super) struct Faulty {
     memory: Memory,
     runtime: Callers,
-    state: Arc<Mutex<State>>,
+    state: Arc<Locked<FaultState>>,
     /// How often its connection was made again.
     interruptions: watch::Sender<u64>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct FaultState {
     outages: usize,
     delay: Duration,
     requests: BTreeMap<u64, Request>,
@@ -43,7 +44,7 @@ impl Faulty {
         Self { memory, runtime, state: Arc::default(), interruptions: watch::Sender::new(0) }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, FaultState> {
         lock(&self.state)
     }
 
@@ -135,7 +136,7 @@ fn outage() -> Failure {
     Failure::NotSent(Failure::cause("the test has an outage of its store"))
 }
 
-impl State {
+impl FaultState {
     fn keep(&mut self, request: Request) -> u64 {
         if self.requests.len() == MOST {
             self.requests.pop_first();
@@ -146,8 +147,8 @@ impl State {
     }
 }
 
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(state: &Locked<FaultState>) -> MutexGuard<'_, FaultState> {
+    state.lock()
 }
 
 impl Decorator for Faulty {
@@ -168,51 +169,51 @@ impl Decorator for Faulty {
     fn listen(
         &self,
         name: &LockName,
-        rule: LockSpec,
+        spec: LockSpec,
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
         if self.state().outages > 0 {
             return ready(Err(outage())).boxed();
         }
-        self.passed_on(self.memory.listen(name, rule, within))
+        self.passed_on(self.memory.listen(name, spec, within))
     }
 
     fn listen_for_turns(
         &self,
         name: &LockName,
-        rule: LockSpec,
+        spec: LockSpec,
         client: Client,
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
         if self.state().outages > 0 {
             return ready(Err(outage())).boxed();
         }
-        self.passed_on(self.memory.listen_for_turns(name, rule, client, within))
+        self.passed_on(self.memory.listen_for_turns(name, spec, client, within))
     }
 
     fn listen_to_ask(
         &self,
         name: &LockName,
-        rule: LockSpec,
+        spec: LockSpec,
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
         if self.state().outages > 0 {
             return ready(Err(outage())).boxed();
         }
-        self.passed_on(self.memory.listen_to_ask(name, rule, within))
+        self.passed_on(self.memory.listen_to_ask(name, spec, within))
     }
 
     fn listen_while_held(
         &self,
         name: &LockName,
-        rule: LockSpec,
+        spec: LockSpec,
         owner: &Owner,
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
         if self.state().outages > 0 {
             return ready(Err(outage())).boxed();
         }
-        self.passed_on(self.memory.listen_while_held(name, rule, owner, within))
+        self.passed_on(self.memory.listen_while_held(name, spec, owner, within))
     }
 
     fn interrupted(&self) -> BoxFuture<'static, ()> {
@@ -234,7 +235,7 @@ impl Decorator for Faulty {
 async fn pass_on(
     mut heard: Listener,
     publisher: Publisher,
-    state: Arc<Mutex<State>>,
+    state: Arc<Locked<FaultState>>,
     mut interruptions: watch::Receiver<u64>,
 ) {
     loop {

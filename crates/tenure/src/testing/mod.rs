@@ -167,9 +167,9 @@ impl Control {
     /// assert!(locks.mutex("other")?.try_lock().await?.is_some());
     /// # Ok(()) }
     /// ```
-    pub fn outage(&self) -> Outage {
+    pub fn outage(&self) -> OutageGuard {
         self.faulty.begin_outage();
-        Outage(Arc::clone(&self.faulty))
+        OutageGuard(Arc::clone(&self.faulty))
     }
 
     /// From now on each request is carried out at once and answered only after `delay`. One whose
@@ -296,9 +296,9 @@ impl Drop for Held {
 /// dropped.
 #[derive(Debug)]
 #[must_use = "the outage ends when this is dropped"]
-pub struct Outage(Arc<Faulty>);
+pub struct OutageGuard(Arc<Faulty>);
 
-impl Drop for Outage {
+impl Drop for OutageGuard {
     fn drop(&mut self) {
         self.0.end_outage();
     }
@@ -312,4 +312,4 @@ fn at_once<F: Future>(future: F) -> F::Output {
 /// The examples of the page run with those of this crate.
 #[cfg(doctest)]
 #[doc = include_str!("../../../../docs/testing-your-code.md")]
-struct Page;
+struct TestingPage;

@@ -8,9 +8,9 @@ use futures_util::future::{Either, FutureExt, join, select};
 use super::entry::{Content, Entry, Head, Sight, UNCACHED, look, soft_us};
 use super::value::CacheValue;
 use super::{RecordHandle, meter, micros, put};
-use crate::engine::Client;
+use crate::engine::EngineHandle;
 use crate::engine::acquire::Wait;
-use crate::engine::flight::{Boarding, Landing, Passenger};
+use crate::engine::flight::{FlightCaller, FlightResult, FlightRole};
 use crate::error::{Error, ErrorKind, Result};
 use crate::events::{event, text};
 use crate::guard::Guard;
@@ -125,7 +125,7 @@ pub(super) fn computing(options: &Options) -> Arc<Options> {
 }
 
 /// Outcome of a caller's attempt to get the lock.
-pub(super) enum Turn<V> {
+pub(super) enum CacheTurn<V> {
     /// Another caller has produced the value.
     Found(V),
     /// This caller computes.
@@ -135,8 +135,8 @@ pub(super) enum Turn<V> {
 }
 
 impl Cache {
-    pub(crate) fn new(home: &Arc<Client>, options: &Options, name: LockName) -> Result<Self> {
-        let record = RecordHandle::new(home, &computing(options), "cache", name, LockSpec::Mutex)?;
+    pub(crate) fn new(shared: &Arc<EngineHandle>, options: &Options, name: LockName) -> Result<Self> {
+        let record = RecordHandle::new(shared, &computing(options), "cache", name, LockSpec::Mutex)?;
         Ok(Self {
             record,
             stale: Duration::ZERO,
@@ -473,7 +473,7 @@ impl Cache {
     /// Reads the record.
     async fn seen<T: CacheValue>(&self) -> Result<Sight<T>> {
         let (lock, engine) = (&self.record.lock, self.record.engine());
-        let flights = &lock.home.flights;
+        let flights = &lock.shared.flights;
         if !flights.may_ask(engine, &lock.full) {
             return Err(Error::silent_lately(self.name(), engine.store.url()));
         }
@@ -511,7 +511,7 @@ impl Cache {
     /// Makes this caller the one that recomputes an existing value, unless there is one already.
     async fn refresher<T: CacheValue>(&self) -> Option<Refresher<'_, T>> {
         let (lock, engine) = (&self.record.lock, self.record.engine());
-        let flights = &lock.home.flights;
+        let flights = &lock.shared.flights;
         if !flights.may_try(&lock.full, engine.now()) {
             return None;
         }
@@ -545,29 +545,30 @@ impl Cache {
         fill: impl AsyncFnOnce() -> Result<Entry<T>, E>,
     ) -> Result<Result<Option<T>, E>> {
         let (lock, engine) = (&self.record.lock, self.record.engine());
-        let mut flight = lock.home.flights.join(&lock.full);
+        let mut flight = lock.shared.flights.join(&lock.full);
         let until = asked + self.wait;
         let mut is_late = false;
         let until_late = until + self.wait;
         loop {
             let until = if is_late { until_late } else { until };
-            let suits =
-                |landing: &Landing| landing.suits(asked, insists) && value_of::<T>(&landing.value).is_some();
-            let turn = match flight.board(engine, suits, is_late, until).await {
-                Boarding::Landed(landing) => {
-                    let value = value_of(&landing.value).expect("it suits because it can be read");
+            let suits = |result: &FlightResult| {
+                result.suits(asked, insists) && value_of::<T>(&result.value).is_some()
+            };
+            let turn = match flight.wait(engine, suits, is_late, until).await {
+                FlightRole::Shared(result) => {
+                    let value = value_of(&result.value).expect("it suits because it can be read");
                     return Ok(Ok(value));
                 }
-                Boarding::Late if self.overdue == Overdue::Compute && !is_late => {
+                FlightRole::Late if self.overdue == Overdue::Compute && !is_late => {
                     (is_late, how) = (true, How::Alone);
                     continue;
                 }
-                Boarding::Late => return Err(Error::overdue(self.name(), engine.store.url())),
-                Boarding::Turn(turn) => turn,
+                FlightRole::Late => return Err(Error::overdue(self.name(), engine.store.url())),
+                FlightRole::Leader(turn) => turn,
             };
             // Only a caller that goes on to ask may use up the turn to ask a silent store. If callers that
             // compute alone took the turn each second, the store would never be asked.
-            if matches!(how, How::WithStore) && !lock.home.flights.may_ask(engine, &lock.full) {
+            if matches!(how, How::WithStore) && !lock.shared.flights.may_ask(engine, &lock.full) {
                 how = self.without(Error::silent_lately(self.name(), engine.store.url()))?;
             }
             if let How::Alone = how {
@@ -575,14 +576,14 @@ impl Cache {
             }
             let look = || async move { if insists { Ok(None) } else { self.there().await } };
             let taken = take_turn(lock, until, look).await;
-            lock.home.flights.heard(&taken, engine, &lock.full);
+            lock.shared.flights.heard(&taken, engine, &lock.full);
             match taken {
-                Ok(Turn::Found(value)) => return Ok(Ok(value)),
-                Ok(Turn::Granted(guard)) => return self.compute(&flight, Some(guard), fill).await,
-                Ok(Turn::Late) if self.overdue == Overdue::Fail => {
+                Ok(CacheTurn::Found(value)) => return Ok(Ok(value)),
+                Ok(CacheTurn::Granted(guard)) => return self.compute(&flight, Some(guard), fill).await,
+                Ok(CacheTurn::Late) if self.overdue == Overdue::Fail => {
                     return Err(Error::overdue(self.name(), engine.store.url()));
                 }
-                Ok(Turn::Late) => (is_late, how) = (true, How::Alone),
+                Ok(CacheTurn::Late) => (is_late, how) = (true, How::Alone),
                 Err(error) => {
                     self.without(error)?;
                     return self.compute(&flight, None, fill).await;
@@ -595,7 +596,7 @@ impl Cache {
     /// Computes the value, stores it if this caller has the lock, and publishes it to the waiters.
     async fn compute<T: CacheValue, E>(
         &self,
-        flight: &Passenger<'_>,
+        flight: &FlightCaller<'_>,
         guard: Option<Guard>,
         fill: impl AsyncFnOnce() -> Result<Entry<T>, E>,
     ) -> Result<Result<Option<T>, E>> {
@@ -652,7 +653,7 @@ impl Cache {
             }
         };
         engine.metrics.filled(meter(&self.record.lock), sent.since(begun), result);
-        flight.land(Landing { value, stored: is_stored.then_some(sent), begun });
+        flight.publish(FlightResult { value, stored: is_stored.then_some(sent), begun });
         Ok(Ok(entry.value))
     }
 
@@ -726,7 +727,7 @@ enum How {
 
 /// The one caller that recomputes an existing value.
 struct Refresher<'a, T> {
-    flight: Passenger<'a>,
+    flight: FlightCaller<'a>,
     guard: Guard,
     /// A newer value that was stored meanwhile.
     newer: Option<Option<T>>,
@@ -752,25 +753,25 @@ pub(super) async fn take_turn<V, F: Future<Output = Result<Option<V>>>>(
     lock: &LockHandle,
     until: Moment,
     look: impl Fn() -> F,
-) -> Result<Turn<V>> {
-    let engine = &lock.home.engine;
+) -> Result<CacheTurn<V>> {
+    let engine = &lock.shared.engine;
     let mut listener: Option<Listener> = None;
     loop {
         // The lock first: once it is granted, the write of its last holder is visible.
         let (guard, found) = join(lock.acquire(Wait::Once), look()).await;
         if let Some(found) = found? {
-            return Ok(Turn::Found(found));
+            return Ok(CacheTurn::Found(found));
         }
         if let Some(guard) = guard? {
-            return Ok(Turn::Granted(guard));
+            return Ok(CacheTurn::Granted(guard));
         }
         if engine.now() >= until {
-            return Ok(Turn::Late);
+            return Ok(CacheTurn::Late);
         }
         match &mut listener {
             None => {
                 let within = lock.options.op_timeout.min(until.since(engine.now()));
-                match engine.store.listen(&lock.full, lock.rule, within).await {
+                match engine.store.listen(&lock.full, lock.spec, within).await {
                     Ok(opened) => listener = Some(opened),
                     Err(_) => engine.runtime.sleep_until(until.min(engine.now() + LOOK_AGAIN)).await,
                 }
@@ -787,7 +788,7 @@ pub(super) async fn take_turn<V, F: Future<Output = Result<Option<V>>>>(
             }
         }
         if let Some(found) = look().await? {
-            return Ok(Turn::Found(found));
+            return Ok(CacheTurn::Found(found));
         }
     }
 }

@@ -6,7 +6,7 @@ use super::log::{Leader, Log, Word, checked_payload, unreadable};
 use super::observer::Observer;
 use super::term::Term;
 use super::{RecordHandle, stop};
-use crate::engine::Client;
+use crate::engine::EngineHandle;
 use crate::error::Result;
 use crate::guard::unless_lost;
 use crate::name::LockName;
@@ -53,7 +53,7 @@ pub struct Election {
 
 impl Election {
     pub(crate) fn new(
-        home: &Arc<Client>,
+        shared: &Arc<EngineHandle>,
         options: &Options,
         name: LockName,
         payload: String,
@@ -62,8 +62,8 @@ impl Election {
         if options.grace.is_zero() {
             options.grace = options.lease() / 3;
         }
-        let rule = LockSpec::Queue(QueueSpec::FAIR);
-        let record = RecordHandle::new(home, &Arc::new(options), "elect", name, rule)?;
+        let spec = LockSpec::Queue(QueueSpec::FAIR);
+        let record = RecordHandle::new(shared, &Arc::new(options), "elect", name, spec)?;
         Ok(Self { record, payload: checked_payload(payload)? })
     }
 

@@ -3,10 +3,10 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::cache::{Outage, Overdue, Turn, computing, take_turn};
+use super::cache::{CacheTurn, Outage, Overdue, computing, take_turn};
 use super::{lock_of, meter};
-use crate::engine::Client;
-use crate::engine::flight::{Boarding, Landing};
+use crate::engine::EngineHandle;
+use crate::engine::flight::{FlightResult, FlightRole};
 use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::handle::LockHandle;
@@ -56,8 +56,8 @@ pub struct Fill {
 }
 
 impl Fill {
-    pub(crate) fn new(home: &Arc<Client>, options: &Options, name: LockName) -> Result<Self> {
-        let lock = lock_of(home, &computing(options), "fill", name, LockSpec::Mutex)?;
+    pub(crate) fn new(shared: &Arc<EngineHandle>, options: &Options, name: LockName) -> Result<Self> {
+        let lock = lock_of(shared, &computing(options), "fill", name, LockSpec::Mutex)?;
         let wait = Duration::from_secs(5);
         Ok(Self { lock, wait, overdue: Overdue::default(), outage: Outage::default() })
     }
@@ -136,51 +136,51 @@ impl Fill {
     where
         G: Future<Output = Result<Option<T>, E>>,
     {
-        let (lock, engine) = (&self.lock, &self.lock.home.engine);
+        let (lock, engine) = (&self.lock, &self.lock.shared.engine);
         match get().await {
             Ok(None) => {}
             Ok(Some(found)) => return Ok(Ok(found)),
             Err(error) => return Ok(Err(error)),
         }
         let asked = engine.now();
-        let mut flight = lock.home.flights.join(&lock.full);
+        let mut flight = lock.shared.flights.join(&lock.full);
         let until = asked + self.wait;
         let until_late = until + self.wait;
         let mut is_late = false;
         loop {
             let until = if is_late { until_late } else { until };
-            let turn = match flight.board(engine, |_| true, is_late, until).await {
-                Boarding::Landed(_) => match get().await {
+            let turn = match flight.wait(engine, |_| true, is_late, until).await {
+                FlightRole::Shared(_) => match get().await {
                     Ok(None) => continue,
                     Ok(Some(found)) => return Ok(Ok(found)),
                     Err(error) => return Ok(Err(error)),
                 },
-                Boarding::Late if self.overdue == Overdue::Compute && !is_late => {
+                FlightRole::Late if self.overdue == Overdue::Compute && !is_late => {
                     is_late = true;
                     continue;
                 }
-                Boarding::Late => return Err(self.late()),
-                Boarding::Turn(turn) => turn,
+                FlightRole::Late => return Err(self.late()),
+                FlightRole::Leader(turn) => turn,
             };
             let guard = if is_late {
                 None
-            } else if !lock.home.flights.may_ask(engine, &lock.full) {
+            } else if !lock.shared.flights.may_ask(engine, &lock.full) {
                 self.without(Error::silent_lately(self.name(), engine.store.url()))?
             } else {
                 let look = || async { Ok(get().await.transpose()) };
                 let taken = take_turn(lock, until, look).await;
-                lock.home.flights.heard(&taken, engine, &lock.full);
+                lock.shared.flights.heard(&taken, engine, &lock.full);
                 match taken {
-                    Ok(Turn::Found(found)) => return Ok(found),
+                    Ok(CacheTurn::Found(found)) => return Ok(found),
                     // The first `get` ran concurrently with the acquisition and may have missed the last
                     // holder's write. Dropping the guard releases it.
-                    Ok(Turn::Granted(guard)) => match get().await {
+                    Ok(CacheTurn::Granted(guard)) => match get().await {
                         Ok(None) => Some(guard),
                         Ok(Some(found)) => return Ok(Ok(found)),
                         Err(error) => return Ok(Err(error)),
                     },
-                    Ok(Turn::Late) if self.overdue == Overdue::Fail => return Err(self.late()),
-                    Ok(Turn::Late) => {
+                    Ok(CacheTurn::Late) if self.overdue == Overdue::Fail => return Err(self.late()),
+                    Ok(CacheTurn::Late) => {
                         is_late = true;
                         drop(turn);
                         continue;
@@ -197,7 +197,7 @@ impl Fill {
             };
             engine.metrics.filled(meter(lock), engine.now().since(begun), result);
             if computed.is_ok() {
-                flight.land(Landing { value: Arc::default(), stored: None, begun });
+                flight.publish(FlightResult { value: Arc::default(), stored: None, begun });
             }
             if let Some(guard) = guard {
                 // A release without an answer continues in the background.
@@ -213,7 +213,7 @@ impl Fill {
     }
 
     fn late(&self) -> Error {
-        Error::overdue(self.name(), self.lock.home.engine.store.url())
+        Error::overdue(self.name(), self.lock.shared.engine.store.url())
     }
 }
 

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::engine::call::Call;
-use crate::engine::{Client, Engine};
+use crate::engine::{Engine, EngineHandle};
 use crate::error::{Error, Result};
 use crate::handle::LockHandle;
 use crate::metrics::{Meter, UseResult};
@@ -36,7 +36,7 @@ use crate::store::Failure;
 
 /// A record as it was read.
 #[derive(Clone, Debug)]
-pub(crate) struct Seen {
+pub(crate) struct SeenRecord {
     pub(crate) record: Option<Record>,
     /// Estimate of the store's clock when the answer arrived, in microseconds since 1970.
     pub(crate) now_us: u64,
@@ -52,24 +52,24 @@ pub(crate) struct RecordHandle {
 impl RecordHandle {
     /// Returns the lock and record of an application.
     pub(crate) fn new(
-        home: &Arc<Client>,
+        shared: &Arc<EngineHandle>,
         options: &Arc<Options>,
         kind: &str,
         name: LockName,
-        rule: LockSpec,
+        spec: LockSpec,
     ) -> Result<Self> {
-        let store = &home.engine.store;
+        let store = &shared.engine.store;
         store.capabilities().values.map_err(|reason| {
             let what = format!("store {} keeps no record of {}: {reason}", store.url(), name.quoted());
             Error::unsupported(store.url(), what)
         })?;
-        let lock = lock_of(home, options, kind, name, rule)?;
+        let lock = lock_of(shared, options, kind, name, spec)?;
         let meter = meter(&lock);
         Ok(Self { lock, meter })
     }
 
     pub(crate) fn engine(&self) -> &Arc<Engine> {
-        &self.lock.home.engine
+        &self.lock.shared.engine
     }
 
     /// Counts a result.
@@ -78,15 +78,15 @@ impl RecordHandle {
     }
 
     /// Reads the record.
-    pub(crate) async fn read(&self) -> Result<Seen> {
+    pub(crate) async fn read(&self) -> Result<SeenRecord> {
         let engine = self.engine();
         let sent = engine.now();
         match self.ask(RecordVerb::Read).await {
             Ok(RecordAnswer::Read { record, now_us }) => {
                 let since = engine.now().since(sent).as_micros() as u64;
-                Ok(Seen { record, now_us: now_us.saturating_add(since) })
+                Ok(SeenRecord { record, now_us: now_us.saturating_add(since) })
             }
-            Ok(answer) => Err(self.nonsense(&answer)),
+            Ok(answer) => Err(self.unexpected_answer(&answer)),
             Err(failure) => Err(engine.silent(&self.lock.name, failure)),
         }
     }
@@ -99,7 +99,7 @@ impl RecordHandle {
             Ok(RecordAnswer::Read { .. } | RecordAnswer::Voided) => Err(self.mismatched()),
             Ok(answer) => Ok(answer),
             Err(Failure::Unknown(cause)) => match self.read().await {
-                Ok(Seen { record: Some(record), .. }) if record.value == value => {
+                Ok(SeenRecord { record: Some(record), .. }) if record.value == value => {
                     Ok(RecordAnswer::Stored { at_us: record.at_us })
                 }
                 _ => Err(self.engine().failed(&self.lock.name, Failure::Unknown(cause))),
@@ -112,13 +112,13 @@ impl RecordHandle {
     pub(crate) async fn holders(&self) -> Result<Vec<(Owner, u64)>> {
         let (lock, engine) = (&self.lock, self.engine());
         let owner = Owner::fresh(&lock.options.label, &*engine.runtime);
-        let call = Call::new(&lock.full, lock.rule, &owner, Verb::Inspect).idempotent();
+        let call = Call::new(&lock.full, lock.spec, &owner, Verb::Inspect).idempotent();
         match engine.call(&call, engine.now(), lock.options.op_timeout).await {
             Ok(Answer::Found(found)) => {
                 Ok(found.holders.iter().filter_map(|holder| parse_value(&holder.value)).collect())
             }
             Ok(Answer::Free) => Ok(Vec::new()),
-            Ok(answer) => Err(engine.nonsense(&lock.name, &answer)),
+            Ok(answer) => Err(engine.unexpected_answer(&lock.name, &answer)),
             Err(failure) => Err(engine.silent(&lock.name, failure)),
         }
     }
@@ -136,7 +136,7 @@ impl RecordHandle {
         self.engine().record(op, self.lock.options.op_timeout).await
     }
 
-    pub(crate) fn nonsense(&self, answer: &RecordAnswer) -> Error {
+    pub(crate) fn unexpected_answer(&self, answer: &RecordAnswer) -> Error {
         let cause = Failure::cause(format!("an answer that does not belong here: {answer:?}"));
         self.engine().failed(&self.lock.name, Failure::Refused(cause))
     }
@@ -149,19 +149,19 @@ impl RecordHandle {
 
 /// Returns the lock of an application.
 pub(crate) fn lock_of(
-    home: &Arc<Client>,
+    shared: &Arc<EngineHandle>,
     options: &Arc<Options>,
     kind: &str,
     name: LockName,
-    rule: LockSpec,
+    spec: LockSpec,
 ) -> Result<LockHandle> {
     let full = lock_name(kind, &options.full_name(&name)?);
-    LockHandle::at(Arc::clone(home), Arc::clone(options), name, full, rule, None)
+    LockHandle::at(Arc::clone(shared), Arc::clone(options), name, full, spec, None)
 }
 
 /// The meter that counts an application.
 pub(crate) fn meter(lock: &LockHandle) -> Meter {
-    lock.home.engine.metrics.meter(&lock.options.groups, &lock.name, &lock.full, lock.rule)
+    lock.shared.engine.metrics.meter(&lock.options.groups, &lock.name, &lock.full, lock.spec)
 }
 
 /// The write of a record by the lock's holder.

@@ -77,7 +77,7 @@ impl Observer {
             let (lock, engine) = (&self.record.lock, self.record.engine());
             // Subscribe before reading, so that no later change is missed.
             if self.listener.is_none() {
-                match engine.store.listen(&lock.full, lock.rule, lock.options.op_timeout).await {
+                match engine.store.listen(&lock.full, lock.spec, lock.options.op_timeout).await {
                     Ok(listener) => self.listener = Some(listener),
                     // Polling replaces messages that this user may not subscribe to.
                     Err(Failure::Refused(_)) if self.has_read => {

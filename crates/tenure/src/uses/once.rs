@@ -9,8 +9,8 @@ use futures_util::future::join;
 
 use super::period::{Period, Window, moment};
 use super::stop::{self, StopRequest};
-use super::{RecordHandle, Seen, put};
-use crate::engine::Client;
+use super::{RecordHandle, SeenRecord, put};
+use crate::engine::EngineHandle;
 use crate::engine::acquire::Wait;
 use crate::engine::lost::Lost;
 use crate::error::{Error, Result};
@@ -123,12 +123,12 @@ const FORMAT: &str = "1";
 
 impl OncePer {
     pub(crate) fn new(
-        home: &Arc<Client>,
+        shared: &Arc<EngineHandle>,
         options: &Arc<Options>,
         name: LockName,
         period: Period,
     ) -> Result<Self> {
-        let record = RecordHandle::new(home, options, "once", name, LockSpec::Mutex)?;
+        let record = RecordHandle::new(shared, options, "once", name, LockSpec::Mutex)?;
         Ok(Self { record, period, frees: Frees::default() })
     }
 
@@ -250,8 +250,8 @@ impl OncePer {
     /// Records the beginning of the run, and makes sure that its window is not over by then.
     async fn begin(&self, guard: Guard, window: Window) -> Result<Option<Turn>> {
         let engine = self.record.engine();
-        let mut run = Run {
-            state: State::Begun,
+        let mut run = RunRecord {
+            state: RunState::Begun,
             from: window.from,
             to: window.to,
             fence: guard.fence(),
@@ -274,7 +274,7 @@ impl OncePer {
             return Ok(Some(turn));
         }
         // This process was paused in between; the job has not begun.
-        turn.end(State::Freed, "its runner was stopped before it began").await?;
+        turn.end(RunState::Freed, "its runner was stopped before it began").await?;
         Ok(None)
     }
 
@@ -304,9 +304,9 @@ impl OncePer {
         let Some(record) = self.record.read().await?.record else { return Ok(None) };
         let run = self.decode(record.at_us, &record.value)?;
         let outcome = match run.state {
-            State::Done => Outcome::Done,
-            State::Failed | State::Freed => Outcome::Failed(run.why),
-            State::Begun => match self.is_lost().await? {
+            RunState::Done => Outcome::Done,
+            RunState::Failed | RunState::Freed => Outcome::Failed(run.why),
+            RunState::Begun => match self.is_lost().await? {
                 // The run may have ended between the two answers.
                 true => match self.record.read().await?.record {
                     Some(now) if now != record => return Box::pin(self.last()).await,
@@ -370,7 +370,7 @@ impl OncePer {
         self.record.void().await
     }
 
-    async fn seen(&self) -> Result<Seen> {
+    async fn seen(&self) -> Result<SeenRecord> {
         let mut seen = self.record.read().await?;
         if planted(Bug::WindowFromClient) {
             seen.now_us = self.record.engine().runtime.unix_micros();
@@ -384,7 +384,7 @@ impl OncePer {
     }
 
     /// Whether the job may begin, according to the record.
-    fn judge(&self, Seen { record, now_us }: &Seen) -> Result<Judged> {
+    fn judge(&self, SeenRecord { record, now_us }: &SeenRecord) -> Result<Judged> {
         let (now, mut window) = (*now_us, self.window(*now_us)?);
         if let Some(record) = record {
             let run = self.decode(record.at_us, &record.value)?;
@@ -394,17 +394,17 @@ impl OncePer {
                 let what = format!("{when}, which is far ahead: `reset` it if the store's clock was wrong");
                 return Err(Error::refused(self.name(), self.record.engine().store.url(), &what));
             }
-            if run.to > now && run.state != State::Freed {
+            if run.to > now && run.state != RunState::Freed {
                 let left = Duration::from_micros(run.to - now);
                 let early = EARLY.min(Duration::from_micros(length / 10));
                 return Ok(match run.state {
-                    State::Begun if self.frees == Frees::FailureOrLoss => Judged::LooksOpen,
+                    RunState::Begun if self.frees == Frees::FailureOrLoss => Judged::LooksOpen,
                     _ if left <= early => Judged::Soon(left),
                     _ => Judged::Closed,
                 });
             }
             // After a change of the period, the new window must not overlap that of the last run.
-            if run.state != State::Freed {
+            if run.state != RunState::Freed {
                 window.from = window.from.max(run.to);
             }
         }
@@ -416,8 +416,8 @@ impl OncePer {
         self.record.holders().await.map(|holders| holders.is_empty())
     }
 
-    fn decode(&self, at_us: u64, value: &[u8]) -> Result<Run> {
-        Run::decode(at_us, value).ok_or_else(|| {
+    fn decode(&self, at_us: u64, value: &[u8]) -> Result<RunRecord> {
+        RunRecord::decode(at_us, value).ok_or_else(|| {
             let what =
                 "what is kept of it cannot be read, perhaps because another version wrote it: `reset` it";
             Error::refused(self.name(), self.record.engine().store.url(), what)
@@ -441,7 +441,7 @@ fn keep(window: &Window) -> Duration {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum RunState {
     Begun,
     Done,
     Failed,
@@ -449,13 +449,17 @@ enum State {
     Freed,
 }
 
-const STATES: [(State, &str); 4] =
-    [(State::Begun, "begun"), (State::Done, "done"), (State::Failed, "failed"), (State::Freed, "freed")];
+const STATES: [(RunState, &str); 4] = [
+    (RunState::Begun, "begun"),
+    (RunState::Done, "done"),
+    (RunState::Failed, "failed"),
+    (RunState::Freed, "freed"),
+];
 
 /// The record of a run: one line, followed by the reason if it failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Run {
-    state: State,
+struct RunRecord {
+    state: RunState,
     from: u64,
     to: u64,
     fence: u64,
@@ -465,7 +469,7 @@ struct Run {
     why: String,
 }
 
-impl Run {
+impl RunRecord {
     fn encode(&self) -> Vec<u8> {
         let Self { state, from, to, fence, begun, owner, why } = self;
         let state = STATES.iter().find(|(known, _)| known == state).expect("every state has a name").1;
@@ -500,7 +504,7 @@ impl Run {
 pub struct Turn {
     guard: Guard,
     record: RecordHandle,
-    run: Run,
+    run: RunRecord,
     keep: Duration,
     frees: Frees,
 }
@@ -610,7 +614,7 @@ impl Turn {
     /// stays closed.
     pub async fn succeed(self) -> Result<()> {
         let record = self.record.clone();
-        self.end(State::Done, "").await.inspect(|()| record.count(UseResult::Done))
+        self.end(RunState::Done, "").await.inspect(|()| record.count(UseResult::Done))
     }
 
     /// Ends the run as failed, with this reason. The job may run again in this window, unless
@@ -632,18 +636,18 @@ impl Turn {
     /// # Errors
     /// As [`succeed`](Self::succeed).
     pub async fn fail(self, why: impl fmt::Display) -> Result<()> {
-        let state = if self.frees == Frees::Nothing { State::Failed } else { State::Freed };
+        let state = if self.frees == Frees::Nothing { RunState::Failed } else { RunState::Freed };
         let record = self.record.clone();
         self.end(state, why).await.inspect(|()| record.count(UseResult::Failed))
     }
 
-    fn end(self, state: State, why: impl fmt::Display) -> impl Future<Output = Result<()>> + Send {
+    fn end(self, state: RunState, why: impl fmt::Display) -> impl Future<Output = Result<()>> + Send {
         let mut why = why.to_string();
         while why.len() > WHY_BYTES {
             why.pop();
         }
         let Self { guard, record, run, keep, .. } = self;
-        let run = Run { state, why, ..run };
+        let run = RunRecord { state, why, ..run };
         async move {
             let mut end = put(guard.owner(), keep, run.encode());
             end.then = Then::Release;
@@ -695,8 +699,8 @@ mod tests {
     #[test]
     fn a_run_reads_back_and_noise_does_not() {
         let owner = Owner::new("x").expect("an owner");
-        let run = Run {
-            state: State::Freed,
+        let run = RunRecord {
+            state: RunState::Freed,
             from: 5,
             to: 9,
             fence: 7,
@@ -704,11 +708,11 @@ mod tests {
             owner,
             why: "two\nlines".to_owned(),
         };
-        assert_eq!(Run::decode(1, &run.encode()), Some(run.clone()));
-        let begun = Run { begun: 0, ..run };
-        assert_eq!(Run::decode(11, &begun.encode()).expect("a run").begun, 11);
+        assert_eq!(RunRecord::decode(1, &run.encode()), Some(run.clone()));
+        let begun = RunRecord { begun: 0, ..run };
+        assert_eq!(RunRecord::decode(11, &begun.encode()).expect("a run").begun, 11);
         for text in ["", "1 begun\n", "1 x 5 9 7 6 o\n", "2 done 5 9 7 6 a@h:1/0\n"] {
-            assert_eq!(Run::decode(1, text.as_bytes()), None, "{text:?}");
+            assert_eq!(RunRecord::decode(1, text.as_bytes()), None, "{text:?}");
         }
     }
 }

@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{RecordHandle, put};
-use crate::engine::Client;
+use crate::engine::EngineHandle;
 use crate::error::Result;
 use crate::name::LockName;
 use crate::options::Options;
@@ -28,14 +28,18 @@ const LOOK: Duration = Duration::from_secs(2);
 const KEPT: Duration = Duration::from_secs(3_600);
 
 /// The record beside a lock that contains the request.
-pub(crate) fn record(home: &Arc<Client>, options: &Arc<Options>, name: LockName) -> Result<RecordHandle> {
-    RecordHandle::new(home, options, "stop", name, LockSpec::Mutex)
+pub(crate) fn record(
+    shared: &Arc<EngineHandle>,
+    options: &Arc<Options>,
+    name: LockName,
+) -> Result<RecordHandle> {
+    RecordHandle::new(shared, options, "stop", name, LockSpec::Mutex)
 }
 
 /// The record beside the lock of an election or a job.
 pub(crate) fn record_of(of: &RecordHandle, kind: &str) -> Result<RecordHandle> {
     let lock = &of.lock;
-    RecordHandle::new(&lock.home, &lock.options, kind, lock.name.clone(), LockSpec::Mutex)
+    RecordHandle::new(&lock.shared, &lock.options, kind, lock.name.clone(), LockSpec::Mutex)
 }
 
 /// Kinds of these records for elections and jobs.
@@ -53,7 +57,7 @@ pub(crate) async fn request(record: &RecordHandle, holders: &[Owner], reason: &s
             RecordAnswer::Stored { .. } => return guard.release().await,
             // The lease ended before the write.
             RecordAnswer::NotHeld => {}
-            answer => return Err(record.nonsense(&answer)),
+            answer => return Err(record.unexpected_answer(&answer)),
         }
     }
 }

@@ -1,7 +1,7 @@
 use std::error::Error;
 
 /// Why encoding or decoding a value failed.
-type Failed = Box<dyn Error + Send + Sync>;
+type CodecError = Box<dyn Error + Send + Sync>;
 
 /// A value that a [`Cache`](crate::Cache) can store, with its conversion to and from bytes.
 ///
@@ -40,23 +40,23 @@ pub trait CacheValue: Sized {
     ///
     /// # Errors
     /// Why the value cannot be encoded. The caller of the cache gets it as `is_invalid`.
-    fn encode(&self) -> Result<Vec<u8>, Failed>;
+    fn encode(&self) -> Result<Vec<u8>, CodecError>;
 
     /// Decodes the value.
     ///
     /// # Errors
     /// Why the bytes are not valid. The value then counts as missing and is recomputed.
-    fn decode(bytes: &[u8]) -> Result<Self, Failed>;
+    fn decode(bytes: &[u8]) -> Result<Self, CodecError>;
 }
 
 impl CacheValue for Vec<u8> {
     const CODEC: &'static str = "bytes";
 
-    fn encode(&self) -> Result<Vec<u8>, Failed> {
+    fn encode(&self) -> Result<Vec<u8>, CodecError> {
         Ok(self.clone())
     }
 
-    fn decode(bytes: &[u8]) -> Result<Self, Failed> {
+    fn decode(bytes: &[u8]) -> Result<Self, CodecError> {
         Ok(bytes.to_vec())
     }
 }
@@ -64,11 +64,11 @@ impl CacheValue for Vec<u8> {
 impl CacheValue for String {
     const CODEC: &'static str = "text";
 
-    fn encode(&self) -> Result<Vec<u8>, Failed> {
+    fn encode(&self) -> Result<Vec<u8>, CodecError> {
         Ok(self.clone().into_bytes())
     }
 
-    fn decode(bytes: &[u8]) -> Result<Self, Failed> {
+    fn decode(bytes: &[u8]) -> Result<Self, CodecError> {
         Ok(Self::from_utf8(bytes.to_vec())?)
     }
 }
@@ -95,11 +95,11 @@ pub struct Json<T>(pub T);
 impl<T: serde::Serialize + serde::de::DeserializeOwned> CacheValue for Json<T> {
     const CODEC: &'static str = "json";
 
-    fn encode(&self) -> Result<Vec<u8>, Failed> {
+    fn encode(&self) -> Result<Vec<u8>, CodecError> {
         Ok(serde_json::to_vec(&self.0)?)
     }
 
-    fn decode(bytes: &[u8]) -> Result<Self, Failed> {
+    fn decode(bytes: &[u8]) -> Result<Self, CodecError> {
         Ok(Self(serde_json::from_slice(bytes)?))
     }
 }

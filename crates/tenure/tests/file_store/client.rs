@@ -5,7 +5,7 @@ use super::*;
 pub(crate) struct Client {
     pub(crate) store: File,
     pub(crate) driver: Arc<Driver>,
-    pub(crate) rule: LockSpec,
+    pub(crate) spec: LockSpec,
 }
 
 impl Client {
@@ -14,10 +14,10 @@ impl Client {
     }
 
     /// One that asks for locks of this kind.
-    pub(crate) fn of(rule: LockSpec, dir: &Path) -> Self {
+    pub(crate) fn of(spec: LockSpec, dir: &Path) -> Self {
         let driver = Driver::start().expect("a thread");
         let store = File::new(dir, "file:test", Arc::clone(&driver) as _);
-        Self { store, driver, rule }
+        Self { store, driver, spec }
     }
 
     pub(crate) fn ask(
@@ -29,7 +29,7 @@ impl Client {
     ) -> Result<Answer, Failure> {
         let op = Op {
             name: LockName::new(name).expect("a name"),
-            rule: self.rule,
+            spec: self.spec,
             owner: owner.clone(),
             request: 7,
             verb,

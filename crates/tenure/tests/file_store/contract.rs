@@ -120,7 +120,7 @@ fn a_lapsed_lease_is_free_and_its_record_goes() {
 
 fn mutex_op(owner: &Owner, verb: Verb) -> Op {
     let name = LockName::new("x").expect("a name");
-    Op { name, rule: LockSpec::Mutex, owner: owner.clone(), request: 7, verb }
+    Op { name, spec: LockSpec::Mutex, owner: owner.clone(), request: 7, verb }
 }
 
 fn takes() -> Verb {

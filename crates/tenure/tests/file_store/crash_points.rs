@@ -13,27 +13,27 @@ const KINDS: [(&str, LockSpec); 5] = [
 /// Everything that changes a file, of each kind.
 pub(crate) fn live(dir: &Path) {
     let mut client = Client::new(dir);
-    for (name, rule) in KINDS {
-        client.rule = rule;
+    for (name, spec) in KINDS {
+        client.spec = spec;
         let (first, second) = (owner(), owner());
         say(&format!("{name} {}", ticket(&client.acquire(name, &first))));
         assert!(is_held(&client.renew(name, &first, Some(Liveness::Work), LONG_MS + 1)));
-        if rule == LockSpec::Reentrant {
+        if spec == LockSpec::Reentrant {
             assert!(is_held(&client.enter(name, &first, 2)));
             assert_eq!(client.release(name, &first), Answer::Released { left: 1 });
             let verb = Verb::Release { hold: 2, fence: Fence::Assign, whose: ReleaseScope::Own };
             let left = client.ask(name, &first, verb, SECOND).expect("an answer");
             assert_eq!(left, Answer::Released { left: 0 });
         } else {
-            if matches!(rule, LockSpec::Queue(_)) {
+            if matches!(spec, LockSpec::Queue(_)) {
                 ticket(&client.join(name, &second));
             }
             assert_eq!(client.release(name, &first), Answer::Released { left: 0 });
         }
-        if rule == LockSpec::Mutex {
+        if spec == LockSpec::Mutex {
             wait_for_one_another(dir, &client, name);
         }
-        if matches!(rule, LockSpec::Queue(_)) {
+        if matches!(spec, LockSpec::Queue(_)) {
             say(&format!("{name} {}", ticket(&client.join(name, &second))));
             assert_eq!(client.release(name, &second), Answer::Released { left: 0 });
         }
@@ -83,14 +83,14 @@ fn a_process_may_end_at_every_point_and_leaves_what_the_next_can_use() {
             let (other, next) = (owner(), owner());
             if others {
                 assert!(is_held(&client.acquire("other", &other)));
-                client.rule = TWO_OF_FIVE;
+                client.spec = TWO_OF_FIVE;
                 assert!(is_held(&client.acquire("permits", &other)));
             }
             let (tokens, lived) = dies(points, dir.path());
             let known = client.list("").expect("what can be read");
             assert!(known.len() <= 2, "{points}: what a dead process had is listed: {known:?}");
-            for (name, rule) in KINDS {
-                client.rule = rule;
+            for (name, spec) in KINDS {
+                client.spec = spec;
                 let answer = client.acquire(name, &next);
                 assert!(is_held(&answer), "{name} after {points} points: {answer:?}");
                 let given = tokens.iter().filter(|(of, _)| of == name).map(|(_, token)| *token).max();
@@ -101,10 +101,10 @@ fn a_process_may_end_at_every_point_and_leaves_what_the_next_can_use() {
                 assert_eq!(client.release(name, &next), Answer::Released { left: 0 });
             }
             if others {
-                client.rule = LockSpec::Mutex;
+                client.spec = LockSpec::Mutex;
                 assert!(is_held(&client.renew("other", &other, None, LONG_MS)));
                 assert_eq!(client.release("other", &other), Answer::Released { left: 0 });
-                client.rule = TWO_OF_FIVE;
+                client.spec = TWO_OF_FIVE;
                 assert_eq!(client.release("permits", &other), Answer::Released { left: 0 });
             }
             assert_eq!(client.list("").expect("an answer"), Vec::<String>::new());

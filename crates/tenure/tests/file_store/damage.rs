@@ -5,16 +5,16 @@ use super::*;
 
 #[test]
 fn a_damaged_record_of_any_kind_is_refused_by_name_and_never_a_second_holder() {
-    for rule in
+    for spec in
         [LockSpec::Mutex, LockSpec::Reentrant, FAIR, WRITER, LockSpec::Queue(QueueSpec::permits(5, 5))]
     {
-        damaged(rule);
+        damaged(spec);
     }
 }
 
-fn damaged(rule: LockSpec) {
+fn damaged(spec: LockSpec) {
     let (dir, name) = (dir(), owner());
-    let (holder, other) = (Client::of(rule, dir.path()), Client::of(rule, dir.path()));
+    let (holder, other) = (Client::of(spec, dir.path()), Client::of(spec, dir.path()));
     assert!(is_held(&holder.acquire("x", &name)));
     let file = record(dir.path());
     let text = fs::read_to_string(&file).expect("a record");
@@ -123,12 +123,12 @@ fn another_kind_of_lock_is_said_and_its_record_left_alone() {
         (TWO_OF_FIVE, Kind::Semaphore, Some(5)),
         (LockSpec::Queue(QueueSpec::permits(6, 2)), Kind::Semaphore, Some(6)),
     ];
-    for (rule, kind, capacity) in kinds {
+    for (spec, kind, capacity) in kinds {
         let (dir, name) = (dir(), owner());
-        let holder = Client::of(rule, dir.path());
+        let holder = Client::of(spec, dir.path());
         assert!(is_held(&holder.acquire("x", &name)));
         let text = fs::read_to_string(record(dir.path())).expect("a record");
-        for (other, ..) in kinds.into_iter().filter(|(other, ..)| *other != rule) {
+        for (other, ..) in kinds.into_iter().filter(|(other, ..)| *other != spec) {
             let client = Client::of(other, dir.path());
             assert_eq!(client.acquire("x", &name), Answer::Mismatch { kind, capacity });
             assert_eq!(client.release("x", &name), Answer::Mismatch { kind, capacity });

@@ -83,7 +83,7 @@ fn hundreds_of_readers_are_let_in_together_and_no_newcomer_passes_them() {
 struct Twins {
     dir: TempDir,
     clients: [Client; 2],
-    rule: LockSpec,
+    spec: LockSpec,
     state: State,
     counter: u64,
     /// What the machine's numbers are in the store.
@@ -93,21 +93,21 @@ struct Twins {
 impl Twins {
     const NOW: Now = Now { ms: 1_000, unix_us: 1_000 };
 
-    fn new(rule: LockSpec) -> Self {
+    fn new(spec: LockSpec) -> Self {
         let dir = dir();
-        let clients = [(); 2].map(|()| Client::of(rule, dir.path()));
-        Self { dir, clients, rule, state: State::default(), counter: 0, numbers: Default::default() }
+        let clients = [(); 2].map(|()| Client::of(spec, dir.path()));
+        Self { dir, clients, spec, state: State::default(), counter: 0, numbers: Default::default() }
     }
 
     fn machine(&mut self, owner: &Owner, verb: Verb) -> (Answer, bool) {
         let name = LockName::new("x").expect("a name");
-        let op = Op { name, rule: self.rule, owner: owner.clone(), request: 0, verb };
+        let op = Op { name, spec: self.spec, owner: owner.clone(), request: 0, verb };
         let answer = protocol::apply(&mut self.state, &mut self.counter, Self::NOW, &op).0;
         more(answer)
     }
 
     fn ask(&mut self, client: usize, owner: &Owner, verb: Verb) {
-        self.clients[client].rule = self.rule;
+        self.clients[client].spec = self.spec;
         let asked = self.clients[client].ask("x", owner, verb.clone(), 5 * SECOND).expect("an answer");
         let (mut theirs, mut is_more) = more(asked);
         let (mut ours, mut goes_on) = self.machine(owner, verb.clone());
@@ -210,7 +210,7 @@ fn a_store_that_reads_the_front_says_what_the_machine_says_that_knows_all() {
         let mut twins = Twins::new(rules[0]);
         let owners: Vec<Owner> = (0..150).map(|_| owner()).collect();
         for step in 0..900_u64 {
-            twins.rule = rules[next(rules.len() as u64) as usize];
+            twins.spec = rules[next(rules.len() as u64) as usize];
             // At first more come, then more go.
             let goes = if step < 400 { 15 } else { 45 };
             let who = owners[next(150) as usize].clone();

@@ -99,7 +99,7 @@ fn role() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let dir = PathBuf::from(std::env::var_os(DIR).expect("a directory"));
     let (role, word) = role.split_once(": ").unwrap_or((&role, ""));
-    let client = Client::of(rule(word), &dir);
+    let client = Client::of(spec(word), &dir);
     match role {
         "hold" => {
             assert!(is_held(&client.acquire("x", &owner())));
@@ -232,7 +232,7 @@ fn role() {
 }
 
 /// What a role asks for.
-pub(crate) fn rule(word: &str) -> LockSpec {
+pub(crate) fn spec(word: &str) -> LockSpec {
     match word {
         "fair" => FAIR,
         "reader" => READER,
@@ -273,8 +273,8 @@ pub(crate) fn take_turn(client: &Client, mut log: &fs::File) {
 pub(crate) fn churn(client: &Client) {
     let owner = owner();
     let queue = |verb| {
-        let (name, rule) = (LockName::new("queue").expect("a name"), FAIR);
-        let op = Op { name, rule, owner: owner.clone(), request: 0, verb };
+        let (name, spec) = (LockName::new("queue").expect("a name"), FAIR);
+        let op = Op { name, spec, owner: owner.clone(), request: 0, verb };
         block_on(client.store.call(op, 5 * SECOND)).expect("an answer")
     };
     let (fence, wait_ms, bind) = (Fence::Assign, Some(LONG_MS), Liveness::Process);

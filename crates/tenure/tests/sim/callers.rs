@@ -85,7 +85,7 @@ impl Client {
     /// Asks in one of the runtimes, and gives up after a while if it is to.
     async fn ask(&self, at: &Process, owner: &Owner, request: u64, verb: Verb, most: u64) -> Option<Answer> {
         let name = LockName::new("x").expect("a name");
-        let op = Op { name, rule: LockSpec::Mutex, owner: owner.clone(), request, verb };
+        let op = Op { name, spec: LockSpec::Mutex, owner: owner.clone(), request, verb };
         let store = self.store.clone();
         let ((begin, begun), (mut done, answer)) = (oneshot::channel(), oneshot::channel());
         at.spawn(Box::pin(async move {

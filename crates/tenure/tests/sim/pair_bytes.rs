@@ -29,7 +29,7 @@ struct Client {
 impl Client {
     async fn ask(&self, owner: &Owner, request: u64, verb: Verb) -> Option<Answer> {
         let name = LockName::new("x").expect("a name");
-        let op = Op { name, rule: LockSpec::Mutex, owner: owner.clone(), request, verb };
+        let op = Op { name, spec: LockSpec::Mutex, owner: owner.clone(), request, verb };
         self.store.call(op, WITHIN).await.ok()
     }
 

@@ -153,7 +153,7 @@ impl Asker {
     async fn ask(&self, owner: &Owner, verb: Verb) -> Result<Answer, Failure> {
         let request = self.calls.lock().map_or(0, |calls| calls.len() as u64);
         let name = LockName::new("x").expect("a name");
-        let op = Op { name, rule: LockSpec::Mutex, owner: owner.clone(), request, verb };
+        let op = Op { name, spec: LockSpec::Mutex, owner: owner.clone(), request, verb };
         let sent = self.sim.now();
         let said = self.store.call(op.clone(), WITHIN).await;
         let call = Call { op, sent, answered: self.sim.now(), said: said.clone() };

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use tenure::internals::protocol::{Answer, Data, Entry, LockSpec, ReleaseScope, Verb};
+use tenure::internals::protocol::{Answer, Data, ExpiringValue, LockSpec, ReleaseScope, Verb};
 use tenure::internals::store::cas::{Bound, Handle, stands};
 use tenure::internals::store::observe::Told;
 use tenure::{LockName, Owner};
@@ -29,7 +29,7 @@ pub(super) struct Judge {
 #[derive(Default)]
 pub(super) struct Look {
     bound: Vec<Bound>,
-    lock: Option<Entry<Data>>,
+    lock: Option<ExpiringValue<Data>>,
 }
 
 impl Look {
@@ -93,7 +93,7 @@ impl Judge {
             let between = match (counts, &after.lock) {
                 (Some(Data::Hash(_)), Some(lock)) if told.len() > 1 => {
                     let ends = before.lock.as_ref().map_or(lock.expires_ms, |before| before.expires_ms);
-                    counts.map(|value| Entry { value: value.clone(), expires_ms: ends })
+                    counts.map(|value| ExpiringValue { value: value.clone(), expires_ms: ends })
                 }
                 _ => None,
             };
@@ -140,7 +140,7 @@ impl Judge {
 /// Whether a request has given this hold or place back, or bound the hold to something else.
 fn releases(told: &Told, bound: &Bound) -> bool {
     let Told { op, answer, .. } = told;
-    let is_counted = op.rule == LockSpec::Reentrant;
+    let is_counted = op.spec == LockSpec::Reentrant;
     match op.verb {
         _ if op.owner != bound.owner => false,
         Verb::Release { hold, whose: ReleaseScope::Own, .. } => {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, Either, FutureExt, ready, select};
 use tenure::LockName;
 use tenure::internals::store::cas::{
-    Backend, Change, Committed, Handle, Listed, PartChange, Seen, Stamp, Stored, Watch,
+    Backend, Committed, Handle, Listed, LockWatch, PartChange, Stamp, Stored, Swap, WatchNotice,
 };
 use tenure::internals::store::{Cursor, Failure};
 use tenure::internals::{Moment, Runtime};
@@ -324,12 +324,12 @@ impl Server {
             judge.ended(state, handle, is_forced);
         }
         if state.handles.remove(&handle).is_some() {
-            self.tell(state, None, &Seen::Gone(handle));
+            self.tell(state, None, &WatchNotice::Gone(handle));
         }
     }
 
     /// Tells those who watch this lock, or all: each in the order of the changes.
-    fn tell(&self, state: &mut State, name: Option<&LockName>, seen: &Seen) {
+    fn tell(&self, state: &mut State, name: Option<&LockName>, seen: &WatchNotice) {
         let now = self.now();
         state.watches.retain(|watcher| !watcher.sender.is_closed());
         let is_meant = |watcher: &Watcher| name.is_none_or(|name| *name == watcher.name);
@@ -358,9 +358,10 @@ impl Server {
             let watcher = &mut state.watches[at];
             watcher.last = (watcher.last + Duration::from_nanos(1)).max(now.max(from) + delay);
             let (sender, seen, of) = (watcher.sender.clone(), seen.clone(), watcher.name.clone());
-            let is_read = self.inner.versions != Versions::Lasting && matches!(seen, Seen::Lock(_));
+            let is_read = self.inner.versions != Versions::Lasting && matches!(seen, WatchNotice::Lock(_));
             self.later(watcher.last, move |server| {
-                let seen = if is_read { Seen::Lock(server.state().locks.get(&of).cloned()) } else { seen };
+                let seen =
+                    if is_read { WatchNotice::Lock(server.state().locks.get(&of).cloned()) } else { seen };
                 drop(sender.send(seen));
             });
         }
@@ -368,7 +369,7 @@ impl Server {
         cut.into_iter().rev().for_each(|at| drop(state.watches.remove(at)));
     }
 
-    fn commit_now(&self, state: &mut State, change: Change) -> Committed {
+    fn commit_now(&self, state: &mut State, change: Swap) -> Committed {
         let versions = self.inner.versions;
         let stored = state.locks.get(&change.name).cloned();
         let marker = state.handles.get(&change.guard.0).map(|life| life.marker);
@@ -413,7 +414,7 @@ impl Server {
             judge.committed(state, self.process, &change.name, before, change.notes.told(), added);
         }
         let stands = state.locks.get(&change.name).cloned();
-        self.tell(state, Some(&change.name), &Seen::Lock(stands));
+        self.tell(state, Some(&change.name), &WatchNotice::Lock(stands));
         Committed::Done(stamp)
     }
 
@@ -543,7 +544,7 @@ impl Backend for Server {
         })
     }
 
-    fn commit(&self, change: Change) -> BoxFuture<'static, Result<Committed, Failure>> {
+    fn commit(&self, change: Swap) -> BoxFuture<'static, Result<Committed, Failure>> {
         if 1 + change.parts.len() + change.victims.len() > STEPS {
             let refused = Failure::Refused(Failure::cause("too many operations in txn request"));
             return ready(Err(refused)).boxed();
@@ -591,7 +592,7 @@ impl Backend for Server {
         })
     }
 
-    fn watch(&self, name: &LockName) -> BoxFuture<'static, Result<Box<dyn Watch>, Failure>> {
+    fn watch(&self, name: &LockName) -> BoxFuture<'static, Result<Box<dyn LockWatch>, Failure>> {
         let name = name.clone();
         let begun = self.ask("watch", move |server, state| {
             let (sender, seen) = mpsc::unbounded_channel();
@@ -599,7 +600,7 @@ impl Backend for Server {
             state.watches.push(Watcher { name, process, last, sender });
             seen
         });
-        async move { Ok(Box::new(Watching(begun.await?)) as Box<dyn Watch>) }.boxed()
+        async move { Ok(Box::new(Watching(begun.await?)) as Box<dyn LockWatch>) }.boxed()
     }
 
     fn list(&self, prefix: &str, _from: Cursor) -> BoxFuture<'static, Result<Listed, Failure>> {
@@ -626,10 +627,10 @@ impl Backend for Server {
     }
 }
 
-struct Watching(mpsc::UnboundedReceiver<Seen>);
+struct Watching(mpsc::UnboundedReceiver<WatchNotice>);
 
-impl Watch for Watching {
-    fn next(&mut self) -> BoxFuture<'_, Result<Seen, Failure>> {
+impl LockWatch for Watching {
+    fn next(&mut self) -> BoxFuture<'_, Result<WatchNotice, Failure>> {
         async move {
             let cut = || Failure::Unknown(Failure::cause("the watch was cut"));
             self.0.recv().await.ok_or_else(cut)

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tenure::LockName;
 use tenure::internals::Moment;
-use tenure::internals::store::cas::{Handle, Seen, Stored};
+use tenure::internals::store::cas::{Handle, Stored, WatchNotice};
 use tokio::sync::{Notify, mpsc};
 
 use crate::sim::executor::ProcessId;
@@ -48,7 +48,7 @@ pub(super) struct Watcher {
     pub(super) process: ProcessId,
     /// When the last event arrives.
     pub(super) last: Moment,
-    pub(super) sender: mpsc::UnboundedSender<Seen>,
+    pub(super) sender: mpsc::UnboundedSender<WatchNotice>,
 }
 
 /// A process's end of the network.

@@ -66,7 +66,7 @@ impl Driver for Network {
                 let step = move || {
                     // What has lapsed by now does not live again when the clock is set back.
                     for (name, sort) in workload.names.iter().zip(workload.plan.kinds) {
-                        network.sweep(name, sort.rule());
+                        network.sweep(name, sort.spec());
                     }
                     network.set_off(stepper.next(network.with_server(Server::off)));
                 };

@@ -381,7 +381,7 @@ impl Network {
         let (now, name) = (self.sim.now(), &op.name);
         let faults = inner.faults;
         let listeners = inner.listeners.iter().filter(|listener| {
-            let is_meant = listener.is_open && listener.name == *name && listener.kind == op.rule.kind();
+            let is_meant = listener.is_open && listener.name == *name && listener.kind == op.spec.kind();
             let is_late = is_meant && now < inner.ends[listener.process].hears_from;
             if is_late {
                 self.sim.count(Event::Unheard);
@@ -476,7 +476,7 @@ impl Inner {
     /// Who does not hear it when a waiter of this lock is called.
     fn audience(&self, now: TrueTime, op: &Op) -> Audience {
         let starts = (self.starts % 1024) as u16;
-        if !matches!(op.rule, LockSpec::Queue(_)) {
+        if !matches!(op.spec, LockSpec::Queue(_)) {
             return Audience { starts, unreached: Vec::new() };
         }
         let hears = |process: ProcessId| {

@@ -103,17 +103,17 @@ impl Network {
     }
 
     /// A client who has nothing there asks to release, which sweeps what has lapsed.
-    pub fn sweep(&self, name: &LockName, rule: LockSpec) {
+    pub fn sweep(&self, name: &LockName, spec: LockSpec) {
         let verb = Verb::Release { hold: 1, fence: Fence::Assign, whose: ReleaseScope::Own };
         let owner = format!("sweeper@sim:1/{:032x}", 0).parse().expect("an owner");
-        self.carry_out(OUTSIDE, &Op { name: name.clone(), rule, owner, request: 0, verb });
+        self.carry_out(OUTSIDE, &Op { name: name.clone(), spec, owner, request: 0, verb });
     }
 
     /// A client ends all holds of a lock by force.
-    pub fn force(&self, name: &LockName, rule: LockSpec) {
+    pub fn force(&self, name: &LockName, spec: LockSpec) {
         let verb = Verb::Release { hold: 0, fence: Fence::Assign, whose: ReleaseScope::Any };
         let owner = format!("operator@sim:1/{:032x}", 0).parse().expect("an owner");
-        self.carry_out(OUTSIDE, &Op { name: name.clone(), rule, owner, request: 0, verb });
+        self.carry_out(OUTSIDE, &Op { name: name.clone(), spec, owner, request: 0, verb });
     }
 
     /// Keeps a process from the server; later of two partings counts.

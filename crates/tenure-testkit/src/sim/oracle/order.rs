@@ -92,8 +92,8 @@ impl ReferenceModel {
         let (name, owner) = (&executed.op.name, &executed.op.owner);
         let Some(lock) = self.locks.get(name) else { return };
         let is_queue = !matches!(lock.sort, LockKind::Mutex | LockKind::Reentrant);
-        let weight = match executed.op.rule {
-            tenure::internals::protocol::LockSpec::Queue(seat) => seat.weight,
+        let weight = match executed.op.spec {
+            tenure::internals::protocol::LockSpec::Queue(queue_spec) => queue_spec.weight,
             _ => 1,
         };
         let is_mine = lock.place(owner).is_some();

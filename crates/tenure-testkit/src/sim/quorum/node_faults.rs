@@ -105,7 +105,7 @@ impl FaultInjector {
         let node = &scene.nodes[index % scene.stepping];
         let (swept, name) = (node.clone(), scene.name.clone());
         // What has lapsed by now does not live again when the clock is set back.
-        let sweep = move || swept.sweep(&name, LockKind::Mutex.rule());
+        let sweep = move || swept.sweep(&name, LockKind::Mutex.spec());
         let node = node.clone();
         let step = move || {
             sweep();

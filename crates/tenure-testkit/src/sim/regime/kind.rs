@@ -29,7 +29,7 @@ impl LockKind {
     }
 
     /// What the server is asked for it, by one that takes least.
-    pub const fn rule(self) -> LockSpec {
+    pub const fn spec(self) -> LockSpec {
         match self {
             Self::Mutex => LockSpec::Mutex,
             Self::Fair => LockSpec::Queue(QueueSpec::FAIR),

@@ -27,7 +27,7 @@ struct Scene {
 impl Scene {
     async fn ask(&self, owner: &Owner, verb: Verb) -> Result<Answer, Failure> {
         let name = LockName::new("x").expect("a name");
-        let op = Op { name, rule: LockSpec::Mutex, owner: owner.clone(), request: 1, verb };
+        let op = Op { name, spec: LockSpec::Mutex, owner: owner.clone(), request: 1, verb };
         self.store.call(op, Duration::from_secs(1)).await
     }
 

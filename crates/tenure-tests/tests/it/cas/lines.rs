@@ -26,7 +26,7 @@ const OWNERS: usize = 30;
 struct Twins {
     stores: [[Cas; 2]; 2],
     owners: Vec<Owner>,
-    rule: [LockSpec; 3],
+    spec: [LockSpec; 3],
     random: u64,
     /// The numbers of each server, as they were told.
     told: [BTreeMap<u64, u64>; 2],
@@ -61,14 +61,14 @@ impl Twins {
             33..=34 => Verb::Renew { ttl_ms, hold, bind: None, weight: None },
             35..=36 => Verb::Inspect,
             37 => Verb::Release { hold, fence, whose: ReleaseScope::Any },
-            38 if matches!(self.rule[0], LockSpec::Queue(QueueSpec { kind: Kind::Semaphore, .. })) => {
+            38 if matches!(self.spec[0], LockSpec::Queue(QueueSpec { kind: Kind::Semaphore, .. })) => {
                 Verb::Resize
             }
             _ => acquire(Some(ttl_ms)),
         };
-        let rule = self.rule[self.below(3) as usize];
+        let spec = self.spec[self.below(3) as usize];
         let name = LockName::new("line").expect("a name");
-        (Op { name, rule, owner: asks, request: self.below(1 << 30), verb }, process)
+        (Op { name, spec, owner: asks, request: self.below(1 << 30), verb }, process)
     }
 
     /// An answer with the numbers of a server as ranks, and without times.
@@ -146,8 +146,8 @@ fn alike(seed: u64) -> Result<usize, String> {
     };
     let stores = [clients(&whole), clients(&world.model)];
     let owners = (0..OWNERS).map(|at| format!("o@h:1/{at:032x}").parse().expect("an owner")).collect();
-    let (rule, told) = (rules(seed), Default::default());
-    let mut twins = Twins { stores, owners, rule, random: seed, told, alone: false };
+    let (spec, told) = (rules(seed), Default::default());
+    let mut twins = Twins { stores, owners, spec, random: seed, told, alone: false };
     let (sim, dies) = (world.sim.clone(), world.processes[0].id());
     let (model, sleep) = (world.model.clone(), world.sleep(1));
     let (told, most) = std::sync::mpsc::channel();

@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt, ready};
 use tenure::LockName;
 use tenure::internals::store::cas::{
-    Backend, Change, Committed, Handle, Listed, PartChange, Seen, Stamp, Stored, Watch,
+    Backend, Committed, Handle, Listed, LockWatch, PartChange, Stamp, Stored, Swap, WatchNotice,
 };
 use tenure::internals::store::{Cursor, Failure};
 use tenure::internals::{Moment, Runtime};
@@ -62,7 +62,7 @@ struct State {
     parts: BTreeMap<(LockName, u64), String>,
     handles: BTreeMap<Handle, Life>,
     next: Handle,
-    watches: Vec<(LockName, Moment, mpsc::UnboundedSender<Seen>)>,
+    watches: Vec<(LockName, Moment, mpsc::UnboundedSender<WatchNotice>)>,
     /// The next write is carried out so much later, and its answer lost.
     delayed: Option<Duration>,
     /// How many requests of each sort there were.
@@ -182,12 +182,12 @@ impl Model {
 
     fn end(&self, state: &mut State, handle: Handle) {
         if state.handles.remove(&handle).is_some() {
-            self.tell(state, None, &Seen::Gone(handle));
+            self.tell(state, None, &WatchNotice::Gone(handle));
         }
     }
 
     /// Tells those who watch this lock, or all: each in the order of the changes.
-    fn tell(&self, state: &mut State, name: Option<&LockName>, seen: &Seen) {
+    fn tell(&self, state: &mut State, name: Option<&LockName>, seen: &WatchNotice) {
         let now = self.0.runtime.now();
         state.watches.retain(|(_, _, watch)| !watch.is_closed());
         for (of, last, watch) in &mut state.watches {
@@ -196,9 +196,10 @@ impl Model {
             }
             *last = (*last + Duration::from_nanos(1)).max(now + self.delay());
             let (watch, seen, of) = (watch.clone(), seen.clone(), of.clone());
-            let is_read = self.0.faults.versions != Versions::Lasting && matches!(seen, Seen::Lock(_));
+            let is_read = self.0.faults.versions != Versions::Lasting && matches!(seen, WatchNotice::Lock(_));
             self.later(last.since(now), move |model| {
-                let seen = if is_read { Seen::Lock(model.state().locks.get(&of).cloned()) } else { seen };
+                let seen =
+                    if is_read { WatchNotice::Lock(model.state().locks.get(&of).cloned()) } else { seen };
                 drop(watch.send(seen));
             });
         }
@@ -207,7 +208,7 @@ impl Model {
         }
     }
 
-    fn commit_now(&self, state: &mut State, change: Change) -> Committed {
+    fn commit_now(&self, state: &mut State, change: Swap) -> Committed {
         let versions = self.0.faults.versions;
         let stored = state.locks.get(&change.name).cloned();
         let marker = state.handles.get(&change.guard.0).map(|life| life.marker);
@@ -249,7 +250,7 @@ impl Model {
             }
         }
         let stands = state.locks.get(&change.name).cloned();
-        self.tell(state, Some(&change.name), &Seen::Lock(stands));
+        self.tell(state, Some(&change.name), &WatchNotice::Lock(stands));
         Committed::Done(stamp)
     }
 
@@ -280,7 +281,7 @@ impl Backend for Model {
         })
     }
 
-    fn commit(&self, change: Change) -> BoxFuture<'static, Result<Committed, Failure>> {
+    fn commit(&self, change: Swap) -> BoxFuture<'static, Result<Committed, Failure>> {
         if 1 + change.parts.len() + change.victims.len() > STEPS {
             let refused = Failure::Refused(Failure::cause("too many operations in txn request"));
             return ready(Err(refused)).boxed();
@@ -328,14 +329,14 @@ impl Backend for Model {
         })
     }
 
-    fn watch(&self, name: &LockName) -> BoxFuture<'static, Result<Box<dyn Watch>, Failure>> {
+    fn watch(&self, name: &LockName) -> BoxFuture<'static, Result<Box<dyn LockWatch>, Failure>> {
         let name = name.clone();
         let begun = self.ask("watch", move |model, state| {
             let (sender, seen) = mpsc::unbounded_channel();
             state.watches.push((name, model.0.runtime.now(), sender));
             seen
         });
-        async move { Ok(Box::new(Watching(begun.await?)) as Box<dyn Watch>) }.boxed()
+        async move { Ok(Box::new(Watching(begun.await?)) as Box<dyn LockWatch>) }.boxed()
     }
 
     fn list(&self, prefix: &str, _from: Cursor) -> BoxFuture<'static, Result<Listed, Failure>> {
@@ -362,10 +363,10 @@ impl Backend for Model {
     }
 }
 
-struct Watching(mpsc::UnboundedReceiver<Seen>);
+struct Watching(mpsc::UnboundedReceiver<WatchNotice>);
 
-impl Watch for Watching {
-    fn next(&mut self) -> BoxFuture<'_, Result<Seen, Failure>> {
+impl LockWatch for Watching {
+    fn next(&mut self) -> BoxFuture<'_, Result<WatchNotice, Failure>> {
         async move {
             let cut = || Failure::Unknown(Failure::cause("the watch was cut"));
             self.0.recv().await.ok_or_else(cut)

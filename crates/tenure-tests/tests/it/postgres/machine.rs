@@ -69,7 +69,7 @@ impl Twins {
             _ => Verb::Release { hold: 1, fence, whose: ReleaseScope::Any },
         };
         self.requests += 1;
-        Op { name: self.name.clone(), rule: LockSpec::Mutex, owner, request: self.requests, verb }
+        Op { name: self.name.clone(), spec: LockSpec::Mutex, owner, request: self.requests, verb }
     }
 
     /// Asks both, one request or several at once, and compares.

@@ -11,7 +11,8 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt};
 use tenure::internals::store::Failure;
 use tenure::internals::store::postgres::{
-    Answered, Change, Connection, Failed, Key, Renewals, Row, Server, Session,
+    LockKey, Renewals, Row, RowChange, Server, ServerConnection, StatementError, StatementResult,
+    StatementSession,
 };
 use tenure::internals::{Moment, Runtime};
 use tokio::sync::{mpsc, oneshot};
@@ -337,7 +338,7 @@ async fn pause(model: &Model) {
 }
 
 impl Server for Model {
-    fn connect<'a>(&'a self, before: Option<&'a str>) -> BoxFuture<'a, Result<Connection, Failure>> {
+    fn connect<'a>(&'a self, before: Option<&'a str>) -> BoxFuture<'a, Result<ServerConnection, Failure>> {
         let (model, before) = (self.clone(), before.map(str::to_owned));
         let (promise, connected) = oneshot::channel();
         let runtime = Arc::clone(&self.0.runtime);
@@ -361,7 +362,7 @@ impl Server for Model {
 
 impl Model {
     /// As `Connector`: it ends the connection before, or opens no new one.
-    async fn dial(self, before: Option<String>) -> Result<Connection, Failure> {
+    async fn dial(self, before: Option<String>) -> Result<ServerConnection, Failure> {
         let failed = |text: &str| Err(Failure::NotSent(Failure::cause(text)));
         let rarely = if self.state().is_calm { 0 } else { self.0.faults.cut + self.0.faults.silent };
         self.sleep(self.delay()).await;
@@ -417,7 +418,7 @@ impl Model {
             let client = model.state().links.get_mut(&of).and_then(|link| link.client.take());
             drop(client);
         });
-        Ok(Connection { session: Arc::new(Line { model: self, label, heard }), messages, over, hangup })
+        Ok(ServerConnection { session: Arc::new(Line { model: self, label, heard }), messages, over, hangup })
     }
 }
 
@@ -443,7 +444,7 @@ impl Line {
         name: &'static str,
         sort: Sort,
         job: impl FnOnce(Model, String) -> BoxFuture<'static, Option<T>> + Send + 'static,
-    ) -> Answered<'static, T> {
+    ) -> StatementResult<'static, T> {
         let (model, label) = (self.model.clone(), self.label.clone());
         async move {
             let (promise, answer) = oneshot::channel();
@@ -452,7 +453,7 @@ impl Line {
                 let cause = Failure::cause("the connection is closed");
                 let failure =
                     if sort == Sort::Writes { Failure::Unknown(cause) } else { Failure::NotSent(cause) };
-                Failed { failure, ends_connection: true }
+                StatementError { failure, ends_connection: true }
             })
         }
         .boxed()
@@ -533,7 +534,7 @@ impl Model {
     }
 }
 
-impl Session for Line {
+impl StatementSession for Line {
     fn label(&self) -> &str {
         &self.label
     }
@@ -542,7 +543,12 @@ impl Session for Line {
         self.heard.load(Ordering::Relaxed)
     }
 
-    fn acquire<'a>(&'a self, key: &'a Key, owner: &'a str, ttl_ms: i64) -> Answered<'a, Option<i64>> {
+    fn acquire<'a>(
+        &'a self,
+        key: &'a LockKey,
+        owner: &'a str,
+        ttl_ms: i64,
+    ) -> StatementResult<'a, Option<i64>> {
         let (key, owner) = (key.clone(), owner.to_owned());
         self.ask("acquire", Sort::Writes, move |model, label| {
             async move {
@@ -555,7 +561,7 @@ impl Session for Line {
         })
     }
 
-    fn release<'a>(&'a self, name: &'a str, owner: &'a str, message: &'a str) -> Answered<'a, bool> {
+    fn release<'a>(&'a self, name: &'a str, owner: &'a str, message: &'a str) -> StatementResult<'a, bool> {
         let (name, owner, message) = (name.to_owned(), owner.to_owned(), message.to_owned());
         self.ask("release", Sort::Writes, move |model, label| {
             async move {
@@ -567,7 +573,7 @@ impl Session for Line {
         })
     }
 
-    fn renew<'a>(&'a self, renewals: &'a Renewals) -> Answered<'a, Vec<(String, i64)>> {
+    fn renew<'a>(&'a self, renewals: &'a Renewals) -> StatementResult<'a, Vec<(String, i64)>> {
         let Renewals { names, owners, ttls_ms } = renewals;
         let renewals = Renewals { names: names.clone(), owners: owners.clone(), ttls_ms: ttls_ms.clone() };
         self.ask("renew", Sort::Writes, move |model, label| {
@@ -576,14 +582,17 @@ impl Session for Line {
         })
     }
 
-    fn read<'a>(&'a self, names: &'a [String], with_records: bool) -> Answered<'a, Vec<Row>> {
+    fn read<'a>(&'a self, names: &'a [String], with_records: bool) -> StatementResult<'a, Vec<Row>> {
         let names = names.to_vec();
         self.ask("read", Sort::Reads, move |model, label| {
             async move { model.step(&label, |table, us, _| table.read(&names, with_records, us)) }.boxed()
         })
     }
 
-    fn write<'a>(&'a self, changes: &'a [(Key, Change)]) -> Answered<'a, std::collections::BTreeSet<String>> {
+    fn write<'a>(
+        &'a self,
+        changes: &'a [(LockKey, RowChange)],
+    ) -> StatementResult<'a, std::collections::BTreeSet<String>> {
         let mut changes = changes.to_vec();
         self.ask("write", Sort::Writes, move |model, label| {
             async move {
@@ -597,14 +606,14 @@ impl Session for Line {
         })
     }
 
-    fn note_listeners<'a>(&'a self, keys: &'a [Key]) -> Answered<'a, ()> {
+    fn note_listeners<'a>(&'a self, keys: &'a [LockKey]) -> StatementResult<'a, ()> {
         let keys = keys.to_vec();
         self.ask("note_listeners", Sort::Writes, move |model, label| {
             async move { model.step(&label, |table, us, _| table.note_listeners(&keys, us)) }.boxed()
         })
     }
 
-    fn listen(&self) -> Answered<'_, ()> {
+    fn listen(&self) -> StatementResult<'_, ()> {
         self.ask("listen", Sort::Reads, |model, label| {
             async move {
                 model.step(&label, |_, _, _| ())?;
@@ -615,14 +624,14 @@ impl Session for Line {
         })
     }
 
-    fn list<'a>(&'a self, prefix: &'a str, after: &'a str) -> Answered<'a, Vec<Row>> {
+    fn list<'a>(&'a self, prefix: &'a str, after: &'a str) -> StatementResult<'a, Vec<Row>> {
         let (prefix, after) = (prefix.to_owned(), after.to_owned());
         self.ask("list", Sort::Reads, move |model, label| {
             async move { model.step(&label, |table, us, _| table.list(&prefix, &after, us)) }.boxed()
         })
     }
 
-    fn sweep<'a>(&'a self, after: &'a str) -> Answered<'a, Option<String>> {
+    fn sweep<'a>(&'a self, after: &'a str) -> StatementResult<'a, Option<String>> {
         let after = after.to_owned();
         self.ask("sweep", Sort::Writes, move |model, label| {
             async move { model.step(&label, |table, us, is_locked| table.sweep(&after, us, is_locked)) }
@@ -630,7 +639,7 @@ impl Session for Line {
         })
     }
 
-    fn ping(&self) -> Answered<'_, ()> {
+    fn ping(&self) -> StatementResult<'_, ()> {
         self.ask("ping", Sort::Reads, |model, label| async move { model.step(&label, |_, _, _| ()) }.boxed())
     }
 }

@@ -208,8 +208,8 @@ fn a_late_write_is_refused(mistake: Mistake) -> Result<(), String> {
     let (store, model, at) = (world.store(0), world.model.clone(), until(&world, 0));
     world.spawn(0, "first", async move {
         let owner: Owner = "o@h:1/00000000000000000000000000000001".parse().expect("an owner");
-        let (name, rule) = (LockName::new("x").expect("a name"), LockSpec::Queue(QueueSpec::FAIR));
-        let op = |verb| Op { name: name.clone(), rule, owner: owner.clone(), request: 1, verb };
+        let (name, spec) = (LockName::new("x").expect("a name"), LockSpec::Queue(QueueSpec::FAIR));
+        let op = |verb| Op { name: name.clone(), spec, owner: owner.clone(), request: 1, verb };
         let (ttl_ms, hold, fence, bind) = (500, 1, Fence::Assign, Liveness::Process);
         let acquire = Verb::Acquire { ttl_ms, hold, fence, wait_ms: None, listens: None, bind };
         store.call(op(acquire), SECONDS(2)).await.map_err(text)?;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tenure::internals::protocol::codec::VERSION;
-use tenure::internals::store::postgres::{Change, Key, RecordColumns, Renewals, Row as Told};
+use tenure::internals::store::postgres::{LockKey, RecordColumns, Renewals, Row as Told, RowChange};
 
 /// A mistake in the text of a statement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -110,7 +110,7 @@ impl Table {
         (!is_held).then_some(Drawn { us, token: us.max(self.lowest + 1) })
     }
 
-    pub(crate) fn acquire(&mut self, key: &Key, owner: &str, ttl_ms: i64, drawn: &Drawn) -> Option<i64> {
+    pub(crate) fn acquire(&mut self, key: &LockKey, owner: &str, ttl_ms: i64, drawn: &Drawn) -> Option<i64> {
         let Drawn { us, token } = *drawn;
         let of_clock = self.mistake == Mistake::TokenOfClock;
         let row = match self.rows.get_mut(&key.name) {
@@ -189,13 +189,13 @@ impl Table {
     }
 
     /// Whether a change comes in time.
-    pub(crate) fn is_in_time(&self, change: &Change, us: i64) -> bool {
+    pub(crate) fn is_in_time(&self, change: &RowChange, us: i64) -> bool {
         change.until_ms as i64 >= us / 1_000 || self.mistake == Mistake::LateWriteTaken
     }
 
     pub(crate) fn write(
         &mut self,
-        changes: &[(Key, Change)],
+        changes: &[(LockKey, RowChange)],
         us: i64,
         is_locked: &dyn Fn() -> bool,
     ) -> BTreeSet<String> {
@@ -232,7 +232,7 @@ impl Table {
         written
     }
 
-    pub(crate) fn note_listeners(&mut self, keys: &[Key], us: i64) {
+    pub(crate) fn note_listeners(&mut self, keys: &[LockKey], us: i64) {
         let ms = us / 1_000;
         for key in keys {
             match self.rows.get_mut(&key.name) {
@@ -329,7 +329,7 @@ impl Table {
     }
 }
 
-fn replace(row: &mut Row, change: &Change) {
+fn replace(row: &mut Row, change: &RowChange) {
     (row.kind, row.value) = change.lock.clone().map(|(kind, value)| (kind.to_owned(), value)).unzip();
     (row.ends, row.fence) = (change.ends_ms as i64, change.fence as i64);
     if let Some(record) = &change.record {

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tenure::internals::protocol::Entry;
+use tenure::internals::protocol::ExpiringValue;
 use tenure::internals::protocol::record::Record;
 use tenure::internals::store::postgres::{
-    Change, Connection, Failed, Key, Postgres, Renewals, Row, Server, Session,
+    LockKey, Postgres, Renewals, Row, RowChange, Server, ServerConnection, StatementError, StatementSession,
 };
 use tenure::internals::{Driver, Runtime};
 use tenure_testkit::setting;
@@ -56,8 +56,8 @@ struct Written {
 
 /// A server, and what was seen of it.
 struct Side {
-    session: Arc<dyn Session>,
-    listening: Connection,
+    session: Arc<dyn StatementSession>,
+    listening: ServerConnection,
     /// All that was read, by name, the newest last.
     seen: BTreeMap<String, Vec<Row>>,
     /// Tokens, and the serial numbers of each row, in the order in which they were seen.
@@ -77,7 +77,8 @@ enum User {
 
 impl Side {
     async fn new(server: &dyn Server, user: User) -> Self {
-        let Connection { session, messages, over, hangup } = server.connect(None).await.expect("a server");
+        let ServerConnection { session, messages, over, hangup } =
+            server.connect(None).await.expect("a server");
         let listening = server.connect(None).await.expect("a server");
         listening.session.listen().await.expect("it listens");
         let (seen, tokens, serials) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
@@ -114,7 +115,7 @@ impl Side {
         format!("{name} {whole:?} {version:?} {kind:?} {value:?} {ends:?} {fence} {serial:?} {record:?}")
     }
 
-    fn change(&self, written: &Written) -> Option<(Key, Change)> {
+    fn change(&self, written: &Written) -> Option<(LockKey, RowChange)> {
         let key = key(written.name);
         let rows = self.seen.get(&key.name)?;
         let row = rows.iter().rev().nth(written.seen).or(rows.last())?;
@@ -131,11 +132,11 @@ impl Side {
             _ => (kind, format!("1 {fence}\n{fence} 1 {ends_ms} {}\n", OWNERS[owner])),
         });
         let value = Record { at_us: 17, value: Arc::from(&b"record"[..]) };
-        let entry = |lives: bool| Entry {
+        let entry = |lives: bool| ExpiringValue {
             value: value.clone(),
             expires_ms: Some(if lives { (now_ms + LEASE_MS) as u64 } else { 1 }),
         };
-        let change = Change {
+        let change = RowChange {
             serial: row.serial,
             ends_hold: written.ends_hold,
             until_ms: if written.is_late { now_ms - 1 } else { now_ms + LEASE_MS } as u64,
@@ -154,7 +155,7 @@ impl Side {
     }
 
     /// What comes of a statement, without what depends on the clock.
-    async fn ask(&mut self, ask: &Ask) -> Result<String, Failed> {
+    async fn ask(&mut self, ask: &Ask) -> Result<String, StatementError> {
         let session = Arc::clone(&self.session);
         Ok(match ask {
             Ask::Acquire { name, owner, ttl_ms } => {
@@ -188,7 +189,7 @@ impl Side {
                 format!("{:?}", session.write(&changes).await?)
             }
             Ask::Await { names } => {
-                let keys: Vec<Key> = names.iter().map(|name| key(*name)).collect();
+                let keys: Vec<LockKey> = names.iter().map(|name| key(*name)).collect();
                 format!("{:?}", session.note_listeners(&keys).await?)
             }
             Ask::List { prefix, after } => {
@@ -229,8 +230,8 @@ impl Side {
     }
 }
 
-fn key(name: usize) -> Key {
-    Key { name: NAMES[name].into(), whole: (name == 3).then(|| "all of it".into()) }
+fn key(name: usize) -> LockKey {
+    LockKey { name: NAMES[name].into(), whole: (name == 3).then(|| "all of it".into()) }
 }
 
 /// What is asked next.

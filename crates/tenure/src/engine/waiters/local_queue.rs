@@ -20,11 +20,11 @@ use futures_util::future::{Either, FutureExt, select};
 
 use super::subscription::{Heard, Subscription};
 use super::wait_queues::{
-    Event, QueuedWaiter, Server, Strategy, WaitHandle, WaitOutcome, WaitQueue, WaitQueues, Waiters,
+    QueueEvent, QueueServer, QueuedWaiter, Strategy, WaitHandle, WaitOutcome, WaitQueue, WaitQueues, Waiters,
 };
 use crate::engine::Engine;
-use crate::engine::acquisition::{Acquisition, Outcome};
-use crate::engine::release::Pending;
+use crate::engine::acquisition::{AcquireOutcome, Acquisition};
+use crate::engine::release::PendingRelease;
 use crate::events::{event, text};
 use crate::moment::Moment;
 use crate::name::LockName;
@@ -122,7 +122,7 @@ impl LocalQueues {
 }
 
 fn key(ask: &Acquisition) -> Key {
-    (ask.name.clone(), ask.rule.kind())
+    (ask.name.clone(), ask.spec.kind())
 }
 
 #[derive(Default)]
@@ -144,7 +144,7 @@ pub(in crate::engine) struct LocalState {
 impl LocalState {
     /// Whether this owner already has the lock: for another of its holds, or because the answer was lost.
     fn has(&self, ask: &Acquisition) -> bool {
-        let bug = if ask.rule == LockSpec::Reentrant { Bug::ReentryInLine } else { Bug::LostGrantInLine };
+        let bug = if ask.spec == LockSpec::Reentrant { Bug::ReentryInLine } else { Bug::LostGrantInLine };
         self.holder.as_ref() == Some(&ask.owner) && !planted(bug)
     }
 }
@@ -211,7 +211,7 @@ pub(in crate::engine) struct AskInTurn {
     is_expected: bool,
     /// Counts as a pending release from before a request until its outcome is known, because the grant is
     /// released if the waiter leaves meanwhile.
-    under_way: Option<Pending>,
+    under_way: Option<PendingRelease>,
 }
 
 impl Strategy for AskInTurn {
@@ -245,7 +245,7 @@ impl Strategy for AskInTurn {
         note.as_ref().filter(|(heard, _)| *heard == known.heard).map(|(_, failure)| failure)
     }
 
-    async fn serve(server: &mut Server<Self>) {
+    async fn serve(server: &mut QueueServer<Self>) {
         server.strategy.under_way = Some(server.engine.pending_releases.add(&server.engine));
         if let Some((number, ask)) = server.wait_queue.next() {
             server.ask_for(number, &ask).await;
@@ -256,7 +256,7 @@ impl Strategy for AskInTurn {
     }
 
     /// Passes on the wake-up if the store wakes only this process.
-    fn rest(server: &mut Server<Self>) {
+    fn rest(server: &mut QueueServer<Self>) {
         if std::mem::take(&mut server.strategy.is_expected) {
             server.subscription.rest();
         }
@@ -264,8 +264,8 @@ impl Strategy for AskInTurn {
 
     /// The next waiter sends a request anyway. A task that does not wait may have sent one meanwhile, which
     /// the store counts as waiting.
-    fn hear(server: &mut Server<Self>, event: Event<Infallible>) {
-        if let Event::Heard(Heard::Message(_)) = event {
+    fn hear(server: &mut QueueServer<Self>, event: QueueEvent<Infallible>) {
+        if let QueueEvent::Heard(Heard::Message(_)) = event {
             server.subscription.rest();
         }
     }
@@ -275,7 +275,7 @@ impl Strategy for AskInTurn {
     }
 }
 
-impl Server<AskInTurn> {
+impl QueueServer<AskInTurn> {
     /// One request for a waiter, and the sleep after it.
     async fn ask_for(&mut self, number: u64, ask: &Acquisition) {
         if !planted(Bug::ListenAfterAsking) {
@@ -289,20 +289,20 @@ impl Server<AskInTurn> {
         }
         // On a quorum, two clients may each have the members that the other lacks; without a pause they would
         // retry in alternation for ever.
-        let is_out_of_turn = ask.rule == LockSpec::Mutex && self.wait_queue.queue().known.has(ask);
+        let is_out_of_turn = ask.spec == LockSpec::Mutex && self.wait_queue.queue().known.has(ask);
         let sent = self.engine.now();
         let asked = ask.once(true, None, sent).await;
         self.strategy.hop = self.engine.now().since(sent);
-        self.strategy.is_expected = !matches!(asked, Outcome::Held(..) | Outcome::Lapsed(_));
+        self.strategy.is_expected = !matches!(asked, AcquireOutcome::Held(..) | AcquireOutcome::Lapsed(_));
         if planted(Bug::ListenAfterAsking) {
             self.listen(ask).await;
         }
-        let is_heard = !matches!(asked, Outcome::Silent(_));
+        let is_heard = !matches!(asked, AcquireOutcome::Silent(_));
         if is_heard {
             self.wait_queue.heard();
         }
         let pause = match asked {
-            Outcome::Held(held, _) | Outcome::Lapsed(held) => {
+            AcquireOutcome::Held(held, _) | AcquireOutcome::Lapsed(held) => {
                 self.note_turn(&ask.owner);
                 let left = held.lease.lapses_at().since(self.engine.now());
                 if !self.wait_queue.answer(number, Ok(WaitOutcome::Held(held))) && planted(Bug::WakeSwallowed)
@@ -314,7 +314,7 @@ impl Server<AskInTurn> {
                 }
                 left.min(CAP)
             }
-            Outcome::Busy { holder, left_ms } => {
+            AcquireOutcome::Busy { holder, left_ms } => {
                 let owner = parse_value(&holder).map(|(owner, _)| owner);
                 if owner.is_none() || owner != self.strategy.granted {
                     (self.strategy.streak, self.strategy.untaken) = (0, 0);
@@ -326,12 +326,12 @@ impl Server<AskInTurn> {
                 self.pause(ask, &holder, left_ms)
             }
             // Kinds without a queue never answer this.
-            Outcome::Waiting(_) => CAP,
-            Outcome::Refused(error) => {
+            AcquireOutcome::Waiting(_) => CAP,
+            AcquireOutcome::Refused(error) => {
                 self.wait_queue.answer(number, Err(error));
                 return;
             }
-            Outcome::Silent(failure) => {
+            AcquireOutcome::Silent(failure) => {
                 self.note_silence(&failure);
                 self.next_backoff()
             }
@@ -384,7 +384,7 @@ impl Server<AskInTurn> {
         let within = ask.options.op_timeout;
         self.subscription = Subscription::Connecting(self.engine.store.listen_to_ask(
             self.wait_queue.name(),
-            ask.rule,
+            ask.spec,
             within,
         ));
         let mut timer = self.engine.runtime.sleep_until(self.engine.now() + SUBSCRIBE.min(within));
@@ -451,19 +451,19 @@ impl Server<AskInTurn> {
         let mut timer = self.engine.runtime.sleep_until(until);
         loop {
             match self.event(&mut timer).await {
-                Event::Notified => break,
+                QueueEvent::Notified => break,
                 // The message about this process's own release, which the next request already followed.
-                Event::Heard(Heard::Message(Notification::Free { by: Some(by) }))
+                QueueEvent::Heard(Heard::Message(Notification::Free { by: Some(by) }))
                     if self.wait_queue.queue().known.departed.as_ref() == Some(&by) => {}
-                Event::Heard(Heard::Message(_) | Heard::Open) => break,
-                Event::Heard(Heard::Over(None)) => {
+                QueueEvent::Heard(Heard::Message(_) | Heard::Open) => break,
+                QueueEvent::Heard(Heard::Over(None)) => {
                     let pause = self.next_backoff();
                     timer = self.engine.runtime.sleep_until(self.engine.now() + pause);
                 }
                 // The timer is already capped for the unsubscribed case.
-                Event::Heard(Heard::Over(Some(failure))) => self.log_subscribe_error(&failure),
-                Event::Answered(never) => match never {},
-                Event::Time => return,
+                QueueEvent::Heard(Heard::Over(Some(failure))) => self.log_subscribe_error(&failure),
+                QueueEvent::Answered(never) => match never {},
+                QueueEvent::Time => return,
             }
         }
         self.attempt = 0;
@@ -500,9 +500,9 @@ mod tests {
         let mut places = Vec::new();
         for _ in 0..waiters + TURNS {
             let meter = engine.metrics.meter(&options.groups, &name, &name, LockSpec::Mutex);
-            let (name, rule, owner, options) = (&name, LockSpec::Mutex, None, &options);
+            let (name, spec, owner, options) = (&name, LockSpec::Mutex, None, &options);
             let ask =
-                Acquisition::new(Wanted { engine, name, rule, owner, options, meter, wait: Wait::Forever });
+                Acquisition::new(Wanted { engine, name, spec, owner, options, meter, wait: Wait::Forever });
             places.push(queues.join(engine, &Arc::new(ask), None));
         }
         let others = places.split_off(TURNS as usize);

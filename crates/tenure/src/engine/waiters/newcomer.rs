@@ -1,10 +1,9 @@
 //! An acquisition that requests a ticket in a queue with an open subscription.
 
-use std::sync::{Mutex, PoisonError};
-
 use crate::planted::{Bug, planted};
 use crate::protocol::Listening;
 use crate::store::Station;
+use crate::sync::Locked;
 
 /// Keeps the subscription open until dropped.
 pub(in crate::engine) struct Newcomer {
@@ -38,12 +37,12 @@ impl Drop for Newcomer {
 /// The newcomer of an acquisition, from its request until it waits in the queue. A request without an answer
 /// may still be executed, so the subscription is kept until the next request.
 #[derive(Default)]
-pub(in crate::engine) struct NewcomerSlot(Mutex<Option<Newcomer>>);
+pub(in crate::engine) struct NewcomerSlot(Locked<Option<Newcomer>>);
 
 impl NewcomerSlot {
     /// Replaces the previous one.
     pub(in crate::engine) fn set(&self, newcomer: Option<Newcomer>) {
-        let mut slot = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = self.0.lock();
         let before = std::mem::replace(&mut *slot, newcomer);
         drop(slot);
         drop(before);

@@ -20,7 +20,7 @@ use futures_util::stream::{FuturesUnordered, Stream};
 use super::newcomer::Newcomer;
 use super::subscription::{Heard, Subscription};
 use super::wait_queues::{
-    Event, QueuedWaiter, Server, Strategy, WaitHandle, WaitOutcome, WaitQueues, Waiters, earlier,
+    QueueEvent, QueueServer, QueuedWaiter, Strategy, WaitHandle, WaitOutcome, WaitQueues, Waiters, earlier,
 };
 use crate::engine::Engine;
 use crate::engine::acquisition::{Acquisition, Waiting};
@@ -189,7 +189,7 @@ impl Strategy for KeepPlaces {
         known.newcomers > 0
     }
 
-    async fn serve(server: &mut Server<Self>) {
+    async fn serve(server: &mut QueueServer<Self>) {
         server.listen();
         let until = server.refresh_due();
         let mut timer = server.engine.runtime.sleep_until(until);
@@ -198,16 +198,16 @@ impl Strategy for KeepPlaces {
     }
 
     /// Each waiter's acquisition releases its own ticket.
-    fn rest(_server: &mut Server<Self>) {}
+    fn rest(_server: &mut QueueServer<Self>) {}
 
-    fn hear(server: &mut Server<Self>, event: Event<Refreshed>) {
+    fn hear(server: &mut QueueServer<Self>, event: QueueEvent<Refreshed>) {
         match event {
-            Event::Notified => server.hand_out_early(),
-            Event::Time => {}
-            Event::Heard(Heard::Open) => server.hears_from_now(),
-            Event::Heard(Heard::Message(message)) => server.hear(message),
-            Event::Heard(Heard::Over(failure)) => server.hears_no_more(failure),
-            Event::Answered(refreshed) => {
+            QueueEvent::Notified => server.hand_out_early(),
+            QueueEvent::Time => {}
+            QueueEvent::Heard(Heard::Open) => server.hears_from_now(),
+            QueueEvent::Heard(Heard::Message(message)) => server.hear(message),
+            QueueEvent::Heard(Heard::Over(failure)) => server.hears_no_more(failure),
+            QueueEvent::Answered(refreshed) => {
                 server.judge(refreshed);
                 server.hand_out_early();
             }
@@ -219,14 +219,14 @@ impl Strategy for KeepPlaces {
     }
 }
 
-impl Server<KeepPlaces> {
+impl QueueServer<KeepPlaces> {
     fn listen(&mut self) {
         if !self.subscription.is_idle() || self.engine.now() < self.strategy.listen_at {
             return;
         }
-        if let Some((rule, within)) = self.first(|ask| (ask.rule, ask.options.op_timeout)) {
+        if let Some((spec, within)) = self.first(|ask| (ask.spec, ask.options.op_timeout)) {
             let (store, client) = (&self.engine.store, self.engine.owners.client());
-            let opening = store.listen_for_turns(&self.wait_queue.key, rule, client, within);
+            let opening = store.listen_for_turns(&self.wait_queue.key, spec, client, within);
             self.subscription = Subscription::Connecting(opening);
         }
     }
@@ -288,14 +288,14 @@ impl Server<KeepPlaces> {
                 let owners: Arc<[Owner]> = waiters().map(|waiter| waiter.ask.owner.clone()).collect();
                 let wait = waiters().map(|waiter| waiter.note.wait).max()?;
                 let ask = &waiters().next()?.ask;
-                Some((tickets.to_vec(), owners, ask.rule, wait, ask.options.op_timeout))
+                Some((tickets.to_vec(), owners, ask.spec, wait, ask.options.op_timeout))
             })
             .collect();
         drop(queue);
-        for (tickets, owners, rule, wait, within) in batches {
+        for (tickets, owners, spec, wait, within) in batches {
             self.strategy.asked.extend(&tickets);
             let verb = Verb::Refresh { owners: Arc::clone(&owners), wait_ms: lease::millis(wait), listens };
-            self.ask(tickets, rule, owners[0].clone(), verb, wait, within);
+            self.ask(tickets, spec, owners[0].clone(), verb, wait, within);
         }
         until
     }
@@ -303,7 +303,7 @@ impl Server<KeepPlaces> {
     fn ask(
         &mut self,
         tickets: Vec<u64>,
-        rule: LockSpec,
+        spec: LockSpec,
         owner: Owner,
         verb: Verb,
         first: Duration,
@@ -313,7 +313,7 @@ impl Server<KeepPlaces> {
         self.strategy.under_way.push(
             async move {
                 let sent = engine.now();
-                let answer = engine.call(&Call::new(&name, rule, &owner, verb), sent, within).await;
+                let answer = engine.call(&Call::new(&name, spec, &owner, verb), sent, within).await;
                 Refreshed { tickets, sent, first, answer }
             }
             .boxed(),
@@ -469,7 +469,7 @@ impl Server<KeepPlaces> {
             } else {
                 Verb::Renew { ttl_ms, hold, bind: None, weight: None }
             };
-            self.ask(vec![ticket], ask.rule, ask.owner.clone(), verb, ttl, within);
+            self.ask(vec![ticket], ask.spec, ask.owner.clone(), verb, ttl, within);
         } else {
             return false;
         }

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, MutexGuard};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -15,18 +15,18 @@ use tokio::sync::{Notify, oneshot};
 use super::subscription::{Heard, Subscription};
 use crate::engine::acquisition::Acquisition;
 use crate::engine::hold::Hold;
-use crate::engine::lease::lock;
 use crate::engine::{Engine, backoff};
 use crate::error::Result;
 use crate::events::{event, text};
 use crate::moment::Moment;
 use crate::name::LockName;
 use crate::store::Failure;
+use crate::sync::Locked;
 
 /// The waiters of one lock.
 pub(in crate::engine) struct WaitQueue<S: Strategy> {
     pub(super) key: S::Key,
-    queue: Mutex<Waiters<S>>,
+    queue: Locked<Waiters<S>>,
     /// Wakes the task that serves the queue.
     pub(super) notify: Notify,
 }
@@ -81,7 +81,7 @@ impl<S: Strategy> QueuedWaiter<S> {
 
 impl<S: Strategy> WaitQueue<S> {
     pub(super) fn queue(&self) -> MutexGuard<'_, Waiters<S>> {
-        lock(&self.queue)
+        self.queue.lock()
     }
 
     /// Ends the wait of this number; false if the waiter has left.
@@ -111,17 +111,17 @@ impl<S: Strategy> WaitQueue<S> {
     }
 }
 
-pub(in crate::engine) struct WaitQueues<S: Strategy>(Mutex<BTreeMap<S::Key, Arc<WaitQueue<S>>>>);
+pub(in crate::engine) struct WaitQueues<S: Strategy>(Locked<BTreeMap<S::Key, Arc<WaitQueue<S>>>>);
 
 impl<S: Strategy> Default for WaitQueues<S> {
     fn default() -> Self {
-        Self(Mutex::default())
+        Self(Locked::default())
     }
 }
 
 impl<S: Strategy> WaitQueues<S> {
     pub(super) fn all(&self) -> MutexGuard<'_, BTreeMap<S::Key, Arc<WaitQueue<S>>>> {
-        lock(&self.0)
+        self.0.lock()
     }
 
     /// Joins a wait queue, opening it if necessary. `enter` chooses the number, before the queue can be
@@ -139,7 +139,7 @@ impl<S: Strategy> WaitQueues<S> {
             let mut wait_queues = self.all();
             let wait_queue = Arc::clone(wait_queues.entry(key.clone()).or_insert_with(|| {
                 let wait_queue = WaitQueue::new(key);
-                server = Some(Server::<S>::new(engine, &wait_queue));
+                server = Some(QueueServer::<S>::new(engine, &wait_queue));
                 wait_queue
             }));
             let mut queue = wait_queue.queue();
@@ -197,7 +197,7 @@ impl<S: Strategy> WaitQueue<S> {
     pub(super) fn new(key: S::Key) -> Arc<Self> {
         let queue =
             Waiters { waiters: BTreeMap::new(), silence: None, is_closed: false, known: S::Known::default() };
-        Arc::new(Self { key, queue: Mutex::new(queue), notify: Notify::new() })
+        Arc::new(Self { key, queue: Locked::new(queue), notify: Notify::new() })
     }
 }
 
@@ -276,20 +276,20 @@ pub(in crate::engine) trait Strategy: Default + Send + 'static {
     }
 
     /// Called while there are waiters: sends what is due, and sleeps until there is news.
-    fn serve(server: &mut Server<Self>) -> impl Future<Output = ()> + Send;
+    fn serve(server: &mut QueueServer<Self>) -> impl Future<Output = ()> + Send;
 
     /// Called when the last waiter has left.
-    fn rest(server: &mut Server<Self>);
+    fn rest(server: &mut QueueServer<Self>);
 
     /// Handles an event while there are no waiters.
-    fn hear(server: &mut Server<Self>, event: Event<Self::Answer>);
+    fn hear(server: &mut QueueServer<Self>, event: QueueEvent<Self::Answer>);
 
     /// Polls for an answer to a request in flight.
     fn poll_answer(&mut self, context: &mut Context<'_>) -> Poll<Self::Answer>;
 }
 
 /// Serves one queue.
-pub(in crate::engine) struct Server<S: Strategy> {
+pub(in crate::engine) struct QueueServer<S: Strategy> {
     pub(super) engine: Arc<Engine>,
     pub(super) wait_queue: Arc<WaitQueue<S>>,
     pub(super) subscription: Subscription,
@@ -299,7 +299,7 @@ pub(in crate::engine) struct Server<S: Strategy> {
 }
 
 /// What ends a sleep.
-pub(in crate::engine) enum Event<A> {
+pub(in crate::engine) enum QueueEvent<A> {
     /// The queue has changed.
     Notified,
     /// The subscription has news.
@@ -310,14 +310,14 @@ pub(in crate::engine) enum Event<A> {
     Time,
 }
 
-impl<S: Strategy> Drop for Server<S> {
+impl<S: Strategy> Drop for QueueServer<S> {
     /// However the task ends, even by a panic of a task that it wakes.
     fn drop(&mut self) {
         S::queues(&self.engine).abandon(&self.wait_queue);
     }
 }
 
-impl<S: Strategy> Server<S> {
+impl<S: Strategy> QueueServer<S> {
     pub(super) fn new(engine: &Arc<Engine>, wait_queue: &Arc<WaitQueue<S>>) -> Self {
         Self {
             engine: Arc::clone(engine),
@@ -355,28 +355,28 @@ impl<S: Strategy> Server<S> {
                 return true;
             }
             match self.event(&mut timer).await {
-                Event::Time if S::queues(&self.engine).retire(&self.wait_queue) => return false,
-                Event::Time => {}
+                QueueEvent::Time if S::queues(&self.engine).retire(&self.wait_queue) => return false,
+                QueueEvent::Time => {}
                 event => S::hear(self, event),
             }
         }
     }
 
     /// The first event. Polls in a fixed order, so that a seed replays.
-    pub(super) async fn event(&mut self, timer: &mut BoxFuture<'static, ()>) -> Event<S::Answer> {
+    pub(super) async fn event(&mut self, timer: &mut BoxFuture<'static, ()>) -> QueueEvent<S::Answer> {
         let Self { wait_queue, subscription, strategy, .. } = self;
         let mut notify = pin!(wait_queue.notify.notified());
         poll_fn(|context| {
             if notify.as_mut().poll(context).is_ready() {
-                return Poll::Ready(Event::Notified);
+                return Poll::Ready(QueueEvent::Notified);
             }
             if let Poll::Ready(heard) = subscription.poll(context) {
-                return Poll::Ready(Event::Heard(heard));
+                return Poll::Ready(QueueEvent::Heard(heard));
             }
             if let Poll::Ready(answer) = strategy.poll_answer(context) {
-                return Poll::Ready(Event::Answered(answer));
+                return Poll::Ready(QueueEvent::Answered(answer));
             }
-            timer.poll_unpin(context).map(|()| Event::Time)
+            timer.poll_unpin(context).map(|()| QueueEvent::Time)
         })
         .await
     }

@@ -46,7 +46,7 @@ impl ReferenceModel {
             (Verb::Release { whose: ReleaseScope::Any, .. }, Answer::Found(_)) => {
                 self.force(at, name, |place| place.holds);
             }
-            (Verb::Resize, Answer::Resized) => self.resized(name, executed.op.rule),
+            (Verb::Resize, Answer::Resized) => self.resized(name, executed.op.spec),
             (Verb::Acquire { .. }, Answer::Busy { .. }) => self.check_refused(at, executed),
             (
                 Verb::Renew { .. } | Verb::Release { whose: ReleaseScope::Own, .. },
@@ -206,8 +206,8 @@ impl ReferenceModel {
     }
 
     /// As much may hold now.
-    fn resized(&mut self, name: &LockName, rule: LockSpec) {
-        if let (Some(lock), Some(capacity)) = (self.locks.get_mut(name), rule.capacity()) {
+    fn resized(&mut self, name: &LockName, spec: LockSpec) {
+        if let (Some(lock), Some(capacity)) = (self.locks.get_mut(name), spec.capacity()) {
             lock.capacity = capacity;
         }
     }
