@@ -1,4 +1,4 @@
-//! `tenure acquire`, `renew` and `verify`: a lock that outlives the processes that ask for it.
+//! `tenure acquire`, `renew` and `verify`: locks that outlive the process that acquires them.
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
@@ -14,7 +14,7 @@ use crate::store::{self, Terms};
 use crate::wanted::Wanted;
 use crate::{asked, clock, descriptor, keep, launch, take, work};
 
-/// Takes a lock and prints its owner; returns the code to exit with.
+/// Acquires a lock and prints its owner; returns the exit code.
 pub(crate) fn acquire(args: &Acquire) -> u8 {
     let voice = args.request.voice();
     asked::with_timers(voice, take_and_leave(args, voice))
@@ -23,7 +23,7 @@ pub(crate) fn acquire(args: &Acquire) -> u8 {
 async fn take_and_leave(args: &Acquire, voice: Voice) -> Result<u8, Failure> {
     let request = &args.request;
     refuse_reentrant(&request.kind)?;
-    // Before a lock is taken that could not be kept.
+    // Fail before a lock is acquired that could not be kept.
     args.while_pid.map(keep::process).transpose()?;
     args.fd.map(descriptor::check).transpose()?;
     let is_silent = args.fd.is_some() && !args.json;
@@ -40,7 +40,7 @@ async fn take_and_leave(args: &Acquire, voice: Voice) -> Result<u8, Failure> {
     };
     let guard = guards.into_guards().pop().expect("one lock was asked for");
     let token = guard.fence();
-    // It is renewed once more when it is detached, and so ends no sooner.
+    // Detaching renews once more, so the lease ends no sooner than that.
     let deadline_ms = millis(clock::unix() + guard.remaining());
     let owner = guard.detach().await?;
     let kept = match args.fd {
@@ -65,14 +65,14 @@ async fn take_and_leave(args: &Acquire, voice: Voice) -> Result<u8, Failure> {
         false => format!("{owner}\n"),
     };
     if let Err(error) = output::print_all(line) {
-        // No one knows the owner: without it the lock could not be released.
+        // Nobody knows the owner, so the lock could not be released.
         give_back(&locks, &request.name, &owner).await?;
         return Err(Failure::own("cannot print the owner; the lock was released", &error));
     }
     Ok(0)
 }
 
-/// A hold of a reentrant mutex is counted, and an owner may have several.
+/// Holds of a reentrant mutex are counted, and an owner may have several.
 fn refuse_reentrant(kind: &Kind) -> Result<(), Failure> {
     if !kind.reentrant {
         return Ok(());
@@ -93,7 +93,7 @@ async fn give_back(locks: &Locks, name: &str, owner: &Owner) -> Result<(), Failu
     Ok(())
 }
 
-/// Starts the process that keeps the lock, and waits until it does.
+/// Starts the keeper process, and waits until it has taken over.
 fn start_keeper(args: &Acquire, owner: &Owner) -> Result<(), Failure> {
     let request = &args.request;
     let mut renewing = launch::again();
@@ -102,7 +102,7 @@ fn start_keeper(args: &Acquire, owner: &Owner) -> Result<(), Failure> {
     renewing.args(args.while_pid.map(|pid| format!("--while-pid={pid}")));
     renewing.args(args.fd.map(|fd| format!("--fd={fd}")));
     renewing.args(["--", &request.name]);
-    // Not an argument, which every user of the machine can read: it may have a password.
+    // Not as an argument, which every user of the machine can read: it may contain a password.
     renewing.env(store::STORE_URL, store::url_with(&request.store, take::terms(request))?);
     renewing.env_remove(store::STORE_FILE);
     renewing.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -123,7 +123,7 @@ fn start_keeper(args: &Acquire, owner: &Owner) -> Result<(), Failure> {
     }
 }
 
-/// Extends the lease of a hold; returns the code to exit with.
+/// Renews the lease of a hold; returns the exit code.
 pub(crate) async fn renew(args: &Renew) -> Result<u8, Failure> {
     let owner: Owner = args.owner.parse()?;
     let terms = Terms { acks: args.acks.replicas, ..Terms::default() };
@@ -147,7 +147,7 @@ pub(crate) async fn renew(args: &Renew) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Asks whether this owner holds the lock; returns the code to exit with.
+/// Checks whether this owner holds the lock; returns the exit code.
 pub(crate) async fn verify(args: &Verify) -> Result<u8, Failure> {
     let owner: Owner = args.owner.parse()?;
     let locks = store::open_existing(&args.store).await?;
@@ -164,10 +164,10 @@ pub(crate) async fn verify(args: &Verify) -> Result<u8, Failure> {
     }
 }
 
-/// Releases what this owner holds; returns the code to exit with.
+/// Releases this owner's hold; returns the exit code.
 pub(crate) async fn release(locks: &Locks, name: &str, owner: &str) -> Result<u8, Failure> {
     let owner: Owner = owner.parse()?;
-    // A release that is not answered leaves the lock until its lease ends: the shortest will do.
+    // An unanswered release leaves the lock held until its lease ends, so use the shortest lease.
     let locks = locks.with(|options| options.ttl(Duration::from_secs(1)))?;
     let Some(guard) = locks.resume(name, &owner).await? else {
         return Err(not_held(name, &owner)?);

@@ -1,8 +1,7 @@
-//! The runs above this one: a run that waits for a lock which one of them holds may wait for
-//! itself.
+//! The runs above this one: a run that waits for a lock held by one of them may wait for itself.
 //!
-//! Each run tells its command the owners of its locks in `TENURE_HELD`, behind those that it was
-//! told. Owners are unique, so the store says whether such a lock is still held.
+//! Each run passes the owners of its locks to its command in `TENURE_HELD`, appended to those it received.
+//! Owners are unique, so the store tells whether such a lock is still held.
 
 use std::env;
 
@@ -13,20 +12,20 @@ use crate::wanted::Wanted;
 
 const HELD: &str = "TENURE_HELD";
 
-/// The variable for the command, and its value: all owners above it.
+/// The environment variable for the command, with all owners above it.
 pub(crate) fn held<'a>(owners: impl Iterator<Item = &'a Owner>) -> (&'static str, String) {
     let mut all: Vec<String> = above().iter().map(Owner::to_string).collect();
     all.extend(owners.map(Owner::to_string));
     (HELD, all.join(" "))
 }
 
-/// The owners of all that is held by the runs above this one.
+/// The owners of everything held by the runs above this one.
 pub(crate) fn above() -> Vec<Owner> {
     let held = env::var(HELD).unwrap_or_default();
     held.split(' ').filter_map(|owner| owner.parse().ok()).collect()
 }
 
-/// The locks that this run cannot get as long as the runs above it go on, as far as the store says.
+/// The locks that this run cannot get before the runs above it end, as far as the store tells.
 pub(crate) async fn hold(wanted: &Wanted<'_>) -> Vec<Status> {
     let kind = &wanted.request.kind;
     let above = above();

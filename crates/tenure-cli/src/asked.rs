@@ -1,4 +1,4 @@
-//! Asks a store something for a subcommand, and says why that failed.
+//! Runs a subcommand's requests, and reports failures.
 
 use std::fmt::Display;
 
@@ -6,7 +6,7 @@ use crate::exit::{self, Failure};
 use crate::output::Voice;
 use crate::{limits, output, reaper, warnings};
 
-/// Asks without timers, and says what the library warns of; returns the code to exit with.
+/// Runs requests without timers, and prints the library's warnings; returns the exit code.
 pub(crate) fn once(question: impl Future<Output = Result<u8, Failure>>) -> u8 {
     let _printer = warnings::say(false);
     limits::check().and_then(|()| tenure::block_on(question)).unwrap_or_else(|failure| {
@@ -15,11 +15,11 @@ pub(crate) fn once(question: impl Future<Output = Result<u8, Failure>>) -> u8 {
     })
 }
 
-/// Asks with the timers and signals of this program, and speaks in this voice.
+/// Runs requests with timers and signals; returns the exit code.
 pub(crate) fn with_timers(voice: Voice, question: impl Future<Output = Result<u8, Failure>>) -> u8 {
     let _printer = (!voice.quiet).then(|| warnings::say(voice.verbose));
-    // All on this thread: the kernel kills the command of a run when the *thread* that started it
-    // dies, and this one lives longest.
+    // Single-threaded: the kernel kills a run's command when the *thread* that started it ends, and the main
+    // thread lives longest.
     let code = limits::check().and_then(|()| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| Failure::own("cannot start", &error))?;
@@ -38,7 +38,7 @@ pub(crate) fn with_timers(voice: Voice, question: impl Future<Output = Result<u8
     })
 }
 
-/// Prints a text that needs no store. Returns the code to exit with.
+/// Prints a text without using a store; returns the exit code.
 pub(crate) fn nothing_but(text: impl Display) -> u8 {
     match output::print(text) {
         Ok(()) => 0,

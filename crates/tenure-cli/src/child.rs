@@ -1,4 +1,4 @@
-//! The command under the lock: one process that we started, and the group it leads.
+//! The command under the lock: a child process, and the group it leads.
 
 use std::io::{self, Write};
 use std::process::ExitStatus;
@@ -22,10 +22,10 @@ pub(crate) struct Child {
 }
 
 impl Child {
-    /// Starts the command, which does not run before its watchdog is there.
+    /// Starts the command, which does not run before its watchdog does.
     pub(crate) fn start(launch: Launch, brief: &Brief, deadline: Deadline) -> io::Result<Self> {
         let Launch { mut command, gate, mut opener, leads } = launch;
-        // The command first: until it comes to its gate, the watchdog is there.
+        // Spawn the command first: by the time it reaches its gate, the watchdog is running.
         let mut process = command.spawn()?;
         drop((command, gate));
         let _claim = Claim::of(&process);
@@ -43,7 +43,7 @@ impl Child {
         self.group.command()
     }
 
-    /// Sends a signal to the whole group, and to the command itself if it has left that.
+    /// Signals the whole group, and the command itself if it has left the group.
     pub(crate) fn signal(&self, signal: Signal) {
         self.group.signal(signal);
     }
@@ -53,32 +53,31 @@ impl Child {
         self.watchdog.has_told()
     }
 
-    /// It will be killed then, by the watchdog if not by this process.
+    /// Sets when it is killed, by the watchdog if not by this process.
     pub(crate) fn kill_at(&mut self, at: Duration) {
         self.watchdog.kill_at(at);
     }
 
-    /// The signal that stopped it, told once for each stop.
+    /// The signal that stopped it, reported once per stop.
     pub(crate) fn stopped(&self) -> Option<Signal> {
         let seen = waitid(WaitId::Pid(self.group()), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG);
         seen.ok().flatten()?.stopping_signal().and_then(Signal::from_named_raw)
     }
 
-    /// Whether it has ended. It stays a zombie, so that the system gives neither its number nor its
-    /// group's to another process.
+    /// Whether it has ended. It stays a zombie, so that the kernel reuses neither its pid nor its group id.
     pub(crate) fn has_ended(&self) -> bool {
         let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         self.reaped || !matches!(waitid(WaitId::Pid(self.group()), look), Ok(None))
     }
 
-    /// How it ended.
+    /// Reaps it and returns its exit status.
     pub(crate) fn status(&mut self) -> io::Result<ExitStatus> {
         self.watchdog.stand_down();
         self.reaped = true;
         self.process.wait()
     }
 
-    /// Whether its group is empty. Only after [`status`](Self::status): a zombie counts.
+    /// Whether its group is empty. Only after [`status`](Self::status), because a zombie counts.
     pub(crate) fn group_is_empty(&self) -> bool {
         self.group.is_empty()
     }

@@ -1,4 +1,4 @@
-//! The clock of leases: it runs on while the machine sleeps.
+//! The clock of leases, which keeps running while the machine is suspended.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ pub(crate) fn now() -> Duration {
     Duration::try_from(now).expect("time since boot is not negative")
 }
 
-/// Time since 1970, for people.
+/// Time since 1970, for display.
 pub(crate) fn unix() -> Duration {
     let now = clock_gettime(ClockId::Realtime);
     Duration::try_from(now).unwrap_or(Duration::ZERO)

@@ -1,4 +1,4 @@
-//! Reads the command line, after the configuration files, and says what is wrong with it.
+//! Reads the command line after the configuration files, and reports errors.
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
@@ -10,14 +10,13 @@ use clap::{CommandFactory, FromArgMatches};
 use crate::cli::{Cli, KEEP};
 use crate::{asked, config, exit, output};
 
-/// Reads the command line. What is wrong with it is said in one line, which is followed by the code
-/// to exit with.
+/// Reads the command line. On error, prints one line and returns the exit code.
 pub(crate) fn read() -> Result<Cli, u8> {
     let words: Vec<_> = std::env::args_os().collect();
     let definition = Cli::command();
     let parsed = definition.clone().try_get_matches_from(&words).and_then(|matches| {
-        // What needs no store works with any configuration file, and the process that keeps a lock
-        // is told everything.
+        // Verbs without a store work with any configuration file, and the keeper process gets everything as
+        // arguments.
         let verb = matches.subcommand_name().unwrap_or_default();
         if [KEEP, "completions", "man", "fence"].contains(&verb) {
             return Cli::from_arg_matches(&matches);
@@ -52,11 +51,10 @@ pub(crate) fn read() -> Result<Cli, u8> {
     })
 }
 
-/// Columns of the help.
+/// Width of the help, in columns.
 const COLUMNS: usize = 100;
 
-/// The help in lines of so many columns. A line that goes on is indented as its last column of
-/// text.
+/// Wraps the help at `COLUMNS`. Continuation lines are aligned with the last column of text.
 fn wrapped(text: &str) -> String {
     let mut lines = String::with_capacity(text.len());
     for line in text.split_inclusive('\n') {
@@ -77,8 +75,8 @@ fn wrapped(text: &str) -> String {
     lines
 }
 
-/// Where the text of a line begins: behind its first gap, as in a list of options, or where it
-/// starts.
+/// Where the text of a line begins: after its first gap, as in a list of options, otherwise after its
+/// indentation.
 fn indent(line: &str) -> usize {
     let margin = line.len() - line.trim_start_matches(' ').len();
     let gap = line[margin..].find("  ").filter(|_| margin > 0).map(|gap| margin + gap);
@@ -87,7 +85,7 @@ fn indent(line: &str) -> usize {
     if indent < COLUMNS / 2 { indent } else { margin }
 }
 
-/// How many columns a text takes, without the sequences that colour it.
+/// Display width of a text, without colour sequences.
 fn width(text: &str) -> usize {
     let mut is_colour = false;
     let visible = text.chars().filter(|char| {
@@ -98,12 +96,12 @@ fn width(text: &str) -> usize {
     visible.count()
 }
 
-/// The first paragraph of an error of clap's: what is wrong, and what was probably meant.
+/// The first paragraph of a clap error: what is wrong, and the suggestion.
 fn one_line(error: &clap::Error, words_given: &[OsString]) -> String {
     let text = error.to_string();
     let first = text.strip_prefix("error: ").unwrap_or(&text);
     let words: Vec<&str> = first.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
-    // Of what was meant, if that is known.
+    // Name the verb that was used, if it is known.
     let command = Cli::command();
     let meant = words_given.get(1).and_then(|word| command.find_subcommand(word));
     let meant = meant.map_or_else(String::new, |command| format!(" {}", command.get_name()));
@@ -111,7 +109,7 @@ fn one_line(error: &clap::Error, words_given: &[OsString]) -> String {
     format!("{}{similar}; `tenure{meant} --help` says more", words.join(" "))
 }
 
-/// The flag, verb or value that one was probably mistaken for.
+/// The flag, verb or value that was probably meant.
 fn similar(error: &clap::Error) -> String {
     let kinds = [ContextKind::SuggestedSubcommand, ContextKind::SuggestedArg, ContextKind::SuggestedValue];
     let meant = kinds.into_iter().find_map(|kind| match error.get(kind)? {

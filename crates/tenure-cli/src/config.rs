@@ -1,5 +1,4 @@
-//! `tenure.toml`: what the command line need not say. It is read before the command line, whose
-//! flags and the environment win.
+//! `tenure.toml`: defaults for the command line. Flags and environment variables take precedence.
 
 use std::env;
 use std::fs;
@@ -14,13 +13,13 @@ use toml::de::{DeTable, DeValue};
 use crate::exit::{Failure, USAGE};
 use crate::output::Line;
 
-/// Where every user's settings are.
+/// System-wide settings.
 const SYSTEM: &str = "/etc/tenure.toml";
-/// What stands before the tables.
+/// Keys before the tables.
 const TOP: [&str; 4] = ["store", "store-file", "prefix", "ttl"];
-/// The verbs that have a table.
+/// Verbs that have a table.
 pub(crate) const VERBS: [&str; 6] = ["run", "acquire", "renew", "elect", "doctor", "bench"];
-/// What a table may have, if its verb has a flag of this name.
+/// Keys that a table may have, if its verb has a flag of this name.
 pub(crate) const KEYS: [&str; 11] = [
     "ttl",
     "grace",
@@ -35,7 +34,7 @@ pub(crate) const KEYS: [&str; 11] = [
     "verbose",
 ];
 
-/// What the files say, that of the user first.
+/// The configuration files, the user's first.
 #[derive(Debug, Default)]
 pub(crate) struct Config {
     pub(crate) files: Vec<ConfigFile>,
@@ -44,7 +43,7 @@ pub(crate) struct Config {
 #[derive(Debug)]
 pub(crate) struct ConfigFile {
     pub(crate) path: PathBuf,
-    /// `None` if there is no such file.
+    /// `None` if the file does not exist.
     pub(crate) settings: Option<Vec<Setting>>,
 }
 
@@ -58,12 +57,11 @@ pub(crate) struct Setting {
 
 static CONFIG: OnceLock<Config> = OnceLock::new();
 
-/// What was read at the start.
 pub(crate) fn config() -> &'static Config {
     CONFIG.get_or_init(Config::default)
 }
 
-/// Reads the files: this one, or those of the user and of the system.
+/// Reads the files: `given`, or those of the user and the system.
 pub(crate) fn read(given: Option<&Path>, definition: &Command) -> Result<(), Failure> {
     let config = match given {
         Some(path) => Config { files: vec![ConfigFile::read(path, definition, true)?] },
@@ -79,14 +77,14 @@ pub(crate) fn read(given: Option<&Path>, definition: &Command) -> Result<(), Fai
     Ok(())
 }
 
-/// As the XDG base directory specification finds it.
+/// The user's file, according to the XDG base directory specification.
 fn user_file(config: Option<std::ffi::OsString>, home: Option<std::ffi::OsString>) -> Option<PathBuf> {
     let absolute = |path: std::ffi::OsString| Some(PathBuf::from(path)).filter(|path| path.is_absolute());
     let directory = config.and_then(absolute).or_else(|| Some(home.and_then(absolute)?.join(".config")))?;
     Some(directory.join("tenure.toml"))
 }
 
-/// The definition of the command line, with what the files say as its defaults.
+/// The command line definition, with the files' settings as defaults.
 pub(crate) fn with_defaults(definition: Command) -> Command {
     let config = config();
     let verbs: Vec<String> = definition.get_subcommands().map(|verb| verb.get_name().to_owned()).collect();
@@ -101,12 +99,12 @@ pub(crate) fn with_defaults(definition: Command) -> Command {
 }
 
 impl Config {
-    /// Whether there is nothing that could be the default of a flag.
+    /// Whether no file has any settings.
     pub(crate) fn is_empty(&self) -> bool {
         self.files.iter().all(|file| file.settings.as_ref().is_none_or(Vec::is_empty))
     }
 
-    /// What is set for a flag of a verb, and in which file.
+    /// The setting for a verb's flag, and the file it is in.
     pub(crate) fn flag(&self, verb: &str, key: &str) -> Option<(&Setting, &Path)> {
         let has_table = VERBS.contains(&verb) && KEYS.contains(&key);
         let at_top = key == "prefix" || key == "ttl" && has_table;
@@ -117,7 +115,7 @@ impl Config {
         })
     }
 
-    /// The store: what stands at `store` or `store-file`, and where.
+    /// The store set by `store` or `store-file`, and where.
     pub(crate) fn store(&self) -> Option<StoreSetting> {
         self.files.iter().find_map(|file| {
             let url = file.get(None, "store").map(|url| (url, false));
@@ -128,16 +126,16 @@ impl Config {
     }
 }
 
-/// The store that a file names.
+/// The store that a file sets.
 #[derive(Debug)]
 pub(crate) struct StoreSetting {
     pub(crate) value: String,
-    /// The value is the path of a file that has the URL.
+    /// The value is the path of a file that contains the URL.
     pub(crate) is_file: bool,
     pub(crate) origin: String,
 }
 
-/// Where a value is from, for people.
+/// Where a value comes from, for display.
 pub(crate) fn origin(path: &Path, line: usize) -> String {
     format!("{}, line {line}", path.display())
 }
@@ -165,7 +163,7 @@ impl ConfigFile {
     }
 }
 
-/// Reads a file. An error names the line.
+/// Parses a file. Errors name the line.
 pub(crate) fn settings(text: &str, definition: &Command) -> Result<Vec<Setting>, String> {
     let line = |at: usize| text[..at.min(text.len())].matches('\n').count() + 1;
     let table = DeTable::parse(text).map_err(|error| {
@@ -204,7 +202,7 @@ pub(crate) fn settings(text: &str, definition: &Command) -> Result<Vec<Setting>,
     }
 }
 
-/// Those of its flags that a file may set.
+/// The verb's flags that a file may set.
 pub(crate) fn flags<'a>(definition: &'a Command, verb: &str) -> Vec<&'a Arg> {
     let verb = definition.find_subcommand(verb).into_iter();
     let can = |flag: &&Arg| flag.get_long().is_some_and(|long| KEYS.contains(&long));
@@ -239,7 +237,7 @@ fn setting(
     Ok(Setting { verb: verb.map(str::to_owned), key: key.to_owned(), value, line })
 }
 
-/// Whether the flag of this name takes the value. It says why not as the command line does.
+/// Validates a value like the flag of this name on the command line.
 fn check(flag: Option<&Arg>, setting: &Setting) -> Result<(), String> {
     let Some(flag) = flag else { return Ok(()) };
     let key = &setting.key;

@@ -1,8 +1,8 @@
-//! Descriptors that the shell left open for this program. A lock can last as long as one of them,
-//! as with `flock FD`.
+//! File descriptors inherited from the shell. A lock can last as long as one of them stays open, as with
+//! `flock FD`.
 //!
-//! An OS lock (flock) on a descriptor ends when that is closed, also by the end of a process. So
-//! `acquire` puts such a lock on the script's, and the process that keeps the lock waits for it.
+//! An OS lock (flock) on a descriptor ends when the descriptor is closed, including at the end of a process.
+//! Therefore `acquire` locks the script's descriptor, and the keeper process waits for that lock.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -16,7 +16,7 @@ use rustix::io::Errno;
 
 use crate::exit::{Failure, USAGE};
 
-/// Refuses a descriptor that cannot tell when it is closed.
+/// Refuses descriptors whose closing cannot be detected.
 pub(crate) fn check(number: RawFd) -> Result<(), Failure> {
     let found = fs::metadata(path(number)).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => {
@@ -31,7 +31,7 @@ pub(crate) fn check(number: RawFd) -> Result<(), Failure> {
     }
 }
 
-/// Puts an OS lock on it, which ends when the last process has closed it.
+/// Takes an OS lock on it, which ends when the last process has closed it.
 pub(crate) fn lock(number: RawFd) -> Result<(), Failure> {
     #[expect(deprecated, reason = "its successor is for descriptors that are owned; this one is the shell's")]
     let locked = nix::fcntl::flock(number, FlockArg::LockExclusiveNonblock);
@@ -43,14 +43,14 @@ pub(crate) fn lock(number: RawFd) -> Result<(), Failure> {
     })
 }
 
-/// The file of a descriptor, opened once more: so this process sees when the descriptor is closed.
+/// Reopens the descriptor's file, so that this process can detect when the descriptor is closed.
 pub(crate) fn again(number: RawFd) -> Result<File, Failure> {
     let path = path(number);
     let opened = File::open(&path).or_else(|_| OpenOptions::new().write(true).open(&path));
     opened.map_err(|error| refuse(number, &error.to_string()))
 }
 
-/// Waits until the descriptor of this file, which [`lock`] has locked, is closed everywhere.
+/// Waits until the descriptor of this file, locked by [`lock`], is closed everywhere.
 pub(crate) fn wait(file: &File) -> Result<(), Errno> {
     loop {
         match flock(file, FlockOperation::LockExclusive) {
@@ -60,10 +60,9 @@ pub(crate) fn wait(file: &File) -> Result<(), Errno> {
     }
 }
 
-/// Waits until a byte can be read from a pipe that was inherited, and closes it. False if none can
-/// come any more.
+/// Waits for a byte from an inherited pipe, and closes it. `false` if the pipe ended without one.
 pub(crate) fn wait_for_a_byte(number: RawFd) -> bool {
-    // To open a pipe that has no writer any more would wait for one.
+    // A blocking open of a pipe without writers would wait for one.
     let opened =
         rustix::fs::open(path(number), OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty());
     let _ = close(number);
@@ -77,16 +76,15 @@ pub(crate) fn wait_for_a_byte(number: RawFd) -> bool {
     }
 }
 
-/// Closes all that was inherited but the three streams and this file. What lives on in the
-/// background must not keep the descriptors of a script open, nor its locks. Only before this
-/// process has opened anything else.
+/// Closes everything inherited except the standard streams and `kept`: a background process must not keep a
+/// script's descriptors open, nor its locks. Must be called before this process opens anything else.
 pub(crate) fn close_inherited(kept: Option<&File>) {
     let Ok(open) = fs::read_dir("/proc/self/fd") else { return };
     let numbers: Vec<RawFd> =
         open.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect();
     let kept = kept.map(AsRawFd::as_raw_fd);
     for number in numbers.into_iter().filter(|number| *number > 2 && Some(*number) != kept) {
-        // That of the directory is closed already.
+        // The directory's own descriptor is closed already.
         let _ = close(number);
     }
 }

@@ -1,9 +1,9 @@
-//! Durations as they are written on the command line.
+//! Durations on the command line.
 
 use std::time::Duration;
 
-/// Reads seconds, which may have a fraction to the millisecond (`90`, `0.5`), or whole numbers with
-/// their units, the largest first (`1500ms`, `30s`, `1h30m`, `1d`): up to some 136 years.
+/// Parses seconds with up to three decimals (`90`, `0.5`), or whole numbers with units, largest first
+/// (`1500ms`, `30s`, `1h30m`, `1d`), up to about 136 years.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let is_number = |byte: u8| byte.is_ascii_digit() || byte == b'.';
     let duration = if text.bytes().all(is_number) { seconds(text) } else { parts(text) };
@@ -16,7 +16,7 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// The same, if it is not zero.
+/// Like `duration`, but rejects zero.
 pub(crate) fn some_time(text: &str) -> Result<Duration, String> {
     match duration(text)? {
         Duration::ZERO => Err("must be more than 0".into()),
@@ -34,7 +34,7 @@ fn seconds(text: &str) -> Option<Duration> {
     Some(Duration::from_millis((seconds * 1000.0).round() as u64))
 }
 
-/// Numbers with their units. Each unit is smaller than the one before.
+/// Parses numbers with units, each smaller than the one before.
 fn parts(text: &str) -> Option<Duration> {
     let (mut rest, mut units, mut ms) = (text, &UNITS[..], 0_u64);
     while !rest.is_empty() {
@@ -46,7 +46,7 @@ fn parts(text: &str) -> Option<Duration> {
         if number.is_empty() {
             return None;
         }
-        // What is too large for a number is too long for a duration.
+        // An overflow is too long for a duration in any case.
         let number = number.parse::<u64>().unwrap_or(u64::MAX);
         ms = ms.saturating_add(number.saturating_mul(units[at].1));
         (rest, units) = (next, &units[at + 1..]);

@@ -1,5 +1,4 @@
-//! What the exit status says: the command's own, 128 + N for a signal, and a code for each way of
-//! not getting that far.
+//! Exit codes: the command's own, 128 + N for a signal, and one for each way of not getting that far.
 
 use std::io;
 use std::os::unix::process::ExitStatusExt;
@@ -11,28 +10,28 @@ use crate::output;
 
 /// `status`: the lock is free.
 pub(crate) const FREE: u8 = 1;
-/// `stress`: something was that must not be.
+/// `stress`: there were violations.
 pub(crate) const VIOLATED: u8 = 1;
-/// `doctor`: something in the set-up would cost locks.
+/// `doctor`: there are findings.
 pub(crate) const FINDINGS: u8 = 1;
-/// A flag, name, duration or URL that cannot be right.
+/// An invalid flag, name, duration or URL.
 pub(crate) const USAGE: u8 = 64;
-/// The name is in use as another kind of lock, or by what is no lock.
+/// The name is in use as another kind of lock, or by another program's data.
 pub(crate) const MISMATCH: u8 = 65;
-/// The store did not answer or refused, or the result is unknown.
+/// The store did not answer or refused, or the outcome is unknown.
 pub(crate) const STORE: u8 = 69;
-/// Another holds the lock, or held it to the end of the wait.
+/// The lock is busy, or was until the end of the wait.
 pub(crate) const BUSY: u8 = 75;
 /// The lease was lost while the command ran.
 pub(crate) const LOST: u8 = 79;
-/// Something of this command's own failed.
+/// An internal failure of this program.
 pub(crate) const OWN: u8 = 125;
-/// The command is there and cannot be run.
+/// The command exists but cannot be executed.
 pub(crate) const NOT_EXECUTABLE: u8 = 126;
-/// There is no such command.
+/// The command does not exist.
 pub(crate) const NOT_FOUND: u8 = 127;
 
-/// A reason to stop, with the status that says so.
+/// A reason to stop, with its exit code.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) code: u8,
@@ -58,7 +57,7 @@ impl From<tenure::Error> for Failure {
     }
 }
 
-/// What to do about a store that did not answer, or refused, where its message tells.
+/// A hint for a store that did not answer or refused, derived from the message.
 pub(crate) fn advice(message: &str) -> Option<&'static str> {
     let known = [
         (
@@ -91,7 +90,7 @@ pub(crate) fn of_error(error: &tenure::Error) -> u8 {
     }
 }
 
-/// How the command ended, as a shell says it.
+/// The exit code for the command's exit status, as in a shell.
 pub(crate) fn of_status(status: ExitStatus) -> u8 {
     match (status.code(), status.signal()) {
         (Some(code), _) => (code & 0xff) as u8,
@@ -108,7 +107,7 @@ fn of_raw_signal(signal: i32) -> u8 {
     128 + (signal & 0x7f) as u8
 }
 
-/// Why the command could not be started, as a shell says it.
+/// The exit code for a command that could not be started, as in a shell.
 pub(crate) fn of_exec(error: &io::Error) -> u8 {
     if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE }
 }

@@ -1,11 +1,11 @@
-//! `tenure fence`: the texts by which a database refuses old tokens.
+//! `tenure fence`: statements that make a database reject old tokens.
 
 use tenure::fence;
 
 use crate::asked;
 use crate::cli::{Database, Fence, FenceText};
 
-/// Prints a text; returns the code to exit with.
+/// Prints them; returns the exit code.
 pub(crate) fn fence(args: &Fence) -> u8 {
     asked::nothing_but(match args.text {
         FenceText::Sql { database: Database::Postgres } => fence::POSTGRES,

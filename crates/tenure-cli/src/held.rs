@@ -1,4 +1,4 @@
-//! What is held while a command runs: locks, the turn of a job, or the term of a leader.
+//! What is held while a command runs: locks, the turn of a job, or a leader's term.
 
 use std::future::pending;
 use std::process::ExitStatus;
@@ -9,14 +9,14 @@ use futures_util::future::{FutureExt, select_all};
 use tenure::{Guard, Locks, Lost, MultiGuard, Result, StopRequest, Term, Turn};
 
 pub(crate) enum Held {
-    /// NAME itself is the first: see `kind::all`.
+    /// NAME itself comes first: see `kind::all`.
     Locks(MultiGuard),
     Turn(Turn),
     Term(Term),
 }
 
 impl Held {
-    /// That of NAME itself is the first.
+    /// The guards, that of NAME itself first.
     pub(crate) fn guards(&self) -> &[Guard] {
         match self {
             Self::Locks(guards) => guards,
@@ -41,7 +41,7 @@ impl Held {
         }
     }
 
-    /// Waits until the holder is asked to stop, of one of the locks, where the store can tell.
+    /// Waits until the holder of one of the locks is asked to stop, if the store supports that.
     pub(crate) async fn stop_requested(&self, locks: &Locks) -> StopRequest {
         let requested = match self {
             Self::Locks(guards) => {
@@ -54,7 +54,7 @@ impl Held {
         told(requested).await
     }
 
-    /// The command has ended so. A job that failed may run again in its window.
+    /// Ends the hold after the command exited with `status`. A failed job may run again within its window.
     pub(crate) async fn end(self, status: ExitStatus) -> Result<()> {
         match self {
             Self::Turn(turn) if status.success() => turn.succeed().await,
@@ -63,7 +63,7 @@ impl Held {
         }
     }
 
-    /// Gives it back; a job has failed, for this reason.
+    /// Releases the hold; marks a job as failed, with this reason.
     pub(crate) async fn give_back(self, why: &str) -> Result<()> {
         match self {
             Self::Locks(guards) => guards.release().await,
@@ -73,7 +73,7 @@ impl Held {
     }
 }
 
-/// The request, where the store can tell of one.
+/// The request; pending forever if the store does not support it.
 async fn told(requested: impl Future<Output = Result<StopRequest>>) -> StopRequest {
     match requested.await {
         Ok(request) => request,

@@ -1,4 +1,4 @@
-//! Locks and holders, for programs. Fields may be added, and none is removed.
+//! Locks and holders as JSON. Fields may be added, but are never removed.
 
 use std::time::UNIX_EPOCH;
 
@@ -24,7 +24,7 @@ pub(crate) fn lock(locks: &Locks, name: &str, status: Option<&Status>) -> String
     format!("{object}\n")
 }
 
-/// One holder or waiter. Of another program it says what stands at the name, not what that wrote.
+/// A holder or waiter. For another program's data: the type of value at the name, not the value.
 fn holder(holder: &Holder, foreign: Option<&str>) -> Value {
     let owner = holder.owner.as_ref();
     let since = holder.since().and_then(|since| since.duration_since(UNIX_EPOCH).ok());
@@ -42,7 +42,7 @@ fn holder(holder: &Holder, foreign: Option<&str>) -> Value {
     })
 }
 
-/// How much of the lock it has, as a number.
+/// The weight of the hold, as a number.
 fn weight(share: Share) -> u32 {
     match share {
         Share::Holds(count) | Share::Permits(count) => count,

@@ -1,5 +1,5 @@
-//! The process that `tenure acquire --hold` leaves in the background: it renews a lock until that
-//! is released, another process ends, or a descriptor of a script is closed.
+//! The background process of `tenure acquire --hold`: renews a lock until it is released, until another
+//! process ends, or until a script's descriptor is closed.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -19,10 +19,9 @@ use crate::descriptor;
 use crate::exit::{Failure, LOST, USAGE};
 use crate::store::{self, Terms};
 
-/// Keeps the lock. The first line of its output says that it does, or the code and the reason why
-/// not.
+/// Keeps the lock. The first line of its output reports success, or the exit code and the reason.
 pub(crate) fn keep(args: &Keep) -> u8 {
-    // Neither the terminal nor what ends the group of the script reaches it.
+    // Detach from the terminal and from the script's process group.
     let _ = setsid();
     match last(args).and_then(|last| tenure::block_on(until_over(args, last))) {
         Ok(()) => 0,
@@ -33,10 +32,10 @@ pub(crate) fn keep(args: &Keep) -> u8 {
     }
 }
 
-/// The lock is kept until this ends.
+/// What the lock's lifetime is tied to.
 enum Last {
     Process(OwnedFd),
-    /// A descriptor of a script that has this file open, and locked by the OS.
+    /// A script's descriptor of this file, locked by the OS.
     Descriptor(File),
 }
 
@@ -58,14 +57,14 @@ async fn until_over(args: &Keep, last: Option<Last>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// After this the script that waits for the output goes on.
+/// Lets the script that waits for the output continue.
 fn say_kept() {
     let mut out = io::stdout();
     let _ = out.write_all(b"kept\n").and_then(|()| out.flush());
 }
 
-/// Returns when the lock was released or lost, or when it was released here: what it was kept for
-/// has ended, or `tenure stop` asked for it.
+/// Returns once the lock was released or lost. Releases it when what it was kept for ends, or when `tenure
+/// stop` asks for it.
 async fn release_at_the_end_of(last: Option<Last>, locks: &Locks, guard: Guard) {
     if is_over(last, locks, &guard).await {
         return;
@@ -73,7 +72,7 @@ async fn release_at_the_end_of(last: Option<Last>, locks: &Locks, guard: Guard) 
     let _ = guard.release().await;
 }
 
-/// Returns whether the lock was released or lost, or is to be released here.
+/// Returns whether the lock was released or lost, as opposed to being due for release here.
 async fn is_over(last: Option<Last>, locks: &Locks, guard: &Guard) -> bool {
     let stopped = pin!(async {
         if locks.stop_requested(guard).await.is_err() {
@@ -85,7 +84,7 @@ async fn is_over(last: Option<Last>, locks: &Locks, guard: &Guard) -> bool {
             Some(Ok(ended)) => ended.await.is_ok(),
             _ => false,
         };
-        // Where the system does not tell when it ends, that is not its end.
+        // If the system cannot tell when it ends, do not treat that as the end.
         if !told {
             pending().await
         }
@@ -93,22 +92,21 @@ async fn is_over(last: Option<Last>, locks: &Locks, guard: &Guard) -> bool {
     matches!(select(guard.lost(), select(ended, stopped)).await, Either::Left(_))
 }
 
-/// Resolves when it has ended, or to an error where the system does not tell.
+/// Resolves when it has ended; cancelled if the system cannot tell.
 fn end_of(last: Last) -> io::Result<oneshot::Receiver<()>> {
     let (sender, ended) = oneshot::channel();
     thread::Builder::new().name("end".into()).spawn(move || {
         let waited = match last {
             Last::Process(process) => wait(&process),
-            // The file is closed after this: the next holder's script may use it too.
+            // Closes the file afterwards, because the next holder's script may use it, too.
             Last::Descriptor(file) => descriptor::wait(&file),
         };
-        // Dropped where the system refuses to say.
+        // Dropped without a message if the wait failed.
         let _ = waited.map(|()| sender.send(()));
     })?;
     Ok(ended)
 }
 
-/// Waits until a process has ended.
 fn wait(process: &OwnedFd) -> Result<(), Errno> {
     let mut fds = [PollFd::new(process, PollFlags::IN)];
     loop {
@@ -119,7 +117,7 @@ fn wait(process: &OwnedFd) -> Result<(), Errno> {
     }
 }
 
-/// It names this process also when its number is given to another.
+/// A pidfd, which refers to this process even if its pid is reused.
 pub(crate) fn process(pid: i32) -> Result<OwnedFd, Failure> {
     let refuse = |why: String| Failure { code: USAGE, message: format!("--while-pid {pid}: {why}") };
     if pid <= 0 {

@@ -1,4 +1,4 @@
-//! Which kinds of locks are wanted.
+//! The kinds of locks to acquire.
 
 use tenure::{Kind, Locks, Multi, Owner, Part, Share, Status};
 
@@ -6,7 +6,7 @@ use crate::cli;
 use crate::exit::Failure;
 use crate::wanted::Wanted;
 
-/// All that are to be held at once: NAME first, then the others as given.
+/// All locks to hold at once: NAME first, then the others in the order given.
 pub(crate) fn all(wanted: &Wanted<'_>) -> Result<Multi, Failure> {
     let kind = &wanted.request.kind;
     let owner = match (&kind.owner, kind.reentrant) {
@@ -30,7 +30,7 @@ fn one(kind: &cli::Kind, locks: &Locks, name: &str, owner: Option<&Owner>) -> Re
     })
 }
 
-/// Whether a request of this kind could get a lock that only these hold.
+/// Whether a request of this kind fits beside these holders.
 pub(crate) fn has_room(kind: &cli::Kind, others: &Status) -> bool {
     let all = &others.holders;
     let has_room = match (others.kind, others.permits) {
@@ -44,6 +44,6 @@ pub(crate) fn has_room(kind: &cli::Kind, others: &Status) -> bool {
         }
         _ => all.is_empty(),
     };
-    // Those who wait go first.
+    // Waiters go first.
     has_room && others.waiters.is_empty()
 }

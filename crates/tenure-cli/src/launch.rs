@@ -1,9 +1,9 @@
-//! The stages in which this program runs itself: hidden first arguments, not for people.
+//! The stages in which this program executes itself, selected by hidden first arguments.
 //!
-//! `__launch GATE VOICE TERMINAL CMD [ARGS…]` becomes the command, in three steps that safe code
-//! cannot do between fork and exec. It asks the kernel to kill it when the thread that started it
-//! dies; it waits until its [`watchdog`](crate::watchdog) is there; it executes the command, which
-//! keeps the first setting. (The kernel clears it where the user changes; the watchdog kills those.)
+//! `__launch GATE VOICE TERMINAL CMD [ARGS…]` becomes the command, in three steps that safe code cannot do
+//! between fork and exec: it asks the kernel to kill it when the thread that started it ends; it waits until
+//! its [`watchdog`](crate::watchdog) is running; it executes the command, which inherits the first setting.
+//! (The kernel clears that on a change of user; the watchdog covers such commands.)
 
 use std::env::{self, ArgsOs};
 use std::ffi::{OsStr, OsString};
@@ -25,21 +25,21 @@ pub(crate) const FOREGROUND: &str = "__foreground";
 pub(crate) const WATCHDOG: &str = "__watchdog";
 pub(crate) const STRESS: &str = "__stress";
 
-/// This program once more, even if its file has been replaced meanwhile.
+/// Executes this program again, even if its file has been replaced.
 pub(crate) fn again() -> Command {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("tenure");
     command
 }
 
-/// A command that can be started, by way of the first stage.
+/// A command ready to start through the launch stage.
 #[derive(Debug)]
 pub(crate) struct Launch {
     pub(crate) command: Command,
-    /// The command does not run before a byte comes out here, and never if none can come any more.
+    /// The command runs only after a byte arrives here, and never if the pipe ends without one.
     pub(crate) gate: PipeReader,
     pub(crate) opener: PipeWriter,
-    /// Whether it leads a new process group, or shares ours.
+    /// Whether it leads a new process group or shares ours.
     pub(crate) leads: bool,
 }
 
@@ -77,17 +77,17 @@ pub(crate) fn launch(mut args: ArgsOs) -> Option<u8> {
         voice.say(format_args!("cannot set the parent death signal of the command: {error}"));
         return Some(OWN);
     }
-    // The parent may have died before that was set: then the gate stays shut.
+    // If the parent died before that was set, the gate stays shut.
     if !descriptor::wait_for_a_byte(gate) {
         return Some(OWN);
     }
     if with_terminal {
-        // Stopped as if we had read from the terminal, until the wrapper has given it to us.
+        // Stop, as after a read from the terminal, until the wrapper has given us the terminal.
         let _ = kill_process(getpid(), Signal::TTIN);
     }
 
     let mut command = Command::new(&program);
-    // Sockets that a service manager opened are meant for CMD: it must find its own number there.
+    // Sockets passed by a service manager are meant for CMD, which must find its own pid there.
     if env::var("LISTEN_PID").is_ok_and(|pid| parent.is_some_and(|parent| pid == parent.to_string())) {
         command.env("LISTEN_PID", getpid().to_string()).env_remove("LISTEN_PIDFDID");
     }
@@ -104,8 +104,7 @@ pub(crate) fn launch(mut args: ArgsOs) -> Option<u8> {
     Some(code)
 }
 
-/// Whether this is the path of a file, which is not looked for elsewhere, or the name of one where
-/// commands are looked for.
+/// Whether this is the path of a file, or the name of one on the search path.
 fn is_there(program: &OsStr) -> bool {
     if program.is_empty() {
         return false;

@@ -1,4 +1,4 @@
-//! Limits of the system on this process, told before a dependency panics at them.
+//! Reports system limits before a dependency panics because of them.
 
 use std::any::Any;
 use std::io::{self, PipeReader, PipeWriter};
@@ -9,20 +9,20 @@ use rustix::io::Errno;
 use crate::exit::{Failure, OWN};
 use crate::output::complain;
 
-/// So many pipes fit where both runtimes, with the pipe for signals, can be started.
+/// Number of pipes that leaves enough descriptors to start both runtimes, with the pipe for signals.
 const PIPES: usize = 6;
 
-/// Refuses to go on where so few files may be open that a runtime would panic.
+/// Fails if so few files may be open that a runtime would panic.
 pub(crate) fn check() -> Result<(), Failure> {
     let pipes: io::Result<Vec<(PipeReader, PipeWriter)>> = (0..PIPES).map(|_| io::pipe()).collect();
     match pipes.map(drop) {
         Err(error) if is_limit(&error) => Err(Failure { code: OWN, message: TOO_MANY.into() }),
-        // Anything else is told by what needs it.
+        // Other errors are reported where they matter.
         _ => Ok(()),
     }
 }
 
-/// Does the work; a panic is one line on standard error and the code for a failure of this program.
+/// Runs `work`. A panic prints one line on standard error and results in the exit code for internal failures.
 pub(crate) fn or_panic_in_one_line(work: impl FnOnce() -> u8) -> u8 {
     panic::set_hook(Box::new(|info| complain(line(info))));
     panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or(OWN)

@@ -1,4 +1,4 @@
-//! `tenure list`: the locks that are held.
+//! `tenure list`: the held locks.
 #![expect(
     clippy::disallowed_methods,
     reason = "a timer of this command's own; the clock of leases is the library's"
@@ -20,13 +20,13 @@ use crate::signals::{END_THE_WAIT, Signals};
 use crate::table::{self, Row, fitted};
 use crate::{clock, json, status, store};
 
-/// At most this part of the time is spent on walks over a store: 1 in so many.
+/// Scans of a store take at most one part in this many of the time.
 pub(crate) const IDLE_SHARE: u32 = 50;
-/// Homes the cursor and erases what is below it.
+/// Moves the cursor home and clears the screen below it.
 const ERASE: &str = "\x1b[H\x1b[J";
 
-/// Prints a line for each lock. On a terminal it is a table with a header; elsewhere name, kind,
-/// holders, waiters and permits stand with tabs between. Returns the code to exit with.
+/// Prints one line per lock: a table with a header on a terminal, otherwise tab-separated name, kind,
+/// holders, waiters and permits. Returns the exit code.
 pub(crate) async fn list(args: &List) -> Result<u8, Failure> {
     let locks = store::open_existing(&args.store).await?;
     let found = found(&locks, args).await?;
@@ -61,12 +61,12 @@ async fn found(locks: &Locks, args: &List) -> Result<Found, Failure> {
     Ok(found)
 }
 
-/// The pause after a walk that took so long.
+/// The pause after a scan that took this long.
 pub(crate) fn pause(every: Duration, took: Duration) -> Duration {
     every.max(took * IDLE_SHARE)
 }
 
-/// Draws the table again after each pause, as much of it as fits on the screen.
+/// Redraws the table after each pause, as much of it as fits on the screen.
 async fn redraw(locks: &Locks, args: &List, every: Duration, first: Found) -> Result<(), Failure> {
     let (mut now, mut took) = (Ok(first), Duration::ZERO);
     loop {
@@ -78,12 +78,12 @@ async fn redraw(locks: &Locks, args: &List, every: Duration, first: Found) -> Re
         sleep(pause(every, took)).await;
         let asked = clock::now();
         now = found(locks, args).await;
-        // How long it took until an error says nothing of what a walk costs.
+        // The duration of a failed scan says nothing about the cost of one.
         took = if now.is_ok() { clock::now() - asked } else { Duration::ZERO };
     }
 }
 
-/// A line for each lock whose holders changed, and for each that became free.
+/// Prints a line for each lock whose holders changed, and for each that became free.
 async fn tell_changes(locks: &Locks, args: &List, every: Duration, first: Found) -> Result<(), Failure> {
     let (mut now, mut took) = (Ok(first), Duration::ZERO);
     let mut held: BTreeMap<String, Vec<u64>> = BTreeMap::new();
@@ -112,7 +112,7 @@ async fn tell_changes(locks: &Locks, args: &List, every: Duration, first: Found)
         sleep(pause(every, took)).await;
         let asked = clock::now();
         now = found(locks, args).await;
-        // How long it took until an error says nothing of what a walk costs.
+        // The duration of a failed scan says nothing about the cost of one.
         took = if now.is_ok() { clock::now() - asked } else { Duration::ZERO };
     }
 }
@@ -134,7 +134,7 @@ fn lines(locks: &Locks, args: &List, found: &Found) -> String {
     text
 }
 
-/// A header and columns. Of a screen that is redrawn, no more than fits.
+/// A header and columns; limited to the screen if it is redrawn.
 fn table(found: &Found, redrawn_of: Option<&Locks>) -> String {
     let size = tcgetwinsize(io::stdout()).ok();
     let columns = size.map_or(100, |size| usize::from(size.ws_col)).max(40);

@@ -1,5 +1,5 @@
-//! `tenure`: runs a program under a distributed lock, acquires and releases locks for scripts,
-//! shows holders, and tests a store.
+//! `tenure`: runs a program under a distributed lock, acquires and releases locks for scripts, shows holders,
+//! and tests a store.
 
 mod acquire;
 mod ancestors;

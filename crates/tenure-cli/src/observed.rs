@@ -1,5 +1,4 @@
-//! What was seen of the locks of a store, look by look: their holders, their history, and how often
-//! they changed hands.
+//! Locks as observed over successive scans: holders, history, and hand-offs.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -7,41 +6,39 @@ use std::time::Duration;
 use crate::exit::Failure;
 use crate::table::Row;
 
-/// So many changes of a lock are kept, and so many locks' histories.
+/// Maximum changes kept per lock, and locks with a history.
 const CHANGES: usize = 100;
 const HISTORIES: usize = 5_000;
-/// Hand-offs are counted over this time.
+/// Window over which hand-offs are counted.
 const WINDOW: Duration = Duration::from_secs(30);
 
-/// A change that was seen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Change {
-    /// Since 1970.
+    /// Time since 1970.
     pub(crate) at: Duration,
     pub(crate) what: String,
 }
 
-/// All looks at a store so far.
+/// All scans of a store so far.
 #[derive(Debug, Default)]
 pub(crate) struct Observed {
-    /// What the last look said that failed.
+    /// The error of the last scan, if it failed.
     pub(crate) trouble: Option<String>,
-    /// When the store was looked at since 1970, and how long that took.
+    /// Time of the last scan since 1970, and its duration.
     pub(crate) looked_at: Duration,
     pub(crate) took: Duration,
     pub(crate) rows: Vec<Row>,
-    /// All hand-offs that were seen.
+    /// Number of hand-offs observed.
     pub(crate) handoffs_total: u64,
     histories: BTreeMap<String, VecDeque<Change>>,
     handoffs: VecDeque<(Duration, u64)>,
-    /// When the first look was.
     since: Option<Duration>,
-    /// The longest lease that each token was seen with.
+    /// The longest remaining lease observed for each token.
     leases: BTreeMap<(String, u64), Duration>,
 }
 
 impl Observed {
-    /// Takes in what a look found, at this time since 1970.
+    /// Records the result of a scan at `at`, the time since 1970.
     pub(crate) fn looked(&mut self, rows: Result<Vec<Row>, Failure>, at: Duration, took: Duration) {
         let rows = match rows {
             Ok(rows) => rows,
@@ -98,7 +95,7 @@ impl Observed {
         self.rows.iter().map(Row::waiting).sum()
     }
 
-    /// How many were seen each second; at least.
+    /// Observed hand-offs per second: a lower bound.
     pub(crate) fn handoffs_per_second(&self) -> f64 {
         let Some(since) = self.since else { return 0.0 };
         let time = (self.looked_at.saturating_sub(since)).min(WINDOW).max(Duration::from_secs(1));
@@ -106,7 +103,7 @@ impl Observed {
         count as f64 / time.as_secs_f64()
     }
 
-    /// What is left of the lease that ends first, and how long that lease was at least.
+    /// The remaining lease of the holder whose lease ends first, and the lower bound of its full length.
     pub(crate) fn lease(&self, row: &Row, now: Duration) -> Option<(Duration, Duration)> {
         let holder = row.holders.iter().min_by_key(|holder| (holder.left.is_none(), holder.left))?;
         let left = holder.left?.saturating_sub(now.saturating_sub(self.looked_at));

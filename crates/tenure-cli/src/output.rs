@@ -1,4 +1,4 @@
-//! What this command says itself: whole lines, each in one piece.
+//! This program's own output: whole lines, each in a single write.
 
 use std::error::Error;
 use std::fmt::{self, Display};
@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use crate::printer;
 
-/// How much a run says on standard error, where the command under the lock writes too.
+/// How much a run prints on standard error, where the command under the lock writes, too.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Voice {
     pub(crate) quiet: bool,
@@ -18,17 +18,17 @@ pub(crate) struct Voice {
 }
 
 impl Voice {
-    /// That of a command with neither -q nor -v.
+    /// Neither -q nor -v.
     pub(crate) const LOUD: Self = Self { quiet: false, verbose: false };
 
-    /// Says why something did not happen.
+    /// Reports why something did not happen.
     pub(crate) fn say(self, message: impl Display) {
         if !self.quiet {
             complain(message);
         }
     }
 
-    /// Says what is going on, to those who asked.
+    /// Reports progress, with -v.
     pub(crate) fn detail(self, message: impl Display) {
         if self.verbose {
             self.say(message);
@@ -36,12 +36,12 @@ impl Voice {
     }
 }
 
-/// Prints one line on standard error, by the printer thread if it was started.
+/// Prints one line on standard error, through the printer thread if it is running.
 pub(crate) fn complain(message: impl Display) {
     printer::line(format!("tenure: {}\n", Line(&message.to_string())));
 }
 
-/// Lines on standard output. A reader that has gone away is not an error.
+/// Prints lines on standard output. A closed pipe is not an error.
 pub(crate) fn print(lines: impl Display) -> io::Result<()> {
     match print_all(lines) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
@@ -49,8 +49,8 @@ pub(crate) fn print(lines: impl Display) -> io::Result<()> {
     }
 }
 
-/// Whether standard output is closed, so that what is printed reaches nobody: a closed descriptor is
-/// opened as `/dev/null`, to read and write, before `main`.
+/// Whether standard output was closed, so that output is lost: before `main`, closed descriptors are opened
+/// as `/dev/null` for reading and writing.
 pub(crate) fn is_closed() -> bool {
     let out = io::stdout();
     let is_null = || Ok::<_, Errno>(fstat(&out)?.st_rdev == stat("/dev/null")?.st_rdev);
@@ -58,7 +58,7 @@ pub(crate) fn is_closed() -> bool {
     is_null().and_then(|is_null| Ok(is_null && is_for_both()?)).unwrap_or(true)
 }
 
-/// Lines on standard output, which must be read: a reader that has gone away is an error.
+/// Prints lines that must be read: a closed pipe is an error.
 pub(crate) fn print_all(lines: impl Display) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(lines.to_string().as_bytes()).and_then(|()| out.flush())
@@ -79,7 +79,7 @@ pub(crate) fn chain(error: &dyn Error) -> String {
     text
 }
 
-/// Text from outside, on one line: what would move the cursor is escaped.
+/// External text on one line, with control characters escaped.
 pub(crate) struct Line<'a>(pub(crate) &'a str);
 
 impl Display for Line<'_> {
@@ -94,12 +94,12 @@ impl Display for Line<'_> {
     }
 }
 
-/// So many of something: `1 task`, `2 tasks`.
+/// A count with its noun: `1 task`, `2 tasks`.
 pub(crate) fn plural(count: u64, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-/// A length of time for people: `0.8s`, `42s`, `3m 20s`, `2h 5m`.
+/// A duration for display: `0.8s`, `42s`, `3m 20s`, `2h 5m`.
 pub(crate) struct Span(pub(crate) Duration);
 
 impl Display for Span {

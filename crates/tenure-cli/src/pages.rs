@@ -1,4 +1,4 @@
-//! `tenure completions` and `tenure man`: made of the definitions that read the command line.
+//! `tenure completions` and `tenure man`: generated from the command line definition.
 
 use clap::{Command, CommandFactory};
 use clap_mangen::Man;
@@ -8,14 +8,14 @@ use crate::cli::{self, Cli};
 use crate::exit;
 use crate::output;
 
-/// Prints the completions for a shell; returns the code to exit with.
+/// Prints the completions for a shell; returns the exit code.
 pub(crate) fn completions(args: &cli::Completions) -> u8 {
     let mut text = Vec::new();
     clap_complete::generate(args.shell, &mut for_people(), "tenure", &mut text);
     printed(&text)
 }
 
-/// The definitions without the verbs that only this program calls.
+/// The definition without hidden verbs.
 fn for_people() -> Command {
     let all = Cli::command();
     let shown: Vec<_> = all.get_subcommands().filter(|verb| !verb.is_hide_set()).cloned().collect();
@@ -27,7 +27,7 @@ fn for_people() -> Command {
         .subcommands(shown)
 }
 
-/// Prints a manual page; returns the code to exit with.
+/// Prints a manual page; returns the exit code.
 pub(crate) fn man(args: &cli::Man) -> u8 {
     let mut command = for_people();
     command.build();

@@ -1,15 +1,15 @@
-//! Known bugs that a test can switch on, to show that the suite catches them: `TENURE_BUG` names one.
+//! Planted bugs that a test can enable, to show that the suite catches them: `TENURE_BUG` names one.
 //!
-//! They exist only in builds with `RUSTFLAGS="--cfg tenure_planted"`, which `scripts/test` sets.
-//! In every other build each question below is the constant `false`, and the compiler removes it.
+//! They exist only in builds with `RUSTFLAGS="--cfg tenure_planted"`, which `scripts/test` sets. In any other
+//! build `planted` is the constant `false`, and the compiler removes them.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bug {
-    /// The watchdog is not told by when the command must have ended.
+    /// The watchdog does not learn by when the command must have ended.
     DeadlineKept,
-    /// The deadline is counted on a clock that stops while the machine sleeps.
+    /// The deadline is measured by a clock that stops while the machine is suspended.
     ClockStops,
-    /// The watchdog trusts the first deadline, and renewals do not move it.
+    /// The watchdog keeps the first deadline, and renewals do not extend it.
     FirstDeadlineTrusted,
 }
 

@@ -1,5 +1,5 @@
-//! The thread that writes to standard error what this program says: one that may block for ever,
-//! which no thread of the library may.
+//! A thread that writes this program's output to standard error. It may block forever, which no thread of the
+//! library may.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::OnceLock;
@@ -11,8 +11,8 @@ use std::time::Duration;
 use rustix::process::getpgrp;
 use rustix::termios::{tcgetpgrp, tcgetwinsize};
 
-/// Starts the thread. From here on renewals, signals and the command do not wait for the reader of
-/// standard error, which may have stopped reading. Without the thread, callers write their lines.
+/// Starts the thread, so that renewals, signals and the command do not wait for a reader of standard error
+/// that may have stopped reading. If the thread cannot be started, callers write their own lines.
 pub(crate) fn start() -> Printer {
     let (lines, printed) = channel();
     let thread = thread::Builder::new().name("printer".into()).spawn(move || {
@@ -47,26 +47,24 @@ fn say(text: String, is_live: bool) {
     }
 }
 
-/// Whether a line may be written over: standard error is a terminal, and this process is in its
-/// foreground.
+/// Whether a live line can be shown: standard error is a terminal, and this process is in its foreground.
 pub(crate) fn has_live_line() -> bool {
     io::stderr().is_terminal() && tcgetpgrp(io::stderr()) == Ok(getpgrp())
 }
 
-/// A line at the foot of the terminal that is written over and, when dropped, removed. What else is
-/// said goes above it.
+/// A line at the bottom of the terminal that is overwritten, and removed on drop. Other output appears above
+/// it.
 pub(crate) struct LiveLine;
 
 impl LiveLine {
-    /// Shows this, which must fit.
+    /// Shows this text, which must fit the width.
     pub(crate) fn show(&self, text: &str) {
         say(text.to_owned(), true);
     }
 }
 
-/// How wide the terminal is.
 pub(crate) fn columns() -> usize {
-    // Some terminals, as those of CI runners, tell 0.
+    // Some terminals, such as those of CI runners, report 0.
     tcgetwinsize(io::stderr())
         .ok()
         .map(|size| usize::from(size.ws_col))
@@ -80,7 +78,7 @@ impl Drop for LiveLine {
     }
 }
 
-/// Waits until all that was said is written, but not longer than this.
+/// Waits until everything is written, up to `limit`.
 pub(crate) fn catch_up(limit: Duration) {
     let Some(lines) = LINES.get() else { return };
     if UNPRINTED.load(Ordering::Acquire) == 0 {
@@ -92,7 +90,7 @@ pub(crate) fn catch_up(limit: Duration) {
     }
 }
 
-/// Waits for a moment, when dropped, for what is still to be printed.
+/// On drop, waits briefly for pending output.
 #[must_use = "what is still to be printed when it is dropped may not be"]
 pub(crate) struct Printer;
 
@@ -107,14 +105,14 @@ enum Said {
         text: String,
         is_live: bool,
     },
-    /// A caller that waits for the lines before this.
+    /// A caller that waits for all lines before this.
     All(Sender<()>),
 }
 
-/// To the thread, if there is one.
+/// The channel to the thread, if it was started.
 static LINES: OnceLock<Sender<Said>> = OnceLock::new();
 static UNPRINTED: AtomicUsize = AtomicUsize::new(0);
-/// Whether the cursor stands behind a line that is written over.
+/// Whether the cursor is behind a live line.
 static IS_LIVE: AtomicBool = AtomicBool::new(false);
 
 /// `\r` and `ESC [ K` erase the live line.

@@ -1,4 +1,4 @@
-//! `tenure release`: ends what holds a lock, by its owner or by force.
+//! `tenure release`: ends a hold, by its owner or by force.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::exit::{BUSY, Failure, MISMATCH, USAGE};
 use crate::output::{self, Span};
 use crate::{acquire, status, store};
 
-/// Ends it, and prints what it was; returns whether there was something, as the code to exit with.
+/// Ends the hold and prints what it was; returns the exit code, which tells whether there was one.
 pub(crate) async fn release(args: &Release) -> Result<u8, Failure> {
     if args.owner.is_none() && !args.force {
         let message = "say whose hold to release with --owner OWNER, or end all holds with --force";
@@ -30,7 +30,7 @@ pub(crate) async fn release(args: &Release) -> Result<u8, Failure> {
     Ok(code)
 }
 
-/// Says by which flag the string of another program is released.
+/// Adds a hint about the flag that releases another program's string.
 fn not_ours(error: tenure::Error) -> Failure {
     let mut failure = Failure::from(error);
     if failure.code == MISMATCH && failure.message.contains("it is a string") {
@@ -39,12 +39,12 @@ fn not_ours(error: tenure::Error) -> Failure {
     failure
 }
 
-/// Ends the hold of this owner only. What holds the lock instead is told.
+/// Ends the hold of this owner only, and reports other holders.
 async fn of_owner(locks: &Locks, name: &str, owner: &Owner) -> Result<Option<Status>, Failure> {
     ended(name, &format!("by {owner}"), locks.force_release_owner(name, owner).await?)
 }
 
-/// Ends the hold with this token only. What holds the lock instead is told.
+/// Ends the hold with this token only, and reports other holders.
 async fn with_token(locks: &Locks, name: &str, token: u64) -> Result<Option<Status>, Failure> {
     ended(name, &format!("with token {token}"), locks.force_release_token(name, token).await?)
 }
@@ -62,8 +62,8 @@ fn ended(name: &str, aim: &str, came_to: ForcedRelease) -> Result<Option<Status>
     }
 }
 
-/// How long a command of the holders may run on, where the message does not reach it: it ends
-/// before the lease would have ended.
+/// How long the holders' commands may continue if the message does not reach them: they end before their
+/// leases would have.
 fn runs_on(ended: &Status) -> Option<String> {
     if ended.foreign().is_some() {
         return None;

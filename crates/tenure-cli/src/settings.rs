@@ -1,5 +1,4 @@
-//! `tenure config`: what the configuration files and the environment set, and where each value is
-//! from.
+//! `tenure config`: what the configuration files and the environment set, and where.
 
 use clap::{Arg, Command, CommandFactory};
 use serde_json::{Value, json};
@@ -10,7 +9,7 @@ use crate::exit::Failure;
 use crate::output::{self, Line};
 use crate::store;
 
-/// What is in force, and where each value is from.
+/// An effective value, and where it comes from.
 struct Effective {
     verb: Option<&'static str>,
     key: String,
@@ -18,7 +17,7 @@ struct Effective {
     origin: String,
 }
 
-/// Prints what is in force when no flag says otherwise; returns the code to exit with.
+/// Prints the values that apply without flags; returns the exit code.
 pub(crate) fn show(args: &cli::Config) -> u8 {
     let told = effective().and_then(|all| {
         let text = if args.json { as_json(&all) } else { as_toml(&all) };
@@ -37,7 +36,7 @@ fn effective() -> Result<Vec<Effective>, Failure> {
     let config = config::config();
     let definition = Cli::command();
     let named = store::named(&cli::Store::default())?;
-    // An error of the URL is told by the verbs that use it.
+    // Errors in the URL are reported by the verbs that use it.
     let shown = store::shown(&named.url()?);
     let mut all =
         vec![Effective { verb: None, key: "store".into(), value: Some(shown), origin: named.origin }];

@@ -1,4 +1,4 @@
-//! The signals that are meant for the command, and reach us.
+//! Signals that reach this process but are meant for the command.
 
 use std::future::{Future, poll_fn};
 use std::io;
@@ -8,20 +8,20 @@ use std::task::{Context, Poll};
 use rustix::process::Signal;
 use tokio::signal::unix::{self, SignalKind};
 
-/// Passed on to the command.
+/// Signals forwarded to the command.
 pub(crate) const FORWARDED: [Signal; 6] =
     [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2];
 
-/// These end a wait for the lock; the others are ignored until the command runs.
+/// Signals that end a wait for the lock; others are ignored until the command runs.
 pub(crate) const END_THE_WAIT: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT];
 
-/// Signals, caught from the moment this is made.
+/// A set of signals, caught from construction on.
 #[derive(Debug)]
 pub(crate) struct Signals(Vec<(Signal, unix::Signal)>);
 
 impl Signals {
-    /// Catches these, except what was ignored when we were started: `nohup` and shells without job
-    /// control mean it, and what we leave ignored stays ignored in the command too.
+    /// Catches these signals, except those ignored at startup: `nohup` and shells without job control rely on
+    /// that, and the command inherits it.
     pub(crate) fn catch(which: &[Signal]) -> io::Result<Self> {
         let ignored = ignored(&std::fs::read_to_string("/proc/self/status").unwrap_or_default());
         let wanted = which.iter().filter(|signal| ignored & bit(**signal) == 0);
@@ -31,13 +31,11 @@ impl Signals {
             .map(Self)
     }
 
-    /// Catches these too.
     pub(crate) fn also(&mut self, which: &[Signal]) -> io::Result<()> {
         self.0.extend(Self::catch(which)?.0);
         Ok(())
     }
 
-    /// The next one that came.
     pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Signal> {
         for (signal, stream) in &mut self.0 {
             if stream.poll_recv(context).is_ready() {
@@ -47,7 +45,7 @@ impl Signals {
         Poll::Pending
     }
 
-    /// The result of the work, or the signal that ended it first.
+    /// The result of `work`, or the signal that ended it.
     pub(crate) async fn or_end<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Signal> {
         let mut work = pin!(work);
         poll_fn(|context| {
@@ -62,8 +60,7 @@ impl Signals {
     }
 }
 
-/// The mask of ignored signals in `/proc/self/status`: the only way to learn it that is no system
-/// call of C's.
+/// The mask of ignored signals from `/proc/self/status`, the only way to read it without a libc call.
 fn ignored(status: &str) -> u64 {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)

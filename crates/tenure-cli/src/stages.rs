@@ -1,4 +1,4 @@
-//! Which stage of this program hidden first arguments name.
+//! Dispatches hidden first arguments to the stages of this program.
 
 use std::env::ArgsOs;
 
@@ -7,7 +7,7 @@ use crate::launch::{self, FOREGROUND, LAUNCH, STRESS, WATCHDOG, pid};
 use crate::stress::worker;
 use crate::{terminal, watchdog};
 
-/// Runs the stage that these arguments name, if they name one.
+/// Runs the stage that these arguments name, if any.
 pub(crate) fn stage(mut args: ArgsOs) -> Option<u8> {
     args.next();
     match args.next()?.to_str()? {

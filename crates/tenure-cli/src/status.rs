@@ -12,10 +12,10 @@ use crate::output::{self, Line, Span};
 use crate::table::Party;
 use crate::{json, store, table};
 
-/// A request about a job that runs needs no period.
+/// Requests about a running job do not depend on the period.
 pub(crate) const ANY_PERIOD: Duration = Duration::from_secs(86_400);
 
-/// Prints the holders of a lock; returns whether it is held, as the code to exit with.
+/// Prints the holders of a lock; returns the exit code, which tells whether it is held.
 pub(crate) async fn status(args: &Status) -> Result<u8, Failure> {
     let locks = store::open_existing(&args.store).await?;
     let found = locks.inspect(&args.name).await?;
@@ -27,8 +27,8 @@ pub(crate) async fn status(args: &Status) -> Result<u8, Failure> {
     Ok(code)
 }
 
-/// The election and the job of this name that are under way, which are no locks. A store that keeps
-/// none, or a user without the right to look, has none to tell of.
+/// A running election or job of this name, which are not locks. Empty if the store does not support them, or
+/// if the user may not read them.
 async fn of_uses(locks: &Locks, name: &str) -> String {
     let mut lines = String::new();
     if let Ok(election) = locks.election(name, "")
@@ -47,8 +47,7 @@ async fn of_uses(locks: &Locks, name: &str) -> String {
     lines
 }
 
-/// Prints what was found at a name, and how it is held; returns whether there was something, as the
-/// code to exit with.
+/// Prints what was found at a name, and how it is held; returns the exit code, which tells whether it is.
 pub(crate) fn tell(
     locks: &Locks,
     how: &str,
@@ -65,7 +64,7 @@ pub(crate) fn tell(
     Ok(if found.is_some() { 0 } else { exit::FREE })
 }
 
-/// A line for the kind, one for each holder and one for each waiter.
+/// A line for the kind, and one for each holder and waiter.
 fn held(how: &str, status: &tenure::Status) -> String {
     let mut lines = match status.permits {
         _ if status.foreign().is_some() => format!("{how} by another program\n"),
@@ -83,7 +82,7 @@ fn held(how: &str, status: &tenure::Status) -> String {
     lines
 }
 
-/// What of the lock it has, where there is more than one way to have it.
+/// A holder's share of the lock, if there are different kinds.
 fn share(share: Share) -> String {
     match share {
         Share::Reader => ", to read".to_owned(),
@@ -96,7 +95,7 @@ fn share(share: Share) -> String {
     }
 }
 
-/// The holders, on one line: three at most, and how many there are beside them.
+/// The holders on one line: at most three, and the number of others.
 pub(crate) fn holders(status: &tenure::Status) -> String {
     const SHOWN: usize = 3;
     let mut shown: Vec<_> =
@@ -110,7 +109,7 @@ pub(crate) fn holders(status: &tenure::Status) -> String {
 fn describe(status: &tenure::Status, holder: &Holder) -> String {
     let mut text = match &holder.owner {
         Some(_) => Party::of(holder).who(),
-        // Not what it wrote, which may be a secret.
+        // Not the value itself, which may be a secret.
         None => status.foreign().map_or_else(String::new, |what| format!("another program, {what}")),
     };
     if let Some(since) = holder.since() {

@@ -1,4 +1,4 @@
-//! `tenure stop`: asks the commands that run under a lock to end.
+//! `tenure stop`: asks commands that run under a lock to end.
 #![expect(
     clippy::disallowed_methods,
     reason = "a timer of this command's own; the clock of leases is the library's"
@@ -14,10 +14,10 @@ use crate::exit::{BUSY, FREE, Failure};
 use crate::output;
 use crate::{clock, status, store, table};
 
-/// The longest pause between two questions.
+/// Maximum poll interval.
 const LONGEST: Duration = Duration::from_millis(500);
 
-/// Asks, and waits until those who held the lock hold it no more; returns the code to exit with.
+/// Asks the holders to stop, and waits until they have; returns the exit code.
 pub(crate) async fn stop(args: &Stop) -> Result<u8, Failure> {
     let locks = store::open_existing(&args.store).await?;
     let name = &*args.name;
@@ -47,23 +47,22 @@ pub(crate) async fn stop(args: &Stop) -> Result<u8, Failure> {
     }
 }
 
-/// What those who are asked hold.
+/// What the addressed holders hold.
 enum Of {
     Lock(Locks, LockName),
     Election(Election),
     Job(OncePer),
 }
 
-/// Those who hold it.
 struct Holders {
     owners: Vec<Owner>,
     shown: String,
-    /// Of a lock.
+    /// The status, for a lock.
     status: Option<Status>,
 }
 
 impl Of {
-    /// Asks, and says whom.
+    /// Asks the holders to stop, and returns them.
     async fn ask(&self, reason: &str) -> tenure::Result<Option<Holders>> {
         Ok(match self {
             Self::Lock(locks, name) => locks.request_stop(name.clone(), reason).await?.map(Holders::of_lock),
@@ -109,7 +108,7 @@ impl Holders {
         Self { shown: table::who(&owner), owners: vec![owner], status: None }
     }
 
-    /// Those of them that were asked, if there are any.
+    /// Restricts the holders to those that were asked; `None` if there are none left.
     fn of(self, asked: &Self) -> Option<Self> {
         let was_asked = |owner: &Owner| asked.owners.contains(owner);
         if !self.owners.iter().any(was_asked) {

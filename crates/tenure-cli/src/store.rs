@@ -1,4 +1,4 @@
-//! Which store a command line means.
+//! Determines the store that a command line means.
 
 use std::ffi::OsString;
 use std::fs;
@@ -15,14 +15,14 @@ use crate::duration::duration;
 use crate::exit::{Failure, OWN, STORE, USAGE, advice, of_error};
 use crate::output::chain;
 
-/// What the flags say of the terms on which the store grants: short for parts of its URL.
+/// Terms given by flags: shorthands for parts of the store's URL.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Terms {
     pub(crate) acks: Option<u32>,
     pub(crate) restart_grace: Option<Duration>,
 }
 
-/// The store that was named, or the one in the user's state directory. No request is sent yet.
+/// Opens the named store, or the one in the user's state directory, without I/O.
 pub(crate) fn open(
     args: &Store,
     terms: Terms,
@@ -31,29 +31,29 @@ pub(crate) fn open(
     open_at(&url_with(args, terms)?, &args.prefix, change)
 }
 
-/// The store at this URL. No request is sent yet.
+/// Opens the store at this URL, without I/O.
 pub(crate) fn open_at(
     url: &str,
     prefix: &str,
     change: impl FnOnce(Options) -> Options,
 ) -> Result<Locks, Failure> {
     let locks = Locks::open(url).map_err(|error| {
-        // No request was sent: this process could not start the thread of its locks.
+        // No request was sent: the library's thread could not be started.
         let code = if error.is_unreachable() { OWN } else { of_error(&error) };
         Failure { code, message: chain(&error) }
     })?;
     Ok(locks.with(|options| change(options.op_timeout(PATIENCE)).prefix(prefix))?)
 }
 
-/// The same, to look at what is there: a directory that was named must exist, and a server listen.
+/// Like `open`, for reading: a named directory must exist, and a server must be listening.
 pub(crate) async fn open_existing(args: &Store) -> Result<Locks, Failure> {
     let locks = open_existing_with(args, Terms::default(), |options| options)?;
     is_there(&locks).await?;
     Ok(locks)
 }
 
-/// Fails at once where no server listens, or its host is not known, so that only a silent store
-/// takes its [time](PATIENCE). What else may be wrong the first question tells.
+/// Fails at once if no server is listening or its host does not resolve, so that only a silent store takes
+/// its [time](PATIENCE). Other errors surface with the first request.
 pub(crate) async fn is_there(locks: &Locks) -> Result<(), Failure> {
     const MOMENT: Duration = Duration::from_secs(1);
     if locks.url().starts_with("file:") {
@@ -76,7 +76,7 @@ pub(crate) fn open_existing_with(
         named.is_said().then(|| named.url()).transpose()?.as_deref().and_then(|url| url.strip_prefix("file:"))
     {
         let directory = Path::new(path.strip_prefix("//").unwrap_or(path));
-        // Nothing to see, and no rights to see it, are different; the store tells the latter.
+        // Distinguish a missing directory from an unreadable one, which the store reports.
         if directory.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
             return Err(missing(directory));
         }
@@ -84,21 +84,21 @@ pub(crate) fn open_existing_with(
     open(args, terms, change)
 }
 
-/// There is no such directory.
+/// The error for a directory that does not exist.
 pub(crate) fn missing(directory: &Path) -> Failure {
     let shown = directory.display();
     let message = format!("the store's directory {shown} does not exist; `tenure run` creates it");
     Failure { code: STORE, message }
 }
 
-/// Its URL, with what the flags say of it.
+/// The store's URL, with the terms given by flags.
 pub(crate) fn url_with(args: &Store, terms: Terms) -> Result<String, Failure> {
     terms.in_url(url(args)?)
 }
 
 impl Terms {
-    /// The URL with these parts. A flag that differs from the URL is an error: all clients of a
-    /// lock have to agree.
+    /// Adds the terms to the URL. A flag that contradicts the URL is an error, because all clients of a lock
+    /// must agree.
     fn in_url(self, url: String) -> Result<String, Failure> {
         let url = match self.acks {
             None => url,
@@ -116,7 +116,7 @@ impl Terms {
     }
 }
 
-/// The URL with this part in its query, where it is not there yet.
+/// Adds a parameter to the URL's query, unless it is there.
 fn with_part(
     url: String,
     key: &str,
@@ -145,18 +145,18 @@ fn with_part(
     }
 }
 
-/// Which store is meant, and who says so.
+/// The store that is meant, and what named it.
 #[derive(Debug)]
 pub(crate) struct Named {
     pub(crate) is: Is,
-    /// For people: a flag, a variable, or a line of a file.
+    /// For display: a flag, a variable, or a line of a file.
     pub(crate) origin: String,
 }
 
 #[derive(Debug)]
 pub(crate) enum Is {
     Url(String),
-    /// This file has the URL.
+    /// A file that contains the URL.
     File(PathBuf),
     /// The directory in the user's state directory.
     Default,
@@ -167,7 +167,7 @@ impl Named {
         Self { is, origin: origin.to_owned() }
     }
 
-    /// Whether it was said which store is meant.
+    /// Whether a store was named.
     fn is_said(&self) -> bool {
         !matches!(self.is, Is::Default)
     }
@@ -199,7 +199,7 @@ impl Named {
     }
 }
 
-/// Flags come before the environment, and that before the configuration files.
+/// Flags take precedence over the environment, and that over the configuration files.
 pub(crate) fn named(args: &Store) -> Result<Named, Failure> {
     if let Some(url) = &args.url {
         return Ok(Named::new(Is::Url(url.clone()), "--store"));
@@ -223,29 +223,26 @@ pub(crate) fn named(args: &Store) -> Result<Named, Failure> {
     }
 }
 
-/// How long a store that does not answer is asked, without a limit of the command line.
+/// How long to wait for an unresponsive store, unless the command line sets a limit.
 ///
-/// A store that answers nothing is rarely down: of a thousand commands that start at once, the last
-/// are answered after seconds. A refused connection, or a directory that cannot be used, is told at
-/// once.
+/// An unresponsive store is rarely down: of a thousand commands that start at once, the last get their
+/// answers after seconds. A refused connection or an unusable directory is reported at once.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The environment variable that names the store.
+/// The environment variable with the store's URL.
 pub(crate) const STORE_URL: &str = "TENURE_STORE";
-/// The environment variable that names a file with the store's URL.
+/// The environment variable with the path of a file that contains the store's URL.
 pub(crate) const STORE_FILE: &str = "TENURE_STORE_FILE";
 
-/// Whether the URL names etcd.
 pub(crate) fn is_etcd(url: &str) -> bool {
     ["etcd:", "etcds:"].iter().any(|scheme| url.starts_with(scheme))
 }
 
-/// Whether the URL names ZooKeeper.
 pub(crate) fn is_zookeeper(url: &str) -> bool {
     ["zookeeper:", "zookeepers:"].iter().any(|scheme| url.starts_with(scheme))
 }
 
-/// The URL without a password, for people.
+/// The URL without a password, for display.
 pub(crate) fn shown(url: &str) -> String {
     if is_postgres(url) {
         return postgres_url_shown(url)
@@ -268,12 +265,11 @@ pub(crate) fn shown(url: &str) -> String {
     Topology::parse(url).map_or_else(|_| "(a URL that cannot be used)".into(), |url| url.shown().to_string())
 }
 
-/// Whether a URL names PostgreSQL servers.
 pub(crate) fn is_postgres(url: &str) -> bool {
     url.split_once(':').is_some_and(|(scheme, _)| matches!(scheme, "postgres" | "postgresql"))
 }
 
-/// The URL without user and passwords, if it has a password: what a command under a lock may know.
+/// The URL without user and passwords if it has a password: what a command under a lock may see.
 pub(crate) fn without_password(url: &str) -> Option<String> {
     let is_known = |(scheme, _): &(&str, &str)| {
         Topology::knows(scheme) || is_postgres(url) || is_etcd(url) || is_zookeeper(url)
@@ -294,7 +290,6 @@ pub(crate) fn without_password(url: &str) -> Option<String> {
     Some(format!("{scheme}://{hosts}{path}{query}"))
 }
 
-/// Its URL.
 pub(crate) fn url(args: &Store) -> Result<String, Failure> {
     let named = named(args)?;
     let url = named.url()?;
@@ -324,7 +319,7 @@ pub(crate) fn url(args: &Store) -> Result<String, Failure> {
     Ok(url)
 }
 
-/// The store in the user's state directory, as the XDG base directory specification finds it.
+/// The store in the user's state directory, according to the XDG base directory specification.
 fn default(state: Option<OsString>, home: Option<OsString>) -> Result<String, Failure> {
     let absolute = |path: OsString| Some(PathBuf::from(path)).filter(|path| path.is_absolute());
     let directory = state

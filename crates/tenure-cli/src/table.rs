@@ -1,4 +1,4 @@
-//! The locks of a store as rows: what `list` and `top` show, sort and filter.
+//! The locks of a store as rows, which `list` and `top` show, sort and filter.
 
 use std::cmp::Ordering;
 use std::fmt::Write;
@@ -11,33 +11,31 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 use crate::exit::Failure;
 use crate::output::Line;
 
-/// One lock that is held.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Row {
     pub(crate) name: String,
     pub(crate) kind: String,
     pub(crate) holders: Vec<Party>,
     pub(crate) waiters: Vec<Party>,
-    /// How many hold or wait beside these.
+    /// Number of holders and waiters that are not listed.
     pub(crate) unlisted: u64,
-    /// How many permits of a semaphore are in use, and how many there are.
+    /// Permits in use and permits in total, for a semaphore.
     pub(crate) permits: Option<(u32, u32)>,
-    /// What another program keeps there.
+    /// The type of another program's data.
     pub(crate) foreign: Option<String>,
 }
 
-/// A holder or a waiter.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Party {
     pub(crate) user: String,
     pub(crate) label: String,
     pub(crate) host: String,
     pub(crate) pid: u32,
-    /// Since 1970.
+    /// Time since 1970.
     pub(crate) since: Option<Duration>,
-    /// Of its lease; `None` without an end.
+    /// Remaining lease; `None` without an end.
     pub(crate) left: Option<Duration>,
-    /// 0 if it has none.
+    /// 0 without a token.
     pub(crate) token: u64,
 }
 
@@ -72,13 +70,13 @@ impl Sort {
         }
     }
 
-    /// Which of two comes first; of equal ones by name.
+    /// The order of two rows; equal ones are ordered by name.
     pub(crate) fn compare(self, a: &Row, b: &Row) -> Ordering {
         let order = match self {
             Self::Name => Ordering::Equal,
             Self::Kind => a.kind.cmp(&b.kind),
             Self::Waiters => b.waiting().cmp(&a.waiting()),
-            // Without a time: last.
+            // Rows without a time come last.
             Self::Age => (a.since().is_none(), a.since()).cmp(&(b.since().is_none(), b.since())),
             Self::Left => (a.left().is_none(), a.left()).cmp(&(b.left().is_none(), b.left())),
         };
@@ -86,7 +84,7 @@ impl Sort {
     }
 }
 
-/// What a row must have to be shown.
+/// A condition for a row to be shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Filter {
     Name(String),
@@ -100,7 +98,7 @@ pub(crate) enum Filter {
 }
 
 impl Filter {
-    /// Reads `KEY=TEXT`, `waiting` or `foreign`.
+    /// Parses `KEY=TEXT`, `waiting` or `foreign`.
     pub(crate) fn read(text: &str) -> Result<Self, String> {
         let valid = "write name=TEXT, kind=KIND, user=TEXT, label=TEXT, host=TEXT, pid=N, waiting or foreign";
         match text.split_once('=') {
@@ -149,7 +147,7 @@ impl Row {
         }
     }
 
-    /// How many are known to wait.
+    /// Number of known waiters.
     pub(crate) fn waiting(&self) -> u64 {
         self.waiters.len() as u64 + self.unlisted
     }
@@ -162,12 +160,12 @@ impl Row {
         self.holders.iter().filter_map(|holder| holder.left).min()
     }
 
-    /// How many permits are in use of how many.
+    /// Permits in use and in total.
     pub(crate) fn used(&self) -> String {
         self.permits.map_or_else(|| "-".into(), |(used, all)| format!("{used}/{all}"))
     }
 
-    /// The first holder, and how many there are beside it.
+    /// The first holder, and the number of others.
     pub(crate) fn who(&self) -> String {
         if let Some(what) = &self.foreign {
             return format!("another program, {what}");
@@ -200,7 +198,7 @@ impl Party {
         }
     }
 
-    /// The user, the host, the process, and what it says of itself.
+    /// User, host, process and label.
     pub(crate) fn who(&self) -> String {
         let Self { user, host, pid, label, .. } = self;
         match (user.as_str(), host.as_str()) {
@@ -211,7 +209,6 @@ impl Party {
     }
 }
 
-/// Who an owner is.
 pub(crate) fn who(owner: &Owner) -> String {
     Party::named(owner).who()
 }
@@ -220,7 +217,7 @@ fn quoted(label: &str) -> String {
     if label.is_empty() { String::new() } else { format!(" \"{label}\"") }
 }
 
-/// All locks with this prefix that every filter keeps.
+/// All locks with this prefix that pass every filter.
 pub(crate) async fn walk(
     locks: &Locks,
     prefix: &str,
@@ -236,7 +233,7 @@ pub(crate) async fn walk(
     Ok(rows)
 }
 
-/// The text of one cell, in so many columns.
+/// The text of a cell, padded or shortened to this many columns.
 pub(crate) fn fitted(text: &str, columns: usize) -> String {
     let text = Line(text).to_string();
     let width = text.width();

@@ -1,4 +1,4 @@
-//! Takes the locks that a command line asks for.
+//! Acquires the locks that a command line asks for.
 #![expect(
     clippy::disallowed_methods,
     reason = "a timer of this command's own; the clock of leases is the library's"
@@ -21,22 +21,21 @@ use crate::waiting::Awaited;
 use crate::wanted::Wanted;
 use crate::{ancestors, clock, kind, status, store};
 
-/// The options of a request.
 pub(crate) fn options(request: &Request, options: Options) -> Options {
     options.ttl(request.ttl).label(&request.label).unfenced(request.unfenced)
 }
 
-/// What its flags say of the store.
+/// The terms of the store given by flags.
 pub(crate) fn terms(request: &Request) -> Terms {
     Terms { acks: request.acks.replicas, restart_grace: request.restart_grace }
 }
 
 impl Wanted<'_> {
-    /// Takes them, or says why not: then it returns the code to exit with.
+    /// Acquires the locks; otherwise reports why not and returns the exit code.
     pub(crate) async fn take(&self, signals: &mut Signals) -> Result<Result<MultiGuard, u8>, Failure> {
         let multi = kind::all(self)?;
-        // What was granted to a wait that ended otherwise is given back when the last handle is
-        // dropped, at the end of this.
+        // A grant to a wait that ended otherwise is released when the last handle is dropped, at the end of
+        // this function.
         match signals.or_end(self.granted(&multi)).await {
             Ok(Ok(Some(guards))) => Ok(Ok(guards)),
             Ok(Ok(None)) => match signals.or_end(self.busy()).await {
@@ -51,18 +50,18 @@ impl Wanted<'_> {
         }
     }
 
-    /// Waits for them as long as was asked for.
+    /// Waits for the locks as long as requested.
     async fn granted(&self, multi: &Multi) -> Result<Option<MultiGuard>, Failure> {
         let Self { request, locks, voice, .. } = *self;
         let start = clock::now();
         let aside = async {
             if request.wait.is_some() {
-                // What is busy by then is not granted at once.
+                // By then, a free lock would have been granted.
                 sleep(Duration::from_millis(50)).await;
                 self.waits_for_itself().await;
             }
             let silence = async {
-                // The first question of a run without a limit tells it itself.
+                // Without a limit, the first request reports it.
                 if request.wait.is_none() {
                     sleep(store::PATIENCE).await;
                 }
@@ -84,8 +83,8 @@ impl Wanted<'_> {
                 _ if request.no_wait => once.await?,
                 Some(limit) if limit.is_zero() => once.await?,
                 Some(limit) => multi.try_lock_for(limit).await?,
-                // Asked once first: a store that is not there at all is told at once, however long
-                // the lock may take.
+                // Try once first, so that an unreachable store is reported at once, however long the lock may
+                // take.
                 None => match once.await? {
                     None if self.waits_for_itself().await => None,
                     None => multi.lock().await.map(Some)?,
@@ -115,7 +114,7 @@ impl Wanted<'_> {
         Ok(guards)
     }
 
-    /// Says so, where a run above this one holds what this one waits for.
+    /// Reports if a run above this one holds an awaited lock.
     async fn waits_for_itself(&self) -> bool {
         let Self { request, voice, .. } = *self;
         let held = ancestors::hold(self).await;
@@ -129,7 +128,7 @@ impl Wanted<'_> {
         !held.is_empty()
     }
 
-    /// Which of the locks is busy and who holds it, as far as that can be learnt in a moment.
+    /// Which of the locks is busy and who holds it, as far as the store answers quickly.
     async fn busy(&self) -> Result<String, Failure> {
         let name = LockName::new(&self.request.name)?;
         let mut busy = Vec::new();
@@ -142,7 +141,7 @@ impl Wanted<'_> {
             busy.extend(found.into_iter().flatten().map(said));
         }
         Ok(match &busy[..] {
-            // It is free by now, or the store does not say.
+            // It is free by now, or the store did not answer in time.
             [] if self.also.is_empty() => format!("lock {name:?} is busy"),
             [] => format!("lock {name:?}, or one of the others, is busy"),
             several => several.join("; and "),
@@ -152,7 +151,7 @@ impl Wanted<'_> {
 
 /// Why nothing was granted.
 enum Failed {
-    /// The store is not there at all.
+    /// The store is unreachable.
     NotThere(Failure),
     Lock(tenure::Error),
 }
@@ -169,7 +168,7 @@ impl From<tenure::Error> for Failed {
     }
 }
 
-/// Does the work, and polls `aside` meanwhile without waiting for it.
+/// Runs `work`, polling `aside` meanwhile without waiting for it.
 pub(crate) async fn beside<T>(aside: impl Future<Output = ()>, work: impl Future<Output = T>) -> T {
     let (mut aside, mut work) = (pin!(aside), pin!(work));
     let mut is_done = false;

@@ -1,12 +1,12 @@
 //! The terminal: who reads from it, and whom Ctrl-C and Ctrl-Z reach.
 //!
-//! The command leads a process group. While that is the terminal's foreground group, keys reach the
-//! command and not us; otherwise they reach us, and we pass them on: once either way.
+//! The command leads a process group. While that is the terminal's foreground group, keys reach the command
+//! and not us; otherwise they reach us and we forward them. Either way, each key arrives once.
 //!
-//! Only a foreground process may move the terminal elsewhere without being stopped for it
-//! (SIGTTOU), and to ignore that signal takes `unsafe`. So the terminal is always moved by a
-//! process that is in the foreground: to the command by us, and back by a short-lived stage of this
-//! program that is started inside the command's group.
+//! Only a foreground process may change the terminal's foreground group without being stopped (SIGTTOU), and
+//! ignoring that signal requires `unsafe`. Therefore the change is always made by a process in the
+//! foreground: to the command by us, and back by a short-lived stage of this program that runs inside the
+//! command's group.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, IsTerminal};
@@ -27,15 +27,15 @@ pub(crate) struct Terminal {
 }
 
 impl Terminal {
-    /// The terminal that controls this session, if there is one.
+    /// The controlling terminal of this session, if there is one.
     pub(crate) fn open() -> Option<Self> {
         let tty = OpenOptions::new().read(true).write(true).open("/dev/tty").ok()?;
         Some(Self { tty, own: getpgrp() })
     }
 
-    /// Whether the command should have the terminal from its start: it is ours to give, and no
-    /// pipeline that may hold another program that needs it (`tenure run … | less`). In a pipeline
-    /// the command gets it when it first asks.
+    /// Whether to give the command the terminal from the start: it is ours to give, and there is no pipeline
+    /// with another program that may need it (`tenure run … | less`). In a pipeline the command gets it when
+    /// it first asks.
     pub(crate) fn is_all_ours(&self) -> bool {
         self.is_with(self.own) && io::stdin().is_terminal() && io::stdout().is_terminal()
     }
@@ -48,17 +48,17 @@ impl Terminal {
         tcgetpgrp(&self.tty) == Ok(group)
     }
 
-    /// Gives it to the command, if it is ours.
+    /// Gives the terminal to the command, if it is ours.
     pub(crate) fn give(&self, group: Pid) {
         if self.is_ours() {
             let _ = tcsetpgrp(&self.tty, group);
         }
     }
 
-    /// Takes it back from the command, whose first process must not have been waited for yet: that
-    /// keeps its group in being.
+    /// Takes the terminal back from the command, whose first process must not have been reaped: its zombie
+    /// keeps the group in existence.
     pub(crate) fn take_back(&self, group: Pid) {
-        // Ctrl-C at this moment ends the stage, so once is not always enough.
+        // Ctrl-C at this moment ends the stage, so one attempt may not be enough.
         for _ in 0..3 {
             if !self.is_with(group) {
                 return;
@@ -72,14 +72,13 @@ impl Terminal {
         }
     }
 
-    /// Whether there is a shell that could wake us if we stopped: the group of the session's leader
-    /// has none.
+    /// Whether a shell could resume us after a stop; there is none for the group of the session leader.
     pub(crate) fn has_job_control(&self) -> bool {
         getsid(None).is_ok_and(|session| session != self.own)
     }
 
-    /// Stops this process as Ctrl-Z does; returns when it goes on. `told` is whether the terminal
-    /// told our whole group, so that the rest of it (a script that runs us) needs no telling.
+    /// Stops this process like Ctrl-Z; returns when it is resumed. `told` is whether the terminal signalled
+    /// our whole group, so that the rest of it (a script that runs us) needs no signal.
     pub(crate) fn stop_ourselves(&self, told: bool) {
         let _ = if told {
             kill_process(getpid(), Signal::STOP)
@@ -88,13 +87,13 @@ impl Terminal {
         };
     }
 
-    /// Sends our group, us included, what a key would have sent it.
+    /// Sends our group, including us, the signal that a key would have sent.
     pub(crate) fn tell_ourselves(&self, signal: Signal) {
         let _ = kill_process_group(self.own, signal);
     }
 }
 
-/// Waits until it has ended. Ctrl-Z at this moment stops it, and no other process would wake it.
+/// Waits until the stage has ended. Ctrl-Z at this moment stops it, and nobody else would resume it.
 fn see_through(stage: &mut Child) {
     let pid =
         i32::try_from(stage.id()).ok().and_then(Pid::from_raw).expect("the system numbers processes so");

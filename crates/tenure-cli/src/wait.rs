@@ -1,4 +1,4 @@
-//! `tenure wait`: until a lock is free.
+//! `tenure wait`: waits until a lock is free.
 #![expect(
     clippy::disallowed_methods,
     reason = "a timer of this command's own; the clock of leases is the library's"
@@ -14,15 +14,15 @@ use crate::exit::{BUSY, Failure, MISMATCH};
 use crate::waiting::{LOOK, Silence};
 use crate::{ancestors, clock, status, store};
 
-/// The longest pause between two questions.
+/// Maximum poll interval.
 const LONGEST: Duration = Duration::from_secs(1);
 
-/// Asks until the lock is free; returns the code to exit with.
+/// Polls until the lock is free; returns the exit code.
 pub(crate) async fn wait(args: &Wait) -> Result<u8, Failure> {
     let locks = store::open_existing(&args.store).await?;
     let limit = args.wait.map(|limit| clock::now() + limit);
     let mut pause = Duration::from_millis(20);
-    // A store that is not there at all is told at once.
+    // Report an unreachable store at once.
     let mut last = locks.inspect(&args.name).await?;
     let locks = locks.with(|options| options.op_timeout(LOOK))?;
     let mut silence = Silence::default();

@@ -1,4 +1,4 @@
-//! What a wait says meanwhile: for whom, and whether the store answers.
+//! Progress messages of a wait: who holds the lock, and whether the store answers.
 #![expect(
     clippy::disallowed_methods,
     reason = "a timer of this command's own; the clock of leases is the library's"
@@ -16,16 +16,16 @@ use crate::table::fitted;
 use crate::wanted::Wanted;
 use crate::{clock, kind, printer, status};
 
-/// A lock that others hold.
+/// A lock held by others.
 pub(crate) struct Awaited {
     pub(crate) status: Status,
-    /// The place of this run in the queue, where the kind has one.
+    /// The queue position of this run, for kinds with a queue.
     place: Option<usize>,
 }
 
 impl Wanted<'_> {
-    /// Says for whom a wait is that takes longer than a moment, and again each minute, to those who
-    /// asked.
+    /// With -v, reports the holders of the awaited locks if the wait takes longer than a moment, and again
+    /// every minute.
     pub(crate) async fn say_who_holds(&self) {
         let Self { locks, voice, .. } = *self;
         if !voice.verbose {
@@ -46,7 +46,7 @@ impl Wanted<'_> {
         }
     }
 
-    /// Shows the same on one line of a terminal, for as long as the wait lasts.
+    /// Shows the same on a live line of the terminal while the wait lasts.
     pub(crate) async fn show_who_holds(&self) {
         let start = clock::now();
         if self.voice.quiet || !printer::has_live_line() {
@@ -76,19 +76,19 @@ impl Wanted<'_> {
         }
     }
 
-    /// Says when the store stops answering during a wait, and when it is back.
+    /// Reports when the store stops answering during a wait, and when it answers again.
     pub(crate) async fn say_of_silence(&self) {
         let Self { locks, voice, .. } = *self;
-        // A look at the lock would open the files of all who hold or wait, in a directory.
+        // An inspection would open the files of all holders and waiters, in a directory.
         let Ok(asked) = locks.with(|options| options.op_timeout(LOOK)) else { return };
         say_of_silence(locks.url(), voice, async || asked.ping().await).await;
     }
 
-    /// Those of the wanted locks that others hold, so that this run cannot.
+    /// The requested locks that others hold in a way that keeps this run out.
     pub(crate) async fn held_by_others(&self) -> Vec<tenure::Result<Awaited>> {
         let found = join_all(self.names().map(|name| self.locks.inspect(name))).await;
         let held = found.into_iter().filter_map(Result::transpose);
-        // A run that waits for one of several locks holds those before it.
+        // A run that waits for one of several locks already holds those before it.
         let this = Owner::new("").ok();
         let is_ours = |owner: &Owner| {
             let made_here =
@@ -108,8 +108,8 @@ impl Wanted<'_> {
     }
 }
 
-/// Says when the store stops answering during a wait, once a minute while it does not, and when it
-/// is back.
+/// Reports when the store stops answering during a wait, once a minute while it does not, and when it answers
+/// again.
 pub(crate) async fn say_of_silence(store: &str, voice: Voice, ask: impl AsyncFn() -> tenure::Result<()>) {
     let (mut since, mut said_at) = (None, None);
     loop {
@@ -133,19 +133,18 @@ pub(crate) async fn say_of_silence(store: &str, voice: Voice, ask: impl AsyncFn(
     }
 }
 
-/// What a verb that asks again and again has said of a store that does not answer.
+/// Whether a polling verb has reported an unresponsive store.
 #[derive(Default)]
 pub(crate) struct Silence {
     is_said: bool,
 }
 
 impl Silence {
-    /// The store has answered.
     pub(crate) fn ends(&mut self) {
         self.is_said = false;
     }
 
-    /// Says once that it has not, and that the verb goes on; any other error is returned.
+    /// Reports once that the store did not answer and that the verb goes on; returns any other error.
     pub(crate) fn outlasts(&mut self, error: tenure::Error, going_on: &str) -> Result<(), Failure> {
         if !error.is_unreachable() && !error.is_unknown() {
             return Err(error.into());
@@ -157,7 +156,7 @@ impl Silence {
     }
 }
 
-/// How often a wait looks whether its store answers.
+/// How often a wait checks that its store answers.
 pub(crate) const LOOK: Duration = Duration::from_secs(2);
-/// How often it says that the store does not.
+/// Interval of reports that it does not.
 const AGAIN: Duration = Duration::from_secs(60);

@@ -1,11 +1,11 @@
-//! What `run` and `acquire` ask for.
+//! What `run` and `acquire` request.
 
 use tenure::Locks;
 
 use crate::cli::Request;
 use crate::output::Voice;
 
-/// The locks that are wanted: all or none.
+/// The requested locks: all or none.
 #[derive(Clone, Copy)]
 pub(crate) struct Wanted<'a> {
     pub(crate) request: &'a Request,
@@ -15,7 +15,7 @@ pub(crate) struct Wanted<'a> {
 }
 
 impl Wanted<'_> {
-    /// NAME first, then the others as given.
+    /// NAME first, then the others in the order given.
     pub(crate) fn names(&self) -> impl Iterator<Item = &String> {
         [&self.request.name].into_iter().chain(self.also)
     }

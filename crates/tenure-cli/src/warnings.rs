@@ -1,4 +1,4 @@
-//! What the library warns of, said as this program says things.
+//! Prints the library's warnings in this program's format.
 
 use std::fmt::{Debug, Write};
 
@@ -9,19 +9,18 @@ use tracing::{Event, Level, Metadata, Subscriber};
 use crate::output::complain;
 use crate::printer::{self, Printer};
 
-/// From here on its warnings go to standard error, a line each: those about the setup, or all. The
-/// run itself says what happens to its lock.
+/// Prints the library's warnings on standard error from here on, one line each: all of them, or only those
+/// about the setup. What happens to its lock is reported by the run itself.
 ///
-/// They come from the library's own thread, where nothing may fail or block: so the thread that
-/// writes them is there before.
+/// They are emitted on the library's own thread, where nothing may fail or block, so the printer thread is
+/// started first.
 pub(crate) fn say(all: bool) -> Printer {
     let printer = printer::start();
-    // It is the first subscriber of this process.
+    // No other subscriber is set in this process.
     let _ = tracing::subscriber::set_global_default(Warnings { all, hand: complain });
     printer
 }
 
-/// Hands on each line.
 struct Warnings<F> {
     all: bool,
     hand: F,
@@ -50,7 +49,7 @@ impl<F: Fn(String) + 'static> Subscriber for Warnings<F> {
     fn exit(&self, _: &Id) {}
 }
 
-/// What an event says.
+/// The text of an event.
 #[derive(Default)]
 struct Words {
     message: String,

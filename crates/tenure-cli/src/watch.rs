@@ -29,31 +29,30 @@ use crate::terminal::Terminal;
 
 pub(crate) struct Watch<'a> {
     pub(crate) child: Child,
-    /// SIGCHLD: a child changed.
+    /// SIGCHLD: a child changed state.
     pub(crate) changes: unix::Signal,
     pub(crate) signals: &'a mut Signals,
     pub(crate) held: &'a Held,
     pub(crate) grace: Duration,
     pub(crate) on_lost: OnLost,
-    /// When to kill the command that was told to end by another.
+    /// How long after a stop request to kill the command.
     pub(crate) kill_after: Option<Duration>,
     pub(crate) terminal: Option<Terminal>,
-    /// The terminal of a command that shares our group: its keys reach the command without us.
+    /// The terminal of a command that shares our group: keys reach the command without us.
     pub(crate) keys: Option<Terminal>,
-    /// The terminal told us to stop, and so all of our group.
+    /// The terminal stopped us, and so our whole group.
     pub(crate) told_to_stop: bool,
-    /// A signal that asks for the end was passed on.
+    /// A signal that asks for the end was forwarded.
     pub(crate) told_to_end: bool,
-    /// Who asked this holder of the lock to stop.
+    /// Who asked this holder to stop.
     pub(crate) stopped_by: Option<StopRequest>,
 }
 
-/// How it ended.
 pub(crate) enum End {
     Exited(ExitStatus),
-    /// The lease was lost before, and the command was not stopped for it.
+    /// The lease was lost before, but the command was not stopped for it.
     Ignored(ExitStatus, String),
-    /// The lease was lost before, for this reason. All of the command's group is gone.
+    /// The lease was lost before, for this reason. The command's whole group is gone.
     Lost(String),
 }
 
@@ -61,7 +60,7 @@ enum Event {
     Lost(Error),
     Signal(Signal),
     Asked(StopRequest),
-    /// Time to look after the child: it changed, or time has passed.
+    /// Check the child: it changed state, or time has passed.
     Look,
 }
 
@@ -69,14 +68,14 @@ enum Event {
 struct Stopping {
     why: String,
     kill_at: Duration,
-    /// From here on another can get the lock.
+    /// From here on, another client can get the lock.
     lease_end: Duration,
 }
 
 impl Watch<'_> {
-    /// Passes signals on until the command has ended, or stops it when the lease is lost.
+    /// Forwards signals until the command has ended, or stops it when the lease is lost.
     ///
-    /// Prints nothing meanwhile: a blocked standard error must not delay the kill.
+    /// Prints nothing meanwhile, because a blocked standard error must not delay the kill.
     pub(crate) async fn until_it_ends(
         &mut self,
         requested: impl Future<Output = StopRequest>,
@@ -84,7 +83,7 @@ impl Watch<'_> {
         let mut lost = Some(self.held.lost());
         let mut requested = pin!(requested.fuse());
         let mut ticks = interval(tick(self.held.remaining()));
-        // As last known: a machine that slept finds it in the past.
+        // As last known, so that after a suspend it is in the past.
         let mut lease_end = Duration::MAX;
         let mut stopping: Option<Stopping> = None;
         let (mut kill_at, mut ignored, mut reason) = (None, None, None);
@@ -121,7 +120,7 @@ impl Watch<'_> {
                 }
             }
             if reason.is_none() && stopping.is_none() && self.child.was_told_to_end() {
-                // A renewal was answered, and was looked at too late.
+                // A renewal was answered, but the answer was processed too late.
                 let name = self.held.guards().first().map(|guard| guard.name().as_str());
                 reason =
                     Some(format!("lock {:?} is lost: it was not renewed in time", name.unwrap_or_default()));
@@ -141,7 +140,7 @@ impl Watch<'_> {
                     if let Some(by) = self.child.stopped() {
                         self.on_stop(by);
                     }
-                    // This process may have been stopped meanwhile: that is a loss, at the next look.
+                    // This process may have been stopped meanwhile; then the next check finds the loss.
                     if self.child.has_ended() && !self.child.was_told_to_end() {
                         let status = self.reap()?;
                         return Ok(match ignored {
@@ -156,8 +155,7 @@ impl Watch<'_> {
                     }
                     if self.child.has_ended() {
                         self.reap()?;
-                        // Those that died and were not waited for still count: there is no waiting
-                        // for them for ever.
+                        // Zombies that nobody reaps still count, so do not wait for them forever.
                         if self.child.group_is_empty() || now >= lease_end {
                             return Ok(End::Lost(why));
                         }
@@ -168,7 +166,7 @@ impl Watch<'_> {
         }
     }
 
-    /// The command was told to end by another: where that has a limit, it begins.
+    /// Somebody asked the command to end: starts its time limit, if it has one.
     fn kill_later(&self, now: Duration, kill_at: &mut Option<Duration>, ticks: &mut Interval) {
         if let Some(after) = self.kill_after {
             kill_at.get_or_insert(now + after);
@@ -176,7 +174,7 @@ impl Watch<'_> {
         }
     }
 
-    /// The next event; a loss before all others.
+    /// The next event; a loss takes precedence.
     async fn event(
         &mut self,
         lost: &mut Option<Lost>,
@@ -224,7 +222,7 @@ impl Watch<'_> {
         Stopping { why, kill_at, lease_end }
     }
 
-    /// The command has ended: the terminal is ours again.
+    /// The command has ended: takes the terminal back.
     fn reap(&mut self) -> io::Result<ExitStatus> {
         let group = self.child.group();
         let Some(terminal) = self.terminal.as_ref().filter(|terminal| terminal.is_with(group)) else {
@@ -232,14 +230,13 @@ impl Watch<'_> {
         };
         terminal.take_back(group);
         let status = self.child.status()?;
-        // Ctrl-C went to the command alone: a script that runs us would not hear of it, and go on.
+        // Ctrl-C reached the command only: a script that runs us would not notice, and continue.
         let key = [Signal::INT, Signal::QUIT].into_iter().find(|key| status.signal() == Some(key.as_raw()));
         key.into_iter().for_each(|key| terminal.tell_ourselves(key));
         Ok(status)
     }
 
-    /// The command was stopped. If the terminal did it, we do what a command without us would have
-    /// done.
+    /// The command was stopped. If the terminal did it, behave as the command would have without us.
     fn on_stop(&mut self, by: Signal) {
         let Some(terminal) = &self.terminal else { return };
         let group = self.child.group();
@@ -251,22 +248,21 @@ impl Watch<'_> {
             self.child.signal(Signal::CONT);
         } else if terminal.has_job_control() && (wants_it || by_key) {
             terminal.stop_ourselves(told);
-            // Here we were woken. If the lease ran out meanwhile, the command does not wake: it is
-            // found lost before anything else happens.
+            // Resumed. If the lease expired meanwhile, the command stays stopped: the loss is found before
+            // anything else happens.
             if self.held.is_held() || self.on_lost == OnLost::Ignore {
                 terminal.give(group);
                 self.child.signal(Signal::CONT);
             }
         } else if by == Signal::TSTP && by_key {
-            // No shell could wake us, so Ctrl-Z has no effect.
+            // No shell could resume us, so Ctrl-Z has no effect.
             self.child.signal(Signal::CONT);
         }
-        // Any other stop was sent on purpose.
+        // Any other stop was intended.
     }
 }
 
-/// How often to note where the lease ends: often enough for that to be known to a part of the
-/// grace.
+/// How often to record when the lease ends: precise to a fraction of the grace.
 fn tick(lease: Duration) -> Duration {
     (lease / 6).clamp(Duration::from_millis(5), Duration::from_secs(1))
 }

@@ -1,4 +1,4 @@
-//! Runs a command while something is held, and gives that back when it has ended.
+//! Runs a command while something is held, and releases it when the command has ended.
 #![expect(
     clippy::disallowed_methods,
     reason = "a timer of this command's own; the clock of leases is the library's"
@@ -29,7 +29,7 @@ use crate::watch::{End, Watch};
 use crate::watchdog::Brief;
 use crate::{ancestors, clock, printer, store, table};
 
-/// What is to be run, and for what.
+/// What to run, and for what.
 pub(crate) struct Work<'a> {
     pub(crate) locks: &'a Locks,
     /// The store's URL, with its passwords.
@@ -42,8 +42,8 @@ pub(crate) struct Work<'a> {
     pub(crate) voice: Voice,
 }
 
-/// Catches what is passed on to a command. A file of the store that may not grow is then an error
-/// (EFBIG), and does not end the process: the command has the default again.
+/// Catches the signals that are forwarded to a command. Catching XFSZ turns a store file that cannot grow
+/// into an error (EFBIG) instead of ending this process; the command gets the default back.
 pub(crate) fn signals() -> Result<(Signals, Signals), Failure> {
     let own = |error| Failure::own("cannot catch signals", &error);
     Ok((Signals::catch(&FORWARDED).map_err(own)?, Signals::catch(&[Signal::XFSZ]).map_err(own)?))
@@ -54,7 +54,7 @@ pub(crate) fn grace(job: &Job, lease: Duration) -> Duration {
     job.grace.unwrap_or_else(|| Duration::from_secs(5).min(lease / 3))
 }
 
-/// What is to be run: CMD, or a script of a shell.
+/// What to run: CMD, or a shell script.
 fn words(job: &Job) -> Cow<'_, [OsString]> {
     match &job.script {
         Some(script) => Cow::Owned(vec!["sh".into(), "-c".into(), "--".into(), script.into()]),
@@ -62,7 +62,6 @@ fn words(job: &Job) -> Cow<'_, [OsString]> {
     }
 }
 
-/// How it ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
     Code(u8),
@@ -80,12 +79,12 @@ impl Ended {
 }
 
 impl Work<'_> {
-    /// Runs the command, and gives back what is held; returns the code to exit with.
+    /// Runs the command and releases what is held; returns the exit code.
     pub(crate) async fn under(&self, held: Held, signals: &mut Signals) -> Result<u8, Failure> {
         self.once(held, signals).await.map(Ended::code)
     }
 
-    /// The same, and tells a loss from a command that exits with its code.
+    /// Like `under`, but distinguishes a loss from a command that exits with the same code.
     pub(crate) async fn once(&self, held: Held, signals: &mut Signals) -> Result<Ended, Failure> {
         let (granted, job, voice) = (clock::now(), self.job, self.voice);
         let leads = !job.foreground;
@@ -100,7 +99,7 @@ impl Work<'_> {
             .env("TENURE_OWNER", guard.owner().to_string())
             .env("TENURE_FENCE", guard.fence().to_string())
             .env("TENURE_TTL_MS", self.ttl.as_millis().to_string());
-        // A run inside CMD then refuses its store, and does not use another one.
+        // A nested run then refuses its store instead of using another one.
         if let Some(url) = std::env::var(store::STORE_URL).ok().and_then(|url| store::without_password(&url))
         {
             command.env(store::STORE_URL, url);
@@ -108,7 +107,7 @@ impl Work<'_> {
         let (above, owners) = ancestors::held(held.guards().iter().map(Guard::owner));
         command.env(above, owners);
 
-        // All that can fail comes before there is a command to look after.
+        // Everything that can fail comes before there is a command to look after.
         let deadline = match job.on_lost {
             OnLost::Ignore => Deadline::never(),
             OnLost::Signal(_) | OnLost::Kill => Deadline::following(held.guards(), self.grace),
@@ -119,7 +118,7 @@ impl Work<'_> {
             signals.also(&[Signal::WINCH, Signal::TSTP]).map_err(own)?;
         }
         let changes = signal(SignalKind::child()).map_err(own)?;
-        // The command writes there too, and what was said before comes before.
+        // The command writes there, too; earlier output should come first.
         printer::catch_up(Duration::from_millis(100));
         if !held.is_held() {
             let why = held.lost().await;
@@ -163,7 +162,7 @@ impl Work<'_> {
             End::Lost(why) => {
                 drop(held);
                 voice.say(format_args!("{why}; the command was stopped"));
-                // A signal that asks for the end is no reason to begin again.
+                // After a signal that asks for the end, do not start over.
                 return Ok(if told_to_end { Ended::Code(exit::LOST) } else { Ended::Lost });
             }
         };
@@ -198,13 +197,13 @@ impl Work<'_> {
 }
 
 impl Work<'_> {
-    /// What the watchdog has to know.
+    /// What the watchdog needs to know.
     fn brief(&self, held: &Held) -> Brief {
         let signal = match self.job.on_lost {
             OnLost::Signal(signal) if !self.grace.is_zero() => Some(signal),
             _ => None,
         };
-        // A directory frees what the last process of the work has left.
+        // In a directory, locks are freed when the last process of the work has ended.
         let is_freed = self.url.starts_with("file:");
         let guards = held.guards().iter().filter(|_| !is_freed);
         let (holds, url) = (guards.map(Guard::hold_id).collect(), self.url.to_owned());
@@ -212,7 +211,7 @@ impl Work<'_> {
     }
 }
 
-/// The command did not even come to the stage that starts it.
+/// The command did not even reach the stage that starts it.
 async fn refuse(held: Held, error: &io::Error) -> Result<u8, Failure> {
     let _ = held.give_back("it could not be started").await;
     let too_long = error.kind() == io::ErrorKind::ArgumentListTooLong;

@@ -1,16 +1,15 @@
-//! What many tasks that fought for locks were told, and what must not be in it.
+//! Histories of tasks that contend for locks, and a judge that looks for violations in them.
 //!
-//! A history is what callers can see, and nothing else: when each asked, what it was told, and
-//! until when its guard said that it held. So it can be written on any store, by processes that
-//! know nothing of each other but the time of the machine that they are on. `tenure stress` judges
-//! those of real processes on real servers by it, and the simulation those of its schedules: one
-//! judge for both, and each planted bug that callers can see shows that it sees.
+//! A history contains only what callers can observe: when each asked, what it was told, and until when its
+//! guard reported that it held. It can therefore be recorded on any store, by processes that share nothing
+//! but the machine's clock. `tenure stress` judges real processes on real servers by it, and the simulation
+//! its schedules; every planted bug that callers can observe shows that the judge detects it.
 //!
-//! | module | what |
+//! | module | what it holds |
 //! |---|---|
-//! | [`mod@line`] | what a task was told, as it is written down and read |
-//! | [`merge`] | many histories become one |
-//! | [`judge`] | what must not be |
+//! | [`judge`] | the judge |
+//! | [`mod@line`] | what a task was told, as it is written and read |
+//! | [`merge`] | merging many histories into one |
 
 pub mod judge;
 pub mod line;

@@ -1,4 +1,4 @@
-//! What a task was told, line by line: written by it, read by the one who judges.
+//! What a task was told, one event per line: written by the task, read by the judge.
 
 use std::fmt;
 
@@ -7,21 +7,21 @@ use std::fmt;
 pub enum Sort {
     /// One holder.
     Mutex,
-    /// One holder, in order.
+    /// One holder, first come, first served.
     Fair,
     /// Readers or a writer.
     Rwlock,
     /// Several permits.
     Semaphore,
-    /// One owner, several times.
+    /// One owner, with counted holds.
     Reentrant,
 }
 
 impl Sort {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 5] = [Self::Mutex, Self::Fair, Self::Rwlock, Self::Semaphore, Self::Reentrant];
 
-    /// What it is called.
+    /// The kind's name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Mutex => "mutex",
@@ -32,7 +32,7 @@ impl Sort {
         }
     }
 
-    /// That of this name.
+    /// The kind of this name.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|sort| sort.name() == name)
     }
@@ -44,14 +44,14 @@ impl fmt::Display for Sort {
     }
 }
 
-/// One of the locks that are fought for.
+/// A contended lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Lock {
     /// Its kind.
     pub sort: Sort,
-    /// Which of this kind.
+    /// Its number within the kind.
     pub number: u32,
-    /// How much may be held at once. A client that takes all of it has it alone.
+    /// Maximum total weight of holders. A hold that takes all of it is exclusive.
     pub capacity: u32,
 }
 
@@ -61,64 +61,63 @@ impl fmt::Display for Lock {
     }
 }
 
-/// What one task was told, and when. Times are in nanoseconds, on the clock that all processes of a
-/// machine have in common and that also runs while it sleeps.
+/// An event of a task. Times are in nanoseconds, on the machine's clock that also runs during suspend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
-    /// When.
+    /// When it occurred.
     pub time: u64,
-    /// Which task of its process.
+    /// The number of the task within its process.
     pub task: u32,
-    /// What it was told, or asked.
+    /// The event.
     pub what: What,
 }
 
-/// What a line says.
+/// What happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum What {
-    /// It asks from now on.
+    /// Started to request a lock.
     Asks(Lock),
-    /// It holds, and will until `deadline` if nothing is renewed.
+    /// Was granted the lock.
     Holds {
-        /// Its fencing token.
+        /// The fencing token.
         token: u64,
-        /// How much of the lock's capacity it takes.
+        /// The weight of the hold.
         weight: u32,
-        /// When its lease ends.
+        /// When the lease ends without a renewal.
         deadline: u64,
     },
-    /// It still does.
+    /// The lease was renewed.
     Keeps {
-        /// When its lease ends now.
+        /// When the lease ends now.
         deadline: u64,
     },
-    /// It does no more; at `until` it still did.
+    /// Stopped holding.
     Ends {
-        /// When its guard, asked, said for the last time that it held.
+        /// When its guard last reported that it held.
         until: u64,
-        /// See there.
+        /// How it ended.
         how: End,
     },
-    /// It asks no more, and got nothing.
+    /// Stopped requesting without a grant.
     Leaves,
     /// A request failed.
     Fails(String),
-    /// Something that must not be.
+    /// The task itself observed a violation.
     Wrong(String),
-    /// It lives.
+    /// A heartbeat.
     Lives,
 }
 
 /// How a hold ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum End {
-    /// By its task.
+    /// Released by its task.
     Released,
     /// Its guard was dropped.
     Dropped,
-    /// Its lease was over, or taken away.
+    /// Its lease expired or was taken away.
     Lost,
-    /// With its process. No client writes that; it is found out.
+    /// With its process. Inferred by the judge, never written.
     Killed,
 }
 
@@ -150,7 +149,7 @@ impl fmt::Display for Line {
     }
 }
 
-/// Reads one line; `None` for what no task writes.
+/// Parses a line; `None` if it is malformed.
 pub fn read(line: &str) -> Option<Line> {
     let mut words = line.splitn(4, ' ');
     let (time, task) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);

@@ -1,25 +1,25 @@
-//! Many histories, each in the order of its times, become one.
+//! Merges many histories, each in order of time, into one.
 //!
-//! A line can be judged when every other worker has said something later: nothing earlier can come
-//! any more. So each worker says now and then that it lives.
+//! An event can be judged once every other worker has reported a later one, because nothing earlier can
+//! arrive then. For that, workers write heartbeats.
 
 use std::collections::BTreeMap;
 
 use crate::line::{Line, What};
 
-/// What happened next, to whom.
+/// An event of a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// One of its tasks was told something.
+    /// One of its tasks wrote a line.
     Said(Line),
-    /// The process is no more.
+    /// The process has ended.
     Gone,
 }
 
-/// Puts histories in one order.
+/// Merges histories.
 #[derive(Debug, Default)]
 pub struct Merge {
-    /// When each living worker last said something.
+    /// Time of the last line of each living worker.
     heard: BTreeMap<u32, u64>,
     /// By time, worker and order of arrival.
     waiting: BTreeMap<(u64, u32, u64), Event>,
@@ -27,12 +27,12 @@ pub struct Merge {
 }
 
 impl Merge {
-    /// A worker was started.
+    /// Registers a worker that was started.
     pub fn open(&mut self, worker: u32, time: u64) {
         self.heard.insert(worker, time);
     }
 
-    /// A worker said something. Its times never go back.
+    /// Adds a worker's line. Its times never decrease.
     pub fn say(&mut self, worker: u32, line: Line) {
         let heard = self.heard.entry(worker).or_default();
         *heard = (*heard).max(line.time);
@@ -41,7 +41,7 @@ impl Merge {
         }
     }
 
-    /// A worker has said its last: it lived at `time` at least, and when it last spoke.
+    /// A worker has ended: it lived at least until `time`, and until its last line.
     pub fn close(&mut self, worker: u32, time: u64) {
         let heard = self.heard.remove(&worker).unwrap_or_default();
         self.put(heard.max(time), worker, Event::Gone);
@@ -53,8 +53,7 @@ impl Merge {
     }
 }
 
-/// What happened next, once that is certain: when, to which worker, and what. After a `None` there
-/// may be more.
+/// The next event that is certain: its time, worker and content. More events may follow a `None`.
 impl Iterator for Merge {
     type Item = (u64, u32, Event);
 

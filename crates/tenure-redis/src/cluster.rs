@@ -1,10 +1,10 @@
-//! Locks on a cluster: each on the node that has its slot.
+//! Locks on Redis Cluster: each lock lives on the node that serves its slot.
 //!
-//! A request goes to the node that serves its slot as far as is known, and on to where that one
-//! sends it: a node that redirects has not carried it out. One task at a time asks the nodes who
-//! serves what, when a node sends a request elsewhere, is lost or cannot be reached, or says that
-//! its cluster is down. Only requests whose slot has no node that answers wait for that task, so a
-//! dead shard delays no other.
+//! A request goes to the node that serves the slot according to the cached table, and follows redirects from
+//! there; a node that redirects has not carried the request out. A single background task refreshes the
+//! topology when a node redirects, drops its connection, cannot be reached, or reports that the cluster is
+//! down. Only requests whose slot has no responsive node wait for that refresh, so a dead shard does not
+//! delay the others.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -43,22 +43,22 @@ use tenure_core::store::{
 };
 use tenure_core::sync::Locked;
 
-/// So long, at least, between two questions who serves what.
+/// Minimum pause between topology refreshes.
 const PAUSE: Duration = Duration::from_millis(100);
-/// A node has so long to answer it.
+/// Timeout for one node's reply to a topology query.
 const ANSWER: Duration = Duration::from_secs(1);
-/// So many nodes are asked side by side; the first good answer counts.
+/// Nodes queried concurrently; the first valid reply wins.
 const SIDE_BY_SIDE: usize = 3;
-/// While a node is being reached, the others are asked again this often.
+/// How often the topology is queried again while a node is being reached.
 const ASK_AGAIN: Duration = Duration::from_millis(250);
-/// A node that serves nothing any more is kept so long after it was last needed: until nothing can
-/// be on its way to it.
+/// How long a node without slots is kept after its last use, so that no request to it can still be in flight
+/// when it is dropped.
 const KEPT: Duration = Duration::from_secs(60);
-/// So many times a request is sent on at once; after that, only after a pause.
+/// Redirects followed without a delay.
 const HASTY: u32 = 3;
 const PAUSE_MIN: Duration = Duration::from_millis(5);
 const PAUSE_MAX: Duration = Duration::from_millis(100);
-/// Why a name cannot be a lock's.
+/// Error for names that cannot be locks on a cluster.
 const TWO_SLOTS: &str = "on a cluster a lock and its counter must share a slot, and no counter can share that of a name with `}`, or of a \
      reentrant mutex with `{`, unless something stands between a first `{` and the next `}`";
 
@@ -73,32 +73,31 @@ struct ClusterInner {
     url: Arc<str>,
     terms: Terms,
     map: Locked<Map>,
-    /// Told of every change of the map.
+    /// Notified on every change of the map.
     changed: Notify,
-    /// Tells the topology_refresh to ask who serves what.
+    /// Triggers a topology refresh.
     trouble: Arc<Notify>,
 }
 
-/// What is known of the cluster.
+/// The cached view of the cluster.
 struct Map {
     table: SlotTable,
-    /// How its clients publish; unknown until a node was asked.
+    /// How the cluster's clients publish; unknown until a node has replied.
     publish: Option<Publish>,
-    /// All nodes that there are connections to, and when they were last needed.
+    /// All nodes with connections, and when each was last used.
     nodes: BTreeMap<Address, (Arc<ClusterNode>, Moment)>,
-    /// Nodes that serve nothing, but can be asked who does.
+    /// Nodes without slots that can still be queried for the topology.
     replicas: Vec<Address>,
-    /// How often a node came to serve slots that had served none: it may not know what the one
-    /// before was told.
+    /// How many times a node took over slots without having served any before. A promoted replica may lack
+    /// writes that the old master acknowledged.
     promotions: u64,
-    /// How often no node could name the slots' owners, and the last reason.
+    /// Number of failed topology refreshes, and the last reason.
     failures: u64,
     failure: Option<Failure>,
 }
 
 impl Cluster {
-    /// A store on the cluster that some of its nodes are named of; nothing is sent before its first
-    /// use.
+    /// A store on the cluster that `seeds` belong to. Connects on first use.
     pub fn at(seeds: Vec<Target>, runtime: Arc<dyn Runtime>) -> Self {
         Self::over(seeds, Network::of(&runtime), runtime)
     }
@@ -161,8 +160,8 @@ impl Store for Cluster {
         async move { inner.listen(&name, spec, Some(client), inner.runtime.now() + within).await }.boxed()
     }
 
-    /// One master after the other, as on one server. A lock whose slot moves meanwhile may be told
-    /// twice, or not.
+    /// Scans one master after the other, each like a single server. A lock whose slot migrates during the
+    /// listing may be listed twice or not at all.
     fn list(
         &self,
         prefix: &str,
@@ -177,7 +176,7 @@ impl Store for Cluster {
         self.0.terms.capabilities()
     }
 
-    /// A lock is kept only where its counter and its channel can be.
+    /// Accepts only names whose side keys and channel share the lock's slot.
     fn supports(&self, spec: LockSpec, name: &LockName) -> Result<(), &'static str> {
         if keys::share_a_slot(spec, name.as_str()) { Ok(()) } else { Err(TWO_SLOTS) }
     }
@@ -193,7 +192,7 @@ impl Store for Cluster {
         ready(()).boxed()
     }
 
-    /// When any node was reconnected to, or serves slots for the first time.
+    /// Completes when any node was reconnected to, or took over slots for the first time.
     fn interrupted(&self) -> BoxFuture<'static, ()> {
         let inner = Arc::clone(&self.0);
         let (before, mut links) = {
@@ -226,12 +225,11 @@ impl Store for Cluster {
     fn interruptions(&self) -> u64 {
         let map = self.0.map();
         let links = map.nodes.values().map(|(member, _)| member.node.link.interruptions());
-        // A node that is dropped takes its count along: that looks like an interruption, and costs
-        // a question.
+        // Dropping a node drops its count: that looks like an interruption and costs one verification.
         links.fold(map.promotions, u64::wrapping_add)
     }
 
-    /// Makes sure that it is known who serves what, and that one of them can be reached.
+    /// Ready once the slot table is known and at least one master is reachable.
     fn ready(&self, within: Duration) -> BoxFuture<'static, Result<(), Failure>> {
         let inner = Arc::clone(&self.0);
         async move {
@@ -265,7 +263,7 @@ impl Store for Cluster {
 }
 
 impl RenewsMany for Cluster {
-    /// A script reaches the locks of one slot.
+    /// A script can only touch keys of one slot.
     fn group(&self, name: &LockName, spec: LockSpec) -> Option<u16> {
         let slot = || keys::slot(name.as_str());
         match spec {
@@ -283,7 +281,7 @@ impl RenewsMany for Cluster {
 
 impl ClusterInner {
     fn map(&self) -> MutexGuard<'_, Map> {
-        // Nothing in here panics half-way, so a poisoned map is as good as another.
+        // Updates under this lock do not panic midway, so poisoning is ignored.
         self.map.lock()
     }
 
@@ -312,7 +310,8 @@ impl ClusterInner {
         }
     }
 
-    /// Carries out renewals of locks in one slot. Where that moves, each goes its own way.
+    /// Carries out renewals of locks in one slot. If the slot migrates, each renewal is redirected
+    /// separately.
     async fn renew(&self, ops: Vec<Op>, deadline: Moment) -> Vec<Result<Answer, Failure>> {
         let said = match ops.first().and_then(|op| self.open_route(keys::slot(op.name.as_str()))) {
             Some(Route { member, pipeline, space }) => {
@@ -336,7 +335,7 @@ impl ClusterInner {
         join_all(rest).await
     }
 
-    /// Carries out a request about a record, whose key and lock share a slot.
+    /// Carries out a request about a record, whose key shares a slot with its lock.
     async fn record(&self, op: RecordOp, deadline: Moment) -> Result<RecordAnswer, Failure> {
         fits(LockSpec::Mutex, &op.lock)?;
         let slot = keys::slot(op.lock.as_str());
@@ -355,7 +354,7 @@ impl ClusterInner {
         }
     }
 
-    /// The connection to a node for a request about this name.
+    /// The connection to `route`'s node for a request about this name.
     async fn line(
         &self,
         route: &Route,
@@ -368,7 +367,7 @@ impl ClusterInner {
         line.map_err(|failure| at(&member.address, failure))
     }
 
-    /// Where a request goes next: to the node that was named, or the one that serves the slot.
+    /// The next node to try: the one a redirect named, otherwise the one that serves the slot.
     async fn next_route(
         &self,
         slot: u16,
@@ -384,8 +383,8 @@ impl ClusterInner {
         }
     }
 
-    /// What a failure means for the next attempt: which node is to be asked, if one was named. The
-    /// failure, if there is no other attempt.
+    /// Decides from a failure whether to retry: the address to try next if a redirect named one, or the
+    /// failure if there is no further attempt.
     async fn redirected(
         &self,
         slot: u16,
@@ -415,14 +414,14 @@ impl ClusterInner {
         Ok(asked_of)
     }
 
-    /// The pipeline to the node that serves a slot, if there is one.
+    /// A route to the node that serves a slot, if there is an open connection.
     fn open_route(&self, slot: u16) -> Option<Route> {
         let (member, space) = self.map().owner(slot)?;
         let pipeline = member.node.link.open_line()?;
         Some(Route { member, pipeline, space })
     }
 
-    /// The same; waits until there is one.
+    /// Like `open_route`, but waits for a connection.
     async fn route(&self, slot: u16, deadline: Moment) -> Result<Route, Failure> {
         loop {
             let (member, space) = self.known(deadline, |map| map.owner(slot)).await?;
@@ -434,7 +433,7 @@ impl ClusterInner {
             if !self.map().serves(&member, slot) {
                 continue;
             }
-            // Before it can be reached, another may come to serve the slot.
+            // Another node may take over the slot before this one can be reached.
             let until = deadline.min(self.runtime.now() + ASK_AGAIN);
             let pipeline = match select(pin!(member.node.link.pipeline(until)), changed).await {
                 Either::Left((pipeline, _)) => pipeline,
@@ -453,7 +452,6 @@ impl ClusterInner {
         }
     }
 
-    /// The pipeline to a node that a slot is on its way to.
     async fn route_to(&self, address: &Address, deadline: Moment) -> Result<Route, Failure> {
         let (member, space) = {
             let mut map = self.map();
@@ -463,12 +461,11 @@ impl ClusterInner {
         Ok(Route { member, pipeline, space })
     }
 
-    /// What is looked for in the map; waits until it is there.
     async fn known<T>(&self, deadline: Moment, look_for: impl Fn(&Map) -> Option<T>) -> Result<T, Failure> {
         self.known_by(deadline, false, look_for).await
     }
 
-    /// The same. `at_once`, it fails as soon as the system says that no node can be dialled.
+    /// Like `known`. With `at_once` it fails as soon as the system reports that no node can be dialled.
     async fn known_by<T>(
         &self,
         deadline: Moment,
@@ -486,8 +483,7 @@ impl ClusterInner {
             if let Some(found) = found {
                 return Ok(found);
             }
-            // Wrong credentials do not become right by waiting. But what was said before we asked
-            // does not count.
+            // Waiting does not fix wrong credentials. Failures from before this call do not count.
             let is_final = is_new
                 && failure.as_ref().is_some_and(|failure| {
                     matches!(failure, Failure::Refused(_)) || at_once && is_of_dial(failure)
@@ -501,8 +497,8 @@ impl ClusterInner {
         }
     }
 
-    /// The pause before a request is sent on; the failure, if there is no time left. That it was
-    /// redirected means that it was not carried out.
+    /// Delays the next redirect, or returns an error if the deadline does not allow it. A redirected request
+    /// was not carried out, so that error is `NotSent`.
     async fn turn(&self, turns: &mut Turns, deadline: Moment, failure: Failure) -> Result<(), Failure> {
         let Some(pause) = turns.pause() else { return Ok(()) };
         let until = self.runtime.now() + pause;
@@ -515,8 +511,8 @@ impl ClusterInner {
         Ok(())
     }
 
-    /// Those who wait still listen where the slot was, until all of it has moved, and were not
-    /// heard from there.
+    /// Notifies waiters on the slot's previous node as well: until the whole slot has migrated they are still
+    /// subscribed there and do not receive the importing node's messages.
     async fn tell_where_it_was(&self, op: &Op, deadline: Moment) {
         let (pipeline, space) = {
             let map = self.map();
@@ -529,7 +525,7 @@ impl ClusterInner {
         }
     }
 
-    /// To all that is said about a lock, or to what is said to one client that waits for it.
+    /// Subscribes to a lock's wake-up channel, or to one client's own channel if `client` is given.
     async fn listen(
         &self,
         name: &LockName,
@@ -558,7 +554,7 @@ impl ClusterInner {
             match redirect {
                 Some(Redirect::Moved(Some(to))) => self.moved(slot, &to),
                 Some(_) => turns.is_over = true,
-                // It may have moved on while it was tried.
+                // The slot may have moved during the attempt.
                 None if !self.map().serves(&member, slot) => {}
                 None => {
                     self.trouble.notify_one();
@@ -578,7 +574,7 @@ impl ClusterInner {
             masters.into_iter().map(|member| (member.address.to_string(), member)).collect();
         masters.sort_by(|(one, _), (other, _)| one.cmp(other));
         let (at_node, rest) = from.0.split_once(' ').unwrap_or_default();
-        // One that serves nothing any more is passed over.
+        // Skip a node that no longer serves slots.
         let mut left = masters.iter().skip_while(|(address, _)| **address < *at_node);
         let Some((address, member)) = left.next() else { return Ok(Page::default()) };
         let rest = if address == at_node { rest } else { "" };
@@ -593,7 +589,7 @@ impl ClusterInner {
         Ok(page)
     }
 
-    /// The node at an address, known or not.
+    /// The node at an address; created if unknown.
     fn member(&self, map: &mut Map, address: &Address) -> Arc<ClusterNode> {
         let now = self.runtime.now();
         let known = map.nodes.entry(address.clone());
@@ -603,7 +599,7 @@ impl ClusterInner {
         Arc::clone(member)
     }
 
-    /// A node that there are no connections to yet. All let us in as the seeds do.
+    /// A new node without connections, with the login of the seeds.
     fn stranger(&self, address: &Address, trouble: Arc<Notify>) -> Arc<ClusterNode> {
         let seed = self.seeds.iter().find(|seed| seed.address == *address).or(self.seeds.first());
         let target = seed.expect("a URL has a host").at(address.clone());
@@ -612,7 +608,7 @@ impl ClusterInner {
         Arc::new(ClusterNode { address: address.clone(), node })
     }
 
-    /// A node said that another serves this slot.
+    /// Records a MOVED redirect: `to` serves this slot.
     fn moved(&self, slot: u16, to: &Address) {
         {
             let mut map = self.map();
@@ -625,7 +621,7 @@ impl ClusterInner {
         self.trouble.notify_one();
     }
 
-    /// Asks one node after the other, some side by side, until one says who serves what.
+    /// Refreshes the topology: queries batches of nodes until one describes the slots.
     async fn look(&self) {
         let mut why = unserved();
         for members in self.candidates().chunks(SIDE_BY_SIDE) {
@@ -643,9 +639,8 @@ impl ClusterInner {
         self.changed.notify_waiters();
     }
 
-    /// Who can be asked: first those that are connected to, each time in another order, because one
-    /// of them may be cut off from the others and not know it; then those that the URL names, since
-    /// all others may have moved.
+    /// Nodes to query: connected ones first, rotated randomly because one of them may be partitioned from the
+    /// cluster without knowing it; then the seeds, since every known node may be gone.
     fn candidates(&self) -> Vec<Arc<ClusterNode>> {
         let map = self.map();
         let is_open = |member: &Arc<ClusterNode>| member.node.link.open_line().is_some();
@@ -659,7 +654,8 @@ impl ClusterInner {
         for address in seeds.chain(rest.iter().map(|member| &member.address)).chain(&map.replicas) {
             if !all.iter().any(|asked| asked.address == *address) {
                 let known = map.nodes.get(address).map(|(member, _)| Arc::clone(member));
-                // Whether a foreign node can be reached matters only here.
+                // Only this query cares whether an unknown node is reachable, so it gets its own trouble
+                // signal.
                 all.push(known.unwrap_or_else(|| self.stranger(address, Arc::default())));
             }
         }
@@ -671,7 +667,8 @@ impl ClusterInner {
         let deadline = self.runtime.now() + ANSWER;
         let pipeline = node.link.line_at_once(deadline).await.map_err(|failure| at(address, failure))?;
         let (health, slots) = (command(&["CLUSTER", "INFO"]), command(&["CLUSTER", "SLOTS"]));
-        // What Redisson asks, and those who share a lock must come to the same conclusion.
+        // Redisson detects sharded Pub/Sub with the same command, and all clients of a lock must choose the
+        // same channel.
         let sharded = command(&["PUBSUB", "SHARDNUMSUB"]);
         let asked = join3(
             pipeline.ask(&health, deadline),
@@ -684,7 +681,7 @@ impl ClusterInner {
             pipeline.hang_up();
             return Err(at(address, Failure::NotSent(Failure::cause("a malformed reply to CLUSTER SLOTS"))));
         };
-        // A node that is cut off from the others does not know of what they have decided since.
+        // A partitioned node does not know what the others have decided since.
         let is_down = replies::prose(&health?).is_some_and(|health| health.contains("cluster_state:fail"));
         if is_down || view.ranges.is_empty() {
             return Err(at(address, Failure::NotSent(Failure::cause("its cluster is down"))));
@@ -696,12 +693,12 @@ impl ClusterInner {
         Ok((view, publish))
     }
 
-    /// Takes over what a node said.
+    /// Installs the view that a node reported.
     fn learn(&self, view: &ClusterView, publish: Publish) {
         let now = self.runtime.now();
         {
             let mut map = self.map();
-            // They served until now, and something may be on its way to them.
+            // Requests to former masters may still be in flight: refresh their last-used time.
             for served in map.table.masters().to_vec() {
                 self.member(&mut map, &served.address);
             }
@@ -736,7 +733,7 @@ impl Map {
         self.table.owner(slot).is_some_and(|owner| Arc::ptr_eq(owner, member))
     }
 
-    /// Those who listen where their messages are not said any more are told so.
+    /// Ends subscriptions on nodes that no longer receive the messages, which notifies the subscribers.
     fn dismiss(&self) {
         for (member, _) in self.nodes.values() {
             member.node.notifications.keep(|channel, publish| {
@@ -746,18 +743,17 @@ impl Map {
     }
 }
 
-/// Where a request goes.
+/// The node a request goes to, with an open connection.
 struct Route {
     member: Arc<ClusterNode>,
     pipeline: Arc<Pipeline>,
     space: Keyspace,
 }
 
-/// How often a request was sent on.
 #[derive(Default)]
 struct Turns {
     count: u32,
-    /// It was not sent anywhere else: to ask again at once would be to no avail.
+    /// No other node was named, so an immediate retry would be pointless.
     is_over: bool,
 }
 
@@ -769,7 +765,7 @@ impl Turns {
     }
 }
 
-/// Asks who serves what whenever there is trouble, and not too often.
+/// Refreshes the topology whenever trouble is signalled, rate-limited by `PAUSE`.
 async fn topology_refresh(cluster: Weak<ClusterInner>) {
     let Some((runtime, trouble)) =
         cluster.upgrade().map(|inner| (Arc::clone(&inner.runtime), Arc::clone(&inner.trouble)))
@@ -785,7 +781,8 @@ async fn topology_refresh(cluster: Weak<ClusterInner>) {
     }
 }
 
-/// Also requests without a handle, such as an inspection.
+/// Checked for every request, because some (inspections) arrive without a handle whose creation would have
+/// checked.
 fn fits(spec: LockSpec, name: &LockName) -> Result<(), Failure> {
     match keys::share_a_slot(spec, name.as_str()) {
         true => Ok(()),
@@ -797,7 +794,7 @@ fn unserved() -> Failure {
     Failure::NotSent(Failure::cause("no node is known to serve its slot"))
 }
 
-/// The same failure, with the node that it is about.
+/// Prefixes a failure with the node's address.
 fn at(address: &Address, failure: Failure) -> Failure {
     if is_of_dial(&failure)
         && let Failure::NotSent(cause) = failure

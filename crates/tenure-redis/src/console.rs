@@ -1,5 +1,5 @@
-//! Commands to one server of a store, for a diagnosis: `tenure doctor` asks by these what no lock
-//! needs to know.
+//! Raw commands to one server of a store, for diagnosis: `tenure doctor` queries what locking itself never
+//! needs.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,46 +19,45 @@ use tenure_core::net::by;
 use tenure_core::runtime::{Driver, Runtime};
 use tenure_core::store::Failure;
 
-/// How long one answer is waited for.
+/// Timeout for one reply.
 const ANSWER: Duration = Duration::from_secs(2);
 
-/// One connection to one server, in the database and with the login and TLS of a URL. No lock is
-/// asked for on it.
+/// A connection to one server, with the database, login and TLS settings of a URL. Locks never use it.
 pub struct Console {
     driver: Arc<Driver>,
     connection: Connection,
     target: Target,
 }
 
-/// What a server answers.
+/// A server's reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConsoleReply {
-    /// Nothing is there.
+    /// Null.
     Nil,
-    /// A number.
+    /// An integer.
     Int(i64),
-    /// A text; what is not UTF-8 is replaced.
+    /// A string; invalid UTF-8 is replaced.
     Text(String),
     /// An error, its code first.
     Error(String),
-    /// Several; of a map, keys and values in turn.
+    /// A list. A map is flattened to alternating keys and values.
     Items(Vec<Self>),
 }
 
-/// On RESP3 the server confirms these by a push, in place of a reply.
+/// Commands that RESP3 servers confirm by a push instead of a reply.
 const CONFIRMED_BY_PUSH: [&str; 4] = ["SUBSCRIBE", "SSUBSCRIBE", "UNSUBSCRIBE", "SUNSUBSCRIBE"];
 
 impl Console {
-    /// Connects and logs in, whatever the role of the server is.
+    /// Connects and logs in, whatever the server's role.
     ///
     /// # Errors
-    /// `is_unreachable` without an answer in time, `is_refused` where the login is wrong.
+    /// `is_unreachable` without an answer in time, `is_refused` if the login is rejected.
     pub async fn open(target: &Target) -> Result<Self> {
         let url = target.shown();
         let driver = Driver::start().map_err(|error| Error::no_thread(&url, error))?;
         let runtime = Arc::clone(&driver) as Arc<dyn Runtime>;
         let connector = Connector::new(Arc::clone(&runtime), Network::of(&runtime), target.clone());
-        // Streams are opened by a task of the driver, whatever the caller's runtime can do.
+        // The driver's task opens the stream, because the caller's runtime may not support I/O.
         let (tell, told) = oneshot::channel();
         let to = target.clone();
         runtime.spawn(
@@ -80,7 +79,7 @@ impl Console {
         Ok(console)
     }
 
-    /// Sends one command; an error of the server is a reply.
+    /// Sends one command. A server error is a [`ConsoleReply::Error`].
     ///
     /// # Errors
     /// `is_unreachable` without an answer within 2 s.
@@ -128,26 +127,26 @@ impl From<Value> for ConsoleReply {
 }
 
 impl Target {
-    /// Who logs in there; the server's default user if none.
+    /// The user to log in as; `None` for the server's default user.
     pub fn user(&self) -> Option<&str> {
         self.access.user.as_deref()
     }
 
-    /// On what terms locks are granted there.
+    /// The conditions under which its locks are granted.
     pub fn terms(&self) -> Terms {
         self.access.terms
     }
 }
 
 impl Sentinels {
-    /// The server of the service at this address.
+    /// The target for the service's server at this address.
     pub fn server(&self, address: Address) -> Target {
         Target { address, access: self.master.clone() }
     }
 }
 
 impl Topology {
-    /// On what terms its servers grant locks.
+    /// The conditions under which its servers grant locks.
     pub fn terms(&self) -> Terms {
         match self {
             Self::Server(target) => target.access.terms,
@@ -159,22 +158,22 @@ impl Topology {
     }
 }
 
-/// The key of the counter of tokens, on a server or for this lock on a cluster.
+/// The key of the token counter: one per database, or one per slot on a cluster.
 pub fn fence_key(name: &str, in_cluster: bool) -> String {
     if in_cluster { keys::counter_in_slot(name) } else { keys::COUNTER.to_owned() }
 }
 
-/// The key of a lock's highest ballot, on a member of a quorum.
+/// The key of a lock's highest ballot, on a quorum member.
 pub fn ballot_key(name: &str) -> String {
     keys::ballot(name)
 }
 
-/// The channel of the mutex of this name.
+/// The wake-up channel of the mutex with this name.
 pub fn wake_channel(db: u32, name: &str) -> String {
     keys::channel(db, tenure_core::protocol::LockSpec::Mutex, name)
 }
 
-/// A pattern of SCAN for the keys that begin so.
+/// The SCAN pattern that matches keys with this prefix.
 pub fn keys_with(prefix: &str) -> String {
     keys::pattern(prefix)
 }

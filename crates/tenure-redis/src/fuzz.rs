@@ -1,4 +1,4 @@
-//! Noise for all that reads what a server or a URL says.
+//! Fuzz tests of everything that parses server replies or URLs.
 
 use std::fmt::Debug;
 use std::io::Cursor;
@@ -18,7 +18,7 @@ use tenure_core::name::LockName;
 use tenure_core::owner::Owner;
 use tenure_core::protocol::{LockSpec, Notification, Op, QueueSpec, Verb};
 
-/// The owner and the request of the replies in the corpus.
+/// Owner and request number of the replies in the corpus.
 const OWNER: &str = "a@h:1/0123456789abcdef0123456789abcdef";
 const REQUEST: u64 = 7;
 
@@ -34,12 +34,12 @@ fn op(spec: LockSpec, verb: Verb) -> Op {
     Op { name, spec, owner, request: REQUEST, verb }
 }
 
-/// The kind of an outcome, without what is in it.
+/// The variant name of an outcome, without its payload.
 fn sort(outcome: &impl Debug) -> String {
     format!("{outcome:?}").chars().take_while(|char| char.is_alphanumeric()).collect()
 }
 
-/// All that may be asked of what a server said.
+/// Runs every reply parser over a value.
 fn read_all(value: &Value) -> String {
     let from = Address::Tcp("h".into(), 1);
     let mut said = sort(value);
@@ -97,12 +97,12 @@ fn whatever_comes_in_is_read_or_refused_and_both_readers_agree_where_it_ends() {
     ];
     fuzz("frame", &[], &words, |bytes| {
         let (tape, outcome) = parse(&[bytes]);
-        // However it is cut, it comes to the same.
+        // The result does not depend on how the input is split.
         let (first, rest) = bytes.split_at(bytes.len() * 2 / 3);
         let (in_parts, in_parts_outcome) = parse(&[first, rest]);
         assert_eq!((format!("{tape:?}"), outcome), (format!("{in_parts:?}"), in_parts_outcome));
         let mut said = outcome.err().map_or("fine", |Malformed(what)| what).to_owned();
-        // Another parser ends each value where this one does.
+        // The parser of the `redis` crate ends each value at the same byte.
         let mut rest = Cursor::new(bytes);
         let mut parser = redis::Parser::new();
         let mut replies = tape.replies();
@@ -120,8 +120,8 @@ fn whatever_comes_in_is_read_or_refused_and_both_readers_agree_where_it_ends() {
     });
 }
 
-/// What these pieces say; how many replies of it are whole, and how many bytes these have, unless
-/// something is malformed.
+/// Parses these pieces: the tape, with the number of whole replies and of their bytes, unless the input is
+/// malformed.
 fn parse(pieces: &[&[u8]]) -> (Tape, Result<(usize, usize), Malformed>) {
     let (mut parser, mut tape, mut buffer) = (Parser::default(), Tape::default(), Vec::new());
     let (mut whole, mut bytes, mut passed) = (0, 0, 0);
@@ -210,7 +210,7 @@ fn whatever_a_url_says_its_shown_form_says_the_same_and_no_password() {
                 let said = error.to_string();
                 assert!(error.is_invalid() && said.starts_with("the store's URL cannot be used: "), "{said}");
                 assert!(!said.contains(char::is_control) && said.len() < 600, "{said}");
-                // What it quotes is nothing new.
+                // Strip quoted input, so that it does not count as a new outcome.
                 return said.split('`').next().unwrap_or_default().to_owned();
             }
         };
@@ -223,8 +223,7 @@ fn whatever_a_url_says_its_shown_form_says_the_same_and_no_password() {
     });
 }
 
-/// Where the servers are, which database is meant and on what terms, and what the sentinels call
-/// theirs.
+/// What a URL must preserve when shown and read again: addresses, databases, terms, and the Sentinel service.
 fn places(topology: &Topology) -> Vec<(String, u32, Terms)> {
     let at = |target: &Target| (format!("{:?}", target.address), target.access.db, target.access.terms);
     match topology {
@@ -242,7 +241,7 @@ fn whatever_user_and_password_are_they_log_in_and_are_not_shown() {
     fuzz("login", &inputs, &["@", ":", "/", "?", "%", ","], |bytes| {
         let text = String::from_utf8_lossy(bytes);
         let (user, password) = text.split_once(' ').unwrap_or(("", &text));
-        // Nothing else in a URL reads so.
+        // Markers that occur nowhere else in a URL.
         let (user, password) = (format!("«{user}"), format!("»{password}"));
         let encoded = |text: &str| text.bytes().map(|byte| format!("%{byte:02x}")).collect::<String>();
         let (as_user, as_password) = (encoded(&user), encoded(&password));
@@ -260,7 +259,7 @@ fn whatever_user_and_password_are_they_log_in_and_are_not_shown() {
             let told = format!("{topology:?} {access:?} {}", topology.shown());
             assert!(!told.contains(['«', '»']), "{told}");
         }
-        // Not encoded, it may be read otherwise, or refused; what it says must not get out.
+        // Unencoded, the login may be parsed differently or rejected, but the error must not leak it.
         if let Err(error) = Topology::read(&format!("redis://{user}:{password}@h:x")) {
             assert!(!error.to_string().contains(['«', '»']), "{error}");
         }

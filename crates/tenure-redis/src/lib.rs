@@ -1,10 +1,21 @@
-//! Locks on Redis or Valkey: on one server here, on a cluster of them by [`Cluster`].
+//! Locks on Redis and Valkey: a single server or a Sentinel master here, Redis Cluster in [`Cluster`].
 //!
-//! A request is one script, named by its SHA-1, on a connection that all callers share; the script
-//! runs the machine of `protocol` on the server, by the server's clock. A mutex that no client
-//! waits for takes plain commands instead: `requests/pair.rs`. This module maps requests to scripts
-//! and replies back to answers. Its neighbours keep the connection, read what comes over it, and
-//! receive notifications.
+//! A request is one script, invoked by its SHA-1 over a connection that all callers share. The script runs
+//! the state machine of `tenure_core::protocol` on the server and judges leases by the server's clock.
+//! Uncontended mutexes use plain commands instead (`requests/pair.rs`).
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `cluster` | the store on a cluster: routing, redirects, topology refresh |
+//! | `connection` | dialling, login, and the multiplexed connections |
+//! | `console` | raw commands for `tenure doctor` |
+//! | `fuzz` | fuzz tests of everything that parses server replies or URLs |
+//! | `messages` | the Pub/Sub connection and its subscriptions |
+//! | `replies` | strict parsing of script replies, classification of server errors |
+//! | `requests` | scripts, keys and arguments of each request; the plain-command paths |
+//! | `resp` | RESP2 and RESP3 encoding and parsing |
+//! | `table` | the slot table of a cluster |
+//! | `topology` | URLs, addresses, logins; Sentinel and cluster views |
 
 mod cluster;
 mod connection;
@@ -45,41 +56,42 @@ use tenure_core::store::{
     Store,
 };
 
-/// A store on a Redis or Valkey server. Clones share its connections.
+/// A store on one Redis or Valkey server, or on the master that sentinels name. Clones share its connections.
 #[derive(Clone)]
 pub struct Redis {
     runtime: Arc<dyn Runtime>,
     node: Arc<Node>,
     context: RequestContext,
-    /// Sentinels say which server it is.
+    /// Whether the server is resolved through sentinels.
     is_led: bool,
     url: Arc<str>,
 }
 
-/// Whether URLs that begin so name Redis or Valkey servers.
+/// Whether `scheme` is a URL scheme of this store.
 #[must_use]
 pub fn takes(scheme: &str) -> bool {
     Topology::knows(scheme)
 }
 
-/// What a URL names.
+/// The result of [`open`]ing a URL.
 #[derive(Debug)]
 pub enum Opened {
-    /// One server, or several that know each other.
+    /// One server, a Sentinel master, or a cluster.
     Store(Arc<dyn Store>),
-    /// Independent servers, of which a majority decides.
+    /// Independent servers that form a quorum.
     Members {
-        /// A store for each server.
+        /// One store per server.
         members: Vec<Arc<dyn Store>>,
         /// The URL without credentials.
         shown: Arc<str>,
     },
 }
 
-/// Opens what a URL names, without I/O.
+/// Opens the store that a URL names, without I/O.
 ///
 /// # Errors
-/// `is_invalid`, with the part of the URL that is wrong.
+/// `is_invalid`, with the part of the URL that is wrong, or if the URL has a login besides `login`;
+/// `is_unsupported` for TLS in a build without the feature `tls`.
 pub fn open(opening: Opening<'_>) -> Result<Opened> {
     let Opening { url, runtime, login } = opening;
     let mut topology = Topology::parse(url)?;
@@ -99,11 +111,10 @@ pub fn open(opening: Opening<'_>) -> Result<Opened> {
 }
 
 impl Redis {
-    /// A store on the server that a URL names; nothing is sent before its first use.
+    /// A store on the server or Sentinel service that a URL names. Connects on first use.
     ///
     /// # Errors
-    /// `is_invalid`, with the part of the URL that is wrong; `is_unsupported` for what is more than
-    /// one server.
+    /// `is_invalid`, with the part of the URL that is wrong; `is_unsupported` for cluster and quorum URLs.
     pub fn open(url: &str, runtime: Arc<dyn Runtime>) -> Result<Self> {
         let topology = Topology::parse(url)?;
         let shown = topology.shown();
@@ -122,7 +133,7 @@ impl Redis {
         Self::over(target, Network::of(&runtime), runtime)
     }
 
-    /// A store on whichever server is the master.
+    /// A store on whichever server the sentinels name as master.
     pub(crate) fn led(sentinels: Sentinels, runtime: Arc<dyn Runtime>) -> Self {
         let Access { db, terms, .. } = sentinels.master;
         let url = Topology::Sentinel(sentinels.clone()).shown();
@@ -130,14 +141,14 @@ impl Redis {
         Self { is_led: true, ..Self::with(connector, db, terms, url, runtime) }
     }
 
-    /// A store whose connections are opened by `dial`.
+    /// A store on one server whose connections are opened by `dial`.
     pub fn over(target: Target, dial: Arc<dyn Dial>, runtime: Arc<dyn Runtime>) -> Self {
         let Access { db, terms, .. } = target.access;
         let url = target.shown();
         Self::with(Connector::only(Arc::clone(&runtime), dial, target), db, terms, url, runtime)
     }
 
-    /// The same store, where each request is a script, as behind a proxy.
+    /// The same store without the plain-command fast path: every request runs a script, as behind a proxy.
     pub fn scripts_only(self) -> Self {
         self.node.pairs.turn_off();
         self
@@ -202,9 +213,9 @@ impl Store for Redis {
             .boxed()
     }
 
-    /// Walks over the whole database, a few hundred keys at a time, regardless of the prefix: the
-    /// server has no index of names. A lock may be told twice. What other programs wrote is told
-    /// only where a prefix is given.
+    /// Scans the whole database, a few hundred keys per page, regardless of the prefix, because the server
+    /// has no index of names. A lock may be listed twice. Locks written by other programs are listed only
+    /// with a non-empty prefix.
     fn list(
         &self,
         prefix: &str,
@@ -282,8 +293,8 @@ impl RenewsMany for Redis {
         let Self { runtime, node, context, .. } = self.clone();
         async move {
             let deadline = runtime.now() + within;
-            // Always ours. Their order does not matter: one that arrives late renews only what is
-            // still held.
+            // Always on the store's own connection. Order does not matter here: a late renewal only extends a
+            // hold that still exists.
             match node.link.pipeline(deadline).await {
                 Ok(line) => node.renew(&line, &ops, context, deadline).await,
                 Err(failure) => vec![Err(failure); ops.len()],

@@ -1,8 +1,7 @@
-//! Messages to those who wait, on a connection of their own.
+//! Pub/Sub messages to waiters, on a connection of their own.
 //!
-//! Of their own, because a server may say on it what was not asked for, and then no client can tell
-//! any more which reply is whose. It is opened for the first who listens and kept a little longer
-//! than the last.
+//! A separate connection, because a push the client did not expect would make it impossible to match replies
+//! with requests. It opens with the first subscription and stays open for a while after the last.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -28,21 +27,21 @@ use tenure_core::protocol::{Listening, LockSpec, Notification, parse_value};
 use tenure_core::store::{Failure, Incarnation, Listener, Publisher, Station};
 use tenure_core::sync::Locked;
 
-/// A channel is left this long after its last listener, so that those who take turns do not
-/// subscribe each time.
+/// How long a channel stays subscribed after its last listener left, so that lock handoffs do not resubscribe
+/// each time.
 const KEPT: Duration = Duration::from_secs(5);
-/// A connection that was silent this long is asked whether it is alive.
+/// Silence after which the connection is probed.
 const IDLE: Duration = Duration::from_secs(5);
-/// How long it may take to answer.
+/// Timeout of the probe.
 const ANSWER: Duration = Duration::from_secs(1);
 
-/// Who listens to what.
+/// All subscriptions to one server.
 pub(crate) struct Notifications {
     connector: Arc<Connector>,
     state: Locked<MessagesState>,
-    /// Tells the connection's task that there is something to do.
+    /// Wakes the connection's task.
     work: Notify,
-    /// Tells those who want to listen that something was confirmed or refused.
+    /// Notified when a subscription was confirmed or refused.
     told: Notify,
 }
 
@@ -50,27 +49,27 @@ pub(crate) struct Notifications {
 struct MessagesState {
     channels: BTreeMap<String, Channel>,
     next: u64,
-    /// Whether the connection's task runs.
+    /// Whether the connection's task is running.
     runs: bool,
     closed: bool,
-    /// Something came in that was not asked for: the connection is not to be trusted any more.
+    /// An unexpected message arrived: the connection must be replaced.
     spoiled: bool,
-    /// The server of the connection, if it told which it is.
+    /// The incarnation of the connected server, if it reported one.
     life: Option<Incarnation>,
     failure: Option<Failure>,
 }
 
 struct Channel {
     publish: Publish,
-    /// It is one client's: a server that says something on it counts who hears it.
+    /// The channel belongs to one client, and PUBLISH returns the number of its subscribers.
     is_counted: bool,
     station: Station,
-    /// With the rule of the lock that each of them waits for.
+    /// By subscription id: the rule of the awaited lock, and where its notifications go.
     listeners: BTreeMap<u64, (LockSpec, Publisher)>,
     /// When the last listener left.
     left: Option<Moment>,
     state: ChannelState,
-    /// Whether a connection before this one had confirmed it: then messages may have been missed.
+    /// Confirmed on an earlier connection, so messages may have been missed since.
     was_heard: bool,
 }
 
@@ -80,7 +79,7 @@ impl Drop for Channel {
     }
 }
 
-/// How a channel stands with the server.
+/// The subscription's state on the server.
 enum ChannelState {
     New,
     Confirmed,
@@ -93,12 +92,12 @@ impl Notifications {
     }
 
     fn state(&self) -> MutexGuard<'_, MessagesState> {
-        // Nothing in here panics half-way, so a poisoned state is as good as another.
+        // Updates under this lock do not panic midway, so poisoning is ignored.
         self.state.lock()
     }
 
-    /// Listens to a channel: ready once the server has confirmed it. `is_counted`: a server that
-    /// says something on it learns whether it is heard.
+    /// Subscribes to a channel; ready once the server has confirmed. With `is_counted`, a publisher learns
+    /// from the reply to PUBLISH whether the client is listening.
     pub(crate) async fn listen(
         self: &Arc<Self>,
         channel: String,
@@ -135,7 +134,7 @@ impl Notifications {
         }
     }
 
-    /// Adds a listener, and starts the connection's task if it does not run.
+    /// Adds a listener, and starts the connection's task if it is not running.
     fn enter(
         self: &Arc<Self>,
         name: String,
@@ -183,7 +182,7 @@ impl Notifications {
         }
     }
 
-    /// Ends the subscriptions to all other channels: what is said on them is said elsewhere by now.
+    /// Drops the subscriptions to all other channels, because their messages are now published elsewhere.
     pub(crate) fn keep(&self, is_here: impl Fn(&str, Publish) -> bool) {
         let gone: Vec<_> = {
             let mut state = self.state();
@@ -192,8 +191,7 @@ impl Notifications {
                 state.channels.iter().filter(elsewhere).map(|(name, _)| name.clone()).collect();
             names.iter().filter_map(|name| state.channels.remove(name)).collect()
         };
-        // The listeners end here, and not while the state is taken: one of them may be looked after
-        // at once.
+        // Drop the listeners outside the lock: dropping one may run code that takes it.
         if !gone.is_empty() {
             drop(gone);
             self.told.notify_waiters();
@@ -201,13 +199,12 @@ impl Notifications {
         }
     }
 
-    /// Ends the connection.
     pub(crate) fn close(&self) {
         self.state().closed = true;
         self.work.notify_one();
     }
 
-    /// Keeps a connection open while there are channels.
+    /// Keeps a connection open as long as there are channels.
     async fn serve(self: Arc<Self>) {
         let runtime = Arc::clone(&self.connector.runtime);
         let mut pace = Pace::default();
@@ -245,7 +242,8 @@ impl Notifications {
         }
     }
 
-    /// Whether there is nothing to do any more; then the task ends.
+    /// Whether the task can end because there are no channels left. Also resets all channels for the next
+    /// connection.
     fn rest(&self) -> bool {
         let now = self.connector.runtime.now();
         let mut state = self.state();
@@ -261,8 +259,8 @@ impl Notifications {
         !state.runs
     }
 
-    /// There is no connection: those who want to listen are told only if that will not pass. Those
-    /// who have listened hear nothing for as long as it lasts, and are told so by their end.
+    /// Handles a failed connect. New subscribers learn of the failure only if it is permanent (`Refused`);
+    /// subscribers that may be missing messages are dropped, which notifies them.
     fn cut_off(&self, failure: Failure) {
         let mut state = self.state();
         let mut unheard = Vec::new();
@@ -283,9 +281,9 @@ impl Notifications {
         self.told.notify_waiters();
     }
 
-    /// Serves one connection until it fails, or until it is not needed any more: then `true`. Notes
-    /// whether it `was_of_use`. One that is opened in vain again and again, as at a master that
-    /// requests have not moved to yet, is opened more rarely.
+    /// Serves one connection until it fails (`false`) or is no longer needed (`true`). Sets `was_of_use`: a
+    /// connection that is repeatedly useless, such as one to a master that requests have not moved to yet, is
+    /// reopened with backoff.
     async fn attend(&self, connection: Connection, was_of_use: &mut bool) -> bool {
         let Connection { multiplexer, to, mut over, .. } = connection;
         let runtime = &*self.connector.runtime;
@@ -334,7 +332,7 @@ impl Notifications {
         }
     }
 
-    /// What is to be done on the connection; `None` when it is not needed any more.
+    /// Pending subscriptions and unsubscriptions; `None` when the connection is no longer needed.
     fn todo(&self) -> Option<Todo> {
         let now = self.connector.runtime.now();
         let mut state = self.state();
@@ -361,7 +359,7 @@ impl Notifications {
         Some(todo)
     }
 
-    /// Notes what the server said to each channel; `false` if that was no answer.
+    /// Records the server's answer to each subscription; `false` if a reply was malformed.
     fn joined(&self, joined: &[(&str, Value)]) -> bool {
         let mut state = self.state();
         for (name, answer) in joined {
@@ -376,7 +374,7 @@ impl Notifications {
             let Some(channel) = channels.get_mut(*name) else { continue };
             if let Value::ServerError(error) = answer {
                 channel.state = ChannelState::Refused(failure::of(error).0);
-                // Those who had listened so far hear nothing any more, and are told that.
+                // Subscribers receive nothing from here on; dropping them notifies them.
                 channel.listeners.clear();
                 continue;
             }
@@ -392,7 +390,7 @@ impl Notifications {
         true
     }
 
-    /// Takes in a message. Runs on the connection's task, so that a wake-up takes no detour.
+    /// Handles a push. Runs on the connection's task, so that a wake-up takes no detour.
     fn hear(&self, push: &[Value]) {
         let mut state = self.state();
         let (kind, data) = push.split_first().map_or((None, push), |(kind, data)| (bytes(kind), data));
@@ -409,9 +407,9 @@ impl Notifications {
                 state.spoiled = true;
             }
             (b"subscribe" | b"ssubscribe", _) => return,
-            // Expected only for a channel that was given up. A cluster says it unasked when a slot
-            // moves away: those who listened are told by their end, and the connection may have
-            // taken it for a reply.
+            // Expected only for an abandoned channel. A cluster node also sends it unprompted when a slot
+            // migrates away: dropping the channel notifies its subscribers, and the connection may have taken
+            // the push for a reply.
             (kind @ (b"unsubscribe" | b"sunsubscribe"), [Value::BulkString(channel), _]) => {
                 let Some(name) =
                     std::str::from_utf8(channel).ok().filter(|name| state.channels.contains_key(*name))
@@ -430,13 +428,12 @@ impl Notifications {
     }
 }
 
-/// What the connection's task has to do.
 #[derive(Default)]
 struct Todo {
     spoiled: bool,
     join: Vec<(String, Publish)>,
     leave: Vec<(String, Publish)>,
-    /// When there will be something to leave.
+    /// When the next unsubscription is due.
     next: Option<Moment>,
 }
 
@@ -445,7 +442,7 @@ impl Todo {
         self.join.is_empty() && self.leave.is_empty()
     }
 
-    /// Each channel has a separate command, since a server refuses a command as a whole.
+    /// One command per channel, because a server rejects a command as a whole.
     async fn carry_out(&self, multiplexer: &Multiplexer) -> Result<Vec<(&str, Value)>, Failure> {
         let joins = self.join.iter().map(|(name, publish)| async move {
             let verb = publish.subscribe();
@@ -461,13 +458,13 @@ impl Todo {
     }
 }
 
-/// Whether a reply of this kind confirms a subscription.
 fn is_confirmation(kind: Option<&Value>) -> bool {
     matches!(kind.and_then(bytes), Some(b"subscribe" | b"ssubscribe"))
 }
 
-/// What a place says whose client hears messages of this kind from this server. The script that
-/// calls it works out the same of the server that runs it.
+/// The listening state to record at a waiter's place: three hex digits of the server's run id, the last two
+/// bits replaced by the kind of channel. The script that wakes the waiter computes the same for the server it
+/// runs on.
 fn listening(life: &Incarnation, publish: Publish) -> Option<Listening> {
     let Incarnation::Since { id, .. } = life else { return None };
     let digits = u16::from_str_radix(id.get(..3)?, 16).ok()?;
@@ -478,7 +475,7 @@ fn listening(life: &Incarnation, publish: Publish) -> Option<Listening> {
     Listening::new(digits - digits % 4 + kind)
 }
 
-/// What a message says to those who wait for a lock of this rule.
+/// The notification that a message carries for waiters of this rule.
 pub(crate) fn meant(message: &str, spec: LockSpec) -> Notification {
     if let LockSpec::Queue(_) = spec
         && let Some(tickets) = message.split(',').map(ticket).collect()
@@ -488,7 +485,7 @@ pub(crate) fn meant(message: &str, spec: LockSpec) -> Notification {
     Notification::Free { by: parse_value(message).map(|(owner, _)| owner) }
 }
 
-/// A number as it is written: who has it holds, so it is read to the letter.
+/// A ticket number in canonical form. Strict, because its owner will hold the lock.
 fn ticket(text: &str) -> Option<u64> {
     text.parse().ok().filter(|ticket: &u64| ticket.to_string() == text)
 }
@@ -503,7 +500,7 @@ fn unconfirmed() -> Failure {
     Failure::NotSent(Failure::cause("the subscription was not confirmed in time"))
 }
 
-/// A listener's place; it leaves when dropped.
+/// A listener's entry, removed on drop.
 struct ChannelSubscription {
     notifications: Weak<Notifications>,
     name: String,

@@ -1,4 +1,4 @@
-//! Which node of a cluster serves which slot, as far as is known.
+//! The slot table of a cluster, as far as it is known.
 
 use std::sync::Arc;
 
@@ -6,16 +6,16 @@ use crate::requests::node::Node;
 use crate::topology::Address;
 use crate::topology::slots::SLOTS;
 
-/// A node of a cluster, known by the address at which it is told to be.
+/// A cluster node, identified by the address that the cluster announces.
 pub(crate) struct ClusterNode {
     pub(crate) address: Address,
     pub(crate) node: Node,
 }
 
-/// Who serves which slot.
+/// Maps slots to the masters that serve them.
 pub(crate) struct SlotTable {
     masters: Vec<Arc<ClusterNode>>,
-    /// By slot, the position of its master.
+    /// Index into `masters` by slot.
     owners: Box<[u16]>,
 }
 
@@ -40,14 +40,13 @@ impl SlotTable {
         self.masters.iter().any(|known| known.address == *address)
     }
 
-    /// Gives slots to a node.
     pub(crate) fn give(&mut self, first: u16, last: u16, to: &Arc<ClusterNode>) {
         let known = self.masters.iter().position(|known| Arc::ptr_eq(known, to));
         let at = known.unwrap_or_else(|| {
             self.masters.push(Arc::clone(to));
             self.masters.len() - 1
         });
-        // As many nodes as slots, and no more, can be distinguished.
+        // There are at most as many masters as slots, so the index fits.
         self.owners[usize::from(first)..=usize::from(last)].fill(at as u16);
     }
 }

@@ -1,4 +1,4 @@
-//! A Redis store asked directly: the engine above it would repeat a request that failed.
+//! Sends requests to a Redis store directly, bypassing the engine, which would retry failed ones.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,23 +9,23 @@ use tenure::internals::store::redis::Redis;
 use tenure::internals::{Driver, Store};
 use tenure::{LockName, Owner, block_on};
 
-/// Longer than any answer takes.
+/// Default timeout of a request; no reply takes this long.
 pub const WITHIN: Duration = Duration::from_secs(3);
 
-/// One owner that asks one store.
+/// One owner on one store.
 #[derive(Debug)]
 pub struct Asker {
     /// The store.
     pub store: Arc<dyn Store>,
-    /// Its runtime.
+    /// The store's runtime.
     pub driver: Arc<Driver>,
-    /// The owner.
+    /// The owner of all requests.
     pub owner: Owner,
-    /// How long each request may take.
+    /// Timeout of each request.
     pub within: Duration,
 }
 
-/// What a request returned.
+/// The result of a request.
 pub type Said = Result<Answer, Failure>;
 
 impl Asker {
@@ -46,7 +46,7 @@ impl Asker {
         Self { store, driver, owner: Owner::new("other").expect("an owner"), within: self.within }
     }
 
-    /// Limits each request to this time.
+    /// Sets the timeout of each request.
     #[must_use]
     pub fn within(mut self, within: Duration) -> Self {
         self.within = within;
@@ -67,7 +67,7 @@ impl Asker {
         block_on(self.store.call(self.op(name, verb), self.within))
     }
 
-    /// Acquires for 30 s.
+    /// Acquires with a lease of 30 s.
     ///
     /// # Errors
     /// As [`Store::call`].
@@ -92,7 +92,7 @@ impl Asker {
     }
 }
 
-/// An acquire of 30 s.
+/// An acquisition with a lease of 30 s.
 pub fn acquire() -> Verb {
     Verb::Acquire {
         ttl_ms: 30_000,
@@ -104,12 +104,12 @@ pub fn acquire() -> Verb {
     }
 }
 
-/// The release of that.
+/// The matching release.
 pub fn release() -> Verb {
     Verb::Release { hold: 1, fence: Fence::Assign, whose: ReleaseScope::Own }
 }
 
-/// Whether it was granted.
+/// Whether the lock was granted.
 pub fn held(said: &Said) -> bool {
     matches!(said, Ok(Answer::Held { .. }))
 }
@@ -117,7 +117,7 @@ pub fn held(said: &Said) -> bool {
 /// The text of a refusal.
 ///
 /// # Panics
-/// If it is not refused.
+/// If the request was not refused.
 pub fn refusal(said: Said) -> String {
     match said {
         Err(failure @ Failure::Refused(_)) => failure.to_string(),
@@ -125,10 +125,10 @@ pub fn refusal(said: Said) -> String {
     }
 }
 
-/// Why the request was certainly not sent.
+/// The reason why the request was certainly not sent.
 ///
 /// # Panics
-/// If it may have been.
+/// If it may have been sent.
 pub fn not_sent(said: Said) -> String {
     match said {
         Err(failure @ Failure::NotSent(_)) => failure.to_string(),

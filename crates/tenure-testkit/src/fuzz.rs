@@ -1,13 +1,12 @@
-//! Noise for what reads bytes and text from outside: a kept corpus, mutated.
+//! Fuzzing of code that parses external input: a stored corpus, mutated.
 //!
-//! A check says what it saw of an input, in a few words. An input that makes it say something new
-//! is kept and mutated further: so it gets deeper than noise alone would, without looking into the
-//! program. A check that panics, takes for ever or more memory than anything here needs ends the
-//! test, with the input.
+//! A check summarizes what it observed of an input in a few words. An input with a new summary is kept and
+//! mutated further, which reaches deeper than random noise would, without instrumenting the program. A check
+//! that panics, hangs or exceeds the memory limit fails the test and prints the input.
 //!
-//! Each target looks at 100,000 inputs, the same each time. With `TENURE_FUZZ=SECONDS` it goes on
-//! for that long, with other ones. What it finds belongs into `corpus/TARGET/`, where each file is
-//! an input that is tried first each time.
+//! Each target runs 100,000 inputs, the same ones every time. With `TENURE_FUZZ=SECONDS` it runs for that
+//! long, with different inputs each time. Findings belong in `corpus/TARGET/`, one file per input; these are
+//! always tried first.
 //!
 //! ```no_run
 //! use tenure_testkit::fuzz::fuzz;
@@ -36,18 +35,18 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// So many inputs, unless a time is given.
+/// Number of inputs, unless a time is given.
 const INPUTS: u64 = 100_000;
-/// No input takes so long on any machine.
+/// Time after which an input counts as hanging.
 const HANG: Duration = Duration::from_secs(30);
-/// No program that reads one of them needs so much, the rest of its tests included.
+/// Memory limit of the process, in bytes: far more than parsing and the rest of the tests need.
 pub const MEMORY: u64 = 1 << 30;
-/// So many inputs that showed something new are kept.
+/// Maximum number of kept inputs.
 const KEPT: usize = 2_000;
-/// Inputs grow no longer.
+/// Maximum length of an input, in bytes.
 const LONGEST: usize = 4_096;
 
-/// What numbers are read wrongly near.
+/// Boundary values that parsers of numbers get wrong.
 const NUMBERS: [&str; 16] = [
     "0",
     "-0",
@@ -67,11 +66,11 @@ const NUMBERS: [&str; 16] = [
     "99999999999999999999999",
 ];
 
-/// Gives `check` each file of `corpus/TARGET`, each of these inputs, and mutations of them; `words`
-/// are put in here and there.
+/// Runs `check` on each file of `corpus/TARGET`, on `inputs`, and on mutations of them, into which `words`
+/// are inserted at random.
 ///
 /// # Panics
-/// If the check does, with the input. If it takes for ever the process ends.
+/// If the check does; the input is printed. If an input hangs, the process exits.
 pub fn fuzz(target: &str, inputs: &[&str], words: &[&str], check: impl Fn(&[u8]) -> String) {
     let limit = std::env::var("TENURE_FUZZ").ok();
     let limit = limit.map(|limit| Duration::from_secs(limit.parse().expect("TENURE_FUZZ is in seconds")));
@@ -79,8 +78,7 @@ pub fn fuzz(target: &str, inputs: &[&str], words: &[&str], check: impl Fn(&[u8])
     let mut corpus: Vec<Vec<u8>> = inputs.iter().map(|input| input.as_bytes().to_vec()).collect();
     corpus.extend(kept(target));
     corpus.push(Vec::new());
-    // What no client wants to see again is seen the same way each time; a hunt goes elsewhere each
-    // time.
+    // Regression runs are reproducible; a hunt takes a new seed each time.
     let seed = if limit.is_some() { RandomState::new().hash_one(target) } else { 1 };
     let mut mutator = Mutator { state: seed, words };
     let mut seen = BTreeSet::new();
@@ -109,7 +107,7 @@ pub fn fuzz(target: &str, inputs: &[&str], words: &[&str], check: impl Fn(&[u8])
     );
 }
 
-/// What the check says, its numbers left out.
+/// The check's summary, with numbers removed.
 fn passes(target: &str, input: &[u8], check: &impl Fn(&[u8]) -> String) -> String {
     let said = catch_unwind(AssertUnwindSafe(|| check(input))).unwrap_or_else(|panic| {
         println!(
@@ -121,7 +119,7 @@ fn passes(target: &str, input: &[u8], check: &impl Fn(&[u8]) -> String) -> Strin
     said.replace(|char: char| char.is_ascii_digit(), "")
 }
 
-/// The corpus on disk, in the order of its names.
+/// The corpus on disk, sorted by file name.
 ///
 /// # Panics
 /// If a file cannot be read.
@@ -133,7 +131,7 @@ pub fn kept(target: &str) -> Vec<Vec<u8>> {
     paths.iter().map(|path| fs::read(path).expect("a file of the corpus")).collect()
 }
 
-/// A length that is believed ends the process, not the machine.
+/// Limits the memory of the process, so that an allocation by a bogus length ends the test, not the machine.
 ///
 /// # Panics
 /// If the system refuses the limit.
@@ -185,7 +183,7 @@ impl Mutator<'_> {
                 let word = self.words[self.below(self.words.len())];
                 input.splice(at..at, word.bytes());
             }
-            // A number becomes another one.
+            // Replace a number.
             6 | 7 => {
                 let is_digit = |byte: &u8| byte.is_ascii_digit();
                 let Some(from) = input[at..].iter().position(is_digit).map(|from| at + from) else { return };
@@ -203,7 +201,7 @@ impl Mutator<'_> {
     }
 }
 
-/// Ends the process when one input takes for ever.
+/// Exits the process when an input hangs.
 struct Watchdog(std::sync::Arc<Watched>);
 
 #[derive(Default)]

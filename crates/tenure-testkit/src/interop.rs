@@ -1,11 +1,11 @@
-//! The other clients that ours is tested against.
+//! Other clients that interoperability tests run against.
 
 use std::path::PathBuf;
 
-/// The Python that has redis-py, for the locks of others.
+/// The Python interpreter with redis-py.
 ///
 /// # Panics
-/// If it is not there, saying how to install it.
+/// If it is not installed, with a hint how to install it.
 pub fn python() -> PathBuf {
     let python = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/python/bin/python"));
     assert!(python.exists(), "no redis-py in target/python; the tests need it: scripts/install-test-needs");

@@ -1,4 +1,4 @@
-//! Clients whose wall clock is wrong.
+//! Clients with a wrong wall clock.
 
 use std::sync::Arc;
 
@@ -35,10 +35,10 @@ impl Runtime for Skewed {
     }
 }
 
-/// A client of one server whose wall clock is so many ms ahead, or behind if negative.
+/// A client whose wall clock is `by_ms` milliseconds ahead, or behind if negative.
 ///
 /// # Panics
-/// If the URL is wrong or there are no more threads.
+/// If the URL is invalid or no thread can be started.
 pub fn client(url: &str, by_ms: i64, options: Options) -> Locks {
     let runtime = Arc::new(Skewed { driver: Driver::start().expect("a thread"), by_us: by_ms * 1_000 });
     let store = Redis::open(url, Arc::clone(&runtime) as _).expect("a store");

@@ -1,11 +1,11 @@
-//! Assertions about how long something took.
+//! Assertions about elapsed time.
 
 use std::time::Duration;
 
 /// Asserts that something took less than `limit`.
 ///
-/// A machine that stalls makes anything late: `scripts/test` runs a failed test a second time if
-/// that happened while it ran.
+/// A stalled machine makes anything late: `scripts/test` reruns a failed test if the machine stalled while it
+/// ran.
 ///
 /// # Panics
 /// If it took `limit` or longer.

@@ -1,4 +1,4 @@
-//! The bare commands beside which locks are measured: what one would write without tenure.
+//! The bare commands as a baseline: what one would write without tenure.
 #![expect(
     clippy::disallowed_methods,
     reason = "a timer of this command's own; the clock of leases is the library's"
@@ -21,24 +21,24 @@ use crate::clock;
 use crate::exit::Failure;
 use crate::output::chain;
 
-/// How often a client without messages asks again.
+/// Poll interval of a client without messages.
 const POLL: Duration = Duration::from_millis(5);
-/// Deletes a key if it has this value; its SHA is below.
+/// Deletes a key if it has this value. `DELETE_SHA` is its SHA-1.
 const DELETE: &str =
     r#"if redis.call("get",KEYS[1]) == ARGV[1] then return redis.call("del",KEYS[1]) else return 0 end"#;
 const DELETE_SHA: &str = "b70c2384248f88e6b75b9f89241a180f856ad852";
 
-/// Why a measurement is left out.
+/// Why a measurement is missing.
 pub(super) type Missing = String;
 
-/// Where the bare commands go.
+/// What the bare commands run against.
 pub(super) enum Bare {
     Servers(Servers),
     Directory(Directory),
 }
 
 impl Bare {
-    /// What is measured, in a few words.
+    /// A short description of the commands.
     pub(super) fn what(&self, part: Part) -> String {
         let poll = format!("asked again every {} ms", POLL.as_millis());
         match (self, part) {
@@ -109,7 +109,7 @@ impl Bare {
         Ok(())
     }
 
-    /// Takes what [`renew`](Self::renew) extends.
+    /// Acquires what [`renew`](Self::renew) renews.
     pub(super) async fn hold(&mut self) -> Result<(), Missing> {
         match self {
             Self::Servers(Servers { clients, key, ttl_ms, .. }) => {
@@ -131,7 +131,7 @@ impl Bare {
         Ok(())
     }
 
-    /// Gives back what [`hold`](Self::hold) took.
+    /// Releases what [`hold`](Self::hold) acquired.
     pub(super) async fn let_go(&mut self) -> Result<(), Missing> {
         match self {
             Self::Servers(Servers { clients, key, .. }) => clients[0].release(key).await,
@@ -139,7 +139,7 @@ impl Bare {
         }
     }
 
-    /// Whether the bare key is there, or a quorum knows ballots of these names.
+    /// Whether the bare key exists, or a quorum has ballots of these names.
     pub(super) async fn has_used(&mut self, names: &[String]) -> Result<bool, Missing> {
         let Self::Servers(servers) = self else { return Ok(false) };
         for key in servers.kept(names) {
@@ -150,13 +150,13 @@ impl Bare {
         Ok(false)
     }
 
-    /// Deletes what was left of these names, and its own. The counter of tokens stays: other locks
-    /// have theirs from it.
+    /// Deletes the remains of these names and the bare key. The token counter stays, because other locks use
+    /// it.
     pub(super) async fn clear_away(&mut self, names: &[String]) {
         match self {
             Self::Servers(servers) => {
                 let kept = servers.kept(names);
-                // What a client was asking when it was interrupted comes before this.
+                // Requests of interrupted clients are carried out before this.
                 let Servers { clients, key, .. } = servers;
                 join_all(clients.iter_mut().map(|client| client.release(key))).await;
                 for key in kept {
@@ -172,7 +172,7 @@ fn told(error: io::Error) -> Missing {
     error.to_string()
 }
 
-/// Servers that are all asked at once, by several clients.
+/// Servers that are all queried at once, by several clients.
 pub(super) struct Servers {
     clients: Vec<Client>,
     key: String,
@@ -197,7 +197,7 @@ impl Servers {
         let mut all = Vec::new();
         for number in 0..clients {
             let consoles = join_all(targets.iter().map(Console::open)).await;
-            // A quorum may do without some of its members.
+            // A quorum tolerates missing members.
             let (answering, silent): (Vec<_>, Vec<_>) = consoles.into_iter().partition(Result::is_ok);
             let consoles: Vec<Console> = answering.into_iter().flatten().collect();
             if let Some(Err(error)) = silent.into_iter().next().filter(|_| consoles.is_empty()) {
@@ -211,14 +211,14 @@ impl Servers {
 }
 
 impl Servers {
-    /// What these names and the bare key leave, and no other lock needs.
+    /// The keys of these names and of the bare lock that no other lock uses.
     fn kept(&self, names: &[String]) -> Vec<String> {
         let ballots = names.iter().filter(|_| self.is_quorum).map(|name| ballot_key(name));
         ballots.chain([self.key.clone()]).collect()
     }
 }
 
-/// Which servers keep this key.
+/// The servers that keep this key.
 async fn targets(topology: &Topology, key: &str) -> Result<Vec<Target>, Failure> {
     match topology {
         Topology::Server(target) => Ok(vec![target.clone()]),
@@ -238,7 +238,7 @@ async fn targets(topology: &Topology, key: &str) -> Result<Vec<Target>, Failure>
                     }
                 };
                 let Some(mut console) = console else { continue };
-                // A node that does not keep it says which one does.
+                // A node that does not serve the key names the one that does.
                 let ConsoleReply::Error(error) = console.ask(&["EXISTS", key]).await? else {
                     return Ok(vec![seed.clone()]);
                 };
@@ -257,7 +257,7 @@ async fn targets(topology: &Topology, key: &str) -> Result<Vec<Target>, Failure>
 }
 
 impl Client {
-    /// Asks all servers at once. The first error that one of them tells is the answer.
+    /// Queries all servers at once; the first error reply is the result.
     async fn ask(&mut self, words: &[&str]) -> Result<Vec<ConsoleReply>, Missing> {
         let replies = join_all(self.consoles.iter_mut().map(|console| console.ask(words))).await;
         let replies: Result<Vec<_>, _> = replies.into_iter().collect();
@@ -290,7 +290,7 @@ impl Client {
         }
     }
 
-    /// Asks until it is granted; `false` at the end of the time.
+    /// Retries until granted; `false` when the time is over.
     async fn wait(&mut self, key: &str, ttl_ms: &str, until: Until) -> Result<bool, Missing> {
         while !self.acquire(key, ttl_ms).await? {
             if until.is_over() {
@@ -315,7 +315,7 @@ impl Client {
     }
 }
 
-/// A directory beside that of the store, on the same file system.
+/// A directory beside the store's, on the same file system.
 pub(super) struct Directory {
     path: PathBuf,
     clients: usize,
@@ -342,7 +342,7 @@ impl Directory {
         fs::rename(self.path.join("new"), self.path.join("lock"))
     }
 
-    /// The lock is free again when what this returns is dropped.
+    /// The lock is free again when the returned file is dropped.
     fn acquire(&self) -> io::Result<File> {
         let guard = self.locked()?;
         self.write()?;
@@ -381,7 +381,7 @@ impl Directory {
         })
     }
 
-    /// When it was released, and when the other had it.
+    /// When it was released, and when the other thread acquired it.
     fn handover(&self) -> io::Result<(Duration, Duration)> {
         let guard = self.acquire()?;
         thread::scope(|scope| {

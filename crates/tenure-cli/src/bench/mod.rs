@@ -1,7 +1,15 @@
-//! `tenure bench`: what locks cost on the user's own store, beside the bare commands.
+//! `tenure bench`: what locks cost on the user's own store, compared with the bare commands.
 //!
-//! Each measurement alternates with that of the bare commands, so that both meet the same load. All
-//! of it ends after the time that was asked for, and what it leaves behind is deleted.
+//! Each measurement alternates with that of the bare commands, so that both see the same load. All of it ends
+//! after the requested time, and everything left behind is deleted.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `bare` | the bare commands |
+//! | `own` | the locks |
+//! | `page` | the report as HTML |
+//! | `report` | the report as text and JSON |
+//! | `samples` | percentiles and histograms |
 
 mod bare;
 mod own;
@@ -32,10 +40,9 @@ use samples::Times;
 
 /// How long a waiter waits before the lock is released to it.
 const HEAD_START: Duration = Duration::from_millis(10);
-/// How often two measurements beside each other take turns.
+/// Number of alternations per measurement.
 const TURNS: u32 = 6;
 
-/// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     Uncontended,
@@ -47,7 +54,7 @@ enum Part {
 impl Part {
     const ALL: [Self; 4] = [Self::Uncontended, Self::Contended, Self::Handover, Self::Renewal];
 
-    /// What it is called, in reports and in the names of its locks.
+    /// Its name, in reports and lock names.
     fn name(self) -> &'static str {
         match self {
             Self::Uncontended => "uncontended",
@@ -85,7 +92,6 @@ impl Until {
     }
 }
 
-/// Measures, and prints the report; returns the code to exit with.
 pub(crate) fn bench(args: &Bench) -> u8 {
     asked::with_timers(Voice::LOUD, measured(args))
 }
@@ -94,7 +100,7 @@ async fn measured(args: &Bench) -> Result<u8, Failure> {
     let mut signals =
         Signals::catch(&END_THE_WAIT).map_err(|error| Failure::own("cannot catch signals", &error))?;
     if let Some(path) = &args.html {
-        // Before anything is measured.
+        // Fail before anything is measured.
         fs::File::options()
             .create(true)
             .append(true)
@@ -102,12 +108,12 @@ async fn measured(args: &Bench) -> Result<u8, Failure> {
             .map_err(|error| cannot_write(path, &error))?;
     }
     let url = store::url(&args.store)?;
-    // Bare commands are those of Redis.
+    // The bare commands are those of Redis.
     let is_consensus = store::is_etcd(&url) || store::is_zookeeper(&url);
     let has_none = url.starts_with("file:") || store::is_postgres(&url) || is_consensus;
     let topology = if has_none { None } else { Some(Topology::parse(&url)?) };
     let name = args.name.clone().unwrap_or_else(|| format!("bench-{:016x}", RandomState::new().hash_one(0)));
-    // On a cluster all of them are on one node, as the bare key is.
+    // On a cluster all keys are on one node, like the bare key.
     let is_cluster = matches!(topology, Some(Topology::Cluster(_)));
     let name = if is_cluster && !name.contains('{') { format!("{{{name}}}") } else { name };
     let bare_name = LockName::new(&format!("{}{name}:bare", args.store.prefix))?;
@@ -172,7 +178,7 @@ fn cannot_write(path: &Path, error: &io::Error) -> Failure {
     Failure { code: OWN, message: format!("cannot write {}: {error}", path.display()) }
 }
 
-/// Measures one part after the other. What was measured until a signal came is in the report.
+/// Runs all measurements in order. After a signal, the report has those completed so far.
 async fn all_parts(
     own: &Own,
     bare: &mut Result<Bare, Missing>,
@@ -190,7 +196,7 @@ async fn all_parts(
             Err(why) => ("bare commands".to_owned(), Some(why.clone())),
         };
         while !until.is_over() {
-            // Both sides meet the same load when they alternate.
+            // Alternating exposes both sides to the same load.
             let turn = || Until::after((time / TURNS / 2).min(until.left()));
             match (part, &owner) {
                 (Part::Uncontended, _) => own.pair(&mut ours).await?,

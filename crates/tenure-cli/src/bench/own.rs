@@ -15,17 +15,17 @@ use super::{HEAD_START, Part, Until};
 use crate::clock;
 use crate::exit::{BUSY, Failure, LOST};
 
-/// A store that grants nothing for so long is not measured.
+/// How long to wait for a grant before giving up.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Clients that have a connection each, as processes have.
+/// Clients with a connection each, like separate processes.
 pub(super) struct Own {
     pub(super) clients: Vec<Locks>,
     pub(super) name: String,
 }
 
 impl Own {
-    /// The name of the lock of this part.
+    /// The name of this measurement's lock.
     pub(super) fn name_of(&self, part: Part) -> String {
         format!("{}:{}", self.name, part.name())
     }
@@ -34,7 +34,7 @@ impl Own {
         Ok(client.mutex(self.name_of(part))?)
     }
 
-    /// Takes a free lock and releases it.
+    /// Acquires and releases a free lock.
     pub(super) async fn pair(&self, times: &mut Times) -> Result<(), Failure> {
         let mutex = self.mutex(&self.clients[0], Part::Uncontended)?;
         let start = clock::now();
@@ -44,7 +44,7 @@ impl Own {
         Ok(())
     }
 
-    /// All clients take and release one lock for a while: the time from the question to the grant.
+    /// All clients contend for one lock for a while: measures the time from request to grant.
     pub(super) async fn contended(&self, until: Until, times: &mut Times) -> Result<(), Failure> {
         let start = clock::now();
         let each = self.clients.iter().map(async |client| {
@@ -62,7 +62,7 @@ impl Own {
         Ok(())
     }
 
-    /// One client releases what another waits for: the time from the release to the grant.
+    /// One client releases what another awaits: measures the time from release to grant.
     pub(super) async fn handover(&self, times: &mut Times) -> Result<(), Failure> {
         let [first, second, ..] = &self.clients[..] else { unreachable!("there are two clients") };
         let (first, second) = (self.mutex(first, Part::Handover)?, self.mutex(second, Part::Handover)?);
@@ -79,7 +79,7 @@ impl Own {
         Ok(next.release().await?)
     }
 
-    /// Takes the lock whose lease is extended by [`renew`](Self::renew).
+    /// Acquires the lock that [`renew`](Self::renew) renews.
     pub(super) async fn hold(&self) -> Result<Owner, Failure> {
         let guard = taken(&self.mutex(&self.clients[0], Part::Renewal)?).await?;
         Ok(guard.detach().await?)
@@ -104,7 +104,7 @@ impl Own {
     }
 }
 
-/// Takes a lock that no other program uses.
+/// Acquires a lock that no other program uses.
 async fn taken(mutex: &Mutex) -> Result<Guard, Failure> {
     let message = || format!("lock {:?} was not granted within {PATIENCE:?}", mutex.name());
     let guard = mutex.try_lock_for(PATIENCE).await?;

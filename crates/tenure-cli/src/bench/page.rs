@@ -1,4 +1,4 @@
-//! The report as one page of HTML, which needs no network and no script: its plots are SVG.
+//! The report as a single HTML page without network access or scripts; the plots are SVG.
 
 use std::fmt::Write;
 
@@ -6,19 +6,18 @@ use super::report::{Measured, QUANTILES, Report, Short};
 use super::samples::Bar;
 use crate::output::Line;
 
-/// Colours for readers who cannot see red or green.
+/// Distinguishable for colour-blind readers.
 const COLOURS: [&str; 2] = ["#0072b2", "#e69f00"];
 const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:60em;margin:2em auto;padding:0 1em}\
 table{border-collapse:collapse}td,th{padding:.2em .8em;text-align:right}\
 td:first-child,th:first-child{text-align:left}tr{border-bottom:1px solid #ccc}\
 svg{display:block;margin:1em 0;width:100%;height:auto}text{font:11px system-ui,sans-serif}\
 .note{color:#555}";
-/// Of a plot.
+/// Dimensions of a plot.
 const WIDTH: f64 = 720.0;
 const HEIGHT: f64 = 200.0;
 const FLOOR: f64 = 34.0;
 
-/// The page.
 pub(super) fn page(report: &Report) -> String {
     let store = escaped(&Line(&report.store).to_string());
     let mut html = format!(
@@ -61,7 +60,7 @@ fn section(html: &mut String, part: &Measured) {
     plot(html, &part.histograms());
 }
 
-/// Both histograms in one plot.
+/// Draws both histograms in one plot.
 fn plot(html: &mut String, histograms: &[(&str, Vec<Bar>)]) {
     let Some((_, first)) = histograms.first() else { return };
     let most = histograms.iter().flat_map(|(_, bars)| bars).map(|bar| bar.part).fold(0.01, f64::max);

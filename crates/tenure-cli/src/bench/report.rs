@@ -1,4 +1,4 @@
-//! What was measured, for people and for programs.
+//! The report, for people and for programs.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -10,17 +10,16 @@ use super::samples::{Bar, Sorted, limits};
 use crate::cli::Bench;
 use crate::output::Line;
 
-/// One measurement, beside that of the bare commands.
+/// One measurement, with that of the bare commands.
 pub(super) struct Measured {
     pub(super) part: &'static str,
     pub(super) title: String,
     pub(super) own: Option<Sorted>,
-    /// What the bare commands are.
+    /// A description of the bare commands.
     pub(super) what: String,
     pub(super) bare: Result<Sorted, Missing>,
 }
 
-/// All measurements of a run.
 pub(super) struct Report {
     pub(super) store: String,
     pub(super) length: Duration,
@@ -29,21 +28,20 @@ pub(super) struct Report {
     pub(super) parts: Vec<Measured>,
 }
 
-/// Those that are told.
 pub(super) const QUANTILES: [(&str, f64); 5] =
     [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p99.9", 0.999), ("max", 1.0)];
 
-/// Columns of the longest bar of a histogram.
+/// Columns of a histogram's longest bar.
 const BAR: f64 = 40.0;
 
 impl Measured {
-    /// Both sides: what each is called, and its times.
+    /// Both sides, with their names and times.
     pub(super) fn sides(&self) -> impl Iterator<Item = (&'static str, &Sorted)> {
         let own = self.own.iter().map(|own| ("tenure", own));
         own.chain(self.bare.iter().map(|bare| ("bare", bare)))
     }
 
-    /// The bars of both histograms, which have the same limits.
+    /// The bars of both histograms, with the same limits.
     pub(super) fn histograms(&self) -> Vec<(&'static str, Vec<Bar>)> {
         let limits = limits(self.sides().map(|(_, times)| times));
         self.sides().map(|(side, times)| (side, times.histogram(&limits))).collect()
@@ -86,7 +84,7 @@ impl Report {
         text
     }
 
-    /// An object on one line. Fields may be added, and none is removed.
+    /// One object on one line. Fields may be added, but are never removed.
     pub(super) fn json(&self) -> String {
         let micros = |time: Duration| time.as_nanos() as f64 / 1_000.0;
         let side = |times: &Sorted, bars: Option<&Vec<Bar>>| -> Value {
@@ -126,7 +124,7 @@ impl Report {
     }
 }
 
-/// Both histograms, a line for each limit.
+/// Both histograms, one line per limit.
 fn bars(histograms: &[(&str, Vec<Bar>)]) -> String {
     let mut text = String::new();
     let most = histograms.iter().flat_map(|(_, bars)| bars).map(|bar| bar.part).fold(0.01, f64::max);

@@ -1,20 +1,19 @@
-//! What was measured: times in rising order, their percentiles and their histogram.
+//! Measured times: percentiles and histograms.
 
 use std::time::Duration;
 
-/// So many times are kept of one measurement; later ones take the place of earlier ones.
+/// Maximum number of times kept per measurement; later ones replace earlier ones.
 const KEPT: usize = 200_000;
 
-/// The times of one measurement.
 #[derive(Debug, Default)]
 pub(super) struct Times {
     times: Vec<Duration>,
     count: u64,
-    /// How long it was measured.
+    /// Total measuring time.
     busy: Duration,
 }
 
-/// The same, sorted: see [`Times::sorted`].
+/// The sorted times: see [`Times::sorted`].
 #[derive(Debug)]
 pub(super) struct Sorted {
     times: Vec<Duration>,
@@ -31,7 +30,7 @@ impl Times {
         self.count += 1;
     }
 
-    /// Adds what several clients measured beside each other in this time.
+    /// Adds times that several clients measured concurrently within `busy`.
     pub(super) fn add_all(&mut self, times: impl IntoIterator<Item = Duration>, busy: Duration) {
         times.into_iter().for_each(|time| self.add(time));
         self.busy += busy;
@@ -42,7 +41,7 @@ impl Times {
         self.add_all([time], time);
     }
 
-    /// In rising order; `None` if nothing was measured.
+    /// Sorts the times; `None` if there are none.
     pub(super) fn sorted(mut self) -> Option<Sorted> {
         self.times.sort_unstable();
         let seconds = self.busy.as_secs_f64().max(1e-9);
@@ -51,7 +50,7 @@ impl Times {
     }
 }
 
-/// A bar of a histogram: times up to this, and what part of all they are.
+/// A bar of a histogram: its upper limit, and its share of all times.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Bar {
     pub(super) up_to: Duration,
@@ -59,18 +58,18 @@ pub(super) struct Bar {
 }
 
 impl Sorted {
-    /// The time that this part of all did not exceed.
+    /// The time that this share of all times does not exceed.
     pub(super) fn quantile(&self, part: f64) -> Duration {
         let rank = (self.times.len() as f64 * part).ceil() as usize;
         self.times[rank.clamp(1, self.times.len()) - 1]
     }
 
-    /// The range of times in which all but the last thousandth lie.
+    /// The range of times without the slowest thousandth.
     fn range(&self) -> (Duration, Duration) {
         (self.times[0], self.quantile(0.999))
     }
 
-    /// How the times are spread over these limits, the last of which has no end.
+    /// The distribution over these limits; the last bar is unbounded.
     pub(super) fn histogram(&self, limits: &[Duration]) -> Vec<Bar> {
         let mut from = 0;
         let all = self.times.len();
@@ -85,12 +84,12 @@ impl Sorted {
     }
 }
 
-/// Limits of bars for these measurements together, each some half longer than the one before.
+/// Common bar limits for these measurements, each roughly half again the previous one.
 pub(super) fn limits<'a>(all: impl Iterator<Item = &'a Sorted>) -> Vec<Duration> {
     let ranges: Vec<_> = all.map(Sorted::range).collect();
     let least = ranges.iter().map(|(least, _)| *least).min().unwrap_or_default();
     let most = ranges.iter().map(|(_, most)| *most).max().unwrap_or_default();
-    // 1, 1.5, 2, 3, 5, 7 of each power of ten: numbers that are read at a glance.
+    // 1, 1.5, 2, 3, 5, 7 times each power of ten, which are easy to read.
     let steps = (0..10).flat_map(|power| [10, 15, 20, 30, 50, 70].map(|step| step * 10_u64.pow(power)));
     let steps: Vec<_> = steps.map(|tenths| Duration::from_nanos(tenths * 100)).collect();
     let first = steps.partition_point(|step| *step < least).min(steps.len() - 1);

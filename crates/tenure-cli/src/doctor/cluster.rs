@@ -1,4 +1,4 @@
-//! A cluster: whether its slots are covered, what a failover costs, and each master as a server.
+//! Checks of a cluster: slot coverage, cost of a failover, and each master as a server.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::exit::{Failure, STORE};
 
 const SLOTS: i64 = 16_384;
 
-/// Asks the first node that answers for the others, and looks at each master.
+/// Asks the first responsive node for the topology, and examines each master.
 pub(super) async fn check(seeds: &[Target], setup: &Setup, report: &mut Report) -> Result<(), Failure> {
     let mut reached = None;
     let mut failure = None;
@@ -87,7 +87,7 @@ pub(super) async fn check(seeds: &[Target], setup: &Setup, report: &mut Report) 
                 continue;
             }
         };
-        // A node's own CLUSTER SLOTS leaves out replicas that have heard of no write yet.
+        // A node's CLUSTER SLOTS omits replicas that have not replicated any write yet.
         if server.info("connected_slaves") == Some("0") {
             report.find(
                 "replicas",
@@ -102,7 +102,6 @@ pub(super) async fn check(seeds: &[Target], setup: &Setup, report: &mut Report) 
     Ok(())
 }
 
-/// What each master has by itself.
 async fn settings(server: &mut Server, setup: &Setup, report: &mut Report) -> Result<(), Failure> {
     let timeout = server.setting("failover", "cluster-node-timeout", report).await?;
     if let Some(timeout) = timeout.and_then(|timeout| timeout.parse().ok()).map(Duration::from_millis)
@@ -133,7 +132,7 @@ async fn settings(server: &mut Server, setup: &Setup, report: &mut Report) -> Re
     Ok(())
 }
 
-/// The masters, and how many slots are served.
+/// The masters, and the number of served slots.
 fn masters(slots: &[ConsoleReply], asked: &Target) -> (BTreeSet<Address>, i64) {
     let (mut masters, mut covered) = (BTreeSet::new(), 0);
     for range in slots {

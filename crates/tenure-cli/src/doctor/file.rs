@@ -1,4 +1,4 @@
-//! A directory as a store: its file system, its rights and its space.
+//! Checks of a directory: file system, permissions and free space.
 
 use std::fs::{Metadata, metadata};
 use std::io;
@@ -12,11 +12,12 @@ use super::report::Report;
 use crate::exit::{Failure, STORE};
 use crate::store;
 
-/// Others than the owner and the group may write.
+/// Write permission for others.
 const OTHERS_WRITE: u32 = 0o002;
 /// Only the owner of a file may rename or delete it.
 const STICKY: u32 = 0o1000;
-/// A change of a lock writes a new file, so a full file system refuses every lock.
+/// Minimum share of free space: each change of a lock writes a new file, so a full file system refuses every
+/// lock.
 const LEAST_FREE: f64 = 0.01;
 
 pub(super) fn check(path: &str, report: &mut Report) -> Result<(), Failure> {
@@ -73,7 +74,7 @@ pub(super) fn check(path: &str, report: &mut Report) -> Result<(), Failure> {
     for (what, free, all) in
         [("blocks", space.f_bavail, space.f_blocks), ("inodes", space.f_favail, space.f_files)]
     {
-        // A file system without a fixed number of inodes says that it has 0.
+        // File systems without a fixed number of inodes report 0.
         if all > 0 && (free as f64) < all as f64 * LEAST_FREE {
             report.find(
                 "space",

@@ -1,7 +1,20 @@
-//! `tenure doctor`: what in the set-up of a store would cost locks.
+//! `tenure doctor`: finds problems in a store's setup that would cost locks.
 //!
-//! It asks the servers by [`tenure::diagnosis`]. Each check adds to a [`report`]. Nothing is
-//! written but one lock of a new random name, whose counter is deleted too.
+//! It queries the servers through [`tenure::diagnosis`], and each check adds to a [`report`]. Nothing is
+//! written except one lock with a new random name, whose counter is deleted as well.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `cluster` | checks of a cluster |
+//! | `file` | checks of a directory |
+//! | `postgres` | checks of a PostgreSQL server |
+//! | `proxy` | detection of proxies and balancers |
+//! | `quorum` | checks of a quorum |
+//! | `report` | the report as text and JSON |
+//! | `rights` | checks of a user's permissions |
+//! | `sentinel` | checks of sentinels |
+//! | `server` | checks of one Redis server |
+//! | `settings` | checks of the URL and flags |
 
 mod cluster;
 mod file;
@@ -28,19 +41,18 @@ use report::Report;
 pub(crate) use sentinel::master;
 use server::Server;
 
-/// What the checks of servers have to know of the store.
 #[derive(Clone, Debug)]
 struct Setup {
     ttl: Duration,
     acks: u32,
     restart_grace: Option<Duration>,
     prefix: String,
-    /// The name of the lock that is taken, with the prefix.
+    /// The name of the trial lock, with the prefix.
     trial: String,
     layout: Layout,
 }
 
-/// How the servers belong together.
+/// How the servers form a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layout {
     Server,
@@ -50,13 +62,13 @@ enum Layout {
 }
 
 impl Layout {
-    /// Whether a server that has lost its locks keeps out of every decision.
+    /// Whether a server that lost its locks takes no part in decisions.
     fn outlives_a_loss(self) -> bool {
         self == Self::Quorum
     }
 }
 
-/// Looks at the store; returns whether there are findings, as the code to exit with.
+/// Examines the store; returns the exit code, which tells whether there are findings.
 pub(crate) async fn doctor(args: &Doctor) -> Result<u8, Failure> {
     let url = store::url(&args.store)?;
     let mut report = Report::default();
@@ -73,8 +85,8 @@ pub(crate) async fn doctor(args: &Doctor) -> Result<u8, Failure> {
         try_a_lock(&locks, &name, &mut report).await;
         locks
     } else if store::is_etcd(&url) || store::is_zookeeper(&url) {
-        // Reachability, version, leader and majority are what a ping asks for. Whether sessions may
-        // last as long as the ttl needs, and the rights, is what a lock shows.
+        // A ping covers reachability, version, leader and majority; a trial lock covers session limits and
+        // permissions.
         let locks = open(args, args.ttl)?;
         locks.ping().await?;
         try_a_lock(&locks, &name, &mut report).await;
@@ -82,7 +94,7 @@ pub(crate) async fn doctor(args: &Doctor) -> Result<u8, Failure> {
     } else {
         let topology = Topology::parse(&url)?;
         let terms = topology.terms();
-        // A longer lease is a finding below, and an error of the library.
+        // A longer lease is reported below, and an error of the library.
         let locks = open(args, terms.restart_grace.map_or(args.ttl, |grace| args.ttl.min(grace)))?;
         let setup = Setup {
             ttl: args.ttl,
@@ -104,7 +116,7 @@ pub(crate) async fn doctor(args: &Doctor) -> Result<u8, Failure> {
             Topology::Cluster(seeds) => cluster::check(seeds, &setup, &mut report).await?,
             Topology::Quorum(members) => quorum::check(members, &setup, &mut report).await?,
         }
-        // Why it would fail is known already.
+        // The reason why it would fail has been reported already.
         if !report.has(&["role", "scripts", "rights"]) {
             try_a_lock(&locks, &name, &mut report).await;
         }
@@ -119,7 +131,7 @@ fn open(args: &Doctor, ttl: Duration) -> Result<Locks, Failure> {
     store::open_existing_with(&args.store, Terms::default(), |options| options.ttl(ttl))
 }
 
-/// Connects to one server, and makes all checks of one.
+/// Connects to one server and runs all checks of a server.
 async fn examine(target: &Target, setup: &Setup, report: &mut Report) -> Result<Server, tenure::Error> {
     let console = Console::open(target).await?;
     let mut server = Server::new(console, target);
@@ -129,12 +141,11 @@ async fn examine(target: &Target, setup: &Setup, report: &mut Report) -> Result<
     Ok(server)
 }
 
-/// How long each request of a trial may take.
-///
-/// The store has answered before. It may be slow, which is not what the trial is to find.
+/// Timeout of each request of the trial. The store has answered before; a slow one is not what the trial is
+/// meant to find.
 const TRIAL: Duration = Duration::from_secs(5);
 
-/// Takes one lock that no other client uses, and gives it back.
+/// Acquires and releases a lock that no other client uses.
 async fn try_a_lock(locks: &Locks, name: &str, report: &mut Report) {
     let tried = async {
         let locks = locks.with(|options| options.op_timeout(TRIAL))?;
@@ -155,7 +166,7 @@ async fn try_a_lock(locks: &Locks, name: &str, report: &mut Report) {
     }
 }
 
-/// An address of TCP, as a server tells it; where it tells no host, that of the one that was asked.
+/// A TCP address as reported by a server; without a host, that of the server that was asked.
 pub(crate) fn address(host: &str, port: i64, asked: &Target) -> Option<Address> {
     let port = u16::try_from(port).ok().filter(|port| *port != 0)?;
     match (host, &asked.address) {

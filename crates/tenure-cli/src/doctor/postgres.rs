@@ -1,4 +1,4 @@
-//! A PostgreSQL server as a store: what it may forget, and what it lets a transaction do to locks.
+//! Checks of a PostgreSQL server: what it may lose, and what transactions may do to locks.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use tenure::diagnosis::diagnose_postgres;
 use super::report::Report;
 use crate::exit::Failure;
 
-/// Owners and tokens tell the time; a server whose clock differs by more confuses people.
+/// Maximum clock offset: owners and tokens contain times, so larger offsets confuse readers.
 const OFFSET: Duration = Duration::from_secs(5);
 
-/// Connects as a lock does, which also shows that the table is there and the version is right.
+/// Connects like a store does, which also checks the table and the version.
 pub(super) async fn check(url: &str, at: &str, report: &mut Report) -> Result<(), Failure> {
     let server = diagnose_postgres(url).await?;
     report.saw(at, format!("PostgreSQL {}", server.version));

@@ -1,4 +1,4 @@
-//! What stands between this machine and a server: a proxy, a balancer, or address translation.
+//! Detects what is between this machine and a server: a proxy, a balancer, or address translation.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,9 +10,9 @@ use tenure::diagnosis::{Console, ConsoleReply, Target};
 use super::report::Report;
 use super::server::{Server, fields};
 
-/// So many connections are made: a balancer gives them to its servers in turn, or at random.
+/// Number of connections made: a balancer distributes them in turn, or at random.
 const CONNECTIONS: usize = 6;
-/// So often one connection is asked which one it is.
+/// How often a connection is asked for its id.
 const ASKED: usize = 8;
 
 pub(super) async fn check(server: &mut Server, target: &Target, report: &mut Report) -> Result<(), Error> {
@@ -23,9 +23,9 @@ pub(super) async fn check(server: &mut Server, target: &Target, report: &mut Rep
     another_address(server, report).await
 }
 
-/// Whether all connections lead to one server.
+/// Checks that all connections lead to one server.
 async fn several_servers(server: &Server, target: &Target, report: &mut Report) -> Result<(), Error> {
-    // What this user may not ask is told already.
+    // Missing permissions have been reported already.
     let Some(id) = server.info("run_id").map(str::to_owned) else { return Ok(()) };
     for _ in 1..CONNECTIONS {
         let reply = Console::open(target).await?.ask(&["INFO", "server"]).await?;
@@ -44,7 +44,7 @@ async fn several_servers(server: &Server, target: &Target, report: &mut Report) 
     Ok(())
 }
 
-/// Whether what is asked on one connection arrives on several.
+/// Whether requests on one connection arrive on several.
 async fn shared_connection(server: &mut Server, report: &mut Report) -> Result<bool, Error> {
     let mut first = None;
     for _ in 0..ASKED {
@@ -71,8 +71,8 @@ async fn shared_connection(server: &mut Server, report: &mut Report) -> Result<b
     Ok(false)
 }
 
-/// Whether the server sees another address than that of this machine's connection. That is no
-/// finding: address translation, as of containers, costs no lock.
+/// Notes whether the server sees another address than that of this machine's connection. Not a finding:
+/// address translation, as for containers, costs no lock.
 async fn another_address(server: &mut Server, report: &mut Report) -> Result<(), Error> {
     let told = match server.ask(&["CLIENT", "INFO"]).await? {
         ConsoleReply::Text(told) => told,
@@ -83,7 +83,7 @@ async fn another_address(server: &mut Server, report: &mut Report) -> Result<(),
         }
         _ => return Ok(()),
     };
-    // A path is that of a socket of this machine.
+    // A path means a Unix socket on this machine.
     let seen = told.split(' ').find_map(|field| field.strip_prefix("addr=")?.parse::<SocketAddr>().ok());
     let seen = seen.map(|seen| SocketAddr::new(seen.ip().to_canonical(), seen.port()));
     let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(|path| fs::read_to_string(path).unwrap_or_default());
@@ -92,7 +92,7 @@ async fn another_address(server: &mut Server, report: &mut Report) -> Result<(),
         let mut all = tables.iter().flat_map(|table| sockets(table));
         all.any(|(local, inode)| local == seen && ours.contains(&inode))
     };
-    // Where the system does not show its sockets, nothing is known.
+    // Without access to the kernel's socket tables, nothing is known.
     if tables.iter().all(String::is_empty) || ours.is_empty() {
         return Ok(());
     }
@@ -109,7 +109,7 @@ async fn another_address(server: &mut Server, report: &mut Report) -> Result<(),
     Ok(())
 }
 
-/// The numbers of this process's sockets.
+/// Inodes of this process's sockets.
 fn our_sockets() -> BTreeSet<u64> {
     let open = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     let number = |entry: fs::DirEntry| {
@@ -119,8 +119,7 @@ fn our_sockets() -> BTreeSet<u64> {
     open.filter_map(number).collect()
 }
 
-/// The local addresses and the numbers of the sockets in a table of the kernel's, which writes an
-/// address in words of this machine's byte order.
+/// Local addresses and inodes in a kernel socket table, which writes addresses as words in host byte order.
 fn sockets(table: &str) -> impl Iterator<Item = (SocketAddr, u64)> {
     table.lines().skip(1).filter_map(|line| {
         let mut columns = line.split_whitespace();

@@ -1,4 +1,4 @@
-//! A quorum: how many members there are, which of them answer, and each as a server.
+//! Checks of a quorum: number of members, which of them answer, and each as a server.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::report::Report;
 use super::{Setup, examine};
 use crate::exit::Failure;
 
-/// Looks at each member; an error if none answers.
+/// Examines each member; an error if none answers.
 pub(super) async fn check(members: &[Target], setup: &Setup, report: &mut Report) -> Result<(), Failure> {
     let all: Vec<_> = members.iter().map(|member| member.address.to_string()).collect();
     let count = members.len();

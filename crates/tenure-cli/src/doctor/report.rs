@@ -1,4 +1,4 @@
-//! What a diagnosis found, for people and for programs.
+//! The report of a diagnosis, for people and for programs.
 
 use std::fmt::Write;
 
@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::output::{Line, plural};
 
-/// Something that would cost locks.
+/// A problem that would cost locks.
 #[derive(Debug)]
 pub(super) struct Finding {
     check: &'static str,
@@ -16,7 +16,7 @@ pub(super) struct Finding {
     fix: String,
 }
 
-/// What is worth knowing, and costs no lock.
+/// Information that is worth knowing but costs no lock.
 #[derive(Debug)]
 struct Remark {
     check: &'static str,
@@ -24,7 +24,6 @@ struct Remark {
     what: String,
 }
 
-/// All that a diagnosis has to say.
 #[derive(Debug, Default)]
 pub(super) struct Report {
     findings: Vec<Finding>,
@@ -34,7 +33,7 @@ pub(super) struct Report {
 }
 
 impl Report {
-    /// Adds a finding: what it is, why it hurts a lock, and what to do.
+    /// Adds a finding: what it is, why it harms locks, and how to fix it.
     pub(super) fn find(
         &mut self,
         check: &'static str,
@@ -51,7 +50,7 @@ impl Report {
         self.notes.push(Remark { check, at: at.to_owned(), what: what.into() });
     }
 
-    /// Says that something could not be looked at, and why. The same is said once.
+    /// Reports that something could not be checked, and why. Duplicates are dropped.
     pub(super) fn cannot_check(&mut self, check: &'static str, at: &str, why: impl Into<String>) {
         let what = why.into();
         if !self.unchecked.iter().any(|known| known.check == check && known.at == at && known.what == what) {
@@ -59,7 +58,7 @@ impl Report {
         }
     }
 
-    /// Says what was seen of a server.
+    /// Reports what was seen of a server.
     pub(super) fn saw(&mut self, at: &str, what: String) {
         self.servers.push((at.to_owned(), what));
     }
@@ -68,7 +67,6 @@ impl Report {
         !self.findings.is_empty()
     }
 
-    /// Whether one of these checks found something.
     pub(super) fn has(&self, checks: &[&str]) -> bool {
         self.findings.iter().any(|finding| checks.contains(&finding.check))
     }
@@ -95,7 +93,7 @@ impl Report {
         text
     }
 
-    /// An object on one line. Fields may be added, and none is removed.
+    /// One object on one line. Fields may be added, but are never removed.
     pub(super) fn json(&self, store: &str) -> String {
         let findings = self.findings.iter().map(|Finding { check, at, what, why, fix }| {
             json!({ "check": check, "at": at, "what": what, "why": why, "fix": fix })

@@ -1,4 +1,4 @@
-//! What this user may do: each right is tried with a name that no lock has, and no try writes.
+//! Checks the user's permissions: each is tried with a name that no lock has, and no trial writes.
 
 use tenure::Error;
 use tenure::diagnosis::{ConsoleReply, ballot_key, fence_key, wake_channel};
@@ -7,19 +7,19 @@ use super::report::Report;
 use super::server::Server;
 use super::{Layout, Setup};
 
-/// The rights for one purpose, as `docs/operations.md` has them.
+/// The permissions for one purpose, as in `docs/operations.md`.
 struct Line {
     name: &'static str,
-    /// What is refused without them; a finding if it is set, or else a note.
+    /// What is refused without them. `None` makes a missing permission a note instead of a finding.
     costs: Option<&'static str>,
-    /// Each with the command that tries it: `K` is a lock's key, `F` its counter, `C` its channel,
-    /// `R` the channel of a reentrant mutex.
-    /// Its arguments make it fail or change nothing, after the server has looked at the rights.
+    /// Each permission with the command that tries it: `K` is a lock's key, `F` its counter, `C` its channel,
+    /// `R` the channel of a reentrant mutex. The arguments make the command fail or change nothing, after the
+    /// server has checked permissions.
     tries: &'static [(&'static str, &'static str)],
 }
 
 const NO_SCRIPT: &str = "EVALSHA 0000000000000000000000000000000000000000 1 K";
-/// What the channel of a reentrant mutex begins with.
+/// Prefix of a reentrant mutex's channel.
 const REDISSON: &str = "redisson_lock__channel:";
 const LOCK: &str = "without them no lock is granted";
 
@@ -60,7 +60,7 @@ const REENTRANT: Line = Line {
     costs: None,
     tries: &[
         ("+hmget", "HMGET K x"),
-        // One word too many, which the server counts after it has looked at the rights.
+        // One argument too many; the server checks permissions before it counts arguments.
         ("+hset", "HSET K x x x"),
         ("+hdel", "HDEL K x"),
         ("+hgetall", "HGETALL K"),
@@ -133,7 +133,7 @@ const CLUSTER: Line = Line {
     ],
 };
 
-/// Tries all rights that locks of this store need.
+/// Tries all permissions that locks on this store need.
 pub(super) async fn check(
     server: &mut Server,
     setup: &Setup,
@@ -154,7 +154,7 @@ pub(super) async fn check(
         Layout::Cluster => lines.push(&CLUSTER),
         Layout::Quorum => lines.push(&QUORUM),
     }
-    // The last, because a quorum has mutexes only.
+    // Last, because a quorum supports mutexes only.
     if setup.layout != Layout::Quorum {
         lines.extend([&REENTRANT, &QUEUE]);
     }
@@ -183,7 +183,7 @@ pub(super) async fn check(
     Ok(())
 }
 
-/// Whether scripts run at all.
+/// Checks whether scripts run at all.
 async fn scripts(server: &mut Server, setup: &Setup, user: &str, report: &mut Report) -> Result<(), Error> {
     for command in [NO_SCRIPT, "EVAL return(1) 1 K"] {
         let reply = attempt(server, command, setup).await?;
@@ -206,7 +206,7 @@ async fn scripts(server: &mut Server, setup: &Setup, user: &str, report: &mut Re
     Ok(())
 }
 
-/// The rules that give what the user lacks of a line, each once.
+/// The ACL rules that the user lacks, without duplicates.
 async fn missing(line: &Line, server: &mut Server, setup: &Setup) -> Result<Vec<String>, Error> {
     let mut missing: Vec<String> = Vec::new();
     for (right, command) in line.tries {
@@ -246,12 +246,11 @@ async fn missing(line: &Line, server: &mut Server, setup: &Setup) -> Result<Vec<
     Ok(missing)
 }
 
-/// Whether the error is about the command, and not about a key or a channel.
+/// Whether the error is about the command, as opposed to a key or a channel.
 fn refuses_the_command(error: &str) -> bool {
     error.starts_with("NOPERM") && error.contains("command")
 }
 
-/// Sends a try.
 async fn attempt(server: &mut Server, command: &str, setup: &Setup) -> Result<ConsoleReply, Error> {
     let words = command.split(' ').map(|word| match word {
         "K" => setup.trial.clone(),
@@ -276,7 +275,7 @@ mod tests {
         let (page, _) = rest.split_once("```").expect("its end");
         let lines =
             [&ALWAYS, &MUTEX, &WAKE, &OLD, &REENTRANT, &QUEUE, &OTHERS, &LIST, &SENTINEL, &QUORUM, &CLUSTER];
-        // `scripts` tries the first two. The others are tried for every user.
+        // `scripts` tries the first two, and every user is tried for the others.
         let elsewhere = ["+evalsha", "+eval"].into_iter();
         let always: Vec<_> = elsewhere.chain(MUTEX.tries.iter().map(|(right, _)| *right)).collect();
         for line in lines {

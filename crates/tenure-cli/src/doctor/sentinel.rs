@@ -1,4 +1,4 @@
-//! Sentinels: whether they agree, how many decide, and how long a failover takes.
+//! Checks of sentinels: whether they agree, how many decide, and how long a failover takes.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use super::server::text;
 use super::{Setup, address, examine};
 use crate::exit::{Failure, STORE};
 
-/// An election, and what a promoted server takes until clients find it.
+/// Duration of an election, until clients find the promoted server.
 pub(super) const ELECTION: Duration = Duration::from_secs(3);
 
-/// Looks at each sentinel of the URL, then at the master that they name.
+/// Examines each sentinel of the URL, then the master that they name.
 pub(super) async fn check(sentinels: &Sentinels, setup: &Setup, report: &mut Report) -> Result<(), Failure> {
     let mut masters = Vec::new();
     let mut silent = Vec::new();
@@ -55,7 +55,7 @@ pub(super) async fn check(sentinels: &Sentinels, setup: &Setup, report: &mut Rep
     Ok(())
 }
 
-/// The master that the first sentinel names which answers.
+/// The master named by the first responsive sentinel.
 pub(crate) async fn master(sentinels: &Sentinels) -> Result<Target, Failure> {
     let words = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", &sentinels.service];
     let mut failure = None;
@@ -77,14 +77,13 @@ pub(crate) async fn master(sentinels: &Sentinels) -> Result<Target, Failure> {
     Err(failure.unwrap_or(Failure { code: STORE, message }))
 }
 
-/// The master that a sentinel named.
 fn named(reply: &ConsoleReply, asked: &Target, sentinels: &Sentinels) -> Option<Target> {
     let ConsoleReply::Items(parts) = reply else { return None };
     let [ConsoleReply::Text(host), ConsoleReply::Text(port)] = &parts[..] else { return None };
     address(host, port.parse().unwrap_or(0), asked).map(|address| sentinels.server(address))
 }
 
-/// Looks at one sentinel; returns the master that it names.
+/// Examines one sentinel; returns the master that it names.
 async fn ask(
     target: &Target,
     sentinels: &Sentinels,
@@ -128,7 +127,6 @@ async fn ask(
     Ok(named)
 }
 
-/// What a sentinel says of the service.
 fn settings(fields: &[ConsoleReply], in_url: usize, at: &str, setup: &Setup, report: &mut Report) {
     let number = |name: &str| {
         let pair = fields.chunks_exact(2).find(|pair| text(&pair[0]) == Some(name))?;

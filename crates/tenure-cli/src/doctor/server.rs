@@ -1,4 +1,4 @@
-//! One server: its settings, its state, its clock and its latency.
+//! Checks of one server: settings, state, clock and latency.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,28 +11,27 @@ use super::{Layout, Setup};
 use crate::clock;
 use crate::output::{Line, plural};
 
-/// A clock that is off by more will be stepped one day.
+/// Maximum clock offset: a larger one will be corrected by a step some day.
 const CLOCK_OFF: Duration = Duration::from_secs(1);
-/// How often the way to the server and back is measured.
+/// Number of round trips measured.
 const PINGS: usize = 50;
-/// So many times the slowest answer must fit into a lease: a renewal starts after a third of it,
-/// and a second try must still be in time.
+/// How many times the slowest reply must fit into a lease: a renewal starts after a third of it, and a retry
+/// must still be in time.
 const ANSWERS_IN_A_LEASE: u32 = 10;
-/// How many keys are looked at, and how many of them at once.
+/// Maximum number of keys examined, and keys per SCAN.
 const KEYS: usize = 10_000;
 const PAGE: &str = "500";
-/// How full a server may be.
+/// Maximum memory use, as a share of the limit.
 const FULL: f64 = 0.9;
-/// tenure says something on each connection within this time.
+/// Maximum time that tenure's connections are idle.
 const IDLE_SECONDS: u64 = 60;
 
-/// A server that answers.
 #[derive(Debug)]
 pub(super) struct Server {
     pub(super) at: String,
     pub(super) db: u32,
     console: Console,
-    /// What INFO says, if this user may ask.
+    /// The fields of INFO, if this user may query it.
     info: BTreeMap<String, String>,
 }
 
@@ -46,12 +45,11 @@ impl Server {
         self.console.ask(words).await
     }
 
-    /// Whether it is a node of a cluster, as far as this user may know.
+    /// Whether it is a cluster node, as far as this user may know.
     pub(super) fn is_in_cluster(&self) -> bool {
         self.info("cluster_enabled") == Some("1")
     }
 
-    /// A field of INFO.
     pub(super) fn info(&self, field: &str) -> Option<&str> {
         self.info.get(field).map(String::as_str)
     }
@@ -60,7 +58,7 @@ impl Server {
         self.info(field)?.parse().ok()
     }
 
-    /// A parameter of the server, if this user may ask for it and the server has it.
+    /// A server parameter, if this user may query it and the server has it.
     pub(super) async fn setting(
         &mut self,
         check: &'static str,
@@ -78,7 +76,7 @@ impl Server {
         })
     }
 
-    /// Makes all checks of one server but that of rights.
+    /// Runs all checks of a server except permissions.
     pub(super) async fn examine(&mut self, setup: &Setup, report: &mut Report) -> Result<(), Error> {
         match self.ask(&["INFO"]).await? {
             ConsoleReply::Text(info) => self.info = fields(&info),
@@ -275,13 +273,13 @@ impl Server {
         Ok(())
     }
 
-    /// By how much the server's clock differs for certain, either way.
+    /// Lower bound of the server's clock offset, in either direction.
     async fn clock(&mut self, report: &mut Report) -> Result<Option<Duration>, Error> {
         let before = clock::unix();
         let reply = self.ask(&["TIME"]).await?;
         let after = clock::unix();
         let Some(time) = time(&reply) else { return Ok(None) };
-        // The server looked at its clock at some time between the two.
+        // The server read its clock at some time between the two.
         let off = before.saturating_sub(time).max(time.saturating_sub(after));
         if off > CLOCK_OFF {
             report.find(
@@ -295,7 +293,7 @@ impl Server {
         Ok(Some(off))
     }
 
-    /// The times that answers took, in rising order.
+    /// Measured round-trip times, sorted.
     async fn latency(&mut self, setup: &Setup, report: &mut Report) -> Result<Vec<Duration>, Error> {
         let mut times = Vec::with_capacity(PINGS);
         for _ in 0..PINGS {
@@ -324,7 +322,7 @@ impl Server {
         Ok(times)
     }
 
-    /// Keys under the prefix that never end: no lock that tenure keeps is such a key.
+    /// Looks for keys under the prefix without expiry, because tenure's locks always expire.
     async fn keys(&mut self, setup: &Setup, report: &mut Report) -> Result<(), Error> {
         let (mut cursor, pattern) = ("0".to_owned(), keys_with(&setup.prefix));
         let (mut seen, mut endless, mut example) = (0, 0, None);
@@ -342,7 +340,8 @@ impl Server {
                 }
                 _ => return Ok(()),
             };
-            // Of a page: a pattern leaves most of it out, and SCAN walks over it all the same.
+            // Count at least a whole page, because SCAN visits that many keys even if the pattern matches
+            // fewer.
             seen += PAGE.parse::<usize>().unwrap_or(1).max(keys.len());
             for key in keys.iter().filter_map(text).filter(|key| !key.starts_with("tenure:")) {
                 match self.ask(&["PTTL", key]).await? {
@@ -397,7 +396,6 @@ impl Server {
     }
 }
 
-/// The text that a reply is.
 pub(super) fn text(reply: &ConsoleReply) -> Option<&str> {
     match reply {
         ConsoleReply::Text(text) => Some(text),
@@ -405,13 +403,13 @@ pub(super) fn text(reply: &ConsoleReply) -> Option<&str> {
     }
 }
 
-/// The lines `field:value` of INFO.
+/// Parses the lines `field:value` of INFO.
 pub(super) fn fields(info: &str) -> BTreeMap<String, String> {
     let lines = info.lines().filter_map(|line| line.split_once(':'));
     lines.map(|(field, value)| (field.to_owned(), value.trim().to_owned())).collect()
 }
 
-/// What TIME answers, since 1970.
+/// A reply to TIME, since 1970.
 fn time(reply: &ConsoleReply) -> Option<Duration> {
     let ConsoleReply::Items(parts) = reply else { return None };
     let mut parts = parts.iter().map(|part| text(part)?.parse::<u64>().ok());

@@ -1,10 +1,10 @@
-//! What the URL and the flags ask for.
+//! Checks of the URL and flags.
 
 use super::report::Report;
 use super::{Layout, Setup};
 use crate::output::Span;
 
-/// Compares the terms of the URL with the lease.
+/// Compares the URL's terms with the lease.
 pub(super) fn of_the_url(setup: &Setup, url: &str, report: &mut Report) {
     let Some(grace) = setup.restart_grace else {
         if setup.acks > 0 && setup.layout != Layout::Cluster {

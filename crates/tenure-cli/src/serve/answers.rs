@@ -1,4 +1,4 @@
-//! What is answered: metrics of Prometheus, JSON, and the page.
+//! The responses: Prometheus metrics, JSON, and the page.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -10,23 +10,22 @@ use crate::clock;
 use crate::observed::Observed;
 use crate::table::{Party, Row};
 
-/// The page, which asks for `locks.json` and loads nothing else.
+/// The page, which loads nothing but `locks.json`.
 pub(super) const PAGE: &str = include_str!("page.html");
-/// So many changes of each lock are told.
+/// Maximum changes reported per lock.
 const CHANGES: usize = 20;
 
-/// What all answers have to know.
 pub(super) struct Pages {
     pub(super) store: String,
-    /// So many locks have metrics of their own.
+    /// Maximum number of locks with metrics of their own.
     pub(super) series: usize,
     /// Whether only this machine can connect.
     pub(super) is_local: bool,
 }
 
 impl Pages {
-    /// A page from elsewhere whose name is made to lead here must not read what is meant for this
-    /// machine.
+    /// Guards against DNS rebinding: a foreign page whose name resolves to this machine must not read what is
+    /// meant for local programs.
     pub(super) fn may_ask(&self, host: &str) -> bool {
         let bare = match host.strip_prefix('[') {
             Some(rest) => rest.split(']').next().unwrap_or_default(),
@@ -141,7 +140,6 @@ impl Pages {
     }
 }
 
-/// A label's value.
 fn quoted(text: &str) -> String {
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n"))
 }

@@ -1,4 +1,5 @@
-//! `tenure serve`: the locks of a store by HTTP, to read only: metrics, and a page with a table.
+//! `tenure serve`: the locks of a store over HTTP, read-only: metrics, and a page with a table. `answers`
+//! renders the responses.
 
 mod answers;
 
@@ -29,13 +30,13 @@ use crate::signals::{END_THE_WAIT, Signals};
 use crate::table::walk;
 use crate::{clock, output, store};
 
-/// So many clients are answered at once, each within this time.
+/// Maximum concurrent clients, and the timeout of each.
 const CLIENTS: usize = 64;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 type Shared = Arc<Mutex<Observed>>;
 
-/// Answers until a signal ends it; returns the code to exit with.
+/// Serves until a signal arrives; returns the exit code.
 #[expect(clippy::disallowed_methods, reason = "a timer of this command's own")]
 pub(crate) async fn serve(args: &Serve) -> Result<u8, Failure> {
     let mut signals =
@@ -45,7 +46,7 @@ pub(crate) async fn serve(args: &Serve) -> Result<u8, Failure> {
     let listener = TcpListener::bind(args.listen).await.map_err(own)?;
     let at = listener.local_addr().map_err(own)?;
     let seen = Shared::default();
-    // A store that is not there at all is told before anything is shown.
+    // Fail before announcing the address if the store is unreachable.
     let asked = clock::now();
     let rows = match signals.or_end(walk(&locks, &args.names, &[])).await {
         Ok(found) => found?.into_iter().map(|(row, _)| row).collect(),
@@ -71,7 +72,7 @@ pub(crate) async fn serve(args: &Serve) -> Result<u8, Failure> {
     }
 }
 
-/// Looks at the store once; returns what that cost.
+/// Scans the store once; returns what that cost.
 async fn look(locks: &Locks, args: &Serve, seen: &Shared) -> Duration {
     let asked = clock::now();
     let found = walk(locks, &args.names, &[]).await;
@@ -82,7 +83,7 @@ async fn look(locks: &Locks, args: &Serve, seen: &Shared) -> Duration {
     cost
 }
 
-/// Polls both for ever: neither ends.
+/// Polls both, which never end.
 async fn both(one: impl Future<Output = ()>, other: impl Future<Output = ()>) {
     futures_util::future::join(one, other).await;
 }
@@ -101,7 +102,7 @@ async fn answer_all(listener: &TcpListener, page: &answers::Pages, seen: &Shared
         if let Ok((stream, _)) = accepted.await {
             clients.push(Box::pin(answer(stream, page, seen)));
         } else {
-            // Too many files are open, say: it may pass.
+            // For example, too many open files, which may be temporary.
             nap().await;
         }
     }
@@ -118,7 +119,7 @@ async fn answer(stream: TcpStream, page: &answers::Pages, seen: &Shared) {
         Ok::<_, std::convert::Infallible>(answered(&request, page, seen))
     });
     let connection = http1::Builder::new().keep_alive(false).serve_connection(TokioIo::new(stream), service);
-    // A client that says nothing costs its place for this long.
+    // An idle client occupies its slot for this long.
     let _ = timeout(PATIENCE, connection).await;
 }
 

@@ -1,5 +1,4 @@
-//! The workers, as their parent sees them: started, heard, killed, stopped for a while, and told to
-//! end.
+//! The workers as seen by their parent: started, observed, killed, paused, and told to end.
 #![expect(clippy::disallowed_methods, reason = "a thread reads what each worker says")]
 
 use std::collections::BTreeMap;
@@ -15,10 +14,10 @@ use tenure_history::merge::Merge;
 
 use super::worker::{self, Dice, Orders, nanos, now};
 
-/// So many lines may be unheard: beyond that a worker has to wait until we have listened.
+/// Maximum number of unprocessed lines; beyond that, workers block.
 const UNHEARD: usize = 4096;
 
-/// What came from a worker: a line, or its end.
+/// A line from a worker, or its end.
 type News = (u32, Option<Result<Line, String>>);
 
 pub(super) struct Crew {
@@ -33,9 +32,9 @@ pub(super) struct Crew {
 
 struct Worker {
     child: Child,
-    /// It ends when this does.
+    /// The worker ends when this is closed.
     stdin: Option<ChildStdin>,
-    /// When it goes on.
+    /// When it is resumed.
     stopped_until: Option<u64>,
     killed: Option<u64>,
 }
@@ -46,11 +45,12 @@ impl Crew {
         Self { url, orders, workers: BTreeMap::new(), started: 0, merge: Merge::default(), tell, news }
     }
 
-    /// Starts one more. Must be called on a thread that lives as long as the workers may.
+    /// Starts another worker. Must be called on a thread that lives as long as the workers may.
     pub(super) fn start(&mut self) -> io::Result<()> {
         let mut command = worker::command(&self.url, &self.orders);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        // A key that ends us must not end those whom we want to hear to the end.
+        // In a group of its own, so that Ctrl-C ends this process but not the workers, whose last lines are
+        // needed.
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         let mut child = command.spawn()?;
         self.started += 1;
@@ -74,8 +74,7 @@ impl Crew {
         Ok(())
     }
 
-    /// Passes on what was said meanwhile, as far as it is certain, and lets those go on whose time
-    /// has come.
+    /// Passes everything that is certain to the judge, and resumes workers whose pause is over.
     pub(super) fn hear(&mut self, judge: &mut Judge) -> io::Result<()> {
         let now = now();
         for worker in self.workers.values_mut() {
@@ -109,7 +108,7 @@ impl Crew {
         self.workers.is_empty()
     }
 
-    /// The number of any of those that run.
+    /// A random running worker.
     fn any(&mut self, dice: &Dice) -> Option<&mut Worker> {
         let is_up = |worker: &&mut Worker| worker.killed.is_none() && worker.stopped_until.is_none();
         let mut up: Vec<&mut Worker> = self.workers.values_mut().filter(is_up).collect();
@@ -120,17 +119,17 @@ impl Crew {
         Some(up.swap_remove(chosen))
     }
 
-    /// Kills one of them (SIGKILL), and starts another. Whether there was one.
+    /// Kills a random worker (SIGKILL) and starts another. `false` if there was none.
     pub(super) fn kill_one(&mut self, dice: &Dice) -> io::Result<bool> {
         let Some(worker) = self.any(dice) else { return Ok(false) };
-        // Before the kill: until then at least it believed what it was told.
+        // Take the time before the kill: until then at least, it believed what it was told.
         worker.killed = Some(now());
         worker.child.kill()?;
         self.start()?;
         Ok(true)
     }
 
-    /// Stops one of them for a while (SIGSTOP). Whether there was one.
+    /// Pauses a random worker (SIGSTOP). `false` if there was none.
     pub(super) fn stop_one(&mut self, dice: &Dice, time: Duration) -> bool {
         let Some(worker) = self.any(dice) else { return false };
         worker.stopped_until = Some(now() + nanos(time));
@@ -138,7 +137,6 @@ impl Crew {
         true
     }
 
-    /// Tells all to come to their ends.
     pub(super) fn end(&mut self) {
         for worker in self.workers.values_mut() {
             worker.go_on();
@@ -146,7 +144,7 @@ impl Crew {
         }
     }
 
-    /// Kills those that have not come to their ends: these.
+    /// Kills the workers that have not ended, and returns their numbers.
     pub(super) fn kill_the_rest(&mut self) -> Vec<u32> {
         for worker in self.workers.values_mut() {
             worker.killed = Some(now());
@@ -164,7 +162,7 @@ impl Worker {
     }
 
     fn signal(&self, signal: Signal) {
-        // A child that was not waited for still has its number.
+        // A child that was not waited for still has its pid.
         let _ = kill_process(Pid::from_child(&self.child), signal);
     }
 }

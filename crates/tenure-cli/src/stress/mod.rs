@@ -1,8 +1,7 @@
-//! `tenure stress`: the store is hammered by processes of this program, and what they were told is
-//! judged.
+//! `tenure stress`: processes of this program contend for locks on the store, and their histories are judged.
 //!
-//! A `worker` takes turns and writes its history; the `crew` starts workers, hears them and breaks
-//! some; `tenure-history` puts all histories in order, and says what must not have been.
+//! A `worker` acquires locks and writes its history; the `crew` starts workers, reads their histories and
+//! kills or pauses some; `tenure-history` merges the histories and reports violations.
 #![expect(clippy::disallowed_methods, reason = "the command uses timers of tokio")]
 
 use std::fmt::Write;
@@ -30,16 +29,16 @@ pub(crate) mod worker;
 use crew::Crew;
 use worker::{Dice, Orders, PERMITS, lock, nanos, now};
 
-/// How often we look at what has come.
+/// Poll interval.
 const LOOK: Duration = Duration::from_millis(10);
-/// What a busy machine may take to do something that is due.
+/// How long a busy machine may take for something that is due.
 const BUSY: Duration = Duration::from_secs(5);
-/// A place in a queue is kept so long at most, when the one who waited is no more.
+/// Maximum time a queue keeps the place of a dead waiter.
 const PLACE: Duration = Duration::from_secs(5);
 
-/// Hammers a store; returns the code to exit with.
+/// Stresses a store; returns the exit code.
 pub(crate) fn stress(args: &Stress) -> u8 {
-    // On this thread: the kernel ends each worker when the thread that started it does.
+    // On this thread: the kernel kills each worker when the thread that started it ends.
     let code = limits::check().and_then(|()| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         runtime.map_err(|error| Failure::own("cannot start", &error))?.block_on(hammer(args))
@@ -50,14 +49,14 @@ pub(crate) fn stress(args: &Stress) -> u8 {
     })
 }
 
-/// What was done to the workers and to the store.
+/// The faults that were injected.
 #[derive(Debug, Default)]
 struct Faults {
     killed: u64,
     stopped: u64,
     hooks: u64,
     hooks_failed: u64,
-    /// How the last one of those ended.
+    /// The exit status of the last failed hook.
     failure: Option<ExitStatus>,
 }
 
@@ -90,7 +89,7 @@ async fn hammer(args: &Stress) -> Result<u8, Failure> {
     };
     let locks = Locks::open(&url)?.with(|_| orders.options())?;
     orders.sorts = sorts(args, &locks)?;
-    // The store must answer. Other locks there do not matter, as names are new with each run.
+    // The store must answer. Its other locks do not matter, because names are new with each run.
     store::is_there(&locks).await?;
     let asked = locks.with(|options| options.op_timeout(store::PATIENCE))?;
     asked.inspect(&orders.name(lock(Sort::Mutex, 0))).await?;
@@ -102,7 +101,7 @@ async fn hammer(args: &Stress) -> Result<u8, Failure> {
         crew.start().map_err(own)?;
     }
     let faults = run(args, begun, &mut crew, &mut judge, &mut signals).await.map_err(own)?;
-    // Tasks that wait or hold stop at once. A process that takes longer is stuck.
+    // Waiting and holding tasks stop at once. A process that takes longer is stuck.
     let limit = now() + nanos(args.stall + BUSY);
     crew.end();
     while !crew.is_empty() && now() < limit {
@@ -142,7 +141,7 @@ async fn hammer(args: &Stress) -> Result<u8, Failure> {
     }
 }
 
-/// The kinds that were asked for, or all that the store has.
+/// The requested kinds, or all that the store supports.
 fn sorts(args: &Stress, locks: &Locks) -> Result<Vec<Sort>, Failure> {
     let try_one = |sort| {
         let owner = tenure::Owner::new("stress")?;
@@ -165,7 +164,7 @@ fn sorts(args: &Stress, locks: &Locks) -> Result<Vec<Sort>, Failure> {
     Ok(found)
 }
 
-/// Until the time is over, or a signal says so.
+/// Runs until the time is over or a signal arrives.
 async fn run(
     args: &Stress,
     begun: u64,
@@ -214,7 +213,7 @@ async fn run(
             tell_at += pause;
         }
     }
-    // What the hook has broken it may be about to heal.
+    // The hook may be about to repair what it broke.
     if let Some(mut hook) = hook {
         let limit = now() + nanos(BUSY);
         while hook.try_wait()?.is_none() && now() < limit {
@@ -230,15 +229,14 @@ async fn run(
     Ok(faults)
 }
 
-/// A command of the user's: what it says goes where our progress does.
+/// Starts a user's command, with its output on standard error, like our progress.
 fn start(hook: &str) -> io::Result<Child> {
     let mut command = Command::new("sh");
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
     command.args(["-c", hook]).stdin(Stdio::null()).stdout(io::stderr()).spawn()
 }
 
-/// The locks that are still held, or waited for, when all processes have ended and all leases are
-/// over.
+/// Locks that are still held or awaited after all processes have ended and all leases have expired.
 async fn left_behind(locks: &Locks, orders: &Orders, limit: u64) -> Result<Vec<String>, Failure> {
     let mut left = Vec::new();
     for sort in &orders.sorts {
@@ -282,7 +280,7 @@ fn progress(judge: &Judge, faults: &Faults) -> String {
     text
 }
 
-/// What is printed at the end.
+/// The text printed at the end.
 fn verdict(judge: &Judge, faults: &Faults, left: Option<usize>, took: Duration) -> String {
     let list = |all: Vec<String>| if all.is_empty() { "none".to_owned() } else { all.join(", ") };
     let grants: Vec<String> = judge.grants.iter().map(|(sort, count)| format!("{sort} {count}")).collect();

@@ -1,5 +1,5 @@
-//! A process of a stress: many tasks that take turns at a few locks, in every way in which one can,
-//! and write down what they were told.
+//! A worker process: many tasks acquire a few locks in every possible way, and write down what they were
+//! told.
 #![expect(clippy::disallowed_methods, reason = "a worker uses real time and a thread that reads its input")]
 
 use std::cell::Cell;
@@ -21,20 +21,20 @@ use crate::exit::{OWN, STORE};
 use crate::output::{chain, complain};
 use crate::{clock, launch};
 
-/// The environment variable that names the store: all users could see an argument, with its
-/// password.
+/// The environment variable with the store's URL. An argument, with its password, would be visible to all
+/// users.
 pub(super) const STORE_URL: &str = "TENURE_STORE";
-/// So often a worker looks whether what it holds is still its own, and says that it lives.
+/// Minimum interval at which a worker checks its holds and writes a heartbeat.
 const PULSE: Duration = Duration::from_millis(50);
-/// So much of that time belongs to each worker, where there are many: they say it more rarely, and
-/// not so often in all that they do nothing else.
+/// The interval grows by this much per worker, so that many workers do not spend all their time on
+/// heartbeats.
 const SHARE: Duration = Duration::from_millis(2);
-/// What a semaphore has.
+/// Permits of a semaphore.
 pub(super) const PERMITS: u32 = 3;
-/// What a writer takes of a read-write lock: all of it.
+/// Weight of a writer: the whole read-write lock.
 const WRITER: u32 = 1 << 20;
 
-/// One of the locks that are fought for.
+/// A contended lock.
 pub(super) fn lock(sort: Sort, number: u32) -> Lock {
     let capacity = match sort {
         Sort::Rwlock => WRITER,
@@ -44,7 +44,7 @@ pub(super) fn lock(sort: Sort, number: u32) -> Lock {
     Lock { sort, number, capacity }
 }
 
-/// What each worker is to do.
+/// The instructions for each worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Orders {
     pub(super) prefix: String,
@@ -52,14 +52,14 @@ pub(super) struct Orders {
     pub(super) hold: Duration,
     pub(super) tasks: u32,
     pub(super) names: u32,
-    /// With this all names begin.
+    /// Prefix of all lock names.
     pub(super) run: String,
     pub(super) sorts: Vec<Sort>,
-    /// So often a worker says that it lives.
+    /// Interval of heartbeats.
     pub(super) pulse: Duration,
 }
 
-/// How often each of so many workers says that it lives.
+/// The interval of heartbeats with this many workers.
 pub(super) fn pulse(workers: u32) -> Duration {
     PULSE.max(SHARE * workers)
 }
@@ -73,7 +73,7 @@ impl Orders {
         Options::new().ttl(self.ttl).label("stress").prefix(&self.prefix)
     }
 
-    /// As arguments of a worker.
+    /// The instructions as arguments for a worker.
     pub(super) fn write(&self) -> Vec<String> {
         let sorts: Vec<String> = self.sorts.iter().map(ToString::to_string).collect();
         vec![
@@ -104,8 +104,7 @@ impl Orders {
     }
 }
 
-/// The stage that is a worker: `__stress PARENT …`. It ends when its standard input does, or with
-/// its parent.
+/// The worker stage: `__stress PARENT …`. Ends with its standard input, or with its parent.
 pub(crate) fn stage(args: ArgsOs) -> Option<u8> {
     let args: Vec<String> = args.map(|arg| arg.into_string().ok()).collect::<Option<_>>()?;
     let (parent, args) = args.split_first()?;
@@ -152,13 +151,12 @@ async fn work(orders: Orders) -> Result<()> {
     Ok(())
 }
 
-/// How a turn is asked for.
 #[derive(Clone, Copy)]
 enum Patience {
     Once,
     For(Duration),
     Forever,
-    /// Dropped after that time.
+    /// Dropped after this time.
     Dropped(Duration),
 }
 
@@ -184,7 +182,7 @@ impl Task<'_> {
                     sleep(self.dice.up_to(PULSE)).await;
                 }
             }
-            // A moment for others; most of the time none.
+            // Leave a moment to others, now and then.
             match self.dice.below(4) {
                 0 => drop(self.or_stop(self.dice.up_to(orders.hold), pending::<()>()).await),
                 _ => tokio::task::yield_now().await,
@@ -192,7 +190,7 @@ impl Task<'_> {
         }
     }
 
-    /// Asks for a lock in one of the ways in which one can.
+    /// Requests a lock in a random way.
     async fn ask(&self, lock: Lock) -> Result<Option<(u32, Guard, Owner)>> {
         let ttl = self.orders.ttl;
         let patience = match self.dice.below(10) {
@@ -216,7 +214,7 @@ impl Task<'_> {
         Ok(granted.flatten().map(|guard| (weight, guard, owner)))
     }
 
-    /// The result of some work, unless it takes longer or all is to stop: then it is dropped.
+    /// The result of `work`, unless it takes longer than `limit` or everything stops; then it is dropped.
     async fn or_stop<T>(&self, limit: Duration, work: impl Future<Output = T>) -> Option<T> {
         let mut stopped = self.stopped.clone();
         let end = pin!(async {
@@ -228,7 +226,7 @@ impl Task<'_> {
         }
     }
 
-    /// Holds for a while, says so only where the guard did, and lets go.
+    /// Holds for a while, records only what the guard reported, and releases.
     async fn hold(&self, lock: Lock, weight: u32, guard: Guard, owner: &Owner) {
         let mut until = now();
         let left = guard.remaining();
@@ -266,7 +264,7 @@ impl Task<'_> {
         }
     }
 
-    /// A holder may hold once more, and has one token.
+    /// A holder may re-enter, with the same token.
     async fn enter_again(&self, lock: Lock, guard: &Guard, owner: &Owner) {
         let again = take(&self.locks, &self.orders.name(lock), lock.sort, 1, owner, Patience::Once).await;
         match again {
@@ -285,7 +283,7 @@ impl Task<'_> {
         }
     }
 
-    /// Most holds are short; some are longer than what it takes to renew, and a few than a lease.
+    /// Most holds are short; some last longer than a renewal takes, and a few longer than a lease.
     fn length(&self) -> Duration {
         match self.dice.below(1_000) {
             0 => self.dice.up_to(self.orders.ttl * 3 / 2),
@@ -339,7 +337,7 @@ async fn take(
     }
 }
 
-/// A whole line in one write: a process that is killed leaves whole lines.
+/// One write per line, so that a killed process leaves only whole lines.
 fn note(line: Line) {
     let line = format!("{line}\n");
     if io::stdout().lock().write_all(line.as_bytes()).is_err() {
@@ -355,7 +353,7 @@ pub(super) fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The process of a worker, its standard input and output piped.
+/// The command that starts a worker, with piped input and output.
 pub(super) fn command(url: &str, orders: &Orders) -> std::process::Command {
     let mut command = launch::again();
     command.arg(launch::STRESS).arg(rustix::process::getpid().to_string()).args(orders.write());
@@ -363,7 +361,6 @@ pub(super) fn command(url: &str, orders: &Orders) -> std::process::Command {
     command
 }
 
-/// Numbers without any order.
 #[derive(Debug)]
 pub(super) struct Dice(Cell<u64>);
 
@@ -372,7 +369,7 @@ impl Dice {
         Self(Cell::new(RandomState::new().hash_one(0)))
     }
 
-    /// A number below `below`, which is not 0.
+    /// A number below `below`, which must not be 0.
     pub(super) fn below(&self, below: u64) -> u64 {
         // SplitMix64, by Steele, Lea and Flood.
         let state = self.0.get().wrapping_add(0x9e37_79b9_7f4a_7c15);

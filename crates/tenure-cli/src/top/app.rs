@@ -1,4 +1,4 @@
-//! What the screen shows, and what keys do: no terminal and no store.
+//! The state of the screen and its reaction to keys, without a terminal or a store.
 
 use std::time::Duration;
 
@@ -8,7 +8,6 @@ use crate::exit::Failure;
 use crate::observed::Observed;
 use crate::table::{Filter, Row, Sort};
 
-/// What a key asks for.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Action {
     Quit,
@@ -20,15 +19,14 @@ pub(super) enum Action {
     },
 }
 
-/// What the keys mean now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
     Table,
     /// One lock, with its history.
     Lock,
-    /// A part of names is being typed.
+    /// Part of a name is being typed.
     Filter,
-    /// Asks before the holds that are shown are ended: once, and once more.
+    /// Asks twice before the holds on the screen are ended.
     Force {
         name: String,
         tokens: Vec<u64>,
@@ -44,14 +42,13 @@ pub(super) struct App {
     pub(super) mode: Mode,
     pub(super) sort: Sort,
     pub(super) filter: String,
-    /// What was seen of the store.
+    /// What was observed of the store.
     pub(super) seen: Observed,
-    /// What became of the last forced release.
+    /// The result of the last forced release.
     pub(super) news: Option<String>,
-    /// The name of the lock that is selected.
     selected: Option<String>,
     paused: bool,
-    /// Which of the rows are shown, in which order.
+    /// Indices of the rows shown, in order.
     order: Vec<usize>,
 }
 
@@ -80,37 +77,36 @@ impl App {
         self.news = Some(told.unwrap_or_else(|failure| failure.message));
     }
 
-    /// Takes in what a look found, at this time since 1970.
+    /// Records the result of a scan at `at`, the time since 1970.
     pub(super) fn looked(&mut self, rows: Result<Vec<Row>, Failure>, at: Duration, took: Duration) {
         self.seen.looked(rows, at, took);
         self.arrange();
     }
 
-    /// Filters and sorts once for many drawings: there may be many thousands of locks.
+    /// Filters and sorts once for many redraws, because there may be many thousands of locks.
     fn arrange(&mut self) {
         let (filter, rows) = (Filter::Name(self.filter.clone()), &self.seen.rows);
         self.order = (0..rows.len()).filter(|at| filter.keeps(&rows[*at])).collect();
         self.order.sort_by(|a, b| self.sort.compare(&rows[*a], &rows[*b]));
     }
 
-    /// Those that are shown, in their order.
+    /// The rows shown, in order.
     pub(super) fn shown(&self) -> Vec<&Row> {
         self.order.iter().map(|at| &self.seen.rows[*at]).collect()
     }
 
-    /// Which of the shown rows is selected, and its lock.
+    /// Index of the selected row among those shown, and its lock.
     pub(super) fn selected(&self) -> Option<(usize, String)> {
         let shown = self.shown();
         let is_it = |row: &&Row| Some(&row.name) == self.selected.as_ref();
         let at = shown.iter().position(is_it).unwrap_or(0);
-        // A lock that is looked at may be free by now.
+        // The lock on display may be free by now.
         match (&self.mode, &self.selected) {
             (Mode::Lock, Some(name)) => Some((at, name.clone())),
             _ => shown.get(at).map(|row| (at, row.name.clone())),
         }
     }
 
-    /// Does what a key asks for.
     pub(super) fn key(&mut self, key: KeyEvent) -> Option<Action> {
         if key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char('c') {
             return Some(Action::Interrupt);

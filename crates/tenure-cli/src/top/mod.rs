@@ -1,4 +1,9 @@
 //! `tenure top`: the locks of a store on a full screen.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `app` | the state of the screen and its reaction to keys |
+//! | `screen` | drawing |
 
 mod app;
 mod screen;
@@ -25,7 +30,7 @@ use crate::table::{Row, walk};
 use crate::{clock, store};
 use app::{Action, App};
 
-/// Shows them until a key or a signal ends it; returns the code to exit with.
+/// Shows the locks until a key or signal ends it; returns the exit code.
 pub(crate) async fn top(args: &Top) -> Result<u8, Failure> {
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         let message = "top needs a terminal; elsewhere use `tenure list --watch`".into();
@@ -37,7 +42,7 @@ pub(crate) async fn top(args: &Top) -> Result<u8, Failure> {
     let asked = clock::now();
     let mut app =
         App::new(locks.url(), args.every, std::env::var_os("NO_COLOR").is_some_and(|it| !it.is_empty()));
-    // A store that is not there at all is told before the screen is taken.
+    // Fail before taking over the screen if the store is unreachable.
     let rows = rows(&locks, &args.names).await?;
     app.looked(Ok(rows), clock::unix(), clock::now() - asked);
     let own = |error| Failure::own("cannot use the terminal", &error);
@@ -47,7 +52,7 @@ pub(crate) async fn top(args: &Top) -> Result<u8, Failure> {
     ended.map_err(own)
 }
 
-/// The terminal, which is as it was before when this is dropped.
+/// The terminal, restored on drop.
 struct Screen(DefaultTerminal);
 
 impl Screen {
@@ -75,7 +80,6 @@ enum Event {
     Tick,
 }
 
-/// What is waited for.
 struct Sources<'a> {
     signals: &'a mut Signals,
     keys: EventStream,
@@ -129,7 +133,7 @@ async fn run(
             Event::NoTerminal => return Ok(of_signal(Signal::HUP)),
             Event::Looked(rows) => {
                 let took = clock::now() - asked;
-                // How long it took until an error says nothing of what a walk costs.
+                // The duration of a failed scan says nothing about the cost of one.
                 let cost = if rows.is_ok() { took } else { Duration::ZERO };
                 next = clock::now() + pause(args.every, cost);
                 app.looked(rows, clock::unix(), took);
@@ -150,7 +154,7 @@ async fn run(
                     None => {}
                 }
             }
-            // What stood there may have moved, even if the size is the old one again by now.
+            // The content may have moved, even if the size is the same again by now.
             Event::Terminal(TerminalEvent::Resize(..)) => screen.clear()?,
             Event::Terminal(_) | Event::Tick => {}
         }
@@ -169,7 +173,7 @@ async fn rows(locks: &Locks, prefix: &str) -> Result<Vec<Row>, Failure> {
     Ok(found.into_iter().map(|(row, _)| row).collect())
 }
 
-/// Ends the holds that the screen showed, and no later ones.
+/// Ends the holds that the screen showed, but no later ones.
 async fn force(locks: Locks, name: String, tokens: Vec<u64>) -> Result<String, Failure> {
     let mut ended = 0_u64;
     for token in tokens {

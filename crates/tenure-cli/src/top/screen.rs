@@ -12,13 +12,13 @@ use super::app::{App, Mode};
 use crate::output::{Line, Span, plural};
 use crate::table::{Party, Row, fitted};
 
-/// Columns of the bar of a lease.
+/// Columns of a lease bar.
 const BAR: usize = 10;
-/// Blue and orange, for readers who cannot see red or green.
+/// Blue and orange, distinguishable for colour-blind readers.
 const CALM: Color = Color::Indexed(32);
 const URGENT: Color = Color::Indexed(214);
 
-/// Draws all of it, as it is at this time since 1970.
+/// Draws the whole screen as of `now`, the time since 1970.
 pub(super) fn draw(frame: &mut Frame<'_>, app: &App, now: Duration) {
     let [head, state, body, foot] = Layout::vertical([
         Constraint::Length(1),
@@ -85,7 +85,7 @@ fn draw_table(frame: &mut Frame<'_>, app: &App, now: Duration, area: Rect) {
     let header = TableRow::new(["NAME", "KIND", "PERMITS", "WAIT", "FOR", "LEASE", "HELD BY"]);
     let header = header.style(Style::new().add_modifier(Modifier::UNDERLINED));
     let selected = app.selected().map(|(at, _)| at);
-    // Cells are made of the rows that fit alone: there may be many thousands.
+    // Build cells only for rows that fit, because there may be many thousands.
     let most = usize::from(area.height.saturating_sub(1));
     let first = selected.map_or(0, |at| at.saturating_sub(most.saturating_sub(1)));
     let shown = rows.iter().skip(first).take(most);
@@ -117,19 +117,19 @@ fn short_kind(kind: &str) -> String {
     .to_owned()
 }
 
-/// A bar of what is left, and the time.
+/// A bar of the remaining lease, and the time.
 fn lease(app: &App, row: &Row, now: Duration) -> Cell<'static> {
     let Some((left, whole)) = app.seen.lease(row, now) else { return Cell::new("no end") };
     let part = left.as_secs_f64() / whole.as_secs_f64().max(1e-9);
     let full = ((part * BAR as f64).ceil() as usize).min(BAR);
-    // A third of it is left when it should have been renewed twice.
+    // By the time a third is left, two renewals should have happened.
     let colour = if part < 1.0 / 3.0 { URGENT } else { CALM };
     let bar = format!("{}{}", "█".repeat(full), "░".repeat(BAR - full));
     let bar = TextSpan::styled(bar, style(app, colour));
     Cell::new(TextLine::from(vec![bar, TextSpan::raw(format!(" {}", Span(left)))]))
 }
 
-/// One lock: its holders, its waiters and its history.
+/// One lock: its holders, waiters and history.
 fn draw_lock(frame: &mut Frame<'_>, app: &App, name: &str, now: Duration, area: Rect) {
     let party = |one: &Party| {
         let since =
@@ -156,7 +156,7 @@ fn draw_lock(frame: &mut Frame<'_>, app: &App, name: &str, now: Duration, area: 
             }
         }
     }
-    // The history must be seen beside a long queue.
+    // Leave room for the history beside a long queue.
     let most = usize::from(area.height / 2).max(3);
     if lines.len() > most {
         let more = lines.len() - most + 1;

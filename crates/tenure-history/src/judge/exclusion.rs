@@ -1,4 +1,4 @@
-//! Those who hold at one moment never take more than there is.
+//! Exclusion: concurrent holds never exceed the capacity.
 
 use super::{Hold, Judge, Length};
 use crate::line::Lock;
@@ -6,7 +6,7 @@ use crate::line::Lock;
 pub(super) const EXCLUSION: &str = "exclusion";
 
 impl Judge {
-    /// A turn begins: together with those that have not ended it takes no more than there is.
+    /// A hold begins: together with those that have not ended, it must fit the capacity.
     pub(super) fn check_room(&mut self, lock: Lock, hold: &Hold) {
         let book = self.book(lock);
         let others = book.holding.iter().filter_map(|id| book.closed.get(id));

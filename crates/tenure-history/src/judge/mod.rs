@@ -1,14 +1,14 @@
-//! What must not be, looked for in what tasks were told: pure, in the order of their times.
+//! Looks for violations in what tasks were told: a pure function of their histories, in order of time.
 //!
-//! A hold counts from the moment at which its task was told, to the last at which its guard, asked,
-//! still said that it held: in between the guard promised that no other client's does.
+//! A hold counts from the moment when its task was told of the grant to the last moment at which its guard,
+//! when queried, reported that it held: for all of that time the guard promised exclusion.
 //!
-//! | file | violated is | if |
+//! | module | violated invariant | when |
 //! |---|---|---|
-//! | `exclusion` | exclusion | those who held at one moment took more than there is |
-//! | `tokens` | tokens | who asked after another was let in, and held after it, has a token that is not above; of two who share, either may be first |
-//! | | exclusion | the same, where it had asked before: it was let in before the other, and told after |
-//! | `progress` | progress | a client waited and no client held for longer than the limit, with no grant meanwhile |
+//! | `exclusion` | exclusion | concurrent holds exceeded the capacity |
+//! | `tokens` | tokens | a request made after another grant, and granted after that hold, got a token that is not greater; for shared holds either may be first |
+//! | | exclusion | the same, if the request was made before the other grant: it was granted first, and told late |
+//! | `progress` | progress | a client waited while nobody held for longer than the limit, without a grant in between |
 
 mod exclusion;
 mod progress;
@@ -22,41 +22,40 @@ use crate::merge::Event;
 
 pub use progress::Stall;
 
-/// So many violations of each sort are told in full.
+/// Maximum violations of each sort that are reported in full.
 const TOLD: u64 = 5;
 
-/// One turn of one task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Hold {
     worker: u32,
     task: u32,
     asked: u64,
     from: u64,
-    /// While it goes on, when it would end by itself.
+    /// While it is open, when it would end by itself.
     until: u64,
     token: u64,
     weight: u32,
     how: Option<End>,
 }
 
-/// The history of one lock, as far as it still matters.
+/// The relevant part of one lock's history.
 #[derive(Debug, Default)]
 struct Book {
-    /// Holds that have not ended yet, in the order in which they began.
+    /// Open holds, in the order in which they began.
     open: BTreeMap<u64, Hold>,
-    /// Holds that have, and that others may have met.
+    /// Closed holds that later ones may overlap.
     closed: BTreeMap<u64, Hold>,
-    /// Their ends and beginnings: when, whether it begins, and which. At one moment ends come
-    /// first.
+    /// Beginnings and ends of closed holds: time, whether it is a beginning, and the hold. At the same time,
+    /// ends come first.
     edges: BTreeSet<(u64, bool, u64)>,
-    /// Those that hold at the edge that was judged last.
+    /// Holds in progress at the last edge that was judged.
     holding: BTreeSet<u64>,
     used: u64,
-    /// The greatest token so far, and the greatest of one who had it alone.
+    /// The hold with the greatest token so far, and the last exclusive hold.
     last: Option<Hold>,
     last_alone: Option<Hold>,
     waiting: u32,
-    /// When it was last looked at, and for how long it was waited for, and not held, since the last
+    /// When progress was last checked, and how long somebody has waited while nobody held since the last
     /// grant.
     looked: u64,
     stall: u64,
@@ -69,7 +68,7 @@ struct Doing {
     hold: Option<u64>,
 }
 
-/// Hears what happened, in the order in which it did, and says what must not have.
+/// Receives events in order of time and reports violations.
 #[derive(Debug)]
 pub struct Judge {
     begun: u64,
@@ -77,27 +76,27 @@ pub struct Judge {
     locks: BTreeMap<Lock, Book>,
     tasks: BTreeMap<(u32, u32), Doing>,
     holds: u64,
-    /// How many turns were judged, of each kind.
+    /// Number of holds judged, by kind.
     pub grants: BTreeMap<Sort, u64>,
-    /// How they ended.
+    /// Number of holds, by how they ended.
     pub ends: BTreeMap<End, u64>,
-    /// How many waits were given up.
+    /// Number of abandoned waits.
     pub left: u64,
-    /// How many requests failed.
+    /// Number of failed requests.
     pub failed: u64,
-    /// The last failure, as it was told.
+    /// The last failure.
     pub failure: Option<String>,
-    /// The longest one.
+    /// The longest stall.
     pub stall: Option<Stall>,
-    /// How many there are of each sort.
+    /// Number of violations, by sort.
     pub violations: BTreeMap<&'static str, u64>,
-    /// The first of them, with all that is known.
+    /// The first violations of each sort, in full.
     pub evidence: Vec<String>,
 }
 
 impl Judge {
-    /// A judge to whom times count from `begun`, and who allows no stall longer than `stall_limit`;
-    /// both in nanoseconds.
+    /// A judge whose times count from `begun` and that allows no stall longer than `stall_limit`, both in
+    /// nanoseconds.
     pub fn new(begun: u64, stall_limit: u64) -> Self {
         Self {
             begun,
@@ -116,12 +115,12 @@ impl Judge {
         }
     }
 
-    /// How many turns were judged.
+    /// Number of holds judged.
     pub fn checked(&self) -> u64 {
         self.grants.values().sum()
     }
 
-    /// Something that must not be was.
+    /// Reports a violation.
     pub fn accuse(&mut self, sort: &'static str, what: impl fmt::Display) {
         let count = self.violations.entry(sort).or_default();
         *count += 1;
@@ -130,12 +129,12 @@ impl Judge {
         }
     }
 
-    /// How many violations there are.
+    /// Number of violations.
     pub fn violated(&self) -> u64 {
         self.violations.values().sum()
     }
 
-    /// What happened next.
+    /// Processes the next event.
     pub fn hear(&mut self, time: u64, worker: u32, event: Event) {
         match event {
             Event::Said(Line { task, what, .. }) => self.said(time, (worker, task), what),
@@ -200,7 +199,7 @@ impl Judge {
         }
     }
 
-    /// A line that makes no sense is a mistake of the harness, and must not pass for a verdict.
+    /// An inconsistent history is a bug of the harness, and must not pass for a verdict.
     fn unheard_of(&mut self, (worker, task): (u32, u32), what: &str) {
         self.accuse(
             "harness",
@@ -208,10 +207,10 @@ impl Judge {
         );
     }
 
-    /// A task whose process is no more.
+    /// The task's process has ended.
     fn gone(&mut self, time: u64, who: (u32, u32)) {
         match self.hold(who) {
-            // Until then at least it believed what it was told.
+            // Until then at least, the task believed what it was told.
             Some((lock, id, hold)) => {
                 let until = hold.until.min(time);
                 self.tasks.remove(&who);
@@ -255,7 +254,7 @@ impl Judge {
         self.settle(lock, time);
     }
 
-    /// Judges what is certain by now: before the first hold whose end is not known yet.
+    /// Judges what is certain by now: everything before the first hold whose end is unknown.
     fn settle(&mut self, lock: Lock, time: u64) {
         let book = self.book(lock);
         let certain = book.open.values().next().map_or(time, |hold| hold.from);
@@ -274,7 +273,7 @@ impl Judge {
         }
     }
 
-    /// A turn of this lock begins, and all that came before it is known.
+    /// A hold begins, and everything before it is known.
     fn begins(&mut self, lock: Lock, id: u64) {
         let book = self.book(lock);
         let Some(hold) = book.closed.get(&id).cloned() else { return };
@@ -284,7 +283,7 @@ impl Judge {
         self.book(lock).holding.insert(id);
     }
 
-    /// All processes are gone.
+    /// Completes the verdict once all processes have ended.
     pub fn finish(&mut self) {
         let locks: Vec<Lock> = self.locks.keys().copied().collect();
         for lock in locks {
@@ -292,7 +291,7 @@ impl Judge {
         }
     }
 
-    /// Two turns that cannot both have been.
+    /// Reports two incompatible holds.
     fn accuse_both(&mut self, sort: &'static str, what: &str, earlier: &Hold, later: &Hold) {
         let text = format!("{what}\n  {}\n  {}", self.tell(earlier), self.tell(later));
         self.accuse(sort, text);
@@ -309,13 +308,13 @@ impl Judge {
         )
     }
 
-    /// A time, for people.
+    /// A time in seconds since the start.
     pub fn at(&self, time: u64) -> String {
         format!("{:.6}s", time.saturating_sub(self.begun) as f64 / 1e9)
     }
 }
 
-/// A length of time in nanoseconds, exact enough for evidence.
+/// A duration in nanoseconds, displayed with the precision that evidence needs.
 #[derive(Clone, Copy, Debug)]
 pub struct Length(pub u64);
 

@@ -1,27 +1,27 @@
-//! No client waits for what no client holds.
+//! Progress: nobody waits for a lock that nobody holds.
 
 use std::mem;
 
 use super::{Judge, Length};
 use crate::line::Lock;
 
-/// The longest time for which a lock that was waited for was held by no client.
+/// The longest time for which a lock was awaited but not held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stall {
-    /// Of which lock.
+    /// The lock.
     pub lock: Lock,
-    /// How long it was, in nanoseconds.
+    /// The length, in nanoseconds.
     pub length: u64,
-    /// When it was over.
+    /// When it ended.
     pub time: u64,
 }
 
 impl Judge {
-    /// Adds to the time for which a lock was waited for by a client and held by no client.
+    /// Adds to the time for which a lock was awaited but not held.
     pub(super) fn look(&mut self, time: u64, lock: Lock) {
         let limit = self.stall_limit;
         let book = self.locks.entry(lock).or_default();
-        // A client that does not say anything any more holds until its lease is over.
+        // A client that has gone silent holds until its lease ends.
         let held_until = book.open.values().map(|hold| hold.until).max().unwrap_or(0);
         let since = mem::replace(&mut book.looked, time).max(held_until);
         if book.waiting == 0 || time <= since {

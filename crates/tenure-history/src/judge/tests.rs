@@ -1,6 +1,6 @@
 use super::*;
 
-/// What a writer takes.
+/// Weight of a writer.
 const WRITER: u32 = 1 << 20;
 const PERMITS: u32 = 3;
 const MUTEX: Lock = Lock { sort: Sort::Mutex, number: 0, capacity: 1 };
@@ -8,8 +8,7 @@ const SEMAPHORE: Lock = Lock { sort: Sort::Semaphore, number: 0, capacity: PERMI
 const RWLOCK: Lock = Lock { sort: Sort::Rwlock, number: 1, capacity: WRITER };
 const LIMIT: u64 = 100;
 
-/// A judge who has heard these lines of these tasks, each in another process, and that all are gone
-/// at the end.
+/// The verdict on these lines, each as (time, process, event); all processes end after the last one.
 fn judged(lines: &[(u64, u32, What)]) -> Judge {
     let mut judge = Judge::new(0, LIMIT);
     for (time, worker, what) in lines {
@@ -74,7 +73,7 @@ fn two_who_held_a_mutex_at_one_moment_are_found_and_both_are_told() {
 
 #[test]
 fn who_lost_it_in_time_met_nobody() {
-    // Its end is told late, and was early.
+    // The end is reported late, but was early.
     let judge = judged(&[
         (1, 1, asks(MUTEX)),
         (2, 2, asks(MUTEX)),

@@ -1,18 +1,18 @@
-//! Tokens grow from turn to turn.
+//! Tokens grow from hold to hold.
 
 use super::exclusion::EXCLUSION;
 use super::{Hold, Judge};
 use crate::line::Lock;
 
 impl Judge {
-    /// A turn begins: its token is above that of each that was over by then, where one of the two
-    /// had the lock alone.
+    /// A hold begins: its token must be greater than those of all holds that had ended by then, if one of the
+    /// two was exclusive.
     pub(super) fn check_token(&mut self, lock: Lock, hold: &Hold) {
         let book = self.book(lock);
         let is_alone = hold.weight == lock.capacity;
-        // Those who share may be told in another order than they were let in.
+        // Shared holds may be told in another order than they were granted.
         let before = if is_alone { &book.last } else { &book.last_alone };
-        // Of two who met, no client can say who was first.
+        // The order of overlapping holds is unknown.
         let is_behind = |before: &&Hold| before.until <= hold.from && hold.token <= before.token;
         let before = before.as_ref().filter(is_behind).cloned();
         if is_alone {
@@ -23,7 +23,7 @@ impl Judge {
         }
         let Some(before) = before else { return };
         if hold.asked < before.from {
-            // It has the older token because it was let in first.
+            // It has the smaller token because it was granted first.
             let what = format!("{lock} was granted, and told late, while it was held");
             self.accuse_both(EXCLUSION, &what, &before, hold);
         } else {

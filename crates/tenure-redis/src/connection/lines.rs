@@ -1,19 +1,19 @@
-//! Which connection a request takes: ours, or one on the runtime of its callers.
+//! Chooses the connection of each request: the store's own, or one on the runtime of its callers.
 //!
-//! A request that crosses to our thread, whose answer crosses back, takes about twice as long as
-//! one that stays where it is made. So the first tokio runtime from which a request comes gets a
-//! connection, and its tasks use it. All else takes ours: renewals, releases in the background,
-//! other runtimes and threads. A runtime that blocks, or is dropped, costs no lease.
+//! A request that crosses to the store's thread and back takes about twice as long as one that stays on the
+//! caller's runtime. Therefore the first tokio runtime that sends a request gets a connection of its own,
+//! used by its tasks. Everything else takes the store's connection: renewals, background releases, other
+//! runtimes and threads. A caller's runtime that blocks or is dropped costs no lease.
 //!
-//! What is kept in spite of two connections:
+//! Guarantees in spite of two connections:
 //!
-//! - *Order*: a request takes the connection on which another one of the same name is unanswered,
-//!   or was given up. Where that connection is over, it is ended at the server first, by ours.
-//! - *Time*: our thread looks after the callers' connection. One that answers nothing for
-//!   [`PATIENCE`], while the server answers us, is given up.
+//! - *Order*: a request takes the connection on which another request about the same name is unanswered or
+//!   was given up. If that connection is gone, the store's connection first kills it on the server.
+//! - *Deadlines*: the store's thread watches the callers' connection. If it is silent for [`PATIENCE`] while
+//!   the server answers the store's connection, it is given up.
 //!
-//! The callers' connection is used only beside ours to the same server, which has to be a direct
-//! one: then the server can be told to end it.
+//! The callers' connection is used only beside a store connection to the same server, and only if that one is
+//! direct, because only then can the server be told to kill it.
 
 use std::future::{Future, ready};
 use std::hash::BuildHasherDefault;
@@ -38,9 +38,9 @@ use tenure_core::runtime::Runtime;
 use tenure_core::store::Failure;
 use tenure_core::sync::Locked;
 
-/// For so long the callers' connection may answer nothing, while ours is answered.
+/// Maximum silence of the callers' connection while the store's own is answered.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// How often our thread looks at it while it is in use.
+/// How often the store's thread checks the callers' connection while it is in use.
 const LOOK: Duration = Duration::from_millis(25);
 
 /// The connections for requests to one server.
@@ -52,42 +52,41 @@ pub(crate) struct Lines {
     unanswered: Locked<UnansweredByName>,
 }
 
-/// The connection on the runtime of the callers.
+/// The connection on the callers' runtime.
 struct CallersLine {
     runtime: Arc<dyn Runtime>,
     link: Arc<Supervisor>,
-    /// Whether a request took it since the last look.
+    /// Whether a request used it since the last check.
     is_used: AtomicBool,
-    /// Tells our thread that one did.
+    /// Notifies the store's thread of a use.
     used: Notify,
 }
 
-/// Requests that are not answered, or were given up, by name.
+/// Requests that are unanswered or were given up, by name.
 #[derive(Default)]
 struct UnansweredByName {
     next: u64,
     by_name: ByName,
-    /// The connection of the callers, and ours to the same server, as they were last. Kept here, so
-    /// that a request takes one lock.
+    /// Both connections as last seen. Cached here, so that a request takes a single lock.
     beside: Option<Beside>,
 }
 
 #[expect(clippy::disallowed_types, reason = "no order shows: it is never iterated over")]
 type ByName = std::collections::HashMap<LockName, Traffic, BuildHasherDefault<SipHasher13>>;
 
-/// The callers' connection, and ours beside it.
+/// The callers' connection, and the store's own to the same server.
 struct Beside {
     callers: Arc<Pipeline>,
     ours: Arc<Pipeline>,
 }
 
-/// What is unanswered about one name. All of it went to one place.
+/// Unanswered requests about one name, all on the same connection.
 struct Traffic {
     place: ConnectionRoute,
     in_flight: usize,
-    /// Requests before this one went to a connection that has been ended.
+    /// Requests with smaller numbers went to a connection that has since been killed.
     first: u64,
-    /// The last that was given up. The answer to a later one says that it is over.
+    /// The last request that was given up. A reply to a later one proves that it is over.
     given_up: Option<u64>,
 }
 
@@ -95,7 +94,7 @@ struct Traffic {
 enum ConnectionRoute {
     Ours,
     Callers(Arc<Pipeline>),
-    /// Ours, once this one has been ended.
+    /// The store's connection, after killing this one.
     OursAfter(Arc<Pipeline>),
 }
 
@@ -105,38 +104,38 @@ pub(crate) struct Line {
     request: Numbered,
 }
 
-/// A request about a name. Dropped before its answer, it counts as given up.
+/// A request about a name. If dropped before its answer, it counts as given up.
 struct Numbered {
     lines: Arc<Lines>,
     name: LockName,
     number: u64,
-    /// It changes nothing, so it does not matter when it is carried out. Nothing is kept of it
-    /// where its answer does not come: a program may give up reads of ever new names.
+    /// It changes nothing, so the time at which it is carried out does not matter. No trace is kept if its
+    /// answer does not come, because a program may give up reads of ever new names.
     only_reads: bool,
     is_over: bool,
 }
 
-/// What became of a request.
+/// How a request ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum RequestEnd {
-    /// It was answered, or never sent.
+    /// Answered, or never sent.
     Settled,
-    /// It may yet be carried out.
+    /// May still be carried out.
     GivenUp,
-    /// The same, and it changes nothing.
+    /// May still be carried out, but changes nothing.
     Ignored,
 }
 
 impl Lines {
-    /// Over our connection, `ours`; `connector` is the one that it is dialled by.
+    /// `ours` is the store's own connection; `connector` is what it is dialled by.
     pub(crate) fn new(connector: Arc<Connector>, ours: Arc<Supervisor>) -> Arc<Self> {
         let (runtime, callers, unanswered) =
             (Arc::clone(&connector.runtime), OnceLock::new(), Locked::default());
         Arc::new(Self { runtime, connector, ours, callers, unanswered })
     }
 
-    /// The connection for a request about this name: ours where replicas have to confirm, or a
-    /// server may be in its grace. There scripts do more than two connections can keep in order.
+    /// The connection for a request about this name. With `acks` or a restart grace it is always the store's
+    /// own, because the scripts then have effects that two connections cannot keep in order.
     pub(crate) async fn line(
         self: &Arc<Self>,
         name: &LockName,
@@ -148,7 +147,7 @@ impl Lines {
         self.take(request, place, self.ours.pipeline(deadline), deadline).await
     }
 
-    /// The same where ours is known to be this one.
+    /// Like `line`, with the store's own connection given.
     pub(crate) async fn line_beside(
         self: &Arc<Self>,
         ours: &Arc<Pipeline>,
@@ -190,7 +189,7 @@ impl Lines {
                     return Err(failure);
                 }
             },
-            // Where that fails, this request counts as given up: the next one tries again.
+            // If this fails, the request counts as given up, and the next one retries.
             ConnectionRoute::OursAfter(over) => {
                 let pipeline = self.end(&over, deadline).boxed().await?;
                 request.follows_the_end();
@@ -200,8 +199,7 @@ impl Lines {
         Ok(Line { pipeline, request })
     }
 
-    /// What keeps the connection of the callers, on their runtime. The first caller that has one
-    /// starts it.
+    /// The connection on the current caller's runtime. The first caller on a tokio runtime creates it.
     fn callers(&self) -> Option<&CallersLine> {
         let Some(callers) = self.callers.get() else {
             if let Some(runtime) = self.runtime.of_caller() {
@@ -212,7 +210,7 @@ impl Lines {
         callers.runtime.is_callers().then_some(callers)
     }
 
-    /// Its connection, if that can be used.
+    /// The open callers' connection, if it is usable.
     fn callers_line(&self, callers: &CallersLine, known: &mut Option<Beside>) -> Option<Arc<Pipeline>> {
         if known.as_ref().is_none_or(Beside::is_over) {
             let both = callers.link.open_line().zip(self.ours.open_line());
@@ -221,7 +219,7 @@ impl Lines {
         known.as_ref().filter(|beside| beside.is_fit()).map(|beside| Arc::clone(&beside.callers))
     }
 
-    /// The callers' connection has something to do: our thread looks after it.
+    /// Has the store's thread watch the callers' connection.
     fn note_use(&self) {
         if let Some(callers) = self.callers.get()
             && !callers.is_used.swap(true, Ordering::AcqRel)
@@ -241,8 +239,8 @@ impl Lines {
         }
     }
 
-    /// Ends a connection of the callers at the server, and returns ours: the server carries out
-    /// what it is asked here only after that.
+    /// Kills a callers' connection on the server and returns the store's own: the server carries out later
+    /// requests only after the kill.
     async fn end(&self, over: &Pipeline, deadline: Moment) -> Result<Arc<Pipeline>, Failure> {
         let ours = self.ours.pipeline(deadline).await?;
         if let Some(peer) = &over.peer {
@@ -252,7 +250,7 @@ impl Lines {
         Ok(ours)
     }
 
-    /// Counts a request about this name, and says where it goes.
+    /// Registers a request about this name, and decides where it goes.
     fn begin(
         self: &Arc<Self>,
         name: &LockName,
@@ -284,11 +282,11 @@ impl Lines {
     }
 
     fn unanswered(&self) -> MutexGuard<'_, UnansweredByName> {
-        // Nothing in here panics half-way, so poisoned numbers are as good as others.
+        // Updates under this lock do not panic midway, so poisoning is ignored.
         self.unanswered.lock()
     }
 
-    /// Ends the callers' connection.
+    /// Closes the callers' connection.
     pub(crate) fn close(&self) {
         if let Some(callers) = self.callers.get() {
             callers.link.close();
@@ -310,7 +308,7 @@ impl Beside {
 }
 
 impl Line {
-    /// The same answer. One that leaves the outcome open counts as none.
+    /// Passes the answer on. An answer that leaves the outcome unknown does not settle the request.
     pub(crate) fn answered<T>(mut self, answer: Result<T, Failure>) -> Result<T, Failure> {
         if !matches!(answer, Err(Failure::Unknown(_))) {
             self.request.settle();
@@ -320,12 +318,12 @@ impl Line {
 }
 
 impl Numbered {
-    /// It was answered, or never sent.
+    /// Answered, or never sent.
     fn settle(&mut self) {
         self.leave(RequestEnd::Settled);
     }
 
-    /// All before it is over, and so is the need to end a connection first.
+    /// The kill has been carried out: later requests need not wait for it.
     fn follows_the_end(&self) {
         if let Some(traffic) = self.lines.unanswered().by_name.get_mut(&self.name)
             && matches!(traffic.place, ConnectionRoute::OursAfter(_))
@@ -368,8 +366,8 @@ impl Drop for Numbered {
 }
 
 impl CallersLine {
-    /// Gives the connection up when it answers nothing although the server answers us. Runs on our
-    /// thread.
+    /// Gives the callers' connection up if it is silent while the server answers the store's own. Runs on the
+    /// store's thread.
     async fn watch(self: Arc<Self>, ours: Arc<Supervisor>, runtime: Arc<dyn Runtime>) {
         while !self.link.is_closed() {
             let open = self.link.open_line();

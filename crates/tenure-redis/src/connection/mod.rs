@@ -1,4 +1,14 @@
-//! Opens connections: dials, logs in, and puts an end to the connection before.
+//! Opens connections: dials, logs in, and kills the previous connection on the server.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `lines` | which connection a request takes, in what order |
+//! | `multiplexer` | a connection shared by many callers |
+//! | `pipeline` | a connection for requests, with what is known of its server |
+//! | `scriptless` | what a server offers in place of scripts |
+//! | `server_clock` | the server's clock as last observed |
+//! | `supervisor` | keeps one connection open, with backoff |
+//! | `tokens` | the server's token counter as last observed |
 
 pub(crate) mod lines;
 pub(crate) mod multiplexer;
@@ -41,12 +51,12 @@ use tenure_core::runtime::Runtime;
 use tenure_core::store::{Failure, Incarnation, SETUP};
 use tenure_core::sync::Locked;
 
-/// The unencrypted spelling of a URL, for hints.
+/// The unencrypted URL scheme, for hints.
 const PLAIN: &str = "redis://";
 
-/// Access to the network: a simulation provides its streams here.
+/// Access to the network; simulations substitute their own streams.
 pub trait Dial: fmt::Debug + Send + Sync + 'static {
-    /// Opens a stream. The future is polled by a task of the runtime.
+    /// Opens a stream. The future is polled on a task of the runtime.
     fn dial(&self, to: &Address) -> BoxFuture<'static, io::Result<Dialled>>;
 }
 
@@ -54,7 +64,7 @@ pub trait Dial: fmt::Debug + Send + Sync + 'static {
 pub struct Dialled {
     /// The stream.
     pub stream: Pin<Box<dyn Stream>>,
-    /// This end of it, as a server shows it that is at the other end.
+    /// The local address in the form in which a server shows it (`CLIENT INFO`), if known.
     pub local: Option<String>,
 }
 
@@ -64,7 +74,7 @@ impl fmt::Debug for Dialled {
     }
 }
 
-/// The system's network.
+/// The operating system's network.
 #[derive(Debug)]
 pub(crate) struct Network(Arc<dyn Runtime>);
 
@@ -82,7 +92,7 @@ impl Dial for Network {
                 Address::Tcp(host, port) => {
                     let addresses = lookup_host((&*host, port)).await?.collect();
                     let stream = first_of(addresses, &*runtime).await?;
-                    // A request is one small write that wants to leave at once.
+                    // A request is one small write; Nagle's algorithm would delay it.
                     stream.set_nodelay(true)?;
                     let local = stream.local_addr().ok().map(|local| local.to_string());
                     Dialled { stream: Box::pin(stream), local }
@@ -98,11 +108,11 @@ impl Dial for Network {
     }
 }
 
-/// How long the first address of a name is tried alone, and so on with each: RFC 8305, section 5.
+/// Delay before the next address of a host is tried in parallel (RFC 8305, section 5).
 const HEAD_START: Duration = Duration::from_millis(250);
 
-/// A connection to the first of these addresses that answers. One that swallows everything does not
-/// keep us from the next.
+/// Connects to the first address that answers, so that one address that drops packets does not block the
+/// rest.
 async fn first_of(addresses: Vec<SocketAddr>, runtime: &dyn Runtime) -> io::Result<TcpStream> {
     let mut addresses = addresses.into_iter();
     let mut tries = FuturesUnordered::new();
@@ -120,35 +130,34 @@ async fn first_of(addresses: Vec<SocketAddr>, runtime: &dyn Runtime) -> io::Resu
     }
 }
 
-/// How long a connection may take until it can be used.
+/// Timeout for dialling and login together.
 const DIAL: Duration = Duration::from_secs(2);
 
-/// Opens connections to one server, or to whichever is the master.
+/// Opens connections to one server, or to the current master.
 pub(crate) struct Connector {
-    /// Where its connections live.
+    /// The runtime that the connections live on.
     pub(crate) runtime: Arc<dyn Runtime>,
-    /// Where unanswered requests are looked after.
+    /// The runtime that watches the deadlines of requests.
     pub(crate) home: Arc<dyn Runtime>,
     dial: Arc<dyn Dial>,
     goal: Goal,
-    /// Whether it was said that old connections cannot be ended.
+    /// Whether the warning that old connections cannot be killed was logged.
     warned: AtomicBool,
-    /// How far the connection for requests is that is being made: for those who cannot wait for it
-    /// any longer.
+    /// How far the current attempt to connect has got, for timeout messages.
     stage: Locked<String>,
-    /// Where the connection for requests went last.
+    /// The address of the last connection for requests.
     at: Locked<Option<Address>>,
-    /// Told when it goes elsewhere.
+    /// Notified when that address changes.
     pub(crate) moved: Notify,
-    /// Told whenever a connection is lost or cannot be made.
+    /// Notified whenever a connection is lost or cannot be opened.
     pub(crate) trouble: Arc<Notify>,
 }
 
-/// Where a connection is to go.
+/// What to connect to.
 enum Goal {
-    /// One of several, in any role: the caller has chosen it.
+    /// One of several servers, in any role: the caller chose it.
     Node(Target),
-    /// The one that is the store.
+    /// The only server of the store; must not be a replica.
     Only(Target),
     Master(SentinelResolver),
 }
@@ -156,21 +165,21 @@ enum Goal {
 /// An open connection, logged in.
 pub(crate) struct Connection {
     pub(crate) multiplexer: MultiplexerHandle,
-    /// Where it goes.
+    /// The server's address.
     pub(crate) to: Address,
-    /// What the server calls it, if it told.
+    /// The connection as the server identifies it, if it does.
     pub(crate) peer: Option<Peer>,
-    /// This end of it, as its server would show it if nothing were in between.
+    /// The local address in the form in which the server would show it without a proxy in between.
     local: Option<String>,
-    /// It does show it so.
+    /// Whether the server sees exactly that address, so no proxy is in between.
     pub(crate) is_direct: bool,
-    /// Which start of the server it is, and since when it has been up, if it told.
+    /// The server's incarnation (run id and uptime), if it reported one.
     pub(crate) life: Incarnation,
-    /// Completes when it is closed.
+    /// Completes when the connection is closed.
     pub(crate) over: oneshot::Receiver<()>,
 }
 
-/// A connection as its server sees it.
+/// A connection as its server identifies it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Peer {
     id: u64,
@@ -178,25 +187,23 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// Ends it, if it is still the one.
+    /// Kills the connection. `ADDR` guards against killing another client that reuses the id.
     fn kill(&self) -> Commands {
         command(&["CLIENT", "KILL", "ID", &self.id.to_string(), "ADDR", &self.addr])
     }
 }
 
 impl Connector {
-    /// Connections to one server of several.
     pub(crate) fn new(runtime: Arc<dyn Runtime>, dial: Arc<dyn Dial>, target: Target) -> Self {
         Self::to(Goal::Node(target), dial, runtime)
     }
 
-    /// Connections to the one server that is the store. At each dial it must not say that it is a
-    /// replica.
+    /// Connections to the store's only server. Each dial fails if the server reports that it is a replica.
     pub(crate) fn only(runtime: Arc<dyn Runtime>, dial: Arc<dyn Dial>, target: Target) -> Self {
         Self::to(Goal::Only(target), dial, runtime)
     }
 
-    /// Connections to the server that these sentinels call the master at each dial.
+    /// Connections to the server that the sentinels name as master, resolved at each dial.
     pub(crate) fn led(runtime: Arc<dyn Runtime>, dial: Arc<dyn Dial>, sentinels: Sentinels) -> Self {
         Self::to(Goal::Master(SentinelResolver::new(sentinels)), dial, runtime)
     }
@@ -208,7 +215,7 @@ impl Connector {
         Self { runtime, home, dial, goal, warned, stage, at, moved, trouble }
     }
 
-    /// Connections to the same, which live on another runtime.
+    /// A connector to the same server on another runtime.
     pub(crate) fn beside(&self, runtime: Arc<dyn Runtime>) -> Self {
         let goal = match &self.goal {
             Goal::Node(target) => Goal::Node(target.clone()),
@@ -219,13 +226,13 @@ impl Connector {
         Self { home, trouble, ..Self::to(goal, Arc::clone(&self.dial), runtime) }
     }
 
-    /// The same; `trouble` is told when a connection is lost or cannot be opened.
+    /// The same connector, notifying `trouble` when a connection is lost or cannot be opened.
     pub(crate) fn telling(self, trouble: Arc<Notify>) -> Self {
         Self { trouble, ..self }
     }
 
-    /// Dials and logs in. If there was a connection before, it is ended on the server before this
-    /// one can be used: a request of it that is still on its way must not arrive after one of this.
+    /// Dials and logs in. The connection `before`, if given, is killed on the server before this one is used,
+    /// so that none of its requests still in flight can arrive after a request of the new one.
     pub(crate) async fn connect(
         &self,
         listener: Option<PushListener>,
@@ -247,7 +254,7 @@ impl Connector {
         Ok(connection)
     }
 
-    /// Whether requests go elsewhere by now: where they go messages are sent.
+    /// Whether requests now go to another server; messages are published there.
     pub(crate) fn is_elsewhere(&self, to: &Address) -> bool {
         self.at().as_ref().is_some_and(|at| at != to)
     }
@@ -256,8 +263,8 @@ impl Connector {
         self.at.lock()
     }
 
-    /// A connection to the master. Each sentinel has its share of the time, and so has each server
-    /// that one of them names: the next may know better.
+    /// Connects to the master. The remaining time is divided among the sentinels, and among the servers that
+    /// each of them names, because the next sentinel may know better.
     async fn find(
         &self,
         resolver: &SentinelResolver,
@@ -307,7 +314,7 @@ impl Connector {
         resolver.master(reply.map_err(not_sent)?)
     }
 
-    /// Dials one server and makes ready what will be used.
+    /// Dials one server and prepares the connection for use.
     async fn open(
         &self,
         target: &Target,
@@ -326,8 +333,7 @@ impl Connector {
         let Greeting { peer, life, is_replica } =
             self.by(deadline, greet(multiplexer, target, now)).await??;
         if is_replica && matches!(self.goal, Goal::Only(_)) {
-            // It knows of no lock that its master has not told it of yet, and may be promoted at
-            // any time.
+            // A replica lacks locks that its master has not replicated yet, and may be promoted at any time.
             return Err(Failure::NotSent(Failure::cause("this server is a replica; name its master")));
         }
         if let Some(before) = before {
@@ -340,13 +346,13 @@ impl Connector {
         Ok(Connection { peer, is_direct, life, ..connection })
     }
 
-    /// A connection on which nothing is made ready for locks. What is published is passed over.
+    /// A connection without the preparation for locks. Pushes are ignored.
     pub(crate) async fn log_in_only(&self, target: &Target) -> Result<Connection, Failure> {
         self.set_stage(format!("{} has not answered", target.address));
         self.log_in(target, Some(Arc::new(|_| ())), self.runtime.now() + DIAL).await
     }
 
-    /// Dials one server, encrypts, and says who we are.
+    /// Dials one server, sets up TLS, and logs in.
     async fn log_in(
         &self,
         target: &Target,
@@ -404,7 +410,7 @@ impl Connector {
         *self.stage.lock() = stage;
     }
 
-    /// What a connection for requests waits for that is being made.
+    /// What the current attempt to connect is waiting for.
     pub(crate) fn stage(&self) -> String {
         self.stage.lock().clone()
     }
@@ -416,8 +422,8 @@ impl Connector {
         before: &Peer,
         now: Option<&Peer>,
     ) -> Result<(), Failure> {
-        // Ids of a server grow. If they do not, it is another server by now, where the old id
-        // belongs to another client.
+        // Client ids grow monotonically on a server. If they did not, this is a different server, where the
+        // old id may belong to another client.
         if now.is_some_and(|now| now.id <= before.id) {
             return Ok(());
         }
@@ -425,7 +431,7 @@ impl Connector {
         self.has_ended(&target.shown(), &killed)
     }
 
-    /// What the server said when it was to end a connection.
+    /// Handles the reply to `CLIENT KILL`.
     fn has_ended(&self, server: &str, said: &Value) -> Result<(), Failure> {
         if let Value::ServerError(error) = said {
             if let (failure @ Failure::NotSent(_), _) = failure::of(error) {
@@ -468,7 +474,7 @@ fn hello(access: &Access) -> Result<Commands, Failure> {
     })
 }
 
-/// The text of a file, without the end of its line.
+/// The content of a password file, without its final line break.
 fn password_in(file: &Path) -> Result<String, Failure> {
     let text = fs::read_to_string(file).map_err(|error| {
         let message = format!("cannot read the password file {}: {error}", file.display());
@@ -478,16 +484,14 @@ fn password_in(file: &Path) -> Result<String, Failure> {
     Ok(line.strip_suffix('\r').unwrap_or(line).to_owned())
 }
 
-/// What a server told of itself, and of a connection.
 struct Greeting {
     peer: Option<Peer>,
     life: Incarnation,
-    /// Whether it says so.
     is_replica: bool,
 }
 
-/// Chooses the database, says what we are, and asks what the server calls this connection, how long
-/// it has been up, and what it is. A connection does not outlive its server, so once is enough.
+/// Selects the database, names the connection, and asks for its id, the server's uptime and its role. Once
+/// per connection is enough, because a connection does not outlive its server.
 async fn greet(
     multiplexer: &Multiplexer,
     target: &Target,
@@ -496,7 +500,7 @@ async fn greet(
     if target.access.db != 0 {
         accepted(multiplexer.ask(&command(&["SELECT", &target.access.db.to_string()])).await)?;
     }
-    // Neither is needed; a user without the right to them can lock all the same.
+    // All optional: locking works for a user without the rights to these commands.
     let _ = ask(multiplexer, &["CLIENT", "SETNAME", "tenure"]).await?;
     let (peer, server, hello) = join3(
         ask(multiplexer, &["CLIENT", "INFO"]),
@@ -509,7 +513,7 @@ async fn greet(
     Ok(Greeting { peer, life, is_replica: hello?.as_ref().is_some_and(is_replica) })
 }
 
-/// Reads the `role` of a server's answer to HELLO. An answer without it counts as no role.
+/// Reads `role` from a reply to HELLO. A reply without it counts as a master.
 fn is_replica(hello: &Value) -> bool {
     let Value::Array(fields) = hello else { return false };
     let (fields, _) = fields.as_chunks::<2>();
@@ -517,7 +521,6 @@ fn is_replica(hello: &Value) -> bool {
     role.and_then(|[_, role]| bytes(role)).is_some_and(|role| role == b"replica" || role == b"slave")
 }
 
-/// Asks for what we can do without: an error of the server is no answer.
 async fn ask(multiplexer: &Multiplexer, words: &[&str]) -> Result<Option<Value>, Failure> {
     match multiplexer.ask(&command(words)).await.map_err(not_sent)? {
         Value::ServerError(_) => Ok(None),
@@ -525,7 +528,8 @@ async fn ask(multiplexer: &Multiplexer, words: &[&str]) -> Result<Option<Value>,
     }
 }
 
-/// What comes of a step of logging in. Nothing of a caller's is on a connection that is being made.
+/// The outcome of a login step. No caller's request is on the connection yet, so a lost connection is never
+/// an unknown outcome.
 fn accepted(said: Result<Value, Failure>) -> Result<(), Failure> {
     match said {
         Ok(Value::ServerError(error)) => Err(failure::of(&error).0),
@@ -538,8 +542,8 @@ fn accepted(said: Result<Value, Failure>) -> Result<(), Failure> {
     }
 }
 
-/// Reads `run_id:…`, `uptime_in_seconds:…`, a line each. Whole seconds, rounded down: it has been
-/// up for at least so long.
+/// Reads `run_id:…` and `uptime_in_seconds:…`, one field per line. The uptime is in whole seconds rounded
+/// down, so a lower bound.
 fn life(server: &Value, at: Moment) -> Incarnation {
     let field = |name: &str| {
         let fields = prose(server)?.lines().filter_map(|line| line.split_once(':'));
@@ -547,7 +551,7 @@ fn life(server: &Value, at: Moment) -> Incarnation {
     };
     let up = field("uptime_in_seconds").and_then(|seconds| seconds.parse::<i64>().ok());
     match (field("run_id"), up) {
-        // By its own clock, which may have been set back since.
+        // Measured by the server's wall clock, which may have been set back: negative values count as 0.
         (Some(id), Some(up)) => {
             Incarnation::Since { id: id.into(), up: Duration::from_secs(up.max(0) as u64), at }
         }
@@ -560,7 +564,7 @@ impl Peer {
     fn read(info: &Value) -> Option<Self> {
         let text = prose(info)?;
         let (id, rest) = text.strip_prefix("id=")?.split_once(" addr=")?;
-        // The path of a socket may have spaces.
+        // The path of a Unix socket may contain spaces.
         let end = rest.find(" laddr=").or_else(|| rest.find(' '))?;
         Some(Self { id: id.parse().ok()?, addr: rest[..end].to_owned() })
     }
@@ -592,8 +596,7 @@ mod tests {
         listener.local_addr().expect("an address")
     }
 
-    /// An address that swallows everything: its listener accepts no connection, and its queue is
-    /// full.
+    /// An address that drops packets: its listener accepts nothing, and its backlog is full.
     fn swallowing() -> (TcpListener, Vec<Blocking>) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let fits = |_| Blocking::connect_timeout(&local(&listener), Duration::from_millis(300)).ok();

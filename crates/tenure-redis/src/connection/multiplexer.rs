@@ -1,10 +1,10 @@
 //! A connection that many callers share: a state machine over bytes, behind one lock.
 //!
-//! A caller encodes its request into the write buffer and gets a slot, where the reply will be. One
-//! task writes the buffer, reads replies, and hands each to the slot of the oldest unanswered
-//! request. A second one, which need not run on the same runtime, watches deadlines with one timer.
-//! A slot is reused under a new generation as soon as its caller leaves, so the late reply of a
-//! dropped request is consumed in its turn and handed to nobody.
+//! A caller encodes its request into the write buffer and gets a slot for the reply. One task writes the
+//! buffer, reads replies, and hands each to the slot of the oldest unanswered request. A second task, which
+//! need not run on the same runtime, enforces deadlines with a single timer. A slot is reused under a new
+//! generation as soon as its caller leaves, so the late reply to a dropped request is consumed in turn and
+//! discarded.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -32,24 +32,23 @@ use tenure_core::runtime::Runtime;
 use tenure_core::store::{Cause, Failure};
 use tenure_core::sync::Locked;
 
-/// A connection on which a request is due, and on which no reply at all came in for this long since
-/// it was sent, is dead. With less, one hasty caller on a slow network would cost all callers the
-/// connection.
+/// A connection is dead if a request is past its deadline and no reply at all arrived for this long since it
+/// was sent. With less, one impatient caller on a slow network would cost all callers the connection.
 const SILENCE: Duration = Duration::from_millis(200);
-/// From this many unanswered requests on, the task lets other tasks run before it writes, so that
-/// their requests leave in the same packet. With fewer, client and server would wait for each other.
+/// From this many unanswered requests on, the task yields once before it writes, so that other tasks'
+/// requests leave in the same packet. With fewer, client and server would only wait for each other.
 const MANY: usize = 8;
-/// This many bytes leave at once: some 15 requests.
+/// Pending bytes that are written without yielding: about 15 requests.
 const ENOUGH: usize = 2_048;
-/// Initial size of the read buffer. It grows to hold a whole line.
+/// Initial size of the read buffer, which grows to hold a whole line.
 const READ: usize = 8 * 1024;
 /// The deadline of a request whose caller keeps time itself.
 const NEVER: Moment = Moment(u64::MAX);
 
-/// Receives the pushes of a connection; it must not block.
+/// Receives the pushes of a connection; must not block.
 pub(crate) type PushListener = Arc<dyn Fn(&[Value]) + Send + Sync>;
 
-/// When a request is sent, and until when its caller waits.
+/// When a request was sent, and when its caller's deadline expires.
 #[derive(Clone, Copy)]
 pub(crate) struct Times {
     pub(crate) sent: Moment,
@@ -66,7 +65,7 @@ impl Times {
 pub(crate) struct Multiplexer {
     state: Locked<MultiplexerState>,
     is_closed: AtomicBool,
-    /// Tells the watch to look again.
+    /// Wakes the deadline watch.
     look: Notify,
 }
 
@@ -80,40 +79,40 @@ struct MultiplexerState {
     /// What has arrived of a push.
     push: Tape,
     is_push: bool,
-    /// Requests whose replies are still to come, oldest first.
+    /// Requests with outstanding replies, oldest first.
     unanswered: VecDeque<Unanswered>,
     slots: Vec<Slot>,
     free: Vec<usize>,
-    /// How many replies and pushes came in.
+    /// Number of replies and pushes received.
     heard: u64,
-    /// When the watch looks next; `None` while it rests.
+    /// When the watch wakes next; `None` while it has no deadline.
     looks_at: Option<Moment>,
-    /// The connection's task, unless it was woken already.
+    /// Waker of the connection's task, unless it was woken already.
     task: Option<Waker>,
-    /// Why the connection is over.
+    /// Why the connection ended.
     end: Option<Cause>,
 }
 
-/// A request whose replies are still to come.
+/// A request with outstanding replies.
 struct Unanswered {
     slot: usize,
     generation: u64,
-    /// How many replies are missing.
+    /// Number of outstanding replies.
     missing: u32,
     sent: Moment,
-    /// When the watch looks at it.
+    /// When the watch checks it.
     due: Moment,
-    /// How many replies had come in when it was sent.
+    /// Value of the `heard` counter when it was sent.
     heard: u64,
-    /// Its time is over: only the connection is still in question.
+    /// Past its deadline: it now only serves to detect a dead connection.
     is_late: bool,
-    /// The kind of push that confirms it, in any case.
+    /// The kind of push that confirms it, in any letter case.
     confirmed_by: Option<&'static str>,
 }
 
-/// Where the caller of a request finds its replies.
+/// Where a caller finds its replies.
 struct Slot {
-    /// Grows when the caller leaves.
+    /// Incremented when the caller leaves.
     generation: u64,
     outcome: SlotState,
     replies: Tape,
@@ -126,8 +125,8 @@ enum SlotState {
 }
 
 impl Multiplexer {
-    /// A connection over a stream: the task that serves it, and what completes at its end. Without a
-    /// listener a push is an error.
+    /// A connection over a stream: the handle, the task that serves it, and a receiver that completes at its
+    /// end. Without a listener, a push is an error.
     pub(crate) fn open(
         stream: Pin<Box<dyn Stream>>,
         listener: Option<PushListener>,
@@ -151,11 +150,11 @@ impl Multiplexer {
     }
 
     fn state(&self) -> MutexGuard<'_, MultiplexerState> {
-        // Nothing in here panics half-way, so a poisoned state is as good as another.
+        // Updates under this lock do not panic midway, so poisoning is ignored.
         self.state.lock()
     }
 
-    /// Sends the commands that `write` encodes, in one piece.
+    /// Sends the commands that `write` encodes, contiguously.
     pub(crate) fn send(
         &self,
         times: Times,
@@ -207,13 +206,12 @@ impl Multiplexer {
         Ok(InFlight { multiplexer: self, slot, generation, is_over: false })
     }
 
-    /// Sends commands and waits for the reply to the last of them, without a deadline. An error of
-    /// the server is a reply.
+    /// Sends commands and waits for the reply to the last one, without a deadline. A server error is a reply.
     pub(crate) async fn ask(&self, commands: &Commands) -> Result<Value, Failure> {
         self.send(Times::NONE, |out| out.extend(commands))?.last().await
     }
 
-    /// The same of a command that a push of this kind confirms.
+    /// Like `ask`, for a command that is confirmed by a push of this kind.
     pub(crate) async fn subscribe(
         &self,
         commands: &Commands,
@@ -222,7 +220,7 @@ impl Multiplexer {
         self.push(Times::NONE, Some(confirmed_by), |out| out.extend(commands))?.last().await
     }
 
-    /// Closes the connection. Callers of unanswered requests are told.
+    /// Closes the connection. Unanswered requests fail.
     pub(crate) fn hang_up(&self) {
         self.end(Failure::cause("the connection was closed meanwhile"));
     }
@@ -243,30 +241,28 @@ impl Multiplexer {
         self.look.notify_one();
     }
 
-    /// Whether it was closed, by this side or the other.
+    /// Whether it was closed, by either side.
     pub(crate) fn is_closed(&self) -> bool {
         self.is_closed.load(Ordering::Acquire)
     }
 
-    /// How many replies and pushes came in.
+    /// Number of replies and pushes received.
     pub(crate) fn heard(&self) -> u64 {
         self.state().heard
     }
 
-    /// Whether a request is unanswered whose caller waits, or whose time is over.
+    /// Whether a request is unanswered and its caller still waits or its deadline has passed.
     pub(crate) fn has_unanswered(&self) -> bool {
         self.state().in_question().next().is_some()
     }
 
-    /// Whether a request is unanswered that was sent before this moment, and no reply at all came
-    /// in since.
+    /// Whether a request sent before `moment` is unanswered and nothing has arrived since.
     pub(crate) fn is_silent_since(&self, moment: Moment) -> bool {
         let state = self.state();
         state.in_question().any(|request| request.sent <= moment && request.heard == state.heard)
     }
 
-    /// Ends requests whose time is over, and the connection when it is silent: then `silent` is
-    /// called.
+    /// Fails requests at their deadlines, and ends a silent connection: then calls `silent`.
     pub(crate) async fn watch(self: Arc<Self>, runtime: Arc<dyn Runtime>, silent: impl FnOnce()) {
         while !self.is_closed() {
             let next = {
@@ -287,12 +283,13 @@ impl Multiplexer {
                 late.into_iter().for_each(Waker::wake);
                 return silent();
             }
-            // Only now, so that a request that is repeated goes over another connection.
+            // Only after a silent connection was closed, so that retries take another one.
             late.into_iter().for_each(Waker::wake);
         }
     }
 
-    /// Takes in bytes of the server, and says how many. Wakers of callers are left in `wakers`.
+    /// Processes bytes from the server and returns how many were consumed. Callers to wake are left in
+    /// `wakers`.
     fn receive(
         &self,
         input: &[u8],
@@ -313,7 +310,7 @@ impl Multiplexer {
 }
 
 impl MultiplexerState {
-    /// A slot for a new request, and its generation.
+    /// Allocates a slot for a new request, with its generation.
     fn slot(&mut self) -> (usize, u64) {
         let at = self.free.pop().unwrap_or_else(|| {
             let (generation, replies) = (0, Tape::default());
@@ -323,7 +320,7 @@ impl MultiplexerState {
         (at, self.slots[at].generation)
     }
 
-    /// The caller of a slot leaves.
+    /// Frees the slot of a caller that leaves.
     fn release(&mut self, at: usize) {
         let slot = &mut self.slots[at];
         slot.replies.clear();
@@ -332,7 +329,7 @@ impl MultiplexerState {
         self.free.push(at);
     }
 
-    /// Requests that tell whether the connection is alive: not those whose callers left in time.
+    /// Requests that can prove a connection dead: all but those whose callers left before their deadline.
     fn in_question(&self) -> impl Iterator<Item = &Unanswered> {
         let waits = |request: &&Unanswered| {
             request.is_late || self.slots[request.slot].generation == request.generation
@@ -340,7 +337,7 @@ impl MultiplexerState {
         self.unanswered.iter().filter(waits)
     }
 
-    /// The callers whose time is over, and whether the connection is silent.
+    /// Callers whose deadline has passed, and whether the connection is silent.
     fn overdue(&mut self, now: Moment) -> (Vec<Waker>, bool) {
         let (mut late, mut is_silent) = (Vec::new(), false);
         let Self { unanswered, slots, heard, .. } = self;
@@ -363,7 +360,7 @@ impl MultiplexerState {
         (late, is_silent)
     }
 
-    /// Takes in replies, up to the first push. Returns that, if there is one.
+    /// Processes replies up to the first push, which is returned if there is one.
     fn receive(
         &mut self,
         input: &[u8],
@@ -396,7 +393,7 @@ impl MultiplexerState {
         Ok(None)
     }
 
-    /// A push has come in whole. A subscription is confirmed by one, in place of a reply.
+    /// Handles a complete push. It may confirm a subscription in place of a reply.
     fn pushed(&mut self, wakers: &mut Vec<Waker>) -> Value {
         let expected = self.unanswered.front().and_then(|request| request.confirmed_by);
         let mut replies = self.push.replies();
@@ -414,7 +411,7 @@ impl MultiplexerState {
         push
     }
 
-    /// A reply to the oldest unanswered request has come in whole.
+    /// Handles a complete reply to the oldest unanswered request.
     fn replied(&mut self, wakers: &mut Vec<Waker>) {
         let Some(request) = self.unanswered.front_mut() else { return };
         request.missing -= 1;
@@ -433,7 +430,7 @@ impl MultiplexerState {
     }
 }
 
-/// A request on its way. Dropped, it is still carried out, and its replies are passed over.
+/// A request in flight. If dropped, it is still carried out, and its replies are discarded.
 pub(crate) struct InFlight<'a> {
     multiplexer: &'a Multiplexer,
     slot: usize,
@@ -442,7 +439,8 @@ pub(crate) struct InFlight<'a> {
 }
 
 impl InFlight<'_> {
-    /// Waits for the replies, and reads them in place. `read` must be quick.
+    /// Waits for the replies and reads them in place. `read` runs under the connection's lock and must be
+    /// quick.
     pub(crate) async fn read<T>(mut self, read: impl FnOnce(&mut Tape) -> T) -> Result<T, Failure> {
         let mut read = Some(read);
         poll_fn(|cx| {
@@ -479,12 +477,10 @@ impl InFlight<'_> {
         .await
     }
 
-    /// Waits for all replies.
     pub(crate) async fn all(self) -> Result<Vec<Value>, Failure> {
         Ok(self.read(mem::take).await?.replies().values())
     }
 
-    /// Waits for all replies, and returns the last.
     pub(crate) async fn last(self) -> Result<Value, Failure> {
         Ok(self.all().await?.pop().unwrap_or(Value::Nil))
     }
@@ -503,11 +499,11 @@ impl Drop for InFlight<'_> {
     }
 }
 
-/// The use of a connection. Dropped, the connection is closed.
+/// A handle that closes the connection when dropped.
 pub(crate) struct MultiplexerHandle(Arc<Multiplexer>);
 
 impl MultiplexerHandle {
-    /// The connection, for its watch.
+    /// The connection itself, for its watch.
     pub(crate) fn shared(&self) -> Arc<Multiplexer> {
         Arc::clone(&self.0)
     }
@@ -527,7 +523,6 @@ impl Drop for MultiplexerHandle {
     }
 }
 
-/// How a connection was lost.
 #[derive(Debug)]
 pub(crate) struct ConnectionLost(pub(crate) io::Error);
 
@@ -544,22 +539,22 @@ impl fmt::Display for ConnectionLost {
 
 impl std::error::Error for ConnectionLost {}
 
-/// Serves a connection until it is over.
+/// Serves a connection until it ends.
 struct ConnectionTask {
     multiplexer: Arc<Multiplexer>,
     stream: Pin<Box<dyn Stream>>,
     listener: Option<PushListener>,
-    /// What is being written, and how much of it was.
+    /// Bytes being written, and how many of them already were.
     writing: Commands,
     written: usize,
     flushed: bool,
-    /// Whether other tasks have run since there was something to write.
+    /// Whether the task has yielded since there was something to write.
     has_waited: bool,
-    /// What was read and not parsed.
+    /// Bytes read but not parsed.
     input: Vec<u8>,
     filled: usize,
     wakers: Vec<Waker>,
-    /// Dropped with the task.
+    /// Dropped with the task, which completes the receiver.
     _done: oneshot::Sender<()>,
 }
 
@@ -577,7 +572,6 @@ impl Future for ConnectionTask {
     }
 }
 
-/// How a connection ends.
 enum ConnectionEnd {
     Lost(io::Error),
     Malformed(Malformed),
@@ -614,7 +608,7 @@ impl ConnectionTask {
                 }
             }
             drop(state);
-            // Unlike a wake-up, this wakes no other worker.
+            // Unlike a wake-up, this wakes no other worker thread.
             if yields && !self.has_waited && pin!(yield_now()).poll(cx).is_pending() {
                 self.has_waited = true;
             }
@@ -640,10 +634,10 @@ impl ConnectionTask {
         Ok(())
     }
 
-    /// Reads once, and wakes callers whose replies have come.
+    /// Reads once, and wakes the callers whose replies have arrived.
     fn read(&mut self, cx: &mut Context<'_>) -> Result<Poll<()>, ConnectionEnd> {
         if self.filled == self.input.len() {
-            // A line that does not fit. The parser limits its length.
+            // A line does not fit; the parser limits its length.
             self.input.resize(2 * self.filled, 0);
         }
         let mut buffer = ReadBuf::new(&mut self.input[self.filled..]);
@@ -656,7 +650,7 @@ impl ConnectionTask {
         }
         let filled = self.filled + read;
         let taken = self.multiplexer.receive(&self.input[..filled], self.listener.as_ref(), &mut self.wakers);
-        // Also those before what is malformed.
+        // Also the callers whose replies precede malformed input.
         self.wakers.drain(..).for_each(Waker::wake);
         let taken = taken?;
         self.input.copy_within(taken..filled, 0);
@@ -667,7 +661,7 @@ impl ConnectionTask {
 
 impl Drop for ConnectionTask {
     fn drop(&mut self) {
-        // Its runtime may have ended first.
+        // The task's runtime may have ended first.
         self.multiplexer.hang_up();
     }
 }
@@ -682,7 +676,7 @@ mod tests {
     use crate::replies::bytes;
     use crate::resp::encode::command;
 
-    /// A connection whose other end is played by the test. Nothing happens by itself.
+    /// A connection whose other end is driven by the test, step by step.
     struct Scene {
         open: MultiplexerHandle,
         task: BoxFuture<'static, ()>,
@@ -700,19 +694,19 @@ mod tests {
             Self { open, task: task.boxed(), server, heard }
         }
 
-        /// Lets the task run. Returns whether it is over.
+        /// Lets the task run; `true` if it has ended.
         fn run(&mut self) -> bool {
-            // `yield_now` wakes at once outside a runtime.
+            // `yield_now` wakes immediately outside a runtime.
             (0..4).any(|_| (&mut self.task).now_or_never().is_some())
         }
 
-        /// The server says this.
+        /// Sends bytes from the server.
         fn say(&mut self, reply: &str) -> bool {
             self.server.write_all(reply.as_bytes()).now_or_never();
             self.run()
         }
 
-        /// The server reads what has arrived.
+        /// The bytes that have arrived at the server.
         fn arrived(&mut self) -> String {
             let mut bytes = vec![0; 1 << 16];
             let read = self.server.read(&mut bytes).now_or_never();
@@ -774,7 +768,7 @@ mod tests {
         }
     }
 
-    /// Whether a request gets its own reply although the caller of the one before has left.
+    /// Whether a request gets its own reply although the caller before it has left.
     fn passes_over_what_nobody_waits_for() -> bool {
         let mut scene = Scene::new(false);
         drop(ask(&scene.open, "A"));
@@ -808,7 +802,7 @@ mod tests {
         assert_eq!(open.state().slots.len(), 2);
     }
 
-    /// Whether what was asked for before the end of a connection is not written after it.
+    /// Whether a request from before the end of a connection is not written after it.
     fn writes_nothing_after_its_end() -> bool {
         let mut scene = Scene::new(false);
         let open = scene.open.shared();
@@ -841,7 +835,7 @@ mod tests {
         assert!(scene.run());
     }
 
-    /// Whether a message between a request and its reply is not taken for that.
+    /// Whether a push between a request and its reply is not taken for the reply.
     fn tells_pushes_from_replies() -> bool {
         let mut scene = Scene::new(true);
         let open = scene.open.shared();

@@ -1,4 +1,4 @@
-//! The connection for requests, with what is known of its server.
+//! A connection for requests, with what is known of its server.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -20,32 +20,31 @@ use tenure_core::runtime::Runtime;
 use tenure_core::store::Failure;
 use tenure_core::sync::Locked;
 
-/// An open connection for requests.
 pub(crate) struct Pipeline {
     multiplexer: MultiplexerHandle,
-    /// Where it goes.
+    /// The server's address.
     pub(crate) to: Address,
     pub(crate) peer: Option<Peer>,
-    /// How many replies came in while logging in.
+    /// Number of replies that arrived during login.
     greeted: u64,
     runtime: Arc<dyn Runtime>,
-    /// What is known of the server's counter of tokens.
+    /// The server's token counter as last observed.
     pub(crate) tokens: Tokens,
-    /// The server sees this machine's own address: no proxy could put another server in its place.
+    /// The server sees this machine's own address, so no proxy can switch it to another server.
     pub(crate) is_direct: bool,
-    /// The command that deletes a key with a certain value, once the server was asked.
+    /// The compare-and-delete command of the server, once queried.
     pub(crate) delete: OnceLock<Option<Delete>>,
-    /// The commands in place of scripts, once the server was found to forbid scripts.
+    /// What replaces scripts, once the server is known to forbid them.
     pub(crate) plain: OnceLock<Scriptless>,
-    /// The server's clock, once it was asked for it.
+    /// The server's clock, once queried.
     clock: Locked<Option<ServerClock>>,
-    /// The server may not know our scripts: it may be another than before, or an empty one.
+    /// The server may not have the scripts cached: it may have restarted or be another one.
     brings_script: AtomicBool,
 }
 
 impl Pipeline {
-    /// A pipeline over a new connection, and what completes when it is over. `again`: there was one
-    /// before. Its deadlines are watched on `runtime`.
+    /// A pipeline over a new connection, with a receiver that completes at its end. `again` if there was an
+    /// earlier connection. Deadlines are watched on `runtime`.
     pub(crate) fn new(
         connection: Connection,
         again: bool,
@@ -87,7 +86,7 @@ impl Pipeline {
         *self.clock.lock() = clock;
     }
 
-    /// Sends the commands that `write` encodes, in one piece with no other between them.
+    /// Sends the commands that `write` encodes, contiguously.
     pub(crate) fn send(
         &self,
         deadline: Moment,
@@ -96,50 +95,47 @@ impl Pipeline {
         self.multiplexer.send(Times { sent: self.runtime.now(), due: deadline }, write)
     }
 
-    /// Sends commands in one piece and waits for the reply to the last of them. An error of the
-    /// server is a reply.
+    /// Sends commands contiguously and waits for the reply to the last one. A server error is a reply.
     pub(crate) async fn ask(&self, commands: &Commands, deadline: Moment) -> Result<Value, Failure> {
         self.send(deadline, |out| out.extend(commands))?.last().await
     }
 
-    /// The same of a server that is about to get the slot that this is about. It listens only if it
-    /// is told so directly before.
+    /// Like `ask`, prefixed with ASKING: a node that is importing a slot serves it only for the command
+    /// directly after that.
     pub(crate) async fn ask_for_slot(&self, commands: &Commands, deadline: Moment) -> Result<Value, Failure> {
         self.send(deadline, |out| out.command(&["ASKING"]).extend(commands))?.last().await
     }
 
-    /// Sends commands in one piece and waits for all replies.
+    /// Sends commands contiguously and waits for all replies.
     pub(crate) async fn ask_all(&self, commands: &Commands, deadline: Moment) -> Result<Vec<Value>, Failure> {
         self.send(deadline, |out| out.extend(commands))?.all().await
     }
 
-    /// Whether the next request is to bring its script along; said once.
+    /// Whether the next request should send its script in full; `true` once per connection.
     pub(crate) fn brings_script(&self) -> bool {
         self.brings_script.load(Ordering::Relaxed) && self.brings_script.swap(false, Ordering::Relaxed)
     }
 
-    /// Closes the connection. Callers of unanswered requests are told.
+    /// Closes the connection. Unanswered requests fail.
     pub(crate) fn hang_up(&self) {
         self.multiplexer.hang_up();
     }
 
-    /// Whether it was closed, by this side or the other.
+    /// Whether it was closed, by either side.
     pub(crate) fn is_closed(&self) -> bool {
         self.multiplexer.is_closed()
     }
 
-    /// Whether it has ever answered a request.
+    /// Whether the server has answered any request since login.
     pub(crate) fn has_answered(&self) -> bool {
         self.multiplexer.heard() > self.greeted
     }
 
-    /// Whether a request is unanswered.
     pub(crate) fn has_unanswered(&self) -> bool {
         self.multiplexer.has_unanswered()
     }
 
-    /// Whether a request is unanswered that was sent before this moment, and no reply at all came
-    /// in since.
+    /// Whether a request sent before `moment` is unanswered and nothing has arrived since.
     pub(crate) fn is_silent_since(&self, moment: Moment) -> bool {
         self.multiplexer.is_silent_since(moment)
     }

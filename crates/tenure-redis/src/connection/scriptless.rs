@@ -1,4 +1,4 @@
-//! What a server has in place of scripts, where it forbids them. A connection keeps it.
+//! What a server offers in place of scripts, where it forbids them. Cached per connection.
 
 use std::sync::atomic::AtomicBool;
 
@@ -6,20 +6,20 @@ use crate::resp::Value;
 use crate::resp::encode::Commands;
 use tenure_core::store::Failure;
 
-/// The commands in place of scripts.
+/// The replacements for scripts.
 pub(crate) struct Scriptless {
-    /// How the server said that they are forbidden.
+    /// The error with which the server refused scripts.
     pub(crate) why: Failure,
-    /// Deletes a key that has a certain value, if the server can.
+    /// The compare-and-delete command, if the server has one.
     pub(crate) delete: Option<Delete>,
-    /// Whether it sets one only then: not known to be false.
+    /// Whether `SET … IFEQ` may be supported; `false` once it was rejected.
     pub(crate) sets: AtomicBool,
 }
 
-/// The question which of them a server has.
+/// Asks which compare-and-delete commands a server has.
 pub(crate) const HAS_DELETE: [&str; 4] = ["COMMAND", "INFO", "DELIFEQ", "DELEX"];
 
-/// The command for that.
+/// A command that deletes a key if it has a given value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Delete {
     /// Valkey 9.
@@ -29,7 +29,7 @@ pub(crate) enum Delete {
 }
 
 impl Delete {
-    /// What the answer to [`HAS_DELETE`] says. A server that does not say has neither.
+    /// Reads the reply to [`HAS_DELETE`]. A malformed reply counts as neither.
     pub(crate) fn read(said: &Value) -> Option<Self> {
         let Value::Array(commands) = said else { return None };
         let known = |at: usize| matches!(commands.get(at), Some(Value::Array(_)));
@@ -40,7 +40,7 @@ impl Delete {
         }
     }
 
-    /// Deletes this key if it has this value.
+    /// Encodes the deletion of `key` if its value is `value`.
     pub(crate) fn write(self, key: &str, value: &str, out: &mut Commands) {
         match self {
             Self::DelIfEq => out.command(&["DELIFEQ", key, value]),

@@ -1,4 +1,4 @@
-//! Keeps one connection to the server open: the supervisor.
+//! Keeps one connection to a server open.
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,13 +16,13 @@ use tenure_core::net::{by, pause};
 use tenure_core::store::{Failure, Incarnation};
 use tenure_core::sync::Locked;
 
-/// The connection for requests, dialled at the first of them and again whenever it is lost.
+/// The connection for requests, dialled on first use and again whenever it is lost.
 pub(crate) struct Supervisor {
     connector: Arc<Connector>,
     state: Locked<SupervisorState>,
-    /// How often it was connected.
+    /// Number of successful connects.
     connects: AtomicU64,
-    /// Told of every change of the state.
+    /// Notified on every change of the state.
     changed: Notify,
 }
 
@@ -31,10 +31,10 @@ struct SupervisorState {
     pipeline: Option<Arc<Pipeline>>,
     started: bool,
     closed: bool,
-    /// How often it could not be, and why last.
+    /// Number of failed connects, and the last reason.
     failures: u64,
     failure: Option<Failure>,
-    /// Of the server that it was last connected to.
+    /// The incarnation of the server last connected to.
     life: Option<Incarnation>,
 }
 
@@ -45,7 +45,7 @@ impl Supervisor {
     }
 
     fn state(&self) -> MutexGuard<'_, SupervisorState> {
-        // Nothing in here panics half-way, so a poisoned state is as good as another.
+        // Updates under this lock do not panic midway, so poisoning is ignored.
         self.state.lock()
     }
 
@@ -57,8 +57,8 @@ impl Supervisor {
         }
     }
 
-    /// The connection. Unlike [`pipeline`](Self::pipeline), it fails as soon as the system says
-    /// that the server cannot be dialled.
+    /// Like [`pipeline`](Self::pipeline), but fails as soon as the system reports that the server cannot be
+    /// dialled.
     pub(crate) async fn line_at_once(self: &Arc<Self>, deadline: Moment) -> Result<Arc<Pipeline>, Failure> {
         match self.open_line() {
             Some(pipeline) => Ok(pipeline),
@@ -66,12 +66,11 @@ impl Supervisor {
         }
     }
 
-    /// How often it was connected.
     pub(crate) fn connects(&self) -> u64 {
         self.connects.load(Ordering::Acquire)
     }
 
-    /// The connection, if there is one.
+    /// The connection, if one is open.
     pub(crate) fn open_line(&self) -> Option<Arc<Pipeline>> {
         self.state().pipeline()
     }
@@ -93,8 +92,7 @@ impl Supervisor {
                         return Ok(pipeline);
                     }
                     why.clone_from(&state.failure);
-                    // Wrong credentials do not become right by waiting. But what was said before we
-                    // asked does not count.
+                    // Waiting does not fix wrong credentials. Failures from before this call do not count.
                     if let Some(failure) = &state.failure
                         && state.failures > before
                         && (matches!(failure, Failure::Refused(_)) || at_once && is_of_dial(failure))
@@ -114,17 +112,17 @@ impl Supervisor {
         }
     }
 
-    /// Opens the connection before anything is asked.
+    /// Dials without waiting for a first request.
     pub(crate) fn begin(self: &Arc<Self>) {
         self.start();
     }
 
-    /// Whether it has ended for good.
+    /// Whether it was closed for good.
     pub(crate) fn is_closed(&self) -> bool {
         self.state().closed
     }
 
-    /// Starts the supervisor if this is the first use; how often connecting has failed so far.
+    /// Starts the supervisor on first use. Returns the number of failed connects so far.
     fn start(self: &Arc<Self>) -> u64 {
         let mut state = self.state();
         if !state.started && !state.closed {
@@ -134,12 +132,11 @@ impl Supervisor {
         state.failures
     }
 
-    /// How often the connection was lost and made again. The first connection interrupts nothing.
+    /// Number of reconnects. The first connection interrupts nothing.
     pub(crate) fn interruptions(&self) -> u64 {
         self.connects().saturating_sub(1)
     }
 
-    /// Completes when the connection has been lost and made again.
     pub(crate) fn reconnected(self: &Arc<Self>) -> BoxFuture<'static, ()> {
         let link = Arc::clone(self);
         let before = link.interruptions();
@@ -156,12 +153,12 @@ impl Supervisor {
         .boxed()
     }
 
-    /// What the server told of itself at the last connection.
+    /// The server's incarnation at the last connect.
     pub(crate) fn life(&self) -> Incarnation {
         self.state().life.clone().unwrap_or(Incarnation::Unknown)
     }
 
-    /// Ends the connection and the supervisor.
+    /// Closes the connection and ends the supervisor.
     pub(crate) fn close(&self) {
         let pipeline = {
             let mut state = self.state();
@@ -175,7 +172,7 @@ impl Supervisor {
     }
 
     async fn supervise(self: Arc<Self>) {
-        // Its runtime may end first.
+        // The task's runtime may end first.
         let _end = CloseAtEnd(Arc::clone(&self));
         let runtime = Arc::clone(&self.connector.runtime);
         let mut before = None;
@@ -207,7 +204,7 @@ impl Supervisor {
         }
     }
 
-    /// Hands out the connection, unless the link is closed.
+    /// Publishes the connection, unless the supervisor was closed: then `false`.
     fn connected(&self, pipeline: &Arc<Pipeline>, life: Incarnation) -> bool {
         {
             let mut state = self.state();
@@ -244,7 +241,7 @@ impl SupervisorState {
     }
 }
 
-/// Closes a supervisor whose task is over, also if it was dropped where it stood.
+/// Closes the supervisor when its task ends, also if the task is dropped midway.
 struct CloseAtEnd(Arc<Supervisor>);
 
 impl Drop for CloseAtEnd {
@@ -253,8 +250,8 @@ impl Drop for CloseAtEnd {
     }
 }
 
-/// What is known of a server after another connection. One that has restarted since the last
-/// connection counts from now, also if its clock says otherwise.
+/// Merges the incarnations of two consecutive connections. A server that restarted in between counts as
+/// started now, because its clock may claim otherwise.
 fn later(before: Incarnation, now: Incarnation) -> Incarnation {
     match (&before, now) {
         (Incarnation::Since { id: old, .. }, Incarnation::Since { id, .. }) if *old == id => before,
@@ -265,19 +262,18 @@ fn later(before: Incarnation, now: Incarnation) -> Incarnation {
     }
 }
 
-/// Whether the next connection is dialled at once, or how long after the last.
+/// Decides whether to reconnect at once, or after how many failures to back off.
 #[derive(Default)]
 pub(crate) struct Pace {
-    /// Failures in a row, each with a longer pause after it.
+    /// Consecutive failures, each followed by a longer pause.
     tries: u32,
-    /// Short connections in a row.
     short: u32,
 }
 
 impl Pace {
-    /// A connection has ended. After one that `was_of_use` the next is dialled at once, because a
-    /// lease may depend on it. After several short ones in a row it is not: a server that ends each
-    /// connection after one answer would be dialled without a pause.
+    /// A connection has ended. After one that `was_of_use`, reconnect at once, because a lease may depend on
+    /// it, but only `SHORT` times in a row: otherwise a server that closes each connection after one answer
+    /// would be dialled without pause.
     pub(crate) fn ended(&mut self, lived: Duration, was_of_use: bool) {
         if lived >= STEADY {
             *self = Self::default();
@@ -287,20 +283,19 @@ impl Pace {
         self.tries = if was_of_use && self.short <= SHORT { 0 } else { self.tries + 1 };
     }
 
-    /// A connection could not be opened.
     pub(crate) fn failed(&mut self) {
         self.tries += 1;
     }
 
-    /// How many failures in a row the next pause is for; `None` for no pause.
+    /// The number of consecutive failures to back off for; `None` for no pause.
     pub(crate) fn tries(&self) -> Option<u32> {
         (self.tries > 0).then_some(self.tries)
     }
 }
 
-/// A connection that lasted this long was a good one, whether or not it was used.
+/// A connection that lasted this long was good, whether or not it was used.
 const STEADY: Duration = Duration::from_secs(1);
-/// So many short connections in a row are followed by the next at once.
+/// Maximum consecutive short connections that are followed by an immediate reconnect.
 const SHORT: u32 = 3;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What a connection knows of its server's counter of tokens.
+//! The server's token counter, as last observed by a connection.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -6,20 +6,20 @@ use std::time::Duration;
 use tenure_core::moment::Moment;
 use tenure_core::planted::{Bug, planted};
 
-/// For so long after an answer the server is taken to be the one that gave it. A server that was
-/// demoted and promoted keeps its connections, and may have lost tokens that another has given.
+/// How long after a reply the server is assumed to be unchanged. A server that was demoted and promoted again
+/// keeps its connections, and may lack tokens that another master issued meanwhile.
 const KEPT: Duration = Duration::from_secs(1);
-/// A counter this far above what was known is not trusted: a year, in microseconds.
+/// Maximum plausible jump of the counter: a year, in microseconds.
 const AHEAD_US: u64 = 365 * 24 * 60 * 60 * 1_000_000;
 
-/// The newest token that came over a connection, and when. Only a script raises the counter to the
-/// server's clock, so the first grant of a connection is by script.
+/// The newest token observed on a connection, and when. Only a script raises the counter to the server's
+/// clock, so the first grant of a connection must use a script.
 #[derive(Debug, Default)]
 pub(crate) struct Tokens {
     /// 0 until a script has raised the counter.
     newest: AtomicU64,
     at: AtomicU64,
-    /// The user may not use the commands in place of the script.
+    /// The user may not run the plain commands.
     is_refused: AtomicBool,
 }
 
@@ -31,14 +31,14 @@ impl Tokens {
         (is_known && !self.is_refused.load(Ordering::Relaxed)).then_some(newest)
     }
 
-    /// A script has raised the counter to the server's clock, and given this token.
+    /// A script has raised the counter to the server's clock and issued this token.
     pub(crate) fn raised(&self, token: u64, now: Moment) {
         self.newest.fetch_max(token, Ordering::AcqRel);
         self.at.fetch_max(now.0, Ordering::AcqRel);
     }
 
-    /// The counter was incremented to this. Whether it is a token: a number that is not above the
-    /// newest says that the counter was lost.
+    /// Whether the counter's new value is a valid token. A value not above the newest one means that the
+    /// counter was lost, and the next grant uses a script.
     pub(crate) fn accepts(&self, token: u64, newest: u64, now: Moment) -> bool {
         let is_good = token > newest && token < newest.saturating_add(AHEAD_US);
         let is_raised = self.newest.load(Ordering::Acquire) > 0 || planted(Bug::PairUnraised);
@@ -50,12 +50,12 @@ impl Tokens {
         false
     }
 
-    /// The next grant is by script again.
+    /// Makes the next grant use a script.
     pub(crate) fn forget(&self) {
         self.newest.store(0, Ordering::Release);
     }
 
-    /// And so are all others over this connection.
+    /// Makes all further grants on this connection use scripts.
     pub(crate) fn refuse(&self) {
         self.is_refused.store(true, Ordering::Relaxed);
     }

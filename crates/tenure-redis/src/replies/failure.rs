@@ -1,8 +1,8 @@
-//! What each error of a server means.
+//! Classifies server errors.
 //!
-//! An error is an answer: the request was not carried out. A script fails before it changes
-//! anything that matters (at worst a token was used up), and its PUBLISH cannot fail it. So what is
-//! left to decide is whether asking again can help, and whether to ask on another connection.
+//! An error is an answer: the request was not carried out. A script fails before it changes anything that
+//! matters (at worst a token is lost), and a failing PUBLISH does not fail the script. What remains to decide
+//! is whether a retry can help, and whether it needs another connection.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -11,49 +11,48 @@ use std::{fmt, io};
 use crate::resp::ServerError;
 use tenure_core::store::Failure;
 
-/// What to do about an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Means {
-    /// It passes: ask again.
+    /// Transient: retry.
     AskAgain,
-    /// It passes, but perhaps not on this server: what the address names may have moved on. Ask
-    /// again on a new connection.
+    /// Transient, but possibly not on this server, because the address may lead to another one by now: retry
+    /// on a new connection.
     AskElsewhere,
-    /// It was refused, and would be again.
+    /// Permanent: a retry would be refused as well.
     Refused,
 }
 
 use Means::{AskAgain, AskElsewhere, Refused};
 
-/// The code of an error, a part of its text where the code is not enough, what it means. The first
-/// row that fits counts.
+/// Error code, a required part of the text where the code is not enough, and the meaning. The first matching
+/// row counts.
 const TABLE: &[(&str, &str, Means)] = &[
-    // The server is starting and reads its data.
+    // The server is starting and loads its data.
     ("LOADING", "", AskAgain),
     // Another client's script has run for too long.
     ("BUSY", "", AskAgain),
-    // A replica that has lost its master and may not answer from what it has.
+    // A replica without its master that may not serve stale data.
     ("MASTERDOWN", "", AskElsewhere),
     // A replica, or a master that was demoted.
     ("READONLY", "", AskElsewhere),
-    // Redis 6 wraps an error inside a script.
+    // Redis 6 wraps errors inside a script.
     ("ERR", "-READONLY", AskElsewhere),
     ("ERR", "-MASTERDOWN", AskElsewhere),
-    // Fewer replicas are connected than the master demands before it takes writes.
+    // Fewer replicas are connected than `min-replicas-to-write` demands.
     ("NOREPLICAS", "", AskAgain),
     ("ERR", "-NOREPLICAS", AskAgain),
-    // A cluster that is electing, or moving a slot.
+    // A cluster during an election or a slot migration.
     ("CLUSTERDOWN", "", AskAgain),
     ("TRYAGAIN", "", AskAgain),
-    // Said in place of an answer to the first command, before the server hangs up.
+    // Sent instead of a reply to the first command, before the server closes the connection.
     ("ERR", "max number of clients", AskAgain),
-    // Our script was stopped by SCRIPT KILL, which is possible only before its first write.
+    // The script was stopped by SCRIPT KILL, which works only before its first write.
     ("ERR", "Script killed by user", AskAgain),
-    // A member of a cluster was asked as if it stood alone.
+    // A cluster node was used like a standalone server.
     ("MOVED", "", Refused),
     ("ASK", "", Refused),
     ("CROSSSLOT", "", Refused),
-    // Who we are, or what we may do.
+    // Authentication or permissions.
     ("NOAUTH", "", Refused),
     ("WRONGPASS", "", Refused),
     ("NOPERM", "", Refused),
@@ -61,22 +60,22 @@ const TABLE: &[(&str, &str, Means)] = &[
     ("ERR", "can't run this command", Refused),
     ("ERR", "without any password configured", Refused),
     ("ERR", "invalid password", Refused),
-    // Full, or unable to save: this lasts until an operator acts, and the caller should hear of it
+    // Out of memory or unable to persist: this lasts until an operator acts, so the caller should learn of it
     // at once.
     ("OOM", "", Refused),
     ("ERR", "-OOM", Refused),
     ("MISCONF", "", Refused),
     ("ERR", "-MISCONF", Refused),
-    // The counter's key holds something else.
+    // The counter's key holds another type.
     ("WRONGTYPE", "", Refused),
     ("ERR", "-WRONGTYPE", Refused),
-    // Older than we can speak with, or a proxy that lets only some commands pass.
+    // A server that is too old, or a proxy that passes only some commands.
     ("NOPROTO", "", Refused),
     ("ERR", "unknown command", Refused),
     ("ERR", "DB index is out of range", Refused),
 ];
 
-/// The failure that an error stands for, and whether to leave the connection.
+/// The failure for an error, and whether to drop the connection.
 pub(crate) fn of(error: &ServerError) -> (Failure, bool) {
     let text = error.to_string();
     let means = meaning(error.code(), &text);
@@ -90,16 +89,16 @@ pub(crate) fn of(error: &ServerError) -> (Failure, bool) {
 }
 
 fn meaning(code: &str, text: &str) -> Means {
-    // What is not listed would most likely be said again.
+    // A retry of an unknown error would most likely fail the same way.
     row(code, text).map_or(Refused, |row| TABLE[row].2)
 }
 
-/// The row of the table that counts.
+/// The first matching row of the table.
 fn row(code: &str, text: &str) -> Option<usize> {
     TABLE.iter().position(|(row, part, _)| *row == code && text.contains(part))
 }
 
-/// What to do about it, where the server does not say.
+/// A hint for errors whose text does not explain the cause.
 fn hint(code: &str, text: &str) -> Option<&'static str> {
     match code {
         "MOVED" | "ASK" | "CROSSSLOT" => Some("this server is part of a cluster"),
@@ -112,11 +111,10 @@ fn hint(code: &str, text: &str) -> Option<&'static str> {
     }
 }
 
-/// What a server said in place of an answer.
+/// A server error as the cause of a failure.
 #[derive(Debug)]
 struct ServerMessage {
     error: ServerError,
-    /// What to do about it, where the server does not say.
     hint: Option<&'static str>,
 }
 
@@ -131,14 +129,14 @@ impl fmt::Display for ServerMessage {
 
 impl Error for ServerMessage {}
 
-/// The error of the server that a failure stands for, if it does for one.
+/// The server error that caused a failure, if one did.
 pub(crate) fn said_in(failure: &Failure) -> Option<&ServerError> {
     let (Failure::NotSent(cause) | Failure::Unknown(cause) | Failure::Refused(cause)) = failure;
     cause.downcast_ref::<ServerMessage>().map(|said| &said.error)
 }
 
-/// Whether the server forbids scripts, or has none. What a script may not do inside is another
-/// matter.
+/// Whether the server forbids EVAL and EVALSHA or does not know them. Errors of commands inside a script do
+/// not count.
 pub(crate) fn forbids_scripts(failure: &Failure) -> bool {
     let Some(error) = said_in(failure) else { return false };
     let text = error.details().unwrap_or_default().to_ascii_lowercase();
@@ -149,7 +147,7 @@ pub(crate) fn forbids_scripts(failure: &Failure) -> bool {
     }
 }
 
-/// The same failure of something that was not sent for that reason.
+/// Turns an unknown outcome into "not sent", for requests that depended on the failed one.
 pub(crate) fn not_sent(failure: Failure) -> Failure {
     match failure {
         Failure::Unknown(cause) => Failure::NotSent(cause),
@@ -157,17 +155,17 @@ pub(crate) fn not_sent(failure: Failure) -> Failure {
     }
 }
 
-/// Whether the server does not know the script that it was asked to run.
+/// Whether the server does not have the script cached.
 pub(crate) fn is_no_script(error: &ServerError) -> bool {
     error.code() == "NOSCRIPT"
 }
 
-/// Whether the system could not dial: nothing listens there, or the name has no address.
+/// Whether the system could not dial: connection refused, or the host does not resolve.
 pub(crate) fn is_of_dial(failure: &Failure) -> bool {
     matches!(failure, Failure::NotSent(cause) if cause.is::<io::Error>() || cause.is::<Undialled>())
 }
 
-/// The same of all servers that were to be dialled, as text.
+/// The dial failures of several servers, as one text.
 #[derive(Debug)]
 pub(crate) struct Undialled(pub(crate) String);
 
@@ -185,7 +183,7 @@ mod tests {
 
     use super::*;
 
-    // As servers say it: Redis 5, 6.2, 7.0 and 8, Valkey 8.
+    // Verbatim from Redis 5, 6.2, 7.0 and 8, and Valkey 8.
     const AGAIN: &[&str] = &[
         "LOADING Redis is loading the dataset in memory",
         "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
@@ -228,7 +226,7 @@ mod tests {
         "ASK 3999 127.0.0.1:6381",
         "CROSSSLOT Keys in request don't hash to the same slot",
     ];
-    /// In no row.
+    /// Matched by no row.
     const UNHEARD_OF: &[&str] =
         &["ERR something that no client has seen yet", "NEWCODE something that no client has seen yet"];
 

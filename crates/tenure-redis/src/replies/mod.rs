@@ -1,4 +1,6 @@
-//! Replies of the scripts, read strictly: another shape, owner or request makes a reply invalid.
+//! Strict parsing of script replies: a reply with an unexpected shape, owner or request is invalid.
+//!
+//! `failure` classifies server errors.
 
 pub(crate) mod failure;
 
@@ -6,18 +8,16 @@ use crate::resp::parse::{Replies, Reply};
 use crate::resp::{ServerError, Value};
 use tenure_core::protocol::{Answer, Found, Holding, Kind, LockSpec, Op, Place, Verb};
 
-/// A parsed reply.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Read {
-    /// What the lock says.
     pub(crate) answer: Answer,
-    /// Why those who wait could not be told that it is free.
+    /// Why waiters could not be notified of the release.
     pub(crate) unheard: Option<String>,
-    /// The token was counted for this request: the counter is at least at the server's clock.
+    /// The token was issued for this request, so the counter is at least at the server's clock.
     pub(crate) is_counted: bool,
 }
 
-/// What a script says.
+/// The outcome of a script.
 pub(crate) enum ScriptReply {
     /// It leaves the decision to another script.
     Nothing,
@@ -29,7 +29,7 @@ pub(crate) enum ScriptReply {
 pub(crate) type Reading = Result<Read, &'static str>;
 
 impl ScriptReply {
-    /// Reads the next reply, which is to `op`.
+    /// Reads the next reply, which must be to `op`.
     pub(crate) fn of(mut replies: Replies<'_>, op: &Op) -> Self {
         match replies.clone().next() {
             None | Some(Reply::Nil) => Self::Nothing,
@@ -41,7 +41,6 @@ impl ScriptReply {
         }
     }
 
-    /// Whether the server does not know the script.
     pub(crate) fn is_no_script(&self) -> bool {
         matches!(self, Self::Error(error) if failure::is_no_script(error))
     }
@@ -64,7 +63,7 @@ pub(crate) fn read(value: &Value, op: &Op) -> Reading {
     .ok_or("a malformed answer")
 }
 
-/// Reads the reply to many renewals: for each what became of it, if it says so.
+/// Reads the reply to a batch of renewals: an answer per lock, `None` where the script leaves it open.
 pub(crate) fn read_renewals(value: &Value, ops: &[Op]) -> Result<Vec<Option<Answer>>, &'static str> {
     let Value::BulkString(line) = value else { return Err("a reply that is no string") };
     let line = std::str::from_utf8(line).map_err(|_| "a reply that is no text")?;
@@ -79,8 +78,8 @@ pub(crate) fn read_renewals(value: &Value, ops: &[Op]) -> Result<Vec<Option<Answ
     answers.filter(|answers| answers.len() == ops.len()).ok_or("a malformed answer")
 }
 
-/// Whether a reply is to `op`: the one place that looks at whom a reply is for. One to another
-/// request means that replies cannot be matched with requests from here on.
+/// Checks that a reply is to `op`; all parsers do it here. A reply to another request means that replies can
+/// no longer be matched with requests.
 fn is_for(op: &Op, owner: Option<&[u8]>, request: Option<u64>) -> Result<(), &'static str> {
     if owner != Some(op.owner.as_str().as_bytes()) {
         return Err("a reply to another owner");
@@ -91,7 +90,8 @@ fn is_for(op: &Op, owner: Option<&[u8]>, request: Option<u64>) -> Result<(), &'s
     Ok(())
 }
 
-/// What is answered most comes as one string: a list costs the server and us several times as much.
+/// Frequent answers are a single string, because a list is several times more expensive for the server and
+/// the client.
 fn read_line(line: &[u8], op: &Op) -> Reading {
     let line = std::str::from_utf8(line).map_err(|_| "a reply that is no text")?;
     let (line, is_bounded) = match line.strip_suffix(" more") {
@@ -128,7 +128,7 @@ fn read_line(line: &[u8], op: &Op) -> Reading {
     Ok(Read { answer, unheard: None, is_counted })
 }
 
-/// What the mutex and the reentrant machine answer.
+/// Answers of the mutex and reentrant machines.
 fn read_answer(answer: &[u8], rest: &[Value]) -> Option<Read> {
     let (answer, unheard) = match (answer, rest) {
         (b"released", [unheard]) => (Answer::Released { left: 0 }, Some(text(unheard)?)),
@@ -152,8 +152,8 @@ fn read_answer(answer: &[u8], rest: &[Value]) -> Option<Read> {
     Some(Read { answer, unheard: unheard.filter(|why| !why.is_empty()), is_counted: false })
 }
 
-/// What the queue answers. Each request may stop at its bound, which is said behind
-/// the answer; and it may let waiters in, so each answer may end with why those were not told.
+/// Answers of the queue machine. Any answer may be marked as incomplete (`more`), because requests are
+/// bounded, and may end with the reason why granted waiters could not be notified.
 fn read_queue(answer: &[u8], rest: &[Value], op: &Op) -> Option<Read> {
     let places = match &op.verb {
         Verb::Refresh { owners, .. } => owners.len(),
@@ -200,7 +200,7 @@ fn read_queue(answer: &[u8], rest: &[Value], op: &Op) -> Option<Read> {
     Some(Read { answer, unheard, is_counted: false })
 }
 
-/// What all machines answer.
+/// Answers that all machines share.
 fn read_common(answer: &[u8], rest: &[Value]) -> Option<Answer> {
     Some(match (answer, rest) {
         (b"held", [token]) => Answer::Held { fence: number(token)? },
@@ -242,12 +242,12 @@ pub(crate) fn bytes(value: &Value) -> Option<&[u8]> {
     }
 }
 
-/// Foreign clients may write what is no text; it is shown as well as it can be.
+/// Lossy, because other clients may write values that are not UTF-8.
 pub(crate) fn text(value: &Value) -> Option<String> {
     bytes(value).map(|bytes| String::from_utf8_lossy(bytes).into_owned())
 }
 
-/// Text for people.
+/// A reply that is text for people, if it is UTF-8.
 pub(crate) fn prose(value: &Value) -> Option<&str> {
     std::str::from_utf8(bytes(value)?).ok()
 }
@@ -271,7 +271,7 @@ fn kind(value: &Value) -> Option<Kind> {
     std::str::from_utf8(bytes(value)?).ok()?.parse().ok()
 }
 
-/// A TTL as PTTL tells it: -1 for a key without one.
+/// A TTL as PTTL reports it: -1 for a key without one.
 #[expect(clippy::option_option, reason = "no TTL is an answer, and no number is an error")]
 pub(crate) fn left(value: &Value) -> Option<Option<u64>> {
     match value {

@@ -1,17 +1,15 @@
-//! Acquisitions and renewals that count only once replicas have confirmed them: on a connection of
-//! their own.
+//! A separate connection for acquisitions and renewals that must be confirmed by replicas.
 //!
-//! `WAIT` stops the connection that it is sent on. So here all such requests of the moment leave
-//! together with one `WAIT`, and the next gather meanwhile. Releases, and all that needs no
-//! confirmation, go over the shared connection without a wait.
+//! `WAIT` blocks the connection that it is sent on. Therefore all such requests pending at a time leave as
+//! one batch with a single `WAIT`, while the next batch gathers. Releases, and everything else that needs no
+//! confirmation, take the shared connection without waiting.
 //!
-//! Between two connections there is no order, and a release must not overtake the acquisition that
-//! it undoes. So a request by the other connection waits while one about the same lock is
-//! unanswered here, which is never for long: the server answers it before it waits for its
-//! replicas. And before one leaves here about a lock that the other connection may still have a
-//! request of, that connection is asked anything: when it has answered, it has carried out all that
-//! came before. A request that was held back once is overtaken no more: however much is asked about
-//! a lock, its renewals leave.
+//! There is no order between two connections, and a release must not overtake the acquisition that it undoes.
+//! Therefore a request on the shared connection waits while one about the same lock is unanswered here, which
+//! never takes long, because the server answers before it waits for replicas. Conversely, if the shared
+//! connection may still have a request about a lock in flight, a PING on it flushes that request before one
+//! about the lock leaves here. A request that was held back once is not overtaken again, so renewals get
+//! through however busy a lock is.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -38,26 +36,26 @@ use tenure_core::runtime::Runtime;
 use tenure_core::store::Failure;
 use tenure_core::sync::Locked;
 
-/// The next requests leave after this time, also if replicas have not confirmed.
+/// Maximum time a batch waits for replicas before the next one leaves.
 const WAIT_MAX: Duration = Duration::from_secs(1);
-/// What a reply may take beyond what was asked for.
+/// Additional time allowed for a reply.
 const LATE: Duration = Duration::from_millis(500);
-/// A message without subscribers that every replica gets: `WAIT` is about what this connection has
-/// written, and a request that has found all as it should be has written nothing.
+/// A message without subscribers that is replicated to every replica: `WAIT` covers only this connection's
+/// writes, and a request that found everything as it should be has written nothing.
 const MARK: [&str; 3] = ["PUBLISH", "tenure:wake:acks", ""];
 
-/// The connection for them, and the requests that wait for it.
+/// The connection, and the requests queued for it.
 pub(crate) struct AckChannel {
     runtime: Arc<dyn Runtime>,
     link: Arc<Supervisor>,
-    /// The connection of all.
+    /// The shared connection.
     main: Arc<Supervisor>,
-    /// Whether a request has ever asked for confirmations.
+    /// Whether any request has asked for confirmations.
     used: AtomicBool,
     state: Locked<AckState>,
-    /// There is something to send, or nothing ever more.
+    /// Notified when there is something to send, and on close.
     notify: Notify,
-    /// Something is not under way any more.
+    /// Notified when a request is no longer in flight.
     settled: Notify,
 }
 
@@ -65,21 +63,20 @@ pub(crate) struct AckChannel {
 struct AckState {
     queue: Vec<Unconfirmed>,
     next: u64,
-    /// How many requests about a lock are under way here and unanswered.
+    /// Number of unanswered requests per lock on this connection.
     here: BTreeMap<LockName, usize>,
-    /// What may be under way about a lock by the connection of all.
+    /// Requests per lock that may be in flight on the shared connection.
     there: BTreeMap<LockName, There>,
-    /// How many replicas had confirmed the last grant that too few did, unless there was a good one
-    /// since.
+    /// How many replicas confirmed the last grant that fell short, until a grant succeeds.
     short: Option<String>,
     closed: bool,
 }
 
 #[derive(Default)]
 struct There {
-    /// By when they came; and whether they are on their way, or still wait for their turn.
+    /// By sequence number: whether the request is in flight (`true`) or still waits for its turn.
     asking: BTreeMap<u64, bool>,
-    /// So many have left without an answer.
+    /// Number of requests that were abandoned without an answer.
     left: usize,
 }
 
@@ -88,25 +85,25 @@ impl There {
         self.asking.is_empty() && self.left == 0
     }
 
-    /// Whether one that came as this number has to wait: for those before it, and for those that
-    /// have overtaken it.
+    /// Whether a request with this sequence number has to wait: for earlier requests, and for those that have
+    /// overtaken it.
     fn holds_back(&self, id: u64) -> bool {
         self.left > 0 || self.asking.iter().any(|(other, on_its_way)| *other < id || *on_its_way)
     }
 }
 
-/// A request that is to be confirmed.
+/// A request to be confirmed.
 struct Unconfirmed {
     id: u64,
     op: Op,
     context: RequestContext,
     deadline: Moment,
     answer: oneshot::Sender<Result<Value, Failure>>,
-    /// It was held back by others: from here on no request overtakes it.
+    /// It was held back once: no request may overtake it from here on.
     is_due: bool,
 }
 
-/// Whether a request counts only when it is confirmed.
+/// Whether a request counts only once it is confirmed.
 pub(crate) fn is_for(op: &Op, context: RequestContext) -> bool {
     context.terms.acks > 0 && matches!(op.verb, Verb::Acquire { .. } | Verb::Renew { .. })
 }
@@ -131,11 +128,11 @@ impl AckChannel {
     }
 
     fn state(&self) -> MutexGuard<'_, AckState> {
-        // Nothing in here panics half-way, so a poisoned state is as good as another.
+        // Updates under this lock do not panic midway, so poisoning is ignored.
         self.state.lock()
     }
 
-    /// The server's reply; that of a grant only when enough replicas have it too.
+    /// The server's reply; for a grant, only once enough replicas have it.
     pub(crate) async fn ask(
         self: &Arc<Self>,
         op: &Op,
@@ -174,7 +171,8 @@ impl AckChannel {
         }
     }
 
-    /// Lets a request about a lock leave by the shared connection, behind those under way here.
+    /// Admits a request about a lock to the shared connection, after the unanswered ones here. `None` if this
+    /// channel was never used.
     pub(crate) async fn beside(
         self: &Arc<Self>,
         name: &LockName,
@@ -191,7 +189,7 @@ impl AckChannel {
         name: &LockName,
         deadline: Moment,
     ) -> Result<OtherRequest, Failure> {
-        // Noted before it waits: what comes after it, here, is to come after it there.
+        // Registered before waiting, so that later requests on this channel stay behind it.
         let in_flight = {
             let mut state = self.state();
             let id = state.number();
@@ -213,7 +211,7 @@ impl AckChannel {
     }
 
     async fn serve(self: Arc<Self>) {
-        // What left by the connection of all before this was used was not noted.
+        // Requests that left on the shared connection before this channel was first used were not recorded.
         let mut unnoted = true;
         let (mut main, mut knows) = (0, None);
         loop {
@@ -230,7 +228,7 @@ impl AckChannel {
                 continue;
             };
             let until = latest.min(self.runtime.now() + WAIT_MAX);
-            // The server may be another by now, and then so is this connection to be.
+            // The shared connection may lead to another server now, so this one must reconnect, too.
             let connects = self.main.connects();
             if connects != std::mem::replace(&mut main, connects) {
                 self.hang_up();
@@ -250,21 +248,22 @@ impl AckChannel {
                 }
                 knows = Some(Arc::clone(&pipeline));
             }
-            // A request whose caller has left is not sent.
+            // Do not send requests whose callers have left.
             let (gone, batch) =
                 batch.into_iter().partition::<Vec<_>, _>(|pending| pending.answer.is_closed());
             gone.iter().for_each(|pending| self.settle(&pending.op.name));
             match self.send(&pipeline, batch).await {
                 BatchResult::Well => {}
-                // Perhaps there are no replicas any more: then the next are told before they leave.
+                // There may be no replicas left: check again, so that the next requests fail before they are
+                // sent.
                 BatchResult::Short => knows = None,
                 BatchResult::Unknown(names) => self.give_up(&pipeline, names).await,
             }
         }
     }
 
-    /// The same pipeline, if it goes to where the connection of all goes. Two that asked who the
-    /// master is may have heard of two.
+    /// The same pipeline, if it leads to the same server as the shared connection. Two connections may have
+    /// been told of different masters.
     fn beside_main(&self, pipeline: Arc<Pipeline>) -> Result<Arc<Pipeline>, Failure> {
         match self.main.open_line() {
             Some(main) if main.to != pipeline.to => {
@@ -277,8 +276,7 @@ impl AckChannel {
         }
     }
 
-    /// Whether a waiting request is about a lock of a request that left the shared connection
-    /// without an answer.
+    /// Whether a queued request is about a lock with an abandoned request on the shared connection.
     fn has_left(&self) -> bool {
         let state = self.state();
         let has_left =
@@ -286,8 +284,8 @@ impl AckChannel {
         state.queue.iter().any(has_left)
     }
 
-    /// Makes sure that all that has left by the connection of all was carried out, or never will
-    /// be. If not, those who would come before it are told.
+    /// Flushes the shared connection with a PING: everything sent on it before was carried out or never will
+    /// be. If that fails, all queued requests fail with `NotSent`.
     async fn pass(&self) -> bool {
         let left: Vec<_> = {
             let state = self.state();
@@ -323,8 +321,8 @@ impl AckChannel {
         }
     }
 
-    /// Those that can leave now: no request by the shared connection is about their lock. From here
-    /// on they are under way.
+    /// Takes the requests that can leave now because none about their locks is ahead of them on the shared
+    /// connection, and counts them as in flight.
     fn take(&self) -> Vec<Unconfirmed> {
         let mut state = self.state();
         let mut batch = Vec::new();
@@ -340,7 +338,7 @@ impl AckChannel {
         batch
     }
 
-    /// None of these was sent.
+    /// Fails requests that were not sent.
     fn fail(&self, batch: Vec<Unconfirmed>, failure: &Failure) {
         for pending in batch {
             self.settle(&pending.op.name);
@@ -361,8 +359,8 @@ impl AckChannel {
         self.settled.notify_waiters();
     }
 
-    /// Sends a batch and one WAIT behind it; scripts that the server does not know, and one more, a
-    /// second time.
+    /// Sends a batch followed by one WAIT. Requests whose script the server does not have are sent a second
+    /// time in full, with a WAIT of their own.
     async fn send(&self, pipeline: &Pipeline, mut batch: Vec<Unconfirmed>) -> BatchResult {
         let mut short = false;
         for again in [false, true] {
@@ -373,7 +371,7 @@ impl AckChannel {
             let now = self.runtime.now();
             let acks = batch.iter().map(|pending| pending.context.terms.acks).max().unwrap_or(1);
             let longest = batch.iter().map(|pending| pending.deadline.since(now)).max().unwrap_or(WAIT_MAX);
-            // So that there is time left to say how many have.
+            // Leaves time to receive the count of confirmations before the deadline.
             let patience = (longest - longest / 8).clamp(Duration::from_millis(1), WAIT_MAX);
             let wait = command(&["WAIT", &acks.to_string(), &patience.as_millis().to_string()]);
             let until = now + patience + LATE;
@@ -390,7 +388,7 @@ impl AckChannel {
                     }
                 }
             };
-            // The scripts are answered before the replicas are waited for.
+            // The scripts are answered before the server waits for replicas.
             let (sorted, confirmed) = join(replies, pipeline.ask(&wait, until)).await;
             let Some(sorted) = sorted else { return BatchResult::Unknown(self.names()) };
             let confirmed = match confirmed.and_then(|reply| answered(pipeline, reply)) {
@@ -426,7 +424,7 @@ impl AckChannel {
         if short { BatchResult::Short } else { BatchResult::Well }
     }
 
-    /// Answers what needs no confirmation. Each has been carried out, or never will be.
+    /// Answers requests that need no confirmation. Each was carried out or never will be.
     fn sort(&self, pipeline: &Pipeline, batch: Vec<Unconfirmed>, replies: Vec<Value>) -> Sorted {
         let mut sorted = Sorted { granted: Vec::new(), unknown: Vec::new() };
         let mut replies = replies.into_iter();
@@ -467,13 +465,13 @@ impl AckChannel {
         sorted
     }
 
-    /// What is under way, by name.
+    /// The locks with requests in flight, and how many.
     fn names(&self) -> BTreeMap<LockName, usize> {
         self.state().here.clone()
     }
 
-    /// Ends a connection whose requests have unknown outcomes. They are over when there is the
-    /// next.
+    /// Closes a connection whose requests have unknown outcomes. They are settled once the next connection is
+    /// open, because it kills this one first.
     async fn give_up(&self, pipeline: &Pipeline, names: BTreeMap<LockName, usize>) {
         pipeline.hang_up();
         while self.link.pipeline(self.runtime.now() + WAIT_MAX).await.is_err() {
@@ -487,19 +485,18 @@ impl AckChannel {
     }
 }
 
-/// What became of a batch.
 enum BatchResult {
     Well,
-    /// Too few replicas have confirmed it.
+    /// Too few replicas confirmed.
     Short,
-    /// The connection is lost, and of these it is not known whether they were carried out.
+    /// The connection was lost; the outcome of requests about these locks is unknown.
     Unknown(BTreeMap<LockName, usize>),
 }
 
 struct Sorted {
     /// To be confirmed.
     granted: Vec<(Unconfirmed, Value)>,
-    /// The server does not know their script.
+    /// The server does not have their script.
     unknown: Vec<Unconfirmed>,
 }
 
@@ -509,8 +506,8 @@ impl AckState {
         self.next
     }
 
-    /// Whether a request about a lock can leave by the connection of all, as this number. It is on
-    /// its way then.
+    /// Whether a request with this sequence number may leave on the shared connection; if so, it counts as in
+    /// flight.
     fn lets_pass(&mut self, name: &LockName, id: u64) -> bool {
         let is_before = |pending: &Unconfirmed| pending.is_due && pending.id < id && pending.op.name == *name;
         let passes = !self.here.contains_key(name) && !self.queue.iter().any(is_before);
@@ -521,14 +518,14 @@ impl AckState {
     }
 }
 
-/// A request that is to be confirmed, for as long as its caller waits.
+/// A queued request, as long as its caller waits.
 struct Queued<'a> {
     ack_channel: &'a AckChannel,
     id: u64,
 }
 
 impl Queued<'_> {
-    /// Removes it if it was still to be sent; returns whether it was.
+    /// Removes the request if it was not sent yet; returns whether it was removed.
     fn withdraw(&self) -> bool {
         let was_queued = {
             let queue = &mut self.ack_channel.state().queue;
@@ -558,7 +555,7 @@ impl Unconfirmed {
     }
 }
 
-/// A request by the connection of all, for as long as it is unanswered.
+/// A request on the shared connection, until it is answered.
 pub(crate) struct OtherRequest {
     ack_channel: Arc<AckChannel>,
     name: LockName,
@@ -566,7 +563,7 @@ pub(crate) struct OtherRequest {
 }
 
 impl OtherRequest {
-    /// It was carried out, or never will be.
+    /// It was carried out or never will be.
     pub(crate) fn answered(self) {
         if let Some(there) = self.ack_channel.state().there.get_mut(&self.name) {
             there.asking.remove(&self.id);
@@ -579,7 +576,7 @@ impl Drop for OtherRequest {
         {
             let mut state = self.ack_channel.state();
             if let Some(there) = state.there.get_mut(&self.name) {
-                // Still on its way: its outcome is unknown.
+                // In flight without an answer: the outcome is unknown.
                 there.left += usize::from(there.asking.remove(&self.id) == Some(true));
                 if there.is_empty() {
                     state.there.remove(&self.name);
@@ -590,7 +587,7 @@ impl Drop for OtherRequest {
     }
 }
 
-/// Whether a reply gives or keeps what replicas have to know of.
+/// Whether a reply grants or renews a hold, which replicas have to confirm.
 fn is_grant(reply: &Value) -> bool {
     match reply {
         Value::BulkString(text) => text.split(|byte| *byte == b' ').nth(2) == Some(b"held"),
@@ -599,7 +596,7 @@ fn is_grant(reply: &Value) -> bool {
     }
 }
 
-/// Whether the server can wait for replicas, and has any.
+/// Checks that the server supports WAIT and has replicas.
 async fn can_wait(pipeline: &Pipeline, until: Moment) -> Result<(), Failure> {
     let (mark, wait, role) = (command(&MARK), command(&["WAIT", "0", "0"]), command(&["ROLE"]));
     let needed = join(pipeline.ask(&mark, until), pipeline.ask(&wait, until));
@@ -629,7 +626,7 @@ async fn can_wait(pipeline: &Pipeline, until: Moment) -> Result<(), Failure> {
             }
             _ => Ok(()),
         },
-        // It does not say.
+        // A reply to ROLE that does not say counts as having replicas.
         _ => Ok(()),
     }
 }

@@ -1,9 +1,8 @@
-//! What is kept beside locks: the counter of their tokens, and for each its channel and ballot,
-//! named after it.
+//! Names of side keys: the token counter, and each lock's channel and ballot.
 //!
-//! Two names never share a side key, and on a cluster a lock and its side key share a slot. Neither
-//! wrapping nor appending alone does that: `x` and `{x}` would share `{x}:fence`, and `a}b` would
-//! be torn from its own.
+//! Two locks never share a side key, and on a cluster a lock and its side keys share a slot. Neither wrapping
+//! the name in `{}` nor appending to it ensures both: `x` and `{x}` would share `{x}:fence`, and a key
+//! appended to `a}b` would be in another slot.
 
 use std::sync::LazyLock;
 
@@ -13,23 +12,23 @@ use tenure_core::owner::Client;
 use tenure_core::protocol::LockSpec;
 use tenure_core::protocol::record::{beside, marks, tag};
 
-/// The key of a server's epoch: which start of which server it is, and since when.
+/// The key of a server's epoch: its replication id, and since when that is known.
 pub(crate) const EPOCH: &str = "tenure:epoch";
 
-/// The key of the counter of tokens: one for all locks of a database.
+/// The key of the token counter, shared by all locks of a database.
 pub(crate) const COUNTER: &str = "tenure:fence";
 
-/// The same on a cluster, where each slot has one: a number that is hashed to the slot of the lock.
+/// The token counter of a slot on a cluster. Its hash tag is a number that hashes to the lock's slot.
 pub(crate) fn counter_in_slot(key: &str) -> String {
     format!("{COUNTER}:{{{}}}", NUMBERS[usize::from(slot(key))])
 }
 
-/// The key of the highest ballot that a member of a quorum has seen for a lock.
+/// The key of the highest ballot that a quorum member has seen for a lock.
 pub(crate) fn ballot(key: &str) -> String {
     beside("tenure:ballot:", key)
 }
 
-/// For each slot the least number whose digits are hashed to it.
+/// For each slot, the smallest number whose decimal digits hash to it.
 static NUMBERS: LazyLock<Box<[u32]>> = LazyLock::new(|| {
     let mut numbers = vec![None; usize::from(SLOTS)];
     let mut missing = numbers.len();
@@ -45,13 +44,13 @@ static NUMBERS: LazyLock<Box<[u32]>> = LazyLock::new(|| {
     numbers.into_iter().flatten().collect()
 });
 
-/// The channel on which a lock's end is said. Channels are common to all databases of a server, so
-/// it names the database; that of the reentrant kind is named by Redisson's own rule.
+/// A lock's wake-up channel. Channels are shared by all databases of a server, so the name includes the
+/// database. The reentrant kind uses Redisson's channel name.
 pub(crate) fn channel(db: u32, spec: LockSpec, key: &str) -> String {
     with_channel(db, spec, key, |parts| parts.concat())
 }
 
-/// The same, in parts.
+/// Like `channel`, in parts.
 pub(crate) fn with_channel<T>(db: u32, spec: LockSpec, key: &str, then: impl FnOnce(&[&str]) -> T) -> T {
     match spec {
         LockSpec::Reentrant if key.contains('{') => then(&["redisson_lock__channel:", key]),
@@ -65,11 +64,11 @@ pub(crate) fn with_channel<T>(db: u32, spec: LockSpec, key: &str, then: impl FnO
     }
 }
 
-/// The channel on which a client that waits is told that it holds now. Scripts form it, of the
-/// lock's channel and of what all owners of a client have in common.
+/// The channel on which one client's waiters learn of their grants. Scripts derive it from the lock's channel
+/// and the common suffix of the client's owners.
 ///
-/// The channel of a lock with a tag, whose name ends so, is the same. Those who listen there are
-/// told for nothing: no two places of a database have one number.
+/// It can coincide with the channel of a lock that has a hash tag and a name ending the same way. Subscribers
+/// there get spurious wake-ups, which are harmless, because ticket numbers are unique within a database.
 pub(crate) fn turns(db: u32, spec: LockSpec, key: &str, client: Client) -> String {
     format!("{}:{client}", channel(db, spec, key))
 }
@@ -78,8 +77,7 @@ fn has_tag(key: &str) -> bool {
     tag(key).is_some()
 }
 
-/// The slot of a key, or of a channel: the CRC16 (polynomial 0x1021, nothing reflected) of what is
-/// hashed of it.
+/// The slot of a key or channel: CRC16 (polynomial 0x1021, not reflected) of the hashed part.
 pub(crate) fn slot(key: &str) -> u16 {
     let crc = tag(key)
         .unwrap_or(key)
@@ -111,7 +109,7 @@ pub(crate) fn share_a_slot(spec: LockSpec, key: &str) -> bool {
     }
 }
 
-/// A pattern of SCAN that matches exactly the keys that begin with this prefix.
+/// A SCAN pattern that matches exactly the keys with this prefix.
 pub(crate) fn pattern(prefix: &str) -> String {
     let mut pattern = String::with_capacity(prefix.len() + 1);
     for char in prefix.chars() {
@@ -136,7 +134,7 @@ mod tests {
         "={x}", "x:fence",
     ];
 
-    /// What a cluster hashes of a key: the server's own rule, written out by hand.
+    /// The hashed part of a key by the Redis Cluster specification, written independently of `slot`.
     fn hashed(key: &str) -> &str {
         let Some(open) = key.find('{') else { return key };
         match key[open + 1..].find('}') {
@@ -181,7 +179,7 @@ mod tests {
 
     #[test]
     fn slots_are_those_of_the_servers() {
-        // Told by CLUSTER KEYSLOT.
+        // From CLUSTER KEYSLOT.
         for (key, expected) in [
             ("123456789", 12_739),
             ("foo", 12_182),

@@ -1,5 +1,17 @@
-//! What is sent for a request: which script, with which keys and arguments. The heads of the
-//! scripts list them.
+//! How requests are sent: the scripts with their keys and arguments, which the scripts' headers document, and
+//! the plain-command paths.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `ack_channel` | requests that replicas must confirm |
+//! | `keys` | names of side keys and channels; hash slots |
+//! | `node` | one server: runs requests, lists locks |
+//! | `pair` | uncontended mutexes by plain commands |
+//! | `record` | records beside locks |
+//! | `renewals` | batched renewals |
+//! | `script` | the scripts and their SHA-1 |
+//! | `scripted` | a request as its script sees it, for simulations |
+//! | `scriptless` | mutexes on servers that forbid scripts |
 
 pub(crate) mod ack_channel;
 pub(crate) mod keys;
@@ -24,12 +36,12 @@ use tenure_core::events::{event, text};
 use tenure_core::protocol::{Fence, Listening, Liveness, LockSpec, Op, QueueSpec, ReleaseScope, Verb, lease};
 use tenure_core::store::{Failure, SETUP};
 
-/// How a message reaches those who listen. All clients of a lock have to agree on it.
+/// How messages are published. All clients of a lock must agree on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Publish {
-    /// To all of the server, and of its cluster.
+    /// To all subscribers of the server, or of the whole cluster.
     Plain,
-    /// To those who listen at the server that has the lock's slot.
+    /// To subscribers on the node that serves the lock's slot.
     Sharded,
 }
 
@@ -56,18 +68,18 @@ impl Publish {
     }
 }
 
-/// The database of a server, or of a cluster, and how messages are sent in it.
+/// The database of a server or cluster, and how messages are published in it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Keyspace {
     pub(crate) db: u32,
     pub(crate) publish: Publish,
-    /// Each slot has a counter of tokens: a script can reach no other.
+    /// Each slot has its own token counter, because a script cannot reach other slots.
     pub(crate) has_slots: bool,
 }
 
 impl Keyspace {
-    /// Whether the server that says something counts all who hear it: on a cluster, where it is
-    /// said to no other node.
+    /// Whether the reply to PUBLISH counts all subscribers: on a cluster only with sharded messages, which
+    /// reach no other node.
     pub(crate) fn counts_listeners(self) -> bool {
         !self.has_slots || self.publish == Publish::Sharded
     }
@@ -77,12 +89,11 @@ impl Keyspace {
 #[derive(Clone, Copy)]
 pub(crate) struct RequestContext {
     pub(crate) space: Keyspace,
-    /// The server is asked to answer for a slot that it is only about to get.
+    /// The slot is still being imported by the server: prefix the request with ASKING.
     pub(crate) asking: bool,
     pub(crate) terms: Terms,
 }
 
-/// A script with its arguments.
 pub(crate) struct ScriptRequest<'a> {
     pub(crate) script: &'static Script,
     pub(crate) keys: (&'a str, Option<Cow<'static, str>>),
@@ -91,7 +102,6 @@ pub(crate) struct ScriptRequest<'a> {
 }
 
 impl<'a> ScriptRequest<'a> {
-    /// The request that asks `op`.
     pub(crate) fn new(op: &'a Op, space: Keyspace) -> Self {
         let mut request = Self {
             script: match op.spec {
@@ -120,7 +130,7 @@ impl<'a> ScriptRequest<'a> {
         request
     }
 
-    /// The same on these terms: a server that may have forgotten leases grants nothing for a while.
+    /// The request under these terms: with a restart grace, acquisitions use the guarded script.
     pub(crate) fn guarded(mut self, terms: Terms) -> Self {
         if let Some(grace) = terms.restart_grace
             && self.args[0] == "acquire"
@@ -213,8 +223,8 @@ impl<'a> ScriptRequest<'a> {
         }
     }
 
-    /// The counter is named only where it is needed: a request about one key is never torn by a
-    /// slot that moves.
+    /// The counter's key is passed only where it is needed, because a request about a single key is never
+    /// split by a migrating slot.
     fn with_counter(&mut self, space: Keyspace) {
         self.keys.1 = Some(match space.has_slots {
             true => Cow::Owned(keys::counter_in_slot(self.keys.0)),
@@ -266,7 +276,7 @@ impl<'a> ScriptRequest<'a> {
         self.owned(keys::channel(space.db, spec, self.keys.0)).text(space.publish.command())
     }
 
-    /// Encodes it: `in_full` with its text, otherwise with its name.
+    /// Encodes the request: with the script's text if `in_full`, otherwise with its SHA-1.
     pub(crate) fn write(&self, out: &mut Commands, in_full: bool) {
         let (lock, counter) = (self.keys.0, self.keys.1.as_deref());
         let keys = 1 + usize::from(counter.is_some()) + usize::from(self.epoch.is_some());
@@ -285,12 +295,12 @@ impl<'a> ScriptRequest<'a> {
     }
 }
 
-/// The first member of the set that a queue is. `set`: `=` where the capacity is set by it.
+/// The header member of a queue's sorted set. `set` is `=` if this request sets the capacity explicitly.
 pub(crate) fn header(queue_spec: QueueSpec, set: &str) -> String {
     format!("#1:{}:{set}{}", queue_spec.kind, queue_spec.capacity)
 }
 
-/// What the server answered, unless that is an error.
+/// Turns a server error into a failure.
 pub(crate) fn answered(pipeline: &Pipeline, value: Value) -> Result<Value, Failure> {
     match value {
         Value::ServerError(error) => Err(refused(pipeline, &error)),
@@ -298,7 +308,7 @@ pub(crate) fn answered(pipeline: &Pipeline, value: Value) -> Result<Value, Failu
     }
 }
 
-/// What a script answered, unless that is an error.
+/// Turns a script's error into a failure.
 pub(crate) fn said(pipeline: &Pipeline, said: ScriptReply) -> Result<Reading, Failure> {
     match said {
         ScriptReply::Answer(reading) => Ok(reading),
@@ -307,7 +317,7 @@ pub(crate) fn said(pipeline: &Pipeline, said: ScriptReply) -> Result<Reading, Fa
     }
 }
 
-/// What an error of the server says. The connection is given up where it must be.
+/// The failure for a server error. Closes the connection if the error calls for it.
 pub(crate) fn refused(pipeline: &Pipeline, error: &ServerError) -> Failure {
     let (failure, leave) = failure::of(error);
     if leave {
@@ -316,7 +326,7 @@ pub(crate) fn refused(pipeline: &Pipeline, error: &ServerError) -> Failure {
     failure
 }
 
-/// Warns that a release was carried out, and its message was not.
+/// Warns that a release succeeded but its message could not be published.
 pub(crate) fn warn_unheard(store: &Arc<str>, op: &Op, why: &str) {
     event!(
         WARN,

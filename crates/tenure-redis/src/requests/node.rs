@@ -1,4 +1,4 @@
-//! One server: what is asked of it, and who listens there.
+//! One server: runs requests and lists its locks.
 
 use std::sync::Arc;
 
@@ -33,21 +33,20 @@ use tenure_core::protocol::{
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{Cursor, Failure, Page};
 
-/// A server, the connection for requests and the one for messages. Both are closed when it is
-/// dropped.
+/// A server with its connections for requests and for messages. All are closed on drop.
 pub(crate) struct Node {
     pub(crate) runtime: Arc<dyn Runtime>,
     pub(crate) link: Arc<Supervisor>,
-    /// That one, and the one on the runtime of the callers.
+    /// Chooses between `link` and the connection on the callers' runtime.
     pub(crate) lines: Arc<Lines>,
     pub(crate) notifications: Arc<Notifications>,
-    /// For what replicas have to confirm.
+    /// For requests that replicas must confirm.
     pub(crate) ack_channel: Arc<AckChannel>,
-    /// For mutexes that no client waits for.
+    /// For uncontended mutexes.
     pub(crate) pairs: Pairs,
-    /// For what needs a connection to itself.
+    /// For requests that need a connection to themselves.
     pub(crate) exclusive: ExclusiveConnection,
-    /// For messages.
+    /// For log and error messages.
     url: Arc<str>,
 }
 
@@ -73,8 +72,8 @@ impl Node {
         }
     }
 
-    /// Carries out a request on this pipeline. What is rare is in a box: it would make the future
-    /// of every request larger, and that takes as long as all else that is done for one here.
+    /// Carries out a request on this pipeline. Rare paths are boxed: unboxed they would enlarge every
+    /// request's future, which costs as much as everything else this function does.
     pub(crate) async fn ask(
         &self,
         pipeline: &Pipeline,
@@ -122,7 +121,7 @@ impl Node {
                 Ok(answer)
             }
             Err(what) => {
-                // From here on replies cannot be matched with requests.
+                // Replies can no longer be matched with requests.
                 pipeline.hang_up();
                 self.ack_channel.hang_up();
                 event!(
@@ -139,7 +138,7 @@ impl Node {
         }
     }
 
-    /// Carries out renewals, many in one script where that is possible. Answers in their order.
+    /// Carries out renewals, batched into scripts where possible. Answers in the order of `ops`.
     pub(crate) async fn renew(
         &self,
         pipeline: &Pipeline,
@@ -183,7 +182,7 @@ impl Node {
         reading
     }
 
-    /// A part of its locks.
+    /// One page of the server's locks.
     pub(crate) async fn list(
         &self,
         prefix: &str,
@@ -192,7 +191,7 @@ impl Node {
         deadline: Moment,
     ) -> Result<Page, Failure> {
         let pipeline = self.link.pipeline(deadline).await?;
-        // One type after the other, each with the server's own cursor.
+        // One key type after the other, each with the server's own cursor.
         let (kind, cursor) = from.0.split_once(' ').unwrap_or((TYPES[0].0, "0"));
         let at = TYPES.iter().position(|(name, _)| *name == kind).unwrap_or(0);
         let (kind, spec) = TYPES[at];
@@ -213,7 +212,7 @@ impl Node {
         for (name, found) in names.iter().zip(join_all(looks).await) {
             let is_ours = |holding: &Holding| parse_value(&holding.value).is_some();
             let found = match found {
-                // Its slot has moved on.
+                // The lock's slot has migrated.
                 Err(failure) if failure::said_in(&failure).is_some_and(slots::redirects) => None,
                 found => found?,
             };
@@ -241,19 +240,19 @@ impl Node {
         let owner = Owner::fresh("", &*self.runtime);
         let op = Op { name: name.clone(), spec, owner, request: 0, verb: Verb::Inspect };
         let reading = match run(pipeline, &op, context, deadline).await {
-            // Then no lock of this kind is kept here.
+            // Locks of this kind cannot exist on a server without scripts.
             Err(failure) if failure::forbids_scripts(&failure) => return Ok(None),
             reading => reading?,
         };
         Ok(match reading {
-            // A hash that is no lock's.
+            // A hash that is not a lock.
             Ok(replies::Read { answer: Answer::Found(found), .. })
                 if found.holders.iter().any(is_no_lock) =>
             {
                 None
             }
             Ok(replies::Read { answer: Answer::Found(found), .. }) => Some(found),
-            // Gone by now, or something else stands there by now.
+            // Deleted or replaced by another type meanwhile.
             _ => None,
         })
     }
@@ -269,7 +268,6 @@ impl Drop for Node {
     }
 }
 
-/// Runs the script that answers `op`.
 async fn run(
     pipeline: &Pipeline,
     op: &Op,
@@ -278,14 +276,13 @@ async fn run(
 ) -> Result<Reading, Failure> {
     let request = ScriptRequest::new(op, context.space).guarded(context.terms);
     if context.asking {
-        // Rare, and it must not take a third round trip.
+        // Rare, and must not need a third round trip: send the script in full.
         let asked = pipeline.send(deadline, |out| request.write(out.command(&["ASKING"]), true))?;
         let value = answered(pipeline, asked.last().boxed().await?)?;
         return Ok(replies::read(&value, op));
     }
-    // The first request after a reconnect is the question whether a lock is still held, and a
-    // server that has forgotten the lock has forgotten the script: it must not take a second round
-    // trip to say so.
+    // The first request after a reconnect verifies whether a lock is still held. A server that lost the lock
+    // has lost its script cache as well, so send the script in full to save a second round trip.
     let in_full = pipeline.brings_script();
     let ask = |in_full| pipeline.send(deadline, |out| request.write(out, in_full));
     let read = |tape: &mut Tape| ScriptReply::of(tape.replies(), op);
@@ -296,9 +293,8 @@ async fn run(
     requests::said(pipeline, said)
 }
 
-/// The script's answer after plain commands that may have taken the lock. Where the script is
-/// refused or not carried out, the lock is given back first: these answers say that nothing is
-/// held.
+/// Runs the script after plain commands that may have taken the lock. If the script is refused or not carried
+/// out, the lock is released first, because these failures tell the caller that nothing is held.
 async fn settled(
     pipeline: &Pipeline,
     op: &Op,
@@ -322,7 +318,6 @@ async fn settled(
     })
 }
 
-/// The types of the keys at which locks stand.
 const TYPES: [(&str, LockSpec); 3] =
     [("string", LockSpec::Mutex), ("hash", LockSpec::Reentrant), ("zset", LockSpec::Queue(QueueSpec::FAIR))];
 
@@ -330,8 +325,8 @@ fn is_no_lock(holding: &Holding) -> bool {
     holding.value == b"(hash)"
 }
 
-/// The same for a string. By plain commands, because a script would read the whole value, which may
-/// be huge.
+/// Like `look`, for a string. Uses plain commands, because a script would read the whole value, which may be
+/// huge.
 async fn look_at_text(
     pipeline: &Pipeline,
     name: &LockName,
@@ -340,7 +335,7 @@ async fn look_at_text(
     let (value, left) = (["GETRANGE", name.as_str(), "0", "1023"], ["PTTL", name.as_str()]);
     let (value, left) = (command(&value), command(&left));
     let (value, left) = join(pipeline.ask(&value, deadline), pipeline.ask(&left, deadline)).await;
-    // Empty: gone by now.
+    // An empty value means that the key is gone.
     let value = match value? {
         Value::ServerError(error) if error.code() == "WRONGTYPE" => None, // something else stands there by now
         value => {
@@ -353,7 +348,7 @@ async fn look_at_text(
     })
 }
 
-/// The next cursor and the names of a reply to SCAN, without those that no lock can have.
+/// The next cursor and the names in a reply to SCAN, without keys that cannot be lock names.
 fn scanned(value: &Value) -> Option<(&str, Vec<LockName>)> {
     let Value::Array(parts) = value else { return None };
     let [next, Value::Array(keys)] = &parts[..] else { return None };

@@ -1,10 +1,9 @@
-//! Mutexes for which no client waits, by plain commands: a server carries them out in half the time
-//! that a script takes.
+//! Uncontended mutexes by plain commands, which cost the server half the time of a script.
 //!
-//! An acquisition is `SET name OWNER NX PX ttl`, `INCR tenure:fence`, `GET name`. It holds if the
-//! first says OK, the second a token, and the third this owner. A script decides everything else:
-//! it knows what stands at the name, and what the plain commands have left there. A release is
-//! `DELIFEQ name OWNER`, `PUBLISH`, on servers that have that, or a short script.
+//! An acquisition is `SET name OWNER NX PX ttl`, `INCR tenure:fence`, `GET name`. It succeeds if SET replies
+//! OK, INCR a valid token, and GET this owner. Everything else is decided by the script, which reads what is
+//! at the key and can tell what the plain commands left there. A release is `DELIFEQ name OWNER` and
+//! `PUBLISH` on servers that support it, otherwise a short script.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,20 +29,20 @@ use tenure_core::runtime::Runtime;
 use tenure_core::store::Failure;
 use tenure_core::sync::Locked;
 
-/// While a lock is busy, and for this long at least, the script asks for it: it says by whom, and
-/// writes nothing. Its token tells people the moment of the grant.
+/// Minimum time for which a busy lock is acquired by script: the script names the holder and writes nothing.
+/// Tokens from scripts also show the time of the grant.
 const BUSY: Duration = Duration::from_secs(1);
-/// No waiter sleeps longer.
+/// Maximum time for which a lock counts as busy.
 const LONGEST: Duration = Duration::from_secs(30);
-/// So many names and owners are remembered at most.
+/// Maximum number of names, and of owners, remembered.
 const REMEMBERED: usize = 4_096;
 
-/// What is remembered of the locks that this client asked for.
+/// What this client remembers of the locks it requested.
 #[derive(Default)]
 pub(crate) struct Pairs {
     recent: Locked<Recent>,
     is_off: AtomicBool,
-    /// The user may not delete by comparison.
+    /// The user may not run the compare-and-delete command.
     deletes_not: AtomicBool,
 }
 
@@ -51,16 +50,15 @@ pub(crate) struct Pairs {
 struct Recent {
     /// Until when a name counts as busy.
     busy: BTreeMap<LockName, Moment>,
-    /// Who was granted by plain commands, so that its value is its owner alone.
+    /// Owners granted by plain commands: their value is the owner without a token.
     bare: BTreeSet<Owner>,
 }
 
-/// What plain commands have come to.
 pub(crate) enum PairOutcome {
     Answered(Answer),
-    /// What a script has said.
+    /// The reply of a script.
     Said(Reading),
-    /// The script decides. `may_hold`: it may find what they have left.
+    /// The script has to decide. `may_hold` if the plain commands may have taken the lock.
     Undecided {
         may_hold: bool,
     },
@@ -70,8 +68,7 @@ impl PairOutcome {
     pub(crate) const NOT: Self = Self::Undecided { may_hold: false };
 }
 
-/// Whether plain commands may be tried for this request: on a server that alone has the lock, and
-/// grants it alone.
+/// Whether plain commands may be tried: only for a mutex on a single server that grants alone, without terms.
 pub(crate) fn is_for(op: &Op, context: RequestContext) -> bool {
     op.spec == LockSpec::Mutex
         && context.terms == Terms::default()
@@ -88,16 +85,14 @@ pub(crate) fn is_for(op: &Op, context: RequestContext) -> bool {
 
 impl Pairs {
     fn recent(&self) -> MutexGuard<'_, Recent> {
-        // Nothing in here panics half-way.
+        // Updates under this lock do not panic midway, so poisoning is ignored.
         self.recent.lock()
     }
 
-    /// From now on the scripts decide everything.
     pub(crate) fn turn_off(&self) {
         self.is_off.store(true, Ordering::Relaxed);
     }
 
-    /// Tries it by plain commands.
     pub(crate) async fn ask(
         &self,
         runtime: &dyn Runtime,
@@ -134,7 +129,7 @@ impl Pairs {
             return Ok(PairOutcome::NOT);
         }
         let (name, owner) = (op.name.as_str(), op.owner.as_str());
-        // Once for each connection, beside its first pair.
+        // Once per connection, together with the first pair.
         let asks = pipeline.delete.get().is_none();
         let pair = pipeline.send(deadline, |out| {
             out.begin(6).arg("SET").arg(name).arg(owner).arg("NX").arg("PX").number(ttl_ms);
@@ -159,13 +154,13 @@ impl Pairs {
             pipeline.tokens.refuse();
         }
         if pair.is_refused || pair.is_failed {
-            // A server that takes no writes may be another by the time it does.
+            // A server that accepts no writes may have been replaced by the time it does.
             pipeline.tokens.forget();
         }
         Ok(PairOutcome::Undecided { may_hold: pair.is_set })
     }
 
-    /// Takes in what a script has said of a mutex.
+    /// Learns from a script's answer about a mutex.
     pub(crate) fn learned(&self, runtime: &dyn Runtime, name: &LockName, answer: &Answer) {
         match answer {
             Answer::Busy { left_ms, .. } => {
@@ -230,7 +225,7 @@ impl Pairs {
         }
         match said {
             ScriptReply::Nothing => Ok(PairOutcome::NOT),
-            // What it says of itself is checked as every script's reply is.
+            // Validated like every script reply.
             said => Ok(PairOutcome::Said(requests::said(pipeline, said)?)),
         }
     }
@@ -240,12 +235,12 @@ impl Pairs {
 struct Pair {
     is_set: bool,
     token: Option<u64>,
-    /// The holder is this owner.
+    /// GET returned this owner.
     is_own: bool,
     is_failed: bool,
-    /// The user may not use one of the commands.
+    /// The user may not run one of the commands.
     is_refused: bool,
-    /// The command that deletes by comparison, if that was asked for.
+    /// The compare-and-delete command, if this pair queried for it.
     delete: Option<Option<Delete>>,
 }
 
@@ -279,7 +274,7 @@ impl Recent {
         }
     }
 
-    /// What is forgotten costs a second question.
+    /// Forgetting a name costs only a second round trip.
     fn found_busy(&mut self, name: &LockName, until: Moment) {
         if self.busy.len() >= REMEMBERED {
             self.busy.clear();
@@ -287,7 +282,7 @@ impl Recent {
         self.busy.insert(name.clone(), until);
     }
 
-    /// It was granted after it was busy: who waits for it asks again before long.
+    /// A grant after the lock was busy: its waiters retry soon, so it still counts as busy for a while.
     fn found_held(&mut self, name: &LockName, until: Moment) {
         if let Some(busy) = self.busy.get_mut(name) {
             *busy = until;

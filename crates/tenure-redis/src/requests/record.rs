@@ -1,4 +1,4 @@
-//! Records beside locks: read by a bare GET, written by a script.
+//! Records beside locks: read by a plain GET, written by a script.
 
 use std::sync::Arc;
 
@@ -19,7 +19,6 @@ use tenure_core::protocol::record::{self, Put, Record, RecordAnswer, RecordOp, R
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{Failure, SETUP};
 
-/// Carries out a request about a record on this pipeline.
 pub(crate) async fn ask(
     runtime: &dyn Runtime,
     pipeline: &Pipeline,
@@ -36,13 +35,13 @@ pub(crate) async fn ask(
         RecordVerb::Void => written(&run(pipeline, op, context, deadline).await?, "", op),
     };
     answer.ok_or_else(|| {
-        // From here on replies cannot be matched with requests.
+        // Replies can no longer be matched with requests.
         pipeline.hang_up();
         Failure::Unknown(Failure::cause("a malformed reply about a record"))
     })
 }
 
-/// A bare GET; with a look at the server's clock, in the same write, where that is not known.
+/// A plain GET, with a TIME in the same write if the server's clock is not known.
 async fn read(
     runtime: &dyn Runtime,
     pipeline: &Pipeline,
@@ -66,7 +65,7 @@ async fn read(
         }
     };
     let Some(now_us) = now_us else { return Ok(None) };
-    // What was not written by the script counts as none: the next write replaces it.
+    // A value not written by the script counts as none: the next write replaces it.
     let record = match &answered(pipeline, value)? {
         Value::Nil => None,
         value => bytes(value).and_then(stored),
@@ -92,14 +91,12 @@ fn time_of(value: &Value) -> Option<u64> {
     number(seconds)?.checked_mul(1_000_000)?.checked_add(number(micros)?)
 }
 
-/// A record as it stands at its key.
 fn stored(text: &[u8]) -> Option<Record> {
     let space = text.iter().position(|byte| *byte == b' ')?;
     let at_us = std::str::from_utf8(&text[..space]).ok()?.parse().ok()?;
     Some(Record { at_us, value: Arc::from(&text[space + 1..]) })
 }
 
-/// Runs the script.
 async fn run(
     pipeline: &Pipeline,
     op: &RecordOp,

@@ -1,9 +1,9 @@
-//! Renewals of many locks by one script, of mutexes and of queues each: a server carries out each
-//! in half the time that a separate script takes, and so does the client.
+//! Batched renewals of mutexes, or of queue holds, by one script. Per lock this takes half the time of a
+//! separate script, on the server and on the client.
 //!
-//! Its reply has the token of each lock that was renewed. Of a lock that was not, its own request
-//! says why; so does it of each lock where the server refuses the script, because the user may
-//! touch one of the names, and another not.
+//! The reply has the token of each renewed lock. For a lock that was not renewed, a separate request finds
+//! out why. If the server refuses the whole script, each lock gets a separate request, because the user may
+//! have rights to some of the names only.
 
 use futures_util::future::{FutureExt, join_all};
 
@@ -19,13 +19,13 @@ use tenure_core::planted::{Bug, planted};
 use tenure_core::protocol::{Answer, LockSpec, Op, Verb};
 use tenure_core::store::Failure;
 
-/// A script renews so many locks at most: a server carries that out in a third of a millisecond.
+/// Maximum locks per script: the server needs a third of a millisecond for that many.
 pub(crate) const MOST: usize = 64;
-/// The names and owners in it have so many bytes at most, unless it is one lock. A server reads so
-/// much at once.
+/// Maximum bytes of names and owners per script, unless it is a single lock: the server reads that much at
+/// once.
 const BYTES: usize = 16 * 1024;
 
-/// Whether a renewal can be one of many.
+/// Whether a renewal can be batched.
 pub(crate) fn is_for(op: &Op, context: RequestContext) -> bool {
     op.spec != LockSpec::Reentrant
         && context.terms.acks == 0
@@ -33,8 +33,8 @@ pub(crate) fn is_for(op: &Op, context: RequestContext) -> bool {
         && matches!(op.verb, Verb::Renew { bind: None, weight: None, .. })
 }
 
-/// Asks for these renewals, which all [can be](is_for) in one script if they are not too many.
-/// Answers in their order; `None` where nothing was done and the lock's own request is to be sent.
+/// Sends renewals for which [`is_for`] holds, in as few scripts as the limits allow. Answers in the order of
+/// `ops`; `None` where nothing was done and the lock needs a separate request.
 pub(crate) async fn ask(
     pipeline: &Pipeline,
     ops: &[Op],
@@ -45,7 +45,7 @@ pub(crate) async fn ask(
         asked.push(async move {
             match ask_part(pipeline, together, deadline).await {
                 Ok(answers) => answers.into_iter().map(|answer| answer.map(Ok)).collect(),
-                // Its own request says whether that is so of each lock.
+                // Separate requests find out which of the locks are affected.
                 Err(failure) if is_of_this(&failure) => vec![None; together.len()],
                 Err(failure) => vec![Some(Err(failure)); together.len()],
             }
@@ -54,12 +54,12 @@ pub(crate) async fn ask(
     join_all(asked).await.into_iter().flatten().collect()
 }
 
-/// Whether the server refuses this script, and not all that is asked of it about these locks.
+/// Whether the server refused this script, as opposed to redirecting all requests about these locks.
 fn is_of_this(failure: &Failure) -> bool {
     matches!(failure, Failure::Refused(_)) && !failure::said_in(failure).is_some_and(slots::redirects)
 }
 
-/// The parts that one script each can renew, in order.
+/// Splits renewals into batches of one script each, in order.
 fn parts(ops: &[Op]) -> Vec<&[Op]> {
     let (mut parts, mut rest) = (Vec::new(), ops);
     while let Some(first) = rest.first() {
@@ -89,7 +89,7 @@ fn is_of_queue(op: &Op) -> bool {
 
 async fn ask_part(pipeline: &Pipeline, ops: &[Op], deadline: Moment) -> Result<Vec<Option<Answer>>, Failure> {
     let script: &Script = if is_of_queue(&ops[0]) { &RENEW_QUEUE } else { &RENEW };
-    // As each request does: the first after a reconnect brings its script along.
+    // As for any request, the first after a reconnect sends its script in full.
     let in_full = pipeline.brings_script();
     let mut value = pipeline.send(deadline, |out| write(out, script, in_full, ops))?.last().await?;
     if let Value::ServerError(error) = &value
@@ -98,7 +98,7 @@ async fn ask_part(pipeline: &Pipeline, ops: &[Op], deadline: Moment) -> Result<V
         value = pipeline.send(deadline, |out| write(out, script, true, ops))?.last().boxed().await?;
     }
     let answers = replies::read_renewals(&answered(pipeline, value)?, ops).map_err(|what| {
-        // From here on replies cannot be matched with requests.
+        // Replies can no longer be matched with requests.
         pipeline.hang_up();
         Failure::Unknown(Failure::cause(what))
     })?;

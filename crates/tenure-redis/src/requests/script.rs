@@ -1,16 +1,15 @@
-//! Scripts: named by their SHA-1, sent in full only where the server does not know them.
+//! The scripts: invoked by their SHA-1, sent in full only if the server does not have them cached.
 
-/// A script and its name.
+/// A script and its SHA-1.
 pub(crate) struct Script {
     pub(crate) text: &'static str,
-    /// Pinned by a test; two versions of a client are alive at once during an upgrade, so a change
-    /// is a decision.
+    /// Pinned by a test: two versions of a client coexist during an upgrade, so changing a script is a
+    /// decision.
     pub(crate) sha: &'static str,
-    /// The same, where a server that has restarted or was promoted grants nothing for a while.
+    /// The variant for a restart grace: a server that restarted or was promoted grants nothing for a while.
     pub(crate) guarded: Option<&'static Self>,
 }
 
-/// The mutex machine.
 pub(crate) static MUTEX: Script = Script {
     text: include_str!("../scripts/mutex.lua"),
     sha: "37d7153695fa3877066f9e3f7eb6d6cd1f44cdd8",
@@ -23,7 +22,6 @@ static GUARDED_MUTEX: Script = Script {
     guarded: None,
 };
 
-/// The reentrant machine.
 pub(crate) static REENTRANT: Script = Script {
     text: include_str!("../scripts/reentrant.lua"),
     sha: "2f821576efbc787bc440ea51407279639b294cf0",
@@ -36,7 +34,6 @@ static GUARDED_REENTRANT: Script = Script {
     guarded: None,
 };
 
-/// The queue machine.
 pub(crate) static QUEUE: Script = Script {
     text: include_str!("../scripts/queue.lua"),
     sha: "01722bc5a0bd7818b2cfa3dc7c7e479aebf8c8d5",
@@ -56,21 +53,20 @@ pub(crate) static RELEASE: Script = Script {
     guarded: None,
 };
 
-/// The renewal of many mutexes by their holders.
+/// Batched renewals of mutexes by their holders.
 pub(crate) static RENEW: Script = Script {
     text: include_str!("../scripts/renew.lua"),
     sha: "31d18961c52ff1145612b8cc292d7a4312d4ccb9",
     guarded: None,
 };
 
-/// The renewal of many holds of queues.
+/// Batched renewals of queue holds.
 pub(crate) static RENEW_QUEUE: Script = Script {
     text: include_str!("../scripts/renew_queue.lua"),
     sha: "e147654a6217d70aa3d536326a3d9596577d6d66",
     guarded: None,
 };
 
-/// The record machine.
 pub(crate) static RECORD: Script = Script {
     text: include_str!("../scripts/record.lua"),
     sha: "ad6ecb09ac52f0d8e298e0a5af98738adbe375b2",

@@ -1,5 +1,4 @@
-//! A request as its script gets it, and what the script said: for the simulation, which runs the
-//! scripts itself.
+//! A request as its script sees it, and the script's reply: for simulations that run the scripts themselves.
 
 use crate::messages::meant;
 use crate::replies;
@@ -7,19 +6,19 @@ use crate::requests::{Keyspace, Publish, ScriptRequest};
 use crate::resp::Value;
 use tenure_core::protocol::{Answer, LockSpec, Notification, Op};
 
-/// A script, and what it is run with.
+/// A script and its input.
 #[derive(Debug)]
 pub struct Scripted {
-    /// Its text.
+    /// The script's text.
     pub text: &'static str,
-    /// The keys that it may touch.
+    /// `KEYS`: all keys that the script may access.
     pub keys: Vec<String>,
-    /// Its arguments.
+    /// `ARGV`.
     pub args: Vec<String>,
 }
 
 impl Scripted {
-    /// What a server in database 0 is asked.
+    /// The request for `op` on a server with database 0 and plain Pub/Sub.
     pub fn new(op: &Op) -> Self {
         let request = ScriptRequest::new(op, Keyspace { db: 0, publish: Publish::Plain, has_slots: false });
         let (lock, counter) = (request.keys.0.to_owned(), request.keys.1.map(Into::into));
@@ -29,15 +28,15 @@ impl Scripted {
     }
 }
 
-/// What a script's reply says.
+/// Parses a script's reply to `op`.
 ///
 /// # Errors
-/// What is wrong with it, if it is malformed.
+/// What is wrong with a malformed reply.
 pub fn read(value: &Value, op: &Op) -> Result<Answer, &'static str> {
     replies::read(value, op).map(|read| read.answer)
 }
 
-/// What a script's message says to those who wait for a lock of this rule.
+/// The notification that a script's message carries for waiters of this rule.
 pub fn heard(message: &str, spec: LockSpec) -> Notification {
     meant(message, spec)
 }

@@ -1,11 +1,10 @@
-//! The mutex where scripts are forbidden: by plain commands, and without a token.
+//! The mutex on servers that forbid scripts: plain commands only, and no token.
 //!
-//! The value is the owner alone. To take a free lock is one command. To renew or end a hold is to
-//! compare and change: by the server's own commands where it has them (`SET … IFEQ`, and `DELIFEQ`
-//! of Valkey or `DELEX` of Redis), on the connection that all share; elsewhere by WATCH, on a
-//! connection for nothing else, one request after the other, because what is watched is watched for
-//! all who share a connection. Which of the two is settled once for each connection, so that all
-//! requests about a lock take the same way, one behind the other.
+//! The value is the bare owner. Taking a free lock is one command. Renewing and releasing compare and change:
+//! on the shared connection where the server has commands for it (`SET … IFEQ`, and `DELIFEQ` of Valkey or
+//! `DELEX` of Redis); otherwise by WATCH on a connection used by one request at a time, because WATCH is per
+//! connection. The choice is made once per connection, so that all requests about a lock take the same route,
+//! in order.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,15 +31,15 @@ use tenure_core::protocol::{
 use tenure_core::runtime::Runtime;
 use tenure_core::store::Failure;
 
-/// As many bytes of a value are looked at, as by the scripts. What is ours is shorter.
+/// Bytes of a value that are read, as by the scripts. This library's own values are shorter.
 const SHOWN: usize = 1024;
 
-/// A connection of which one request at a time has the use.
+/// A connection used by one request at a time.
 pub(crate) struct ExclusiveConnection {
     link: Arc<Supervisor>,
     turn: Mutex<()>,
     runtime: Arc<dyn Runtime>,
-    /// For messages.
+    /// For log and error messages.
     url: Arc<str>,
 }
 
@@ -56,7 +55,7 @@ impl ExclusiveConnection {
 }
 
 impl Scriptless {
-    /// Finds out what the server has, and keeps it with the connection.
+    /// Queries what the server supports, and caches it with the connection.
     pub(crate) async fn look(pipeline: &Pipeline, why: Failure, deadline: Moment) -> Result<&Self, Failure> {
         let delete = Delete::read(&pipeline.ask(&command(&HAS_DELETE), deadline).await?);
         if delete.is_none() {
@@ -65,12 +64,12 @@ impl Scriptless {
         Ok(pipeline.plain.get_or_init(|| Self { why, delete, sets: AtomicBool::new(true) }))
     }
 
-    /// Whether there are transactions. Where MULTI alone is refused, what was meant to come between
-    /// it and EXEC would be done with any value at the key.
+    /// Checks that transactions work. If only MULTI were refused, the commands between it and EXEC would run
+    /// unconditionally.
     async fn may_compare(pipeline: &Pipeline, why: &Failure, deadline: Moment) -> Result<(), Failure> {
         for reply in pipeline.ask_all(&commands(&[&["MULTI"], &["EXEC"]]), deadline).await? {
             if let Value::ServerError(error) = reply {
-                // It may be within MULTI for ever.
+                // The connection may be stuck inside MULTI.
                 pipeline.hang_up();
                 return Err(Failure::impossible(format!(
                     "it forbids scripts ({why}), and without them WATCH, MULTI and EXEC are needed ({error})"
@@ -80,7 +79,6 @@ impl Scriptless {
         Ok(())
     }
 
-    /// Carries out a request.
     pub(crate) async fn ask(
         &self,
         exclusive: &ExclusiveConnection,
@@ -99,16 +97,14 @@ impl Scriptless {
             db: context.space.db,
             deadline,
         };
-        // A value of another client may not be a text, so the commands that compare values cannot
-        // compare it.
+        // Another client's value may not be text, so the compare commands cannot match it.
         let is_foreign = matches!(op.verb, Verb::Release { whose: ReleaseScope::Foreign, .. });
         let compared = match self.delete {
             Some(_) if !is_foreign => Some(ask(pipeline, self.delete).answer(&exclusive.url).await),
             _ => None,
         };
         let answer = match compared {
-            // A server without memory refuses to write even the value that is there, but not to
-            // prolong it.
+            // A server out of memory refuses to write even an existing value, but still extends its TTL.
             Some(Err(failure)) if matches!(op.verb, Verb::Renew { .. }) && is_out_of_memory(&failure) => None,
             answered => answered,
         };
@@ -130,7 +126,7 @@ impl Scriptless {
         Ok(answer)
     }
 
-    /// Whether it can be done without scripts, and may.
+    /// Checks that the request is possible, and permitted, without scripts.
     fn allows(&self, op: &Op, context: RequestContext) -> Result<(), Failure> {
         let (Failure::NotSent(why) | Failure::Unknown(why) | Failure::Refused(why)) = &self.why;
         let cannot = |what: &str| Err(Failure::impossible(format!("it forbids scripts ({why}), and {what}")));
@@ -148,7 +144,7 @@ impl Scriptless {
             (Verb::Acquire { .. } | Verb::Renew { .. }, _) if context.terms != Terms::default() => {
                 cannot("without them neither acks nor restart-grace can be had")
             }
-            // A request to a server that is about to get a slot has to be one command.
+            // A request to a node that is importing the slot must be a single command.
             _ if context.asking => Err(Failure::NotSent(Failure::cause(
                 "it forbids scripts, and the lock's slot is being moved",
             ))),
@@ -157,11 +153,9 @@ impl Scriptless {
     }
 }
 
-/// One request.
 struct ScriptlessRequest<'a> {
     plain: &'a Scriptless,
-    /// The one command that compares and deletes; otherwise the key is watched, on an exclusive
-    /// connection.
+    /// The compare-and-delete command; `None` to watch the key on an exclusive connection instead.
     delete: Option<Delete>,
     pipeline: &'a Pipeline,
     op: &'a Op,
@@ -170,12 +164,10 @@ struct ScriptlessRequest<'a> {
     deadline: Moment,
 }
 
-/// What is at the key.
 enum KeyContent {
     Nothing,
-    /// A text, and how long it stays.
+    /// A string, and its remaining TTL in milliseconds.
     Text(Vec<u8>, Option<u64>),
-    /// Another type.
     Other,
 }
 
@@ -211,8 +203,7 @@ impl ScriptlessRequest<'_> {
         self.pipeline.ask(&command(words), self.deadline).await
     }
 
-    /// Takes it in one command, which also tells who has it. A server before Redis 7 needs two for
-    /// that.
+    /// Takes the lock in one command that also returns the holder. Before Redis 7 that takes two.
     async fn acquire(&self, ttl_ms: u64) -> Result<Answer, Failure> {
         let (key, owner, ttl) = (self.key(), self.op.owner.as_str(), ttl_ms.to_string());
         let set = ["SET", key, owner, "NX", "GET", "PX", &ttl];
@@ -235,16 +226,16 @@ impl ScriptlessRequest<'_> {
             (value, left) => (value, left),
         };
         match self.text(&answered(self.pipeline, value)?, &answered(self.pipeline, left)?)? {
-            // Again, or still.
+            // The owner's own hold is extended; anything else is busy.
             KeyContent::Text(value, left_ms) => self.extend(value, left_ms, ttl_ms).await,
             KeyContent::Nothing | KeyContent::Other => Err(changed()),
         }
     }
 
-    /// What is at the key, under watch if that is what will tell whether it is still so.
+    /// Reads the key, watching it if the change to come depends on WATCH.
     async fn content(&self) -> Result<KeyContent, Failure> {
         let key = self.key();
-        // An owner and its token fit; of a foreign value, no more is needed.
+        // Long enough for an owner and its token; of another client's value, no more is needed.
         let look: [&[&str]; 4] =
             [&["UNWATCH"], &["WATCH", key], &["GETRANGE", key, "0", "1023"], &["PTTL", key]];
         let watches = self.delete.is_none() && !matches!(self.op.verb, Verb::Inspect);
@@ -272,13 +263,13 @@ impl ScriptlessRequest<'_> {
         }
     }
 
-    /// The token of a hold of the asker's own; one that was granted by a script has one.
+    /// The token if the value is this owner's hold. A hold granted by a script has one.
     fn mine(&self, value: &[u8]) -> Option<u64> {
         let owner: &Owner = &self.op.owner;
         parse_value(value).filter(|(holder, _)| holder == owner).map(|(_, fence)| fence)
     }
 
-    /// Renews the lease of the caller's hold. No request ever shortens one.
+    /// Renews the caller's hold. Never shortens a lease.
     async fn extend(&self, value: Vec<u8>, left_ms: Option<u64>, ttl_ms: u64) -> Result<Answer, Failure> {
         let Some(fence) = self.mine(&value) else {
             return Ok(Answer::Busy { holder: shown(&value), left_ms });
@@ -295,14 +286,13 @@ impl ScriptlessRequest<'_> {
                 Value::ServerError(error) if is_syntax(&error) && self.delete.is_none() => {
                     self.plain.sets.store(false, Ordering::Relaxed);
                 }
-                // It writes the value again, and so needs memory. A watched key can be renewed
-                // without.
+                // SET rewrites the value and so needs memory; PEXPIRE on the watched key does not.
                 Value::ServerError(error) if error.code() == "OOM" && self.delete.is_none() => {}
                 Value::ServerError(error) => return Err(refused(self.pipeline, &error)),
                 _ => return Err(self.malformed()),
             }
         }
-        // An acquisition that finds its own hold has not watched it yet.
+        // An acquisition that found its own hold has not watched the key yet.
         if let Verb::Acquire { .. } = self.op.verb {
             match self.content().await? {
                 KeyContent::Text(now, _) if now == value.as_bytes() => {}
@@ -316,7 +306,8 @@ impl ScriptlessRequest<'_> {
         }
     }
 
-    /// Ends a hold and says so; why it could not be said, where the user has no right to.
+    /// Ends a hold and publishes the release. Also returns why it could not be published, if the user lacks
+    /// the right.
     async fn release(&self, whose: ReleaseScope) -> Result<(Answer, Option<String>), Failure> {
         let mut unheard = None;
         loop {
@@ -348,7 +339,7 @@ impl ScriptlessRequest<'_> {
             let both = [delete, publish];
             let done = self.at_once(&both[..if unheard.is_none() { 2 } else { 1 }]).await;
             match done {
-                // Refused before anything was done: it is ended without a word.
+                // Refused before anything was done: release without publishing.
                 Err(failure) if unheard.is_none() && is_about(&failure, publish[0]) => {
                     unheard = Some(failure.to_string());
                     continue;
@@ -368,11 +359,10 @@ impl ScriptlessRequest<'_> {
         }
     }
 
-    /// Carries out these commands, unless what is watched has changed. An error before they are
-    /// carried out means that none is.
+    /// Runs the commands unless the watched key has changed. An error before EXEC means that none was run.
     async fn at_once(&self, commands: &[&[&str]]) -> Result<Vec<Value>, Failure> {
         if self.delete.is_some() {
-            // Each compares for itself.
+            // Each command does its own comparison.
             return self.pipeline.ask_all(&self::commands(commands), self.deadline).await;
         }
         let all = [&[&["MULTI"][..]], commands, &[&["EXEC"]]].concat();
@@ -381,7 +371,7 @@ impl ScriptlessRequest<'_> {
         if let Some(Value::ServerError(error)) = &done
             && error.code() != "EXECABORT"
         {
-            // It is within MULTI still, or never was.
+            // The connection is still inside MULTI, or never was.
             self.pipeline.hang_up();
         }
         if let Some(Value::ServerError(error)) =
@@ -397,8 +387,9 @@ impl ScriptlessRequest<'_> {
         }
     }
 
-    /// A mismatch for a kind of this library, busy for a foreign value. An acquisition does not
-    /// wait for what no lock library writes.
+    /// The answer for a key of another type. A mismatch if this library wrote it as another kind; `NoLock` if
+    /// an acquisition found a type that no lock library writes, because waiting for it is pointless;
+    /// otherwise busy.
     async fn other_kind(&self) -> Result<Answer, Failure> {
         let key = self.key();
         let (kind, left) = join(self.ask(&["TYPE", key]), self.ask(&["PTTL", key])).await;
@@ -433,14 +424,13 @@ impl ScriptlessRequest<'_> {
         })
     }
 
-    /// From here on replies cannot be matched with requests.
+    /// Drops the connection, because replies can no longer be matched with requests.
     fn malformed(&self) -> Failure {
         self.pipeline.hang_up();
         Failure::Unknown(Failure::cause("a malformed reply to a plain command"))
     }
 }
 
-/// These commands, to be sent in one piece.
 fn commands(all: &[&[&str]]) -> Commands {
     let mut commands = Commands::default();
     for words in all {
@@ -449,8 +439,8 @@ fn commands(all: &[&[&str]]) -> Commands {
     commands
 }
 
-/// The kind of queue that a sorted set is, if this library wrote it: `#1:KIND:CAPACITY`, with a `=`
-/// before a capacity that was set.
+/// The kind and capacity in the header of a queue's sorted set, if this library wrote it: `#1:KIND:CAPACITY`,
+/// with a `=` before an explicitly set capacity.
 fn header(first: &Value) -> Option<(Kind, Option<u32>)> {
     let (kind, capacity) = member(first)?.strip_prefix("#1:")?.split_once(':')?;
     let capacity = capacity.strip_prefix('=').unwrap_or(capacity);
@@ -472,7 +462,7 @@ fn found(value: Vec<u8>, left_ms: Option<u64>) -> Answer {
     Answer::Found(Found::one(Kind::Mutex, Holding { value, left_ms, weight: 1 }))
 }
 
-/// It was not done, and the next request will see the present state.
+/// Nothing was done, and the next request sees the new state.
 fn changed() -> Failure {
     Failure::NotSent(Failure::cause("the lock changed hands while it was looked at"))
 }
@@ -489,7 +479,7 @@ fn is_syntax(error: &ServerError) -> bool {
     error.code() == "ERR" && error.details().is_some_and(|text| text.contains("syntax error"))
 }
 
-/// Whether a failure is a refusal of this command, or of its channel.
+/// Whether a failure is a permission error about this command or its channel.
 fn is_about(failure: &Failure, publish: &str) -> bool {
     let text = failure.to_string().to_ascii_uppercase();
     text.contains("NOPERM") && (text.contains("CHANNEL") || text.contains(publish))

@@ -10,7 +10,7 @@ pub(crate) struct Commands {
 }
 
 impl Commands {
-    /// Begins a command of this many arguments, its name among them.
+    /// Begins a command of `args` arguments, including its name.
     pub(crate) fn begin(&mut self, args: usize) -> &mut Self {
         debug_assert_eq!(self.missing, 0, "arguments of the command before are missing");
         self.missing = args;
@@ -19,7 +19,6 @@ impl Commands {
         self
     }
 
-    /// The next argument.
     pub(crate) fn arg(&mut self, arg: impl AsRef<[u8]>) -> &mut Self {
         let arg = arg.as_ref();
         debug_assert_ne!(self.missing, 0, "more arguments than announced");
@@ -30,7 +29,7 @@ impl Commands {
         self
     }
 
-    /// The next argument, in parts.
+    /// Appends one argument, given in parts.
     pub(crate) fn parts(&mut self, parts: &[&str]) -> &mut Self {
         debug_assert_ne!(self.missing, 0, "more arguments than announced");
         self.missing = self.missing.wrapping_sub(1);
@@ -42,13 +41,12 @@ impl Commands {
         self
     }
 
-    /// A number as the next argument.
+    /// Appends a number as an argument.
     pub(crate) fn number(&mut self, number: impl Into<u64>) -> &mut Self {
         let mut digits = [0; 20];
         self.arg(decimal(number.into(), &mut digits))
     }
 
-    /// A whole command.
     pub(crate) fn command(&mut self, words: &[&str]) -> &mut Self {
         self.begin(words.len());
         for word in words {
@@ -57,14 +55,13 @@ impl Commands {
         self
     }
 
-    /// Appends other commands.
     pub(crate) fn extend(&mut self, others: &Self) {
         debug_assert_eq!((self.missing, others.missing), (0, 0), "an unfinished command");
         self.bytes.extend_from_slice(&others.bytes);
         self.count += others.count;
     }
 
-    /// How many commands were begun: the server sends as many replies.
+    /// Number of commands, and so of replies to expect.
     pub(crate) fn count(&self) -> u32 {
         self.count
     }
@@ -73,7 +70,7 @@ impl Commands {
         &self.bytes
     }
 
-    /// Empties it, and keeps its memory unless that is much.
+    /// Empties the buffer. Keeps at most `KEPT` bytes of capacity.
     pub(crate) fn clear(&mut self) {
         self.bytes.clear();
         self.bytes.shrink_to(KEPT);
@@ -88,17 +85,16 @@ impl Commands {
     }
 }
 
-/// Capacity that an empty buffer keeps.
+/// Capacity that an emptied buffer keeps, in bytes.
 pub(crate) const KEPT: usize = 16 * 1024;
 
-/// One command of these words.
 pub(crate) fn command(words: &[&str]) -> Commands {
     let mut commands = Commands::default();
     commands.command(words);
     commands
 }
 
-/// The digits of a number, in this buffer.
+/// Formats a decimal number into the buffer.
 pub(crate) fn decimal(mut number: u64, digits: &mut [u8; 20]) -> &[u8] {
     let mut at = digits.len();
     loop {

@@ -1,25 +1,30 @@
-//! RESP2 and RESP3, the protocols of Redis and Valkey: encoding of commands, parsing of replies.
+//! RESP2 and RESP3, the wire protocols of Redis and Valkey.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `encode` | encoding of commands |
+//! | `parse` | incremental parsing of replies |
 
 pub(crate) mod encode;
 pub(crate) mod parse;
 
 use std::fmt;
 
-/// A reply that owns its data. Sets and pushes are arrays, a map is an array of keys and values in
-/// turn, as in RESP2.
+/// An owned reply. Sets and pushes become arrays; a map becomes an array of alternating keys and values, as
+/// in RESP2.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
-    /// Null, of any spelling.
+    /// Null, in any encoding.
     Nil,
     /// An integer or a boolean.
     Int(i64),
-    /// A bulk or a verbatim string.
+    /// A bulk or verbatim string.
     BulkString(Vec<u8>),
-    /// A simple string, a double or a big number, as it was written.
+    /// A simple string, a double or a big number, as written.
     SimpleString(String),
     /// An error.
     ServerError(ServerError),
-    /// An array, a set, a map or a push.
+    /// An array, set, map or push.
     Array(Vec<Self>),
 }
 
@@ -30,17 +35,17 @@ impl Value {
     }
 }
 
-/// An error reply: a code, and mostly a text after it.
+/// An error reply: a code, usually followed by a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerError(String);
 
 impl ServerError {
-    /// The error that a server writes like this.
+    /// The error with this code and text, as on the wire.
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }
 
-    /// The first word: `NOAUTH`, `ERR`.
+    /// The first word, such as `NOAUTH` or `ERR`.
     pub(crate) fn code(&self) -> &str {
         self.0.split(' ').next().unwrap_or_default()
     }

@@ -1,23 +1,23 @@
 //! Incremental parsing of replies.
 //!
-//! The parser keeps its place between reads, so each byte is parsed once. It writes into a [`Tape`],
-//! whose memory is reused from reply to reply. A length that a server announces reserves no memory:
-//! a reply takes as much as has arrived of it, within the limits below.
+//! The parser keeps its state between reads, so each byte is parsed once. It writes into a [`Tape`], whose
+//! memory is reused between replies. A length announced by the server reserves no memory: a reply takes as
+//! much memory as has arrived of it, within the limits below.
 
 use std::fmt;
 
 use crate::resp::encode::KEPT;
 use crate::resp::{ServerError, Value};
 
-/// Maximum size of a reply: a page of names of 64 KiB, and some more.
+/// Maximum size of a reply in bytes: fits a page of 64 KiB names with some margin.
 const REPLY_MAX: usize = 16 * 1024 * 1024;
-/// Maximum length of a line: errors and numbers, not data.
+/// Maximum length of a line in bytes: lines carry errors and numbers, not data.
 const LINE_MAX: usize = 16 * 1024;
-/// Maximum number of elements that a list announces: three for each waiter of a long queue.
+/// Maximum announced length of a list: three elements for each waiter of a long queue.
 const LIST_MAX: u64 = 512 * 1024;
 /// Maximum number of values in a reply, at all depths.
 const VALUES_MAX: u32 = 1024 * 1024;
-/// Maximum depth of lists within lists. `COMMAND INFO` needs about ten.
+/// Maximum nesting depth of lists. `COMMAND INFO` needs about ten.
 const DEPTH_MAX: usize = 32;
 
 /// Why bytes are not a reply.
@@ -32,21 +32,21 @@ impl fmt::Display for Malformed {
 
 impl std::error::Error for Malformed {}
 
-/// One or more replies, flat: the elements of a list follow it.
+/// One or more replies, flattened: the elements of a list follow its head.
 #[derive(Debug, Default)]
 pub(crate) struct Tape {
     nodes: Vec<TapeNode>,
-    /// The strings, one behind the other.
+    /// All strings, concatenated.
     text: Vec<u8>,
 }
 
-/// A value, or the head of a list. Strings have their length.
+/// A value, or the head of a list. Strings carry their length.
 #[derive(Clone, Copy, Debug)]
 enum TapeNode {
     Nil,
     Int(i64),
     Bulk(usize),
-    /// With its format, four bytes.
+    /// Includes the format prefix of four bytes.
     Verbatim(usize),
     Simple(usize),
     Error(usize),
@@ -58,7 +58,7 @@ impl Tape {
         Replies { nodes: &self.nodes, text: &self.text }
     }
 
-    /// Empties it, and keeps its memory unless that is much.
+    /// Empties the tape. Keeps at most `KEPT` bytes of each buffer.
     pub(crate) fn clear(&mut self) {
         self.nodes.clear();
         self.nodes.shrink_to(KEPT / size_of::<TapeNode>());
@@ -67,14 +67,14 @@ impl Tape {
     }
 }
 
-/// What is left to read of a tape.
+/// The unread rest of a tape.
 #[derive(Clone, Debug)]
 pub(crate) struct Replies<'a> {
     nodes: &'a [TapeNode],
     text: &'a [u8],
 }
 
-/// A value on a tape. The elements of a list come next.
+/// A value on a tape. A list is followed by its elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reply<'a> {
     Nil,
@@ -109,7 +109,7 @@ impl<'a> Iterator for Replies<'a> {
 }
 
 impl<'a> Replies<'a> {
-    /// The next value; what is in a list is passed over.
+    /// The next value, skipping the elements of a list.
     pub(crate) fn head(&mut self) -> Option<Reply<'a>> {
         let head = self.next()?;
         if let Reply::List(length) = head {
@@ -120,7 +120,7 @@ impl<'a> Replies<'a> {
         Some(head)
     }
 
-    /// The next value, with all that is in it. `None` at the end.
+    /// The next value with all its elements; `None` at the end.
     pub(crate) fn value(&mut self) -> Option<Value> {
         let text = |text: &[u8]| String::from_utf8_lossy(text).into_owned();
         Some(match self.next()? {
@@ -129,29 +129,28 @@ impl<'a> Replies<'a> {
             Reply::Bulk(bytes) => Value::BulkString(bytes.to_vec()),
             Reply::Simple(bytes) => Value::SimpleString(text(bytes)),
             Reply::Error(bytes) => Value::ServerError(ServerError::new(text(bytes))),
-            // No deeper than the parser lets it be.
+            // The parser bounds the recursion depth.
             Reply::List(length) => Value::Array((0..length).map_while(|_| self.value()).collect()),
         })
     }
 
-    /// All values that are left.
     pub(crate) fn values(mut self) -> Vec<Value> {
         std::iter::from_fn(|| self.value()).collect()
     }
 }
 
-/// Bytes before the text of a verbatim string: `txt:`.
+/// Length of the format prefix of a verbatim string: `txt:`.
 const FORMAT: usize = 4;
 
-/// Where the parser is within a reply.
+/// The parser's position within a reply.
 #[derive(Debug)]
 pub(crate) struct Parser {
-    /// How many values each open list still needs.
+    /// Values still missing in each open list.
     open: [usize; DEPTH_MAX],
     depth: usize,
-    /// Bytes of an open string still to come, with its line end.
+    /// Bytes still missing of an open string, including its line end.
     string: usize,
-    /// Bytes and values of this reply so far.
+    /// Bytes and values of the current reply so far.
     bytes: usize,
     values: u32,
 }
@@ -168,8 +167,8 @@ impl Parser {
         self.bytes == 0
     }
 
-    /// Parses up to the end of a reply. Returns how many bytes it took, and whether the reply is
-    /// whole. What it did not take is part of a line, and to be passed again with the rest of it.
+    /// Parses up to the end of a reply. Returns the number of bytes consumed and whether the reply is
+    /// complete. Bytes left over are part of a line, and must be passed again with the rest of it.
     pub(crate) fn parse(&mut self, input: &[u8], tape: &mut Tape) -> Result<(usize, bool), Malformed> {
         let mut taken = 0;
         while taken < input.len() {
@@ -194,7 +193,7 @@ impl Parser {
         Ok((taken, false))
     }
 
-    /// Parses a line. Returns its length, and whether it ends a value; `None` if it is not whole.
+    /// Parses a line. Returns its length and whether it completes a value; `None` if the line is incomplete.
     fn line(&mut self, input: &[u8], tape: &mut Tape) -> Result<Option<(usize, bool)>, Malformed> {
         let kind = input[0];
         if !b"+-:_,#($!=*~%>".contains(&kind) {
@@ -229,7 +228,7 @@ impl Parser {
                 _ => return Err(Malformed("a malformed boolean")),
             },
             b'_' if line.is_empty() => TapeNode::Nil,
-            // Null in RESP2.
+            // RESP2 null.
             b'$' | b'*' if line == b"-1" => TapeNode::Nil,
             b'$' | b'!' | b'=' => self.begin_string(kind, line)?,
             b'*' | b'~' | b'%' | b'>' => self.begin_list(kind, line)?,
@@ -268,7 +267,7 @@ impl Parser {
         Ok(TapeNode::List(length))
     }
 
-    /// Takes a part of a string. Returns its length, and whether the string is whole.
+    /// Consumes part of a string. Returns the number of bytes and whether the string is complete.
     fn data(&mut self, input: &[u8], tape: &mut Tape) -> Result<(usize, bool), Malformed> {
         let text = self.string.saturating_sub(2).min(input.len());
         tape.text.extend_from_slice(&input[..text]);
@@ -284,7 +283,7 @@ impl Parser {
         Ok((taken, self.string == 0))
     }
 
-    /// A value is whole. Returns whether the reply is, too.
+    /// Closes the lists that a complete value completes. Returns whether the whole reply is complete.
     fn close(&mut self) -> bool {
         while let Some(top) = self.depth.checked_sub(1) {
             self.open[top] -= 1;
@@ -299,7 +298,7 @@ impl Parser {
 
 const TOO_LONG: Malformed = Malformed("a reply that is too long");
 
-/// A length, in digits alone.
+/// A length: digits only.
 fn length_of(digits: &[u8]) -> Result<u64, Malformed> {
     let malformed = Malformed("a malformed length");
     if digits.is_empty() {

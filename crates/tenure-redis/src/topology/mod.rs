@@ -1,4 +1,10 @@
-//! Which servers keep the locks, how they belong together, and how to come in.
+//! Which servers keep the locks, how they form a store, and how to log in.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `sentinel` | master discovery through Sentinel |
+//! | `slots` | slot ranges and redirects of a cluster |
+//! | `url` | parsing of store URLs |
 
 pub(crate) mod sentinel;
 pub(crate) mod slots;
@@ -13,80 +19,76 @@ use tenure_core::credentials::Provider;
 use tenure_core::net::Tls;
 use tenure_core::store::{Capabilities, HoldLiveness, Kinds, LeaseClock};
 
-/// Servers that keep locks together, or one alone.
+/// The servers of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Topology {
     /// One server.
     Server(Target),
-    /// The server that sentinels call the master.
+    /// The master of a Sentinel service.
     Sentinel(Sentinels),
-    /// Some servers of a cluster, which know the others. Their database is 0.
+    /// Seed nodes of a cluster. Always database 0.
     Cluster(Vec<Target>),
-    /// Servers that know nothing of each other.
+    /// Independent servers that form a quorum.
     Quorum(Vec<Target>),
 }
 
-/// Where a connection goes.
+/// The address of a server.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Address {
-    /// A host, by name or address, and a port.
+    /// A host name or IP address, and a port.
     Tcp(String, u16),
-    /// A socket of this machine.
+    /// The path of a Unix socket.
     Unix(PathBuf),
 }
 
-/// A server, and how to come in.
+/// A server, and how to log in.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Target {
-    /// Where.
+    /// The address.
     pub address: Address,
-    /// How.
+    /// Login, TLS and terms.
     pub access: Access,
 }
 
-/// How to come in: which database, who logs in, whether the talk is encrypted, and on what terms
-/// the server grants.
+/// How to log in: database, credentials and TLS; and the conditions under which the server grants locks.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Access {
-    /// Which of the server's databases.
+    /// The database number.
     pub db: u32,
-    /// Who logs in; the server's default user if none.
+    /// The user; `None` for the server's default user.
     pub(crate) user: Option<String>,
     pub(crate) password: Option<String>,
-    /// Has the password; read at each dial, so a password that is changed needs no restart.
+    /// A file with the password. Read at each dial, so that a password can be rotated without a restart.
     pub(crate) password_file: Option<PathBuf>,
-    /// Asked at each dial, in place of the three above.
+    /// Called at each dial instead of using the three fields above.
     pub(crate) provider: Option<Provider>,
-    /// Spoken in the clear if none.
+    /// TLS settings; `None` for plain TCP.
     pub(crate) tls: Option<Tls>,
-    /// On what terms locks are granted there.
     pub(crate) terms: Terms,
 }
 
-/// On what terms locks are granted. They belong to the store, because all clients of a lock have to
+/// Conditions under which locks are granted. Part of the store's URL, because all clients of a lock must
 /// agree on them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Terms {
-    /// So many replicas have to confirm a grant and each renewal.
+    /// Replicas that must confirm each grant and renewal; 0 for none.
     pub acks: u32,
-    /// For so long a server that may have forgotten leases grants nothing.
+    /// How long a server that may have lost leases grants nothing.
     pub restart_grace: Option<Duration>,
 }
 
-/// Who is asked for the master.
+/// The sentinels to ask for the master.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Sentinels {
     /// The sentinels.
     pub at: Vec<Target>,
-    /// What they call the master and its replicas.
+    /// The service name under which they monitor the master.
     pub service: String,
-    /// How to come in at the master.
     pub(crate) master: Access,
 }
 
 impl Topology {
-    /// The same servers, where this tells the login at each dial. `false` if the URL has a login
-    /// too.
+    /// Has `provider` supply the login at each dial. `false` if the URL has a login, too.
     pub(crate) fn ask_for_login(&mut self, provider: &Provider) -> bool {
         let mut accesses: Vec<&mut Access> = match self {
             Self::Server(target) => vec![&mut target.access],
@@ -135,7 +137,7 @@ impl Target {
         }
     }
 
-    /// Another server that lets us in the same way.
+    /// Another server with the same login.
     #[must_use]
     pub fn at(&self, address: Address) -> Self {
         Self { address, access: self.access.clone() }
@@ -149,7 +151,7 @@ impl Access {
 }
 
 impl Terms {
-    /// What servers can do that grant on these terms.
+    /// What a store on these terms supports.
     pub(crate) fn capabilities(self) -> Capabilities {
         Capabilities {
             kinds: Kinds::All,
@@ -161,7 +163,7 @@ impl Terms {
         }
     }
 
-    /// As the query of a URL, behind this separator; nothing if there are none.
+    /// The terms as URL query parameters, starting with `separator`; empty if there are none.
     fn after(self, mut separator: char) -> String {
         let mut query = String::new();
         let mut part = |key: &str, value: String| {
@@ -193,8 +195,8 @@ impl fmt::Display for Address {
     }
 }
 
-/// A path or a service as it stands in a URL: these, which would be read as something else, and
-/// what would move the cursor are percent-encoded.
+/// A path or service name for a URL: control characters and the given characters, which would be misread, are
+/// percent-encoded.
 struct Encoded<'a>(&'a str, &'static [char]);
 
 const PATH: [char; 2] = ['%', '?'];
@@ -213,21 +215,21 @@ impl fmt::Display for Encoded<'_> {
     }
 }
 
-/// Without the password.
+/// Omits the password.
 impl fmt::Debug for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Target({})", self.shown())
     }
 }
 
-/// Without the password.
+/// Omits the password.
 impl fmt::Debug for Access {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Access").field("db", &self.db).field("tls", &self.tls).finish_non_exhaustive()
     }
 }
 
-/// Without the passwords.
+/// Omits the passwords.
 impl fmt::Debug for Sentinels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Sentinels").field(&self.service).field(&self.at).finish()

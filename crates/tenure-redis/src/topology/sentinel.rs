@@ -1,4 +1,4 @@
-//! What sentinels are asked, and what they say.
+//! Master discovery through Sentinel.
 
 use std::sync::{Arc, MutexGuard};
 
@@ -11,9 +11,9 @@ use tenure_core::name::Quoted;
 use tenure_core::store::Failure;
 use tenure_core::sync::Locked;
 
-/// Who knows the way to the master of one service.
+/// Resolves the master of one service.
 pub(crate) struct SentinelResolver {
-    /// The sentinel that answered last is asked first.
+    /// Most recently responsive sentinel first.
     sentinels: Locked<Vec<Target>>,
     service: String,
     master: Access,
@@ -24,7 +24,7 @@ impl SentinelResolver {
         Self { sentinels: Locked::new(at), service, master }
     }
 
-    /// Another one that knows as much.
+    /// An independent copy.
     pub(crate) fn fresh(&self) -> Self {
         Self {
             sentinels: Locked::new(self.in_turn()),
@@ -33,12 +33,12 @@ impl SentinelResolver {
         }
     }
 
-    /// The sentinels, in the order in which they are to be asked.
+    /// The sentinels in the order in which to ask them.
     pub(crate) fn in_turn(&self) -> Vec<Target> {
         self.sentinels().clone()
     }
 
-    /// This one answered.
+    /// Moves a sentinel that answered to the front.
     pub(crate) fn remember(&self, sentinel: &Target) {
         let mut sentinels = self.sentinels();
         if let Some(at) = sentinels.iter().position(|known| known == sentinel) {
@@ -47,7 +47,7 @@ impl SentinelResolver {
     }
 
     fn sentinels(&self) -> MutexGuard<'_, Vec<Target>> {
-        // Nothing in here panics half-way, so a poisoned order is as good as another.
+        // Updates under this lock do not panic midway, so poisoning is ignored.
         self.sentinels.lock()
     }
 
@@ -55,7 +55,7 @@ impl SentinelResolver {
         command(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", &self.service])
     }
 
-    /// The server that a sentinel names.
+    /// The master that a sentinel named.
     pub(crate) fn master(&self, reply: Value) -> Result<Target, Failure> {
         let text = |value| std::str::from_utf8(bytes(value)?).ok();
         match reply {
@@ -77,7 +77,7 @@ impl SentinelResolver {
         }
     }
 
-    /// Why no master was found. Only what all of them refuse will be refused again.
+    /// Why no master was found. `Refused` only if every sentinel's failure was.
     pub(crate) fn failure(&self, said: &[(Address, Failure)]) -> Failure {
         let each: Vec<_> = said.iter().map(|(who, failure)| format!("{who}: {failure}")).collect();
         let text =
@@ -93,7 +93,7 @@ impl SentinelResolver {
     }
 }
 
-/// Whether a server says of itself what a sentinel said of it.
+/// Checks the server's own ROLE against the sentinel's claim that it is the master.
 pub(crate) fn is_master(role: &Value) -> Result<(), Failure> {
     let said = match role {
         Value::ServerError(error) => return Err(failure::of(error).0),

@@ -1,26 +1,25 @@
-//! Who serves which slot of a cluster, as its nodes tell it, and where they send those who ask the
-//! wrong one.
+//! Slot ranges of a cluster as its nodes report them, and redirects.
 
 use crate::replies::{bytes, int};
 use crate::resp::{ServerError, Value};
 use crate::topology::Address;
 
-/// How many slots a cluster has.
+/// Number of slots of a cluster.
 pub(crate) const SLOTS: u16 = 16_384;
 
-/// Where a node sends a request that it did not carry out.
+/// How a node redirects a request that it did not carry out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Redirect {
-    /// The slot is served by this node from now on; by whom, the node may not know.
+    /// The slot is now served by this node; `None` if the redirecting node does not know its address.
     Moved(Option<Address>),
-    /// The slot is on its way to this node, and the key is there by now.
+    /// The slot is migrating to this node, and the key is already there.
     Ask(Address),
-    /// To the same node, later: its cluster is electing, or a part of what is asked for is still on
-    /// its way.
+    /// Retry on the same node later: the cluster is electing, or some keys of the request are still
+    /// migrating.
     Later,
 }
 
-/// Whether this error sends a request elsewhere.
+/// Whether this error is a redirect.
 pub(crate) fn redirects(error: &ServerError) -> bool {
     matches!(error.code(), "MOVED" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN")
 }
@@ -41,8 +40,7 @@ impl Redirect {
     }
 }
 
-/// An address in an error: an empty host is that of the node that says it, and `?` one that it does
-/// not know.
+/// An address in an error: an empty host means that of the node itself, and `?` an unknown one.
 fn address(text: &str, from: &Address) -> Option<Address> {
     // An IPv6 address contains colons.
     let (host, port) = text.rsplit_once(':')?;
@@ -59,17 +57,16 @@ fn at(host: &str, port: u16, from: &Address) -> Option<Address> {
     }
 }
 
-/// A cluster as one of its nodes sees it.
+/// The cluster as one of its nodes sees it.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct ClusterView {
-    /// First and last slot, and who serves them.
+    /// First and last slot of each range, and the master that serves it.
     pub(crate) ranges: Vec<(u16, u16, Address)>,
-    /// Their replicas.
     pub(crate) replicas: Vec<Address>,
 }
 
 impl ClusterView {
-    /// Reads a reply to CLUSTER SLOTS of the node at `from`.
+    /// Reads the reply to CLUSTER SLOTS of the node at `from`.
     pub(crate) fn read(reply: &Value, from: &Address) -> Option<Self> {
         let Value::Array(ranges) = reply else { return None };
         let mut view = Self::default();
@@ -98,7 +95,7 @@ fn slot(value: &Value) -> Option<u16> {
     u16::try_from(int(value)?).ok().filter(|slot| *slot < SLOTS)
 }
 
-/// `[host, port, id, ...]`; nothing inside where it does not know the host.
+/// `[host, port, id, ...]`; the inner `None` if the node does not know the host.
 fn node(value: &Value, from: &Address) -> Option<Option<Address>> {
     let Value::Array(parts) = value else { return None };
     let [host, port, ..] = &parts[..] else { return None };

@@ -1,22 +1,20 @@
-//! Where the servers are and how to log in, read from a URL.
+//! Parsing of store URLs.
 //!
 //! | URL | servers |
 //! |---|---|
-//! | `redis://[[user]:password@]host[:port][/database]` | one |
-//! | `redis+unix:///path/to/socket[?db=…&user=…&password=…]` | one, by its socket |
+//! | `redis://[[user]:password@]host[:port][/database]` | one server |
+//! | `redis+unix:///path/to/socket[?db=…&user=…&password=…]` | one server, by its Unix socket |
 //! | `redis-sentinel://[[user]:password@]host[:port],…/service[/database][?sentinel-user=…&sentinel-password=…]` | sentinels |
-//! | `redis-cluster://[[user]:password@]host[:port],…` | some of a cluster |
-//! | `redis-quorum://[[user]:password@]host[:port],…[/database]` | each for itself |
+//! | `redis-cluster://[[user]:password@]host[:port],…` | seed nodes of a cluster |
+//! | `redis-quorum://[[user]:password@]host[:port],…[/database]` | independent servers |
 //!
-//! `valkey` in place of `redis` means the same, and so do `+` and `-` in a scheme; `sentinel` alone
-//! is `redis-sentinel`. With `rediss` or `valkeys` the talk is encrypted,
-//! and the query may have `ca`, `cert` and `key`, the paths of files in PEM form. User, password,
-//! service, paths and the values of a query may be percent-encoded. `password-file` and
-//! `sentinel-password-file` in the query name a file that has the password: then `user@` stands
-//! without one.
+//! `valkey` is a synonym of `redis`, `+` of `-` in a scheme, and `sentinel` of `redis-sentinel`. With
+//! `rediss` or `valkeys` connections use TLS, and the query may have `ca`, `cert` and `key`, paths of PEM
+//! files. User, password, service, paths and query values may be percent-encoded. `password-file` and
+//! `sentinel-password-file` name a file that holds the password; `user@` then has none.
 //!
-//! Where one server or its replicas keep a lock, the query may say on what terms: `acks=N` for
-//! servers with replicas, `restart-grace=30s` for one server or sentinels.
+//! For a lock kept by one server and its replicas, the query may set terms: `acks=N` for servers with
+//! replicas, `restart-grace=30s` for a single server or Sentinel.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -33,7 +31,7 @@ use tenure_core::protocol::lease::{TTL_MAX, TTL_MIN};
 const PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;
 
-/// What stands before `://`.
+/// The part before `://`.
 struct Scheme {
     form: Form,
     tls: bool,
@@ -50,7 +48,7 @@ enum Form {
 
 impl Scheme {
     fn read(scheme: &str) -> Option<Self> {
-        // As other clients spell it.
+        // Other clients use this spelling.
         let scheme = if scheme == "sentinel" { "redis-sentinel" } else { scheme };
         let (base, form) = match scheme.split_once(['-', '+']) {
             Some((base, form)) => (base, Some(form)),
@@ -63,7 +61,7 @@ impl Scheme {
         };
         let form = match form {
             None => Form::Server,
-            // The way to a socket cannot be listened to.
+            // A Unix socket cannot be eavesdropped on, so there is no TLS variant.
             Some("unix") if !tls => Form::Unix,
             Some("sentinel") => Form::Sentinel,
             Some("cluster") => Form::Cluster,
@@ -75,16 +73,15 @@ impl Scheme {
 }
 
 impl Topology {
-    /// Whether this module reads URLs with this scheme.
+    /// Whether this is a scheme of the URLs above.
     pub fn knows(scheme: &str) -> bool {
         Scheme::read(scheme).is_some()
     }
 
-    /// Reads a URL. What it complains of, it names; it never shows what may hold a password.
+    /// Reads a URL. Errors name the wrong part, but never quote what may contain a password.
     ///
     /// # Errors
-    /// `is_invalid`, with the part that is wrong; `is_unsupported` for encryption that this program
-    /// was built without.
+    /// `is_invalid`, with the part that is wrong; `is_unsupported` for TLS in a build without it.
     pub fn parse(url: &str) -> Result<Self> {
         let (topology, tls) = Self::read(url)?;
         if tls && !cfg!(feature = "tls") {
@@ -97,7 +94,7 @@ impl Topology {
         Ok(topology)
     }
 
-    /// What a URL says, and whether that is encrypted.
+    /// The topology, and whether it uses TLS.
     pub(crate) fn read(url: &str) -> Result<(Self, bool)> {
         let (scheme, rest) = url
             .split_once("://")
@@ -159,7 +156,7 @@ impl Target {
     /// Reads the URL of one server.
     ///
     /// # Errors
-    /// As [`Topology::parse`].
+    /// As [`Topology::parse`], and `is_invalid` for a URL of several servers.
     pub fn parse(url: &str) -> Result<Self> {
         match Topology::parse(url)? {
             Topology::Server(target) => Ok(target),
@@ -168,12 +165,12 @@ impl Target {
     }
 }
 
-/// User, password, and the file that has the password.
+/// User, password, and the password file.
 type LoginParts = (Option<String>, Option<String>, Option<PathBuf>);
 
 type Login<'a> = (Option<String>, Option<String>, Vec<&'a str>);
 
-/// A user needs a password, or a file that has it, and not both.
+/// A user needs a password or a password file, and a login must not have both.
 fn check_login(
     user: &Option<String>,
     password: &Option<String>,
@@ -198,7 +195,7 @@ fn login(authority: &str) -> Result<Login<'_>> {
     let places: Vec<_> = places.split(',').collect();
     let (user, password) = match login.map(|login| split(login, ':')) {
         None => (None, None),
-        // What one writes who thinks that each host has its own.
+        // The mistake of giving each host its own login.
         Some((_, Some(password))) if password.contains('@') && password.contains(',') => {
             return Err(wrong(
                 "it has an @ after its first host: user and password stand once, before all hosts, and in a password @ is %40",
@@ -244,8 +241,7 @@ fn host_and_port(place: &str, default: u16) -> Result<Address> {
     if host.is_empty() {
         return Err(wrong("its host is missing"));
     }
-    // An `@` or `/` in a password that is not percent-encoded lands here, so what stands here is
-    // not shown.
+    // An `@` or `/` in a password that is not percent-encoded ends up here, so this part is not quoted.
     if !host.chars().all(|char| char.is_alphanumeric() || matches!(char, '.' | '-' | '_' | ':' | '%')) {
         return Err(wrong(
             "its host has a character that no host has; in a user or password, write % and two digits",
@@ -275,12 +271,11 @@ fn unix(path: &str, mut query: Query) -> Result<Target> {
     Ok(Target { address: Address::Unix(path.into()), access })
 }
 
-/// What stands after the `?`.
+/// The part after `?`.
 struct Query(Vec<(&'static str, String)>);
 
 impl Query {
-    /// All that any URL may have. What is not among them is not shown: it may be the rest of a
-    /// password.
+    /// Every parameter of any URL. Unknown ones are not quoted: they may be part of a password.
     const KEYS: [&str; 12] = [
         "db",
         "user",
@@ -334,7 +329,6 @@ impl Query {
         }
     }
 
-    /// The path of a file.
     fn file(&mut self, key: &str) -> Result<Option<PathBuf>> {
         match self.take(key) {
             Some(path) if path.is_empty() => {
@@ -355,7 +349,7 @@ impl Query {
         Ok(Tls { ca, identity })
     }
 
-    /// On what terms the servers grant, where they can keep them.
+    /// The terms, if servers of this form support them.
     fn terms(&mut self, form: Form) -> Result<Terms> {
         let (acks, grace) = (self.take("acks"), self.take("restart-grace"));
         if form == Form::Quorum && (acks.is_some() || grace.is_some()) {
@@ -384,7 +378,7 @@ impl Query {
         Ok(Terms { acks, restart_grace })
     }
 
-    /// Nothing may be left over.
+    /// Fails if a parameter was not consumed.
     fn end(self, scheme: &str) -> Result<()> {
         match self.0.first() {
             None => Ok(()),
@@ -396,7 +390,7 @@ impl Query {
     }
 }
 
-/// Reads `1500ms`, `30s`, `5m` or `2h`, if a lease can be as long.
+/// Reads `1500ms`, `30s`, `5m` or `2h`, within the limits of a lease.
 fn duration(text: &str) -> Option<Duration> {
     let (number, unit) = text.split_at(text.bytes().take_while(u8::is_ascii_digit).count());
     let ms_per_unit: u64 = match unit {
@@ -451,7 +445,7 @@ mod tests {
         }
     }
 
-    /// What it says, whether or not this build could do it.
+    /// The parsed URL, whether or not this build supports it.
     fn several(url: &str) -> Topology {
         Topology::read(url).unwrap_or_else(|error| panic!("{url}: {error}")).0
     }
@@ -524,7 +518,7 @@ mod tests {
         assert_eq!(sentinels.service, "my/master");
         assert_eq!(&*several(url).shown(), "redis-sentinel://a:26379,b:7/my%2Fmaster/3");
         assert_eq!(&*several("valkey-sentinel://a/s").shown(), "redis-sentinel://a:26379/s/0");
-        // The sentinels do not ask who the servers' user is.
+        // The login is the master's, not the sentinels'.
         let Topology::Sentinel(sentinels) = several("redis-sentinel://ann:x@a/s") else { panic!("none") };
         assert_eq!(login(&sentinels.at[0].access), (0, None, None));
     }
@@ -560,7 +554,7 @@ mod tests {
         let Topology::Sentinel(sentinels) = several(&format!("valkeys-sentinel://a,b/s{query}")) else {
             panic!("no sentinels")
         };
-        // One way of talking with all of them.
+        // The TLS settings apply to the master and to all sentinels.
         assert_eq!(sentinels.master.tls, Some(tls));
         assert!(sentinels.at.iter().all(|target| target.access.tls == sentinels.master.tls));
     }

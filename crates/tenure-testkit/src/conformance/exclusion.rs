@@ -1,4 +1,4 @@
-//! One holder at a time: exclusion, waiting and cancellation, of every kind that promises it.
+//! Exclusion, waiting and cancellation, for every kind with one holder at a time.
 
 use std::future::Future;
 use std::pin::pin;
@@ -12,10 +12,10 @@ use tenure::Locks;
 
 use super::{Fixture, TTL, options};
 
-/// By then a place that no client asks about any more has lapsed, in a queue too.
+/// Time by which an abandoned place has lapsed, including a place in a queue.
 pub(super) const LAPSE: Duration = Duration::from_secs(9);
 
-/// The promise of a mutex in one line.
+/// The basic guarantee of a mutex.
 pub async fn a_free_lock_is_granted_and_a_held_one_is_busy_to_everybody_else(fixture: &Fixture) {
     let (ours, theirs) = (fixture.client(), fixture.client());
     let guard = fixture.mutex(&ours, "x").await.try_lock().await.expect("an answer").expect("a free lock");
@@ -28,7 +28,7 @@ pub async fn a_free_lock_is_granted_and_a_held_one_is_busy_to_everybody_else(fix
     assert!(fixture.mutex(&theirs, "x").await.try_lock().await.expect("an answer").is_some());
 }
 
-/// Peers that keep the owner in the object get this wrong.
+/// Libraries that keep the owner in the lock object get this wrong.
 pub async fn two_locks_of_one_face_exclude_each_other(fixture: &Fixture) {
     let mutex = fixture.mutex(&fixture.client(), "x").await;
     let guard = mutex.lock().await.expect("a free lock");
@@ -36,7 +36,7 @@ pub async fn two_locks_of_one_face_exclude_each_other(fixture: &Fixture) {
     assert!(guard.is_held());
 }
 
-/// Woken, not at the next poll: within a tenth of what a poll or the lease would take.
+/// By a wake-up, not at the next poll: the limit is a tenth of the poll interval and of the lease.
 pub async fn a_waiter_of_another_client_is_woken_by_the_release(fixture: &Fixture) {
     let patient = options().ttl(Duration::from_secs(20));
     let (ours, theirs) = (fixture.client_with(patient.clone()), fixture.client_with(patient));
@@ -52,7 +52,7 @@ pub async fn a_waiter_of_another_client_is_woken_by_the_release(fixture: &Fixtur
 pub async fn a_wait_ends_at_its_limit(fixture: &Fixture) {
     let (ours, theirs) = (fixture.client(), fixture.client());
     let _guard = fixture.mutex(&ours, "x").await.lock().await.expect("a free lock");
-    // A wait that is over before the first answer is an error: the connection is there by then.
+    // Connect first, because a wait that ends before the first answer is an error.
     theirs.ping().await.expect("a store");
     let started = fixture.now();
     let answer = fixture.mutex(&theirs, "x").await.try_lock_for(TTL).await.expect("an answer");
@@ -61,7 +61,7 @@ pub async fn a_wait_ends_at_its_limit(fixture: &Fixture) {
     assert!(took >= TTL && took < fixture.limit(3 * TTL), "{took:?}");
 }
 
-/// As `try_lock`.
+/// Like `try_lock`.
 pub async fn a_wait_of_no_time_asks_once(fixture: &Fixture) {
     let locks = fixture.client();
     let mutex = fixture.mutex(&locks, "x").await;
@@ -70,7 +70,7 @@ pub async fn a_wait_of_no_time_asks_once(fixture: &Fixture) {
     guard.release().await.expect("a release");
 }
 
-/// The next in line is not held up by one that has left, at the head or behind it.
+/// Whether the abandoned waiter was the head or behind it.
 pub async fn a_wait_that_is_dropped_leaves_the_queue(fixture: &Fixture) {
     let locks = fixture.client();
     let mutex = fixture.mutex(&locks, "x").await;
@@ -88,9 +88,8 @@ pub async fn a_wait_that_is_dropped_leaves_the_queue(fixture: &Fixture) {
     drop(fixture.within(TTL, &mut last).await.expect("a grant"));
 }
 
-/// Dropped after each of the polls that it takes until it waits for good, while another client
-/// holds: no place is left, and a client that is next gets the lock at once, of the same client or
-/// another.
+/// Drops a waiting future after each of the polls until it is parked, while another client holds. No place is
+/// left, and the next waiter, of either client, gets the lock at once.
 pub async fn a_wait_that_is_dropped_anywhere_leaves_no_place(fixture: &Fixture) {
     let clients = [(); 3].map(|()| fixture.client_with(options().ttl(Duration::from_secs(20))));
     let [ours, holder, theirs] = &clients;
@@ -104,7 +103,7 @@ pub async fn a_wait_that_is_dropped_anywhere_leaves_no_place(fixture: &Fixture) 
             let mut waiting = Box::pin(second.lock());
             assert!(fixture.unless_late(Duration::from_millis(20), &mut waiting).await.is_none());
             drop(dropped);
-            // It is told in the background, and may have been asked for a moment before.
+            // The withdrawal runs in the background, and the request may have been in flight.
             let at_most = async |most| {
                 while waiters(theirs, "x").await > most {
                     fixture.sleep(Duration::from_millis(2)).await;
@@ -123,7 +122,7 @@ pub async fn a_wait_that_is_dropped_anywhere_leaves_no_place(fixture: &Fixture) 
     }
 }
 
-/// Polls it whenever it may go on, so many times.
+/// Polls `waiting` `times` times, whenever it is woken.
 async fn polled(waiting: &mut (impl Future + Unpin), times: u32) {
     let mut polls = 0;
     poll_fn(|context| {
@@ -134,12 +133,12 @@ async fn polled(waiting: &mut (impl Future + Unpin), times: u32) {
     .await;
 }
 
-/// How many wait, where the kind keeps a queue.
+/// Number of waiters, for kinds that keep a queue.
 async fn waiters(locks: &Locks, name: &str) -> usize {
     locks.inspect(name).await.expect("an answer").map_or(0, |status| status.waiters.len())
 }
 
-/// Polled once, twice, … and dropped: the lock is free soon after, long before a lease is over.
+/// Dropped after one poll, two, and so on: the lock is free long before the lease expires.
 pub async fn an_acquisition_that_is_dropped_anywhere_leaves_nothing(fixture: &Fixture) {
     let locks = fixture.client_with(options().ttl(Duration::from_secs(20)));
     for polls in 0..8 {
@@ -158,7 +157,7 @@ pub async fn an_acquisition_that_is_dropped_anywhere_leaves_nothing(fixture: &Fi
     }
 }
 
-/// The rule against "futurelock": nothing is renewed that is not in a caller's hands.
+/// No "futurelock": a grant that is not in a caller's hands is not renewed.
 pub async fn a_future_that_was_granted_and_is_never_polled_again_loses_its_turn(fixture: &Fixture) {
     let (ours, theirs) = (fixture.client(), fixture.client());
     let guard = fixture.mutex(&ours, "x").await.lock().await.expect("a free lock");
@@ -166,7 +165,7 @@ pub async fn a_future_that_was_granted_and_is_never_polled_again_loses_its_turn(
     let mut forgotten = Box::pin(mutex.lock());
     assert!(fixture.unless_late(Duration::from_millis(50), &mut forgotten).await.is_none());
     guard.release().await.expect("a release");
-    // `forgotten` is granted in the background and never asks what became of it.
+    // `forgotten` is granted in the background and never polled.
     let next = fixture.within(LAPSE, fixture.mutex(&theirs, "x").await.lock()).await.expect("a grant");
     assert!(fixture.unless_late(2 * TTL, &mut forgotten).await.is_none(), "two hold");
     assert!(next.is_held());
@@ -174,7 +173,7 @@ pub async fn a_future_that_was_granted_and_is_never_polled_again_loses_its_turn(
     drop(fixture.within(LAPSE, forgotten).await.expect("a grant"));
 }
 
-/// A counter that would show a second one inside.
+/// A counter inside the lock would show an overlap.
 pub async fn a_hundred_tasks_of_four_clients_never_overlap(fixture: &Fixture) {
     let inside = Arc::new(AtomicU32::new(0));
     let clients: Vec<_> = (0..4).map(|_| fixture.client()).collect();

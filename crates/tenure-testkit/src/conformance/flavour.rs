@@ -1,5 +1,4 @@
-//! Every kind that has one holder at a time, behind one face: so that a case about that is written
-//! once.
+//! All kinds with one holder at a time behind one interface, so that each case is written once.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -10,39 +9,39 @@ use tenure::{FairMutex, Guard, Locks, Options, Owner, Result, RwLock, Semaphore}
 
 use super::Fixture;
 
-/// Which kind plays the mutex.
+/// The kind under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flavour {
     /// `Mutex`.
     Mutex,
     /// `FairMutex`.
     Fair,
-    /// `RwLock`, only written.
+    /// `RwLock`, write locks only.
     Write,
     /// `Semaphore` with one permit.
     OnePermit,
-    /// `Semaphore` with five, of which another client has four all the time.
+    /// `Semaphore` with five permits, four of which another client holds throughout.
     LastPermit,
-    /// `ReentrantMutex`, each time with its own owner.
+    /// `ReentrantMutex`, with a new owner for each acquisition.
     Reentrant,
 }
 
-/// One lock of some kind with the three ways to ask for it.
+/// A lock of one kind, with the three ways to acquire it.
 #[derive(Clone, Debug)]
 pub enum Lock {
-    /// As named.
+    /// `tenure::Mutex`.
     Mutex(tenure::Mutex),
-    /// As named.
+    /// `FairMutex`.
     Fair(FairMutex),
-    /// As named.
+    /// `RwLock`, write locks only.
     Write(RwLock),
-    /// One permit.
+    /// A single permit.
     Permit(Semaphore),
-    /// With a fresh owner each time.
+    /// A new owner for each acquisition.
     Reentrant(Locks, String),
 }
 
-/// Permits that are held so that one is left, by full name.
+/// Permits held so that one is left, by full name.
 pub(super) type Taken = Mutex<BTreeMap<String, Guard>>;
 
 impl Fixture {
@@ -56,7 +55,7 @@ impl Fixture {
             Flavour::Reentrant => Lock::Reentrant(locks.clone(), name.to_owned()),
             Flavour::LastPermit => {
                 let full = format!("{}{name}", locks.options().prefix);
-                // One at a time: a request for four would wait for ever.
+                // One at a time: concurrent requests for four permits would wait forever.
                 let mut taken = self.taken.lock().await;
                 if let Entry::Vacant(four) = taken.entry(full) {
                     let others = self.client_with(Options::new().ttl(Duration::from_secs(60)));
@@ -68,7 +67,7 @@ impl Fixture {
         }
     }
 
-    /// Whether no client holds it, found out by holding it.
+    /// Whether the lock is free, tested by acquiring and releasing it.
     pub async fn is_free(&self, locks: &Locks, name: &str) -> bool {
         match self.mutex(locks, name).await.try_lock().await.expect("an answer") {
             Some(guard) => guard.release().await.is_ok(),
@@ -78,10 +77,10 @@ impl Fixture {
 }
 
 impl Lock {
-    /// Waits for it.
+    /// Waits for the lock.
     ///
     /// # Errors
-    /// The kind's own.
+    /// Those of the kind.
     pub async fn lock(&self) -> Result<Guard> {
         match self {
             Self::Mutex(mutex) => mutex.lock().await,
@@ -92,10 +91,10 @@ impl Lock {
         }
     }
 
-    /// Asks once.
+    /// Tries once.
     ///
     /// # Errors
-    /// The kind's own.
+    /// Those of the kind.
     pub async fn try_lock(&self) -> Result<Option<Guard>> {
         match self {
             Self::Mutex(mutex) => mutex.try_lock().await,
@@ -108,10 +107,10 @@ impl Lock {
         }
     }
 
-    /// Waits this long.
+    /// Waits up to `limit`.
     ///
     /// # Errors
-    /// The kind's own.
+    /// Those of the kind.
     pub async fn try_lock_for(&self, limit: Duration) -> Result<Option<Guard>> {
         match self {
             Self::Mutex(mutex) => mutex.try_lock_for(limit).await,

@@ -1,4 +1,4 @@
-//! What a guard says and does, and the handle's other calls.
+//! Guards, and the remaining calls of `Locks`.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use tenure::{ForcedRelease, HoldEnd, Kind, Owner, Renewal};
 use super::exclusion::LAPSE;
 use super::{Fixture, TTL, options};
 
-/// So that a task that waits for the loss ends.
+/// So that a task waiting for the loss ends.
 pub async fn a_released_lock_is_free_and_its_signal_says_released(fixture: &Fixture) {
     let locks = fixture.client();
     let guard = fixture.mutex(&locks, "x").await.lock().await.expect("a free lock");
@@ -21,7 +21,7 @@ pub async fn a_released_lock_is_free_and_its_signal_says_released(fixture: &Fixt
     }
 }
 
-/// In the background, long before the lease would.
+/// In the background, long before the lease would expire.
 pub async fn a_dropped_guard_releases(fixture: &Fixture) {
     let locks = fixture.client_with(options().ttl(Duration::from_secs(20)));
     drop(fixture.mutex(&locks, "x").await.lock().await.expect("a free lock"));
@@ -33,7 +33,7 @@ pub async fn a_dropped_guard_releases(fixture: &Fixture) {
     fixture.within(2 * TTL, freed).await;
 }
 
-/// After a release, a drop and the end of a lease, whichever client asks.
+/// After a release, a drop and a lapsed lease, across clients.
 pub async fn tokens_grow_from_grant_to_grant(fixture: &Fixture) {
     let clients = [fixture.client(), fixture.client_with(options().renewal(Renewal::Off))];
     let mut last = 0;
@@ -45,14 +45,14 @@ pub async fn tokens_grow_from_grant_to_grant(fixture: &Fixture) {
         match turn % 3 {
             0 => guard.release().await.expect("a release"),
             1 => drop(guard),
-            // Not released: the next one waits for the lease.
+            // Not released: the next one waits for the lease to expire.
             _ => drop(guard.detach().await.expect("a detached hold")),
         }
     }
 }
 
-/// By another client, as a supervisor of the holder does once that has died: a waiter is woken at
-/// once, and a repeat leaves the next holder alone.
+/// From another client, like the supervisor of a dead holder: a waiter is woken at once, and a repeated call
+/// leaves the next holder alone.
 pub async fn release_hold_ends_one_hold_and_wakes_a_waiter(fixture: &Fixture) {
     let ours = fixture.client_with(options().ttl(Duration::from_secs(20)));
     let theirs = fixture.client();
@@ -84,7 +84,7 @@ pub async fn a_forced_release_says_whose_it_was_and_the_holder_is_told(fixture: 
     assert!(fixture.mutex(&theirs, "x").await.try_lock().await.expect("an answer").is_some());
 }
 
-/// In its first moment, and later: its renewal is many seconds away.
+/// Right after the grant and later, while the next renewal is many seconds away.
 pub async fn a_holder_is_told_at_once_that_its_hold_was_ended_by_force(fixture: &Fixture) {
     let ours = fixture.client_with(options().ttl(Duration::from_secs(30)));
     let theirs = fixture.client();
@@ -101,12 +101,12 @@ pub async fn a_holder_is_told_at_once_that_its_hold_was_ended_by_force(fixture: 
     assert!(fixture.within(Duration::from_secs(2), guard.lost()).await.is_lost());
 }
 
-/// No client's is no client's.
+/// A free lock has no holder to report.
 pub async fn a_released_name_was_not_forced(fixture: &Fixture) {
     assert!(fixture.client().force_release("x").await.expect("an answer").is_none());
 }
 
-/// Its token stays, and it is renewed from then on.
+/// With its token, and it is renewed again.
 pub async fn a_detached_hold_is_resumed_with_its_token(fixture: &Fixture) {
     let (ours, theirs) = (fixture.client(), fixture.client());
     let guard = fixture.mutex(&ours, "x").await.lock().await.expect("a free lock");
@@ -121,7 +121,7 @@ pub async fn a_detached_hold_is_resumed_with_its_token(fixture: &Fixture) {
     assert!(theirs.resume("x", &owner).await.expect("an answer").is_none(), "a release is final");
 }
 
-/// No client renews what no client holds.
+/// A hold without a guard is not renewed.
 pub async fn a_detached_hold_ends_with_its_lease(fixture: &Fixture) {
     let (ours, theirs) = (fixture.client(), fixture.client());
     let started = fixture.now();
@@ -132,13 +132,13 @@ pub async fn a_detached_hold_ends_with_its_lease(fixture: &Fixture) {
         Some(next) => next,
         None => fixture.within(LAPSE, mutex.lock()).await.expect("a grant"),
     };
-    // A server may count whole milliseconds.
+    // Servers may count whole milliseconds.
     assert!(fixture.now().since(started) >= TTL * 9 / 10, "it was let in during the lease");
     assert!(ours.resume("x", &owner).await.expect("an answer").is_none());
     next.verify().await.expect("still held");
 }
 
-/// A client that else asks gets nothing and changes nothing.
+/// Another owner's attempt gets nothing and changes nothing.
 pub async fn only_the_owner_can_resume(fixture: &Fixture) {
     let locks = fixture.client();
     let guard = fixture.mutex(&locks, "x").await.lock().await.expect("a free lock");
@@ -148,7 +148,7 @@ pub async fn only_the_owner_can_resume(fixture: &Fixture) {
     guard.verify().await.expect("still held");
 }
 
-/// The value of the work, and a free lock.
+/// Returns the value of the work and frees the lock.
 pub async fn run_returns_what_the_work_returns_and_releases(fixture: &Fixture) {
     let locks = fixture.client();
     let guard = fixture.mutex(&locks, "x").await.lock().await.expect("a free lock");
@@ -168,7 +168,7 @@ pub async fn run_stops_the_work_when_the_lock_is_lost(fixture: &Fixture) {
     assert!(error.is_lost() && error.to_string().contains("max_hold"), "{error}");
 }
 
-/// With the label, the token and what is left of the lease; the prefix is not shown.
+/// With label, token and remaining lease; the prefix is not shown.
 pub async fn inspect_shows_the_holder_and_list_the_names(fixture: &Fixture) {
     let locks = fixture.client_with(options().label("nightly").prefix("p:"));
     assert!(locks.inspect("x/1").await.expect("an answer").is_none());
@@ -191,7 +191,7 @@ pub async fn inspect_shows_the_holder_and_list_the_names(fixture: &Fixture) {
     assert_eq!(names, ["x/1", "x/2"]);
 }
 
-/// For a `static`, which is never dropped.
+/// For `Locks` in a `static`, which is never dropped.
 pub async fn flush_waits_for_dropped_guards_and_closes_nothing(fixture: &Fixture) {
     let (ours, theirs) = (fixture.client_with(options().ttl(Duration::from_secs(20))), fixture.client());
     for name in ["x", "y", "z"] {
@@ -206,7 +206,7 @@ pub async fn flush_waits_for_dropped_guards_and_closes_nothing(fixture: &Fixture
     drop(fixture.mutex(&ours, "x").await.lock().await.expect("a lock after the flush"));
 }
 
-/// In both directions, and for a look too.
+/// In both directions. Inspections and forced releases work on any kind.
 pub async fn a_name_in_use_as_another_kind_is_a_mismatch_that_names_both(fixture: &Fixture) {
     let (ours, theirs) = (fixture.client(), fixture.client());
     let _mutex = ours.mutex("m").expect("a name").lock().await.expect("a free lock");

@@ -1,4 +1,4 @@
-//! Leases: renewed, lost, announced.
+//! Leases: renewal, expiry, notification of the loss.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -7,7 +7,7 @@ use tenure::{Options, Renewal};
 
 use super::{Fixture, TTL, options};
 
-/// Three leases long, and the others wait all the while.
+/// For three leases, with another client waiting.
 pub async fn a_lease_is_renewed_for_as_long_as_its_guard_lives(fixture: &Fixture) {
     let (ours, theirs) = (fixture.client(), fixture.client());
     let guard = fixture.mutex(&ours, "x").await.lock().await.expect("a free lock");
@@ -17,7 +17,7 @@ pub async fn a_lease_is_renewed_for_as_long_as_its_guard_lives(fixture: &Fixture
     guard.release().await.expect("a release");
 }
 
-/// Each renewal is told with the deadline that it sets, to the last function that was given.
+/// Each renewal reports its new deadline to the most recent callback.
 pub async fn a_renewal_is_told_with_its_deadline(fixture: &Fixture) {
     let locks = fixture.client();
     let guard = fixture.mutex(&locks, "x").await.lock().await.expect("a free lock");
@@ -38,7 +38,7 @@ pub async fn a_renewal_is_told_with_its_deadline(fixture: &Fixture) {
     guard.release().await.expect("a release");
 }
 
-/// The holder knows before the next one holds.
+/// The holder learns of the loss before the next one holds.
 pub async fn a_lease_that_is_not_renewed_ends_and_is_told_before_anybody_else_can_hold(fixture: &Fixture) {
     let ours = fixture.client_with(options().renewal(Renewal::Off));
     let theirs = fixture.client();
@@ -58,7 +58,7 @@ pub async fn a_lease_that_is_not_renewed_ends_and_is_told_before_anybody_else_ca
     assert!(fixture.is_later(next.fence(), guard.fence()));
 }
 
-/// For those who want no background.
+/// For callers who want no background renewal.
 pub async fn a_lease_that_is_renewed_by_hand_lives_on(fixture: &Fixture) {
     let (ours, theirs) = (fixture.client_with(options().renewal(Renewal::Off)), fixture.client());
     let guard = fixture.mutex(&ours, "x").await.lock().await.expect("a free lock");
@@ -70,7 +70,7 @@ pub async fn a_lease_that_is_renewed_by_hand_lives_on(fixture: &Fixture) {
     assert!(fixture.mutex(&theirs, "x").await.try_lock().await.expect("an answer").is_none());
 }
 
-/// By `release`, by `drop`, and by `renew` of one that does not know yet.
+/// Neither by `release`, nor by `drop`, nor by `renew` on a guard that does not know of the loss.
 pub async fn an_expired_holders_release_never_frees_the_next(fixture: &Fixture) {
     let ours = fixture.client_with(options().renewal(Renewal::Off));
     let theirs = fixture.client();
@@ -97,7 +97,7 @@ pub async fn a_lapsed_lease_cannot_be_renewed(fixture: &Fixture) {
     assert!(fixture.is_free(&ours, "x").await);
 }
 
-/// A stuck holder does not hold for ever.
+/// A stuck holder does not hold forever.
 pub async fn max_hold_ends_a_hold_however_often_it_is_renewed(fixture: &Fixture) {
     let ours = fixture.client_with(options().max_hold(2 * TTL + TTL / 2));
     let theirs = fixture.client();
@@ -114,7 +114,7 @@ pub async fn max_hold_ends_a_hold_however_often_it_is_renewed(fixture: &Fixture)
     assert!(next.is_held());
 }
 
-/// Time to stop in, while no other client can hold yet.
+/// Leaves time to stop before another client can hold.
 pub async fn grace_announces_the_loss_early(fixture: &Fixture) {
     let grace = TTL / 4;
     let ours = fixture.client_with(options().renewal(Renewal::Off).grace(grace));
@@ -130,11 +130,11 @@ pub async fn grace_announces_the_loss_early(fixture: &Fixture) {
         (fixture.now(), next)
     };
     let (told, (taken, _next)) = futures_util::future::join(told, taken).await;
-    // The real clock wakes a little late; the margin of the lease is on top of the grace.
+    // Real timers fire a little late; the lease's safety margin adds to the grace.
     assert!(taken.since(told) >= grace / 2, "{:?}", taken.since(told));
 }
 
-/// 50 ms. A machine with other things to do may need several tries: an answer takes longer.
+/// 50 ms. A busy machine may need several tries, because a reply can take longer than that.
 pub async fn the_shortest_lease_can_be_held(fixture: &Fixture) {
     const TRIES: u32 = 50;
     let locks = fixture.client_with(Options::new().ttl(Duration::from_millis(50)));

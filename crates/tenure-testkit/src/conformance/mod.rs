@@ -1,8 +1,21 @@
-//! One suite for every store: what a caller was promised, from the outside.
+//! The conformance suite for stores: what callers were promised, tested from the outside.
 //!
-//! A case is an async function over a [`Fixture`]; its name is a sentence that could be false.
-//! `conformance!` turns all of them into tests of one store, in virtual time or against real
-//! processes and servers, so that none can be forgotten.
+//! A case is an async function over a [`Fixture`], named after the claim that it tests. `conformance!` turns
+//! all cases into tests of one store, in virtual time or against real processes and servers, so that none can
+//! be forgotten.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`exclusion`] | exclusion, waiting and cancellation, for every kind with one holder |
+//! | `flavour` | all kinds with one holder behind one interface |
+//! | [`guard`] | guards, and the remaining calls of `Locks` |
+//! | [`lease`] | renewal, expiry, notification of the loss |
+//! | [`multi`] | several locks at once |
+//! | [`mutex`] | names, and the order within a client |
+//! | [`queue`] | queue order across clients |
+//! | [`reentrant`] | counted holds |
+//! | [`rwlock`] | readers, writers, upgrades and downgrades |
+//! | [`semaphore`] | permits |
 
 pub mod exclusion;
 mod flavour;
@@ -31,28 +44,28 @@ use crate::sim::executor::Sim;
 
 pub use flavour::{Flavour, Lock};
 
-/// Where a case runs: a store that several clients can use, and the time it runs in.
+/// The environment of a case: a store that several clients can open, and its time.
 pub struct Fixture {
     runtime: Arc<dyn Runtime>,
     open: Box<dyn Fn() -> Locks + Send + Sync>,
     flavour: Flavour,
     refuses: &'static [&'static str],
-    /// What the fixture asks of every client beside what the case does.
+    /// Adds options to those of every client.
     terms: fn(Options) -> Options,
-    /// What a flavour holds beside the case.
+    /// Permits held on behalf of a flavour.
     taken: flavour::Taken,
-    /// By what [`Fixture::within`] multiplies its limit.
+    /// Factor by which [`Fixture::within`] stretches its limit.
     slack: u32,
 }
 
 /// A running case.
 pub type Case<'a> = std::pin::Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
-/// Runs a case in virtual time, in a few of the orders in which its tasks can run. `open` is told
-/// of each world's runtime, and makes what opens clients of one store in it.
+/// Runs a case in virtual time under five seeds, which vary the order of its tasks. `open` receives each
+/// world's runtime and returns a function that opens clients of one store in it.
 ///
 /// # Panics
-/// When the case does, or is not done within ten virtual minutes, which none needs.
+/// If the case does, or takes more than ten virtual minutes.
 pub fn in_virtual_time<O>(
     flavour: Flavour,
     case: for<'a> fn(&'a Fixture) -> Case<'a>,
@@ -78,84 +91,82 @@ pub fn in_virtual_time<O>(
     }
 }
 
-/// The lease that cases use unless they say otherwise: short, because some cases outlive it in real
-/// time.
+/// The default lease of the cases: short, because some outlive it in real time.
 pub const TTL: Duration = Duration::from_millis(400);
 
 impl Fixture {
-    /// `open` makes a further client of one store, as a further process would.
+    /// `open` opens another client of one store, as another process would.
     pub fn new(runtime: Arc<dyn Runtime>, open: impl Fn() -> Locks + Send + Sync + 'static) -> Self {
         let (open, flavour, taken) = (Box::new(open), Flavour::Mutex, flavour::Taken::default());
         Self { runtime, open, flavour, refuses: &[], terms: |options| options, taken, slack: 1 }
     }
 
-    /// The same in real time, beside other load: what has to happen soon may take eight times as
-    /// long there.
+    /// Like `new`, in real time: limits are stretched eightfold, because the machine may be busy.
     ///
     /// # Panics
-    /// When the system gives no thread.
+    /// If no thread can be started.
     pub fn in_real_time(open: impl Fn() -> Locks + Send + Sync + 'static) -> Self {
         let driver = Driver::start().expect("a thread");
         Self { slack: 8, ..Self::new(driver, open) }
     }
 
-    /// The same fixture, where the kind of lock under test is another one.
+    /// Changes the kind of lock under test.
     #[must_use]
     pub fn with(self, flavour: Flavour) -> Self {
         Self { flavour, ..self }
     }
 
-    /// The same fixture, where locks of these names cannot be.
+    /// Declares names that the store does not accept.
     #[must_use]
     pub fn without(self, refuses: &'static [&'static str]) -> Self {
         Self { refuses, ..self }
     }
 
-    /// Whether no lock of this name can be here.
+    /// Whether the store does not accept this name.
     pub fn refuses(&self, name: &str) -> bool {
         self.refuses.contains(&name)
     }
 
-    /// The same fixture, where every client has these options too.
+    /// Adds options to those of every client.
     #[must_use]
     pub fn on(self, terms: fn(Options) -> Options) -> Self {
         Self { terms, ..self }
     }
 
-    /// Whether a token is what a later one must be, where there are any.
+    /// Whether a token may follow another one; with unfenced clients, whether both are 0.
     pub fn is_later(&self, fence: u64, than: u64) -> bool {
         if (self.terms)(Options::new()).unfenced { (fence, than) == (0, 0) } else { fence > than }
     }
 
-    /// A further client with a short lease.
+    /// Another client, with a short lease.
     pub fn client(&self) -> Locks {
         self.client_with(options())
     }
 
-    /// A further client.
+    /// Another client with these options.
     pub fn client_with(&self, options: Options) -> Locks {
         (self.open)().with(|_| (self.terms)(options)).expect("options that can be right")
     }
 
-    /// Now, where leases are judged.
+    /// The time by which leases are judged.
     pub fn now(&self) -> Moment {
         self.runtime.now()
     }
 
-    /// Waits.
+    /// Sleeps.
     pub fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
         self.runtime.sleep_until(self.now() + duration)
     }
 
-    /// How long something may take that has to happen within this time on an idle machine.
+    /// The limit for something that takes at most `limit` on an idle machine.
     pub fn limit(&self, limit: Duration) -> Duration {
         self.slack * limit
     }
 
-    /// What comes out, if it comes out in time.
+    /// Waits for `what` within the stretched limit.
     ///
     /// # Panics
-    /// When it does not.
+    /// If it takes longer.
     pub async fn within<T>(&self, limit: Duration, what: impl Future<Output = T>) -> T {
         let limit = self.limit(limit);
         match self.unless_late(limit, what).await {
@@ -164,7 +175,7 @@ impl Fixture {
         }
     }
 
-    /// What comes out, or nothing if it takes longer; it is dropped then.
+    /// Waits for `what`; drops it and returns `None` if it takes longer than `limit`.
     pub async fn unless_late<T>(&self, limit: Duration, what: impl Future<Output = T>) -> Option<T> {
         match select(std::pin::pin!(what), self.sleep(limit)).await {
             Either::Left((output, _)) => Some(output),
@@ -179,16 +190,15 @@ impl fmt::Debug for Fixture {
     }
 }
 
-/// The options of a client with a short lease.
+/// Options with a short lease.
 pub fn options() -> Options {
     Options::new().ttl(TTL)
 }
 
-/// Makes a test of each case: `conformance!(run)`, where `run` is a `fn(Flavour, for<'a> fn(&'a
-/// Fixture) -> Case<'a>)`.
+/// Makes a test of each case: `conformance!(run)`, where `run` is a `fn(Flavour, for<'a> fn(&'a Fixture) ->
+/// Case<'a>)`.
 ///
-/// What is promised of one holder at a time is promised of every kind that has one, so those cases
-/// run over all of them.
+/// Cases about one holder at a time run for every kind that has one.
 #[macro_export]
 macro_rules! conformance {
     ($run:path) => {
@@ -249,7 +259,7 @@ macro_rules! conformance {
     };
 }
 
-/// The same for a store that keeps mutexes only.
+/// Like `conformance!`, for a store that supports mutexes only.
 #[macro_export]
 macro_rules! conformance_mutex {
     ($run:path) => {
@@ -271,7 +281,7 @@ macro_rules! conformance_mutex {
     };
 }
 
-/// What is promised of every kind that has one holder.
+/// The cases for every kind with one holder.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! conformance_exclusive {
@@ -315,7 +325,7 @@ macro_rules! conformance_exclusive {
     };
 }
 
-/// A module of tests, one for each case.
+/// A module with a test per case.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! conformance_cases {

@@ -8,7 +8,7 @@ use tenure::{Multi, Owner};
 
 use super::{Fixture, TTL, options};
 
-/// Of four kinds.
+/// Four kinds.
 pub async fn all_or_none_are_held(fixture: &Fixture) {
     let (ours, theirs) = (fixture.client(), fixture.client());
     let me = Owner::new("me").expect("an owner");
@@ -28,10 +28,10 @@ pub async fn all_or_none_are_held(fixture: &Fixture) {
     assert!(multi.try_lock_for(TTL).await.expect("an answer").is_none());
     guards.release().await.expect("a release");
 
-    // The last in order is busy: what was taken before it is given back.
+    // The last one in order is busy: those taken before it are released.
     let busy = theirs.semaphore("e", 3).expect("a name").acquire_many(2).await.expect("a free lock");
     assert!(multi.try_lock().await.expect("an answer").is_none());
-    // What a wait may have left goes in the background.
+    // A dropped wait is cleaned up in the background.
     let freed = async {
         for name in ["a", "b", "c", "d"] {
             while theirs.inspect(name).await.expect("an answer").is_some() {
@@ -40,7 +40,7 @@ pub async fn all_or_none_are_held(fixture: &Fixture) {
         }
     };
     fixture.within(TTL, freed).await;
-    // Another kind stands at one of the names: an error, and nothing left behind either.
+    // One name is in use as another kind: an error that also leaves nothing behind.
     let mismatch =
         Multi::new([ours.mutex("a").expect("a name").into(), ours.fair_mutex("e").expect("a name").into()]);
     assert!(mismatch.expect("two names").lock().await.expect_err("another kind").is_mismatch());
@@ -49,7 +49,7 @@ pub async fn all_or_none_are_held(fixture: &Fixture) {
     drop(multi.lock().await.expect("free locks"));
 }
 
-/// Whichever of them is held, and nothing is left of the others.
+/// Whichever of the locks is held; nothing is left of the others.
 pub async fn a_wait_for_several_ends_at_its_limit(fixture: &Fixture) {
     let patient = || fixture.client_with(options().ttl(Duration::from_secs(20)));
     let (ours, theirs) = (patient(), patient());
@@ -110,7 +110,7 @@ pub async fn the_loss_of_one_is_the_loss_of_all(fixture: &Fixture) {
     assert_eq!(next.run(async |guards| guards.len()).await.expect("a value"), 3);
 }
 
-/// An empty list is refused too.
+/// And so is an empty list.
 pub async fn the_same_name_twice_is_refused(fixture: &Fixture) {
     let (ours, theirs) = (fixture.client(), fixture.client());
     let twice =

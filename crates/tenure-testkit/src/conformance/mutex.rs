@@ -7,7 +7,7 @@ use tenure::{LockName, Options};
 
 use super::{Fixture, options};
 
-/// In one client; between clients no order is promised.
+/// Between clients no order is promised.
 pub async fn waiters_of_one_client_are_served_in_the_order_in_which_they_came(fixture: &Fixture) {
     let locks = fixture.client();
     let guard = locks.mutex("x").expect("a name").lock().await.expect("a free lock");
@@ -27,8 +27,7 @@ pub async fn waiters_of_one_client_are_served_in_the_order_in_which_they_came(fi
     assert_eq!(*served.lock().expect("no panic"), [0, 1, 2, 3, 4]);
 }
 
-/// Also long ones that differ in the last byte, and what a file system or a protocol would trip
-/// over.
+/// Long names that differ in the last byte, and characters that break file systems or protocols.
 pub async fn names_differ_in_every_byte_and_may_hold_anything(fixture: &Fixture) {
     let (ours, theirs) = (fixture.client(), fixture.client());
     let long = "n".repeat(LockName::MAX_BYTES - 1);
@@ -78,7 +77,7 @@ pub async fn names_differ_in_every_byte_and_may_hold_anything(fixture: &Fixture)
     }
 }
 
-/// The key is prefix and name, nothing more.
+/// The key is the prefix followed by the name, nothing more.
 pub async fn prefixes_keep_names_apart(fixture: &Fixture) {
     let a = fixture.client_with(options().prefix("a:"));
     let b = fixture.client_with(options().prefix("b:"));

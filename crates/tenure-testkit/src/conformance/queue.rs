@@ -1,4 +1,4 @@
-//! The order of a queue, across clients.
+//! Queue order across clients.
 
 use std::pin::pin;
 use std::sync::Mutex;
@@ -9,7 +9,7 @@ use tenure::Renewal;
 
 use super::{Fixture, TTL, options};
 
-/// One after the other, each from its own client.
+/// One after the other, from several clients.
 pub async fn callers_of_several_clients_are_served_in_the_order_in_which_they_came(fixture: &Fixture) {
     const CALLERS: usize = 9;
     let clients: Vec<_> = (0..3).map(|_| fixture.client()).collect();
@@ -37,7 +37,7 @@ pub async fn callers_of_several_clients_are_served_in_the_order_in_which_they_ca
     assert!(served.into_inner().expect("no panic").into_iter().eq(0..CALLERS));
 }
 
-/// Not even when the lock is free for a moment.
+/// Not even while the lock is briefly free.
 pub async fn a_try_overtakes_nobody(fixture: &Fixture) {
     let (ours, theirs) = (fixture.client(), fixture.client());
     let reader = ours.rwlock("x").expect("a name").read().await.expect("a free lock");
@@ -49,8 +49,8 @@ pub async fn a_try_overtakes_nobody(fixture: &Fixture) {
     drop(fixture.within(TTL, writer).await.expect("a grant"));
 }
 
-/// Its client is gone without a word; whichever client is next waits for its place of 5 s to lapse,
-/// not for a whole lease.
+/// A client that vanished does not cost a whole lease: the next one only waits until the head's place of 5 s
+/// lapses.
 pub async fn a_head_that_died_costs_its_short_lease(fixture: &Fixture) {
     let long = options().ttl(Duration::from_secs(60));
     let (ours, next) = (fixture.client_with(long.clone()), fixture.client_with(long.clone()));
@@ -63,13 +63,13 @@ pub async fn a_head_that_died_costs_its_short_lease(fixture: &Fixture) {
     let mut second = pin!(fair.lock());
     assert!(fixture.unless_late(TTL / 4, &mut second).await.is_none());
     guard.release().await.expect("a release");
-    // The head is granted in the background, and is never polled again: no client renews it.
+    // The head is granted in the background, but never polled again and so not renewed.
     drop(fixture.within(Duration::from_secs(6), second).await.expect("a grant"));
     drop(head);
 }
 
-/// The time for which a place is kept is no longer than the grace: what is left of it is not enough
-/// to return with.
+/// The time for which a granted place is kept is no longer than the grace, so what remains of it is not
+/// enough to return a guard.
 pub async fn a_long_grace_keeps_nobody_out(fixture: &Fixture) {
     let options = options().ttl(Duration::from_secs(15)).grace(Duration::from_secs(5));
     let (ours, theirs) = (fixture.client_with(options.clone()), fixture.client_with(options));
@@ -83,7 +83,7 @@ pub async fn a_long_grace_keeps_nobody_out(fixture: &Fixture) {
     next.release().await.expect("a release");
 }
 
-/// The next one holds at once; who was forced out is told.
+/// The next one holds at once, and the former holder is notified.
 pub async fn a_forced_release_lets_the_next_in(fixture: &Fixture) {
     let (ours, theirs) = (fixture.client(), fixture.client());
     let guard = ours.fair_mutex("x").expect("a name").lock().await.expect("a free lock");
@@ -99,8 +99,8 @@ pub async fn a_forced_release_lets_the_next_in(fixture: &Fixture) {
     next.verify().await.expect("still held");
 }
 
-/// A client that is called from the queue has a short lease at first; it gets the whole one also if
-/// nothing is renewed after that.
+/// A waiter that is granted from the queue first has a short lease; it gets the full one even if nothing is
+/// renewed afterwards.
 pub async fn whoever_is_called_gets_a_whole_lease(fixture: &Fixture) {
     let once = options().ttl(Duration::from_secs(20)).renewal(Renewal::Off);
     let (ours, theirs) = (fixture.client(), fixture.client_with(once));

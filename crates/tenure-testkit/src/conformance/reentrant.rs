@@ -1,4 +1,4 @@
-//! Holds are counted.
+//! Counted holds.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -9,7 +9,7 @@ use tenure::{HoldEnd, Locks, Owner, Renewal};
 
 use super::{Fixture, TTL, options};
 
-/// Three holds from two clients of one owner.
+/// Three holds of one owner from two clients.
 pub async fn an_owner_holds_as_often_as_it_likes_and_others_wait_for_the_last_release(fixture: &Fixture) {
     let (ours, more, theirs) = (fixture.client(), fixture.client(), fixture.client());
     let (me, other) = (Owner::new("me").expect("an owner"), Owner::new("other").expect("an owner"));
@@ -42,8 +42,7 @@ pub async fn an_owner_holds_as_often_as_it_likes_and_others_wait_for_the_last_re
     guard.release().await.expect("a release");
 }
 
-/// An inner hold with a short lease takes nothing from the outer one, even though neither is
-/// renewed.
+/// An inner hold with a short lease does not shorten the outer one, even if neither is renewed.
 pub async fn a_reentry_keeps_the_token_and_shortens_nothing(fixture: &Fixture) {
     let outer = fixture.client_with(options().ttl(6 * TTL).renewal(Renewal::Off));
     let inner = fixture.client_with(options().ttl(TTL / 2).renewal(Renewal::Off));
@@ -61,7 +60,7 @@ pub async fn a_reentry_keeps_the_token_and_shortens_nothing(fixture: &Fixture) {
     assert!(again.fence() > fence);
 }
 
-/// The drop of one leaves the other; a forced release ends all that are left.
+/// Dropping one hold leaves the other; a forced release ends all that are left.
 pub async fn holds_of_one_owner_end_one_by_one(fixture: &Fixture) {
     let locks = fixture.client();
     let me = Owner::new("me").expect("an owner");
@@ -82,7 +81,7 @@ pub async fn holds_of_one_owner_end_one_by_one(fixture: &Fixture) {
     assert_eq!(lock.hold_count().await.expect("an answer"), 0);
 }
 
-/// The holds of one owner in two processes, one of which has died.
+/// One owner with holds in two processes, one of which has died.
 pub async fn release_hold_leaves_the_holds_of_another_process(fixture: &Fixture) {
     let (ours, theirs) = (fixture.client(), fixture.client());
     let me = Owner::new("me").expect("an owner");
@@ -96,7 +95,7 @@ pub async fn release_hold_leaves_the_holds_of_another_process(fixture: &Fixture)
     outer.release().await.expect("a release");
 }
 
-/// Polled once, twice, … and dropped: it can be resumed by the next call.
+/// Dropped after one poll, two, and so on: the next call can still resume.
 pub async fn a_resume_that_is_dropped_anywhere_takes_nothing(fixture: &Fixture) {
     let locks = fixture.client_with(options().ttl(Duration::from_secs(20)));
     let me = Owner::new("me").expect("an owner");
@@ -108,7 +107,7 @@ pub async fn a_resume_that_is_dropped_anywhere_takes_nothing(fixture: &Fixture) 
             let mut resuming = Box::pin(locks.resume("x", &me));
             for _ in 0..polls {
                 match poll_fn(|context| Poll::Ready(resuming.as_mut().poll(context))).await {
-                    // Resumed: it is let go by the guard.
+                    // Resumed: detach it again.
                     Poll::Ready(resumed) => {
                         let resumed = resumed.expect("an answer").expect("it is not over");
                         drop(resumed.detach().await.expect("a detached hold"));
@@ -125,7 +124,7 @@ pub async fn a_resume_that_is_dropped_anywhere_takes_nothing(fixture: &Fixture) 
     }
 }
 
-/// The count stays right.
+/// The count stays correct.
 pub async fn a_detached_hold_of_two_is_resumed_as_one_of_two(fixture: &Fixture) {
     let (ours, theirs) = (fixture.client(), fixture.client());
     let me = Owner::new("me").expect("an owner");

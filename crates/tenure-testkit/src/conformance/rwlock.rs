@@ -8,7 +8,7 @@ use tenure::{Guard, Renewal, Share};
 
 use super::{Fixture, TTL, options};
 
-/// The promise in one line.
+/// The basic guarantee.
 pub async fn readers_hold_together_and_a_writer_alone(fixture: &Fixture) {
     let (ours, theirs) = (fixture.client(), fixture.client());
     let (a, b) = (ours.rwlock("x").expect("a name"), theirs.rwlock("x").expect("a name"));
@@ -26,8 +26,7 @@ pub async fn readers_hold_together_and_a_writer_alone(fixture: &Fixture) {
     assert!(b.try_read().await.expect("an answer").is_some());
 }
 
-/// So that writers do not starve; and when the writer gives up, the readers behind it come in at
-/// once.
+/// So that writers do not starve. When the writer gives up, the readers behind it are admitted at once.
 pub async fn a_waiting_writer_stops_new_readers(fixture: &Fixture) {
     let (ours, theirs) = (fixture.client(), fixture.client());
     let (a, b) = (ours.rwlock("x").expect("a name"), theirs.rwlock("x").expect("a name"));
@@ -42,7 +41,7 @@ pub async fn a_waiting_writer_stops_new_readers(fixture: &Fixture) {
     reader.release().await.expect("a release");
 }
 
-/// Not by a release, not by a drop, and not by one that comes too late.
+/// Neither by a release, nor by a drop, nor by a late release.
 pub async fn a_release_of_one_reader_touches_no_other(fixture: &Fixture) {
     let (ours, theirs) = (fixture.client(), fixture.client_with(options().renewal(Renewal::Off)));
     let (a, b) = (ours.rwlock("x").expect("a name"), theirs.rwlock("x").expect("a name"));
@@ -56,7 +55,7 @@ pub async fn a_release_of_one_reader_touches_no_other(fixture: &Fixture) {
     assert!(b.try_write().await.expect("an answer").is_none());
 }
 
-/// Though other readers have renewed theirs meanwhile.
+/// Even if other readers renewed in the meantime.
 pub async fn a_lapsed_reader_blocks_a_writer_no_longer_than_its_own_lease(fixture: &Fixture) {
     let (ours, theirs) = (fixture.client(), fixture.client_with(options().renewal(Renewal::Off)));
     let (a, b) = (ours.rwlock("x").expect("a name"), theirs.rwlock("x").expect("a name"));
@@ -69,7 +68,7 @@ pub async fn a_lapsed_reader_blocks_a_writer_no_longer_than_its_own_lease(fixtur
     assert!(!lapses.is_held());
 }
 
-/// Without a moment in which another writer could come in.
+/// Without a gap in which another writer could be admitted.
 pub async fn a_downgrade_lets_readers_in_at_once(fixture: &Fixture) {
     let (ours, theirs) = (fixture.client(), fixture.client());
     let (a, b) = (ours.rwlock("x").expect("a name"), theirs.rwlock("x").expect("a name"));
@@ -117,7 +116,7 @@ pub async fn one_of_the_readers_may_become_the_writer(fixture: &Fixture) {
     drop(b.try_write().await.expect("an answer").expect("a free lock"));
 }
 
-/// Where it reads on, others come in again.
+/// It keeps reading, and others are admitted again.
 pub async fn an_upgrade_that_is_given_up_lets_readers_in(fixture: &Fixture) {
     let (ours, theirs) = (fixture.client(), fixture.client());
     let (a, b) = (ours.rwlock("x").expect("a name"), theirs.rwlock("x").expect("a name"));
@@ -140,7 +139,7 @@ pub async fn an_upgrade_that_is_given_up_lets_readers_in(fixture: &Fixture) {
     writer.release().await.expect("a release");
 }
 
-/// Also one that waits for readers.
+/// Even while the upgrade waits for readers.
 pub async fn an_upgrade_that_is_dropped_leaves_nothing(fixture: &Fixture) {
     let (ours, theirs) = (fixture.client(), fixture.client());
     let (a, b) = (ours.rwlock("x").expect("a name"), theirs.rwlock("x").expect("a name"));
@@ -154,7 +153,7 @@ pub async fn an_upgrade_that_is_dropped_leaves_nothing(fixture: &Fixture) {
     reader.release().await.expect("a release");
 }
 
-/// When its lease is over, if it is not renewed.
+/// Until the lease of the reader expires without renewal.
 pub async fn an_upgrade_waits_for_a_dead_reader_no_longer_than_its_lease(fixture: &Fixture) {
     let (ours, theirs) = (fixture.client(), fixture.client_with(options().renewal(Renewal::Off)));
     let (a, b) = (ours.rwlock("x").expect("a name"), theirs.rwlock("x").expect("a name"));
@@ -165,7 +164,7 @@ pub async fn an_upgrade_waits_for_a_dead_reader_no_longer_than_its_lease(fixture
     writer.release().await.expect("a release");
 }
 
-/// Other kinds with the same name, or the same prefix and name together.
+/// Locks with other names, or with the same name under another prefix.
 pub async fn a_downgrade_touches_no_other_lock(fixture: &Fixture) {
     let (locks, theirs) = (fixture.client(), fixture.client());
     let other_prefix = locks.with(|options| options.prefix("p:")).expect("options");

@@ -10,7 +10,7 @@ use tenure::Share;
 
 use super::{Fixture, TTL, options};
 
-/// A counter that would show it, with callers that ask for one to three of five.
+/// A counter would show an excess. Callers request one to three of five permits.
 pub async fn permits_never_add_up_to_more_than_there_are(fixture: &Fixture) {
     let used = AtomicU32::new(0);
     let most = AtomicU32::new(0);
@@ -32,7 +32,7 @@ pub async fn permits_never_add_up_to_more_than_there_are(fixture: &Fixture) {
     assert!((3..=5).contains(&most), "{most} of 5");
 }
 
-/// By those who ask for few.
+/// By callers that request few.
 pub async fn who_asks_for_many_is_not_overtaken(fixture: &Fixture) {
     let (ours, theirs) = (fixture.client(), fixture.client());
     let (a, b) = (ours.semaphore("x", 3).expect("a name"), theirs.semaphore("x", 3).expect("a name"));
@@ -52,7 +52,7 @@ pub async fn who_asks_for_many_is_not_overtaken(fixture: &Fixture) {
     drop(fixture.within(TTL, one).await.expect("a grant"));
 }
 
-/// Until no client holds any.
+/// Until no client holds any permit.
 pub async fn another_number_is_a_mismatch_that_says_which_is_in_force(fixture: &Fixture) {
     let (ours, theirs) = (fixture.client(), fixture.client());
     let guard = ours.semaphore("x", 5).expect("a name").acquire().await.expect("a free lock");
@@ -68,8 +68,8 @@ pub async fn another_number_is_a_mismatch_that_says_which_is_in_force(fixture: &
     drop(other.acquire_many(4).await.expect("a free lock"));
 }
 
-/// By clients that were opened with another number: they follow, and so does the next one when no
-/// client holds any.
+/// By clients that were opened with another number: they adopt it, and it stays in force after the last hold
+/// ends.
 pub async fn a_number_that_is_set_is_in_force_for_all(fixture: &Fixture) {
     let (ours, theirs) = (fixture.client(), fixture.client());
     let five = ours.semaphore("x", 5).expect("a name");
@@ -94,7 +94,7 @@ pub async fn a_number_that_is_set_is_in_force_for_all(fixture: &Fixture) {
     assert!(ours.mutex("x").expect("a name").try_lock().await.expect_err("a semaphore").is_mismatch());
 }
 
-/// And those who fit when it is lowered are let in when enough was released.
+/// When the number is lowered, waiters that still fit are admitted once enough permits were released.
 pub async fn a_number_that_is_raised_lets_waiters_in_at_once(fixture: &Fixture) {
     let (ours, theirs) = (fixture.client(), fixture.client());
     let (a, b) = (ours.semaphore("x", 2).expect("a name"), theirs.semaphore("x", 2).expect("a name"));
@@ -111,14 +111,14 @@ pub async fn a_number_that_is_raised_lets_waiters_in_at_once(fixture: &Fixture) 
     both.release().await.expect("a release");
     assert!(fixture.unless_late(TTL / 4, &mut last).await.is_none(), "let in beside another");
     waited.release().await.expect("a release");
-    // It came before the number was lowered.
+    // It was queued before the number was lowered.
     let last = fixture.within(TTL, last).await.expect("a grant");
     assert!(b.try_acquire().await.expect("an answer").is_none());
     last.release().await.expect("a release");
     drop(b.try_acquire().await.expect("an answer").expect("the only permit"));
 }
 
-/// Not of what is no semaphore.
+/// On other kinds it is a mismatch.
 pub async fn a_number_is_set_of_a_semaphore_only(fixture: &Fixture) {
     let locks = fixture.client();
     let semaphore = locks.semaphore("x", 2).expect("a name");
@@ -133,7 +133,7 @@ pub async fn a_number_is_set_of_a_semaphore_only(fixture: &Fixture) {
     assert!(locks.fair_mutex("x").expect("a name").try_lock().await.expect_err("a semaphore").is_mismatch());
 }
 
-/// At once, without asking the store.
+/// At once, without a request to the store.
 pub async fn permits_that_cannot_be_are_refused(fixture: &Fixture) {
     let locks = fixture.client();
     for permits in [0, u32::MAX] {
@@ -146,10 +146,11 @@ pub async fn permits_that_cannot_be_are_refused(fixture: &Fixture) {
     }
 }
 
-/// However many they are: a process that hears of more than it can read at once asks.
+/// Even if they are many: a process notified of more grants than it can read at once polls.
 pub async fn all_who_are_let_in_at_once_come_in_at_once(fixture: &Fixture) {
     const MANY: u32 = 48;
-    // Who hears nothing asks after a third of its place's time, and that is 5 s for such a lease.
+    // A waiter that receives no messages polls after a third of its place's time, which is 5 s for this
+    // lease.
     let client = || fixture.client_with(options().ttl(Duration::from_secs(60)));
     let (ours, theirs) = (client(), client());
     let taken = ours.semaphore("x", MANY).expect("a name");

@@ -95,7 +95,7 @@ impl Database {
         }
     }
 
-    /// For bounds from 0 on.
+    /// GETRANGE for non-negative bounds.
     fn range_of_text(&mut self, key: &[u8], from: &[u8], to: &[u8]) -> Answer {
         let (from, to) = (integer(from)? as usize, integer(to)? as usize);
         let whole = self.text(key)?.unwrap_or_default();
@@ -246,7 +246,7 @@ fn range(sorted: &Sorted, from: &[u8], to: &[u8], options: &[&[u8]]) -> Answer {
     Ok(Value::Array(words.flatten().collect()))
 }
 
-/// An end of a range of scores: `7`, `(7`, `-inf`, `+inf`.
+/// A bound of a score range: `7`, `(7`, `-inf`, `+inf`.
 struct Bound {
     at: f64,
     is_open: bool,

@@ -1,22 +1,21 @@
-//! Keys, their types and their ends.
+//! Keys, their types and their expiry.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Everything that a server keeps.
+/// All state of a server.
 #[derive(Default)]
 pub(super) struct Database {
     pub(super) keys: BTreeMap<Vec<u8>, Entry>,
     pub(super) now_us: u64,
     pub(super) published: Vec<(String, String)>,
-    /// What is said on channels that end so, no client hears.
+    /// Channel suffixes whose messages reach no subscriber.
     pub(super) unheard: BTreeSet<String>,
-    /// What it calls itself.
     pub(super) run_id: String,
 }
 
 pub(super) struct Entry {
     pub(super) data: Data,
-    /// Alive up to and including this millisecond.
+    /// The last millisecond in which the key exists.
     pub(super) expires_ms: Option<u64>,
 }
 
@@ -36,7 +35,7 @@ impl Data {
     }
 }
 
-/// A score, in the order of numbers.
+/// A score, in numeric order.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Score(pub(super) f64);
 
@@ -54,7 +53,7 @@ impl Ord for Score {
     }
 }
 
-/// Members by score, and among equals by their bytes.
+/// Members by score, and by bytes among equal scores.
 #[derive(Default)]
 pub(super) struct Sorted {
     scores: BTreeMap<Vec<u8>, Score>,
@@ -70,9 +69,9 @@ impl Sorted {
         self.scores.get(member).map(|score| score.0)
     }
 
-    /// Whether it is new.
+    /// Returns whether the member is new.
     pub(super) fn put(&mut self, member: &[u8], score: f64) -> bool {
-        // Zero has one sign.
+        // Normalizes -0.
         let score = Score(score + 0.0);
         let old = self.scores.insert(member.to_vec(), score);
         if let Some(old) = old {
@@ -97,7 +96,7 @@ impl Database {
         self.now_us / 1_000
     }
 
-    /// What stands at a key and has not lapsed.
+    /// The entry at a key, unless it has expired.
     pub(super) fn entry(&mut self, key: &[u8]) -> Option<&mut Entry> {
         let now = self.now_ms();
         if self.keys.get(key)?.expires_ms.is_some_and(|end| now > end) {
@@ -106,7 +105,7 @@ impl Database {
         self.keys.get_mut(key)
     }
 
-    /// The same, made if it is not there.
+    /// The entry at a key, inserted if missing.
     pub(super) fn entry_or(&mut self, key: &[u8], data: Data) -> &mut Entry {
         if self.entry(key).is_none() {
             self.keys.insert(key.to_vec(), Entry { data, expires_ms: None });
@@ -114,7 +113,7 @@ impl Database {
         self.keys.get_mut(key).expect("it was just put there")
     }
 
-    /// An empty hash or set does not exist.
+    /// Removes a hash or set that has become empty.
     pub(super) fn tidy(&mut self, key: &[u8]) {
         if self.keys.get(key).is_some_and(|entry| entry.data.is_empty()) {
             self.keys.remove(key);

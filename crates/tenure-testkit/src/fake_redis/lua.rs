@@ -1,5 +1,5 @@
-//! Scripts, as a server runs them: Lua 5.1, `KEYS` and `ARGV`, `redis.call` and `redis.pcall`, and
-//! the server's own rules for turning values into each other.
+//! Scripts as a server runs them: Lua 5.1 with `KEYS`, `ARGV`, `redis.call`, `redis.pcall`, and the server's
+//! conversion rules between Lua values and replies.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,7 +11,7 @@ use super::data::Database;
 use super::error;
 use crate::servers::message;
 
-/// The interpreter, and the scripts it has compiled.
+/// The interpreter, with a cache of compiled scripts.
 pub(super) struct Scripts {
     lua: Lua,
     compiled: Mutex<BTreeMap<String, Function>>,
@@ -55,7 +55,7 @@ impl Scripts {
     }
 }
 
-/// An argument of a command.
+/// Converts a Lua value to a command argument.
 fn word(value: &mlua::Value) -> Result<Vec<u8>, Error> {
     match value {
         mlua::Value::String(text) => Ok(text.as_bytes().to_vec()),
@@ -65,7 +65,7 @@ fn word(value: &mlua::Value) -> Result<Vec<u8>, Error> {
     }
 }
 
-/// As `%.17g` writes it, for the numbers that occur: whole ones, and small fractions.
+/// Formats like `%.17g`, for whole numbers and small fractions only.
 pub(super) fn seventeen(number: f64) -> String {
     if number.fract() == 0.0 && number.abs() < 1e17 { format!("{number:.0}") } else { format!("{number}") }
 }
@@ -98,7 +98,7 @@ fn from_lua(value: &mlua::Value) -> Value {
     match value {
         mlua::Value::Boolean(true) => Value::Int(1),
         mlua::Value::Integer(number) => Value::Int(*number),
-        // Cut off, as a server does.
+        // Truncated, as on a server.
         mlua::Value::Number(number) => Value::Int(*number as i64),
         mlua::Value::String(text) => Value::BulkString(text.as_bytes().to_vec()),
         mlua::Value::Table(table) => from_table(table),

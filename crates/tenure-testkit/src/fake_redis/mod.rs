@@ -1,9 +1,17 @@
-//! A fake Redis server: the commands that the scripts use, the scripts themselves in the Lua that a
-//! server runs, and sessions that log in, subscribe and end each other.
+//! A fake Redis server: the commands that the scripts use, the real scripts in Lua 5.1, and sessions that log
+//! in, subscribe and kill each other.
 //!
-//! [`Keyspace`] is its data, at a clock that the caller sets; `tests/kit/fake_redis.rs` compares it
-//! with a real server. [`FakeRedis`] listens on a port. Through [`crate::sim_transport`] a
-//! simulated process reaches one in virtual time.
+//! [`Keyspace`] is the data, with a clock that the caller sets; `tests/kit/fake_redis.rs` compares it with a
+//! real server. [`FakeRedis`] listens on a port. [`crate::sim_transport`] connects simulated processes to one
+//! in virtual time.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `commands` | the commands, with a real server's errors |
+//! | `data` | keys, types and expiry |
+//! | `lua` | the script interpreter |
+//! | `port` | the server on a port, in real time |
+//! | `server` | sessions, and the mutex script as its Rust twin |
 
 mod commands;
 mod data;
@@ -23,7 +31,7 @@ fn text(text: impl Into<Vec<u8>>) -> Value {
     Value::BulkString(text.into())
 }
 
-/// An error, its code first.
+/// An error reply; its text starts with the code.
 fn error(text: &str) -> Value {
     let line = format!("-{}\r\n", text.replace(['\r', '\n'], " "));
     parse_redis_value(line.as_bytes()).expect("an error is one line")
@@ -43,7 +51,7 @@ impl Default for Keyspace {
 }
 
 impl Keyspace {
-    /// No keys.
+    /// An empty keyspace.
     pub fn new() -> Self {
         let database: Arc<Mutex<Database>> = Arc::default();
         Self { lua: Arc::new(lua::Scripts::new(&database)), database }
@@ -58,27 +66,25 @@ impl Keyspace {
         self.database().now_us = unix_us;
     }
 
-    /// From now on it calls itself so, and what is said on channels that end in one of these no
-    /// client hears.
+    /// Sets the run id, and the channel suffixes whose messages reach no subscriber.
     pub fn set_unheard(&self, run_id: &str, unheard: impl IntoIterator<Item = String>) {
         let mut database = self.database();
         run_id.clone_into(&mut database.run_id);
         database.unheard = unheard.into_iter().collect();
     }
 
-    /// Carries out a command.
+    /// Runs a command.
     pub fn command(&self, words: &[&[u8]]) -> Value {
         self.database().run(words)
     }
 
-    /// Runs a script, and says which messages it has sent: channel and text.
+    /// Runs a script. Returns its reply and the messages that it published: channel and text.
     pub fn script(&self, text: &str, keys: &[&str], args: &[&str]) -> (Value, Vec<(String, String)>) {
         let value = self.lua.run(text, keys, args);
         (value, std::mem::take(&mut self.database().published))
     }
 
-    /// All keys, as they would be shown if asked for now: with what is left to each in ms, −1 if it
-    /// has no end.
+    /// All keys that have not expired, with their remaining TTL in ms, or −1 without one.
     pub fn keys(&self) -> Vec<(String, i64)> {
         let keys: Vec<Vec<u8>> = self.database().keys.keys().cloned().collect();
         let left = |key: &[u8]| match self.command(&[b"PTTL", key]) {
@@ -89,7 +95,7 @@ impl Keyspace {
         keys.filter(|(_, left)| *left != -2).collect()
     }
 
-    /// Forgets everything.
+    /// Deletes all keys.
     pub fn forget(&self) {
         self.database().keys.clear();
     }

@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use super::server::Server;
 
-/// A server on a loopback port that answers as a test says. It ends with the process.
+/// A fake server on a loopback port, scripted by the test. Runs until the process ends.
 #[derive(Debug)]
 pub struct FakeRedis {
     address: SocketAddr,
@@ -21,8 +21,8 @@ pub struct FakeRedis {
 }
 
 impl FakeRedis {
-    /// Starts one. `answer` gets the words of each command and returns RESP, in which `PORT`
-    /// becomes the server's port. Where it returns `None`, the server answers by itself.
+    /// Starts a server. `answer` receives the words of each command and returns RESP, in which `PORT` is
+    /// replaced by the server's port; if it returns `None`, the server answers itself.
     ///
     /// # Panics
     /// If there is no free port.
@@ -46,12 +46,12 @@ impl FakeRedis {
         Self { address, asked }
     }
 
-    /// Where it listens.
+    /// The address it listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// How many commands began with these words.
+    /// Number of commands received that start with these words.
     pub fn asked(&self, command: &str) -> usize {
         let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         asked.iter().filter(|asked| asked.starts_with(command)).count()

@@ -1,5 +1,4 @@
-//! The sessions of the fake server: logging in, ending connections, messages, and the script of a
-//! mutex as its twin in Rust.
+//! Sessions of the fake server: login, kills, messages, and the mutex script as its Rust twin.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,33 +11,33 @@ use tenure::{LockName, Owner};
 use crate::sim::clock::TrueTime;
 use crate::sim::scripts::{Audience, Scripts};
 
-/// Replaces one reply of a script.
+/// Replaces one script reply.
 pub(crate) type Spoiler = Box<dyn Fn(Vec<u8>) -> Vec<u8> + Send>;
 
 /// A request that was carried out.
 #[derive(Clone, Debug)]
 pub struct Executed {
-    /// When.
+    /// When it was carried out.
     pub at: TrueTime,
-    /// What was asked.
+    /// The request.
     pub op: Op,
-    /// What was answered.
+    /// The answer.
     pub answer: Answer,
 }
 
-/// What a server keeps, as it was at some time.
+/// A snapshot of what a server keeps.
 #[derive(Clone, Debug)]
 pub struct Look {
-    /// When.
+    /// When it was taken.
     pub at: TrueTime,
-    /// Each lock's key, with what is left of it in ms, −1 if it has no end; of the scripts, where
-    /// they run, and then all keys.
+    /// Each lock's key with its remaining TTL in ms, or −1 without one. Where the scripts run, all their
+    /// keys.
     pub keys: Vec<(String, i64)>,
-    /// The holder's value at the lock's key, byte for byte.
+    /// The holder's value at each lock's key, byte for byte.
     pub holders: BTreeMap<String, String>,
 }
 
-/// Who is let in, and where all of his requests have to go.
+/// The only accepted login, and the only database that requests may use.
 #[derive(Clone, Debug)]
 pub(crate) struct Guarded {
     pub(crate) user: String,
@@ -46,7 +45,7 @@ pub(crate) struct Guarded {
     pub(crate) database: u32,
 }
 
-/// A server's sessions, and what it keeps.
+/// A server's sessions and data.
 #[derive(Default)]
 #[expect(missing_debug_implementations, reason = "it holds closures")]
 pub struct Server {
@@ -58,8 +57,8 @@ pub struct Server {
     pub(crate) no_kill: bool,
     pub(crate) has_delifeq: bool,
     pub(crate) guarded: Option<Guarded>,
-    /// The scripts themselves, which have to say what the machine says; what is kept for how long
-    /// is theirs.
+    /// The real scripts, which must agree with the Rust twin. If present, they determine what is kept and for
+    /// how long.
     pub(crate) scripts: Option<Scripts>,
     pub(crate) looks: Vec<Look>,
     pub(crate) player: Option<Player>,
@@ -67,23 +66,23 @@ pub struct Server {
     pub(crate) executed: Vec<Executed>,
 }
 
-/// What happens before a command.
+/// A hook that runs before a command.
 pub(crate) type Before = Box<dyn FnMut(&mut Server) + Send>;
 
-/// Answers in the server's place, or lets it.
+/// Answers in place of the server, unless it returns `None`.
 pub(crate) type Player = Box<dyn FnMut(&[&str]) -> Option<String> + Send>;
 
-/// One connection as the server sees it.
+/// A connection as the server sees it.
 pub(crate) struct Session {
     pub(crate) id: u64,
     heard: Vec<u8>,
-    /// It said who it is.
+    /// Whether the client has logged in.
     is_known: bool,
     database: u32,
     pub(crate) channels: BTreeSet<String>,
 }
 
-/// What the server does about what it heard.
+/// The server's reaction to received bytes.
 #[derive(Default)]
 pub(crate) struct Said {
     pub(crate) reply: Vec<u8>,
@@ -94,7 +93,7 @@ pub(crate) struct Said {
 const NULL: &[u8] = b"_\r\n";
 const HELLO: &[u8] = b"%2\r\n$6\r\nserver\r\n$5\r\nredis\r\n$5\r\nproto\r\n:3\r\n";
 
-/// The server's clock begins here, in ms.
+/// Start of the server's clock, in ms since 1970.
 const EPOCH_MS: u64 = 1_800_000_000_000;
 
 fn clock(now: TrueTime) -> Now {
@@ -113,24 +112,24 @@ impl Server {
         found.holders.first().map(|holder| protocol::shown(&holder.value))
     }
 
-    /// The counter of tokens is lost.
+    /// Resets the token counter, as if it were lost.
     pub fn lose_counter(&mut self) {
         self.counter = 0;
     }
 
-    /// Ends the hold at a name, and another owner holds for a day.
+    /// Replaces the hold at a key by one of another owner for a day.
     pub fn take_over(&mut self, key: &str, by: &Owner) {
         let value = Data::Text(format!("{by}#{}", u64::MAX >> 12));
         let lock = Some(ExpiringValue { value, expires_ms: Some(EPOCH_MS + 86_400_000) });
         self.locks.insert(key.to_owned(), State { lock, ballot: None });
     }
 
-    /// An operator deletes a lock's key.
+    /// Deletes a lock's key, as an operator would.
     pub fn delete(&mut self, key: &str) {
         self.locks.remove(key);
     }
 
-    /// Notes what is kept now.
+    /// Records a snapshot.
     pub(crate) fn look(&mut self, at: TrueTime) {
         let locks = self.locks.iter().filter_map(|(key, state)| {
             let found = protocol::found(state, clock(at))?;
@@ -146,7 +145,7 @@ impl Server {
         self.looks.push(Look { at, keys, holders });
     }
 
-    /// Carries out every request that is there in whole.
+    /// Carries out every complete request.
     pub(crate) fn hear(
         &mut self,
         session: &mut Session,
@@ -269,7 +268,7 @@ impl Server {
         }
     }
 
-    /// The same on the keys of the scripts.
+    /// Runs the same command on the scripts' keys.
     fn mirror(&self, words: &[&str], now: TrueTime) {
         if let Some(scripts) = &self.scripts {
             scripts.command(clock(now), words);
@@ -277,11 +276,11 @@ impl Server {
     }
 
     fn script(&mut self, keys: &[&str], args: &[&str], now: TrueTime, said: &mut Said) -> Vec<u8> {
-        // That of many renewals begins with its request.
+        // The first argument of the batched renewal is the request number.
         if args[0].bytes().all(|byte| byte.is_ascii_digit()) {
             return self.renewals(keys, args, now);
         }
-        // The short release begins with its owner.
+        // The first argument of the short release is the owner.
         let is_short = args[0].contains('@');
         let (op, channel) = match is_short {
             true => (release(keys[0], args[0], args[1]), args.get(2)),
@@ -310,7 +309,7 @@ impl Server {
         }
         let reply = match answer {
             Answer::Released { .. } => reply(&op, &answer, is_new),
-            // It has done nothing: the long script decides.
+            // Nothing was done: the long script decides.
             _ if is_short => NULL.to_vec(),
             _ => reply(&op, &answer, is_new),
         };
@@ -347,7 +346,7 @@ impl Server {
     }
 }
 
-/// The first request, if it is there in whole, and how long it is.
+/// The first request and its length, if it is complete.
 fn command(bytes: &[u8]) -> Option<(Vec<String>, usize)> {
     let line = |from: usize| {
         let end = from + bytes.get(from..)?.windows(2).position(|end| end == b"\r\n")?;
@@ -365,7 +364,7 @@ fn command(bytes: &[u8]) -> Option<(Vec<String>, usize)> {
     Some((words, at))
 }
 
-/// What the short release asks.
+/// The request behind the short release.
 fn release(name: &str, owner: &str, request: &str) -> Op {
     Op {
         name: LockName::new(name).expect("a name"),
@@ -376,7 +375,7 @@ fn release(name: &str, owner: &str, request: &str) -> Op {
     }
 }
 
-/// What a script's arguments ask, as docs/protocol.md has them.
+/// The request behind a script's arguments, as documented in docs/protocol.md.
 fn op(keys: &[&str], args: &[&str]) -> Op {
     let number = |at: usize| args[at].parse::<u64>().expect("a number");
     let fence = |at: usize| match args[at] {

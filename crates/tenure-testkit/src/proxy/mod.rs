@@ -1,8 +1,8 @@
 //! A network that fails on demand: a TCP proxy on loopback in front of one server.
 //!
-//! One thread owns all sockets and moves all bytes. It carries out each call of the test between
-//! two moves: what came in before has passed under the old fault, and what comes after the call has
-//! returned meets the new one.
+//! One thread owns all sockets and moves all bytes. It carries out each call of the test between two rounds:
+//! what arrived earlier has passed under the old fault, and what arrives after the call returned is subject
+//! to the new one.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -13,6 +13,12 @@
 //! proxy.set_on(2, Fault::CutAfterBytes(Direction::ToServer, 17)); // the second connection only
 //! proxy.reset();
 //! ```
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `pair` | one connection: two sockets, and what a fault lets pass |
+//! | `relay` | the proxy's thread: one loop over all sockets |
+//! | [`reply`] | RESP framing, for counting replies |
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -34,27 +40,28 @@ pub mod reply;
 
 use relay::{Order, Relay};
 
-/// What the network does to a connection. The default is nothing.
+/// A fault of a connection. None by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
     /// Bytes pass at once.
     #[default]
     None,
-    /// Bytes pass after this time, each way.
+    /// Bytes pass after this delay, in each direction.
     Delay(Duration),
-    /// Nothing passes, not even an end. What is sent is taken, and passes, late, when the fault is
-    /// lifted. New connections are accepted and hear nothing.
+    /// Nothing passes, not even the end of a stream. Sent bytes are accepted, and pass late, once the fault
+    /// is lifted. New connections are accepted and receive nothing.
     BlackHole,
-    /// The same, one way only.
+    /// Like `BlackHole`, in one direction only.
     Hold(Direction),
-    /// New connections are refused; the others pass.
+    /// New connections are refused; existing ones work.
     Refuse,
-    /// A connection ends, for both sides, when so many bytes have passed this way since the fault
-    /// was set; with 0 instead of the first one. The server executes what it got in whole, and no
-    /// reply to it passes.
+    /// Closes a connection on both sides once this many bytes have passed in this direction since the fault
+    /// was set; 0 cuts before the first byte. The server executes requests that arrived completely, but no
+    /// reply to them passes.
     CutAfterBytes(Direction, u64),
-    /// The same after so many replies; with 0 instead of the first one. Pushes are none, but pass.
+    /// Closes a connection after this many replies; 0 cuts before the first one. Pushes pass without
+    /// counting.
     CutAfterReplies(u64),
 }
 
@@ -67,18 +74,18 @@ pub enum Direction {
     ToClient,
 }
 
-/// What came in over one connection, whether or not it passed.
+/// What arrived on one connection, whether or not it passed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// The bytes that the client sent.
+    /// Bytes sent by the client.
     pub bytes_to_server: u64,
-    /// In how many pieces they came: writes, unless two came at once.
+    /// Number of reads in which they arrived: usually one per write.
     pub writes_to_server: u64,
-    /// The bytes that the server sent.
+    /// Bytes sent by the server.
     pub bytes_to_client: u64,
-    /// In how many pieces they came.
+    /// Number of reads in which they arrived.
     pub writes_to_client: u64,
-    /// Whether the connection still is.
+    /// Whether the connection is still open.
     pub open: bool,
 }
 
@@ -92,8 +99,8 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// A proxy on a free port in front of this address. While no client listens there, connections
-    /// are accepted and reset at once.
+    /// A proxy on a free port in front of this address. While nothing listens there, connections are accepted
+    /// and reset at once.
     ///
     /// # Panics
     /// If no port can be bound.
@@ -112,7 +119,7 @@ impl Proxy {
         Self { address, orders, wake, thread: Some(thread) }
     }
 
-    /// Where clients connect.
+    /// The address that clients connect to.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -122,33 +129,33 @@ impl Proxy {
         format!("redis://{}", self.address)
     }
 
-    /// From now on this happens to all connections, those that come later too.
+    /// Sets the fault of all connections, including future ones.
     pub fn set(&self, fault: Fault) {
         self.ask(move |relay| relay.set(fault));
     }
 
-    /// From now on this happens to one connection instead, also if it has not come yet. Connections
-    /// are counted from 1, as they are accepted.
+    /// Sets the fault of one connection, which may not exist yet. Connections are numbered from 1, in the
+    /// order in which they are accepted.
     pub fn set_on(&self, connection: usize, fault: Fault) {
         self.ask(move |relay| relay.set_on(connection, fault));
     }
 
-    /// Ends all connections with RST for both sides; what is on its way is lost.
+    /// Resets all connections with RST on both sides; bytes in flight are lost.
     pub fn reset(&self) {
         self.ask(|relay| relay.reset(None));
     }
 
-    /// The same for one connection.
+    /// Resets one connection.
     pub fn reset_on(&self, connection: usize) {
         self.ask(move |relay| relay.reset(Some(connection)));
     }
 
-    /// What came in so far, by connection: the first one at 0.
+    /// Traffic so far, by connection; the first one is at index 0.
     pub fn traffic(&self) -> Vec<Traffic> {
         self.ask(|relay| relay.traffic().to_vec())
     }
 
-    /// How many connections were accepted so far.
+    /// Number of connections accepted so far.
     pub fn connections(&self) -> usize {
         self.ask(|relay| relay.traffic().len())
     }
@@ -157,7 +164,7 @@ impl Proxy {
         let (reply, answer) = channel();
         let order: Order = Box::new(move |relay| drop(reply.send(order(relay))));
         self.orders.send(order).expect("the proxy's thread runs until the drop");
-        // It may have come by, done this as its last order, and ended before it is woken.
+        // The thread may have carried out this order already, as its last one, and ended.
         let _ = (&self.wake).write_all(b"!");
         answer.recv().expect("the proxy's thread did not panic")
     }

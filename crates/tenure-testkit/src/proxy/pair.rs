@@ -12,19 +12,19 @@ use super::{Direction, Fault, Traffic};
 
 pub(super) struct Pair {
     pub(super) ordinal: usize,
-    /// None once cut: what the server still says is dropped.
+    /// `None` once cut: the server's further bytes are dropped.
     client: Option<TcpStream>,
-    /// None until something may pass to the server.
+    /// `None` until something may pass to the server.
     server: Option<TcpStream>,
     up: Flow,
     down: Flow,
 }
 
-/// What becomes of a pair.
+/// The state of a pair after a round.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fate {
     Goes,
-    /// Cut, and the server has not ended its side yet.
+    /// Cut, but the server has not closed its side yet.
     Drains,
     Ends,
     Resets,
@@ -42,14 +42,14 @@ impl Pair {
         }
     }
 
-    /// A fault was set: what it counts begins now.
+    /// Resets the counts when a fault is set.
     pub(super) fn count_anew(&mut self) {
         for direction in [&mut self.up, &mut self.down] {
             (direction.bytes, direction.replies) = (0, 0);
         }
     }
 
-    /// Takes in what has come. It may pass when it is `due`.
+    /// Reads what has arrived; it may pass at `due`.
     pub(super) fn receive(&mut self, due: Instant, traffic: &mut Traffic) {
         if let Some(bytes) = self.client.as_ref().and_then(|client| self.up.receive(client, due)) {
             traffic.bytes_to_server += bytes as u64;
@@ -61,7 +61,7 @@ impl Pair {
         }
     }
 
-    /// Passes on what is due and what the fault lets pass.
+    /// Passes on what is due and what the fault permits.
     pub(super) fn deliver(&mut self, fault: Fault, address: SocketAddr, now: Instant) -> Fate {
         if self.server.is_none() && !holds(fault, Direction::ToServer) {
             let Ok(server) = TcpStream::connect_timeout(&address, Duration::from_secs(1)) else {
@@ -90,9 +90,8 @@ impl Pair {
         }
     }
 
-    /// Ends the client's side at once. The server's stays until the server ends it: closing it over
-    /// replies that no client read would be a reset, and could cost the server the last bytes that
-    /// passed.
+    /// Closes the client's side at once. The server's side stays open until the server closes it: closing it
+    /// with unread replies would send RST, which could cost the server the last bytes that passed.
     fn cut(&mut self) {
         if let Some(mut client) = self.client.take() {
             while client.read(&mut [0; 4096]).is_ok_and(|len| len > 0) {} // for the same reason
@@ -103,23 +102,23 @@ impl Pair {
         }
     }
 
-    /// Ends both sides with RST, at once: on Linux that is to connect a connected socket to
-    /// nowhere. A close without lingering would wait for a child of this process that is being
-    /// started and holds a copy of the socket until it becomes its program.
+    /// Resets both sides at once. On Linux, connecting a connected socket to AF_UNSPEC sends RST. A close
+    /// with zero linger would be delayed by a child of this process that is between fork and exec and still
+    /// holds a copy of the socket.
     pub(super) fn reset(self) {
         for socket in self.client.iter().chain(&self.server) {
             let _ = connect_unspec(socket); // it may have ended by itself
         }
     }
 
-    /// The sockets, and whether each is to be read and written.
+    /// The sockets, and whether to poll each for reading and writing.
     pub(super) fn wants(&self) -> impl Iterator<Item = (&TcpStream, bool, bool)> {
         let client = self.client.as_ref().map(|client| (client, !self.up.closed, self.down.full));
         let server = self.server.as_ref().map(|server| (server, !self.down.closed, self.up.full));
         client.into_iter().chain(server)
     }
 
-    /// When the next pieces may pass.
+    /// When the next pieces are due.
     pub(super) fn due(&self) -> impl Iterator<Item = Instant> {
         [&self.up, &self.down].into_iter().filter_map(|direction| Some(direction.waiting.front()?.0))
     }
@@ -133,21 +132,19 @@ fn holds(fault: Fault, direction: Direction) -> bool {
     fault == Fault::BlackHole || fault == Fault::Hold(direction)
 }
 
-/// One direction of a connection: what came in and has not passed.
+/// One direction of a connection: pieces that arrived and have not passed.
 struct Flow {
     direction: Direction,
     waiting: VecDeque<(Instant, Piece)>,
-    /// Nothing more comes in.
+    /// Nothing more arrives.
     closed: bool,
-    /// The end that came in has passed.
     ended: bool,
-    /// The receiver takes no more for the moment.
+    /// The receiver currently accepts no more bytes.
     full: bool,
-    /// The bytes that passed since the fault was set.
     bytes: u64,
-    /// The replies that passed in whole since the fault was set.
+    /// Complete replies passed since the fault was set.
     replies: u64,
-    /// What passed of a reply that has not passed in whole. None if this is not RESP.
+    /// The passed part of an incomplete reply; `None` if this is not RESP.
     reply: Option<Vec<u8>>,
 }
 
@@ -171,7 +168,7 @@ impl Flow {
         Self { direction, waiting, closed: false, ended: false, full: false, bytes: 0, replies: 0, reply }
     }
 
-    /// Takes in one piece if there is one, and says how many bytes it has.
+    /// Reads one piece if there is one, and returns its length in bytes.
     fn receive(&mut self, mut from: &TcpStream, due: Instant) -> Option<usize> {
         if self.closed {
             return None;
@@ -229,7 +226,7 @@ impl Flow {
         Step::Waits
     }
 
-    /// How many of the next bytes may pass before the connection is cut.
+    /// Number of the next bytes that may pass before the connection is cut.
     fn space(&self, bytes: &[u8], fault: Fault) -> usize {
         match fault {
             Fault::CutAfterBytes(direction, count) if direction == self.direction => {
@@ -240,7 +237,7 @@ impl Flow {
         }
     }
 
-    /// How many of the next bytes complete so many replies.
+    /// Number of the next bytes that complete `count` replies.
     fn room_for(&self, count: u64, bytes: &[u8]) -> usize {
         let Some(begun) = &self.reply else { return usize::MAX };
         let stream = [begun, bytes].concat();
@@ -253,7 +250,7 @@ impl Flow {
         end.saturating_sub(begun.len())
     }
 
-    /// Counts what has passed.
+    /// Counts bytes that have passed.
     fn pass(&mut self, bytes: &[u8]) {
         self.bytes += bytes.len() as u64;
         let Some(reply) = &mut self.reply else { return };

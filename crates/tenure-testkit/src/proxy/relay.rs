@@ -15,19 +15,19 @@ use super::pair::{Fate, Pair};
 use super::{Fault, Traffic};
 use crate::servers::port::Port;
 
-/// What the test asks for, carried out between two moves.
+/// A call of the test, carried out between two rounds.
 pub(super) type Order = Box<dyn FnOnce(&mut Relay) + Send>;
 
 pub(super) struct Relay {
     port: Port,
     server: SocketAddr,
-    /// None while connections are refused.
+    /// `None` while connections are refused.
     listener: Option<TcpListener>,
-    /// For each connection that `faults` does not name.
+    /// Applies to each connection that `faults` does not name.
     fault: Fault,
     faults: BTreeMap<usize, Fault>,
     pairs: Vec<Pair>,
-    /// By ordinal less one; those that are over stay.
+    /// By ordinal minus one; closed connections stay.
     traffic: Vec<Traffic>,
     ended: bool,
 }
@@ -52,8 +52,7 @@ impl Relay {
     pub(super) fn run(mut self, orders: &Receiver<Order>, mut woken: &UnixStream) {
         woken.set_nonblocking(true).expect("a socket takes any mode");
         loop {
-            // What was sent before an order has come by now, and passes before the order is carried
-            // out.
+            // Bytes sent before an order have arrived by now, and pass before the order is carried out.
             let ordered: Vec<Order> = orders.try_iter().collect();
             self.accept();
             self.receive();
@@ -92,7 +91,6 @@ impl Relay {
         self.pairs.iter_mut().filter(|pair| pair.ordinal == ordinal).for_each(Pair::count_anew);
     }
 
-    /// Resets one connection, or all.
     pub(super) fn reset(&mut self, ordinal: Option<usize>) {
         for pair in self.pairs.extract_if(.., |pair| ordinal.is_none_or(|ordinal| pair.ordinal == ordinal)) {
             self.traffic[pair.ordinal - 1].open = false;
@@ -100,7 +98,7 @@ impl Relay {
         }
     }
 
-    /// The shutdown works at once; a close alone may not, see [`Pair::reset`].
+    /// A shutdown takes effect at once; a close alone may not, see [`Pair::reset`].
     fn refuse(&mut self) {
         if let Some(listener) = self.listener.take() {
             let _ = shutdown(&listener, Shutdown::Both);
@@ -132,7 +130,7 @@ impl Relay {
         }
     }
 
-    /// Sleeps until a socket or an order is ready, or a piece is due that was not at `now`.
+    /// Sleeps until a socket or an order is ready, or until a piece that was not due at `now` is.
     fn wait(&self, woken: &UnixStream, now: Instant) {
         let mut sockets = vec![PollFd::new(woken, PollFlags::IN)];
         sockets.extend(self.listener.as_ref().map(|listener| PollFd::new(listener, PollFlags::IN)));
@@ -163,7 +161,7 @@ impl Relay {
         }
     }
 
-    /// Takes in what has come.
+    /// Reads what has arrived.
     fn receive(&mut self) {
         let now = Instant::now();
         for pair in &mut self.pairs {

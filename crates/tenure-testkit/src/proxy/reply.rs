@@ -1,15 +1,15 @@
-//! Where a reply ends, for a proxy that counts replies.
+//! RESP framing, for a proxy that counts replies.
 
-/// These bytes are not RESP.
+/// The bytes are not RESP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotResp;
 
-/// Whether this is a message, which answers no request.
+/// Whether this is a push, which answers no request.
 pub fn is_push(bytes: &[u8]) -> bool {
     bytes.first() == Some(&b'>')
 }
 
-/// The length of the first reply. `None` if its end has not come yet.
+/// The length of the first reply in bytes; `None` if it is incomplete.
 ///
 /// # Errors
 /// If the bytes are not RESP.
@@ -34,7 +34,7 @@ pub fn length(bytes: &[u8]) -> Result<Option<usize>, NotResp> {
             }
             b'*' | b'~' | b'>' => values += usize::try_from(count()?).unwrap_or(0),
             b'%' => values += 2 * usize::try_from(count()?).unwrap_or(0),
-            // Attributes stand before the value that they describe.
+            // Attributes precede the value that they describe.
             b'|' => values += 2 * usize::try_from(count()?).unwrap_or(0) + 1,
             _ => return Err(NotResp),
         }

@@ -1,4 +1,4 @@
-//! Certificates for servers and clients, made for one test.
+//! TLS certificates for servers and clients, issued for one test.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,50 +6,50 @@ use std::path::{Path, PathBuf};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use tempfile::TempDir;
 
-/// An authority that a test alone trusts. Its files, in PEM form, are gone with it.
+/// A certificate authority trusted by one test only. Its PEM files are removed on drop.
 #[derive(Debug)]
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     dir: TempDir,
 }
 
-/// A certificate and its key, as files.
+/// A certificate and its key, as PEM files.
 #[derive(Clone, Debug)]
 pub struct Certificate {
     /// The certificate.
     pub cert: PathBuf,
-    /// Its key.
+    /// The private key.
     pub key: PathBuf,
 }
 
 impl Authority {
-    /// A new one.
+    /// A new authority.
     ///
     /// # Panics
-    /// Where its files cannot be written.
+    /// If its files cannot be written.
     #[expect(clippy::new_without_default, reason = "no two are equal")]
     pub fn new() -> Self {
         let dir = tempfile::Builder::new().prefix("tenure-ca-").tempdir().expect("a temporary directory");
         let key = KeyPair::generate().expect("a key");
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        // No two have one name, or a client that trusts the other would look at the signature
-        // first.
+        // Distinct names: with equal ones, a client that trusts another authority would fail on the signature
+        // instead.
         params.distinguished_name.push(DnType::CommonName, dir.path().display().to_string());
         let certificate = params.self_signed(&key).expect("a certificate");
         fs::write(dir.path().join("ca.pem"), certificate.pem()).expect("a writable temporary directory");
         Self { issuer: Issuer::new(params, key), dir }
     }
 
-    /// Its own certificate: who trusts it trusts all that it certifies.
+    /// The authority's own certificate, for trust stores.
     pub fn ca(&self) -> PathBuf {
         self.dir.path().join("ca.pem")
     }
 
-    /// Issues a certificate for `name`, a host or an address.
+    /// Issues a certificate for `name`, a host name or IP address.
     ///
     /// # Panics
-    /// For what cannot be a name, and where the files cannot be written.
+    /// If `name` is not a valid name, or if the files cannot be written.
     pub fn certify(&self, name: &str) -> Certificate {
         let key = KeyPair::generate().expect("a key");
         let mut params = CertificateParams::new([name.to_owned()]).expect("a name");
@@ -63,7 +63,7 @@ impl Authority {
         Certificate { cert: write("cert", certificate.pem()), key: write("key", key.serialize_pem()) }
     }
 
-    /// The directory of its files.
+    /// The directory with the files.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }

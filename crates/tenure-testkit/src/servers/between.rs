@@ -1,5 +1,5 @@
-//! What lies between the members of a cluster: each is reached through a relay. It can cut any two
-//! from each other while both of them run, and clients reach both.
+//! The network between the members of a cluster: each member is reached through a relay. Relays can cut any
+//! two members from each other while both keep running and serving clients.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -25,15 +25,15 @@ struct Network {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The process of each member.
+    /// Process id of each member.
     pids: Vec<Option<u32>>,
-    /// Pairs of members of which the first has the lower number.
+    /// Disconnected pairs of members, smaller index first.
     cut: BTreeSet<(usize, usize)>,
     is_over: bool,
 }
 
 impl Between {
-    /// A further way to this member.
+    /// Adds a relay to this member and returns its address.
     pub(super) fn relay(&mut self, to: usize, target: SocketAddr) -> SocketAddr {
         let (port, listener) = (0..20)
             .find_map(|_| {
@@ -57,17 +57,16 @@ impl Between {
         address
     }
 
-    /// These are the processes of the members from now on.
+    /// Sets the process ids of the members.
     pub(super) fn know(&self, pids: Vec<Option<u32>>) {
         self.network.lock().pids = pids;
     }
 
-    /// From now on nothing passes between these two, each way. What they send waits.
+    /// Blocks traffic between two members in both directions; it is delayed, not dropped.
     pub(super) fn cut(&self, a: usize, b: usize) {
         self.network.lock().cut.insert((a.min(b), a.max(b)));
     }
 
-    /// Everything passes again.
     pub(super) fn heal(&self) {
         self.network.lock().cut.clear();
         self.network.changed.notify_all();
@@ -79,7 +78,7 @@ impl Drop for Between {
         self.network.lock().is_over = true;
         self.network.changed.notify_all();
         for (_, port) in &self.relays {
-            // It listens once more, and ends.
+            // Unblocks the accept loop, so that it ends.
             drop(TcpStream::connect(port.address()));
         }
     }
@@ -90,7 +89,7 @@ impl Network {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One connection. It passes nothing while the member that dialled it is cut from the other.
+    /// Serves one connection. Traffic is held while the dialling member is cut from the other one.
     fn serve(self: Arc<Self>, client: TcpStream, relay: SocketAddr, to: usize, target: SocketAddr) {
         let Some(from) = client.peer_addr().ok().and_then(|dialler| self.member(dialler, relay)) else {
             return;
@@ -118,14 +117,14 @@ impl Network {
         let _ = (from.shutdown(Shutdown::Both), into.shutdown(Shutdown::Both));
     }
 
-    /// Waits until something passes between the two; false when all is over.
+    /// Waits until traffic between the two may pass; `false` once the relays are shut down.
     fn passes(&self, a: usize, b: usize) -> bool {
         let is_cut = |state: &mut State| state.cut.contains(&(a.min(b), a.max(b))) && !state.is_over;
         let state = self.changed.wait_while(self.lock(), is_cut);
         !state.unwrap_or_else(PoisonError::into_inner).is_over
     }
 
-    /// Which member has the socket that dialled from there.
+    /// The member that owns the dialling socket.
     fn member(&self, dialler: SocketAddr, relay: SocketAddr) -> Option<usize> {
         let inode = inode(dialler, relay)?;
         let pids = self.lock().pids.clone();
@@ -133,7 +132,7 @@ impl Network {
     }
 }
 
-/// The number of the socket that is connected from one to the other, as Linux lists it.
+/// The inode of the socket connected from one address to the other, from `/proc/net/tcp`.
 fn inode(from: SocketAddr, to: SocketAddr) -> Option<String> {
     let ends = [from, to].map(|end| format!(":{:04X}", end.port()));
     let tables =

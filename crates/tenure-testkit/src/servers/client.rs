@@ -1,5 +1,4 @@
-//! A small synchronous client: for arranging and inspecting, and for being the bare client beside
-//! ours.
+//! A small synchronous client, for arranging and inspecting, and as the bare client in comparisons.
 
 use std::fmt::{self, Debug};
 use std::io::{self, ErrorKind, Read, Write};
@@ -12,8 +11,8 @@ use redis::{Parser, pack_command};
 
 use super::Value;
 
-/// One connection to a server, possibly through a proxy. It never dials again: what a test breaks
-/// stays broken.
+/// One connection to a server, possibly through a proxy. It never reconnects: what a test breaks stays
+/// broken.
 pub struct Client {
     stream: Box<dyn Stream>,
     parser: Parser,
@@ -21,20 +20,20 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to a port and says nothing yet. Each reply is waited for 5 s at most.
+    /// Connects over TCP without sending anything. Each reply times out after 5 s.
     ///
     /// # Errors
-    /// What `connect` says.
+    /// Those of `connect`.
     pub fn dial(address: SocketAddr) -> io::Result<Self> {
         let stream = TcpStream::connect_timeout(&address, Self::TIMEOUT)?;
         stream.set_nodelay(true)?;
         Ok(Self::over(stream))
     }
 
-    /// Connects to a socket in the file system.
+    /// Connects to a Unix socket.
     ///
     /// # Errors
-    /// What `connect` says.
+    /// Those of `connect`.
     pub fn dial_unix(path: &Path) -> io::Result<Self> {
         UnixStream::connect(path).map(Self::over)
     }
@@ -45,19 +44,18 @@ impl Client {
         Self { stream: Box::new(stream), parser: Parser::new(), timeout: Self::TIMEOUT }
     }
 
-    /// Waits this long for each reply instead.
+    /// Sets the timeout of each reply.
     #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// Sends one command and waits for its reply; an error of the server is a reply. What is pushed
-    /// meanwhile is passed over.
+    /// Sends one command and waits for its reply; a server error is a reply. Pushes in between are skipped.
     ///
     /// # Errors
-    /// `TimedOut` without an answer in time, `UnexpectedEof` at the end of the connection,
-    /// `InvalidData` for what is not RESP. The connection is of no further use after any of them.
+    /// `TimedOut` without an answer in time, `UnexpectedEof` at the end of the connection, `InvalidData` if
+    /// the reply is not RESP. The connection is unusable afterwards.
     pub fn command<A: AsRef<[u8]>>(&mut self, arguments: &[A]) -> io::Result<Value> {
         self.send(arguments)?;
         loop {
@@ -68,7 +66,7 @@ impl Client {
         }
     }
 
-    /// Sends one command and does not wait.
+    /// Sends one command without waiting.
     ///
     /// # Errors
     /// As [`Client::command`].
@@ -77,7 +75,7 @@ impl Client {
         self.send_bytes(&pack_command(&arguments))
     }
 
-    /// Sends these bytes, which may be any part of a command, or of none.
+    /// Sends raw bytes, which need not form a command.
     ///
     /// # Errors
     /// As [`Client::command`].
@@ -86,7 +84,7 @@ impl Client {
         self.stream.write_all(bytes).map_err(as_timeout)
     }
 
-    /// Waits for what the server says next: a reply, or a message.
+    /// Waits for the next reply or push.
     ///
     /// # Errors
     /// As [`Client::command`].
@@ -108,7 +106,7 @@ impl fmt::Debug for Client {
     }
 }
 
-/// A socket that is read until a moment, and how it failed.
+/// A socket that is read until a deadline, and how it failed.
 struct Until<'a> {
     stream: &'a mut dyn Stream,
     until: Instant,
@@ -143,7 +141,7 @@ impl Read for Until<'_> {
     }
 }
 
-/// A socket with a timeout says "try again" when it means that the time is over.
+/// A socket with a timeout reports `WouldBlock` when the time is over.
 fn as_timeout(error: io::Error) -> io::Error {
     if error.kind() == ErrorKind::WouldBlock { ErrorKind::TimedOut.into() } else { error }
 }

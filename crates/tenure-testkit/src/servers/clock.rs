@@ -1,8 +1,7 @@
-//! A server's own wall clock, moved and stopped by the test while the server runs.
+//! A server's own wall clock, stepped and frozen by the test while the server runs.
 //!
-//! The server is started with `shim/clock.c` preloaded. It reads its setting from a file that both
-//! map or write: byte 0 says which of the 256 settings behind byte 8 counts, each an offset and a
-//! fixed time, in µs.
+//! The server is started with `shim/clock.c` preloaded, which reads its settings from a shared file: byte 0
+//! selects one of 256 settings that start at byte 8, each an offset and a fixed time, in µs.
 
 use std::fs::{self, File};
 use std::io;
@@ -12,10 +11,9 @@ use std::process::Command;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// The wall clock of one server. It survives restarts, as a machine's does.
+/// The wall clock of one server. It survives restarts, as a machine's clock does.
 ///
-/// What moves is what `TIME`, expiry and scripts see. The server's own timers are monotonic and go
-/// on.
+/// It affects `TIME`, expiry and scripts. The server's own timers are monotonic and unaffected.
 #[derive(Debug)]
 pub struct Clock {
     file: File,
@@ -34,7 +32,7 @@ const LIBRARY: &str = "clock.so";
 const VARIABLE: &str = "TENURE_CLOCK";
 
 impl Clock {
-    /// Puts a clock that shows the real time into the directory of a server.
+    /// Installs a clock that shows the real time in a server's directory.
     pub(super) fn install(dir: &Path) -> io::Result<Self> {
         fs::write(dir.join(LIBRARY), library())?;
         let file = File::options().write(true).create(true).truncate(true).open(dir.join(FILE))?;
@@ -42,13 +40,12 @@ impl Clock {
         Ok(Self { file, setting: Mutex::default() })
     }
 
-    /// What the environment of a server in `dir` must hold.
+    /// The environment variables that a server in `dir` needs.
     pub(super) fn environment(dir: &Path) -> [(&'static str, PathBuf); 2] {
         [("LD_PRELOAD", dir.join(LIBRARY)), (VARIABLE, dir.join(FILE))]
     }
 
-    /// Moves the clock by so many ms, backwards if negative. A clock that stands is set and goes on
-    /// standing.
+    /// Steps the clock by `ms` milliseconds, backwards if negative. A frozen clock stays frozen.
     pub fn step_ms(&self, ms: i64) {
         self.change(|setting| match &mut setting.frozen_us {
             Some(time) => *time += ms * 1000,
@@ -56,28 +53,28 @@ impl Clock {
         });
     }
 
-    /// Moves the clock ahead.
+    /// Steps the clock forward.
     pub fn forward(&self, by: Duration) {
         self.step_ms(ms(by));
     }
 
-    /// Moves the clock back.
+    /// Steps the clock back.
     pub fn back(&self, by: Duration) {
         self.step_ms(-ms(by));
     }
 
-    /// Stops the clock at so many µs since 1970, until the next call or [`Clock::reset`]. Then
-    /// `now` is what the test says, exactly.
+    /// Freezes the clock at a time in µs since 1970, until the next call or [`Clock::reset`]. The server then
+    /// sees exactly this time.
     ///
     /// # Panics
-    /// At 0, which means "not stopped", and beyond the year 290,000.
+    /// At 0, which means "not frozen", and beyond the year 290,000.
     pub fn freeze_us(&self, time_us: u64) {
         assert_ne!(time_us, 0, "the server's clock cannot stand at 0");
         let time_us = i64::try_from(time_us).expect("a time that fits into 63 bits");
         self.change(|setting| setting.frozen_us = Some(time_us));
     }
 
-    /// Stops the clock where it is.
+    /// Freezes the clock at its current time.
     pub fn freeze(&self) {
         let real = SystemTime::now().duration_since(UNIX_EPOCH).expect("a real clock after 1970");
         let real_us = i64::try_from(real.as_micros()).expect("a time that fits into 63 bits");
@@ -86,7 +83,7 @@ impl Clock {
         });
     }
 
-    /// Back to the real time, and running.
+    /// Resets the clock to the real time, running.
     pub fn reset(&self) {
         self.change(|setting| *setting = Setting { slot: setting.slot, ..Setting::default() });
     }

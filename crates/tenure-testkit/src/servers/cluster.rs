@@ -1,4 +1,4 @@
-//! A cluster of servers, made by the commands that its nodes understand.
+//! A Redis Cluster, formed by commands to its nodes.
 
 use std::collections::BTreeMap;
 use std::thread;
@@ -6,47 +6,45 @@ use std::time::{Duration, Instant};
 
 use super::{Config, Server, Value, eventually, sweep_at_exit};
 
-/// So many slots a cluster has.
+/// Number of slots of a cluster.
 const SLOTS: u16 = 16_384;
-/// A node that says nothing for so long is taken for lost: on a busy machine one may say nothing
-/// for a second.
+/// Silence after which a node counts as failed: on a busy machine a node may be silent for a second.
 const NODE_TIMEOUT_MS: &str = "2000";
-/// The same, where none is meant to be lost.
+/// The same, for tests in which no node is meant to fail.
 const CALM_TIMEOUT_MS: &str = "60000";
-/// A fresh master takes no writes for 2 s.
+/// Timeout for state changes: a new master takes no writes for 2 s.
 const READY: Duration = Duration::from_secs(20);
 
-/// Three masters, each with a third of the slots, and perhaps a replica for each.
+/// Three masters with a third of the slots each, and optionally a replica for each.
 #[derive(Debug)]
 pub struct Cluster {
-    /// The first three were the masters in the beginning.
+    /// The first three are the initial masters.
     nodes: Vec<Server>,
 }
 
 impl Cluster {
-    /// Three masters, and the replica of the first, the second and the third, which takes its place
-    /// 2 s after it is lost.
+    /// Three masters, each with a replica that takes over 2 s after its master fails.
     ///
-    /// A shard that is down does not make the others refuse their slots.
+    /// A failed shard does not make the others refuse their slots.
     ///
     /// # Panics
-    /// Like each function here: if the servers cannot be had, or do not do in time what they are
-    /// told.
+    /// Like each function here: if the servers cannot be started, or do not reach the requested state in
+    /// time.
     pub fn start() -> Self {
         Self::start_with(&Config::new())
     }
 
-    /// The same, with these settings for each node.
+    /// Like `start`, with these settings for each node.
     pub fn start_with(nodes: &Config) -> Self {
         Self::of(6, nodes)
     }
 
-    /// Three masters alone.
+    /// Three masters without replicas.
     pub fn without_replicas() -> Self {
         Self::of(3, &Config::new()).calm()
     }
 
-    /// The same cluster, where no client is taken for lost any more, however busy the machine is.
+    /// Raises the node timeout, so that no node is considered failed, however busy the machine is.
     #[must_use]
     pub fn calm(self) -> Self {
         for node in &self.nodes {
@@ -75,8 +73,7 @@ impl Cluster {
         cluster
     }
 
-    /// For a `static`, which is never dropped: its directories are removed when this process ends,
-    /// as its servers do.
+    /// For a cluster in a `static`, which is never dropped: removes its directories when this process ends.
     #[must_use]
     pub fn until_exit(self) -> Self {
         sweep_at_exit(&self.nodes);
@@ -110,15 +107,14 @@ impl Cluster {
             });
         }
         self.settles();
-        // One that is started again before may not start: valkey-io/valkey#2171.
+        // Restarting a node before that may fail: valkey-io/valkey#2171.
         eventually("all nodes know which of them are one shard", READY, || {
             let shards = |node: &Server| node.command(&["CLUSTER", "SHARDS"]).items().len();
             self.nodes.iter().all(|node| shards(node) == self.masters().len())
         });
     }
 
-    /// Waits until every node that runs says that all slots are served, and every replica has what
-    /// its master has.
+    /// Waits until every running node reports that all slots are served, and every replica has caught up.
     pub fn settles(&self) {
         eventually("the cluster is whole", READY, || {
             self.nodes.iter().filter(|node| node.is_running()).all(|node| {
@@ -132,7 +128,7 @@ impl Cluster {
         });
     }
 
-    /// Waits until a replica has all that the node of this key was told so far.
+    /// Waits until a replica has everything that this key's node received so far.
     ///
     /// # Panics
     /// As [`Server::replicates`].
@@ -140,23 +136,23 @@ impl Cluster {
         self.nodes[self.owner_of(key)].replicates(1, &format!("{{{key}}}:told"));
     }
 
-    /// All nodes, those that were the masters in the beginning first.
+    /// All nodes, initial masters first.
     pub fn nodes(&self) -> &[Server] {
         &self.nodes
     }
 
-    /// Those that were the masters in the beginning.
+    /// The initial masters.
     pub fn masters(&self) -> &[Server] {
         &self.nodes[..3]
     }
 
-    /// `redis-cluster://` and these nodes; `rediss-cluster://` where they speak TLS.
+    /// The URL with these nodes as seeds: `redis-cluster://`, or `rediss-cluster://` for TLS.
     pub fn url_of(&self, nodes: &[usize]) -> String {
         let hosts: Vec<_> = nodes.iter().map(|at| self.nodes[*at].address().to_string()).collect();
         format!("{}-cluster://{}", self.nodes[0].scheme(), hosts.join(","))
     }
 
-    /// The same with the first three nodes.
+    /// The URL with the first three nodes as seeds.
     pub fn url(&self) -> String {
         self.url_of(&[0, 1, 2])
     }
@@ -167,7 +163,7 @@ impl Cluster {
         u16::try_from(slot).expect("a slot")
     }
 
-    /// Who serves a slot, as each of the nodes that run sees it, if all agree and that one runs.
+    /// The node that serves a slot, if all running nodes agree on it and it is running.
     pub fn owner(&self, slot: u16) -> Option<usize> {
         let running = || self.nodes.iter().filter(|node| node.is_running());
         let views: Vec<_> = running().map(|node| owner_id(node, slot)).collect();
@@ -176,7 +172,7 @@ impl Cluster {
         views.iter().all(|view| view.as_ref() == Some(id)).then_some(at)
     }
 
-    /// Who serves the slot of a key; waits until all agree.
+    /// The node that serves the slot of a key; waits until all agree.
     pub fn owner_of(&self, key: &str) -> usize {
         let (slot, mut owner) = (self.slot(key), None);
         eventually("all nodes agree on a slot's owner", READY, || {
@@ -186,7 +182,7 @@ impl Cluster {
         owner.expect("waited for")
     }
 
-    /// A key with this beginning in a slot of this node.
+    /// A key with this prefix in a slot of this node.
     pub fn key_at(&self, node: usize, prefix: &str) -> String {
         let id = self.nodes[node].node_id();
         (0..10_000)
@@ -195,7 +191,7 @@ impl Cluster {
             .expect("a third of the keys is on each master")
     }
 
-    /// The node that replicates this one.
+    /// The replica of this node.
     pub fn replica_of(&self, node: usize) -> usize {
         let port = self.nodes[node].address().port().to_string();
         let replicates =
@@ -203,7 +199,7 @@ impl Cluster {
         self.nodes.iter().position(replicates).expect("a master with a replica")
     }
 
-    /// Starts to move a slot: from now on its keys are moved one by one.
+    /// Starts a slot migration; the keys are moved one by one afterwards.
     pub fn begin_move(&self, slot: u16, from: usize, to: usize) {
         let [from_id, to_id] = [from, to].map(|at| self.nodes[at].node_id());
         let slot = slot.to_string();
@@ -211,7 +207,7 @@ impl Cluster {
         ok(&self.nodes[from], &["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to_id]);
     }
 
-    /// Moves at most so many of the slot's keys; how many there were.
+    /// Moves up to `most` keys of the slot and returns their number.
     pub fn move_keys(&self, slot: u16, from: usize, to: usize, most: u32) -> usize {
         let listed = ["CLUSTER", "GETKEYSINSLOT", &slot.to_string(), &most.to_string()];
         let keys = self.nodes[from].command(&listed);
@@ -225,7 +221,7 @@ impl Cluster {
         keys.len()
     }
 
-    /// The slot is the other node's.
+    /// Assigns the slot to the other node.
     pub fn end_move(&self, slot: u16, from: usize, to: usize) {
         let (slot, to_id) = (slot.to_string(), self.nodes[to].node_id());
         for at in [to, from] {
@@ -233,29 +229,28 @@ impl Cluster {
         }
     }
 
-    /// Moves a slot with all that is in it.
+    /// Migrates a slot with all its keys.
     pub fn move_slot(&self, slot: u16, from: usize, to: usize) {
         self.begin_move(slot, from, to);
         eventually("all keys of a slot are moved", READY, || self.move_keys(slot, from, to, 100) == 0);
         self.end_move(slot, from, to);
     }
 
-    /// Lets the replica of a master take its place, with what the master has. Which node that was.
+    /// Has a master's replica take over with all its data. Returns the replica's index.
     pub fn fail_over(&self, master: usize) -> usize {
         let replica = self.replica_of(master);
         let node = &self.nodes[replica];
-        // Masters vote for no one who claims what has moved on.
+        // Masters do not vote for a candidate with an outdated slot configuration.
         eventually("all say the same of every slot", READY, || {
             let mut said = self.nodes.iter().filter(|node| node.is_running()).map(ranges);
             let first = said.next();
             said.all(|ranges| Some(ranges) == first)
         });
-        // After an election that failed, the next is four times this away: minutes, where no client
-        // is taken for lost.
+        // After a failed election, the next one is delayed by four times the node timeout: minutes, in a calm
+        // cluster.
         let timeout = node.command(&["CONFIG", "GET", "cluster-node-timeout"]).items()[1].text().to_owned();
         ok(node, &["CONFIG", "SET", "cluster-node-timeout", NODE_TIMEOUT_MS]);
-        // A server gives one up that has not come about within 5 s, which happens where much is
-        // written.
+        // The server abandons a failover that takes more than 5 s, which happens under heavy writes.
         let mut asked: Option<Instant> = None;
         eventually("the replica is the master", 2 * READY, || {
             if asked.is_none_or(|asked| asked.elapsed() > Duration::from_secs(6)) {
@@ -273,7 +268,7 @@ impl Cluster {
     }
 }
 
-/// Which slots are served together, and by whose id, as this node sees it.
+/// Slot ranges with the ids of their masters, as this node sees them.
 fn ranges(node: &Server) -> Vec<(i64, i64, String)> {
     let reply = node.command(&["CLUSTER", "SLOTS"]);
     let range = |range: &Value| {
@@ -285,8 +280,8 @@ fn ranges(node: &Server) -> Vec<(i64, i64, String)> {
     ranges
 }
 
-/// The id of the client that serves a slot, as this node sees it. Ports are not told to every
-/// client: only to those who speak TLS where that is all that is spoken.
+/// The id of the node that serves a slot, as this node sees it. Not its address: a cluster that speaks only
+/// TLS hides the ports from other clients.
 fn owner_id(node: &Server, slot: u16) -> Option<String> {
     let mut ranges = ranges(node).into_iter();
     Some(ranges.find(|(first, last, _)| (*first..=*last).contains(&i64::from(slot)))?.2)

@@ -1,12 +1,11 @@
-//! What a server is started with.
+//! Settings of a Redis server.
 
 use std::fmt::Write;
 use std::path::Path;
 
 use super::{Authority, Certificate};
 
-/// The settings of a server beyond the defaults of the kit: no persistence, a free loopback port
-/// and a unix socket.
+/// Settings beyond the kit's defaults: no persistence, a free loopback port and a Unix socket.
 ///
 /// ```
 /// use tenure_testkit::servers::Config;
@@ -29,51 +28,49 @@ impl Config {
         Self::default()
     }
 
-    /// Adds a line to `redis.conf`: a directive, and its arguments with any quotes that they need.
-    /// The last line of a name counts.
+    /// Adds a line to `redis.conf`: a directive and its arguments, quoted where needed. The last line of a
+    /// directive counts.
     #[must_use]
     pub fn set(mut self, directive: &str, arguments: &str) -> Self {
         self.lines.push(format!("{directive} {arguments}"));
         self
     }
 
-    /// The default user needs this password (`requirepass`).
+    /// Sets the default user's password (`requirepass`).
     #[must_use]
     pub fn password(self, password: &str) -> Self {
         self.set("requirepass", password)
     }
 
-    /// Adds a user: its name, then its ACL rules. `default off` shuts every other client out.
+    /// Adds a user: its name, then its ACL rules. `default off` locks all other clients out.
     #[must_use]
     pub fn user(self, name_and_rules: &str) -> Self {
         self.set("user", name_and_rules)
     }
 
-    /// The server gets its own clock, which the test moves:
-    /// [`Server::clock`](super::Server::clock).
+    /// Gives the server its own clock: [`Server::clock`](super::Server::clock).
     #[must_use]
     pub fn clock(mut self) -> Self {
         self.clock = true;
         self
     }
 
-    /// The server is to become a node of a [`Cluster`](super::Cluster).
+    /// Makes the server a node of a [`Cluster`](super::Cluster).
     #[must_use]
     pub(super) fn node(mut self) -> Self {
         self.is_node = true;
         self.set("cluster-enabled", "yes")
     }
 
-    /// A restart keeps what was saved (`SAVE`, an append-only file) instead of starting empty, and
-    /// does not wait until it is loaded.
+    /// Keeps saved data (`SAVE`, an append-only file) over restarts, and does not wait for it to load.
     #[must_use]
     pub fn keep_data(mut self) -> Self {
         self.keeps_data = true;
         self
     }
 
-    /// The port speaks TLS only, with this certificate. Clients need one of the same authority,
-    /// unless `tls-auth-clients no` is set too.
+    /// Makes the port TLS only, with this certificate. Clients need a certificate of the same authority,
+    /// unless `tls-auth-clients no` is set, too.
     #[must_use]
     pub fn tls(mut self, authority: &Authority, certificate: &Certificate) -> Self {
         self.tls = true;
@@ -82,7 +79,6 @@ impl Config {
             .set("tls-key-file", &certificate.key.display().to_string())
     }
 
-    /// The server is a sentinel.
     #[must_use]
     pub(super) fn sentinel(mut self) -> Self {
         self.is_sentinel = true;
@@ -104,6 +100,5 @@ impl Config {
     }
 }
 
-/// The user as whom the kit itself connects, so that it still can when a test has locked every
-/// other client out.
+/// The kit's own user, so that it can connect even when a test has locked all other clients out.
 pub(super) const INSPECTOR: &str = "tenure-testkit";

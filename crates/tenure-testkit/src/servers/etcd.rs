@@ -1,4 +1,4 @@
-//! etcd for one test: one member or several, on loopback ports, in a temporary directory.
+//! etcd for one test: one or several members on loopback ports, in a temporary directory.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -12,19 +12,19 @@ use super::members::Members;
 use super::port::Port;
 use super::process::Process;
 
-/// Members of one etcd. Dropping it kills them and removes their directories.
+/// An etcd of one or several members. Dropping it kills them and removes their directories.
 #[derive(Debug)]
 pub struct Etcd {
     members: Members,
     places: Vec<Place>,
-    /// Further words of the command line of each.
+    /// Additional arguments of each member's command line.
     words: Vec<String>,
-    /// Where the only member encrypts.
+    /// The TLS port of a single member.
     encrypts: Option<Port>,
     between: Option<Between>,
 }
 
-/// Where a member listens, and where the others reach it.
+/// A member's ports, and the address at which its peers reach it.
 #[derive(Debug)]
 struct Place {
     client: Port,
@@ -33,7 +33,7 @@ struct Place {
 }
 
 impl Etcd {
-    /// The same for as long as this program runs, for a `static`: its directory is removed then.
+    /// For an etcd in a `static`, which is never dropped: removes its directory when this process ends.
     #[must_use]
     pub fn until_exit(self) -> Self {
         self.members.until_exit();
@@ -43,18 +43,18 @@ impl Etcd {
     /// One member.
     ///
     /// # Panics
-    /// Like each function here: if the server cannot be had, with its log in the message.
+    /// Like each function here: if the server cannot be started, with its log in the message.
     pub fn start() -> Self {
         Self::of(1, Vec::new(), None, None)
     }
 
-    /// One member that keeps no more than so many bytes.
+    /// One member with a storage quota in bytes.
     pub fn with_quota(bytes: u64) -> Self {
         Self::of(1, vec!["--quota-backend-bytes".into(), bytes.to_string()], None, None)
     }
 
-    /// One member that also listens where it encrypts, and shows this certificate. Clients there
-    /// show one of the authority in `ca`, if that is given.
+    /// One member with an additional TLS port and this certificate. If `ca` is given, clients on that port
+    /// need a certificate of this authority.
     pub fn with_tls(certificate: &Certificate, ca: Option<&Path>) -> Self {
         let word = |path: &Path| path.to_str().expect("a path in UTF-8").to_owned();
         let mut words = vec!["--cert-file".into(), word(&certificate.cert)];
@@ -65,10 +65,10 @@ impl Etcd {
         Self::of(1, words, Some(Port::claim()), None)
     }
 
-    /// Where it encrypts: `HOST:PORT`.
+    /// The TLS port: `HOST:PORT`.
     ///
     /// # Panics
-    /// If it was not started so.
+    /// If it was started without one.
     pub fn encrypted(&self) -> String {
         self.encrypts.as_ref().expect("a member that encrypts").address().to_string()
     }
@@ -78,7 +78,7 @@ impl Etcd {
         Self::of(3, Vec::new(), None, None)
     }
 
-    /// The same, and their network can be [cut](Self::isolate).
+    /// Three members whose network can be [cut](Self::isolate).
     pub fn partitioned() -> Self {
         Self::of(3, Vec::new(), None, Some(Between::default()))
     }
@@ -99,10 +99,10 @@ impl Etcd {
         etcd
     }
 
-    /// Cuts a member from the others, each way, while all of them run. Clients reach it.
+    /// Cuts a member from the others in both directions while all keep running and serving clients.
     ///
     /// # Panics
-    /// If they were not started so.
+    /// If it was not started by `partitioned`.
     pub fn isolate(&self, at: usize) {
         let between = self.between.as_ref().expect("members whose network can be cut");
         (0..self.places.len()).filter(|other| *other != at).for_each(|other| between.cut(at, other));
@@ -113,12 +113,12 @@ impl Etcd {
         self.between.as_ref().expect("members whose network can be cut").heal();
     }
 
-    /// The memory of its members, in bytes.
+    /// The members' memory, in bytes.
     pub fn memory(&self) -> u64 {
         self.members.memory()
     }
 
-    /// Its URL: that of all members.
+    /// The URL with all members.
     pub fn url(&self) -> String {
         let places: Vec<String> =
             self.places.iter().map(|member| member.client.address().to_string()).collect();
@@ -130,17 +130,17 @@ impl Etcd {
         format!("etcd://{}", self.places[at].client.address())
     }
 
-    /// Where the first member takes clients.
+    /// The client address of the first member.
     pub fn address(&self) -> SocketAddr {
         self.places[0].client.address()
     }
 
-    /// What a member has at this path, by HTTP.
+    /// Sends a GET request to a member.
     pub fn get(&self, at: usize, path: &str) -> Option<String> {
         self.http(at, &format!("GET /{path} HTTP/1.0\r\n\r\n"))
     }
 
-    /// Waits until every member that runs knows a leader.
+    /// Waits until every running member knows a leader.
     pub fn ready(&self) {
         let limit = Duration::from_secs(60);
         eventually("etcd has a leader", limit, || (0..self.places.len()).all(|at| self.knows_leader(at)));
@@ -150,7 +150,7 @@ impl Etcd {
         !self.members.is_running(at) || self.leader_of(at).is_some()
     }
 
-    /// Which member leads.
+    /// The index of the leader; waits until there is one.
     pub fn leader(&self) -> usize {
         let mut leader = None;
         eventually("etcd has a leader", Duration::from_secs(30), || {
@@ -172,7 +172,7 @@ impl Etcd {
         (leader != "0").then_some(leader == member)
     }
 
-    /// Asks a member by HTTP: `path` behind `/v3/`, a body in JSON.
+    /// Sends a JSON request to a member: `path` is relative to `/v3/`.
     pub fn post(&self, at: usize, path: &str, body: &str) -> Option<String> {
         let length = body.len();
         self.http(at, &format!("POST /v3/{path} HTTP/1.0\r\nContent-Length: {length}\r\n\r\n{body}"))
@@ -188,12 +188,12 @@ impl Etcd {
         Some(said.split_once("\r\n\r\n")?.1.to_owned())
     }
 
-    /// Lets a member stand still (SIGSTOP).
+    /// Stops a member (SIGSTOP).
     pub fn stop(&self, at: usize) {
         self.members.stop(at);
     }
 
-    /// Lets it go on.
+    /// Resumes a member (SIGCONT).
     pub fn cont(&self, at: usize) {
         self.members.cont(at);
     }
@@ -203,7 +203,7 @@ impl Etcd {
         self.members.kill(at);
     }
 
-    /// Starts a member that was killed, with its data.
+    /// Restarts a killed member with its data.
     pub fn restart(&self, at: usize) {
         assert!(!self.members.is_running(at), "it runs already");
         self.launch(at);

@@ -1,4 +1,4 @@
-//! How a server comes up: its directory holds the settings, the socket and the log.
+//! Starts a Redis server. Its directory holds the settings, the socket and the log.
 
 use std::fs;
 use std::io;
@@ -9,7 +9,7 @@ use super::port::Port;
 use super::process::Process;
 use super::{Client, Clock, Config, Value, config, fields};
 
-/// Starts a server and waits until it is ours that answers. `None` if another client had the port.
+/// Starts a server and waits until it answers. `None` if another process took the port.
 pub(super) fn launch(dir: &Path, port: &Port, config: &Config) -> Option<Process> {
     let conf = dir.join("redis.conf");
     fs::write(&conf, config.file(dir, port.number(), &socket(dir))).expect("a writable temporary directory");
@@ -34,7 +34,7 @@ pub(super) fn launch(dir: &Path, port: &Port, config: &Config) -> Option<Process
     Some(process)
 }
 
-/// That a server has our pid proves that it has our port too: it binds all it was told, or ends.
+/// If the server has the expected pid, it also has the port: it binds all its addresses or exits.
 fn is_ready(dir: &Path, process: &Process, config: &Config) -> bool {
     let ask = || -> io::Result<bool> {
         let mut client = inspector(dir)?;
@@ -53,7 +53,6 @@ pub(super) fn inspector(dir: &Path) -> io::Result<Client> {
     }
 }
 
-/// The server to start.
 fn binary() -> PathBuf {
     if let Some(path) = std::env::var_os("TENURE_REDIS_SERVER") {
         return path.into();

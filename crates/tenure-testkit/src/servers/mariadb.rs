@@ -1,4 +1,4 @@
-//! A MariaDB server of its own for one test, on a socket in a temporary directory.
+//! MariaDB for one test, on a socket in a temporary directory.
 
 use std::env;
 use std::fs;
@@ -12,26 +12,24 @@ use super::eventually;
 use super::postgres::{as_nobody, give_to_nobody};
 use super::process::Process;
 
-/// One `mariadbd` without TCP and without durability. Dropping it ends the server and removes its
-/// directory.
+/// A `mariadbd` without TCP and without durability. Dropping it ends the server and removes its directory.
 #[derive(Debug)]
 pub struct MariaDb {
-    /// Declared first, so that the process is gone before its directory is.
+    /// Declared first, so that the process ends before its directory is removed.
     _process: Process,
     dir: TempDir,
 }
 
-/// Several servers at once may ask the system for more of it than there is.
+/// Several servers at once can exceed the system's limit of asynchronous I/O requests.
 const NO_AIO: &str = "--innodb-use-native-aio=0";
-/// A server that starts removes the temporary tables that it finds in its temporary directory: one
-/// directory for each.
+/// A temporary directory per server, because a starting server deletes the temporary tables that it finds.
 const TEMPORARY: &str = "tmp";
 
 impl MariaDb {
     /// A server with the superuser `root`, without a password, and the empty database `app`.
     ///
     /// # Panics
-    /// If the server cannot be had, with its log in the message.
+    /// If the server cannot be started, with its log in the message.
     pub fn start() -> Self {
         let dir = tempfile::Builder::new().prefix("tenure-").tempdir().expect("a temporary directory");
         give_to_nobody(dir.path());
@@ -68,7 +66,7 @@ impl MariaDb {
         Self { _process: process, dir }
     }
 
-    /// The client `mariadb` in the database `app`: bare values, and of an error its SQLSTATE.
+    /// The client `mariadb` in the database `app`. Prints bare values, and the SQLSTATE of errors.
     pub fn client(&self) -> Command {
         let mut client = client(self.dir.path());
         client.arg("app");
@@ -87,7 +85,7 @@ fn socket(dir: &Path) -> PathBuf {
     dir.join("socket")
 }
 
-/// A program of the server. Debian has the server itself where only root's path leads.
+/// A program of the server. Debian installs the server itself in a directory that only root has on the path.
 fn program(name: &str) -> PathBuf {
     let path = env::var_os("PATH").unwrap_or_default();
     let dirs = env::split_paths(&path).chain(["/usr/sbin".into(), "/usr/bin".into()]);

@@ -1,4 +1,4 @@
-//! The members of one cluster: each a process that is stopped, killed and started again.
+//! The members of a cluster: processes that are stopped, killed and restarted.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use super::process::Process;
 use super::sweep_dirs_at_exit;
 
-/// Some members and their directory. Dropping it kills them and removes that.
+/// Members and their directory. Dropping it kills them and removes the directory.
 #[derive(Debug)]
 pub(super) struct Members {
     processes: Vec<Mutex<Option<Process>>>,
@@ -17,8 +17,8 @@ pub(super) struct Members {
 }
 
 impl Members {
-    /// So many, none of which runs yet. Their directory is in memory where it can be, because each
-    /// write is synced.
+    /// `count` members, none of them running. Their directory is on a memory file system if possible, because
+    /// every write is synced.
     pub(super) fn new(count: usize) -> Self {
         let shm = Path::new("/dev/shm");
         let mut dir = tempfile::Builder::new();
@@ -28,7 +28,7 @@ impl Members {
         Self { processes: (0..count).map(|_| Mutex::default()).collect(), dir }
     }
 
-    /// Removes the directory when the program ends, for a `static`.
+    /// Removes the directory when this process ends; for a `static`.
     pub(super) fn until_exit(&self) {
         sweep_dirs_at_exit([self.dir.path()]);
     }
@@ -41,7 +41,6 @@ impl Members {
         self.dir.path()
     }
 
-    /// Where a member writes what it has to say.
     pub(super) fn log(&self, at: usize) -> PathBuf {
         self.dir.path().join(format!("log{at}"))
     }
@@ -50,7 +49,7 @@ impl Members {
         self.processes[at].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A member runs from now on.
+    /// Registers a running member.
     pub(super) fn runs(&self, at: usize, process: Process) {
         *self.process(at) = Some(process);
     }
@@ -58,7 +57,7 @@ impl Members {
     /// Whether a member was started and not killed.
     ///
     /// # Panics
-    /// If it has ended by itself.
+    /// If it exited by itself.
     pub(super) fn is_running(&self, at: usize) -> bool {
         let mut process = self.process(at);
         let Some(running) = process.as_mut() else { return false };
@@ -67,12 +66,11 @@ impl Members {
         true
     }
 
-    /// The numbers of their processes.
     pub(super) fn pids(&self) -> Vec<Option<u32>> {
         (0..self.count()).map(|at| self.process(at).as_ref().map(Process::id)).collect()
     }
 
-    /// The memory of all that run, in bytes.
+    /// The memory of all running members, in bytes.
     pub(super) fn memory(&self) -> u64 {
         (0..self.count()).filter_map(|at| Some(self.process(at).as_ref()?.memory())).sum()
     }

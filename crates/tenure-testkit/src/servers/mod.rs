@@ -1,8 +1,8 @@
-//! Real servers, started for one test and gone with it.
+//! Real servers, each started for one test and removed with it.
 //!
-//! Each [`Server`] is a `redis-server` process on its loopback port and its unix socket,
-//! empty, without persistence. The binary is `$TENURE_REDIS_SERVER`, or `redis-server` on the path;
-//! where it is missing a test fails and says what to install.
+//! Each [`Server`] is a `redis-server` process with its own loopback port and Unix socket, empty and without
+//! persistence. The program is `$TENURE_REDIS_SERVER`, or `redis-server` on the path; if it is missing, the
+//! test fails with a hint what to install.
 //!
 //! ```no_run
 //! use tenure_testkit::servers::{Config, Server};
@@ -14,6 +14,26 @@
 //! server.restart_with(Config::new().password("secret")); // empty, on the same port
 //! let masters: [Server; 5] = Server::several();
 //! ```
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `authority` | TLS certificates |
+//! | `between` | relays that cut the members of a cluster from each other |
+//! | `client` | a small synchronous Redis client |
+//! | `clock` | a server's own wall clock |
+//! | `cluster` | Redis Cluster |
+//! | `config` | settings of a Redis server |
+//! | `etcd` | etcd, one or several members |
+//! | `launch` | starting a Redis server |
+//! | `mariadb` | MariaDB |
+//! | `members` | stopping, killing and restarting the members of a cluster |
+//! | `pgbouncer` | PgBouncer in transaction mode |
+//! | `port` | loopback ports that no other test takes |
+//! | `postgres` | PostgreSQL, optionally with a standby |
+//! | `process` | a child process that cannot outlive its handle |
+//! | `reply` | replies in a form that tests compare |
+//! | `sentinel` | a Redis master with replicas and sentinels |
+//! | `zookeeper` | ZooKeeper, one or several servers |
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -69,7 +89,7 @@ use launch::{inspector, launch};
 use port::Port;
 use process::Process;
 
-/// A store's URL with these terms added to its query, as in `acks=2&restart-grace=30s`.
+/// Adds terms to the query of a store's URL, as in `acks=2&restart-grace=30s`.
 pub fn on_terms(url: &str, terms: &str) -> String {
     let separator = if terms.is_empty() {
         ""
@@ -81,11 +101,10 @@ pub fn on_terms(url: &str, terms: &str) -> String {
     format!("{url}{separator}{terms}")
 }
 
-/// One `redis-server`. Dropping it kills the process and removes its directory, also when the test
-/// panics.
+/// A `redis-server`. Dropping it, also by a panicking test, kills the process and removes its directory.
 #[derive(Debug)]
 pub struct Server {
-    /// Declared first, so that the process is gone before its directory is.
+    /// Declared first, so that the process ends before its directory is removed.
     running: Mutex<Running>,
     port: Port,
     clock: Option<Clock>,
@@ -96,7 +115,7 @@ pub struct Server {
 struct Running {
     process: Option<Process>,
     config: Config,
-    /// For `command`: kept open, so that it still works when the server takes no more connections.
+    /// For `command`. Kept open, so that it works even when the server accepts no more connections.
     inspector: Option<Client>,
 }
 
@@ -104,17 +123,17 @@ impl Server {
     /// A server with the defaults.
     ///
     /// # Panics
-    /// Like each function here: if the server cannot be had, with its log in the message.
+    /// Like each function here: if the server cannot be started, with its log in the message.
     pub fn start() -> Self {
         Self::start_with(Config::new())
     }
 
-    /// A server whose clock the test moves: see [`Server::clock`].
+    /// A server with its own clock: [`Server::clock`].
     pub fn with_clock() -> Self {
         Self::start_with(Config::new().clock())
     }
 
-    /// Several servers that know nothing of each other.
+    /// Several independent servers.
     pub fn several<const N: usize>() -> [Self; N] {
         std::array::from_fn(|_| Self::start())
     }
@@ -133,13 +152,13 @@ impl Server {
         Self { running: Mutex::new(running), port, clock, dir }
     }
 
-    /// A server that reads what it has kept, and says so instead of an answer, for about this time
-    /// or until [`Server::finish_loading`].
+    /// A server that is loading its data and answers with an error meanwhile, for about `time` or until
+    /// [`Server::finish_loading`].
     pub fn loading(time: Duration) -> Self {
         const KEYS: u32 = 500;
         let config = || Config::new().keep_data().set("save", "3600 1");
         let server = Self::start_with(config());
-        // Each is as long as what is read between two looks at the clients.
+        // Each value is as long as what the server loads between two checks of its clients.
         let fill = "for i = 1, ARGV[1] do
             redis.call('SET', 'key' .. i, redis.sha1hex(i):rep(26))
         end";
@@ -153,17 +172,17 @@ impl Server {
         server
     }
 
-    /// `redis://127.0.0.1:PORT`, without a user; `rediss://` where the port speaks TLS.
+    /// `redis://127.0.0.1:PORT` without a user, or `rediss://` if the port speaks TLS.
     pub fn url(&self) -> String {
         format!("{}://{}", self.scheme(), self.address())
     }
 
-    /// `redis`, or `rediss` where it speaks TLS.
+    /// `redis`, or `rediss` for TLS.
     fn scheme(&self) -> &'static str {
         if self.running().config.tls { "rediss" } else { "redis" }
     }
 
-    /// Whether there is something at a key.
+    /// Whether a key exists.
     ///
     /// # Panics
     /// If the server is down.
@@ -176,18 +195,17 @@ impl Server {
         format!("redis+unix://{}", self.socket().display())
     }
 
-    /// Where the server listens. It stays the same over restarts.
+    /// The server's address. It stays the same over restarts.
     pub fn address(&self) -> SocketAddr {
         self.port.address()
     }
 
-    /// The server's socket in the file system.
+    /// The path of the server's Unix socket.
     pub fn socket(&self) -> PathBuf {
         launch::socket(self.dir.path())
     }
 
-    /// Sends one command, as a user who may do everything, and waits for the reply; an error of the
-    /// server is a reply.
+    /// Runs one command as a user with all rights; a server error is a reply.
     ///
     /// # Panics
     /// Without an answer within 5 s.
@@ -198,10 +216,10 @@ impl Server {
         })
     }
 
-    /// The same, where no answer is an answer.
+    /// Like `command`, returning I/O errors.
     ///
     /// # Errors
-    /// As [`Client::command`]. The next command dials again.
+    /// As [`Client::command`]. The next command reconnects.
     pub fn try_command<A: AsRef<[u8]>>(&self, arguments: &[A]) -> io::Result<Value> {
         let mut running = self.running();
         let mut client = match running.inspector.take() {
@@ -213,7 +231,7 @@ impl Server {
         Ok(reply)
     }
 
-    /// A connection of the test's own, as a user who may do everything.
+    /// A new connection as a user with all rights.
     ///
     /// # Errors
     /// As [`Client::command`].
@@ -221,7 +239,7 @@ impl Server {
         inspector(self.dir.path())
     }
 
-    /// Whether a new connection by TCP gets any answer within that time.
+    /// Whether a new TCP connection gets any reply within `time`.
     pub fn answers_within(&self, time: Duration) -> bool {
         Client::dial(self.address()).and_then(|client| client.with_timeout(time).command(&["PING"])).is_ok()
     }
@@ -231,8 +249,8 @@ impl Server {
         fields(&self.command(&["INFO", section]))
     }
 
-    /// How often each command was called since the start or `CONFIG RESETSTAT`, also by scripts.
-    /// Those of the kit itself are `info` and what the test sends by [`Server::command`].
+    /// Number of calls of each command since the start or `CONFIG RESETSTAT`, including those by scripts. The
+    /// kit itself adds `info`, and what the test sends by [`Server::command`].
     pub fn info_commandstats(&self) -> BTreeMap<String, u64> {
         let calls = |stats: &str| stats.split(',').find_map(|stat| stat.strip_prefix("calls=")?.parse().ok());
         let stats = self.info("commandstats").into_iter();
@@ -241,12 +259,11 @@ impl Server {
             .collect()
     }
 
-    /// Waits until so many replicas have all that it was told so far. One that has just been
-    /// connected is sent nothing for up to a second, though it says that the link is up. `key` is
-    /// set for a moment.
+    /// Waits until this many replicas have received everything written so far. A replica that just connected
+    /// may receive nothing for up to a second although its link counts as up. Sets `key` for a moment.
     ///
     /// # Panics
-    /// If they have it not within 4 s.
+    /// If they have not within 4 s.
     pub fn replicates(&self, replicas: u32, key: &str) {
         let mut client = self.client().expect("a connection");
         let mut tell = |words: &[&str]| client.command(words).expect("an answer");
@@ -271,12 +288,12 @@ impl Server {
         self.running().process().id()
     }
 
-    /// Whether it was neither killed nor stopped.
+    /// Whether it is neither killed nor stopped.
     pub fn is_running(&self) -> bool {
         self.running().process.as_ref().is_some_and(|process| !process.is_stopped())
     }
 
-    /// Stops the process where it stands (SIGSTOP): its connections stay open and nothing answers.
+    /// Stops the process (SIGSTOP): its connections stay open and nothing answers.
     ///
     /// # Panics
     /// If the server was killed.
@@ -284,7 +301,7 @@ impl Server {
         self.running().process().stop();
     }
 
-    /// Lets a stopped server go on.
+    /// Resumes a stopped server (SIGCONT).
     ///
     /// # Panics
     /// If the server was killed.
@@ -292,15 +309,15 @@ impl Server {
         self.running().process().cont();
     }
 
-    /// Kills the process (SIGKILL). When this returns its port refuses.
+    /// Kills the process (SIGKILL). On return, its port refuses connections.
     pub fn kill(&self) {
         let mut running = self.running();
         running.inspector = None;
         running.process = None;
     }
 
-    /// Kills the process if it runs, and starts an empty one on the same port and socket with the
-    /// same settings.
+    /// Kills the process if it runs, and starts an empty server on the same port and socket with the same
+    /// settings.
     ///
     /// # Panics
     /// As [`Server::start`].
@@ -309,11 +326,10 @@ impl Server {
         self.restart_with(config);
     }
 
-    /// The same with other settings.
+    /// Like `restart`, with other settings.
     ///
     /// # Panics
-    /// As [`Server::start`], and for a clock in the settings of a server that was started without
-    /// one.
+    /// As [`Server::start`], and if the settings have a clock but the server was started without one.
     pub fn restart_with(&self, config: Config) {
         assert!(!config.clock || self.clock.is_some(), "a clock must be there from the start");
         self.kill();
@@ -329,17 +345,17 @@ impl Server {
         running.config = config;
     }
 
-    /// Whether it still reads what it has kept.
+    /// Whether the server is still loading its data.
     pub fn is_loading(&self) -> bool {
         self.info("persistence")["loading"] == "1"
     }
 
-    /// Lets it read the rest at once.
+    /// Lets the server load the rest without delay.
     pub fn finish_loading(&self) {
         self.command(&["CONFIG", "SET", "key-load-delay", "0"]);
     }
 
-    /// What the server wrote into its log since its last start.
+    /// The server's log since its last start.
     pub fn log(&self) -> String {
         launch::log(self.dir.path())
     }
@@ -355,7 +371,7 @@ impl Running {
     }
 }
 
-/// Waits until `it` holds, asking each few ms.
+/// Polls until `it` holds, every 2 ms.
 ///
 /// # Panics
 /// After `limit`, with `what` in the message.
@@ -367,22 +383,21 @@ pub fn eventually(what: &str, limit: Duration, mut it: impl FnMut() -> bool) {
     }
 }
 
-/// Removes the directories of servers that are never dropped when this process ends, as the servers
-/// do.
+/// Removes the directories of servers in a `static` when this process ends.
 fn sweep_at_exit<'a>(servers: impl IntoIterator<Item = &'a Server>) {
     sweep_dirs_at_exit(servers.into_iter().map(|server| server.dir.path()));
 }
 
-/// The same for any directories.
+/// Like `sweep_at_exit`, for any directories.
 fn sweep_dirs_at_exit<'a>(dirs: impl IntoIterator<Item = &'a Path>) {
     let mut sweeper = Command::new("sh");
     sweeper.args(["-c", "cat; rm -rf \"$@\"", "sweeper"]).args(dirs);
     sweeper.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-    // It waits for the end of a pipe that this process never closes.
+    // The shell waits for the end of a pipe that this process never closes.
     mem::forget(sweeper.spawn().expect("a shell"));
 }
 
-/// The lines `field:value` of INFO.
+/// Parses the lines `field:value` of INFO.
 fn fields(info: &Value) -> BTreeMap<String, String> {
     let lines = info.text().lines().filter_map(|line| line.split_once(':'));
     lines.map(|(field, value)| (field.to_owned(), value.to_owned())).collect()

@@ -1,4 +1,4 @@
-//! A PgBouncer in transaction mode in front of a PostgreSQL server of a test.
+//! PgBouncer in transaction mode in front of a test's PostgreSQL server.
 
 use std::env;
 use std::fs;
@@ -12,10 +12,10 @@ use super::eventually;
 use super::postgres::{Postgres, as_nobody, give_to_nobody};
 use super::process::Process;
 
-/// One `pgbouncer`. Dropping it ends the process and removes its directory.
+/// A `pgbouncer`. Dropping it ends the process and removes its directory.
 #[derive(Debug)]
 pub struct PgBouncer {
-    /// Declared first, so that the process is gone before its directory is.
+    /// Declared first, so that the process ends before its directory is removed.
     _process: Process,
     dir: TempDir,
 }
@@ -24,7 +24,7 @@ impl PgBouncer {
     /// A pooler with five connections to the server.
     ///
     /// # Panics
-    /// If it cannot be had, with its log in the message.
+    /// If it cannot be started, with its log in the message.
     pub fn start(server: &Postgres) -> Self {
         let dir = tempfile::Builder::new().prefix("tenure-").tempdir().expect("a temporary directory");
         let path = dir.path().to_str().expect("a temporary directory in UTF-8");
@@ -55,7 +55,7 @@ impl PgBouncer {
     }
 }
 
-/// Debian does not put it on the path of all users.
+/// Debian installs it in a directory that not all users have on the path.
 fn program() -> PathBuf {
     let path = env::var_os("PATH").unwrap_or_default();
     let places = env::split_paths(&path).chain([PathBuf::from("/usr/sbin")]);

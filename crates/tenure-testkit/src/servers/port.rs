@@ -6,31 +6,30 @@ use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener};
 use std::process;
 use std::sync::atomic::{AtomicU16, Ordering};
 
-/// A port that no other client of this kit takes, in this process or another, as long as this
-/// lives: a server that is down for a moment comes back on its own port.
+/// A port that no other user of this kit takes, in this process or another, so that a restarted server gets
+/// its port back.
 ///
-/// The claim is an abstract unix socket named after the port, which the kernel removes with the
-/// process.
+/// The claim is an abstract Unix socket named after the port, which the kernel removes with the process.
 #[derive(Debug)]
 pub(crate) struct Port {
     number: u16,
     _claims: Vec<UnixListener>,
 }
 
-/// Below 32768 Linux gives out no port by itself. So no client's outgoing connection takes the port
-/// of a server that is down, and no client that dials it meanwhile is connected to itself.
+/// Linux does not assign ports below 32768 to outgoing connections, so none takes the port of a server that
+/// is down, and no client dialling it meanwhile connects to itself.
 const FIRST: u16 = 12_000;
 const COUNT: u16 = 20_000;
 const BUS: u16 = 10_000;
 
 impl Port {
-    /// A port on which no client listens. A program that knows nothing of claims may take it yet: a
-    /// client that binds it must be ready to try another.
+    /// Claims a port on which nothing listens. Programs that ignore claims may still take it, so callers must
+    /// be ready to retry.
     pub(crate) fn claim() -> Self {
         Self::claim_with(COUNT, &[0])
     }
 
-    /// The same, with the port that the nodes of a cluster use among themselves: 10,000 above.
+    /// Like `claim`, with the cluster bus port 10,000 above.
     pub(crate) fn claim_with_bus() -> Self {
         Self::claim_with(COUNT - BUS, &[0, BUS])
     }

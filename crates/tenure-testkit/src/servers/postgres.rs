@@ -1,5 +1,5 @@
-//! A PostgreSQL server for one test, on a socket in a temporary directory: alone, or with a standby
-//! that can take its place.
+//! PostgreSQL for one test, on a socket in a temporary directory, optionally with a standby that can be
+//! promoted.
 
 use std::env;
 use std::fs::{self, Permissions};
@@ -17,36 +17,36 @@ use super::port::Port;
 use super::process::Process;
 use super::{eventually, sweep_dirs_at_exit};
 
-/// The user `nobody`, as whom the server runs where the test is root: PostgreSQL refuses root.
+/// Uid of `nobody`, as whom the server runs if the test is root, because PostgreSQL refuses to run as root.
 const NOBODY: u32 = 65534;
 
-/// The port in the name of a socket.
+/// The port number in the name of the socket.
 const PORT: u16 = 5432;
 
-/// One `postgres` without durability. Dropping it ends the server and removes its directory.
+/// A `postgres` without durability. Dropping it ends the server and removes its directory.
 #[derive(Debug)]
 pub struct Postgres {
-    /// Declared first, so that the process is gone before its directory is.
+    /// Declared first, so that the process ends before its directory is removed.
     process: Process,
     programs: PathBuf,
     dir: TempDir,
-    /// Where it listens beside its socket.
+    /// The TCP port, if it has one.
     port: Option<Port>,
 }
 
 impl Postgres {
-    /// An empty server with the superuser and the database `postgres`, without TCP.
+    /// An empty server with the superuser and database `postgres`, without TCP.
     ///
     /// # Panics
-    /// Like each function here: if the server cannot be had, with its log in the message.
+    /// Like each function here: if the server cannot be started, with its log in the message.
     pub fn start() -> Self {
         let (programs, dir) = (programs(), directory());
         make(&programs, dir.path());
         Self::launched(programs, dir, None)
     }
 
-    /// The same on a loopback port too, where it wants TLS and shows this certificate. The role
-    /// `secret` has to give a password there.
+    /// Like `start`, with an additional loopback port that requires TLS and shows this certificate. The role
+    /// `secret` needs a password there.
     pub fn with_tls(certificate: &Certificate) -> Self {
         let (programs, dir) = (programs(), directory());
         make(&programs, dir.path());
@@ -63,21 +63,21 @@ impl Postgres {
         Self::launched(programs, dir, Some(Port::claim()))
     }
 
-    /// An empty server that listens on a loopback port too, and does not encrypt.
+    /// An empty server with an additional loopback port, without TLS.
     pub fn with_port() -> Self {
         let (programs, dir) = (programs(), directory());
         make(&programs, dir.path());
         Self::launched(programs, dir, Some(Port::claim()))
     }
 
-    /// A standby that follows this server until it is promoted.
+    /// A standby that replicates this server until it is promoted.
     pub fn standby(&self) -> Self {
         let dir = directory();
         copy(self, dir.path());
         Self::launched(self.programs.clone(), dir, None)
     }
 
-    /// After a crash it comes back as a standby of this server, in its own place.
+    /// Restarts a crashed server as a standby of `primary`, at its old address.
     pub fn follow(&mut self, primary: &Self) {
         let data = self.dir.path().join("data");
         fs::remove_dir_all(&data).expect("our directory");
@@ -93,7 +93,7 @@ impl Postgres {
         server
     }
 
-    /// From now on a commit is acknowledged when a standby has it too. Waits until one follows.
+    /// Makes commits wait for a standby. Returns once one is replicating synchronously.
     pub fn wait_for_standby(&self) {
         self.run("ALTER SYSTEM SET synchronous_standby_names = '*'");
         self.run("SELECT pg_reload_conf()");
@@ -102,7 +102,7 @@ impl Postgres {
         });
     }
 
-    /// Lets a standby take the place of its primary, and waits until it has.
+    /// Promotes a standby, and waits until it is the primary.
     pub fn promote(&self) {
         self.run("SELECT pg_promote()");
         eventually("it is the primary", Duration::from_secs(30), || {
@@ -110,8 +110,8 @@ impl Postgres {
         });
     }
 
-    /// Lets what sends changes to the standbys stand still: a commit that waits for none of them is
-    /// lost with this server.
+    /// Stops the processes that send changes to standbys: a commit that does not wait for a standby is lost
+    /// with this server.
     pub fn hold_back_changes(&self) {
         let senders = self.run("SELECT pid FROM pg_stat_replication");
         assert!(!senders.is_empty(), "no standby follows");
@@ -121,7 +121,7 @@ impl Postgres {
         }
     }
 
-    /// Waits until it answers.
+    /// Waits until the server answers.
     fn answers(&mut self) {
         eventually("PostgreSQL answers", Duration::from_secs(30), || {
             assert!(!self.process.has_ended(), "it ended: {}", self.log());
@@ -130,16 +130,16 @@ impl Postgres {
         });
     }
 
-    /// The same for as long as this program runs, for a `static`: its directory is removed then.
+    /// For a server in a `static`, which is never dropped: removes its directory when this process ends.
     #[must_use]
     pub fn until_exit(self) -> Self {
         sweep_dirs_at_exit([self.dir.path()]);
         self
     }
 
-    /// Ends it as a crash does: what was under way is lost.
+    /// Ends the server like a crash: unfinished transactions are lost.
     pub fn crash(&mut self) {
-        // What stands still would not hear that it is to end, and must send nothing any more.
+        // Stopped senders would not notice the shutdown, and must not send anything any more.
         let senders = self.psql().args(["-c", "SELECT pid FROM pg_stat_replication"]).output();
         self.process.quit();
         let senders = senders.map(|said| String::from_utf8_lossy(&said.stdout).into_owned());
@@ -151,13 +151,13 @@ impl Postgres {
         eventually("PostgreSQL ends", Duration::from_secs(10), || self.process.has_ended());
     }
 
-    /// Starts it again after a crash, with what it had.
+    /// Restarts the server after a crash, with its data.
     pub fn restart(&mut self) {
         self.process = launch(&self.programs, self.dir.path(), self.port.as_ref());
         self.answers();
     }
 
-    /// What it has logged so far.
+    /// The server's log so far.
     pub fn log(&self) -> String {
         let log = fs::read(self.dir.path().join("log")).unwrap_or_default();
         String::from_utf8_lossy(&log).into_owned()
@@ -173,20 +173,20 @@ impl Postgres {
         self.url_as("postgres", schema)
     }
 
-    /// The same as another user.
+    /// The URL of a store in this schema, as another user.
     pub fn url_as(&self, user: &str, schema: &str) -> String {
         format!("postgres://{user}@{}/postgres?schema={schema}", self.place())
     }
 
-    /// Its socket, as a host in a URL.
+    /// The socket's directory and port, as a host in a URL.
     pub fn place(&self) -> String {
         format!("{}:{}", self.directory().replace('/', "%2F"), self.number())
     }
 
-    /// Its loopback port, if it was started with TLS.
+    /// The loopback port.
     ///
     /// # Panics
-    /// If not.
+    /// If it was started without one.
     pub fn address(&self) -> SocketAddr {
         self.port.as_ref().expect("a server with a port").address()
     }
@@ -205,7 +205,7 @@ impl Postgres {
         self.dir.path().join(format!(".s.PGSQL.{}", self.number()))
     }
 
-    /// Runs SQL as the superuser, and returns the values of the rows, a line each.
+    /// Runs SQL as the superuser. Returns the values, one row per line.
     ///
     /// # Panics
     /// If the server refuses it.
@@ -215,13 +215,13 @@ impl Postgres {
         String::from_utf8(done.stdout).expect("text").trim_end().to_owned()
     }
 
-    /// Where it is, in the form that libpq and `tokio_postgres` read: `host=DIR user=postgres`.
+    /// The connection string for libpq and `tokio_postgres`: `host=DIR user=postgres`.
     pub fn config(&self) -> String {
         let (dir, port) = (self.dir.path().display(), self.number());
         format!("host={dir} port={port} user=postgres dbname=postgres")
     }
 
-    /// The client `psql`: bare values, and of an error its SQLSTATE.
+    /// The client `psql`. Prints bare values, and the SQLSTATE of errors.
     pub fn psql(&self) -> Command {
         let mut psql = Command::new(self.programs.join("psql"));
         psql.args(["-X", "-q", "-A", "-t", "-v", "VERBOSITY=sqlstate", "-U", "postgres", "-h"]);
@@ -231,7 +231,7 @@ impl Postgres {
 }
 
 impl Drop for Postgres {
-    /// An immediate shutdown. A killed server would leave shared memory in the system.
+    /// An immediate shutdown; a killed server would leave shared memory segments behind.
     fn drop(&mut self) {
         self.process.quit();
         for _ in 0..1_000 {
@@ -243,7 +243,6 @@ impl Drop for Postgres {
     }
 }
 
-/// A directory for a server.
 fn directory() -> TempDir {
     let dir = tempfile::Builder::new().prefix("tenure-").tempdir().expect("a temporary directory");
     make_data(dir.path());
@@ -258,7 +257,7 @@ fn make_data(dir: &Path) {
     fs::set_permissions(&data, Permissions::from_mode(0o700)).expect("our directory");
 }
 
-/// Copies a server's data into a directory, for a standby of it.
+/// Copies a server's data into a directory, for a standby.
 fn copy(primary: &Postgres, dir: &Path) {
     let data = dir.join("data");
     let data = data.to_str().expect("a temporary directory in UTF-8");
@@ -267,7 +266,7 @@ fn copy(primary: &Postgres, dir: &Path) {
     run(&primary.programs.join("pg_basebackup"), &wanted);
 }
 
-/// Makes an empty server in a directory.
+/// Initializes an empty server in a directory.
 fn make(programs: &Path, dir: &Path) {
     let data = dir.join("data");
     let data = data.to_str().expect("a temporary directory in UTF-8");
@@ -275,7 +274,6 @@ fn make(programs: &Path, dir: &Path) {
     run(&programs.join("initdb"), &wanted);
 }
 
-/// Runs a program of the server to its end.
 fn run(program: &Path, arguments: &[&str]) {
     let words = as_nobody(program.to_str().expect("UTF-8"), arguments);
     let done = Command::new(&words[0]).args(&words[1..]).stdin(Stdio::null()).output();
@@ -301,7 +299,7 @@ fn launch(programs: &Path, dir: &Path, port: Option<&Port>) -> Process {
     Process::start(Path::new(words[0]), &words[1..], &[], &dir.join("log")).expect("setpriv")
 }
 
-/// Where the test is root, the directory becomes that of the user as whom the server runs.
+/// If the test is root, gives the directory to the user as whom the server runs.
 pub(super) fn give_to_nobody(dir: &Path) {
     if geteuid().is_root() {
         chown(dir, Some(NOBODY), Some(NOBODY)).expect("root may give files away");
@@ -309,8 +307,8 @@ pub(super) fn give_to_nobody(dir: &Path) {
     }
 }
 
-/// The words of a command as a user that databases accept. A server must end with its test, and a
-/// change of user undoes the first `setpriv` of [`Process::start`]: so there is another.
+/// The command line that runs `program` as a user whom databases accept. A change of user undoes the
+/// `setpriv` of [`Process::start`], which ends a server with its test, so there is a second one.
 pub(super) fn as_nobody(program: &str, arguments: &[&str]) -> Vec<String> {
     let id = NOBODY.to_string();
     let user = ["setpriv", "--reuid", &id, "--regid", &id, "--clear-groups", "--"];
@@ -319,7 +317,7 @@ pub(super) fn as_nobody(program: &str, arguments: &[&str]) -> Vec<String> {
     [user, &bound, arguments].concat().into_iter().map(str::to_owned).collect()
 }
 
-/// The directory of the newest server's programs. Debian does not put them on the path.
+/// The directory with the programs of the newest server. Debian does not put it on the path.
 fn programs() -> PathBuf {
     let path = env::var_os("PATH").unwrap_or_default();
     let version = |dir: &Path| dir.parent()?.file_name()?.to_str()?.parse::<u32>().ok();

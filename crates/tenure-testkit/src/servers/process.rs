@@ -1,4 +1,4 @@
-//! One child process that cannot outlive its handle, nor the test that started it.
+//! A child process that outlives neither its handle nor the test that started it.
 
 use std::fs::{self, File};
 use std::io;
@@ -9,8 +9,7 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
-/// Stops a child where it is (SIGSTOP). Returns once all its threads stand still: until then one of
-/// them may go on.
+/// Stops a child (SIGSTOP). Returns once all its threads have stopped: until then, some may keep running.
 ///
 /// # Panics
 /// If it has ended.
@@ -28,9 +27,9 @@ pub(super) struct Process(Child);
 impl Process {
     /// Starts `program` with its output in `log`.
     ///
-    /// Dropping the handle kills it. `setpriv --pdeathsig` covers the test that is itself killed,
-    /// or that keeps the handle in a `static`: it asks the kernel to end the process with its
-    /// parent, and then becomes `program`, under the same pid.
+    /// Dropping the handle kills the process. `setpriv --pdeathsig` covers a test that is killed, or that
+    /// keeps the handle in a `static`: it asks the kernel to end the process with its parent, and then
+    /// executes `program` under the same pid.
     pub(super) fn start(
         program: &Path,
         arguments: &[&str],
@@ -49,12 +48,12 @@ impl Process {
         self.0.id()
     }
 
-    /// Its memory and that of its children, in bytes; what several share is divided among them.
+    /// Its memory and that of its children, in bytes; shared memory is divided among its users.
     pub(super) fn memory(&self) -> u64 {
         memory_of(self.id())
     }
 
-    /// Stops the process where it is (SIGSTOP). Returns once it stands still.
+    /// Stops the process (SIGSTOP). Returns once it has stopped.
     pub(super) fn stop(&self) {
         stop(&self.0);
     }
@@ -63,12 +62,12 @@ impl Process {
         self.state() == Some('T')
     }
 
-    /// Lets a stopped process go on (SIGCONT).
+    /// Resumes a stopped process (SIGCONT).
     pub(super) fn cont(&self) {
         self.signal(Signal::CONT);
     }
 
-    /// Asks the process to end at once (SIGQUIT).
+    /// Asks the process to quit at once (SIGQUIT).
     pub(super) fn quit(&mut self) {
         if !self.has_ended() {
             self.signal(Signal::QUIT);
@@ -84,7 +83,7 @@ impl Process {
             .expect("a child that no client waited for has its pid still");
     }
 
-    /// The letter after the last parenthesis: the name in front of it may hold anything.
+    /// The state follows the last parenthesis, because the process name before it may contain anything.
     fn state(&self) -> Option<char> {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.id())).ok()?;
         stat.rsplit_once(") ")?.1.chars().next()
@@ -92,17 +91,15 @@ impl Process {
 }
 
 impl Drop for Process {
-    /// SIGKILL, which also ends a stopped process, and a wait, after which its port and its pid are
-    /// free.
+    /// SIGKILL, which also ends a stopped process, then a wait, after which its port and pid are free.
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Spawns on a thread that never ends. The kernel sends the parent-death signal when the *thread*
-/// that spawned ends, and a test's thread ends with the test, while a server may be shared by
-/// several.
+/// Spawns on a thread that never ends. The kernel sends the parent-death signal when the *thread* that
+/// spawned ends, and a test's thread ends with the test, while several tests may share a server.
 fn spawn(command: Command) -> io::Result<Child> {
     type Order = (Command, Sender<io::Result<Child>>);
     static SPAWNER: LazyLock<Mutex<Sender<Order>>> = LazyLock::new(|| {

@@ -1,31 +1,31 @@
-//! Replies in the form that tests compare.
+//! Replies in a form that tests compare.
 
 use std::fmt;
 
-/// One reply. Maps are flat lists of keys and values, as in RESP2. Doubles are their text.
+/// A reply. Maps are flattened to alternating keys and values, as in RESP2; doubles are their text.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Value {
-    /// Null, of any kind.
+    /// Null, in any encoding.
     Nil,
     /// An integer.
     Int(i64),
     /// A boolean.
     Bool(bool),
-    /// A simple or a bulk string.
+    /// A simple or bulk string.
     Bytes(Vec<u8>),
-    /// An error, the code first: `WRONGTYPE Operation against …`.
+    /// An error, its code first: `WRONGTYPE Operation against …`.
     Error(String),
-    /// An array, a set or a map.
+    /// An array, set or map.
     Array(Vec<Self>),
-    /// What the server says unasked: a message, in RESP3.
+    /// A RESP3 push.
     Push(Vec<Self>),
 }
 
 impl Value {
-    /// The integer that this is, or spells.
+    /// The value as an integer, parsed from a string if necessary.
     ///
     /// # Panics
-    /// If it is something else: then the test was wrong about the server.
+    /// If it is neither.
     pub fn int(&self) -> i64 {
         match self {
             Self::Int(int) => *int,
@@ -35,7 +35,7 @@ impl Value {
         }
     }
 
-    /// The string that this is.
+    /// The value as a string.
     ///
     /// # Panics
     /// If it is something else, or not UTF-8.
@@ -47,7 +47,7 @@ impl Value {
         .unwrap_or_else(|| panic!("a text was expected, not {self:?}"))
     }
 
-    /// The items of this array, set, map or push.
+    /// The items of an array, set, map or push.
     ///
     /// # Panics
     /// If it is something else.
@@ -58,7 +58,7 @@ impl Value {
         }
     }
 
-    /// The error's code, its first word: `NOAUTH`, `OOM`. `None` for anything but an error.
+    /// The error's code, such as `NOAUTH` or `OOM`; `None` if this is no error.
     pub fn error_code(&self) -> Option<&str> {
         match self {
             Self::Error(message) => message.split(' ').next(),
@@ -121,7 +121,7 @@ impl From<redis::Value> for Value {
     }
 }
 
-/// An error as the server wrote it: the code, then the details.
+/// An error as on the wire: the code, then the details.
 pub(crate) fn message(error: &redis::ServerError) -> String {
     match error.details() {
         Some(details) => format!("{} {details}", error.code()),

@@ -1,43 +1,42 @@
-//! A master with its replicas, and the sentinels that watch over them.
+//! A Redis master with replicas and sentinels.
 
 use std::time::Duration;
 use std::{iter, thread};
 
 use super::{Config, Server, eventually, fields, sweep_at_exit};
 
-/// A master that says nothing for so long is taken for lost, unless they are [told
-/// otherwise](Sentinels::down_after).
+/// Default silence after which sentinels consider a master down: see [`Sentinels::down_after`].
 const DOWN_AFTER: Duration = Duration::from_millis(1_500);
-/// A busy machine keeps none from running for so long.
+/// Longer than a busy machine keeps any process from running.
 const CALM: Duration = Duration::from_secs(60);
-/// Servers find each other within seconds.
+/// Timeout for servers to find each other.
 const READY: Duration = Duration::from_secs(20);
-/// To be elected, to promote and to tell the others takes two or three.
+/// Timeout of a failover: election, promotion and reconfiguration take two or three seconds.
 const FAILOVER: Duration = Duration::from_secs(20);
 
 /// One master, two replicas and three sentinels.
 #[derive(Debug)]
 pub struct Sentinels {
-    /// The first was the master in the beginning.
+    /// The first is the initial master.
     servers: Vec<Server>,
     sentinels: Vec<Server>,
 }
 
 impl Sentinels {
-    /// What the sentinels call the master and its replicas.
+    /// The service name under which the sentinels monitor the master.
     pub const SERVICE: &'static str = "locks";
 
-    /// With the defaults.
+    /// Starts with the defaults.
     ///
     /// # Panics
-    /// Like each function here: if the servers cannot be had, or do not do in time what they are
-    /// told.
+    /// Like each function here: if the servers cannot be started, or do not reach the requested state in
+    /// time.
     pub fn start() -> Self {
         Self::start_with(&Config::new(), &Config::new(), "")
     }
 
-    /// Servers and sentinels with these settings. The sentinels log in at the servers with this
-    /// password, unless it is empty.
+    /// Starts servers and sentinels with these settings. Unless it is empty, the sentinels log in to the
+    /// servers with `password`.
     pub fn start_with(servers: &Config, sentinels: &Config, password: &str) -> Self {
         let servers = servers.clone().set("repl-diskless-sync-delay", "0").set("repl-timeout", "5");
         let servers = match password {
@@ -64,8 +63,9 @@ impl Sentinels {
         }
         let sentinels = together(3, &config);
         for sentinel in &sentinels {
-            // They look at each other more often than by default. A server before 7.0 does not know
-            // this, and takes longer. One that was stopped is not to hold back for half a minute.
+            // Shorter intervals than the defaults; servers before 7.0 do not support them and take longer. A
+            // raised tilt trigger, because a sentinel that was stopped should not be inactive for half a
+            // minute.
             let periods = ["INFO-PERIOD", "500", "PUBLISH-PERIOD", "200", "ASK-PERIOD", "200"];
             let periods = [&periods[..], &["TILT-TRIGGER", "60000"]].concat();
             sentinel.command(&[&["SENTINEL", "DEBUG"], &periods[..]].concat());
@@ -75,14 +75,14 @@ impl Sentinels {
         whole
     }
 
-    /// The same, where no master is taken for lost any more, however busy the machine is.
+    /// Raises the timeout, so that no master is considered down, however busy the machine is.
     #[must_use]
     pub fn calm(self) -> Self {
         self.down_after(CALM);
         self
     }
 
-    /// How long a master says nothing from now on until it is taken for lost.
+    /// Sets the silence after which a master is considered down.
     pub fn down_after(&self, time: Duration) {
         for sentinel in &self.sentinels {
             let time = time.as_millis().to_string();
@@ -90,7 +90,7 @@ impl Sentinels {
         }
     }
 
-    /// `redis-sentinel://` with all sentinels and the service, without a user.
+    /// The `redis-sentinel://` URL with all sentinels and the service, without a user.
     pub fn url(&self) -> String {
         let addresses: Vec<_> =
             self.sentinels.iter().map(|sentinel| sentinel.address().to_string()).collect();
@@ -98,15 +98,15 @@ impl Sentinels {
         format!("{scheme}-sentinel://{}/{}", addresses.join(","), Self::SERVICE)
     }
 
-    /// For a `static`, which is never dropped: its directories are removed when this process ends,
-    /// as its servers do.
+    /// For sentinels in a `static`, which are never dropped: removes their directories when this process
+    /// ends.
     #[must_use]
     pub fn until_exit(self) -> Self {
         sweep_at_exit(self.servers.iter().chain(&self.sentinels));
         self
     }
 
-    /// The master and the replicas, as they were in the beginning.
+    /// The servers, initial master first.
     pub fn servers(&self) -> &[Server] {
         &self.servers
     }
@@ -116,7 +116,7 @@ impl Sentinels {
         &self.sentinels
     }
 
-    /// The server that the first sentinel that runs calls the master.
+    /// The master according to the first running sentinel.
     pub fn master(&self) -> &Server {
         let sentinel = self.sentinels.iter().find(|sentinel| sentinel.is_running()).expect("a sentinel runs");
         let named = sentinel.command(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", Self::SERVICE]);
@@ -125,7 +125,7 @@ impl Sentinels {
         self.servers.iter().find(is_named).expect("one of the servers")
     }
 
-    /// Waits until the sentinels call another server the master, which is one. Returns it.
+    /// Waits until the sentinels name another master that reports this role, and returns it.
     pub fn fails_over_from(&self, old: &Server) -> &Server {
         eventually("a failover", FAILOVER, || {
             let master = self.master();
@@ -134,7 +134,7 @@ impl Sentinels {
         self.master()
     }
 
-    /// Has a replica take over from the master, which lives and is told. Returns the new master.
+    /// Fails over from a running master. Returns the new master.
     pub fn fail_over(&self) -> &Server {
         let old = self.master();
         let sentinel = &self.sentinels[0];
@@ -144,8 +144,8 @@ impl Sentinels {
         self.fails_over_from(old)
     }
 
-    /// Waits until all sentinels that run know one master, its replicas and each other, and the
-    /// replicas that run have what the master has.
+    /// Waits until all running sentinels agree on the master, its replicas and each other, and the running
+    /// replicas have caught up.
     pub fn settles(&self) {
         eventually("the sentinels and replicas are at one", READY, || {
             let master = self.master().address().port();
@@ -172,14 +172,13 @@ impl Sentinels {
     }
 }
 
-/// Whether INFO has it. A sentinel that changes a server's role ends its connections, also this
-/// one.
+/// Whether INFO reports this value. A role change closes all connections to a server, including this one.
 fn says(server: &Server, field: &str, value: &str) -> bool {
     let info = server.try_command(&["INFO", "replication"]);
     info.is_ok_and(|info| fields(&info).get(field).is_some_and(|said| said == value))
 }
 
-/// So many servers with the same settings.
+/// Starts several servers with the same settings in parallel.
 fn together(count: usize, config: &Config) -> Vec<Server> {
     let start = || {
         let config = config.clone();

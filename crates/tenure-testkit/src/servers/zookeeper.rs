@@ -1,4 +1,4 @@
-//! ZooKeeper for one test: one server or an ensemble, on loopback ports, in a temporary directory.
+//! ZooKeeper for one test: one server or an ensemble on loopback ports, in a temporary directory.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -13,18 +13,18 @@ use super::members::Members;
 use super::port::Port;
 use super::process::Process;
 
-/// Servers of one ZooKeeper. Dropping it kills them and removes their directories.
+/// A ZooKeeper of one or several servers. Dropping it kills them and removes their directories.
 #[derive(Debug)]
 pub struct ZooKeeper {
     members: Members,
     places: Vec<Place>,
     settings: String,
-    /// Where the only server encrypts.
+    /// The TLS port of a single server.
     encrypts: Option<Port>,
     between: Option<Between>,
 }
 
-/// Where a server listens, and where the others reach it.
+/// A server's ports, and the addresses at which its peers reach it.
 #[derive(Debug)]
 struct Place {
     client: Port,
@@ -33,26 +33,26 @@ struct Place {
     reached: [SocketAddr; 2],
 }
 
-/// How long sessions may last, unless a test says otherwise.
+/// Default limits of session timeouts, in ms.
 const SESSIONS: &str = "minSessionTimeout=500\nmaxSessionTimeout=86400000\n";
 
 impl ZooKeeper {
-    /// The same for as long as this program runs, for a `static`: its directory is removed then.
+    /// For a ZooKeeper in a `static`, which is never dropped: removes its directory when this process ends.
     #[must_use]
     pub fn until_exit(self) -> Self {
         self.members.until_exit();
         self
     }
 
-    /// One server, whose sessions may last from half a second to a day.
+    /// One server, with session timeouts from half a second to a day.
     ///
     /// # Panics
-    /// Like each function here: if the server cannot be had, with its log in the message.
+    /// Like each function here: if the server cannot be started, with its log in the message.
     pub fn start() -> Self {
         Self::of(1, SESSIONS, None, None)
     }
 
-    /// One server with further lines in its `zoo.cfg`.
+    /// One server with additional lines in its `zoo.cfg`.
     pub fn start_with(settings: &str) -> Self {
         Self::of(1, settings, None, None)
     }
@@ -62,16 +62,16 @@ impl ZooKeeper {
         Self::of(3, SESSIONS, None, None)
     }
 
-    /// The same, and their network can be [cut](Self::isolate).
+    /// Three servers whose network can be [cut](Self::isolate).
     pub fn partitioned() -> Self {
         Self::of(3, SESSIONS, None, Some(Between::default()))
     }
 
-    /// One server that also listens where it encrypts, and shows this certificate. Clients there
-    /// show one of the authority in `ca`.
+    /// One server with an additional TLS port and this certificate. Clients on that port need a certificate
+    /// of the authority in `ca`.
     ///
     /// # Panics
-    /// As `start` does.
+    /// As [`ZooKeeper::start`].
     pub fn with_tls(certificate: &Certificate, ca: &Path) -> Self {
         let port = Port::claim();
         let shown = certificate.cert.with_extension("both.pem");
@@ -89,10 +89,10 @@ impl ZooKeeper {
         Self::of(1, &settings, Some(port), None)
     }
 
-    /// Where it encrypts: `HOST:PORT`.
+    /// The TLS port: `HOST:PORT`.
     ///
     /// # Panics
-    /// If it was not started so.
+    /// If it was started without one.
     pub fn encrypted(&self) -> String {
         self.encrypts.as_ref().expect("a server that encrypts").address().to_string()
     }
@@ -115,10 +115,10 @@ impl ZooKeeper {
         zookeeper
     }
 
-    /// Cuts a server from the others, each way, while all of them run. Clients reach it.
+    /// Cuts a server from the others in both directions while all keep running and serving clients.
     ///
     /// # Panics
-    /// If they were not started so.
+    /// If it was not started by `partitioned`.
     pub fn isolate(&self, at: usize) {
         let between = self.between.as_ref().expect("servers whose network can be cut");
         (0..self.places.len()).filter(|other| *other != at).for_each(|other| between.cut(at, other));
@@ -129,12 +129,12 @@ impl ZooKeeper {
         self.between.as_ref().expect("servers whose network can be cut").heal();
     }
 
-    /// The memory of its servers, in bytes.
+    /// The servers' memory, in bytes.
     pub fn memory(&self) -> u64 {
         self.members.memory()
     }
 
-    /// Its URL: that of all servers.
+    /// The URL with all servers.
     pub fn url(&self) -> String {
         let places = self.places.iter().map(|member| member.client.address().to_string());
         format!("zookeeper://{}", places.collect::<Vec<_>>().join(","))
@@ -145,12 +145,12 @@ impl ZooKeeper {
         format!("zookeeper://{}", self.places[at].client.address())
     }
 
-    /// Where the first server takes clients.
+    /// The client address of the first server.
     pub fn address(&self) -> SocketAddr {
         self.places[0].client.address()
     }
 
-    /// Waits until every server that runs serves.
+    /// Waits until every running server serves requests.
     pub fn ready(&self) {
         let limit = Duration::from_secs(90);
         eventually("ZooKeeper serves", limit, || (0..self.places.len()).all(|at| self.serves(at)));
@@ -160,7 +160,7 @@ impl ZooKeeper {
         !self.members.is_running(at) || self.mode(at).is_some()
     }
 
-    /// Which server leads.
+    /// The index of the leader; waits until there is one.
     pub fn leader(&self) -> usize {
         let mut leader = None;
         eventually("ZooKeeper has a leader", Duration::from_secs(60), || {
@@ -171,14 +171,14 @@ impl ZooKeeper {
         leader.expect("there is one")
     }
 
-    /// What a server is of the others; `None` if it does not serve.
+    /// A server's role in the ensemble; `None` if it does not serve requests.
     fn mode(&self, at: usize) -> Option<String> {
         let said = self.command(at, "srvr")?;
         let (_, mode) = said.split_once("Mode: ")?;
         Some(mode.lines().next()?.to_owned())
     }
 
-    /// What a server says to a command of four letters.
+    /// The reply to a four-letter command.
     pub fn command(&self, at: usize, word: &str) -> Option<String> {
         let mut stream = TcpStream::connect(self.places[at].client.address()).ok()?;
         stream.set_read_timeout(Some(Duration::from_secs(2))).ok()?;
@@ -188,12 +188,12 @@ impl ZooKeeper {
         Some(said)
     }
 
-    /// Lets a server stand still (SIGSTOP).
+    /// Stops a server (SIGSTOP).
     pub fn stop(&self, at: usize) {
         self.members.stop(at);
     }
 
-    /// Lets it go on.
+    /// Resumes a server (SIGCONT).
     pub fn cont(&self, at: usize) {
         self.members.cont(at);
     }
@@ -203,14 +203,14 @@ impl ZooKeeper {
         self.members.kill(at);
     }
 
-    /// Starts a server that was killed, with its data.
+    /// Restarts a killed server with its data.
     pub fn restart(&self, at: usize) {
         assert!(!self.members.is_running(at), "it runs already");
         self.launch(at);
         self.ready();
     }
 
-    /// Starts a server that was killed as a new one, which has nothing.
+    /// Replaces a killed server by a new one without data.
     pub fn replace(&self, at: usize) {
         fs::remove_dir_all(self.data(at)).expect("a directory");
         self.restart(at);
@@ -238,7 +238,7 @@ impl ZooKeeper {
         let file = file.to_str().expect("a temporary directory in UTF-8");
         let classes = classes();
         let arguments = [
-            // Small, and soon there.
+            // For a small heap and a fast start.
             "-Xmx256m",
             "-Xss512k",
             "-XX:+UseSerialGC",
@@ -274,12 +274,12 @@ log4j.appender.stdout.layout=org.apache.log4j.PatternLayout
 log4j.appender.stdout.layout.ConversionPattern=%d %p %c{1}: %m%n
 ";
 
-/// The classes of Debian's package.
+/// The class path of Debian's package.
 fn classes() -> String {
     let classes = PathBuf::from("/usr/share/java/zookeeper.jar");
     assert!(classes.exists(), "no ZooKeeper; the tests need one: apt-get install zookeeper");
     let classes = classes.to_str().expect("a path in UTF-8");
-    // What a server encrypts with is not in the package's own list of classes.
+    // The classes for TLS are missing from the package's own class path.
     format!("{classes}:/usr/share/java/netty-codec.jar:/usr/share/java/netty-resolver.jar")
 }
 

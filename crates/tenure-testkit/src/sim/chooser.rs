@@ -1,11 +1,11 @@
-//! Where every choice of a schedule comes from.
+//! The source of all choices in a schedule.
 
-/// A small, fast generator (SplitMix64). Good enough to explore with; nothing here is secret.
+/// A small, fast generator (SplitMix64), good enough for exploration. Nothing here is secret.
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
 impl Rng {
-    /// A generator whose numbers depend on the seed alone.
+    /// A generator whose output depends on the seed alone.
     pub const fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -20,16 +20,16 @@ impl Rng {
     }
 }
 
-/// One choice that was made, and among how many.
+/// A choice that was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// What was chosen, from 0.
+    /// The chosen alternative, from 0.
     pub chosen: u32,
-    /// Among how many.
+    /// The number of alternatives.
     pub among: u32,
 }
 
-/// Chooses, and remembers what it chose.
+/// Makes and records choices.
 #[derive(Clone, Debug)]
 pub struct Chooser {
     source: Source,
@@ -48,12 +48,12 @@ impl Chooser {
         Self { source: Source::Seeded(Rng::new(seed)), made: Vec::with_capacity(512) }
     }
 
-    /// Repeats these choices, and chooses the first possibility from there on.
+    /// Replays these choices, then always chooses the first alternative.
     pub fn replay(choices: Vec<u32>) -> Self {
         Self { source: Source::Replay(choices), made: Vec::new() }
     }
 
-    /// One of `among` possibilities, counted from 0. Where there is only one, nothing is chosen.
+    /// Chooses one of `among` alternatives, from 0. A choice with a single alternative is not recorded.
     pub fn choose(&mut self, among: u32) -> u32 {
         if among <= 1 {
             return 0;
@@ -67,14 +67,14 @@ impl Chooser {
         chosen
     }
 
-    /// Every choice so far.
+    /// All choices so far.
     pub fn made(&self) -> &[Choice] {
         &self.made
     }
 }
 
-/// The choices of the next schedule in a depth-first walk over all of them, given those of the
-/// last; `None` when all were walked.
+/// The next schedule in a depth-first walk over all of them, given the choices of the last one; `None` after
+/// the last.
 pub fn next_in_order(made: &[Choice]) -> Option<Vec<u32>> {
     let turn = made.iter().rposition(|choice| choice.chosen + 1 < choice.among)?;
     let mut next: Vec<u32> = made[..=turn].iter().map(|choice| choice.chosen).collect();

@@ -5,7 +5,7 @@ use std::time::Duration;
 /// True time: nanoseconds since the schedule began.
 pub type TrueTime = u64;
 
-/// One million: clocks are wrong by parts of it.
+/// Clock errors are in parts per million.
 const MILLION: u128 = 1_000_000;
 
 /// A millisecond of true time.
@@ -13,12 +13,12 @@ pub const MS: TrueTime = 1_000_000;
 /// A second of true time.
 pub const SECOND: TrueTime = 1_000 * MS;
 
-/// A clock that started at another zero and runs a little fast or slow.
+/// A clock with an offset that runs slightly fast or slow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Clock {
-    /// What it showed when the schedule began, in nanoseconds.
+    /// Its value at the start of the schedule, in nanoseconds.
     pub offset: u64,
-    /// How many parts in a million it gains on true time.
+    /// Its rate error in parts per million; positive is fast.
     pub ppm: i32,
 }
 
@@ -27,12 +27,12 @@ impl Clock {
         (MILLION as i128 + i128::from(self.ppm)) as u128
     }
 
-    /// The same clock after it was set ahead, or back.
+    /// The same clock after a step by `by` nanoseconds.
     pub fn stepped(self, by: i64) -> Self {
         Self { offset: self.offset.saturating_add_signed(by), ..self }
     }
 
-    /// What it shows at a true time.
+    /// Its value at a true time.
     pub fn shows(self, at: TrueTime) -> u64 {
         if self.ppm == 0 {
             return self.offset + at;
@@ -40,7 +40,7 @@ impl Clock {
         self.offset + (u128::from(at) * self.rate() / MILLION) as u64
     }
 
-    /// The first true time at which it shows at least this.
+    /// The first true time at which it shows at least `shown`.
     pub fn when(self, shown: u64) -> TrueTime {
         let passed = shown.saturating_sub(self.offset);
         if self.ppm == 0 {

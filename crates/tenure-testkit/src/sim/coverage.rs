@@ -1,11 +1,10 @@
-//! What really happened in schedules. A fault that is drawn, and then does nothing, finds nothing
-//! either.
+//! Tracks which faults took effect. A fault that is drawn but has no effect finds nothing.
 
 use super::event::{Event, Events};
 use super::regime::Plan;
 
 impl Event {
-    /// Whether schedules with such numbers are to have it now and then.
+    /// Whether schedules with this plan are expected to contain the event now and then.
     fn is_due(self, plan: &Plan) -> bool {
         let (node_faults, faults) = (plan.node_faults, plan.faults);
         let share = match self {
@@ -36,16 +35,16 @@ impl Event {
     }
 }
 
-/// What happened in many schedules, and what was to.
+/// Expected and observed events of many schedules.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Coverage {
-    /// In so many of them.
+    /// Number of schedules in which each event was expected.
     due: Events,
     happened: Events,
 }
 
 impl Coverage {
-    /// In so many schedules each fault must have had its effect.
+    /// Number of schedules within which each expected event must occur.
     const ENOUGH: u64 = 500;
 
     /// Adds a schedule.
@@ -54,13 +53,13 @@ impl Coverage {
         self.happened.merge(happened);
     }
 
-    /// All that is in both.
+    /// Adds another count.
     pub fn merge(&mut self, other: &Self) {
         self.due.merge(&other.due);
         self.happened.merge(&other.happened);
     }
 
-    /// What was due in enough schedules, and never happened.
+    /// Events that were expected in enough schedules but never occurred.
     pub fn missing(&self) -> Vec<Event> {
         let never = |event: &Event| {
             let of = |events: Events| events.0[*event as usize];

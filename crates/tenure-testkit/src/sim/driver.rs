@@ -1,4 +1,4 @@
-//! What plugs a store into the simulated world: a new store needs one implementation of [`Driver`].
+//! The interface between a store and the simulated world: a new store needs one implementation of [`Driver`].
 
 use std::sync::Arc;
 
@@ -11,19 +11,18 @@ use super::node_faults::{NodeFault, Stepper};
 use super::regime::Plan;
 use super::workload::Workload;
 
-/// A server in virtual time, and the client of each process: the real client of a store, over a
-/// seam behind which the simulated server stands.
+/// A server in virtual time, and each process's client: the real client of a store, over a seam behind which
+/// the simulated server stands.
 ///
-/// The driver reports what the server does to the [`Oracle`](super::oracle::Oracle): each request
-/// that it carries out ([`executed`](super::oracle::Oracle::executed)), each lease that ends at
-/// another moment than before ([`extended`](super::oracle::Oracle::extended)), each hold that ends
-/// without a request ([`unbound`](super::oracle::Oracle::unbound)), and each message that it loses
-/// or delays (`has_failed`).
+/// The driver reports what the server does to the [`Oracle`](super::oracle::Oracle): each request it carries
+/// out ([`executed`](super::oracle::Oracle::executed)), each change of a lease's end
+/// ([`extended`](super::oracle::Oracle::extended)), each hold that ends without a request
+/// ([`unbound`](super::oracle::Oracle::unbound)), and each message that it loses or delays (`has_failed`).
 pub trait Driver: Send + Sync {
     /// Opens the store in a process.
     fn open(&self, process: &Arc<Process>) -> Arc<dyn Store>;
 
-    /// A process dies. What it has sent may still arrive.
+    /// A process dies. Requests already sent may still arrive.
     fn silence(&self, process: ProcessId);
 
     /// Injects a fault of the network or the server. The world itself pauses and kills processes.
@@ -32,24 +31,24 @@ pub trait Driver: Send + Sync {
     /// Ends all faults.
     fn heal(&self);
 
-    /// What still stands on the server that is not over.
+    /// Anything left on the server that has not lapsed.
     fn left(&self) -> Vec<String> {
         Vec::new()
     }
 }
 
-/// Where a fault strikes.
+/// The context of a fault.
 #[derive(Debug)]
 pub struct Scene<'a> {
     /// The executor.
     pub sim: &'a Sim,
-    /// The numbers of the schedule.
+    /// The plan of the schedule.
     pub plan: &'a Plan,
-    /// What the tasks share.
+    /// State shared by the tasks.
     pub workload: &'a Arc<Workload>,
-    /// How the server's clock is set.
+    /// How the server's clock is stepped.
     pub stepper: Option<Stepper>,
-    /// A process that was drawn.
+    /// A randomly chosen process.
     pub process: ProcessId,
 }
 
@@ -60,7 +59,7 @@ impl Scene<'_> {
         &names[self.sim.choose(names.len() as u32) as usize]
     }
 
-    /// Draws when a fault ends: some time within two leases, or just when a lease does.
+    /// Draws the end of a fault: within two leases, or close to the end of a lease.
     pub fn until(&self) -> TrueTime {
         let now = self.sim.now();
         let edge = self.workload.names.iter().find_map(|name| self.workload.oracle.edge(name));

@@ -1,56 +1,56 @@
-//! What may happen in a schedule, and how often it did.
+//! Events that schedules should contain, and how often they occurred.
 
-/// Something that is to happen now and then, where it takes effect.
+/// An event that is expected now and then; it counts only if it takes effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A task could have gone on, and its process stood still.
+    /// A task was runnable while its process was paused.
     Paused,
-    /// A process died with tasks.
+    /// A process died with running tasks.
     Died,
-    /// A connection ended under a request.
+    /// A connection was cut with a request in flight.
     Cut,
-    /// A message was said while a process had no connection for it.
+    /// A message was published while a process had no connection for it.
     Unheard,
-    /// A request came while the server stood still.
+    /// A request arrived while the server was stalled.
     Stalled,
-    /// A server with locks lost all.
+    /// A server with locks lost all of them.
     Forgotten,
-    /// The key of a lock that was held disappeared.
+    /// The key of a held lock was deleted.
     Deleted,
-    /// The counter of a lock that had one disappeared.
+    /// An existing token counter was evicted.
     Evicted,
-    /// A server lost something that was written.
+    /// A server lost writes.
     Rewound,
-    /// A server's clock was set.
+    /// A server's clock was stepped.
     Stepped,
-    /// A message was kept back between two that were parted.
+    /// A message was held back by a partition.
     Parted,
-    /// A request disappeared.
+    /// A request was lost.
     RequestLost,
-    /// A reply disappeared.
+    /// A reply was lost.
     ReplyLost,
-    /// A request was not sent at all.
+    /// A request could not be sent.
     NotSent,
-    /// A wake-up disappeared.
+    /// A wake-up was lost.
     MessageLost,
-    /// A wake-up came twice.
+    /// A wake-up was delivered twice.
     MessageAgain,
-    /// A wake-up came late.
+    /// A wake-up was late.
     MessageLate,
-    /// A message took long.
+    /// A message was slow.
     Late,
-    /// A message was timed by the end of a lease.
+    /// A message was timed to arrive at the end of a lease.
     AtEdge,
-    /// A message was timed by the end of a client's patience.
+    /// A message was timed to arrive at a client's timeout.
     AtLimit,
     /// A request was sent a second time.
     Again,
-    /// A waiter was called, and no client heard it.
+    /// A waiter was granted, but its client missed the message.
     NobodyThere,
 }
 
 impl Event {
-    /// All of them.
+    /// All events.
     pub const ALL: [Self; 22] = [
         Self::Paused,
         Self::Died,
@@ -77,17 +77,16 @@ impl Event {
     ];
 }
 
-/// How often each happened.
+/// Number of occurrences of each event.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Events(pub(super) [u64; Event::ALL.len()]);
 
 impl Events {
-    /// It happened.
+    /// Counts an occurrence.
     pub fn add(&mut self, event: Event) {
         self.0[event as usize] += 1;
     }
 
-    /// Adds another count.
     pub(super) fn merge(&mut self, other: &Self) {
         self.0.iter_mut().zip(other.0).for_each(|(count, other)| *count += other);
     }

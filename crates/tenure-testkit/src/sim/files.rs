@@ -1,9 +1,8 @@
-//! One schedule of processes on one machine that share a directory: the real file store, engine and
-//! faces, in virtual time.
+//! One schedule of processes on one machine that share a directory: the real file store, engine and API, in
+//! virtual time.
 //!
-//! The files are real, and so is what the system says of them; the clock is that of the schedule,
-//! the same for all. Processes stop and die, some of them while another has the directory's guard,
-//! and the directory is taken away.
+//! The files are real, and so are the system's notifications; all processes share the schedule's clock.
+//! Processes pause and die, some while another holds the directory's guard, and the directory is removed.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -32,7 +31,7 @@ use super::server::LockView;
 use super::workload::Workload;
 use super::world::{ENDING, STEPS};
 
-/// What can happen to processes and a directory; the rest is about networks and servers.
+/// Regimes that apply to processes and a directory; the others are about networks and servers.
 pub const REGIMES: &[Regime] = &[
     Regime::Quiet,
     Regime::Pausing,
@@ -46,7 +45,7 @@ pub const REGIMES: &[Regime] = &[
     Regime::Outage,
 ];
 
-/// Runs the schedule of a seed, in the regime whose turn it is.
+/// Runs the schedule of a seed, in the regime that the seed selects.
 pub fn run(seed: u64) -> Report {
     run_in(REGIMES[(seed % REGIMES.len() as u64) as usize], seed)
 }
@@ -56,7 +55,7 @@ pub fn run_in(regime: Regime, seed: u64) -> Report {
     World::new(regime, seed, false).run()
 }
 
-/// Runs the schedule of a seed in a regime and writes down what happens.
+/// Like `run_in`, with a log.
 pub fn replay(regime: Regime, seed: u64) -> Report {
     World::new(regime, seed, true).run()
 }
@@ -65,35 +64,35 @@ struct World {
     seed: u64,
     scene: Arc<Scene>,
     processes: Vec<Arc<Process>>,
-    /// Looks at what is left.
+    /// Inspects what is left.
     auditor: Arc<Process>,
 }
 
-/// The directory, and what becomes of it.
+/// The directory, and the state of its faults.
 struct Scene {
     sim: Sim,
     plan: Plan,
     workload: Arc<Workload>,
-    /// That of the machine.
+    /// The machine's clock.
     clock: Clock,
     directory: TempDir,
-    /// How often it was taken away.
+    /// How often the directory was removed.
     taken: Mutex<u32>,
-    /// The processes that are not over.
+    /// Processes that have not ended.
     alive: Mutex<Vec<ProcessId>>,
 }
 
-/// The numbers of a schedule without a network.
+/// The plan of a schedule without a network.
 fn plan(sim: &Sim, regime: Regime) -> Plan {
     let mut plan = Plan::draw(sim, regime);
     (plan.faults, plan.ppm) = (Faults::NONE, 0);
     let node_faults = &mut plan.node_faults;
     (node_faults.cut, node_faults.delay_messages, node_faults.delete) = (0, 0, 0);
     (plan.forced, plan.passes) = (0, false);
-    // So often a store looks at what is waited for.
+    // The interval at which the store polls an awaited lock.
     plan.looks = 200 * MS;
     if regime == Regime::Killing && sim.chance(500) {
-        // No client has to wait for what the dead have had, where nothing else goes wrong.
+        // If nothing else fails, nobody has to wait for the holds of the dead.
         (plan.strict_from, plan.cancel) = (0, 0);
     }
     plan
@@ -101,7 +100,7 @@ fn plan(sim: &Sim, regime: Regime) -> Plan {
 
 impl World {
     fn new(regime: Regime, seed: u64, keep_log: bool) -> Self {
-        // Not the choices of the schedule of a server that has this seed.
+        // Different choices from the server schedule with the same seed.
         let sim = Sim::new(Chooser::seeded(Rng::new(seed ^ u64::MAX >> 1).next()));
         if keep_log {
             sim.keep_log();
@@ -113,7 +112,7 @@ impl World {
         let processes: Vec<_> = (0..plan.processes).map(|_| sim.process(clock, seed)).collect();
         let alive = Mutex::new(processes.iter().map(|process| process.id()).collect());
         let auditor = sim.process(clock, seed);
-        // In memory, where there is such a file system: thousands of them are made and removed.
+        // On a memory file system if possible: thousands of directories are created and removed.
         let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
         let directory = directory.expect("a directory");
         let (workload, taken) = (Arc::new(workload), Mutex::new(0));
@@ -123,7 +122,7 @@ impl World {
 
     fn run(self) -> Report {
         let Scene { sim, plan, workload, .. } = &*self.scene;
-        // What the system has to say is heard through this, and nothing else runs on it.
+        // Receives the system's notifications; nothing else runs on it.
         let reactor = tokio::runtime::Builder::new_current_thread().enable_io().build();
         let reactor = Arc::new(reactor.expect("a reactor"));
         let _inside = reactor.enter();
@@ -151,8 +150,7 @@ impl World {
         }
     }
 
-    /// Runs to the end of all tasks, then until what they left behind is over, then until nothing
-    /// runs any more.
+    /// Runs until all tasks have ended, then until what they left has lapsed, then until nothing runs.
     fn see_through(&self) {
         let Scene { sim, plan, workload, .. } = &*self.scene;
         if let Err(stop) = workload.run_out(SECOND, STEPS) {
@@ -165,8 +163,7 @@ impl World {
         sim.run(settled, STEPS);
         self.scene.bury();
         workload.oracle.check_empty();
-        // The last handle went with the last task: what still runs in the background ends by
-        // itself.
+        // The last handle went with the last task; what still runs in the background must end by itself.
         let over = settled + plan.lease() + 90 * SECOND;
         sim.run(over, STEPS);
         let left: usize = self.processes.iter().map(|process| sim.tasks(process.id())).sum();
@@ -199,8 +196,7 @@ impl Scene {
         self.directory.path().join("locks")
     }
 
-    /// Tells the judge of each request, in the order in which they are carried out: all of it
-    /// happens on this thread.
+    /// Reports each request to the oracle, in order of execution: everything runs on this thread.
     fn observe(self: &Arc<Self>) {
         let scene = Arc::clone(self);
         let (sim, oracle, clock) = (self.sim.clone(), self.workload.oracle.clone(), self.clock);
@@ -210,13 +206,13 @@ impl Scene {
             sim.note(|| format!("p{process}: {}: {answer:?}", Shown(op)));
             let after = after.and_then(|record| LockView::at(at, record, clock));
             oracle.executed(&Executed { process, op, answer, wake, passed: &[], after });
-            // A request is carried out where it is asked, and takes its time there.
+            // A request is carried out within the caller's poll, and takes its time there.
             sim.pass();
         })));
     }
 
-    /// Tells the judge of processes that are over, by death or because nothing is left to do: so is
-    /// what is bound to them.
+    /// Reports ended processes to the oracle, whether they died or finished, because the holds bound to them
+    /// end as well.
     fn bury(&self) {
         lock(&self.alive).retain(|process| {
             let is_alive = self.sim.tasks(*process) > 0;
@@ -227,13 +223,11 @@ impl Scene {
         });
     }
 
-    /// The store as a process opens it.
     fn store(&self, process: &Arc<Process>) -> File {
         File::new(&self.path(), "file:sim", Arc::clone(process) as Arc<dyn Runtime>)
     }
 
-    /// Injects the faults of a schedule into processes and servers, and heals everything at the
-    /// end.
+    /// Injects the faults of a schedule, and heals everything at the end.
     async fn node_faults(self: Arc<Self>, processes: Vec<ProcessId>) {
         let (sim, plan) = (&self.sim, self.plan);
         plan.node_faults.deal(sim, plan.heals_at, || self.strike(&processes)).await;
@@ -272,8 +266,8 @@ impl Scene {
         }
     }
 
-    /// The guard, as another process has it. `None` before it exists; who has it now is never
-    /// another, in between two polls.
+    /// Takes the directory's guard, as another process would. `None` before it exists; nobody else holds it
+    /// between two polls.
     fn guard(&self) -> Option<OwnedFd> {
         let guard = fs::File::open(self.path().join("guard")).ok()?;
         flock(&guard, FlockOperation::NonBlockingLockExclusive).ok()?;

@@ -1,7 +1,6 @@
-//! Many schedules, one after the other and on every core: what the tests of all simulations share.
+//! Runs many schedules on all cores; shared by the tests of all simulations.
 //!
-//! `TENURE_SCHEDULES` says how many, `TENURE_SEED` from which on, `TENURE_REGIME` in which regime
-//! only.
+//! `TENURE_SCHEDULES` sets their number, `TENURE_SEED` the first seed, and `TENURE_REGIME` a single regime.
 
 use std::collections::BTreeMap;
 use std::{env, thread};
@@ -17,16 +16,16 @@ use crate::{plant, setting};
 pub struct Hunt {
     /// Runs a schedule.
     pub run: fn(Regime, u64) -> Report,
-    /// The same, and writes down what happens.
+    /// Runs a schedule with a log.
     pub replay: fn(Regime, u64) -> Report,
-    /// Those that its schedules have, in turns.
+    /// Its regimes, in rotation.
     pub regimes: &'static [Regime],
-    /// The test in it that plays a schedule again.
+    /// The test that replays a schedule.
     pub again: &'static str,
 }
 
 impl Hunt {
-    /// The regime that was asked for, or the one whose turn it is.
+    /// The regime set by the environment, otherwise the one that the seed selects.
     fn regime(&self, seed: u64) -> Regime {
         match env::var("TENURE_REGIME") {
             Ok(name) => {
@@ -40,10 +39,10 @@ impl Hunt {
         self.regimes[(seed % self.regimes.len() as u64) as usize]
     }
 
-    /// Runs so many schedules, unless another number is asked for.
+    /// Runs this many schedules, unless the environment sets another number.
     ///
     /// # Panics
-    /// If one of them violates a promise.
+    /// If one of them violates an invariant.
     pub fn no_violation_in(&self, schedules: u64) {
         let first = setting("TENURE_SEED").unwrap_or(0);
         let last = first + setting("TENURE_SCHEDULES").unwrap_or(schedules);
@@ -85,7 +84,7 @@ impl Hunt {
         self.accuse(all.violations);
     }
 
-    /// Tells of violations: one of each sort in each regime, and how to see the first.
+    /// Reports one violation of each sort in each regime, with how to replay the first.
     fn accuse(&self, mut violations: Vec<Report>) {
         violations.sort_by_key(|report| report.seed);
         let mut sorts: BTreeMap<String, (String, u64)> = BTreeMap::new();
@@ -111,10 +110,10 @@ impl Hunt {
         }
     }
 
-    /// Runs each of so many schedules twice.
+    /// Runs each of this many schedules twice.
     ///
     /// # Panics
-    /// If the two differ.
+    /// If the two runs differ.
     pub fn replays(&self, schedules: u64) {
         for seed in 0..schedules {
             let regime = self.turn(seed);
@@ -123,11 +122,11 @@ impl Hunt {
         }
     }
 
-    /// Runs schedules that once violated a promise. They keep it now, and violate it again with
-    /// their bug planted, in builds that have planted bugs.
+    /// Runs schedules that once violated an invariant. They must pass now, and in builds with planted bugs
+    /// fail with their bug.
     ///
     /// # Panics
-    /// If one violates a promise now, or does not with its bug.
+    /// If a schedule fails, or passes with its bug.
     pub fn stays_right(&self, regressions: &[Regression]) {
         let mut wrong = Vec::new();
         for Regression { what, regime, seed, bug } in regressions {
@@ -146,10 +145,10 @@ impl Hunt {
         assert!(wrong.is_empty(), "{wrong:#?}");
     }
 
-    /// Plays the schedule of `TENURE_SEED` again, for a person.
+    /// Replays the schedule of `TENURE_SEED` with a log.
     ///
     /// # Panics
-    /// If it violates a promise, or no seed is given.
+    /// If it violates an invariant, or if no seed is given.
     pub fn replay(&self) {
         let seed = setting("TENURE_SEED").expect("TENURE_SEED says which schedule");
         let report = (self.replay)(self.regime(seed), seed);
@@ -168,7 +167,7 @@ struct Tally {
     steps: u64,
     lasted: u128,
     violations: Vec<Report>,
-    /// Of schedules with one server, or a directory.
+    /// For schedules with one server or a directory.
     coverage: BTreeMap<Regime, Coverage>,
 }
 

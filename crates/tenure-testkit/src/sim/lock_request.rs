@@ -1,4 +1,4 @@
-//! What a task may ask for: a lock of any kind, in each of the three ways, or two locks at once.
+//! What a task acquires: a lock of any kind, or two locks at once, in one of three ways.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,38 +13,30 @@ use super::executor::Sim;
 use super::oracle::Claim;
 use super::regime::LockKind;
 
-/// A lock as one task asks for it.
+/// A lock as one task requests it.
 #[derive(Debug)]
 pub(super) enum LockRequest {
-    /// The mutex.
     Mutex(Mutex),
-    /// The fair mutex.
     Fair(FairMutex),
-    /// To read.
     Read(RwLock),
-    /// To read, and perhaps to write.
     Upgradeable(RwLock),
-    /// To write.
     Write(RwLock),
-    /// So many permits.
+    /// A number of permits.
     Permits(Semaphore, u32),
-    /// One of the owners' holds.
     Reentrant(ReentrantMutex),
-    /// Several at once.
+    /// Several locks at once.
     Both(Multi),
 }
 
 /// What was granted.
 #[derive(Debug)]
 pub(super) enum Got {
-    /// One lock.
     One(Guard),
-    /// Several.
     Both(MultiGuard),
 }
 
 impl LockRequest {
-    /// Draws what is asked of one lock.
+    /// Draws a request for one lock.
     pub(super) fn draw(
         sim: &Sim,
         locks: &Locks,
@@ -71,7 +63,7 @@ impl LockRequest {
         })
     }
 
-    /// How much of the lock's capacity it asks for.
+    /// How much of the lock's capacity it takes.
     pub(super) fn weight(&self) -> u32 {
         match self {
             Self::Mutex(_) | Self::Fair(_) | Self::Read(_) | Self::Reentrant(_) | Self::Both(_) => 1,
@@ -81,7 +73,7 @@ impl LockRequest {
         }
     }
 
-    /// All of these at once.
+    /// A request for all of these at once.
     pub(super) fn both(requests: impl IntoIterator<Item = Self>) -> Result<Self, Error> {
         let parts: Result<Vec<Part>, Error> = requests.into_iter().map(Self::part).collect();
         Multi::new(parts?).map(Self::Both)
@@ -99,7 +91,6 @@ impl LockRequest {
         }
     }
 
-    /// Waits for it.
     pub(super) async fn lock(&self) -> Result<Got, Error> {
         Ok(Got::One(match self {
             Self::Mutex(lock) => lock.lock().await?,
@@ -113,7 +104,6 @@ impl LockRequest {
         }))
     }
 
-    /// Asks once.
     pub(super) async fn try_lock(&self) -> Result<Option<Got>, Error> {
         let guard = match self {
             Self::Mutex(lock) => lock.try_lock().await?,
@@ -128,7 +118,6 @@ impl LockRequest {
         Ok(guard.map(Got::One))
     }
 
-    /// Waits for this long.
     pub(super) async fn try_lock_for(&self, limit: Duration) -> Result<Option<Got>, Error> {
         let guard = match self {
             Self::Mutex(lock) => lock.try_lock_for(limit).await?,
@@ -144,12 +133,11 @@ impl LockRequest {
     }
 }
 
-/// One of several guards that are held together, as the oracle looks at it.
+/// One of several guards held together, for the oracle.
 #[derive(Debug)]
 pub(super) struct OneOf(pub(super) Arc<MultiGuard>, pub(super) usize);
 
 impl OneOf {
-    /// The guard.
     pub(super) fn guard(&self) -> &Guard {
         &self.0[self.1]
     }
@@ -165,9 +153,9 @@ impl Claim for OneOf {
     }
 }
 
-/// What a task has in its hands while it holds: one guard or several.
+/// The guards that a task holds.
 pub(super) trait Hand {
-    /// Resolves when one of them is no longer held.
+    /// Resolves when one of them is lost.
     fn lost(&self) -> Lost;
 }
 

@@ -1,34 +1,35 @@
-//! The deterministic simulation: the real faces and the real engine, over a store and in a time of
-//! our own making.
+//! Deterministic simulation: the real API and engine, over a simulated store and in virtual time.
 //!
-//! A schedule is one short life of a small world, drawn from one number, the seed: a few processes
-//! with clocks that disagree, tasks that lock, hold, lose, cancel and crash, and a network that
-//! delays, loses and cuts. The same seed gives the same schedule, event for event, so what goes
-//! wrong can be looked at again.
+//! A schedule is a short run of a small world, determined by a seed: a few processes with clocks that
+//! disagree, tasks that lock, hold, lose, cancel and crash, and a network that delays, loses and cuts. The
+//! same seed gives the same schedule, event for event, so failures can be replayed.
 //!
-//! | file | what it is |
+//! | module | what it holds |
 //! |---|---|
-//! | [`chooser`] | where every choice comes from: a seed, or a list of choices to repeat |
-//! | [`clock`] | the clock of one machine, which runs a little wrong |
-//! | [`event`] | what may happen in a schedule, and how often it did |
+//! | `cas` | stores with compare-and-swap: etcd, ZooKeeper; only with `--cfg tenure_planted` |
+//! | [`chooser`] | the source of all choices: a seed, or a list of choices to replay |
+//! | [`clock`] | a machine's clock, which runs slightly fast or slow |
+//! | [`coverage`] | which faults took effect |
+//! | [`driver`] | the interface between a store and the simulated world |
+//! | [`event`] | events that schedules should contain, and how often they occurred |
 //! | [`executor`] | tasks, timers and processes in virtual time |
-//! | [`network`] | what is between processes and a server: delays, losses, cut connections |
-//! | [`driver`] | what plugs a store into the world: a simulated server, and a client for each process |
-//! | [`store`] | the store that a process sees; `request` is a request on its way |
-//! | [`server`] | the one store behind it, and the checks that only it can make |
-//! | [`scripts`] | the real scripts beside it, in the slower profile |
+//! | `files` | processes that share a directory; only with `--cfg tenure_planted`, which makes the file store report each request |
+//! | [`hunt`] | running many schedules, for the tests of all simulations |
+//! | `lock_request` | what a task acquires |
+//! | [`network`] | the network between processes and a server: delays, losses, cut connections |
+//! | [`node_faults`] | faults of whole processes, connections and servers |
+//! | [`oracle`] | the invariants, judged in true time and from outside |
+//! | [`quorum`] | a mutex on a majority of several servers |
 //! | [`regime`] | which faults a schedule has, and how many |
-//! | [`node_faults`] | what happens to whole processes and servers |
-//! | [`oracle`] | what must never happen, judged in true time and from outside |
-//! | `lock_request` | what a task may ask for: a lock of any kind |
+//! | [`regressions`] | schedules that once found a bug |
+//! | [`report`] | the outcome of a schedule |
+//! | `request` | a request in flight |
+//! | `scenarios` | schedules written by hand; only with `--cfg tenure_planted` |
+//! | [`scripts`] | the real scripts, compared with their Rust twins |
+//! | [`server`] | the simulated server |
+//! | [`store`] | the store as a process sees it |
 //! | [`workload`] | what the tasks do |
-//! | [`world`] | one schedule from its seed to its verdict |
-//! | [`quorum`] | the same for a mutex on a majority of several servers |
-//! | `cas` | stores by compare-and-swap: etcd, ZooKeeper |
-//! | `files` | the same for processes that share a directory; in builds with `--cfg tenure_planted`, in which its store reports each request |
-//! | [`report`] | what became of a schedule |
-//! | [`hunt`] | many of them, for the tests of both |
-//! | [`regressions`] | what they have found so far |
+//! | [`world`] | one schedule, from its seed to its verdict |
 
 #[cfg(tenure_planted)]
 pub mod cas;

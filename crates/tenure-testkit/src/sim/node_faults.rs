@@ -1,39 +1,39 @@
-//! What happens to whole processes, connections and servers.
+//! Faults of whole processes, connections and servers.
 
 use super::clock::{MS, SECOND, TrueTime};
 use super::executor::{ProcessId, Sim};
 use super::network::Parting;
 use super::regime::NodeFaults;
 
-/// One of them.
+/// A fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeFault {
-    /// A process stops for a while.
+    /// A process pauses for a while.
     Pause,
     /// A process dies.
     Kill,
-    /// The connection of requests is cut.
+    /// The connection for requests is cut.
     Cut,
-    /// The connection of messages is cut.
+    /// The connection for messages is cut.
     DelayMessages,
-    /// The server stops for a while.
+    /// The server stalls for a while.
     Stall,
-    /// The server starts again with nothing.
+    /// The server restarts without its data.
     Forget,
-    /// A lock's key is deleted: by an operator, or for want of memory.
+    /// A lock's key is deleted, by an operator or by eviction.
     Delete,
-    /// A process is kept from the server for a while.
+    /// A process is partitioned from the server for a while.
     Part,
-    /// The server goes back to what it was.
+    /// The server returns to an earlier state.
     Rewind,
-    /// The counter of a lock's tokens is evicted.
+    /// The token counter is evicted.
     Evict,
-    /// The server's clock is set.
+    /// The server's clock is stepped.
     Step,
 }
 
 impl NodeFaults {
-    /// Draws one of them.
+    /// Draws a fault.
     pub fn draw(&self, sim: &Sim) -> Option<NodeFault> {
         let weights = [
             (self.pause, NodeFault::Pause),
@@ -67,7 +67,7 @@ impl NodeFaults {
         }
     }
 
-    /// Strikes so often, at moments that are drawn, and returns when everything is to heal.
+    /// Calls `strike` at random moments; returns when everything is to heal.
     pub async fn deal(&self, sim: &Sim, heals_at: TrueTime, strike: impl Fn()) {
         let count = if self.most == 0 { 0 } else { 1 + sim.choose(self.most as u32) };
         let mut times: Vec<_> = (0..count).map(|_| self.span(sim, 0, heals_at)).collect();
@@ -81,7 +81,7 @@ impl NodeFaults {
     }
 }
 
-/// A process stands still until then.
+/// Pauses a process until then.
 pub(super) fn pause(sim: &Sim, process: ProcessId, until: TrueTime) {
     sim.note(|| format!("p{process}: stands still until {:.6}", until as f64 / 1e9));
     sim.pause(process);
@@ -93,7 +93,7 @@ pub(super) fn pause(sim: &Sim, process: ProcessId, until: TrueTime) {
 }
 
 impl Parting {
-    /// Draws one that ends at this moment: of requests, of replies, of both, and of messages.
+    /// Draws a partition that ends at `until`: of requests, replies or both, and possibly of messages.
     pub fn draw(sim: &Sim, until: TrueTime) -> Self {
         let way = sim.choose(4);
         let (requests, replies) = (way != 1, way != 0);
@@ -103,17 +103,17 @@ impl Parting {
     }
 }
 
-/// A clock that is set now and then.
+/// A clock that is stepped now and then.
 #[derive(Clone, Copy, Debug)]
 pub struct Stepper {
-    /// By how much it is off while it is.
+    /// Its offset while it is off, in nanoseconds.
     pub off: i64,
-    /// Whether it is never set right again.
+    /// Whether it is never corrected.
     pub is_final: bool,
 }
 
 impl Stepper {
-    /// Ahead or back by so much, and to and fro; or for good, and then ahead by up to ten hours.
+    /// Draws a stepper: back and forth by `most`; or for good, back by `most` or ahead by up to ten hours.
     pub fn draw(sim: &Sim, most: TrueTime) -> Self {
         let most = most as i64;
         match sim.choose(10) {
@@ -124,12 +124,12 @@ impl Stepper {
         }
     }
 
-    /// By how much the clock is off after the next step.
+    /// The clock's offset after the next step.
     pub fn next(self, off: i64) -> i64 {
         if off != 0 && !self.is_final { 0 } else { self.off }
     }
 
-    /// Sets a server's clock: once, or several times in a row.
+    /// Steps a server's clock once, or several times in a row.
     pub fn strike(self, sim: &Sim, until: TrueTime, step: impl Fn() + Clone + Send + 'static) {
         let turns = if self.is_final || sim.chance(600) { 1 } else { 2 + sim.choose(12) };
         let mut at = sim.now();

@@ -1,19 +1,19 @@
-//! What schedules have found so far, and one that shows it.
+//! Bugs that schedules have found, each with a schedule that shows it.
 
 use tenure::internals::planted::Bug;
 
 use super::regime::Regime;
 
-/// Something that went wrong once.
+/// A bug that was found.
 #[derive(Clone, Copy, Debug)]
 pub struct Regression {
-    /// What it was.
+    /// What went wrong.
     pub what: &'static str,
-    /// In which schedule it shows.
+    /// The regime of a schedule that shows it.
     pub regime: Regime,
-    /// See above.
+    /// The seed of that schedule.
     pub seed: u64,
-    /// What makes it go wrong again, where that is planted.
+    /// The planted bug that reintroduces it, if there is one.
     pub bug: Option<Bug>,
 }
 
@@ -21,7 +21,7 @@ const fn found(what: &'static str, regime: Regime, seed: u64, bug: Option<Bug>) 
     Regression { what, regime, seed, bug }
 }
 
-/// With one server.
+/// Found with one server.
 pub const ONE_SERVER: &[Regression] = &[
     found(
         "a re-entry stood in line behind a client who waited for its owner",
@@ -164,7 +164,7 @@ pub const ONE_SERVER: &[Regression] = &[
     found("the same", Regime::Relapsing, 609_250_077, None),
 ];
 
-/// With several.
+/// Found with a quorum.
 pub const QUORUM: &[Regression] = &[
     found(
         "what an earlier try may have left was given back after a later one had been granted",
@@ -256,7 +256,7 @@ pub const QUORUM: &[Regression] = &[
     found("the same when no client waited for it any more", Regime::Fleeting, 8_309_940, None),
 ];
 
-/// In a directory.
+/// Found with a directory.
 pub const DIRECTORY: &[Regression] = &[found(
     "who was kept out by one that stood still inside was told so up to a pause after its time",
     Regime::Drifting,

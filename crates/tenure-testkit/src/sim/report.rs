@@ -1,4 +1,4 @@
-//! What became of a schedule.
+//! The outcome of a schedule.
 
 use super::clock::TrueTime;
 use super::event::Events;
@@ -6,35 +6,35 @@ use super::oracle::Violation;
 use super::regime::Plan;
 use super::workload::Workload;
 
-/// A schedule, after it.
+/// The outcome of a schedule.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// Which it was.
+    /// Its seed.
     pub seed: u64,
-    /// Its numbers.
+    /// Its plan.
     pub plan: Plan,
-    /// How many servers there were; none where there was a directory.
+    /// Number of servers; 0 for a directory.
     pub nodes: usize,
-    /// What went wrong first.
+    /// The first violation.
     pub violation: Option<Violation>,
-    /// What callers saw that must not be.
+    /// The first violation that callers could observe.
     pub seen_by_callers: Option<String>,
-    /// Differs when anything that happened differs.
+    /// A hash of everything that happened.
     pub hash: u64,
-    /// Polls.
+    /// Number of polls.
     pub steps: u64,
-    /// Guards handed out.
+    /// Number of guards handed out.
     pub grants: u64,
-    /// What happened in it.
+    /// Events that occurred.
     pub events: Events,
-    /// How much time passed in it.
+    /// Its length in true time.
     pub lasted: TrueTime,
-    /// What happened, if it was asked for.
+    /// The log, if one was kept.
     pub log: Vec<(TrueTime, String)>,
 }
 
 impl Report {
-    /// What became of this workload on so many servers: what its judge has said, and what it did.
+    /// The outcome of this workload on `nodes` servers, with the verdict of its oracle.
     pub(super) fn of(
         seed: u64,
         nodes: usize,
@@ -57,12 +57,12 @@ impl Report {
         }
     }
 
-    /// The trace as a person reads it.
+    /// The log as text.
     pub fn trace(&self) -> String {
         self.log.iter().map(|(at, what)| format!("{:12.6}  {what}\n", *at as f64 / 1e9)).collect()
     }
 
-    /// Whether this invariant was violated first.
+    /// Whether the first violation is of this invariant.
     pub fn violates(&self, invariant: &str) -> bool {
         self.violation.as_ref().is_some_and(|violation| violation.invariant == invariant)
     }

@@ -1,4 +1,4 @@
-//! A request on its way between a process and a server.
+//! A request in flight between a process and a server.
 
 use std::fmt;
 use std::sync::{Mutex, MutexGuard};
@@ -10,59 +10,58 @@ use tenure::internals::store::Failure;
 use super::clock::TrueTime;
 use super::executor::lock;
 
-/// Where the answer to one request arrives.
+/// Receives the answer to one request.
 #[derive(Default)]
 pub(super) struct Slot(pub(super) Mutex<Arrival>);
 
 #[derive(Default)]
 pub(super) struct Arrival {
     pub(super) answer: Option<Result<Answer, Failure>>,
-    /// When there is a connection to leave on.
+    /// When a connection to send it on is available.
     pub(super) leaves_at: TrueTime,
-    /// When the client that asks gives up.
+    /// When the caller gives up.
     pub(super) until: TrueTime,
     pub(super) is_out_of_time: bool,
     pub(super) is_executed: bool,
-    /// No client waits any more, and it has not left yet.
+    /// Abandoned before it was sent.
     pub(super) is_withdrawn: bool,
-    /// No client waits any more.
+    /// The caller no longer waits.
     pub(super) is_over: bool,
-    /// The server did not know its script, and was told it.
+    /// It was sent a second time, in full, because the server did not have its script.
     pub(super) is_again: bool,
     pub(super) waker: Option<Waker>,
 }
 
 impl Slot {
-    /// When its request leaves, and when it is given up.
+    /// Sets when the request is sent and when it is given up.
     pub(super) fn leave(&self, leaves_at: TrueTime, until: TrueTime) {
         let mut arrival = lock(&self.0);
         (arrival.leaves_at, arrival.until) = (leaves_at, until);
     }
 
-    /// When the client that asks gives up.
     pub(super) fn until(&self) -> TrueTime {
         lock(&self.0).until
     }
 
-    /// Whether its request was not sent a second time yet.
+    /// Whether this is the first attempt; marks it as repeated.
     pub(super) fn is_first(&self) -> bool {
         !std::mem::replace(&mut lock(&self.0).is_again, true)
     }
 
-    /// Whether it is sent a second time: not if no client waits for it.
+    /// Whether it is still worth a second attempt.
     pub(super) fn leaves_again(&self) -> bool {
         let arrival = lock(&self.0);
         !arrival.is_over && !arrival.is_out_of_time
     }
 
-    /// Its request has reached the server. Returns false when it is not to be carried out.
+    /// The request arrives at the server. Returns `false` if it is not to be carried out.
     pub(super) fn arrive(&self) -> bool {
         let mut arrival = lock(&self.0);
         arrival.is_executed = !arrival.is_withdrawn;
         arrival.is_executed
     }
 
-    /// Its time is over.
+    /// Its deadline passes.
     pub(super) fn end(&self) {
         let mut arrival = lock(&self.0);
         arrival.is_out_of_time = true;
@@ -88,7 +87,7 @@ pub(super) fn unknown() -> Failure {
     Failure::Unknown(Failure::cause("the connection ended before the answer came"))
 }
 
-/// A request as one reads it in a trace.
+/// A request as it appears in a log.
 pub(super) struct Shown<'a>(pub(super) &'a Op);
 
 impl fmt::Display for Shown<'_> {

@@ -1,5 +1,4 @@
-//! The scripts themselves, on a small server beside the machines in Rust: what a schedule asks,
-//! both are asked.
+//! The real scripts on a fake server, compared with their Rust twins: both get every request of a schedule.
 
 use redis::Value;
 use tenure::LockName;
@@ -12,39 +11,39 @@ use crate::fake_redis::Keyspace;
 use crate::servers::message;
 
 thread_local! {
-    /// To make one takes longer than a schedule.
+    /// Shared, because creating one takes longer than a schedule.
     static KEYSPACE: Keyspace = Keyspace::new();
 }
 
-/// Who hears what a server says.
+/// Who receives a server's messages.
 #[derive(Clone, Debug, Default)]
 pub struct Audience {
-    /// How often the server has started.
+    /// Number of restarts of the server.
     pub starts: u16,
-    /// The clients that do not hear when they are called.
+    /// Clients that cannot be notified of grants.
     pub unreached: Vec<Client>,
 }
 
 impl Audience {
-    /// What a place says whose client listens at this server.
+    /// The listening state of a client that is subscribed on this server.
     pub fn station(&self) -> Option<Listening> {
         Listening::new(self.starts % 1024 * 4 + 1)
     }
 }
 
-/// A small server that runs the scripts.
+/// A fake server that runs the scripts.
 #[derive(Debug)]
 pub struct Scripts(Keyspace);
 
 impl Scripts {
-    /// An empty one; there is one at a time on a thread.
+    /// An empty server. At most one at a time per thread.
     pub fn new() -> Self {
         let keyspace = KEYSPACE.with(Keyspace::clone);
         keyspace.forget();
         Self(keyspace)
     }
 
-    /// Runs the script that answers `op`.
+    /// Runs the script for `op`.
     pub fn run(&self, now: Now, op: &Op, audience: &Audience) -> (Value, Vec<(String, String)>) {
         self.0.set_clock(now.unix_us);
         let unreached = audience.unreached.iter().map(|client| format!(":{client}"));
@@ -55,10 +54,10 @@ impl Scripts {
         self.0.script(text, &keys, &args)
     }
 
-    /// Runs the script that answers `op`, which is to say what its twin has said.
+    /// Runs the script for `op`, which must agree with its twin.
     ///
     /// # Errors
-    /// In what the two differ.
+    /// The difference between the two.
     pub fn compare(
         &self,
         now: Now,
@@ -70,7 +69,7 @@ impl Scripts {
         let answer = read(&reply(value.clone()), op);
         let wakes: Vec<_> = messages.iter().map(|(_, message)| heard(message, op.spec)).collect();
         let is_same_wake = match op.spec {
-            // In Redisson's words, which do not say whose hold it was.
+            // Redisson's messages do not name the owner of the released hold.
             LockSpec::Reentrant => wakes.len() < 2 && wakes.is_empty() == said.1.is_none(),
             LockSpec::Mutex => wakes.len() < 2 && wakes.first() == said.1.as_ref(),
             LockSpec::Queue(_) => in_one(&messages, wakes, &audience.unreached, said.1.as_ref()) == said.1,
@@ -81,37 +80,37 @@ impl Scripts {
         Err(format!("{op:?}: in Rust {said:?}, as a script {answer:?} ({value:?}) and {messages:?}"))
     }
 
-    /// A command beside the scripts.
+    /// Runs a command outside the scripts.
     pub fn command(&self, now: Now, words: &[&str]) {
         self.0.set_clock(now.unix_us);
         self.0.command(&words.iter().map(|word| word.as_bytes()).collect::<Vec<_>>());
     }
 
-    /// What is kept, with what is left of it in ms, −1 if it has no end.
+    /// All keys with their remaining TTL in ms, or −1 without one.
     pub fn keys(&self, now: Now) -> Vec<(String, i64)> {
         self.0.set_clock(now.unix_us);
         self.0.keys()
     }
 
-    /// An operator deletes a lock's key.
+    /// Deletes a lock's key, as an operator would.
     pub fn delete(&self, name: &LockName) {
         self.0.command(&[b"DEL", name.as_str().as_bytes()]);
     }
 
-    /// The counter of tokens is evicted, and the ballot of a lock.
+    /// Evicts the token counter and a lock's ballot.
     pub fn evict_counter(&self, name: &LockName) {
         let ballot = format!("tenure:ballot:{{{}}}", name.as_str());
         self.0.command(&[b"DEL", b"tenure:fence", ballot.as_bytes()]);
     }
 
-    /// Starts again with nothing.
+    /// Restarts without data.
     pub fn forget(&self) {
         self.0.forget();
     }
 }
 
-/// The messages of a queue, each to one client, as the machine says them to all. It does not say
-/// what was said for nothing, to a client that does not hear.
+/// Merges a queue's messages, one per client, into the single notification that the Rust machine returns.
+/// Leaves out those sent in vain to clients that do not listen.
 fn in_one(
     messages: &[(String, String)],
     wakes: Vec<Notification>,
@@ -133,7 +132,7 @@ fn in_one(
     (!numbers.is_empty()).then_some(Notification::Granted { tickets: numbers })
 }
 
-/// What a client reads of a script's reply.
+/// Converts a script's reply to what a client reads.
 fn reply(value: Value) -> Reply {
     match value {
         Value::Int(int) => Reply::Int(int),

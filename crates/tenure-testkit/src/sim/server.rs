@@ -1,4 +1,4 @@
-//! The one store behind every process: the machines of `protocol`, on its own clock.
+//! The simulated server: the machines of `protocol`, with their own clock.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -11,27 +11,27 @@ use tenure::{LockName, Owner};
 use super::clock::{Clock, MS, TrueTime};
 use super::scripts::{Audience, Scripts};
 
-/// Its wall clock began here, in microseconds since 1970.
+/// Start of its wall clock, in microseconds since 1970.
 const EPOCH_US: u64 = 1_700_000_000_000_000;
 
-/// The server's locks and its clock.
+/// The server's locks and clock.
 #[derive(Debug, Default)]
 pub struct Server {
     clock: Clock,
     locks: BTreeMap<LockName, State>,
-    /// The last token given, for any lock.
+    /// The last token issued, for any lock.
     counter: u64,
-    /// The same, kept by the scripts themselves.
+    /// The real scripts, keeping the same state.
     scripts: Option<Scripts>,
-    /// Where the two first differed.
+    /// The first difference between the two.
     difference: Option<String>,
-    /// What each request has changed, where the server may go back to what it was.
+    /// A log of all changes, if the server may return to an earlier state.
     past: Option<Vec<Past>>,
-    /// By how much its clock is off, for having been set.
+    /// How far its clock is off because of steps, in nanoseconds.
     off: i64,
 }
 
-/// One request, and what it found.
+/// A request, and the state before it.
 #[derive(Debug)]
 struct Past {
     at: TrueTime,
@@ -42,33 +42,33 @@ struct Past {
     audience: Audience,
 }
 
-/// What stands at a lock's key.
+/// What is at a lock's key.
 #[derive(Clone, Copy, Debug)]
 pub struct LockView<'a> {
     data: &'a Data,
     clock: Clock,
-    /// The first moment of true time at which the key is gone, unless it has no end.
+    /// The first true time at which the key is gone, if it expires.
     pub lapses: Option<TrueTime>,
 }
 
-/// What one owner has there.
+/// One owner's share of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// The first moment of true time at which it is over, unless it has no end.
+    /// The first true time at which it is over, if it expires.
     pub lapses: Option<TrueTime>,
-    /// How much of the capacity it takes; for the reentrant kind, how many holds are counted.
+    /// The capacity it takes; for the reentrant kind, the number of holds.
     pub weight: u32,
 }
 
 impl<'a> LockView<'a> {
-    /// What such a record is at a moment, where it lives.
+    /// The view of a record at a moment, if it has not expired.
     pub fn at(at: TrueTime, record: &'a ExpiringValue<Data>, clock: Clock) -> Option<Self> {
         let lapses = record.expires_ms.map(|end| over(clock, end));
         let lives = lapses.is_none_or(|end| at < end);
         lives.then_some(Self { data: &record.value, clock, lapses })
     }
 
-    /// What this owner has, as it is written there: also what has lapsed since and was not swept.
+    /// This owner's share as stored, including lapsed entries that were not swept yet.
     pub fn share(&self, owner: &Owner) -> Option<Share> {
         match self.data {
             Data::Text(value) => {
@@ -85,7 +85,7 @@ impl<'a> LockView<'a> {
         }
     }
 
-    /// Who has it, where only one can.
+    /// The holder, for kinds with a single one.
     pub fn holder(&self) -> Option<Owner> {
         match self.data {
             Data::Text(value) => protocol::parse_value(value).map(|(owner, _)| owner),
@@ -93,7 +93,7 @@ impl<'a> LockView<'a> {
         }
     }
 
-    /// The moment at which the first of what stands there is over.
+    /// The next moment at which something here lapses.
     pub fn edge(&self) -> Option<TrueTime> {
         match self.data {
             Data::Queue(queue) => {
@@ -105,7 +105,7 @@ impl<'a> LockView<'a> {
     }
 }
 
-/// Alive up to and including this millisecond: the first moment after it.
+/// The first true time after this millisecond, which is the last one of the entry.
 fn over(clock: Clock, deadline_ms: u64) -> TrueTime {
     clock.when(deadline_ms.saturating_add(1).saturating_mul(MS))
 }
@@ -116,12 +116,12 @@ impl Server {
         Self { clock, ..Self::default() }
     }
 
-    /// Asks the scripts as well, from now on.
+    /// Also runs the real scripts from now on.
     pub fn run_scripts(&mut self) {
         self.scripts = Some(Scripts::new());
     }
 
-    /// Where the machines in Rust and the scripts have differed, if they have.
+    /// The first difference between the Rust machines and the scripts; clears it.
     pub fn difference(&mut self) -> Option<String> {
         self.difference.take()
     }
@@ -131,8 +131,8 @@ impl Server {
         Now { ms: shown / MS, unix_us: EPOCH_US + shown / 1_000 }
     }
 
-    /// Runs one request at a true time, before this audience. Says which waiters it has removed
-    /// because their clients did not hear it.
+    /// Runs a request at a true time. Also returns the waiters that were removed because their clients could
+    /// not be notified.
     pub fn apply(
         &mut self,
         at: TrueTime,
@@ -164,19 +164,19 @@ impl Server {
         (answer, passed.into_inner())
     }
 
-    /// What stands at a lock's key.
+    /// What is at a lock's key.
     pub fn view(&self, at: TrueTime, name: &LockName) -> Option<LockView<'_>> {
         LockView::at(at, self.locks.get(name)?.lock.as_ref()?, self.clock)
     }
 
-    /// Every lock that is held.
+    /// All held locks.
     pub fn list(&self, at: TrueTime, prefix: &str) -> Vec<(LockName, Found)> {
         let now = self.now(at);
         let ours = self.locks.iter().filter(|(name, _)| name.as_str().starts_with(prefix));
         ours.filter_map(|(name, state)| Some((name.clone(), protocol::found(state, now)?))).collect()
     }
 
-    /// An operator deletes a lock's key; the counter of its tokens stays.
+    /// Deletes a lock's key, as an operator would; the token counter stays.
     pub fn delete(&mut self, name: &LockName) {
         if let Some(state) = self.locks.get_mut(name) {
             state.lock = None;
@@ -186,7 +186,7 @@ impl Server {
         }
     }
 
-    /// The counter of tokens is evicted, and with it what a lock knows of ballots; the lock stays.
+    /// Evicts the token counter and a lock's ballot; the lock stays.
     pub fn evict_counter(&mut self, name: &LockName) {
         self.counter = 0;
         if let Some(state) = self.locks.get_mut(name) {
@@ -197,18 +197,17 @@ impl Server {
         }
     }
 
-    /// Whether there is a counter of tokens, or a ballot of this lock.
+    /// Whether there is a token counter, or a ballot of this lock.
     pub fn has_counter(&self, name: &LockName) -> bool {
         self.counter > 0 || self.locks.get(name).is_some_and(|state| state.ballot.is_some())
     }
 
-    /// Remembers from now on what it was.
+    /// Starts recording changes, for `rewind`.
     pub fn remember(&mut self) {
         self.past.get_or_insert_default();
     }
 
-    /// What was written after a moment is lost: a replica takes over that had no more, or the end
-    /// of a log is missing.
+    /// Drops all writes after a moment, like a failover to a lagging replica, or a truncated log.
     pub fn rewind(&mut self, to: TrueTime) {
         let Some(past) = &mut self.past else { return };
         while let Some(lost) = past.pop_if(|lost| lost.at > to) {
@@ -223,19 +222,19 @@ impl Server {
         }
     }
 
-    /// Sets the clock so that it is off by this much. By how much it has moved.
+    /// Steps the clock so that it is off by this much. Returns the size of the step.
     pub fn set_off(&mut self, off: i64) -> i64 {
         let by = off - std::mem::replace(&mut self.off, off);
         self.clock = self.clock.stepped(by);
         by
     }
 
-    /// By how much its clock is off.
+    /// How far its clock is off.
     pub fn off(&self) -> i64 {
         self.off
     }
 
-    /// Starts again with nothing.
+    /// Restarts without data.
     pub fn forget(&mut self) {
         self.locks.clear();
         self.counter = 0;

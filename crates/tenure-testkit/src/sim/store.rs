@@ -1,5 +1,4 @@
-//! What one process uses as its store: requests on their way, until the answer is there, the time
-//! over or no client waits any more.
+//! The store as a process sees it: requests in flight, until they are answered, time out, or are dropped.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -22,15 +21,14 @@ use super::executor::{Process, ProcessId, lock};
 use super::network::Network;
 use super::request::{Slot, unknown};
 
-/// A client that gives a request less time than this does not blame the connection when there is no
-/// answer.
+/// A client that times out earlier than this does not give the connection up for a missing answer.
 const SHORT: Duration = Duration::from_millis(50);
 
 fn not_sent() -> Failure {
     Failure::NotSent(Failure::cause("there is no connection"))
 }
 
-/// What one process uses as its store.
+/// The store as a process sees it.
 pub struct SimStore {
     pub(super) network: Network,
     pub(super) process: ProcessId,
@@ -38,11 +36,11 @@ pub struct SimStore {
     renews_together: bool,
 }
 
-/// Its messages are those of locks.
+/// Reason why values are unsupported.
 const NO_VALUES: &str = "this simulation is of locks alone";
 
 impl Network {
-    /// The store for one process.
+    /// The store of a process.
     pub fn store(&self, process: &Process) -> SimStore {
         self.connect(process);
         let (network, process, url) = (self.clone(), process.id(), Arc::clone(&self.url));
@@ -51,7 +49,7 @@ impl Network {
 }
 
 impl SimStore {
-    /// The same. The engine hands it renewals together, and it sends them one by one.
+    /// Makes the engine batch renewals; the store then sends them one by one.
     #[must_use]
     pub fn renewing_together(self) -> Self {
         Self { renews_together: true, ..self }
@@ -169,12 +167,11 @@ impl fmt::Debug for SimStore {
     }
 }
 
-/// One request on its way.
 struct Call {
     network: Network,
     process: ProcessId,
     within: Duration,
-    /// Until it is sent.
+    /// `None` once it was sent.
     op: Option<Op>,
     slot: Arc<Slot>,
 }
@@ -190,7 +187,7 @@ impl Future for Call {
         }
         let mut arrival = lock(&self.slot.0);
         if arrival.is_out_of_time && (arrival.answer.is_none() || self.network.sim.chance(500)) {
-            // In a process that stood still both are there: the answer, and the end of its time.
+            // After a pause of the process, both the answer and the timeout may be pending.
             let known = arrival.answer.take();
             drop(arrival);
             let gives_up = self.within >= SHORT || self.network.is_impatient();
@@ -211,8 +208,8 @@ impl Future for Call {
 }
 
 impl Drop for Call {
-    /// A request that was dropped on its way may be carried out, or, if it was still in this
-    /// process, never; one that waited for a connection does not leave.
+    /// A dropped request may still be carried out or, if it had not left the process, never is; one that
+    /// waits for a connection is never sent.
     fn drop(&mut self) {
         let mut arrival = lock(&self.slot.0);
         arrival.is_over = true;

@@ -18,13 +18,13 @@ use super::regime::{LockKind, Plan, RECOVERY, Regime};
 use super::report::Report;
 use super::workload::Workload;
 
-/// So many polls, and something turns in circles.
+/// Maximum number of polls; more mean a busy loop.
 pub(super) const STEPS: u64 = 2_000_000;
 
-/// Every wait and every task ends, and no call fails but by silence.
+/// Invariant: every wait and every task ends, and calls fail only when the server is unreachable.
 pub(super) const ENDING: &str = "everything ends";
 
-/// Runs the schedule of a seed, in the regime whose turn it is.
+/// Runs the schedule of a seed, in the regime that the seed selects.
 pub fn run(seed: u64) -> Report {
     run_in(Regime::of(seed), seed)
 }
@@ -34,39 +34,38 @@ pub fn run_in(regime: Regime, seed: u64) -> Report {
     redis(regime, seed, false, |_| (), |_| ())
 }
 
-/// Runs a schedule of a seed in which all locks are of one kind.
+/// Runs the schedule of a seed with locks of one kind only.
 pub fn run_of(sort: LockKind, seed: u64) -> Report {
     let one_kind = |plan: &mut Plan| (plan.kinds, plan.both) = ([sort; 2], 0);
     redis(Regime::of(seed), seed, false, one_kind, |_| ())
 }
 
-/// Runs the schedule of a seed in a regime on a server that runs the scripts as well: any
-/// difference is a violation.
+/// Like `run_in`, on a server that also runs the real scripts: any difference is a violation.
 pub fn run_scripts(regime: Regime, seed: u64) -> Report {
     redis(regime, seed, false, |_| (), Network::run_scripts)
 }
 
-/// Runs the schedule of a seed in a regime with processes that renew several locks together.
+/// Like `run_in`, with processes that batch renewals.
 pub fn run_together(regime: Regime, seed: u64) -> Report {
     redis(regime, seed, false, |_| (), Network::renew_together)
 }
 
-/// Runs the schedule of a seed in a regime and writes down what happens.
+/// Like `run_in`, with a log.
 pub fn replay(regime: Regime, seed: u64) -> Report {
     redis(regime, seed, true, |_| (), |_| ())
 }
 
-/// The same on a server that runs the scripts as well.
+/// Like `run_scripts`, with a log.
 pub fn replay_scripts(regime: Regime, seed: u64) -> Report {
     redis(regime, seed, true, |_| (), Network::run_scripts)
 }
 
-/// The same with processes that renew several locks together.
+/// Like `run_together`, with a log.
 pub fn replay_together(regime: Regime, seed: u64) -> Report {
     redis(regime, seed, true, |_| (), Network::renew_together)
 }
 
-/// A schedule on the simulated server of Redis.
+/// Runs a schedule on the simulated Redis server.
 fn redis(
     regime: Regime,
     seed: u64,
@@ -99,7 +98,7 @@ pub(super) struct World {
 }
 
 impl World {
-    /// A schedule with these numbers. `driver` makes the server, with its clock.
+    /// A schedule with this plan. `driver` creates the server, with its clock.
     pub(super) fn new(
         sim: Sim,
         seed: u64,
@@ -111,7 +110,7 @@ impl World {
             sim.keep_log();
         }
         sim.note(|| format!("{plan:?}"));
-        // Far enough from zero to be set back.
+        // Far enough from zero to be stepped back.
         let start = if plan.step > 0 { 100_000 * SECOND } else { 0 };
         let clock = || Clock { offset: start + sim.between(0, 100_000 * SECOND), ppm: drift(&sim, plan.ppm) };
         let oracle = Oracle::new(&sim, &plan);
@@ -120,7 +119,6 @@ impl World {
         Self { seed, sim, oracle, driver, plan, processes }
     }
 
-    /// Runs it to its end.
     pub(super) fn run(self) -> Report {
         let workload = Arc::new(Workload::new(&self.sim, self.oracle.clone(), self.plan));
         let (sim, driver, plan) = (self.sim.clone(), Arc::clone(&self.driver), self.plan);
@@ -148,8 +146,7 @@ impl World {
         }
     }
 
-    /// Runs to the end of all tasks, then until what they left behind has settled, then until
-    /// nothing runs any more.
+    /// Runs until all tasks have ended, then until what they left has settled, then until nothing runs.
     fn see_through(&self, workload: &Workload) {
         if let Err(stop) = workload.run_out(SECOND, STEPS) {
             return self.accuse(format!("the tasks have not ended: {stop:?}"));
@@ -157,8 +154,8 @@ impl World {
         if self.oracle.violation().is_some() {
             return;
         }
-        // What a server has again that was given back before it went back, or has set too far
-        // ahead, only time ends.
+        // A hold that reappeared when the server was rewound, or whose end was set too far ahead by a stepped
+        // clock, ends only by lapsing.
         let node_faults = self.plan.node_faults;
         let calm = if node_faults.rewind + node_faults.step > 0 {
             self.plan.strict_from
@@ -171,8 +168,7 @@ impl World {
             return;
         }
         self.oracle.check_empty();
-        // The last handle went with the last task: what still runs in the background ends by
-        // itself.
+        // The last handle went with the last task; what still runs in the background must end by itself.
         self.sim.run(settled + self.plan.lease() + 90 * SECOND, STEPS);
         let left: usize = self.processes.iter().map(|process| self.sim.tasks(process.id())).sum();
         if left > 0 {
@@ -189,7 +185,7 @@ impl World {
     }
 }
 
-/// A clock's error: none, some, or as much as there may be.
+/// Draws a clock's rate error: none, some, or the maximum.
 fn drift(sim: &Sim, most: u32) -> i32 {
     let most = most as i32;
     match sim.choose(5) {
@@ -200,7 +196,7 @@ fn drift(sim: &Sim, most: u32) -> i32 {
     }
 }
 
-/// Injects the faults of a schedule into processes and servers, and heals everything at the end.
+/// Injects the faults of a schedule, and heals everything at the end.
 struct FaultInjector {
     sim: Sim,
     driver: Arc<dyn Driver>,

@@ -1,7 +1,9 @@
-//! The fake Redis server behind a simulated network, in virtual time. The network splits, merges,
-//! delays and cuts at any byte, as the schedule says.
+//! The fake Redis server behind a simulated network, in virtual time. The network splits, merges, delays and
+//! cuts at any byte, as the schedule demands.
 //!
 //! Clients reach the server through [`SimTransport`], which is a [`Dial`].
+//!
+//! `stream` is the client's end of a connection.
 
 mod stream;
 
@@ -20,13 +22,13 @@ use crate::sim::clock::{MS, TrueTime};
 use crate::sim::executor::Sim;
 use crate::sim::scripts::Scripts;
 
-/// The network and the server. Clones are the same ones.
+/// The network and the server. Clones share both.
 #[derive(Clone)]
 pub struct SimTransport(Arc<Shared>);
 
 struct Shared {
     sim: Sim,
-    /// Pieces and delays are drawn; otherwise each write arrives as it is, a little later.
+    /// Split writes and delays are random; otherwise each write arrives unchanged after a short delay.
     shaken: bool,
     inner: Mutex<Inner>,
 }
@@ -41,14 +43,14 @@ struct Inner {
     is_direct: bool,
 }
 
-/// How a connection fails.
+/// A fault of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Cut {
     /// The direction whose bytes are counted.
     pub direction: Direction,
-    /// After so many of them, counted from the first of the connection.
+    /// Number of bytes after which the fault occurs, from the start of the connection.
     pub after: u64,
-    /// What becomes of it.
+    /// What happens to the connection.
     pub then: Then,
 }
 
@@ -61,30 +63,30 @@ pub enum Direction {
     ToClient,
 }
 
-/// What becomes of a connection that fails.
+/// What happens to a connection at its cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Then {
-    /// Both ends are told.
+    /// Both ends see a reset.
     Reset,
-    /// No client is told, and nothing passes any more either way.
+    /// Neither end notices, and nothing passes any more in either direction.
     Silence,
-    /// No client is told, and what is held back passes after this time.
+    /// Neither end notices, and held bytes pass after this time.
     Late(TrueTime),
 }
 
 struct Connection {
     session: Session,
-    /// What has arrived for the client to read.
+    /// Bytes that the client can read.
     arrived: Vec<u8>,
-    /// The client reads the end, or a reset, once it has read what has arrived.
+    /// The end of stream or reset that the client reads after the arrived bytes.
     end: Option<io::ErrorKind>,
     reader: Option<Waker>,
     passed: [u64; 2],
-    /// When the last piece arrives: nothing overtakes.
+    /// When the last piece arrives, so that none overtakes another.
     due: [TrueTime; 2],
     state: Line,
     held: Vec<(Direction, Vec<u8>)>,
-    /// The client is gone; the server hears of it behind the bytes that are on their way.
+    /// The client closed its end; the server notices after the bytes still in flight.
     left: bool,
 }
 
@@ -96,7 +98,7 @@ enum Line {
 }
 
 impl SimTransport {
-    /// A server that knows no script yet, and a network that is as good as `shaken` says.
+    /// A server with an empty script cache, and a network that is random if `shaken`.
     pub fn new(sim: &Sim, shaken: bool) -> Self {
         let inner = Inner {
             server: Server::default(),
@@ -109,52 +111,52 @@ impl SimTransport {
         Self(Arc::new(Shared { sim: sim.clone(), shaken, inner: Mutex::new(inner) }))
     }
 
-    /// The server sees each end as it sees itself, as where no proxy is in between.
+    /// Makes the server see each client's own address, as without a proxy.
     #[must_use]
     pub fn direct(self) -> Self {
         self.inner().is_direct = true;
         self
     }
 
-    /// The server has `DELIFEQ`, as Valkey 9.
+    /// Adds `DELIFEQ`, as on Valkey 9.
     #[must_use]
     pub fn with_delifeq(self) -> Self {
         self.inner().server.has_delifeq = true;
         self
     }
 
-    /// Makes a connection fail; they are counted from 0.
+    /// Sets a fault of a connection; they are numbered from 0.
     pub fn cut(&self, connection: usize, cut: Cut) {
         self.inner().cuts.insert(connection, cut);
     }
 
-    /// Says something else in place of one reply of a script; they are counted from 0.
+    /// Replaces one script reply; they are numbered from 0.
     pub fn spoil(&self, reply: usize, with: impl Fn(Vec<u8>) -> Vec<u8> + Send + 'static) {
         self.inner().spoiler = Some((reply, Box::new(with)));
     }
 
-    /// The server answers with these bytes, where there are any, instead of its answer: any
-    /// server can be played so.
+    /// Answers with these bytes in place of the server, unless `with` returns `None`. Simulates any other
+    /// server.
     pub fn answer(&self, with: impl FnMut(&[&str]) -> Option<String> + Send + 'static) {
         self.inner().server.player = Some(Box::new(with));
     }
 
-    /// Does this before each such command.
+    /// Runs `what` before each command with this name.
     pub fn before(&self, verb: &'static str, what: impl FnMut(&mut Server) + Send + 'static) {
         self.inner().server.before = Some((verb, Box::new(what)));
     }
 
-    /// The server's counter of tokens is lost.
+    /// Resets the server's token counter, as if it were lost.
     pub fn lose_counter(&self) {
         self.inner().server.lose_counter();
     }
 
-    /// The server refuses to end connections, as one does to a user without the right to.
+    /// Makes the server refuse to kill connections, as for a user without the right.
     pub fn let_nobody_kill(&self) {
         self.inner().server.no_kill = true;
     }
 
-    /// The server lets only this user in, and all requests have to be about this database.
+    /// Makes the server accept only this login, and requests for this database only.
     #[must_use]
     pub fn guarded(self, user: &str, password: &str, database: u32) -> Self {
         let (user, password) = (user.to_owned(), password.to_owned());
@@ -162,18 +164,18 @@ impl SimTransport {
         self
     }
 
-    /// The scripts themselves run beside the machine in Rust and have to say the same;
-    /// [`SimTransport::looks`] then shows what they keep. One such server at a time on a thread.
+    /// Runs the real scripts beside their Rust twin, with which they must agree; [`SimTransport::looks`] then
+    /// shows what they keep. One such server at a time per thread.
     pub fn run_scripts(&self) {
         self.inner().server.scripts = Some(Scripts::new());
     }
 
-    /// What the server kept after each script and each failure of a connection.
+    /// Snapshots of the server after each script and each connection fault.
     pub fn looks(&self) -> Vec<Look> {
         self.inner().server.looks.clone()
     }
 
-    /// From now on nothing passes on any connection, and no client is told.
+    /// Silently holds all traffic from now on.
     pub fn swallow(&self) {
         let mut inner = self.inner();
         inner.swallows = true;
@@ -182,7 +184,7 @@ impl SimTransport {
         }
     }
 
-    /// What was held back goes on its way, and so does what comes.
+    /// Releases held traffic and resumes.
     pub fn let_pass(&self) {
         let connections = {
             let mut inner = self.inner();
@@ -192,7 +194,7 @@ impl SimTransport {
         (0..connections).for_each(|id| self.release(id));
     }
 
-    /// What was held back is lost, with all connections of before; the next are as good as ever.
+    /// Drops held traffic and resets all existing connections; new ones work.
     pub fn lose(&self) {
         let connections = {
             let mut inner = self.inner();
@@ -203,12 +205,12 @@ impl SimTransport {
         (0..connections).for_each(|id| self.reset(id));
     }
 
-    /// What was carried out, in order.
+    /// The requests carried out, in order.
     pub fn executed(&self) -> Vec<Executed> {
         self.inner().server.executed.clone()
     }
 
-    /// How many connections there were.
+    /// Number of connections so far.
     pub fn connections(&self) -> usize {
         self.inner().connections.len()
     }
@@ -218,7 +220,7 @@ impl SimTransport {
         self.inner().connections[connection].passed
     }
 
-    /// The holder of a lock, as it is written at its key.
+    /// The holder of a lock, as written at its key.
     pub fn holder(&self, key: &str) -> Option<String> {
         let now = self.0.sim.now();
         self.inner().server.holder(key, now)
@@ -247,14 +249,14 @@ impl SimTransport {
         id
     }
 
-    /// What the end of a connection calls itself.
+    /// The local address of a connection.
     fn local(&self, id: usize) -> Option<String> {
         let inner = self.inner();
         let session = inner.connections[id].session.id;
         inner.is_direct.then(|| format!("127.0.0.1:{session}"))
     }
 
-    /// Sends bytes one way. What is beyond a cut goes the way of the cut.
+    /// Sends bytes in one direction; those beyond a cut are subject to it.
     fn send(&self, id: usize, direction: Direction, bytes: &[u8]) {
         let cut = self.inner().cuts.get(&id).copied().filter(|cut| cut.direction == direction);
         let passed = self.inner().connections[id].passed[direction as usize];
@@ -307,7 +309,7 @@ impl SimTransport {
         }
         match cut.then {
             Then::Reset => {
-                // Behind the bytes before it.
+                // After the bytes before the cut.
                 let due = line.due[cut.direction as usize].max(self.0.sim.now());
                 drop(inner);
                 let wire = self.clone();
@@ -324,7 +326,7 @@ impl SimTransport {
         }
     }
 
-    /// What was held back goes on its way.
+    /// Sends held bytes on.
     fn release(&self, id: usize) {
         let (held, left) = {
             let mut inner = self.inner();
@@ -350,7 +352,7 @@ impl SimTransport {
         reader.into_iter().for_each(Waker::wake);
     }
 
-    /// The client closes its end.
+    /// Closes the client's end.
     fn leave(&self, id: usize) {
         let mut inner = self.inner();
         let line = &mut inner.connections[id];
@@ -363,7 +365,7 @@ impl SimTransport {
         }
     }
 
-    /// Bytes have come to their end.
+    /// Delivers bytes to their destination.
     fn arrive(&self, id: usize, direction: Direction, bytes: &[u8]) {
         let mut inner = self.inner();
         if inner.connections[id].state == Line::Closed {

@@ -39,7 +39,7 @@ impl AsyncWrite for End {
         if self.wire.inner().connections[self.id].state == Line::Closed {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
-        // A socket may take only a part.
+        // A socket may accept only a part.
         let length = match self.wire.0.shaken && bytes.len() > 1 {
             true => self.wire.0.sim.between(1, bytes.len() as u64) as usize,
             false => bytes.len(),

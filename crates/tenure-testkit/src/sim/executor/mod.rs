@@ -1,12 +1,17 @@
 //! Tasks, timers and processes in virtual time.
 //!
-//! One thread, one loop: what is due happens; then one of the tasks that can go on is chosen
-//! and polled; when none can, time jumps to the next thing that is due. So ten minutes of leases
-//! take as long as the code in them takes to run.
+//! A single loop on a single thread: due events run; then one of the runnable tasks is chosen and polled; if
+//! there is none, time jumps to the next due event. Ten minutes of leases take as long as the code in them
+//! takes to run.
 //!
-//! A task belongs to a process. A process can be *paused*, as by SIGSTOP, a long garbage collection
-//! or a suspended machine: its tasks are not polled while time goes on. It can be *killed*, as by
-//! SIGKILL: it sends nothing any more, and its tasks are gone.
+//! A task belongs to a process. A process can be *paused*, as by SIGSTOP, a long garbage collection or a
+//! suspended machine: its tasks are not polled while time goes on. It can be *killed*, as by SIGKILL: it
+//! sends nothing any more, and its tasks are dropped.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `process` | a simulated process, and its timers |
+//! | `task` | tasks, and the queue of due events |
 
 mod process;
 mod task;
@@ -32,22 +37,23 @@ use task::{Due, Life, Task, TaskWaker, What};
 
 pub use process::{Process, Sleep};
 
-/// What one poll takes. Not nothing, so that time passes also for a task that never rests.
+/// Duration of a poll. Not zero, so that time passes even for a task that never rests.
 const POLL: TrueTime = 1_000;
 
-/// A poll in which the clock is looked at so often is one that never ends: time stands still in it.
+/// Maximum clock reads per poll: more mean a loop that waits for time to pass, which it does not within a
+/// poll.
 const LOOKS: u32 = 10_000;
 
-/// The wall clocks of all schedules begin here, in microseconds since 1970.
+/// Start of all wall clocks, in microseconds since 1970.
 const EPOCH_US: u64 = 1_700_000_000_000_000;
 
-/// Which process, counted from 0. Process 0 is the outside: it makes the faults, and has none.
+/// Index of a process. Process 0 is the outside, which injects the faults and has none itself.
 pub type ProcessId = usize;
 
 /// The outside.
 pub const OUTSIDE: ProcessId = 0;
 
-/// One schedule's executor. Clones are the same one.
+/// The executor of one schedule. Clones share it.
 #[derive(Clone)]
 pub struct Sim(Arc<Shared>);
 
@@ -69,9 +75,9 @@ struct Core {
     hash: u64,
     log: Option<Vec<(TrueTime, String)>>,
     events: Events,
-    /// How often a client looked at a clock since the last poll began.
+    /// Clock reads since the last poll began.
     looks: u32,
-    /// Whose task was polled last.
+    /// The process whose task was polled last.
     current: ProcessId,
     over: bool,
     halted: bool,
@@ -84,14 +90,14 @@ pub enum Stop {
     Idle,
     /// The given time was reached.
     Time,
-    /// So many polls were made that something turns in circles.
+    /// The maximum number of polls was reached, so something loops.
     Steps,
-    /// A client has seen enough.
+    /// [`Sim::halt`] was called.
     Halted,
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // One thread: poisoned only if a check panicked, and then that panic is the message.
+    // Single-threaded: the lock is poisoned only after a failed check, whose panic is the message.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -122,7 +128,7 @@ impl Sim {
         lock(&self.0.core)
     }
 
-    /// A further process, with its own clock and randomness that depends on `seed`.
+    /// Adds a process, with its own clock and with randomness that depends on `seed`.
     pub fn process(&self, clock: Clock, seed: u64) -> Arc<Process> {
         let mut core = self.core();
         let id = core.processes.len();
@@ -131,27 +137,27 @@ impl Sim {
         Arc::new(Process { sim: self.clone(), id, clock, random: AtomicU64::new(random) })
     }
 
-    /// True time.
+    /// The current true time.
     pub fn now(&self) -> TrueTime {
         self.core().now
     }
 
-    /// So much time passes within a poll as one takes.
+    /// Advances time by the duration of a poll.
     pub fn pass(&self) {
         self.core().now += POLL;
     }
 
-    /// How many polls were made.
+    /// Number of polls so far.
     pub fn steps(&self) -> u64 {
         self.core().steps
     }
 
-    /// One of `among` possibilities.
+    /// Chooses one of `among` alternatives.
     pub fn choose(&self, among: u32) -> u32 {
         self.core().choose(among)
     }
 
-    /// Happens in so many of a thousand cases. What never or always happens is not chosen.
+    /// True with this probability in thousandths. Probabilities 0 and 1 make no choice.
     pub fn chance(&self, permille: u32) -> bool {
         match permille {
             0 => false,
@@ -160,8 +166,7 @@ impl Sim {
         }
     }
 
-    /// A number within the bounds, both included, small ones as likely as big ones: each power of
-    /// two gets the same share.
+    /// A number within the bounds, both included, log-uniform: each power of two is equally likely.
     pub fn between(&self, low: u64, high: u64) -> u64 {
         let span = high.saturating_sub(low);
         if span == 0 {
@@ -176,37 +181,37 @@ impl Sim {
         low + floor + ((u128::from(width) * u128::from(fine)) >> 16) as u64
     }
 
-    /// Every choice so far.
+    /// All choices so far.
     pub fn choices(&self) -> Vec<Choice> {
         self.core().chooser.made().to_vec()
     }
 
-    /// A number that differs when anything that happened differs.
+    /// A hash of everything that happened.
     pub fn hash(&self) -> u64 {
         self.core().hash
     }
 
-    /// Adds something that happened to the hash.
+    /// Adds an occurrence to the hash.
     pub fn mark(&self, what: u64) {
         self.core().mark(what);
     }
 
-    /// Counts what happened.
+    /// Counts an event.
     pub fn count(&self, event: Event) {
         self.core().events.add(event);
     }
 
-    /// What has happened so far.
+    /// The events so far.
     pub fn events(&self) -> Events {
         self.core().events
     }
 
-    /// Writes notes down from now on.
+    /// Starts keeping a log.
     pub fn keep_log(&self) {
         self.core().log.get_or_insert_default();
     }
 
-    /// Writes down what happened, for a person to read; costs nothing when no client will.
+    /// Adds a log entry; costs nothing if no log is kept.
     pub fn note(&self, what: impl FnOnce() -> String) {
         let is_kept = self.core().log.is_some();
         if is_kept {
@@ -217,12 +222,12 @@ impl Sim {
         }
     }
 
-    /// The notes so far.
+    /// The log so far.
     pub fn log(&self) -> Vec<(TrueTime, String)> {
         self.core().log.clone().unwrap_or_default()
     }
 
-    /// Does something at a true time, outside every process.
+    /// Runs `event` at a true time, outside every process.
     pub fn at(&self, at: TrueTime, event: impl FnOnce() + Send + 'static) {
         let mut core = self.core();
         if !core.over {
@@ -235,17 +240,17 @@ impl Sim {
         Sleep { sim: self.clone(), at, waker: None }
     }
 
-    /// The process one of whose tasks is being polled.
+    /// The process whose task is being polled.
     pub fn current(&self) -> ProcessId {
         self.core().current
     }
 
-    /// Runs a task in a process. A dead process runs nothing.
+    /// Spawns a task in a process; does nothing if the process is dead.
     pub fn spawn(&self, process: ProcessId, future: BoxFuture<'static, ()>) {
         let mut core = self.core();
         if core.over || core.processes[process].dead {
             drop(core);
-            // Dropped without the lock: what it owns may come back here.
+            // Dropped outside the lock, because its destructor may call back.
             return drop(future);
         }
         let id = core.tasks.len() as u32;
@@ -255,7 +260,7 @@ impl Sim {
         core.make_ready(id);
     }
 
-    /// Stops polling a process.
+    /// Pauses a process.
     pub fn pause(&self, process: ProcessId) {
         let mut core = self.core();
         core.processes[process].paused = true;
@@ -270,7 +275,7 @@ impl Sim {
         });
     }
 
-    /// Goes on with a process.
+    /// Resumes a process.
     pub fn resume(&self, process: ProcessId) {
         let mut core = self.core();
         if core.processes[process].paused {
@@ -281,8 +286,8 @@ impl Sim {
         }
     }
 
-    /// Ends a process: its tasks are dropped where they stand. A client that calls this has cut its
-    /// network before, so that what destructors try to send goes nowhere.
+    /// Kills a process: drops its tasks where they are. The caller must have cut its network, so that
+    /// destructors cannot send anything.
     pub fn kill(&self, process: ProcessId) {
         let mut core = self.core();
         core.processes[process].dead = true;
@@ -309,35 +314,34 @@ impl Sim {
         self.core().processes[process].dead
     }
 
-    /// When a process last went on after a pause; 0 if it never paused, now if it is paused.
+    /// When a process was last resumed; 0 if it was never paused, now if it is paused.
     pub fn resumed_at(&self, process: ProcessId) -> TrueTime {
         let core = self.core();
         if core.processes[process].paused { core.now } else { core.processes[process].resumed_at }
     }
 
-    /// Whether a process runs, and has run without a pause since then.
+    /// Whether a process is running, and has been without a pause since then.
     pub fn ran_since(&self, process: ProcessId, since: TrueTime) -> bool {
         self.runs(process) && self.resumed_at(process) <= since
     }
 
-    /// How many tasks of a process are not done.
+    /// Number of unfinished tasks of a process.
     pub fn tasks(&self, process: ProcessId) -> usize {
         self.core().tasks.iter().filter(|task| task.process == process && !task.done).count()
     }
 
-    /// From now on does this before what comes next: it wakes the tasks that wait for the system,
-    /// which is real.
+    /// Runs `pump` before each step, to wake the tasks that wait for the real operating system.
     pub fn pump(&self, pump: impl Fn() + Send + Sync + 'static) {
         assert!(self.0.pump.set(Box::new(pump)).is_ok(), "there is one system");
     }
 
-    /// Runs until nothing is left to do, a true time is reached, or so many polls were made in all.
+    /// Runs until nothing is left to do, a true time is reached, or the total number of polls is.
     pub fn run(&self, until: TrueTime, steps: u64) -> Stop {
         loop {
             if let Some(pump) = self.0.pump.get() {
                 let before = lock(&self.0.woken).len();
                 pump();
-                // The system wakes those that wait for the same in any order.
+                // The system wakes tasks in arbitrary order.
                 lock(&self.0.woken)[before..].sort_unstable();
             }
             match self.next(until, steps) {
@@ -362,7 +366,7 @@ impl Sim {
         }
     }
 
-    /// Ends the run that goes on, before anything else happens.
+    /// Ends the current run before anything else happens.
     pub fn halt(&self) {
         self.core().halted = true;
     }
@@ -382,7 +386,7 @@ impl Sim {
                     let Some(Reverse(due)) = core.due.pop() else { continue };
                     let next = match due.what {
                         What::Event(event) => Next::Event(event),
-                        // A sleep that was dropped: its time never comes.
+                        // A dropped sleep does not advance time.
                         What::Timer(waker) => match lock(&waker).take() {
                             Some(waker) => Next::Timer(waker),
                             None => continue,
@@ -420,7 +424,7 @@ impl Sim {
         }
     }
 
-    /// Ends the schedule: every task and event is dropped, in the order in which they came.
+    /// Ends the schedule: drops all tasks and events in order of creation.
     pub fn end(&self) {
         let mut core = self.core();
         core.over = true;

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A process: what [`Runtime`] is to the code under test.
+/// A simulated process: the [`Runtime`] of the code under test.
 pub struct Process {
     pub(super) sim: Sim,
     pub(super) id: ProcessId,
@@ -11,7 +11,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Which one.
+    /// Its index.
     pub fn id(&self) -> ProcessId {
         self.id
     }
@@ -26,7 +26,7 @@ impl Runtime for Process {
     fn now(&self) -> Moment {
         let mut core = self.sim.core();
         core.looks += 1;
-        // What is dropped because of that may look once more.
+        // Destructors that run during this panic may read the clock again.
         let is_over = core.looks >= LOOKS && !thread::panicking();
         assert!(!is_over, "a poll looked at the clock {LOOKS} times, and will not end");
         Moment(self.clock.shows(core.now))

@@ -1,4 +1,4 @@
-//! Tasks, and what is due.
+//! Tasks, and the queue of due events.
 
 use super::*;
 
@@ -14,9 +14,8 @@ pub(super) struct Task {
 pub(super) struct Life {
     pub(super) paused: bool,
     pub(super) dead: bool,
-    /// Tasks that could go on, were the process not paused.
+    /// Runnable tasks of a paused process.
     pub(super) parked: Vec<u32>,
-    /// When it last went on after a pause.
     pub(super) resumed_at: TrueTime,
 }
 
@@ -40,7 +39,7 @@ impl Wake for TaskWaker {
 
 pub(super) struct Due {
     pub(super) at: TrueTime,
-    /// First come, first served among those due at one moment.
+    /// Order among events due at the same time.
     pub(super) number: u64,
     pub(super) what: What,
 }

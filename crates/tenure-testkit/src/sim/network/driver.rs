@@ -1,4 +1,4 @@
-//! The simulated server of Redis in the world: its faults.
+//! Faults of the simulated Redis server.
 
 use std::sync::Arc;
 
@@ -56,15 +56,15 @@ impl Driver for Network {
                 let name = scene.name();
                 sim.note(|| format!("server: the counter of {} is evicted", name.as_str()));
                 self.evict_counter(name);
-                // None answers several requests in one microsecond, by which its numbers would be
-                // ahead of its clock.
+                // A real server does not answer several requests within a microsecond, which would put its
+                // tokens ahead of its clock.
                 self.stall(sim.now() + MS / 100);
             }
             NodeFault::Step => {
                 let Some(stepper) = stepper else { return };
                 let (network, workload, stepper) = (self.clone(), Arc::clone(workload), *stepper);
                 let step = move || {
-                    // What has lapsed by now does not live again when the clock is set back.
+                    // Lapsed entries must not revive when the clock is stepped back.
                     for (name, sort) in workload.names.iter().zip(workload.plan.kinds) {
                         network.sweep(name, sort.spec());
                     }

@@ -1,11 +1,16 @@
-//! The store as one process sees it: the server behind a network that delays, loses and cuts.
+//! The network between processes and a server: delays, losses, cut connections.
 //!
-//! This models the contract of [`Store::call`](tenure::internals::Store::call) to the letter. A
-//! process has one connection for requests, on which they arrive in the order in which they left,
-//! and so do the replies; those that wait for it leave in any order. A fault ends the
-//! connection: what was under way has an unknown outcome and may still be carried out, until the
-//! next connection, which begins by putting an end to the last. Messages come on a connection of
-//! their own, and no client notices when one of them is lost.
+//! It implements the contract of [`Store::call`](tenure::internals::Store::call) and no more. A process has
+//! one connection for requests, on which requests arrive in the order in which they were sent, and so do
+//! replies; requests waiting for a connection are sent in any order. A fault ends the connection: requests in
+//! flight have an unknown outcome and may still be carried out, until the next connection kills this one.
+//! Messages have a separate connection, and lost messages go unnoticed.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `driver` | faults of the simulated Redis server |
+//! | `subscription` | subscriptions, and what a process learns about its connection |
+//! | `trouble` | faults of the network and its server |
 
 mod driver;
 mod subscription;
@@ -35,17 +40,17 @@ use super::request::{Shown, Slot, unknown};
 use super::scripts::Audience;
 use super::server::Server;
 
-/// How long a server had been up when the schedule began.
+/// The server's uptime at the start of the schedule.
 const OLD: Duration = Duration::from_secs(86_400);
 
-/// A lease that ends later than this is not worth waiting for: no request takes so long.
+/// Leases ending later than this are not targeted, because no request takes that long.
 const NEAR: TrueTime = 1_200 * MS;
 
-/// The network and the server. Clones are the same one.
+/// The network and the server. Clones share both.
 #[derive(Clone)]
 pub struct Network {
     pub(super) sim: Sim,
-    /// Who judges it, if any client does.
+    /// The oracle, if there is one.
     oracle: Option<Oracle>,
     pub(super) url: Arc<str>,
     inner: Arc<Mutex<Inner>>,
@@ -54,60 +59,58 @@ pub struct Network {
 struct Inner {
     server: Server,
     faults: Faults,
-    /// The server stands still until then.
+    /// End of the server's stall.
     stalled_until: TrueTime,
     connections: Vec<Connection>,
     ends: Vec<End>,
     listeners: Vec<Subscriber>,
     next_ear: u64,
-    /// Whose each client is.
+    /// The process of each client.
     clients: BTreeMap<Client, ProcessId>,
-    /// How often the server has started again, and when last.
+    /// Number of restarts of the server, and the time of the last one.
     starts: u64,
     started_at: TrueTime,
-    /// How often it went back to what it was.
+    /// Number of rewinds of the server.
     rewinds: u64,
-    /// Whether the engine renews several locks together.
     renews_together: bool,
 }
 
 /// A process's end of the network.
 struct End {
     clock: Clock,
-    /// Which connection it sends on.
+    /// Index of the connection that it sends on.
     connection: usize,
-    /// The connection is there from then on.
+    /// When that connection is established.
     up_at: TrueTime,
-    /// Messages are heard from then on.
+    /// When its message connection is established.
     hears_from: TrueTime,
-    /// How often the connection was replaced, and who wants to know.
+    /// Number of reconnects, and the wakers waiting for the next one.
     breaks: u64,
     curious: Vec<Waker>,
     is_dead: bool,
     /// It has lost a request or a reply.
     has_lost: bool,
     parting: Parting,
-    /// What the server told of itself at the last connection.
+    /// The incarnation that the server reported at the last connection.
     life: Incarnation,
 }
 
-/// What keeps a process from the server for a while, though neither end is told: nothing gets
-/// through one way, or both.
+/// A partition between a process and the server that neither end notices, in one direction or both.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Parting {
-    /// Requests get through from then on.
+    /// When requests pass again.
     pub requests: TrueTime,
-    /// So do replies.
+    /// When replies pass again.
     pub replies: TrueTime,
-    /// So do messages.
+    /// When messages pass again.
     pub messages: TrueTime,
-    /// Whether what is sent meanwhile never arrives, nor what comes after it; else it arrives
-    /// afterwards.
+    /// Whether traffic sent meanwhile, and everything after it on the same connection, is lost; otherwise it
+    /// arrives afterwards.
     pub loses: bool,
 }
 
 impl Parting {
-    /// Until then no connection can be made.
+    /// When connections can be made again.
     fn ends(&self) -> TrueTime {
         self.requests.max(self.replies)
     }
@@ -115,7 +118,7 @@ impl Parting {
 
 #[derive(Default)]
 struct Connection {
-    /// What arrives later is not carried out any more.
+    /// Requests arriving later are not carried out.
     cut_at: TrueTime,
     is_broken: bool,
     loses_requests: bool,
@@ -123,43 +126,42 @@ struct Connection {
     last_request: TrueTime,
     last_reply: TrueTime,
     under_way: Vec<Weak<Slot>>,
-    /// Requests on their way, in the order in which they were sent.
+    /// Requests in flight, in sending order.
     inbox: VecDeque<(Op, Arc<Slot>)>,
 }
 
-/// A subscription.
 struct Subscriber {
     id: u64,
     process: ProcessId,
     name: LockName,
     kind: Kind,
     publisher: Publisher,
-    /// It is for its client's turns: the server counts it.
+    /// It is a client's own channel, whose subscribers the server counts.
     is_counted: bool,
     station: Station,
-    /// The server knows of it.
+    /// The server has registered it.
     is_open: bool,
 }
 
 impl Connection {
-    /// Whether the client that asks on it hears nothing.
+    /// Whether a caller on it gets no replies.
     fn loses(&self) -> bool {
         self.loses_requests || self.loses_replies
     }
 }
 
 impl Network {
-    /// A network before a server with this clock.
+    /// A network in front of a server with this clock.
     pub fn new(sim: &Sim, oracle: &Oracle, clock: Clock, faults: Faults) -> Self {
         Self::member(sim, "sim:", clock, faults).judged(oracle.clone())
     }
 
-    /// The same under the eyes of a judge.
+    /// Adds an oracle.
     pub fn judged(self, oracle: Oracle) -> Self {
         Self { oracle: Some(oracle), ..self }
     }
 
-    /// A network before a server that is one of several.
+    /// A network in front of one of several servers.
     pub fn member(sim: &Sim, url: &str, clock: Clock, faults: Faults) -> Self {
         let inner = Inner {
             server: Server::new(clock),
@@ -182,11 +184,11 @@ impl Network {
         lock(&self.inner)
     }
 
-    /// Gives a process its end of the connection.
+    /// Connects a process.
     pub(super) fn connect(&self, process: &Process) {
         let now = self.sim.now();
         let mut inner = self.inner();
-        // The outside has no end, but it has a place in the list.
+        // The outside has an entry, too, so that indices match.
         while inner.ends.len() <= process.id() {
             let connection = inner.connect();
             let life = inner.life_at(&self.url, process.clock(), now);
@@ -205,22 +207,22 @@ impl Network {
         }
     }
 
-    /// The engine hands stores that are opened from now on renewals together.
+    /// Makes the engine batch renewals in stores opened from now on.
     pub fn renew_together(&self) {
         self.inner().renews_together = true;
     }
 
-    /// The server runs the scripts as well.
+    /// Makes the server also run the real scripts.
     pub fn run_scripts(&self) {
         self.inner().server.run_scripts();
     }
 
-    /// A client that reads this sees what the server has, not what any client was told.
+    /// Reads the server's true state.
     pub fn with_server<T>(&self, look: impl FnOnce(&Server) -> T) -> T {
         look(&self.inner().server)
     }
 
-    /// A request leaves its process. Returns false when it does not.
+    /// Sends a request; `false` if it was not sent.
     pub(super) fn send(&self, process: ProcessId, op: Op, slot: &Arc<Slot>, within: Duration) -> bool {
         let now = self.sim.now();
         let mut inner = self.inner();
@@ -263,7 +265,7 @@ impl Network {
         connection.last_request = arrives_at;
         if !connection.loses_requests {
             let ahead = connection.inbox.len();
-            // Those who wait for a connection leave in any order once it is there.
+            // Requests waiting for a connection are sent in any order.
             let place = if leaves_at > now { self.sim.between(0, ahead as u64) as usize } else { ahead };
             connection.inbox.insert(place, (op, Arc::clone(slot)));
             let network = self.clone();
@@ -281,7 +283,7 @@ impl Network {
         true
     }
 
-    /// The next request on a connection reaches the server.
+    /// The next request of a connection arrives at the server.
     fn arrive(&self, process: ProcessId, number: usize) {
         let now = self.sim.now();
         let mut inner = self.inner();
@@ -331,8 +333,7 @@ impl Network {
         });
     }
 
-    /// A request leaves with its script, unless no client waits for it any more or its connection
-    /// is gone.
+    /// Resends a request in full, unless the caller has left or the connection is gone.
     fn send_again(&self, process: ProcessId, number: usize, op: Op, slot: Arc<Slot>) {
         let now = self.sim.now();
         let mut inner = self.inner();
@@ -349,7 +350,7 @@ impl Network {
         self.sim.at(arrives_at, move || network.arrive(process, number));
     }
 
-    /// The server runs a request, is judged, and tells those who listen.
+    /// Runs a request on the server, reports it to the oracle, and notifies subscribers.
     fn carry_out(&self, process: ProcessId, op: &Op) -> Answer {
         let now = self.sim.now();
         let mut inner = self.inner();
@@ -376,7 +377,7 @@ impl Network {
         answer
     }
 
-    /// Tells all who listen to this kind of lock of this name.
+    /// Notifies the subscribers of this name and kind.
     fn tell(&self, inner: &mut Inner, op: &Op, wake: &Notification) {
         let (now, name) = (self.sim.now(), &op.name);
         let faults = inner.faults;
@@ -411,7 +412,8 @@ impl Network {
                 }
                 let network = self.clone();
                 self.sim.at(heard_at, move || {
-                    // What a server has said that is no more comes over no connection to the next.
+                    // A message of a server that no longer exists is not delivered on a connection to its
+                    // successor.
                     if network.inner().rewinds == rewinds {
                         network.sim.note(|| format!("p{process}: hears {wake:?}"));
                         listener.say(wake);
@@ -434,7 +436,7 @@ impl Inner {
         self.connections.len() - 1
     }
 
-    /// What a server says of itself to the client that connects: in whole seconds.
+    /// The incarnation that the server reports to a new connection, in whole seconds.
     fn life_at(&self, url: &str, clock: Clock, now: TrueTime) -> Incarnation {
         let up = if self.starts == 0 { OLD } else { Duration::from_secs((now - self.started_at) / SECOND) };
         Incarnation::Since { id: format!("{url}#{}", self.starts).into(), up, at: Moment(clock.shows(now)) }
@@ -445,8 +447,8 @@ impl Inner {
         sim.between(least, most)
     }
 
-    /// How long something about a lock takes one way: sometimes just so long that it arrives when a
-    /// lease ends, or when no client waits for it any more.
+    /// The delay of a message about a lock in one direction: sometimes chosen so that it arrives as a lease
+    /// ends or the caller gives up.
     fn delay(&self, sim: &Sim, name: &LockName, now: TrueTime, until: Option<TrueTime>) -> TrueTime {
         let beside = |moment: TrueTime| match sim.chance(self.faults.exact) {
             true => moment.saturating_sub(now),
@@ -473,7 +475,7 @@ impl Inner {
         self.latency(sim)
     }
 
-    /// Who does not hear it when a waiter of this lock is called.
+    /// The clients that cannot be notified of a grant of this lock.
     fn audience(&self, now: TrueTime, op: &Op) -> Audience {
         let starts = (self.starts % 1024) as u16;
         if !matches!(op.spec, LockSpec::Queue(_)) {
@@ -488,12 +490,12 @@ impl Inner {
         Audience { starts, unreached: unreached.map(|(client, _)| *client).collect() }
     }
 
-    /// What a place says whose client listens at this server.
+    /// The listening state of a client that is subscribed on this server.
     fn station(&self) -> Option<Listening> {
         Audience { starts: (self.starts % 1024) as u16, unreached: Vec::new() }.station()
     }
 
-    /// Whether a waiter that was removed could have been reached.
+    /// Whether a removed waiter could have been reached.
     fn passed(&self, now: TrueTime, owner: Owner) -> Passed {
         let end = self.clients.get(&(&owner).into()).map(|process| (*process, &self.ends[*process]));
         let process =

@@ -1,14 +1,14 @@
-//! Subscriptions, and what a process is told of its connection.
+//! Subscriptions, and what a process learns about its connection.
 
 use super::*;
 
 impl Network {
-    /// How often a process's connection was replaced.
+    /// Number of reconnects of a process.
     pub(in crate::sim) fn breaks(&self, process: ProcessId) -> u64 {
         self.inner().ends[process].breaks
     }
 
-    /// Waits until it was replaced more often than that.
+    /// Waits until there were more reconnects than `before`.
     pub(in crate::sim) fn poll_break(
         &self,
         process: ProcessId,
@@ -26,17 +26,16 @@ impl Network {
         Poll::Pending
     }
 
-    /// What the server told a process of itself.
+    /// The incarnation that the server reported to a process.
     pub(in crate::sim) fn life(&self, process: ProcessId) -> Incarnation {
         self.inner().ends[process].life.clone()
     }
 
-    /// Every lock that is held.
     pub(in crate::sim) fn list(&self, prefix: &str) -> Vec<(LockName, Found)> {
         self.inner().server.list(self.sim.now(), prefix)
     }
 
-    /// Whether silence ends the connection also for a request that was given little time.
+    /// Draws whether a request with a short timeout also gives the connection up.
     pub(in crate::sim) fn is_impatient(&self) -> bool {
         let share = self.inner().faults.impatient;
         self.sim.chance(share)

@@ -1,9 +1,9 @@
-//! What goes wrong in the network and with its server.
+//! Faults of the network and its server.
 
 use super::*;
 
 impl Network {
-    /// From now on nothing fails any more.
+    /// Ends all faults.
     pub fn heal(&self) {
         let mut inner = self.inner();
         inner.faults = Faults::NONE;
@@ -16,18 +16,18 @@ impl Network {
         broken.into_iter().for_each(|process| self.replace(process));
     }
 
-    /// From now on so many of a thousand requests are refused.
+    /// Refuses requests with this probability, in thousandths.
     pub fn refuse(&self, permille: u32) {
         self.inner().faults.refuse = permille;
     }
 
-    /// The server stands still until then; what arrives meanwhile waits.
+    /// Stalls the server until then; requests that arrive meanwhile wait.
     pub fn stall(&self, until: TrueTime) {
         let mut inner = self.inner();
         inner.stalled_until = inner.stalled_until.max(until);
     }
 
-    /// The server starts again with nothing, so every connection ends.
+    /// Restarts the server without data; all connections end.
     pub fn forget(&self) {
         self.changes(Event::Forgotten, Server::forget);
         if let Some(oracle) = &self.oracle {
@@ -37,8 +37,7 @@ impl Network {
         self.start_anew();
     }
 
-    /// The server, or the one that takes its place, has nothing that was written after a moment,
-    /// and every connection ends.
+    /// Drops all writes after a moment, as on the server's successor; all connections end.
     pub fn rewind(&self, to: TrueTime) {
         self.changes(Event::Rewound, |server| server.rewind(to));
         if let Some(oracle) = &self.oracle {
@@ -49,7 +48,7 @@ impl Network {
         self.start_anew();
     }
 
-    /// Does something to the server, and counts it if it has other locks then.
+    /// Applies a fault to the server, and counts it if it changes the locks.
     pub(super) fn changes(&self, event: Event, what: impl FnOnce(&mut Server)) {
         let now = self.sim.now();
         let server = &mut self.inner().server;
@@ -60,7 +59,7 @@ impl Network {
         }
     }
 
-    /// Shows a judge of several servers what stands at this one after something has become of it.
+    /// Shows the oracle of a quorum the state of this server after a fault.
     pub(super) fn show(&self, trouble: Trouble) {
         let (now, inner) = (self.sim.now(), self.inner());
         if let Some(oracle) = &self.oracle {
@@ -71,7 +70,7 @@ impl Network {
     pub(super) fn start_anew(&self) {
         let mut inner = self.inner();
         (inner.starts, inner.started_at) = (inner.starts + 1, self.sim.now());
-        // What was on its way to the old one does not reach the new.
+        // Requests in flight do not reach the new server.
         inner.connections.iter_mut().for_each(|connection| connection.inbox.clear());
         let ends = 0..inner.ends.len();
         drop(inner);
@@ -81,12 +80,12 @@ impl Network {
         }
     }
 
-    /// Remembers what the server was, so that it can go back to it.
+    /// Starts recording changes, for `rewind`.
     pub fn remember(&self) {
         self.inner().server.remember();
     }
 
-    /// The server's clock is set, so that it is off by this much from now on.
+    /// Steps the server's clock so that it is off by this much.
     pub fn set_off(&self, off: i64) {
         let now = self.sim.now();
         let mut inner = self.inner();
@@ -102,21 +101,21 @@ impl Network {
         self.show(if by > 0 { Trouble::SteppedAhead } else { Trouble::SteppedBack });
     }
 
-    /// A client who has nothing there asks to release, which sweeps what has lapsed.
+    /// Releases a lock as an owner that holds nothing, which sweeps lapsed entries.
     pub fn sweep(&self, name: &LockName, spec: LockSpec) {
         let verb = Verb::Release { hold: 1, fence: Fence::Assign, whose: ReleaseScope::Own };
         let owner = format!("sweeper@sim:1/{:032x}", 0).parse().expect("an owner");
         self.carry_out(OUTSIDE, &Op { name: name.clone(), spec, owner, request: 0, verb });
     }
 
-    /// A client ends all holds of a lock by force.
+    /// Ends all holds of a lock by force.
     pub fn force(&self, name: &LockName, spec: LockSpec) {
         let verb = Verb::Release { hold: 0, fence: Fence::Assign, whose: ReleaseScope::Any };
         let owner = format!("operator@sim:1/{:032x}", 0).parse().expect("an owner");
         self.carry_out(OUTSIDE, &Op { name: name.clone(), spec, owner, request: 0, verb });
     }
 
-    /// Keeps a process from the server; later of two partings counts.
+    /// Partitions a process from the server; of overlapping partitions, the later end counts.
     pub fn part(&self, process: ProcessId, parting: Parting) {
         self.sim.note(|| format!("p{process}: parted from {}: {parting:?}", self.url));
         let known = &mut self.inner().ends[process].parting;
@@ -126,7 +125,7 @@ impl Network {
         known.loses = parting.loses;
     }
 
-    /// The counter of a lock's tokens is evicted.
+    /// Evicts the token counter.
     pub fn evict_counter(&self, name: &LockName) {
         let had_one = self.inner().server.has_counter(name);
         self.inner().server.evict_counter(name);
@@ -136,7 +135,7 @@ impl Network {
         self.show(Trouble::Evicted);
     }
 
-    /// A client says that the lock is free, which it need not be.
+    /// Sends a message that the lock is free, true or not.
     pub fn forge(&self, name: &LockName) {
         let inner = self.inner();
         let listeners = inner.listeners.iter().filter(|listener| listener.is_open && listener.name == *name);
@@ -145,7 +144,7 @@ impl Network {
         publishers.iter().for_each(|publisher| publisher.say(Notification::Free { by: None }));
     }
 
-    /// An operator deletes a lock's key.
+    /// Deletes a lock's key, as an operator would.
     pub fn delete(&self, name: &LockName) {
         self.changes(Event::Deleted, |server| server.delete(name));
         if let Some(oracle) = &self.oracle {
@@ -153,7 +152,7 @@ impl Network {
         }
     }
 
-    /// The process is gone: it sends and hears nothing any more. What it has sent may still arrive.
+    /// A process dies: it sends and receives nothing any more. Requests already sent may still arrive.
     pub fn silence(&self, process: ProcessId) {
         let now = self.sim.now();
         let arrives_until = if self.sim.chance(500) { now } else { now + self.sim.between(0, 100 * MS) };
@@ -164,21 +163,21 @@ impl Network {
         inner.listeners.retain(|listener| listener.process != process);
     }
 
-    /// Ends a process's connection for requests.
+    /// Cuts a process's connection for requests.
     pub fn cut(&self, process: ProcessId) {
         self.has_failed(process);
         self.replace(process);
     }
 
-    /// Something goes wrong between a process and the server.
+    /// Reports a fault between a process and the server to the oracle.
     pub(super) fn has_failed(&self, process: ProcessId) {
         if let Some(oracle) = &self.oracle {
             oracle.has_failed(process);
         }
     }
 
-    /// Begins the next connection of a process, by putting an end to the last: what is still on its
-    /// way there is carried out before anything later, or never.
+    /// Starts the next connection of a process, which kills the last one: requests still in flight there are
+    /// carried out before anything later, or never.
     pub(in crate::sim) fn replace(&self, process: ProcessId) {
         let now = self.sim.now();
         let mut inner = self.inner();
@@ -217,7 +216,8 @@ impl Network {
         curious.into_iter().for_each(Waker::wake);
     }
 
-    /// Ends a process's connection for messages. It is there again a little later, and says so.
+    /// Cuts a process's connection for messages. It is re-established a little later, and subscribers are
+    /// notified.
     pub fn delay_messages(&self, process: ProcessId) {
         let now = self.sim.now();
         let mut inner = self.inner();

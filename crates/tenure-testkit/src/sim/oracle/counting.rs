@@ -1,4 +1,4 @@
-//! Each hold of a reentrant owner counts once, however often its requests are repeated.
+//! Each hold of a reentrant owner counts once, even if its requests are repeated.
 
 use tenure::{LockName, Owner};
 
@@ -11,7 +11,7 @@ use crate::sim::regime::LockKind;
 const COUNT: &str = "each hold counts once";
 
 impl ReferenceModel {
-    /// What is counted at the key is what the owner has.
+    /// The count at the key matches the owner's holds.
     pub(super) fn check_count(&mut self, at: TrueTime, executed: &Executed<'_>, owner: &Owner) {
         let name = &executed.op.name;
         let Some(lock) = self.locks.get(name).filter(|lock| lock.sort == LockKind::Reentrant) else { return };
@@ -23,7 +23,7 @@ impl ReferenceModel {
         }
     }
 
-    /// A release said how many are left.
+    /// A release reported the right number of remaining holds.
     pub(super) fn check_left(&mut self, at: TrueTime, name: &LockName, owner: &Owner, count: u32, left: u32) {
         if count != left {
             let what = format!("{name}: {owner} was told that {left} holds are left, and has {count}");
@@ -33,8 +33,8 @@ impl ReferenceModel {
 }
 
 impl Oracle {
-    /// The guards of an owner in a process that say that they hold, and that no client took from
-    /// it.
+    /// The guards of an owner in a process that report that they hold, without those whose hold was taken
+    /// away.
     pub fn held_by(&self, process: ProcessId, name: &LockName, owner: &Owner) -> Vec<u64> {
         let model = lock(&self.model);
         let guards = model
@@ -49,7 +49,7 @@ impl Oracle {
         self.held_by(process, name, owner).iter().filter(|guard| before.contains(guard)).count()
     }
 
-    /// `hold_count` said this in a process; these guards of it held before it was asked.
+    /// `hold_count` returned `said` in a process; `before` are the guards that held before the call.
     pub fn said_count(&self, process: ProcessId, name: &LockName, owner: &Owner, said: u32, before: &[u64]) {
         let held = self.still_held(process, name, owner, before);
         if (said as usize) < held {

@@ -1,4 +1,4 @@
-//! Those who think to hold never take more than there is, and no request touches another's hold.
+//! Exclusion: believed holds never exceed the capacity, and no request touches another owner's hold.
 
 use tenure::internals::protocol::{Answer, Verb};
 use tenure::{LockName, Owner};
@@ -8,17 +8,17 @@ use super::{Executed, Hold};
 use crate::sim::clock::TrueTime;
 use crate::sim::regime::LockKind;
 
-/// Those who believe to hold at one moment fit in together.
+/// Invariant: all guards that report at one moment that they hold fit together.
 pub(super) const EXCLUSION: &str = "exclusion within validity";
-/// A request of one owner never changes another's hold, nor revives its own.
+/// Invariant: a request never changes another owner's hold, nor revives its own.
 pub(super) const UNTOUCHED: &str = "no stale release, no revival";
 
 impl ReferenceModel {
-    /// A client holds from this moment on, and not only from when it hears of it: together with the
-    /// guards that say that they hold, that is not more than there is.
+    /// A client holds from the moment of the grant, not only from when it learns of it: together with the
+    /// guards that report that they hold, that must not exceed the capacity.
     pub(super) fn check_room(&mut self, at: TrueTime, name: &LockName, owner: &Owner, weight: u32) {
         let Some(lock) = self.locks.get(name) else { return };
-        // Who holds since before less was set goes on.
+        // The maximum capacity, because holds from before the capacity was lowered stay.
         let most = u64::from(lock.sort.capacity());
         let others = || {
             self.holds.iter().filter(|hold| {
@@ -43,13 +43,13 @@ impl ReferenceModel {
         }
     }
 
-    /// The server granted a lock: it fits, by what was granted before and by what is believed, its
-    /// token is above all that were given, and it was its turn.
+    /// The server granted a lock: it fits beside the granted and the believed holds, its token is above all
+    /// issued before, and it was its turn.
     pub(super) fn check_granted(&mut self, at: TrueTime, name: &LockName, owner: &Owner, token: u64) {
         let Some(lock) = self.locks.get(name) else { return };
         let (used, most) = (lock.used(), u64::from(lock.capacity));
         let weight = lock.place(owner).map_or(1, |place| place.weight);
-        // It had this number before, and others have had greater ones since.
+        // The owner had this number before the server went back, and others have had greater ones since.
         let is_back = self.owners.get(owner).is_some_and(|owned| owned.is_back);
         let is_alone = lock.places.iter().filter(|place| place.holds).count() == 1;
         if used > most && !is_alone {
@@ -66,7 +66,7 @@ impl ReferenceModel {
         self.check_turn(at, name, owner);
     }
 
-    /// A holder was told that it has this much now.
+    /// A holder was told that its weight is now `weight`.
     pub(super) fn check_alone(&mut self, at: TrueTime, name: &LockName, owner: &Owner, weight: u32) {
         let Some(lock) = self.locks.get(name) else { return };
         let (used, most) = (lock.used(), u64::from(lock.capacity));
@@ -77,8 +77,8 @@ impl ReferenceModel {
         self.check_room(at, name, owner, weight);
     }
 
-    /// The guards that an owner's lease is for: not those of an earlier life, which was ended for
-    /// it.
+    /// The guards backed by an owner's current lease, without those of an earlier hold that was ended by
+    /// force.
     pub(super) fn guards_of<'a>(&'a self, owner: &'a Owner) -> impl Iterator<Item = &'a Hold> {
         let token = self.owners.get(owner).map(|owned| owned.token);
         self.holds.iter().filter(move |hold| {
@@ -86,7 +86,7 @@ impl ReferenceModel {
         })
     }
 
-    /// A lease is over in true time: its guards must have known. `only`: one of them.
+    /// A lease has ended in true time: its guards must know. Checks all of them, or only `only`.
     pub(super) fn check_unheld(&mut self, at: TrueTime, owner: &Owner, only: Option<u64>) {
         let is_wrong = |hold: &&Hold| only.is_none_or(|id| id == hold.id) && hold.is_held();
         let found = self.guards_of(owner).find(is_wrong);
@@ -99,7 +99,7 @@ impl ReferenceModel {
         }
     }
 
-    /// A guard says now that it holds: then the server must have a living lease for it.
+    /// A guard reports that it holds: the server must have a live lease for it.
     pub(super) fn check_covered(&mut self, at: TrueTime, hold: &Hold) {
         if self.members.is_some() {
             return self.check_majority(at, &hold.owner);
@@ -130,8 +130,7 @@ impl ReferenceModel {
         }
     }
 
-    /// What a request may do to the places that were there before it: those of others stay as they
-    /// are, its own are never shortened.
+    /// A request changes no other owner's place, and never shortens its own.
     pub(super) fn check_untouched(&mut self, at: TrueTime, executed: &Executed<'_>) {
         let Executed { op, after, .. } = executed;
         if matches!(op.verb, Verb::Release { whose, .. } if whose.is_forced()) {
@@ -174,7 +173,7 @@ impl ReferenceModel {
         }
     }
 
-    /// A place appeared: only an acquisition makes one.
+    /// A place appeared: only an acquisition creates one.
     pub(super) fn check_made(&mut self, at: TrueTime, executed: &Executed<'_>, owner: &Owner) {
         if !matches!(executed.op.verb, Verb::Acquire { .. }) {
             let what = format!("{}: {owner} has a place again that was gone", executed.op.name);
@@ -182,12 +181,12 @@ impl ReferenceModel {
         }
     }
 
-    /// A client was told that it has nothing.
+    /// A client was told that it holds nothing.
     pub(super) fn check_gone(&mut self, at: TrueTime, executed: &Executed<'_>, owner: &Owner) {
         let name = &executed.op.name;
         let Some(lock) = self.locks.get(name) else { return };
         let Some(place) = lock.place(owner) else { return };
-        // Of a reentrant owner, one hold may be gone while others are there.
+        // One hold of a reentrant owner may be gone while others exist.
         let counts = |hold: &u64| lock.sort != LockKind::Reentrant || place.is_live(*hold);
         let is_wrong = match &executed.op.verb {
             Verb::Renew { hold, .. } | Verb::Release { hold, .. } => counts(hold),

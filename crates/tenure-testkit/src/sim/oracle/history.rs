@@ -1,9 +1,8 @@
-//! What the tasks of a schedule were told, as workers on real servers write it down, and judged by
-//! the judge who judges those.
+//! The history of a schedule as callers see it, judged like those of workers on real servers.
 //!
-//! It knows less than the rest of the oracle, nothing of the server, and excuses nothing. So it
-//! judges a schedule until its server first ends what it had promised: where exclusion is not
-//! promised, callers see that.
+//! This judge knows less than the rest of the oracle, nothing of the server, and makes no excuses. It
+//! therefore stops when the server first breaks a promise: where exclusion is not guaranteed, callers see
+//! that.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -19,35 +18,33 @@ use crate::sim::clock::{SECOND, TrueTime};
 use crate::sim::executor::ProcessId;
 use crate::sim::regime::{LockKind, Plan};
 
-/// The history of a schedule, and its judge.
 pub(super) struct History {
     judge: Judge,
     locks: BTreeMap<LockName, line::Lock>,
-    /// By the number of its task: each wait, and each hold, belongs to one task here.
+    /// By task number: here every wait and every hold counts as a task of its own.
     turns: BTreeMap<u32, Turn>,
     tasks: u32,
     is_over: bool,
 }
 
-/// A hold, as callers see it: a client that enters it again, or resumes it, holds on.
+/// A hold as callers see it; re-entering or resuming it extends it.
 struct Turn {
     process: ProcessId,
     lock: line::Lock,
     owner: Owner,
     token: u64,
     weight: u32,
-    /// The guards that stand for it.
+    /// The guards of the hold.
     claims: Vec<(u64, Weak<dyn Claim>)>,
-    /// The first moment at which none of them said any more that it held, as far as they were
-    /// asked.
+    /// The first moment at which none of them was known to report that it holds.
     until: TrueTime,
 }
 
 impl History {
     pub(super) fn new(plan: &Plan) -> Self {
-        // Until all is healed, and then as long as it takes until what was detached has lapsed, and
-        // the place of one who is gone too. Several at once are asked for one after the other, and
-        // no client is told of the first alone.
+        // After healing, as long as it takes until a detached hold and an abandoned place have lapsed. Not
+        // limited for multi-locks, which are acquired one after the other, because the first one alone is not
+        // reported.
         let stall = if plan.both > 0 { u64::MAX } else { plan.strict_from + 4 * plan.lease() + 5 * SECOND };
         Self {
             judge: Judge::new(0, stall),
@@ -71,7 +68,7 @@ impl History {
         self.locks.insert(name.clone(), line::Lock { sort, number, capacity });
     }
 
-    /// From here on the server does not keep what it promised.
+    /// The server breaks its promises from here on.
     pub(super) fn ends_here(&mut self, at: TrueTime) {
         self.finish(at);
         self.is_over = true;
@@ -88,7 +85,7 @@ impl History {
         self.tasks
     }
 
-    /// A task waits from now on; returns what to say when it does no more.
+    /// A task starts to wait. Returns its number for `leaves`.
     pub(super) fn asks(&mut self, at: TrueTime, process: ProcessId, name: &LockName) -> Option<u32> {
         let lock = *self.locks.get(name)?;
         let task = self.number();
@@ -96,7 +93,7 @@ impl History {
         Some(task)
     }
 
-    /// It waits no more.
+    /// The task stops waiting.
     pub(super) fn leaves(&mut self, at: TrueTime, process: ProcessId, task: u32) {
         self.tell(at, process, task, What::Leaves);
     }
@@ -104,14 +101,13 @@ impl History {
     /// A task got a guard.
     pub(super) fn granted(&mut self, at: TrueTime, hold: &Hold) {
         let Some(lock) = self.locks.get(&hold.name).copied() else { return };
-        // Until when do others hold?
+        // Determine until when others hold.
         self.look(at, |turn| turn.lock == lock);
         let claim = (hold.id, Weak::clone(&hold.claim));
         let is_same = |turn: &&mut Turn| turn.owner == hold.owner && turn.token == hold.token;
         match self.turns.values_mut().find(is_same) {
             Some(turn) if turn.weight == hold.weight => turn.claims.push(claim),
-            // A writer that reads now. The judge knows no such change: it would see no client
-            // there.
+            // A downgraded writer. The judge does not know downgrades and would see an unprotected reader.
             Some(_) => self.ends_here(at),
             None => {
                 let Hold { process, token, weight, .. } = *hold;
@@ -124,12 +120,12 @@ impl History {
         }
     }
 
-    /// A guard is asked.
+    /// A guard is queried.
     pub(super) fn looks(&mut self, at: TrueTime, id: u64) {
         self.look(at, |turn| turn.has(id));
     }
 
-    /// A guard goes out of the hands of its task, or says less from now on.
+    /// A guard leaves its task's hands, or is downgraded.
     pub(super) fn lets_go(&mut self, at: TrueTime, id: u64) {
         self.look(at, |turn| turn.has(id));
         self.turns.values_mut().for_each(|turn| turn.claims.retain(|(known, _)| *known != id));
@@ -148,7 +144,7 @@ impl History {
         }
     }
 
-    /// All turns are over, and judged.
+    /// All turns are over: complete the verdict.
     pub(super) fn finish(&mut self, at: TrueTime) {
         self.look(at, |_| true);
         for (task, turn) in mem::take(&mut self.turns) {
@@ -159,7 +155,6 @@ impl History {
         }
     }
 
-    /// What must not have been.
     pub(super) fn evidence(&self) -> Option<&str> {
         self.judge.evidence.first().map(String::as_str)
     }

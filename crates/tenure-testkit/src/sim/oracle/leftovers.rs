@@ -1,4 +1,4 @@
-//! What was given up, dropped or cancelled leaves nothing, and nothing is without an end.
+//! Abandoned, dropped and cancelled work leaves nothing behind, and everything has an end.
 
 use tenure::Owner;
 
@@ -10,12 +10,11 @@ use crate::sim::executor::{Sim, lock};
 pub(super) const ENDLESS: &str = "every hold has an end";
 const ORPHAN: &str = "nothing is left behind";
 
-/// How long giving back may take when nothing fails.
+/// Maximum time for a release when nothing fails.
 const GIVING_BACK: TrueTime = 200 * MS;
 
 impl ReferenceModel {
-    /// A place has an end, and none later than the lease that was asked for. Returns that end, and
-    /// its weight.
+    /// A place must expire, no later than the requested lease. Returns its end and its weight.
     pub(super) fn check_end(
         &mut self,
         at: TrueTime,
@@ -31,9 +30,9 @@ impl ReferenceModel {
             self.accuse(at, ENDLESS, format!("{name} is held without an end"));
             return None;
         };
-        // The server counts whole milliseconds on a clock that may be half a percent slow.
+        // The server counts whole milliseconds, by a clock that may be half a percent slow.
         let longest = (self.longest_ms + 2) * MS + self.plan.session;
-        // One that a clock has set which was set back since may end later, and nothing shortens it.
+        // A lease set before its clock was stepped back may end later, and nothing shortens it.
         let known = self.locks.get(name).and_then(|lock| lock.place(owner)).map_or(0, |place| place.lapses);
         if lapses > known.max(at + longest + longest / 100) {
             self.accuse(at, ENDLESS, format!("{name} is held for {} ms", (lapses - at) / MS));
@@ -41,9 +40,9 @@ impl ReferenceModel {
         Some((lapses, share.weight))
     }
 
-    /// A lease ran out by itself. When nothing fails that happens only to those who chose it: to a
-    /// guard that is still in a client's hands, a process that died or stood still, an owner that
-    /// was passed on. A waiter refreshes its place for as long as it waits, and then leaves it.
+    /// A lease expired. When nothing fails, that is legitimate only for a guard still in a task's hands, a
+    /// process that died or was paused, or a detached owner. A waiter refreshes its place as long as it
+    /// waits, and then withdraws it.
     pub(super) fn check_given_back(&mut self, at: TrueTime, owner: &Owner, sim: &Sim) {
         let Some(owned) = self.owners.get(owner) else { return };
         let unused = if owned.waits {
@@ -54,8 +53,7 @@ impl ReferenceModel {
         let unused = unused.max(self.plan.strict_from);
         let processes = || (0..64).filter(|process| owned.processes & 1 << process != 0);
         let is_excused = owned.ended.is_some()
-            // Holds that were given back before are counted again, and no client gives them back
-            // twice.
+            // Holds that reappeared after their release are counted again, and nobody releases them twice.
             || owned.is_back
             || owned.detached > 0
             || !owned.waits && at < unused + GIVING_BACK
@@ -75,8 +73,8 @@ impl ReferenceModel {
 }
 
 impl Oracle {
-    /// Everything has ended well and some time ago: what still stands must be a client's who
-    /// can no longer give it back.
+    /// Everything ended well some time ago: whatever is left must belong to a client that can no longer
+    /// release it.
     pub fn check_empty(&self) {
         let at = self.sim.now();
         let mut model = lock(&self.model);

@@ -1,13 +1,12 @@
-//! A lock on several servers: a client that has a majority of them has it, and is judged as if one
-//! server had said so.
+//! A lock on several servers: a client with a majority of them has the lock, and is judged as if a single
+//! server had granted it.
 //!
-//! A majority counts from what stands at the servers in true time, whichever client knows of it,
-//! and lasts until so many of its leases are over that too few are left. What one server loses,
-//! by starting again or by a step of its clock, is a *vote taken*: a guard may rightly believe in
-//! it until its next renewal. It is excused for exactly that, and only if it would have its
-//! majority with the votes that were taken. A client that was let in meanwhile is another matter: a
-//! server that has started again does not vote, so exclusion is excused only for votes that a step
-//! *ahead* of a clock has taken.
+//! A majority is determined by the servers' state in true time, whether or not a client knows of it, and
+//! lasts until too few leases are left. What a server loses by a restart or a clock step is a *taken vote*: a
+//! guard may rightly believe in it until its next renewal. It is excused for exactly that, and only if it
+//! would still have a majority with its taken votes. A client that was granted the lock meanwhile is another
+//! matter: a restarted server does not vote, so violations of exclusion are excused only for votes that were
+//! taken by a *forward* clock step.
 
 use tenure::internals::protocol::{Answer, ReleaseScope, Verb};
 use tenure::{LockName, Owner};
@@ -22,12 +21,11 @@ use crate::sim::clock::TrueTime;
 use crate::sim::executor::{Sim, lock};
 use crate::sim::server::LockView;
 
-/// A client that is in no client's way asks each server once.
+/// Invariant: an uncontended client asks each server once.
 pub const ONE_TRIP: &str = "a majority is had in one trip";
 
 impl ReferenceModel {
-    /// One of several servers has run a request: writes down what that makes of the lock, and
-    /// judges it.
+    /// One of several servers has run a request: updates and judges the lock.
     pub(super) fn vote(
         &mut self,
         at: TrueTime,
@@ -41,7 +39,7 @@ impl ReferenceModel {
         self.check_spared(at, member, executed);
         let Some(members) = &mut self.members else { return };
         members.owners.entry(owner.clone()).or_default().hears(member, executed);
-        // A renewal shows the token of a hold, and keeps nothing.
+        // A renewal reports the token of a hold, but does not store it.
         if let (Verb::Acquire { .. }, Answer::Held { fence }) = (verb, executed.answer) {
             *members.kept.entry(*fence).or_default() |= 1 << member;
         }
@@ -57,7 +55,7 @@ impl ReferenceModel {
         owned.grants = rounds.count() as u32;
     }
 
-    /// What stands at a server from now on.
+    /// Updates what a server holds.
     fn stands_at(&mut self, at: TrueTime, member: usize, view: Option<&LockView<'_>>, by: Option<&Owner>) {
         let holder = view.and_then(|view| Some((view.holder()?, view.lapses)));
         if let Some((owner, None)) = &holder {
@@ -69,7 +67,7 @@ impl ReferenceModel {
         server.past.push(Past { at, by: by.cloned(), before });
     }
 
-    /// A request leaves alone what others have at a server.
+    /// A request does not touch other owners' holds on a server.
     fn check_spared(&mut self, at: TrueTime, member: usize, executed: &Executed<'_>) {
         let Some(server) = self.members.as_ref().map(|members| &members.servers[member]) else { return };
         let is_forced = matches!(executed.op.verb, Verb::Release { whose, .. } if whose.is_forced());
@@ -82,7 +80,7 @@ impl ReferenceModel {
         }
     }
 
-    /// Something has become of a server.
+    /// A server suffered a fault.
     fn suffer(
         &mut self,
         at: TrueTime,
@@ -118,7 +116,7 @@ impl ReferenceModel {
         self.weigh(at, None, sim, news);
     }
 
-    /// Who has a majority now. `ends`: whose own release has come to a server.
+    /// Determines the current majority. `ends` is an owner whose own release arrived at a server.
     fn weigh(&mut self, at: TrueTime, ends: Option<&Owner>, sim: &Sim, news: &mut Vec<Owner>) {
         let Some(members) = &self.members else { return };
         let name = members.name.clone();
@@ -146,7 +144,7 @@ impl ReferenceModel {
         }
     }
 
-    /// An owner has a majority, until this moment.
+    /// An owner has a majority until `lapses`.
     fn has_majority(
         &mut self,
         at: TrueTime,
@@ -180,20 +178,19 @@ impl ReferenceModel {
         }
         if is_new {
             self.check_prompt(at, name, free_since, sim);
-            // Servers that have started again are asked now and then, and do not vote.
+            // Restarted servers are probed only now and then, and do not vote.
             if self.plan.node_faults.forget + self.plan.node_faults.rewind == 0 {
                 self.check_room(at, name, owner, 1);
             }
         }
     }
 
-    /// Whether this owner may believe in a majority that it does not have, because servers lost its
-    /// votes.
+    /// Whether this owner may believe in a majority that it lost because servers lost its votes.
     pub(super) fn is_robbed(&self, at: TrueTime, owner: &Owner) -> bool {
         self.members.as_ref().is_some_and(|members| members.lacks_only(at, owner, |votes| votes.taken))
     }
 
-    /// Whether another client may be let in beside this owner, because clocks stepped.
+    /// Whether another client may be granted beside this owner because clocks stepped.
     pub(super) fn is_stepped_over(&self, at: TrueTime, owner: &Owner) -> bool {
         self.members.as_ref().is_some_and(|members| members.lacks_only(at, owner, |votes| votes.stepped))
     }
@@ -202,22 +199,22 @@ impl ReferenceModel {
         self.members.as_ref().and_then(|members| members.owners.get(owner))
     }
 
-    /// Whether any server has again what this owner gave back.
+    /// Whether any server has this owner's hold again after its release.
     pub(super) fn has_again(&self, owner: &Owner) -> bool {
         self.votes(owner).is_some_and(|votes| votes.again != 0)
     }
 
-    /// Whether any server lost what this owner had.
+    /// Whether any server lost this owner's hold.
     pub(super) fn was_robbed(&self, owner: &Owner) -> bool {
         self.votes(owner).is_some_and(|votes| votes.taken != 0)
     }
 
-    /// Whether this owner had no majority for a while, and then one again.
+    /// Whether this owner lost its majority for a while and then regained it.
     pub(super) fn was_interrupted(&self, owner: &Owner) -> bool {
         self.votes(owner).is_some_and(|votes| votes.is_interrupted)
     }
 
-    /// A guard says now that it holds: then its owner has a majority.
+    /// A guard reports that it holds: its owner must have a majority.
     pub(super) fn check_majority(&mut self, at: TrueTime, owner: &Owner) {
         let Some(members) = &self.members else { return };
         let (has, of) = (members.of(at, owner), members.servers.len());
@@ -227,17 +224,16 @@ impl ReferenceModel {
         }
     }
 
-    /// The token of a guard is one that a majority has accepted from its owner; `None` for one
-    /// server.
+    /// Whether a majority has accepted a guard's token from its owner; `None` with one server.
     pub(super) fn is_accepted(&self, owner: &Owner, token: u64) -> Option<bool> {
         let members = self.members.as_ref()?;
         let accepted = members.owners.get(owner).and_then(|votes| votes.accepted.get(&token));
         Some(accepted.is_some_and(|servers| members.is_majority(*servers)))
     }
 
-    /// An owner was told that it has lost its lock, and not for the sake of that owner's clock:
-    /// then it did not have a majority all the while since it asked. Or an earlier question had
-    /// found that out, and it has one again.
+    /// An owner was told that its lock is lost, for reasons other than its clock: it must have lacked a
+    /// majority at some time since it asked. An earlier request may also have found that out, with the
+    /// majority regained since.
     pub(super) fn check_not_had(&mut self, at: TrueTime, owner: &Owner, since: TrueTime) {
         let Some(owned) = self.owners.get(owner) else { return };
         if self.members.is_none() || self.was_interrupted(owner) {
@@ -252,9 +248,8 @@ impl ReferenceModel {
         }
     }
 
-    /// Whether no client is left who could have known of an earlier token when this owner's was
-    /// accepted: those that accepted both have lost their ballots between. Then tokens rest on
-    /// clocks, and those of a schedule differ.
+    /// Whether no server remembered an earlier token when this owner's was accepted: those that accepted both
+    /// lost their ballots in between. Tokens then depend on clocks, which differ in a schedule.
     pub(super) fn is_unknown(&self, earlier: u64, owner: &Owner, token: u64) -> bool {
         let Some(members) = &self.members else { return false };
         let accepted = members.owners.get(owner).and_then(|votes| votes.accepted.get(&token));
@@ -262,11 +257,11 @@ impl ReferenceModel {
         accepted.copied().unwrap_or(0) & kept.copied().unwrap_or(0) == 0
     }
 
-    /// `try_lock` said that the lock is busy. A majority was not to be had: where nothing fails,
-    /// others had, or wanted, so many servers that too few were left; contenders may have split the
-    /// votes, so that no client got it. Where something fails, the servers that are not heard may
-    /// have been any client's, and one that is disputed is enough; so it is where all is brief, as
-    /// what others want, or give back, is mostly on its way.
+    /// `try_lock` reported that the lock is busy, so a majority was not available. When nothing fails, others
+    /// must have held or requested so many servers that too few were left (contenders may have split the
+    /// votes, so that nobody won). When something fails, unreachable servers may have belonged to anyone, so
+    /// one disputed server suffices. The same applies to schedules in which everything is brief, because
+    /// other clients' requests and releases are mostly in flight.
     pub(super) fn check_busy_members(&mut self, at: TrueTime, label: &str, since: TrueTime) {
         let Some(members) = &self.members else { return };
         let (disputed, of) = (members.disputed(label, since), members.servers.len());
@@ -278,8 +273,8 @@ impl ReferenceModel {
         }
     }
 
-    /// The first of all who asked has a guard, and no client was in its way: each server was asked
-    /// once, where clocks are near each other and nothing fails.
+    /// The first of all callers has a guard, uncontended: with clocks close together and no faults, each
+    /// server was asked once.
     pub(super) fn check_one_trip(&mut self, at: TrueTime, owner: &Owner) {
         let Some(members) = &self.members else { return };
         let Some(votes) = members.owners.get(owner) else { return };
@@ -293,8 +288,8 @@ impl ReferenceModel {
 }
 
 impl Oracle {
-    /// Everything has ended well and some time ago: whose hold still stands at a server, and at
-    /// which, unless it was passed on to no client.
+    /// Everything ended well some time ago: the first hold that is still on a server and was not detached,
+    /// with the server's index.
     pub fn left_at_members(&self, at: TrueTime) -> Option<(usize, Owner)> {
         let model = lock(&self.model);
         let stands = model.members.iter().flat_map(|members| members.servers.iter().enumerate());
@@ -305,12 +300,12 @@ impl Oracle {
         left.find(|(_, owner)| model.owners.get(owner).is_none_or(|owned| owned.detached == 0))
     }
 
-    /// The same judge, who looks at one of several servers.
+    /// The same oracle, observing one of several servers.
     pub fn at(&self, member: usize) -> Self {
         Self { member: Some(member), ..self.clone() }
     }
 
-    /// The lock of this name is on so many servers.
+    /// Declares that the lock of this name is on `count` servers.
     pub fn has_members(&self, name: &LockName, count: usize) {
         lock(&self.model).members = Some(Members::new(name.clone(), count));
     }
@@ -325,7 +320,7 @@ impl Oracle {
         news.into_iter().for_each(|owner| self.watch(owner));
     }
 
-    /// Something has become of one of several servers, and this is what stands there now.
+    /// One of several servers suffered a fault; `view` is its state now.
     pub fn shows<'a>(&self, trouble: Trouble, view: impl Fn(&LockName) -> Option<LockView<'a>>) {
         let (Some(member), at) = (self.member, self.sim.now()) else { return };
         let mut model = lock(&self.model);

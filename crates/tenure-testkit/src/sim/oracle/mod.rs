@@ -1,21 +1,22 @@
-//! What must never happen, judged in true time and from outside.
+//! The invariants, judged in true time and from outside.
 //!
-//! The oracle hears two things: what the server did, in the order in which it did it, and what the
-//! tasks were told. It knows true time, which no client in the schedule does. It trusts no clock,
-//! deadline or answer of the code under test.
+//! The oracle observes what the server did, in order of execution, and what the tasks were told. It knows
+//! true time, which no client in the schedule does, and trusts no clock, deadline or answer of the code under
+//! test.
 //!
-//! | file | invariant |
+//! | module | invariant |
 //! |---|---|
-//! | [`reference_model`] | who has a place at which lock, by what the server answered |
-//! | [`exclusion`] | holders never take more than there is; no request touches another's hold |
-//! | [`order`] | first come, first served; who fits is let in at once |
 //! | [`counting`] | each hold of a reentrant owner counts once |
-//! | [`tokens`] | tokens grow in the order of the grants, and stay what they are |
-//! | [`leftovers`] | what was given up or dropped leaves nothing; everything ends |
-//! | [`members`] | who has a majority of several servers; [`votes`] is who has which |
-//! | [`progress`] | no client waits for what is free |
-//! | [`reporting`] | what is reported is true: lost, released, busy |
-//! | `history` | what callers can see: the judge of `tenure stress` |
+//! | [`exclusion`] | holders never exceed the capacity; no request touches another owner's hold |
+//! | `history` | what callers can see, by the judge of `tenure stress` |
+//! | [`leftovers`] | abandoned and dropped work leaves nothing behind; everything ends |
+//! | [`members`] | who has a majority of several servers |
+//! | [`order`] | first come, first served; a waiter that fits is admitted at once |
+//! | [`progress`] | nobody waits for a free lock |
+//! | [`reference_model`] | the state: who has a place at which lock, from the server's answers |
+//! | [`reporting`] | reports are true: held, lost, released, busy |
+//! | [`tokens`] | tokens grow in the order of the grants, and never change |
+//! | [`votes`] | which servers each owner has, for [`members`] |
 
 pub mod counting;
 pub mod exclusion;
@@ -43,20 +44,20 @@ use super::executor::{ProcessId, Sim, lock};
 use super::regime::{LockKind, Plan};
 use super::server::LockView;
 
-/// What a task holds, as the oracle looks at it from outside: a guard.
+/// A task's guard, as the oracle observes it.
 pub trait Claim: Send + Sync {
-    /// Whether its owner, asked now, would say that it holds.
+    /// Whether it reports that it holds.
     fn is_held(&self) -> bool;
     /// Its token.
     fn fence(&self) -> u64;
 }
 
-/// Something that must never happen, and did.
+/// A violated invariant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
     /// When, in true time.
     pub at: TrueTime,
-    /// Which invariant.
+    /// The invariant.
     pub invariant: &'static str,
     /// What happened.
     pub what: String,
@@ -68,12 +69,12 @@ impl fmt::Display for Violation {
     }
 }
 
-/// The judge of one schedule. Clones are the same one.
+/// The oracle of one schedule. Clones share it.
 #[derive(Clone)]
 pub struct Oracle {
     sim: Sim,
     model: Arc<Mutex<ReferenceModel>>,
-    /// Which of several servers it looks at, if there are several.
+    /// The server that it observes, if there are several.
     member: Option<usize>,
 }
 
@@ -83,81 +84,81 @@ struct Hold {
     name: LockName,
     owner: Owner,
     token: u64,
-    /// How much it takes, as far as its task may think.
+    /// Its weight as its task knows it.
     weight: u32,
-    /// How long before the end of its lease it must know.
+    /// How long before the end of its lease it must report the loss.
     grace: TrueTime,
-    /// The server ended it without its doing: it cannot know yet.
+    /// Its hold was ended by others; it cannot know yet.
     is_forced: bool,
     /// It may have been told of a longer lease than it has.
     is_doubted: bool,
-    /// It heard of its turn on a server that has gone back since to before that.
+    /// It was notified of its turn by a server that has since gone back to an earlier state.
     was_let_in: bool,
-    /// It asks whether it still holds, by and by.
+    /// It is renewed automatically, so it learns periodically whether it still holds.
     is_renewed: bool,
     /// It was handed out as soon as it was granted.
     is_fresh: bool,
     process: ProcessId,
     claim: Weak<dyn Claim>,
-    /// It was seen lost, which is final.
+    /// It was observed as lost, which is final.
     was_lost: bool,
-    /// A task waits for its loss right now.
+    /// A task is currently waiting for its loss.
     is_watched: bool,
 }
 
 /// A task that waits for a lock without a limit.
 struct Wait {
     id: u64,
-    /// For which, where it is for one.
+    /// The awaited lock; `None` for several.
     name: Option<LockName>,
     process: ProcessId,
     since: TrueTime,
 }
 
-/// What the server did with one request.
+/// A request that the server carried out.
 #[derive(Debug)]
 pub struct Executed<'a> {
-    /// For which process.
+    /// The process that sent it.
     pub process: ProcessId,
     /// The request.
     pub op: &'a Op,
     /// Its answer.
     pub answer: &'a Answer,
-    /// What it tells those who listen.
+    /// The notification that it publishes.
     pub wake: Option<&'a Notification>,
-    /// The waiters that it has removed, because their clients did not hear that they were called.
+    /// Waiters removed because their clients could not be notified.
     pub passed: &'a [Passed],
-    /// What stands at the key now.
+    /// What is at the key now.
     pub after: Option<LockView<'a>>,
 }
 
-/// A waiter that was removed when it was called.
+/// A waiter that was removed on its grant.
 #[derive(Debug)]
 pub struct Passed {
-    /// Who waited.
+    /// The waiter.
     pub owner: Owner,
     /// Its process, if that could be reached.
     pub process: Option<ProcessId>,
 }
 
 impl Oracle {
-    /// A judge who knows nothing yet.
+    /// An oracle for a new schedule.
     pub fn new(sim: &Sim, plan: &Plan) -> Self {
         Self { sim: sim.clone(), model: Arc::new(Mutex::new(ReferenceModel::new(plan))), member: None }
     }
 
-    /// A lock of these names exists, and lets in so much.
+    /// Registers a lock of this name and kind.
     pub fn knows(&self, name: &LockName, sort: LockKind) {
         lock(&self.model).open(name, sort);
     }
 
-    /// What went wrong first, if anything did.
+    /// The first violation.
     pub fn violation(&self) -> Option<Violation> {
         lock(&self.model).violation.clone()
     }
 
-    /// Runs a schedule to its end. Returns what went wrong first, and what callers saw that must
-    /// not be. `ending`: what is violated by a panic.
+    /// Runs a schedule to its end. Returns the first violation, and the first one that callers could observe.
+    /// `ending` is the invariant that a panic violates.
     pub fn judge(
         &self,
         ending: &'static str,
@@ -174,7 +175,7 @@ impl Oracle {
                 self.sim.end();
                 seen
             }
-            // What it was doing is not to be touched any more, not even to be dropped.
+            // After a panic, its state must not be touched any more, not even to be dropped.
             Err(_) => {
                 self.accuse(ending, "a task panicked; see above".into());
                 None
@@ -185,12 +186,12 @@ impl Oracle {
         (self.violation().or(by_callers), seen)
     }
 
-    /// How many guards were handed out.
+    /// Number of guards handed out.
     pub fn grants(&self) -> u64 {
         lock(&self.model).grants
     }
 
-    /// Reports something that the caller saw for itself.
+    /// Reports a violation that the caller observed.
     pub fn accuse(&self, invariant: &'static str, what: String) {
         let at = self.sim.now();
         self.sim.note(|| format!("VIOLATION: {what}"));
@@ -198,7 +199,7 @@ impl Oracle {
         self.sim.halt();
     }
 
-    /// The server ran a request.
+    /// The server carried out a request.
     pub fn executed(&self, executed: &Executed<'_>) {
         if let Some(member) = self.member {
             return self.executed_at(member, executed);
@@ -216,7 +217,8 @@ impl Oracle {
         }
     }
 
-    /// Looks again when the lease that was just set is over, and when its guards must know.
+    /// Schedules checks for the end of the lease that was just set, and for the moment when its guards must
+    /// report it.
     fn watch(&self, owner: Owner) {
         let model = lock(&self.model);
         let Some(owned) = model.owners.get(&owner) else { return };
@@ -236,7 +238,7 @@ impl Oracle {
         self.sim.at(lapses, move || oracle.lapsed(&owner, lapses));
     }
 
-    /// A guard must know so long before the end of its lease.
+    /// Schedules the check that a guard reports the loss this long before the end of its lease.
     fn warns(&self, id: u64, owner: &Owner, lapses: TrueTime, grace: TrueTime) {
         let (oracle, owner) = (self.clone(), owner.clone());
         self.sim.at(lapses.saturating_sub(grace), move || {
@@ -249,7 +251,7 @@ impl Oracle {
         });
     }
 
-    /// A process is over, and its end ends what is bound to it.
+    /// A process ended, and the holds bound to it with it.
     pub fn died(&self, process: ProcessId) {
         let at = self.sim.now();
         let mut model = lock(&self.model);
@@ -257,7 +259,7 @@ impl Oracle {
         model.bury(at, process);
     }
 
-    /// The server forgot everything.
+    /// The server lost all data.
     pub fn forgotten(&self) {
         if self.member.is_some() {
             return;
@@ -277,7 +279,7 @@ impl Oracle {
         self.will_tell();
     }
 
-    /// The server is what it was at a moment.
+    /// The server is back in its state at `to`.
     pub fn rewound(&self, to: TrueTime) {
         if self.member.is_some() {
             return;
@@ -294,7 +296,7 @@ impl Oracle {
         self.will_tell();
     }
 
-    /// The server's clock was set, ahead or back, and by that leases end at these moments.
+    /// The server's clock was stepped, which moves the ends of leases.
     pub fn stepped(&self, is_ahead: bool, lapses: impl Fn(&LockName, &Owner) -> Option<TrueTime>) {
         if self.member.is_some() {
             return;
@@ -312,7 +314,7 @@ impl Oracle {
         self.will_tell();
     }
 
-    /// What hears of requests that a client answers from what it has read, and writes nothing.
+    /// Observes requests that a client answers from what it has read, without writing.
     #[cfg(tenure_planted)]
     pub(super) fn unwritten(&self) -> tenure::internals::store::observe::Unwritten {
         let model = Arc::clone(&self.model);
@@ -326,8 +328,8 @@ impl Oracle {
         })
     }
 
-    /// Leases end at these moments, because what they are bound to lives on, or its life is known
-    /// better.
+    /// The ends of leases moved, because what they are bound to lives on or its lifetime is known more
+    /// precisely.
     pub fn extended(&self, lapses: impl Fn(&LockName, &Owner) -> Option<TrueTime>) {
         let at = self.sim.now();
         let mut model = lock(&self.model);
@@ -337,9 +339,9 @@ impl Oracle {
         changed.into_iter().for_each(|owner| self.watch(owner));
     }
 
-    /// Holds and places are gone from a lock without a request of their owners: by the numbers of
-    /// the holds of a reentrant owner. They have lapsed, as the client says that had them, or an
-    /// operator has ended the session that they were bound to.
+    /// Holds and places disappeared without a request of their owners; numbers identify the holds of a
+    /// reentrant owner. Either they lapsed, as reported by the client that had them, or an operator ended the
+    /// session that they were bound to.
     pub fn unbound(&self, name: &LockName, gone: &[(Owner, u64)], is_forced: bool) {
         let at = self.sim.now();
         let mut model = lock(&self.model);
@@ -353,7 +355,6 @@ impl Oracle {
         }
     }
 
-    /// Looks again at every lease that is set.
     fn watch_all(&self) {
         let model = lock(&self.model);
         let owners =
@@ -378,14 +379,14 @@ impl Oracle {
         model.check_given_back(at, owner, &self.sim);
     }
 
-    /// When a lease at a name ends, or an earlier one ended: where schedules are steered to.
+    /// When a lease on this name ends or ended; the moment that schedules aim at.
     pub fn edge(&self, name: &LockName) -> Option<TrueTime> {
         lock(&self.model).locks.get(name).map(|lock| lock.edge)
     }
 }
 
 impl Hold {
-    /// Whether it may believe in what it does not have.
+    /// Whether it may believe in a hold that it does not have.
     fn is_excused(&self) -> bool {
         self.is_forced || self.is_doubted
     }

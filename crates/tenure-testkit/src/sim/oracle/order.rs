@@ -1,4 +1,4 @@
-//! First come, first served, and a client that fits is let in at once.
+//! First come, first served, and a waiter that fits is admitted at once.
 
 use tenure::internals::protocol::Verb;
 use tenure::{LockName, Owner};
@@ -12,7 +12,7 @@ const ORDER: &str = "first come, first served";
 const OPEN: &str = "a waiter that fits is let in";
 
 impl ReferenceModel {
-    /// A client was let in: no client who came before still waits.
+    /// A client was admitted: nobody who came earlier may still wait.
     pub(super) fn check_turn(&mut self, at: TrueTime, name: &LockName, owner: &Owner) {
         let Some(lock) = self.locks.get(name) else { return };
         let Some(place) = lock.place(owner) else { return };
@@ -23,8 +23,8 @@ impl ReferenceModel {
         }
     }
 
-    /// A waiter was removed when it was called: rightly, its process is over, or hears nothing, or
-    /// has left.
+    /// A waiter was removed on its grant: its process must have ended, be unreachable, or have stopped
+    /// waiting.
     pub(super) fn check_passed(&mut self, at: TrueTime, name: &LockName, passed: &Passed) {
         let waits = |process| {
             self.waits.iter().any(|wait| wait.process == process && wait.name.as_ref() == Some(name))
@@ -35,7 +35,7 @@ impl ReferenceModel {
         }
     }
 
-    /// A client got a place: its number is above all before.
+    /// A client got a place: its number must be above all earlier ones.
     pub(super) fn check_numbered(&mut self, at: TrueTime, name: &LockName, number: u64) {
         let Some(lock) = self.locks.get_mut(name) else { return };
         let last = std::mem::replace(&mut lock.last_number, number);
@@ -44,7 +44,7 @@ impl ReferenceModel {
         }
     }
 
-    /// A place stays what it is.
+    /// A place must not change.
     pub(super) fn check_place_kept(&mut self, at: TrueTime, name: &LockName, owner: &Owner, number: u64) {
         let Some(place) = self.locks.get(name).and_then(|lock| lock.place(owner)) else { return };
         let (known, holds) = (place.number, place.holds);
@@ -55,8 +55,8 @@ impl ReferenceModel {
         }
     }
 
-    /// A message named a client who does not wait: rightly if it is a reader that has waited to
-    /// become the writer, and is alone now.
+    /// A message named a client that does not wait: allowed only for a reader that waited for its upgrade and
+    /// is now alone.
     pub(super) fn check_told_number(&mut self, at: TrueTime, name: &LockName, number: u64) {
         let is_writer = |lock: &Lock| {
             lock.sort == LockKind::RwLock
@@ -73,7 +73,7 @@ impl ReferenceModel {
         );
     }
 
-    /// After each request that may change something: the first waiter cannot be let in.
+    /// After each request that may change something, the first waiter must not fit.
     pub(super) fn check_head(&mut self, at: TrueTime, name: &LockName) {
         let Some(lock) = self.locks.get(name).filter(|lock| lock.is_open()) else { return };
         let Some(head) = lock.head() else { return };
@@ -87,7 +87,7 @@ impl ReferenceModel {
         self.accuse(at, OPEN, what);
     }
 
-    /// Who asked without a wait was refused: rightly, a client holds too much or waits.
+    /// A request without a wait was refused: the capacity must have been exceeded, or others must be waiting.
     pub(super) fn check_refused(&mut self, at: TrueTime, executed: &Executed<'_>) {
         let (name, owner) = (&executed.op.name, &executed.op.owner);
         let Some(lock) = self.locks.get(name) else { return };

@@ -1,4 +1,4 @@
-//! No client waits for what is free.
+//! Nobody waits for a free lock.
 
 use tenure::{LockName, Owner};
 
@@ -9,19 +9,19 @@ use crate::sim::executor::{ProcessId, Sim, lock};
 
 const PROGRESS: &str = "progress";
 
-/// How long a lock may stay free while a client waits for it, when nothing fails: the message, the
-/// question, and the turn that busy processes leave to one another.
+/// Maximum time a lock stays free while a client waits for it and nothing fails: the message, the request,
+/// and the turn that busy processes leave to each other.
 const HAND_OVER: TrueTime = 150 * MS;
-/// The same where a majority decides, and no client is promised a turn. What a minority says is
-/// kept back for up to 1 s, and at random as long again; then those who split the votes ask again
-/// after up to 500 ms, once more and once more.
+/// The same with a majority, where turns are not guaranteed. A minority's answers are held back for up to 1
+/// s, and randomly for as long again; after that, clients that split the vote retry after up to 500 ms, three
+/// times.
 const AMONG_MEMBERS: TrueTime = 4_000 * MS;
-/// How long it may take until a client who was let in has its guard, or has given it back.
+/// Maximum time until a granted waiter has its guard or has released it.
 pub(super) const TELLING: TrueTime = 200 * MS;
 
 impl ReferenceModel {
-    /// The server granted a lock: no client waited for it all the while that it was free, unless
-    /// that was short.
+    /// The server granted a lock: nobody may have waited for all the time that it was free, unless that was
+    /// short.
     pub(super) fn check_prompt(&mut self, at: TrueTime, name: &LockName, free_since: TrueTime, sim: &Sim) {
         let free_since = free_since.max(self.plan.strict_from);
         let hand_over = if self.members.is_some() { AMONG_MEMBERS } else { HAND_OVER };
@@ -43,10 +43,9 @@ impl ReferenceModel {
         }
     }
 
-    /// The first in a queue could be let in, because a client's lease is over, and no client has
-    /// asked: for no longer than until the next of those who wait refreshes its place. So a dead
-    /// head costs its own lease and that. The first itself knows when to ask, if its last answer
-    /// came.
+    /// The first waiter could be admitted because a lease ended, but no request arrived. That may last until
+    /// the next waiter refreshes its place, so a dead head costs its own lease plus that. The head itself
+    /// knows when to retry, if it received its last answer.
     pub(super) fn check_let_in(&mut self, at: TrueTime, name: &LockName, sim: &Sim) {
         let Some(lock) = self.locks.get(name) else { return };
         let Some(open_since) = lock.open_since else { return };
@@ -68,7 +67,7 @@ impl ReferenceModel {
 }
 
 impl Oracle {
-    /// A task begins to wait for a lock, without a limit; it ends when the answer is dropped.
+    /// A task starts to wait for a lock without a limit, until the result is dropped.
     pub fn waits(&self, process: ProcessId, name: Option<&LockName>) -> Waiting {
         let since = self.sim.now();
         let mut model = lock(&self.model);
@@ -79,12 +78,12 @@ impl Oracle {
         Waiting { oracle: self.clone(), id, process, told }
     }
 
-    /// A client was let in by another's request a while ago: by now it has its guard, or has left.
+    /// A client was admitted by another's request a while ago: it must have its guard by now, or have left.
     pub(super) fn told(&self, owner: &Owner, let_in_at: TrueTime) {
         let at = self.sim.now();
         let mut model = lock(&self.model);
         let Some(owned) = model.owners.get(owner) else { return };
-        // A client that asks for several keeps the first while it waits for the next.
+        // An acquisition of several locks keeps the first while it waits for the next.
         let is_excused = model.plan.both > 0
             || owned.let_in_at != Some(let_in_at)
             || owned.ended.is_some()
@@ -97,7 +96,7 @@ impl Oracle {
         }
     }
 
-    /// The schedule is over and was long enough for everything in it: no client may still wait.
+    /// The schedule was long enough for everything in it: nobody may still wait.
     pub fn check_served(&self) {
         let at = self.sim.now();
         let mut model = lock(&self.model);
@@ -114,13 +113,13 @@ impl Oracle {
     }
 }
 
-/// A task waits until this is dropped.
+/// A waiting task, until dropped.
 #[derive(Debug)]
 pub struct Waiting {
     oracle: Oracle,
     id: u64,
     process: ProcessId,
-    /// As what the history knows it.
+    /// Its number in the history.
     told: Option<u32>,
 }
 

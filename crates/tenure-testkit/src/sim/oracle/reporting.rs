@@ -1,4 +1,4 @@
-//! What is reported is true: held, lost, released, busy.
+//! Reports are true: held, lost, released, busy.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,14 +15,14 @@ use crate::sim::regime::Regime;
 
 pub(super) const REPORTING: &str = "reporting";
 
-/// What a call said about a hold.
+/// What a call reported about a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Said {
-    /// It went well.
+    /// Success.
     Yes,
     /// The lease is lost.
     Lost,
-    /// No client knows, or no client answered.
+    /// Unknown outcome, or no answer.
     Unknown,
 }
 
@@ -31,42 +31,41 @@ pub enum Said {
 pub struct Told {
     /// When it asked.
     pub asked_at: TrueTime,
-    /// Whether it took over a hold that had a guard before.
+    /// Whether it resumed an existing hold.
     pub is_resumed: bool,
-    /// What is left of the hold, on the clock of its process.
+    /// Remaining lease by the clock of its process.
     pub remaining: Duration,
-    /// Whether it was told as soon as the grant was known.
+    /// Whether the guard was handed out as soon as the grant was known.
     pub is_fresh: bool,
-    /// The least that is left of a fresh grant.
+    /// Minimum remaining lease of a fresh grant.
     pub fresh: Duration,
-    /// The least that is left for one who waited in a queue and was called.
+    /// Minimum remaining lease of a waiter granted from the queue.
     pub fresh_if_called: Duration,
-    /// How long before the end of the lease its loss is announced.
+    /// How long before the end of the lease its loss is reported.
     pub grace: TrueTime,
-    /// Whether it is renewed by itself for as long as it is held.
+    /// Whether it is renewed automatically while held.
     pub is_renewed: bool,
-    /// How much its task takes it to have, if not what the server says.
+    /// Its weight as the task knows it, if that differs from the server's.
     pub weight: Option<u32>,
 }
 
-/// What clocks may differ by while a client asks, and what a poll takes.
+/// Tolerance for clock differences during a request, and for the duration of a poll.
 const SLACK: TrueTime = MS;
 
-/// How often a grant that took too long is asked for again.
+/// How often a grant that took too long is requested again.
 const ROUNDS: u32 = 3;
 
 impl ReferenceModel {
-    /// A guard was handed out: it has most of its lease before it, unless that was tried several
-    /// times.
+    /// A guard was handed out: most of its lease must be left, unless several attempts were made.
     fn check_fresh(&mut self, at: TrueTime, owner: &Owner, told: &Told) {
         let Some(owned) = self.owners.get(owner) else { return };
-        // What is bound to a session is renewed with that, and no server hears of it.
+        // A session-bound hold is renewed with its session, unknown to the server.
         if owned.was_called && self.plan.session > 0 {
             return;
         }
-        // Who was called, and had too little left to return with, has renewed it first, once.
+        // A granted waiter with too little lease left has renewed it first, once.
         let rounds = if owned.was_called && owned.told_at.is_some() { ROUNDS } else { owned.grants };
-        // A client that was called was not granted what it asked for, but something later.
+        // A granted waiter did not get its hold when it asked, but later.
         let least = if owned.was_called { told.fresh.min(told.fresh_if_called) } else { told.fresh };
         if told.remaining < least && rounds < ROUNDS {
             let what = format!(
@@ -77,9 +76,8 @@ impl ReferenceModel {
         }
     }
 
-    /// A guard that is renewed is lost, and no client has taken it away: more than one thing has
-    /// gone wrong, because there is time to try again, where it had most of its lease before it at
-    /// first.
+    /// A renewed guard is lost, although nobody took it away: more than one thing must have failed, because
+    /// there is time for a retry if most of the lease was left at first.
     fn check_kept_alive(&mut self, at: TrueTime, hold: &Hold) {
         let failed = self.failed.get(&hold.process).copied().unwrap_or(0);
         let most = if hold.is_fresh { 1 } else { 0 };
@@ -89,8 +87,8 @@ impl ReferenceModel {
         }
     }
 
-    /// A lease is over in true time: a client that waits for its loss was told before, unless its
-    /// process stands still.
+    /// A lease ended in true time: a task waiting for its loss must have been notified, unless its process is
+    /// paused.
     pub(super) fn check_told(&mut self, at: TrueTime, owner: &Owner, sim: &Sim) {
         let waits = self
             .guards_of(owner)
@@ -106,13 +104,13 @@ impl ReferenceModel {
 }
 
 impl Oracle {
-    /// Something goes wrong between a process and the server.
+    /// A fault occurred between a process and the server.
     pub(in crate::sim) fn has_failed(&self, process: ProcessId) {
         *lock(&self.model).failed.entry(process).or_default() += 1;
     }
 
-    /// An answer has come: a client that waits, though it was let in before the server went back,
-    /// knows that.
+    /// An answer arrived: a waiter that had been admitted before the server went back knows now that it
+    /// waits.
     pub(in crate::sim) fn answered(&self, op: &Op) {
         let mut model = lock(&self.model);
         if model.plan.node_faults.rewind == 0 {
@@ -129,15 +127,14 @@ impl Oracle {
         }
     }
 
-    /// What guards hold may be gone, without their doing: a client that renews is told when it asks
-    /// next.
+    /// Holds may be gone without their guards' doing: renewed ones must learn of it with their next request.
     pub(super) fn will_tell(&self) {
         let at = self.sim.now();
         let mut model = lock(&self.model);
         model.shaken_at = at;
         let ttl = model.plan.ttl.as_nanos() as TrueTime;
-        // After a third of the lease; an attempt that is not answered takes a sixth more, and the
-        // next begins within a twelfth.
+        // After a third of the lease; an unanswered attempt takes another sixth, and the next one starts
+        // within a twelfth.
         let told_at = at + ttl / 3 + ttl / 6 + ttl / 12 + model.plan.drift() + TELLING;
         let guards = model.holds.iter().filter(|hold| hold.is_renewed && hold.is_excused());
         let guards: Vec<u64> = guards.map(|hold| hold.id).collect();
@@ -152,7 +149,7 @@ impl Oracle {
         let at = self.sim.now();
         let mut model = lock(&self.model);
         if model.shaken_at > since {
-            // What is gone may have gone with what came later.
+            // The hold may have disappeared later.
             return;
         }
         let Some(hold) = model.holds.iter().find(|hold| hold.id == id) else { return };
@@ -186,7 +183,7 @@ impl Oracle {
         let id = model.next_id;
         let place = model.locks.get(name).and_then(|lock| lock.place(owner));
         let weight = told.weight.unwrap_or(place.map_or(1, |place| place.weight));
-        // A reader whose upgrade was cut short reads, also in the process that takes it over.
+        // A reader whose upgrade was interrupted reads, also in the process that resumes it.
         let is_growing = model.locks.get(name).is_some_and(|lock| lock.used() > u64::from(lock.capacity));
         let weight = if is_growing { weight.min(QueueSpec::UPGRADEABLE.weight) } else { weight };
         model.check_reported(at, name, owner, token, weight, told.is_resumed);
@@ -205,8 +202,7 @@ impl Oracle {
         let was_let_in = model.owners.get(owner).is_some_and(|owned| owned.was_let_in);
         if let Some(owned) = model.owners.get_mut(owner) {
             let was_taken = owned.taken.contains(&token);
-            // What was passed on before the lock was taken from its owner counts no more, for those
-            // since.
+            // Detached holds from before the lock was taken from its owner do not count for later ones.
             owned.detached = owned.detached.saturating_sub(u32::from(told.is_resumed && !was_taken));
             (owned.told_at, owned.let_go_at) = (Some(at), None);
             is_forced |= was_taken;
@@ -241,8 +237,8 @@ impl Oracle {
         holding
     }
 
-    /// `try_lock` for this weight, by an owner of this label, answered that the lock is busy: at some
-    /// moment since the call began, it had no room.
+    /// `try_lock` for this weight, by an owner with this label, reported busy: at some moment since the call
+    /// began, there must have been no room.
     pub fn said_busy(&self, name: &LockName, weight: u32, label: &str, since: TrueTime) {
         let at = self.sim.now();
         let mut model = lock(&self.model);
@@ -256,7 +252,7 @@ impl Oracle {
         }
     }
 
-    /// A release of a guard that held or did not, which began at this moment, ended and said this.
+    /// The release of a guard, begun at `since`, ended with this report.
     pub fn said_released(
         &self,
         owner: &Owner,
@@ -268,20 +264,18 @@ impl Oracle {
         let at = self.sim.now();
         let mut model = lock(&self.model);
         let Some(owned) = model.owners.get(owner) else { return };
-        // What was ended by another may be taken for ended by the release, if that had to be
-        // repeated in time.
+        // If the release had to be repeated, it may take another's doing for its own.
         let is_wrong = owned.ended.is_none() && (owned.lapses < since || owned.lapses > at);
-        // Of several servers, some may have lost it before the release came to them, or let its
-        // lease end; what came late to one of them may have made a majority again since.
+        // With several servers, some may have lost the hold before the release arrived, or let its lease
+        // expire; a late request may have restored a majority since.
         let was_gone = model.was_robbed(owner) || model.was_interrupted(owner) || owned.lapses <= at;
         let is_torn = model.members.is_some() && was_gone;
-        // A server that does not answer may have what it lost, or have again what it had given
-        // back.
+        // A server that does not answer may have what it lost, or have again what was released.
         let is_unsure = owned.is_back || model.has_again(owner) || model.was_robbed(owner);
         let is_released = |owned: &Owned| matches!(owned.ended, Some((_, End::Released))) && !is_torn;
         let wrong = match said {
-            // Of a reentrant owner, another hold may be there still; and what a server went back to
-            // says nothing of the answer.
+            // Another hold of a reentrant owner may still exist; and the state a server went back to does not
+            // contradict the answer.
             Said::Yes => is_wrong && !is_one_of_many && !is_unsure,
             Said::Lost => was_held && !is_one_of_many && is_released(owned),
             Said::Unknown => false,
@@ -292,7 +286,7 @@ impl Oracle {
         }
     }
 
-    /// A hold is passed on without a guard, or was not after all and is given back.
+    /// A hold was detached from its guard, or the detach failed and the hold is released.
     pub fn detached(&self, owner: &Owner, is_detached: bool) {
         let at = self.sim.now();
         if let Some(owned) = lock(&self.model).owners.get_mut(owner) {
@@ -301,24 +295,21 @@ impl Oracle {
         }
     }
 
-    /// `verify` or `renew` ended and said this about a hold with this token, of which so much was
-    /// left before.
+    /// `verify` or `renew` ended with this report about a hold with this token and this remaining lease.
     pub fn said_held(&self, owner: &Owner, token: u64, since: TrueTime, left: Duration, said: Said) {
         let at = self.sim.now();
         let mut model = lock(&self.model);
         let Some(owned) = model.owners.get(owner) else { return };
         let gone_at = owned.ended.map_or(owned.lapses, |(ended, _)| ended.min(owned.lapses));
-        // Several servers that go back between their answers to one question were right, each when
-        // it said so.
+        // Several servers that went back between their answers to one request were each right at the time.
         let is_torn = model.members.is_some() && model.plan.regime == Regime::Relapsing;
-        // So is one server that has the owner again by another of its holds, with the same token.
+        // So is a single server that has the owner again by another of its holds, with the same token.
         let is_again = owned.is_back && owned.token == token;
         if said == Said::Yes && gone_at < since && !is_torn && !is_again {
             let what = format!("{owner} was told that it holds, {} µs after it did", (at - gone_at) / 1_000);
             model.accuse(at, REPORTING, what);
         }
-        // A client that asks for so long that its lease is over has lost it, also if the servers
-        // have.
+        // A request that outlasts the lease loses the lock, even if the servers still have it.
         let is_early = (at - since) * 101 / 100 + SLACK < left.as_nanos() as TrueTime;
         if said == Said::Lost && is_early {
             model.check_not_had(at, owner, since);
@@ -326,7 +317,7 @@ impl Oracle {
     }
 }
 
-/// A guard in a task's hands, until this is dropped.
+/// A guard in a task's hands, until dropped.
 #[derive(Debug)]
 pub struct Holding {
     oracle: Oracle,
@@ -335,7 +326,7 @@ pub struct Holding {
 }
 
 impl Holding {
-    /// Looks at the guard as its task would. Returns whether it says that it holds.
+    /// Queries the guard as its task would. Returns whether it reports that it holds.
     pub fn look(&self) -> bool {
         let at = self.oracle.sim.now();
         let mut model = lock(&self.oracle.model);
@@ -363,7 +354,7 @@ impl Holding {
         is_held
     }
 
-    /// A task waits for the guard's loss from now on, or no longer does.
+    /// A task starts or stops waiting for the guard's loss.
     pub fn watch(&self, is_watched: bool) {
         let mut model = lock(&self.oracle.model);
         if let Some(hold) = model.holds.iter_mut().find(|hold| hold.id == self.id) {

@@ -1,4 +1,4 @@
-//! Tokens grow in the order of the grants, are never given twice, and stay what they are.
+//! Tokens grow in the order of the grants, are never issued twice, and never change.
 
 use tenure::{LockName, Owner};
 
@@ -9,7 +9,7 @@ use crate::sim::regime::LockKind;
 const TOKENS: &str = "token order";
 
 impl ReferenceModel {
-    /// The server granted a lock again: its token is above all that it gave before.
+    /// The server granted a lock: its token must be above all earlier ones.
     pub(super) fn check_grown(&mut self, at: TrueTime, name: &LockName, token: u64) {
         let Some(lock) = self.locks.get_mut(name) else { return };
         let last = lock.last_token;
@@ -19,7 +19,7 @@ impl ReferenceModel {
         }
     }
 
-    /// The server set a lease again: the token is the one that the hold has.
+    /// The server renewed a lease: the token must be that of the hold.
     pub(super) fn check_kept(&mut self, at: TrueTime, name: &LockName, owner: &Owner, token: u64) {
         if let Some(owned) = self.owners.get(owner)
             && owned.token != token
@@ -29,8 +29,8 @@ impl ReferenceModel {
         }
     }
 
-    /// A task got a guard: its token is what the server gave its owner, and above that of every
-    /// exclusive guard handed out before; an exclusive one is above all.
+    /// A task got a guard: its token must be the one that the server issued to its owner, and above those of
+    /// all earlier exclusive guards; an exclusive guard's token must be above all earlier ones.
     pub(super) fn check_reported(
         &mut self,
         at: TrueTime,
@@ -57,8 +57,8 @@ impl ReferenceModel {
         let is_late =
             |owned: &Owned| owned.taken.contains(&token) || owned.doubted.contains(&token) || owned.is_back;
         if self.is_forced(owner) || owned.is_some_and(is_late) {
-            // It comes late, after the grant of a client who was let in beside it; or it is counted
-            // beside a hold that came back, and has its token.
+            // The guard is late, after the grant of a client that was admitted beside it; or it is counted
+            // beside a hold that came back, and has that hold's token.
             return;
         }
         if given != Some(token) {
@@ -71,13 +71,11 @@ impl ReferenceModel {
         self.check_risen(at, name, token, weight, again);
     }
 
-    /// A token that was reported is above those before it. `again`: of a hold that had a guard
-    /// before.
+    /// A reported token must be above the earlier ones. `again` marks a hold that had a guard before.
     fn check_risen(&mut self, at: TrueTime, name: &LockName, token: u64, weight: u32, again: bool) {
         let Some(lock) = self.locks.get_mut(name) else { return };
         let is_exclusive = weight == lock.sort.capacity();
-        // A reader that has become the writer has its token, and those who read beside it had
-        // others.
+        // An upgraded reader keeps its token, and other readers beside it had different ones.
         let last = if is_exclusive && !again { lock.last_reported } else { lock.last_exclusive };
         lock.last_reported = lock.last_reported.max(token);
         if is_exclusive {

@@ -1,4 +1,4 @@
-//! Which servers each owner has, where a lock is on several.
+//! Which servers each owner has, for a lock on several servers.
 
 use std::collections::BTreeMap;
 
@@ -8,25 +8,25 @@ use tenure::{LockName, Owner};
 use super::Executed;
 use crate::sim::clock::TrueTime;
 
-/// What has become of a server.
+/// A fault of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trouble {
-    /// It began again, with nothing or with less.
+    /// It restarted without data, or with less.
     StartedAnew,
-    /// Its clock was set ahead.
+    /// Its clock was stepped forward.
     SteppedAhead,
-    /// Its clock was set back.
+    /// Its clock was stepped back.
     SteppedBack,
     /// It lost the ballot that it had accepted.
     Evicted,
 }
 
-/// The servers, what stands at each, and what each owner had of them.
+/// The servers, what each holds, and which of them each owner had.
 pub(super) struct Members {
     pub(super) name: LockName,
     pub(super) servers: Vec<Server>,
     pub(super) owners: BTreeMap<Owner, Votes>,
-    /// Which know that they have accepted a token.
+    /// Servers that remember having accepted a token.
     pub(super) kept: BTreeMap<u64, Bits>,
 }
 
@@ -36,38 +36,37 @@ pub(super) struct Server {
     pub(super) past: Vec<Past>,
 }
 
-/// Who has one server, and the first moment at which it does not.
+/// The holder on one server, and the first moment at which it is not any more.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Stand {
     pub(super) owner: Owner,
     pub(super) lapses: TrueTime,
 }
 
-/// A request that came to a server, or something that became of it, and what stood there before.
+/// A request or fault at a server, and what it held before.
 pub(super) struct Past {
     pub(super) at: TrueTime,
     pub(super) by: Option<Owner>,
     pub(super) before: Option<Stand>,
 }
 
-/// Servers as bits.
+/// A set of servers, one bit each.
 pub(super) type Bits = u64;
 
-/// What one owner has had of the servers.
 #[derive(Default)]
 pub(super) struct Votes {
-    /// Which have accepted each token from it.
+    /// Servers that accepted each token from it.
     pub(super) accepted: BTreeMap<u64, Bits>,
-    /// Which have granted each of its acquisitions, by the number of the request.
+    /// Servers that granted each acquisition, by request number.
     pub(super) granted: BTreeMap<u64, Bits>,
-    /// Which were asked, and which with a second ballot.
+    /// Servers that were asked, and those asked with a second ballot, by request number.
     pub(super) asked: BTreeMap<u64, (Bits, Bits)>,
-    /// Which have lost it without its doing, and which of them by a step ahead.
+    /// Servers that lost its hold without its doing, and those among them whose clock was stepped forward.
     pub(super) taken: Bits,
     pub(super) stepped: Bits,
-    /// Which have it again, as they went back to before it was given back.
+    /// Servers that have its hold again, because they went back to before its release.
     pub(super) again: Bits,
-    /// Whether it had no majority between two times at which it had one.
+    /// Whether it lost its majority and then regained it.
     pub(super) is_interrupted: bool,
 }
 
@@ -85,7 +84,7 @@ impl Members {
         servers.count_ones() as usize >= self.majority()
     }
 
-    /// Which servers an owner has at a moment.
+    /// Servers that an owner has at a moment.
     pub(super) fn of(&self, at: TrueTime, owner: &Owner) -> Bits {
         let has = |server: &Server| {
             server.stands.as_ref().is_some_and(|stand| stand.owner == *owner && at < stand.lapses)
@@ -103,14 +102,13 @@ impl Members {
         lapses.get(self.majority() - 1).copied()
     }
 
-    /// Whether an owner has no majority, and would have one with the votes that were taken.
+    /// Whether an owner lacks a majority but would have one with its taken votes.
     pub(super) fn lacks_only(&self, at: TrueTime, owner: &Owner, taken: impl Fn(&Votes) -> Bits) -> bool {
         let (has, votes) = (self.of(at, owner), self.owners.get(owner));
         !self.is_majority(has) && votes.is_some_and(|votes| self.is_majority(has | taken(votes)))
     }
 
-    /// At how many servers a client with another label stood, or asked for something, since a
-    /// moment.
+    /// Number of servers on which a client with another label held or requested something since `since`.
     pub(super) fn disputed(&self, label: &str, since: TrueTime) -> usize {
         let is_other = |owner: &Owner| owner.label() != label;
         let stood = |stand: &Option<Stand>| {

@@ -1,10 +1,12 @@
-//! One schedule of a mutex on a majority of several servers: the real quorum, engine and faces over
-//! simulated nodes.
+//! One schedule of a mutex on a majority of several servers: the real quorum, engine and API over simulated
+//! nodes.
 //!
-//! Each node has its own network that delays, loses and cuts, and stands still or starts again
-//! without its memory; processes stop and die; all clocks drift, and some step. The tasks are those
-//! of the simulation with one server, and so is the judge: the client that has a majority of the
-//! nodes has the lock ([`members`](super::oracle::members)).
+//! Each node has its own network that delays, loses and cuts, and nodes stall or restart without their data;
+//! processes pause and die; all clocks drift, and some are stepped. Tasks and oracle are those of the
+//! simulation with one server: the client that has a majority of the nodes has the lock
+//! ([`members`](super::oracle::members)).
+//!
+//! `node_faults` injects the faults.
 
 mod node_faults;
 
@@ -25,15 +27,15 @@ use super::report::Report;
 use super::workload::Workload;
 use node_faults::FaultInjector;
 
-/// So many polls, and something turns in circles.
+/// Maximum number of polls; more mean a busy loop.
 const STEPS: u64 = 600_000;
 
-/// Nothing stays at any node of what was released, dropped or given up.
+/// Invariant: released, dropped and abandoned holds leave nothing on any node.
 pub const LEFTOVERS: &str = "nothing is left at any node";
-/// Every wait and every task ends, and no call fails but by silence.
+/// Invariant: every wait and every task ends, and calls fail only when nodes are unreachable.
 pub const ENDING: &str = "everything on a quorum ends";
 
-/// Runs the schedule of a seed, in the regime whose turn it is.
+/// Runs the schedule of a seed, in the regime that the seed selects.
 pub fn run(seed: u64) -> Report {
     run_in(Regime::of(seed), seed)
 }
@@ -43,7 +45,7 @@ pub fn run_in(regime: Regime, seed: u64) -> Report {
     World::new(regime, seed, false).run()
 }
 
-/// Runs the schedule of a seed in a regime and writes down what happens.
+/// Like `run_in`, with a log.
 pub fn replay(regime: Regime, seed: u64) -> Report {
     World::new(regime, seed, true).run()
 }
@@ -55,36 +57,36 @@ struct World {
     processes: Vec<Arc<Process>>,
 }
 
-/// The nodes, and what becomes of them.
+/// The nodes, and the state of their faults.
 struct Scene {
     sim: Sim,
     plan: Plan,
     stepper: Option<Stepper>,
-    /// How many nodes have clocks that step.
+    /// Number of nodes whose clocks are stepped.
     stepping: usize,
     name: LockName,
     nodes: Vec<Network>,
     remains: Mutex<Remains>,
 }
 
-/// What may be left for a while.
+/// What may temporarily be left behind.
 #[derive(Default)]
 struct Remains {
-    /// A client could not give back what it had: it died, or a node stood still for so long that
-    /// the lease was over before the node had even seen it.
+    /// A client could not release its hold: it died, or a node was stalled for so long that the lease ended
+    /// before the node had seen the request.
     are_excused: bool,
-    /// The nodes that have stood still, one bit each.
+    /// Nodes that were stalled, one bit each.
     stalled: u64,
 }
 
 impl Scene {
-    /// From now on something may be left for a while that no client can give back.
+    /// Permits temporary leftovers that nobody can release.
     fn excuse(&self) {
         lock(&self.remains).are_excused = true;
     }
 }
 
-/// The numbers of a schedule with one lock, a mutex.
+/// The plan of a schedule with a single mutex.
 fn plan(sim: &Sim, regime: Regime) -> Plan {
     let mut plan = Plan::draw(sim, regime);
     (plan.names, plan.kinds, plan.both) = (1, [LockKind::Mutex; 2], 0);
@@ -98,7 +100,7 @@ fn plan(sim: &Sim, regime: Regime) -> Plan {
     plan
 }
 
-/// How many nodes have clocks that step: a minority, mostly, where there is one.
+/// Draws the number of nodes whose clocks are stepped: usually a minority, if there is one.
 fn stepping(sim: &Sim, nodes: usize) -> usize {
     let minority = (nodes - 1) / 2;
     if minority > 0 && sim.chance(700) { 1 + sim.choose(minority as u32) as usize } else { nodes }
@@ -106,7 +108,7 @@ fn stepping(sim: &Sim, nodes: usize) -> usize {
 
 impl World {
     fn new(regime: Regime, seed: u64, keep_log: bool) -> Self {
-        // Not the choices of the schedule of one server that has this seed.
+        // Different choices from the one-server schedule with the same seed.
         let sim = Sim::new(Chooser::seeded(Rng::new(!seed).next()));
         if keep_log {
             sim.keep_log();
@@ -120,7 +122,7 @@ impl World {
         };
         let count = [3, 3, 5, 4, 2][sim.choose(5) as usize];
         let mut workload = Workload::new(&sim, Oracle::new(&sim, &plan), plan);
-        // Of a call to all, a quarter is for each question.
+        // Each request gets a quarter of a call to all nodes.
         (workload.trip, workload.labels) = (4 * plan.trip(), Some(Mutex::new(0)));
         let (oracle, name) = (&workload.oracle, workload.names[0].clone());
         oracle.has_members(&name, count);
@@ -163,8 +165,7 @@ impl World {
         }
     }
 
-    /// Runs to the end of all tasks, then until what they left behind has settled, then until
-    /// nothing runs any more.
+    /// Runs until all tasks have ended, then until what they left has settled, then until nothing runs.
     fn see_through(&self) {
         let (scene, sim, plan) = (&self.scene, &self.scene.sim, self.scene.plan);
         let oracle = &self.workload.oracle;
@@ -174,14 +175,13 @@ impl World {
         if oracle.violation().is_some() {
             return;
         }
-        // What is released on and on at a node that was silent is asked for again after at most 1.7
-        // s, and takes at most 1 s.
+        // Background releases at a silent node are retried within 1.7 s, and take at most 1 s.
         let settled = sim.now().max(plan.heals_at + RECOVERY) + 4 * SECOND;
         sim.run(settled, STEPS);
         if !lock(&scene.remains).are_excused {
             self.check_empty(sim.now());
         }
-        // What no client could give back has lapsed.
+        // Leftovers that nobody could release have lapsed by now.
         let over = settled + plan.step + 2 * plan.lease() + 90 * SECOND;
         sim.run(over, STEPS);
         self.check_empty(over);
@@ -191,7 +191,7 @@ impl World {
         }
     }
 
-    /// Everything has ended well and some time ago.
+    /// Everything ended well some time ago: nothing may be left.
     fn check_empty(&self, now: TrueTime) {
         if let Some((index, owner)) = self.workload.oracle.left_at_members(now) {
             self.accuse(LEFTOVERS, format!("node {index} still has {} for {owner}", self.scene.name));

@@ -1,4 +1,4 @@
-//! What happens to the nodes of a quorum, and to the client that uses it.
+//! Faults of the nodes of a quorum, and of its clients.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::sim::network::{Network, Parting};
 use crate::sim::node_faults::{NodeFault, pause};
 use crate::sim::regime::LockKind;
 
-/// Injects the faults of a schedule into processes and servers, and heals everything at the end.
+/// Injects the faults of a schedule, and heals everything at the end.
 pub(super) struct FaultInjector(Arc<Scene>);
 
 impl FaultInjector {
@@ -53,7 +53,7 @@ impl FaultInjector {
                 node.rewind(to);
             }
             Some(NodeFault::Evict) => {
-                // One node is a minority of three; two have no minority.
+                // One node is a minority of three; with two nodes there is no minority.
                 if scene.nodes.len() > 2 {
                     sim.note(|| "node 0: its ballot is evicted".into());
                     scene.excuse();
@@ -87,7 +87,7 @@ impl FaultInjector {
         }
     }
 
-    /// Cuts a process off from as many nodes as leave it a majority, or from one more.
+    /// Partitions a process from the largest set of nodes that leaves it a majority, or from one more.
     fn part(&self, index: usize, process: ProcessId, until: TrueTime) {
         let (scene, sim) = (&self.0, &self.0.sim);
         scene.excuse();
@@ -104,7 +104,7 @@ impl FaultInjector {
         scene.excuse();
         let node = &scene.nodes[index % scene.stepping];
         let (swept, name) = (node.clone(), scene.name.clone());
-        // What has lapsed by now does not live again when the clock is set back.
+        // Lapsed entries must not revive when the clock is stepped back.
         let sweep = move || swept.sweep(&name, LockKind::Mutex.spec());
         let node = node.clone();
         let step = move || {

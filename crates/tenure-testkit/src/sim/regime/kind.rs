@@ -2,18 +2,18 @@
 
 use super::*;
 
-/// The kind of a lock, and its numbers.
+/// The kind of a lock, with its capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LockKind {
-    /// One holder.
+    /// `Mutex`.
     Mutex,
-    /// One holder, in order.
+    /// `FairMutex`.
     Fair,
-    /// Readers or a writer.
+    /// `RwLock`.
     RwLock,
-    /// So many permits.
+    /// `Semaphore` with this many permits.
     Semaphore(u32),
-    /// One of two owners, several times.
+    /// `ReentrantMutex`, for one of two owners.
     Reentrant,
 }
 
@@ -28,7 +28,7 @@ impl LockKind {
         }
     }
 
-    /// What the server is asked for it, by one that takes least.
+    /// The lock specification of a request with minimum weight.
     pub const fn spec(self) -> LockSpec {
         match self {
             Self::Mutex => LockSpec::Mutex,
@@ -39,7 +39,7 @@ impl LockKind {
         }
     }
 
-    /// How much weight may hold at once.
+    /// Maximum total weight of holders.
     pub const fn capacity(self) -> u32 {
         match self {
             Self::Mutex | Self::Fair | Self::Reentrant => 1,

@@ -1,6 +1,10 @@
-//! Which faults a schedule has. Drawn by regime: a schedule in which everything goes wrong at once
-//! never gets far enough to show the subtle mistakes, so each has its own trouble and leaves the
-//! rest alone.
+//! Which faults a schedule has. Each regime has its own faults only, because a schedule in which everything
+//! fails at once never gets far enough to show subtle bugs.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `kind` | the kinds of locks that a schedule uses |
+//! | `node_faults` | likelihoods of faults of whole processes, connections and servers |
 
 mod kind;
 mod node_faults;
@@ -15,67 +19,63 @@ use super::executor::Sim;
 pub use kind::LockKind;
 pub use node_faults::NodeFaults;
 
-/// The trouble a schedule has.
+/// The kind of faults in a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Regime {
-    /// None. So everything must happen at once.
+    /// No faults, so everything must happen promptly.
     Quiet,
-    /// Requests, replies and messages get lost, connections are cut.
+    /// Requests, replies and messages are lost, connections are cut.
     Lossy,
-    /// Answers take so long that much of a lease, or all of it, is gone when they arrive.
+    /// Replies take so long that most or all of the lease is gone when they arrive.
     Slow,
-    /// Processes and the server stop and go on.
+    /// Processes and the server pause and resume.
     Pausing,
     /// Processes die.
     Killing,
-    /// Clocks run at different speeds, and renewals fail, so that leases are used to their end.
+    /// Clocks run at different rates, and renewals fail, so that leases are used to their end.
     Drifting,
-    /// The shortest leases there are.
+    /// Minimum leases.
     Tiny,
-    /// Everything at once.
+    /// All faults together.
     Storm,
-    /// The server forgets everything now and then, or an operator deletes a key. Exclusion is not
-    /// promised then; the rest is.
+    /// The server loses all data now and then, or an operator deletes a key. Exclusion is not guaranteed
+    /// then; everything else is.
     Forgetting,
-    /// Processes are cut off for a while, one way or both, and no client is told.
+    /// Processes are partitioned for a while, in one direction or both, unnoticed.
     Parted,
-    /// The server goes back to what it was a while ago. Exclusion is not promised then; the rest
-    /// is.
+    /// The server returns to an earlier state. Exclusion is not guaranteed then; everything else is.
     Rewinding,
-    /// A key of a lock disappears: what is held, or the counter of its tokens.
+    /// A key is evicted: a held lock, or the token counter.
     Evicting,
-    /// The server's clock is set ahead, and back.
+    /// The server's clock is stepped forward and back.
     Stepping,
-    /// What arrives, arrives when a lease, a request's time or a wait ends, or just beside it.
+    /// Messages arrive as a lease, a request's timeout or a wait ends, or close to it.
     Brink,
-    /// The server does not know its scripts, so requests are overtaken by those behind them. Else
-    /// none.
+    /// The server has no scripts cached, so that requests are overtaken by later ones. No other faults.
     Unscripted,
-    /// Messages get lost, come late and come twice, many wait, and requests arrive, unless their
-    /// connection is cut. So the client that relies on what it is told waits for ever, or for the
-    /// rest of a lease.
+    /// Messages are lost, late and duplicated, and there are many waiters; requests arrive unless their
+    /// connection is cut. A client that relies on messages would wait forever, or for the rest of a lease.
     LateMessages,
-    /// Each process has one request or reply lost, with its connection, and no more. So the client
-    /// that is renewed loses nothing.
+    /// Each process loses a single request or reply together with its connection, so a renewed hold must
+    /// survive.
     Hiccup,
-    /// Many hold and wait for no longer than a few messages take, and what leaves first may come
-    /// last. So all of it meets on its way. Else nothing.
+    /// Many clients hold and wait no longer than a few messages take, and messages overtake each other, so
+    /// everything crosses in flight. No other faults.
     Rush,
-    /// The same on a server that goes back again and again, by as little.
+    /// Like `Rush`, on a server that repeatedly goes back by as little.
     Relapsing,
-    /// The server stands still for longer than any client's patience.
+    /// The server stalls for longer than any client's patience.
     Outage,
-    /// What arrives, arrives at the very nanosecond when a lease or a request's time ends.
+    /// Messages arrive at the exact nanosecond at which a lease or a request's timeout ends.
     OnTheDot,
-    /// Many wait in line, and hold to the end of a time that is as short as messages take. Else
-    /// nothing.
+    /// Many clients queue, and hold to the end of a lease as short as messages take. No other faults.
     Fleeting,
-    /// Many hold and wait as briefly, and connections end again and again.
+    /// Many clients hold and wait as briefly, and connections are cut again and again.
     Flapping,
 }
 
 impl Regime {
-    /// All of them. New ones come last, so that what an earlier one is called by stays.
+    /// All regimes. New ones are appended, so that earlier ones keep their index.
     pub const ALL: [Self; 23] = [
         Self::Quiet,
         Self::Lossy,
@@ -102,69 +102,67 @@ impl Regime {
         Self::Flapping,
     ];
 
-    /// That of a seed: they take turns.
+    /// The regime that a seed selects, in rotation.
     pub fn of(seed: u64) -> Self {
         Self::ALL[(seed % Self::ALL.len() as u64) as usize]
     }
 
-    /// Whether everything must happen at once.
+    /// Whether everything must happen promptly.
     pub fn is_calm(self) -> bool {
         matches!(self, Self::Quiet | Self::Unscripted | Self::Rush | Self::Fleeting)
     }
 
-    /// Whether nothing stands still, and a request whose connection is well is answered at once.
+    /// Whether nothing stalls, and requests on an intact connection are answered promptly.
     pub fn is_gentle(self) -> bool {
         self.is_calm() || matches!(self, Self::Lossy | Self::LateMessages | Self::Hiccup)
     }
 
-    /// That of this name.
+    /// The regime of this name.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|regime| format!("{regime:?}") == name)
     }
 }
 
-/// What the network does to one message; shares in thousandths.
+/// Faults of the network; probabilities in thousandths.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Faults {
-    /// What a message takes one way, at least and at most.
+    /// Minimum and maximum latency in one direction.
     pub latency: (TrueTime, TrueTime),
-    /// How many take longer, and how long at most.
+    /// Probability of a late message, and its maximum delay.
     pub late: (u32, TrueTime),
-    /// How many arrive at the very moment when a lease ends, or just beside it.
+    /// Probability that a message arrives at the end of a lease, or close to it.
     pub edge: u32,
-    /// How many requests, and replies, arrive when the time that was given to them is over, or just
-    /// beside that.
+    /// Probability that a request or reply arrives at its timeout, or close to it.
     pub limit: u32,
-    /// How many of those that arrive at such a moment, or beside it, arrive at it.
+    /// Probability that such a message arrives at the exact moment.
     pub exact: u32,
-    /// Requests that disappear, with everything after them on that connection.
+    /// Probability that a request is lost, with everything after it on its connection.
     pub lose_request: u32,
-    /// Replies that disappear, with everything after them on that connection.
+    /// Probability that a reply is lost, with everything after it on its connection.
     pub lose_reply: u32,
-    /// A process loses no more than one of those.
+    /// At most one of those losses per process.
     pub once: bool,
-    /// Requests that are not sent at all.
+    /// Probability that a request is not sent.
     pub refuse: u32,
-    /// Requests that are sent a second time, as the server does not know their script: what is
-    /// sent meanwhile comes first.
+    /// Probability that a request is sent twice because the server has no script cached, so that later ones
+    /// overtake it.
     pub again: u32,
-    /// Requests with little time whose silence ends the connection as others' does.
+    /// Probability that a request with a short timeout gives the connection up like others.
     pub impatient: u32,
-    /// How long it takes at most until messages are heard again.
+    /// Maximum time to re-establish a message connection.
     pub messages_late: TrueTime,
-    /// Subscriptions that are not answered, beside those whose replies disappear.
+    /// Probability that a subscription is not answered, besides lost replies.
     pub lose_subscription: u32,
-    /// Wake-ups that disappear.
+    /// Probability that a wake-up is lost.
     pub lose_wake: u32,
-    /// Wake-ups that come twice.
+    /// Probability that a wake-up is delivered twice.
     pub repeat_wake: u32,
-    /// How many wake-ups come late, and how much at most: the server may have forgotten everything
-    /// by then.
+    /// Probability of a late wake-up, and its maximum delay, by which time the server may have lost all data.
     pub late_wake: (u32, TrueTime),
 }
 
 impl Faults {
-    /// A network without any.
+    /// A network without faults.
     pub const NONE: Self = Self {
         latency: (20_000, 2 * MS),
         late: (0, 0),
@@ -185,80 +183,80 @@ impl Faults {
     };
 }
 
-/// The numbers of one schedule.
+/// The parameters of one schedule.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// The regime it was drawn from.
+    /// Its regime.
     pub regime: Regime,
-    /// The network until it heals.
+    /// Faults of the network until it heals.
     pub faults: Faults,
     /// Faults of processes and servers until everything heals.
     pub node_faults: NodeFaults,
     /// The lease.
     pub ttl: Duration,
-    /// For how long a wait without a limit goes on while nothing answers.
+    /// How long a wait without a limit continues while nothing answers.
     pub patience: Duration,
-    /// For how long any client holds or waits at most, and how far a server goes back, where that
-    /// has nothing to do with leases.
+    /// Maximum time for which clients hold or wait, and by which a server goes back, if that is independent
+    /// of leases.
     pub brief: Option<TrueTime>,
-    /// How wrong clocks are at most, in parts per million.
+    /// Maximum rate error of clocks, in parts per million.
     pub ppm: u32,
-    /// How many processes.
+    /// Number of processes.
     pub processes: usize,
-    /// How many tasks each of them has at most.
+    /// Maximum number of tasks per process.
     pub tasks: u32,
-    /// How many locks there are.
+    /// Number of locks.
     pub names: u32,
-    /// What kinds of locks they are.
+    /// Kinds of the locks.
     pub kinds: [LockKind; 2],
-    /// How many of a thousand acquisitions are of both locks at once.
+    /// Permille of acquisitions of both locks at once.
     pub both: u32,
-    /// How often a task acquires at most.
+    /// Maximum number of acquisitions per task.
     pub rounds: u32,
-    /// How many of a thousand acquisitions, renewals and releases are dropped before they end.
+    /// Permille of acquisitions, renewals and releases that are dropped before they end.
     pub cancel: u32,
-    /// How many of a thousand acquisitions are not renewed by themselves.
+    /// Permille of acquisitions without automatic renewal.
     pub unrenewed: u32,
-    /// How many of a thousand have a limit to how long they hold, and how long that is at most.
+    /// Permille of acquisitions with `max_hold`, and its maximum.
     pub limited: (u32, TrueTime),
-    /// How many of a thousand holds go on until their lease is over.
+    /// Permille of holds that last until their lease ends.
     pub overstay: u32,
-    /// How many of a thousand waits end just when a lease does.
+    /// Permille of waits that end as a lease does.
     pub brink: u32,
-    /// How many of a thousand holds that were passed on are taken over just when their lease ends.
+    /// Permille of detached holds that are resumed just as their lease ends.
     pub last_moment: u32,
-    /// By how much a clock is set ahead and back again at most.
+    /// Maximum clock step.
     pub step: TrueTime,
-    /// Until when there are faults.
+    /// When faults end.
     pub heals_at: TrueTime,
-    /// From when on everything must happen at once.
+    /// From when on everything must happen promptly.
     pub strict_from: TrueTime,
-    /// After how long at most the end of a lease is noticed that no client was told of. On a server
-    /// the client that waits knows when it is.
+    /// Maximum time until a waiter notices the end of a lease without a message. On a server, the waiter
+    /// knows when it ends.
     pub looks: TrueTime,
-    /// Whether all wall clocks agree within less than a member of a quorum allows for.
+    /// Whether all wall clocks agree within what a quorum member tolerates.
     pub is_near: bool,
-    /// Permille of acquisitions before which an operator ends all holds by force.
+    /// Permille of acquisitions that are preceded by a forced release.
     pub forced: u32,
-    /// How much longer than its lease a store keeps a hold at most, where it is bound to a session.
+    /// Maximum time by which a store keeps a session-bound hold beyond its lease.
     pub session: TrueTime,
-    /// How many round trips a call takes at most, where it takes several.
+    /// Maximum number of round trips per call.
     pub trips: u32,
-    /// Whether the server removes a waiter whose client does not hear its call.
+    /// Whether the server removes a waiter whose client cannot be notified.
     pub passes: bool,
 }
 
-/// Everything the code under test may do by itself once nothing fails any more: an attempt that is
-/// still running, the pause after it, and the next.
+/// Maximum duration of what the code under test does on its own after the last fault: a running attempt, the
+/// pause after it, and the next one.
 pub const RECOVERY: TrueTime = 3 * SECOND;
 
-/// More than a question and its answer take where nothing fails.
+/// Upper bound of a round trip without faults.
 pub const ROUND_TRIP: Duration = Duration::from_millis(30);
 
-/// The shortest lease, and the shortest limit of a hold.
+/// Minimum lease, and minimum `max_hold`.
 pub const SHORTEST: TrueTime = 50 * MS;
 
-/// The longest that a waiter sleeps who hears nothing.
+/// Maximum sleep of a waiter that receives no messages.
 const SLEEP: Duration = Duration::from_secs(30);
 
 impl Plan {
@@ -268,29 +266,29 @@ impl Plan {
         lease + self.drift() + self.session
     }
 
-    /// Whether the permits of this lock are set while it is in use: where the server forgets
-    /// nothing of it.
+    /// Whether the permits of this lock are changed during the schedule: only if the server never loses
+    /// state.
     pub fn resizes(&self, index: usize) -> bool {
         let NodeFaults { forget, delete, rewind, evict, step, .. } = self.node_faults;
         self.kinds[index] == LockKind::Semaphore(3) && forget + delete + rewind + evict + step == 0
     }
 
-    /// By how much two clocks may differ after a lease.
+    /// Maximum difference of two clocks after a lease.
     pub fn drift(&self) -> TrueTime {
         self.ttl.as_nanos() as TrueTime / 1_000 * 2 * TrueTime::from(self.ppm) / 1_000
     }
 
-    /// Draws for how long a client holds or waits, or how far a server goes back: so much at most,
-    /// unless all is brief.
+    /// Draws how long a client holds or waits, or how far a server goes back: at most `most`, unless the
+    /// schedule is brief.
     pub fn span(&self, sim: &Sim, most: TrueTime) -> TrueTime {
         match self.brief {
-            // Its square: short ones, which cross more of what is on its way, come more often.
+            // Squared, to favour short times, which cross more messages in flight.
             Some(brief) => brief * TrueTime::from(sim.choose(1_000)).pow(2) / 1_000_000,
             None => sim.between(0, most),
         }
     }
 
-    /// More than a question and its answer take where nothing fails.
+    /// Upper bound of a call without faults.
     pub fn trip(&self) -> Duration {
         self.trips
             * match self.brief {
@@ -299,12 +297,12 @@ impl Plan {
             }
     }
 
-    /// For how long a place in a queue is kept, in true time.
+    /// How long a place in a queue is kept, in true time.
     pub fn wait(&self) -> TrueTime {
         lease::wait(self.ttl).as_nanos() as TrueTime + self.drift() + self.session
     }
 
-    /// Draws the numbers of a schedule in one regime.
+    /// Draws the plan of a schedule in one regime.
     pub fn draw(sim: &Sim, regime: Regime) -> Self {
         let ttl = |low, high| Duration::from_nanos(sim.between(low, high) / MS * MS);
         let mut plan = Self {
@@ -432,7 +430,7 @@ impl Plan {
             Regime::Rush | Regime::Relapsing | Regime::Fleeting | Regime::Flapping => {
                 (plan.processes, plan.tasks, plan.rounds) = (1 + sim.choose(2) as usize, 7, 5);
                 let near = MS + TrueTime::from(sim.choose(4_000)) * MS / 1_000;
-                // There more is to happen than a new connection takes.
+                // There must be enough activity between two connections.
                 let near = if regime == Regime::Flapping { near / 20 } else { near };
                 plan.faults.latency = (near / 8, 2 * near);
                 plan.brief = Some(8 * near);
@@ -478,8 +476,8 @@ impl Plan {
                     (plan.faults.lose_wake, plan.faults.lose_subscription) = (400, 200);
                 }
                 if is_told || sim.chance(500) {
-                    // Of a kind without places, which are asked about every so often, and no client
-                    // goes on to say more.
+                    // A kind without places, which would be polled periodically, and without a next round,
+                    // which would reveal more.
                     plan.kinds[0] = if sim.chance(700) { LockKind::Mutex } else { LockKind::Reentrant };
                     plan.ttl = ttl(60 * SECOND, 120 * SECOND);
                     plan.rounds = 1;
@@ -495,11 +493,11 @@ impl Plan {
                 (Regime::Outage, _) => 3 * plan.lease() + SECOND,
                 _ => sim.between(200 * MS, 3 * plan.lease() + SECOND),
             };
-            // A lease that was set by a clock which is set back since ends so much later.
+            // A lease set before its clock was stepped back ends that much later.
             plan.strict_from = plan.heals_at + plan.step + plan.lease() + RECOVERY;
             if regime == Regime::LateMessages {
-                // A client that missed something was told so, or will have tried again to listen;
-                // else it asks when it has slept enough.
+                // A client that missed a message was notified, or will have resubscribed; otherwise it polls
+                // after its maximum sleep.
                 let known = if plan.faults.lose_wake == 0 { lease::WAIT_MAX } else { SLEEP.min(plan.ttl) };
                 plan.strict_from = plan.heals_at + known.as_nanos() as TrueTime + RECOVERY;
             }

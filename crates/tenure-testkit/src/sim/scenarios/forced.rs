@@ -1,4 +1,4 @@
-//! A hold that is ended by force, and messages that say so of one that is not.
+//! Holds that are ended by force, and messages that claim so of holds that are not.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use tenure::{Guard, LockName, Options, Owner};
 use super::{Outcome, Scene, fails};
 use crate::sim::clock::{MS, SECOND};
 
-/// It is renewed each 20 s.
+/// A lease of 60 s, renewed every 20 s.
 fn options() -> Options {
     Options::new().ttl(Duration::from_secs(60))
 }
@@ -29,7 +29,7 @@ async fn hold(scene: &Scene, kind: &str) -> Result<Guard, String> {
     .map_err(fails)
 }
 
-/// Plays a scenario with a hold of each kind, two seconds old.
+/// Plays a scenario for each kind, with a hold that is two seconds old.
 fn each_kind(scenario: for<'a> fn(&'a Scene, Guard) -> BoxFuture<'a, Outcome>) -> Outcome {
     for kind in KINDS {
         let outcome = Scene::new(options()).play(move |scene| {
@@ -85,7 +85,7 @@ pub(super) fn forged_messages_make_few_requests() -> Outcome {
                 1..=11 => {}
                 some => return Err(format!("the server was asked {some} times in a second")),
             }
-            // The one that is meant is heard behind them.
+            // The genuine message is received after them.
             ends(scene, &guard).await
         })
     })

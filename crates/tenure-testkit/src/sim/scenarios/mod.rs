@@ -1,6 +1,13 @@
-//! Single schedules, written down by hand: for what no regime draws, because it takes a lease of a
-//! minute, or a future that is not polled when its answer comes. Each fails with its planted bug,
-//! and goes well without.
+//! Schedules written by hand, for what no regime draws, such as a lease of a minute, or a future that is not
+//! polled when its answer arrives. Each fails with its planted bug, and passes without.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `forced` | holds ended by force |
+//! | `pairs` | mutexes by plain commands, on a server byte by byte |
+//! | `renewals` | batched renewals, on a server byte by byte |
+//! | `turns` | processes that contend for one mutex |
+//! | `uses` | caches, jobs that run once, elections |
 
 mod forced;
 mod pairs;
@@ -26,10 +33,10 @@ use crate::sim::executor::{Process, Sim};
 use crate::sim::network::Network;
 use crate::sim::regime::Faults;
 
-/// What went wrong, if anything did.
+/// The failure, if there is one.
 pub type Outcome = Result<(), String>;
 
-/// Each scenario, and the bug with which it fails.
+/// Each scenario, and the bug that makes it fail.
 pub const ALL: [(Bug, fn() -> Outcome); 21] = [
     (Bug::GrantUnverified, a_grant_that_is_handed_out_after_a_restart_is_verified),
     (Bug::RetriesByTtl, a_hold_that_was_handed_on_survives_a_refusing_server),
@@ -54,15 +61,15 @@ pub const ALL: [(Bug, fn() -> Outcome); 21] = [
     (Bug::LeaderToldLate, uses::a_stopped_leader_does_not_say_that_it_leads),
 ];
 
-/// A process whose tasks wait for one mutex, beside no other process.
+/// A process whose tasks contend for a mutex that no other process uses.
 ///
 /// # Errors
-/// How many turns it had, where they are too few.
+/// The number of turns, if there were too few.
 pub fn a_process_alone_leaves_few_turns() -> Outcome {
     turns::a_process_alone_leaves_few_turns()
 }
 
-/// One server, one process, and a network on which each message takes a millisecond.
+/// One server, one process, and a latency of one millisecond.
 #[derive(Clone)]
 struct Scene {
     sim: Sim,
@@ -83,7 +90,7 @@ impl Scene {
         Self { sim, network, process, locks }
     }
 
-    /// Another process before the same server.
+    /// Another process of the same server.
     fn other(&self, options: Options) -> Self {
         let (sim, network) = (self.sim.clone(), self.network.clone());
         let process = sim.process(self.process.clock(), 2);
@@ -92,7 +99,6 @@ impl Scene {
         Self { sim, network, process, locks }
     }
 
-    /// Plays it to its end.
     fn play(self, scenario: impl FnOnce(Self) -> BoxFuture<'static, Outcome>) -> Outcome {
         let (sim, process) = (self.sim.clone(), self.process.id());
         let outcome = Arc::new(Mutex::new(Err("it has not ended".to_owned())));
@@ -131,9 +137,9 @@ fn fails(what: impl std::fmt::Display) -> String {
     what.to_string()
 }
 
-/// The answer comes, the server starts again with nothing, and only then is the future looked at.
+/// The answer arrives, the server restarts without data, and only then is the future polled.
 fn a_grant_that_is_handed_out_after_a_restart_is_verified() -> Outcome {
-    // Beside another hold, and as the first.
+    // As the process's first hold, and beside another one.
     for others in [0, 1] {
         let scene = Scene::new(Options::new().ttl(Duration::from_secs(30)));
         scene.play(|scene| {
@@ -164,7 +170,7 @@ fn a_grant_that_is_handed_out_after_a_restart_is_verified() -> Outcome {
     Ok(())
 }
 
-/// The server starts again with nothing, and answers no request for a second after that.
+/// The server restarts without data, and answers nothing for a second.
 fn a_hold_without_renewals_is_asked_about_until_there_is_an_answer() -> Outcome {
     let options = Options::new().ttl(Duration::from_secs(60)).renewal(Renewal::Off);
     Scene::new(options).play(|scene| {
@@ -186,8 +192,8 @@ fn a_hold_without_renewals_is_asked_about_until_there_is_an_answer() -> Outcome 
     })
 }
 
-/// The server refuses for 0.4 s, half a second after a lock of a minute was handed on, with what
-/// its place had left.
+/// The server refuses requests for 0.4 s, half a second after a lock with a lease of a minute was handed over
+/// with the remaining lease of the waiter's place.
 fn a_hold_that_was_handed_on_survives_a_refusing_server() -> Outcome {
     Scene::new(Options::new().ttl(Duration::from_secs(60))).play(|scene| {
         Box::pin(async move {
@@ -201,7 +207,7 @@ fn a_hold_that_was_handed_on_survives_a_refusing_server() -> Outcome {
             if begin(&mut next).await.is_some() {
                 return Err("two hold it".into());
             }
-            // A part of its place's time is over when it is called.
+            // Part of its place's lease has passed when it is granted.
             scene.sleep(SECOND).await;
             first.release().await.map_err(fails)?;
             let guard = next.await.map_err(fails)?;
@@ -218,21 +224,20 @@ fn a_hold_that_was_handed_on_survives_a_refusing_server() -> Outcome {
     })
 }
 
-/// A renewal leaves when a request is on its way that detaches the hold, and is answered after
-/// that.
+/// A renewal is sent while a request that detaches the hold is in flight, and is answered after it.
 fn a_renewal_beside_a_detach_costs_nothing() -> Outcome {
     let owner: Owner = "draw@host:1/00112233445566778899aabbccddeeff".parse().map_err(fails)?;
     Scene::new(Options::new().ttl(Duration::from_secs(3))).play(|scene| {
         Box::pin(async move {
             let lock = scene.locks.reentrant_mutex("x", &owner).map_err(fails)?;
             let guard = lock.lock().await.map_err(fails)?;
-            // Its renewal is due a third of the lease after it was asked for.
+            // The renewal is due a third of the lease after the acquisition was sent.
             scene.sleep(SECOND - 250 * MS).await;
             let mut detached = pin!(guard.detach());
             if begin(&mut detached).await.is_some() {
                 return Err("it was detached before any client was asked".into());
             }
-            // No client looks at the answer while the renewal leaves and is answered.
+            // The answer is not polled while the renewal is sent and answered.
             scene.sleep(300 * MS).await;
             let owner = detached.await.map_err(|error| format!("a detach said {error}"))?;
             match scene.locks.resume("x", &owner).await.map_err(fails)? {
@@ -243,8 +248,8 @@ fn a_renewal_beside_a_detach_costs_nothing() -> Outcome {
     })
 }
 
-/// A process with six hundred waiters dies. The next waiter, in another, is served when their
-/// places have lapsed.
+/// A process with six hundred waiters dies. The next waiter, in another process, is served once their places
+/// have lapsed.
 fn a_dead_crowd_keeps_nobody_waiting() -> Outcome {
     const DEAD: usize = 600;
     Scene::new(Options::new().ttl(Duration::from_secs(3))).play(|scene| {
@@ -256,22 +261,22 @@ fn a_dead_crowd_keeps_nobody_waiting() -> Outcome {
                 let theirs = crowd.locks.fair_mutex("x").map_err(fails)?;
                 scene.sim.spawn(crowd.process.id(), Box::pin(async move { drop(theirs.lock().await) }));
             }
-            // They have their places, and have not said yet that they listen: so they are not
-            // called and passed, but lapse.
+            // They have places, but have not registered that they listen: they are not removed on their
+            // grants, but lapse.
             scene.sleep(2 * MS).await;
             scene.network.silence(crowd.process.id());
             scene.sim.kill(crowd.process.id());
             held.release().await.map_err(fails)?;
-            // Their places last as long as the lease, and the one that was called is passed over
-            // when its own has lapsed.
+            // Places last as long as the lease, and the one that was granted is skipped once its own has
+            // lapsed.
             let next = lock.try_lock_for(Duration::from_millis(5_500)).await.map_err(fails)?;
             next.map(drop).ok_or(format!("{DEAD} dead waiters block a living one"))
         })
     })
 }
 
-/// A process renews two locks together. One is ended by force, and the request that says so stops
-/// at its bound, because many places there have lapsed.
+/// A process batches the renewals of two locks. One is ended by force, and the request that would report it
+/// stops at its bound, because many places there have lapsed.
 fn one_of_many_that_is_gone_is_lost_also_behind_a_dead_crowd() -> Outcome {
     const DEAD: usize = 600;
     Scene::new(Options::new().ttl(Duration::from_secs(3))).play(|scene| {
@@ -305,7 +310,7 @@ fn one_of_many_that_is_gone_is_lost_also_behind_a_dead_crowd() -> Outcome {
     })
 }
 
-/// A writer ends, and two hundred readers of another process wait.
+/// A writer releases while two hundred readers of another process wait.
 fn a_crowd_of_readers_is_let_in_at_once() -> Outcome {
     const READERS: usize = 200;
     Scene::new(Options::new()).play(|scene| {
@@ -322,8 +327,7 @@ fn a_crowd_of_readers_is_let_in_at_once() -> Outcome {
                 };
                 scene.sim.spawn(crowd.process.id(), Box::pin(read));
             }
-            // Long enough for all to wait, and not so long that their places are due to be
-            // refreshed.
+            // Long enough for all to queue, but too short for their places to be refreshed.
             scene.sleep(SECOND).await;
             writer.release().await.map_err(fails)?;
             scene.sleep(50 * MS).await;

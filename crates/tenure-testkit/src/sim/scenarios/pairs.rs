@@ -1,4 +1,4 @@
-//! Schedules of mutexes by plain commands, on a server byte by byte.
+//! Mutexes by plain commands, on a server byte by byte.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -16,7 +16,7 @@ use crate::sim::clock::{Clock, SECOND};
 use crate::sim::executor::Sim;
 use crate::sim_transport::SimTransport;
 
-/// The server's clock at its start, in microseconds since 1970.
+/// Start of the server's clock, in microseconds since 1970.
 const EPOCH_US: u64 = 1_800_000_000_000_000;
 
 struct Scene {
@@ -48,7 +48,7 @@ impl Scene {
         }
     }
 
-    /// A hold by script and one by plain commands; the token of the second.
+    /// One hold by script and one by plain commands. Returns the token of the second.
     async fn warm(&self) -> Result<u64, String> {
         let mut token = 0;
         for _ in 0..2 {
@@ -84,7 +84,7 @@ fn play(scenario: impl FnOnce(Scene) -> BoxFuture<'static, Outcome>) -> Outcome 
     outcome.lock().expect("one thread").clone()
 }
 
-/// A replica that took over has an older counter than the tokens that were given.
+/// A promoted replica has a counter below tokens already issued.
 pub(super) fn a_connection_begins_with_a_token_above_the_clock() -> Outcome {
     play(|scene| {
         async move {
@@ -111,7 +111,7 @@ pub(super) fn a_lost_counter_is_noticed() -> Outcome {
     })
 }
 
-/// An operator ends the hold between its first command and its last, and another client holds.
+/// An operator ends the hold between its first and its last command, and another client takes the lock.
 pub(super) fn a_lock_that_is_taken_meanwhile_is_not_held() -> Outcome {
     play(|scene| {
         async move {
@@ -132,8 +132,7 @@ pub(super) fn a_lock_that_is_taken_meanwhile_is_not_held() -> Outcome {
     })
 }
 
-/// The server is full when the counter is asked for, or has lost its replicas, and still when the
-/// script asks.
+/// The server is out of memory, or has lost its replicas, at the INCR, and still is when the script runs.
 pub(super) fn a_refusal_leaves_nothing_behind() -> Outcome {
     left_by("-OOM command not allowed when used memory > 'maxmemory'.\r\n")?;
     left_by("-NOREPLICAS Not enough good replicas to write.\r\n")

@@ -1,4 +1,4 @@
-//! Schedules of renewals that leave together, on a server byte by byte.
+//! Batched renewals, on a server byte by byte.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -16,11 +16,11 @@ use crate::sim::executor::Sim;
 use crate::sim_transport::SimTransport;
 
 const HELD: [&str; 5] = ["a", "b", "c", "d", "e"];
-/// The one that something happens to.
+/// The lock that is affected.
 const ODD: &str = "c";
 
-/// A process holds five locks. Before the second script that renews all, this happens; then just
-/// one of them is to be lost.
+/// A process holds five locks. `happens` runs before the second script that renews all of them; exactly one
+/// lock must be lost.
 fn play(happens: impl FnMut(&mut Server) + Send + 'static) -> Outcome {
     let sim = Sim::new(Chooser::replay(Vec::new()));
     let network = SimTransport::new(&sim, false).direct();

@@ -1,4 +1,4 @@
-//! Several processes on one mutex. Each has tasks that ask for it again once they have let it go.
+//! Processes that contend for one mutex, with tasks that reacquire it after each release.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,7 +11,7 @@ use crate::sim::clock::{MS, SECOND};
 const PROCESSES: usize = 4;
 const TASKS: usize = 2;
 
-/// Holds it for so long, again and again.
+/// Holds the mutex for `hold`, again and again.
 async fn turns(scene: Scene, hold: u64, count: Arc<AtomicU32>) -> Outcome {
     let mutex = scene.locks.mutex("x").map_err(fails)?;
     loop {
@@ -44,13 +44,13 @@ pub(super) fn processes_share_a_mutex() -> Outcome {
     })
 }
 
-/// No other process waits, so turns that are left to others are lost.
+/// No other process waits, so turns left to others are wasted.
 pub(super) fn a_process_alone_leaves_few_turns() -> Outcome {
     has_most_turns(60 * MS, 90)?;
     has_most_turns(500 * MS, 98)
 }
 
-/// More than so many, in the time of a hundred.
+/// Takes more than `least` turns in the time of a hundred.
 fn has_most_turns(hold: u64, least: u32) -> Outcome {
     Scene::new(Options::new()).play(move |scene| {
         Box::pin(async move {

@@ -1,5 +1,4 @@
-//! Schedules of what locks are for: caches, jobs that run once, elections. On one store in memory,
-//! between processes whose clocks differ.
+//! Caches, jobs that run once, and elections: on one store in memory, between processes whose clocks differ.
 
 use std::fmt::Error as Failed;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,7 +30,7 @@ impl Host {
     }
 }
 
-/// Plays a scenario between hosts whose clocks are ahead of the store's by so many milliseconds.
+/// Plays a scenario between hosts whose clocks are ahead of the store's by these many milliseconds.
 fn play(
     ahead_ms: &[i64],
     scenario: impl FnOnce(Vec<Host>) -> BoxFuture<'static, Result<(), String>>,
@@ -66,7 +65,7 @@ fn fails(what: impl std::fmt::Display) -> String {
     what.to_string()
 }
 
-/// One host computes, another forgets the value and computes a newer one meanwhile.
+/// One host computes a value while another invalidates it and computes a newer one.
 pub(super) fn a_value_from_before_an_invalidation_is_not_kept() -> Outcome {
     play(&[0, 0], |hosts| {
         async move {
@@ -92,7 +91,7 @@ pub(super) fn a_value_from_before_an_invalidation_is_not_kept() -> Outcome {
     })
 }
 
-/// Hosts whose clocks are ahead and behind ask again and again.
+/// Hosts with clocks ahead and behind try again and again.
 pub(super) fn hosts_whose_clocks_differ_run_a_job_once_in_a_window() -> Outcome {
     play(&[-400, -150, 0, 250, 400], |hosts| {
         async move {
@@ -132,7 +131,7 @@ pub(super) fn hosts_whose_clocks_differ_run_a_job_once_in_a_window() -> Outcome 
     })
 }
 
-/// One leader resigns and another is elected before the observer looks.
+/// One leader resigns and another is elected before the observer polls.
 pub(super) fn an_observer_is_told_of_every_term() -> Outcome {
     play(&[0, 0], |hosts| {
         async move {
@@ -158,8 +157,8 @@ pub(super) fn an_observer_is_told_of_every_term() -> Outcome {
     })
 }
 
-/// Two leaders of one process, one that asks and one that works, are stopped for longer than their
-/// lease. The process goes on when others lead.
+/// Two leaders in one process, one idle and one working, are paused for longer than their lease. The process
+/// resumes after others have become leader.
 pub(super) fn a_stopped_leader_does_not_say_that_it_leads() -> Outcome {
     const STEP: Duration = Duration::from_millis(10);
     play(&[0, 0], |hosts| {

@@ -51,8 +51,8 @@ impl Task {
         }
     }
 
-    /// Stays for this long on its own clock, or until a lock is lost, and looks each time that it
-    /// is woken.
+    /// Stays for `time` on its own clock, or until a lock is lost, and checks the guards whenever it is
+    /// woken.
     pub(super) async fn stay(
         &self,
         hand: &impl Hand,
@@ -61,7 +61,7 @@ impl Task {
     ) -> Option<HoldEnd> {
         let mut end = pin!(self.process.sleep_until(self.process.now() + Duration::from_nanos(time)));
         let mut lost = pin!(hand.lost());
-        // Of several, the loss of one is enough.
+        // Of several locks, the loss of one is enough.
         let is_watched = holdings.len() == 1;
         holdings.iter().for_each(|holding| holding.watch(is_watched));
         let lost = poll_fn(|cx| {
@@ -85,13 +85,13 @@ impl Task {
         lost
     }
 
-    /// Gives the guard away, in one of the ways in which that can happen.
+    /// Gives the guard up, in one of the possible ways.
     pub(super) async fn part(&self, guard: Arc<Guard>, holding: Holding, index: usize) {
         let (sim, name) = (self.sim(), &self.workload.names[index]);
         let is_one_of_many = self.workload.plan.kinds[index] == LockKind::Reentrant;
         let (owner, token) = (guard.owner().clone(), guard.fence());
         let was_held = holding.look();
-        // From here on nothing is claimed any more.
+        // Nothing is claimed from here on.
         drop(holding);
         let Some(guard) = Arc::into_inner(guard) else { return };
         match sim.choose(8) {

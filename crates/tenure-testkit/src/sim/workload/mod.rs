@@ -1,5 +1,10 @@
-//! What the tasks of a schedule do: everything that the public API offers, and everything that
-//! users do to it.
+//! What the tasks of a schedule do: everything that the public API offers, and everything that users do to
+//! it.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `holding` | what a task does while it holds |
+//! | `requests` | options, limits and cancellation of an acquisition |
 
 mod holding;
 mod requests;
@@ -32,36 +37,36 @@ impl Claim for Guard {
     }
 }
 
-/// A re-entry waits for no client; this is for its trip, and for those of others before it.
+/// Maximum time of a re-entry, which never waits: for its round trip, and for those ahead of it.
 const AT_ONCE: TrueTime = 150 * MS;
 
 const API: &str = "the API's word";
 
-/// What all tasks of a schedule share.
+/// State shared by all tasks of a schedule.
 #[derive(Debug)]
 pub struct Workload {
     /// The executor.
     pub sim: Sim,
-    /// The judge.
+    /// The oracle.
     pub oracle: Oracle,
-    /// The schedule's numbers.
+    /// The plan of the schedule.
     pub plan: Plan,
     /// The locks.
     pub names: Vec<LockName>,
-    /// Who may have a reentrant lock, by lock: several tasks, of several processes, are one owner.
+    /// Owners of reentrant locks, by lock: several tasks of several processes share one.
     pub owners: Vec<Vec<Owner>>,
-    /// Owners that were detached and not taken over yet.
+    /// Detached owners that were not resumed yet.
     pub board: Mutex<Vec<(LockName, Owner)>>,
-    /// More than a call takes where nothing fails.
+    /// Upper bound of a call without faults.
     pub trip: Duration,
-    /// Where it matters whose an owner is: the last label that one got.
+    /// The last label used, if owners need distinct ones.
     pub labels: Option<Mutex<u32>>,
-    /// How many tasks have not ended.
+    /// Number of tasks that have not ended.
     pub left: Mutex<u32>,
 }
 
 impl Workload {
-    /// The locks of a schedule, and two owners for each, before any task.
+    /// The locks of a schedule, with two owners each.
     pub fn new(sim: &Sim, oracle: Oracle, plan: Plan) -> Self {
         let names = ["x", "y"].iter().take(plan.names as usize);
         let names: Vec<LockName> = names.map(|name| LockName::new(name).expect("a name")).collect();
@@ -74,7 +79,7 @@ impl Workload {
         Self { sim, oracle, plan, names, owners, board, trip: plan.trip(), labels: None, left }
     }
 
-    /// Starts up to so many tasks of a process, and one more. They alone have handles to its locks.
+    /// Starts between one and `most` tasks of a process, which own all handles to its locks.
     pub fn start(self: &Arc<Self>, process: &Arc<Process>, locks: Locks, most: u32) {
         for _ in 0..=self.sim.choose(most) {
             let (workload, process, locks) = (Arc::clone(self), Arc::clone(process), locks.clone());
@@ -83,10 +88,10 @@ impl Workload {
         }
     }
 
-    /// Runs until no task is left. `between`: what a task may take beside leases, each time.
+    /// Runs until no task is left. `between` is what a task may take per round besides leases.
     ///
     /// # Errors
-    /// Why it ended, if some task is left.
+    /// Why the run ended, if tasks are left.
     pub fn run_out(&self, between: TrueTime, steps: u64) -> Result<(), Stop> {
         let rounds = u64::from(*lock(&self.left)) * u64::from(self.plan.rounds);
         let horizon = self.plan.strict_from + rounds * (14 * self.plan.lease() + between);
@@ -101,7 +106,7 @@ impl Workload {
     }
 }
 
-/// The owner of this number. Not a random one: a seed must replay.
+/// The owner of this number. Not random: a seed must replay.
 fn owner(number: usize) -> Owner {
     format!("o{number}@sim:1/{number:032x}").parse().expect("an owner")
 }
@@ -109,35 +114,35 @@ fn owner(number: usize) -> Owner {
 /// How a future is cut short.
 #[derive(Clone, Copy, Debug)]
 enum Cut {
-    /// It is not.
+    /// Not at all.
     Never,
-    /// Dropped after so many polls.
+    /// Dropped after this many polls.
     Polls(u32),
-    /// Dropped at a moment of true time.
+    /// Dropped at a true time.
     At(TrueTime),
-    /// After so many polls no client looks at it until a moment of true time.
+    /// Not polled between this many polls and a true time.
     Neglect(u32, TrueTime),
 }
 
-/// One task of one process.
+/// A task of a process.
 #[derive(Debug)]
 pub struct Task {
-    /// What it shares.
+    /// The shared state.
     pub workload: Arc<Workload>,
-    /// Where it runs.
+    /// The process it runs in.
     pub process: Arc<Process>,
     /// Its process's locks.
     pub locks: Locks,
-    /// It is there.
+    /// Counts the task as running.
     pub present: Present,
 }
 
-/// A task that has not ended; the last one to go ends the run.
+/// A running task; the last one to end ends the run.
 #[derive(Debug)]
 pub struct Present(Arc<Workload>);
 
 impl Present {
-    /// One more.
+    /// Counts another task.
     pub fn new(workload: &Arc<Workload>) -> Self {
         *lock(&workload.left) += 1;
         Self(Arc::clone(workload))
@@ -155,7 +160,7 @@ impl Drop for Present {
 }
 
 impl Task {
-    /// Locks a few times.
+    /// Acquires a few times.
     pub async fn run(self) {
         let plan = self.workload.plan;
         for _ in 0..=self.sim().choose(plan.rounds) {
@@ -227,7 +232,7 @@ impl Task {
         Ok(())
     }
 
-    /// Until a lease is about to end: so long before as a message takes, or less.
+    /// Sleeps until shortly before the end of a lease: by the maximum latency or less.
     async fn wait_for_edge(&self, name: &LockName) {
         let (sim, trip) = (self.sim(), self.workload.plan.faults.latency.1);
         if let Some(edge) = self.oracle().edge(name) {
@@ -240,9 +245,9 @@ impl Task {
         LockRequest::draw(self.sim(), locks, name, self.workload.plan.kinds[index], owners)
     }
 
-    /// All locks at once: held until it is enough or one of them is lost.
+    /// Acquires all locks at once, and holds until done or until one is lost.
     async fn round_of_both(&self) -> Result<(), Error> {
-        // The first is held, and renewed, while the second is waited for.
+        // The first is held, and renewed, while the second is awaited.
         let mut options = self.options();
         (options.renewal, options.max_hold) = (Renewal::Automatic, None);
         let (locks, options) = (&self.locks.with(|_| options.clone())?, &options);
@@ -253,7 +258,7 @@ impl Task {
         let request = LockRequest::both(requests?)?;
         let mut told = self.told(options, cut, sim.now(), false);
         let got = match self.acquire(locks, &request, None, cut, &mut told).await {
-            // One was lost while the other was waited for.
+            // One was lost while the other was awaited.
             Err(error) if error.is_lost() => return Ok(()),
             got => got?,
         };
@@ -261,7 +266,7 @@ impl Task {
         let guards = Arc::new(guards);
         let claims: Vec<Arc<OneOf>> =
             (0..guards.len()).map(|index| Arc::new(OneOf(Arc::clone(&guards), index))).collect();
-        // The first may have got old while the second was waited for.
+        // The first may have aged while the second was awaited.
         told.is_fresh = false;
         let granted = |(name, claim): (&LockName, &Arc<OneOf>)| {
             self.granted(name, claim.guard(), Arc::clone(claim) as _, told)
@@ -287,11 +292,11 @@ impl Task {
             asked_at,
             is_resumed,
             remaining: Duration::ZERO,
-            // What no client looks at for a while gets old.
+            // A future that is not polled for a while ages.
             is_fresh: !is_resumed && !matches!(cut, Cut::Neglect(..)),
-            // What the margin takes, and a third for the way.
+            // Minus the margin, and a third for the round trip.
             fresh: (lease - lease / 3).saturating_sub(margin + grace),
-            // Who was called begins with what its place has left.
+            // A granted waiter starts with its place's remaining lease.
             fresh_if_called: (wait / 2).saturating_sub(margin),
             grace: grace.as_nanos() as TrueTime,
             is_renewed: options.renewal == Renewal::Automatic && options.max_hold.is_none(),
@@ -331,8 +336,8 @@ impl Task {
         self.part(guard, holding, index).await;
     }
 
-    /// Makes a writer a reader, or the reader that may become one the writer, sooner or later. The
-    /// guard is not looked at meanwhile: a client that changes it has it alone.
+    /// Downgrades a writer, or upgrades an upgradeable reader, at some time. The guard is not checked
+    /// meanwhile, because the change consumes it.
     async fn change(
         &self,
         guard: Arc<Guard>,
@@ -347,11 +352,11 @@ impl Task {
         drop(holding);
         let guard = Arc::into_inner(guard)?;
         let (since, left) = (self.sim().now(), guard.remaining());
-        // Dropped, it takes the guard along.
+        // If the future is dropped, so is the guard.
         let (guard, outcome, weight): (Guard, _, _) = match upgradeable_guard(guard) {
             Err(guard) => match self.cut_short(self.cut(), write_guard(guard).downgrade()).await? {
                 Ok(reader) => (reader.into(), Ok(()), Some(1)),
-                // The request may yet be carried out.
+                // The request may still be carried out.
                 Err(failed) => (failed.guard.into(), Err(failed.error), Some(1)),
             },
             Ok(guard) => {
@@ -381,7 +386,7 @@ impl Task {
         Some((guard, holding))
     }
 
-    /// Takes again what its owner has: at once, whichever client waits.
+    /// Re-enters a reentrant lock: granted at once, whoever waits.
     fn reenter<'a>(&'a self, outer: &'a Guard, index: usize, locks: &'a Locks) -> BoxFuture<'a, ()> {
         let task = async move {
             let (sim, name, options) = (self.sim(), &self.workload.names[index], self.options());
@@ -419,7 +424,7 @@ impl Task {
         self.sim().chance(700).then(|| board.swap_remove(place).1)
     }
 
-    /// An acquisition ended with an error: one that it may end with, and not where nothing fails.
+    /// An acquisition failed: only with permitted errors, and never without faults.
     fn refuse(&self, error: &Error) {
         if self.is_too_much(error) {
             return;
@@ -429,7 +434,7 @@ impl Task {
         }
     }
 
-    /// Fewer permits were set than it asked for.
+    /// Whether the permits were lowered below the request.
     fn is_too_much(&self, error: &Error) -> bool {
         let plan = &self.workload.plan;
         error.is_mismatch() && (0..plan.names as usize).any(|index| plan.resizes(index))

@@ -1,4 +1,4 @@
-//! How a task asks: with which options, for how long, and how its future ends.
+//! Options, limits and cancellation of an acquisition.
 
 use super::*;
 
@@ -7,7 +7,8 @@ impl Task {
         let (sim, plan) = (self.sim(), self.workload.plan);
         let mut options = Options::new().ttl(plan.ttl).patience(plan.patience);
         if let Some(labels) = &self.workload.labels {
-            // Another for each acquisition: what an earlier one has left is not its own.
+            // A new label for each acquisition, so that the remains of an earlier one are not taken for its
+            // own.
             let mut labels = lock(labels);
             *labels += 1;
             options = options.label(format!("a{labels}"));
@@ -26,7 +27,7 @@ impl Task {
         options
     }
 
-    /// How the next future ends.
+    /// Draws how the next future ends.
     pub(super) fn cut(&self) -> Cut {
         let (sim, plan) = (self.sim(), self.workload.plan);
         if !sim.chance(plan.cancel) {
@@ -42,7 +43,7 @@ impl Task {
         }
     }
 
-    /// A future's output, unless it is dropped before.
+    /// A future's output, unless it is cut short.
     pub(super) async fn cut_short<F: Future>(&self, cut: Cut, future: F) -> Option<F::Output> {
         let mut future = pin!(future);
         match cut {
@@ -87,7 +88,7 @@ impl Task {
         }
     }
 
-    /// Acquires, in one of the three ways, and checks what each of them promises.
+    /// Acquires in one of the three ways, and checks what each of them guarantees.
     pub(super) async fn acquire(
         &self,
         locks: &Locks,
@@ -120,7 +121,7 @@ impl Task {
             5 => {
                 let Some(outcome) = self.cut_short(cut, request.try_lock()).await else { return Ok(None) };
                 told.is_fresh &= self.has_time(begun, locks.options().op_timeout);
-                // Several are asked one after the other, and given back the same way.
+                // Several locks are acquired one after the other, and released the same way.
                 let times = if name.is_some() { 1 } else { 2 * plan.names };
                 self.check_in_time(cut, since, begun, locks.options().op_timeout * times);
                 if let (Ok(None), Some(name)) = (&outcome, name) {
@@ -139,8 +140,8 @@ impl Task {
                 self.check_in_time(cut, since, begun, most + locks.options().op_timeout * giving_back);
                 told.is_fresh &= self.has_time(begun, most);
                 match outcome {
-                    // No answer can have come by then; of several, what is left for the second may
-                    // be as little.
+                    // No answer can have arrived by then; with several locks, as little may be left for the
+                    // second.
                     Err(error)
                         if error.is_unreachable() && (limit < self.workload.trip || name.is_none()) =>
                     {
@@ -152,26 +153,26 @@ impl Task {
         }
     }
 
-    /// How long to wait: as long as it comes, or until a lease ends, a little more or less.
+    /// Draws a limit: any, or close to the end of a lease.
     pub(super) fn limit(&self, name: Option<&LockName>) -> Duration {
         let (sim, plan) = (self.sim(), self.workload.plan);
         let edge = if sim.chance(plan.brink) { name.and_then(|name| self.oracle().edge(name)) } else { None };
         let now = sim.now();
         Duration::from_nanos(match (edge.filter(|edge| *edge > now), plan.brief) {
             (Some(edge), _) => (edge + sim.between(0, 6 * MS)).saturating_sub(now + 3 * MS),
-            // The waits of several end together.
+            // Makes the waits of several tasks end together.
             (None, Some(brief)) => (now + plan.span(sim, brief)).next_multiple_of(brief / 8) - now,
             (None, None) => plan.span(sim, 2 * plan.ttl.as_nanos() as TrueTime),
         })
     }
 
-    /// Whether all that was asked could be asked once more within a limit. A grant whose answer
-    /// took too long for that is not.
+    /// Whether the request could have been repeated within the limit. If not, a grant that took too long is
+    /// not requested again, and may be stale.
     pub(super) fn has_time(&self, begun: tenure::internals::Moment, limit: Duration) -> bool {
         self.process.now().since(begun) * 2 < limit
     }
 
-    /// A call with a limit ends within it, unless its process stood still or no client looked.
+    /// A call with a limit ends within it, unless its process was paused or the future was not polled.
     pub(super) fn check_in_time(
         &self,
         cut: Cut,

@@ -1,5 +1,10 @@
-//! Who has a place at which lock: kept by what the server answered, and compared with what stands
-//! at its keys.
+//! The oracle's state: who has a place at which lock. Derived from the server's answers, and compared with
+//! what is at its keys.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `places` | queries on places and locks |
+//! | `requests` | the effect of each request on the model |
 
 mod places;
 mod requests;
@@ -16,23 +21,23 @@ use crate::sim::clock::{MS, TrueTime};
 use crate::sim::executor::{ProcessId, Sim};
 use crate::sim::regime::{LockKind, Plan};
 
-/// All that the oracle knows.
+/// The oracle's state.
 pub(super) struct ReferenceModel {
     pub(super) locks: BTreeMap<LockName, Lock>,
     pub(super) owners: BTreeMap<Owner, Owned>,
     pub(super) holds: Vec<Hold>,
     pub(super) waits: Vec<Wait>,
-    /// What callers know of it.
+    /// The history as callers see it.
     pub(super) history: History,
-    /// Where a majority of several servers decides.
+    /// The servers, if a majority of several decides.
     pub(super) members: Option<Members>,
-    /// Who was let in by the request that is judged, and as what.
+    /// Owners that the current request admitted, with their numbers.
     let_in: Vec<(u64, Owner)>,
-    /// The places at a lock before each request, where the server may go back.
+    /// Places before each request, if the server may go back.
     past: Vec<(TrueTime, LockName, Vec<Place>)>,
-    /// When the server last did what may have ended leases without their owners' doing.
+    /// When the server last did something that may have ended leases without their owners' doing.
     pub(super) shaken_at: TrueTime,
-    /// How much has gone wrong between each process and the server.
+    /// Number of faults between each process and the server.
     pub(super) failed: BTreeMap<ProcessId, u32>,
     pub(super) next_id: u64,
     pub(super) plan: Plan,
@@ -44,17 +49,17 @@ pub(super) struct ReferenceModel {
 /// The truth about one lock.
 pub(super) struct Lock {
     pub(super) sort: LockKind,
-    /// How much may hold now.
+    /// The current capacity.
     pub(super) capacity: u32,
-    /// Holders and waiters, in the order in which they came.
+    /// Holders and waiters, in order of arrival.
     pub(super) places: Vec<Place>,
-    /// While no client has a place: since when, which is also until when a client did.
+    /// While nobody has a place: since when.
     pub(super) free_since: TrueTime,
-    /// Since when that may be known.
+    /// Since when clients may know that it is free.
     known_since: TrueTime,
-    /// How much a newcomer could have had, from which moment on.
+    /// Capacity available to a newcomer, from each moment on.
     room: Vec<(TrueTime, u64)>,
-    /// Since when the first waiter could have been let in.
+    /// Since when the first waiter would fit.
     pub(super) open_since: Option<TrueTime>,
     pub(super) last_number: u64,
     pub(super) last_token: u64,
@@ -68,7 +73,7 @@ pub(super) struct Lock {
 pub(super) struct Place {
     pub(super) owner: Owner,
     pub(super) process: ProcessId,
-    /// Its token, and in a queue its number.
+    /// Its token, or its number in a queue.
     pub(super) number: u64,
     pub(super) weight: u32,
     pub(super) holds: bool,
@@ -76,61 +81,56 @@ pub(super) struct Place {
     pub(super) lapses: TrueTime,
     /// Whether it is bound to its process.
     is_bound: bool,
-    /// Whether it was told when to ask again, as the first in line is.
+    /// Whether it was told when to retry, as the first in line is.
     pub(super) knows: bool,
-    /// The holds that a reentrant owner has, each with its process, and how many are on their way
-    /// from one to another.
+    /// The holds of a reentrant owner with their processes, and the number of detached ones.
     live: Vec<(u64, ProcessId)>,
     pub(super) detached: u32,
 }
 
-/// What became of one owner.
 pub(super) struct Owned {
-    /// Where its last request came from.
+    /// The process of its last request.
     pub(super) process: ProcessId,
-    /// Every process that a request of it came from, as bits.
+    /// All processes that sent requests for it, one bit each.
     pub(super) processes: u64,
     pub(super) token: u64,
-    /// The tokens of holds that were ended for it.
+    /// Tokens of its holds that were ended by force.
     pub(super) taken: Vec<u64>,
-    /// When the server set its lease first and last, and until when.
+    /// When the server set its lease first and last, and its end.
     pub(super) granted_at: TrueTime,
     pub(super) set_at: TrueTime,
     pub(super) lapses: TrueTime,
     /// Until when it may believe in its lease at most, by what it was told.
     pub(super) told_until: TrueTime,
-    /// The tokens with which it may have been told of a longer lease than it had: see
-    /// [`ReferenceModel::doubt`].
+    /// Tokens with which it may have been told of a longer lease than it had: see [`ReferenceModel::doubt`].
     pub(super) doubted: Vec<u64>,
-    /// Its place is there again, because the server went back to what it was.
+    /// Its place reappeared because the server went back.
     pub(super) is_back: bool,
-    /// It has only a place.
+    /// It has a place but does not hold.
     pub(super) waits: bool,
-    /// It had been let in, and has only a place again, because the server went back: it may hear of
-    /// its turn until it has been told that it waits.
+    /// It was admitted, but waits again because the server went back: it may be notified of its turn until it
+    /// has been told that it waits.
     pub(super) was_let_in: bool,
     /// When another client's request let it in.
     pub(super) let_in_at: Option<TrueTime>,
-    /// When a guard of it was handed out, or it renewed what it was let in to.
+    /// When a guard of it was handed out, or it renewed the hold that it was admitted to.
     pub(super) told_at: Option<TrueTime>,
-    /// It had only a place at first.
+    /// It waited before it held.
     pub(super) was_called: bool,
     /// When the server ended it, and how.
     pub(super) ended: Option<(TrueTime, End)>,
-    /// When its last guard went, if it ever had one.
+    /// When its last guard was dropped, if it ever had one.
     pub(super) let_go_at: Option<TrueTime>,
-    /// How many holds were passed on without a guard.
     pub(super) detached: u32,
-    /// How often an acquisition of it was granted.
     pub(super) grants: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     Released,
-    /// Its time was over, and its client has taken it out.
+    /// It expired, and its client removed it.
     Lapsed,
-    /// By another client, or by a server that forgets: its guard cannot know yet.
+    /// By another client, or by a server that lost it: its guard cannot know yet.
     Forced,
 }
 
@@ -178,8 +178,7 @@ impl ReferenceModel {
         self.violation.get_or_insert(Violation { at, invariant, what });
     }
 
-    /// Brings the truth about a lock up to this moment: what has lapsed is gone, one after the
-    /// other.
+    /// Advances a lock to this moment: removes lapsed places, one after the other.
     pub(super) fn settle(&mut self, at: TrueTime, name: &LockName, sim: &Sim) {
         let Some(lock) = self.locks.get_mut(name) else { return };
         while let Some(lapsed) = lock.places.iter().map(|place| place.lapses).min().filter(|end| *end <= at) {
@@ -190,14 +189,14 @@ impl ReferenceModel {
         self.check_let_in(at, name, sim);
     }
 
-    /// The same for every lock. Returns their names.
+    /// Advances all locks. Returns their names.
     pub(super) fn settle_all(&mut self, at: TrueTime, sim: &Sim) -> Vec<LockName> {
         let names: Vec<LockName> = self.locks.keys().cloned().collect();
         names.iter().for_each(|name| self.settle(at, name, sim));
         names
     }
 
-    /// Places end without the doing of those who have them.
+    /// Ends places without their owners' doing.
     pub(super) fn force(&mut self, at: TrueTime, name: &LockName, which: impl Fn(&Place) -> bool) {
         let Some(lock) = self.locks.get_mut(name) else { return };
         let (gone, stay) = std::mem::take(&mut lock.places).into_iter().partition(which);
@@ -218,7 +217,7 @@ impl ReferenceModel {
         }
     }
 
-    /// Sets when leases end. Returns the owners whose leases end at another moment now.
+    /// Updates the ends of leases. Returns the owners whose leases changed.
     pub(super) fn extend(
         &mut self,
         at: TrueTime,
@@ -257,7 +256,7 @@ impl ReferenceModel {
         if is_counted {
             let process = place.live.iter().find(|(live, _)| *live == number).map(|(_, process)| *process);
             match number {
-                // All holds that are detached have the number 0.
+                // All detached holds have the number 0.
                 0 => place.detached = 0,
                 _ => place.live.retain(|(live, _)| *live != number),
             }
@@ -285,7 +284,7 @@ impl ReferenceModel {
         }
     }
 
-    /// A process is over: what is bound to it is gone.
+    /// A process ended: everything bound to it is gone.
     pub(super) fn bury(&mut self, at: TrueTime, process: ProcessId) {
         for lock in self.locks.values_mut() {
             let is_counted = lock.sort == LockKind::Reentrant;
@@ -303,7 +302,7 @@ impl ReferenceModel {
         }
     }
 
-    /// Remembers what the places are before a request, where the server may go back to that.
+    /// Records the places before a request, if the server may go back to them.
     pub(super) fn remember(&mut self, at: TrueTime, name: &LockName) {
         if self.plan.node_faults.rewind > 0
             && let Some(lock) = self.locks.get(name)
@@ -312,8 +311,8 @@ impl ReferenceModel {
         }
     }
 
-    /// The server is what it was at a moment: who had a place then has it again, and no other
-    /// client. Returns what locks that changed.
+    /// The server is back in its state at `to`: those who had a place then have it again, and nobody else.
+    /// Returns the locks that changed.
     pub(super) fn rewind(&mut self, at: TrueTime, to: TrueTime) -> Vec<LockName> {
         self.history.ends_here(at);
         let mut then: BTreeMap<LockName, Vec<Place>> = BTreeMap::new();
@@ -340,8 +339,8 @@ impl ReferenceModel {
         then.into_keys().collect()
     }
 
-    /// What the guards of this lock were told of their leases may be more than they have: nothing
-    /// is held against them until the server sets a lease again.
+    /// The guards of this lock may have been told of longer leases than they have: they are excused until the
+    /// server sets their lease again.
     pub(super) fn doubt(&mut self, name: &LockName) {
         let places = self.locks.get(name).into_iter().flat_map(|lock| &lock.places);
         let guards = self.holds.iter_mut().filter(|hold| hold.name == *name);
@@ -356,8 +355,8 @@ impl ReferenceModel {
         }
     }
 
-    /// A lease may have been set again. Of a reentrant owner that says nothing of its other holds,
-    /// nor of any where it was told of a longer one before.
+    /// A lease may have been set again. For a reentrant owner that says nothing about its other holds, nor
+    /// about one that was told of a longer lease before.
     fn trust(&mut self, at: TrueTime, executed: &Executed<'_>, owner: &Owner, token: u64, is_new: bool) {
         let Some(owned) = self.owners.get_mut(owner) else { return };
         let told_ms = match executed.op.verb {
@@ -367,7 +366,7 @@ impl ReferenceModel {
             Verb::Acquire { ttl_ms, .. } | Verb::Renew { ttl_ms, .. } => ttl_ms,
             Verb::Release { .. } | Verb::Resize | Verb::Inspect => return,
         };
-        // Less what the holdertakes off for clocks and rounding.
+        // Minus what the holder deducts for clocks and rounding.
         let until = at + (told_ms * MS * 99 / 100).saturating_sub(2 * MS);
         owned.told_until = if is_new { until } else { owned.told_until.max(until) };
         owned.is_back &= !is_new;
@@ -377,8 +376,8 @@ impl ReferenceModel {
         }
         let is_one = self.locks.get(&executed.op.name).is_some_and(|lock| lock.sort != LockKind::Reentrant);
         owned.doubted.retain(|doubted| !is_one || *doubted != token);
-        // What had come to weigh more, and weighs less again on a server that went back, is not
-        // what its guard was told.
+        // A hold that had grown, and is smaller again on a server that went back, is not what its guard was
+        // told.
         let place = self.locks.get(&executed.op.name).and_then(|lock| lock.place(owner));
         let weight = place.map_or(0, |place| place.weight);
         let guards = self
@@ -388,7 +387,7 @@ impl ReferenceModel {
         guards.for_each(|hold| hold.is_doubted = false);
     }
 
-    /// The server's clock was set: leases end when it says so now, some of them at once.
+    /// The server's clock was stepped: leases end when it says so now, some of them at once.
     pub(super) fn retime(&mut self, at: TrueTime, lapses: impl Fn(&LockName, &Owner) -> Option<TrueTime>) {
         self.history.ends_here(at);
         for (name, lock) in &mut self.locks {
@@ -411,8 +410,7 @@ impl ReferenceModel {
         lapses: TrueTime,
     ) -> &mut Owned {
         let owned = self.owners.entry(owner.clone()).or_insert_with(|| Owned::new(at));
-        // A grant that lapsed before any client was told of it may be made again, with another
-        // token.
+        // A grant that lapsed before any client learned of it may be made again, with another token.
         (owned.process, owned.token, owned.lapses) = (executed.process, token, lapses);
         owned.processes |= 1 << executed.process;
         (owned.set_at, owned.ended) = (at, None);
@@ -426,7 +424,6 @@ impl ReferenceModel {
 }
 
 impl Owned {
-    /// What has become of no client yet.
     pub(super) fn new(at: TrueTime) -> Self {
         Self {
             process: 0,

@@ -1,4 +1,4 @@
-//! What a place and a lock say about themselves.
+//! Queries on places and locks.
 
 use super::*;
 
@@ -8,12 +8,12 @@ impl Place {
         (&self.owner, self.number) == (&other.owner, other.number)
     }
 
-    /// Whether this hold of its owner counts, where they are counted.
+    /// Whether this hold of a reentrant owner exists.
     pub(in crate::sim) fn is_live(&self, hold: u64) -> bool {
         self.live.iter().any(|(live, _)| *live == hold)
     }
 
-    /// How many holds its owner has, where they are counted.
+    /// Number of holds of a reentrant owner.
     pub(in crate::sim) fn count(&self) -> u32 {
         self.live.len() as u32 + self.detached
     }
@@ -28,23 +28,21 @@ impl Lock {
         self.places.iter().filter(|place| place.holds).map(|place| u64::from(place.weight)).sum()
     }
 
-    /// The first waiter.
     pub(in crate::sim) fn head(&self) -> Option<&Place> {
         self.places.iter().find(|place| !place.holds)
     }
 
-    /// Whether it may be let in. What is more than all there is, because less was set since it
-    /// came, may be alone.
+    /// Whether a request of this weight fits. One that exceeds the capacity, because that was lowered since,
+    /// fits alone.
     pub(in crate::sim) fn fits(&self, weight: u32) -> bool {
         self.used() + u64::from(weight.min(self.capacity)) <= u64::from(self.capacity)
     }
 
-    /// The first waiter could be let in.
     pub(in crate::sim) fn is_open(&self) -> bool {
         self.head().is_some_and(|head| self.fits(head.weight))
     }
 
-    /// Brings what follows from the places up to date.
+    /// Updates everything derived from the places.
     pub(in crate::sim) fn changed(&mut self, at: TrueTime) {
         if self.places.is_empty() {
             (self.free_since, self.known_since) = (at, at);
@@ -57,7 +55,7 @@ impl Lock {
         }
     }
 
-    /// Whether a newcomer of this weight fitted in all the time since a moment.
+    /// Whether a newcomer of this weight would have fitted at all times since `since`.
     pub(in crate::sim) fn had_room(&self, weight: u32, since: TrueTime) -> bool {
         let first = self.room.partition_point(|(at, _)| *at <= since).saturating_sub(1);
         self.room[first..].iter().all(|(_, room)| u64::from(weight.min(self.capacity)) <= *room)
@@ -75,14 +73,14 @@ impl Lock {
 }
 
 impl Place {
-    /// The place of an owner that holds, if one does.
+    /// The place of a sole holder.
     pub(in crate::sim) fn of(owner: &Owner, lapses: TrueTime) -> Self {
         let (owner, live) = (owner.clone(), Vec::new());
         let (process, number, weight, holds, is_bound, knows, detached) = (0, 0, 1, true, false, false, 0);
         Self { owner, process, number, weight, holds, lapses, is_bound, knows, live, detached }
     }
 
-    /// What a granted request means for the holds of a reentrant owner.
+    /// Applies a granted request to the holds of a reentrant owner.
     pub(super) fn count_in(&mut self, verb: &Verb, process: ProcessId) {
         match verb {
             Verb::Acquire { hold, .. } if !self.is_live(*hold) => self.live.push((*hold, process)),

@@ -1,11 +1,11 @@
-//! What each request does to the model.
+//! The effect of each request on the model.
 
 use tenure::internals::protocol::LockSpec;
 
 use super::*;
 
 impl ReferenceModel {
-    /// Writes down what a request did, and judges it. `news`: owners whose lease was set.
+    /// Records and judges a request. Owners whose lease was set are added to `news`.
     pub(in crate::sim) fn note(
         &mut self,
         at: TrueTime,
@@ -22,7 +22,7 @@ impl ReferenceModel {
                     self.check_alone(at, name, owner, weight);
                 }
             }
-            // It holds as before, and has taken more.
+            // It holds as before, and waits for more.
             (Verb::Renew { .. }, Answer::Growing { fence, .. }) => {
                 self.held(at, executed, owner, *fence, sim, news);
             }
@@ -59,7 +59,7 @@ impl ReferenceModel {
         if let Some(Notification::Granted { tickets }) = executed.wake {
             tickets.iter().for_each(|ticket| self.let_in(at, executed, *ticket, sim, news));
         }
-        // One request may let in several, and says so in any order.
+        // One request may admit several owners, reported in any order.
         let mut let_in = std::mem::take(&mut self.let_in);
         let_in.sort_unstable();
         for (number, owner) in let_in.drain(..) {
@@ -68,7 +68,7 @@ impl ReferenceModel {
         self.let_in = let_in;
         if let Some(lock) = self.locks.get_mut(name) {
             lock.changed(at);
-            // A look sweeps nothing, and neither does another machine.
+            // Inspections and requests of another kind sweep nothing.
             if !matches!(
                 (&executed.op.verb, executed.answer),
                 (Verb::Inspect, _) | (_, Answer::Mismatch { .. })
@@ -78,7 +78,7 @@ impl ReferenceModel {
         }
     }
 
-    /// The server said that an owner holds.
+    /// The server reported that an owner holds.
     pub(super) fn held(
         &mut self,
         at: TrueTime,
@@ -131,7 +131,7 @@ impl ReferenceModel {
         news.push(owner.clone());
     }
 
-    /// The server said that an owner has a place.
+    /// The server reported that an owner waits.
     pub(super) fn waiting(
         &mut self,
         at: TrueTime,
@@ -162,7 +162,7 @@ impl ReferenceModel {
         news.push(owner.clone());
     }
 
-    /// A client that is first in line was told when to ask again, if any client was.
+    /// The first waiter was told when to retry, if an answer had a retry time.
     pub(super) fn told_when(&mut self, name: &LockName, retry_in_ms: Option<u64>) {
         let lock = self.locks.get_mut(name).filter(|_| retry_in_ms.is_some());
         if let Some(head) = lock.and_then(|lock| lock.places.iter_mut().find(|place| !place.holds)) {
@@ -170,7 +170,7 @@ impl ReferenceModel {
         }
     }
 
-    /// A client's request let in a ticket that waited.
+    /// A client's request admitted a waiting ticket.
     pub(super) fn let_in(
         &mut self,
         at: TrueTime,
@@ -195,7 +195,7 @@ impl ReferenceModel {
         news.push(owner);
     }
 
-    /// A waiter was removed because no client heard that it was called.
+    /// A waiter was removed because its client could not be notified.
     fn pass(&mut self, at: TrueTime, name: &LockName, passed: &Passed) {
         self.check_passed(at, name, passed);
         let Some(lock) = self.locks.get_mut(name) else { return };
@@ -205,7 +205,6 @@ impl ReferenceModel {
         }
     }
 
-    /// As much may hold now.
     fn resized(&mut self, name: &LockName, spec: LockSpec) {
         if let (Some(lock), Some(capacity)) = (self.locks.get_mut(name), spec.capacity()) {
             lock.capacity = capacity;
