@@ -110,7 +110,7 @@ pub(crate) enum Command {
     ///
     /// Install the text once, as a migration. Then each transaction that writes under a lock first
     /// passes with the lock's token: the variable TENURE_FENCE of CMD, or `Guard::fence` in Rust.
-    /// docs/fencing.md has the details.
+    /// book/use/fencing.md has the details.
     Fence(Fence),
     /// Prints what the configuration files and the environment set, and where each value is from.
     ///

@@ -5,7 +5,7 @@
 //! curl http://127.0.0.1:9464/metrics
 //! ```
 //!
-//! docs/grafana.json is a dashboard for these numbers.
+//! book/operate/grafana.json is a dashboard for these numbers.
 
 use std::env;
 use std::error::Error;

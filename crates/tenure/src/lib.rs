@@ -72,7 +72,7 @@
 //! [`tracing`](https://docs.rs/tracing) events and spans have the target `tenure`. The field `event` holds
 //! the name of the event, which is stable across versions: `lock_acquired`, `lock_busy`, `lock_timed_out`,
 //! `lock_cancelled`, `lock_failed`, `lock_released`, `lock_lost`, `renewal_failed` and others.
-//! `docs/watching.md` lists all of them with their fields.
+//! `book/operate/monitoring.md` lists all of them with their fields.
 //!
 //! A subscriber that blocks cannot cost a lease, because events from the thread of the `Locks` are queued for
 //! it. They go to the subscriber of the thread that opened the `Locks`, or else to the global one.
@@ -240,6 +240,6 @@ pub mod internals {
 
 /// Runs the programs in these pages as doc tests.
 #[cfg(doctest)]
-#[doc = include_str!("../../../docs/cookbook.md")]
-#[doc = include_str!("../../../docs/migrating.md")]
+#[doc = include_str!("../../../book/use/library.md")]
+#[doc = include_str!("../../../book/migrate/index.md")]
 struct Pages;

@@ -29,9 +29,9 @@ impl Listener {
     }
 }
 
-/// What docs/watching.md says of an event or a span.
+/// What book/operate/monitoring.md says of an event or a span.
 fn documented(name: &str) -> Option<Told> {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/watching.md");
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../book/operate/monitoring.md");
     let page = fs::read_to_string(page).expect("the page");
     let row = page.lines().find(|line| line.starts_with(&format!("| `{name}` |")))?;
     let cells: Vec<_> = row.split('|').map(str::trim).collect();

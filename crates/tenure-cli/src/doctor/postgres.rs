@@ -52,7 +52,7 @@ pub(super) async fn check(url: &str, at: &str, report: &mut Report) -> Result<()
             at,
             format!("{} standbys follow, and no commit waits for one", server.standbys),
             "a failover forgets the last grants, and another client may get locks that are held",
-            "set synchronous_standby_names, or let what is written compare the token (docs/fencing.md)",
+            "set synchronous_standby_names, or let what is written compare the token (book/use/fencing.md)",
         );
     }
     if server.setting("autovacuum") == "off" {

@@ -7,7 +7,7 @@ use super::report::Report;
 use super::server::Server;
 use super::{Layout, Setup};
 
-/// The permissions for one purpose, as in `docs/operations.md`.
+/// The permissions for one purpose, as in `book/operate/rights.md`.
 struct Line {
     name: &'static str,
     /// What is refused without them. `None` makes a missing permission a note instead of a finding.
@@ -270,7 +270,7 @@ mod tests {
 
     #[test]
     fn each_right_of_the_page_is_tried() {
-        let page = include_str!("../../../../docs/operations.md");
+        let page = include_str!("../../../../book/operate/rights.md");
         let (_, rest) = page.split_once("```acl\n").expect("a list of rights");
         let (page, _) = rest.split_once("```").expect("its end");
         let lines =

@@ -1,4 +1,4 @@
-//! Each recipe of docs/cookbook-command.md, with small programs in place of the real ones.
+//! Each recipe of book/use/command.md, with small programs in place of the real ones.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -8,7 +8,7 @@ use rustix::process::{Signal, kill_process};
 
 use crate::env::{BINARY, Running, TestEnv};
 
-const BOOK: &str = include_str!("../../../../docs/cookbook-command.md");
+const BOOK: &str = include_str!("../../../../book/use/command.md");
 
 /// The text of a recipe.
 fn recipe(name: &str) -> &'static str {

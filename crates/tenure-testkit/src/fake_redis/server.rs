@@ -375,7 +375,7 @@ fn release(name: &str, owner: &str, request: &str) -> Op {
     }
 }
 
-/// The request behind a script's arguments, as documented in docs/protocol.md.
+/// The request behind a script's arguments, as documented in book/contribute/protocol.md.
 fn op(keys: &[&str], args: &[&str]) -> Op {
     let number = |at: usize| args[at].parse::<u64>().expect("a number");
     let fence = |at: usize| match args[at] {

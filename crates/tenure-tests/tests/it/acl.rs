@@ -1,4 +1,4 @@
-//! The rights that `docs/operations.md` asks for are enough, and none of them is too many.
+//! The rights that `book/operate/rights.md` asks for are enough, and none of them is too many.
 #![expect(clippy::disallowed_methods, reason = "tests against real servers measure real time")]
 
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ const NOTHING: &str = "on >pw resetkeys resetchannels -@all";
 
 /// The lines of the page, by their first word.
 fn page() -> BTreeMap<&'static str, Vec<&'static str>> {
-    let page = include_str!("../../../../docs/operations.md");
+    let page = include_str!("../../../../book/operate/rights.md");
     let (_, rest) = page.split_once("```acl\n").expect("a list of rights");
     let (lines, _) = rest.split_once("```").expect("its end");
     let line = |line: &'static str| {

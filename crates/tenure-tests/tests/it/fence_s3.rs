@@ -1,4 +1,4 @@
-//! The recipe of `docs/fencing.md` for conditional writes, on a fake of S3: not on S3 itself.
+//! The recipe of `book/use/fencing.md` for conditional writes, on a fake of S3: not on S3 itself.
 #![expect(clippy::disallowed_methods, reason = "the fake and the racing writers are threads")]
 
 use std::collections::BTreeMap;

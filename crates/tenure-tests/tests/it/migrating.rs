@@ -1,4 +1,4 @@
-//! What docs/migrating.md says: the commands of other libraries, and a crew that moves from each of
+//! What book/migrate/index.md says: the commands of other libraries, and a crew that moves from each of
 //! them to tenure while it works. On one server, and on a quorum.
 #![expect(clippy::disallowed_methods, reason = "tests against real servers take real time")]
 

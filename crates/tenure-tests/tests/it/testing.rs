@@ -1,5 +1,5 @@
 //! The store of the feature `testing`: leases on tokio's clock, faults, and what was asked. The
-//! conformance suite runs over it too, and docs/testing-your-code.md has examples of each kind.
+//! conformance suite runs over it too, and book/use/testing.md has examples of each kind.
 #![expect(clippy::disallowed_methods, reason = "users' tests sleep and spawn as these do")]
 
 use std::convert::Infallible;

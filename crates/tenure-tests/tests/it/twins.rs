@@ -620,7 +620,7 @@ impl Bench {
     }
 }
 
-/// The set of docs/protocol.md holds these tickets, and nothing else.
+/// The set of book/contribute/protocol.md holds these tickets, and nothing else.
 fn compare_queue(all: &[(String, String)], queue: &Queue) {
     let mut expected = BTreeMap::new();
     let mut used = 0;
@@ -687,7 +687,7 @@ fn left_ms(expires_ms: Option<u64>, now: Now) -> i64 {
     expires_ms.map_or(-1, |end| (end - now.ms) as i64)
 }
 
-/// The rule of docs/protocol.md, for the keys above.
+/// The rule of book/contribute/protocol.md, for the keys above.
 fn side(prefix: &str, key: &str) -> String {
     match key {
         "{tag}ged" => format!("{prefix}={key}"),

@@ -1,4 +1,4 @@
-//! What a `Locks` tells of itself: the tables of docs/watching.md, the dashboard, and the numbers.
+//! What a `Locks` tells of itself: the tables of book/operate/monitoring.md, the dashboard, and the numbers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -19,7 +19,7 @@ fn root() -> PathBuf {
 }
 
 fn page() -> String {
-    fs::read_to_string(root().join("docs/watching.md")).expect("the page")
+    fs::read_to_string(root().join("book/operate/monitoring.md")).expect("the page")
 }
 
 /// The names in backticks.
@@ -212,7 +212,7 @@ fn the_page_has_each_number_with_its_type_and_labels() {
 
 #[test]
 fn each_query_of_the_dashboard_asks_for_what_exists() {
-    let text = fs::read_to_string(root().join("docs/grafana.json")).expect("the dashboard");
+    let text = fs::read_to_string(root().join("book/operate/grafana.json")).expect("the dashboard");
     let dashboard: serde_json::Value = serde_json::from_str(&text).expect("JSON");
     let mut known: BTreeSet<String> =
         "sum rate increase max by le histogram_quantile label_values".split(' ').map(str::to_owned).collect();

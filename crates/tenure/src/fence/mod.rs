@@ -15,7 +15,7 @@
 //! The token that passed last and all newer ones pass. Token 0, which only
 //! [`Options::unfenced`](crate::Options::unfenced) gives, is refused. Roll back after a refusal.
 //! Compare the tokens of one holder at a time: of a mutex or a writer, not of readers or permits.
-//! `docs/fencing.md` in the repository has isolation levels, limits, and a recipe for S3.
+//! `book/use/fencing.md` in the repository has isolation levels, limits, and a recipe for S3.
 //!
 //! # Examples
 //!

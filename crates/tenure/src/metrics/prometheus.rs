@@ -47,7 +47,7 @@ impl Snapshot {
     /// The text that Prometheus scrapes (text format 0.0.4; content type
     /// `text/plain; version=0.0.4`).
     ///
-    /// The names and labels are those of `docs/watching.md`. They do not change between versions;
+    /// The names and labels are those of `book/operate/monitoring.md`. They do not change between versions;
     /// new ones may come.
     ///
     /// ```

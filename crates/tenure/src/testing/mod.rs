@@ -22,7 +22,7 @@
 //! # Ok(()) }
 //! ```
 //!
-//! `docs/testing-your-code.md` has a recipe for each kind of lock and use.
+//! `book/use/testing.md` has a recipe for each kind of lock and use.
 
 mod faulty;
 mod request;
@@ -311,5 +311,5 @@ fn at_once<F: Future>(future: F) -> F::Output {
 
 /// The examples of the page run with those of this crate.
 #[cfg(doctest)]
-#[doc = include_str!("../../../../docs/testing-your-code.md")]
+#[doc = include_str!("../../../../book/use/testing.md")]
 struct TestingPage;

@@ -368,7 +368,7 @@ fn every_bug_is_looked_for_once() {
 }
 
 /// After how many schedules each is caught, or `TENURE_BUG` alone, and in `TENURE_REGIME` alone,
-/// from `TENURE_MEDIANS` different seeds on: for the table in `docs/evidence`.
+/// from `TENURE_MEDIANS` different seeds on: for the table in `book/archive/planted-bugs.md`.
 #[test]
 #[ignore = "a tool: needs TENURE_MEDIANS"]
 fn medians() {

@@ -4,7 +4,7 @@ use super::*;
 
 /// The rights of these lines of the page, by their first word.
 fn rights(lines: &[&str]) -> Vec<&'static str> {
-    let page = include_str!("../../../../../docs/operations.md");
+    let page = include_str!("../../../../../book/operate/rights.md");
     let (_, page) = page.split_once("```acl\n").expect("a list of rights");
     let (page, _) = page.split_once("```").expect("its end");
     let mut rights: Vec<_> = page

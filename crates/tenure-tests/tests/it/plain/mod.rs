@@ -1,4 +1,4 @@
-//! A second client that knows docs/protocol.md and nothing else: it sends plain commands, and locks
+//! A second client that knows book/contribute/protocol.md and nothing else: it sends plain commands, and locks
 //! together with this library. `page` is how it reads: what it sends and understands is taken from
 //! there, and where the page is wrong it fails. In `redisson` it does what that documentation says
 //! of an `RLock`, command by command, and in `versions` it is the client of another version.

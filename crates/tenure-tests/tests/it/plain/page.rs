@@ -1,11 +1,11 @@
-//! What docs/protocol.md says, taken from its own tables: keys, arguments and their order, replies,
+//! What book/contribute/protocol.md says, taken from its own tables: keys, arguments and their order, replies,
 //! channels, headers and commands.
 
 use std::sync::LazyLock;
 
 use super::{MUTEX, QUEUE, REENTRANT};
 
-const PAGE: &str = include_str!("../../../../../docs/protocol.md");
+const PAGE: &str = include_str!("../../../../../book/contribute/protocol.md");
 /// The page with single spaces: where a sentence breaks its line does not matter.
 static PROSE: LazyLock<String> = LazyLock::new(|| PAGE.split_whitespace().collect::<Vec<_>>().join(" "));
 

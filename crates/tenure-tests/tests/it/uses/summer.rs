@@ -1,4 +1,4 @@
-//! A job of each night by a wall clock, where the clocks of summer change. docs/uses.md has these
+//! A job of each night by a wall clock, where the clocks of summer change. book/use/caches-jobs-elections.md has these
 //! windows.
 
 use std::time::{Duration, SystemTime};
