@@ -240,6 +240,7 @@ pub mod internals {
 
 /// Runs the programs in these pages as doc tests.
 #[cfg(doctest)]
+#[doc = include_str!("../../../book/start/rust.md")]
 #[doc = include_str!("../../../book/use/library.md")]
 #[doc = include_str!("../../../book/migrate/index.md")]
 struct Pages;

@@ -1,5 +1,5 @@
-//! A job of each night by a wall clock, where the clocks of summer change. book/use/caches-jobs-elections.md has these
-//! windows.
+//! A nightly job by wall-clock time across changes of daylight saving time, with the windows of
+//! book/use/caches-jobs-elections.md.
 
 use std::time::{Duration, SystemTime};
 
