@@ -101,7 +101,6 @@ impl Inbox {
     }
 
     fn state(&self) -> MutexGuard<'_, InboxState> {
-        // Nothing panics while holding this lock, so a poisoned state is consistent.
         self.state.lock()
     }
 

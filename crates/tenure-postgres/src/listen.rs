@@ -77,7 +77,6 @@ impl NotificationHub {
     }
 
     fn state(&self) -> MutexGuard<'_, ListenState> {
-        // Nothing panics while holding this lock, so a poisoned state is consistent.
         self.state.lock()
     }
 

@@ -281,7 +281,6 @@ impl RenewsMany for Cluster {
 
 impl ClusterInner {
     fn map(&self) -> MutexGuard<'_, Map> {
-        // Updates under this lock do not panic midway, so poisoning is ignored.
         self.map.lock()
     }
 

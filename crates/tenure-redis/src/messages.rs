@@ -92,7 +92,6 @@ impl Notifications {
     }
 
     fn state(&self) -> MutexGuard<'_, MessagesState> {
-        // Updates under this lock do not panic midway, so poisoning is ignored.
         self.state.lock()
     }
 

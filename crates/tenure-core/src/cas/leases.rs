@@ -126,7 +126,6 @@ pub(super) struct SharedTable(Locked<HoldTable>);
 
 impl SharedTable {
     pub(super) fn lock(&self) -> MutexGuard<'_, HoldTable> {
-        // No update panics half-way, so a poisoned table is still consistent.
         self.0.lock()
     }
 }

@@ -76,7 +76,6 @@ impl Memory {
     }
 
     fn inner(&self) -> MutexGuard<'_, MemoryInner> {
-        // No update panics half-way, so a poisoned map is still consistent.
         self.0.inner.lock()
     }
 

@@ -282,7 +282,6 @@ impl Lines {
     }
 
     fn unanswered(&self) -> MutexGuard<'_, UnansweredByName> {
-        // Updates under this lock do not panic midway, so poisoning is ignored.
         self.unanswered.lock()
     }
 

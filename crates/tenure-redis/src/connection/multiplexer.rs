@@ -150,7 +150,6 @@ impl Multiplexer {
     }
 
     fn state(&self) -> MutexGuard<'_, MultiplexerState> {
-        // Updates under this lock do not panic midway, so poisoning is ignored.
         self.state.lock()
     }
 

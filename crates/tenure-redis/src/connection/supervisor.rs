@@ -45,7 +45,6 @@ impl Supervisor {
     }
 
     fn state(&self) -> MutexGuard<'_, SupervisorState> {
-        // Updates under this lock do not panic midway, so poisoning is ignored.
         self.state.lock()
     }
 

@@ -128,7 +128,6 @@ impl AckChannel {
     }
 
     fn state(&self) -> MutexGuard<'_, AckState> {
-        // Updates under this lock do not panic midway, so poisoning is ignored.
         self.state.lock()
     }
 

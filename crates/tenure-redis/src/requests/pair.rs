@@ -85,7 +85,6 @@ pub(crate) fn is_for(op: &Op, context: RequestContext) -> bool {
 
 impl Pairs {
     fn recent(&self) -> MutexGuard<'_, Recent> {
-        // Updates under this lock do not panic midway, so poisoning is ignored.
         self.recent.lock()
     }
 

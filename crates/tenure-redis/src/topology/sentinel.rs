@@ -47,7 +47,6 @@ impl SentinelResolver {
     }
 
     fn sentinels(&self) -> MutexGuard<'_, Vec<Target>> {
-        // Updates under this lock do not panic midway, so poisoning is ignored.
         self.sentinels.lock()
     }
 

@@ -200,7 +200,6 @@ struct QuorumTable {
 
 impl OwnerRegistry {
     fn table(&self) -> MutexGuard<'_, QuorumTable> {
-        // No operation panics halfway, so a poisoned table is still consistent.
         self.0.lock()
     }
 
