@@ -1,0 +1,117 @@
+"""Distributed locks on the Redis you already run, with fencing tokens, wake-ups and a signal when a lock is lost.
+
+>>> import tenure
+>>> locks = tenure.connect("memory:")  # or redis://HOST, or file:DIR
+>>> with locks.mutex("invoice:42", ttl=15) as guard:  # waits
+...     print("charging")  # pass guard.fence to the resource
+charging
+>>> if guard := locks.mutex("noon").try_lock(timeout=2):  # None when busy
+...     guard.release()
+
+Each method that asks the store has a twin for event loops, whose name begins with an `a`: `await lock.alock()`.
+Locks and guards work in `with` and in `async with`.
+"""
+
+from __future__ import annotations
+
+import atexit as _atexit
+
+from . import _background, _native
+from ._errors import (
+    BusyError,
+    ClosedError,
+    Error,
+    ForkedError,
+    InvalidError,
+    LostError,
+    MismatchError,
+    OverdueError,
+    RefusedError,
+    ReleasedError,
+    UnknownError,
+    UnreachableError,
+    UnsupportedError,
+)
+from ._guards import Guard, Loss, MultiGuard, RwGuard, Term, Turn
+from ._locks import (
+    FairMutex,
+    Lock,
+    Locks,
+    Multi,
+    Mutex,
+    Options,
+    ReentrantMutex,
+    RwLock,
+    RwSide,
+    Semaphore,
+    multi,
+    opened,
+    quorum_of,
+)
+from ._uses import Absent, Cache, Election, Observer, OncePer, daily
+from ._values import Change, Histogram, Holder, LastRun, Leader, LockMetrics, Metrics, Run, Status
+
+__version__ = _native.__version__
+
+__all__ = [
+    "Absent", "BusyError", "Cache", "Change", "ClosedError", "Election", "Error", "FairMutex", "ForkedError", "Guard",
+    "Histogram", "Holder", "InvalidError", "LastRun", "Leader", "Lock", "LockMetrics", "Locks", "Loss", "LostError",
+    "Metrics", "MismatchError", "Multi", "MultiGuard", "Mutex", "Observer", "OncePer", "Options", "OverdueError",
+    "ReentrantMutex", "RefusedError", "ReleasedError", "Run", "RwGuard", "RwLock", "RwSide", "Semaphore", "Status",
+    "Term", "Turn", "UnknownError", "UnreachableError", "UnsupportedError", "aconnect", "connect", "daily", "multi",
+    "open_lazily", "quorum",
+]  # fmt: skip
+
+
+def open_lazily(url: str) -> Locks:
+    """Opens a store without I/O; the first use dials. For module level, and for programs that start before
+    their store.
+
+    >>> locks = open_lazily("redis://127.0.0.1:1")
+    """
+    return opened(url)
+
+
+def connect(url: str) -> Locks:
+    """Opens a store and checks that it answers.
+
+    The URL is `redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE]`, `rediss://…` (TLS), `redis+unix:///SOCKET`,
+    `redis-sentinel://…`, `redis-cluster://…`, `redis-quorum://…`, `file:DIR` (the processes of one machine), or
+    `memory:` (this process). Builds with the features have `postgres://…`, `etcd://…` and `zookeeper://…` too.
+
+    >>> connect("memory:").url
+    'memory:'
+    """
+    locks = opened(url)
+    locks.ping()
+    return locks
+
+
+async def aconnect(url: str) -> Locks:
+    """As `connect`, in an event loop."""
+    locks = opened(url)
+    await locks.aping()
+    return locks
+
+
+def quorum(*members: Locks) -> Locks:
+    """A majority of independent stores: Redlock with fencing tokens. It has mutexes only.
+
+    >>> locks = quorum(connect("memory:a"), connect("memory:b"), connect("memory:c"))
+    >>> with locks.mutex("orders:42") as guard:
+    ...     guard.is_held()
+    True
+    """
+    return quorum_of(list(members))
+
+
+# How long the end of the interpreter may wait for releases. Leases of unanswered ones end by themselves.
+_CLOSE = 2.0
+
+
+def _close() -> None:
+    _background.stop()
+    _native.close(_CLOSE)
+
+
+_atexit.register(_close)

@@ -1,0 +1,41 @@
+"""What a fork leaves behind. A child has no threads of the library, so it opens its stores again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+generation = 0
+"""The number of forks between the process that imported the package and this one."""
+
+_handlers: list[Callable[[], None]] = []
+
+
+def in_child(handler: Callable[[], None]) -> None:
+    """Calls `handler` in each child."""
+    _handlers.append(handler)
+
+
+def _after_fork() -> None:
+    global generation
+    generation += 1
+    for handler in _handlers:
+        handler()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def close_files_below(directory: str) -> None:
+    """Closes the descriptors of files in a directory that this child got from its parent.
+
+    The parent's holds in a `file:` store end with the last process that has their files open, and a child
+    must not keep them alive.
+    """
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            path = os.readlink(f"/proc/self/fd/{number}")
+            if path.startswith(directory + "/"):
+                os.close(int(number))
+        except OSError:
+            continue  # the descriptor of the listing itself

@@ -1,0 +1,385 @@
+"""Guards: held locks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Generator
+from types import TracebackType
+from typing import Any, Optional
+
+from . import _background, _native
+from ._errors import Error, ForkedError, LostError
+from ._wait import Seconds, optional_seconds, reactor_of, run, seconds, wait
+
+_logger = logging.getLogger("tenure")
+
+
+class Loss:
+    """The loss of a lock: an event to check or wait for, and an awaitable.
+
+    >>> import tenure
+    >>> locks = tenure.connect("memory:")
+    >>> with locks.mutex("nightly") as guard:
+    ...     guard.lost.is_set()
+    False
+    """
+
+    __slots__ = ("_native",)
+
+    def __init__(self, native: _native.Loss) -> None:
+        self._native = native
+
+    def is_set(self) -> bool:
+        """Whether the lock is lost."""
+        return self.reason is not None
+
+    @property
+    def reason(self) -> Optional[LostError]:
+        """Why the lock is lost; `None` while it is held and after its release."""
+        end = self._native.peek()
+        return end if isinstance(end, LostError) else None
+
+    def wait(self, timeout: Optional[Seconds] = None) -> bool:
+        """Blocks until the lock is lost (`True`), released (`False`), or the time is over (`False`)."""
+        op = self._native.wait()
+        if not op.run(optional_seconds(timeout)):
+            return False
+        return op.result() is not None
+
+    def __await__(self) -> Generator[Any, None, Optional[LostError]]:
+        """Waits until the lock is lost, and returns why, or released, and returns `None`."""
+        return wait(self._native.wait()).__await__()
+
+    def __repr__(self) -> str:
+        end = self._native.peek()
+        state = "not lost" if end is None else "released" if end is False else f"lost: {end}"
+        return f"<tenure.Loss {state}>"
+
+
+class Guard:
+    """A held lock. It is released at the end of its `with` block, by `release`, or when nothing refers to it.
+
+    >>> import tenure
+    >>> locks = tenure.connect("memory:")
+    >>> with locks.mutex("invoice:42") as guard:
+    ...     guard.is_held(), guard.fence > 0
+    (True, True)
+    """
+
+    __slots__ = ("__weakref__", "_hold", "_lost")
+
+    def __init__(self, hold: _native.Hold) -> None:
+        self._hold = hold
+        self._lost: Optional[Loss] = None
+
+    @property
+    def name(self) -> str:
+        """The name of the lock, without the prefix."""
+        return self._hold.name
+
+    @property
+    def fence(self) -> int:
+        """The fencing token: larger than that of every earlier grant of this name. A resource that refuses
+        writes with a smaller token than the largest it has seen is safe even from a holder that does not know
+        yet that its lock is lost."""
+        return self._hold.fence
+
+    @property
+    def owner(self) -> str:
+        """Who holds the lock, as others see it: `user/label@host:pid/id`."""
+        return self._hold.owner
+
+    def is_held(self) -> bool:
+        """Whether the lock is still held, as far as can be known without a request."""
+        return self._hold.remaining() > 0
+
+    def remaining(self) -> float:
+        """Seconds until the lock would be lost if no further renewal succeeded."""
+        return self._hold.remaining()
+
+    @property
+    def lost(self) -> Loss:
+        """The loss of this lock."""
+        if self._lost is None:
+            self._lost = Loss(self._hold.lost())
+        return self._lost
+
+    def on_lost(self, callback: Callable[[LostError], object]) -> None:
+        """Calls `callback` with the reason if the lock is lost: in the running event loop, or else on a thread
+        for callbacks."""
+
+        def done(end: object) -> None:
+            if isinstance(end, LostError):
+                try:
+                    callback(end)
+                except Exception:
+                    _logger.exception("a callback for the loss of %s failed", self.name)
+
+        op = self._hold.lost().wait()
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            _background.watch(op, done)
+        else:
+            _background.Sink(op, done).start(reactor_of(loop))
+
+    def cancel_on_loss(self) -> CancelOnLoss:
+        """Cancels this asyncio task in the `with` block if the lock is lost. The block then raises the
+        `LostError`.
+
+        >>> import asyncio, tenure
+        >>> async def main():
+        ...     locks = await tenure.aconnect("memory:")
+        ...     async with locks.mutex("import") as guard:
+        ...         with guard.cancel_on_loss():
+        ...             await asyncio.sleep(0)  # the work
+        >>> asyncio.run(main())
+        """
+        return CancelOnLoss(self._hold.lost())
+
+    def verify(self) -> None:
+        """Asks the store whether the lock is still held: right before a write that cannot be fenced. Raises
+        `LostError` if it is not."""
+        run(self._hold.verify())
+
+    async def averify(self) -> None:
+        """As `verify`, in an event loop."""
+        await wait(self._hold.verify())
+
+    def renew(self) -> None:
+        """Extends the lease to a full ttl from now. Needed only with `renew=False`."""
+        run(self._hold.renew())
+
+    async def arenew(self) -> None:
+        """As `renew`, in an event loop."""
+        await wait(self._hold.renew())
+
+    def release(self) -> None:
+        """Releases the lock. Raises `LostError` if it was no longer held, so that another client may have held
+        it meanwhile."""
+        run(self._hold.release())
+
+    async def arelease(self) -> None:
+        """As `release`, in an event loop. If the task is cancelled, the release goes on in the background."""
+        await wait(self._hold.release())
+
+    def detach(self) -> str:
+        """Gives up the guard without releasing the lock, and returns the owner, for `Locks.resume` in another
+        process. From here on only the lease ends the hold."""
+        owner: str = run(self._hold.detach())
+        return owner
+
+    async def adetach(self) -> str:
+        """As `detach`, in an event loop."""
+        owner: str = await wait(self._hold.detach())
+        return owner
+
+    def keep_for(self, time: Seconds) -> None:
+        """Gives up the guard but leaves the lock taken for this time, so that work is not repeated at once."""
+        run(self._hold.keep_for(seconds(time)))
+
+    async def akeep_for(self, time: Seconds) -> None:
+        """As `keep_for`, in an event loop."""
+        await wait(self._hold.keep_for(seconds(time)))
+
+    def _is_over(self, error: Optional[BaseException]) -> bool:
+        """Whether there is nothing to release at the end of a block."""
+        if self._hold.is_foreign():
+            if error is None:
+                raise ForkedError("the guard belongs to the parent process: a fork does not share locks", self.name)
+            return True
+        return self._hold.is_released()
+
+    def _end(self, error: Optional[BaseException]) -> _native.Op:
+        return self._hold.release()
+
+    def __enter__(self) -> Guard:
+        return self
+
+    def __exit__(
+        self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        if not self._is_over(error):
+            try:
+                run(self._end(error))
+            except Error as failed:
+                self._report(failed, error)
+
+    async def __aenter__(self) -> Guard:
+        return self
+
+    async def __aexit__(
+        self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        if not self._is_over(error):
+            try:
+                await wait(self._end(error))
+            except Error as failed:
+                self._report(failed, error)
+
+    def _report(self, failed: Error, error: Optional[BaseException]) -> None:
+        """A loss is raised, unless the block failed anyway. A release without an answer goes on in the background."""
+        if error is None and isinstance(failed, LostError):
+            raise failed
+        _logger.debug("the release of %s failed: %s", self.name, failed)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a guard cannot be pickled: detach it, and resume it in the other process")
+
+    def _state(self) -> str:
+        if self._hold.is_foreign():
+            return "of the parent process"
+        if self._hold.is_released():
+            return "released"
+        remaining = self._hold.remaining()
+        return f"held, {remaining:.1f} s left" if remaining > 0 else "lost"
+
+    def __repr__(self) -> str:
+        return f"<tenure.{type(self).__name__} {self.name!r} fence={self.fence} {self._state()}>"
+
+
+class RwGuard(Guard):
+    """A held side of a read-write lock."""
+
+    __slots__ = ()
+
+    def downgrade(self) -> None:
+        """Makes a writer or an upgradeable reader a reader. No other writer gets in between."""
+        run(self._hold.downgrade())
+
+    async def adowngrade(self) -> None:
+        """As `downgrade`, in an event loop."""
+        await wait(self._hold.downgrade())
+
+    def upgrade(self, timeout: Optional[Seconds] = None) -> bool:
+        """Makes an upgradeable reader the writer once the other readers have left; `False` if the time is over."""
+        upgraded: bool = run(self._hold.upgrade(optional_seconds(timeout)))
+        return upgraded
+
+    async def aupgrade(self, timeout: Optional[Seconds] = None) -> bool:
+        """As `upgrade`, in an event loop."""
+        upgraded: bool = await wait(self._hold.upgrade(optional_seconds(timeout)))
+        return upgraded
+
+    def __enter__(self) -> RwGuard:
+        return self
+
+    async def __aenter__(self) -> RwGuard:
+        return self
+
+
+class MultiGuard(Guard):
+    """Several held locks. The loss of one is the loss of all."""
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        """The names of the locks."""
+        return ", ".join(name for name, _ in self._hold.parts)
+
+    @property
+    def fence(self) -> int:
+        """Not available: each lock has its own token, see `fences`."""
+        raise Error("a multi-lock has a token for each lock: use `fences`")
+
+    @property
+    def fences(self) -> dict[str, int]:
+        """The fencing token of each lock, by its name."""
+        return dict(self._hold.parts)
+
+    def __enter__(self) -> MultiGuard:
+        return self
+
+    async def __aenter__(self) -> MultiGuard:
+        return self
+
+    def __repr__(self) -> str:
+        return f"<tenure.MultiGuard {self.name!r} {self._state()}>"
+
+
+class Term(Guard):
+    """A term as the leader of an election. It is resigned at the end of its `with` block."""
+
+    __slots__ = ()
+
+    def update(self, payload: str) -> None:
+        """Changes what the leader tells others."""
+        run(self._hold.update(payload))
+
+    async def aupdate(self, payload: str) -> None:
+        """As `update`, in an event loop."""
+        await wait(self._hold.update(payload))
+
+    def __enter__(self) -> Term:
+        return self
+
+    async def __aenter__(self) -> Term:
+        return self
+
+
+class Turn(Guard):
+    """A run of a job. It succeeds at the end of its `with` block, and fails with an exception."""
+
+    __slots__ = ()
+
+    def fail(self, why: object) -> None:
+        """Ends the run as failed."""
+        run(self._hold.fail(str(why)))
+
+    async def afail(self, why: object) -> None:
+        """As `fail`, in an event loop."""
+        await wait(self._hold.fail(str(why)))
+
+    def _end(self, error: Optional[BaseException]) -> _native.Op:
+        if error is None:
+            return self._hold.release()
+        return self._hold.fail(f"{type(error).__name__}: {error}")
+
+    def __enter__(self) -> Turn:
+        return self
+
+    async def __aenter__(self) -> Turn:
+        return self
+
+
+class CancelOnLoss:
+    """See `Guard.cancel_on_loss`."""
+
+    def __init__(self, loss: _native.Loss) -> None:
+        self._op = loss.wait()
+        self._task: Optional[asyncio.Task[Any]] = None
+        self._reason: Optional[LostError] = None
+        self._id: Optional[int] = None
+        self._cancels = 0
+
+    def __enter__(self) -> None:
+        task = asyncio.current_task()
+        if task is None:
+            raise Error("cancel_on_loss needs a task of asyncio")
+        self._id = _background.Sink(self._op, self._lost).start(reactor_of(asyncio.get_running_loop()))
+        if self._reason is not None:
+            raise self._reason
+        self._task = task
+        self._cancels = task.cancelling() if hasattr(task, "cancelling") else 0
+
+    def _lost(self, end: object) -> None:
+        if isinstance(end, LostError):
+            self._reason = end
+            if self._task is not None:
+                self._task.cancel(str(end))
+
+    def __exit__(
+        self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        task, self._task = self._task, None
+        if self._id is not None:
+            self._op.cancel()
+            reactor_of(asyncio.get_running_loop()).forget(self._id)
+        if self._reason is None or task is None:
+            return
+        if hasattr(task, "uncancel") and task.uncancel() > self._cancels:
+            return  # somebody else has cancelled the task too
+        if kind is None or issubclass(kind, asyncio.CancelledError):
+            raise self._reason from error

@@ -1,0 +1,859 @@
+"""Stores and their locks."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Optional, TypedDict, TypeVar, Union, cast
+
+from . import _fork, _log, _native, _wait
+from ._errors import BusyError, Error, ForkedError, LostError
+from ._guards import Guard, MultiGuard, RwGuard
+from ._uses import Cache, Election, OncePer, Period
+from ._values import Metrics, Status
+from ._wait import Seconds, optional_seconds, run, seconds, wait
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+F = TypeVar("F", bound=Callable[..., Any])
+G = TypeVar("G", bound=Guard)
+
+
+class Options(TypedDict, total=False):
+    """How locks are held. `Locks.configured` changes them for all locks, and each lock takes them too."""
+
+    ttl: Seconds
+    """The lease: how long the lock outlives a holder that is gone. Default: 15 s."""
+    renew: bool
+    """Whether the lease is renewed while the guard lives. Default: yes, at a third of the lease."""
+    max_hold: Seconds
+    """Maximum time one guard may hold the lock, however often it is renewed. Default: no limit."""
+    grace: Seconds
+    """How long before another client can get the lock its loss is announced. At most a third of the lease."""
+    inherit_liveness: bool
+    """Binds the hold to child processes too, on `file:` stores."""
+    op_timeout: Seconds
+    """Timeout of one request. Default: 1 s."""
+    patience: Seconds
+    """How long a wait keeps retrying while the store does not answer at all. Default: 60 s."""
+    label: str
+    """Text shown to people beside the holder's user, host and process."""
+    prefix: str
+    """Prepended to each name to form the store's key."""
+    unfenced: bool
+    """Allows a mutex without a fencing token on a server that forbids scripts."""
+    group_by: str
+    """A character: metrics are counted by what stands before it in a lock's name."""
+
+
+_TIMES = ("ttl", "max_hold", "grace", "op_timeout", "patience")
+
+
+def _native_options(options: Options) -> dict[str, Any]:
+    return {key: seconds(cast(Seconds, value)) if key in _TIMES else value for key, value in options.items()}
+
+
+class _Store:
+    """An open store. A child of a fork opens it again on its first use."""
+
+    def __init__(self, url: str, opened: Callable[[], _native.Locks]) -> None:
+        self.url = url
+        self.open = opened
+        self._native = opened()
+        self._generation = _fork.generation
+        _stores.add(self)
+
+    def native(self) -> _native.Locks:
+        if self._generation != _fork.generation:
+            self._native = self.open()
+            self._generation = _fork.generation
+        return self._native
+
+
+_stores: weakref.WeakSet[_Store] = weakref.WeakSet()
+
+
+def _close_files() -> None:
+    for store in list(_stores):
+        if store.url.startswith("file:"):
+            _fork.close_files_below(os.path.abspath(store.url[len("file:") :]))
+
+
+_fork.in_child(_close_files)
+
+
+def open_url(url: str) -> _native.Locks:
+    # A child got a copy of its parent's memory, with the parent's locks in it.
+    if url.startswith("memory:") and url != "memory:" and _fork.generation:
+        url = f"{url} of process {os.getpid()}"
+    return _native.Locks.open(url)
+
+
+class Locks:
+    """The locks of a store: see `connect`.
+
+    Create one for each store when the program starts. Threads, tasks and event loops share it. After a fork,
+    the child opens a connection of its own on the first use.
+    """
+
+    def __init__(self, store: _Store, options: Options) -> None:
+        self._store = store
+        self._options: Options = options
+        self._handle: Optional[_native.Locks] = None
+        self._generation = -1
+        self._native()
+
+    def _native(self) -> _native.Locks:
+        if self._handle is None or self._generation != _fork.generation:
+            native = self._store.native()
+            self._handle = native.configured(**_native_options(self._options)) if self._options else native
+            self._generation = _fork.generation
+        return self._handle
+
+    def configured(self, **options: Unpack[Options]) -> Locks:
+        """The same store with changed options.
+
+        >>> import tenure
+        >>> locks = tenure.connect("memory:").configured(prefix="shop:", ttl=60)
+        >>> locks.ttl
+        60.0
+        """
+        return Locks(self._store, {**self._options, **options})
+
+    @property
+    def url(self) -> str:
+        """The URL of the store, without its credentials."""
+        return self._native().url
+
+    @property
+    def ttl(self) -> float:
+        """The lease in seconds."""
+        return self._native().ttl
+
+    def ping(self) -> None:
+        """Checks that the store answers."""
+        run(self._native().ping())
+
+    async def aping(self) -> None:
+        """As `ping`, in an event loop."""
+        await wait(self._native().ping())
+
+    def flush(self) -> None:
+        """Waits for the releases in the background, for at most `op_timeout`."""
+        run(self._native().flush())
+
+    async def aflush(self) -> None:
+        """As `flush`, in an event loop."""
+        await wait(self._native().flush())
+
+    def mutex(
+        self,
+        name: str,
+        *,
+        timeout: Optional[Seconds] = None,
+        on_lost: Optional[Callable[[LostError], object]] = None,
+        **options: Unpack[Options],
+    ) -> Mutex:
+        """A lock with one holder at a time.
+
+        `timeout` is for `with`, which then raises `BusyError`. `on_lost` is called with the reason if the lock
+        is lost.
+
+        >>> import tenure
+        >>> locks = tenure.connect("memory:")
+        >>> with locks.mutex("invoice:42", ttl=15) as guard:
+        ...     locks.mutex("invoice:42").try_lock() is None
+        True
+        """
+        return Mutex(self, name, timeout, on_lost, options)
+
+    def fair_mutex(
+        self,
+        name: str,
+        *,
+        timeout: Optional[Seconds] = None,
+        on_lost: Optional[Callable[[LostError], object]] = None,
+        **options: Unpack[Options],
+    ) -> FairMutex:
+        """A lock with one holder at a time, first come, first served. Arguments as of `mutex`."""
+        return FairMutex(self, name, timeout, on_lost, options)
+
+    def reentrant_mutex(
+        self,
+        name: str,
+        *,
+        owner: Optional[str] = None,
+        timeout: Optional[Seconds] = None,
+        on_lost: Optional[Callable[[LostError], object]] = None,
+        **options: Unpack[Options],
+    ) -> ReentrantMutex:
+        """A lock with one owner at a time, who may hold it several times. The owner is the running task, or
+        else the thread, unless `owner` names another. Other arguments as of `mutex`.
+
+        >>> import tenure
+        >>> tree = tenure.connect("memory:").reentrant_mutex("tree")
+        >>> with tree, tree:
+        ...     tree.hold_count()
+        2
+        """
+        return ReentrantMutex(self, name, timeout, on_lost, options, owner)
+
+    def rwlock(
+        self,
+        name: str,
+        *,
+        timeout: Optional[Seconds] = None,
+        on_lost: Optional[Callable[[LostError], object]] = None,
+        **options: Unpack[Options],
+    ) -> RwLock:
+        """A lock with many readers or one writer. Arguments as of `mutex`.
+
+        >>> import tenure
+        >>> config = tenure.connect("memory:").rwlock("config")
+        >>> with config.read(), config.read():
+        ...     config.write().try_lock() is None
+        True
+        """
+        return RwLock(self, name, timeout, on_lost, options)
+
+    def semaphore(
+        self,
+        name: str,
+        permits: int,
+        *,
+        timeout: Optional[Seconds] = None,
+        on_lost: Optional[Callable[[LostError], object]] = None,
+        **options: Unpack[Options],
+    ) -> Semaphore:
+        """A lock with this number of permits, on which all users of the name must agree. Other arguments as of
+        `mutex`.
+
+        >>> import tenure
+        >>> render = tenure.connect("memory:").semaphore("render", 2)
+        >>> with render, render:
+        ...     render.try_lock() is None
+        True
+        """
+        return Semaphore(self, name, timeout, on_lost, options, permits, 1)
+
+    def multi(self, *names: str, timeout: Optional[Seconds] = None) -> Multi:
+        """Several mutexes at once, all or none. For other kinds and stores there is `tenure.multi`.
+
+        >>> import tenure
+        >>> with tenure.connect("memory:").multi("account:7", "account:3") as guard:
+        ...     sorted(guard.fences)
+        ['account:3', 'account:7']
+        """
+        return Multi([self.mutex(name) for name in names], timeout)
+
+    def locked(
+        self,
+        name: str,
+        *,
+        kind: str = "mutex",
+        on_busy: str = "wait",
+        timeout: Optional[Seconds] = None,
+        guard: Optional[str] = None,
+        **options: Unpack[Options],
+    ) -> Callable[[F], F]:
+        """A decorator that runs a function, sync or async, under a lock.
+
+        `name` may contain arguments of the function in braces. `on_busy` is `wait`, `skip` (the function
+        returns `None`) or `raise` (a `BusyError`); `skip` and `raise` wait for `timeout`. `guard` names an
+        argument of the function that gets the guard. If the lock is lost, an async function is cancelled.
+
+        >>> import tenure
+        >>> locks = tenure.connect("memory:")
+        >>> @locks.locked("report:{day}", on_busy="skip")
+        ... def report(day):
+        ...     return f"report of {day}"
+        >>> report("monday")
+        'report of monday'
+        """
+        if kind not in ("mutex", "fair"):
+            raise Error(f"kind: got {kind!r}, expected mutex or fair")
+        if on_busy not in ("wait", "skip", "raise"):
+            raise Error(f"on_busy: got {on_busy!r}, expected wait, skip or raise")
+        make = FairMutex if kind == "fair" else Mutex
+
+        def decorate(function: F) -> F:
+            signature = inspect.signature(function)
+
+            def lock_of(args: Any, kwargs: Any) -> Lock[Guard]:
+                given = {**kwargs, guard: None} if guard else kwargs
+                bound = signature.bind(*args, **given)
+                bound.apply_defaults()
+                return make(self, name.format_map(bound.arguments), None, None, options)
+
+            def busy(lock: Lock[Guard]) -> None:
+                if on_busy != "skip":
+                    raise lock.busy(timeout)
+
+            def limit() -> Optional[float]:
+                return optional_seconds(timeout)
+
+            if inspect.iscoroutinefunction(function):
+
+                @functools.wraps(function)
+                async def asynchronous(*args: Any, **kwargs: Any) -> Any:
+                    lock = lock_of(args, kwargs)
+                    waits = on_busy == "wait" and timeout is None
+                    held = await lock.alock() if waits else await lock.atry_lock(limit())
+                    if held is None:
+                        return busy(lock)
+                    async with held:
+                        with held.cancel_on_loss():
+                            return await function(*args, **kwargs, **({guard: held} if guard else {}))
+
+                return cast(F, asynchronous)
+
+            @functools.wraps(function)
+            def synchronous(*args: Any, **kwargs: Any) -> Any:
+                lock = lock_of(args, kwargs)
+                waits = on_busy == "wait" and timeout is None
+                held = lock.lock() if waits else lock.try_lock(limit())
+                if held is None:
+                    return busy(lock)
+                with held:
+                    return function(*args, **kwargs, **({guard: held} if guard else {}))
+
+            return cast(F, synchronous)
+
+        return decorate
+
+    def cache(
+        self,
+        name: str,
+        ttl: Seconds,
+        *,
+        codec: str = "json",
+        stale: Seconds = 0.0,
+        wait: Seconds = 5.0,
+        overdue: str = "compute",
+        outage: str = "compute",
+        early: float = 1.0,
+        jitter: float = 0.1,
+        max_bytes: int = 1 << 20,
+    ) -> Cache:
+        """A value that one caller computes for a whole fleet, kept in this store for `ttl` after it was
+        computed: see `Cache`.
+
+        - `codec` is `json`, `text` or `bytes`.
+        - `stale`: how long after its ttl a value may still be returned while one caller computes the next.
+        - `wait`: how long a caller waits for another caller's computation. Then it computes too, or fails with
+          `OverdueError`, as `overdue` says: `compute` or `fail`.
+        - `outage`: what a caller does if the store does not answer, `compute` or `fail`.
+        - `early`: how eagerly one caller recomputes before the value expires; `jitter`: the share of its ttl by
+          which a value expires early, at random.
+
+        >>> import tenure
+        >>> user = tenure.connect("memory:").cache("user:42", ttl=60)
+        >>> user.get_or_compute(lambda: {"name": "Ada"})
+        {'name': 'Ada'}
+        """
+        times = {"stale": seconds(stale), "wait": seconds(wait)}
+        return Cache(self._native, name, seconds(ttl), codec, {
+            **times, "overdue": overdue, "outage": outage, "early": early, "jitter": jitter, "max_bytes": max_bytes,
+        })  # fmt: skip
+
+    def cached(self, name: str, ttl: Seconds, **options: Any) -> Callable[[F], F]:
+        """A decorator that keeps what a function returns, sync or async. `name` may contain its arguments in
+        braces. Options as of `cache`.
+
+        >>> import tenure
+        >>> locks = tenure.connect("memory:")
+        >>> @locks.cached("square:{of}", ttl=60)
+        ... def square(of):
+        ...     print("computing")
+        ...     return of * of
+        >>> square(7), square(7)
+        computing
+        (49, 49)
+        """
+
+        def decorate(function: F) -> F:
+            signature = inspect.signature(function)
+
+            def cache_of(args: Any, kwargs: Any) -> Cache:
+                bound = signature.bind(*args, **kwargs)
+                bound.apply_defaults()
+                return self.cache(name.format_map(bound.arguments), ttl, **options)
+
+            if inspect.iscoroutinefunction(function):
+
+                @functools.wraps(function)
+                async def asynchronous(*args: Any, **kwargs: Any) -> Any:
+                    return await cache_of(args, kwargs).aget_or_compute(lambda: function(*args, **kwargs))
+
+                return cast(F, asynchronous)
+
+            @functools.wraps(function)
+            def synchronous(*args: Any, **kwargs: Any) -> Any:
+                return cache_of(args, kwargs).get_or_compute(lambda: function(*args, **kwargs))
+
+            return cast(F, synchronous)
+
+        return decorate
+
+    def once_per(
+        self, name: str, period: Period, *, open_for: Optional[Seconds] = None, reopens_on: str = "failure"
+    ) -> OncePer:
+        """A job that runs at most once in each window of a period, on whichever host asks first: see `OncePer`.
+
+        `period` is a time (windows are counted from 1970 UTC), `tenure.daily(at)`, or a function from a
+        `datetime` to the window that contains it, as two of them. `open_for` limits how long after the start of
+        a window the job may begin. `reopens_on` says what lets it run again: `nothing`, `failure`, or
+        `failure_or_loss`.
+
+        >>> import tenure
+        >>> digest = tenure.connect("memory:").once_per("digest", 86_400)
+        >>> bool(digest.run(print, "sent")), bool(digest.run(print, "sent"))
+        sent
+        (True, False)
+        """
+        return OncePer(self._native, name, period, optional_seconds(open_for), reopens_on)
+
+    def election(self, name: str, payload: str = "") -> Election:
+        """An election of one leader among many candidates: see `Election`. `payload` tells others how to reach
+        the leader.
+
+        >>> import tenure
+        >>> election = tenure.connect("memory:").election("scheduler", "host-1:8080")
+        >>> with election.campaign():
+        ...     election.leader().payload
+        'host-1:8080'
+        """
+        return Election(self._native, name, payload)
+
+    def inspect(self, name: str) -> Optional[Status]:
+        """The state of a lock with its holders, or `None` if it is free.
+
+        >>> import tenure
+        >>> locks = tenure.connect("memory:")
+        >>> with locks.mutex("nightly") as guard:
+        ...     locks.inspect("nightly").holders[0].owner == guard.owner
+        True
+        """
+        return Status.of(run(self._native().inspect(name)))
+
+    async def ainspect(self, name: str) -> Optional[Status]:
+        """As `inspect`, in an event loop."""
+        return Status.of(await wait(self._native().inspect(name)))
+
+    def list(self, prefix: str = "") -> Iterator[Status]:
+        """The held locks whose names begin with `prefix`. It scans the whole store.
+
+        >>> import tenure
+        >>> locks = tenure.connect("memory:")
+        >>> with locks.mutex("orders:42"):
+        ...     [status.name for status in locks.list("orders:")]
+        ['orders:42']
+        """
+        listing = self._native().list(prefix)
+        while (status := Status.of(run(listing.next()))) is not None:
+            yield status
+
+    async def alist(self, prefix: str = "") -> AsyncIterator[Status]:
+        """As `list`, in an event loop."""
+        listing = self._native().list(prefix)
+        while (status := Status.of(await wait(listing.next()))) is not None:
+            yield status
+
+    def force_release(self, name: str) -> Optional[Status]:
+        """Ends all holds of a lock, and returns its holders, or `None` if it was free. For operators: it breaks
+        exclusion until the holders notice."""
+        return Status.of(run(self._native().force_release(name)))
+
+    async def aforce_release(self, name: str) -> Optional[Status]:
+        """As `force_release`, in an event loop."""
+        return Status.of(await wait(self._native().force_release(name)))
+
+    def resume(self, name: str, owner: str) -> Optional[Guard]:
+        """Takes over a hold that `Guard.detach` gave up, perhaps in another process; `None` if it is over.
+
+        >>> import tenure
+        >>> locks = tenure.connect("memory:")
+        >>> owner = locks.mutex("deploy").lock().detach()
+        >>> with locks.resume("deploy", owner) as guard:
+        ...     guard.owner == owner
+        True
+        """
+        hold = run(self._native().resume(name, owner))
+        return None if hold is None else Guard(hold)
+
+    async def aresume(self, name: str, owner: str) -> Optional[Guard]:
+        """As `resume`, in an event loop."""
+        hold = await wait(self._native().resume(name, owner))
+        return None if hold is None else Guard(hold)
+
+    def renew_detached(self, name: str, owner: str) -> Optional[float]:
+        """Extends a detached hold to a full ttl, and returns its remaining seconds; `None` if it is over."""
+        left: Optional[float] = run(self._native().renew_detached(name, owner))
+        return left
+
+    async def arenew_detached(self, name: str, owner: str) -> Optional[float]:
+        """As `renew_detached`, in an event loop."""
+        left: Optional[float] = await wait(self._native().renew_detached(name, owner))
+        return left
+
+    def metrics(self) -> Metrics:
+        """What this process has counted on this store.
+
+        >>> import tenure
+        >>> locks = tenure.connect("memory:")
+        >>> with locks.mutex("nightly"):
+        ...     locks.metrics().total.held
+        1
+        """
+        return Metrics.of(self._native().metrics())
+
+    def __reduce__(self) -> Any:
+        return _unpickled, (self._store.url, self._options)
+
+    def __repr__(self) -> str:
+        return f"<tenure.Locks {self.url!r}>"
+
+
+def _unpickled(url: str, options: Options) -> Locks:
+    return Locks(_Store(url, functools.partial(open_url, url)), options)
+
+
+def opened(url: str) -> Locks:
+    """Opens a store without I/O."""
+    _log.follow()
+    return Locks(_Store(url, functools.partial(open_url, url)), {})
+
+
+def quorum_of(members: list[Locks]) -> Locks:
+    def open_quorum() -> _native.Locks:
+        return _native.Locks.quorum([member._native() for member in members])  # pyright: ignore[reportPrivateUsage]
+
+    _log.follow()
+    return Locks(_Store("quorum:", open_quorum), {})
+
+
+def of_testing(native: _native.Locks) -> Locks:
+    generation = _fork.generation
+
+    def same() -> _native.Locks:
+        if _fork.generation != generation:
+            raise ForkedError("the store belongs to the parent process: make another in the child")
+        return native
+
+    return Locks(_Store("testing:", same), {})
+
+
+class Lock(Generic[G]):
+    """What all kinds of locks have: `lock`, `try_lock`, `with` and `async with`."""
+
+    _kind = "lock"
+
+    def __init__(
+        self,
+        locks: Locks,
+        name: str,
+        timeout: Optional[Seconds],
+        on_lost: Optional[Callable[[LostError], object]],
+        options: Options,
+    ) -> None:
+        self._locks = locks.configured(**options) if options else locks
+        self.name = name
+        """The name, without the prefix."""
+        self._timeout = optional_seconds(timeout)
+        self._on_lost = on_lost
+        self._handle: Optional[_native.Lock] = None
+        self._generation = -1
+        self._entered: dict[object, list[G]] = {}
+        self._native()
+
+    def _open(self, native: _native.Locks) -> _native.Lock:
+        raise NotImplementedError
+
+    def _native(self) -> _native.Lock:
+        handle = self._handle
+        if handle is None or self._generation != _fork.generation:
+            handle = self._handle = self._open(self._locks._native())  # pyright: ignore[reportPrivateUsage]
+            self._generation = _fork.generation
+        return handle
+
+    def _guard(self, hold: Any) -> G:
+        guard: Any = Guard(hold)
+        if self._on_lost is not None:
+            guard.on_lost(self._on_lost)
+        return cast(G, guard)
+
+    def lock(self) -> G:
+        """Waits until the lock is granted. Ctrl-C ends the wait and leaves the queue."""
+        return self._guard(run(self._native().lock()))
+
+    async def alock(self) -> G:
+        """As `lock`, in an event loop. The cancellation of the task leaves the queue."""
+        return self._guard(await wait(self._native().lock()))
+
+    def try_lock(self, timeout: Optional[Seconds] = None) -> Optional[G]:
+        """Asks once, or waits for at most `timeout`. Returns `None` if the lock is busy."""
+        hold = run(self._native().try_lock(optional_seconds(timeout)))
+        return None if hold is None else self._guard(hold)
+
+    async def atry_lock(self, timeout: Optional[Seconds] = None) -> Optional[G]:
+        """As `try_lock`, in an event loop."""
+        hold = await wait(self._native().try_lock(optional_seconds(timeout)))
+        return None if hold is None else self._guard(hold)
+
+    def busy(self, timeout: Optional[Seconds]) -> BusyError:
+        """The error of a wait that is over."""
+        waited = "" if timeout is None else f" for {seconds(timeout):g} s"
+        return BusyError(f"lock `{self.name}` is busy: another client held it{waited}", self.name, self._locks.url)
+
+    def _enter(self, guard: Optional[G]) -> G:
+        if guard is None:
+            raise self.busy(self._timeout)
+        # One lock object may serve several threads and tasks.
+        self._entered.setdefault(_wait.current(), []).append(guard)
+        return guard
+
+    def _leave(self) -> G:
+        key = _wait.current()
+        guards = self._entered[key]
+        guard = guards.pop()
+        if not guards:
+            del self._entered[key]
+        return guard
+
+    def __enter__(self) -> G:
+        return self._enter(self.lock() if self._timeout is None else self.try_lock(self._timeout))
+
+    def __exit__(
+        self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        self._leave().__exit__(kind, error, trace)
+
+    async def __aenter__(self) -> G:
+        return self._enter(await self.alock() if self._timeout is None else await self.atry_lock(self._timeout))
+
+    async def __aexit__(
+        self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        await self._leave().__aexit__(kind, error, trace)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_handle": None, "_entered": {}}
+
+    def __repr__(self) -> str:
+        return f"<tenure.{type(self).__name__} {self.name!r} at {self._locks.url}>"
+
+
+class Mutex(Lock[Guard]):
+    """A lock with one holder at a time: see `Locks.mutex`. Each acquisition has its own owner, so a thread that
+    locks it twice waits for itself."""
+
+    def _open(self, native: _native.Locks) -> _native.Lock:
+        return native.mutex(self.name)
+
+
+class FairMutex(Lock[Guard]):
+    """A lock with one holder at a time, first come, first served: see `Locks.fair_mutex`."""
+
+    def _open(self, native: _native.Locks) -> _native.Lock:
+        return native.fair_mutex(self.name)
+
+
+class _Owners(threading.local):
+    """The owners of reentrant mutexes: of this thread, and of its tasks."""
+
+    def __init__(self) -> None:
+        self.generation = _fork.generation
+        self.thread: Optional[str] = None
+        self.tasks: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+    def current(self) -> str:
+        if self.generation != _fork.generation:
+            self.__init__()  # type: ignore[misc]
+        running = _wait.current()
+        if isinstance(running, int):
+            if self.thread is None:
+                self.thread = _native.new_owner("")
+            return self.thread
+        owner = self.tasks.get(running)
+        if owner is None:
+            owner = self.tasks[running] = _native.new_owner("")
+        return owner
+
+
+_owners = _Owners()
+
+
+class ReentrantMutex(Lock[Guard]):
+    """A lock with one owner at a time, who may hold it several times: see `Locks.reentrant_mutex`."""
+
+    def __init__(
+        self,
+        locks: Locks,
+        name: str,
+        timeout: Optional[Seconds],
+        on_lost: Optional[Callable[[LostError], object]],
+        options: Options,
+        owner: Optional[str],
+    ) -> None:
+        self._owner = owner
+        super().__init__(locks, name, timeout, on_lost, options)
+
+    @property
+    def owner(self) -> str:
+        """The owner of acquisitions here."""
+        return self._owner or _owners.current()
+
+    def _native(self) -> _native.Lock:
+        return self._locks._native().reentrant_mutex(self.name, self.owner)  # pyright: ignore[reportPrivateUsage]
+
+    def hold_count(self) -> int:
+        """How often the owner holds the lock."""
+        count: int = run(self._native().hold_count())
+        return count
+
+    async def ahold_count(self) -> int:
+        """As `hold_count`, in an event loop."""
+        count: int = await wait(self._native().hold_count())
+        return count
+
+
+class RwSide(Lock[RwGuard]):
+    """One side of a read-write lock."""
+
+    def __init__(
+        self,
+        locks: Locks,
+        name: str,
+        timeout: Optional[Seconds],
+        on_lost: Optional[Callable[[LostError], object]],
+        side: str,
+    ) -> None:
+        self.side = side
+        """`read`, `upgradeable` or `write`."""
+        super().__init__(locks, name, timeout, on_lost, {})
+
+    def _open(self, native: _native.Locks) -> _native.Lock:
+        return native.rwlock(self.name, self.side)
+
+    def _guard(self, hold: Any) -> RwGuard:
+        guard = RwGuard(hold)
+        if self._on_lost is not None:
+            guard.on_lost(self._on_lost)
+        return guard
+
+    def __repr__(self) -> str:
+        return f"<tenure.RwLock {self.name!r} to {self.side} at {self._locks.url}>"
+
+
+class RwLock:
+    """A lock with many readers or one writer: see `Locks.rwlock`."""
+
+    def __init__(
+        self,
+        locks: Locks,
+        name: str,
+        timeout: Optional[Seconds],
+        on_lost: Optional[Callable[[LostError], object]],
+        options: Options,
+    ) -> None:
+        self._locks = locks.configured(**options) if options else locks
+        self.name = name
+        """The name, without the prefix."""
+        self._timeout = timeout
+        self._on_lost = on_lost
+        self.read()
+
+    def _side(self, side: str) -> RwSide:
+        return RwSide(self._locks, self.name, self._timeout, self._on_lost, side)
+
+    def read(self) -> RwSide:
+        """The side of the readers."""
+        return self._side("read")
+
+    def upgradeable(self) -> RwSide:
+        """The side of the one reader that may become the writer, by `upgrade`."""
+        return self._side("upgradeable")
+
+    def write(self) -> RwSide:
+        """The side of the writer."""
+        return self._side("write")
+
+    def __repr__(self) -> str:
+        return f"<tenure.RwLock {self.name!r} at {self._locks.url}>"
+
+
+class Semaphore(Lock[Guard]):
+    """A lock with as many holders as there are permits: see `Locks.semaphore`."""
+
+    def __init__(
+        self,
+        locks: Locks,
+        name: str,
+        timeout: Optional[Seconds],
+        on_lost: Optional[Callable[[LostError], object]],
+        options: Options,
+        permits: int,
+        taken: int,
+    ) -> None:
+        self.permits = permits
+        """The number of permits in all."""
+        self._taken = taken
+        super().__init__(locks, name, timeout, on_lost, options)
+
+    def _open(self, native: _native.Locks) -> _native.Lock:
+        return native.semaphore(self.name, self.permits, self._taken)
+
+    def many(self, permits: int) -> Semaphore:
+        """The same semaphore, of which each acquisition takes this number of permits."""
+        return Semaphore(self._locks, self.name, self._timeout, self._on_lost, {}, self.permits, permits)
+
+    def set_permits(self, permits: int) -> None:
+        """Changes the number of permits for all clients, which need no restart."""
+        run(self._locks._native().set_permits(self.name, permits))  # pyright: ignore[reportPrivateUsage]
+
+    async def aset_permits(self, permits: int) -> None:
+        """As `set_permits`, in an event loop."""
+        await wait(self._locks._native().set_permits(self.name, permits))  # pyright: ignore[reportPrivateUsage]
+
+
+Part = Union[Mutex, FairMutex, ReentrantMutex, RwSide, Semaphore]
+
+
+class Multi(Lock[MultiGuard]):
+    """Several locks at once, all or none: see `multi`."""
+
+    def __init__(self, parts: list[Any], timeout: Optional[Seconds]) -> None:
+        if not parts:
+            raise Error("a multi-lock needs at least one lock")
+        self._parts = parts
+        super().__init__(parts[0]._locks, ", ".join(part.name for part in parts), timeout, None, {})
+
+    def _native(self) -> _native.Lock:
+        if any(isinstance(part, ReentrantMutex) for part in self._parts):
+            self._handle = None  # their owner depends on the caller
+        return super()._native()
+
+    def _open(self, native: _native.Locks) -> _native.Lock:
+        return _native.Lock.multi([part._native() for part in self._parts])
+
+    def _guard(self, hold: Any) -> MultiGuard:
+        return MultiGuard(hold)
+
+
+def multi(*locks: Part, timeout: Optional[Seconds] = None) -> Multi:
+    """Several locks at once, of any kind and on any store, all or none. They are acquired in the order of their
+    names, so that two processes cannot wait for each other.
+
+    >>> import tenure
+    >>> locks = tenure.connect("memory:")
+    >>> with tenure.multi(locks.mutex("a"), locks.rwlock("b").read()) as guard:
+    ...     guard.is_held()
+    True
+    """
+    return Multi(list(locks), timeout)

@@ -1,0 +1,181 @@
+"""What stores report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any, Generic, Optional, TypeVar
+
+T = TypeVar("T")
+
+
+def _time(seconds: Optional[float]) -> Optional[datetime]:
+    return None if seconds is None else datetime.fromtimestamp(seconds, timezone.utc)
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A holder of a lock, or a waiter."""
+
+    owner: Optional[str]
+    """`user/label@host:pid/id`; `None` for another program, which `value` shows."""
+    user: Optional[str]
+    host: Optional[str]
+    pid: Optional[int]
+    label: Optional[str]
+    value: bytes = field(repr=False)
+    fence: int
+    """The fencing token; 0 if there is none."""
+    remaining: Optional[float]
+    """Seconds until the lease ends; `None` if another program set no expiry."""
+    since: Optional[datetime]
+    """When the hold or the wait began, for display."""
+    share: str
+    """`whole`, `holds`, `reader`, `upgradeable`, `writer` or `permits`."""
+    count: int
+    """The number of holds or permits."""
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Holder:
+        return cls(**{**values, "since": _time(values["since"])})
+
+
+@dataclass(frozen=True)
+class Status:
+    """The state of a lock at the time the store answered. Acquire the lock rather than decide by it."""
+
+    name: str
+    kind: str
+    permits: Optional[int]
+    """The number of permits of a semaphore."""
+    holders: list[Holder]
+    waiters: list[Holder]
+    """In the order of the queue, if this kind of lock has one."""
+    unlisted: int
+    """The number of holders and waiters beyond the first thousand."""
+    foreign: Optional[str]
+    """What another program keeps at the name; `None` for a lock of tenure."""
+
+    @classmethod
+    def of(cls, values: Optional[Mapping[str, Any]]) -> Optional[Status]:
+        if values is None:
+            return None
+        lists = {key: [Holder.of(one) for one in values[key]] for key in ("holders", "waiters")}
+        return cls(**{**values, **lists})
+
+
+@dataclass(frozen=True)
+class Leader:
+    """The leader of an election."""
+
+    payload: str
+    fence: int
+    owner: str
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of leadership."""
+
+    kind: str
+    """`elected`, `updated`, `resigned`, `missed` or `rewritten`."""
+    leader: Optional[Leader] = None
+    missed: int = 0
+    """The number of changes that are no longer known, of `missed`."""
+
+    @classmethod
+    def of(cls, change: tuple[str, Any]) -> Change:
+        kind, value = change
+        if kind == "missed":
+            return cls(kind, missed=value)
+        return cls(kind, Leader(**value) if value is not None else None)
+
+
+@dataclass(frozen=True)
+class LastRun:
+    """The most recent run of a job."""
+
+    window: tuple[datetime, datetime]
+    begun: datetime
+    owner: str
+    fence: int
+    outcome: str
+    """`running`, `done`, `failed` or `lost`."""
+    why: Optional[str]
+    """The reason of a failure."""
+
+    @classmethod
+    def of(cls, values: Optional[Mapping[str, Any]]) -> Optional[LastRun]:
+        if values is None:
+            return None
+        start, end = (datetime.fromtimestamp(time, timezone.utc) for time in values["window"])
+        begun = datetime.fromtimestamp(values["begun"], timezone.utc)
+        return cls(**{**values, "window": (start, end), "begun": begun})
+
+
+@dataclass(frozen=True)
+class Run(Generic[T]):
+    """What came of a job that runs once: true if it ran here."""
+
+    ran: bool
+    value: Optional[T] = None
+    """What the job returned."""
+
+    def __bool__(self) -> bool:
+        return self.ran
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """How long something took, each time, in seconds."""
+
+    count: int
+    sum: float
+    buckets: list[tuple[float, int]] = field(repr=False)
+    """How many took at most so long. Each bucket includes those before it."""
+
+
+@dataclass(frozen=True)
+class LockMetrics:
+    """The numbers of one kind of lock in one group."""
+
+    group: str
+    kind: str
+    acquired: int
+    busy: int
+    timed_out: int
+    cancelled: int
+    failed: int
+    waiting: int
+    handovers: int
+    held: int
+    resumed: int
+    renewals: int
+    failed_renewals: int
+    losses: dict[str, int]
+    wait: Histogram
+    hold: Histogram
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> LockMetrics:
+        return cls(**{**values, "wait": Histogram(**values["wait"]), "hold": Histogram(**values["hold"])})
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """What this process has counted on a store."""
+
+    store: str
+    total: LockMetrics
+    locks: list[LockMetrics]
+    requests: dict[tuple[str, str], int]
+    """Requests to the store, by verb and result."""
+    reconnects: int
+    prometheus: str = field(repr=False)
+    """The numbers as text for Prometheus."""
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Metrics:
+        locks = [LockMetrics.of(one) for one in values["locks"]]
+        return cls(**{**values, "total": LockMetrics.of(values["total"]), "locks": locks})

@@ -1,0 +1,130 @@
+"""Runs calls of the library, on a blocked thread or in an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sys
+import threading
+import weakref
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any, Optional, Union
+
+from . import _fork, _native
+from ._errors import Error
+
+Seconds = Union[float, timedelta]
+"""A time in seconds."""
+
+_reactors: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _native.Reactor] = weakref.WeakKeyDictionary()
+_get_running_loop = asyncio.get_running_loop
+
+
+def seconds(time: Seconds) -> float:
+    return time.total_seconds() if isinstance(time, timedelta) else time
+
+
+def optional_seconds(time: Optional[Seconds]) -> Optional[float]:
+    return None if time is None else seconds(time)
+
+
+def run(op: _native.Op) -> Any:
+    """Blocks this thread, without the GIL, until the call is done. Ctrl-C cancels it."""
+    op.run()
+    return op.result()
+
+
+def run_with(op: _native.Op, answer: Callable[[], tuple[Optional[bytes], float]]) -> Any:
+    """As `run`, for a call that asks for a value."""
+    op.run()
+    while op.is_asking():
+        try:
+            op.reply(answer())
+        except Exception as error:
+            op.fail(error)
+        except BaseException:
+            op.cancel()
+            raise
+        op.run()
+    return op.result()
+
+
+def reactor_of(loop: asyncio.AbstractEventLoop) -> _native.Reactor:
+    """What runs the calls of an event loop."""
+    reactor = _reactors.get(loop)
+    if reactor is None:
+        for other in list(_reactors):
+            if other.is_closed():
+                del _reactors[other]
+        reactor = _reactors[loop] = _native.Reactor()
+        loop.add_reader(reactor.fileno(), reactor.turn)
+    return reactor
+
+
+async def wait(op: _native.Op) -> Any:
+    """Waits in an event loop. The cancellation of the task cancels the call."""
+    await _step(op)
+    return op.result()
+
+
+async def wait_with(op: _native.Op, answer: Callable[[], Awaitable[tuple[Optional[bytes], float]]]) -> Any:
+    """As `wait`, for a call that asks for a value."""
+    await _step(op)
+    while op.is_asking():
+        try:
+            op.reply(await answer())
+        except Exception as error:
+            op.fail(error)
+        except BaseException:
+            op.cancel()
+            raise
+        await _step(op)
+    return op.result()
+
+
+async def _step(op: _native.Op) -> None:
+    try:
+        loop = _get_running_loop()
+    except RuntimeError:
+        return await _step_in_thread(op)
+    reactor = reactor_of(loop)
+    future = loop.create_future()
+    id = op.start(reactor, future)
+    if id is None:
+        return None
+    try:
+        await future
+    except BaseException:
+        # Even if the call is done: what it has got is given back.
+        op.cancel()
+        reactor.forget(id)
+        raise
+
+
+async def _step_in_thread(op: _native.Op) -> None:
+    trio: Any = sys.modules.get("trio")
+    if trio is None or not trio.lowlevel.in_trio_run():
+        raise Error("this needs a running event loop of asyncio or trio")
+    # Waiters do not count against the limit on threads: a holder would need one to release its lock.
+    limiter = trio.CapacityLimiter(math.inf)
+    try:
+        await trio.to_thread.run_sync(op.run, abandon_on_cancel=True, limiter=limiter)
+    except trio.Cancelled:
+        op.cancel()
+        raise
+
+
+def current() -> object:
+    """The task that runs, or else the number of the thread."""
+    try:
+        _get_running_loop()
+        return asyncio.current_task() or threading.get_ident()
+    except RuntimeError:
+        trio: Any = sys.modules.get("trio")
+        if trio is not None and trio.lowlevel.in_trio_run():
+            return trio.lowlevel.current_task()
+        return threading.get_ident()
+
+
+_fork.in_child(_reactors.clear)

@@ -1,0 +1,105 @@
+"""For the tests of programs that lock: a store without a server, whose faults a test chooses.
+
+>>> from tenure import testing
+>>> locks, control = testing.store()
+>>> guard = locks.mutex("nightly").lock()
+>>> control.advance(60)  # a minute passes at once, and the lease is renewed meanwhile
+>>> guard.is_held()
+True
+>>> control.lose("nightly")
+True
+>>> guard.lost.wait(timeout=5)
+True
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Optional
+
+from . import _native
+from ._errors import UnsupportedError
+from ._locks import Locks, of_testing
+from ._wait import Seconds, run, seconds, wait
+
+__all__ = ["Control", "Fault", "store"]
+
+
+class Fault:
+    """A hold of another process, or an outage. `end` ends it, as does the `with` block."""
+
+    def __init__(self, native: _native.Elsewhere) -> None:
+        self._native = native
+
+    def end(self) -> None:
+        """Ends the hold or the outage."""
+        self._native.end()
+
+    def __enter__(self) -> Fault:
+        return self
+
+    def __exit__(
+        self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        self.end()
+
+
+class Control:
+    """What a test does to the store of `store`."""
+
+    def __init__(self, native: _native.Control) -> None:
+        self._native = native
+
+    def lose(self, name: str) -> bool:
+        """Ends all holds of this name, as a server does that has forgotten them. Returns whether there were any."""
+        return self._native.lose(name)
+
+    def hold_elsewhere(self, name: str) -> Fault:
+        """Holds a mutex as another process would.
+
+        >>> locks, control = store()
+        >>> with control.hold_elsewhere("nightly"):
+        ...     locks.mutex("nightly").try_lock() is None
+        True
+        """
+        return Fault(self._native.hold_elsewhere(name))
+
+    def elsewhere(self) -> Locks:
+        """The locks of another process on the same store, which no fault concerns."""
+        return of_testing(self._native.elsewhere())
+
+    def outage(self) -> Fault:
+        """Makes the store unreachable: requests fail at once, and messages are lost."""
+        return Fault(self._native.outage())
+
+    def slow(self, delay: Seconds) -> None:
+        """From now on requests are answered only after `delay`. Zero ends that."""
+        self._native.slow(seconds(delay))
+
+    def advance(self, time: Seconds) -> None:
+        """Lets time pass at once. Leases are renewed meanwhile, and end, each when it is due."""
+        run(self._native.advance(seconds(time)))
+
+    async def aadvance(self, time: Seconds) -> None:
+        """As `advance`, in an event loop."""
+        await wait(self._native.advance(seconds(time)))
+
+    def suspend(self, time: Seconds) -> None:
+        """Sets the clock ahead at once, as for a machine that was suspended: nothing is renewed meanwhile."""
+        self._native.suspend(seconds(time))
+
+    def requests(self) -> list[str]:
+        """What the program has asked of the store, such as `acquire nightly: held`."""
+        return self._native.requests()
+
+    def forget_requests(self) -> None:
+        """Forgets the requests so far."""
+        self._native.forget_requests()
+
+
+def store() -> tuple[Locks, Control]:
+    """A store in memory for one test, and the control of it."""
+    if not hasattr(_native, "testing_store"):
+        raise UnsupportedError("this build is without the feature testing")
+    locks, control = _native.testing_store()
+    return of_testing(locks), Control(control)

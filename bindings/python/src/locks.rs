@@ -1,0 +1,418 @@
+//! Stores and their locks.
+
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use tenure::metrics::Groups;
+use tenure::{FairMutex, Listing, Multi, Mutex, Owner, Part, ReentrantMutex, Renewal, RwLock, Semaphore};
+
+use crate::error;
+use crate::guard::{Held, Hold};
+use crate::op::{Convert, Op, converted, done};
+use crate::process::{Owned, Process};
+use crate::uses::{Cache, Election, OncePer};
+use crate::values;
+
+/// An open store: closed when its last handle is dropped.
+pub struct Root {
+    locks: Option<tenure::Locks>,
+    /// The thread of a store for tests.
+    _thread: Option<Box<dyn Send + Sync>>,
+}
+
+impl Root {
+    pub fn new(locks: tenure::Locks, thread: Option<Box<dyn Send + Sync>>) -> Arc<Self> {
+        let root = Arc::new(Self { locks: Some(locks), _thread: thread });
+        Process::current().add_root(&root);
+        root
+    }
+
+    pub fn locks(&self) -> &tenure::Locks {
+        self.locks.as_ref().expect("only the drop takes it")
+    }
+}
+
+impl Drop for Root {
+    fn drop(&mut self) {
+        // The drop may wait for releases in flight and for the log, which needs the GIL.
+        let locks = self.locks.take();
+        let mut locks = Some(locks);
+        let _ = Python::try_attach(|py| {
+            let locks = locks.take();
+            py.detach(|| drop(locks));
+        });
+    }
+}
+
+/// Runs a call on an error of the library.
+pub fn checked<T>(result: tenure::Result<T>) -> PyResult<T> {
+    result.map_err(|error| error::of(&error))
+}
+
+pub fn owner(text: &str) -> PyResult<Owner> {
+    checked(text.parse())
+}
+
+/// A store of locks with options.
+#[pyclass(frozen, module = "tenure._native")]
+pub struct Locks {
+    locks: Owned<tenure::Locks>,
+    /// Dropped last, because its drop may wait, without the GIL. As in all handles.
+    root: Owned<Arc<Root>>,
+}
+
+impl Locks {
+    pub fn of(root: Arc<Root>) -> Self {
+        let locks = Owned::new(root.locks().clone());
+        Self { locks, root: Owned::new(root) }
+    }
+
+    fn root(&self) -> PyResult<Arc<Root>> {
+        Ok(Arc::clone(self.root.get()?))
+    }
+
+    fn handle(&self, kind: Kind) -> PyResult<Lock> {
+        Ok(Lock::new(self.root()?, kind))
+    }
+}
+
+/// Converts a guard, or `None` for a busy lock.
+pub fn guarded(root: Arc<Root>, held: tenure::Result<Option<Held>>) -> Convert {
+    converted(held, |py, held| match held {
+        Some(held) => Ok(Py::new(py, Hold::new(root, held))?.into_any()),
+        None => Ok(py.None()),
+    })
+}
+
+#[pymethods]
+impl Locks {
+    /// Opens a store without I/O.
+    #[staticmethod]
+    fn open(url: &str) -> PyResult<Self> {
+        Ok(Self::of(Root::new(checked(tenure::Locks::open(url))?, None)))
+    }
+
+    /// A majority of independent stores.
+    #[staticmethod]
+    fn quorum(members: Vec<PyRef<'_, Self>>) -> PyResult<Self> {
+        let members =
+            members.iter().map(|member| member.locks.get().cloned()).collect::<PyResult<Vec<_>>>()?;
+        Ok(Self::of(Root::new(checked(tenure::Locks::quorum(members))?, None)))
+    }
+
+    /// The same store with changed options. Times are in seconds.
+    #[pyo3(signature = (*, ttl=None, renew=None, max_hold=None, grace=None, inherit_liveness=None, op_timeout=None,
+                        patience=None, label=None, prefix=None, unfenced=None, group_by=None))]
+    #[expect(clippy::too_many_arguments, reason = "one for each option")]
+    fn configured(
+        &self,
+        ttl: Option<f64>,
+        renew: Option<bool>,
+        max_hold: Option<f64>,
+        grace: Option<f64>,
+        inherit_liveness: Option<bool>,
+        op_timeout: Option<f64>,
+        patience: Option<f64>,
+        label: Option<String>,
+        prefix: Option<String>,
+        unfenced: Option<bool>,
+        group_by: Option<char>,
+    ) -> PyResult<Self> {
+        let time =
+            |what: &str, value: Option<f64>| value.map(|value| error::seconds(what, value)).transpose();
+        let (ttl, max_hold, grace) = (time("ttl", ttl)?, time("max_hold", max_hold)?, time("grace", grace)?);
+        let (op_timeout, patience) = (time("op_timeout", op_timeout)?, time("patience", patience)?);
+        let change = |mut options: tenure::Options| {
+            options.ttl = ttl.unwrap_or(options.ttl);
+            if let Some(renew) = renew {
+                options.renewal = if renew { Renewal::Automatic } else { Renewal::Off };
+            }
+            options.max_hold = max_hold.or(options.max_hold);
+            options.grace = grace.unwrap_or(options.grace);
+            options.inherit_liveness = inherit_liveness.unwrap_or(options.inherit_liveness);
+            options.op_timeout = op_timeout.unwrap_or(options.op_timeout);
+            options.patience = patience.unwrap_or(options.patience);
+            options.label = label.unwrap_or(options.label);
+            options.prefix = prefix.unwrap_or(options.prefix);
+            options.unfenced = unfenced.unwrap_or(options.unfenced);
+            if let Some(separator) = group_by {
+                options.groups = Groups::by_prefix(separator);
+            }
+            options
+        };
+        let locks = checked(self.locks.get()?.with(change))?;
+        Ok(Self { locks: Owned::new(locks), root: Owned::new(self.root()?) })
+    }
+
+    #[getter]
+    fn url(&self) -> PyResult<String> {
+        Ok(self.locks.get()?.url().to_owned())
+    }
+
+    #[getter]
+    fn ttl(&self) -> PyResult<f64> {
+        Ok(self.locks.get()?.options().ttl.as_secs_f64())
+    }
+
+    fn ping(&self) -> PyResult<Op> {
+        let locks = self.locks.get()?.clone();
+        Ok(Op::new(async move { done(locks.ping().await) }))
+    }
+
+    fn flush(&self) -> PyResult<Op> {
+        let locks = self.locks.get()?.clone();
+        Ok(Op::new(async move { done(locks.flush().await) }))
+    }
+
+    fn mutex(&self, name: &str) -> PyResult<Lock> {
+        self.handle(Kind::Mutex(checked(self.locks.get()?.mutex(name))?))
+    }
+
+    fn fair_mutex(&self, name: &str) -> PyResult<Lock> {
+        self.handle(Kind::Fair(checked(self.locks.get()?.fair_mutex(name))?))
+    }
+
+    fn reentrant_mutex(&self, name: &str, by: &str) -> PyResult<Lock> {
+        self.handle(Kind::Reentrant(checked(self.locks.get()?.reentrant_mutex(name, &owner(by)?))?))
+    }
+
+    /// One side of a read-write lock: `read`, `upgradeable` or `write`.
+    fn rwlock(&self, name: &str, side: &str) -> PyResult<Lock> {
+        let lock = checked(self.locks.get()?.rwlock(name))?;
+        self.handle(match side {
+            "read" => Kind::Read(lock),
+            "upgradeable" => Kind::Upgradeable(lock),
+            _ => Kind::Write(lock),
+        })
+    }
+
+    /// Some permits of a semaphore.
+    fn semaphore(&self, name: &str, permits: u32, taken: u32) -> PyResult<Lock> {
+        let semaphore = checked(self.locks.get()?.semaphore(name, permits))?;
+        checked(semaphore.for_permits(taken))?;
+        self.handle(Kind::Permits(semaphore, taken))
+    }
+
+    fn set_permits(&self, name: &str, permits: u32) -> PyResult<Op> {
+        let semaphore = checked(self.locks.get()?.semaphore(name, permits))?;
+        Ok(Op::new(async move { done(semaphore.set_permits(permits).await) }))
+    }
+
+    fn inspect(&self, name: String) -> PyResult<Op> {
+        let locks = self.locks.get()?.clone();
+        Ok(Op::new(async move {
+            converted(locks.inspect(name).await, |py, status| values::optional(py, status, values::status))
+        }))
+    }
+
+    fn list(&self, prefix: &str) -> PyResult<Locked> {
+        let listing = checked(self.locks.get()?.list(prefix))?;
+        Ok(Locked(Owned::new(Arc::new(tokio::sync::Mutex::new(listing)))))
+    }
+
+    fn force_release(&self, name: String) -> PyResult<Op> {
+        let locks = self.locks.get()?.clone();
+        Ok(Op::new(async move {
+            converted(locks.force_release(name).await, |py, status| {
+                values::optional(py, status, values::status)
+            })
+        }))
+    }
+
+    fn resume(&self, name: String, by: &str) -> PyResult<Op> {
+        let (locks, owner, root) = (self.locks.get()?.clone(), owner(by)?, self.root()?);
+        Ok(Op::new(async move {
+            guarded(root, locks.resume(name, &owner).await.map(|guard| guard.map(Held::Plain)))
+        }))
+    }
+
+    /// Extends a detached hold: its remaining seconds, or `None`.
+    fn renew_detached(&self, name: String, by: &str) -> PyResult<Op> {
+        let (locks, owner) = (self.locks.get()?.clone(), owner(by)?);
+        Ok(Op::new(async move {
+            converted(locks.renew_detached(name, &owner).await, |py, left| {
+                Ok(left.map(|left| left.as_secs_f64()).into_pyobject(py)?.unbind())
+            })
+        }))
+    }
+
+    fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        values::metrics(py, &self.locks.get()?.metrics())
+    }
+
+    fn cache(&self, name: &str) -> PyResult<Cache> {
+        Ok(Cache::new(checked(self.locks.get()?.cache(name))?, self.root()?))
+    }
+
+    fn once_per(
+        &self,
+        name: &str,
+        period: Bound<'_, PyAny>,
+        open_for: Option<f64>,
+        frees: &str,
+    ) -> PyResult<OncePer> {
+        OncePer::new(self.root()?, self.locks.get()?, name, &period, open_for, frees)
+    }
+
+    fn election(&self, name: &str, payload: String) -> PyResult<Election> {
+        Ok(Election::new(checked(self.locks.get()?.election(name, payload))?, self.root()?))
+    }
+}
+
+enum Kind {
+    Mutex(Mutex),
+    Fair(FairMutex),
+    Reentrant(ReentrantMutex),
+    Read(RwLock),
+    Upgradeable(RwLock),
+    Write(RwLock),
+    Permits(Semaphore, u32),
+    Multi(Multi),
+}
+
+/// A lock of any kind.
+#[pyclass(frozen, module = "tenure._native")]
+pub struct Lock {
+    kind: Owned<Arc<Kind>>,
+    root: Owned<Arc<Root>>,
+}
+
+impl Lock {
+    fn new(root: Arc<Root>, kind: Kind) -> Self {
+        Self { kind: Owned::new(Arc::new(kind)), root: Owned::new(root) }
+    }
+
+    fn acquire(&self, wait: Wait) -> PyResult<Op> {
+        let (kind, root) = (Arc::clone(self.kind.get()?), Arc::clone(self.root.get()?));
+        Ok(Op::new(async move { guarded(root, acquire(&kind, wait).await) }))
+    }
+}
+
+/// How long an acquisition waits.
+#[derive(Clone, Copy)]
+enum Wait {
+    Forever,
+    Once,
+    For(std::time::Duration),
+}
+
+/// Calls the method of a lock for a wait.
+macro_rules! by_wait {
+    ($wait:expr, $into:expr, $lock:expr, $once:expr, $within:expr) => {
+        match $wait {
+            Wait::Forever => $lock.await.map(|guard| Some($into(guard))),
+            Wait::Once => $once.await.map(|guard| guard.map($into)),
+            Wait::For(limit) => $within(limit).await.map(|guard| guard.map($into)),
+        }
+    };
+}
+
+async fn acquire(kind: &Kind, wait: Wait) -> tenure::Result<Option<Held>> {
+    match kind {
+        Kind::Mutex(lock) => {
+            by_wait!(wait, Held::Plain, lock.lock(), lock.try_lock(), |limit| lock.try_lock_for(limit))
+        }
+        Kind::Fair(lock) => {
+            by_wait!(wait, Held::Plain, lock.lock(), lock.try_lock(), |limit| lock.try_lock_for(limit))
+        }
+        Kind::Reentrant(lock) => {
+            by_wait!(wait, Held::Plain, lock.lock(), lock.try_lock(), |limit| lock.try_lock_for(limit))
+        }
+        Kind::Read(lock) => {
+            let plain = |guard: tenure::ReadGuard| Held::Plain(guard.into());
+            by_wait!(wait, plain, lock.read(), lock.try_read(), |limit| lock.try_read_for(limit))
+        }
+        Kind::Upgradeable(lock) => {
+            by_wait!(wait, Held::Upgradeable, lock.upgradeable_read(), lock.try_upgradeable_read(), |limit| {
+                lock.try_upgradeable_read_for(limit)
+            })
+        }
+        Kind::Write(lock) => {
+            by_wait!(wait, Held::Write, lock.write(), lock.try_write(), |limit| lock.try_write_for(limit))
+        }
+        Kind::Permits(lock, taken) => {
+            by_wait!(wait, Held::Plain, lock.acquire_many(*taken), lock.try_acquire_many(*taken), |limit| {
+                lock.try_acquire_many_for(*taken, limit)
+            })
+        }
+        Kind::Multi(lock) => {
+            by_wait!(wait, Held::Multi, lock.lock(), lock.try_lock(), |limit| lock.try_lock_for(limit))
+        }
+    }
+}
+
+#[pymethods]
+impl Lock {
+    /// Several locks, all or none.
+    #[staticmethod]
+    fn multi(locks: Vec<PyRef<'_, Self>>) -> PyResult<Self> {
+        let part = |lock: &PyRef<'_, Self>| -> PyResult<Part> {
+            Ok(match &**lock.kind.get()? {
+                Kind::Mutex(lock) => lock.clone().into(),
+                Kind::Fair(lock) => lock.clone().into(),
+                Kind::Reentrant(lock) => lock.clone().into(),
+                Kind::Read(lock) => lock.for_read(),
+                Kind::Write(lock) => lock.for_write(),
+                Kind::Permits(semaphore, taken) => checked(semaphore.for_permits(*taken))?,
+                Kind::Upgradeable(_) | Kind::Multi(_) => {
+                    return Err(error::invalid(
+                        "a multi-lock consists of mutexes, readers, writers and permits",
+                    ));
+                }
+            })
+        };
+        let parts = locks.iter().map(part).collect::<PyResult<Vec<_>>>()?;
+        let multi = Kind::Multi(checked(Multi::new(parts))?);
+        Ok(Self::new(Arc::clone(locks[0].root.get()?), multi))
+    }
+
+    /// Acquires the lock, without a limit.
+    fn lock(&self) -> PyResult<Op> {
+        self.acquire(Wait::Forever)
+    }
+
+    /// Asks once, or waits for at most `limit` seconds; `None` if the lock is busy.
+    #[pyo3(signature = (limit=None))]
+    fn try_lock(&self, limit: Option<f64>) -> PyResult<Op> {
+        let wait = match limit {
+            Some(limit) => Wait::For(error::seconds("timeout", limit)?),
+            None => Wait::Once,
+        };
+        self.acquire(wait)
+    }
+
+    /// How often the owner of a reentrant mutex holds it.
+    fn hold_count(&self) -> PyResult<Op> {
+        let kind = Arc::clone(self.kind.get()?);
+        Ok(Op::new(async move {
+            let count = match &*kind {
+                Kind::Reentrant(lock) => lock.hold_count().await,
+                _ => Ok(0),
+            };
+            converted(count, |py, count| Ok(count.into_pyobject(py)?.into_any().unbind()))
+        }))
+    }
+}
+
+/// The held locks of a store.
+#[pyclass(frozen, module = "tenure._native")]
+pub struct Locked(Owned<Arc<tokio::sync::Mutex<Listing>>>);
+
+#[pymethods]
+impl Locked {
+    /// The next lock, or `None` after the last.
+    fn next(&self) -> PyResult<Op> {
+        let listing = Arc::clone(self.0.get()?);
+        Ok(Op::new(async move {
+            let next = listing.lock().await.next().await;
+            converted(next, |py, status| values::optional(py, status, values::status))
+        }))
+    }
+}
+
+/// A fresh owner for a reentrant mutex.
+#[pyfunction]
+pub fn new_owner(label: &str) -> PyResult<String> {
+    Ok(checked(Owner::new(label))?.as_str().to_owned())
+}

@@ -1,0 +1,282 @@
+//! A call of the library: a future that Python runs, on a blocked thread or in an event loop.
+
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use pyo3::prelude::*;
+use rustix::process::getpid;
+use rustix::thread::gettid;
+
+use crate::error;
+use crate::process::{Owned, Process, lock};
+use crate::reactor::{Reactor, Task};
+
+/// Makes the result, on the thread that asked for it.
+pub type Convert = Box<dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send>;
+type Work = Pin<Box<dyn Future<Output = Convert> + Send>>;
+
+/// How often a blocked main thread looks for signals, which only it handles.
+const SIGNALS: Duration = Duration::from_millis(25);
+/// How often other threads look whether the interpreter ends: it also wakes them.
+const IDLE: Duration = Duration::from_secs(1);
+/// How long an abandoned request may take to be answered and undone before its thread goes on.
+const UNDO: Duration = Duration::from_millis(10);
+
+/// Converts a result of the library.
+pub fn converted<T: Send + 'static>(
+    result: tenure::Result<T>,
+    into: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>> + Send + 'static,
+) -> Convert {
+    match result {
+        Ok(value) => Box::new(move |py| into(py, value)),
+        Err(error) => Box::new(move |_| Err(error::of(&error))),
+    }
+}
+
+/// Converts a result without a value.
+pub fn done(result: tenure::Result<()>) -> Convert {
+    converted(result, |py, ()| Ok(py.None()))
+}
+
+/// Cancels a call from another thread.
+#[derive(Default)]
+pub struct Cancel {
+    is_set: AtomicBool,
+    waker: Mutex<Option<Waker>>,
+}
+
+impl Cancel {
+    pub fn set(&self) {
+        self.is_set.store(true, Ordering::Release);
+        let waker = lock(&self.waker).take();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    fn listen(&self, context: &Context<'_>) -> bool {
+        let mut waker = lock(&self.waker);
+        if !waker.as_ref().is_some_and(|waker| waker.will_wake(context.waker())) {
+            *waker = Some(context.waker().clone());
+        }
+        self.is_set.load(Ordering::Acquire)
+    }
+}
+
+/// What the library asks of Python in the middle of a call: to compute the value of a cache.
+pub trait Exchange: Send + Sync {
+    /// Whether there is a question that is not answered; asks once.
+    fn take_question(&self) -> bool;
+    /// Answers it.
+    fn reply(&self, py: Python<'_>, reply: PyResult<Bound<'_, PyAny>>) -> PyResult<()>;
+}
+
+enum State {
+    Pending(Work),
+    /// On a blocked thread.
+    Running,
+    Done(Convert),
+    /// Python is to answer the exchange.
+    Asked(Work),
+    Over,
+}
+
+/// A call of the library that has not begun, is under way, or is done.
+#[pyclass(frozen, module = "tenure._native")]
+pub struct Op {
+    state: Owned<Mutex<State>>,
+    cancel: Arc<Cancel>,
+    exchange: Option<Arc<dyn Exchange>>,
+}
+
+/// Why a blocked thread stopped waiting.
+enum Stop {
+    Done(Convert),
+    Asked,
+    Cancelled,
+    /// To look for signals, or because the time is over.
+    Slice,
+}
+
+impl Op {
+    pub fn new(work: impl Future<Output = Convert> + Send + 'static) -> Self {
+        let state = Owned::new(Mutex::new(State::Pending(Box::pin(work))));
+        Self { state, cancel: Arc::default(), exchange: None }
+    }
+
+    pub fn with_exchange(self, exchange: Arc<dyn Exchange>) -> Self {
+        Self { exchange: Some(exchange), ..self }
+    }
+
+    fn asks(&self) -> bool {
+        self.exchange.as_ref().is_some_and(|exchange| exchange.take_question())
+    }
+
+    /// Polls the future in an event loop. Ready once it is done, asks, or is cancelled.
+    pub fn poll(&self, context: &mut Context<'_>) -> PyResult<Poll<()>> {
+        let mut state = lock(self.state.get()?);
+        let State::Pending(work) = &mut *state else { return Ok(Poll::Ready(())) };
+        match work.as_mut().poll(context) {
+            Poll::Ready(convert) => *state = State::Done(convert),
+            Poll::Pending if self.asks() => {
+                if let State::Pending(work) = std::mem::replace(&mut *state, State::Over) {
+                    *state = State::Asked(work);
+                }
+            }
+            Poll::Pending => return Ok(Poll::Pending),
+        }
+        Ok(Poll::Ready(()))
+    }
+
+    fn set(&self, state: State) -> PyResult<State> {
+        Ok(std::mem::replace(&mut *lock(self.state.get()?), state))
+    }
+
+    /// Waits without the GIL.
+    fn wait(&self, work: &mut Work, most: Duration) -> Stop {
+        let step = poll_fn(|context| {
+            if self.cancel.listen(context) {
+                return Poll::Ready(Stop::Cancelled);
+            }
+            match work.as_mut().poll(context) {
+                Poll::Ready(convert) => Poll::Ready(Stop::Done(convert)),
+                Poll::Pending if self.asks() => Poll::Ready(Stop::Asked),
+                Poll::Pending => Poll::Pending,
+            }
+        });
+        let runtime = Process::current().runtime();
+        runtime.block_on(async { tokio::time::timeout(most, step).await }).unwrap_or(Stop::Slice)
+    }
+
+    /// Drops the future. The runtime goes on for a moment, because no other thread may be there to read the
+    /// answer to a request in flight.
+    fn abandon(py: Python<'_>, work: Work) {
+        py.detach(|| {
+            drop(work);
+            Process::current().runtime().block_on(async { tokio::time::sleep(UNDO).await });
+        });
+    }
+}
+
+#[pymethods]
+impl Op {
+    /// Blocks until the call is done; `False` after `timeout` seconds. `True` if the result is there, or a
+    /// question.
+    #[pyo3(signature = (timeout=None))]
+    fn run(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        let until = match timeout {
+            Some(timeout) => Instant::now().checked_add(error::seconds("timeout", timeout)?),
+            None => None,
+        };
+        let mut work = match self.set(State::Running)? {
+            State::Pending(work) => work,
+            other => {
+                self.set(other)?;
+                return Ok(true);
+            }
+        };
+        let process = Process::current();
+        let mut registered = None;
+        let mut slice = SIGNALS;
+        loop {
+            let left =
+                until.map_or(slice, |until| slice.min(until.saturating_duration_since(Instant::now())));
+            match py.detach(|| self.wait(&mut work, left)) {
+                Stop::Done(convert) => {
+                    self.set(State::Done(convert))?;
+                    return Ok(true);
+                }
+                Stop::Asked => {
+                    self.set(State::Asked(work))?;
+                    return Ok(true);
+                }
+                Stop::Cancelled => {
+                    self.set(State::Over)?;
+                    Self::abandon(py, work);
+                    return if process.is_closing() { Err(error::closing()) } else { Ok(true) };
+                }
+                Stop::Slice => {}
+            }
+            if let Err(raised) = py.check_signals() {
+                self.set(State::Over)?;
+                Self::abandon(py, work);
+                return Err(raised);
+            }
+            if until.is_some_and(|until| Instant::now() >= until) {
+                self.set(State::Pending(work))?;
+                return Ok(false);
+            }
+            if registered.is_none() {
+                registered = Some(process.waiting(&self.cancel));
+                if process.is_closing() {
+                    self.cancel.set();
+                }
+                slice = if gettid() == getpid() { SIGNALS } else { IDLE };
+            }
+        }
+    }
+
+    /// Begins the call in an event loop. Returns its id there, and then calls `sink.set_result(None)` once it
+    /// is done; `None` if it is done already.
+    fn start(slf: &Bound<'_, Self>, reactor: &Reactor, sink: Py<PyAny>) -> PyResult<Option<u64>> {
+        let task: Arc<Task> = reactor.add(slf.clone().unbind(), sink)?;
+        let poll = slf.get().poll(&mut Context::from_waker(&task.waker()));
+        if !matches!(poll, Ok(Poll::Pending)) {
+            reactor.forget(task.id())?;
+        }
+        Ok(poll?.is_pending().then(|| task.id()))
+    }
+
+    /// The result. Raises the error of the call.
+    fn result(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        match self.set(State::Over)? {
+            State::Done(convert) => convert(py),
+            other => {
+                self.set(other)?;
+                Err(error::invalid("the call has no result"))
+            }
+        }
+    }
+
+    /// Whether Python is to answer a question: `reply` or `fail`.
+    fn is_asking(&self) -> PyResult<bool> {
+        Ok(matches!(*lock(self.state.get()?), State::Asked(_)))
+    }
+
+    fn reply(&self, value: Bound<'_, PyAny>) -> PyResult<()> {
+        self.answer(value.py(), Ok(value))
+    }
+
+    fn fail(&self, py: Python<'_>, error: Bound<'_, PyAny>) -> PyResult<()> {
+        self.answer(py, Err(PyErr::from_value(error)))
+    }
+
+    /// Ends the call: what it has got is given back.
+    fn cancel(&self, py: Python<'_>) -> PyResult<()> {
+        match self.set(State::Over)? {
+            // Its thread finds the signal, and drops the future there.
+            State::Running => {
+                self.set(State::Running)?;
+                self.cancel.set();
+            }
+            before => py.detach(|| drop(before)),
+        }
+        Ok(())
+    }
+}
+
+impl Op {
+    fn answer(&self, py: Python<'_>, reply: PyResult<Bound<'_, PyAny>>) -> PyResult<()> {
+        if let Some(exchange) = &self.exchange {
+            exchange.reply(py, reply)?;
+        }
+        match self.set(State::Over)? {
+            State::Asked(work) => self.set(State::Pending(work)).map(|_| ()),
+            other => self.set(other).map(|_| ()),
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Runs calls in an event loop. A wake-up writes to a descriptor that the loop watches, so that no thread of
+//! the library ever waits for the GIL, and one wake-up serves all calls that are ready by then.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Wake, Waker};
+
+use pyo3::intern;
+use pyo3::prelude::*;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+
+use crate::op::Op;
+use crate::process::{Owned, lock};
+
+/// The calls that can go on.
+struct Ready {
+    queue: Mutex<Vec<u64>>,
+    fd: OwnedFd,
+}
+
+/// A call under way.
+pub struct Task {
+    ready: Arc<Ready>,
+    id: u64,
+    is_queued: AtomicBool,
+}
+
+impl Task {
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    pub fn waker(self: &Arc<Self>) -> Waker {
+        Arc::clone(self).into()
+    }
+}
+
+impl Wake for Task {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if self.is_queued.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let mut queue = lock(&self.ready.queue);
+        queue.push(self.id);
+        if queue.len() == 1 {
+            // A counter: it blocks for no reader, and it cannot overflow.
+            let _ = rustix::io::write(&self.ready.fd, &1_u64.to_ne_bytes());
+        }
+    }
+}
+
+struct Entry {
+    op: Py<Op>,
+    task: Arc<Task>,
+    sink: Py<PyAny>,
+}
+
+/// The calls of one event loop.
+#[pyclass(frozen, module = "tenure._native")]
+pub struct Reactor {
+    ready: Owned<Arc<Ready>>,
+    entries: Mutex<BTreeMap<u64, Entry>>,
+    next: AtomicU64,
+}
+
+impl Reactor {
+    pub fn add(&self, op: Py<Op>, sink: Py<PyAny>) -> PyResult<Arc<Task>> {
+        let (ready, id) = (Arc::clone(self.ready.get()?), self.next.fetch_add(1, Ordering::Relaxed));
+        let task = Arc::new(Task { ready, id, is_queued: AtomicBool::new(false) });
+        lock(&self.entries).insert(id, Entry { op, task: Arc::clone(&task), sink });
+        Ok(task)
+    }
+}
+
+#[pymethods]
+impl Reactor {
+    #[new]
+    fn new() -> PyResult<Self> {
+        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(std::io::Error::from)?;
+        let ready = Owned::new(Arc::new(Ready { queue: Mutex::default(), fd }));
+        Ok(Self { ready, entries: Mutex::default(), next: AtomicU64::new(0) })
+    }
+
+    /// The descriptor that is readable while calls can go on.
+    fn fileno(&self) -> PyResult<i32> {
+        Ok(self.ready.get()?.fd.as_raw_fd())
+    }
+
+    /// Polls the calls that can go on, and tells the sinks of those that are done.
+    fn turn(&self, py: Python<'_>) -> PyResult<()> {
+        let ready = self.ready.get()?;
+        let ids = {
+            let mut queue = lock(&ready.queue);
+            let _ = rustix::io::read(&ready.fd, &mut [0_u8; 8]);
+            std::mem::take(&mut *queue)
+        };
+        for id in ids {
+            let found = {
+                let entries = lock(&self.entries);
+                entries.get(&id).map(|entry| (entry.op.clone_ref(py), Arc::clone(&entry.task)))
+            };
+            let Some((op, task)) = found else { continue };
+            // Before the poll, so that a wake-up during the poll counts.
+            task.is_queued.store(false, Ordering::Release);
+            if op.get().poll(&mut Context::from_waker(&task.waker()))?.is_ready() {
+                let entry = lock(&self.entries).remove(&id);
+                let Some(entry) = entry else { continue };
+                // The future of a cancelled task refuses the result.
+                let told = entry.sink.call_method1(py, intern!(py, "set_result"), (py.None(),));
+                drop(told);
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets a call that was cancelled.
+    pub fn forget(&self, id: u64) -> PyResult<()> {
+        self.ready.get()?;
+        let entry = lock(&self.entries).remove(&id);
+        drop(entry);
+        Ok(())
+    }
+
+    /// Blocks until calls can go on. For a thread without an event loop.
+    fn wait(&self, py: Python<'_>) -> PyResult<()> {
+        let ready = self.ready.get()?;
+        py.detach(|| {
+            let _ = poll(&mut [PollFd::new(&ready.fd, PollFlags::IN)], None);
+        });
+        Ok(())
+    }
+
+    /// Ends a `wait`.
+    fn wake(&self) -> PyResult<()> {
+        let _ = rustix::io::write(&self.ready.get()?.fd, &1_u64.to_ne_bytes());
+        Ok(())
+    }
+
+    /// The number of calls under way.
+    fn __len__(&self) -> usize {
+        lock(&self.entries).len()
+    }
+}

@@ -1,0 +1,371 @@
+//! What locks are for: caches, jobs that run once, elections.
+
+use std::future::poll_fn;
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+use std::task::{Poll, Waker};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use tenure::{CacheValue, Change, Entry, Frees, Observer, Outage, Overdue, Period};
+
+use crate::error;
+use crate::guard::Held;
+use crate::locks::{Root, checked, guarded};
+use crate::op::{Convert, Exchange, Op, converted, done};
+use crate::process::{Owned, lock};
+use crate::values;
+
+/// Encoded values of a codec.
+trait Encoded: CacheValue + Send + 'static {
+    fn new(bytes: Vec<u8>) -> Self;
+    fn into_bytes(self) -> Vec<u8>;
+}
+
+macro_rules! encoded {
+    ($name:ident, $codec:literal, $check:expr) => {
+        struct $name(Vec<u8>);
+
+        impl CacheValue for $name {
+            const CODEC: &'static str = $codec;
+
+            fn encode(&self) -> Result<Vec<u8>, Box<dyn std::error::Error + Send + Sync>> {
+                Ok(self.0.clone())
+            }
+
+            fn decode(bytes: &[u8]) -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
+                let check: fn(&[u8]) -> Result<(), std::str::Utf8Error> = $check;
+                check(bytes)?;
+                Ok(Self(bytes.to_vec()))
+            }
+        }
+
+        impl Encoded for $name {
+            fn new(bytes: Vec<u8>) -> Self {
+                Self(bytes)
+            }
+
+            fn into_bytes(self) -> Vec<u8> {
+                self.0
+            }
+        }
+    };
+}
+
+encoded!(Bytes, "bytes", |_| Ok(()));
+encoded!(Text, "text", |bytes| std::str::from_utf8(bytes).map(drop));
+encoded!(Json, "json", |bytes| std::str::from_utf8(bytes).map(drop));
+
+/// The encoded value, `None` if there is none, and the seconds for which it is fresh.
+type Computed = (Option<Vec<u8>>, f64);
+
+/// Asks Python for the value of a cache.
+#[derive(Default)]
+struct Compute(Mutex<Question>);
+
+#[derive(Default)]
+struct Question {
+    is_open: bool,
+    reply: Option<PyResult<Computed>>,
+    waker: Option<Waker>,
+}
+
+impl Compute {
+    async fn ask(&self) -> PyResult<Computed> {
+        lock(&self.0).is_open = true;
+        let reply = poll_fn(|context| {
+            let mut question = lock(&self.0);
+            match question.reply.take() {
+                Some(reply) => Poll::Ready(reply),
+                None => {
+                    question.waker = Some(context.waker().clone());
+                    Poll::Pending
+                }
+            }
+        });
+        reply.await
+    }
+
+    async fn entry<T: Encoded>(&self) -> PyResult<Entry<T>> {
+        let (bytes, ttl) = self.ask().await?;
+        let ttl = error::seconds("ttl", ttl)?;
+        Ok(match bytes {
+            Some(bytes) => Entry::value(T::new(bytes), ttl),
+            None => Entry::absent(ttl),
+        })
+    }
+}
+
+impl Exchange for Compute {
+    fn take_question(&self) -> bool {
+        std::mem::take(&mut lock(&self.0).is_open)
+    }
+
+    fn reply(&self, _py: Python<'_>, reply: PyResult<Bound<'_, PyAny>>) -> PyResult<()> {
+        let reply = reply.and_then(|reply| reply.extract::<Computed>());
+        let mut question = lock(&self.0);
+        question.reply = Some(reply);
+        let waker = question.waker.take();
+        drop(question);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        Ok(())
+    }
+}
+
+/// A cached value.
+#[pyclass(frozen, module = "tenure._native")]
+pub struct Cache {
+    cache: Owned<tenure::Cache>,
+    _root: Owned<Arc<Root>>,
+}
+
+impl Cache {
+    pub fn new(cache: tenure::Cache, root: Arc<Root>) -> Self {
+        Self { cache: Owned::new(cache), _root: Owned::new(root) }
+    }
+}
+
+/// `(value,)`, or `None` for a value that is missing or known to be absent.
+fn value_of<T: Encoded>(py: Python<'_>, value: Option<T>) -> PyResult<Py<PyAny>> {
+    Ok(value.map(|value| PyBytes::new(py, &value.into_bytes())).into_pyobject(py)?.unbind())
+}
+
+async fn read<T: Encoded>(cache: tenure::Cache) -> Convert {
+    converted(cache.get::<T>().await, value_of)
+}
+
+async fn compute<T: Encoded>(cache: tenure::Cache, question: Arc<Compute>) -> Convert {
+    let computed = cache.get_or_fill(async || question.entry::<T>().await).await;
+    converted(computed, |py, computed| value_of(py, computed?))
+}
+
+async fn refresh<T: Encoded>(cache: tenure::Cache, question: Arc<Compute>, ttl: Duration) -> Convert {
+    let compute = async || {
+        let bytes = question.ask().await?.0;
+        bytes.map(T::new).ok_or_else(|| error::invalid("a refresh needs a value, got none"))
+    };
+    let computed = cache.refresh(ttl, compute).await;
+    converted(computed, |py, computed| value_of(py, Some(computed?)))
+}
+
+#[pymethods]
+impl Cache {
+    #[pyo3(signature = (*, stale, wait, overdue, outage, early, jitter, max_bytes))]
+    #[expect(clippy::too_many_arguments, reason = "one for each option")]
+    fn configured(
+        &self,
+        stale: f64,
+        wait: f64,
+        overdue: &str,
+        outage: &str,
+        early: f64,
+        jitter: f64,
+        max_bytes: usize,
+    ) -> PyResult<Self> {
+        let overdue = match overdue {
+            "compute" => Overdue::Compute,
+            "fail" => Overdue::Fail,
+            other => {
+                return Err(error::invalid(&format!("overdue: got {other:?}, expected compute or fail")));
+            }
+        };
+        let outage = match outage {
+            "compute" => Outage::Compute,
+            "fail" => Outage::Fail,
+            other => return Err(error::invalid(&format!("outage: got {other:?}, expected compute or fail"))),
+        };
+        let cache = self.cache.get()?.clone().stale(error::seconds("stale", stale)?);
+        let cache = cache.wait(error::seconds("wait", wait)?).overdue(overdue).outage(outage);
+        let cache = cache.early(early).jitter(jitter).max_bytes(max_bytes);
+        let root = Arc::clone(self._root.get()?);
+        Ok(Self::new(cache, root))
+    }
+
+    /// The stored bytes of a codec: `bytes`, `text` or `json`.
+    fn get(&self, codec: &str) -> PyResult<Op> {
+        let cache = self.cache.get()?.clone();
+        Ok(match codec {
+            "json" => Op::new(read::<Json>(cache)),
+            "text" => Op::new(read::<Text>(cache)),
+            _ => Op::new(read::<Bytes>(cache)),
+        })
+    }
+
+    /// The bytes; asks for `(bytes or None, ttl)` if they are to be computed.
+    fn compute(&self, codec: &str) -> PyResult<Op> {
+        let (cache, question) = (self.cache.get()?.clone(), Arc::new(Compute::default()));
+        let asked = Arc::clone(&question);
+        let op = match codec {
+            "json" => Op::new(compute::<Json>(cache, question)),
+            "text" => Op::new(compute::<Text>(cache, question)),
+            _ => Op::new(compute::<Bytes>(cache, question)),
+        };
+        Ok(op.with_exchange(asked))
+    }
+
+    /// As `compute`, even if bytes are stored.
+    fn refresh(&self, codec: &str, ttl: f64) -> PyResult<Op> {
+        let (cache, question) = (self.cache.get()?.clone(), Arc::new(Compute::default()));
+        let (asked, ttl) = (Arc::clone(&question), error::seconds("ttl", ttl)?);
+        let op = match codec {
+            "json" => Op::new(refresh::<Json>(cache, question, ttl)),
+            "text" => Op::new(refresh::<Text>(cache, question, ttl)),
+            _ => Op::new(refresh::<Bytes>(cache, question, ttl)),
+        };
+        Ok(op.with_exchange(asked))
+    }
+
+    fn invalidate(&self) -> PyResult<Op> {
+        let cache = self.cache.get()?.clone();
+        Ok(Op::new(async move { done(cache.invalidate().await) }))
+    }
+}
+
+/// A job that runs once in each window.
+#[pyclass(frozen, module = "tenure._native")]
+pub struct OncePer {
+    job: Owned<tenure::OncePer>,
+    root: Owned<Arc<Root>>,
+}
+
+/// The window of a Python function from seconds since 1970 to such a range.
+fn window(function: &Py<PyAny>, now: SystemTime) -> Range<SystemTime> {
+    let seconds = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+    let time = |seconds: f64| UNIX_EPOCH + Duration::try_from_secs_f64(seconds).unwrap_or_default();
+    Python::attach(|py| {
+        let range = function.bind(py).call1((seconds,)).and_then(|range| range.extract::<(f64, f64)>());
+        match range {
+            Ok((from, to)) => time(from)..time(to),
+            Err(error) => {
+                error.write_unraisable(py, Some(function.bind(py)));
+                UNIX_EPOCH..UNIX_EPOCH // an empty window is invalid
+            }
+        }
+    })
+}
+
+impl OncePer {
+    /// `period` is a number of seconds, `("daily", seconds)`, or a function.
+    pub fn new(
+        root: Arc<Root>,
+        locks: &tenure::Locks,
+        name: &str,
+        period: &Bound<'_, PyAny>,
+        open_for: Option<f64>,
+        frees: &str,
+    ) -> PyResult<Self> {
+        let mut windows = if let Ok(seconds) = period.extract::<f64>() {
+            Period::every(error::seconds("period", seconds)?)
+        } else if let Ok((_, at)) = period.extract::<(String, f64)>() {
+            Period::daily(error::seconds("time of day", at)?)
+        } else {
+            let function = period.clone().unbind();
+            Period::new(move |now| window(&function, now))
+        };
+        if let Some(open_for) = open_for {
+            windows = windows.open_for(error::seconds("open_for", open_for)?);
+        }
+        let frees = match frees {
+            "nothing" => Frees::Nothing,
+            "failure" => Frees::Failure,
+            "failure_or_loss" => Frees::FailureOrLoss,
+            other => {
+                let expected = "nothing, failure or failure_or_loss";
+                return Err(error::invalid(&format!("reopens on: got {other:?}, expected {expected}")));
+            }
+        };
+        let job = checked(locks.once_per(name, windows))?.frees(frees);
+        Ok(Self { job: Owned::new(job), root: Owned::new(root) })
+    }
+}
+
+#[pymethods]
+impl OncePer {
+    /// Begins a run: a hold, or `None` if the job has run or is running.
+    fn begin(&self) -> PyResult<Op> {
+        let (job, root) = (self.job.get()?.clone(), Arc::clone(self.root.get()?));
+        Ok(Op::new(async move {
+            let turn = job.try_begin().await;
+            guarded(root, turn.map(|turn| turn.map(|turn| Held::Turn(Box::new(turn)))))
+        }))
+    }
+
+    fn last(&self) -> PyResult<Op> {
+        let job = self.job.get()?.clone();
+        Ok(Op::new(
+            async move { converted(job.last().await, |py, run| values::optional(py, run, values::run)) },
+        ))
+    }
+
+    fn reset(&self) -> PyResult<Op> {
+        let job = self.job.get()?.clone();
+        Ok(Op::new(async move { done(job.reset().await) }))
+    }
+}
+
+/// An election of one leader.
+#[pyclass(frozen, module = "tenure._native")]
+pub struct Election {
+    election: Owned<tenure::Election>,
+    root: Owned<Arc<Root>>,
+}
+
+impl Election {
+    pub fn new(election: tenure::Election, root: Arc<Root>) -> Self {
+        Self { election: Owned::new(election), root: Owned::new(root) }
+    }
+}
+
+#[pymethods]
+impl Election {
+    /// Waits to be the leader: a hold.
+    fn campaign(&self) -> PyResult<Op> {
+        let (election, root) = (self.election.get()?.clone(), Arc::clone(self.root.get()?));
+        Ok(Op::new(async move {
+            let term = election.campaign().await;
+            guarded(root, term.map(|term| Some(Held::Term(Box::new(term)))))
+        }))
+    }
+
+    fn leader(&self) -> PyResult<Op> {
+        let election = self.election.get()?.clone();
+        Ok(Op::new(async move {
+            converted(election.leader().await, |py, leader| values::optional(py, leader, values::leader))
+        }))
+    }
+
+    fn observe(&self) -> PyResult<Changes> {
+        Ok(Changes(Owned::new(Arc::new(tokio::sync::Mutex::new(self.election.get()?.observe())))))
+    }
+}
+
+/// The changes of an election.
+#[pyclass(frozen, module = "tenure._native")]
+pub struct Changes(Owned<Arc<tokio::sync::Mutex<Observer>>>);
+
+/// `(kind, leader or number)`.
+fn change(py: Python<'_>, change: Change) -> PyResult<Py<PyAny>> {
+    let (kind, leader) = match change {
+        Change::Elected(leader) => ("elected", leader),
+        Change::Updated(leader) => ("updated", leader),
+        Change::Resigned(leader) => ("resigned", leader),
+        Change::Missed(count) => return Ok(("missed", count).into_pyobject(py)?.into_any().unbind()),
+        _ => return Ok(("rewritten", py.None()).into_pyobject(py)?.into_any().unbind()),
+    };
+    Ok((kind, values::leader(py, leader)?).into_pyobject(py)?.into_any().unbind())
+}
+
+#[pymethods]
+impl Changes {
+    /// Waits for the next change.
+    fn next(&self) -> PyResult<Op> {
+        let observer = Arc::clone(self.0.get()?);
+        Ok(Op::new(async move {
+            let next = observer.lock().await.next().await;
+            converted(next, change)
+        }))
+    }
+}
