@@ -6,6 +6,7 @@ use std::thread;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use crate::error;
@@ -16,9 +17,16 @@ use crate::process::{Owned, lock};
 /// Ends the thread of a store when it is dropped.
 struct Thread(#[expect(dead_code, reason = "its drop is the message")] oneshot::Sender<()>);
 
+struct Testing {
+    control: tenure::testing::Control,
+    /// Of the thread, whose clock and timers the store uses.
+    runtime: Handle,
+    _root: Arc<Root>,
+}
+
 /// What a test does to a store.
 #[pyclass(frozen, module = "tenure._native")]
-pub struct Control(Owned<(tenure::testing::Control, Arc<Root>)>);
+pub struct Control(Owned<Testing>);
 
 /// A store with injectable faults.
 #[pyfunction]
@@ -26,6 +34,7 @@ pub fn testing_store(py: Python<'_>) -> PyResult<(Locks, Control)> {
     let (stop, stopped) = oneshot::channel();
     let (sender, opened) = mpsc::channel();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let handle = runtime.handle().clone();
     thread::Builder::new().name("tenure-testing".to_owned()).spawn(move || {
         runtime.block_on(async move {
             let _ = sender.send(tenure::testing::store());
@@ -37,51 +46,53 @@ pub fn testing_store(py: Python<'_>) -> PyResult<(Locks, Control)> {
         .detach(|| lock(&opened).recv())
         .map_err(|_| PyRuntimeError::new_err("the thread of the store ended"))?;
     let root = Root::new(locks, Some(Box::new(Mutex::new(Thread(stop)))));
-    Ok((Locks::of(Arc::clone(&root)), Control(Owned::new((control, root)))))
+    Ok((Locks::of(Arc::clone(&root)), Control(Owned::new(Testing { control, runtime: handle, _root: root }))))
 }
 
 #[pymethods]
 impl Control {
     fn lose(&self, name: &str) -> PyResult<bool> {
-        Ok(self.0.get()?.0.lose(name))
+        Ok(self.0.get()?.control.lose(name))
     }
 
     fn hold_elsewhere(&self, name: &str) -> PyResult<Elsewhere> {
-        Ok(Elsewhere(Mutex::new(Some(Box::new(self.0.get()?.0.hold_elsewhere(name))))))
+        Ok(Elsewhere(Mutex::new(Some(Box::new(self.0.get()?.control.hold_elsewhere(name))))))
     }
 
     fn outage(&self) -> PyResult<Elsewhere> {
-        Ok(Elsewhere(Mutex::new(Some(Box::new(self.0.get()?.0.outage())))))
+        Ok(Elsewhere(Mutex::new(Some(Box::new(self.0.get()?.control.outage())))))
     }
 
     fn elsewhere(&self) -> PyResult<Locks> {
-        Ok(Locks::of(Root::new(self.0.get()?.0.elsewhere().clone(), None)))
+        Ok(Locks::of(Root::new(self.0.get()?.control.elsewhere().clone(), None)))
     }
 
     fn slow(&self, seconds: f64) -> PyResult<()> {
-        self.0.get()?.0.slow(error::seconds("delay", seconds)?);
+        self.0.get()?.control.slow(error::seconds("delay", seconds)?);
         Ok(())
     }
 
     fn advance(&self, seconds: f64) -> PyResult<Op> {
-        let (control, by) = (self.0.get()?.0.clone(), error::seconds("time", seconds)?);
+        let Testing { control, runtime, .. } = self.0.get()?;
+        let (control, runtime, by) = (control.clone(), runtime.clone(), error::seconds("time", seconds)?);
         Ok(Op::new(async move {
-            control.advance(by).await;
+            // It fails if the thread has ended, and its clock with it.
+            let _ = runtime.spawn(async move { control.advance(by).await }).await;
             done(Ok(()))
         }))
     }
 
     fn suspend(&self, seconds: f64) -> PyResult<()> {
-        self.0.get()?.0.suspend(error::seconds("time", seconds)?);
+        self.0.get()?.control.suspend(error::seconds("time", seconds)?);
         Ok(())
     }
 
     fn requests(&self) -> PyResult<Vec<String>> {
-        Ok(self.0.get()?.0.requests().iter().map(ToString::to_string).collect())
+        Ok(self.0.get()?.control.requests().iter().map(ToString::to_string).collect())
     }
 
     fn forget_requests(&self) -> PyResult<()> {
-        self.0.get()?.0.forget_requests();
+        self.0.get()?.control.forget_requests();
         Ok(())
     }
 }

@@ -15,8 +15,10 @@ Locks and guards work in `with` and in `async with`.
 from __future__ import annotations
 
 import atexit as _atexit
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from . import _background, _native
+from . import _interpreter as _interpreter  # first: it may refuse
+from . import _background, _native  # isort: skip
 from ._errors import (
     BusyError,
     ClosedError,
@@ -48,8 +50,10 @@ from ._locks import (
     opened,
     quorum_of,
 )
-from ._uses import Absent, Cache, Election, Observer, OncePer, daily
-from ._values import Change, Histogram, Holder, LastRun, Leader, LockMetrics, Metrics, Run, Status
+
+if _TYPE_CHECKING:
+    from ._uses import Absent, Cache, Election, Observer, OncePer, daily
+    from ._values import Change, Histogram, Holder, LastRun, Leader, LockMetrics, Metrics, Run, Status
 
 __version__ = _native.__version__
 
@@ -61,6 +65,18 @@ __all__ = [
     "Term", "Turn", "UnknownError", "UnreachableError", "UnsupportedError", "aconnect", "connect", "daily", "multi",
     "open_lazily", "quorum",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> object:
+    """Imports the modules of uses and values when they are first needed."""
+    if name in __all__:
+        from importlib import import_module
+
+        for module in ("._uses", "._values"):
+            found = getattr(import_module(module, __name__), name, None)
+            if found is not None:
+                return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def open_lazily(url: str) -> Locks:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from typing import Optional
+from _thread import allocate_lock
+from typing import TYPE_CHECKING, Optional
 
 from . import _fork, _native
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Sink:
@@ -31,6 +33,8 @@ class Sink:
 
 class _Thread:
     def __init__(self) -> None:
+        import threading
+
         self.reactor = _native.Reactor()
         self.is_over = False
         self._thread = threading.Thread(target=self._run, name="tenure-callbacks", daemon=True)
@@ -48,7 +52,7 @@ class _Thread:
 
 
 _thread: Optional[_Thread] = None
-_starting = threading.Lock()
+_starting = allocate_lock()
 
 
 def watch(op: _native.Op, done: Callable[[object], None]) -> None:
@@ -72,7 +76,7 @@ def stop() -> None:
 
 def _forget() -> None:
     global _thread, _starting
-    _thread, _starting = None, threading.Lock()
+    _thread, _starting = None, allocate_lock()
 
 
 _fork.in_child(_forget)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-generation = 0
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+generation: int = 0
 """The number of forks between the process that imported the package and this one."""
 
 _handlers: list[Callable[[], None]] = []

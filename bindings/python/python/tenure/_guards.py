@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Callable, Generator
-from types import TracebackType
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
-from . import _background, _native
+from . import _background, _log, _native
 from ._errors import Error, ForkedError, LostError
-from ._wait import Seconds, optional_seconds, reactor_of, run, seconds, wait
+from ._wait import Seconds, optional_seconds, reactor_of, run, running_loop, seconds, wait
 
-_logger = logging.getLogger("tenure")
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Generator
+    from types import TracebackType
 
 
 class Loss:
@@ -114,12 +113,11 @@ class Guard:
                 try:
                     callback(end)
                 except Exception:
-                    _logger.exception("a callback for the loss of %s failed", self.name)
+                    _log.exception("a callback for the loss of %s failed", self.name)
 
         op = self._hold.lost().wait()
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
+        loop = running_loop()
+        if loop is None:
             _background.watch(op, done)
         else:
             _background.Sink(op, done).start(reactor_of(loop))
@@ -222,7 +220,7 @@ class Guard:
         """A loss is raised, unless the block failed anyway. A release without an answer goes on in the background."""
         if error is None and isinstance(failed, LostError):
             raise failed
-        _logger.debug("the release of %s failed: %s", self.name, failed)
+        _log.debug("the release of %s failed: %s", self.name, failed)
 
     def __reduce__(self) -> Any:
         raise TypeError("a guard cannot be pickled: detach it, and resume it in the other process")
@@ -352,13 +350,18 @@ class CancelOnLoss:
         self._task: Optional[asyncio.Task[Any]] = None
         self._reason: Optional[LostError] = None
         self._id: Optional[int] = None
+        self._reactor: Optional[_native.Reactor] = None
         self._cancels = 0
 
     def __enter__(self) -> None:
-        task = asyncio.current_task()
-        if task is None:
+        import asyncio
+
+        loop = running_loop()
+        task = None if loop is None else asyncio.current_task(loop)
+        if loop is None or task is None:
             raise Error("cancel_on_loss needs a task of asyncio")
-        self._id = _background.Sink(self._op, self._lost).start(reactor_of(asyncio.get_running_loop()))
+        self._reactor = reactor_of(loop)
+        self._id = _background.Sink(self._op, self._lost).start(self._reactor)
         if self._reason is not None:
             raise self._reason
         self._task = task
@@ -373,10 +376,12 @@ class CancelOnLoss:
     def __exit__(
         self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
     ) -> None:
+        import asyncio
+
         task, self._task = self._task, None
-        if self._id is not None:
+        if self._id is not None and self._reactor is not None:
             self._op.cancel()
-            reactor_of(asyncio.get_running_loop()).forget(self._id)
+            self._reactor.forget(self._id)
         if self._reason is None or task is None:
             return
         if hasattr(task, "uncancel") and task.uncancel() > self._cancels:

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
-import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator
-from types import TracebackType
+from _thread import _local
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Generic, Optional, TypedDict, TypeVar, Union, cast
 
 from . import _fork, _log, _native, _wait
 from ._errors import BusyError, Error, ForkedError, LostError
 from ._guards import Guard, MultiGuard, RwGuard
-from ._uses import Cache, Election, OncePer, Period
-from ._values import Metrics, Status
 from ._wait import Seconds, optional_seconds, run, seconds, wait
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from types import TracebackType
+
     from typing_extensions import Unpack
 
-F = TypeVar("F", bound=Callable[..., Any])
+    from ._uses import Cache, Election, OncePer, Period
+    from ._values import Metrics, Status
+
+F = TypeVar("F", bound="Callable[..., Any]")
 G = TypeVar("G", bound=Guard)
 
 
@@ -57,6 +58,12 @@ _TIMES = ("ttl", "max_hold", "grace", "op_timeout", "patience")
 
 def _native_options(options: Options) -> dict[str, Any]:
     return {key: seconds(cast(Seconds, value)) if key in _TIMES else value for key, value in options.items()}
+
+
+def _status(values: Any) -> Optional[Status]:
+    from ._values import Status
+
+    return Status.of(values)
 
 
 class _Store:
@@ -107,9 +114,9 @@ class Locks:
         self._options: Options = options
         self._handle: Optional[_native.Locks] = None
         self._generation = -1
-        self._native()
+        self._opened()
 
-    def _native(self) -> _native.Locks:
+    def _opened(self) -> _native.Locks:
         if self._handle is None or self._generation != _fork.generation:
             native = self._store.native()
             self._handle = native.configured(**_native_options(self._options)) if self._options else native
@@ -129,28 +136,28 @@ class Locks:
     @property
     def url(self) -> str:
         """The URL of the store, without its credentials."""
-        return self._native().url
+        return self._opened().url
 
     @property
     def ttl(self) -> float:
         """The lease in seconds."""
-        return self._native().ttl
+        return self._opened().ttl
 
     def ping(self) -> None:
         """Checks that the store answers."""
-        run(self._native().ping())
+        run(self._opened().ping())
 
     async def aping(self) -> None:
         """As `ping`, in an event loop."""
-        await wait(self._native().ping())
+        await wait(self._opened().ping())
 
     def flush(self) -> None:
         """Waits for the releases in the background, for at most `op_timeout`."""
-        run(self._native().flush())
+        run(self._opened().flush())
 
     async def aflush(self) -> None:
         """As `flush`, in an event loop."""
-        await wait(self._native().flush())
+        await wait(self._opened().flush())
 
     def mutex(
         self,
@@ -276,6 +283,8 @@ class Locks:
         >>> report("monday")
         'report of monday'
         """
+        import inspect
+
         if kind not in ("mutex", "fair"):
             raise Error(f"kind: got {kind!r}, expected mutex or fair")
         if on_busy not in ("wait", "skip", "raise"):
@@ -300,7 +309,7 @@ class Locks:
 
             if inspect.iscoroutinefunction(function):
 
-                @functools.wraps(function)
+                @wraps(function)
                 async def asynchronous(*args: Any, **kwargs: Any) -> Any:
                     lock = lock_of(args, kwargs)
                     waits = on_busy == "wait" and timeout is None
@@ -313,7 +322,7 @@ class Locks:
 
                 return cast(F, asynchronous)
 
-            @functools.wraps(function)
+            @wraps(function)
             def synchronous(*args: Any, **kwargs: Any) -> Any:
                 lock = lock_of(args, kwargs)
                 waits = on_busy == "wait" and timeout is None
@@ -357,8 +366,10 @@ class Locks:
         >>> user.get_or_compute(lambda: {"name": "Ada"})
         {'name': 'Ada'}
         """
+        from ._uses import Cache
+
         times = {"stale": seconds(stale), "wait": seconds(wait)}
-        return Cache(self._native, name, seconds(ttl), codec, {
+        return Cache(self._opened, name, seconds(ttl), codec, {
             **times, "overdue": overdue, "outage": outage, "early": early, "jitter": jitter, "max_bytes": max_bytes,
         })  # fmt: skip
 
@@ -376,6 +387,7 @@ class Locks:
         computing
         (49, 49)
         """
+        import inspect
 
         def decorate(function: F) -> F:
             signature = inspect.signature(function)
@@ -387,13 +399,13 @@ class Locks:
 
             if inspect.iscoroutinefunction(function):
 
-                @functools.wraps(function)
+                @wraps(function)
                 async def asynchronous(*args: Any, **kwargs: Any) -> Any:
                     return await cache_of(args, kwargs).aget_or_compute(lambda: function(*args, **kwargs))
 
                 return cast(F, asynchronous)
 
-            @functools.wraps(function)
+            @wraps(function)
             def synchronous(*args: Any, **kwargs: Any) -> Any:
                 return cache_of(args, kwargs).get_or_compute(lambda: function(*args, **kwargs))
 
@@ -417,7 +429,9 @@ class Locks:
         sent
         (True, False)
         """
-        return OncePer(self._native, name, period, optional_seconds(open_for), reopens_on)
+        from ._uses import OncePer
+
+        return OncePer(self._opened, name, period, optional_seconds(open_for), reopens_on)
 
     def election(self, name: str, payload: str = "") -> Election:
         """An election of one leader among many candidates: see `Election`. `payload` tells others how to reach
@@ -429,7 +443,9 @@ class Locks:
         ...     election.leader().payload
         'host-1:8080'
         """
-        return Election(self._native, name, payload)
+        from ._uses import Election
+
+        return Election(self._opened, name, payload)
 
     def inspect(self, name: str) -> Optional[Status]:
         """The state of a lock with its holders, or `None` if it is free.
@@ -440,11 +456,11 @@ class Locks:
         ...     locks.inspect("nightly").holders[0].owner == guard.owner
         True
         """
-        return Status.of(run(self._native().inspect(name)))
+        return _status(run(self._opened().inspect(name)))
 
     async def ainspect(self, name: str) -> Optional[Status]:
         """As `inspect`, in an event loop."""
-        return Status.of(await wait(self._native().inspect(name)))
+        return _status(await wait(self._opened().inspect(name)))
 
     def list(self, prefix: str = "") -> Iterator[Status]:
         """The held locks whose names begin with `prefix`. It scans the whole store.
@@ -455,24 +471,24 @@ class Locks:
         ...     [status.name for status in locks.list("orders:")]
         ['orders:42']
         """
-        listing = self._native().list(prefix)
-        while (status := Status.of(run(listing.next()))) is not None:
+        listing = self._opened().list(prefix)
+        while (status := _status(run(listing.next()))) is not None:
             yield status
 
     async def alist(self, prefix: str = "") -> AsyncIterator[Status]:
         """As `list`, in an event loop."""
-        listing = self._native().list(prefix)
-        while (status := Status.of(await wait(listing.next()))) is not None:
+        listing = self._opened().list(prefix)
+        while (status := _status(await wait(listing.next()))) is not None:
             yield status
 
     def force_release(self, name: str) -> Optional[Status]:
         """Ends all holds of a lock, and returns its holders, or `None` if it was free. For operators: it breaks
         exclusion until the holders notice."""
-        return Status.of(run(self._native().force_release(name)))
+        return _status(run(self._opened().force_release(name)))
 
     async def aforce_release(self, name: str) -> Optional[Status]:
         """As `force_release`, in an event loop."""
-        return Status.of(await wait(self._native().force_release(name)))
+        return _status(await wait(self._opened().force_release(name)))
 
     def resume(self, name: str, owner: str) -> Optional[Guard]:
         """Takes over a hold that `Guard.detach` gave up, perhaps in another process; `None` if it is over.
@@ -484,22 +500,22 @@ class Locks:
         ...     guard.owner == owner
         True
         """
-        hold = run(self._native().resume(name, owner))
+        hold = run(self._opened().resume(name, owner))
         return None if hold is None else Guard(hold)
 
     async def aresume(self, name: str, owner: str) -> Optional[Guard]:
         """As `resume`, in an event loop."""
-        hold = await wait(self._native().resume(name, owner))
+        hold = await wait(self._opened().resume(name, owner))
         return None if hold is None else Guard(hold)
 
     def renew_detached(self, name: str, owner: str) -> Optional[float]:
         """Extends a detached hold to a full ttl, and returns its remaining seconds; `None` if it is over."""
-        left: Optional[float] = run(self._native().renew_detached(name, owner))
+        left: Optional[float] = run(self._opened().renew_detached(name, owner))
         return left
 
     async def arenew_detached(self, name: str, owner: str) -> Optional[float]:
         """As `renew_detached`, in an event loop."""
-        left: Optional[float] = await wait(self._native().renew_detached(name, owner))
+        left: Optional[float] = await wait(self._opened().renew_detached(name, owner))
         return left
 
     def metrics(self) -> Metrics:
@@ -511,7 +527,9 @@ class Locks:
         ...     locks.metrics().total.held
         1
         """
-        return Metrics.of(self._native().metrics())
+        from ._values import Metrics
+
+        return Metrics.of(self._opened().metrics())
 
     def __reduce__(self) -> Any:
         return _unpickled, (self._store.url, self._options)
@@ -521,18 +539,18 @@ class Locks:
 
 
 def _unpickled(url: str, options: Options) -> Locks:
-    return Locks(_Store(url, functools.partial(open_url, url)), options)
+    return Locks(_Store(url, partial(open_url, url)), options)
 
 
 def opened(url: str) -> Locks:
     """Opens a store without I/O."""
     _log.follow()
-    return Locks(_Store(url, functools.partial(open_url, url)), {})
+    return Locks(_Store(url, partial(open_url, url)), {})
 
 
 def quorum_of(members: list[Locks]) -> Locks:
     def open_quorum() -> _native.Locks:
-        return _native.Locks.quorum([member._native() for member in members])  # pyright: ignore[reportPrivateUsage]
+        return _native.Locks.quorum([member._opened() for member in members])
 
     _log.follow()
     return Locks(_Store("quorum:", open_quorum), {})
@@ -570,15 +588,15 @@ class Lock(Generic[G]):
         self._handle: Optional[_native.Lock] = None
         self._generation = -1
         self._entered: dict[object, list[G]] = {}
-        self._native()
+        self._opened()
 
     def _open(self, native: _native.Locks) -> _native.Lock:
         raise NotImplementedError
 
-    def _native(self) -> _native.Lock:
+    def _opened(self) -> _native.Lock:
         handle = self._handle
         if handle is None or self._generation != _fork.generation:
-            handle = self._handle = self._open(self._locks._native())  # pyright: ignore[reportPrivateUsage]
+            handle = self._handle = self._open(self._locks._opened())
             self._generation = _fork.generation
         return handle
 
@@ -590,20 +608,20 @@ class Lock(Generic[G]):
 
     def lock(self) -> G:
         """Waits until the lock is granted. Ctrl-C ends the wait and leaves the queue."""
-        return self._guard(run(self._native().lock()))
+        return self._guard(run(self._opened().lock()))
 
     async def alock(self) -> G:
         """As `lock`, in an event loop. The cancellation of the task leaves the queue."""
-        return self._guard(await wait(self._native().lock()))
+        return self._guard(await wait(self._opened().lock()))
 
     def try_lock(self, timeout: Optional[Seconds] = None) -> Optional[G]:
         """Asks once, or waits for at most `timeout`. Returns `None` if the lock is busy."""
-        hold = run(self._native().try_lock(optional_seconds(timeout)))
+        hold = run(self._opened().try_lock(optional_seconds(timeout)))
         return None if hold is None else self._guard(hold)
 
     async def atry_lock(self, timeout: Optional[Seconds] = None) -> Optional[G]:
         """As `try_lock`, in an event loop."""
-        hold = await wait(self._native().try_lock(optional_seconds(timeout)))
+        hold = await wait(self._opened().try_lock(optional_seconds(timeout)))
         return None if hold is None else self._guard(hold)
 
     def busy(self, timeout: Optional[Seconds]) -> BusyError:
@@ -664,7 +682,7 @@ class FairMutex(Lock[Guard]):
         return native.fair_mutex(self.name)
 
 
-class _Owners(threading.local):
+class _Owners(_local):
     """The owners of reentrant mutexes: of this thread, and of its tasks."""
 
     def __init__(self) -> None:
@@ -709,17 +727,17 @@ class ReentrantMutex(Lock[Guard]):
         """The owner of acquisitions here."""
         return self._owner or _owners.current()
 
-    def _native(self) -> _native.Lock:
-        return self._locks._native().reentrant_mutex(self.name, self.owner)  # pyright: ignore[reportPrivateUsage]
+    def _opened(self) -> _native.Lock:
+        return self._locks._opened().reentrant_mutex(self.name, self.owner)
 
     def hold_count(self) -> int:
         """How often the owner holds the lock."""
-        count: int = run(self._native().hold_count())
+        count: int = run(self._opened().hold_count())
         return count
 
     async def ahold_count(self) -> int:
         """As `hold_count`, in an event loop."""
-        count: int = await wait(self._native().hold_count())
+        count: int = await wait(self._opened().hold_count())
         return count
 
 
@@ -815,11 +833,11 @@ class Semaphore(Lock[Guard]):
 
     def set_permits(self, permits: int) -> None:
         """Changes the number of permits for all clients, which need no restart."""
-        run(self._locks._native().set_permits(self.name, permits))  # pyright: ignore[reportPrivateUsage]
+        run(self._locks._opened().set_permits(self.name, permits))
 
     async def aset_permits(self, permits: int) -> None:
         """As `set_permits`, in an event loop."""
-        await wait(self._locks._native().set_permits(self.name, permits))  # pyright: ignore[reportPrivateUsage]
+        await wait(self._locks._opened().set_permits(self.name, permits))
 
 
 Part = Union[Mutex, FairMutex, ReentrantMutex, RwSide, Semaphore]
@@ -834,13 +852,13 @@ class Multi(Lock[MultiGuard]):
         self._parts = parts
         super().__init__(parts[0]._locks, ", ".join(part.name for part in parts), timeout, None, {})
 
-    def _native(self) -> _native.Lock:
+    def _opened(self) -> _native.Lock:
         if any(isinstance(part, ReentrantMutex) for part in self._parts):
             self._handle = None  # their owner depends on the caller
-        return super()._native()
+        return super()._opened()
 
     def _open(self, native: _native.Locks) -> _native.Lock:
-        return _native.Lock.multi([part._native() for part in self._parts])
+        return _native.Lock.multi([part._opened() for part in self._parts])
 
     def _guard(self, hold: Any) -> MultiGuard:
         return MultiGuard(hold)

@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
-import logging
+import sys
+from typing import Any
 
 from . import _native
 
-logger = logging.getLogger("tenure")
+_WARNING = 30
 
 
 def emit(target: str, level: int, message: str, fields: list[tuple[str, str]]) -> None:
     """Logs an event. The extension calls this, on any thread."""
-    to = logging.getLogger(target.replace("::", "."))
-    if to.isEnabledFor(level):
+    import logging
+
+    logger = logging.getLogger(target.replace("::", "."))
+    if logger.isEnabledFor(level):
         values = dict(fields)
         event = values.pop("event", "")
         text = " ".join(f"{name}={value}" for name, value in values.items())
-        to.log(level, "%s%s", message, f" ({text})" if text else "", extra={"event": event, "fields": values})
+        logger.log(level, "%s%s", message, f" ({text})" if text else "", extra={"event": event, "fields": values})
 
 
 def follow() -> None:
     """Tells the library from which level on events are wanted."""
-    _native.set_log_level(max(1, min(logger.getEffectiveLevel(), 50)))
+    logging: Any = sys.modules.get("logging")
+    level = _WARNING if logging is None else logging.getLogger("tenure").getEffectiveLevel()
+    _native.set_log_level(max(1, min(level, 50)))
+
+
+def debug(message: str, *arguments: object) -> None:
+    """Logs what the package itself has to say."""
+    logging: Any = sys.modules.get("logging")
+    if logging is not None:
+        logging.getLogger("tenure").debug(message, *arguments)
+
+
+def exception(message: str, *arguments: object) -> None:
+    """Logs the exception that is handled."""
+    import logging
+
+    logging.getLogger("tenure").exception(message, *arguments)

@@ -53,9 +53,9 @@ class Cache:
         self._options = options
         self._handle: Optional[_native.Cache] = None
         self._generation = -1
-        self._native()
+        self._opened()
 
-    def _native(self) -> _native.Cache:
+    def _opened(self) -> _native.Cache:
         if self._handle is None or self._generation != _fork.generation:
             self._handle = self._locks().cache(self.name).configured(**self._options)
             self._generation = _fork.generation
@@ -71,38 +71,38 @@ class Cache:
 
     def get(self) -> Any:
         """The stored value, fresh or stale; `None` if there is none. Never computes."""
-        return self._loaded(run(self._native().get(self._codec)))
+        return self._loaded(run(self._opened().get(self._codec)))
 
     async def aget(self) -> Any:
         """As `get`, in an event loop."""
-        return self._loaded(await wait(self._native().get(self._codec)))
+        return self._loaded(await wait(self._opened().get(self._codec)))
 
     def get_or_compute(self, compute: Callable[[], Any]) -> Any:
         """The value, which `compute` makes if necessary. It may return `Absent`; the value is then `None`."""
-        op = self._native().compute(self._codec)
+        op = self._opened().compute(self._codec)
         return self._loaded(run_with(op, lambda: self._dumped(compute())))
 
     async def aget_or_compute(self, compute: Callable[[], Awaitable[Any]]) -> Any:
         """As `get_or_compute`, in an event loop; `compute` is an async function."""
-        return self._loaded(await wait_with(self._native().compute(self._codec), self._answer(compute)))
+        return self._loaded(await wait_with(self._opened().compute(self._codec), self._answer(compute)))
 
     def refresh(self, compute: Callable[[], Any]) -> Any:
         """Computes and stores the value even if one is stored."""
-        op = self._native().refresh(self._codec, self.ttl)
+        op = self._opened().refresh(self._codec, self.ttl)
         return self._loaded(run_with(op, lambda: self._dumped(compute())))
 
     async def arefresh(self, compute: Callable[[], Awaitable[Any]]) -> Any:
         """As `refresh`, in an event loop; `compute` is an async function."""
-        op = self._native().refresh(self._codec, self.ttl)
+        op = self._opened().refresh(self._codec, self.ttl)
         return self._loaded(await wait_with(op, self._answer(compute)))
 
     def invalidate(self) -> None:
         """Discards the value: after the commit that outdates it. A computation in progress is not stored."""
-        run(self._native().invalidate())
+        run(self._opened().invalidate())
 
     async def ainvalidate(self) -> None:
         """As `invalidate`, in an event loop."""
-        await wait(self._native().invalidate())
+        await wait(self._opened().invalidate())
 
     def _answer(self, compute: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[tuple[Optional[bytes], float]]]:
         async def answer() -> tuple[Optional[bytes], float]:
@@ -128,6 +128,7 @@ class daily:
     at: Union[float, timedelta, time] = 0.0
 
     def seconds(self) -> float:
+        """Seconds after midnight."""
         if isinstance(self.at, time):
             return timedelta(hours=self.at.hour, minutes=self.at.minute, seconds=self.at.second).total_seconds()
         return seconds(self.at)
@@ -160,9 +161,9 @@ class OncePer:
         self._arguments = (_native_period(period), open_for, reopens_on)
         self._handle: Optional[_native.OncePer] = None
         self._generation = -1
-        self._native()
+        self._opened()
 
-    def _native(self) -> _native.OncePer:
+    def _opened(self) -> _native.OncePer:
         if self._handle is None or self._generation != _fork.generation:
             self._handle = self._locks().once_per(self.name, *self._arguments)
             self._generation = _fork.generation
@@ -179,12 +180,12 @@ class OncePer:
         ...         print("the work")
         the work
         """
-        hold = run(self._native().begin())
+        hold = run(self._opened().begin())
         return None if hold is None else Turn(hold)
 
     async def atry_begin(self) -> Optional[Turn]:
         """As `try_begin`, in an event loop."""
-        hold = await wait(self._native().begin())
+        hold = await wait(self._opened().begin())
         return None if hold is None else Turn(hold)
 
     def run(self, job: Callable[..., T], *args: Any, **kwargs: Any) -> Run[T]:
@@ -206,19 +207,19 @@ class OncePer:
 
     def last(self) -> Optional[LastRun]:
         """The most recent run."""
-        return LastRun.of(run(self._native().last()))
+        return LastRun.of(run(self._opened().last()))
 
     async def alast(self) -> Optional[LastRun]:
         """As `last`, in an event loop."""
-        return LastRun.of(await wait(self._native().last()))
+        return LastRun.of(await wait(self._opened().last()))
 
     def reset(self) -> None:
         """Forgets the most recent run, so that the job may run again in this window."""
-        run(self._native().reset())
+        run(self._opened().reset())
 
     async def areset(self) -> None:
         """As `reset`, in an event loop."""
-        await wait(self._native().reset())
+        await wait(self._opened().reset())
 
     def __repr__(self) -> str:
         return f"<tenure.OncePer {self.name!r}>"
@@ -256,9 +257,9 @@ class Election:
         self._locks = locks
         self._handle: Optional[_native.Election] = None
         self._generation = -1
-        self._native()
+        self._opened()
 
-    def _native(self) -> _native.Election:
+    def _opened(self) -> _native.Election:
         if self._handle is None or self._generation != _fork.generation:
             self._handle = self._locks().election(self.name, self.payload)
             self._generation = _fork.generation
@@ -266,25 +267,25 @@ class Election:
 
     def campaign(self) -> Term:
         """Waits to be the leader."""
-        return Term(run(self._native().campaign()))
+        return Term(run(self._opened().campaign()))
 
     async def acampaign(self) -> Term:
         """As `campaign`, in an event loop."""
-        return Term(await wait(self._native().campaign()))
+        return Term(await wait(self._opened().campaign()))
 
     def leader(self) -> Optional[Leader]:
         """The leader, if there is one now."""
-        leader = run(self._native().leader())
+        leader = run(self._opened().leader())
         return None if leader is None else Leader(**leader)
 
     async def aleader(self) -> Optional[Leader]:
         """As `leader`, in an event loop."""
-        leader = await wait(self._native().leader())
+        leader = await wait(self._opened().leader())
         return None if leader is None else Leader(**leader)
 
     def observe(self) -> Observer:
         """The changes of leadership from now on."""
-        return Observer(self._native().observe())
+        return Observer(self._opened().observe())
 
     def __repr__(self) -> str:
         return f"<tenure.Election {self.name!r}>"

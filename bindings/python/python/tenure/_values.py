@@ -38,7 +38,8 @@ class Holder:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Holder:
-        return cls(**{**values, "since": _time(values["since"])})
+        all: dict[str, Any] = {**values, "since": _time(values["since"])}
+        return cls(**all)
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,10 @@ class Status:
     def of(cls, values: Optional[Mapping[str, Any]]) -> Optional[Status]:
         if values is None:
             return None
-        lists = {key: [Holder.of(one) for one in values[key]] for key in ("holders", "waiters")}
-        return cls(**{**values, **lists})
+        all: dict[str, Any] = dict(values)
+        for key in ("holders", "waiters"):
+            all[key] = [Holder.of(one) for one in all[key]]
+        return cls(**all)
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,8 @@ class LastRun:
             return None
         start, end = (datetime.fromtimestamp(time, timezone.utc) for time in values["window"])
         begun = datetime.fromtimestamp(values["begun"], timezone.utc)
-        return cls(**{**values, "window": (start, end), "begun": begun})
+        all: dict[str, Any] = {**values, "window": (start, end), "begun": begun}
+        return cls(**all)
 
 
 @dataclass(frozen=True)
@@ -159,7 +163,10 @@ class LockMetrics:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> LockMetrics:
-        return cls(**{**values, "wait": Histogram(**values["wait"]), "hold": Histogram(**values["hold"])})
+        all: dict[str, Any] = dict(values)
+        for key in ("wait", "hold"):
+            all[key] = Histogram(**all[key])
+        return cls(**all)
 
 
 @dataclass(frozen=True)
@@ -178,4 +185,5 @@ class Metrics:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Metrics:
         locks = [LockMetrics.of(one) for one in values["locks"]]
-        return cls(**{**values, "total": LockMetrics.of(values["total"]), "locks": locks})
+        all: dict[str, Any] = {**values, "total": LockMetrics.of(values["total"]), "locks": locks}
+        return cls(**all)

@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
-import asyncio
-import math
 import sys
-import threading
 import weakref
-from collections.abc import Awaitable, Callable
-from datetime import timedelta
-from typing import Any, Optional, Union
+from _thread import get_ident
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 from . import _fork, _native
 from ._errors import Error
 
-Seconds = Union[float, timedelta]
+# What few programs need is imported on its first use: asyncio alone takes longer than all the rest.
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Awaitable, Callable
+    from datetime import timedelta
+
+Seconds = Union[float, "timedelta"]
 """A time in seconds."""
 
 _reactors: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _native.Reactor] = weakref.WeakKeyDictionary()
-_get_running_loop = asyncio.get_running_loop
 
 
 def seconds(time: Seconds) -> float:
-    return time.total_seconds() if isinstance(time, timedelta) else time
+    return time if isinstance(time, (int, float)) else time.total_seconds()
 
 
 def optional_seconds(time: Optional[Seconds]) -> Optional[float]:
     return None if time is None else seconds(time)
+
+
+def running_loop() -> Optional[asyncio.AbstractEventLoop]:
+    """The event loop of asyncio that runs on this thread."""
+    asyncio: Any = sys.modules.get("asyncio")
+    return None if asyncio is None else asyncio._get_running_loop()
 
 
 def run(op: _native.Op) -> Any:
@@ -84,9 +91,8 @@ async def wait_with(op: _native.Op, answer: Callable[[], Awaitable[tuple[Optiona
 
 
 async def _step(op: _native.Op) -> None:
-    try:
-        loop = _get_running_loop()
-    except RuntimeError:
+    loop = running_loop()
+    if loop is None:
         return await _step_in_thread(op)
     reactor = reactor_of(loop)
     future = loop.create_future()
@@ -107,7 +113,7 @@ async def _step_in_thread(op: _native.Op) -> None:
     if trio is None or not trio.lowlevel.in_trio_run():
         raise Error("this needs a running event loop of asyncio or trio")
     # Waiters do not count against the limit on threads: a holder would need one to release its lock.
-    limiter = trio.CapacityLimiter(math.inf)
+    limiter = trio.CapacityLimiter(float("inf"))
     try:
         await trio.to_thread.run_sync(op.run, abandon_on_cancel=True, limiter=limiter)
     except trio.Cancelled:
@@ -117,14 +123,13 @@ async def _step_in_thread(op: _native.Op) -> None:
 
 def current() -> object:
     """The task that runs, or else the number of the thread."""
-    try:
-        _get_running_loop()
-        return asyncio.current_task() or threading.get_ident()
-    except RuntimeError:
-        trio: Any = sys.modules.get("trio")
-        if trio is not None and trio.lowlevel.in_trio_run():
-            return trio.lowlevel.current_task()
-        return threading.get_ident()
+    loop = running_loop()
+    if loop is not None:
+        return sys.modules["asyncio"].current_task(loop) or get_ident()
+    trio: Any = sys.modules.get("trio")
+    if trio is not None and trio.lowlevel.in_trio_run():
+        return trio.lowlevel.current_task()
+    return get_ident()
 
 
 _fork.in_child(_reactors.clear)

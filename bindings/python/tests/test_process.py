@@ -1,0 +1,348 @@
+"""Signals, forks, threads and the end of the interpreter. Each case is a program of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tenure
+from conftest import Program, Server, eventually
+
+Start = Callable[..., Program]
+
+WAITER = """
+    import sys, threading, time, tenure
+    locks = tenure.connect(sys.argv[1])
+    kind, name = sys.argv[2:4]
+    lock = locks.fair_mutex(name) if kind == "fair" else locks.mutex(name)
+    print("ready")
+    for _ in range(5):
+        try:
+            lock.lock()
+        except KeyboardInterrupt:
+            print(time.monotonic())
+    locks.flush()
+    print(locks.metrics().total.waiting)
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("kind", ["mutex", "fair"])
+def test_ctrl_c_ends_a_wait_at_once(locks: tenure.Locks, url: str, name: str, program: Start, kind: str) -> None:
+    guard = (locks.fair_mutex(name) if kind == "fair" else locks.mutex(name)).lock()
+    waiter = program(WAITER, url, kind, name)
+    assert waiter.line() == "ready"
+    delays = []
+    for _ in range(5):
+        if kind == "fair":  # its queue is in the store
+            eventually(lambda: len(locks.inspect(name).waiters) == 1)  # type: ignore[union-attr]
+        else:
+            time.sleep(0.1)
+        sent = time.monotonic()
+        waiter.process.send_signal(signal.SIGINT)
+        delays.append(float(waiter.line()) - sent)
+    assert statistics.median(delays) < 0.1, delays
+    assert waiter.line() == "0"
+    status = locks.inspect(name)
+    assert status is not None and not status.waiters
+    guard.release()
+    again = locks.mutex(name).try_lock() if kind == "mutex" else locks.fair_mutex(name).try_lock()
+    assert again is not None, "the waiter that was interrupted got the lock"
+    again.release()
+    waiter.go()
+    waiter.end()
+
+
+def test_a_signal_handler_runs_during_a_wait(locks: tenure.Locks, url: str, name: str, program: Start) -> None:
+    guard = locks.mutex(name).lock()
+    waiter = program(
+        """
+        import signal, sys, tenure
+        locks = tenure.connect(sys.argv[1])
+        signal.signal(signal.SIGUSR1, lambda *_: print("handled", locks.mutex("other").try_lock() is not None))
+        print("ready")
+        print(locks.mutex(sys.argv[2]).lock().is_held())
+        """,
+        url,
+        name,
+    )
+    assert waiter.line() == "ready"
+    waiter.process.send_signal(signal.SIGUSR1)
+    assert waiter.line() == "handled True", "a handler may use locks itself"
+    guard.release()
+    assert waiter.line() == "True"
+    waiter.end()
+
+
+def test_two_hundred_forks_under_load(url: str, name: str, program: Start) -> None:
+    program(
+        """
+        import os, signal, sys, threading, time, tenure
+
+        locks, name = tenure.connect(sys.argv[1]), sys.argv[2]
+        held = locks.mutex(name, on_lost=print).lock()  # a callback: its thread does not survive a fork either
+        fence = held.fence
+        waiting = threading.Thread(target=lambda: locks.mutex(name).try_lock(timeout=600), daemon=True)
+        waiting.start()
+        over = threading.Event()
+
+        def load(number):
+            while not over.is_set():
+                with locks.mutex(f"{name}-load-{number}"):
+                    pass
+
+        loads = [threading.Thread(target=load, args=(number,)) for number in range(3)]
+        for thread in loads:
+            thread.start()
+
+        def child(number):
+            try:
+                held.verify()
+                return "verified"
+            except tenure.ForkedError:
+                pass
+            if "parent" not in repr(held):
+                return repr(held)
+            if locks.mutex(name).try_lock() is not None:
+                return "got the lock of its parent"
+            mine = locks.mutex(f"{name}-child")
+            with mine as guard, locks.fair_mutex(f"{name}-{number}"):
+                guard.verify()
+                if mine.try_lock() is not None:
+                    return "got its lock twice"
+            return None
+
+        for number in range(200):
+            pid = os.fork()
+            if pid == 0:
+                signal.alarm(60)
+                wrong = child(number)
+                if wrong:
+                    os.write(2, f"Traceback: {wrong}".encode())
+                os._exit(1 if wrong else 0)
+            status = os.waitpid(pid, 0)[1]
+            assert status == 0, (number, status)
+        over.set()
+        for thread in loads:
+            thread.join()
+        held.verify()
+        assert held.is_held() and held.fence == fence and waiting.is_alive()
+        held.release()
+        waiting.join(20)
+        assert not waiting.is_alive()
+        """,
+        url,
+        name,
+    ).end(80)
+
+
+def test_a_guard_carried_over_a_fork_raises(url: str, name: str, program: Start) -> None:
+    parent = program(
+        """
+        import os, sys, tenure
+        locks = tenure.connect(sys.argv[1])
+        raised = []
+        pid = None
+        try:
+            with locks.mutex(sys.argv[2]) as guard:
+                pid = os.fork()
+                if pid == 0:
+                    for use in (guard.is_held, guard.release, guard.detach, lambda: guard.lost):
+                        try:
+                            use()
+                        except tenure.ForkedError:
+                            raised.append(use)
+                else:
+                    assert os.waitpid(pid, 0)[1] == 0
+                    guard.verify()
+        except tenure.ForkedError:
+            os._exit(0 if len(raised) == 4 else 1)
+        print("released", locks.mutex(sys.argv[2]).try_lock() is not None)
+        """,
+        url,
+        name,
+    )
+    assert parent.end() == "released True"
+
+
+def test_children_of_multiprocessing_use_the_locks(url: str, name: str, program: Start) -> None:
+    parent = program(
+        """
+        import multiprocessing, sys, tenure
+
+        def work(mutex, count):
+            for _ in range(5):
+                with mutex:
+                    count.value += 1
+
+        if __name__ == "__main__":
+            mutex = tenure.connect(sys.argv[1]).mutex(sys.argv[2])
+            context = multiprocessing.get_context("fork")
+            count = context.Value("i", 0, lock=False)
+            with mutex:
+                children = [context.Process(target=work, args=(mutex, count)) for _ in range(4)]
+                for child in children:
+                    child.start()
+            for child in children:
+                child.join(60)
+            print(count.value, [child.exitcode for child in children])
+        """,
+        url,
+        name,
+    )
+    assert parent.end(70) == "20 [0, 0, 0, 0]"
+
+
+def test_a_child_does_not_keep_a_file_lock_of_its_parent(tmp_path: Path, name: str, program: Start) -> None:
+    parent = program(
+        """
+        import os, sys, time, tenure
+        locks = tenure.connect(sys.argv[1])
+        guard = locks.mutex("x", ttl=600).lock()
+        child = os.fork()
+        if child == 0:
+            os.close(0)
+            time.sleep(600)
+        print(child)
+        time.sleep(600)
+        """,
+        f"file:{tmp_path}",
+    )
+    child = int(parent.line())
+    locks = tenure.connect(f"file:{tmp_path}")
+    assert locks.mutex("x").try_lock() is None
+    parent.process.kill()
+    parent.process.wait()
+    try:
+        assert locks.mutex("x").try_lock(timeout=20) is not None
+        os.kill(child, 0)  # it is still there
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_child_has_a_memory_store_of_its_own(program: Start) -> None:
+    parent = program(
+        """
+        import os, tenure
+        for url in ("memory:", "memory:shared"):
+            mutex = tenure.connect(url).mutex("x")
+            guard = mutex.lock()
+            child = os.fork()
+            if child == 0:
+                os._exit(0 if mutex.try_lock() is not None else 1)
+            print(os.waitpid(child, 0)[1])
+        """
+    )
+    assert parent.end() == "0\n0"
+
+
+def test_the_end_of_the_interpreter_releases_guards(
+    locks: tenure.Locks, url: str, name: str, program: Start
+) -> None:
+    started = time.monotonic()
+    program(
+        """
+        import asyncio, sys, threading, tenure
+        locks, name = tenure.connect(sys.argv[1]), sys.argv[2]
+        forever = [locks.mutex(name + "a", on_lost=print).lock()]
+        forever.append(forever)  # a cycle that nothing collects
+        sys.forever = forever
+        busy = locks.mutex(name + "b").lock()
+        waiting = threading.Thread(target=locks.fair_mutex(name + "c").lock, daemon=True)
+        held = locks.fair_mutex(name + "c").lock()
+        waiting.start()
+        threading.Thread(target=locks.mutex(name + "b").lock, daemon=True).start()
+        while locks.metrics().total.waiting < 2:
+            pass
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(locks.mutex(name + "d").alock())
+        task = loop.create_task(locks.mutex(name + "d").alock())
+        loop.run_until_complete(asyncio.sleep(0.01))
+        loop.close()  # with a task that waits
+        """,
+        url,
+        name,
+    ).process.wait(30)
+    took = time.monotonic() - started
+    for part in "abcd":
+        assert locks.inspect(name + part) is None, part
+    assert took < 15, took
+
+
+def test_the_end_of_the_interpreter_does_not_wait_for_a_dead_server(tmp_path: Path, program: Start) -> None:
+    server = Server(tmp_path)
+    holder = program(
+        "import sys, tenure; guard = tenure.connect(sys.argv[1]).mutex('x').lock(); print('held'); sys.stdin.readline()",
+        server.url,
+    )
+    assert holder.line() == "held"
+    server.process.send_signal(signal.SIGSTOP)
+    started = time.monotonic()
+    holder.go()
+    try:
+        holder.end(30)
+    finally:
+        server.process.send_signal(signal.SIGCONT)
+        server.stop()
+    assert time.monotonic() - started < 10
+
+
+def test_a_subinterpreter_is_refused(program: Start) -> None:
+    refused = program(
+        """
+        try:
+            import _interpreters as interpreters
+        except ImportError:
+            import _xxsubinterpreters as interpreters
+        id = interpreters.create()
+        try:
+            failed = interpreters.run_string(id, "import tenure")
+        except Exception as error:
+            failed = error
+        print(failed)
+        """
+    )
+    assert "subinterpreter" in refused.end()
+
+
+def test_ten_thousand_dropped_guards_leave_nothing(locks: tenure.Locks, url: str, name: str, program: Start) -> None:
+    holder = program(
+        """
+        import asyncio, gc, resource, sys, tenure
+
+        def resident():
+            with open("/proc/self/statm") as file:
+                return int(file.read().split()[1]) * resource.getpagesize()
+
+        locks, name = tenure.connect(sys.argv[1]), sys.argv[2]
+
+        def drop(first):
+            for number in range(first, first + 5_000):
+                locks.mutex(f"{name}:{number}").lock()
+
+        async def adrop(first):
+            for number in range(first, first + 5_000):
+                await locks.mutex(f"{name}:{number}").alock()
+
+        drop(0)
+        asyncio.run(adrop(5_000))
+        locks.flush()
+        gc.collect()
+        before = resident()
+        drop(10_000)
+        asyncio.run(adrop(15_000))
+        locks.flush()
+        gc.collect()
+        print(resident() - before, locks.metrics().total.held)
+        """,
+        url,
+        name,
+    )
+    grown, held = map(int, holder.end(80).split())
+    assert held == 0 and grown < 4 << 20, grown
+    assert not list(locks.list(name)), "all are released"
