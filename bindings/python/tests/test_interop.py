@@ -24,13 +24,24 @@ def test_the_command_and_the_package_exclude_each_other(locks: tenure.Locks, url
     with locks.mutex(name, label="from Python") as guard:
         busy = command("run", "--store", url, "--wait", "0", name, "--", "true")
         assert busy.returncode == 75, busy
-        shown = command("inspect", "--store", url, name)
+        shown = command("status", "--store", url, name)
         assert "from Python" in shown.stdout and str(guard.fence) in shown.stdout, shown
     ran = command("run", "--store", url, "--wait", "0", name, "--", "sh", "-c", "echo token $TENURE_FENCE")
     assert ran.returncode == 0, ran
     again = locks.mutex(name).try_lock()
     assert again is not None and again.fence > guard.fence
     again.release()
+
+
+def test_holds_pass_between_the_command_and_the_package(locks: tenure.Locks, url: str, name: str) -> None:
+    acquired = command("acquire", "--store", url, name)
+    assert acquired.returncode == 0, acquired
+    guard = locks.resume(name, acquired.stdout.split()[0])
+    assert guard is not None and guard.is_held()
+    owner = guard.detach()
+    assert command("verify", "--store", url, "--owner", owner, name).returncode == 0
+    assert command("release", "--store", url, "--owner", owner, name).returncode == 0
+    assert locks.inspect(name) is None
 
 
 def test_the_package_waits_for_the_command(locks: tenure.Locks, url: str, name: str, tmp_path: Path) -> None:
