@@ -1,4 +1,4 @@
-"""The Python sides of `scripts/peers`, redis-py's lock and python-redis-lock: threads, one client.
+"""The Python sides of `scripts/peers` with threads, one client: redis-py's lock, python-redis-lock, and tenure.
 
 Words and protocol as in src/main.rs; settings as the libraries have them by themselves.
 """
@@ -22,6 +22,25 @@ if side == "redis-py":
 
     def lock_of(key, renewed=False):
         return client.lock(key, timeout=ttl / 1000)
+elif side == "tenure python":
+    import tenure
+
+    locks = tenure.connect(f"redis://127.0.0.1:{port}").configured(ttl=ttl / 1000)
+
+    class Ours:
+        """The methods of the other sides."""
+
+        def __init__(self, key):
+            self.mutex = locks.mutex(key)
+
+        def acquire(self):
+            self.guard = self.mutex.lock()
+
+        def release(self):
+            self.guard.release()
+
+    def lock_of(key, renewed=False):
+        return Ours(key)
 else:
     import redis_lock
 

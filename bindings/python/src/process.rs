@@ -20,7 +20,7 @@ pub struct Process {
     id: u32,
     /// The state of a child, after a fork. A list rather than a cell: a child must not wait for a lock that a
     /// thread of its parent held at the fork.
-    child: OnceLock<Box<Process>>,
+    child: OnceLock<Box<Self>>,
     runtime: OnceLock<Runtime>,
     next: AtomicU64,
     /// Guards that are not released.
