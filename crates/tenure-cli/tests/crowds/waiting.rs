@@ -1,5 +1,5 @@
 //! Processes that are started at once: five hundred that wait for one fair lock, and as many
-//! that ask a silent store.
+//! that ask a silent store. `TENURE_CROWD` sets another number.
 
 use std::fs;
 use std::thread::sleep;
@@ -9,7 +9,10 @@ use tenure_testkit::servers::Server;
 
 use crate::env::{Running, TestEnv, now};
 
-const CROWD: usize = 500;
+fn crowd() -> usize {
+    std::env::var("TENURE_CROWD").map_or(500, |count| count.parse().expect("a number"))
+}
+
 /// A busy machine is waited for.
 const LIMIT: Duration = Duration::from_secs(300);
 
@@ -31,15 +34,15 @@ fn ticks(running: &Running) -> u64 {
 }
 
 #[test]
-fn of_five_hundred_started_at_once_none_fails() {
-    let env = TestEnv::new();
+fn of_a_crowd_that_waits_in_one_queue_none_fails() {
+    let (env, count) = (TestEnv::new(), crowd());
     // Five hundred that start at once leave it little of the processor.
     let holder =
         env.start_script(&["--fair", "--ttl", "5m"], "x", "READY; while [ ! -e go ]; do sleep 0.1; done");
     let crowd: Vec<Running> =
-        (0..CROWD).map(|_| env.start(env.tenure_run_command(["--fair", "x", "--", "true"]))).collect();
+        (0..count).map(|_| env.start(env.tenure_run_command(["--fair", "x", "--", "true"]))).collect();
     let end = now() + LIMIT;
-    while waiting(&env) < CROWD {
+    while waiting(&env) < count {
         assert!(now() < end, "{} wait", waiting(&env));
         for running in &crowd {
             assert!(!running.has_ended(), "{running:?}");
@@ -53,31 +56,48 @@ fn of_five_hundred_started_at_once_none_fails() {
     sleep(Duration::from_secs(10));
     let (used, took) = (used() - before, now() - begun);
     let share = used as f64 / 100.0 / took.as_secs_f64();
-    println!("{CROWD} that wait use {:.1} % of a core", 100.0 * share);
+    println!("{count} that wait use {:.1} % of a core", 100.0 * share);
     let begun = now();
     fs::write(env.path("go"), "").expect("written");
     holder.wait().exits_with(0);
     for running in crowd {
         running.wait_for(LIMIT).exits_with(0);
     }
-    println!("{CROWD} turns took {:?}", now() - begun);
+    println!("{count} turns took {:?}", now() - begun);
 }
 
 /// The store is silent for longer than a command that is alone needs to be answered.
+fn at_once(env: &TestEnv, words: &[&str], code: i32, silence: impl FnOnce(Duration)) {
+    let (begun, count) = (now(), crowd());
+    let words = [words, &["-q", "x", "--", "true"]].concat();
+    let crowd: Vec<Running> = (0..count).map(|_| env.start(env.tenure_run_command(&words))).collect();
+    silence(Duration::from_millis(1_500).saturating_sub(now() - begun));
+    for running in crowd {
+        running.wait_for(LIMIT).exits_with(code);
+    }
+    println!("{count} answers took {:?}", now() - begun);
+}
+
 #[test]
-fn of_a_crowd_that_asks_a_silent_store_at_once_none_fails() {
+fn of_a_crowd_that_asks_a_silent_server_at_once_none_fails() {
     let (env, server) = (TestEnv::new(), Server::start());
     let url = server.url();
     let holder = env.start_script(&["--store", &url], "x", "READY; exec sleep 300");
-    let begun = now();
     server.stop();
-    let ask = ["--store", url.as_str(), "-n", "-q", "x", "--", "true"];
-    let crowd: Vec<Running> = (0..CROWD).map(|_| env.start(env.tenure_run_command(ask))).collect();
-    sleep(Duration::from_millis(1_500).saturating_sub(now() - begun));
-    server.cont();
-    for running in crowd {
-        running.wait_for(LIMIT).exits_with(75);
-    }
-    println!("{CROWD} answers took {:?}", now() - begun);
+    at_once(&env, &["--store", &url, "-n"], 75, |rest| {
+        sleep(rest);
+        server.cont();
+    });
     drop(holder);
+}
+
+#[test]
+fn of_a_crowd_that_asks_a_silent_directory_at_once_none_fails() {
+    let env = TestEnv::new();
+    env.tenure_run(["x", "--", "true"]).exits_with(0);
+    let silent = env.silence_the_store();
+    at_once(&env, &[], 0, |rest| {
+        sleep(rest);
+        drop(silent);
+    });
 }

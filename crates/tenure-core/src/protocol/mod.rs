@@ -22,6 +22,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use crate::error::Error;
+use crate::moment::Moment;
 use crate::name::{LockName, Quoted};
 use crate::owner::Owner;
 
@@ -359,6 +360,9 @@ pub enum Answer {
     /// The answer of a request that reached its work limit: expired places may be left, or waiters that fit
     /// but were not admitted. Any further request about the lock continues.
     More(Box<Self>),
+    /// The answer of a store whose leases count on this machine's clock, if it carried out the request long
+    /// after the request was sent. A lease that it granted counts from this time.
+    Late(Moment, Box<Self>),
 }
 
 impl Answer {
@@ -366,6 +370,14 @@ impl Answer {
     #[must_use]
     pub fn and_more(self) -> Self {
         Self::More(Box::new(self))
+    }
+
+    /// The answer, and the time from which a lease that it granted counts, if the store knows.
+    pub fn timed(self) -> (Self, Option<Moment>) {
+        match self {
+            Self::Late(began, answer) => (*answer, Some(began)),
+            answer => (answer, None),
+        }
     }
 }
 

@@ -17,6 +17,7 @@ use tenure_core::store::{Cursor, Failure, Listener, Page};
 /// A request and its deadline.
 pub(crate) struct Job {
     pub(super) ask: JobRequest,
+    pub(super) sent: Moment,
     pub(super) within: Duration,
     pub(super) until: Moment,
     /// How many times its timeout was restarted because of CPU starvation.
@@ -27,7 +28,7 @@ pub(crate) struct Job {
 
 impl Job {
     pub(crate) fn new(ask: JobRequest, now: Moment, within: Duration, handed: Option<Handed>) -> Self {
-        Self { ask, within, until: now + within, starved: 0, _handed: handed }
+        Self { ask, sent: now, within, until: now + within, starved: 0, _handed: handed }
     }
 }
 

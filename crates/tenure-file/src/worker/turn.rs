@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use super::DirectoryWorker;
 use super::job::{Job, JobRequest, Promise};
@@ -17,8 +18,9 @@ use crate::names::RecordId;
 use crate::shared::{Core, SWEEP};
 use crate::sweep::Sweep;
 use crate::watch::WatchMode;
+use tenure_core::moment::Moment;
 use tenure_core::protocol::record::{RecordAnswer, RecordOp, RecordVerb};
-use tenure_core::protocol::{Answer, Op, Verb};
+use tenure_core::protocol::{Answer, Op, Verb, lease};
 use tenure_core::store::{Cursor, Failure, Listener, Page};
 
 /// Maximum requests per guard acquisition, for fairness between processes.
@@ -54,6 +56,19 @@ pub(super) enum TurnOutcome {
     Done,
     Locked,
     Replaced,
+}
+
+/// Adds to a grant when it began, if the request waited for the guard for so long that the grant would have
+/// to be requested again.
+fn timed(op: &Op, answer: Answer, sent: Moment, began: Moment) -> Answer {
+    match (&op.verb, answer) {
+        (Verb::Acquire { ttl_ms, .. }, answer @ Answer::Held { .. })
+            if lease::is_stale(sent, began, Duration::from_millis(*ttl_ms)) =>
+        {
+            Answer::Late(began, Box::new(answer))
+        }
+        (_, answer) => answer,
+    }
 }
 
 impl DirectoryWorker {
@@ -150,14 +165,14 @@ impl DirectoryWorker {
             self.sweep_at = do_piece(&mut self.sweep, &inside, holders, runtime, offset_ms);
         }
         for _ in 0..BATCH {
-            let Some(Job { ask, _handed, .. }) = self.queue.pop_front() else { break };
+            let Some(Job { ask, sent, _handed, .. }) = self.queue.pop_front() else { break };
             done.requests += 1;
             match ask {
                 JobRequest::Call(op, promise) => {
-                    let now = now(runtime, offset_ms);
+                    let (began, now) = (runtime.now(), now(runtime, offset_ms));
                     let applied = apply(&mut inside, holders, now, runtime, &op);
                     let reply = applied.map(|applied| {
-                        let answer = applied.answer.clone();
+                        let answer = timed(&op, applied.answer.clone(), sent, began);
                         done.applied.push((RecordId::of(&op.name), applied));
                         answer
                     });

@@ -189,7 +189,11 @@ impl Acquisition {
             let call = self.question(wait);
             for round in 1.. {
                 let before = self.maybe.swap(true, Ordering::AcqRel);
-                let answer = self.engine.call(&call, sent, self.within(sent, limit)).await;
+                let answer = self.engine.call_from(&call, sent, self.within(sent, limit)).await;
+                let answer = answer.map(|(answer, began)| {
+                    sent = began;
+                    answer
+                });
                 // After the request, so that its future does not contain them.
                 let (engine, ttl) = (&self.engine, self.options.lease());
                 let answered = engine.now();

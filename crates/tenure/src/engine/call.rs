@@ -65,20 +65,32 @@ struct Attempts {
 
 impl Engine {
     /// Sends a request and retries it, if there is a reason to, until `within` has passed since `sent`.
-    #[expect(clippy::manual_async_fn, reason = "an async fn stores its arguments twice")]
     pub(crate) fn call(
         self: &Arc<Self>,
         call: &Call<'_>,
         sent: Moment,
-        mut within: Duration,
+        within: Duration,
     ) -> impl Future<Output = Result<Answer, Failure>> {
+        self.call_from(call, sent, within).map(|answer| answer.map(|(answer, _)| answer))
+    }
+
+    /// The same, with the time from which a lease that it set counts: `sent`, or later if the store knows.
+    #[expect(clippy::manual_async_fn, reason = "an async fn stores its arguments twice")]
+    pub(super) fn call_from(
+        self: &Arc<Self>,
+        call: &Call<'_>,
+        sent: Moment,
+        mut within: Duration,
+    ) -> impl Future<Output = Result<(Answer, Moment), Failure>> {
         async move {
             let until = sent + within;
             let mut before = Attempts::default();
             loop {
-                let answer = self.send(call, within).await;
+                let (answer, began) = self.send(call, within).await;
                 let pause = match self.judge(call, &mut before, until, answer) {
-                    ControlFlow::Break(answer) => return answer,
+                    ControlFlow::Break(answer) => {
+                        return answer.map(|answer| (answer, began.unwrap_or(sent)));
+                    }
                     ControlFlow::Continue(pause) => pause,
                 };
                 if let Some(pause) = pause {
@@ -132,9 +144,13 @@ impl Engine {
         }
     }
 
-    /// Sends a request once.
+    /// Sends a request once. Also returns when the store carried it out, if it says so.
     #[expect(clippy::manual_async_fn, reason = "an async fn stores its arguments twice")]
-    fn send(&self, call: &Call<'_>, within: Duration) -> impl Future<Output = Result<Answer, Failure>> {
+    fn send(
+        &self,
+        call: &Call<'_>,
+        within: Duration,
+    ) -> impl Future<Output = (Result<Answer, Failure>, Option<Moment>)> {
         async move {
             if call.forces() {
                 self.reentries.forced(call.name);
@@ -145,7 +161,10 @@ impl Engine {
                 // Earlier grants may have reached their callers meanwhile.
                 self.reentries.forced(call.name);
             }
-            answer
+            match answer.map(Answer::timed) {
+                Ok((answer, began)) => (Ok(answer), began),
+                Err(failure) => (Err(failure), None),
+            }
         }
     }
 
@@ -218,7 +237,7 @@ impl Engine {
             let owner = engine.owner("");
             let verb = Verb::Refresh { owners: Arc::new([owner.clone()]), wait_ms: 0, listens: None };
             let call = Call::new(&name, spec, &owner, verb);
-            while let Ok(Answer::More(_)) = engine.send(&call, Duration::from_secs(1)).await {}
+            while let (Ok(Answer::More(_)), _) = engine.send(&call, Duration::from_secs(1)).await {}
             engine.unfinished().remove(&name);
         };
         self.runtime.spawn(task.boxed());

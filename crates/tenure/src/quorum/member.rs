@@ -44,7 +44,8 @@ impl Member {
         let unanswered = UnansweredCount::one(self);
         let call = self.store.call(op, within);
         async move {
-            let said = call.await;
+            // Its lease counts from the first request to any member.
+            let said = call.await.map(|answer| answer.timed().0);
             let is_silent = matches!(said, Err(Failure::NotSent(_) | Failure::Unknown(_)));
             if !is_silent || within >= HASTE {
                 unanswered.0.is_silent.store(is_silent, Ordering::Relaxed);

@@ -44,7 +44,7 @@ pub(super) fn of_lock(answer: &Answer) -> &'static str {
         Answer::Places { .. } => "places",
         Answer::Found(_) => "found",
         Answer::Mismatch { .. } | Answer::NoLock { .. } => "mismatch",
-        Answer::More(answer) => of_lock(answer),
+        Answer::More(answer) | Answer::Late(_, answer) => of_lock(answer),
         // Only members of quorums answer so.
         Answer::Behind { .. } | Answer::Ahead => "refused",
     }

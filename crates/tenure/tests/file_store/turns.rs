@@ -200,3 +200,24 @@ fn a_guard_that_is_stuck_is_waited_for_by_one_thread() {
     drop(stuck);
     eventually("the guard is given back", || client.inspect("x").is_ok() && open() == 1);
 }
+
+/// The lease of a grant counts from its turn, not from the beginning of the wait for the guard.
+#[test]
+fn a_grant_that_waited_for_the_guard_longer_than_its_lease_is_held() {
+    let dir = dir();
+    let locks = Locks::open(&format!("file:{}", dir.path().display())).expect("a store");
+    // No time is left to ask again.
+    let locks = locks.with(|options| options.ttl(SECOND).op_timeout(3 * SECOND)).expect("options");
+    block_on(locks.ping()).expect("an answer");
+    let stuck = fs::File::open(dir.path().join("guard")).expect("the guard");
+    flock(&stuck, FlockOperation::LockExclusive).expect("its lock");
+    let mutex = locks.mutex("x").expect("a name");
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            sleep(5 * SECOND / 2);
+            drop(stuck);
+        });
+        let guard = block_on(mutex.try_lock()).expect("an answer").expect("a free lock");
+        assert!(guard.is_held() && guard.remaining() < SECOND);
+    });
+}
