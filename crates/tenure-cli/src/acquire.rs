@@ -17,7 +17,7 @@ use crate::{asked, clock, descriptor, keep, launch, take, work};
 /// Acquires a lock and prints its owner; returns the exit code.
 pub(crate) fn acquire(args: &Acquire) -> u8 {
     let voice = args.request.voice();
-    asked::with_timers(voice, take_and_leave(args, voice))
+    asked::run(voice, take_and_leave(args, voice))
 }
 
 async fn take_and_leave(args: &Acquire, voice: Voice) -> Result<u8, Failure> {
@@ -128,9 +128,8 @@ pub(crate) async fn renew(args: &Renew) -> Result<u8, Failure> {
     let owner: Owner = args.owner.parse()?;
     let terms = Terms { acks: args.acks.replicas, ..Terms::default() };
     let locks = store::open_existing_with(&args.store, terms, |options| options.ttl(args.ttl))?;
-    store::is_there(&locks).await?;
     let asked = clock::unix();
-    let Some(left) = locks.renew_detached(&args.name, &owner).await? else {
+    let Some(left) = store::unless_absent(&locks, locks.renew_detached(&args.name, &owner)).await?? else {
         return Err(not_held(&args.name, &owner)?);
     };
     if args.json {
@@ -150,8 +149,8 @@ pub(crate) async fn renew(args: &Renew) -> Result<u8, Failure> {
 /// Checks whether this owner holds the lock; returns the exit code.
 pub(crate) async fn verify(args: &Verify) -> Result<u8, Failure> {
     let owner: Owner = args.owner.parse()?;
-    let locks = store::open_existing(&args.store).await?;
-    let status = locks.inspect(&args.name).await?;
+    let locks = store::open_existing(&args.store)?;
+    let status = store::unless_absent(&locks, locks.inspect(&args.name)).await??;
     let is_held =
         |status: &tenure::Status| status.holders.iter().any(|holder| holder.owner.as_ref() == Some(&owner));
     match status {
@@ -169,7 +168,7 @@ pub(crate) async fn release(locks: &Locks, name: &str, owner: &str) -> Result<u8
     let owner: Owner = owner.parse()?;
     // An unanswered release leaves the lock held until its lease ends, so use the shortest lease.
     let locks = locks.with(|options| options.ttl(Duration::from_secs(1)))?;
-    let Some(guard) = locks.resume(name, &owner).await? else {
+    let Some(guard) = store::unless_absent(&locks, locks.resume(name, &owner)).await?? else {
         return Err(not_held(name, &owner)?);
     };
     guard.release().await?;

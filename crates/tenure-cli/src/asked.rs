@@ -6,17 +6,8 @@ use crate::exit::{self, Failure};
 use crate::output::Voice;
 use crate::{limits, output, reaper, warnings};
 
-/// Runs requests without timers, and prints the library's warnings; returns the exit code.
-pub(crate) fn once(question: impl Future<Output = Result<u8, Failure>>) -> u8 {
-    let _printer = warnings::say(false);
-    limits::check().and_then(|()| tenure::block_on(question)).unwrap_or_else(|failure| {
-        output::complain(failure.message);
-        failure.code
-    })
-}
-
 /// Runs requests with timers and signals; returns the exit code.
-pub(crate) fn with_timers(voice: Voice, question: impl Future<Output = Result<u8, Failure>>) -> u8 {
+pub(crate) fn run(voice: Voice, question: impl Future<Output = Result<u8, Failure>>) -> u8 {
     let _printer = (!voice.quiet).then(|| warnings::say(voice.verbose));
     // Single-threaded: the kernel kills a run's command when the *thread* that started it ends, and the main
     // thread lives longest.

@@ -36,8 +36,8 @@ pub(crate) async fn elect(args: &cli::Elect, voice: Voice) -> Result<u8, Failure
     let name = election.name();
     let mut observer = election.observe();
     if args.print {
-        match signals.or_end(say_news(&mut observer, voice)).await {
-            Ok(said) => said?,
+        match signals.or_end(store::unless_absent(&locks, say_news(&mut observer, voice))).await {
+            Ok(said) => said??,
             Err(signal) => return Ok(of_signal(signal)),
         }
     }
@@ -45,8 +45,7 @@ pub(crate) async fn elect(args: &cli::Elect, voice: Voice) -> Result<u8, Failure
     let asked = locks.with(|options| options.op_timeout(waiting::LOOK))?;
     let ask = async || asked.ping().await;
     let elected = async {
-        store::is_there(&locks).await?;
-        let leader = election.leader().await?;
+        let leader = store::unless_absent(&locks, election.leader()).await??;
         if let Some(leader) = leader.filter(|leader| ancestors::above().contains(&leader.owner)) {
             let message = format!(
                 "election {name:?} is led by a command that started this one, which would wait for itself: {}",
@@ -107,17 +106,16 @@ fn who() -> String {
 
 /// Prints who leads; returns the code to exit with.
 pub(crate) async fn leader(args: &cli::Leader) -> Result<u8, Failure> {
-    let locks = store::open_existing(&args.store).await?;
+    let locks = store::open_existing(&args.store)?;
     let election = locks.election(&args.name, "")?;
     if !args.watch {
-        let Some(leader) = election.leader().await? else { return Ok(FREE) };
+        let Some(leader) = store::unless_absent(&locks, election.leader()).await?? else { return Ok(FREE) };
         print(args, &Change::Elected(leader))?;
         return Ok(0);
     }
     let mut signals =
         Signals::catch(&END_THE_WAIT).map_err(|error| Failure::own("cannot catch signals", &error))?;
-    // A store that is not there at all is told at once.
-    election.leader().await?;
+    store::unless_absent(&locks, election.leader()).await??;
     let election = locks.with(|options| options.op_timeout(waiting::LOOK))?.election(&args.name, "")?;
     let mut observer = election.observe();
     let mut silence = Silence::default();

@@ -28,8 +28,8 @@ const ERASE: &str = "\x1b[H\x1b[J";
 /// Prints one line per lock: a table with a header on a terminal, otherwise tab-separated name, kind,
 /// holders, waiters and permits. Returns the exit code.
 pub(crate) async fn list(args: &List) -> Result<u8, Failure> {
-    let locks = store::open_existing(&args.store).await?;
-    let found = found(&locks, args).await?;
+    let locks = store::open_existing(&args.store)?;
+    let found = store::unless_absent(&locks, found(&locks, args)).await??;
     let is_terminal = io::stdout().is_terminal();
     let Some(every) = args.watch else {
         say(&if is_terminal && !args.json { table(&found, None) } else { lines(&locks, args, &found) })?;

@@ -68,28 +68,24 @@ fn main() -> ExitCode {
     limits::or_panic_in_one_line(|| match command_line::read() {
         Ok(Cli { command: Command::Run(args), .. }) => run::run(&args),
         Ok(Cli { command: Command::Acquire(args), .. }) => acquire::acquire(&args),
-        Ok(Cli { command: Command::Renew(args), .. }) => asked::once(acquire::renew(&args)),
-        Ok(Cli { command: Command::Verify(args), .. }) => asked::once(acquire::verify(&args)),
+        Ok(Cli { command: Command::Renew(args), .. }) => asked::run(Voice::LOUD, acquire::renew(&args)),
+        Ok(Cli { command: Command::Verify(args), .. }) => asked::run(Voice::LOUD, acquire::verify(&args)),
         Ok(Cli { command: Command::Elect(args), .. }) => {
             let voice = Voice { quiet: args.quiet, verbose: args.verbose };
-            asked::with_timers(voice, elect::elect(&args, voice))
+            asked::run(voice, elect::elect(&args, voice))
         }
-        Ok(Cli { command: Command::Leader(args), .. }) => {
-            asked::with_timers(Voice::LOUD, elect::leader(&args))
-        }
-        Ok(Cli { command: Command::Wait(args), .. }) => asked::with_timers(Voice::LOUD, wait::wait(&args)),
+        Ok(Cli { command: Command::Leader(args), .. }) => asked::run(Voice::LOUD, elect::leader(&args)),
+        Ok(Cli { command: Command::Wait(args), .. }) => asked::run(Voice::LOUD, wait::wait(&args)),
         Ok(Cli { command: Command::Keep(args), .. }) => keep::keep(&args),
-        Ok(Cli { command: Command::Status(args), .. }) => asked::once(status::status(&args)),
-        Ok(Cli { command: Command::List(args), .. }) => asked::with_timers(Voice::LOUD, list::list(&args)),
-        Ok(Cli { command: Command::Top(args), .. }) => asked::with_timers(Voice::LOUD, top::top(&args)),
-        Ok(Cli { command: Command::Release(args), .. }) => {
-            asked::with_timers(Voice::LOUD, release::release(&args))
-        }
-        Ok(Cli { command: Command::Stop(args), .. }) => asked::with_timers(Voice::LOUD, stop::stop(&args)),
-        Ok(Cli { command: Command::Doctor(args), .. }) => asked::once(doctor::doctor(&args)),
+        Ok(Cli { command: Command::Status(args), .. }) => asked::run(Voice::LOUD, status::status(&args)),
+        Ok(Cli { command: Command::List(args), .. }) => asked::run(Voice::LOUD, list::list(&args)),
+        Ok(Cli { command: Command::Top(args), .. }) => asked::run(Voice::LOUD, top::top(&args)),
+        Ok(Cli { command: Command::Release(args), .. }) => asked::run(Voice::LOUD, release::release(&args)),
+        Ok(Cli { command: Command::Stop(args), .. }) => asked::run(Voice::LOUD, stop::stop(&args)),
+        Ok(Cli { command: Command::Doctor(args), .. }) => asked::run(Voice::LOUD, doctor::doctor(&args)),
         Ok(Cli { command: Command::Bench(args), .. }) => bench::bench(&args),
         #[cfg(feature = "serve")]
-        Ok(Cli { command: Command::Serve(args), .. }) => asked::with_timers(Voice::LOUD, serve::serve(&args)),
+        Ok(Cli { command: Command::Serve(args), .. }) => asked::run(Voice::LOUD, serve::serve(&args)),
         Ok(Cli { command: Command::Stress(args), .. }) => stress::stress(&args),
         Ok(Cli { command: Command::Fence(args), .. }) => fence::fence(&args),
         Ok(Cli { command: Command::Config(args), .. }) => settings::show(&args),

@@ -15,14 +15,19 @@ pub(crate) async fn release(args: &Release) -> Result<u8, Failure> {
         let message = "say whose hold to release with --owner OWNER, or end all holds with --force";
         return Err(Failure { code: USAGE, message: message.into() });
     }
-    let locks = store::open_existing(&args.store).await?;
-    let ended = match (&args.owner, args.token, args.foreign) {
-        (Some(owner), ..) if !args.force => return acquire::release(&locks, &args.name, owner).await,
-        (Some(owner), ..) => of_owner(&locks, &args.name, &owner.parse()?).await?,
-        (None, Some(token), _) => with_token(&locks, &args.name, token).await?,
-        (None, None, true) => locks.force_release_foreign(&args.name).await?,
-        (None, None, false) => locks.force_release(&args.name).await.map_err(not_ours)?,
+    let locks = store::open_existing(&args.store)?;
+    if let Some(owner) = args.owner.as_ref().filter(|_| !args.force) {
+        return acquire::release(&locks, &args.name, owner).await;
+    }
+    let ended = async {
+        Ok::<_, Failure>(match (&args.owner, args.token) {
+            (Some(owner), _) => of_owner(&locks, &args.name, &owner.parse()?).await?,
+            (None, Some(token)) => with_token(&locks, &args.name, token).await?,
+            (None, None) if args.foreign => locks.force_release_foreign(&args.name).await?,
+            (None, None) => locks.force_release(&args.name).await.map_err(not_ours)?,
+        })
     };
+    let ended = store::unless_absent(&locks, ended).await??;
     let code = status::tell(&locks, "was held", &args.name, ended.as_ref(), args.json)?;
     if let Some(line) = ended.as_ref().and_then(runs_on).filter(|_| !args.json) {
         output::print(line).map_err(|error| Failure::own("cannot print", &error))?;

@@ -22,7 +22,7 @@ use crate::{asked, clock, store, take};
 /// Runs a command under a lock; returns the code to exit with.
 pub(crate) fn run(args: &Run) -> u8 {
     let voice = args.request.voice();
-    asked::with_timers(voice, under_lock(args, voice))
+    asked::run(voice, under_lock(args, voice))
 }
 
 async fn under_lock(args: &Run, voice: Voice) -> Result<u8, Failure> {
@@ -76,10 +76,7 @@ async fn begin(
 ) -> Result<Result<Held, u8>, Failure> {
     let frees = if args.retry_lost { Frees::FailureOrLoss } else { Frees::Failure };
     let once = locks.once_per(&args.request.name, period)?.frees(frees);
-    let begun = async {
-        store::is_there(locks).await?;
-        Ok::<_, Failure>(once.try_begin().await?)
-    };
+    let begun = async { Ok::<_, Failure>(store::unless_absent(locks, once.try_begin()).await??) };
     match signals.or_end(begun).await {
         Ok(Ok(Some(turn))) => Ok(Ok(Held::Turn(turn))),
         Ok(Ok(None)) => {

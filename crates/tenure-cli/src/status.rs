@@ -17,8 +17,8 @@ pub(crate) const ANY_PERIOD: Duration = Duration::from_secs(86_400);
 
 /// Prints the holders of a lock; returns the exit code, which tells whether it is held.
 pub(crate) async fn status(args: &Status) -> Result<u8, Failure> {
-    let locks = store::open_existing(&args.store).await?;
-    let found = locks.inspect(&args.name).await?;
+    let locks = store::open_existing(&args.store)?;
+    let found = store::unless_absent(&locks, locks.inspect(&args.name)).await??;
     let code = tell(&locks, "held", &args.name, found.as_ref(), args.json)?;
     if found.is_none() && !args.json {
         output::print(of_uses(&locks, &args.name).await)

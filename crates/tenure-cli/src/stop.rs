@@ -19,15 +19,15 @@ const LONGEST: Duration = Duration::from_millis(500);
 
 /// Asks the holders to stop, and waits until they have; returns the exit code.
 pub(crate) async fn stop(args: &Stop) -> Result<u8, Failure> {
-    let locks = store::open_existing(&args.store).await?;
+    let locks = store::open_existing(&args.store)?;
     let name = &*args.name;
     let of = match (args.election, args.job) {
         (true, _) => Of::Election(locks.election(name, "")?),
         (_, true) => Of::Job(locks.once_per(name, status::ANY_PERIOD)?),
-        _ => Of::Lock(locks, LockName::new(name)?),
+        _ => Of::Lock(locks.clone(), LockName::new(name)?),
     };
     let limit = clock::now() + args.wait;
-    let Some(asked) = of.ask(&args.reason).await? else {
+    let Some(asked) = store::unless_absent(&locks, of.ask(&args.reason)).await?? else {
         return print("free\n").map(|()| FREE);
     };
     let mut pause = Duration::from_millis(20);

@@ -4,10 +4,13 @@ use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::time::Duration;
 
+use futures_util::future::{Either, select};
 use tenure::diagnosis::{Topology, postgres_url_shown};
 use tenure::{Locks, Options};
+use tokio::time::sleep;
 
 use crate::cli::Store;
 use crate::config;
@@ -45,22 +48,35 @@ pub(crate) fn open_at(
     Ok(locks.with(|options| change(options.op_timeout(PATIENCE)).prefix(prefix))?)
 }
 
-/// Like `open`, for reading: a named directory must exist, and a server must be listening.
-pub(crate) async fn open_existing(args: &Store) -> Result<Locks, Failure> {
-    let locks = open_existing_with(args, Terms::default(), |options| options)?;
-    is_there(&locks).await?;
-    Ok(locks)
+/// Like `open`, for reading: a named directory must exist.
+pub(crate) fn open_existing(args: &Store) -> Result<Locks, Failure> {
+    open_existing_with(args, Terms::default(), |options| options)
 }
 
-/// Fails at once if no server is listening or its host does not resolve, so that only a silent store takes
-/// its [time](PATIENCE). Other errors surface with the first request.
-pub(crate) async fn is_there(locks: &Locks) -> Result<(), Failure> {
-    const MOMENT: Duration = Duration::from_secs(1);
+/// Sends a verb's first request. A silent store gets its [time](PATIENCE), but if no server is listening or its
+/// host does not resolve, this fails at once.
+pub(crate) async fn unless_absent<T>(locks: &Locks, request: impl Future<Output = T>) -> Result<T, Failure> {
+    match select(pin!(is_there(locks)), pin!(request)).await {
+        Either::Left((there, request)) => {
+            there?;
+            Ok(request.await)
+        }
+        Either::Right((answer, _)) => Ok(answer),
+    }
+}
+
+/// Pings a store that does not answer immediately. Fails if no server is listening or its host does not resolve.
+/// Other errors surface with the request itself.
+#[expect(clippy::disallowed_methods, reason = "a timer of this command's own")]
+async fn is_there(locks: &Locks) -> Result<(), Failure> {
+    const DELAY: Duration = Duration::from_millis(100);
+    const LIMIT: Duration = Duration::from_secs(1);
     if locks.url().starts_with("file:") {
         return Ok(());
     }
+    sleep(DELAY).await;
     let is_known = |why: &str| advice(why).is_some() || why.contains("No such file");
-    match locks.with(|options| options.op_timeout(MOMENT))?.ping().await {
+    match locks.with(|options| options.op_timeout(LIMIT))?.ping().await {
         Err(error) if error.is_unreachable() && is_known(&chain(&error)) => Err(error.into()),
         _ => Ok(()),
     }

@@ -8,7 +8,7 @@ use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::time::Duration;
 
-use futures_util::future::{Either, join3, select};
+use futures_util::future::join3;
 use tenure::{LockName, Multi, MultiGuard, Options};
 use tokio::time::{sleep, timeout};
 
@@ -69,15 +69,7 @@ impl Wanted<'_> {
             };
             join3(self.say_who_holds(), self.show_who_holds(), silence).await;
         };
-        let once = async {
-            match select(pin!(store::is_there(locks)), pin!(multi.try_lock())).await {
-                Either::Left((there, granted)) => {
-                    there?;
-                    Ok::<_, Failed>(granted.await?)
-                }
-                Either::Right((granted, _)) => Ok(granted?),
-            }
-        };
+        let once = async { Ok::<_, Failed>(store::unless_absent(locks, multi.try_lock()).await??) };
         let guards = beside(aside, async {
             Ok(match request.wait {
                 _ if request.no_wait => once.await?,

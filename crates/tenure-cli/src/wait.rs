@@ -19,11 +19,10 @@ const LONGEST: Duration = Duration::from_secs(1);
 
 /// Polls until the lock is free; returns the exit code.
 pub(crate) async fn wait(args: &Wait) -> Result<u8, Failure> {
-    let locks = store::open_existing(&args.store).await?;
+    let locks = store::open_existing(&args.store)?;
     let limit = args.wait.map(|limit| clock::now() + limit);
     let mut pause = Duration::from_millis(20);
-    // Report an unreachable store at once.
-    let mut last = locks.inspect(&args.name).await?;
+    let mut last = store::unless_absent(&locks, locks.inspect(&args.name)).await??;
     let locks = locks.with(|options| options.op_timeout(LOOK))?;
     let mut silence = Silence::default();
     let above = ancestors::above();

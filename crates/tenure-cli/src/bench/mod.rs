@@ -93,7 +93,7 @@ impl Until {
 }
 
 pub(crate) fn bench(args: &Bench) -> u8 {
-    asked::with_timers(Voice::LOUD, measured(args))
+    asked::run(Voice::LOUD, measured(args))
 }
 
 async fn measured(args: &Bench) -> Result<u8, Failure> {

@@ -41,15 +41,15 @@ type Shared = Arc<Mutex<Observed>>;
 pub(crate) async fn serve(args: &Serve) -> Result<u8, Failure> {
     let mut signals =
         Signals::catch(&END_THE_WAIT).map_err(|error| Failure::own("cannot catch signals", &error))?;
-    let locks = store::open_existing(&args.store).await?;
+    let locks = store::open_existing(&args.store)?;
     let own = |error: io::Error| Failure::own(&format!("cannot listen at {}", args.listen), &error);
     let listener = TcpListener::bind(args.listen).await.map_err(own)?;
     let at = listener.local_addr().map_err(own)?;
     let seen = Shared::default();
     // Fail before announcing the address if the store is unreachable.
     let asked = clock::now();
-    let rows = match signals.or_end(walk(&locks, &args.names, &[])).await {
-        Ok(found) => found?.into_iter().map(|(row, _)| row).collect(),
+    let rows = match signals.or_end(store::unless_absent(&locks, walk(&locks, &args.names, &[]))).await {
+        Ok(found) => found??.into_iter().map(|(row, _)| row).collect(),
         Err(signal) => return Ok(of_signal(signal)),
     };
     seen.lock().unwrap_or_else(PoisonError::into_inner).looked(Ok(rows), clock::unix(), clock::now() - asked);

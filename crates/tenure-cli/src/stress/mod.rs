@@ -90,9 +90,8 @@ async fn hammer(args: &Stress) -> Result<u8, Failure> {
     let locks = Locks::open(&url)?.with(|_| orders.options())?;
     orders.sorts = sorts(args, &locks)?;
     // The store must answer. Its other locks do not matter, because names are new with each run.
-    store::is_there(&locks).await?;
     let asked = locks.with(|options| options.op_timeout(store::PATIENCE))?;
-    asked.inspect(&orders.name(lock(Sort::Mutex, 0))).await?;
+    store::unless_absent(&locks, asked.inspect(&orders.name(lock(Sort::Mutex, 0)))).await??;
 
     let begun = now();
     let mut judge = Judge::new(begun, nanos(args.stall));

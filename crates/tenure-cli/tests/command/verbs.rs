@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use rustix::process::Signal;
-use tenure_testkit::servers::{Config, Server};
+use tenure_testkit::servers::{Config, Server, eventually};
 
 use crate::env::{Outcome, TestEnv};
 use crate::tmux::Tmux;
@@ -69,15 +69,40 @@ fn every_verb_says_within_a_second_that_its_store_is_down() {
 }
 
 #[test]
+fn no_verb_pings_a_store_that_answers() {
+    let (env, server) = (TestEnv::new(), Server::start());
+    for verb in [&["run", "x", "true"][..], &["status", "x"], &["list"], &["leader", "x"], &["wait", "x"]] {
+        // On a busy machine an answer may take long enough for a ping.
+        eventually(verb[0], 10 * SECOND, || {
+            server.command(&["CONFIG", "RESETSTAT"]);
+            env.run(env.tenure([&verb[..1], &["--store", &server.url()], &verb[1..]].concat()));
+            !server.info("commandstats").contains_key("cmdstat_ping")
+        });
+    }
+}
+
+#[test]
 fn every_verb_says_that_its_store_does_not_answer() {
     let (env, server) = (TestEnv::new(), Server::start());
+    env.tenure_run(["x", "--", "true"]).exits_with(0);
     server.stop();
+    let _silence = env.silence_the_store();
     let url = server.url();
+    // Most wait for 20 s for an answer, so all do at once.
     let all = VERBS.map(|verb| (verb.0, env.start(env.tenure(words(&url, verb)))));
+    let of_directory = [(&["-n"][..], "could not answer"), (&[], "with -w DURATION it is asked for so long")];
+    let of_directory = of_directory.map(|(options, says)| {
+        let words = [options, &["x", "--", "touch", "ran"]].concat();
+        (says, env.start(env.tenure_run_command(words)))
+    });
     for (verb, running) in all {
-        // Most wait for 20 s for an answer.
         has_failed(&env, verb, running.wait(), &[&url]);
     }
+    for (says, running) in of_directory {
+        let said = running.wait().exits_with(69).says(says);
+        assert!(said.took >= 19 * SECOND, "{said:?}");
+    }
+    assert!(!env.path("ran").exists());
     server.cont();
 }
 
