@@ -58,8 +58,10 @@ struct StoreEntry {
 /// The scheme that was probably meant by one that no store takes.
 fn meant(scheme: &str) -> Option<&'static str> {
     let scheme = scheme.to_ascii_lowercase();
-    let has = |part: &str| scheme.contains(part);
-    let is_tls = has("rediss") || has("valkeys") || has("tls") || has("ssl");
+    let is_tls = ["rediss", "valkeys", "tls", "ssl"].iter().any(|part| scheme.contains(part));
+    let has = |part: &str| {
+        scheme.contains(part) || scheme.split(['+', '-', '_']).any(|typed| is_one_edit_from(typed, part))
+    };
     let is_redis = has("redis") || has("valkey");
     Some(match () {
         () if has("sentinel") => {
@@ -93,7 +95,7 @@ fn meant(scheme: &str) -> Option<&'static str> {
         }
         () if has("postgres") || has("psql") || scheme == "pg" => "postgres:",
         () if has("etcd") => {
-            if is_tls || has("https") {
+            if is_tls || scheme.contains("https") {
                 "etcds:"
             } else {
                 "etcd:"
@@ -146,6 +148,19 @@ pub(crate) fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
     }
 }
 
+/// Whether a typo of one letter, or of two swapped ones, separates the words.
+fn is_one_edit_from(typed: &str, word: &str) -> bool {
+    let is_same = |(a, b): &(&u8, &u8)| a == b;
+    let (typed, word) = (typed.as_bytes(), word.as_bytes());
+    let begin = typed.iter().zip(word).take_while(is_same).count();
+    let (typed, word) = (&typed[begin..], &word[begin..]);
+    let end = typed.iter().rev().zip(word.iter().rev()).take_while(is_same).count();
+    match (&typed[..typed.len() - end], &word[..word.len() - end]) {
+        ([a, b], [c, d]) => (a, b) == (d, c),
+        (typed, word) => typed.len().max(word.len()) <= 1,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::meant;
@@ -159,6 +174,11 @@ mod tests {
             ("unix", Some("redis+unix:")),
             ("sentinels", Some("redis-sentinel:")),
             ("cluster", Some("redis-cluster:")),
+            ("redis+clutser", Some("redis-cluster:")),
+            ("redis-centinel", Some("redis-sentinel:")),
+            ("redsi", Some("redis:")),
+            ("postgers", Some("postgres:")),
+            ("zookeper", Some("zookeeper:")),
             ("valkeys_cluster", Some("rediss-cluster:")),
             ("redlock", Some("redis-quorum:")),
             ("postgresql+psycopg", Some("postgres:")),
@@ -166,6 +186,9 @@ mod tests {
             ("zk", Some("zookeeper:")),
             ("memcached", None),
             ("http", None),
+            ("https", None),
+            ("mysql", None),
+            ("s3", None),
         ] {
             assert_eq!(meant(scheme), expected, "{scheme}");
         }
