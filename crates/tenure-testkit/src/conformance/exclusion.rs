@@ -10,7 +10,7 @@ use std::time::Duration;
 use futures_util::future::{join_all, poll_fn};
 use tenure::Locks;
 
-use super::{Fixture, TTL, options};
+use super::Fixture;
 
 /// Time by which an abandoned place has lapsed, including a place in a queue.
 pub(super) const LAPSE: Duration = Duration::from_secs(9);
@@ -38,14 +38,14 @@ pub async fn two_locks_of_one_face_exclude_each_other(fixture: &Fixture) {
 
 /// By a wake-up, not at the next poll: the limit is a tenth of the poll interval and of the lease.
 pub async fn a_waiter_of_another_client_is_woken_by_the_release(fixture: &Fixture) {
-    let patient = options().ttl(Duration::from_secs(20));
+    let patient = fixture.options().ttl(Duration::from_secs(20));
     let (ours, theirs) = (fixture.client_with(patient.clone()), fixture.client_with(patient));
     let guard = fixture.mutex(&ours, "x").await.lock().await.expect("a free lock");
     let mutex = fixture.mutex(&theirs, "x").await;
     let mut waiting = pin!(mutex.lock());
-    assert!(fixture.unless_late(TTL, &mut waiting).await.is_none(), "granted while it was held");
+    assert!(fixture.unless_late(fixture.ttl, &mut waiting).await.is_none(), "granted while it was held");
     guard.release().await.expect("a release");
-    drop(fixture.within(2 * TTL, waiting).await.expect("a grant"));
+    drop(fixture.within(2 * fixture.ttl, waiting).await.expect("a grant"));
 }
 
 /// Neither at once nor much later.
@@ -55,10 +55,10 @@ pub async fn a_wait_ends_at_its_limit(fixture: &Fixture) {
     // Connect first, because a wait that ends before the first answer is an error.
     theirs.ping().await.expect("a store");
     let started = fixture.now();
-    let answer = fixture.mutex(&theirs, "x").await.try_lock_for(TTL).await.expect("an answer");
+    let answer = fixture.mutex(&theirs, "x").await.try_lock_for(fixture.ttl).await.expect("an answer");
     let took = fixture.now().since(started);
     assert!(answer.is_none());
-    assert!(took >= TTL && took < fixture.limit(3 * TTL), "{took:?}");
+    assert!(took >= fixture.ttl && took < fixture.limit(3 * fixture.ttl), "{took:?}");
 }
 
 /// Like `try_lock`.
@@ -85,13 +85,13 @@ pub async fn a_wait_that_is_dropped_leaves_the_queue(fixture: &Fixture) {
         last
     };
     guard.release().await.expect("a release");
-    drop(fixture.within(TTL, &mut last).await.expect("a grant"));
+    drop(fixture.within(fixture.ttl, &mut last).await.expect("a grant"));
 }
 
 /// Drops a waiting future after each of the polls until it is parked, while another client holds. No place is
 /// left, and the next waiter, of either client, gets the lock at once.
 pub async fn a_wait_that_is_dropped_anywhere_leaves_no_place(fixture: &Fixture) {
-    let clients = [(); 3].map(|()| fixture.client_with(options().ttl(Duration::from_secs(20))));
+    let clients = [(); 3].map(|()| fixture.client_with(fixture.options().ttl(Duration::from_secs(20))));
     let [ours, holder, theirs] = &clients;
     for next in [ours, theirs] {
         for polls in 1.. {
@@ -109,10 +109,10 @@ pub async fn a_wait_that_is_dropped_anywhere_leaves_no_place(fixture: &Fixture) 
                     fixture.sleep(Duration::from_millis(2)).await;
                 }
             };
-            fixture.within(2 * TTL, at_most(1)).await;
+            fixture.within(2 * fixture.ttl, at_most(1)).await;
             guard.release().await.expect("a release");
-            let guard = fixture.within(2 * TTL, waiting).await.expect("a grant");
-            fixture.within(2 * TTL, at_most(0)).await;
+            let guard = fixture.within(2 * fixture.ttl, waiting).await.expect("a grant");
+            fixture.within(2 * fixture.ttl, at_most(0)).await;
             guard.release().await.expect("a release");
             if waits_for_good {
                 assert!(polls > 1, "it was never polled a second time");
@@ -140,7 +140,7 @@ async fn waiters(locks: &Locks, name: &str) -> usize {
 
 /// Dropped after one poll, two, and so on: the lock is free long before the lease expires.
 pub async fn an_acquisition_that_is_dropped_anywhere_leaves_nothing(fixture: &Fixture) {
-    let locks = fixture.client_with(options().ttl(Duration::from_secs(20)));
+    let locks = fixture.client_with(fixture.options().ttl(Duration::from_secs(20)));
     for polls in 0..8 {
         let mutex = fixture.mutex(&locks, "x").await;
         {
@@ -152,14 +152,16 @@ pub async fn an_acquisition_that_is_dropped_anywhere_leaves_nothing(fixture: &Fi
                 fixture.sleep(Duration::from_micros(200)).await;
             }
         }
-        let next = fixture.within(2 * TTL, mutex.lock()).await.expect("a free lock");
+        let next = fixture.within(2 * fixture.ttl, mutex.lock()).await.expect("a free lock");
         next.release().await.expect("a release");
     }
 }
 
 /// No "futurelock": a grant that is not in a caller's hands is not renewed.
 pub async fn a_future_that_was_granted_and_is_never_polled_again_loses_its_turn(fixture: &Fixture) {
-    let (ours, theirs) = (fixture.client(), fixture.client());
+    let ours = fixture.client();
+    // A stall must not cost the next holder its lease.
+    let theirs = fixture.client_with(fixture.options().ttl(Duration::from_secs(20)));
     let guard = fixture.mutex(&ours, "x").await.lock().await.expect("a free lock");
     let mutex = fixture.mutex(&ours, "x").await;
     let mut forgotten = Box::pin(mutex.lock());
@@ -167,7 +169,7 @@ pub async fn a_future_that_was_granted_and_is_never_polled_again_loses_its_turn(
     guard.release().await.expect("a release");
     // `forgotten` is granted in the background and never polled.
     let next = fixture.within(LAPSE, fixture.mutex(&theirs, "x").await.lock()).await.expect("a grant");
-    assert!(fixture.unless_late(2 * TTL, &mut forgotten).await.is_none(), "two hold");
+    assert!(fixture.unless_late(2 * fixture.ttl, &mut forgotten).await.is_none(), "two hold");
     assert!(next.is_held());
     next.release().await.expect("a release");
     drop(fixture.within(LAPSE, forgotten).await.expect("a grant"));

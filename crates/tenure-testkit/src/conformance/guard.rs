@@ -6,7 +6,7 @@ use futures_util::future::{join, pending};
 use tenure::{ForcedRelease, HoldEnd, Kind, Owner, Renewal};
 
 use super::exclusion::LAPSE;
-use super::{Fixture, TTL, options};
+use super::Fixture;
 
 /// So that a task waiting for the loss ends.
 pub async fn a_released_lock_is_free_and_its_signal_says_released(fixture: &Fixture) {
@@ -16,26 +16,26 @@ pub async fn a_released_lock_is_free_and_its_signal_says_released(fixture: &Fixt
     guard.release().await.expect("a release");
     assert!(fixture.is_free(&locks, "x").await);
     for signal in [lost, again] {
-        let end = fixture.within(TTL, signal).await;
+        let end = fixture.within(fixture.ttl, signal).await;
         assert!(matches!(end, HoldEnd::Released) && !end.is_lost(), "{end}");
     }
 }
 
 /// In the background, long before the lease would expire.
 pub async fn a_dropped_guard_releases(fixture: &Fixture) {
-    let locks = fixture.client_with(options().ttl(Duration::from_secs(20)));
+    let locks = fixture.client_with(fixture.options().ttl(Duration::from_secs(20)));
     drop(fixture.mutex(&locks, "x").await.lock().await.expect("a free lock"));
     let freed = async {
         while !fixture.is_free(&locks, "x").await {
             fixture.sleep(Duration::from_millis(2)).await;
         }
     };
-    fixture.within(2 * TTL, freed).await;
+    fixture.within(2 * fixture.ttl, freed).await;
 }
 
 /// After a release, a drop and a lapsed lease, across clients.
 pub async fn tokens_grow_from_grant_to_grant(fixture: &Fixture) {
-    let clients = [fixture.client(), fixture.client_with(options().renewal(Renewal::Off))];
+    let clients = [fixture.client(), fixture.client_with(fixture.options().renewal(Renewal::Off))];
     let mut last = 0;
     for turn in 0..9 {
         let locks = &clients[turn % 2];
@@ -54,16 +54,16 @@ pub async fn tokens_grow_from_grant_to_grant(fixture: &Fixture) {
 /// From another client, like the supervisor of a dead holder: a waiter is woken at once, and a repeated call
 /// leaves the next holder alone.
 pub async fn release_hold_ends_one_hold_and_wakes_a_waiter(fixture: &Fixture) {
-    let ours = fixture.client_with(options().ttl(Duration::from_secs(20)));
+    let ours = fixture.client_with(fixture.options().ttl(Duration::from_secs(20)));
     let theirs = fixture.client();
     let guard = fixture.mutex(&ours, "x").await.lock().await.expect("a free lock");
     let id = guard.hold_id().to_string().parse().expect("what was printed");
     let waiter = fixture.mutex(&theirs, "x").await;
     let releases = async {
-        fixture.sleep(TTL / 8).await;
+        fixture.sleep(fixture.ttl / 8).await;
         fixture.client().release_hold(&id).await.expect("a release");
     };
-    let (next, ()) = fixture.within(4 * TTL, join(waiter.lock(), releases)).await;
+    let (next, ()) = fixture.within(4 * fixture.ttl, join(waiter.lock(), releases)).await;
     let next = next.expect("a grant");
     assert!(guard.verify().await.expect_err("it was released").is_lost());
     fixture.client().release_hold(&id).await.expect("nothing to release");
@@ -79,14 +79,14 @@ pub async fn a_forced_release_says_whose_it_was_and_the_holder_is_told(fixture: 
     let forced = theirs.force_release("x").await.expect("an answer").expect("a holder");
     assert_eq!(forced.holders[0].owner.as_ref(), Some(guard.owner()));
     assert!(guard.verify().await.expect_err("it was forced").is_lost());
-    let error = fixture.within(TTL, guard.lost()).await;
+    let error = fixture.within(fixture.ttl, guard.lost()).await;
     assert!(error.is_lost() && error.to_string().contains("gone"), "{error}");
     assert!(fixture.mutex(&theirs, "x").await.try_lock().await.expect("an answer").is_some());
 }
 
 /// Right after the grant and later, while the next renewal is many seconds away.
 pub async fn a_holder_is_told_at_once_that_its_hold_was_ended_by_force(fixture: &Fixture) {
-    let ours = fixture.client_with(options().ttl(Duration::from_secs(30)));
+    let ours = fixture.client_with(fixture.options().ttl(Duration::from_secs(30)));
     let theirs = fixture.client();
     for held_for in [Duration::ZERO, Duration::from_millis(1_500)] {
         let guard = fixture.mutex(&ours, "x").await.lock().await.expect("a free lock");
@@ -112,11 +112,11 @@ pub async fn a_detached_hold_is_resumed_with_its_token(fixture: &Fixture) {
     let guard = fixture.mutex(&ours, "x").await.lock().await.expect("a free lock");
     let (fence, lost) = (guard.fence(), guard.lost());
     let line = guard.detach().await.expect("a detached hold").to_string();
-    assert!(matches!(fixture.within(TTL, lost).await, HoldEnd::Released));
+    assert!(matches!(fixture.within(fixture.ttl, lost).await, HoldEnd::Released));
     let owner: Owner = line.parse().expect("an owner");
     let resumed = theirs.resume("x", &owner).await.expect("an answer").expect("it is not over");
     assert_eq!((resumed.fence(), resumed.owner()), (fence, &owner));
-    assert!(fixture.mutex(&ours, "x").await.try_lock_for(2 * TTL).await.expect("an answer").is_none());
+    assert!(fixture.mutex(&ours, "x").await.try_lock_for(2 * fixture.ttl).await.expect("an answer").is_none());
     resumed.release().await.expect("a release");
     assert!(theirs.resume("x", &owner).await.expect("an answer").is_none(), "a release is final");
 }
@@ -133,7 +133,7 @@ pub async fn a_detached_hold_ends_with_its_lease(fixture: &Fixture) {
         None => fixture.within(LAPSE, mutex.lock()).await.expect("a grant"),
     };
     // Servers may count whole milliseconds.
-    assert!(fixture.now().since(started) >= TTL * 9 / 10, "it was let in during the lease");
+    assert!(fixture.now().since(started) >= fixture.ttl * 9 / 10, "it was let in during the lease");
     assert!(ours.resume("x", &owner).await.expect("an answer").is_none());
     next.verify().await.expect("still held");
 }
@@ -159,10 +159,10 @@ pub async fn run_returns_what_the_work_returns_and_releases(fixture: &Fixture) {
 
 /// At its next await.
 pub async fn run_stops_the_work_when_the_lock_is_lost(fixture: &Fixture) {
-    let locks = fixture.client_with(options().max_hold(2 * TTL));
+    let locks = fixture.client_with(fixture.options().max_hold(2 * fixture.ttl));
     let guard = fixture.mutex(&locks, "x").await.lock().await.expect("a free lock");
     let work = guard.run(async |_| pending::<()>().await);
-    let failed = fixture.within(4 * TTL, work).await.expect_err("it was lost");
+    let failed = fixture.within(4 * fixture.ttl, work).await.expect_err("it was lost");
     assert!(failed.value.is_none());
     let error = failed.error;
     assert!(error.is_lost() && error.to_string().contains("max_hold"), "{error}");
@@ -170,7 +170,7 @@ pub async fn run_stops_the_work_when_the_lock_is_lost(fixture: &Fixture) {
 
 /// With label, token and remaining lease; the prefix is not shown.
 pub async fn inspect_shows_the_holder_and_list_the_names(fixture: &Fixture) {
-    let locks = fixture.client_with(options().label("nightly").prefix("p:"));
+    let locks = fixture.client_with(fixture.options().label("nightly").prefix("p:"));
     assert!(locks.inspect("x/1").await.expect("an answer").is_none());
     let guard = fixture.mutex(&locks, "x/1").await.lock().await.expect("a free lock");
     let _other = fixture.mutex(&locks, "x/2").await.lock().await.expect("a free lock");
@@ -180,7 +180,7 @@ pub async fn inspect_shows_the_holder_and_list_the_names(fixture: &Fixture) {
     assert_eq!((status.name.as_str(), status.kind, status.holders.len()), ("x/1", Kind::Mutex, 1));
     assert_eq!((holder.owner.as_ref(), holder.fence), (Some(guard.owner()), guard.fence()));
     assert_eq!(guard.owner().label(), "nightly");
-    assert!(holder.remaining.is_some_and(|left| left <= TTL));
+    assert!(holder.remaining.is_some_and(|left| left <= fixture.ttl));
 
     let mut names = Vec::new();
     let mut listing = locks.list("x/").expect("a prefix");
@@ -193,7 +193,7 @@ pub async fn inspect_shows_the_holder_and_list_the_names(fixture: &Fixture) {
 
 /// For `Locks` in a `static`, which is never dropped.
 pub async fn flush_waits_for_dropped_guards_and_closes_nothing(fixture: &Fixture) {
-    let (ours, theirs) = (fixture.client_with(options().ttl(Duration::from_secs(20))), fixture.client());
+    let (ours, theirs) = (fixture.client_with(fixture.options().ttl(Duration::from_secs(20))), fixture.client());
     for name in ["x", "y", "z"] {
         drop(fixture.mutex(&ours, name).await.lock().await.expect("a free lock"));
     }

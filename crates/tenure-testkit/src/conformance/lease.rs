@@ -5,13 +5,15 @@ use std::time::Duration;
 
 use tenure::{Options, Renewal};
 
-use super::{Fixture, TTL, options};
+use super::Fixture;
 
 /// For three leases, with another client waiting.
 pub async fn a_lease_is_renewed_for_as_long_as_its_guard_lives(fixture: &Fixture) {
     let (ours, theirs) = (fixture.client(), fixture.client());
     let guard = fixture.mutex(&ours, "x").await.lock().await.expect("a free lock");
-    assert!(fixture.mutex(&theirs, "x").await.try_lock_for(3 * TTL).await.expect("an answer").is_none());
+    assert!(
+        fixture.mutex(&theirs, "x").await.try_lock_for(3 * fixture.ttl).await.expect("an answer").is_none()
+    );
     assert!(guard.is_held());
     guard.verify().await.expect("still held");
     guard.release().await.expect("a release");
@@ -27,10 +29,10 @@ pub async fn a_renewal_is_told_with_its_deadline(fixture: &Fixture) {
     guard.on_renewal(move |at| tell.lock().expect("no panic").push(at));
     let told_twice = async {
         while told.lock().expect("no panic").len() < 3 {
-            fixture.sleep(TTL / 20).await;
+            fixture.sleep(fixture.ttl / 20).await;
         }
     };
-    fixture.within(4 * TTL, told_twice).await;
+    fixture.within(4 * fixture.ttl, told_twice).await;
     guard.renew().await.expect("a renewal");
     let (at, told) = (guard.lost_at(), told.lock().expect("no panic").clone());
     assert!(told.is_sorted_by(|before, after| before < after), "{told:?}");
@@ -40,7 +42,7 @@ pub async fn a_renewal_is_told_with_its_deadline(fixture: &Fixture) {
 
 /// The holder learns of the loss before the next one holds.
 pub async fn a_lease_that_is_not_renewed_ends_and_is_told_before_anybody_else_can_hold(fixture: &Fixture) {
-    let ours = fixture.client_with(options().renewal(Renewal::Off));
+    let ours = fixture.client_with(fixture.options().renewal(Renewal::Off));
     let theirs = fixture.client();
     let guard = fixture.mutex(&ours, "x").await.lock().await.expect("a free lock");
     let told = async {
@@ -60,19 +62,19 @@ pub async fn a_lease_that_is_not_renewed_ends_and_is_told_before_anybody_else_ca
 
 /// For callers who want no background renewal.
 pub async fn a_lease_that_is_renewed_by_hand_lives_on(fixture: &Fixture) {
-    let (ours, theirs) = (fixture.client_with(options().renewal(Renewal::Off)), fixture.client());
+    let (ours, theirs) = (fixture.client_with(fixture.options().renewal(Renewal::Off)), fixture.client());
     let guard = fixture.mutex(&ours, "x").await.lock().await.expect("a free lock");
     for _ in 0..8 {
-        fixture.sleep(TTL / 4).await;
+        fixture.sleep(fixture.ttl / 4).await;
         guard.renew().await.expect("a renewal");
-        assert!(guard.remaining() > TTL / 2);
+        assert!(guard.remaining() > fixture.ttl / 2);
     }
     assert!(fixture.mutex(&theirs, "x").await.try_lock().await.expect("an answer").is_none());
 }
 
 /// Neither by `release`, nor by `drop`, nor by `renew` on a guard that does not know of the loss.
 pub async fn an_expired_holders_release_never_frees_the_next(fixture: &Fixture) {
-    let ours = fixture.client_with(options().renewal(Renewal::Off));
+    let ours = fixture.client_with(fixture.options().renewal(Renewal::Off));
     let theirs = fixture.client();
     let stale = fixture.mutex(&ours, "x").await.lock().await.expect("a free lock");
     let dropped = fixture.mutex(&ours, "y").await.lock().await.expect("a free lock");
@@ -89,9 +91,9 @@ pub async fn an_expired_holders_release_never_frees_the_next(fixture: &Fixture) 
 
 /// Nor does the attempt create a lock.
 pub async fn a_lapsed_lease_cannot_be_renewed(fixture: &Fixture) {
-    let ours = fixture.client_with(options().renewal(Renewal::Off));
+    let ours = fixture.client_with(fixture.options().renewal(Renewal::Off));
     let guard = fixture.mutex(&ours, "x").await.lock().await.expect("a free lock");
-    fixture.sleep(TTL + Duration::from_millis(50)).await;
+    fixture.sleep(fixture.ttl + Duration::from_millis(50)).await;
     assert!(guard.renew().await.expect_err("it has lapsed").is_lost());
     assert!(guard.verify().await.expect_err("it has lapsed").is_lost());
     assert!(fixture.is_free(&ours, "x").await);
@@ -99,7 +101,7 @@ pub async fn a_lapsed_lease_cannot_be_renewed(fixture: &Fixture) {
 
 /// A stuck holder does not hold forever.
 pub async fn max_hold_ends_a_hold_however_often_it_is_renewed(fixture: &Fixture) {
-    let ours = fixture.client_with(options().max_hold(2 * TTL + TTL / 2));
+    let ours = fixture.client_with(fixture.options().max_hold(2 * fixture.ttl + fixture.ttl / 2));
     let theirs = fixture.client();
     let mutex = fixture.mutex(&ours, "x").await;
     let started = fixture.now();
@@ -108,19 +110,20 @@ pub async fn max_hold_ends_a_hold_however_often_it_is_renewed(fixture: &Fixture)
     let lost = guard.lost().await;
     let told = fixture.now();
     assert!(lost.is_lost() && lost.to_string().contains("max_hold"), "{lost}");
-    assert!(told.since(started) > 2 * TTL, "{:?}", told.since(started));
-    assert!(told.since(granted) <= fixture.limit(3 * TTL), "{:?}", told.since(granted));
-    let next = fixture.within(2 * TTL, fixture.mutex(&theirs, "x").await.lock()).await.expect("a grant");
+    assert!(told.since(started) > 2 * fixture.ttl, "{:?}", told.since(started));
+    assert!(told.since(granted) <= fixture.limit(3 * fixture.ttl), "{:?}", told.since(granted));
+    let next =
+        fixture.within(2 * fixture.ttl, fixture.mutex(&theirs, "x").await.lock()).await.expect("a grant");
     assert!(next.is_held());
 }
 
 /// Leaves time to stop before another client can hold.
 pub async fn grace_announces_the_loss_early(fixture: &Fixture) {
-    let grace = TTL / 4;
-    let ours = fixture.client_with(options().renewal(Renewal::Off).grace(grace));
+    let grace = fixture.ttl / 4;
+    let ours = fixture.client_with(fixture.options().renewal(Renewal::Off).grace(grace));
     let theirs = fixture.client();
     let guard = fixture.mutex(&ours, "x").await.lock().await.expect("a free lock");
-    assert!(guard.remaining() <= TTL - grace);
+    assert!(guard.remaining() <= fixture.ttl - grace);
     let told = async {
         assert!(guard.lost().await.is_lost());
         fixture.now()

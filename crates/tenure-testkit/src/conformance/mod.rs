@@ -56,6 +56,8 @@ pub struct Fixture {
     taken: flavour::Taken,
     /// Factor by which [`Fixture::within`] stretches its limit.
     slack: u32,
+    /// Lease of the cases that do not set their own.
+    ttl: Duration,
 }
 
 /// A running case.
@@ -91,14 +93,14 @@ pub fn in_virtual_time<O>(
     }
 }
 
-/// The default lease of the cases: short, because some outlive it in real time.
-pub const TTL: Duration = Duration::from_millis(400);
+/// The default lease of a fixture: short, because some cases outlive it in real time.
+const TTL: Duration = Duration::from_millis(400);
 
 impl Fixture {
     /// `open` opens another client of one store, as another process would.
     pub fn new(runtime: Arc<dyn Runtime>, open: impl Fn() -> Locks + Send + Sync + 'static) -> Self {
         let (open, flavour, taken) = (Box::new(open), Flavour::Mutex, flavour::Taken::default());
-        Self { runtime, open, flavour, refuses: &[], terms: |options| options, taken, slack: 1 }
+        Self { runtime, open, flavour, refuses: &[], terms: |options| options, taken, slack: 1, ttl: TTL }
     }
 
     /// Like `new`, in real time: limits are stretched eightfold, because the machine may be busy.
@@ -127,6 +129,12 @@ impl Fixture {
         self.refuses.contains(&name)
     }
 
+    /// Changes the lease, for a store that may take longer than a third of the default to reply.
+    #[must_use]
+    pub fn ttl(self, ttl: Duration) -> Self {
+        Self { ttl, ..self }
+    }
+
     /// Adds options to those of every client.
     #[must_use]
     pub fn on(self, terms: fn(Options) -> Options) -> Self {
@@ -140,12 +148,17 @@ impl Fixture {
 
     /// Another client, with a short lease.
     pub fn client(&self) -> Locks {
-        self.client_with(options())
+        self.client_with(self.options())
     }
 
     /// Another client with these options.
     pub fn client_with(&self, options: Options) -> Locks {
         (self.open)().with(|_| (self.terms)(options)).expect("options that can be right")
+    }
+
+    /// Options with the fixture's lease.
+    pub fn options(&self) -> Options {
+        Options::new().ttl(self.ttl)
     }
 
     /// The time by which leases are judged.
@@ -188,11 +201,6 @@ impl fmt::Debug for Fixture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Fixture").field("runtime", &self.runtime).finish_non_exhaustive()
     }
-}
-
-/// Options with a short lease.
-pub fn options() -> Options {
-    Options::new().ttl(TTL)
 }
 
 /// Makes a test of each case: `conformance!(run)`, where `run` is a `fn(Flavour, for<'a> fn(&'a Fixture) ->

@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::future::join;
 use tenure::{Multi, Owner};
 
-use super::{Fixture, TTL, options};
+use super::Fixture;
 
 /// Four kinds.
 pub async fn all_or_none_are_held(fixture: &Fixture) {
@@ -24,8 +24,8 @@ pub async fn all_or_none_are_held(fixture: &Fixture) {
     let names: Vec<_> = guards.iter().map(|guard| guard.name().as_str()).collect();
     assert_eq!(names, ["d", "c", "b", "a", "e"]);
     guards.verify().await.expect("all held");
-    assert!(guards.is_held() && guards.remaining() <= TTL);
-    assert!(multi.try_lock_for(TTL).await.expect("an answer").is_none());
+    assert!(guards.is_held() && guards.remaining() <= fixture.ttl);
+    assert!(multi.try_lock_for(fixture.ttl).await.expect("an answer").is_none());
     guards.release().await.expect("a release");
 
     // The last one in order is busy: those taken before it are released.
@@ -39,7 +39,7 @@ pub async fn all_or_none_are_held(fixture: &Fixture) {
             }
         }
     };
-    fixture.within(TTL, freed).await;
+    fixture.within(fixture.ttl, freed).await;
     // One name is in use as another kind: an error that also leaves nothing behind.
     let mismatch =
         Multi::new([ours.mutex("a").expect("a name").into(), ours.fair_mutex("e").expect("a name").into()]);
@@ -51,7 +51,7 @@ pub async fn all_or_none_are_held(fixture: &Fixture) {
 
 /// Whichever of the locks is held; nothing is left of the others.
 pub async fn a_wait_for_several_ends_at_its_limit(fixture: &Fixture) {
-    let patient = || fixture.client_with(options().ttl(Duration::from_secs(20)));
+    let patient = || fixture.client_with(fixture.options().ttl(Duration::from_secs(20)));
     let (ours, theirs) = (patient(), patient());
     let names = ["a", "b", "c"];
     let multi = Multi::new(names.map(|name| ours.mutex(name).expect("a name").into())).expect("three names");
@@ -59,16 +59,16 @@ pub async fn a_wait_for_several_ends_at_its_limit(fixture: &Fixture) {
     for held in names {
         let guard = theirs.mutex(held).expect("a name").lock().await.expect("a free lock");
         let started = fixture.now();
-        assert!(multi.try_lock_for(TTL).await.expect("an answer").is_none());
+        assert!(multi.try_lock_for(fixture.ttl).await.expect("an answer").is_none());
         let took = fixture.now().since(started);
-        assert!(took >= TTL && took < fixture.limit(5 * TTL), "{took:?}");
+        assert!(took >= fixture.ttl && took < fixture.limit(5 * fixture.ttl), "{took:?}");
         for name in names.into_iter().filter(|name| *name != held) {
             let freed = async {
                 while theirs.inspect(name).await.expect("an answer").is_some() {
                     fixture.sleep(Duration::from_millis(2)).await;
                 }
             };
-            fixture.within(4 * TTL, freed).await;
+            fixture.within(4 * fixture.ttl, freed).await;
         }
         guard.release().await.expect("a release");
     }
@@ -97,16 +97,16 @@ pub async fn the_loss_of_one_is_the_loss_of_all(fixture: &Fixture) {
     let lost = guards.lost();
     locks.force_release("b").await.expect("an answer").expect("a holder");
     assert!(guards.verify().await.expect_err("one is gone").is_lost());
-    assert!(fixture.within(TTL, lost).await.is_lost());
+    assert!(fixture.within(fixture.ttl, lost).await.is_lost());
     assert!(!guards.is_held());
     drop(guards);
 
-    let guards = fixture.within(2 * TTL, multi.lock()).await.expect("free locks");
+    let guards = fixture.within(2 * fixture.ttl, multi.lock()).await.expect("free locks");
     let work = guards.run(async |_| pending::<()>().await);
-    let (stopped, forced) = fixture.within(2 * TTL, join(work, locks.force_release("c"))).await;
+    let (stopped, forced) = fixture.within(2 * fixture.ttl, join(work, locks.force_release("c"))).await;
     assert!(stopped.expect_err("one is gone").error.is_lost());
     assert!(forced.expect("an answer").is_some());
-    let next = fixture.within(2 * TTL, multi.lock()).await.expect("free locks");
+    let next = fixture.within(2 * fixture.ttl, multi.lock()).await.expect("free locks");
     assert_eq!(next.run(async |guards| guards.len()).await.expect("a value"), 3);
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tenure::{LockName, Options};
 
-use super::{Fixture, options};
+use super::Fixture;
 
 /// Between clients no order is promised.
 pub async fn waiters_of_one_client_are_served_in_the_order_in_which_they_came(fixture: &Fixture) {
@@ -79,8 +79,8 @@ pub async fn names_differ_in_every_byte_and_may_hold_anything(fixture: &Fixture)
 
 /// The key is the prefix followed by the name, nothing more.
 pub async fn prefixes_keep_names_apart(fixture: &Fixture) {
-    let a = fixture.client_with(options().prefix("a:"));
-    let b = fixture.client_with(options().prefix("b:"));
+    let a = fixture.client_with(fixture.options().prefix("a:"));
+    let b = fixture.client_with(fixture.options().prefix("b:"));
     let plain = fixture.client_with(Options::new());
     let guard = a.mutex("x").expect("a name").try_lock().await.expect("an answer").expect("a free lock");
     assert_eq!(guard.name().as_str(), "x");

@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::{join, join_all};
 use tenure::Renewal;
 
-use super::{Fixture, TTL, options};
+use super::Fixture;
 
 /// One after the other, from several clients.
 pub async fn callers_of_several_clients_are_served_in_the_order_in_which_they_came(fixture: &Fixture) {
@@ -43,25 +43,25 @@ pub async fn a_try_overtakes_nobody(fixture: &Fixture) {
     let reader = ours.rwlock("x").expect("a name").read().await.expect("a free lock");
     let lock = theirs.rwlock("x").expect("a name");
     let mut writer = pin!(lock.write());
-    assert!(fixture.unless_late(TTL / 4, &mut writer).await.is_none());
+    assert!(fixture.unless_late(fixture.ttl / 4, &mut writer).await.is_none());
     assert!(ours.rwlock("x").expect("a name").try_read().await.expect("an answer").is_none());
     reader.release().await.expect("a release");
-    drop(fixture.within(TTL, writer).await.expect("a grant"));
+    drop(fixture.within(fixture.ttl, writer).await.expect("a grant"));
 }
 
 /// A client that vanished does not cost a whole lease: the next one only waits until the head's place of 5 s
 /// lapses.
 pub async fn a_head_that_died_costs_its_short_lease(fixture: &Fixture) {
-    let long = options().ttl(Duration::from_secs(60));
+    let long = fixture.options().ttl(Duration::from_secs(60));
     let (ours, next) = (fixture.client_with(long.clone()), fixture.client_with(long.clone()));
     let guard = ours.fair_mutex("x").expect("a name").lock().await.expect("a free lock");
     let dead = fixture.client_with(long);
     let dying = dead.fair_mutex("x").expect("a name");
     let mut head = Box::pin(dying.lock());
-    assert!(fixture.unless_late(TTL / 4, &mut head).await.is_none());
+    assert!(fixture.unless_late(fixture.ttl / 4, &mut head).await.is_none());
     let fair = next.fair_mutex("x").expect("a name");
     let mut second = pin!(fair.lock());
-    assert!(fixture.unless_late(TTL / 4, &mut second).await.is_none());
+    assert!(fixture.unless_late(fixture.ttl / 4, &mut second).await.is_none());
     guard.release().await.expect("a release");
     // The head is granted in the background, but never polled again and so not renewed.
     drop(fixture.within(Duration::from_secs(6), second).await.expect("a grant"));
@@ -71,12 +71,12 @@ pub async fn a_head_that_died_costs_its_short_lease(fixture: &Fixture) {
 /// The time for which a granted place is kept is no longer than the grace, so what remains of it is not
 /// enough to return a guard.
 pub async fn a_long_grace_keeps_nobody_out(fixture: &Fixture) {
-    let options = options().ttl(Duration::from_secs(15)).grace(Duration::from_secs(5));
+    let options = fixture.options().ttl(Duration::from_secs(15)).grace(Duration::from_secs(5));
     let (ours, theirs) = (fixture.client_with(options.clone()), fixture.client_with(options));
     let guard = ours.fair_mutex("x").expect("a name").lock().await.expect("a free lock");
     let fair = theirs.fair_mutex("x").expect("a name");
     let mut waits = pin!(fair.lock());
-    assert!(fixture.unless_late(TTL / 4, &mut waits).await.is_none());
+    assert!(fixture.unless_late(fixture.ttl / 4, &mut waits).await.is_none());
     guard.release().await.expect("a release");
     let next = fixture.within(Duration::from_secs(1), waits).await.expect("a grant");
     assert!(next.is_held());
@@ -89,33 +89,33 @@ pub async fn a_forced_release_lets_the_next_in(fixture: &Fixture) {
     let guard = ours.fair_mutex("x").expect("a name").lock().await.expect("a free lock");
     let fair = theirs.fair_mutex("x").expect("a name");
     let mut next = pin!(fair.lock());
-    assert!(fixture.unless_late(TTL / 4, &mut next).await.is_none());
+    assert!(fixture.unless_late(fixture.ttl / 4, &mut next).await.is_none());
     let status = ours.inspect("x").await.expect("an answer").expect("a holder");
     assert_eq!((status.holders.len(), status.waiters.len()), (1, 1));
     let forced = ours.force_release("x").await.expect("an answer").expect("a holder");
     assert_eq!(forced.holders[0].owner.as_ref(), Some(guard.owner()));
-    let next = fixture.within(TTL, next).await.expect("a grant");
-    assert!(fixture.within(TTL, guard.lost()).await.is_lost());
+    let next = fixture.within(fixture.ttl, next).await.expect("a grant");
+    assert!(fixture.within(fixture.ttl, guard.lost()).await.is_lost());
     next.verify().await.expect("still held");
 }
 
 /// A waiter that is granted from the queue first has a short lease; it gets the full one even if nothing is
 /// renewed afterwards.
 pub async fn whoever_is_called_gets_a_whole_lease(fixture: &Fixture) {
-    let once = options().ttl(Duration::from_secs(20)).renewal(Renewal::Off);
+    let once = fixture.options().ttl(Duration::from_secs(20)).renewal(Renewal::Off);
     let (ours, theirs) = (fixture.client(), fixture.client_with(once));
     let guard = ours.fair_mutex("x").expect("a name").lock().await.expect("a free lock");
     let fair = theirs.fair_mutex("x").expect("a name");
     let mut next = pin!(fair.lock());
-    assert!(fixture.unless_late(TTL / 4, &mut next).await.is_none());
+    assert!(fixture.unless_late(fixture.ttl / 4, &mut next).await.is_none());
     guard.release().await.expect("a release");
-    let next = fixture.within(TTL, next).await.expect("a grant");
+    let next = fixture.within(fixture.ttl, next).await.expect("a grant");
     let whole = async {
         while next.remaining() < Duration::from_secs(15) {
             fixture.sleep(Duration::from_millis(5)).await;
         }
     };
-    fixture.within(2 * TTL, whole).await;
+    fixture.within(2 * fixture.ttl, whole).await;
     fixture.sleep(Duration::from_secs(6)).await;
     next.verify().await.expect("still held");
     assert!(ours.fair_mutex("x").expect("a name").try_lock().await.expect("an answer").is_none());

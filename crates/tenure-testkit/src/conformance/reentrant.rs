@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tenure::{HoldEnd, Locks, Owner, Renewal};
 
-use super::{Fixture, TTL, options};
+use super::Fixture;
 
 /// Three holds of one owner from two clients.
 pub async fn an_owner_holds_as_often_as_it_likes_and_others_wait_for_the_last_release(fixture: &Fixture) {
@@ -30,28 +30,28 @@ pub async fn an_owner_holds_as_often_as_it_likes_and_others_wait_for_the_last_re
     let mut waiting = pin!(stranger.lock());
     for left in (0..3).rev() {
         assert!(
-            fixture.unless_late(TTL / 8, &mut waiting).await.is_none(),
+            fixture.unless_late(fixture.ttl / 8, &mut waiting).await.is_none(),
             "granted with {} holds left",
             left + 1
         );
         guards.pop().expect("a guard").release().await.expect("a release");
         assert_eq!(lock.hold_count().await.expect("an answer"), left);
     }
-    let guard = fixture.within(TTL, waiting).await.expect("a grant");
+    let guard = fixture.within(fixture.ttl, waiting).await.expect("a grant");
     assert!(lock.try_lock().await.expect("an answer").is_none());
     guard.release().await.expect("a release");
 }
 
 /// An inner hold with a short lease does not shorten the outer one, even if neither is renewed.
 pub async fn a_reentry_keeps_the_token_and_shortens_nothing(fixture: &Fixture) {
-    let outer = fixture.client_with(options().ttl(6 * TTL).renewal(Renewal::Off));
-    let inner = fixture.client_with(options().ttl(TTL / 2).renewal(Renewal::Off));
+    let outer = fixture.client_with(fixture.options().ttl(6 * fixture.ttl).renewal(Renewal::Off));
+    let inner = fixture.client_with(fixture.options().ttl(fixture.ttl / 2).renewal(Renewal::Off));
     let me = Owner::new("me").expect("an owner");
     let first = outer.reentrant_mutex("x", &me).expect("a name").lock().await.expect("a free lock");
     let second = inner.reentrant_mutex("x", &me).expect("a name").lock().await.expect("our own");
     assert_eq!(first.fence(), second.fence());
     second.release().await.expect("a release");
-    fixture.sleep(TTL).await;
+    fixture.sleep(fixture.ttl).await;
     first.verify().await.expect("still held");
     assert!(first.is_held());
     let fence = first.fence();
@@ -68,16 +68,16 @@ pub async fn holds_of_one_owner_end_one_by_one(fixture: &Fixture) {
     let (first, second) = (lock.lock().await.expect("a free lock"), lock.lock().await.expect("our own"));
     let lost = first.lost();
     drop(first);
-    assert!(matches!(fixture.within(TTL, lost).await, HoldEnd::Released));
+    assert!(matches!(fixture.within(fixture.ttl, lost).await, HoldEnd::Released));
     let freed = async {
         while lock.hold_count().await.expect("an answer") != 1 {
             fixture.sleep(Duration::from_millis(2)).await;
         }
     };
-    fixture.within(TTL, freed).await;
+    fixture.within(fixture.ttl, freed).await;
     second.verify().await.expect("still held");
     locks.force_release("x").await.expect("an answer").expect("a holder");
-    assert!(fixture.within(TTL, second.lost()).await.is_lost());
+    assert!(fixture.within(fixture.ttl, second.lost()).await.is_lost());
     assert_eq!(lock.hold_count().await.expect("an answer"), 0);
 }
 
@@ -97,7 +97,7 @@ pub async fn release_hold_leaves_the_holds_of_another_process(fixture: &Fixture)
 
 /// Dropped after one poll, two, and so on: the next call can still resume.
 pub async fn a_resume_that_is_dropped_anywhere_takes_nothing(fixture: &Fixture) {
-    let locks = fixture.client_with(options().ttl(Duration::from_secs(20)));
+    let locks = fixture.client_with(fixture.options().ttl(Duration::from_secs(20)));
     let me = Owner::new("me").expect("an owner");
     let lock = locks.reentrant_mutex("x", &me).expect("a name");
     for polls in 0..8 {

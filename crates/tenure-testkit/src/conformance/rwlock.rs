@@ -6,7 +6,7 @@ use std::time::Duration;
 use tenure::internals::write_guard;
 use tenure::{Guard, Renewal, Share};
 
-use super::{Fixture, TTL, options};
+use super::Fixture;
 
 /// The basic guarantee.
 pub async fn readers_hold_together_and_a_writer_alone(fixture: &Fixture) {
@@ -14,14 +14,14 @@ pub async fn readers_hold_together_and_a_writer_alone(fixture: &Fixture) {
     let (a, b) = (ours.rwlock("x").expect("a name"), theirs.rwlock("x").expect("a name"));
     let readers = [a.read().await.expect("a free lock"), b.read().await.expect("another reader")];
     assert!(a.try_write().await.expect("an answer").is_none());
-    assert!(b.try_write_for(TTL / 4).await.expect("an answer").is_none());
+    assert!(b.try_write_for(fixture.ttl / 4).await.expect("an answer").is_none());
     for reader in readers {
         reader.release().await.expect("a release");
     }
-    let writer = fixture.within(TTL, a.write()).await.expect("a grant");
+    let writer = fixture.within(fixture.ttl, a.write()).await.expect("a grant");
     assert!(b.try_read().await.expect("an answer").is_none());
     assert!(b.try_write().await.expect("an answer").is_none());
-    assert!(b.try_read_for(TTL / 4).await.expect("an answer").is_none());
+    assert!(b.try_read_for(fixture.ttl / 4).await.expect("an answer").is_none());
     writer.release().await.expect("a release");
     assert!(b.try_read().await.expect("an answer").is_some());
 }
@@ -32,24 +32,27 @@ pub async fn a_waiting_writer_stops_new_readers(fixture: &Fixture) {
     let (a, b) = (ours.rwlock("x").expect("a name"), theirs.rwlock("x").expect("a name"));
     let reader = a.read().await.expect("a free lock");
     let mut writer = Box::pin(b.write());
-    assert!(fixture.unless_late(TTL / 4, &mut writer).await.is_none());
+    assert!(fixture.unless_late(fixture.ttl / 4, &mut writer).await.is_none());
     let mut late = pin!(a.read());
-    assert!(fixture.unless_late(TTL / 4, &mut late).await.is_none(), "a reader has overtaken a writer");
+    assert!(
+        fixture.unless_late(fixture.ttl / 4, &mut late).await.is_none(),
+        "a reader has overtaken a writer"
+    );
     drop(writer);
-    let late = fixture.within(TTL, late).await.expect("a grant");
+    let late = fixture.within(fixture.ttl, late).await.expect("a grant");
     late.release().await.expect("a release");
     reader.release().await.expect("a release");
 }
 
 /// Neither by a release, nor by a drop, nor by a late release.
 pub async fn a_release_of_one_reader_touches_no_other(fixture: &Fixture) {
-    let (ours, theirs) = (fixture.client(), fixture.client_with(options().renewal(Renewal::Off)));
+    let (ours, theirs) = (fixture.client(), fixture.client_with(fixture.options().renewal(Renewal::Off)));
     let (a, b) = (ours.rwlock("x").expect("a name"), theirs.rwlock("x").expect("a name"));
     let stays = a.read().await.expect("a free lock");
     b.read().await.expect("another reader").release().await.expect("a release");
     drop(b.read().await.expect("another reader"));
     let late = b.read().await.expect("another reader");
-    fixture.sleep(TTL + Duration::from_millis(50)).await;
+    fixture.sleep(fixture.ttl + Duration::from_millis(50)).await;
     assert!(late.release().await.expect_err("it has lapsed").is_lost());
     stays.verify().await.expect("still held");
     assert!(b.try_write().await.expect("an answer").is_none());
@@ -57,14 +60,14 @@ pub async fn a_release_of_one_reader_touches_no_other(fixture: &Fixture) {
 
 /// Even if other readers renewed in the meantime.
 pub async fn a_lapsed_reader_blocks_a_writer_no_longer_than_its_own_lease(fixture: &Fixture) {
-    let (ours, theirs) = (fixture.client(), fixture.client_with(options().renewal(Renewal::Off)));
+    let (ours, theirs) = (fixture.client(), fixture.client_with(fixture.options().renewal(Renewal::Off)));
     let (a, b) = (ours.rwlock("x").expect("a name"), theirs.rwlock("x").expect("a name"));
     let stays = a.read().await.expect("a free lock");
     let lapses = b.read().await.expect("another reader");
     let mut writer = pin!(a.write());
-    assert!(fixture.unless_late(TTL / 2, &mut writer).await.is_none(), "granted beside two readers");
+    assert!(fixture.unless_late(fixture.ttl / 2, &mut writer).await.is_none(), "granted beside two readers");
     stays.release().await.expect("a release");
-    drop(fixture.within(TTL + TTL / 2, writer).await.expect("a grant"));
+    drop(fixture.within(fixture.ttl + fixture.ttl / 2, writer).await.expect("a grant"));
     assert!(!lapses.is_held());
 }
 
@@ -75,9 +78,9 @@ pub async fn a_downgrade_lets_readers_in_at_once(fixture: &Fixture) {
     let guard = a.write().await.expect("a free lock");
     let fence = guard.fence();
     let mut reader = pin!(b.read());
-    assert!(fixture.unless_late(TTL / 4, &mut reader).await.is_none());
+    assert!(fixture.unless_late(fixture.ttl / 4, &mut reader).await.is_none());
     let guard = guard.downgrade().await.expect("a downgrade");
-    let reader = fixture.within(TTL, reader).await.expect("a grant");
+    let reader = fixture.within(fixture.ttl, reader).await.expect("a grant");
     assert_eq!(guard.fence(), fence);
     guard.verify().await.expect("still held");
     assert!(b.try_write().await.expect("an answer").is_none());
@@ -93,24 +96,24 @@ pub async fn one_of_the_readers_may_become_the_writer(fixture: &Fixture) {
     let upgradeable = a.upgradeable_read().await.expect("a free lock");
     let reader = b.read().await.expect("a reader beside it");
     assert!(b.try_upgradeable_read().await.expect("an answer").is_none());
-    assert!(b.try_upgradeable_read_for(TTL / 8).await.expect("an answer").is_none());
+    assert!(b.try_upgradeable_read_for(fixture.ttl / 8).await.expect("an answer").is_none());
     assert!(b.try_write().await.expect("an answer").is_none());
     let status = theirs.inspect("x").await.expect("an answer").expect("two holders");
     let shares: Vec<_> = status.holders.iter().map(|holder| holder.share).collect();
     assert_eq!(shares, [Share::Upgradeable, Share::Reader]);
     let fence = upgradeable.fence();
     let mut upgrade = pin!(upgradeable.upgrade());
-    assert!(fixture.unless_late(TTL / 4, &mut upgrade).await.is_none(), "a writer beside a reader");
+    assert!(fixture.unless_late(fixture.ttl / 4, &mut upgrade).await.is_none(), "a writer beside a reader");
     assert!(b.try_read().await.expect("an answer").is_none(), "a reader has overtaken the upgrade");
     let mut late = pin!(b.read());
-    assert!(fixture.unless_late(TTL / 8, &mut late).await.is_none());
+    assert!(fixture.unless_late(fixture.ttl / 8, &mut late).await.is_none());
     reader.release().await.expect("a release");
-    let writer = fixture.within(TTL, upgrade).await.expect("a writer");
+    let writer = fixture.within(fixture.ttl, upgrade).await.expect("a writer");
     assert_eq!(writer.fence(), fence);
     writer.verify().await.expect("still held");
-    assert!(fixture.unless_late(TTL / 4, &mut late).await.is_none());
+    assert!(fixture.unless_late(fixture.ttl / 4, &mut late).await.is_none());
     let reader = writer.downgrade().await.expect("a reader");
-    let late = fixture.within(TTL, late).await.expect("a grant");
+    let late = fixture.within(fixture.ttl, late).await.expect("a grant");
     late.release().await.expect("a release");
     reader.release().await.expect("a release");
     drop(b.try_write().await.expect("an answer").expect("a free lock"));
@@ -123,12 +126,13 @@ pub async fn an_upgrade_that_is_given_up_lets_readers_in(fixture: &Fixture) {
     let reader = b.read().await.expect("a free lock");
     let upgradeable = a.upgradeable_read().await.expect("a reader beside it");
     let upgradeable = upgradeable.try_upgrade().await.expect("an answer").expect_err("another reads");
-    let mut upgrade = pin!(upgradeable.try_upgrade_for(TTL / 2));
-    assert!(fixture.unless_late(TTL / 8, &mut upgrade).await.is_none());
+    let mut upgrade = pin!(upgradeable.try_upgrade_for(fixture.ttl / 2));
+    assert!(fixture.unless_late(fixture.ttl / 8, &mut upgrade).await.is_none());
     let mut late = pin!(b.read());
-    assert!(fixture.unless_late(TTL / 8, &mut late).await.is_none());
-    let upgradeable = fixture.within(TTL, upgrade).await.expect("an answer").expect_err("another reads");
-    let late = fixture.within(TTL, late).await.expect("a grant");
+    assert!(fixture.unless_late(fixture.ttl / 8, &mut late).await.is_none());
+    let upgradeable =
+        fixture.within(fixture.ttl, upgrade).await.expect("an answer").expect_err("another reads");
+    let late = fixture.within(fixture.ttl, late).await.expect("a grant");
     upgradeable.verify().await.expect("still held");
     let first = upgradeable.downgrade().await.expect("a reader");
     let second = b.try_upgradeable_read().await.expect("an answer").expect("the place is free again");
@@ -145,21 +149,22 @@ pub async fn an_upgrade_that_is_dropped_leaves_nothing(fixture: &Fixture) {
     let (a, b) = (ours.rwlock("x").expect("a name"), theirs.rwlock("x").expect("a name"));
     let reader = b.read().await.expect("a free lock");
     let mut upgrade = Box::pin(a.upgradeable_read().await.expect("a reader beside it").upgrade());
-    assert!(fixture.unless_late(TTL / 8, &mut upgrade).await.is_none());
+    assert!(fixture.unless_late(fixture.ttl / 8, &mut upgrade).await.is_none());
     drop(upgrade);
-    let late = fixture.within(TTL, b.read()).await.expect("a grant");
-    drop(fixture.within(TTL, b.upgradeable_read()).await.expect("a grant"));
+    let late = fixture.within(fixture.ttl, b.read()).await.expect("a grant");
+    drop(fixture.within(fixture.ttl, b.upgradeable_read()).await.expect("a grant"));
     late.release().await.expect("a release");
     reader.release().await.expect("a release");
 }
 
 /// Until the lease of the reader expires without renewal.
 pub async fn an_upgrade_waits_for_a_dead_reader_no_longer_than_its_lease(fixture: &Fixture) {
-    let (ours, theirs) = (fixture.client(), fixture.client_with(options().renewal(Renewal::Off)));
+    let (ours, theirs) = (fixture.client(), fixture.client_with(fixture.options().renewal(Renewal::Off)));
     let (a, b) = (ours.rwlock("x").expect("a name"), theirs.rwlock("x").expect("a name"));
     let lapses = b.read().await.expect("a free lock");
     let upgradeable = a.upgradeable_read().await.expect("a reader beside it");
-    let writer = fixture.within(TTL + TTL / 2, upgradeable.upgrade()).await.expect("a writer");
+    let writer =
+        fixture.within(fixture.ttl + fixture.ttl / 2, upgradeable.upgrade()).await.expect("a writer");
     assert!(!lapses.is_held());
     writer.release().await.expect("a release");
 }

@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 
 use tenure::Share;
 
-use super::{Fixture, TTL, options};
+use super::Fixture;
 
 /// A counter would show an excess. Callers request one to three of five permits.
 pub async fn permits_never_add_up_to_more_than_there_are(fixture: &Fixture) {
@@ -38,18 +38,18 @@ pub async fn who_asks_for_many_is_not_overtaken(fixture: &Fixture) {
     let (a, b) = (ours.semaphore("x", 3).expect("a name"), theirs.semaphore("x", 3).expect("a name"));
     let two = a.acquire_many(2).await.expect("a free lock");
     let mut three = pin!(b.acquire_many(3));
-    assert!(fixture.unless_late(TTL / 4, &mut three).await.is_none());
+    assert!(fixture.unless_late(fixture.ttl / 4, &mut three).await.is_none());
     assert!(
         a.try_acquire().await.expect("an answer").is_none(),
         "one is left, and three were asked for before"
     );
     let mut one = pin!(a.acquire());
-    assert!(fixture.unless_late(TTL / 4, &mut one).await.is_none());
+    assert!(fixture.unless_late(fixture.ttl / 4, &mut one).await.is_none());
     two.release().await.expect("a release");
-    let three = fixture.within(TTL, three).await.expect("a grant");
-    assert!(fixture.unless_late(TTL / 4, &mut one).await.is_none());
+    let three = fixture.within(fixture.ttl, three).await.expect("a grant");
+    assert!(fixture.unless_late(fixture.ttl / 4, &mut one).await.is_none());
     three.release().await.expect("a release");
-    drop(fixture.within(TTL, one).await.expect("a grant"));
+    drop(fixture.within(fixture.ttl, one).await.expect("a grant"));
 }
 
 /// Until no client holds any permit.
@@ -100,19 +100,19 @@ pub async fn a_number_that_is_raised_lets_waiters_in_at_once(fixture: &Fixture) 
     let (a, b) = (ours.semaphore("x", 2).expect("a name"), theirs.semaphore("x", 2).expect("a name"));
     let both = a.acquire_many(2).await.expect("a free lock");
     let mut waits = pin!(b.acquire_many(2));
-    assert!(fixture.unless_late(TTL / 4, &mut waits).await.is_none());
+    assert!(fixture.unless_late(fixture.ttl / 4, &mut waits).await.is_none());
     a.set_permits(3).await.expect("an answer");
-    assert!(fixture.unless_late(TTL / 4, &mut waits).await.is_none(), "one too many");
+    assert!(fixture.unless_late(fixture.ttl / 4, &mut waits).await.is_none(), "one too many");
     a.set_permits(4).await.expect("an answer");
-    let waited = fixture.within(TTL, waits).await.expect("a grant");
+    let waited = fixture.within(fixture.ttl, waits).await.expect("a grant");
     let mut last = pin!(b.acquire_many(2));
-    assert!(fixture.unless_late(TTL / 4, &mut last).await.is_none());
+    assert!(fixture.unless_late(fixture.ttl / 4, &mut last).await.is_none());
     b.set_permits(1).await.expect("an answer");
     both.release().await.expect("a release");
-    assert!(fixture.unless_late(TTL / 4, &mut last).await.is_none(), "let in beside another");
+    assert!(fixture.unless_late(fixture.ttl / 4, &mut last).await.is_none(), "let in beside another");
     waited.release().await.expect("a release");
     // It was queued before the number was lowered.
-    let last = fixture.within(TTL, last).await.expect("a grant");
+    let last = fixture.within(fixture.ttl, last).await.expect("a grant");
     assert!(b.try_acquire().await.expect("an answer").is_none());
     last.release().await.expect("a release");
     drop(b.try_acquire().await.expect("an answer").expect("the only permit"));
@@ -151,7 +151,7 @@ pub async fn all_who_are_let_in_at_once_come_in_at_once(fixture: &Fixture) {
     const MANY: u32 = 48;
     // A waiter that receives no messages polls after a third of its place's time, which is 5 s for this
     // lease.
-    let client = || fixture.client_with(options().ttl(Duration::from_secs(60)));
+    let client = || fixture.client_with(fixture.options().ttl(Duration::from_secs(60)));
     let (ours, theirs) = (client(), client());
     let taken = ours.semaphore("x", MANY).expect("a name");
     let guards = join_all((0..MANY).map(|_| taken.acquire())).await;
