@@ -339,7 +339,7 @@ fn a_warning_that_is_not_read_delays_no_renewal() {
     while writer.write(&[b'.'; 512]).is_ok() {}
     rustix::fs::fcntl_setfl(&writer, rustix::fs::OFlags::empty()).expect("a flag");
     let mut command =
-        env.tenure(["run", "--ttl", "1s", "-w", "30", "--store", &even, "x", "--", "sleep", "3"]);
+        env.tenure(["run", "--ttl", "3s", "-w", "30", "--store", &even, "x", "--", "sleep", "4"]);
     command.stderr(writer);
     let started = now();
     assert_eq!(command.status().expect("a process").code(), Some(0));
