@@ -13,6 +13,7 @@ mod cookbook;
 mod descriptor;
 mod doctor;
 mod env;
+mod etcd;
 mod exits;
 mod fence;
 mod holding;

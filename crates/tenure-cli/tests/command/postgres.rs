@@ -4,7 +4,7 @@ use tenure_testkit::servers::Postgres;
 
 use crate::doctor::{checks, found};
 use crate::env::TestEnv;
-use crate::stands_still::killed;
+use crate::stands_still::{killed, stopped};
 
 /// Servers of tests run without fsync.
 #[test]
@@ -26,6 +26,13 @@ fn a_lock_on_postgresql_is_held_shown_and_listed_and_its_stress_has_no_overlap()
     let said = env.run(env.tenure(["list", "--store", &url]));
     assert!(said.code() == Some(0) && !said.stdout.contains("nightly"), "{said:?}");
     env.run(env.tenure(["stress", "--store", &url, "--for", "2s"])).exits_with(0);
+}
 
-    killed(&url, &["run"]);
+#[test]
+fn a_wrapper_on_postgresql_that_stops_or_is_killed_leaves_neither_command_nor_lock() {
+    let server = Postgres::start();
+    let url = server.url("stops");
+    let jobs: [&[&str]; 3] = [&["run"], &["elect"], &["run", "--once-per", "1d", "--retry-lost"]];
+    jobs.into_iter().for_each(|words| killed(&url, words));
+    stopped(&url, &["run"]);
 }

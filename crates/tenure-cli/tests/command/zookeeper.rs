@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
-use tenure_testkit::servers::{ZooKeeper, eventually};
+use tenure_testkit::servers::ZooKeeper;
 
 use crate::doctor::{checks, found};
 use crate::env::{TestEnv, now};
-use crate::stands_still::killed;
+use crate::stands_still::{killed, stopped};
 
 /// One server is enough: to start it takes seconds.
 #[test]
@@ -55,22 +54,5 @@ fn the_verbs_work_on_zookeeper() {
 
     env.run(env.tenure(["stress", "--store", &url, "--for", "2s"])).exits_with(0);
     killed(&url, &["run"]);
-}
-
-/// A process that stands still for longer than its session finds its lock lost, and its child is
-/// stopped before the next one starts.
-#[test]
-fn a_command_that_is_paused_for_longer_than_its_session_loses_its_lock() {
-    let (env, server) = (TestEnv::new(), ZooKeeper::start());
-    let url = format!("{}/paused", server.url());
-    let held = ["run", "--store", &url, "--ttl", "3s", "x", "--", "sleep", "60"];
-    let mut paused = env.tenure(held).spawn().expect("a process");
-    eventually("it holds", Duration::from_secs(20), || {
-        env.run(env.tenure(["status", "--store", &url, "x"])).code() == Some(0)
-    });
-    let pid = Pid::from_child(&paused);
-    kill_process(pid, Signal::STOP).expect("it runs");
-    env.run(env.tenure(["run", "--store", &url, "--wait", "30s", "x", "--", "true"])).exits_with(0);
-    kill_process(pid, Signal::CONT).expect("it runs");
-    assert_eq!(paused.wait().expect("it ends").code(), Some(79), "its lock is lost");
+    stopped(&url, &["run"]);
 }
