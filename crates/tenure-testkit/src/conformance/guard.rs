@@ -5,8 +5,8 @@ use std::time::Duration;
 use futures_util::future::{join, pending};
 use tenure::{ForcedRelease, HoldEnd, Kind, Owner, Renewal};
 
-use super::exclusion::LAPSE;
 use super::Fixture;
+use super::exclusion::LAPSE;
 
 /// So that a task waiting for the loss ends.
 pub async fn a_released_lock_is_free_and_its_signal_says_released(fixture: &Fixture) {
@@ -116,7 +116,9 @@ pub async fn a_detached_hold_is_resumed_with_its_token(fixture: &Fixture) {
     let owner: Owner = line.parse().expect("an owner");
     let resumed = theirs.resume("x", &owner).await.expect("an answer").expect("it is not over");
     assert_eq!((resumed.fence(), resumed.owner()), (fence, &owner));
-    assert!(fixture.mutex(&ours, "x").await.try_lock_for(2 * fixture.ttl).await.expect("an answer").is_none());
+    assert!(
+        fixture.mutex(&ours, "x").await.try_lock_for(2 * fixture.ttl).await.expect("an answer").is_none()
+    );
     resumed.release().await.expect("a release");
     assert!(theirs.resume("x", &owner).await.expect("an answer").is_none(), "a release is final");
 }
@@ -193,7 +195,8 @@ pub async fn inspect_shows_the_holder_and_list_the_names(fixture: &Fixture) {
 
 /// For `Locks` in a `static`, which is never dropped.
 pub async fn flush_waits_for_dropped_guards_and_closes_nothing(fixture: &Fixture) {
-    let (ours, theirs) = (fixture.client_with(fixture.options().ttl(Duration::from_secs(20))), fixture.client());
+    let (ours, theirs) =
+        (fixture.client_with(fixture.options().ttl(Duration::from_secs(20))), fixture.client());
     for name in ["x", "y", "z"] {
         drop(fixture.mutex(&ours, name).await.lock().await.expect("a free lock"));
     }
