@@ -10,6 +10,7 @@
 //! | [`store`] | the `Store` trait, subscriptions, and the in-memory store |
 //! | [`cas`] | locks on servers with compare-and-swap |
 //! | [`net`] | TLS, deadlines and backoff for stores on servers |
+//! | [`platform`] | what differs between operating systems |
 //! | [`runtime`] | the only access to time, randomness, tasks and timers |
 //! | [`error`], [`name`], [`owner`], [`credentials`] | types that the public API shares |
 //! | [`events`] | `tracing` events that never delay a lease |
@@ -28,6 +29,7 @@ pub mod net;
 pub mod owner;
 pub mod parse;
 pub mod planted;
+pub mod platform;
 pub mod protocol;
 pub mod runtime;
 pub mod store;

@@ -12,6 +12,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_perc
 
 use crate::error::{Error, Result};
 use crate::name::Quoted;
+use crate::platform;
 use crate::runtime::Runtime;
 
 /// The holder of a lock: `user/label@host:pid/id`.
@@ -99,8 +100,8 @@ impl Owner {
         &self.0
     }
 
-    /// The user of the process that created it: `LOGNAME` or `USER` from its environment, or else the numeric
-    /// user id. Only the characters `A-Z a-z 0-9 . _ -` are kept, at most 64.
+    /// The user of the process that created it: `LOGNAME` or `USER` from its environment, or else the name
+    /// in the system's list of users, or the numeric id. Only the characters `A-Z a-z 0-9 . _ -` are kept, at most 64.
     ///
     /// ```
     /// # let owner = tenure::Owner::new("nightly")?;
@@ -298,19 +299,12 @@ pub fn check_text(what: &str, text: &str) -> Result<()> {
 }
 
 /// The host name, reduced to the characters allowed in an owner.
-static HOST: LazyLock<String> = LazyLock::new(|| {
-    let name = rustix::system::uname();
-    name.nodename().to_string_lossy().chars().filter(|char| in_host(*char)).take(MAX_HOST).collect()
-});
+static HOST: LazyLock<String> =
+    LazyLock::new(|| platform::host().chars().filter(|char| in_host(*char)).take(MAX_HOST).collect());
 
-/// The user of this process. The environment answers at once, whereas the system's user directory may be
-/// across a network.
+/// The user of this process, reduced to the characters allowed in an owner.
 static USER: LazyLock<String> = LazyLock::new(|| {
-    let said =
-        |name| std::env::var(name).ok().map(|user| fitting_user(&user)).filter(|user| !user.is_empty());
-    said("LOGNAME")
-        .or_else(|| said("USER"))
-        .unwrap_or_else(|| rustix::process::geteuid().as_raw().to_string())
+    platform::users().map(|user| fitting_user(&user)).find(|user| !user.is_empty()).unwrap_or_default()
 });
 
 /// Leading hyphens are removed, because an owner may be an argument of a command.

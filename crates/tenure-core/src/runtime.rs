@@ -19,12 +19,12 @@ use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::future::BoxFuture;
-use rustix::time::{ClockId, clock_gettime};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
 use crate::events::Events;
 use crate::moment::Moment;
+use crate::platform::boot_clock;
 
 #[cfg(feature = "testing")]
 pub use callers::Callers;
@@ -168,7 +168,7 @@ const RECHECK: Duration = Duration::from_secs(1);
 
 impl Runtime for Driver {
     fn now(&self) -> Moment {
-        boottime()
+        boot_clock()
     }
 
     fn unix_micros(&self) -> u64 {
@@ -211,7 +211,7 @@ impl Timers {
         let (handle, is_over) = (self.handle.clone(), Arc::clone(&self.is_over));
         Box::pin(async move {
             loop {
-                let left = at.since(boottime());
+                let left = at.since(boot_clock());
                 if left.is_zero() {
                     return;
                 }
@@ -242,7 +242,7 @@ impl Timers {
 
 impl Runtime for OfCaller {
     fn now(&self) -> Moment {
-        boottime()
+        boot_clock()
     }
 
     fn unix_micros(&self) -> u64 {
@@ -286,11 +286,6 @@ impl fmt::Debug for Driver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Driver").field("thread", &self.thread).finish_non_exhaustive()
     }
-}
-
-fn boottime() -> Moment {
-    let now = clock_gettime(ClockId::Boottime);
-    Moment(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
 }
 
 /// The wall clock in microseconds since 1970; 0 for earlier times.

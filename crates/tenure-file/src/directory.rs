@@ -7,7 +7,7 @@ use std::cell::{Cell, RefCell};
 use std::fs::DirBuilder;
 use std::io;
 use std::ops::Deref;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
@@ -15,15 +15,15 @@ use std::sync::{Arc, OnceLock};
 
 use rustix::buffer::spare_capacity;
 use rustix::fs::{
-    AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, RenameFlags, Stat, chmodat, flock, fstat,
-    ftruncate, openat, renameat, renameat_with, statat, unlinkat,
+    AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, Stat, chmodat, flock, fstat, ftruncate, openat,
+    renameat, statat, unlinkat,
 };
 use rustix::io::{Errno, pread, pwrite, read, write};
 
 use super::error::{failed, unusable};
 use super::names::{HolderId, RecordId, socket_name};
 use super::record::{Damage, FileRecord, Ledger, MAX_BYTES};
-use super::system::{boot_id, errno, warn_of_network};
+use super::system::{boot_id, by_descriptor, errno, exchange, warn_of_network};
 use tenure_core::planted::crash_point;
 use tenure_core::store::Failure;
 
@@ -156,10 +156,11 @@ impl Directory {
 
     /// The guard, opened once more for [`HeldGuard::wait`].
     pub(super) fn guard_to_wait_for(&self) -> Option<HeldGuard> {
-        let path = format!("/proc/self/fd/{}", self.guard.as_raw_fd());
-        // Read-only, because closing a file that was open for writing notifies every process that watches the
+        // `enter` finds out if another file stands there by now. Read-only, because closing a file that was open for writing notifies every process that watches the
         // directory.
-        rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok().map(HeldGuard)
+        rustix::fs::open(self.by_descriptor(GUARD), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+            .ok()
+            .map(HeldGuard)
     }
 
     /// Enters with the flock that was waited for, or takes the guard if it is free. Never blocks.
@@ -301,7 +302,8 @@ impl Directory {
     /// Modification times of the directory (a file was created, renamed or removed), of the guard (a token
     /// was issued) and of the waiter file in use.
     pub(super) fn modified(&self) -> Option<[(i64, u64); 3]> {
-        let time_of = |file: &OwnedFd| fstat(file).map(|stat| (stat.st_mtime, stat.st_mtime_nsec));
+        #[allow(clippy::unnecessary_cast, reason = "other systems have other types")]
+        let time_of = |file: &OwnedFd| fstat(file).map(|stat| (stat.st_mtime as i64, stat.st_mtime_nsec as u64));
         let waiters = self.waiters.borrow().as_ref().and_then(|(_, file)| time_of(file).ok());
         Some([time_of(&self.dir).ok()?, time_of(&self.guard).ok()?, waiters.unwrap_or_default()])
     }
@@ -351,7 +353,7 @@ impl Directory {
     /// A path to a file of this directory that fits into a socket address and stays valid if the directory is
     /// moved or replaced.
     pub(super) fn by_descriptor(&self, name: &str) -> String {
-        format!("/proc/self/fd/{}/{name}", self.dir.as_raw_fd())
+        by_descriptor(&self.dir, &self.path, name)
     }
 
     /// The boot whose clock counts this directory's leases.
@@ -424,9 +426,7 @@ impl Inside<'_> {
         crash_point();
         // Exchange the two files, so that the old record becomes the next temp file.
         let exchanged = match over {
-            Replaced::Record => {
-                renameat_with(&self.dir, TEMP, &self.dir, file, RenameFlags::EXCHANGE).is_ok()
-            }
+            Replaced::Record => exchange(&self.dir, TEMP, file),
             Replaced::Nothing => false,
         };
         match exchanged {
@@ -608,8 +608,9 @@ impl Inside<'_> {
     }
 }
 
+#[allow(clippy::unnecessary_cast, reason = "other systems have other types")]
 fn place_of(stat: &Stat) -> (u64, u64) {
-    (stat.st_dev, stat.st_ino)
+    (stat.st_dev as u64, stat.st_ino as u64)
 }
 
 impl Deref for Inside<'_> {

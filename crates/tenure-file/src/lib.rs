@@ -57,6 +57,7 @@ mod called;
 mod directory;
 mod error;
 mod holders;
+mod inotify;
 mod life;
 mod line;
 mod lock;

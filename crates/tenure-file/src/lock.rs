@@ -6,7 +6,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use rustix::fs::{FallocateFlags, FileType, fallocate, fstat};
+use rustix::fs::{FileType, fstat};
 use rustix::io::{Errno, pread, pwrite};
 
 use super::bindings::Bindings;
@@ -15,6 +15,7 @@ use super::error::{failed, unusable};
 use super::line::{LEFT, Span, Standing, name};
 use super::names::RecordId;
 use super::record::{FULL_BYTES, FileRecord};
+use super::system::punch_hole;
 use tenure_core::owner::Owner;
 use tenure_core::planted::crash_point;
 use tenure_core::protocol::queue::Queue;
@@ -418,7 +419,6 @@ fn append(inside: &Inside<'_>, id: RecordId, span: &mut Span, mut new: Standing)
 fn give_back(inside: &Inside<'_>, id: RecordId, before: u64, span: Span) {
     let unused = span.from / WASTE_BYTES * WASTE_BYTES;
     if unused > 0 && before / WASTE_BYTES != span.from / WASTE_BYTES {
-        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let _ = inside.open_line(id, false).and_then(|file| fallocate(&file, punch, 0, unused));
+        let _ = inside.open_line(id, false).map(|file| punch_hole(&file, unused));
     }
 }

@@ -1,58 +1,182 @@
-//! The boot id, the clock offset and the file system type.
+//! What a directory needs of the operating system: the identity of a boot, holes, exchanges, file systems.
+//!
+//! On Linux each has a call of its own. Other systems share one portable variant, which
+//! `--cfg tenure_portable` selects on Linux too, so that what runs there is tested here.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::OnceLock;
 
+use rustix::fs::StatFs;
 use rustix::io::Errno;
 
-use super::error::{failed, shown, unusable};
+use super::error::shown;
 use tenure_core::events::{event, text};
-use tenure_core::store::{Failure, SETUP};
+use tenure_core::store::SETUP;
 
-const BOOT: &str = "/proc/sys/kernel/random/boot_id";
-const OFFSETS: &str = "/proc/self/timens_offsets";
-const TIME_NAMESPACES: [&str; 2] = ["/proc/self/ns/time", "/proc/self/ns/time_for_children"];
+#[cfg(all(target_os = "linux", not(tenure_portable)))]
+pub(super) use linux::{boot_clock_offset_ms, boot_id, by_descriptor, exchange, punch_hole, unread_messages};
+#[cfg(not(all(target_os = "linux", not(tenure_portable))))]
+pub(super) use portable::{
+    boot_clock_offset_ms, boot_id, by_descriptor, exchange, punch_hole, unread_messages,
+};
 
-/// Identifies this boot of the machine or container.
-pub(super) fn boot_id() -> Result<String, Failure> {
-    let path = Path::new(BOOT);
-    let text =
-        std::fs::read_to_string(path).map_err(|error| failed("read the boot id", path, errno(&error)))?;
-    let id = text.trim();
-    // Fixed length, so that the guard file can be overwritten in place.
-    if id.len() != 36 || !id.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-') {
-        return Err(unusable(path, "holds no boot id: mount the system's own /proc"));
+#[cfg(all(target_os = "linux", not(tenure_portable)))]
+mod linux {
+    //! Calls of Linux alone.
+
+    use std::os::fd::{AsRawFd, OwnedFd};
+    use std::path::Path;
+    use std::sync::OnceLock;
+
+    use rustix::fs::{FallocateFlags, RenameFlags, fallocate, renameat_with};
+
+    use super::super::error::{failed, unusable};
+    use super::errno;
+    use tenure_core::store::Failure;
+
+    const BOOT: &str = "/proc/sys/kernel/random/boot_id";
+    const OFFSETS: &str = "/proc/self/timens_offsets";
+    const TIME_NAMESPACES: [&str; 2] = ["/proc/self/ns/time", "/proc/self/ns/time_for_children"];
+
+    /// Identifies this boot of the machine or container.
+    pub(crate) fn boot_id() -> Result<String, Failure> {
+        let path = Path::new(BOOT);
+        let text =
+            std::fs::read_to_string(path).map_err(|error| failed("read the boot id", path, errno(&error)))?;
+        let id = text.trim();
+        // Fixed length, so that the guard file can be overwritten in place.
+        if id.len() != 36 || !id.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-') {
+            return Err(unusable(path, "holds no boot id: mount the system's own /proc"));
+        }
+        Ok(id.to_owned())
     }
-    Ok(id.to_owned())
+
+    /// Milliseconds by which this process's boot clock is ahead of the machine's. Each time namespace has its own
+    /// offset, and processes of several namespaces may share a directory.
+    pub(crate) fn boot_clock_offset_ms() -> i64 {
+        // The file describes the children's namespace, which differs from the process's own only between
+        // `unshare` and `exec`.
+        let [own, children] = TIME_NAMESPACES.map(|path| std::fs::read_link(path).ok());
+        let text = if own == children { std::fs::read_to_string(OFFSETS).ok() } else { None };
+        text.and_then(|text| offset_ms(&text)).unwrap_or(0)
+    }
+
+    /// Parses the boot clock's offset: lines of `CLOCK SECONDS NANOSECONDS`.
+    fn offset_ms(text: &str) -> Option<i64> {
+        let boot_clock = text.lines().find(|line| line.starts_with("boottime"))?;
+        let mut numbers = boot_clock.split_whitespace().skip(1).map(|number| number.parse::<i64>().ok());
+        let (seconds, nanos) = (numbers.next()??, numbers.next()??);
+        seconds.checked_mul(1_000)?.checked_add(nanos / 1_000_000)
+    }
+
+    /// Messages a socket queues before the kernel refuses more.
+    pub(crate) fn unread_messages() -> usize {
+        static UNREAD: OnceLock<usize> = OnceLock::new();
+        *UNREAD.get_or_init(|| {
+            let text = std::fs::read_to_string("/proc/sys/net/unix/max_dgram_qlen").ok();
+            // The default on Linux.
+            text.and_then(|text| text.trim().parse().ok()).unwrap_or(10)
+        })
+    }
+
+    /// A path to a file of the directory that fits into a socket address and stays valid if the directory is moved
+    /// or replaced.
+    pub(crate) fn by_descriptor(dir: &OwnedFd, _: &Path, name: &str) -> String {
+        format!("/proc/self/fd/{}/{name}", dir.as_raw_fd())
+    }
+
+    /// Frees the first bytes of a file, where the file system can.
+    pub(crate) fn punch_hole(file: &OwnedFd, bytes: u64) {
+        let _ = fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, bytes);
+    }
+
+    /// Swaps two files of a directory; false where the file system cannot.
+    pub(crate) fn exchange(dir: &OwnedFd, one: &str, other: &str) -> bool {
+        renameat_with(dir, one, dir, other, RenameFlags::EXCHANGE).is_ok()
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+
+        #[test]
+        fn the_offset_of_the_boot_clock_is_read_to_the_millisecond() {
+            let said = |text| offset_ms(text);
+            assert_eq!(
+                said("monotonic           7         0\nboottime        86400  25000000\n"),
+                Some(86_400_025)
+            );
+            assert_eq!(said("monotonic 0 0\nboottime         -100         0\n"), Some(-100_000));
+            assert_eq!(said("monotonic 0 0\n"), None);
+            assert_eq!(said("boottime x 0\n"), None);
+            assert_eq!(said("boottime 9223372036854775807 0\n"), None);
+        }
+    }
 }
 
-/// Milliseconds by which this process's boot clock is ahead of the machine's. Each time namespace has its own
-/// offset, and processes of several namespaces may share a directory.
-pub(super) fn boot_clock_offset_ms() -> i64 {
-    // The file describes the children's namespace, which differs from the process's own only between
-    // `unshare` and `exec`.
-    let [own, children] = TIME_NAMESPACES.map(|path| std::fs::read_link(path).ok());
-    let text = if own == children { std::fs::read_to_string(OFFSETS).ok() } else { None };
-    text.and_then(|text| offset_ms(&text)).unwrap_or(0)
-}
+#[cfg(not(all(target_os = "linux", not(tenure_portable))))]
+mod portable {
+    //! What each system has that has `flock` and local sockets.
 
-/// Parses the boot clock's offset: lines of `CLOCK SECONDS NANOSECONDS`.
-fn offset_ms(text: &str) -> Option<i64> {
-    let boot_clock = text.lines().find(|line| line.starts_with("boottime"))?;
-    let mut numbers = boot_clock.split_whitespace().skip(1).map(|number| number.parse::<i64>().ok());
-    let (seconds, nanos) = (numbers.next()??, numbers.next()??);
-    seconds.checked_mul(1_000)?.checked_add(nanos / 1_000_000)
-}
+    use std::os::fd::OwnedFd;
+    use std::path::Path;
+    use std::process::Command;
 
-/// Messages a socket queues before the kernel refuses more.
-pub(super) fn unread_messages() -> usize {
-    static UNREAD: OnceLock<usize> = OnceLock::new();
-    *UNREAD.get_or_init(|| {
-        let text = std::fs::read_to_string("/proc/sys/net/unix/max_dgram_qlen").ok();
-        // The default on Linux.
-        text.and_then(|text| text.trim().parse().ok()).unwrap_or(10)
-    })
+    use super::super::error::unusable;
+    use tenure_core::store::Failure;
+
+    /// The variable that identifies a boot: 36 characters on macOS, 32 on FreeBSD since 14.
+    #[cfg(target_vendor = "apple")]
+    const BOOT: &str = "kern.bootsessionuuid";
+    #[cfg(not(any(target_vendor = "apple", target_os = "linux")))]
+    const BOOT: &str = "kern.boot_id";
+
+    /// Identifies this boot of the machine.
+    #[cfg(not(target_os = "linux"))]
+    pub(crate) fn boot_id() -> Result<String, Failure> {
+        let said = Command::new("/sbin/sysctl").args(["-n", BOOT]).output();
+        let said =
+            said.map(|said| String::from_utf8_lossy(&said.stdout).trim().to_owned()).unwrap_or_default();
+        fitted(&said).ok_or_else(|| unusable(Path::new("/sbin/sysctl"), &format!("does not tell {BOOT}")))
+    }
+
+    /// On Linux only to be tested there.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn boot_id() -> Result<String, Failure> {
+        let said = Command::new("cat").arg("/proc/sys/kernel/random/boot_id").output();
+        let said =
+            said.map(|said| String::from_utf8_lossy(&said.stdout).trim().to_owned()).unwrap_or_default();
+        fitted(&said).ok_or_else(|| unusable(Path::new("/proc"), "has no boot id"))
+    }
+
+    /// As the guard file has it: 36 characters, so that it can be overwritten in place.
+    fn fitted(said: &str) -> Option<String> {
+        let is_id = said.len() >= 32 && said.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
+        is_id.then(|| format!("{said:0<36.36}"))
+    }
+
+    /// No other system has time namespaces.
+    pub(crate) fn boot_clock_offset_ms() -> i64 {
+        0
+    }
+
+    /// Messages a socket queues before the system refuses more, at least.
+    pub(crate) fn unread_messages() -> usize {
+        10
+    }
+
+    /// A path to a file of the directory, for calls that take no descriptor.
+    pub(crate) fn by_descriptor(_: &OwnedFd, path: &Path, name: &str) -> String {
+        path.join(name).to_string_lossy().into_owned()
+    }
+
+    /// Frees the first bytes of a file, where that can be done.
+    pub(crate) fn punch_hole(_: &OwnedFd, _bytes: u64) {}
+
+    /// Swaps two files of a directory; false where the system cannot.
+    pub(crate) fn exchange(_: &OwnedFd, _one: &str, _other: &str) -> bool {
+        false
+    }
 }
 
 pub(super) fn errno(error: &std::io::Error) -> Errno {
@@ -61,6 +185,7 @@ pub(super) fn errno(error: &std::io::Error) -> Errno {
 
 /// Network file systems. Their locks and renames lack the guarantees this store relies on, and the machines
 /// that share them have different clocks.
+#[cfg(target_os = "linux")]
 const NETWORK: [(u32, &str); 13] = [
     (0x6969, "NFS"),
     (0x517b, "SMB"),
@@ -78,6 +203,7 @@ const NETWORK: [(u32, &str); 13] = [
 ];
 
 /// FUSE, possibly backed by a network, as with sshfs.
+#[cfg(target_os = "linux")]
 const FUSE: u32 = 0x6573_5546;
 
 /// The type of the file system at a path, if it may be shared with other machines.
@@ -85,10 +211,22 @@ const FUSE: u32 = 0x6573_5546;
 /// # Errors
 /// Any error of `statfs`.
 pub fn shared_file_system(path: &Path) -> std::io::Result<Option<&'static str>> {
-    let magic = rustix::fs::statfs(path)?.f_type as u32;
-    Ok(if magic == FUSE { Some("FUSE") } else { network(magic) })
+    Ok(shared(&rustix::fs::statfs(path)?, true))
 }
 
+#[cfg(target_os = "linux")]
+fn shared(stat: &StatFs, with_fuse: bool) -> Option<&'static str> {
+    let magic = stat.f_type as u32;
+    if magic == FUSE { with_fuse.then_some("FUSE") } else { network(magic) }
+}
+
+/// These systems mark what is on this machine: `MNT_LOCAL` of `sys/mount.h`.
+#[cfg(not(target_os = "linux"))]
+fn shared(stat: &StatFs, _with_fuse: bool) -> Option<&'static str> {
+    (stat.f_flags as u64 & 0x1000 == 0).then_some("a network file system")
+}
+
+#[cfg(target_os = "linux")]
 fn network(magic: u32) -> Option<&'static str> {
     NETWORK.iter().find(|(known, _)| *known == magic).map(|(_, name)| *name)
 }
@@ -96,7 +234,7 @@ fn network(magic: u32) -> Option<&'static str> {
 /// Warns that locks on a network file system do not exclude other machines.
 pub(super) fn warn_of_network(dir: &OwnedFd, path: &Path) {
     let Ok(stat) = rustix::fs::fstatfs(dir) else { return };
-    if let Some(name) = network(stat.f_type as u32) {
+    if let Some(name) = shared(&stat, false) {
         event!(
             WARN,
             target: SETUP,
@@ -108,7 +246,7 @@ pub(super) fn warn_of_network(dir: &OwnedFd, path: &Path) {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
 
@@ -119,18 +257,5 @@ mod tests {
         assert_eq!((network(0xef53), network(0x0102_1994)), (None, None));
         assert_eq!(shared_file_system(Path::new("/proc")).expect("it is there"), None);
         assert!(shared_file_system(Path::new("/no such directory")).is_err());
-    }
-
-    #[test]
-    fn the_offset_of_the_boot_clock_is_read_to_the_millisecond() {
-        let said = |text| offset_ms(text);
-        assert_eq!(
-            said("monotonic           7         0\nboottime        86400  25000000\n"),
-            Some(86_400_025)
-        );
-        assert_eq!(said("monotonic 0 0\nboottime         -100         0\n"), Some(-100_000));
-        assert_eq!(said("monotonic 0 0\n"), None);
-        assert_eq!(said("boottime x 0\n"), None);
-        assert_eq!(said("boottime 9223372036854775807 0\n"), None);
     }
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt, select, try_join_all};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpStream, UnixStream, lookup_host};
+use tokio::net::{TcpStream, lookup_host};
 use tokio::sync::{mpsc, oneshot};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
@@ -29,6 +29,7 @@ use tenure_core::events::{event, text};
 use tenure_core::moment::Moment;
 use tenure_core::net::Stream;
 use tenure_core::net::by;
+use tenure_core::platform::connect_local;
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{Failure, SETUP};
 use tenure_core::sync::Locked;
@@ -198,7 +199,7 @@ impl PrimaryConnector {
         match address {
             ServerAddress::Socket(directory, port) => {
                 let path = directory.join(format!(".s.PGSQL.{port}"));
-                Ok(Box::pin(UnixStream::connect(path).await?))
+                connect_local(&path).await
             }
             ServerAddress::Tcp(host, port) => {
                 let addresses: Vec<_> = lookup_host((&**host, *port)).await?.collect();

@@ -35,7 +35,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 }
 
 async fn both(locks: &Locks, from: &str, to: &str) -> Result<MultiGuard, Box<dyn Error>> {
-    let both = Multi::new([account(locks, from)?.into(), account(locks, to)?.into()])?;
+    let both = Multi::new([account(locks, from)?, account(locks, to)?])?;
     let guards = both.try_lock_for(Duration::from_secs(30)).await?;
     guards.ok_or_else(|| "another process has had these accounts for 30 s".into())
 }

@@ -123,6 +123,21 @@ impl Guard {
         self.lease().fence
     }
 
+    /// The [token](Self::fence) as SQL drivers take it, for a column of type `BIGINT`. No store issues a token
+    /// of 2^63 or more.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// # let guard = locks.mutex("nightly")?.lock().await?;
+    /// assert_eq!(u64::try_from(guard.fence_i64()), Ok(guard.fence()));
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    #[must_use]
+    pub fn fence_i64(&self) -> i64 {
+        self.fence().cast_signed()
+    }
+
     /// Time until [`lost`](Self::lost) would resolve if no further renewal succeeded; zero once it has
     /// resolved.
     ///
@@ -603,6 +618,11 @@ pub(crate) fn settled<T>(value: T, released: Result<()>) -> Result<T, RunError<T
 
 impl fmt::Debug for Guard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Guard").field("name", &self.name).field("held", &self.held).finish_non_exhaustive()
+        let mut shown = f.debug_struct("Guard");
+        shown
+            .field("name", &self.name)
+            .field("kind", &self.lease().spec.kind())
+            .field("fence", &self.fence());
+        shown.field("remaining", &self.remaining()).finish()
     }
 }

@@ -156,6 +156,7 @@ pub use uses::value::Json;
 pub mod diagnosis {
     #[cfg(feature = "etcd")]
     pub use tenure_etcd::shown as etcd_shown;
+    #[cfg(unix)]
     pub use tenure_file::shared_file_system;
     #[cfg(feature = "postgres")]
     pub use tenure_postgres::{Diagnosis, diagnose_postgres, postgres_url_shown};
@@ -195,6 +196,7 @@ pub mod internals {
         pub use tenure_core::cas;
         #[cfg(feature = "etcd")]
         pub use tenure_etcd as etcd;
+        #[cfg(unix)]
         pub use tenure_file as file;
         #[cfg(feature = "postgres")]
         pub use tenure_postgres as postgres;

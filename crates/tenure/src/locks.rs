@@ -1,3 +1,4 @@
+use std::fmt;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +15,7 @@ use crate::guard::Guard;
 use crate::handle::{LockHandle, changed};
 use crate::hold_id::HoldId;
 use crate::metrics::Snapshot;
+use crate::multi::Multi;
 use crate::mutex::Mutex;
 use crate::name::LockName;
 use crate::open::open;
@@ -61,7 +63,7 @@ use crate::uses::stop::{self, StopRequest};
 /// guard.release().await?;
 /// # Ok::<(), tenure::Error>(()) }).unwrap();
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 #[must_use = "options are for the returned `Locks` only"]
 pub struct Locks {
     shared: Arc<EngineHandle>,
@@ -71,6 +73,12 @@ pub struct Locks {
 /// The shared state is consistent at all times: a std mutex poisoned by a panic is used as it stands.
 impl UnwindSafe for Locks {}
 impl RefUnwindSafe for Locks {}
+
+impl fmt::Debug for Locks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Locks").field("url", &self.url()).field("options", &self.options).finish()
+    }
+}
 
 impl Locks {
     /// Opens a store and checks that it answers.
@@ -354,6 +362,24 @@ impl Locks {
     /// lock, or this name, such as a cluster where the name and its token counter cannot share a slot.
     pub fn mutex(&self, name: impl TryInto<LockName, Error: Into<Error>>) -> Result<Mutex> {
         self.handle(checked(name)?, LockSpec::Mutex, None).map(Mutex)
+    }
+
+    /// Several mutexes, all or none: see [`Multi`].
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// let guards = locks.multi(["account:3", "account:7"])?.lock().await?;
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// As [`mutex`](Self::mutex) and [`Multi::new`].
+    pub fn multi(
+        &self,
+        names: impl IntoIterator<Item: TryInto<LockName, Error: Into<Error>>>,
+    ) -> Result<Multi> {
+        Multi::new(names.into_iter().map(|name| self.mutex(name)).collect::<Result<Vec<_>>>()?)
     }
 
     /// A lock with one holder at a time, first come, first served: see [`FairMutex`].

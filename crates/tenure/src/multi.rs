@@ -34,16 +34,16 @@ use crate::run_error::RunError;
 /// ```
 /// # tenure::block_on(async {
 /// use std::time::Duration;
-/// use tenure::{Locks, Multi};
+/// use tenure::Locks;
 ///
 /// let locks = Locks::memory();
-/// let both = Multi::new([locks.mutex("account:7")?.into(), locks.mutex("account:3")?.into()])?;
+/// let both = locks.multi(["account:7", "account:3"])?;
 /// let Some(guards) = both.try_lock_for(Duration::from_secs(2)).await? else { return Ok(()) };
 /// assert_eq!(guards[0].name().as_str(), "account:7"); // as given, not as sorted
 /// guards.release().await?;
 /// # Ok::<(), tenure::Error>(()) }).unwrap();
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Multi {
     parts: Vec<Part>,
     /// Indexes of the parts in the order of acquisition.
@@ -92,16 +92,23 @@ impl fmt::Debug for Part {
     }
 }
 
+impl fmt::Debug for Multi {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(&self.parts).finish()
+    }
+}
+
 impl Multi {
-    /// Combines these locks.
+    /// Combines these locks. Locks of several kinds are [parts](Part); for mutexes there is
+    /// [`Locks::multi`](crate::Locks::multi).
     ///
     /// ```
     /// # tenure::block_on(async {
     /// # let locks = tenure::Locks::memory();
     /// use tenure::Multi;
     ///
-    /// let both = Multi::new([locks.mutex("a")?.into(), locks.mutex("b")?.into()])?;
-    /// let twice = [locks.mutex("a")?.into(), locks.mutex("a")?.into()];
+    /// let both = Multi::new([locks.mutex("a")?, locks.mutex("b")?])?;
+    /// let twice = [locks.mutex("a")?, locks.mutex("a")?];
     /// assert!(Multi::new(twice).unwrap_err().is_invalid());
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```
@@ -109,8 +116,8 @@ impl Multi {
     /// # Errors
     /// `is_invalid` if the list is empty or two locks have the same name, even on different stores, because
     /// two handles may refer to the same store.
-    pub fn new(parts: impl IntoIterator<Item = Part>) -> Result<Self> {
-        let parts: Vec<Part> = parts.into_iter().collect();
+    pub fn new(parts: impl IntoIterator<Item: Into<Part>>) -> Result<Self> {
+        let parts: Vec<Part> = parts.into_iter().map(Into::into).collect();
         if parts.is_empty() {
             return Err(Error::invalid("a multi-lock needs at least one lock"));
         }
@@ -127,9 +134,9 @@ impl Multi {
     ///
     /// ```
     /// # tenure::block_on(async {
-    /// # use tenure::{Locks, Multi};
+    /// # use tenure::Locks;
     /// # let locks = Locks::memory();
-    /// # let both = Multi::new([locks.mutex("a")?.into(), locks.mutex("b")?.into()])?;
+    /// # let both = locks.multi(["a", "b"])?;
     /// let guards = both.lock().await?;
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```
@@ -151,9 +158,9 @@ impl Multi {
     ///
     /// ```
     /// # tenure::block_on(async {
-    /// # use tenure::{Locks, Multi};
+    /// # use tenure::Locks;
     /// # let locks = Locks::memory();
-    /// # let both = Multi::new([locks.mutex("a")?.into(), locks.mutex("b")?.into()])?;
+    /// # let both = locks.multi(["a", "b"])?;
     /// let Some(guards) = both.try_lock().await? else { return Ok(()) }; // one is busy
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```
@@ -171,9 +178,9 @@ impl Multi {
     ///
     /// ```
     /// # tenure::block_on(async {
-    /// # use tenure::{Locks, Multi};
+    /// # use tenure::Locks;
     /// # let locks = Locks::memory();
-    /// # let both = Multi::new([locks.mutex("a")?.into(), locks.mutex("b")?.into()])?;
+    /// # let both = locks.multi(["a", "b"])?;
     /// use std::time::Duration;
     ///
     /// let guards = both.try_lock_for(Duration::from_secs(2)).await?;
@@ -288,18 +295,23 @@ fn lost<'a>(guards: impl Iterator<Item = &'a Guard>) -> Lost {
 /// # tenure::block_on(async {
 /// # use tenure::{Locks, Multi};
 /// # let locks = Locks::memory();
-/// # let both = Multi::new([locks.mutex("a")?.into(), locks.mutex("b")?.into()])?;
+/// # let both = locks.multi(["a", "b"])?;
 /// let guards = both.lock().await?;
 /// let tokens: Vec<u64> = guards.iter().map(|guard| guard.fence()).collect();
 /// guards.release().await?;
 /// # assert_eq!(tokens.len(), 2);
 /// # Ok::<(), tenure::Error>(()) }).unwrap();
 /// ```
-#[derive(Debug)]
 #[must_use = "the locks are released when their guard is dropped"]
 pub struct MultiGuard {
     guards: Vec<Guard>,
     order: Vec<usize>,
+}
+
+impl fmt::Debug for MultiGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(&self.guards).finish()
+    }
 }
 
 impl Deref for MultiGuard {
@@ -315,9 +327,9 @@ impl MultiGuard {
     ///
     /// ```
     /// # tenure::block_on(async {
-    /// # use tenure::{Locks, Multi};
+    /// # use tenure::Locks;
     /// # let locks = Locks::memory();
-    /// # let both = Multi::new([locks.mutex("a")?.into(), locks.mutex("b")?.into()])?;
+    /// # let both = locks.multi(["a", "b"])?;
     /// # let guards = both.lock().await?;
     /// let lost = guards.lost();
     /// guards.release().await?;
@@ -333,9 +345,9 @@ impl MultiGuard {
     ///
     /// ```
     /// # tenure::block_on(async {
-    /// # use tenure::{Locks, Multi};
+    /// # use tenure::Locks;
     /// # let locks = Locks::memory();
-    /// # let both = Multi::new([locks.mutex("a")?.into(), locks.mutex("b")?.into()])?;
+    /// # let both = locks.multi(["a", "b"])?;
     /// # let guards = both.lock().await?;
     /// assert!(guards.remaining() > std::time::Duration::ZERO);
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
@@ -348,9 +360,9 @@ impl MultiGuard {
     ///
     /// ```
     /// # tenure::block_on(async {
-    /// # use tenure::{Locks, Multi};
+    /// # use tenure::Locks;
     /// # let locks = Locks::memory();
-    /// # let both = Multi::new([locks.mutex("a")?.into(), locks.mutex("b")?.into()])?;
+    /// # let both = locks.multi(["a", "b"])?;
     /// # let guards = both.lock().await?;
     /// assert!(guards.is_held());
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
@@ -367,9 +379,9 @@ impl MultiGuard {
     ///
     /// ```
     /// # tenure::block_on(async {
-    /// # use tenure::{Locks, Multi};
+    /// # use tenure::Locks;
     /// # let locks = Locks::memory();
-    /// # let both = Multi::new([locks.mutex("a")?.into(), locks.mutex("b")?.into()])?;
+    /// # let both = locks.multi(["a", "b"])?;
     /// # let guards = both.lock().await?;
     /// guards.verify().await?; // all are still held
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
@@ -388,9 +400,9 @@ impl MultiGuard {
     ///
     /// ```
     /// # tenure::block_on(async {
-    /// # use tenure::{Locks, Multi};
+    /// # use tenure::Locks;
     /// # let locks = Locks::memory();
-    /// # let both = Multi::new([locks.mutex("a")?.into(), locks.mutex("b")?.into()])?;
+    /// # let both = locks.multi(["a", "b"])?;
     /// # let guards = both.lock().await?;
     /// guards.release().await?;
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
@@ -414,9 +426,9 @@ impl MultiGuard {
     ///
     /// ```
     /// # tenure::block_on(async {
-    /// # use tenure::{Locks, Multi};
+    /// # use tenure::Locks;
     /// # let locks = Locks::memory();
-    /// # let both = Multi::new([locks.mutex("a")?.into(), locks.mutex("b")?.into()])?;
+    /// # let both = locks.multi(["a", "b"])?;
     /// let mut guards = both.lock().await?.into_guards();
     /// drop(guards.remove(0)); // the first is released, the second is held
     /// assert_eq!(guards[0].name().as_str(), "b");
@@ -436,9 +448,9 @@ impl MultiGuard {
     ///
     /// ```
     /// # tenure::block_on(async {
-    /// # use tenure::{Locks, Multi};
+    /// # use tenure::Locks;
     /// # let locks = Locks::memory();
-    /// let both = Multi::new([locks.mutex("a")?.into(), locks.mutex("b")?.into()])?;
+    /// let both = locks.multi(["a", "b"])?;
     /// let both = both.lock().await?;
     /// let tokens = both.run(async |guards| [guards[0].fence(), guards[1].fence()]).await?;
     /// # assert!(tokens.iter().all(|token| *token > 0));
@@ -459,9 +471,9 @@ impl MultiGuard {
     ///
     /// ```
     /// # tenure::block_on(async {
-    /// # use tenure::{Locks, Multi};
+    /// # use tenure::Locks;
     /// # let locks = Locks::memory();
-    /// let both = Multi::new([locks.mutex("a")?.into(), locks.mutex("b")?.into()])?;
+    /// let both = locks.multi(["a", "b"])?;
     /// assert_eq!(both.lock().await?.run_future(async { 17 }).await?, 17);
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```

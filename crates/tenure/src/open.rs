@@ -14,7 +14,7 @@ use crate::quorum::Quorum;
 /// The table of URLs: each store is one line.
 const STORES: &[StoreEntry] = &[
     StoreEntry { takes: |scheme| scheme == "memory", open: memory::open, has_login: false },
-    StoreEntry { takes: |scheme| scheme == "file", open: tenure_file::open, has_login: false },
+    StoreEntry { takes: |scheme| scheme == "file", open: file, has_login: false },
     #[cfg(feature = "redis")]
     StoreEntry { takes: tenure_redis::takes, open: redis, has_login: true },
     #[cfg(feature = "postgres")]
@@ -24,6 +24,16 @@ const STORES: &[StoreEntry] = &[
     #[cfg(feature = "zookeeper")]
     StoreEntry { takes: tenure_zookeeper::takes, open: tenure_zookeeper::open, has_login: false },
 ];
+
+#[cfg(unix)]
+use tenure_file::open as file;
+
+/// A directory needs `flock` and sockets.
+#[cfg(not(unix))]
+fn file(_: Opening<'_>) -> Result<Arc<dyn Store>> {
+    let message = "store file is not supported on this system: use a store on a server, such as redis://HOST";
+    Err(Error::unsupported(&"file".into(), message.to_owned()))
+}
 
 /// A store on Redis, or a quorum of several.
 #[cfg(feature = "redis")]

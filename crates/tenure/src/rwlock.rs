@@ -279,9 +279,9 @@ impl RwLock {
     /// ```
     /// # tenure::block_on(async {
     /// # let locks = tenure::Locks::memory();
-    /// use tenure::Multi;
+    /// use tenure::{Multi, Part};
     ///
-    /// let both = Multi::new([locks.rwlock("config")?.for_read(), locks.mutex("deploy")?.into()])?;
+    /// let both = Multi::new([locks.rwlock("config")?.for_read(), locks.mutex("deploy")?.into()] as [Part; 2])?;
     /// let guards = both.lock().await?;
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```
@@ -294,9 +294,9 @@ impl RwLock {
     /// ```
     /// # tenure::block_on(async {
     /// # let locks = tenure::Locks::memory();
-    /// use tenure::Multi;
+    /// use tenure::{Multi, Part};
     ///
-    /// let both = Multi::new([locks.rwlock("config")?.for_write(), locks.mutex("deploy")?.into()])?;
+    /// let both = Multi::new([locks.rwlock("config")?.for_write(), locks.mutex("deploy")?.into()] as [Part; 2])?;
     /// let guards = both.lock().await?;
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```

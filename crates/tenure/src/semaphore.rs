@@ -289,9 +289,9 @@ impl Semaphore {
     /// ```
     /// # tenure::block_on(async {
     /// # let locks = tenure::Locks::memory();
-    /// use tenure::Multi;
+    /// use tenure::{Multi, Part};
     ///
-    /// let both = Multi::new([locks.semaphore("render", 5)?.for_permits(2)?, locks.mutex("disk")?.into()])?;
+    /// let both = Multi::new([locks.semaphore("render", 5)?.for_permits(2)?, locks.mutex("disk")?.into()] as [Part; 2])?;
     /// let guards = both.lock().await?;
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```

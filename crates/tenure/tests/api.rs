@@ -11,7 +11,7 @@ use tenure::internals::store::quorum::Quorum;
 use tenure::internals::store::redis::Redis;
 use tenure::internals::{Driver, Runtime, Store};
 use tenure::{
-    Error, ErrorKind, Guard, HoldEnd, Kind, LockName, Locks, Multi, Mutex, Options, Owner, RunError, Share,
+    Error, ErrorKind, Guard, HoldEnd, Kind, LockName, Locks, Mutex, Options, Owner, RunError, Share,
     block_on,
 };
 
@@ -203,8 +203,7 @@ fn a_loss_that_the_release_hears_of_costs_no_value() {
     assert!(failed.to_string().contains("the work was done"), "{failed}");
     assert_eq!(failed.value, Some(17));
 
-    let both = ["x", "y"].map(|name| locks.mutex(name).expect("a name").into());
-    let guards = block_on(Multi::new(both).expect("two").lock()).expect("free locks");
+    let guards = block_on(locks.multi(["x", "y"]).expect("two").lock()).expect("free locks");
     let failed = block_on(guards.run_future(broken("y"))).expect_err("forced");
     assert_eq!(failed.value, Some(17));
     assert!(Error::from(failed).is_lost());

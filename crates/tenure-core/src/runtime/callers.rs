@@ -14,8 +14,9 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::{Runtime, boottime, random_long};
+use super::{Runtime, random_long};
 use crate::moment::Moment;
+use crate::platform::boot_clock;
 use crate::sync::Locked;
 
 /// Initial reading of the clock. Not zero, so that earlier moments can be represented.
@@ -91,8 +92,8 @@ impl Callers {
 
     /// Whether tokio's clock stands still while the machine's advances.
     fn is_paused(&self) -> bool {
-        let (real, shown) = (boottime(), self.elapsed());
-        while boottime().since(real) < Duration::from_micros(1) {}
+        let (real, shown) = (boot_clock(), self.elapsed());
+        while boot_clock().since(real) < Duration::from_micros(1) {}
         self.elapsed() == shown
     }
 

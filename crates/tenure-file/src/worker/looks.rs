@@ -12,10 +12,10 @@ use super::job::{Job, JobRequest};
 use crate::apply::{Applied, now};
 use crate::directory::{Directory, Entered, Inside};
 use crate::holders::HolderFiles;
+use crate::inotify::{DirectoryWatch, WatchEvent};
 use crate::look::{Looked, changed as changed_to, holds_no_more, looked};
 use crate::names::{HolderId, RecordId};
 use crate::sweep::Sweep;
-use crate::watch::{DirectoryWatch, InotifyEvent};
 use tenure_core::events::{event, text};
 use tenure_core::planted::{Bug, planted};
 use tenure_core::protocol::{Answer, Notification};
@@ -45,13 +45,13 @@ impl DirectoryWorker {
         let mut changed = BTreeSet::new();
         for seen in self.watch.as_ref().map(DirectoryWatch::read).unwrap_or_default() {
             match seen {
-                InotifyEvent::Changed(_) if planted(Bug::ChangeUnheard) => {}
-                InotifyEvent::Changed(id) => drop(changed.insert(id)),
-                InotifyEvent::HolderClosed if planted(Bug::DeathUnheard) => {}
-                InotifyEvent::HolderClosed if self.look.is_some() => self.look_after(AFTER_CLOSE),
-                InotifyEvent::HolderClosed => {}
-                InotifyEvent::Replaced => self.replaced(),
-                InotifyEvent::Missed => self.listeners.tell_all(&Notification::Reconnected),
+                WatchEvent::Changed(_) if planted(Bug::ChangeUnheard) => {}
+                WatchEvent::Changed(id) => drop(changed.insert(id)),
+                WatchEvent::HolderClosed if planted(Bug::DeathUnheard) => {}
+                WatchEvent::HolderClosed if self.look.is_some() => self.look_after(AFTER_CLOSE),
+                WatchEvent::HolderClosed => {}
+                WatchEvent::Replaced => self.replaced(),
+                WatchEvent::Missed => self.listeners.tell_all(&Notification::Reconnected),
             }
         }
         let shared = Arc::clone(&self.shared);
@@ -264,6 +264,6 @@ pub(super) fn listen(watch: &mut Option<DirectoryWatch>, directory: &Directory) 
 
 fn new_watch() -> Option<DirectoryWatch> {
     DirectoryWatch::new()
-        .inspect_err(|error| event!(DEBUG, target: "tenure", "directory_not_watched", "the system gives no inotify object", errno = text(error)))
+        .inspect_err(|error| event!(DEBUG, target: "tenure", "directory_not_watched", "the system gives no inotify instance", errno = text(error)))
         .ok()
 }

@@ -31,7 +31,7 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, Either, FutureExt, join3, select};
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use tokio::net::{TcpStream, UnixStream, lookup_host};
+use tokio::net::{TcpStream, lookup_host};
 use tokio::sync::{Notify, oneshot};
 
 use crate::connection::multiplexer::{ConnectionLost, Multiplexer, MultiplexerHandle, PushListener};
@@ -47,6 +47,7 @@ use tenure_core::events::{event, text};
 use tenure_core::moment::Moment;
 pub use tenure_core::net::Stream;
 use tenure_core::net::{by, encrypt, failure_of};
+use tenure_core::platform::connect_local;
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{Failure, Incarnation, SETUP};
 use tenure_core::sync::Locked;
@@ -98,9 +99,9 @@ impl Dial for Network {
                     Dialled { stream: Box::pin(stream), local }
                 }
                 Address::Unix(path) => {
-                    let stream = UnixStream::connect(&path).await?;
+                    let stream = connect_local(&path).await?;
                     let local = path.to_str().map(|path| format!("{path}:0"));
-                    Dialled { stream: Box::pin(stream), local }
+                    Dialled { stream, local }
                 }
             })
         }

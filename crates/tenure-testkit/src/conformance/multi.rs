@@ -4,7 +4,7 @@ use std::future::pending;
 use std::time::Duration;
 
 use futures_util::future::join;
-use tenure::{Multi, Owner};
+use tenure::{Multi, Owner, Part};
 
 use super::Fixture;
 
@@ -12,14 +12,14 @@ use super::Fixture;
 pub async fn all_or_none_are_held(fixture: &Fixture) {
     let (ours, theirs) = (fixture.client(), fixture.client());
     let me = Owner::new("me").expect("an owner");
-    let multi = Multi::new([
+    let parts: [Part; 5] = [
         ours.mutex("d").expect("a name").into(),
         ours.fair_mutex("c").expect("a name").into(),
         ours.reentrant_mutex("b", &me).expect("a name").into(),
         ours.rwlock("a").expect("a name").for_read(),
         ours.semaphore("e", 3).expect("a name").for_permits(2).expect("two of three"),
-    ])
-    .expect("five names");
+    ];
+    let multi = Multi::new(parts).expect("five names");
     let guards = multi.try_lock().await.expect("an answer").expect("free locks");
     let names: Vec<_> = guards.iter().map(|guard| guard.name().as_str()).collect();
     assert_eq!(names, ["d", "c", "b", "a", "e"]);
@@ -41,8 +41,9 @@ pub async fn all_or_none_are_held(fixture: &Fixture) {
     };
     fixture.within(fixture.ttl, freed).await;
     // One name is in use as another kind: an error that also leaves nothing behind.
-    let mismatch =
-        Multi::new([ours.mutex("a").expect("a name").into(), ours.fair_mutex("e").expect("a name").into()]);
+    let parts: [Part; 2] =
+        [ours.mutex("a").expect("a name").into(), ours.fair_mutex("e").expect("a name").into()];
+    let mismatch = Multi::new(parts);
     assert!(mismatch.expect("two names").lock().await.expect_err("another kind").is_mismatch());
     assert!(theirs.inspect("a").await.expect("an answer").is_none());
     busy.release().await.expect("a release");
@@ -54,7 +55,7 @@ pub async fn a_wait_for_several_ends_at_its_limit(fixture: &Fixture) {
     let patient = || fixture.client_with(fixture.options().ttl(Duration::from_secs(20)));
     let (ours, theirs) = (patient(), patient());
     let names = ["a", "b", "c"];
-    let multi = Multi::new(names.map(|name| ours.mutex(name).expect("a name").into())).expect("three names");
+    let multi = ours.multi(names).expect("three names");
     ours.ping().await.expect("a store");
     for held in names {
         let guard = theirs.mutex(held).expect("a name").lock().await.expect("a free lock");
@@ -77,7 +78,7 @@ pub async fn a_wait_for_several_ends_at_its_limit(fixture: &Fixture) {
 /// Twenty times each, without a deadlock.
 pub async fn two_that_want_the_same_in_another_order_both_get_it(fixture: &Fixture) {
     let (ours, theirs) = (fixture.client(), fixture.client());
-    let part = |locks: &tenure::Locks, name| locks.mutex(name).expect("a name").into();
+    let part = |locks: &tenure::Locks, name| locks.mutex(name).expect("a name");
     let one = Multi::new([part(&ours, "a"), part(&ours, "b")]).expect("two names");
     let two = Multi::new([part(&theirs, "b"), part(&theirs, "a")]).expect("two names");
     let many = async |multi: &Multi| {
@@ -91,7 +92,7 @@ pub async fn two_that_want_the_same_in_another_order_both_get_it(fixture: &Fixtu
 /// At once, and the work is stopped.
 pub async fn the_loss_of_one_is_the_loss_of_all(fixture: &Fixture) {
     let locks = fixture.client();
-    let part = |name| locks.mutex(name).expect("a name").into();
+    let part = |name| locks.mutex(name).expect("a name");
     let multi = Multi::new([part("a"), part("b"), part("c")]).expect("three names");
     let guards = multi.lock().await.expect("free locks");
     let lost = guards.lost();
@@ -113,16 +114,13 @@ pub async fn the_loss_of_one_is_the_loss_of_all(fixture: &Fixture) {
 /// And so is an empty list.
 pub async fn the_same_name_twice_is_refused(fixture: &Fixture) {
     let (ours, theirs) = (fixture.client(), fixture.client());
-    let twice =
-        Multi::new([ours.mutex("a").expect("a name").into(), theirs.fair_mutex("a").expect("a name").into()]);
+    let parts: [Part; 2] =
+        [ours.mutex("a").expect("a name").into(), theirs.fair_mutex("a").expect("a name").into()];
+    let twice = Multi::new(parts);
     let error = twice.expect_err("one name");
     assert!(error.is_invalid() && error.to_string().contains("`a`"), "{error}");
-    assert!(Multi::new([]).expect_err("nothing").is_invalid());
+    assert!(Multi::new(Vec::<Part>::new()).expect_err("nothing").is_invalid());
     drop(
-        Multi::new([ours.mutex("a").expect("a name").into()])
-            .expect("one name")
-            .lock()
-            .await
-            .expect("a free lock"),
+        Multi::new([ours.mutex("a").expect("a name")]).expect("one name").lock().await.expect("a free lock"),
     );
 }

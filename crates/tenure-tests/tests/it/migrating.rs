@@ -212,7 +212,7 @@ fn a_crew_moves_to_another_name_on_other_servers_through_a_version_that_holds_bo
     let (server, nodes) = (Server::start(), Nodes::new(3));
     let old = Locks::open(&server.url()).and_then(|locks| locks.mutex("old")).expect("a mutex");
     let new = Locks::open(&nodes.url()).and_then(|locks| locks.mutex("new")).expect("a mutex");
-    let both = Multi::new([old.clone().into(), new.clone().into()]).expect("two names");
+    let both = Multi::new([old.clone(), new.clone()]).expect("two names");
     let inside = AtomicBool::new(false);
     // All are at least in the second version before the first is in the third.
     let (second, third) = (Barrier::new(4), AtomicU32::new(0));

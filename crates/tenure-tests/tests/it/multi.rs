@@ -72,7 +72,7 @@ impl Stores {
         let [server, directory] = [At::Server, At::Directory].map(|at| self.locks(at, false));
         let part = |(at, name)| {
             let locks = if at == At::Server { &server } else { &directory };
-            locks.mutex(name).expect("a name").into()
+            locks.mutex(name).expect("a name")
         };
         let multi = Multi::new(order.into_iter().zip(NAMES).map(part)).expect("three names");
         block_on(async { multi.try_lock().await?.expect("free locks").release().await })
@@ -245,7 +245,7 @@ fn a_lock_lost_while_the_last_is_taken_is_reported_even_if_releases_fail() {
     };
     let short = Duration::from_millis(50);
     let (first, last) = (locks(Duration::ZERO, short), locks(3 * short, TTL));
-    let parts = [first.mutex("a"), last.mutex("b")].map(|part| part.expect("a name").into());
+    let parts = [first.mutex("a"), last.mutex("b")].map(|part| part.expect("a name"));
     let error = block_on(Multi::new(parts).expect("two names").try_lock()).expect_err("one is lost");
     assert!(error.is_lost(), "{error:?}");
 }
