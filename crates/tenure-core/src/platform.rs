@@ -2,14 +2,13 @@
 //!
 //! No other module of the library names an operating system; `tenure-file` has a module like this one for
 //! directories.
-#![expect(clippy::disallowed_methods, reason = "the clock of leases on systems without one of their own")]
 
 use std::io;
 use std::path::Path;
-use std::pin::Pin;
 
 use crate::moment::Moment;
-use crate::net::Stream;
+
+pub use imp::LocalStream;
 
 /// A clock that runs on while the machine sleeps, so that a laptop that wakes up knows its leases are over.
 ///
@@ -44,13 +43,16 @@ pub fn users() -> impl Iterator<Item = String> {
 ///
 /// # Errors
 /// Those of the system; `Unsupported` on Windows.
-pub async fn connect_local(path: &Path) -> io::Result<Pin<Box<dyn Stream>>> {
+pub async fn connect_local(path: &Path) -> io::Result<LocalStream> {
     imp::connect_local(path).await
 }
 
 #[cfg(unix)]
 mod imp {
     use super::*;
+
+    /// A connected local socket.
+    pub type LocalStream = tokio::net::UnixStream;
 
     #[cfg(target_vendor = "apple")]
     const CLOCK: nix::time::ClockId = nix::time::ClockId::from_raw(nix::libc::CLOCK_MONOTONIC_RAW);
@@ -91,8 +93,8 @@ mod imp {
         })
     }
 
-    pub(super) async fn connect_local(path: &Path) -> io::Result<Pin<Box<dyn Stream>>> {
-        Ok(Box::pin(tokio::net::UnixStream::connect(path).await?))
+    pub(super) async fn connect_local(path: &Path) -> io::Result<LocalStream> {
+        LocalStream::connect(path).await
     }
 
     #[cfg(test)]
@@ -123,9 +125,13 @@ mod imp {
 
     use super::*;
 
+    /// Nothing connects on this system.
+    pub type LocalStream = tokio::io::DuplexStream;
+
     /// Moments of different processes cannot be compared; no store here compares them.
     pub(super) fn boot_clock() -> Moment {
         #[expect(
+            clippy::disallowed_methods,
             clippy::disallowed_types,
             reason = "the only clock of this system that the library can read"
         )]
@@ -142,7 +148,7 @@ mod imp {
     }
 
     #[expect(clippy::unused_async, reason = "the signature of systems with local sockets")]
-    pub(super) async fn connect_local(_: &Path) -> io::Result<Pin<Box<dyn Stream>>> {
+    pub(super) async fn connect_local(_: &Path) -> io::Result<LocalStream> {
         Err(io::Error::new(io::ErrorKind::Unsupported, "this system has no local sockets: use host:port"))
     }
 }

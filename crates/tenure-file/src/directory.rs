@@ -303,7 +303,8 @@ impl Directory {
     /// was issued) and of the waiter file in use.
     pub(super) fn modified(&self) -> Option<[(i64, u64); 3]> {
         #[allow(clippy::unnecessary_cast, reason = "other systems have other types")]
-        let time_of = |file: &OwnedFd| fstat(file).map(|stat| (stat.st_mtime as i64, stat.st_mtime_nsec as u64));
+        let time_of =
+            |file: &OwnedFd| fstat(file).map(|stat| (stat.st_mtime as i64, stat.st_mtime_nsec as u64));
         let waiters = self.waiters.borrow().as_ref().and_then(|(_, file)| time_of(file).ok());
         Some([time_of(&self.dir).ok()?, time_of(&self.guard).ok()?, waiters.unwrap_or_default()])
     }

@@ -199,7 +199,7 @@ impl PrimaryConnector {
         match address {
             ServerAddress::Socket(directory, port) => {
                 let path = directory.join(format!(".s.PGSQL.{port}"));
-                connect_local(&path).await
+                Ok(Box::pin(connect_local(&path).await?))
             }
             ServerAddress::Tcp(host, port) => {
                 let addresses: Vec<_> = lookup_host((&**host, *port)).await?.collect();

@@ -11,8 +11,7 @@ use tenure::internals::store::quorum::Quorum;
 use tenure::internals::store::redis::Redis;
 use tenure::internals::{Driver, Runtime, Store};
 use tenure::{
-    Error, ErrorKind, Guard, HoldEnd, Kind, LockName, Locks, Mutex, Options, Owner, RunError, Share,
-    block_on,
+    Error, ErrorKind, Guard, HoldEnd, Kind, LockName, Locks, Mutex, Options, Owner, RunError, Share, block_on,
 };
 
 const LONG: Duration = Duration::from_secs(60);

@@ -101,7 +101,7 @@ impl Dial for Network {
                 Address::Unix(path) => {
                     let stream = connect_local(&path).await?;
                     let local = path.to_str().map(|path| format!("{path}:0"));
-                    Dialled { stream, local }
+                    Dialled { stream: Box::pin(stream), local }
                 }
             })
         }

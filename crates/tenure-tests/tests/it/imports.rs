@@ -15,7 +15,7 @@ type Layers = &'static [&'static [&'static str]];
 
 const CORE: Layers = &[
     &["events", "moment", "name", "planted", "sync"],
-    &["error", "runtime"],
+    &["error", "platform", "runtime"],
     &["credentials", "owner", "parse"],
     &["protocol"],
     &["store"],
@@ -407,4 +407,41 @@ fn each_type_of_the_library_has_a_name_of_its_own() {
     assert!(defined.len() > 400, "{} types", defined.len());
     let twice: Vec<_> = defined.iter().filter(|(_, paths)| paths.len() > 1).collect();
     assert!(twice.is_empty(), "{twice:#?}");
+}
+
+/// What differs between systems stands in `tenure-core/platform.rs`, and for directories in `system.rs` and
+/// `inotify.rs` of `tenure-file`. `scripts/targets` shows that the rest compiles elsewhere.
+#[test]
+fn only_the_platform_modules_name_an_operating_system() {
+    const NAMES: [&str; 9] = [
+        "target_os",
+        "target_vendor",
+        "target_family",
+        "rustix",
+        "nix",
+        "os",
+        "UnixStream",
+        "UnixDatagram",
+        "unix",
+    ];
+    let mut named = Vec::new();
+    for (name, _) in CRATES {
+        if ["tenure-cli", "tenure-history", "tenure-testkit"].contains(&name) {
+            continue;
+        }
+        // A directory needs a system with files, and its platform modules say which variant of a call it takes.
+        let names = if name == "tenure-file" { &NAMES[..3] } else { &NAMES[..] };
+        for (module, path) in Imports::of_crate(name).files {
+            let is_platform = ["platform", "system", "inotify"].iter().any(|name| module == [*name]);
+            // Whether `file:` exists: a URL and two re-exports.
+            let opens = name == "tenure" && (module.is_empty() || module == ["open"]);
+            let tokens = without_tests(tokens(&fs::read_to_string(&path).expect("a source file")));
+            for (line, token) in tokens.iter().filter(|_| !is_platform && !opens) {
+                if names.contains(&token.as_str()) {
+                    named.push(format!("{}:{line}: {token}", path.display()));
+                }
+            }
+        }
+    }
+    assert!(named.is_empty(), "{named:#?}");
 }
