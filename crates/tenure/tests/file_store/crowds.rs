@@ -105,6 +105,7 @@ fn thousands_of_locks_and_listeners_keep_no_request_waiting() {
 
 /// The boot clock of a time namespace is not the machine's.
 #[test]
+#[cfg_attr(tenure_portable, ignore = "only Linux has time namespaces")]
 fn processes_of_two_time_namespaces_exclude_each_other() {
     let dir = dir();
     let holder = Client::new(dir.path());

@@ -57,7 +57,9 @@ fn a_release_by_another_process_wakes_at_once_and_says_nothing_of_other_locks() 
         assert!(matches!(waiter.within(SECOND, listener.next()), Some(Some(Notification::Free { .. }))));
         holder.acquire("x", &name);
     }
-    in_time(begin.elapsed(), Duration::from_millis(1_500));
+    // Without inotify, each is found by a look.
+    let most = if cfg!(tenure_portable) { 6_000 } else { 1_500 };
+    in_time(begin.elapsed(), Duration::from_millis(most));
 }
 
 #[test]
