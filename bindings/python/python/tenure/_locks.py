@@ -9,7 +9,7 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Generic, Optional, TypedDict, TypeVar, Union, cast
 
 from . import _fork, _log, _native, _wait
-from ._errors import BusyError, Error, ForkedError, LostError
+from ._errors import BusyError, ForkedError, InvalidError, LostError
 from ._guards import Guard, MultiGuard, RwGuard
 from ._wait import Seconds, optional_seconds, run, seconds, wait
 
@@ -286,9 +286,9 @@ class Locks:
         import inspect
 
         if kind not in ("mutex", "fair"):
-            raise Error(f"kind: got {kind!r}, expected mutex or fair")
+            raise InvalidError(f"kind: got {kind!r}, expected mutex or fair")
         if on_busy not in ("wait", "skip", "raise"):
-            raise Error(f"on_busy: got {on_busy!r}, expected wait, skip or raise")
+            raise InvalidError(f"on_busy: got {on_busy!r}, expected wait, skip or raise")
         make = FairMutex if kind == "fair" else Mutex
 
         def decorate(function: F) -> F:
@@ -626,8 +626,8 @@ class Lock(Generic[G]):
 
     def busy(self, timeout: Optional[Seconds]) -> BusyError:
         """The error of a wait that is over."""
-        waited = "" if timeout is None else f" for {seconds(timeout):g} s"
-        return BusyError(f"lock `{self.name}` is busy: another client held it{waited}", self.name, self._locks.url)
+        waited = "" if timeout is None else f": it was not granted within {seconds(timeout):g} s"
+        return BusyError(f"lock `{self.name}` is busy{waited}", self.name, self._locks.url)
 
     def _enter(self, guard: Optional[G]) -> G:
         if guard is None:
@@ -848,7 +848,7 @@ class Multi(Lock[MultiGuard]):
 
     def __init__(self, parts: list[Any], timeout: Optional[Seconds]) -> None:
         if not parts:
-            raise Error("a multi-lock needs at least one lock")
+            raise InvalidError("a multi-lock needs at least one lock")
         self._parts = parts
         super().__init__(parts[0]._locks, ", ".join(part.name for part in parts), timeout, None, {})
 
