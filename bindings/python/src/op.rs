@@ -21,8 +21,8 @@ type Work = Pin<Box<dyn Future<Output = Convert> + Send>>;
 
 /// How often a blocked main thread looks for signals, which only it handles.
 const SIGNALS: Duration = Duration::from_millis(25);
-/// How often other threads look whether the interpreter ends: it also wakes them.
-const IDLE: Duration = Duration::from_secs(1);
+/// Other threads have nothing to look for.
+const IDLE: Duration = Duration::from_secs(3_600);
 /// How long an abandoned request may take to be answered and undone before its thread goes on.
 const UNDO: Duration = Duration::from_millis(10);
 
@@ -77,7 +77,7 @@ pub trait Exchange: Send + Sync {
 
 enum State {
     Pending(Work),
-    /// On a blocked thread.
+    /// Being polled, perhaps on a blocked thread.
     Running,
     Done(Convert),
     /// Python is to answer the exchange.
@@ -118,18 +118,20 @@ impl Op {
 
     /// Polls the future in an event loop. Ready once it is done, asks, or is cancelled.
     pub fn poll(&self, context: &mut Context<'_>) -> PyResult<Poll<()>> {
-        let mut state = lock(self.state.get()?);
-        let State::Pending(work) = &mut *state else { return Ok(Poll::Ready(())) };
-        match work.as_mut().poll(context) {
-            Poll::Ready(convert) => *state = State::Done(convert),
-            Poll::Pending if self.asks() => {
-                if let State::Pending(work) = std::mem::replace(&mut *state, State::Over) {
-                    *state = State::Asked(work);
-                }
+        let mut work = match self.set(State::Running)? {
+            State::Pending(work) => work,
+            other => {
+                self.set(other)?;
+                return Ok(Poll::Ready(()));
             }
-            Poll::Pending => return Ok(Poll::Pending),
-        }
-        Ok(Poll::Ready(()))
+        };
+        let (next, poll) = match work.as_mut().poll(context) {
+            Poll::Ready(convert) => (State::Done(convert), Poll::Ready(())),
+            Poll::Pending if self.asks() => (State::Asked(work), Poll::Ready(())),
+            Poll::Pending => (State::Pending(work), Poll::Pending),
+        };
+        self.set(next)?;
+        Ok(poll)
     }
 
     fn set(&self, state: State) -> PyResult<State> {
@@ -150,6 +152,15 @@ impl Op {
         });
         let runtime = Process::current().runtime();
         runtime.block_on(async { tokio::time::timeout(most, step).await }).unwrap_or(Stop::Slice)
+    }
+
+    /// Takes the future of a call in an event loop, or what it has got, to be dropped. Needs no GIL.
+    pub fn end(&self) -> Option<impl Send + use<>> {
+        let mut state = lock(self.state.get().ok()?);
+        match *state {
+            State::Running => None,
+            _ => Some(std::mem::replace(&mut *state, State::Over)),
+        }
     }
 
     /// Drops the future. The runtime goes on for a moment, because no other thread may be there to read the
@@ -180,7 +191,7 @@ impl Op {
             }
         };
         let process = Process::current();
-        let mut registered = None;
+        let _registered = process.waiting(&self.cancel);
         let mut slice = SIGNALS;
         loop {
             let left =
@@ -210,13 +221,7 @@ impl Op {
                 self.set(State::Pending(work))?;
                 return Ok(false);
             }
-            if registered.is_none() {
-                registered = Some(process.waiting(&self.cancel));
-                if process.is_closing() {
-                    self.cancel.set();
-                }
-                slice = if gettid() == getpid() { SIGNALS } else { IDLE };
-            }
+            slice = if gettid() == getpid() { SIGNALS } else { IDLE };
         }
     }
 

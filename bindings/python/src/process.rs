@@ -13,6 +13,7 @@ use crate::error;
 use crate::guard::Slot;
 use crate::locks::Root;
 use crate::op::Cancel;
+use crate::reactor::Entries;
 
 /// What one process owns.
 #[derive(Default)]
@@ -27,6 +28,7 @@ pub struct Process {
     holds: Mutex<BTreeMap<u64, Weak<Slot>>>,
     /// Calls that block their thread.
     waits: Mutex<BTreeMap<u64, Arc<Cancel>>>,
+    reactors: Mutex<Vec<Weak<Entries>>>,
     roots: Mutex<Vec<Weak<Root>>>,
     is_closing: AtomicBool,
 }
@@ -84,19 +86,40 @@ impl Process {
         roots.push(Arc::downgrade(root));
     }
 
+    pub fn add_reactor(&self, entries: &Arc<Entries>) {
+        let mut reactors = lock(&self.reactors);
+        reactors.retain(|entries| entries.strong_count() > 0);
+        reactors.push(Arc::downgrade(entries));
+    }
+
     /// Lets the end of the interpreter cancel a call that blocks this thread.
     pub fn waiting(&'static self, cancel: &Arc<Cancel>) -> Waiting {
         let id = self.id();
         lock(&self.waits).insert(id, Arc::clone(cancel));
+        if self.is_closing() {
+            cancel.set();
+        }
         Waiting { process: self, id }
     }
 
-    /// Cancels blocked calls, releases every guard, and waits for the releases.
+    /// Cancels what waits, releases every guard, and waits for the releases.
     fn close(&self, most: Duration) {
         self.is_closing.store(true, Ordering::Release);
         for cancel in lock(&self.waits).values() {
             cancel.set();
         }
+        for entries in lock(&self.reactors).iter().filter_map(Weak::upgrade) {
+            entries.end();
+        }
+        // Waiters first: a release would grant its lock to one of them.
+        self.runtime().block_on(async {
+            let gone = async {
+                while !lock(&self.waits).is_empty() {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            };
+            let _ = tokio::time::timeout(most / 2, gone).await;
+        });
         let holds = std::mem::take(&mut *lock(&self.holds));
         for slot in holds.values().filter_map(Weak::upgrade) {
             slot.clear();
@@ -109,7 +132,7 @@ impl Process {
                     let _ = root.locks().flush().await;
                 }
             };
-            let _ = tokio::time::timeout(most, all).await;
+            let _ = tokio::time::timeout(most / 2, all).await;
         });
     }
 }

@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 use crate::op::Op;
-use crate::process::{Owned, lock};
+use crate::process::{Owned, Process, lock};
 
 /// The calls that can go on.
 struct Ready {
@@ -61,11 +61,23 @@ struct Entry {
     sink: Py<PyAny>,
 }
 
+/// The calls under way in one event loop, by their ids.
+#[derive(Default)]
+pub struct Entries(Mutex<BTreeMap<u64, Entry>>);
+
+impl Entries {
+    /// Drops what the calls wait for. The objects of Python stay.
+    pub fn end(&self) {
+        let ended: Vec<_> = lock(&self.0).values().map(|entry| entry.op.get().end()).collect();
+        drop(ended);
+    }
+}
+
 /// The calls of one event loop.
 #[pyclass(frozen, module = "tenure._native")]
 pub struct Reactor {
     ready: Owned<Arc<Ready>>,
-    entries: Mutex<BTreeMap<u64, Entry>>,
+    entries: Owned<Arc<Entries>>,
     next: AtomicU64,
 }
 
@@ -73,7 +85,7 @@ impl Reactor {
     pub fn add(&self, op: Py<Op>, sink: Py<PyAny>) -> PyResult<Arc<Task>> {
         let (ready, id) = (Arc::clone(self.ready.get()?), self.next.fetch_add(1, Ordering::Relaxed));
         let task = Arc::new(Task { ready, id, is_queued: AtomicBool::new(false) });
-        lock(&self.entries).insert(id, Entry { op, task: Arc::clone(&task), sink });
+        lock(&self.entries.get()?.0).insert(id, Entry { op, task: Arc::clone(&task), sink });
         Ok(task)
     }
 }
@@ -84,7 +96,9 @@ impl Reactor {
     fn new() -> PyResult<Self> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(std::io::Error::from)?;
         let ready = Owned::new(Arc::new(Ready { queue: Mutex::default(), fd }));
-        Ok(Self { ready, entries: Mutex::default(), next: AtomicU64::new(0) })
+        let entries = Arc::default();
+        Process::current().add_reactor(&entries);
+        Ok(Self { ready, entries: Owned::new(entries), next: AtomicU64::new(0) })
     }
 
     /// The descriptor that is readable while calls can go on.
@@ -94,7 +108,7 @@ impl Reactor {
 
     /// Polls the calls that can go on, and tells the sinks of those that are done.
     fn turn(&self, py: Python<'_>) -> PyResult<()> {
-        let ready = self.ready.get()?;
+        let (ready, all) = (self.ready.get()?, &self.entries.get()?.0);
         let ids = {
             let mut queue = lock(&ready.queue);
             let _ = rustix::io::read(&ready.fd, &mut [0_u8; 8]);
@@ -102,14 +116,14 @@ impl Reactor {
         };
         for id in ids {
             let found = {
-                let entries = lock(&self.entries);
+                let entries = lock(all);
                 entries.get(&id).map(|entry| (entry.op.clone_ref(py), Arc::clone(&entry.task)))
             };
             let Some((op, task)) = found else { continue };
             // Before the poll, so that a wake-up during the poll counts.
             task.is_queued.store(false, Ordering::Release);
             if op.get().poll(&mut Context::from_waker(&task.waker()))?.is_ready() {
-                let entry = lock(&self.entries).remove(&id);
+                let entry = lock(all).remove(&id);
                 let Some(entry) = entry else { continue };
                 // The future of a cancelled task refuses the result.
                 let told = entry.sink.call_method1(py, intern!(py, "set_result"), (py.None(),));
@@ -121,8 +135,7 @@ impl Reactor {
 
     /// Forgets a call that was cancelled.
     pub fn forget(&self, id: u64) -> PyResult<()> {
-        self.ready.get()?;
-        let entry = lock(&self.entries).remove(&id);
+        let entry = lock(&self.entries.get()?.0).remove(&id);
         drop(entry);
         Ok(())
     }
@@ -143,7 +156,7 @@ impl Reactor {
     }
 
     /// The number of calls under way.
-    fn __len__(&self) -> usize {
-        lock(&self.entries).len()
+    fn __len__(&self) -> PyResult<usize> {
+        Ok(lock(&self.entries.get()?.0).len())
     }
 }
