@@ -14,6 +14,8 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::Interest;
 use tracing::{Event, Level, Metadata, Subscriber};
 
+use crate::process::Process;
+
 /// The numbers of `logging`, from the least severe.
 const LEVELS: [(LevelFilter, u8); 5] = [
     (LevelFilter::TRACE, 5),
@@ -89,10 +91,13 @@ impl Subscriber for ToLogging {
     fn record_follows_from(&self, _: &Id, _: &Id) {}
 
     fn event(&self, event: &Event<'_>) {
+        // A thread that waits for the GIL while the interpreter ends is torn down with its stack.
+        if Process::current().is_closing() {
+            return;
+        }
         let mut fields = Fields::default();
         event.record(&mut fields);
         let metadata = event.metadata();
-        // There is nobody to tell while the interpreter ends.
         let _ = Python::try_attach(|py| {
             let emit =
                 EMIT.get_or_try_init(py, || py.import("tenure._log")?.getattr("emit").map(Bound::unbind));

@@ -35,17 +35,20 @@ impl Root {
 
 impl Drop for Root {
     fn drop(&mut self) {
-        // The drop may wait for releases in flight and for the log, which needs the GIL.
-        let locks = self.locks.take();
-        let mut locks = Some(locks);
-        let _ = Python::try_attach(|py| {
-            let locks = locks.take();
-            py.detach(|| drop(locks));
-        });
+        let mut locks = self.locks.take();
+        // The drop may wait for releases in flight and for the log, which needs the GIL. At the end of the
+        // interpreter there is nothing left to wait for.
+        if !Process::current().is_closing() {
+            let _ = Python::try_attach(|py| {
+                let locks = locks.take();
+                py.detach(|| drop(locks));
+            });
+        }
+        drop(locks);
     }
 }
 
-/// Runs a call on an error of the library.
+/// Raises the error of a result.
 pub fn checked<T>(result: tenure::Result<T>) -> PyResult<T> {
     result.map_err(|error| error::of(&error))
 }

@@ -179,6 +179,10 @@ impl Op {
     /// question.
     #[pyo3(signature = (timeout=None))]
     fn run(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        let process = Process::current();
+        if process.is_closing() {
+            return Err(error::closing());
+        }
         let until = match timeout {
             Some(timeout) => Instant::now().checked_add(error::seconds("timeout", timeout)?),
             None => None,
@@ -190,7 +194,6 @@ impl Op {
                 return Ok(true);
             }
         };
-        let process = Process::current();
         let _registered = process.waiting(&self.cancel);
         let mut slice = SIGNALS;
         loop {
