@@ -68,7 +68,8 @@ def url(server: Server) -> str:
 
 @pytest.fixture(scope="session")
 def shared_locks(server: Server) -> tenure.Locks:
-    return tenure.connect(server.url)
+    # A busy machine may take long to answer.
+    return tenure.connect(server.url, op_timeout=20)
 
 
 _numbers = itertools.count()

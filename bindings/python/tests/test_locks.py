@@ -17,8 +17,8 @@ def test_a_held_mutex_is_busy_for_others(locks: tenure.Locks, name: str) -> None
     with mutex as guard:
         assert guard.is_held() and guard.fence > 0 and 10 < guard.remaining() <= 15
         assert mutex.try_lock() is None
-        assert mutex.try_lock(timeout=0.05) is None
-        with pytest.raises(tenure.BusyError, match="is busy"), locks.mutex(name, timeout=timedelta(milliseconds=50)):
+        assert mutex.try_lock(timeout=0.5) is None
+        with pytest.raises(tenure.BusyError, match="is busy"), locks.mutex(name, timeout=timedelta(milliseconds=500)):
             pass
     assert not guard.is_held()
     again = mutex.try_lock()
@@ -215,7 +215,7 @@ def test_a_decorator_locks_sync_functions(locks: tenure.Locks, name: str) -> Non
 
     assert report("monday") == ("monday", True)
 
-    @locks.locked(name, on_busy="raise", timeout=0.01, kind="fair")
+    @locks.locked(name, on_busy="raise", timeout=0.5, kind="fair")
     def exclusive() -> None:
         exclusive()
 
@@ -266,7 +266,7 @@ def test_events_go_to_logging(
     url: str, name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with caplog.at_level(logging.DEBUG, "tenure"):
-        locks = tenure.connect(url)
+        locks = tenure.connect(url, op_timeout=20)
         guard = locks.mutex(name).lock()
         locks.force_release(name)
         assert guard.lost.wait(20)

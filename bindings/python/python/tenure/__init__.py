@@ -52,6 +52,8 @@ from ._locks import (
 )
 
 if _TYPE_CHECKING:
+    from typing_extensions import Unpack as _Unpack
+
     from ._uses import Absent, Cache, Election, Observer, OncePer, daily
     from ._values import Change, Histogram, Holder, LastRun, Leader, LockMetrics, Metrics, Run, Status
 
@@ -79,33 +81,33 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def open_lazily(url: str) -> Locks:
+def open_lazily(url: str, **options: _Unpack[Options]) -> Locks:
     """Opens a store without I/O; the first use dials. For module level, and for programs that start before
     their store.
 
     >>> locks = open_lazily("redis://127.0.0.1:1")
     """
-    return opened(url)
+    return opened(url, options)
 
 
-def connect(url: str) -> Locks:
-    """Opens a store and checks that it answers.
+def connect(url: str, **options: _Unpack[Options]) -> Locks:
+    """Opens a store and checks that it answers. `options` are those of all its locks: see `Options`.
 
     The URL is `redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE]`, `rediss://…` (TLS), `redis+unix:///SOCKET`,
     `redis-sentinel://…`, `redis-cluster://…`, `redis-quorum://…`, `file:DIR` (the processes of one machine), or
     `memory:` (this process). Builds with the features have `postgres://…`, `etcd://…` and `zookeeper://…` too.
 
-    >>> connect("memory:").url
+    >>> connect("memory:", ttl=60, prefix="shop:").url
     'memory:'
     """
-    locks = opened(url)
+    locks = opened(url, options)
     locks.ping()
     return locks
 
 
-async def aconnect(url: str) -> Locks:
+async def aconnect(url: str, **options: _Unpack[Options]) -> Locks:
     """As `connect`, in an event loop."""
-    locks = opened(url)
+    locks = opened(url, options)
     await locks.aping()
     return locks
 

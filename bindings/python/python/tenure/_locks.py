@@ -542,10 +542,10 @@ def _unpickled(url: str, options: Options) -> Locks:
     return Locks(_Store(url, partial(open_url, url)), options)
 
 
-def opened(url: str) -> Locks:
+def opened(url: str, options: Options) -> Locks:
     """Opens a store without I/O."""
     _log.follow()
-    return Locks(_Store(url, partial(open_url, url)), {})
+    return Locks(_Store(url, partial(open_url, url)), options)
 
 
 def quorum_of(members: list[Locks]) -> Locks:
