@@ -125,6 +125,14 @@ pub enum Bug {
     CasHandleOfAnother,
     /// An expired hold is removed concurrently with a request of its owner that may have extended it.
     CasTakenOutBeside,
+    /// An expired place with an unknown number is removed without reading the parts of its queue.
+    CasLostPlaceUnread,
+    /// The request for an expired hold takes over a detached hold of the same owner.
+    CasExpiredTakesDetached,
+    /// Places that asked for different times are refreshed together for the longest.
+    CasPlacesExtended,
+    /// A renewal waits for the keep-alive of another task, whose answer may be lost.
+    CasKeepAwaited,
     /// A new PostgreSQL connection is used without first terminating the previous one on the server.
     PostgresBeforeNotEnded,
     /// A row changed by another client is answered as a busy lock.

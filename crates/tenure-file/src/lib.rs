@@ -303,6 +303,7 @@ impl Store for File {
             values: Ok(()),
             liveness: HoldLiveness::Handle,
             messages_grant: true,
+            shares_leases: false,
             restart_grace: None,
         }
     }

@@ -211,6 +211,7 @@ impl Store for Postgres {
             values: Ok(()),
             liveness: HoldLiveness::Lease,
             messages_grant: true,
+            shares_leases: false,
             restart_grace: None,
         }
     }

@@ -358,7 +358,12 @@ impl Guard {
     /// call takes at most [`op_timeout`](crate::Options::op_timeout), and no longer than the rest of the
     /// lease.
     pub async fn renew(&self) -> Result<()> {
-        self.set_lease(None, None).await
+        self.set_lease(None, None).await?;
+        // Such a renewal may not have read the lock, which may have been released by force.
+        match self.shared.engine.store.capabilities().shares_leases {
+            true => self.verify().await,
+            false => Ok(()),
+        }
     }
 
     pub(crate) async fn set_lease(&self, bind: Option<Liveness>, weight: Option<u32>) -> Result<()> {

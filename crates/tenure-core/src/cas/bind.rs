@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::WriteState;
 use super::backend::Handle;
 use super::client::{CasClient, not_sent};
-use super::leases::{KeptHandle, life, table_hold};
+use super::leases::{About, KeptHandle, life, table_hold};
 use super::view::{Binding, LockSnapshot};
 use crate::protocol::lease::millis;
 use crate::protocol::{Liveness, Op, Verb};
@@ -45,8 +45,7 @@ pub(super) struct BatchMember<'a> {
     pub(super) sent: &'a WriteState,
     /// The handle for its hold or place.
     pub(super) bind: Option<Bind>,
-    /// The number of the place concerned, if the request itself does not contain it.
-    pub(super) about: Option<u64>,
+    pub(super) about: About,
 }
 
 impl CasClient {
@@ -96,8 +95,11 @@ impl CasClient {
                     }
                     lives
                 };
-                for life in lives {
-                    self.kept(life, wait).await?;
+                for known in lives {
+                    if known < life(wait) {
+                        return Err(Failure::impossible("a place cannot be kept for longer than its lease"));
+                    }
+                    self.kept(known, wait).await?;
                 }
                 Ok(None)
             }

@@ -14,7 +14,7 @@ use tokio::sync::{Mutex as Turn, Notify};
 use super::WriteState;
 use super::backend::{Backend, Handle, Stamp, Stored};
 use super::holders::AllHolders;
-use super::leases::{HoldKey, KeptHandle, SharedTable, life};
+use super::leases::{About, ClientHold, HoldKey, KeptHandle, SharedTable, life};
 use super::turns::{Coming, Known};
 use super::view::LockSnapshot;
 use crate::moment::Moment;
@@ -251,7 +251,8 @@ impl CasClient {
         self.lease_of_life(life(ttl), need, age).await
     }
 
-    /// The same for a handle of this lifetime.
+    /// The same for a handle of this lifetime. Concurrent requests share one keep-alive, but wait for its answer
+    /// only for a part of `need`: the answer may be lost, and its task may have more time than a renewal has.
     pub(super) async fn lease_of_life(
         &self,
         life: Duration,
@@ -259,38 +260,43 @@ impl CasClient {
         age: Option<Duration>,
     ) -> Result<KeptHandle, Failure> {
         let class = life.as_secs();
-        let fits = |lease: &KeptHandle, now: Moment| {
-            lease.left(now) >= need && age.is_none_or(|age| now.since(lease.kept) < age)
+        let known = || {
+            let (lease, now) = (self.table.lock().leases.get(&class).copied(), self.runtime.now());
+            let is_recent = |lease: &KeptHandle| age.is_none_or(|age| now.since(lease.kept) < age);
+            lease.map(|lease| (lease, lease.left(now) >= need && is_recent(&lease)))
         };
-        let known = self.table.lock().leases.get(&class).copied();
-        if let Some(lease) = known.filter(|lease| fits(lease, self.runtime.now())) {
+        if let Some((lease, true)) = known() {
             return Ok(lease);
         }
         let turn = {
             let mut keeping = self.keeping.lock();
             Arc::clone(keeping.entry(class).or_default())
         };
-        let _turn = turn.lock().await;
-        let sent = self.runtime.now();
-        let known = self.table.lock().leases.get(&class).copied();
-        if let Some(lease) = known {
-            if fits(&lease, sent) {
-                return Ok(lease);
-            }
-            match self.backend.keep(lease.handle).await.map_err(not_sent)? {
-                Some(marker) => {
-                    let lease = KeptHandle { marker, kept: sent, ..lease };
+        let patience = match planted(Bug::CasKeepAwaited) {
+            true => Duration::MAX,
+            false => need / 12,
+        };
+        let until = self.runtime.now() + patience;
+        let mut own = by(&*self.runtime, until, turn.lock().boxed()).await;
+        loop {
+            let sent = self.runtime.now();
+            match known() {
+                Some((lease, true)) => return Ok(lease),
+                Some((lease, false)) => match self.backend.keep(lease.handle).await.map_err(not_sent)? {
+                    Some(marker) => {
+                        return Ok(self.table.lock().kept(KeptHandle { marker, kept: sent, ..lease }));
+                    }
+                    None => self.lost(lease.handle),
+                },
+                None if own.is_none() => own = Some(turn.lock().await),
+                None => {
+                    let (handle, marker) = self.backend.open(life, true).await.map_err(not_sent)?;
+                    let lease = KeptHandle { handle, life, marker, kept: sent };
                     self.table.lock().leases.insert(class, lease);
                     return Ok(lease);
                 }
-                None => self.lost(lease.handle),
             }
         }
-        let sent = self.runtime.now();
-        let (handle, marker) = self.backend.open(life, true).await.map_err(not_sent)?;
-        let lease = KeptHandle { handle, life, marker, kept: sent };
-        self.table.lock().leases.insert(class, lease);
-        Ok(lease)
     }
 
     /// A handle for a write that binds nothing to it, when none is open.
@@ -422,14 +428,14 @@ impl CasClient {
     /// Removes expired holds; returns the next expiry.
     fn take_out(self: &Arc<Self>) -> Option<u64> {
         let now_ms = self.now().ms;
-        let mut over: Vec<(LockName, LockSpec, HoldKey, Option<u64>)> = Vec::new();
+        let mut over: Vec<(LockName, LockSpec, HoldKey)> = Vec::new();
         let mut next = None;
         let mut table = self.table.lock();
         for (name, holds) in &mut table.holds {
             for (key, hold) in holds.iter_mut().filter(|(_, hold)| !hold.is_ending) {
                 if hold.end_ms < now_ms {
                     hold.is_ending = true;
-                    over.push((name.clone(), hold.spec, key.clone(), hold.ticket));
+                    over.push((name.clone(), hold.spec, key.clone()));
                 } else {
                     next = Some(next.map_or(hold.end_ms, |next: u64| next.min(hold.end_ms)));
                 }
@@ -438,9 +444,9 @@ impl CasClient {
         // Set while the table is locked, so that no hold is recorded between the scan and this.
         self.sweeps_at.store(next.unwrap_or(u64::MAX), Ordering::Release);
         drop(table);
-        for (name, spec, key, ticket) in over {
+        for (name, spec, key) in over {
             let client = Arc::clone(self);
-            self.runtime.spawn(async move { client.end(&name, spec, &key, ticket).await }.boxed());
+            self.runtime.spawn(async move { client.end(&name, spec, &key).await }.boxed());
         }
         next
     }
@@ -452,7 +458,6 @@ impl CasClient {
         name: &LockName,
         spec: LockSpec,
         key: &HoldKey,
-        ticket: Option<u64>,
     ) -> Result<protocol::Answer, Failure> {
         let turn = self.owner_turn(name, &key.0);
         let _turn = match planted(Bug::CasTakenOutBeside) {
@@ -460,7 +465,14 @@ impl CasClient {
             false => Some(turn.lock().await),
         };
         let now_ms = self.now().ms;
-        let is_over = self.table.lock().hold(name, key).is_none_or(|hold| hold.end_ms < now_ms);
+        let (is_over, about) = match self.table.lock().hold(name, key) {
+            Some(ClientHold { end_ms, ticket: Some(ticket), .. }) => {
+                (*end_ms < now_ms, About::Place(*ticket))
+            }
+            Some(ClientHold { end_ms, token: None, .. }) => (*end_ms < now_ms, About::Unknown),
+            Some(ClientHold { end_ms, .. }) => (*end_ms < now_ms, About::Request),
+            None => (true, About::Request),
+        };
         if !is_over && !planted(Bug::CasTakenOutBeside) {
             return Ok(protocol::Answer::Free);
         }
@@ -468,16 +480,16 @@ impl CasClient {
         let verb = Verb::Release { hold: 0, fence: Fence::Assign, whose: ReleaseScope::Own };
         let owner = Owner::fresh("", &*self.runtime);
         let op = Op { name: name.clone(), spec, owner, request: 0, verb };
-        self.call_about(&op, &WriteState::default(), ticket).await
+        self.call_about(&op, &WriteState::default(), about).await
     }
 
     /// Removes an expired hold, retrying until it succeeds.
-    async fn end(self: Arc<Self>, name: &LockName, spec: LockSpec, key: &HoldKey, ticket: Option<u64>) {
+    async fn end(self: Arc<Self>, name: &LockName, spec: LockSpec, key: &HoldKey) {
         let limit = Duration::from_secs(5);
         let mut pause = Duration::from_millis(100);
         loop {
             let until = self.runtime.now() + limit;
-            let outcome = by(&*self.runtime, until, self.take_out_one(name, spec, key, ticket).boxed()).await;
+            let outcome = by(&*self.runtime, until, self.take_out_one(name, spec, key).boxed()).await;
             match outcome {
                 Some(Ok(protocol::Answer::More(_))) => {}
                 Some(Ok(_)) => break,

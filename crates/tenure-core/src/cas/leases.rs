@@ -48,6 +48,17 @@ impl KeptHandle {
 /// Identifies a hold or place of this client, beside the name of its lock: the owner and the hold number.
 pub(super) type HoldKey = (Owner, u64);
 
+/// The place that a request concerns.
+#[derive(Clone, Copy)]
+pub(super) enum About {
+    /// The one that the request itself identifies, if any.
+    Request,
+    /// The one with this number.
+    Place(u64),
+    /// One with an unknown number, because the answer to its acquisition was lost.
+    Unknown,
+}
+
 /// A hold or place of this client, including one that was requested and may have been granted.
 #[derive(Clone, Debug)]
 pub(super) struct ClientHold {
@@ -82,6 +93,19 @@ impl HoldTable {
 
     pub(super) fn lease_of(&mut self, handle: Handle) -> Option<&mut KeptHandle> {
         self.leases.values_mut().find(|lease| lease.handle == handle)
+    }
+
+    /// Records a keep-alive. Returns the most recent one of the handle.
+    pub(super) fn kept(&mut self, lease: KeptHandle) -> KeptHandle {
+        match self.lease_of(lease.handle) {
+            Some(known) if known.kept < lease.kept => {
+                *known = lease;
+                lease
+            }
+            Some(known) => *known,
+            // It was lost meanwhile; whatever needs it finds that out.
+            None => lease,
+        }
     }
 
     /// Removes a lost handle; returns whether it was one of this client.

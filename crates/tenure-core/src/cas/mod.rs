@@ -204,6 +204,7 @@ impl Store for Cas {
             values: Err(NO_VALUES),
             liveness: HoldLiveness::Lease,
             messages_grant: true,
+            shares_leases: true,
             restart_grace: None,
         }
     }

@@ -1,5 +1,6 @@
 //! Requests about one lock: read, run the machine, compare-and-swap.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use super::WriteState;
 use super::backend::{Committed, Handle, Stored, Swap};
 use super::bind::BatchMember;
 use super::client::{CasClient, WriteInFlight, not_sent};
-use super::leases::{ClientHold, KeptHandle, life, table_hold};
+use super::leases::{About, ClientHold, KeptHandle, life, table_hold};
 use super::notes::number;
 use super::parts::{Sizes, Written};
 use super::turns::Known;
@@ -16,9 +17,9 @@ use super::view::LockSnapshot;
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
-use crate::protocol::{self, Answer, Data, Fence, Op, Place, ReleaseScope, Verb};
+use crate::protocol::{self, Answer, Data, Fence, Liveness, LockSpec, Op, Place, ReleaseScope, Verb};
 use crate::store::Failure;
-use crate::store::observe::Notes;
+use crate::store::observe::{self, Notes};
 
 /// Maximum attempts of a request after write conflicts.
 const ATTEMPTS: u32 = 100;
@@ -48,15 +49,15 @@ impl CasClient {
             return Ok(answer);
         }
         self.touch(op);
-        self.call_about(op, sent, None).await
+        self.call_about(op, sent, About::Request).await
     }
 
-    /// Like [`call`](Self::call), for a request about the place with the number `about`.
+    /// Like [`call`](Self::call), for a request about a place that it does not identify itself.
     pub(super) async fn call_about(
         self: &Arc<Self>,
         op: &Op,
         sent: &WriteState,
-        about: Option<u64>,
+        about: About,
     ) -> Result<Answer, Failure> {
         if matches!(op.verb, Verb::Refresh { .. } | Verb::Inspect) {
             return self.run(op, sent, about, &mut Known::default()).await;
@@ -96,14 +97,17 @@ impl CasClient {
             return Ok(None);
         }
         known.end_ms = known.end_ms.max(now_ms.saturating_add(ttl_ms));
-        Ok(Some(Answer::Held { fence }))
+        drop(table);
+        let answer = Answer::Held { fence };
+        observe::unwritten(op, &answer);
+        Ok(Some(answer))
     }
 
     async fn run(
         self: &Arc<Self>,
         op: &Op,
         sent: &WriteState,
-        about: Option<u64>,
+        about: About,
         known: &mut Known,
     ) -> Result<Answer, Failure> {
         self.fence().await?;
@@ -273,6 +277,7 @@ impl CasClient {
                 let answers: Vec<Option<Answer>> = members
                     .iter()
                     .map(|BatchMember { op, sent, bind, .. }| {
+                        let op = &*unbound(op, &view, &living);
                         let here = !sent.is_left();
                         let (answer, wake) = here.then(|| protocol::apply(&mut state, &mut last, now, op))?;
                         let answer = self.further_back(&view, op, answer);
@@ -342,8 +347,11 @@ impl CasClient {
         }
         let all = || (first..view.parts.len()).filter(unread).collect::<Vec<_>>();
         let about = |number| view.part_of(number).filter(unread);
-        if let Some(number) = of.about {
-            return about(number).into_iter().collect();
+        match of.about {
+            About::Request => {}
+            About::Place(number) => return about(number).into_iter().collect(),
+            About::Unknown if planted(Bug::CasLostPlaceUnread) => {}
+            About::Unknown => return all(),
         }
         match of.op.verb {
             Verb::Inspect | Verb::Release { whose: ReleaseScope::Any | ReleaseScope::Foreign, .. } => {
@@ -497,6 +505,19 @@ struct MachineResult {
     notes: Notes,
     /// Only dead places were removed; the requests have not run yet.
     is_cleared: bool,
+}
+
+/// A request to take over a detached hold, without the takeover if the hold was not detached but has expired:
+/// it would take another detached hold of the same owner.
+fn unbound<'a>(op: &'a Op, view: &LockSnapshot, living: &BTreeMap<u64, u64>) -> Cow<'a, Op> {
+    let Verb::Renew { ttl_ms, hold, bind: Some(Liveness::Process | Liveness::Work), weight } = op.verb else {
+        return Cow::Borrowed(op);
+    };
+    let is_there = op.spec == LockSpec::Reentrant && view.bindings.contains_key(&hold);
+    match is_there && !living.contains_key(&hold) && !planted(Bug::CasExpiredTakesDetached) {
+        true => Cow::Owned(Op { verb: Verb::Renew { ttl_ms, hold, bind: None, weight }, ..op.clone() }),
+        false => Cow::Borrowed(op),
+    }
 }
 
 /// The client's handle was lost while a request was in flight.

@@ -10,6 +10,7 @@ use tokio::sync::oneshot;
 use super::WriteState;
 use super::bind::BatchMember;
 use super::client::CasClient;
+use super::leases::About;
 use super::turns::{Coming, Known};
 use crate::name::LockName;
 use crate::protocol::{Answer, Op, Verb};
@@ -125,7 +126,7 @@ impl CasClient {
             .iter()
             .map(|(op, sent)| {
                 let bind = bind.map(|bind| bind.of(op));
-                BatchMember { op, sent, bind, about: None }
+                BatchMember { op, sent, bind, about: About::Request }
             })
             .collect();
         self.carry_out(&members, known).await

@@ -268,6 +268,7 @@ mod tests {
         values: Err("no value"),
         liveness: HoldLiveness::Handle,
         messages_grant: false,
+        shares_leases: false,
         restart_grace: Some(Duration::from_secs(7)),
     };
 

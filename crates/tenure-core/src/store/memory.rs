@@ -214,6 +214,7 @@ impl Store for Memory {
             values: Ok(()),
             liveness: HoldLiveness::Lease,
             messages_grant: true,
+            shares_leases: false,
             restart_grace: None,
         }
     }

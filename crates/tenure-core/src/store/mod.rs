@@ -261,6 +261,10 @@ pub struct Capabilities {
     /// Whether a notification that names a ticket is itself the grant. Where replicas must confirm grants, or
     /// a server may be in its restart grace, it is not, and the waiter sends a request first.
     pub messages_grant: bool,
+    /// Whether all holds and places of a process with similar ttls share a lease on the server. Then a place
+    /// cannot be kept for longer than its acquisition asked for, and a renewal may succeed without reading the
+    /// lock.
+    pub shares_leases: bool,
     /// The restart grace: a server that may have forgotten leases answers `Busy` to every acquisition for
     /// this long, even to the holder. It is also the maximum ttl.
     pub restart_grace: Option<Duration>,

@@ -38,9 +38,7 @@ impl Notes {
     /// Reports the requests as answered without a write, because they change nothing.
     pub fn unwritten(&self) {
         #[cfg(tenure_planted)]
-        UNWRITTEN.with_borrow(|hear| {
-            hear.iter().for_each(|hear| self.told.iter().for_each(|told| hear(&told.op, &told.answer)));
-        });
+        self.told.iter().for_each(|told| unwritten(&told.op, &told.answer));
     }
 
     /// The requests in order.
@@ -48,6 +46,14 @@ impl Notes {
     pub fn told(&self) -> &[Told] {
         &self.told
     }
+}
+
+/// Reports a request as answered without a write.
+pub fn unwritten(op: &Op, answer: &Answer) {
+    #[cfg(tenure_planted)]
+    UNWRITTEN.with_borrow(|hear| hear.iter().for_each(|hear| hear(op, answer)));
+    #[cfg(not(tenure_planted))]
+    let _ = (op, answer);
 }
 
 /// Callback for requests that are answered without a write.

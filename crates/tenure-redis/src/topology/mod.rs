@@ -159,6 +159,7 @@ impl Terms {
             values: Ok(()),
             liveness: HoldLiveness::Lease,
             messages_grant: self == Self::default(),
+            shares_leases: false,
             restart_grace: self.restart_grace,
         }
     }

@@ -108,6 +108,7 @@ impl Store for SimStore {
             values: Err(NO_VALUES),
             liveness: HoldLiveness::Lease,
             messages_grant: true,
+            shares_leases: false,
             restart_grace: None,
         }
     }

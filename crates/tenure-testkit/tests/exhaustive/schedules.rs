@@ -173,6 +173,7 @@ impl Store for Wire {
             values: Err(NO_VALUES),
             liveness: HoldLiveness::Lease,
             messages_grant: true,
+            shares_leases: false,
             restart_grace: None,
         }
     }

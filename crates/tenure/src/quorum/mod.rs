@@ -168,6 +168,7 @@ impl Store for Quorum {
             values: Err(NO_VALUES),
             liveness: HoldLiveness::Lease,
             messages_grant: true,
+            shares_leases: false,
             restart_grace: None,
         }
     }

@@ -281,8 +281,13 @@ impl QueueServer<KeepPlaces> {
             due.extend(head.filter(|head| !self.strategy.asked.contains(head) && !due.contains(head)));
         }
         let until = earlier(Some(known.refresh_at), known.retry_at).unwrap_or(known.refresh_at);
+        let by_wait = self.engine.store.capabilities().shares_leases && !planted(Bug::CasPlacesExtended);
+        let time =
+            |ticket: &u64| queue.waiters.get(ticket).map(|waiter| waiter.note.wait).filter(|_| by_wait);
+        due.sort_by_key(time);
         let batches: Vec<_> = due
-            .chunks(BATCH)
+            .chunk_by(|one, other| time(one) == time(other))
+            .flat_map(|alike| alike.chunks(BATCH))
             .filter_map(|tickets| {
                 let waiters = || tickets.iter().filter_map(|ticket| queue.waiters.get(ticket));
                 let owners: Arc<[Owner]> = waiters().map(|waiter| waiter.ask.owner.clone()).collect();
