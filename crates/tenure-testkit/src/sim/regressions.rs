@@ -263,3 +263,52 @@ pub const DIRECTORY: &[Regression] = &[found(
     20_520,
     Some(Bug::LateRefusal),
 )];
+
+/// On etcd and ZooKeeper.
+pub const CAS: &[Regression] = &[
+    found(
+        "a re-entry of a process whose lease an operator had ended had an old token",
+        Regime::Forgetting,
+        854,
+        None,
+    ),
+    found(
+        "a renewal was answered from a keep-alive that was older than a forced release",
+        Regime::Forgetting,
+        1_286,
+        None,
+    ),
+    found("a lost answer never came to its end in the simulated world", Regime::Tiny, 1_752, None),
+    found(
+        "a renewal waited for the keep-alive of another task, whose answer was lost",
+        Regime::Hiccup,
+        2_456,
+        Some(Bug::CasKeepAwaited),
+    ),
+    found(
+        "the lease of an owner whose longest hold had lapsed was not looked at again",
+        Regime::Hiccup,
+        3_648,
+        None,
+    ),
+    found(
+        "the request for a hold that had lapsed took over another hold of its owner",
+        Regime::Storm,
+        10_658,
+        Some(Bug::CasExpiredTakesDetached),
+    ),
+    found(
+        "places that asked for different times were refreshed for the longest, and outlived their session",
+        Regime::Drifting,
+        104_981,
+        Some(Bug::CasPlacesExtended),
+    ),
+    found(
+        "a place whose number was unknown stayed in its part of the queue when it had lapsed",
+        Regime::Lossy,
+        2_308,
+        Some(Bug::CasLostPlaceUnread),
+    ),
+    found("events of a watch came out of order in the simulated world", Regime::LateMessages, 101_623, None),
+    found("a detached hold that had lapsed counted beside the next", Regime::Quiet, 100_523, None),
+];

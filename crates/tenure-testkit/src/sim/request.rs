@@ -101,8 +101,9 @@ impl fmt::Display for Shown<'_> {
                 write!(f, "acquire {name} by …{owner} for {ttl_ms} ms, hold {hold} [{request}]")?;
                 wait_ms.map_or(Ok(()), |wait_ms| write!(f, ", or a place for {wait_ms} ms"))
             }
-            Verb::Renew { ttl_ms, bind, weight, .. } => {
-                write!(f, "renew {name} by …{owner} for {ttl_ms} ms [{request}]")?;
+            Verb::Renew { ttl_ms, hold, bind, weight } => {
+                let hold = hold & 0xffff;
+                write!(f, "renew {name} by …{owner} for {ttl_ms} ms, hold {hold} [{request}]")?;
                 bind.map_or(Ok(()), |bind| write!(f, " bound to {bind:?}"))?;
                 weight.map_or(Ok(()), |weight| write!(f, " at weight {weight}"))
             }

@@ -3,6 +3,7 @@
 
 use tenure_testkit::sim::cas;
 use tenure_testkit::sim::hunt::Hunt;
+use tenure_testkit::sim::regressions::CAS;
 
 const HUNT: Hunt =
     Hunt { run: cas::run_in, replay: cas::replay, regimes: cas::REGIMES, again: "cas::replay" };
@@ -15,6 +16,11 @@ fn no_schedule_violates_a_promise() {
 #[test]
 fn the_same_seed_gives_the_same_schedule() {
     HUNT.replays(100);
+}
+
+#[test]
+fn what_once_went_wrong_does_not_again() {
+    HUNT.stays_right(CAS);
 }
 
 #[test]

@@ -295,15 +295,23 @@ fn bugs_of_stores_by_compare_and_swap_are_caught() {
     all_are_caught(CAUGHT_BY_COMPARE_AND_SWAP, &[], run);
 }
 
-/// By any check: none of these schedules violates a promise without it.
+/// By any check: none of these schedules violates a promise without its bug.
 #[test]
-fn a_hold_that_is_taken_out_beside_a_request_is_caught() {
-    plant(Some(Bug::CasTakenOutBeside));
-    let regime = |seed: u64| cas::REGIMES[(seed % cas::REGIMES.len() as u64) as usize];
-    let caught = (0..800).find_map(|seed| Some((seed, cas::run_in(regime(seed), seed).violation?)));
-    plant(None);
-    println!("{caught:?}");
-    assert!(caught.is_some());
+fn rare_bugs_of_stores_by_compare_and_swap_are_caught() {
+    for (bug, regime, first) in [
+        (Bug::CasTakenOutBeside, Regime::Storm, 11_600),
+        (Bug::CasKeepAwaited, Regime::Hiccup, 2_400),
+        (Bug::CasLostPlaceUnread, Regime::Lossy, 2_250),
+        (Bug::CasExpiredTakesDetached, Regime::Storm, 10_600),
+        (Bug::CasPlacesExtended, Regime::Drifting, 0),
+    ] {
+        plant(Some(bug));
+        let report = |seed| Some((seed, cas::run_in(regime, seed).violation?));
+        let caught = (first..first + 20_000).find_map(report);
+        plant(None);
+        println!("{bug:?}: {caught:?}");
+        assert!(caught.is_some(), "{bug:?}");
+    }
 }
 
 /// A version that began again is not the one that was seen.

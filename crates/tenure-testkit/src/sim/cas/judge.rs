@@ -5,17 +5,20 @@
 
 use std::collections::BTreeMap;
 
-use tenure::internals::protocol::{Answer, Data, ExpiringValue, LockSpec, ReleaseScope, Verb};
+use tenure::internals::protocol::{Answer, Data, ExpiringValue, Liveness, LockSpec, ReleaseScope, Verb};
 use tenure::internals::store::cas::{Bound, Handle, stands};
 use tenure::internals::store::observe::Told;
 use tenure::{LockName, Owner};
 
 use super::state::State;
-use crate::sim::clock::{Clock, MS};
+use crate::sim::clock::{Clock, MS, TrueTime};
 use crate::sim::executor::{ProcessId, Sim};
 use crate::sim::oracle::{Executed, Oracle};
 use crate::sim::request::Shown;
 use crate::sim::server::LockView;
+
+/// How long a client relies on its last look at a handle of another client.
+const LOOKS: TrueTime = 500 * MS;
 
 /// Reports to the oracle.
 pub(super) struct Judge {
@@ -38,6 +41,41 @@ impl Look {
         match &self.lock.as_ref()?.value {
             Data::Hash(hash) => hash.get("#fence").map(String::as_str),
             _ => None,
+        }
+    }
+
+    /// How many holds of a reentrant owner are detached.
+    fn detached(&self) -> u32 {
+        match self.lock.as_ref().map(|lock| &lock.value) {
+            Some(Data::Hash(hash)) => hash.get("#0").and_then(|count| count.parse().ok()).unwrap_or(0),
+            _ => 0,
+        }
+    }
+
+    /// To what a request has bound a hold of a reentrant owner that was bound to something else.
+    fn moves(&self, Told { op, answer, .. }: &Told) -> Option<Liveness> {
+        let Verb::Renew { hold, bind: Some(bind), .. } = op.verb else { return None };
+        let is_bound = self.bound.iter().any(|bound| bound.number == hold);
+        let is_moved = op.spec == LockSpec::Reentrant && is_bound == (bind == Liveness::Lease);
+        (is_moved && matches!(answer, Answer::Held { .. })).then_some(bind)
+    }
+
+    /// Whether a request has given this hold or place back, or bound the hold to something else.
+    fn releases(&self, told: &Told, bound: &Bound) -> bool {
+        let Told { op, answer, .. } = told;
+        match op.verb {
+            _ if op.owner != bound.owner => false,
+            Verb::Release { hold, whose: ReleaseScope::Own, .. } => {
+                let is_it = op.spec != LockSpec::Reentrant || hold == bound.number;
+                matches!(answer, Answer::Released { .. }) && is_it
+            }
+            // A hold that is detached has the number 0.
+            Verb::Renew { hold, .. } => match self.moves(told) {
+                Some(Liveness::Lease) => bound.number == hold,
+                Some(Liveness::Process | Liveness::Work) => bound.number == 0,
+                None => false,
+            },
+            _ => false,
         }
     }
 
@@ -71,18 +109,36 @@ impl Judge {
             .iter()
             .any(|told| matches!(told.op.verb, Verb::Release { whose, .. } if whose != ReleaseScope::Own));
         let is_again = before.fence() != after.fence();
+        // Those that are detached have the number 0 together, and end together.
+        let moves = told.iter().filter_map(|told| before.moves(told));
+        let detached = moves.fold(before.detached(), |detached, to| match to {
+            Liveness::Lease => detached + 1,
+            Liveness::Process | Liveness::Work => detached.saturating_sub(1),
+        });
+        let are_detached_left = after.detached() >= detached;
         let gone = before.bound.iter().filter(|bound| {
             let left = |left: &&Bound| (left.number, &left.owner) == (bound.number, &bound.owner);
-            let is_left = !is_again && after.bound.iter().any(|other| left(&other));
+            let is_detached = bound.number == 0 && before.detached() > 0;
+            let is_left = !is_again
+                && after.bound.iter().any(|other| left(&other))
+                && (!is_detached || are_detached_left);
             // Those of another client that lives are none of this one's.
             let is_own = state.handles.get(&bound.handle).is_none_or(|life| life.process == process);
             let is_ended_by_force = is_forced && !before.waits(bound.number);
-            !is_left && is_own && !is_ended_by_force && !told.iter().any(|told| releases(told, bound))
+            !is_left && is_own && !is_ended_by_force && !told.iter().any(|told| before.releases(told, bound))
         });
         let gone: Vec<(Owner, u64)> = gone.map(|bound| (bound.owner.clone(), bound.number)).collect();
         if !gone.is_empty() {
             self.sim.note(|| format!("p{process}: takes out {gone:?}"));
-            self.oracle.unbound(name, &gone, false);
+            self.oracle.unbound(name, &gone);
+            // What is left of a reentrant owner ends with the last of its other holds.
+            let asks = |owner: &Owner| told.iter().any(|told| told.op.owner == *owner);
+            let lapses =
+                |owner: &Owner| LockView::at(at, after.lock.as_ref()?, self.clock)?.share(owner)?.lapses;
+            self.oracle.extended(|of, owner| {
+                let is_left = of == name && !asks(owner) && gone.iter().any(|(gone, _)| gone == owner);
+                is_left.then(|| lapses(owner)).flatten()
+            });
         }
         for Told { op, answer, wake, after: left } in told {
             let answer = counted(answer, added);
@@ -109,12 +165,15 @@ impl Judge {
     }
 
     /// A handle ends.
-    pub(super) fn ended(&self, state: &State, handle: Handle, is_forced: bool) {
-        self.sim.note(|| format!("server: handle {handle} ends, by force: {is_forced}"));
+    pub(super) fn ended(&self, state: &State, handle: Handle) {
+        self.sim.note(|| format!("server: handle {handle} ends"));
         for name in state.locks.keys() {
             let bound = self.look(state, name).bound.into_iter().filter(|bound| bound.handle == handle);
             let gone: Vec<(Owner, u64)> = bound.map(|bound| (bound.owner, bound.number)).collect();
-            self.oracle.unbound(name, &gone, is_forced);
+            if !gone.is_empty() {
+                self.oracle.unbound(name, &gone);
+                self.oracle.unseen(name, LOOKS);
+            }
         }
     }
 
@@ -134,21 +193,6 @@ impl Judge {
         let all = state.locks.keys().flat_map(|name| self.look(state, name).bound);
         let alive = all.filter(|bound| state.handles.contains_key(&bound.handle));
         alive.map(|bound| format!("{bound:?}")).collect()
-    }
-}
-
-/// Whether a request has given this hold or place back, or bound the hold to something else.
-fn releases(told: &Told, bound: &Bound) -> bool {
-    let Told { op, answer, .. } = told;
-    let is_counted = op.spec == LockSpec::Reentrant;
-    match op.verb {
-        _ if op.owner != bound.owner => false,
-        Verb::Release { hold, whose: ReleaseScope::Own, .. } => {
-            matches!(answer, Answer::Released { .. }) && (!is_counted || hold == bound.number)
-        }
-        // A hold that is detached has the number 0.
-        Verb::Renew { hold, bind: Some(_), .. } => is_counted && [0, hold].contains(&bound.number),
-        _ => false,
     }
 }
 

@@ -67,6 +67,8 @@ fn plan(sim: &Sim, regime: Regime) -> Plan {
     // A watch tells of each change once, and no request has its time from the server.
     (plan.faults.repeat_wake, plan.faults.limit, plan.faults.again) = (0, 0, 0);
     (plan.passes, plan.trips) = (false, 8);
+    // A key that is deleted by hand is not noticed by a renewal, and a handle not until it is kept alive next.
+    plan.node_faults.delete = 0;
     // The life of a handle: see `cas::leases`.
     let ttl = plan.ttl;
     // A hold that is being released lasts for two seconds more.
@@ -109,13 +111,17 @@ impl Driver for Server {
             NodeFault::DelayMessages => self.delay_events(*process, scene.plan.faults.messages_late),
             NodeFault::Stall => self.stall(self.shows(scene.until())),
             NodeFault::Forget => self.restart(),
-            NodeFault::Delete => self.revoke(*process),
             NodeFault::Part => {
                 let Parting { requests, replies, messages, loses } = Parting::draw(sim, scene.until());
                 let [requests, replies, messages] = [requests, replies, messages].map(|at| self.shows(at).0);
                 self.part(*process, Parting { requests, replies, messages, loses });
             }
-            NodeFault::Pause | NodeFault::Kill | NodeFault::Rewind | NodeFault::Evict | NodeFault::Step => {}
+            NodeFault::Pause
+            | NodeFault::Kill
+            | NodeFault::Delete
+            | NodeFault::Rewind
+            | NodeFault::Evict
+            | NodeFault::Step => {}
         }
     }
 

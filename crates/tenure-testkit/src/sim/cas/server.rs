@@ -260,11 +260,14 @@ impl Server {
                         state.silent.push(Box::new(promise));
                         None
                     }
-                    false => None,
+                    false => {
+                        drop(promise);
+                        None
+                    }
                 };
                 drop(state);
                 if fate.is_carried_out {
-                    server.later(fate.arrives, move |server| server.arrive(promise, what));
+                    server.later(fate.arrives, move |server| server.arrive(sort, promise, what));
                 }
                 cuts
             };
@@ -280,6 +283,7 @@ impl Server {
     /// A request reaches the server.
     fn arrive<T: Send + 'static>(
         &self,
+        sort: &'static str,
         promise: Option<oneshot::Sender<T>>,
         what: impl FnOnce(&Self, &mut State) -> T + Send + 'static,
     ) {
@@ -289,7 +293,7 @@ impl Server {
             self.count(Event::Stalled);
             let until = state.stalled_until;
             drop(state);
-            return self.later(until, move |server| server.arrive(promise, what));
+            return self.later(until, move |server| server.arrive(sort, promise, what));
         }
         let end = state.ends.entry(self.process).or_default();
         if end.arrives_until.is_some_and(|until| now > until) {
@@ -297,6 +301,9 @@ impl Server {
         }
         let parting = end.parting;
         self.purge(&mut state);
+        if let Some(judge) = &self.inner.judge {
+            judge.sim.note(|| format!("server: p{}: {sort}", self.process));
+        }
         let told = what(self, &mut state);
         if now.0 < parting.replies && parting.loses {
             state.silent.push(Box::new(promise));
@@ -309,19 +316,22 @@ impl Server {
         }
     }
 
-    /// Ends handles that were not kept.
+    /// Ends handles that were not kept. A server that stands still does so afterwards.
     fn purge(&self, state: &mut State) {
         let now = self.now();
+        if now < state.stalled_until {
+            return;
+        }
         let over: Vec<Handle> =
             state.handles.iter().filter(|(_, life)| life.end <= now).map(|(handle, _)| *handle).collect();
         for handle in over {
-            self.end(state, handle, false);
+            self.end(state, handle);
         }
     }
 
-    fn end(&self, state: &mut State, handle: Handle, is_forced: bool) {
+    fn end(&self, state: &mut State, handle: Handle) {
         if let Some(judge) = &self.inner.judge {
-            judge.ended(state, handle, is_forced);
+            judge.ended(state, handle);
         }
         if state.handles.remove(&handle).is_some() {
             self.tell(state, None, &WatchNotice::Gone(handle));
@@ -357,12 +367,17 @@ impl Server {
             }
             let watcher = &mut state.watches[at];
             watcher.last = (watcher.last + Duration::from_nanos(1)).max(now.max(from) + delay);
-            let (sender, seen, of) = (watcher.sender.clone(), seen.clone(), watcher.name.clone());
-            let is_read = self.inner.versions != Versions::Lasting && matches!(seen, WatchNotice::Lock(_));
-            self.later(watcher.last, move |server| {
-                let seen =
-                    if is_read { WatchNotice::Lock(server.state().locks.get(&of).cloned()) } else { seen };
-                drop(sender.send(seen));
+            lock(&watcher.coming).push_back(seen.clone());
+            let (sender, coming, of) =
+                (watcher.sender.clone(), Arc::clone(&watcher.coming), watcher.name.clone());
+            let is_read = self.inner.versions != Versions::Lasting;
+            // The first that is on its way: tasks that are due together run in any order.
+            self.later(watcher.last, move |server| match lock(&coming).pop_front() {
+                Some(WatchNotice::Lock(_)) if is_read => {
+                    drop(sender.send(WatchNotice::Lock(server.state().locks.get(&of).cloned())));
+                }
+                Some(seen) => drop(sender.send(seen)),
+                None => {}
             });
         }
         // One that misses an event ends: there are no gaps.
@@ -482,6 +497,8 @@ impl Server {
     pub(super) fn stall(&self, until: Moment) {
         let mut state = self.state();
         state.stalled_until = state.stalled_until.max(until);
+        drop(state);
+        self.later(until, |server| server.purge(&mut server.state()));
     }
 
     /// The server starts again, with all that it had. It gives each handle its whole life again.
@@ -492,25 +509,20 @@ impl Server {
         let processes: Vec<ProcessId> = self.state().ends.keys().copied().collect();
         processes.into_iter().for_each(|process| self.cut(process));
         let mut state = self.state();
-        self.purge(&mut state);
-        let handles: Vec<Handle> = state.handles.keys().copied().collect();
+        let now = self.now();
+        let alive = state.handles.iter().filter(|(_, life)| life.end > now);
+        let handles: Vec<Handle> = alive.map(|(handle, _)| *handle).collect();
         for handle in handles {
             self.set_end(&mut state, handle, up_at);
         }
     }
 
-    /// An operator ends a handle of a process.
-    pub(super) fn revoke(&self, process: ProcessId) {
+    /// An operator ends the handles of a process.
+    pub fn revoke(&self, process: ProcessId) {
         let mut state = self.state();
-        self.purge(&mut state);
         let of_process = state.handles.iter().filter(|(_, life)| life.process == process);
         let handles: Vec<Handle> = of_process.map(|(handle, _)| *handle).collect();
-        if handles.is_empty() {
-            return;
-        }
-        self.count(Event::Deleted);
-        let handle = handles[self.below(handles.len() as u64) as usize];
-        self.end(&mut state, handle, true);
+        handles.into_iter().for_each(|handle| self.end(&mut state, handle));
     }
 
     /// From now on nothing goes wrong.
@@ -569,7 +581,7 @@ impl Backend for Server {
     }
 
     fn close(&self, handle: Handle) -> BoxFuture<'static, Result<(), Failure>> {
-        self.ask("close", move |server, state| server.end(state, handle, false))
+        self.ask("close", move |server, state| server.end(state, handle))
     }
 
     fn bump(&self, handles: Vec<Handle>) -> BoxFuture<'static, Result<Vec<Option<u64>>, Failure>> {
@@ -597,7 +609,7 @@ impl Backend for Server {
         let begun = self.ask("watch", move |server, state| {
             let (sender, seen) = mpsc::unbounded_channel();
             let (process, last) = (server.process, server.now());
-            state.watches.push(Watcher { name, process, last, sender });
+            state.watches.push(Watcher { name, process, last, coming: Arc::default(), sender });
             seen
         });
         async move { Ok(Box::new(Watching(begun.await?)) as Box<dyn LockWatch>) }.boxed()

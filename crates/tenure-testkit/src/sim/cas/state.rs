@@ -1,8 +1,8 @@
 //! What the simulated server keeps.
 
 use std::any::Any;
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tenure::LockName;
@@ -48,6 +48,8 @@ pub(super) struct Watcher {
     pub(super) process: ProcessId,
     /// When the last event arrives.
     pub(super) last: Moment,
+    /// Events on their way.
+    pub(super) coming: Arc<Mutex<VecDeque<WatchNotice>>>,
     pub(super) sender: mpsc::UnboundedSender<WatchNotice>,
 }
 

@@ -15,6 +15,9 @@ impl ReferenceModel {
     pub(super) fn check_count(&mut self, at: TrueTime, executed: &Executed<'_>, owner: &Owner) {
         let name = &executed.op.name;
         let Some(lock) = self.locks.get(name).filter(|lock| lock.sort == LockKind::Reentrant) else { return };
+        if lock.is_unseen(at) {
+            return;
+        }
         let Some(count) = lock.place(owner).map(|place| place.count()) else { return };
         let counted = executed.after.and_then(|after| after.share(owner)).map_or(0, |share| share.weight);
         if counted != count {
@@ -25,7 +28,8 @@ impl ReferenceModel {
 
     /// A release reported the right number of remaining holds.
     pub(super) fn check_left(&mut self, at: TrueTime, name: &LockName, owner: &Owner, count: u32, left: u32) {
-        if count != left {
+        let is_known = self.locks.get(name).is_some_and(|lock| !lock.is_unseen(at));
+        if count != left && is_known {
             let what = format!("{name}: {owner} was told that {left} holds are left, and has {count}");
             self.accuse(at, COUNT, what);
         }

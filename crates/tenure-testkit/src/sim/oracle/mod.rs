@@ -317,13 +317,16 @@ impl Oracle {
     /// Observes requests that a client answers from what it has read, without writing.
     #[cfg(tenure_planted)]
     pub(super) fn unwritten(&self) -> tenure::internals::store::observe::Unwritten {
-        let model = Arc::clone(&self.model);
+        use tenure::internals::protocol::Verb;
+        let (model, sim) = (Arc::clone(&self.model), self.sim.clone());
         Box::new(move |op, answer| {
-            if let (tenure::internals::protocol::Verb::Acquire { .. }, Answer::Held { .. }) =
-                (&op.verb, answer)
-                && let Some(owned) = lock(&model).owners.get_mut(&op.owner)
-            {
-                owned.grants += 1;
+            let Answer::Held { .. } = answer else { return };
+            let mut model = lock(&model);
+            let Some(owned) = model.owners.get_mut(&op.owner) else { return };
+            match op.verb {
+                Verb::Acquire { .. } => owned.grants += 1,
+                Verb::Renew { .. } => owned.told_at = Some(sim.now()),
+                _ => {}
             }
         })
     }
@@ -340,18 +343,21 @@ impl Oracle {
     }
 
     /// Holds and places disappeared without a request of their owners; numbers identify the holds of a
-    /// reentrant owner. Either they lapsed, as reported by the client that had them, or an operator ended the
-    /// session that they were bound to.
-    pub fn unbound(&self, name: &LockName, gone: &[(Owner, u64)], is_forced: bool) {
+    /// reentrant owner. They lapsed, as reported by the client that had them, or with their session.
+    pub fn unbound(&self, name: &LockName, gone: &[(Owner, u64)]) {
         let at = self.sim.now();
         let mut model = lock(&self.model);
         model.settle(at, name, &self.sim);
         for (owner, number) in gone {
-            model.unbind(at, name, (owner, *number), is_forced, &self.sim);
+            model.unbind(at, name, (owner, *number), &self.sim);
         }
-        drop(model);
-        if is_forced && !gone.is_empty() {
-            self.will_tell();
+    }
+
+    /// Clients may not know for so long that holds or places of a lock have lapsed.
+    pub fn unseen(&self, name: &LockName, looks: TrueTime) {
+        let until = self.sim.now() + looks;
+        if let Some(lock) = lock(&self.model).locks.get_mut(name) {
+            lock.unseen_until = until;
         }
     }
 

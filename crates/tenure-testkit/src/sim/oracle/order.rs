@@ -63,7 +63,7 @@ impl ReferenceModel {
                 && lock.used() == u64::from(lock.capacity)
                 && lock.places.iter().any(|place| place.holds && place.number == number)
         };
-        if self.locks.get(name).is_some_and(is_writer) {
+        if self.locks.get(name).is_some_and(|lock| is_writer(lock) || lock.is_unseen(at)) {
             return;
         }
         self.accuse(
@@ -76,6 +76,9 @@ impl ReferenceModel {
     /// After each request that may change something, the first waiter must not fit.
     pub(super) fn check_head(&mut self, at: TrueTime, name: &LockName) {
         let Some(lock) = self.locks.get(name).filter(|lock| lock.is_open()) else { return };
+        if lock.is_unseen(at) {
+            return;
+        }
         let Some(head) = lock.head() else { return };
         let what = format!(
             "{name}: {} waits for {} of {}, of which {} are in use",

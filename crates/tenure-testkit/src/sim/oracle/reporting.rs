@@ -59,10 +59,6 @@ impl ReferenceModel {
     /// A guard was handed out: most of its lease must be left, unless several attempts were made.
     fn check_fresh(&mut self, at: TrueTime, owner: &Owner, told: &Told) {
         let Some(owned) = self.owners.get(owner) else { return };
-        // A session-bound hold is renewed with its session, unknown to the server.
-        if owned.was_called && self.plan.session > 0 {
-            return;
-        }
         // A granted waiter with too little lease left has renewed it first, once.
         let rounds = if owned.was_called && owned.told_at.is_some() { ROUNDS } else { owned.grants };
         // A granted waiter did not get its hold when it asked, but later.
@@ -246,7 +242,7 @@ impl Oracle {
         if model.members.is_some() {
             return model.check_busy_members(at, label, since);
         }
-        if model.locks.get(name).is_some_and(|lock| lock.had_room(weight, since)) {
+        if model.locks.get(name).is_some_and(|lock| lock.had_room(weight, since) && !lock.is_unseen(since)) {
             let what = format!("{name} was called busy, and {weight} of it were free all the time");
             model.accuse(at, REPORTING, what);
         }

@@ -42,6 +42,7 @@ impl Task {
                 _ => None,
             };
             if let Some(outcome) = outcome {
+                sim.note(|| format!("p{}: `verify` or `renew` said {outcome:?}", self.process.id()));
                 let said = said(&outcome);
                 self.oracle().said_held(guard.owner(), guard.fence(), since, left, said);
                 if said == Said::Lost && holding.look() {

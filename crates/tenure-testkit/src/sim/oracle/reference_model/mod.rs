@@ -57,8 +57,8 @@ pub(super) struct Lock {
     pub(super) free_since: TrueTime,
     /// Since when clients may know that it is free.
     known_since: TrueTime,
-    /// Capacity available to a newcomer, from each moment on.
-    room: Vec<(TrueTime, u64)>,
+    /// Capacity available to a newcomer, and the whole capacity, from each moment on.
+    room: Vec<(TrueTime, u64, u32)>,
     /// Since when the first waiter would fit.
     pub(super) open_since: Option<TrueTime>,
     pub(super) last_number: u64,
@@ -66,6 +66,8 @@ pub(super) struct Lock {
     pub(super) last_reported: u64,
     pub(super) last_exclusive: u64,
     pub(super) edge: TrueTime,
+    /// Until then clients may not know of a lease that is over.
+    pub(super) unseen_until: TrueTime,
 }
 
 /// One owner's place at a lock.
@@ -162,13 +164,14 @@ impl ReferenceModel {
             places: Vec::new(),
             free_since: 0,
             known_since: 0,
-            room: vec![(0, u64::from(sort.capacity()))],
+            room: vec![(0, u64::from(sort.capacity()), sort.capacity())],
             open_since: None,
             last_number: 0,
             last_token: 0,
             last_reported: 0,
             last_exclusive: 0,
             edge: 0,
+            unseen_until: 0,
         };
         self.history.open(name, sort);
         self.locks.insert(name.clone(), lock);
@@ -247,32 +250,22 @@ impl ReferenceModel {
         at: TrueTime,
         name: &LockName,
         (owner, number): (&Owner, u64),
-        is_forced: bool,
         sim: &Sim,
     ) {
         let Some(lock) = self.locks.get_mut(name) else { return };
         let is_counted = lock.sort == LockKind::Reentrant;
         let Some(place) = lock.places.iter_mut().find(|place| place.owner == *owner) else { return };
         if is_counted {
-            let process = place.live.iter().find(|(live, _)| *live == number).map(|(_, process)| *process);
             match number {
                 // All detached holds have the number 0.
                 0 => place.detached = 0,
                 _ => place.live.retain(|(live, _)| *live != number),
             }
             if place.count() > 0 {
-                if is_forced {
-                    let guards = self.holds.iter_mut().filter(|hold| hold.owner == *owner);
-                    let guards = guards.filter(|hold| Some(hold.process) == process);
-                    guards.for_each(|hold| hold.is_forced = true);
-                }
                 return;
             }
         } else if place.number != number {
             return;
-        }
-        if is_forced {
-            return self.force(at, name, |place| place.owner == *owner);
         }
         self.check_unheld(at, owner, None);
         self.check_given_back(at, owner, sim);

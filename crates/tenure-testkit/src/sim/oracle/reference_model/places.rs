@@ -38,6 +38,11 @@ impl Lock {
         self.used() + u64::from(weight.min(self.capacity)) <= u64::from(self.capacity)
     }
 
+    /// Whether clients may not know yet that a lease is over.
+    pub(in crate::sim) fn is_unseen(&self, at: TrueTime) -> bool {
+        at <= self.unseen_until
+    }
+
     pub(in crate::sim) fn is_open(&self) -> bool {
         self.head().is_some_and(|head| self.fits(head.weight))
     }
@@ -50,15 +55,15 @@ impl Lock {
         self.open_since = if self.is_open() { self.open_since.or(Some(at)) } else { None };
         let is_queued = self.head().is_some() || self.sort == LockKind::Reentrant && !self.places.is_empty();
         let room = if is_queued { 0 } else { u64::from(self.capacity).saturating_sub(self.used()) };
-        if self.room.last().is_none_or(|(_, last)| *last != room) {
-            self.room.push((at, room));
+        if self.room.last().is_none_or(|(_, last, of)| (*last, *of) != (room, self.capacity)) {
+            self.room.push((at, room, self.capacity));
         }
     }
 
     /// Whether a newcomer of this weight would have fitted at all times since `since`.
     pub(in crate::sim) fn had_room(&self, weight: u32, since: TrueTime) -> bool {
-        let first = self.room.partition_point(|(at, _)| *at <= since).saturating_sub(1);
-        self.room[first..].iter().all(|(_, room)| u64::from(weight.min(self.capacity)) <= *room)
+        let first = self.room.partition_point(|(at, ..)| *at <= since).saturating_sub(1);
+        self.room[first..].iter().all(|(_, room, of)| u64::from(weight.min(*of)) <= *room)
     }
 }
 
