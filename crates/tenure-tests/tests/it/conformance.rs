@@ -85,18 +85,18 @@ mod postgres {
     tenure_testkit::conformance!(crate::conformance::postgres::run);
 }
 
-/// A model of a server that compares and swaps, in virtual time.
+/// The simulated server that compares and swaps, in virtual time.
 #[cfg(tenure_planted)]
 mod cas {
     use super::*;
-    use crate::cas::model::{Faults, Model};
     use tenure::internals::store::cas::Cas;
+    use tenure_testkit::sim::cas::Server;
 
     fn run(flavour: Flavour, case: for<'a> fn(&'a Fixture) -> Case<'a>) {
         in_virtual_time(flavour, case, |runtime| {
-            let model = Model::new(Arc::clone(&runtime), Faults::default());
+            let server = Server::new(Arc::clone(&runtime));
             move || {
-                let store = Cas::new(Arc::new(model.clone()), "cas:model", Arc::clone(&runtime));
+                let store = Cas::new(Arc::new(server.clone()), "cas:sim", Arc::clone(&runtime));
                 locks(Arc::new(store), Arc::clone(&runtime), Options::new()).expect("options")
             }
         });

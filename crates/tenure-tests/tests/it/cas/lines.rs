@@ -12,9 +12,9 @@ use tenure::internals::store::cas::Cas;
 use tenure::internals::{Runtime, Store};
 use tenure::{Kind, LockName, Locks, Owner};
 use tenure_testkit::plant;
+use tenure_testkit::sim::cas::{Server, Versions};
 use tenure_testkit::sim::clock::{Clock, SECOND};
 
-use super::model::{Faults, Model};
 use super::{SECONDS, World};
 
 /// Of the process that dies, and of the one that goes on.
@@ -137,25 +137,24 @@ fn rules(seed: u64) -> [LockSpec; 3] {
 
 /// Runs one history on both servers. Returns how many parts the longest line had.
 fn alike(seed: u64) -> Result<usize, String> {
-    let world = World::new(seed, 2, Faults { part: 1 + seed as usize % 4, ..Faults::default() });
-    let whole =
-        Model::new(world.sim.process(Clock::default(), seed), Faults { part: 1_000, ..Faults::default() });
+    let world = World::with(seed, 2, 1 + seed as usize % 4);
+    let whole = Server::with(world.sim.process(Clock::default(), seed), Versions::Lasting, 1_000);
     let runtimes = [0, 1].map(|at| Arc::clone(&world.processes[at]) as Arc<dyn Runtime>);
-    let clients = |model: &Model| {
-        [0, 1].map(|at: usize| Cas::new(Arc::new(model.clone()), "cas:model", Arc::clone(&runtimes[at])))
+    let clients = |server: &Server| {
+        [0, 1].map(|at: usize| Cas::new(Arc::new(server.clone()), "cas:sim", Arc::clone(&runtimes[at])))
     };
-    let stores = [clients(&whole), clients(&world.model)];
+    let stores = [clients(&whole), clients(&world.server)];
     let owners = (0..OWNERS).map(|at| format!("o@h:1/{at:032x}").parse().expect("an owner")).collect();
     let (spec, told) = (rules(seed), Default::default());
     let mut twins = Twins { stores, owners, spec, random: seed, told, alone: false };
     let (sim, dies) = (world.sim.clone(), world.processes[0].id());
-    let (model, sleep) = (world.model.clone(), world.sleep(1));
+    let (server, sleep) = (world.server.clone(), world.sleep(1));
     let (told, most) = std::sync::mpsc::channel();
     world.spawn(1, async move {
         let mut most = 0;
         for _ in 0..150 {
             twins.step().await?;
-            most = most.max(model.parts());
+            most = most.max(server.parts());
         }
         // The places of one process lapse, wherever in line they are.
         sim.kill(dies);
@@ -189,28 +188,28 @@ fn it_would_show_that_what_was_read_of_a_line_was_taken_for_all() {
 /// What is behind a part that was deleted by hand still has its turn.
 #[test]
 fn a_part_that_is_lost_costs_those_behind_it_nothing() {
-    after_a_part(Model::lose_part);
+    after_a_part(Server::lose_part);
 }
 
 #[test]
 fn a_part_that_is_damaged_costs_those_behind_it_nothing() {
-    after_a_part(Model::damage_part);
+    after_a_part(Server::damage_part);
 }
 
 /// Does this to the last part of a line, after which each that waits has its turn.
-fn after_a_part(is_broken: fn(&Model)) {
-    let world = World::new(6, 2, Faults { part: 2, ..Faults::default() });
+fn after_a_part(is_broken: fn(&Server)) {
+    let world = World::with(6, 2, 2);
     let (first, rest) = (world.client(0, SECONDS(20)), world.client(1, SECONDS(20)));
-    let (model, sleep) = (world.model.clone(), world.sleep(0));
+    let (server, sleep) = (world.server.clone(), world.sleep(0));
     let lock = |locks: &Locks| locks.fair_mutex("line").expect("a name");
     let mutex = lock(&first);
     world.spawn(0, async move {
         let guard = mutex.lock().await.map_err(|error| error.to_string())?;
         sleep(SECONDS(4)).await;
-        if model.parts() < 2 {
-            return Err(format!("the line has {} parts", model.parts()));
+        if server.parts() < 2 {
+            return Err(format!("the line has {} parts", server.parts()));
         }
-        is_broken(&model);
+        is_broken(&server);
         guard.release().await.map_err(|error| error.to_string())?;
         Ok(())
     });
@@ -231,7 +230,7 @@ fn after_a_part(is_broken: fn(&Model)) {
 #[test]
 fn a_line_of_many_parts_in_which_all_have_died_goes_in_pieces() {
     const WAIT: u64 = 300;
-    let world = World::new(8, 2, Faults { part: 1, ..Faults::default() });
+    let world = World::with(8, 2, 1);
     let (dies, next) = (world.client(0, SECONDS(20)), world.client(1, SECONDS(20)));
     for at in 0..=WAIT {
         let (mutex, sleep) = (dies.fair_mutex("line").expect("a name"), world.sleep(0));
@@ -243,12 +242,12 @@ fn a_line_of_many_parts_in_which_all_have_died_goes_in_pieces() {
             Ok(())
         });
     }
-    let (sim, process, model) = (world.sim.clone(), world.processes[0].id(), world.model.clone());
+    let (sim, process, server) = (world.sim.clone(), world.processes[0].id(), world.server.clone());
     let (mutex, sleep) = (next.fair_mutex("line").expect("a name"), world.sleep(1));
     world.spawn(1, async move {
         sleep(SECONDS(8)).await;
-        if model.parts() < 128 {
-            return Err(format!("the line has {} parts", model.parts()));
+        if server.parts() < 128 {
+            return Err(format!("the line has {} parts", server.parts()));
         }
         sim.kill(process);
         let got = mutex.try_lock_for(SECONDS(60)).await.map_err(|error| error.to_string())?;
@@ -265,7 +264,7 @@ fn a_line_of_many_parts_in_which_all_have_died_goes_in_pieces() {
 #[test]
 fn each_of_many_holders_is_told_that_its_hold_was_ended_by_force() {
     const HOLDERS: usize = 130;
-    let world = World::new(9, HOLDERS + 1, Faults::default());
+    let world = World::new(9, HOLDERS + 1);
     let lock = |locks: &Locks| locks.semaphore("many", HOLDERS as u32).expect("a name");
     for at in 0..HOLDERS {
         let (semaphore, sleep) = (lock(&world.client(at, SECONDS(2))), world.sleep(at));
