@@ -105,7 +105,7 @@ pub(super) async fn check(seeds: &[Target], setup: &Setup, report: &mut Report) 
 async fn settings(server: &mut Server, setup: &Setup, report: &mut Report) -> Result<(), Failure> {
     let timeout = server.setting("failover", "cluster-node-timeout", report).await?;
     if let Some(timeout) = timeout.and_then(|timeout| timeout.parse().ok()).map(Duration::from_millis)
-        && timeout + ELECTION > setup.ttl
+        && timeout + ELECTION > setup.least_left()
     {
         report.find(
             "failover",
@@ -115,7 +115,7 @@ async fn settings(server: &mut Server, setup: &Setup, report: &mut Report) -> Re
                 timeout.as_millis(),
                 setup.ttl.as_millis()
             ),
-            "a failover takes that and some 3 s more, and every holder of the shard loses its lock",
+            "a failover takes that and some 3 s more; a lease of the shard has two thirds left, and its holder loses it",
             "lower cluster-node-timeout, or use longer leases (--ttl)",
         );
     }

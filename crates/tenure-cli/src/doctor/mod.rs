@@ -52,6 +52,13 @@ struct Setup {
     layout: Layout,
 }
 
+impl Setup {
+    /// What is left of a lease just before its renewal.
+    fn least_left(&self) -> Duration {
+        self.ttl * 2 / 3
+    }
+}
+
 /// How the servers form a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layout {

@@ -165,7 +165,7 @@ fn settings(fields: &[ConsoleReply], in_url: usize, at: &str, setup: &Setup, rep
         }
     }
     if let Some(down_after) = number("down-after-milliseconds").map(Duration::from_millis)
-        && down_after + ELECTION > setup.ttl
+        && down_after + ELECTION > setup.least_left()
     {
         report.find(
             "failover",
@@ -175,7 +175,7 @@ fn settings(fields: &[ConsoleReply], in_url: usize, at: &str, setup: &Setup, rep
                 down_after.as_millis(),
                 setup.ttl.as_millis()
             ),
-            "a failover takes that and some 3 s more, and every holder loses its lock in between",
+            "a failover takes that and some 3 s more; a lease has two thirds left, and its holder loses it",
             "lower down-after-milliseconds, or use longer leases (--ttl)",
         );
     }
