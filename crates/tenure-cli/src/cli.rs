@@ -129,26 +129,31 @@ pub(crate) enum Command {
 /// The store of the locks.
 #[derive(Args, Debug, Default)]
 pub(crate) struct Store {
-    /// The store: `file:DIR` for the processes of one machine, or the URL of a server. Default:
-    /// $TENURE_STORE, then a configuration file, then the directory `tenure` in $XDG_STATE_HOME, or
-    /// else in $HOME/.local/state. An empty one is refused. A store that does not answer is asked
-    /// for 20s, because where a thousand commands start at once the last are answered after
-    /// seconds; a refused connection fails at once, and -w of `run` and `acquire` sets another limit.
-    #[arg(long = "store", value_name = "URL", conflicts_with = "file")]
+    /// URL of the store, or file:DIR for the processes of this machine
+    ///
+    /// Default: $TENURE_STORE, then a configuration file, then the directory `tenure` in
+    /// $XDG_STATE_HOME or $HOME/.local/state. An empty value is refused.
+    ///
+    /// A store that does not answer is given up after 20s, because the last of a thousand commands
+    /// started at once are answered only after seconds. A refused connection fails at once. `-w`
+    /// of `run` and `acquire` sets another limit.
+    #[arg(long = "store", value_name = "URL", conflicts_with = "file", help_heading = "Store")]
     pub(crate) url: Option<String>,
 
-    /// A file that has the store's URL, so that neither arguments nor the environment show a
-    /// password. Default: $TENURE_STORE_FILE.
-    #[arg(id = "file", long = "store-file", value_name = "FILE")]
+    /// File with the store's URL
+    ///
+    /// Keeps a password out of the arguments and the environment. Default: $TENURE_STORE_FILE.
+    #[arg(id = "file", long = "store-file", value_name = "FILE", help_heading = "Store")]
     pub(crate) file: Option<PathBuf>,
 
-    /// Put before each name to make the store's key.
+    /// Text put before each name to make the store's key
     #[arg(
         long,
         value_name = "TEXT",
         default_value = "",
         hide_default_value = true,
-        allow_hyphen_values = true
+        allow_hyphen_values = true,
+        help_heading = "Store"
     )]
     pub(crate) prefix: String,
 }
@@ -159,35 +164,43 @@ pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) request: Request,
 
-    /// Hold the lock for at least so long, also when CMD ends sooner: a short job then runs once
-    /// though the clocks of its hosts differ. INT, TERM, HUP or QUIT end that wait.
-    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
+    /// Hold the lock at least this long, even if CMD ends sooner
+    ///
+    /// A short job then runs once although the clocks of its hosts differ. INT, TERM, HUP or QUIT
+    /// end the wait.
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true, help_heading = "Lock")]
     pub(crate) min_hold: Option<Duration>,
 
-    /// Hold the lock for at most so long: then CMD is stopped as when the lease is lost.
-    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
+    /// Hold the lock at most this long, then stop CMD as if the lease were lost
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true, help_heading = "Lock")]
     pub(crate) max_hold: Option<Duration>,
 
-    /// Wait for a random time of up to this before the lock is asked for.
-    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
+    /// Wait a random time up to this long before asking for the lock
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true, help_heading = "Waiting")]
     pub(crate) splay: Option<Duration>,
 
-    /// Hold this lock too, of the same kind: all or none. May be given several times; the order
-    /// does not matter.
-    #[arg(long, value_name = "NAME", allow_hyphen_values = true)]
+    /// Hold this lock too, of the same kind; repeatable
+    ///
+    /// All or none are held. The order does not matter.
+    #[arg(long, value_name = "NAME", allow_hyphen_values = true, help_heading = "Lock")]
     pub(crate) also: Vec<String>,
 
-    /// Run CMD at most once in each period of this length, counted from 1970, on whichever host
-    /// asks first: 1h is once in each hour, UTC. A CMD that failed may run again in its window. Not
-    /// on a quorum, etcd and ZooKeeper; -n is meant. NAME is that of a job then, and not of a lock:
-    /// `tenure stop --job` finds it, and `status` does not.
-    #[arg(long, value_name = "PERIOD", value_parser = duration, allow_hyphen_values = true, conflicts_with_all = ["kind", "also", "wait", "unfenced", "min_hold"])]
+    /// Run CMD at most once per period, on whichever host asks first
+    ///
+    /// Periods count from 1970: 1h is once in each hour, UTC. A CMD that failed may run again in
+    /// its window. Implies -n. Not on a quorum, etcd and ZooKeeper.
+    ///
+    /// NAME is then the name of a job and not of a lock: `tenure stop --job` finds it, and
+    /// `status` does not.
+    #[arg(long, value_name = "PERIOD", value_parser = duration, allow_hyphen_values = true, conflicts_with_all = ["kind", "also", "wait", "unfenced", "min_hold"], help_heading = "Lock")]
     pub(crate) once_per: Option<Duration>,
 
-    /// When the lock is lost and CMD was stopped for it: wait for the lock again, each time as long
-    /// as -w says, and run CMD again. Not after a signal that asked for the end. With --once-per,
-    /// CMD may also run again in its window after a run that died or lost its lock, on any host.
-    #[arg(long, conflicts_with = "max_hold")]
+    /// Wait for the lock again and rerun CMD after the lock was lost
+    ///
+    /// Each wait lasts as long as -w says. A signal that asked CMD to end also ends this. With
+    /// --once-per, CMD may also run again in its window after a run that died or lost its lock, on
+    /// any host.
+    #[arg(long, conflicts_with = "max_hold", help_heading = "Waiting")]
     pub(crate) retry_lost: bool,
 
     #[command(flatten)]
@@ -197,35 +210,47 @@ pub(crate) struct Run {
 /// The command, and how it is ended.
 #[derive(Args, Debug)]
 pub(crate) struct Job {
-    /// When the lease is lost: the time between TERM and KILL, taken from the end of the lease. At
-    /// most a third of the ttl. Default: 5s, or a third of the ttl if that is less.
-    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
+    /// Time between TERM and KILL when the lease is lost
+    ///
+    /// Taken from the end of the lease, at most a third of the ttl. Default: 5s, or a third of the
+    /// ttl if that is less.
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true, help_heading = "Command")]
     pub(crate) grace: Option<Duration>,
 
-    /// What happens to CMD when the lease is lost: `term` (TERM, and KILL after the grace), `kill`
-    /// at once, `signal:NAME` in place of TERM, as in signal:INT, or `ignore`: then CMD runs on
-    /// beside the next holder, and its own exit status is passed on.
-    #[arg(long, value_name = "HOW", default_value = "term", value_parser = on_lost)]
+    /// What happens to CMD when the lease is lost: term, kill, signal:NAME or ignore
+    ///
+    /// `term`: TERM, then KILL after the grace. `kill`: KILL at once. `signal:NAME`: that signal
+    /// instead of TERM, as in signal:INT. `ignore`: CMD runs on beside the next holder, and its
+    /// exit status is passed on.
+    #[arg(long, value_name = "HOW", default_value = "term", value_parser = on_lost, help_heading = "Command")]
     pub(crate) on_lost: OnLost,
 
-    /// Send KILL to CMD's group when it has not ended so long after INT, TERM, HUP or QUIT was
-    /// passed on to it.
-    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
+    /// Send KILL this long after INT, TERM, HUP or QUIT was passed on to CMD
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true, help_heading = "Command")]
     pub(crate) kill_after: Option<Duration>,
 
-    /// Leave CMD in the process group of this program, as `timeout --foreground` does: it reads
-    /// from the terminal and gets its keys itself. Signals then go to CMD alone, and what it
-    /// started may outlive it and the lease. INT and QUIT that come while the group has the
-    /// terminal are taken for keys, and are not passed on.
-    #[arg(long)]
+    /// Leave CMD in this process group, as `timeout --foreground` does
+    ///
+    /// CMD then reads from the terminal and gets its keys itself. Signals go to CMD alone, and
+    /// what it started may outlive it and the lease. INT and QUIT that arrive while the group has
+    /// the terminal are taken for keys and not passed on.
+    #[arg(long, help_heading = "Command")]
     pub(crate) foreground: bool,
 
-    /// Run this by `sh -c` in place of CMD.
-    #[arg(short = 'c', value_name = "STRING", conflicts_with = "command", allow_hyphen_values = true)]
+    /// Run this with `sh -c` instead of CMD
+    #[arg(
+        short = 'c',
+        value_name = "STRING",
+        conflicts_with = "command",
+        allow_hyphen_values = true,
+        help_heading = "Command"
+    )]
     pub(crate) script: Option<String>,
 
-    /// The command and its arguments. Options of this program end here, so `--` is needed only
-    /// before a command that begins with a hyphen.
+    /// The command and its arguments
+    ///
+    /// tenure's own options end here, so `--` is needed only before a command that begins with a
+    /// hyphen.
     #[arg(value_name = "CMD", required_unless_present = "script", trailing_var_arg = true)]
     pub(crate) command: Vec<OsString>,
 }
@@ -236,41 +261,46 @@ pub(crate) struct Elect {
     #[command(flatten)]
     pub(crate) store: Store,
 
-    /// The lease of a leader: how long it takes until another leads when this host is gone, 50ms to
-    /// 365d.
-    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration, allow_hyphen_values = true)]
+    /// The lease: how long until another leads when this host is gone, 50ms to 365d
+    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration, allow_hyphen_values = true, help_heading = "Election")]
     pub(crate) ttl: Duration,
 
-    /// What `tenure leader` tells of this candidate, as an address: at most 4 KiB. Default:
-    /// HOST:PID.
-    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    /// What `tenure leader` tells of this candidate, such as an address: up to 4 KiB
+    ///
+    /// Default: HOST:PID.
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, help_heading = "Election")]
     pub(crate) payload: Option<String>,
 
-    /// What people read of this leader in `tenure leader`, beside its user, host and process, such
-    /// as the URL of a job: at most 256 bytes. Who sees the election sees it.
+    /// Text for people beside this leader's user, host and process: up to 256 bytes
+    ///
+    /// Such as the URL of a job. Visible to everyone who can see the election.
     #[arg(
         long,
         value_name = "TEXT",
         default_value = "",
         hide_default_value = true,
-        allow_hyphen_values = true
+        allow_hyphen_values = true,
+        help_heading = "Election"
     )]
     pub(crate) label: String,
 
-    /// Print who leads on standard error, on every change: a line each, as `tenure leader --watch`
-    /// prints them on standard output.
-    #[arg(long, conflicts_with = "quiet")]
+    /// Print each change of leader on standard error
+    ///
+    /// One line per change, as `tenure leader --watch` prints them on standard output.
+    #[arg(long, conflicts_with = "quiet", help_heading = "Output")]
     pub(crate) print: bool,
 
-    /// Print no messages; only the exit code tells.
-    #[arg(short, long, conflicts_with = "verbose")]
+    /// Print no messages
+    #[arg(short, long, conflicts_with = "verbose", help_heading = "Output")]
     pub(crate) quiet: bool,
 
-    /// Say when this host is a candidate and when it leads.
-    #[arg(short, long)]
+    /// Say when this host is a candidate and when it leads
+    #[arg(short, long, help_heading = "Output")]
     pub(crate) verbose: bool,
 
-    /// The election's name: any text of 1 byte to 64 KiB. It is not the name of a lock.
+    /// The election's name: 1 byte to 64 KiB
+    ///
+    /// Elections and locks do not share names.
     pub(crate) name: String,
 
     #[command(flatten)]
@@ -283,15 +313,15 @@ pub(crate) struct Leader {
     #[command(flatten)]
     pub(crate) store: Store,
 
-    /// Go on: print a line for each change, until a signal ends it.
+    /// Print a line for each change until a signal arrives
     #[arg(long)]
     pub(crate) watch: bool,
 
-    /// Print JSON objects, one a line.
+    /// Print JSON, one object per line
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// The election's name.
+    /// The election's name
     pub(crate) name: String,
 }
 
@@ -334,24 +364,28 @@ pub(crate) struct Request {
     #[command(flatten)]
     pub(crate) store: Store,
 
-    /// The lease: how long the lock outlives a holder that is gone, 50ms to 365d. A process that
-    /// holds the lock renews it every third of that, and at least once a minute.
-    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration, allow_hyphen_values = true)]
+    /// The lease: how long the lock outlives a holder that is gone, 50ms to 365d
+    ///
+    /// The holding process renews it every third of that, and at least once a minute.
+    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration, allow_hyphen_values = true, help_heading = "Lock")]
     pub(crate) ttl: Duration,
 
-    /// Do not wait: if the lock is busy, exit with 75.
-    #[arg(short = 'n', long = "no-wait", conflicts_with = "wait")]
+    /// Exit with 75 if the lock is busy
+    #[arg(short = 'n', long = "no-wait", conflicts_with = "wait", help_heading = "Waiting")]
     pub(crate) no_wait: bool,
 
-    /// Wait at most this long; 0 is -n. Without -n and -w: wait until it is granted. With it, a
-    /// store that does not answer is asked to the end of the wait; without it, it is given up after
-    /// 20s when it never answered, and after a minute of silence later.
-    #[arg(short = 'w', long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
+    /// Wait at most this long; 0 is -n
+    ///
+    /// Without -n and -w: wait until granted. With -w, a store that does not answer is asked until
+    /// the wait ends. Without it, the store is given up after 20s if it never answered, and later
+    /// after a minute of silence.
+    #[arg(short = 'w', long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true, help_heading = "Waiting")]
     pub(crate) wait: Option<Duration>,
 
-    /// Exit with this code instead of 75 when the lock is busy, or was to the end of the wait: 0 to
-    /// 255.
-    #[arg(short = 'E', long = "busy-code", value_name = "CODE", default_value_t = exit::BUSY, hide_default_value = true, allow_negative_numbers = true)]
+    /// Exit code for a busy lock instead of 75: 0 to 255
+    ///
+    /// Also when the lock was busy until the wait ended.
+    #[arg(short = 'E', long = "busy-code", value_name = "CODE", default_value_t = exit::BUSY, hide_default_value = true, allow_negative_numbers = true, help_heading = "Waiting")]
     pub(crate) busy_code: u8,
 
     #[command(flatten)]
@@ -360,37 +394,42 @@ pub(crate) struct Request {
     #[command(flatten)]
     pub(crate) acks: Acks,
 
-    /// A server that was promoted, restarted or lost its data grants nothing for this long. Short
-    /// for `restart-grace=DURATION` in the store's URL. Use the longest --ttl of all clients. One
-    /// server or Sentinel only.
-    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
+    /// Grant nothing for this long on a server that was promoted, restarted or lost its data
+    ///
+    /// Short for `restart-grace=DURATION` in the store's URL. Use the longest --ttl of all
+    /// clients. One server or Sentinel only.
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true, help_heading = "Lock")]
     pub(crate) restart_grace: Option<Duration>,
 
-    /// Do without a token where the server forbids scripts: only there it is 0. Only for
-    /// the plain lock.
-    #[arg(long, conflicts_with = "kind")]
+    /// Accept a lock without a token from a server that forbids scripts
+    ///
+    /// Only for the plain lock. Where scripts are allowed, the lock has a token anyway.
+    #[arg(long, conflicts_with = "kind", help_heading = "Lock")]
     pub(crate) unfenced: bool,
 
-    /// What people read of this holder in `status`, `list` and `top`, beside its user, host and
-    /// process, such as the URL of a job: at most 256 bytes. Who sees the lock sees it.
+    /// Text for people beside this holder's user, host and process: up to 256 bytes
+    ///
+    /// Shown by `status`, `list` and `top`, such as the URL of a job. Visible to everyone who can
+    /// see the lock.
     #[arg(
         long,
         value_name = "TEXT",
         default_value = "",
         hide_default_value = true,
-        allow_hyphen_values = true
+        allow_hyphen_values = true,
+        help_heading = "Lock"
     )]
     pub(crate) label: String,
 
-    /// Print no messages; only the exit code tells.
-    #[arg(short, long, conflicts_with = "verbose")]
+    /// Print no messages
+    #[arg(short, long, conflicts_with = "verbose", help_heading = "Output")]
     pub(crate) quiet: bool,
 
-    /// Say who is waited for, how long it took, which token was granted, and in which store.
-    #[arg(short, long)]
+    /// Say who is waited for, how long it took, which token was granted, and in which store
+    #[arg(short, long, help_heading = "Output")]
     pub(crate) verbose: bool,
 
-    /// The lock's name: any text of 1 byte to 64 KiB.
+    /// The lock's name: 1 byte to 64 KiB
     pub(crate) name: String,
 }
 
@@ -404,43 +443,53 @@ impl Request {
 /// Whose confirmation counts.
 #[derive(Args, Debug)]
 pub(crate) struct Acks {
-    /// Require N replicas to confirm each grant and renewal. Short for `acks=N` in the store's URL:
-    /// every client of the lock must use the same N. Not on a store without replicas.
-    #[arg(long = "acks", value_name = "N", value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true)]
+    /// Replicas that must confirm each grant and renewal
+    ///
+    /// Short for `acks=N` in the store's URL: every client of the lock must use the same N. Not on
+    /// a store without replicas.
+    #[arg(long = "acks", value_name = "N", value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true, help_heading = "Lock")]
     pub(crate) replicas: Option<u32>,
 }
 
 /// Which kind of lock. All clients of a name must use the same kind.
 #[derive(Args, Debug)]
 pub(crate) struct Kind {
-    /// First come, first served.
-    #[arg(long, group = "kind")]
+    /// First come, first served
+    #[arg(long, group = "kind", help_heading = "Lock")]
     pub(crate) fair: bool,
 
-    /// A read-write lock, to read: shared with other readers, without a writer.
-    #[arg(short = 's', long, group = "kind")]
+    /// Read lock: shared with other readers, excludes writers
+    #[arg(short = 's', long, group = "kind", help_heading = "Lock")]
     pub(crate) shared: bool,
 
-    /// A read-write lock, to write: alone.
-    #[arg(short = 'x', long, group = "kind")]
+    /// Write lock: excludes readers and writers
+    #[arg(short = 'x', long, group = "kind", help_heading = "Lock")]
     pub(crate) exclusive: bool,
 
-    /// A semaphore with this many permits.
-    #[arg(long, value_name = "N", group = "kind", allow_negative_numbers = true)]
+    /// Semaphore with this many permits
+    #[arg(long, value_name = "N", group = "kind", allow_negative_numbers = true, help_heading = "Lock")]
     pub(crate) slots: Option<u32>,
 
-    /// How many of the permits to hold. Default: 1.
-    #[arg(long, value_name = "K", requires = "slots", allow_negative_numbers = true)]
+    /// Permits to hold, with --slots [default: 1]
+    #[arg(long, value_name = "K", requires = "slots", allow_negative_numbers = true, help_heading = "Lock")]
     pub(crate) take: Option<u32>,
 
-    /// A lock that its owner can hold several times: runs with the same --owner share it. Only
-    /// `tenure run` takes one.
-    #[arg(long, group = "kind")]
+    /// Lock that its owner can hold several times
+    ///
+    /// Runs with the same --owner share it. Only `tenure run` takes one.
+    #[arg(long, group = "kind", help_heading = "Lock")]
     pub(crate) reentrant: bool,
 
-    /// The owner of a --reentrant lock: TENURE_OWNER of the run that holds it. Default: a new
-    /// owner.
-    #[arg(long, value_name = "ID", requires = "reentrant", allow_hyphen_values = true)]
+    /// Owner of a --reentrant lock
+    ///
+    /// TENURE_OWNER of the run that holds it. Default: a new owner.
+    #[arg(
+        long,
+        value_name = "ID",
+        requires = "reentrant",
+        allow_hyphen_values = true,
+        help_heading = "Lock"
+    )]
     pub(crate) owner: Option<String>,
 }
 
@@ -450,11 +499,11 @@ pub(crate) struct Status {
     #[command(flatten)]
     pub(crate) store: Store,
 
-    /// Print a JSON object.
+    /// Print a JSON object
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// The lock's name.
+    /// The lock's name
     pub(crate) name: String,
 }
 
@@ -464,24 +513,28 @@ pub(crate) struct Acquire {
     #[command(flatten)]
     pub(crate) request: Request,
 
-    /// Print a JSON object instead: `name`, `owner`, `token`, and `deadline_ms`, the Unix time
-    /// until which the lock is held for certain.
-    #[arg(long)]
+    /// Print JSON: `name`, `owner`, `token` and `deadline_ms`
+    ///
+    /// `deadline_ms` is the Unix time until which the lock is certainly held.
+    #[arg(long, help_heading = "Output")]
     pub(crate) json: bool,
 
-    /// Leave a process in the background that renews the lease until the lock is released.
-    #[arg(long)]
+    /// Leave a background process that renews the lease until the lock is released
+    #[arg(long, help_heading = "Lock")]
     pub(crate) hold: bool,
 
-    /// With --hold: that process also ends, and releases the lock, when this process ends. `$$` is
-    /// the shell's own.
-    #[arg(long, value_name = "PID", requires = "hold", allow_negative_numbers = true)]
+    /// With --hold: release the lock when this process ends
+    ///
+    /// `$$` is the shell's own.
+    #[arg(long, value_name = "PID", requires = "hold", allow_negative_numbers = true, help_heading = "Lock")]
     pub(crate) while_pid: Option<i32>,
 
-    /// As --hold, until this descriptor of the shell is closed, as with `flock N`: after
-    /// `exec 9>FILE`, write --fd 9. Nothing is printed, except with --json. What inherits the
-    /// descriptor keeps the lock too. Give each lock a separate FILE, on a local disk.
-    #[arg(long, value_name = "N", conflicts_with = "while_pid", value_parser = clap::value_parser!(i32).range(0..), allow_negative_numbers = true)]
+    /// Like --hold, until this file descriptor of the shell is closed
+    ///
+    /// As with `flock N`: after `exec 9>FILE`, write --fd 9. Prints nothing, except with --json.
+    /// Whatever inherits the descriptor keeps the lock too. Give each lock a FILE of its own, on a
+    /// local disk.
+    #[arg(long, value_name = "N", conflicts_with = "while_pid", value_parser = clap::value_parser!(i32).range(0..), allow_negative_numbers = true, help_heading = "Lock")]
     pub(crate) fd: Option<i32>,
 }
 
@@ -491,23 +544,24 @@ pub(crate) struct Renew {
     #[command(flatten)]
     pub(crate) store: Store,
 
-    /// The owner, as `tenure acquire` printed it.
+    /// The owner, as `tenure acquire` printed it
     #[arg(long, value_name = "OWNER")]
     pub(crate) owner: String,
 
-    /// The lease from now on: 50ms to 365d. It is never shortened.
+    /// The lease from now on, 50ms to 365d; never shortened
     #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) ttl: Duration,
 
     #[command(flatten)]
     pub(crate) acks: Acks,
 
-    /// Print a JSON object: `name`, `owner`, and `deadline_ms`, the Unix time until which the lock
-    /// is held for certain.
+    /// Print JSON: `name`, `owner` and `deadline_ms`
+    ///
+    /// `deadline_ms` is the Unix time until which the lock is certainly held.
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// The lock's name.
+    /// The lock's name
     pub(crate) name: String,
 }
 
@@ -517,11 +571,11 @@ pub(crate) struct Verify {
     #[command(flatten)]
     pub(crate) store: Store,
 
-    /// Who should hold it, as `tenure acquire` printed it.
+    /// The expected holder, as `tenure acquire` printed it
     #[arg(long, value_name = "OWNER")]
     pub(crate) owner: String,
 
-    /// The lock's name.
+    /// The lock's name
     pub(crate) name: String,
 }
 
@@ -531,11 +585,11 @@ pub(crate) struct Wait {
     #[command(flatten)]
     pub(crate) store: Store,
 
-    /// Wait at most this long. Without it: until the lock is free.
+    /// Wait at most this long; without it, until the lock is free
     #[arg(short = 'w', long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
     pub(crate) wait: Option<Duration>,
 
-    /// The lock's name.
+    /// The lock's name
     pub(crate) name: String,
 }
 
@@ -545,19 +599,21 @@ pub(crate) struct Stop {
     #[command(flatten)]
     pub(crate) store: Store,
 
-    /// Wait at most this long until those who hold the lock hold it no more; 0 only asks.
+    /// Wait at most this long for the holders to be gone; 0 only asks
     #[arg(short = 'w', long, value_name = "DURATION", default_value = "30s", value_parser = duration, allow_negative_numbers = true)]
     pub(crate) wait: Duration,
 
-    /// NAME is an election: ask its leader.
+    /// NAME is an election: ask its leader
     #[arg(long, conflicts_with = "job")]
     pub(crate) election: bool,
 
-    /// NAME is a job of --once-per: ask the run that is under way.
+    /// NAME is a job of --once-per: ask the run in progress
     #[arg(long)]
     pub(crate) job: bool,
 
-    /// Why, for people: `tenure run` prints it when its command has ended. At most 256 bytes.
+    /// The reason, for people: up to 256 bytes
+    ///
+    /// `tenure run` prints it when its command has ended.
     #[arg(
         long,
         value_name = "TEXT",
@@ -567,7 +623,7 @@ pub(crate) struct Stop {
     )]
     pub(crate) reason: String,
 
-    /// The name of the lock, the election or the job.
+    /// The name of the lock, election or job
     pub(crate) name: String,
 }
 
@@ -593,30 +649,33 @@ pub(crate) struct Release {
     #[command(flatten)]
     pub(crate) store: Store,
 
-    /// Release what this owner holds, as `tenure acquire` printed it. With --force, and if another
-    /// holds the lock: exit with 75 instead of 79.
+    /// Release what this owner holds, as `tenure acquire` printed it
+    ///
+    /// With --force, if another owner holds the lock: exit with 75 instead of 79.
     #[arg(long, value_name = "OWNER", conflicts_with_all = ["token", "foreign"])]
     pub(crate) owner: Option<String>,
 
-    /// Confirms that you take the lock from its holder. Required without --owner.
+    /// Take the lock from its holder; required without --owner
     #[arg(long)]
     pub(crate) force: bool,
 
-    /// Release only the hold with this token, as `tenure status` shows it; if another holds the
-    /// lock, exit with 75.
+    /// Release only the hold with this token, as `tenure status` shows it
+    ///
+    /// If another holds the lock, exit with 75.
     #[arg(long, value_name = "TOKEN", conflicts_with = "foreign", requires = "force")]
     pub(crate) token: Option<u64>,
 
-    /// Also release the plain lock of another program: a string at the name that tenure did not
-    /// write.
+    /// Also release the plain lock of another program
+    ///
+    /// That is a string at the name that tenure did not write.
     #[arg(long, requires = "force")]
     pub(crate) foreign: bool,
 
-    /// With --force: print a JSON object, as `status --json` does.
+    /// With --force: print a JSON object, as `status --json` does
     #[arg(long, requires = "force")]
     pub(crate) json: bool,
 
-    /// The lock's name.
+    /// The lock's name
     pub(crate) name: String,
 }
 
@@ -626,29 +685,35 @@ pub(crate) struct List {
     #[command(flatten)]
     pub(crate) store: Store,
 
-    /// Print a JSON object a line, one for each lock, as `status --json` does.
+    /// Print JSON, one object per lock and line, as `status --json` does
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Sort the lines: by name, kind, waiters (most first), age (longest first) or left (the lease
-    /// that ends first). Default: as they are found.
+    /// Sort by name, kind, waiters, age or left
+    ///
+    /// Most waiters first, longest held first, soonest end of lease first. Default: as found.
     #[arg(long, value_name = "KEY", hide_possible_values = true)]
     pub(crate) sort: Option<Sorting>,
 
-    /// Only locks with this: name=TEXT, kind=KIND, user=TEXT, label=TEXT, host=TEXT or pid=N (a
-    /// holder or waiter), waiting (locks that are waited for), foreign (of another program). TEXT
-    /// may be a part. Several must all be so.
+    /// Only matching locks; repeatable, all must match
+    ///
+    /// name=TEXT, kind=KIND, user=TEXT, label=TEXT, host=TEXT or pid=N (of a holder or waiter),
+    /// waiting (someone waits), foreign (of another program). TEXT may be a part.
     #[arg(long, value_name = "WHAT", value_parser = Filter::read)]
     pub(crate) filter: Vec<Filter>,
 
-    /// Go on until a signal: on a terminal, show the list anew every so often (2s), elsewhere print
-    /// a line for each lock that changed hands, and `free` for one that became free. A store that
-    /// takes longer to list is asked less often: listing takes 2 % of the time at most.
+    /// Repeat until a signal arrives, every 2s or this often
+    ///
+    /// On a terminal the list is redrawn. Elsewhere, prints a line for each lock that changed
+    /// hands, and `free` for one that became free. A store that is slow to list is asked less
+    /// often: listing takes at most 2 % of the time.
     #[arg(long, value_name = "EVERY", value_parser = some_time, num_args = 0..=1, require_equals = true, default_missing_value = "2s")]
     pub(crate) watch: Option<Duration>,
 
-    /// Only names that begin so. On a server every listing walks all keys; without a PREFIX, locks
-    /// of other programs are left out.
+    /// Only names that begin with this
+    ///
+    /// A listing on a server walks all keys in any case. Without a PREFIX, locks of other programs
+    /// are left out.
     #[arg(value_name = "PREFIX", default_value = "", hide_default_value = true)]
     pub(crate) names: String,
 }
@@ -659,12 +724,13 @@ pub(crate) struct Top {
     #[command(flatten)]
     pub(crate) store: Store,
 
-    /// How often the store is asked. A store that takes longer to list is asked less often: listing
-    /// takes 2 % of the time at most.
+    /// How often the store is asked
+    ///
+    /// A store that is slow to list is asked less often: listing takes at most 2 % of the time.
     #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = some_time)]
     pub(crate) every: Duration,
 
-    /// Only names that begin so.
+    /// Only names that begin with this
     #[arg(value_name = "PREFIX", default_value = "", hide_default_value = true)]
     pub(crate) names: String,
 }
@@ -676,20 +742,23 @@ pub(crate) struct Serve {
     #[command(flatten)]
     pub(crate) store: Store,
 
-    /// The address and the port. Names of locks and holders are for all who can connect.
+    /// Address and port to listen on
+    ///
+    /// Whoever can connect sees the names of locks and holders.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9797")]
     pub(crate) listen: std::net::SocketAddr,
 
-    /// How often the store is asked. A store that takes longer to list is asked less often: listing
-    /// takes 2 % of the time at most.
+    /// How often the store is asked
+    ///
+    /// A store that is slow to list is asked less often: listing takes at most 2 % of the time.
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = some_time)]
     pub(crate) every: Duration,
 
-    /// How many locks have metrics of their own.
+    /// Number of locks that have metrics of their own
     #[arg(long, value_name = "N", default_value_t = 500)]
     pub(crate) series: usize,
 
-    /// Only names that begin so.
+    /// Only names that begin with this
     #[arg(value_name = "PREFIX", default_value = "", hide_default_value = true)]
     pub(crate) names: String,
 }
@@ -700,11 +769,11 @@ pub(crate) struct Doctor {
     #[command(flatten)]
     pub(crate) store: Store,
 
-    /// The lease that the locks will have: latency and failovers are judged by it.
+    /// The lease the locks will have: latency and failovers are judged by it
     #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) ttl: Duration,
 
-    /// Print a JSON object.
+    /// Print a JSON object
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -715,28 +784,33 @@ pub(crate) struct Bench {
     #[command(flatten)]
     pub(crate) store: Store,
 
-    /// How long all of it takes. INT and TERM end it sooner, with what was measured so far.
+    /// Total time
+    ///
+    /// INT and TERM end it sooner, with what was measured so far.
     #[arg(long = "for", value_name = "DURATION", default_value = "10s", value_parser = some_time, allow_hyphen_values = true)]
     pub(crate) length: Duration,
 
-    /// How many clients take turns. Each has a connection of its own.
+    /// Clients that take turns, each with its own connection
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..=64), allow_negative_numbers = true)]
     pub(crate) clients: u32,
 
-    /// The lease of each lock.
+    /// The lease of each lock
     #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) ttl: Duration,
 
-    /// What the names of the locks begin with. A name that is in use, or that a quorum knows from
-    /// before, is refused. Default: a new random name.
+    /// What the names of the locks begin with
+    ///
+    /// A name in use, or one that a quorum remembers, is refused. Default: a new random name.
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
 
-    /// Print a JSON object.
+    /// Print a JSON object
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Also write a page with plots to this file. It needs no network.
+    /// Also write a page with plots to this file
+    ///
+    /// It needs no network.
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
 }
@@ -747,55 +821,61 @@ pub(crate) struct Stress {
     #[command(flatten)]
     pub(crate) store: Store,
 
-    /// How long. INT and TERM end it sooner, with the verdict so far.
+    /// Total time
+    ///
+    /// INT and TERM end it sooner, with the verdict so far.
     #[arg(long = "for", value_name = "DURATION", default_value = "30s", value_parser = some_time, allow_hyphen_values = true)]
     pub(crate) length: Duration,
 
-    /// The kinds of locks. Default: all that the store has.
+    /// Kinds of locks [default: all that the store has]
     #[arg(long, value_name = "KIND", value_delimiter = ',', value_parser = kind())]
     pub(crate) kind: Vec<Sort>,
 
-    /// How many locks of each kind.
+    /// Locks of each kind
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1_000), allow_negative_numbers = true)]
     pub(crate) names: u32,
 
-    /// How many processes.
+    /// Processes
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1_000), allow_negative_numbers = true)]
     pub(crate) processes: u32,
 
-    /// How many tasks in each of them.
+    /// Tasks in each process
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10_000), allow_negative_numbers = true)]
     pub(crate) tasks: u32,
 
-    /// The lease of each hold.
+    /// The lease of each hold
     #[arg(long, value_name = "DURATION", default_value = "3s", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) ttl: Duration,
 
-    /// The longest of the usual holds. One in a thousand is longer, up to a lease and a half.
+    /// The longest usual hold
+    ///
+    /// One in a thousand is longer, up to a lease and a half.
     #[arg(long, value_name = "DURATION", default_value = "20ms", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) hold: Duration,
 
-    /// Kill one of the processes now and then (SIGKILL), also while it holds or waits, and start
-    /// another.
+    /// Kill a process now and then (SIGKILL) and start another
+    ///
+    /// Also while it holds or waits.
     #[arg(long)]
     pub(crate) kill: bool,
 
-    /// Stop one of the processes now and then (SIGSTOP), for up to two leases.
+    /// Stop a process now and then (SIGSTOP), for up to two leases
     #[arg(long)]
     pub(crate) pause: bool,
 
-    /// Run this command now and then, by `sh -c`: to stop, cut off, restart or fail over what the
-    /// locks are on.
+    /// Run this with `sh -c` now and then
+    ///
+    /// To stop, cut off, restart or fail over what the locks are on.
     #[arg(long, value_name = "CMD")]
     pub(crate) hook: Option<String>,
 
-    /// The time between two kills, two stops, and two runs of the hook: half to one and a half
-    /// times this.
+    /// Time between two kills, stops or hooks: half to one and a half times this
     #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = some_time, allow_hyphen_values = true)]
     pub(crate) every: Duration,
 
-    /// A lock that stays free for this long while a task waits for it is a violation. Must be more
-    /// than a lease and the longest fault.
+    /// A violation if a lock stays free this long while a task waits for it
+    ///
+    /// Must exceed a lease and the longest fault.
     #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = some_time, allow_hyphen_values = true)]
     pub(crate) stall: Duration,
 }
@@ -831,20 +911,20 @@ pub(crate) enum Database {
 #[derive(Args, Debug)]
 #[command(after_long_help = CONFIG_MANUAL)]
 pub(crate) struct Config {
-    /// Print a JSON object.
+    /// Print a JSON object
     #[arg(long)]
     pub(crate) json: bool,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct Completions {
-    /// The shell that reads them.
+    /// The shell to complete for
     pub(crate) shell: clap_complete::Shell,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct Man {
-    /// The verb, as `run`. Without it: the page of `tenure` itself.
+    /// The verb, such as run [default: the page of tenure itself]
     pub(crate) verb: Option<String>,
 }
 
