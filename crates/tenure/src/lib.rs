@@ -80,6 +80,8 @@
 //! Warnings about problems an operator should fix have the target `tenure::setup`: a directory on a network
 //! file system, a missing permission, a quorum with an even number of members.
 
+#![cfg_attr(docsrs, feature(doc_cfg))] // docs.rs builds with a nightly compiler
+
 mod engine;
 mod fair;
 pub mod fence;
