@@ -1,5 +1,6 @@
-//! Imports run one way: no files of a crate import each other in a circle, no module imports one
-//! above it in the picture of book/contribute/architecture.md, and no store depends on another.
+//! Imports run one way: no files of a crate import each other in a circle, no module of `tenure-core` or
+//! `tenure` imports one above it in `CORE` or `FRONT`, and no store depends on another. The picture in
+//! book/contribute/architecture.md has the crates only.
 //!
 //! What counts is each path that begins with `crate`, `super` or `self`, in a `use` or in code.
 //! Test modules and comments do not. The `mod.rs` of a folder and the files in the folder are one:

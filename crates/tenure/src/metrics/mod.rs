@@ -164,7 +164,7 @@ impl RequestResult {
     const NAMES: [&'static str; 4] = ["answered", "not_sent", "unknown", "refused"];
 }
 
-/// What a cache, a job or an election came to.
+/// Outcomes of caches, jobs and elections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UseResult {
     ReadFresh,
@@ -302,7 +302,7 @@ impl Metrics {
         self.facade_of(meter).waiting.increment(1.0);
     }
 
-    /// It was granted. `handed_over`: it had to wait for another holder.
+    /// It was granted. `handed_over`: after waiting in a queue of this process.
     pub(crate) fn granted(&self, meter: Meter, waited: Duration, handed_over: bool) {
         let counters = self.of(meter);
         counters.waits.add(waited);
@@ -350,7 +350,7 @@ impl Metrics {
         self.facade_of(meter).renewals[usize::from(!is_answered)].increment(1);
     }
 
-    /// A cache, a job or an election came to this.
+    /// Counts the outcome of a cache, a job or an election.
     pub(crate) fn used(&self, meter: Meter, result: UseResult) {
         self.of(meter).uses[result as usize].add();
         #[cfg(feature = "metrics")]

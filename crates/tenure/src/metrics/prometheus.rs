@@ -21,13 +21,13 @@ const LABELLED: [(&str, &str, &str, Labelled); 3] = [
 type Number = fn(&LockMetrics) -> u64;
 
 const NUMBERS: [(&str, &str, &str, Number); 4] = [
-    ("tenure_handovers_total", "counter", "Grants after another client's hold.", |locks| locks.handovers),
+    ("tenure_handovers_total", "counter", "Grants after a wait in a queue.", |locks| locks.handovers),
     ("tenure_resumed_total", "counter", "Detached holds that were taken over.", |locks| locks.resumed),
     ("tenure_waiting", "gauge", "Acquisitions under way now.", |locks| locks.waiting),
     ("tenure_held", "gauge", "Holds in this process now.", |locks| locks.held),
 ];
 
-/// What caches, jobs and elections came to, by what they are called in a snapshot.
+/// Outcomes of caches, jobs and elections, by their name in a snapshot.
 const USES: [(&str, &str); 4] = [
     ("cache_reads", "Reads of caches, by what was found."),
     ("cache_fills", "Values that were computed for caches, by result."),

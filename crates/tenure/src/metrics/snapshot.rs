@@ -45,7 +45,7 @@ pub struct LockMetrics {
     pub failed: u64,
     /// Acquisitions under way now.
     pub waiting: u64,
-    /// Acquisitions that were granted after another client's hold: from a queue in this process.
+    /// Acquisitions that were granted after waiting in a queue of this process, whoever held the lock before.
     pub handovers: u64,
     /// Holds in this process now: guards that are neither released nor lost.
     pub held: u64,
@@ -62,13 +62,13 @@ pub struct LockMetrics {
     pub wait: Histogram,
     /// From the grant to the end, of holds that were released, detached or lost.
     pub hold: Histogram,
-    /// What caches, jobs and elections came to. What never happened is left out.
+    /// Outcomes of caches, jobs and elections. Those that never happened are left out.
     pub uses: Vec<UseMetrics>,
     /// How long it took to compute a value of a cache, also in vain.
     pub fill: Histogram,
 }
 
-/// How often a cache, a job that runs once, or an election came to one result.
+/// How often a cache, a job that runs once, or an election had one outcome.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct UseMetrics {
@@ -87,8 +87,8 @@ pub struct UseMetrics {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RequestMetrics {
-    /// What was asked: `acquire`, `renew`, `refresh` (places in a queue), `release`, `inspect`;
-    /// of a record `read`, `put`, `void`.
+    /// What was asked: `acquire`, `renew`, `refresh` (places in a queue), `release`, `resize` (the permits of a
+    /// semaphore), `inspect`; of a record `read`, `put`, `void`.
     pub verb: &'static str,
     /// What became of it: `answered`; `not_sent`, and never carried out; `unknown`, without an
     /// answer; `refused`.
