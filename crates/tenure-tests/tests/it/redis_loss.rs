@@ -123,8 +123,15 @@ fn nobody_overlaps(what: &str, server: &Server, trouble: &Trouble<'_>) {
                     }
                 }
             }
-            // A renewal on a busy machine may have come in between.
+            // A renewal on a busy machine may have come in between, and its answer may still be on its way.
             let lease_end = lease_end + (now() + guard.remaining()).saturating_sub(believed);
+            let lease_end = match trouble {
+                Trouble::Stop => lease_end,
+                Trouble::Network(..) => {
+                    let asked = now();
+                    lease_end.max(asked + left(server))
+                }
+            };
             let seen = watch(&guard);
             // A server that goes on hears what had been sent to it meanwhile; what a network
             // swallowed passes later.
