@@ -1,5 +1,5 @@
-//! Runs a test binary for cargo (`target.TRIPLE.runner`) while a thread watches for stalls of the
-//! machine. A failed test that a stall fell into says nothing about the code: it goes to the list of
+//! Runs a test binary for cargo (`target.TRIPLE.runner`) while a thread watches for stalls: times in which
+//! the machine ran nothing, or had no processor for a thread of the tests. A failed test that a stall fell into says nothing about the code: it goes to the list of
 //! tests that `scripts/test` runs a second time, alone. Every other failure is one.
 //!
 //! ```text
@@ -28,6 +28,8 @@ use std::time::{Duration, Instant};
 const TICK: Duration = Duration::from_millis(10);
 /// A tick that comes this late is a stall: it can cost a test the shortest of its leases.
 const STALL: Duration = Duration::from_millis(50);
+/// After so many ticks the watch looks how long each thread of the tests waited for a processor.
+const LOOK: u32 = 10;
 
 fn main() -> ExitCode {
     let mut words = std::env::args_os().skip(1);
@@ -46,10 +48,10 @@ fn main() -> ExitCode {
 }
 
 fn run(binary: &OsStr, arguments: &[OsString]) -> io::Result<i32> {
-    let stalls = watch();
     // From before the first test starts: a stall may fall between the two.
     let mut log = Log::new(Instant::now());
     let mut child = Command::new(binary).args(arguments).stdout(Stdio::piped()).spawn()?;
+    let stalls = watch(child.id());
     let mut output = BufReader::new(child.stdout.take().expect("it is piped"));
     let (mut line, mut stdout) = (Vec::new(), io::stdout());
     while output.read_until(b'\n', &mut line)? > 0 {
@@ -85,29 +87,54 @@ fn run(binary: &OsStr, arguments: &[OsString]) -> io::Result<i32> {
     Ok(if log.failures == Some(stalled.len()) { 0 } else { code })
 }
 
-/// A time at which the machine ran nothing that was due.
+/// A time at which the machine did not run what was due.
 #[derive(Clone, Copy, Debug)]
 struct Stall {
     from: Instant,
     to: Instant,
 }
 
-/// Starts the thread that notes each stall.
-fn watch() -> Arc<Mutex<Vec<Stall>>> {
+/// Starts the thread that notes each stall of the machine, and of a thread of this process.
+fn watch(pid: u32) -> Arc<Mutex<Vec<Stall>>> {
     let stalls = Arc::<Mutex<Vec<Stall>>>::default();
     let noted = Arc::clone(&stalls);
     let mut due = Instant::now() + TICK; // also while the thread does not run yet
     thread::spawn(move || {
-        loop {
+        let mut waits = waits_of(pid);
+        for tick in 1_u32.. {
             thread::sleep(TICK);
             let now = Instant::now();
+            let note =
+                |from| noted.lock().unwrap_or_else(PoisonError::into_inner).push(Stall { from, to: now });
             if now.saturating_duration_since(due) >= STALL {
-                noted.lock().unwrap_or_else(PoisonError::into_inner).push(Stall { from: due, to: now });
+                note(due);
             }
-            due = now + TICK;
+            if tick.is_multiple_of(LOOK) {
+                let before = std::mem::replace(&mut waits, waits_of(pid));
+                let waited = |(thread, total): (&u64, &Duration)| {
+                    total.saturating_sub(*before.get(thread).unwrap_or(&Duration::ZERO))
+                };
+                let longest = waits.iter().map(waited).max().unwrap_or_default();
+                if longest >= STALL {
+                    note(now.checked_sub(longest.max(LOOK * TICK)).unwrap_or(now));
+                }
+            }
+            due = Instant::now() + TICK;
         }
     });
     stalls
+}
+
+/// How long each thread of a process was ready to run without a processor, since it started: the second number
+/// of its `schedstat`.
+fn waits_of(pid: u32) -> BTreeMap<u64, Duration> {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let wait_of = |thread: std::fs::DirEntry| {
+        let text = std::fs::read_to_string(thread.path().join("schedstat")).ok()?;
+        let nanos = text.split_whitespace().nth(1)?.parse().ok()?;
+        Some((thread.file_name().to_str()?.parse().ok()?, Duration::from_nanos(nanos)))
+    };
+    threads.filter_map(wait_of).collect()
 }
 
 /// The tests in a list of libtest, in the order in which it starts them.
@@ -235,7 +262,7 @@ mod tests {
 
     #[test]
     fn the_watch_notes_a_late_tick() {
-        let stalls = watch();
+        let stalls = watch(std::process::id());
         // Stopping this process for a moment is what a machine does that stands still.
         let script = format!("kill -STOP {0}; sleep 0.3; kill -CONT {0}", std::process::id());
         let status = Command::new("sh").args(["-c", &script]).status().expect("a shell");
@@ -246,5 +273,26 @@ mod tests {
             assert!(Instant::now() < limit, "the stall is not noted");
             thread::sleep(TICK);
         }
+    }
+
+    /// The lowest priority beside programs that take all processors.
+    #[test]
+    fn a_thread_that_gets_no_processor_has_waited() {
+        let spin = "while :; do :; done";
+        let all = thread::available_parallelism().map_or(1, usize::from);
+        let mut loops: Vec<_> =
+            (0..all).map(|_| Command::new("sh").args(["-c", spin]).spawn().expect("a shell")).collect();
+        let idle = ["--idle", "0", "sh", "-c", spin];
+        let mut starved = Command::new("chrt").args(idle).spawn().expect("chrt of util-linux");
+        let limit = Instant::now() + Duration::from_secs(30);
+        let has_waited = || waits_of(starved.id()).values().any(|waited| *waited >= STALL);
+        while !has_waited() && Instant::now() < limit {
+            thread::sleep(TICK);
+        }
+        let seen = has_waited();
+        for process in loops.iter_mut().chain([&mut starved]) {
+            process.kill().and_then(|()| process.wait()).expect("it ends");
+        }
+        assert!(seen, "the wait of a thread without a processor is not seen");
     }
 }
