@@ -49,8 +49,9 @@ def test_the_page_on_pytest_runs(tmp_path: Path) -> None:
     ran(tmp_path, "", "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_billing.py")
 
 
-def test_the_readme_runs(server: Server, tmp_path: Path) -> None:
-    blocks = BLOCK.findall((PACKAGE / "README.md").read_text())
+@pytest.mark.parametrize("page", ["README.md", "../../book/start/python.md"])
+def test_a_first_program_runs(page: str, server: Server, tmp_path: Path) -> None:
+    blocks = BLOCK.findall((PACKAGE / page).read_text())
     assert blocks
     for number, block in enumerate(blocks):
         file = tmp_path / f"block{number}.py"

@@ -16,7 +16,7 @@ pub(super) use portable::DirectoryWatch;
     not(all(target_os = "linux", not(tenure_portable))),
     expect(dead_code, reason = "nothing watches")
 )]
-pub(super) enum WatchEvent {
+pub(super) enum DirectoryEvent {
     /// A record was removed or replaced.
     Changed(RecordId),
     /// A process closed a holder file; its flock is released at the same time or a moment later.
@@ -39,7 +39,7 @@ mod linux {
     use tokio::io::Interest;
     use tokio::io::unix::AsyncFd;
 
-    use super::WatchEvent;
+    use super::DirectoryEvent;
     use crate::directory::Directory;
     use crate::names::HolderId;
 
@@ -141,37 +141,37 @@ mod linux {
         }
 
         /// The events since the last call. Never blocks.
-        pub(crate) fn read(&self) -> Vec<WatchEvent> {
+        pub(crate) fn read(&self) -> Vec<DirectoryEvent> {
             let mut buffer = [MaybeUninit::uninit(); 4096];
             let mut reader = Reader::new(self.inotify.get_ref(), &mut buffer);
             let mut seen = Vec::new();
             while let Ok(event) = reader.next() {
                 let events = event.events();
                 if events.contains(ReadFlags::QUEUE_OVERFLOW) {
-                    seen.push(WatchEvent::Missed);
+                    seen.push(DirectoryEvent::Missed);
                     continue;
                 }
                 if Some(event.wd()) != self.watched {
                     if self.holders.values().any(|watched| *watched == event.wd()) {
-                        seen.push(WatchEvent::HolderClosed);
+                        seen.push(DirectoryEvent::HolderClosed);
                     }
                     continue; // else it is said of a watch that has ended
                 }
                 if events.intersects(
                     ReadFlags::DELETE_SELF | ReadFlags::MOVE_SELF | ReadFlags::IGNORED | ReadFlags::UNMOUNT,
                 ) {
-                    seen.push(WatchEvent::Replaced);
+                    seen.push(DirectoryEvent::Replaced);
                     continue;
                 }
                 let Some(name) = event.file_name().and_then(|name| name.to_str().ok()) else { continue };
                 if events.intersects(ReadFlags::DELETE | ReadFlags::MOVED_FROM) {
                     if let Ok(id) = name.parse() {
-                        seen.push(WatchEvent::Changed(id));
+                        seen.push(DirectoryEvent::Changed(id));
                     } else if name == "guard" {
-                        seen.push(WatchEvent::Replaced);
+                        seen.push(DirectoryEvent::Replaced);
                     }
                 } else if name.parse::<HolderId>().is_ok() {
-                    seen.push(WatchEvent::HolderClosed);
+                    seen.push(DirectoryEvent::HolderClosed);
                 }
             }
             seen
@@ -187,7 +187,7 @@ mod portable {
 
     use rustix::io::Errno;
 
-    use super::WatchEvent;
+    use super::DirectoryEvent;
     use crate::directory::Directory;
     use crate::names::HolderId;
 
@@ -224,7 +224,7 @@ mod portable {
             match *self {}
         }
 
-        pub(crate) fn read(&self) -> Vec<WatchEvent> {
+        pub(crate) fn read(&self) -> Vec<DirectoryEvent> {
             match *self {}
         }
     }

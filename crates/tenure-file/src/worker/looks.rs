@@ -12,7 +12,7 @@ use super::job::{Job, JobRequest};
 use crate::apply::{Applied, now};
 use crate::directory::{Directory, Entered, Inside};
 use crate::holders::HolderFiles;
-use crate::inotify::{DirectoryWatch, WatchEvent};
+use crate::inotify::{DirectoryEvent, DirectoryWatch};
 use crate::look::{Looked, changed as changed_to, holds_no_more, looked};
 use crate::names::{HolderId, RecordId};
 use crate::sweep::Sweep;
@@ -45,13 +45,13 @@ impl DirectoryWorker {
         let mut changed = BTreeSet::new();
         for seen in self.watch.as_ref().map(DirectoryWatch::read).unwrap_or_default() {
             match seen {
-                WatchEvent::Changed(_) if planted(Bug::ChangeUnheard) => {}
-                WatchEvent::Changed(id) => drop(changed.insert(id)),
-                WatchEvent::HolderClosed if planted(Bug::DeathUnheard) => {}
-                WatchEvent::HolderClosed if self.look.is_some() => self.look_after(AFTER_CLOSE),
-                WatchEvent::HolderClosed => {}
-                WatchEvent::Replaced => self.replaced(),
-                WatchEvent::Missed => self.listeners.tell_all(&Notification::Reconnected),
+                DirectoryEvent::Changed(_) if planted(Bug::ChangeUnheard) => {}
+                DirectoryEvent::Changed(id) => drop(changed.insert(id)),
+                DirectoryEvent::HolderClosed if planted(Bug::DeathUnheard) => {}
+                DirectoryEvent::HolderClosed if self.look.is_some() => self.look_after(AFTER_CLOSE),
+                DirectoryEvent::HolderClosed => {}
+                DirectoryEvent::Replaced => self.replaced(),
+                DirectoryEvent::Missed => self.listeners.tell_all(&Notification::Reconnected),
             }
         }
         let shared = Arc::clone(&self.shared);
