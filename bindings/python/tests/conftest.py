@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import faulthandler
 import itertools
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +20,9 @@ import redis
 import tenure
 
 ROOT = Path(__file__).resolve().parents[3]
+# A program that a shell starts in the background ignores SIGINT, and so would what it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 DIES_WITH_US = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
 
 
@@ -130,3 +135,11 @@ def program() -> Iterator[Callable[..., Program]]:
         if one.process.poll() is None:
             one.process.kill()
             one.process.wait()
+
+
+@pytest.fixture(autouse=True)
+def limit() -> Iterator[None]:
+    """A test that hangs ends the run, and says where it stands."""
+    faulthandler.dump_traceback_later(180, exit=True, file=sys.__stderr__)
+    yield
+    faulthandler.cancel_dump_traceback_later()

@@ -20,6 +20,7 @@ use std::fs::OpenOptions;
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -50,8 +51,10 @@ fn main() -> ExitCode {
 fn run(binary: &OsStr, arguments: &[OsString]) -> io::Result<i32> {
     // From before the first test starts: a stall may fall between the two.
     let mut log = Log::new(Instant::now());
+    let tests = Arc::<AtomicU32>::default();
+    let stalls = watch(&tests);
     let mut child = Command::new(binary).args(arguments).stdout(Stdio::piped()).spawn()?;
-    let stalls = watch(child.id());
+    tests.store(child.id(), Ordering::Relaxed);
     let mut output = BufReader::new(child.stdout.take().expect("it is piped"));
     let (mut line, mut stdout) = (Vec::new(), io::stdout());
     while output.read_until(b'\n', &mut line)? > 0 {
@@ -94,13 +97,14 @@ struct Stall {
     to: Instant,
 }
 
-/// Starts the thread that notes each stall of the machine, and of a thread of this process.
-fn watch(pid: u32) -> Arc<Mutex<Vec<Stall>>> {
+/// Starts the thread that notes each stall of the machine, and of a thread of the process with this id, which is
+/// 0 until it runs.
+fn watch(pid: &Arc<AtomicU32>) -> Arc<Mutex<Vec<Stall>>> {
     let stalls = Arc::<Mutex<Vec<Stall>>>::default();
-    let noted = Arc::clone(&stalls);
+    let (noted, pid) = (Arc::clone(&stalls), Arc::clone(pid));
     let mut due = Instant::now() + TICK; // also while the thread does not run yet
     thread::spawn(move || {
-        let mut waits = waits_of(pid);
+        let mut waits = BTreeMap::new();
         for tick in 1_u32.. {
             thread::sleep(TICK);
             let now = Instant::now();
@@ -110,7 +114,7 @@ fn watch(pid: u32) -> Arc<Mutex<Vec<Stall>>> {
                 note(due);
             }
             if tick.is_multiple_of(LOOK) {
-                let before = std::mem::replace(&mut waits, waits_of(pid));
+                let before = std::mem::replace(&mut waits, waits_of(pid.load(Ordering::Relaxed)));
                 let waited = |(thread, total): (&u64, &Duration)| {
                     total.saturating_sub(*before.get(thread).unwrap_or(&Duration::ZERO))
                 };
@@ -262,7 +266,7 @@ mod tests {
 
     #[test]
     fn the_watch_notes_a_late_tick() {
-        let stalls = watch(std::process::id());
+        let stalls = watch(&Arc::default());
         // Stopping this process for a moment is what a machine does that stands still.
         let script = format!("kill -STOP {0}; sleep 0.3; kill -CONT {0}", std::process::id());
         let status = Command::new("sh").args(["-c", &script]).status().expect("a shell");
