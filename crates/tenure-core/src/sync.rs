@@ -12,11 +12,6 @@ impl<T> Locked<T> {
     pub const fn new(value: T) -> Self {
         Self(Mutex::new(value))
     }
-
-    /// Returns the value.
-    pub fn into_inner(self) -> T {
-        self.0.into_inner().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl<T: ?Sized> Locked<T> {

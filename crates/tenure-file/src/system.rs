@@ -125,28 +125,22 @@ mod portable {
     use super::super::error::unusable;
     use tenure_core::store::Failure;
 
-    /// The variable that identifies a boot: 36 characters on macOS, 32 on FreeBSD since 14.
+    /// Prints what identifies a boot: 36 characters on macOS, 32 on FreeBSD since 14.
     #[cfg(target_vendor = "apple")]
-    const BOOT: &str = "kern.bootsessionuuid";
+    const TELLS_BOOT: [&str; 3] = ["/sbin/sysctl", "-n", "kern.bootsessionuuid"];
     #[cfg(not(any(target_vendor = "apple", target_os = "linux")))]
-    const BOOT: &str = "kern.boot_id";
+    const TELLS_BOOT: [&str; 3] = ["/sbin/sysctl", "-n", "kern.boot_id"];
+    /// Only to test the rest on Linux.
+    #[cfg(target_os = "linux")]
+    const TELLS_BOOT: [&str; 3] = ["cat", "--", "/proc/sys/kernel/random/boot_id"];
 
     /// Identifies this boot of the machine.
-    #[cfg(not(target_os = "linux"))]
     pub(crate) fn boot_id() -> Result<String, Failure> {
-        let said = Command::new("/sbin/sysctl").args(["-n", BOOT]).output();
-        let said =
-            said.map(|said| String::from_utf8_lossy(&said.stdout).trim().to_owned()).unwrap_or_default();
-        fitted(&said).ok_or_else(|| unusable(Path::new("/sbin/sysctl"), &format!("does not tell {BOOT}")))
-    }
-
-    /// On Linux only to be tested there.
-    #[cfg(target_os = "linux")]
-    pub(crate) fn boot_id() -> Result<String, Failure> {
-        let said = Command::new("cat").arg("/proc/sys/kernel/random/boot_id").output();
-        let said =
-            said.map(|said| String::from_utf8_lossy(&said.stdout).trim().to_owned()).unwrap_or_default();
-        fitted(&said).ok_or_else(|| unusable(Path::new("/proc"), "has no boot id"))
+        let [program, flag, what] = TELLS_BOOT;
+        let output = Command::new(program).args([flag, what]).output();
+        let text = output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
+        fitted(&text.unwrap_or_default())
+            .ok_or_else(|| unusable(Path::new(program), &format!("does not tell {what}")))
     }
 
     /// As the guard file has it: 36 characters, so that it can be overwritten in place.

@@ -300,31 +300,17 @@ impl CasClient {
                 let write =
                     |after: &LockSnapshot| after.clone().written(&view, base, sizes).ok_or_else(unbound);
                 let written = write(&after)?;
-                if written.parts.len() > PARTS
-                    && !matches!(verb, Verb::Inspect)
-                    && let Some(after) = view.without_dead_parts(&living, PARTS / 2)
-                {
-                    let (written, answers, notes) =
-                        (write(&after)?, vec![None; members.len()], Notes::default());
-                    return Ok(Some(MachineResult {
-                        view,
-                        after,
-                        written,
-                        answers,
-                        living,
-                        notes,
-                        is_cleared: true,
-                    }));
-                }
-                return Ok(Some(MachineResult {
-                    view,
-                    after,
-                    written,
-                    answers,
-                    living,
-                    notes,
-                    is_cleared: false,
-                }));
+                let is_long = written.parts.len() > PARTS && !matches!(verb, Verb::Inspect);
+                let cleared = is_long.then(|| view.without_dead_parts(&living, PARTS / 2)).flatten();
+                let is_cleared = cleared.is_some();
+                let (after, written, answers, notes) = match cleared {
+                    Some(after) => {
+                        let written = write(&after)?;
+                        (after, written, vec![None; members.len()], Notes::default())
+                    }
+                    None => (after, written, answers, notes),
+                };
+                return Ok(Some(MachineResult { view, after, written, answers, living, notes, is_cleared }));
             }
             lacks.sort_unstable();
             lacks.dedup();

@@ -137,7 +137,7 @@ impl Imports {
         let layer = |module: &Module| {
             let name = module.first()?;
             let found = layers.iter().position(|layer| layer.contains(&name.as_str()));
-            Some(found.unwrap_or_else(|| panic!("the module `{name}` has no place in LAYERS")))
+            Some(found.unwrap_or_else(|| panic!("the module `{name}` has no place in CORE or FRONT")))
         };
         let mut upward = Vec::new();
         for (module, imports) in &self.of {
@@ -375,6 +375,12 @@ fn stores_depend_on_the_core_alone() {
     }
 }
 
+/// The crates that make up the library.
+fn library() -> impl Iterator<Item = &'static str> {
+    let is_tool = |name: &&str| ["tenure-cli", "tenure-history", "tenure-testkit"].contains(name);
+    CRATES.into_iter().map(|(name, _)| name).filter(move |name| !is_tool(name))
+}
+
 /// The types that a file defines: not associated types, which stand inside braces.
 fn type_names(tokens: &[Token]) -> Vec<&str> {
     let (mut names, mut depth) = (Vec::new(), 0);
@@ -394,10 +400,7 @@ fn type_names(tokens: &[Token]) -> Vec<&str> {
 #[test]
 fn each_type_of_the_library_has_a_name_of_its_own() {
     let mut defined = BTreeMap::<String, Vec<String>>::new();
-    for (name, _) in CRATES {
-        if ["tenure-cli", "tenure-history", "tenure-testkit"].contains(&name) {
-            continue;
-        }
+    for name in library() {
         for path in Imports::of_crate(name).files.values() {
             let tokens = without_tests(tokens(&fs::read_to_string(path).expect("a source file")));
             // Variants of one type for several systems stand in one file.
@@ -418,10 +421,7 @@ fn only_the_platform_modules_name_an_operating_system() {
     const NAMES: [&str; 7] =
         ["target_os", "target_vendor", "target_family", "rustix", "nix", "UnixStream", "UnixDatagram"];
     let mut named = Vec::new();
-    for (name, _) in CRATES {
-        if ["tenure-cli", "tenure-history", "tenure-testkit"].contains(&name) {
-            continue;
-        }
+    for name in library() {
         // A directory needs a system with files, and its platform modules say which variant of a call it takes.
         let names = if name == "tenure-file" { &NAMES[..3] } else { &NAMES[..] };
         for (module, path) in Imports::of_crate(name).files {
