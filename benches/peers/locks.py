@@ -3,20 +3,16 @@
 Words and protocol as in src/main.rs; settings as the libraries have them by themselves.
 """
 
-import json
 import os
 import random
-import sys
 import threading
 import time
 import traceback
 
 import redis
+from words import action, finish, hold, port, ready, rest, rows, say, seconds, share, side, spread, tasks, ttl
 
-side, action = sys.argv[1:3]
-port, seconds, tasks, share, ttl, hold, spread, rest = map(int, sys.argv[3:])
 client = redis.Redis(port=port, max_connections=2000)  # a pool: a connection for each thread that asks
-rows = []  # the task, when it got the lock, and when it gave the lock back
 
 if side == "redis-py":
 
@@ -57,22 +53,6 @@ def in_thread(work, *words):
             os._exit(1)
 
     threading.Thread(target=works, daemon=True).start()
-
-
-def say(line):
-    print(line, flush=True)
-
-
-def ready():
-    say("ready")
-    if not sys.stdin.readline():
-        os._exit(1)
-
-
-def finish(took, turns):
-    say(json.dumps({"seconds": took / 1e9, "turns": turns, "lost": 0, "rows": rows}))
-    sys.stdin.readline()  # /proc is read until then
-    os._exit(0)
 
 
 def turns_for(seconds):
@@ -128,3 +108,4 @@ else:
     for lock in kept:
         lock.acquire()
     look_on(lambda: len(kept))
+os._exit(0)  # threads may wait for ever

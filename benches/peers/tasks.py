@@ -4,31 +4,11 @@ Words and protocol as in src/main.rs.
 """
 
 import asyncio
-import json
 import random
-import sys
 import time
 
 import tenure
-
-action = sys.argv[2]
-port, seconds, tasks, share, ttl, hold, spread, rest = map(int, sys.argv[3:])
-rows = []  # the task, when it got the lock, and when it gave the lock back
-
-
-def say(line):
-    print(line, flush=True)
-
-
-def ready():
-    say("ready")
-    if not sys.stdin.readline():
-        sys.exit(1)
-
-
-def finish(took, turns):
-    say(json.dumps({"seconds": took / 1e9, "turns": turns, "lost": 0, "rows": rows}))
-    sys.stdin.readline()  # /proc is read until then
+from words import action, finish, hold, port, ready, rest, rows, seconds, share, spread, tasks, ttl
 
 
 async def turns_for(locks, seconds):
@@ -72,7 +52,6 @@ async def main():
         if not hold:
             await turns_for(locks, 0.5)
         ready()
-        rows.clear()
         finish(*await turns_for(locks, seconds))
     elif action == "wait":
         held = await locks.mutex("peers:0:0").alock()

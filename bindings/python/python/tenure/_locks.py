@@ -571,6 +571,7 @@ class Lock(Generic[G]):
     """What all kinds of locks have: `lock`, `try_lock`, `with` and `async with`."""
 
     _kind = "lock"
+    _guard_type: type[Guard] = Guard
 
     def __init__(
         self,
@@ -601,7 +602,7 @@ class Lock(Generic[G]):
         return handle
 
     def _guard(self, hold: Any) -> G:
-        guard: Any = Guard(hold)
+        guard: Any = self._guard_type(hold)
         if self._on_lost is not None:
             guard.on_lost(self._on_lost)
         return cast(G, guard)
@@ -744,6 +745,8 @@ class ReentrantMutex(Lock[Guard]):
 class RwSide(Lock[RwGuard]):
     """One side of a read-write lock."""
 
+    _guard_type = RwGuard
+
     def __init__(
         self,
         locks: Locks,
@@ -758,12 +761,6 @@ class RwSide(Lock[RwGuard]):
 
     def _open(self, native: _native.Locks) -> _native.Lock:
         return native.rwlock(self.name, self.side)
-
-    def _guard(self, hold: Any) -> RwGuard:
-        guard = RwGuard(hold)
-        if self._on_lost is not None:
-            guard.on_lost(self._on_lost)
-        return guard
 
     def __repr__(self) -> str:
         return f"<tenure.RwLock {self.name!r} to {self.side} at {self._locks.url}>"

@@ -1,0 +1,24 @@
+"""The words that `scripts/peers` gives the Python sides, and the lines that it reads: see src/main.rs."""
+
+import json
+import os
+import sys
+
+side, action = sys.argv[1:3]
+port, seconds, tasks, share, ttl, hold, spread, rest = map(int, sys.argv[3:])
+rows = []  # the task, when it got the lock, and when it gave the lock back
+
+
+def say(line):
+    print(line, flush=True)
+
+
+def ready():
+    say("ready")
+    if not sys.stdin.readline():
+        os._exit(1)
+
+
+def finish(took, turns):
+    say(json.dumps({"seconds": took / 1e9, "turns": turns, "lost": 0, "rows": rows}))
+    sys.stdin.readline()  # /proc is read until then
