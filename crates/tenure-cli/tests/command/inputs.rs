@@ -129,8 +129,7 @@ fn what_is_no_lease_is_told_what_one_is() {
     }
     assert!(!env.path("ran").exists());
     for options in [
-        &["--ttl", "50ms"][..],
-        &["--ttl", "1h30m"],
+        &["--ttl", "1h30m"][..],
         &["--ttl", "90"],
         &["--ttl", "365d"],
         &["-w", "1d"],
@@ -141,6 +140,9 @@ fn what_is_no_lease_is_told_what_one_is() {
     ] {
         env.tenure_run(options.iter().chain(&["x", "--", "true"])).exits_with(0).says_nothing();
     }
+    // The shortest; a busy machine may take longer than that to answer, or to run the command.
+    let shortest = env.tenure_run(["--ttl", "50ms", "x", "--", "true"]);
+    assert!(matches!(shortest.code(), Some(0 | 69 | 79)), "{shortest:?}");
 }
 
 #[test]

@@ -45,7 +45,7 @@ fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
 /// The whole life of a hold, on any store and of any kind.
 fn lives(env: &TestEnv, store: &[&str], kind: &[&str]) {
     // The members of a quorum vote once they have been up for a lease.
-    let (ttl, renewed_to) = ("4s", "8s");
+    let (ttl, renewed_to) = ("10s", "20s");
     let verb = |verb: &str, args: &[&str]| env.verb(verb, &[store, args].concat());
     let owner = env.acquire(&[store, kind, &["x", "--ttl", ttl, "-w", "20"]].concat());
     let by_owner = ["x", "--owner", &owner];
@@ -56,7 +56,7 @@ fn lives(env: &TestEnv, store: &[&str], kind: &[&str]) {
     eventually("its lease is longer", || {
         let left = verb("status", &["--json", "x"]).exits_with(0).stdout;
         let left: Value = serde_json::from_str(&left).expect("JSON");
-        left["holders"][0]["remaining_ms"].as_u64().expect("a lease") > 4_000
+        left["holders"][0]["remaining_ms"].as_u64().expect("a lease") > 10_000
     });
     let said = verb("release", &by_owner).exits_with(0).says_nothing();
     assert_eq!(said.stdout, "");
