@@ -49,7 +49,7 @@ pub(super) fn of_login(error: Error, target: &PostgresTarget) -> Failure {
             }
             _ => return said_of(said),
         };
-        return Failure::Refused(Failure::cause(format!("{}{hint}", one_line(said))));
+        return Failure::Refused(Failure::cause(format!("{}{hint}", one_line(said.message()))));
     }
     let (mut text, mut cause) = (error.to_string(), error.source());
     while let Some(error) = cause {
@@ -80,14 +80,18 @@ pub(super) fn of_tables(error: Error, table: &str, tables: &str) -> Failure {
 }
 
 fn said_of(said: &DbError) -> Failure {
-    let code = said.code().code();
+    reported(said.code().code(), said.message())
+}
+
+/// The failure for an error that the server reported.
+pub(super) fn reported(code: &str, message: &str) -> Failure {
     let hint = match code {
         "42501" => "; the user needs SELECT, INSERT, UPDATE and DELETE on the table",
         "26000" | "42P05" => "; with ?pgbouncer=1 in the URL it can be used behind PgBouncer",
         "25006" => "; it may be a standby by now",
         _ => "",
     };
-    let cause = Failure::cause(format!("{} ({code}){hint}", one_line(said)));
+    let cause = Failure::cause(format!("{} ({code}){hint}", one_line(message)));
     // Transient: connection errors, a full disk, a conflicting transaction, a starting or stopping server,
     // and a table or statement that the next connection creates again.
     let passes = ["08", "40", "53", "55", "57", "58"].iter().any(|class| code.starts_with(class));
@@ -97,6 +101,6 @@ fn said_of(said: &DbError) -> Failure {
     }
 }
 
-fn one_line(said: &DbError) -> String {
-    said.message().replace('\n', " ")
+fn one_line(message: &str) -> String {
+    message.replace('\n', " ")
 }

@@ -6,9 +6,10 @@
 //!
 //! `server` is the interface to a server. `connection` implements dialling, with `tls`, and `line` the
 //! statements, whose SQL is in `statements`. `names` escapes lock names, `url` parses the URL, `failure` maps
-//! server errors, and `diagnosis` reads server settings.
+//! server errors, and `diagnosis` reads server settings. `check_in` runs in transactions of the caller.
 
 mod asking;
+mod check_in;
 mod connection;
 mod diagnosis;
 mod failure;
@@ -31,10 +32,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt, join_all, ready};
-use tokio_postgres::Transaction;
-use tokio_postgres::error::SqlState;
-use tokio_postgres::types::{ToSql, Type};
 
+pub use check_in::{HoldCheck, Transaction};
 pub use diagnosis::{Diagnosis, diagnose_postgres, postgres_url_shown};
 pub use names::LockKey;
 pub use server::{
@@ -45,7 +44,6 @@ pub use statements::sweep_sql;
 pub use statements::{check, tables};
 use tenure_core::error::Result;
 use tenure_core::name::LockName;
-use tenure_core::owner::Owner;
 use tenure_core::protocol::record::{RecordAnswer, RecordOp};
 use tenure_core::protocol::{Answer, LockSpec, Op};
 use tenure_core::runtime::Runtime;
@@ -58,7 +56,6 @@ pub use url::table_in;
 use connection::PrimaryConnector;
 use inbox::{Inbox, PlainStatement, QueuedOp};
 use listen::NotificationHub;
-use statements::Which;
 use url::PostgresTarget;
 use worker::StatementWorker;
 
@@ -93,34 +90,6 @@ pub fn takes(scheme: &str) -> bool {
 /// `is_invalid`, with the part of the URL that is wrong.
 pub fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
     Ok(Arc::new(Postgres::open(opening.url, opening.runtime)?))
-}
-
-/// Checks a hold in, within the caller's transaction. Returns `false` if it is not held; the transaction
-/// cannot commit then.
-///
-/// # Errors
-/// The server's error, or why it was not reached.
-pub async fn check_in(
-    url: &str,
-    name: &LockName,
-    owner: &Owner,
-    fence: u64,
-    transaction: &Transaction<'_>,
-) -> Result<bool, Failure> {
-    let is_ours = url.split_once(':').is_some_and(|(scheme, _)| takes(scheme));
-    if !is_ours {
-        let text = "a transaction can be checked in only where the lock is on PostgreSQL too";
-        return Err(Failure::impossible(text));
-    }
-    let target = PostgresTarget::parse(url).map_err(|error| Failure::Refused(Arc::new(error)))?;
-    let (key, fence) = (LockKey::of(name), state::signed(fence));
-    let arguments: [(&(dyn ToSql + Sync), Type); 3] =
-        [(&key.name, Type::TEXT), (&owner.as_str(), Type::TEXT), (&fence, Type::INT8)];
-    match transaction.query_typed(&check(&target.table()), &arguments).await {
-        Ok(_) => Ok(true),
-        Err(error) if error.code() == Some(&SqlState::DIVISION_BY_ZERO) => Ok(false),
-        Err(error) => Err(failure::of(error, Which::Ping)),
-    }
 }
 
 impl Postgres {

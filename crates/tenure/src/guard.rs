@@ -278,8 +278,9 @@ impl Guard {
     ///
     /// The lock's table and the rows that the transaction changes are in the same database, so the database
     /// itself verifies the hold within the transaction, and no margin for clocks or pauses is needed. Call it
-    /// at any point of the transaction. [`postgres::check_sql`](crate::postgres::check_sql) is the equivalent
-    /// for other drivers.
+    /// at any point of the transaction: with `&transaction` of the crate `tokio-postgres`, or with
+    /// `&mut transaction` of `sqlx` (feature `sqlx`). [`postgres::check_sql`](crate::postgres::check_sql) is the
+    /// equivalent for other drivers.
     ///
     /// ```no_run
     /// # async fn f(guard: tenure::Guard, client: &mut tokio_postgres::Client)
@@ -313,14 +314,16 @@ impl Guard {
     /// `is_unreachable` or `is_refused` with the server's message; at isolation levels above `READ COMMITTED`
     /// the server may also report that the row has changed.
     #[cfg(feature = "postgres")]
-    pub async fn check_in(&self, transaction: &tokio_postgres::Transaction<'_>) -> Result<()> {
+    pub async fn check_in(&self, transaction: impl tenure_postgres::Transaction) -> Result<()> {
         if let Some(lost) = self.outcome() {
             return Err(lost);
         }
         let (store, lease) = (&self.shared.engine.store, self.lease());
-        let checked =
-            tenure_postgres::check_in(store.url(), &lease.name, &lease.owner, lease.fence, transaction).await;
-        match checked {
+        let checked = async {
+            let check = tenure_postgres::HoldCheck::new(store.url(), &lease.name, &lease.owner, lease.fence)?;
+            transaction.run(&check).await
+        };
+        match checked.await {
             Ok(true) => Ok(()),
             Ok(false) => {
                 let reason = "the transaction found it with another owner, or its lease over";

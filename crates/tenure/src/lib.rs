@@ -55,6 +55,7 @@
 //! | feature | default | |
 //! |---|---|---|
 //! | `postgres` | no | PostgreSQL servers, and `Guard::check_in` |
+//! | `sqlx` | no | `postgres`, and `Guard::check_in` for transactions of sqlx 0.8 |
 //! | `etcd` | no | `etcd://` and `etcds://` |
 //! | `zookeeper` | no | `zookeeper://` and `zookeepers://` |
 //! | `redis` | yes | all stores on Redis and Valkey servers; without it `memory:` and `file:` remain |
@@ -247,4 +248,5 @@ pub mod internals {
 #[doc = include_str!("../../../book/start/rust.md")]
 #[doc = include_str!("../../../book/use/library.md")]
 #[doc = include_str!("../../../book/migrate/index.md")]
+#[cfg_attr(feature = "sqlx", doc = include_str!("../../../book/use/sqlx.md"))]
 struct Pages;

@@ -87,6 +87,13 @@ impl Crowd {
         }
     }
 
+    /// Where a service listens.
+    fn address(&self) -> String {
+        self.eventually_says("listening on ", 1);
+        let said = self.said();
+        said.lines().next().and_then(|line| line.rsplit(' ').next()).expect("an address").to_owned()
+    }
+
     fn signal(&self, at: usize, signal: Signal) {
         kill_process(Pid::from_child(&self.processes[at]), signal).expect("it was not waited for");
     }
@@ -217,11 +224,7 @@ fn answer(mut connection: TcpStream) -> String {
 fn a_service_computes_once_refuses_a_second_job_and_ends_with_its_requests_done() {
     let server = Server::start();
     let mut services = [0, 1].map(|_| Crowd::start(1, "axum", &[&server.url()]));
-    let addresses = services.each_ref().map(|service| {
-        service.eventually_says("listening on ", 1);
-        let said = service.said();
-        said.lines().next().and_then(|line| line.rsplit(' ').next()).expect("an address").to_owned()
-    });
+    let addresses = services.each_ref().map(Crowd::address);
     let reports = [0, 1, 0, 1].map(|at: usize| request(&addresses[at], "GET /report"));
     for report in reports.map(answer) {
         assert!(report.starts_with("HTTP/1.1 200") && report.ends_with("42 orders\n"), "{report}");
@@ -239,6 +242,45 @@ fn a_service_computes_once_refuses_a_second_job_and_ends_with_its_requests_done(
     assert!(services[0].end().ends_with("all locks are given back\n"));
     let locks = Locks::open(&server.url()).expect("a store");
     assert!(block_on(locks.inspect("example:rebuild")).expect("an answer").is_none());
+}
+
+/// The first service is paused for longer than its lease, once with a transaction open and once before it begins.
+#[test]
+fn a_paused_sqlx_service_commits_before_the_next_holder_or_not_at_all() {
+    let postgres = Postgres::start();
+    let url = format!("postgres://postgres@{}/postgres", postgres.place());
+    let services = [0, 1].map(|_| Crowd::start(1, "sqlx", &[&url]));
+    let [paused, other] = services.each_ref().map(Crowd::address);
+    let lapsed = || {
+        // The name `example:close` or `example:report`, whose lease the server's clock has ended.
+        let ends = "SELECT bool_and(ends < extract(epoch FROM clock_timestamp()) * 1000)";
+        eventually("its lease is over", LIMIT, || {
+            query(&postgres, &format!("{ends} FROM tenure_lock WHERE name LIKE 'example:%'")) == "t"
+        });
+    };
+
+    let closing = request(&paused, "POST /close");
+    services[0].eventually_says("closing", 1);
+    services[0].signal(0, Signal::STOP);
+    lapsed();
+    let refused = answer(request(&other, "POST /close"));
+    assert!(refused.starts_with("HTTP/1.1 409"), "{refused}");
+    services[0].signal(0, Signal::CONT);
+    // It commits what it checked in, and may learn after that that its lease was over.
+    let closed = answer(closing);
+    assert_eq!(query(&postgres, "SELECT closed FROM day"), "1", "{closed}");
+
+    let computing = request(&paused, "POST /report");
+    services[0].eventually_says("computing", 1);
+    services[0].signal(0, Signal::STOP);
+    lapsed();
+    let written = answer(request(&other, "POST /report"));
+    assert!(written.starts_with("HTTP/1.1 200"), "{written}");
+    let report = query(&postgres, "SELECT report FROM day");
+    services[0].signal(0, Signal::CONT);
+    let refused = answer(computing);
+    assert!(refused.starts_with("HTTP/1.1 503") && refused.contains("tenure: old token"), "{refused}");
+    assert_eq!(query(&postgres, "SELECT report FROM day"), report);
 }
 
 #[test]

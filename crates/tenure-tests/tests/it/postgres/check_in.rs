@@ -3,11 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use sqlx::PgPool;
+use sqlx::postgres::PgConnectOptions;
 use tenure::{Guard, Locks, Options, Renewal};
 use tenure_testkit::servers::Postgres;
 use tokio::sync::Semaphore;
 
-use super::{SERVER, connect, locks, on, schema, work_in};
+use super::{SERVER, chain, connect, locks, on, schema, work_in};
 
 const TTL: Duration = Duration::from_millis(400);
 /// Of a hold that a busy machine has to renew.
@@ -52,6 +54,68 @@ fn a_transaction_commits_while_its_lock_of_any_kind_is_held() {
             let code = refused.expect_err("it is not held").code().map(|code| code.code().to_owned());
             assert_eq!(code.as_deref(), Some("22012"));
         }
+    });
+}
+
+/// A pool of sqlx, whose connections are in this schema.
+async fn pool(schema: &str) -> PgPool {
+    let options: PgConnectOptions =
+        format!("postgres://postgres@{}/postgres", SERVER.place()).parse().expect("a URL");
+    PgPool::connect_with(options.options([("search_path", schema)])).await.expect("a pool")
+}
+
+#[test]
+fn sqlx_commits_while_its_lock_is_held() {
+    on(async {
+        let schema = schema();
+        let locks = locks(&SERVER.url(&schema), Duration::from_secs(15));
+        let guards: Vec<Guard> = vec![
+            locks.mutex("a\\0b").expect("a name").lock().await.expect("a guard"),
+            locks.mutex("long".repeat(500)).expect("a name").lock().await.expect("a guard"),
+            locks.semaphore("permits", 3).expect("a name").acquire().await.expect("a guard"),
+        ];
+        work_in(&schema, "n int");
+        let pool = pool(&schema).await;
+        for guard in &guards {
+            let mut transaction = pool.begin().await.expect("a transaction");
+            guard
+                .check_in(&mut transaction)
+                .await
+                .unwrap_or_else(|error| panic!("{}: {error}", guard.name()));
+            sqlx::query("INSERT INTO work VALUES (1)").execute(&mut *transaction).await.expect("work");
+            transaction.commit().await.expect("a commit");
+        }
+        let count: i64 =
+            sqlx::query_scalar("SELECT count(*) FROM work").fetch_one(&pool).await.expect("rows");
+        assert_eq!(count, guards.len() as i64);
+    });
+}
+
+/// The database knows that the lock is lost before its holder does.
+#[test]
+fn neither_driver_commits_once_the_database_has_another_holder() {
+    on(async {
+        let schema = schema();
+        let locks = locks(&SERVER.url(&schema), Duration::from_secs(60));
+        let guard = locks.mutex("x").expect("a name").lock().await.expect("a guard");
+        work_in(&schema, "n int");
+        SERVER.run(&format!("UPDATE {schema}.tenure_lock SET value = 'other#1' WHERE name = 'x'"));
+
+        let mut client = connect(&SERVER).await;
+        let transaction = client.transaction().await.expect("a transaction");
+        transaction.execute(&format!("INSERT INTO {schema}.work VALUES (1)"), &[]).await.expect("work");
+        assert!(guard.check_in(&transaction).await.expect_err("it is lost").is_lost());
+        let _ = transaction.commit().await; // answers, and is a rollback
+
+        let pool = pool(&schema).await;
+        let mut transaction = pool.begin().await.expect("a transaction");
+        sqlx::query("INSERT INTO work VALUES (1)").execute(&mut *transaction).await.expect("work");
+        assert!(guard.check_in(&mut transaction).await.expect_err("it is lost").is_lost());
+        let error = guard.check_in(&mut transaction).await.expect_err("a failed transaction");
+        assert!(error.is_refused() && chain(&error).contains("25P02"), "{}", chain(&error));
+        let _ = transaction.commit().await;
+
+        assert_eq!(SERVER.run(&format!("SELECT count(*) FROM {schema}.work")), "0");
     });
 }
 
@@ -192,6 +256,9 @@ fn a_lock_elsewhere_cannot_be_checked_in() {
         let transaction = client.transaction().await.expect("a transaction");
         let guard = Locks::memory().mutex("x").expect("a name").lock().await.expect("a guard");
         let error = guard.check_in(&transaction).await.expect_err("another store");
+        assert!(error.is_unsupported(), "{error}");
+        let mut transaction = pool("public").await.begin().await.expect("a transaction");
+        let error = guard.check_in(&mut transaction).await.expect_err("another store");
         assert!(error.is_unsupported(), "{error}");
     });
 }
