@@ -8,7 +8,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
-use tenure::diagnosis::{Topology, postgres_url_shown};
+use tenure::diagnosis::{self, Topology};
 use tenure::{Locks, Options};
 use tokio::time::sleep;
 
@@ -140,7 +140,7 @@ fn with_part(
     is_same: impl FnOnce(&str) -> bool,
 ) -> Result<String, Failure> {
     let usage = |message| Failure { code: USAGE, message };
-    let scheme = url.split(':').next().unwrap_or_default();
+    let scheme = scheme(&url);
     if !Topology::knows(scheme) {
         let scheme = scheme.escape_debug();
         return Err(usage(format!(
@@ -250,60 +250,16 @@ pub(crate) const STORE_URL: &str = "TENURE_STORE";
 /// The environment variable with the path of a file that contains the store's URL.
 pub(crate) const STORE_FILE: &str = "TENURE_STORE_FILE";
 
-pub(crate) fn is_etcd(url: &str) -> bool {
-    ["etcd:", "etcds:"].iter().any(|scheme| url.starts_with(scheme))
-}
-
-pub(crate) fn is_zookeeper(url: &str) -> bool {
-    ["zookeeper:", "zookeepers:"].iter().any(|scheme| url.starts_with(scheme))
+/// The part of the URL that selects the store.
+pub(crate) fn scheme(url: &str) -> &str {
+    url.split(':').next().unwrap_or_default()
 }
 
 /// The URL without a password, for display.
 pub(crate) fn shown(url: &str) -> String {
-    if is_postgres(url) {
-        return postgres_url_shown(url)
-            .map_or_else(|| "(a URL that cannot be used)".into(), |url| url.to_string());
-    }
-    #[cfg(feature = "etcd")]
-    if is_etcd(url) {
-        let shown = tenure::diagnosis::etcd_shown(url);
-        return shown.unwrap_or_else(|| "(a URL that cannot be used)".into());
-    }
-    #[cfg(feature = "zookeeper")]
-    if is_zookeeper(url) {
-        let shown = tenure::diagnosis::zookeeper_shown(url);
-        return shown.unwrap_or_else(|| "(a URL that cannot be used)".into());
-    }
-    let known = url.split_once("://").is_some_and(|(scheme, _)| Topology::knows(scheme));
-    if !known {
-        return if url.starts_with("file:") { url.to_owned() } else { "(a URL that cannot be used)".into() };
-    }
-    Topology::parse(url).map_or_else(|_| "(a URL that cannot be used)".into(), |url| url.shown().to_string())
-}
-
-pub(crate) fn is_postgres(url: &str) -> bool {
-    url.split_once(':').is_some_and(|(scheme, _)| matches!(scheme, "postgres" | "postgresql"))
-}
-
-/// The URL without user and passwords if it has a password: what a command under a lock may see.
-pub(crate) fn without_password(url: &str) -> Option<String> {
-    let is_known = |(scheme, _): &(&str, &str)| {
-        Topology::knows(scheme) || is_postgres(url) || is_etcd(url) || is_zookeeper(url)
-    };
-    let (scheme, rest) = url.split_once("://").filter(is_known)?;
-    let (place, query) = rest.split_once('?').map_or((rest, None), |(place, query)| (place, Some(query)));
-    let (authority, path) = place.find('/').map_or((place, ""), |at| place.split_at(at));
-    let (login, hosts) =
-        authority.rsplit_once('@').map_or((None, authority), |(login, at)| (Some(login), at));
-    let secret = ["user=", "password=", "pass=", "sentinel-user=", "sentinel-password="];
-    let is_secret = |part: &&str| secret.iter().any(|key| part.starts_with(key));
-    let (hidden, kept): (Vec<_>, Vec<_>) =
-        query.into_iter().flat_map(|query| query.split('&')).partition(is_secret);
-    if !login.is_some_and(|login| login.contains(':')) && !hidden.iter().any(|part| part.contains("pass")) {
-        return None;
-    }
-    let query = if kept.is_empty() { String::new() } else { format!("?{}", kept.join("&")) };
-    Some(format!("{scheme}://{hosts}{path}{query}"))
+    diagnosis::shown(url)
+        .filter(|_| scheme(url) != "memory")
+        .unwrap_or_else(|| "(a URL that cannot be used)".into())
 }
 
 pub(crate) fn url(args: &Store) -> Result<String, Failure> {
@@ -400,25 +356,6 @@ mod tests {
                 failure.code == USAGE && says.iter().all(|says| failure.message.contains(says)),
                 "{failure:?}"
             );
-        }
-    }
-
-    #[test]
-    fn a_url_without_its_password_keeps_all_else() {
-        for (url, expected) in [
-            ("redis://:hush@h:1/2?acks=1", Some("redis://h:1/2?acks=1")),
-            ("rediss://ann:hush@h?ca=f&acks=1", Some("rediss://h?ca=f&acks=1")),
-            ("redis-quorum://:hush@a,b,c/1", Some("redis-quorum://a,b,c/1")),
-            ("redis+unix:///s?db=1&user=a&password=hush", Some("redis+unix:///s?db=1")),
-            ("redis-sentinel://a/s?sentinel-password=hush", Some("redis-sentinel://a/s")),
-            ("postgres://ann:hush@h,i/db?schema=s", Some("postgres://h,i/db?schema=s")),
-            ("etcd://ann:hush@a,b/app", Some("etcd://a,b/app")),
-            ("zookeeper://ann:hush@a,b/app", Some("zookeeper://a,b/app")),
-            ("redis://h", None),
-            ("redis://ann@h?password-file=f", None),
-            ("file:a:b@c", None),
-        ] {
-            assert_eq!(without_password(url).as_deref(), expected, "{url}");
         }
     }
 

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use rustix::process::Signal;
+use tenure::diagnosis::without_password;
 use tenure::{Guard, Locks, StopRequest};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::sleep;
@@ -100,8 +101,7 @@ impl Work<'_> {
             .env("TENURE_FENCE", guard.fence().to_string())
             .env("TENURE_TTL_MS", self.ttl.as_millis().to_string());
         // A nested run then refuses its store instead of using another one.
-        if let Some(url) = std::env::var(store::STORE_URL).ok().and_then(|url| store::without_password(&url))
-        {
+        if let Some(url) = std::env::var(store::STORE_URL).ok().and_then(|url| without_password(&url)) {
             command.env(store::STORE_URL, url);
         }
         let (above, owners) = ancestors::held(held.guards().iter().map(Guard::owner));

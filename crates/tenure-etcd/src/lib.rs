@@ -45,7 +45,7 @@ pub fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
     Ok(Arc::new(Cas::new(Arc::new(EtcdCluster::new(target, tls)), &shown, opening.runtime)))
 }
 
-/// The URL without its login, if it is an etcd URL.
+/// The URL without its login, if it is valid.
 pub fn shown(url: &str) -> Option<String> {
     EtcdTarget::parse(url).ok().map(|target| target.shown())
 }

@@ -126,12 +126,16 @@ impl EtcdCluster {
     /// A request with the login's token, which is fetched if there is none.
     pub(super) async fn signed<T>(&self, message: T, channel: &Channel) -> Result<Request<T>, Failure> {
         let mut request = Request::new(message);
-        let Some((user, password)) = &self.0.target.login else { return Ok(request) };
+        let login = &self.0.target.login;
+        let Some(user) = &login.user else { return Ok(request) };
         let known = self.0.token.lock().clone();
         let token = match known {
             Some(token) => token,
             None => {
-                let asked = AuthenticateRequest { name: user.clone(), password: password.clone() };
+                let asked = AuthenticateRequest {
+                    name: user.clone(),
+                    password: login.password()?.unwrap_or_default(),
+                };
                 let path = "/etcdserverpb.Auth/Authenticate";
                 let answer: Result<AuthenticateResponse, Status> =
                     unary(channel, Request::new(asked), path).await;

@@ -1,12 +1,21 @@
-//! Parses `etcd://[USER[:PASSWORD]@]HOST[:PORT][,HOST[:PORT]...][/PREFIX][?ca=FILE&cert=FILE&key=FILE]`.
+//! Parses `etcd://[USER:PASSWORD@]HOST[:PORT][,HOST[:PORT]...][/PREFIX]`, and `etcds://` with an optional
+//! `?ca=FILE&cert=FILE&key=FILE`.
 
 use std::fmt;
 
-use tenure_core::cas::url::{Endpoint, Parts, Syntax};
 use tenure_core::error::Result;
-use tenure_core::net::Tls;
+use tenure_core::net::url::{Login, Syntax};
+use tenure_core::net::{Address, Tls};
 
-const SYNTAX: Syntax = Syntax { server: "etcd", scheme: "etcd", port: 2379, tls_port: 2379 };
+const SYNTAX: Syntax = Syntax {
+    server: "etcd",
+    form: "etcd://HOST",
+    tls: "etcds://",
+    needs_user: true,
+    needs_password: true,
+    parameters: &["password-file", "ca", "cert", "key"],
+};
+const PORT: u16 = 2379;
 /// The default key prefix.
 const PREFIX: &str = "tenure/";
 
@@ -17,15 +26,22 @@ pub(super) struct EtcdTarget {
     pub(super) places: Vec<String>,
     /// The prefix of all keys, with a trailing slash.
     pub(super) prefix: String,
-    pub(super) login: Option<(String, String)>,
+    pub(super) login: Login,
     pub(super) tls: Option<Tls>,
 }
 
 impl EtcdTarget {
     pub(super) fn parse(url: &str) -> Result<Self> {
-        let Parts { places, path, login, tls } = SYNTAX.parse(url)?;
-        let places = places.iter().map(Endpoint::to_string).collect();
-        let path = SYNTAX.decoded(path.trim_end_matches('/'))?;
+        let mut url = SYNTAX.parse(url)?;
+        let tls = match url.scheme() {
+            "etcd" => None,
+            "etcds" => Some(url.tls()?),
+            _ => return Err(url.unknown_scheme()),
+        };
+        let login = url.login()?;
+        let places = url.hosts(PORT)?.iter().map(Address::to_string).collect();
+        let path = SYNTAX.decoded(url.path().trim_end_matches('/'), "path")?;
+        url.end()?;
         let prefix = if path.is_empty() { PREFIX.to_owned() } else { format!("{path}/") };
         Ok(Self { places, prefix, login, tls })
     }
@@ -55,23 +71,19 @@ mod tests {
         assert_eq!(target.places, ["a:2379", "b:1", "[::1]:2379"]);
         assert_eq!((target.prefix.as_str(), target.tls.is_none()), ("app/locks/", true));
         let target = EtcdTarget::parse("etcds://u:p%40q@a?ca=/x").expect("a URL");
-        assert_eq!(target.login, Some(("u".into(), "p@q".into())));
+        let password = target.login.password().expect("a password");
+        assert_eq!((target.login.user.as_deref(), password.as_deref()), (Some("u"), Some("p@q")));
         assert_eq!((target.prefix.as_str(), target.shown().as_str()), (PREFIX, "etcds://a:2379"));
     }
 
     #[test]
     fn what_is_wrong_is_said() {
         for (url, said) in [
-            ("etcd:a", "`//`"),
-            ("etcd://", "host is missing"),
-            ("etcd://a,", "host is missing"),
-            ("etcd://a,a", "twice"),
-            ("etcd://a:0", "port"),
+            ("etcdx://a", "unknown scheme"),
+            ("etcd://:p@a", "without a user"),
             ("etcd://u@a", "without a password"),
-            ("etcd://u:p/q@a", "port"),
-            ("etcd://a?x=1", "ca, cert, key"),
+            ("etcd://a?x=1", "password-file, ca, cert, key"),
             ("etcd://a?ca=/x", "etcds"),
-            ("etcds://a?cert=/x", "needs its key"),
         ] {
             let error = EtcdTarget::parse(url).expect_err(url).to_string();
             assert!(error.contains(said), "{url}: {error}");

@@ -2,7 +2,6 @@
 //! connection.
 
 use std::fmt;
-use std::fs;
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
@@ -13,7 +12,6 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt, select, try_join_all};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpStream, lookup_host};
 use tokio::sync::{mpsc, oneshot};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
@@ -24,12 +22,10 @@ use super::line::StatementLine;
 use super::server::{Server, ServerConnection};
 use super::statements::{ALL, Statements, Which};
 use super::tls::Encryption;
-use super::url::{PostgresTarget, ServerAddress, quoted};
+use super::url::{PostgresTarget, quoted};
 use tenure_core::events::{event, text};
 use tenure_core::moment::Moment;
-use tenure_core::net::Stream;
-use tenure_core::net::by;
-use tenure_core::platform::connect_local;
+use tenure_core::net::{Address, Dialled, Stream, by, dial};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{Failure, SETUP};
 use tenure_core::sync::Locked;
@@ -137,16 +133,17 @@ impl PrimaryConnector {
         })
     }
 
-    async fn open(&self, address: &ServerAddress, before: Option<&str>) -> Result<OpenConnection, Failure> {
+    async fn open(&self, address: &Address, before: Option<&str>) -> Result<OpenConnection, Failure> {
         let target = &self.target;
         self.set_stage(format!("{address} has not been reached"));
-        let stream = self.dial(address).await.map_err(|error| Failure::NotSent(Arc::new(error)))?;
+        let dialled = dial(address, &*self.runtime).await;
+        let Dialled { stream, .. } = dialled.map_err(|error| Failure::NotSent(Arc::new(error)))?;
         let heard = Arc::new(AtomicU64::new(0));
         let stream = Counted { stream, heard: Arc::clone(&heard) };
         let label = format!("tenure-{:016x}", self.runtime.random());
         let mut config = Config::new();
         config.user(&target.user).dbname(&target.database).application_name(&label);
-        if let Some(password) = self.password()? {
+        if let Some(password) = target.login.password()? {
             config.password(password);
         }
         if !target.is_pooled {
@@ -193,43 +190,6 @@ impl PrimaryConnector {
         };
         let line = Arc::new(StatementLine { client, statements, prepared, heard, label, channel });
         Ok(OpenConnection { line, messages, over, hangup })
-    }
-
-    async fn dial(&self, address: &ServerAddress) -> io::Result<Pin<Box<dyn Stream>>> {
-        match address {
-            ServerAddress::Socket(directory, port) => {
-                let path = directory.join(format!(".s.PGSQL.{port}"));
-                Ok(Box::pin(connect_local(&path).await?))
-            }
-            ServerAddress::Tcp(host, port) => {
-                let addresses: Vec<_> = lookup_host((&**host, *port)).await?.collect();
-                let mut refused = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
-                let share = DIAL / 2 / u32::try_from(addresses.len().max(1)).unwrap_or(u32::MAX);
-                for address in addresses {
-                    let until = self.runtime.now() + share;
-                    match by(&*self.runtime, until, TcpStream::connect(address)).await {
-                        Some(Ok(stream)) => {
-                            // Statements are single small writes that must not be delayed.
-                            stream.set_nodelay(true)?;
-                            return Ok(Box::pin(stream));
-                        }
-                        Some(Err(error)) => refused = error,
-                        None => refused = io::ErrorKind::TimedOut.into(),
-                    }
-                }
-                Err(refused)
-            }
-        }
-    }
-
-    fn password(&self) -> Result<Option<String>, Failure> {
-        let Some(file) = &self.target.password_file else { return Ok(self.target.password.clone()) };
-        let text = fs::read_to_string(file).map_err(|error| {
-            let message = format!("cannot read the password file {}: {error}", file.display());
-            Failure::NotSent(Failure::cause(message))
-        })?;
-        let line = text.strip_suffix('\n').unwrap_or(&text);
-        Ok(Some(line.strip_suffix('\r').unwrap_or(line).to_owned()))
     }
 
     /// Checks the server, creates the table if it is missing, and terminates the previous connection. Returns

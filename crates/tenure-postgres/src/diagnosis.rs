@@ -32,12 +32,6 @@ impl Diagnosis {
     }
 }
 
-/// The URL without credentials, if it is a PostgreSQL URL.
-#[must_use]
-pub fn postgres_url_shown(url: &str) -> Option<Arc<str>> {
-    PostgresTarget::parse(url).ok().map(|target| target.shown())
-}
-
 /// Connects as a store does, and reads the settings.
 ///
 /// # Errors

@@ -34,7 +34,7 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt, join_all, ready};
 
 pub use check_in::{HoldCheck, Transaction};
-pub use diagnosis::{Diagnosis, diagnose_postgres, postgres_url_shown};
+pub use diagnosis::{Diagnosis, diagnose_postgres};
 pub use names::LockKey;
 pub use server::{
     RecordColumns, Renewals, Row, RowChange, Server, ServerConnection, StatementError, StatementResult,
@@ -81,7 +81,7 @@ impl Drop for PostgresInner {
 /// Whether this URL scheme belongs to this store.
 #[must_use]
 pub fn takes(scheme: &str) -> bool {
-    url::knows(scheme)
+    matches!(scheme, "postgres" | "postgresql")
 }
 
 /// Opens the store of a URL, without I/O.
@@ -90,6 +90,11 @@ pub fn takes(scheme: &str) -> bool {
 /// `is_invalid`, with the part of the URL that is wrong.
 pub fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
     Ok(Arc::new(Postgres::open(opening.url, opening.runtime)?))
+}
+
+/// The URL without its login, if it is valid.
+pub fn shown(url: &str) -> Option<String> {
+    PostgresTarget::parse(url).ok().map(|target| target.shown().to_string())
 }
 
 impl Postgres {

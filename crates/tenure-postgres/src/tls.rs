@@ -10,8 +10,7 @@ use tokio_postgres::Config;
 use tokio_postgres::config::SslMode;
 use tokio_postgres::tls::{ChannelBinding, TlsConnect, TlsStream};
 
-use super::url::ServerAddress;
-use tenure_core::net::{Stream, Tls, encrypt};
+use tenure_core::net::{Address, Stream, Tls, encrypt};
 use tenure_core::store::Failure;
 
 /// Performs the TLS handshake once the server has agreed to it.
@@ -21,13 +20,9 @@ pub(super) struct Encryption {
 }
 
 impl Encryption {
-    pub(super) fn of(tls: Option<&Tls>, address: &ServerAddress, config: &mut Config) -> Self {
+    pub(super) fn of(tls: Option<&Tls>, address: &Address, config: &mut Config) -> Self {
         config.ssl_mode(if tls.is_some() { SslMode::Require } else { SslMode::Disable });
-        let host = match address {
-            ServerAddress::Tcp(host, _) => host.clone(),
-            ServerAddress::Socket(..) => String::new(),
-        };
-        Self { host, tls: tls.cloned() }
+        Self { host: address.host().to_owned(), tls: tls.cloned() }
     }
 }
 

@@ -129,7 +129,7 @@ impl From<Value> for ConsoleReply {
 impl Target {
     /// The user to log in as; `None` for the server's default user.
     pub fn user(&self) -> Option<&str> {
-        self.access.user.as_deref()
+        self.access.login.user.as_deref()
     }
 
     /// The conditions under which its locks are granted.

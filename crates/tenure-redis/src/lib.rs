@@ -110,6 +110,11 @@ pub fn open(opening: Opening<'_>) -> Result<Opened> {
     }))
 }
 
+/// The URL without its login, if it is valid.
+pub fn shown(url: &str) -> Option<String> {
+    Topology::parse(url).ok().map(|topology| topology.shown().to_string())
+}
+
 impl Redis {
     /// A store on the server or Sentinel service that a URL names. Connects on first use.
     ///

@@ -9,12 +9,11 @@ use std::time::Duration;
 
 use futures_util::future::poll_fn;
 use tokio::io::ReadBuf;
-use tokio::net::{TcpStream, lookup_host};
 
 use super::jute::Reader;
 use super::messages::{ConnectRequest, code, fixed};
-use super::url::{Endpoint, ZooKeeperTarget};
-use tenure_core::net::{Stream, by, encrypt};
+use super::url::ZooKeeperTarget;
+use tenure_core::net::{Address, Stream, by, dial, encrypt};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::Failure;
 
@@ -143,11 +142,14 @@ impl Dialer {
 
     async fn open(
         &self,
-        place: &Endpoint,
+        place: &Address,
         session: &ConnectRequest,
     ) -> Result<(Wire, ConnectRequest), Failure> {
-        let stream = self.connect(place).await.map_err(|error| not_sent(place, &error))?;
-        let mut wire = Wire::new(self.encrypted(stream, place).await?);
+        let dialled = dial(place, &*self.runtime).await.map_err(|error| not_sent(place, &error))?;
+        let mut wire = Wire::new(match &self.target.tls {
+            Some(tls) => encrypt(dialled.stream, place.host(), tls, "zookeeper://").await?,
+            None => dialled.stream,
+        });
         let answer = wire.exchange(&session.connect()).await.map_err(|error| {
             let hint = match error.kind() {
                 // A server that requires a client certificate rejects its absence only after the client has
@@ -166,8 +168,10 @@ impl Dialer {
         })?;
         let connected = ConnectRequest::connected(&answer);
         let connected = connected.ok_or_else(|| not_sent(place, &"it does not speak as ZooKeeper does"))?;
-        if let (Some((user, password)), true) = (&self.target.login, connected.life_ms > 0) {
-            let answer = wire.exchange(&fixed::auth(user, password)).await;
+        let login = &self.target.login;
+        if let (Some(user), true) = (&login.user, connected.life_ms > 0) {
+            let password = login.password()?.unwrap_or_default();
+            let answer = wire.exchange(&fixed::auth(user, &password)).await;
             let answer = answer.map_err(|error| not_sent(place, &error))?;
             let mut read = Reader(&answer);
             let (_number, _change) = (read.int(), read.long());
@@ -178,34 +182,9 @@ impl Dialer {
         }
         Ok((wire, connected))
     }
-
-    async fn connect(&self, place: &Endpoint) -> io::Result<TcpStream> {
-        let addresses: Vec<_> = lookup_host((place.host.as_str(), place.port)).await?.collect();
-        let mut refused = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
-        let share = DIAL / 2 / u32::try_from(addresses.len().max(1)).unwrap_or(u32::MAX);
-        for address in addresses {
-            let until = self.runtime.now() + share;
-            match by(&*self.runtime, until, TcpStream::connect(address)).await {
-                Some(Ok(stream)) => {
-                    stream.set_nodelay(true)?;
-                    return Ok(stream);
-                }
-                Some(Err(error)) => refused = error,
-                None => refused = io::ErrorKind::TimedOut.into(),
-            }
-        }
-        Err(refused)
-    }
-
-    async fn encrypted(&self, stream: TcpStream, place: &Endpoint) -> Result<Pin<Box<dyn Stream>>, Failure> {
-        match &self.target.tls {
-            Some(tls) => encrypt(Box::pin(stream), &place.host, tls, "zookeeper://").await,
-            None => Ok(Box::pin(stream)),
-        }
-    }
 }
 
-fn not_sent(place: &Endpoint, what: &dyn std::fmt::Display) -> Failure {
+fn not_sent(place: &Address, what: &dyn std::fmt::Display) -> Failure {
     Failure::NotSent(Failure::cause(format!("{place}: {what}")))
 }
 

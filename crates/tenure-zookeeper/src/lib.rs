@@ -47,7 +47,7 @@ pub fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
     Ok(Arc::new(Cas::new(Arc::new(server), &shown, opening.runtime)))
 }
 
-/// The URL without its login, if it is a ZooKeeper URL.
+/// The URL without its login, if it is valid.
 pub fn shown(url: &str) -> Option<String> {
     ZooKeeperTarget::parse(url).ok().map(|target| target.shown())
 }

@@ -18,7 +18,7 @@ pub(super) struct Nodes {
 
 impl Nodes {
     pub(super) fn new(target: &ZooKeeperTarget) -> Self {
-        let rights = if target.login.is_some() { Rights::Login } else { Rights::All };
+        let rights = if target.login.user.is_some() { Rights::Login } else { Rights::All };
         Self { prefix: target.prefix.clone(), rights }
     }
 

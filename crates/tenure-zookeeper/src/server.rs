@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tokio::sync::Mutex as Turn;
 
 use super::dial::Dialer;
@@ -23,7 +22,7 @@ use super::url::ZooKeeperTarget;
 use super::watch::ZooKeeperWatch;
 use tenure_core::cas::{Backend, Committed, Handle, Listed, LockWatch, PartChange, Stamp, Stored, Swap};
 use tenure_core::name::LockName;
-use tenure_core::net::by;
+use tenure_core::net::{by, dial};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{Cursor, Failure};
 use tenure_core::sync::Locked;
@@ -445,9 +444,10 @@ impl Ensemble {
         if target.tls.is_some() {
             return None;
         }
+        let runtime = self.runtime();
         let asked = async {
             let place = &target.places[self.0.dialer.first()];
-            let mut stream = TcpStream::connect((place.host.as_str(), place.port)).await.ok()?;
+            let mut stream = dial(place, &**runtime).await.ok()?.stream;
             stream.write_all(b"srvr").await.ok()?;
             let mut said = Vec::new();
             stream.take(10_000).read_to_end(&mut said).await.ok()?;
@@ -455,7 +455,6 @@ impl Ensemble {
             let version = said.strip_prefix("Zookeeper version: ")?.split([',', '\n']).next()?;
             Some(version.split("--").next().unwrap_or(version).to_owned())
         };
-        let runtime = self.runtime();
         by(&**runtime, runtime.now() + LIMIT, asked).await.flatten()
     }
 }

@@ -3,44 +3,58 @@
 
 use std::fmt;
 
-pub(super) use tenure_core::cas::url::Endpoint;
-use tenure_core::cas::url::{Parts, Syntax};
-use tenure_core::error::{Error, Result};
-use tenure_core::net::Tls;
+use tenure_core::error::Result;
+use tenure_core::net::url::{Login, Syntax, require_tls};
+use tenure_core::net::{Address, Tls};
 
-const SYNTAX: Syntax = Syntax { server: "ZooKeeper", scheme: "zookeeper", port: 2181, tls_port: 2281 };
+const SYNTAX: Syntax = Syntax {
+    server: "ZooKeeper",
+    form: "zookeeper://HOST",
+    tls: "zookeepers://",
+    needs_user: true,
+    needs_password: true,
+    parameters: &["password-file", "ca", "cert", "key"],
+};
+const PORT: u16 = 2181;
+const TLS_PORT: u16 = 2281;
 /// The default path.
 const PREFIX: &str = "/tenure";
 
 /// A parsed URL.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct ZooKeeperTarget {
-    /// Host and port of each server.
-    pub(super) places: Vec<Endpoint>,
+    pub(super) places: Vec<Address>,
     /// The parent of all nodes.
     pub(super) prefix: String,
-    pub(super) login: Option<(String, String)>,
+    pub(super) login: Login,
     pub(super) tls: Option<Tls>,
 }
 
 impl ZooKeeperTarget {
     pub(super) fn parse(url: &str) -> Result<Self> {
-        let Parts { places, path, login, tls } = SYNTAX.parse(url)?;
-        if tls.is_some() && cfg!(not(feature = "tls")) {
-            let message = "store zookeepers needs the feature `tls`, and this build is without it";
-            return Err(Error::unsupported(&"zookeepers".into(), message));
+        let mut url = SYNTAX.parse(url)?;
+        let (tls, port) = match url.scheme() {
+            "zookeeper" => (None, PORT),
+            "zookeepers" => (Some(url.tls()?), TLS_PORT),
+            _ => return Err(url.unknown_scheme()),
+        };
+        let login = url.login()?;
+        if login.user.as_ref().is_some_and(|user| user.contains(':')) {
+            return Err(SYNTAX.wrong("the user contains a colon, which no user of ZooKeeper does"));
         }
-        if login.as_ref().is_some_and(|(user, _)| user.contains(':')) {
-            return Err(SYNTAX.wrong("its user has a colon, which no user of ZooKeeper has"));
+        let target = Self { places: url.hosts(port)?, prefix: prefix(url.path())?, login, tls };
+        url.end()?;
+        if target.tls.is_some() {
+            require_tls(&target.shown().into())?;
         }
-        Ok(Self { places, prefix: prefix(path)?, login, tls })
+        Ok(target)
     }
 
     /// The URL without the login and the files.
     pub(super) fn shown(&self) -> String {
         let scheme = if self.tls.is_some() { "zookeepers" } else { "zookeeper" };
         let path = if self.prefix == PREFIX { "" } else { &self.prefix };
-        let places: Vec<String> = self.places.iter().map(Endpoint::to_string).collect();
+        let places: Vec<String> = self.places.iter().map(Address::to_string).collect();
         format!("{scheme}://{}{path}", places.join(","))
     }
 }
@@ -53,13 +67,13 @@ impl fmt::Debug for ZooKeeperTarget {
 
 /// The node path from the path of the URL.
 fn prefix(path: &str) -> Result<String> {
-    let path = SYNTAX.decoded(path.trim_end_matches('/'))?;
+    let path = SYNTAX.decoded(path.trim_end_matches('/'), "path")?;
     if path.is_empty() {
         return Ok(PREFIX.to_owned());
     }
     let parts: Vec<&str> = path.split('/').collect();
     if parts.iter().any(|part| part.is_empty() || matches!(*part, "." | "..")) {
-        return Err(SYNTAX.wrong("a part of its path is empty or a dot"));
+        return Err(SYNTAX.wrong("a part of the path is empty or a dot"));
     }
     let is_taken = |char: char| {
         let is_private =
@@ -67,10 +81,10 @@ fn prefix(path: &str) -> Result<String> {
         !char.is_control() && !is_private
     };
     if !path.chars().all(is_taken) {
-        return Err(SYNTAX.wrong("its path has a character that no node of ZooKeeper has"));
+        return Err(SYNTAX.wrong("the path has a character that no node of ZooKeeper has"));
     }
     if parts[0] == "zookeeper" {
-        return Err(SYNTAX.wrong("its path is below /zookeeper, which ZooKeeper keeps for itself"));
+        return Err(SYNTAX.wrong("the path is below /zookeeper, which ZooKeeper keeps for itself"));
     }
     Ok(format!("/{path}"))
 }
@@ -86,12 +100,13 @@ mod tests {
     #[test]
     fn a_url_reads_as_written() {
         let target = parsed("zookeeper://a,b:1,[::1]/app/locks/");
-        let places: Vec<String> = target.places.iter().map(Endpoint::to_string).collect();
+        let places: Vec<String> = target.places.iter().map(Address::to_string).collect();
         assert_eq!(places, ["a:2181", "b:1", "[::1]:2181"]);
         assert_eq!((target.prefix.as_str(), target.tls.is_none()), ("/app/locks", true));
         assert_eq!(target.shown(), "zookeeper://a:2181,b:1,[::1]:2181/app/locks");
         let target = parsed("zookeeper://u:p%40q@a");
-        assert_eq!(target.login, Some(("u".into(), "p@q".into())));
+        let password = target.login.password().expect("a password");
+        assert_eq!((target.login.user.as_deref(), password.as_deref()), (Some("u"), Some("p@q")));
         assert_eq!((target.prefix.as_str(), target.shown().as_str()), (PREFIX, "zookeeper://a:2181"));
     }
 
@@ -106,25 +121,15 @@ mod tests {
     #[test]
     fn what_is_wrong_is_said() {
         for (url, said) in [
-            ("zookeeper:a", "`//`"),
-            ("zookeeper://", "host is missing"),
-            ("zookeeper://a,", "host is missing"),
-            ("zookeeper://a,a:2181", "twice"),
-            ("zookeeper://a:0", "port"),
-            ("zookeeper://a:x", "port"),
-            ("zookeeper://[::1", "without a `]`"),
             ("zookeeper://u@a", "without a password"),
-            ("zookeeper://u:@a", "empty"),
             ("zookeeper://u%3Av:p@a", "colon"),
-            ("zookeeper://u:p/q@a", "port"),
             ("zookeeper://a/b//c", "empty"),
             ("zookeeper://a/b/../c", "dot"),
             ("zookeeper://a/b%01", "character"),
             ("zookeeper://a/zookeeper/x", "for itself"),
-            ("zookeeper://a?x=1", "ca, cert, key"),
+            ("zookeeper://a?x=1", "password-file, ca, cert, key"),
             ("zookeeper://a?ca=/x", "zookeepers"),
-            ("zookeeper://a?cert=/x", "needs its key"),
-            ("zookeeper+tls://a", "neither"),
+            ("zookeeper+tls://a", "unknown scheme"),
         ] {
             let error = ZooKeeperTarget::parse(url).expect_err(url).to_string();
             assert!(error.contains(said), "{url}: {error}");

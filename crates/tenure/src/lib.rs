@@ -157,19 +157,18 @@ pub use uses::value::Json;
 /// Diagnostics for `tenure doctor`. Exempt from semver: nothing else should use this module.
 #[doc(hidden)]
 pub mod diagnosis {
-    #[cfg(feature = "etcd")]
-    pub use tenure_etcd::shown as etcd_shown;
+    pub use tenure_core::net::url::without_password;
     #[cfg(unix)]
     pub use tenure_file::shared_file_system;
     #[cfg(feature = "postgres")]
-    pub use tenure_postgres::{Diagnosis, diagnose_postgres, postgres_url_shown};
+    pub use tenure_postgres::{Diagnosis, diagnose_postgres};
     #[cfg(feature = "redis")]
     pub use tenure_redis::{
         Address, Console, ConsoleReply, Sentinels, Target, Topology, ballot_key, fence_key, keys_with,
         wake_channel,
     };
-    #[cfg(feature = "zookeeper")]
-    pub use tenure_zookeeper::shown as zookeeper_shown;
+
+    pub use crate::open::shown;
 }
 
 /// Internals for the workspace's own test kit. Exempt from semver: nothing outside this workspace should use

@@ -13,17 +13,46 @@ use crate::quorum::Quorum;
 
 /// The table of URLs: each store is one line.
 const STORES: &[StoreEntry] = &[
-    StoreEntry { takes: |scheme| scheme == "memory", open: memory::open, has_login: false },
-    StoreEntry { takes: |scheme| scheme == "file", open: file, has_login: false },
+    StoreEntry { takes: |scheme| scheme == "memory", open: memory::open, shown: whole, has_login: false },
+    StoreEntry { takes: |scheme| scheme == "file", open: file, shown: whole, has_login: false },
     #[cfg(feature = "redis")]
-    StoreEntry { takes: tenure_redis::takes, open: redis, has_login: true },
+    StoreEntry { takes: tenure_redis::takes, open: redis, shown: tenure_redis::shown, has_login: true },
     #[cfg(feature = "postgres")]
-    StoreEntry { takes: tenure_postgres::takes, open: tenure_postgres::open, has_login: false },
+    StoreEntry {
+        takes: tenure_postgres::takes,
+        open: tenure_postgres::open,
+        shown: tenure_postgres::shown,
+        has_login: false,
+    },
     #[cfg(feature = "etcd")]
-    StoreEntry { takes: tenure_etcd::takes, open: tenure_etcd::open, has_login: false },
+    StoreEntry {
+        takes: tenure_etcd::takes,
+        open: tenure_etcd::open,
+        shown: tenure_etcd::shown,
+        has_login: false,
+    },
     #[cfg(feature = "zookeeper")]
-    StoreEntry { takes: tenure_zookeeper::takes, open: tenure_zookeeper::open, has_login: false },
+    StoreEntry {
+        takes: tenure_zookeeper::takes,
+        open: tenure_zookeeper::open,
+        shown: tenure_zookeeper::shown,
+        has_login: false,
+    },
 ];
+
+fn whole(url: &str) -> Option<String> {
+    Some(url.to_owned())
+}
+
+/// The URL without its login, if it is valid.
+pub fn shown(url: &str) -> Option<String> {
+    (entry(url)?.shown)(url)
+}
+
+fn entry(url: &str) -> Option<&'static StoreEntry> {
+    let (scheme, _) = url.split_once(':')?;
+    STORES.iter().find(|entry| (entry.takes)(scheme))
+}
 
 #[cfg(unix)]
 use tenure_file::open as file;
@@ -62,6 +91,8 @@ struct StoreEntry {
     takes: fn(&str) -> bool,
     /// Opens it, without I/O.
     open: fn(Opening<'_>) -> Result<Arc<dyn Store>>,
+    /// The URL without its login.
+    shown: fn(&str) -> Option<String>,
     has_login: bool,
 }
 
@@ -120,8 +151,7 @@ fn meant(scheme: &str) -> Option<&'static str> {
 /// Opens the store that a URL names. Does no I/O.
 pub(crate) fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
     let scheme = opening.url.split_once(':').map(|(scheme, _)| scheme);
-    let entry = scheme.and_then(|scheme| STORES.iter().find(|entry| (entry.takes)(scheme)));
-    match (entry, scheme) {
+    match (entry(opening.url), scheme) {
         (Some(entry), Some(scheme)) if opening.login.is_some() && !entry.has_login => {
             let message = format!("store {scheme} has no login: open it without one");
             Err(Error::unsupported(&scheme.into(), message))

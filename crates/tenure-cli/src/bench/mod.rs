@@ -109,9 +109,8 @@ async fn measured(args: &Bench) -> Result<u8, Failure> {
     }
     let url = store::url(&args.store)?;
     // The bare commands are those of Redis.
-    let is_consensus = store::is_etcd(&url) || store::is_zookeeper(&url);
-    let has_none = url.starts_with("file:") || store::is_postgres(&url) || is_consensus;
-    let topology = if has_none { None } else { Some(Topology::parse(&url)?) };
+    let is_redis = Topology::knows(store::scheme(&url));
+    let topology = is_redis.then(|| Topology::parse(&url)).transpose()?;
     let name = args.name.clone().unwrap_or_else(|| format!("bench-{:016x}", RandomState::new().hash_one(0)));
     // On a cluster all keys are on one node, like the bare key.
     let is_cluster = matches!(topology, Some(Topology::Cluster(_)));

@@ -78,6 +78,7 @@ impl Layout {
 /// Examines the store; returns the exit code, which tells whether there are findings.
 pub(crate) async fn doctor(args: &Doctor) -> Result<u8, Failure> {
     let url = store::url(&args.store)?;
+    let scheme = store::scheme(&url);
     let mut report = Report::default();
     let name = format!("doctor-{:016x}", RandomState::new().hash_one(0));
     LockName::new(&format!("{}{name}", args.store.prefix))?;
@@ -86,12 +87,12 @@ pub(crate) async fn doctor(args: &Doctor) -> Result<u8, Failure> {
         file::check(path, &mut report)?;
         try_a_lock(&locks, &name, &mut report).await;
         locks
-    } else if store::is_postgres(&url) {
+    } else if scheme.starts_with("postgres") {
         let locks = open(args, args.ttl)?;
         postgres::check(&url, locks.url(), &mut report).await?;
         try_a_lock(&locks, &name, &mut report).await;
         locks
-    } else if store::is_etcd(&url) || store::is_zookeeper(&url) {
+    } else if ["etcd", "etcds", "zookeeper", "zookeepers"].contains(&scheme) {
         // A ping covers reachability, version, leader and majority; a trial lock covers session limits and
         // permissions.
         let locks = open(args, args.ttl)?;

@@ -16,8 +16,7 @@
 //! long queue. `leases` keeps the handles and holds of this client, `client` maintains them, and `notes`
 //! records how each request changes them. `request` carries out requests, and `bind` binds them to handles.
 //! `together` batches requests, and `turns` holds the state shared by tasks that take turns at a lock.
-//! `watch` reports changes, `holders` lets the holders of one lock share a watch, and `url` parses the common
-//! URL syntax.
+//! `watch` reports changes, `holders` lets the holders of one lock share a watch.
 
 mod backend;
 mod bind;
@@ -29,7 +28,6 @@ mod parts;
 mod request;
 mod together;
 mod turns;
-pub mod url;
 mod view;
 mod watch;
 

@@ -1,20 +1,25 @@
-//! TLS, deadlines and reconnect backoff for stores on servers.
+//! Addresses, connections, TLS, deadlines and reconnect backoff for stores on servers; [`url`] parses their
+//! URLs.
 
 #[cfg(feature = "tls")]
 mod tls;
+pub mod url;
 
-#[cfg(not(feature = "tls"))]
+use std::fmt;
 use std::io;
+use std::net::SocketAddr;
 use std::path::PathBuf;
-#[cfg(not(feature = "tls"))]
-use std::pin::Pin;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, lookup_host};
 
 use crate::moment::Moment;
+use crate::platform::connect_local;
 use crate::runtime::Runtime;
 #[cfg(not(feature = "tls"))]
 use crate::store::Failure;
@@ -25,6 +30,98 @@ pub use tls::{encrypt, failure_of};
 /// An open byte stream.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+
+/// The address of a server.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Address {
+    /// A host name or IP address, without the brackets of IPv6, and a port.
+    Tcp(String, u16),
+    /// The path of a Unix socket.
+    Unix(PathBuf),
+}
+
+impl Address {
+    /// The host that a certificate must name; empty for a Unix socket.
+    #[must_use]
+    pub fn host(&self) -> &str {
+        match self {
+            Self::Tcp(host, _) => host,
+            Self::Unix(_) => "",
+        }
+    }
+}
+
+/// Characters that a path must not have in a URL or a message.
+const PATH: &AsciiSet = &CONTROLS.add(b'%').add(b'?');
+
+/// As in a URL.
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(host, port) if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Self::Tcp(host, port) => write!(f, "{host}:{port}"),
+            Self::Unix(path) => utf8_percent_encode(&path.to_string_lossy(), PATH).fmt(f),
+        }
+    }
+}
+
+/// A connection, and the client's address as the server shows it.
+pub struct Dialled {
+    /// The byte stream.
+    pub stream: Pin<Box<dyn Stream>>,
+    /// The client's address. A proxy would hide it from the server.
+    pub local: Option<String>,
+}
+
+impl fmt::Debug for Dialled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Dialled").field("local", &self.local).finish_non_exhaustive()
+    }
+}
+
+/// Connects to a server.
+///
+/// # Errors
+/// Those of the system.
+pub async fn dial(to: &Address, runtime: &dyn Runtime) -> io::Result<Dialled> {
+    Ok(match to {
+        Address::Tcp(host, port) => {
+            let stream = first_of(lookup_host((&**host, *port)).await?, runtime).await?;
+            // A request is one small write; Nagle's algorithm would delay it.
+            stream.set_nodelay(true)?;
+            let local = stream.local_addr().ok().map(|local| local.to_string());
+            Dialled { stream: Box::pin(stream), local }
+        }
+        Address::Unix(path) => {
+            let stream = connect_local(path).await?;
+            Dialled { stream: Box::pin(stream), local: path.to_str().map(|path| format!("{path}:0")) }
+        }
+    })
+}
+
+/// Delay before the next address of a host is tried in parallel (RFC 8305, section 5).
+const HEAD_START: Duration = Duration::from_millis(250);
+
+/// Connects to the first address that answers, so that one address that drops packets does not block the
+/// rest.
+async fn first_of(
+    mut addresses: impl Iterator<Item = SocketAddr>,
+    runtime: &dyn Runtime,
+) -> io::Result<TcpStream> {
+    let mut tries = FuturesUnordered::new();
+    let mut refused = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    loop {
+        tries.extend(addresses.next().map(TcpStream::connect));
+        if tries.is_empty() {
+            return Err(refused);
+        }
+        match select(tries.next(), runtime.sleep_until(runtime.now() + HEAD_START)).await {
+            Either::Left((Some(Ok(stream)), _)) => return Ok(stream),
+            Either::Left((Some(Err(error)), _)) => refused = error,
+            Either::Left((None, _)) | Either::Right(_) => {}
+        }
+    }
+}
 
 /// The files for a TLS connection. They are read for each new connection, so that a renewed certificate needs
 /// no restart.
@@ -79,7 +176,15 @@ pub fn pause(tries: u32, random: u64) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{TcpListener, TcpStream as Blocking};
+    use std::sync::Arc;
+
+    use tokio::sync::oneshot;
+
     use super::*;
+    use crate::runtime::{Driver, block_on};
+
+    const LIMIT: Duration = Duration::from_secs(2);
 
     #[test]
     fn pauses_grow_to_a_second_and_never_fall_below_half_of_what_is_due() {
@@ -91,5 +196,52 @@ mod tests {
             );
         }
         assert_eq!(pause(100, u64::MAX).as_millis(), 1_000);
+    }
+
+    fn local(listener: &TcpListener) -> SocketAddr {
+        listener.local_addr().expect("an address")
+    }
+
+    /// An address that drops packets: its listener accepts nothing, and its backlog is full.
+    fn swallowing() -> (TcpListener, Vec<Blocking>) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let fits = |_| Blocking::connect_timeout(&local(&listener), Duration::from_millis(300)).ok();
+        let queue: Vec<_> = (0..10_000).map_while(fits).collect();
+        (listener, queue)
+    }
+
+    fn dialled(addresses: Vec<SocketAddr>) -> io::Result<SocketAddr> {
+        let driver = Driver::start().expect("a thread");
+        let runtime = Arc::clone(&driver);
+        let (told, answer) = oneshot::channel();
+        driver.spawn(Box::pin(async move {
+            let stream =
+                by(&*runtime, runtime.now() + LIMIT, first_of(addresses.into_iter(), &*runtime)).await;
+            let _ = told.send(stream.map(|stream| stream.and_then(|stream| stream.peer_addr())));
+        }));
+        let within_time = block_on(answer).expect("the driver answers");
+        within_time.unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into()))
+    }
+
+    #[test]
+    fn an_address_that_swallows_everything_does_not_keep_us_from_the_next() {
+        let (swallows, _queue) = swallowing();
+        let good = TcpListener::bind("127.0.0.1:0").expect("a port");
+        assert_eq!(dialled(vec![local(&swallows), local(&good)]).expect("a stream"), local(&good));
+        let alone = dialled(vec![local(&swallows)]).expect_err("no server answers there");
+        assert_eq!(alone.kind(), io::ErrorKind::TimedOut);
+    }
+
+    #[test]
+    fn an_address_that_refuses_costs_no_time_and_the_last_refusal_is_told() {
+        let good = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let closed = {
+            let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+            local(&listener)
+        };
+        assert_eq!(dialled(vec![closed, local(&good)]).expect("a stream"), local(&good));
+        let refused = dialled(vec![closed, closed]).expect_err("no server is there");
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+        assert_eq!(dialled(Vec::new()).expect_err("no address").kind(), io::ErrorKind::NotFound);
     }
 }

@@ -19,19 +19,13 @@ pub(crate) mod supervisor;
 pub(crate) mod tokens;
 
 use std::fmt;
-use std::fs;
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
-use std::path::Path;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, Either, FutureExt, join3, select};
-use futures_util::stream::{FuturesUnordered, StreamExt};
-use tokio::net::{TcpStream, lookup_host};
+use futures_util::future::{BoxFuture, FutureExt, join3};
 use tokio::sync::{Notify, oneshot};
 
 use crate::connection::multiplexer::{ConnectionLost, Multiplexer, MultiplexerHandle, PushListener};
@@ -45,9 +39,9 @@ use crate::topology::{Access, Address, Sentinels, Target};
 use tenure_core::credentials::Credentials;
 use tenure_core::events::{event, text};
 use tenure_core::moment::Moment;
+pub use tenure_core::net::Dialled;
 pub use tenure_core::net::Stream;
-use tenure_core::net::{by, encrypt, failure_of};
-use tenure_core::platform::connect_local;
+use tenure_core::net::{by, dial, encrypt, failure_of};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{Failure, Incarnation, SETUP};
 use tenure_core::sync::Locked;
@@ -59,20 +53,6 @@ const PLAIN: &str = "redis://";
 pub trait Dial: fmt::Debug + Send + Sync + 'static {
     /// Opens a stream. The future is polled on a task of the runtime.
     fn dial(&self, to: &Address) -> BoxFuture<'static, io::Result<Dialled>>;
-}
-
-/// An open stream.
-pub struct Dialled {
-    /// The stream.
-    pub stream: Pin<Box<dyn Stream>>,
-    /// The local address in the form in which a server shows it (`CLIENT INFO`), if known.
-    pub local: Option<String>,
-}
-
-impl fmt::Debug for Dialled {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Dialled").field("local", &self.local).finish_non_exhaustive()
-    }
 }
 
 /// The operating system's network.
@@ -88,46 +68,7 @@ impl Network {
 impl Dial for Network {
     fn dial(&self, to: &Address) -> BoxFuture<'static, io::Result<Dialled>> {
         let (to, runtime) = (to.clone(), Arc::clone(&self.0));
-        async move {
-            Ok(match to {
-                Address::Tcp(host, port) => {
-                    let addresses = lookup_host((&*host, port)).await?.collect();
-                    let stream = first_of(addresses, &*runtime).await?;
-                    // A request is one small write; Nagle's algorithm would delay it.
-                    stream.set_nodelay(true)?;
-                    let local = stream.local_addr().ok().map(|local| local.to_string());
-                    Dialled { stream: Box::pin(stream), local }
-                }
-                Address::Unix(path) => {
-                    let stream = connect_local(&path).await?;
-                    let local = path.to_str().map(|path| format!("{path}:0"));
-                    Dialled { stream: Box::pin(stream), local }
-                }
-            })
-        }
-        .boxed()
-    }
-}
-
-/// Delay before the next address of a host is tried in parallel (RFC 8305, section 5).
-const HEAD_START: Duration = Duration::from_millis(250);
-
-/// Connects to the first address that answers, so that one address that drops packets does not block the
-/// rest.
-async fn first_of(addresses: Vec<SocketAddr>, runtime: &dyn Runtime) -> io::Result<TcpStream> {
-    let mut addresses = addresses.into_iter();
-    let mut tries = FuturesUnordered::new();
-    let mut refused = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
-    loop {
-        tries.extend(addresses.next().map(TcpStream::connect));
-        if tries.is_empty() {
-            return Err(refused);
-        }
-        match select(tries.next(), runtime.sleep_until(runtime.now() + HEAD_START)).await {
-            Either::Left((Some(Ok(stream)), _)) => return Ok(stream),
-            Either::Left((Some(Err(error)), _)) => refused = error,
-            Either::Left((None, _)) | Either::Right(_) => {}
-        }
+        async move { dial(&to, &*runtime).await }.boxed()
     }
 }
 
@@ -461,28 +402,14 @@ impl Connector {
 fn hello(access: &Access) -> Result<Commands, Failure> {
     let told = access.provider.as_ref().map(|provider| (provider.0)()).transpose();
     let told = told.map_err(Failure::NotSent)?;
-    let from_file = match &access.password_file {
-        Some(file) if told.is_none() => Some(password_in(file)?),
-        _ => None,
-    };
-    let (user, password) = match &told {
+    let (user, password) = match told {
         Some(Credentials { user, password }) => (user, Some(password)),
-        None => (&access.user, from_file.as_ref().or(access.password.as_ref())),
+        None => (access.login.user.clone(), access.login.password()?),
     };
     Ok(match password {
-        Some(password) => command(&["HELLO", "3", "AUTH", user.as_deref().unwrap_or("default"), password]),
+        Some(password) => command(&["HELLO", "3", "AUTH", user.as_deref().unwrap_or("default"), &password]),
         None => command(&["HELLO", "3"]),
     })
-}
-
-/// The content of a password file, without its final line break.
-fn password_in(file: &Path) -> Result<String, Failure> {
-    let text = fs::read_to_string(file).map_err(|error| {
-        let message = format!("cannot read the password file {}: {error}", file.display());
-        Failure::NotSent(Failure::cause(message))
-    })?;
-    let line = text.strip_suffix('\n').unwrap_or(&text);
-    Ok(line.strip_suffix('\r').unwrap_or(line).to_owned())
 }
 
 struct Greeting {
@@ -573,12 +500,7 @@ impl Peer {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{TcpListener, TcpStream as Blocking};
-    use std::time::Duration;
-
     use super::*;
-    use tenure_core::runtime::Driver;
-    use tenure_core::runtime::block_on;
 
     #[test]
     fn a_connection_is_named_by_its_number_and_its_address() {
@@ -591,51 +513,5 @@ mod tests {
             assert_eq!((peer.id, &*peer.addr), (7, addr));
         }
         assert!(Peer::read(&Value::BulkString("no id".into())).is_none());
-    }
-
-    fn local(listener: &TcpListener) -> SocketAddr {
-        listener.local_addr().expect("an address")
-    }
-
-    /// An address that drops packets: its listener accepts nothing, and its backlog is full.
-    fn swallowing() -> (TcpListener, Vec<Blocking>) {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let fits = |_| Blocking::connect_timeout(&local(&listener), Duration::from_millis(300)).ok();
-        let queue: Vec<_> = (0..10_000).map_while(fits).collect();
-        (listener, queue)
-    }
-
-    fn dialled(addresses: Vec<SocketAddr>) -> io::Result<SocketAddr> {
-        let driver = Driver::start().expect("a thread");
-        let runtime = Arc::clone(&driver);
-        let (told, answer) = oneshot::channel();
-        driver.spawn(Box::pin(async move {
-            let stream = by(&*runtime, runtime.now() + DIAL, first_of(addresses, &*runtime)).await;
-            let _ = told.send(stream.map(|stream| stream.and_then(|stream| stream.peer_addr())));
-        }));
-        let within_time = block_on(answer).expect("the driver answers");
-        within_time.unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into()))
-    }
-
-    #[test]
-    fn an_address_that_swallows_everything_does_not_keep_us_from_the_next() {
-        let (swallows, _queue) = swallowing();
-        let good = TcpListener::bind("127.0.0.1:0").expect("a port");
-        assert_eq!(dialled(vec![local(&swallows), local(&good)]).expect("a stream"), local(&good));
-        let alone = dialled(vec![local(&swallows)]).expect_err("no server answers there");
-        assert_eq!(alone.kind(), io::ErrorKind::TimedOut);
-    }
-
-    #[test]
-    fn an_address_that_refuses_costs_no_time_and_the_last_refusal_is_told() {
-        let good = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let closed = {
-            let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-            local(&listener)
-        };
-        assert_eq!(dialled(vec![closed, local(&good)]).expect("a stream"), local(&good));
-        let refused = dialled(vec![closed, closed]).expect_err("no server is there");
-        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
-        assert_eq!(dialled(Vec::new()).expect_err("no address").kind(), io::ErrorKind::NotFound);
     }
 }

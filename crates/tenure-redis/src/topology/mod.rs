@@ -11,13 +11,18 @@ pub(crate) mod slots;
 pub(crate) mod url;
 
 use std::fmt;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use tenure_core::credentials::Provider;
+pub use tenure_core::net::Address;
 use tenure_core::net::Tls;
+use tenure_core::net::url::Login;
 use tenure_core::store::{Capabilities, HoldLiveness, Kinds, LeaseClock};
+
+/// Characters that a service name must not have in a URL.
+const SERVICE: &AsciiSet = &CONTROLS.add(b'%').add(b'?').add(b'/');
 
 /// The servers of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,15 +35,6 @@ pub enum Topology {
     Cluster(Vec<Target>),
     /// Independent servers that form a quorum.
     Quorum(Vec<Target>),
-}
-
-/// The address of a server.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Address {
-    /// A host name or IP address, and a port.
-    Tcp(String, u16),
-    /// The path of a Unix socket.
-    Unix(PathBuf),
 }
 
 /// A server, and how to log in.
@@ -55,12 +51,9 @@ pub struct Target {
 pub struct Access {
     /// The database number.
     pub db: u32,
-    /// The user; `None` for the server's default user.
-    pub(crate) user: Option<String>,
-    pub(crate) password: Option<String>,
-    /// A file with the password. Read at each dial, so that a password can be rotated without a restart.
-    pub(crate) password_file: Option<PathBuf>,
-    /// Called at each dial instead of using the three fields above.
+    /// User and password; without a user, the server's default user.
+    pub(crate) login: Login,
+    /// Called at each dial instead of using `login`.
     pub(crate) provider: Option<Provider>,
     /// TLS settings; `None` for plain TCP.
     pub(crate) tls: Option<Tls>,
@@ -97,7 +90,7 @@ impl Topology {
         };
         accesses.iter_mut().all(|access| {
             access.provider = Some(provider.clone());
-            access.user.is_none() && access.password.is_none() && access.password_file.is_none()
+            access.login == Login::default()
         })
     }
 
@@ -111,7 +104,7 @@ impl Topology {
         match self {
             Self::Server(target) => target.shown(),
             Self::Sentinel(Sentinels { at, service, master }) => {
-                let service = Encoded(service, &SERVICE);
+                let service = utf8_percent_encode(service, SERVICE);
                 of("sentinel", at, &format_args!("/{service}/{}{}", master.db, master.terms.after('?')))
             }
             Self::Cluster(at) => {
@@ -182,37 +175,6 @@ impl Terms {
             part("restart-grace", text);
         }
         query
-    }
-}
-
-/// As in a URL.
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Tcp(host, port) if host.contains(':') => write!(f, "[{host}]:{port}"),
-            Self::Tcp(host, port) => write!(f, "{host}:{port}"),
-            Self::Unix(path) => write!(f, "{}", Encoded(&path.to_string_lossy(), &PATH)),
-        }
-    }
-}
-
-/// A path or service name for a URL: control characters and the given characters, which would be misread, are
-/// percent-encoded.
-struct Encoded<'a>(&'a str, &'static [char]);
-
-const PATH: [char; 2] = ['%', '?'];
-const SERVICE: [char; 3] = ['%', '?', '/'];
-
-impl fmt::Display for Encoded<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (at, char) in self.0.char_indices() {
-            if self.1.contains(&char) || char.is_control() {
-                self.0[at..at + char.len_utf8()].bytes().try_for_each(|byte| write!(f, "%{byte:02X}"))?;
-            } else {
-                write!(f, "{char}")?;
-            }
-        }
-        Ok(())
     }
 }
 

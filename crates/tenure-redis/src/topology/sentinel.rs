@@ -143,7 +143,7 @@ mod tests {
         let resolver = resolver();
         let named = resolver.master(Value::Array(vec![bulk("::1"), bulk("7")])).expect("an address");
         assert_eq!(&*named.shown(), "redis://[::1]:7/3");
-        assert!(named.access.password.is_some());
+        assert!(named.access.login.password.is_some());
         assert!(matches!(resolver.master(Value::Nil), Err(Failure::Refused(_))));
         for reply in [
             Value::SimpleString("OK".into()),

@@ -16,17 +16,37 @@
 //! For a lock kept by one server and its replicas, the query may set terms: `acks=N` for servers with
 //! replicas, `restart-grace=30s` for a single server or Sentinel.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
-use percent_encoding::percent_decode_str;
-
-use tenure_core::error::{Error, Result};
-use tenure_core::name::Quoted;
-
-use crate::topology::{Access, Address, Sentinels, Target, Terms, Topology};
-use tenure_core::net::Tls;
+use tenure_core::error::Result;
+use tenure_core::net::Address;
+use tenure_core::net::url::{StoreUrl, Syntax, require_tls};
 use tenure_core::protocol::lease::{TTL_MAX, TTL_MIN};
+
+use crate::topology::{Access, Sentinels, Target, Terms, Topology};
+
+const SYNTAX: Syntax = Syntax {
+    server: "Redis",
+    form: "redis://HOST",
+    tls: "rediss://",
+    needs_user: false,
+    needs_password: true,
+    parameters: &[
+        "db",
+        "user",
+        "password",
+        "pass",
+        "password-file",
+        "sentinel-user",
+        "sentinel-password",
+        "sentinel-password-file",
+        "ca",
+        "cert",
+        "key",
+        "acks",
+        "restart-grace",
+    ],
+};
 
 const PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;
@@ -84,70 +104,57 @@ impl Topology {
     /// `is_invalid`, with the part that is wrong; `is_unsupported` for TLS in a build without it.
     pub fn parse(url: &str) -> Result<Self> {
         let (topology, tls) = Self::read(url)?;
-        if tls && !cfg!(feature = "tls") {
-            let shown = topology.shown();
-            let message = format!(
-                "store {shown} cannot be used: this program was built without the feature `tls` of the crate `tenure`"
-            );
-            return Err(Error::unsupported(&shown, message));
+        if tls {
+            require_tls(&topology.shown())?;
         }
         Ok(topology)
     }
 
     /// The topology, and whether it uses TLS.
     pub(crate) fn read(url: &str) -> Result<(Self, bool)> {
-        let (scheme, rest) = url
-            .split_once("://")
-            .ok_or_else(|| wrong("it has no scheme: redis://HOST, redis+unix:///PATH"))?;
-        let Some(Scheme { form, tls }) = Scheme::read(scheme) else {
-            return Err(wrong(&format!("its scheme {} is not known", Quoted(scheme))));
-        };
-        let (rest, query) = split(rest, '?');
-        let mut query = Query::read(query.unwrap_or_default())?;
+        let mut url = SYNTAX.parse(url)?;
+        let Scheme { form, tls } = Scheme::read(url.scheme()).ok_or_else(|| url.unknown_scheme())?;
         if form == Form::Unix {
-            return Ok((Self::Server(unix(rest, query)?), false));
+            return Ok((Self::Server(unix(url)?), false));
         }
-        let (authority, path) = split(rest, '/');
-        let (user, password, places) = login(authority)?;
-        let password_file = query.file("password-file")?;
-        check_login(&user, &password, &password_file, "password-file")?;
-        let files = if tls { Some(query.tls()?) } else { None };
-        let terms = query.terms(form)?;
-        let access = |path: Option<&str>| {
-            let db = path.filter(|path| !path.is_empty()).map_or(Ok(0), database)?;
-            let (tls, provider) = (files, None);
-            Ok::<_, Error>(Access { db, user, password, password_file, provider, tls, terms })
+        let login = url.login()?;
+        let tls_files = if tls { Some(url.tls()?) } else { None };
+        let terms = terms(&mut url, form)?;
+        let (service, path) = match form {
+            Form::Sentinel => url.path().split_once('/').unwrap_or((url.path(), "")),
+            _ => ("", url.path()),
         };
+        let db = if path.is_empty() { 0 } else { database(path)? };
+        let access = Access { db, login, provider: None, tls: tls_files, terms };
         let topology = match form {
             Form::Server | Form::Unix => {
-                let [place] = places[..] else {
-                    return Err(wrong(
-                        "it has several hosts: redis-sentinel://, redis-cluster:// or redis-quorum:// says what they are to each other",
+                let [address] = &url.hosts(PORT)?[..] else {
+                    return Err(SYNTAX.wrong(
+                        "several hosts, expected redis-sentinel://, redis-cluster:// or redis-quorum://",
                     ));
                 };
-                Self::Server(Target { address: host_and_port(place, PORT)?, access: access(path)? })
+                Self::Server(Target { address: address.clone(), access })
             }
             Form::Sentinel => {
-                let (service, path) = split(path.unwrap_or_default(), '/');
-                let service = some(decoded(service, "service")?)
-                    .ok_or_else(|| wrong("its service is missing: redis-sentinel://HOST,HOST/SERVICE"))?;
-                let master = access(path)?;
-                let (user, password, password_file) =
-                    query.login("sentinel-user", "sentinel-password", "sentinel-password-file")?;
-                let tls = master.tls.clone();
-                let access = Access { user, password, password_file, tls, ..Access::default() };
-                Self::Sentinel(Sentinels { at: targets(&places, SENTINEL_PORT, &access)?, service, master })
-            }
-            Form::Cluster => {
-                let access = access(path)?;
-                if access.db != 0 {
-                    return Err(wrong("its database is not 0, and a cluster has no other"));
+                let service = SYNTAX.decoded(service, "service")?;
+                if service.is_empty() {
+                    return Err(
+                        SYNTAX.wrong("the service is missing, expected redis-sentinel://HOST/SERVICE")
+                    );
                 }
-                Self::Cluster(targets(&places, PORT, &access)?)
+                let login =
+                    url.query_login("sentinel-user", "sentinel-password", "sentinel-password-file")?;
+                let sentinel = Access { login, tls: access.tls.clone(), ..Access::default() };
+                let at = targets(&url, SENTINEL_PORT, &sentinel)?;
+                Self::Sentinel(Sentinels { at, service, master: access })
             }
-            Form::Quorum => Self::Quorum(targets(&places, PORT, &access(path)?)?),
+            Form::Cluster if access.db != 0 => {
+                return Err(SYNTAX.wrong("a cluster has only database 0"));
+            }
+            Form::Cluster => Self::Cluster(targets(&url, PORT, &access)?),
+            Form::Quorum => Self::Quorum(targets(&url, PORT, &access)?),
         };
-        query.end(scheme)?;
+        url.end()?;
         Ok((topology, tls))
     }
 }
@@ -160,234 +167,46 @@ impl Target {
     pub fn parse(url: &str) -> Result<Self> {
         match Topology::parse(url)? {
             Topology::Server(target) => Ok(target),
-            _ => Err(wrong("it names several servers, and one is wanted")),
+            _ => Err(SYNTAX.wrong("several servers, expected one")),
         }
     }
 }
 
-/// User, password, and the password file.
-type LoginParts = (Option<String>, Option<String>, Option<PathBuf>);
-
-type Login<'a> = (Option<String>, Option<String>, Vec<&'a str>);
-
-/// A user needs a password or a password file, and a login must not have both.
-fn check_login(
-    user: &Option<String>,
-    password: &Option<String>,
-    file: &Option<PathBuf>,
-    key: &str,
-) -> Result<()> {
-    match (user, password, file) {
-        (_, Some(_), Some(_)) => Err(wrong(&format!("it has a password and a `{key}`"))),
-        (Some(_), None, None) => {
-            Err(wrong("it has a user but no password: USER:PASSWORD@, :PASSWORD@, or `password-file=FILE`"))
-        }
-        _ => Ok(()),
-    }
+fn targets(url: &StoreUrl<'_>, port: u16, access: &Access) -> Result<Vec<Target>> {
+    let addresses = url.hosts(port)?.into_iter();
+    Ok(addresses.map(|address| Target { address, access: access.clone() }).collect())
 }
 
-/// User, password, and the hosts after them.
-fn login(authority: &str) -> Result<Login<'_>> {
-    let (login, places) = match authority.rsplit_once('@') {
-        Some((login, places)) => (Some(login), places),
-        None => (None, authority),
-    };
-    let places: Vec<_> = places.split(',').collect();
-    let (user, password) = match login.map(|login| split(login, ':')) {
-        None => (None, None),
-        // The mistake of giving each host its own login.
-        Some((_, Some(password))) if password.contains('@') && password.contains(',') => {
-            return Err(wrong(
-                "it has an @ after its first host: user and password stand once, before all hosts, and in a password @ is %40",
-            ));
-        }
-        Some((user, password)) => {
-            let user = some(decoded(user, "user")?);
-            if user.is_some() && password == Some("") {
-                return Err(wrong("it has a user, and its password is empty"));
-            }
-            (user, password.map_or(Ok(None), |password| decoded(password, "password").map(some))?)
-        }
-    };
-    Ok((user, password, places))
-}
-
-fn targets(places: &[&str], port: u16, access: &Access) -> Result<Vec<Target>> {
-    let mut targets: Vec<Target> = Vec::with_capacity(places.len());
-    for place in places {
-        let address = host_and_port(place, port)?;
-        if targets.iter().any(|target| target.address == address) {
-            return Err(wrong("it has one host twice"));
-        }
-        targets.push(Target { address, access: access.clone() });
-    }
-    Ok(targets)
-}
-
-fn host_and_port(place: &str, default: u16) -> Result<Address> {
-    let (host, port) = match place.strip_prefix('[') {
-        Some(rest) => {
-            let (host, rest) =
-                rest.split_once(']').ok_or_else(|| wrong("its host has a `[` without a `]`"))?;
-            let port = match rest.strip_prefix(':') {
-                Some(port) => Some(port),
-                None if rest.is_empty() => None,
-                None => return Err(wrong("after the `]` of its host comes neither a port nor the end")),
-            };
-            (host, port)
-        }
-        None => split(place, ':'),
-    };
-    if host.is_empty() {
-        return Err(wrong("its host is missing"));
-    }
-    // An `@` or `/` in a password that is not percent-encoded ends up here, so this part is not quoted.
-    if !host.chars().all(|char| char.is_alphanumeric() || matches!(char, '.' | '-' | '_' | ':' | '%')) {
-        return Err(wrong(
-            "its host has a character that no host has; in a user or password, write % and two digits",
-        ));
-    }
-    let port = match port {
-        None => default,
-        Some(port) => port
-            .parse()
-            .ok()
-            .filter(|port| *port != 0)
-            .ok_or_else(|| wrong("its port is not a number from 1 to 65535"))?,
-    };
-    Ok(Address::Tcp(host.to_owned(), port))
-}
-
-fn unix(path: &str, mut query: Query) -> Result<Target> {
-    if !path.starts_with('/') {
-        return Err(wrong("its path is not absolute: redis+unix:///PATH, with three slashes"));
-    }
-    let path = decoded(path, "path")?;
-    let db = query.take("db").map_or(Ok(0), |db| database(&db))?;
-    let (user, password, password_file) = query.login("user", "password", "password-file")?;
-    let terms = query.terms(Form::Unix)?;
-    query.end("redis+unix")?;
-    let access = Access { db, user, password, password_file, terms, ..Access::default() };
+fn unix(mut url: StoreUrl<'_>) -> Result<Target> {
+    let path = url.local_path().ok_or_else(|| {
+        SYNTAX.wrong("the path is not absolute, expected redis+unix:///PATH with three slashes")
+    })?;
+    let path = format!("/{}", SYNTAX.decoded(path, "path")?);
+    let db = url.take("db").map_or(Ok(0), |db| database(&db))?;
+    // Other clients call it `pass`.
+    let key = if url.has("pass") { "pass" } else { "password" };
+    let login = url.query_login("user", key, "password-file")?;
+    let terms = terms(&mut url, Form::Unix)?;
+    url.end()?;
+    let access = Access { db, login, terms, ..Access::default() };
     Ok(Target { address: Address::Unix(path.into()), access })
 }
 
-/// The part after `?`.
-struct Query(Vec<(&'static str, String)>);
-
-impl Query {
-    /// Every parameter of any URL. Unknown ones are not quoted: they may be part of a password.
-    const KEYS: [&str; 12] = [
-        "db",
-        "user",
-        "password",
-        "password-file",
-        "sentinel-user",
-        "sentinel-password",
-        "sentinel-password-file",
-        "ca",
-        "cert",
-        "key",
-        "acks",
-        "restart-grace",
-    ];
-
-    fn read(text: &str) -> Result<Self> {
-        let mut pairs: Vec<(&'static str, String)> = Vec::new();
-        for pair in text.split('&').filter(|pair| !pair.is_empty()) {
-            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-            let key = match key {
-                "pass" => Some("password"),
-                key => Self::KEYS.into_iter().find(|known| *known == key),
-            };
-            let Some(key) = key else {
-                return Err(wrong(&format!(
-                    "its query has something other than {}; in a password, ? is %3F",
-                    Self::KEYS.join(", ")
-                )));
-            };
-            if pairs.iter().any(|(known, _)| *known == key) {
-                return Err(wrong(&format!("its query has `{key}` twice")));
-            }
-            pairs.push((key, decoded(value, key)?));
+/// The terms, if servers of this form support them.
+fn terms(url: &mut StoreUrl<'_>, form: Form) -> Result<Terms> {
+    let acks = url.take_as("acks", "a number of replicas, at least 1", |acks| {
+        acks.parse().ok().filter(|acks| *acks > 0)
+    })?;
+    let restart_grace = url.take_as("restart-grace", "from 50ms to 365 days, in ms, s, m or h", duration)?;
+    let reason = match form {
+        Form::Quorum if acks.is_some() => "`acks`: a quorum needs no replicas",
+        Form::Quorum if restart_grace.is_some() => "`restart-grace`: a member that restarts does not vote",
+        Form::Cluster if restart_grace.is_some() => {
+            "`restart-grace`: a slot that moves would count as a restart"
         }
-        Ok(Self(pairs))
-    }
-
-    fn take(&mut self, key: &str) -> Option<String> {
-        let at = self.0.iter().position(|(known, _)| *known == key)?;
-        Some(self.0.swap_remove(at).1)
-    }
-
-    fn login(&mut self, user: &str, password: &str, file: &str) -> Result<LoginParts> {
-        let login = (self.take(user).and_then(some), self.take(password).and_then(some), self.file(file)?);
-        match login {
-            (Some(_), None, None) => {
-                Err(wrong(&format!("its query has `{user}` but neither `{password}` nor `{file}`")))
-            }
-            (_, Some(_), Some(_)) => Err(wrong(&format!("its query has `{password}` and `{file}`"))),
-            login => Ok(login),
-        }
-    }
-
-    fn file(&mut self, key: &str) -> Result<Option<PathBuf>> {
-        match self.take(key) {
-            Some(path) if path.is_empty() => {
-                Err(wrong(&format!("its query has `{key}` without the path of a file")))
-            }
-            path => Ok(path.map(Into::into)),
-        }
-    }
-
-    fn tls(&mut self) -> Result<Tls> {
-        let (ca, cert, key) = (self.file("ca")?, self.file("cert")?, self.file("key")?);
-        let identity = match (cert, key) {
-            (Some(cert), Some(key)) => Some((cert, key)),
-            (None, None) => None,
-            (Some(_), None) => return Err(wrong("its query has `cert` but no `key`")),
-            (None, Some(_)) => return Err(wrong("its query has `key` but no `cert`")),
-        };
-        Ok(Tls { ca, identity })
-    }
-
-    /// The terms, if servers of this form support them.
-    fn terms(&mut self, form: Form) -> Result<Terms> {
-        let (acks, grace) = (self.take("acks"), self.take("restart-grace"));
-        if form == Form::Quorum && (acks.is_some() || grace.is_some()) {
-            let key = if acks.is_some() { "acks" } else { "restart-grace" };
-            return Err(wrong(&format!(
-                "its query has `{key}`, and a quorum needs no replicas: a member that restarts does not vote"
-            )));
-        }
-        if form == Form::Cluster && grace.is_some() {
-            return Err(wrong(
-                "its query has `restart-grace`, and on a cluster a slot that moves would count as a restart",
-            ));
-        }
-        let acks = acks.map_or(Ok(0), |acks| match acks.parse() {
-            Ok(acks) if acks > 0 => Ok(acks),
-            _ => Err(wrong("its `acks` is not a number of replicas from 1 on, as in `acks=2`")),
-        })?;
-        let restart_grace = match grace {
-            None => None,
-            Some(text) => Some(duration(&text).ok_or_else(|| {
-                wrong(
-                    "its `restart-grace` is not a duration from 50ms to 365 days, as in `restart-grace=30s`",
-                )
-            })?),
-        };
-        Ok(Terms { acks, restart_grace })
-    }
-
-    /// Fails if a parameter was not consumed.
-    fn end(self, scheme: &str) -> Result<()> {
-        match self.0.first() {
-            None => Ok(()),
-            Some(("ca" | "cert" | "key", _)) if !scheme.contains("+unix") => {
-                Err(wrong("its query names a certificate or key, and only rediss:// and its like use them"))
-            }
-            Some((key, _)) => Err(wrong(&format!("its query has `{key}`, which {scheme}:// does not take"))),
-        }
-    }
+        _ => return Ok(Terms { acks: acks.unwrap_or(0), restart_grace }),
+    };
+    Err(SYNTAX.wrong(&format!("{}:// does not take {reason}", url.scheme())))
 }
 
 /// Reads `1500ms`, `30s`, `5m` or `2h`, within the limits of a lease.
@@ -405,38 +224,14 @@ fn duration(text: &str) -> Option<Duration> {
 }
 
 fn database(text: &str) -> Result<u32> {
-    text.parse().map_err(|_| wrong("its database is not a number"))
-}
-
-/// Splits at the first separator; the second half is `None` without a separator.
-fn split(text: &str, at: char) -> (&str, Option<&str>) {
-    match text.split_once(at) {
-        Some((before, after)) => (before, Some(after)),
-        None => (text, None),
-    }
-}
-
-fn some(text: String) -> Option<String> {
-    Some(text).filter(|text| !text.is_empty())
-}
-
-fn decoded(text: &str, part: &str) -> Result<String> {
-    let is_digit = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_hexdigit);
-    let mut behind = text.split('%').skip(1).map(str::as_bytes);
-    if behind.any(|digits| !is_digit(digits.first()) || !is_digit(digits.get(1))) {
-        return Err(wrong(&format!("its {part} has a % without two hexadecimal digits")));
-    }
-    let decoded = percent_decode_str(text).decode_utf8();
-    decoded.map(String::from).map_err(|_| wrong(&format!("its {part} is not UTF-8")))
-}
-
-fn wrong(what: &str) -> Error {
-    Error::invalid(format!("the store's URL cannot be used: {what}"))
+    text.parse().map_err(|_| SYNTAX.wrong("the database must be a number"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tenure_core::net::Tls;
+    use tenure_core::net::url::{Login, Password};
 
     fn parsed(url: &str) -> Target {
         match several(url) {
@@ -451,7 +246,12 @@ mod tests {
     }
 
     fn login(access: &Access) -> (u32, Option<&str>, Option<&str>) {
-        (access.db, access.user.as_deref(), access.password.as_deref())
+        let Login { user, password } = &access.login;
+        let text = password.as_ref().and_then(|password| match password {
+            Password::Text(text) => Some(&**text),
+            Password::File(_) => None,
+        });
+        (access.db, user.as_deref(), text)
     }
 
     fn tcp(host: &str, port: u16) -> Address {
@@ -525,20 +325,21 @@ mod tests {
 
     #[test]
     fn a_password_may_be_in_a_file() {
+        let file = |path: &str| Some(Password::File(path.into()));
         for url in
             ["redis://ann@h?password-file=/run/p%20w", "redis+unix:///s?user=ann&password-file=/run/p%20w"]
         {
             let access = parsed(url).access;
             assert_eq!(login(&access), (0, Some("ann"), None), "{url}");
-            assert_eq!(access.password_file.as_deref(), Some("/run/p w".as_ref()), "{url}");
+            assert_eq!(access.login.password, file("/run/p w"), "{url}");
         }
         let Topology::Sentinel(sentinels) =
             several("rediss-sentinel://a/s?password-file=m&sentinel-password-file=s")
         else {
             panic!("no sentinels")
         };
-        assert_eq!(sentinels.master.password_file.as_deref(), Some("m".as_ref()));
-        assert_eq!(sentinels.at[0].access.password_file.as_deref(), Some("s".as_ref()));
+        assert_eq!(sentinels.master.login.password, file("m"));
+        assert_eq!(sentinels.at[0].access.login.password, file("s"));
         assert_eq!(&*parsed("redis://h?password-file=x").shown(), "redis://h:6379/0");
     }
 
@@ -612,60 +413,37 @@ mod tests {
             ("redis-ring://a", "scheme"),
             ("rediss+unix:///s", "scheme"),
             ("redis://", "host"),
-            ("redis://:6379", "host"),
-            ("redis://a b", "host"),
-            ("redis://[::1", "host"),
-            ("redis://[::1]x", "host"),
             ("redis://a,b", "several hosts"),
-            ("redis://h:port", "port"),
-            ("redis://h:0", "port"),
-            ("redis://h:65536", "port"),
             ("redis://h/first", "database"),
             ("redis://h/-1", "database"),
             ("redis://h/1/2", "database"),
             ("redis://h?db=1", "`db`"),
             ("redis://ann@h", "password"),
-            ("redis://ann:@h", "password"),
-            ("redis://:%4@h", "password"),
-            ("redis://:x@h?password-file=f", "`password-file`"),
-            ("redis://h?password-file=", "`password-file`"),
             ("redis+unix:///s?password=x&password-file=f", "`password-file`"),
-            ("redis://%ff:x@h", "user"),
             ("redis+unix://run/redis.sock", "path"),
-            ("redis+unix:///s?database=1", "query"),
+            ("redis+unix:///s?database=1", "unknown parameter"),
             ("redis+unix:///s?ca=x", "`ca`"),
             ("redis+unix:///s?user=ann", "password"),
-            ("redis+unix:///s?db=1&db=2", "`db` twice"),
             ("redis://h?ca=x", "rediss://"),
-            ("rediss://h?ca=", "`ca`"),
-            ("rediss://h?cert=c", "`key`"),
-            ("rediss://h?key=k", "`cert`"),
             ("rediss://h?sentinel-user=k", "`sentinel-user`"),
             ("redis-sentinel://a,b", "service"),
             ("redis-sentinel://a,b/", "service"),
             ("redis-sentinel://a,b/s/x", "database"),
-            ("redis-sentinel://a,,b/s", "host"),
-            ("redis-sentinel://a,a:26379/s", "twice"),
             ("redis-sentinel://a/s?sentinel-user=x", "`sentinel-password`"),
-            ("redis://h?acks=0", "`acks=2`"),
-            ("redis://h?acks=all", "`acks=2`"),
-            ("redis://h?acks=-1", "`acks=2`"),
-            ("redis://h?acks", "`acks=2`"),
-            ("redis://h?acks=1&acks=1", "`acks` twice"),
-            ("redis://h?restart-grace=1s&restart-grace=1s", "`restart-grace` twice"),
+            ("redis://h?acks=0", "at least 1"),
+            ("redis://h?acks=all", "at least 1"),
+            ("redis://h?acks=-1", "at least 1"),
+            ("redis://h?acks", "at least 1"),
             ("redis://h?restart-grace=0s", "50ms"),
             ("redis://h?restart-grace=49ms", "50ms"),
             ("redis://h?restart-grace=8761h", "365 days"),
             ("redis://h?restart-grace=99999999999999999999h", "365 days"),
-            ("redis://h?restart-grace=30", "`restart-grace=30s`"),
-            ("redis://h?restart-grace=s", "`restart-grace=30s`"),
+            ("redis://h?restart-grace=30", "ms, s, m or h"),
+            ("redis://h?restart-grace=s", "ms, s, m or h"),
             ("redis-cluster://a,b?restart-grace=1s", "slot"),
             ("redis-quorum://a,b,c?acks=1", "`acks`"),
             ("redis-quorum://a,b,c?restart-grace=1s", "`restart-grace`"),
             ("redis-cluster://a,b/1", "database"),
-            ("redis-cluster://a,b:", "port"),
-            ("redis-quorum://a,b,A b", "host"),
-            ("redis-quorum://:x@a,:x@b", "once"),
         ] {
             let error = Topology::parse(url).expect_err(url);
             assert!(error.is_invalid() && error.to_string().contains(part), "{url}: {error}");

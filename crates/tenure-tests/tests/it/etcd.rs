@@ -5,6 +5,7 @@
     reason = "tests against real servers measure real time"
 )]
 
+use std::fs;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -366,6 +367,10 @@ fn what_is_wrong_with_a_server_is_said_in_one_line() {
         block_on(locks.mutex("x").expect("a name").try_lock()).map(|guard| guard.map(|guard| guard.fence()))
     };
     assert!(lock("app:word@", "/app").expect("its rights are enough").is_some());
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    fs::write(file.path(), "word\n").expect("written");
+    let with_file = format!("/app?password-file={}", file.path().display());
+    lock("app@", &with_file).expect("the login is the same");
     for (login, prefix, said) in [
         ("app:word@", "/other", "permission readwrite on the prefix other/"),
         ("app:wrong@", "/app", "is the user, or the password in the URL, right?"),

@@ -8,6 +8,7 @@
 
 mod relay;
 
+use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::sync::LazyLock;
@@ -328,6 +329,10 @@ fn what_is_wrong_with_a_server_is_said_in_one_line() {
     };
     let places = SERVER.url().trim_start_matches("zookeeper://").to_owned();
     assert!(lock(format!("zookeeper://app:word@{places}/app")).expect("rights").is_some());
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    fs::write(file.path(), "word\n").expect("written");
+    let with_file = format!("zookeeper://app@{places}/app?password-file={}", file.path().display());
+    lock(with_file).expect("the same rights");
     for (login, said) in [
         ("app:wrong@", "the login in the URL has no rights on /app"),
         ("", "ZooKeeper gives no rights on /app without a login"),

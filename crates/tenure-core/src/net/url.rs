@@ -1,0 +1,450 @@
+//! The URLs of stores on servers: `SCHEME://[USER[:PASSWORD]@]HOST[:PORT],…[/PATH][?KEY=VALUE&…]`.
+//!
+//! A store declares its [`Syntax`] and takes the parts that it accepts; [`StoreUrl::end`] rejects the rest.
+//! User, password, path and values may be percent-encoded. An unescaped `@`, `/` or `?` in a password moves
+//! the rest of it into another part, so errors name the invalid part without quoting it.
+
+use std::fmt;
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use percent_encoding::percent_decode_str;
+
+use super::{Address, Tls};
+use crate::error::{Error, Result};
+use crate::name::Quoted;
+use crate::store::Failure;
+
+/// What the URLs of a store look like.
+#[derive(Debug)]
+pub struct Syntax {
+    /// The server software.
+    pub server: &'static str,
+    /// The shortest URL.
+    pub form: &'static str,
+    /// What a URL with TLS contains.
+    pub tls: &'static str,
+    /// Whether a password needs a user.
+    pub needs_user: bool,
+    /// Whether a user needs a password.
+    pub needs_password: bool,
+    /// The parameters of all URLs of this store.
+    pub parameters: &'static [&'static str],
+}
+
+/// The parts of a URL, before decoding.
+struct Parts<'a> {
+    scheme: &'a str,
+    login: Option<&'a str>,
+    hosts: &'a str,
+    path: Option<&'a str>,
+    query: &'a str,
+}
+
+impl<'a> Parts<'a> {
+    fn of(url: &'a str) -> Option<Self> {
+        let (scheme, rest) = url.split_once("://")?;
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (authority, path) = split(rest, '/');
+        let (login, hosts) =
+            authority.rsplit_once('@').map_or((None, authority), |(login, hosts)| (Some(login), hosts));
+        Some(Self { scheme, login, hosts, path, query })
+    }
+}
+
+/// The URL without its login, if it contains a password.
+#[must_use]
+pub fn without_password(url: &str) -> Option<String> {
+    let Parts { scheme, login, hosts, path, query } = Parts::of(url)?;
+    let key = |pair: &str| pair.split_once('=').map_or(String::new(), |(key, _)| key.to_owned());
+    let is_password = |pair: &&str| key(pair).ends_with("pass") || key(pair).ends_with("password");
+    if !login.is_some_and(|login| login.contains(':')) && !query.split('&').any(|pair| is_password(&pair)) {
+        return None;
+    }
+    let kept = query.split('&').filter(|pair| !is_password(pair) && !key(pair).ends_with("user"));
+    let query = kept.filter(|pair| !pair.is_empty()).collect::<Vec<_>>().join("&");
+    let path = path.map_or(String::new(), |path| format!("/{path}"));
+    Some(format!("{scheme}://{hosts}{path}{}{query}", if query.is_empty() { "" } else { "?" }))
+}
+
+/// A URL whose parts a store takes one by one.
+pub struct StoreUrl<'a> {
+    syntax: &'static Syntax,
+    parts: Parts<'a>,
+    query: Vec<(&'static str, String)>,
+}
+
+/// User and password.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Login {
+    /// The user, if named.
+    pub user: Option<String>,
+    /// The password, if any.
+    pub password: Option<Password>,
+}
+
+/// A password, or where to find it.
+#[derive(Clone, PartialEq, Eq)]
+pub enum Password {
+    /// The password.
+    Text(String),
+    /// A file that is read for each connection, so that a changed password needs no restart.
+    File(PathBuf),
+}
+
+impl Login {
+    /// The password, without the final line break of its file.
+    ///
+    /// # Errors
+    /// `NotSent` if the password file cannot be read.
+    pub fn password(&self) -> Result<Option<String>, Failure> {
+        let file = match &self.password {
+            Some(Password::File(file)) => file,
+            Some(Password::Text(text)) => return Ok(Some(text.clone())),
+            None => return Ok(None),
+        };
+        let text = fs::read_to_string(file).map_err(|error| {
+            let message = format!("cannot read the password file {}: {error}", file.display());
+            Failure::NotSent(Failure::cause(message))
+        })?;
+        let line = text.strip_suffix('\n').unwrap_or(&text);
+        Ok(Some(line.strip_suffix('\r').unwrap_or(line).to_owned()))
+    }
+}
+
+impl Syntax {
+    /// Splits a URL.
+    ///
+    /// # Errors
+    /// `is_invalid` if the URL has no `//`, or an unknown or repeated parameter.
+    pub fn parse<'a>(&'static self, url: &'a str) -> Result<StoreUrl<'a>> {
+        let parts = Parts::of(url)
+            .ok_or_else(|| self.wrong(&format!("no `//` after the scheme, expected {}", self.form)))?;
+        let mut query: Vec<(&'static str, String)> = Vec::new();
+        for pair in parts.query.split('&').filter(|pair| !pair.is_empty()) {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let Some(key) = self.parameters.iter().find(|known| **known == key) else {
+                let known = self.parameters.join(", ");
+                let hint = "in a password, write %3F for ?";
+                return Err(self.wrong(&format!("unknown parameter, expected one of {known}; {hint}")));
+            };
+            if query.iter().any(|(known, _)| known == key) {
+                return Err(self.wrong(&format!("parameter `{key}` is given twice")));
+            }
+            query.push((key, self.decoded(value, key)?));
+        }
+        Ok(StoreUrl { syntax: self, parts, query })
+    }
+
+    /// Decodes percent-encoded text.
+    ///
+    /// # Errors
+    /// `is_invalid` if a `%` lacks its digits, or the result is not UTF-8 or contains a zero byte.
+    pub fn decoded(&self, text: &str, part: &str) -> Result<String> {
+        let is_digit = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_hexdigit);
+        let mut escapes = text.split('%').skip(1).map(str::as_bytes);
+        if escapes.any(|digits| !is_digit(digits.first()) || !is_digit(digits.get(1))) {
+            return Err(self.wrong(&format!("{part} has a % without two hexadecimal digits")));
+        }
+        match percent_decode_str(text).decode_utf8() {
+            Ok(text) if text.contains('\0') => Err(self.wrong(&format!("{part} contains a zero byte"))),
+            Ok(text) => Ok(text.into_owned()),
+            Err(_) => Err(self.wrong(&format!("{part} is not UTF-8 after percent-decoding"))),
+        }
+    }
+
+    /// The error for an invalid URL.
+    pub fn wrong(&self, what: &str) -> Error {
+        Error::invalid(format!("invalid {} URL: {what}", self.server))
+    }
+
+    fn address(&self, place: &str, default: u16) -> Result<Address> {
+        let (host, port) = match place.strip_prefix('[').map(|rest| rest.split_once(']')) {
+            Some(Some((host, ""))) => (host, None),
+            Some(Some((host, rest))) => {
+                let port = rest.strip_prefix(':');
+                (host, Some(port.ok_or_else(|| self.wrong("the `]` of a host must be followed by a port"))?))
+            }
+            Some(None) => return Err(self.wrong("a host has a `[` without a `]`")),
+            None => split(place, ':'),
+        };
+        if host.is_empty() {
+            return Err(self.wrong(&format!("a host is missing, expected {}", self.form)));
+        }
+        if !host.chars().all(|char| char.is_alphanumeric() || ".-_:%".contains(char)) {
+            return Err(self.wrong(
+                "a host has an invalid character; in a user or password, write % and two hexadecimal digits",
+            ));
+        }
+        let port = port.map_or(Some(default), |port| port.parse().ok().filter(|port| *port != 0));
+        let port = port.ok_or_else(|| self.wrong("a port must be a number from 1 to 65535"))?;
+        Ok(Address::Tcp(host.to_owned(), port))
+    }
+}
+
+impl<'a> StoreUrl<'a> {
+    /// The scheme.
+    #[must_use]
+    pub fn scheme(&self) -> &'a str {
+        self.parts.scheme
+    }
+
+    /// The error for a scheme of another store.
+    #[must_use]
+    pub fn unknown_scheme(&self) -> Error {
+        let (scheme, form) = (Quoted(self.parts.scheme), self.syntax.form);
+        self.syntax.wrong(&format!("unknown scheme {scheme}, expected {form}"))
+    }
+
+    /// The servers.
+    ///
+    /// # Errors
+    /// `is_invalid` if a host or port is invalid, or a server is listed twice.
+    pub fn hosts(&self, default_port: u16) -> Result<Vec<Address>> {
+        let mut all = Vec::new();
+        for place in self.parts.hosts.split(',') {
+            let address = self.syntax.address(place, default_port)?;
+            if all.contains(&address) {
+                return Err(self.syntax.wrong("a host is listed twice"));
+            }
+            all.push(address);
+        }
+        Ok(all)
+    }
+
+    /// The text after the first slash, not decoded.
+    #[must_use]
+    pub fn path(&self) -> &'a str {
+        self.parts.path.unwrap_or_default()
+    }
+
+    /// The path of a URL without hosts and login, such as `redis+unix:///PATH`.
+    #[must_use]
+    pub fn local_path(&self) -> Option<&'a str> {
+        let Parts { login: None, hosts: "", path, .. } = self.parts else { return None };
+        path
+    }
+
+    /// The login before the hosts, or with the password in the file of `password-file`.
+    ///
+    /// # Errors
+    /// `is_invalid` if the login is incomplete or ambiguous.
+    pub fn login(&mut self) -> Result<Login> {
+        let (user, password) = self.parts.login.map_or(("", None), |login| split(login, ':'));
+        // The mistake of giving each host its own login.
+        if password.is_some_and(|password| password.contains('@') && password.contains(',')) {
+            let what = "an @ after the first host: the login stands once, before all hosts; in a password, write %40 for @";
+            return Err(self.syntax.wrong(what));
+        }
+        let user = self.syntax.decoded(user, "user")?;
+        let password = self.syntax.decoded(password.unwrap_or_default(), "password")?;
+        self.complete(Some(user), Some(password), "USER:PASSWORD@HOST", "password-file")
+    }
+
+    /// The login in the query.
+    ///
+    /// # Errors
+    /// As [`login`](Self::login).
+    pub fn query_login(&mut self, user: &str, password: &str, file: &str) -> Result<Login> {
+        let form = format!("`{user}` with `{password}`");
+        let (user, password) = (self.take(user), self.take(password));
+        self.complete(user, password, &form, file)
+    }
+
+    fn complete(
+        &mut self,
+        user: Option<String>,
+        password: Option<String>,
+        form: &str,
+        file_key: &str,
+    ) -> Result<Login> {
+        let some = |text: &String| !text.is_empty();
+        let (user, text, file) = (user.filter(some), password.filter(some), self.file(file_key)?);
+        if text.is_some() && file.is_some() {
+            return Err(self.syntax.wrong(&format!("both a password and `{file_key}`")));
+        }
+        let password = text.map(Password::Text).or(file.map(Password::File));
+        let missing = match (&user, &password) {
+            (Some(_), None) if self.syntax.needs_password => "a user without a password",
+            (None, Some(_)) if self.syntax.needs_user => "a password without a user",
+            _ => return Ok(Login { user, password }),
+        };
+        Err(self.syntax.wrong(&format!("{missing}, expected {form} or a user with `{file_key}`")))
+    }
+
+    /// Whether the query has a parameter.
+    #[must_use]
+    pub fn has(&self, key: &str) -> bool {
+        self.query.iter().any(|(known, _)| *known == key)
+    }
+
+    /// Takes a parameter.
+    pub fn take(&mut self, key: &str) -> Option<String> {
+        let at = self.query.iter().position(|(known, _)| *known == key)?;
+        Some(self.query.swap_remove(at).1)
+    }
+
+    /// Takes a parameter that `read` understands.
+    ///
+    /// # Errors
+    /// `is_invalid` with what is `expected` if `read` returns `None`.
+    pub fn take_as<T>(
+        &mut self,
+        key: &str,
+        expected: &str,
+        read: impl FnOnce(&str) -> Option<T>,
+    ) -> Result<Option<T>> {
+        let Some(text) = self.take(key) else { return Ok(None) };
+        let wrong = || self.syntax.wrong(&format!("parameter `{key}` must be {expected}"));
+        read(&text).ok_or_else(wrong).map(Some)
+    }
+
+    fn file(&mut self, key: &str) -> Result<Option<PathBuf>> {
+        self.take_as(key, "the path of a file", |path| (!path.is_empty()).then(|| path.into()))
+    }
+
+    /// Takes the certificate files.
+    ///
+    /// # Errors
+    /// `is_invalid` for a path that is empty, and for a certificate without its key or a key alone.
+    pub fn tls(&mut self) -> Result<Tls> {
+        let (ca, cert, key) = (self.file("ca")?, self.file("cert")?, self.file("key")?);
+        if cert.is_some() != key.is_some() {
+            return Err(self.syntax.wrong("parameters `cert` and `key` need each other"));
+        }
+        Ok(Tls { ca, identity: cert.zip(key) })
+    }
+
+    /// Rejects parameters that were not taken.
+    ///
+    /// # Errors
+    /// `is_invalid` if there are any.
+    pub fn end(self) -> Result<()> {
+        let Some((key, _)) = self.query.first() else { return Ok(()) };
+        Err(self.syntax.wrong(&match *key {
+            "ca" | "cert" | "key" => format!("parameter `{key}` needs TLS, as with {}", self.syntax.tls),
+            key => format!("{}:// does not take the parameter `{key}`", self.parts.scheme),
+        }))
+    }
+}
+
+/// Rejects TLS in a build without the feature `tls`.
+///
+/// # Errors
+/// `is_unsupported` in such a build.
+pub fn require_tls(shown: &Arc<str>) -> Result<()> {
+    if cfg!(feature = "tls") {
+        return Ok(());
+    }
+    let message = format!(
+        "store {shown} cannot be used: this program was built without the feature `tls` of the crate `tenure`"
+    );
+    Err(Error::unsupported(shown, message))
+}
+
+/// Splits at the first separator; the second half is `None` without a separator.
+fn split(text: &str, at: char) -> (&str, Option<&str>) {
+    text.split_once(at).map_or((text, None), |(before, after)| (before, Some(after)))
+}
+
+/// Omits the login and the parameters.
+impl fmt::Debug for StoreUrl<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StoreUrl").field("scheme", &self.parts.scheme).finish_non_exhaustive()
+    }
+}
+
+/// Omits the user and the password.
+impl fmt::Debug for Login {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Login")
+    }
+}
+
+/// Omits the password.
+impl fmt::Debug for Password {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Password")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SYNTAX: Syntax = Syntax {
+        server: "test",
+        form: "test://HOST",
+        tls: "tests://",
+        needs_user: true,
+        needs_password: true,
+        parameters: &["ca", "cert", "key", "number", "password-file"],
+    };
+
+    #[test]
+    fn an_invalid_url_names_the_wrong_part_and_no_password() {
+        for (url, part) in [
+            ("test:h", "//"),
+            ("test://", "a host is missing, expected test://HOST"),
+            ("test://:1", "host is missing"),
+            ("test://a,,b", "host is missing"),
+            ("test://a b", "host has an invalid character"),
+            ("test://[::1", "without a `]`"),
+            ("test://[::1]x", "followed by a port"),
+            ("test://a,a:9", "listed twice"),
+            ("test://a:x", "port"),
+            ("test://a:0", "port"),
+            ("test://a:65536", "port"),
+            ("test://a:", "port"),
+            ("test://u@a", "a user without a password"),
+            ("test://u:@a", "a user without a password"),
+            ("test://:hush@a", "a password without a user"),
+            ("test://u:hush@a?password-file=f", "both a password and `password-file`"),
+            ("test://a?password-file=", "`password-file` must be the path of a file"),
+            ("test://u:hush@a,u:hush@b", "once"),
+            ("test://u:hu/sh@a", "port"),
+            ("test://u:hush%4@a", "password has a % without"),
+            ("test://%ff:hush@a", "user is not UTF-8"),
+            ("test://u%00:hush@a", "user contains a zero byte"),
+            ("test://u:hu?sh@a", "unknown parameter, expected one of ca, cert, key, number"),
+            ("test://a?number=1&number=1", "`number` is given twice"),
+            ("test://a?number=x", "`number` must be small"),
+            ("test://a?number=1&ca=f", "`ca` needs TLS, as with tests://"),
+            ("tests://a?ca=", "`ca` must be"),
+            ("tests://a?cert=f", "`cert` and `key`"),
+            ("tests://a?key=f", "`cert` and `key`"),
+        ] {
+            let read = |mut parts: StoreUrl<'_>| {
+                parts.login()?;
+                parts.hosts(9)?;
+                parts.take_as("number", "small", |text| text.parse::<u8>().ok())?;
+                if parts.scheme() == "tests" {
+                    parts.tls()?;
+                }
+                parts.end()
+            };
+            let error = SYNTAX.parse(url).and_then(read).expect_err(url);
+            let text = error.to_string();
+            assert!(error.is_invalid() && text.starts_with("invalid test URL: "), "{url}: {text}");
+            assert!(text.contains(part) && !text.contains("hu"), "{url}: {text}");
+        }
+    }
+
+    #[test]
+    fn a_url_without_its_password_keeps_all_else() {
+        for (url, expected) in [
+            ("redis://:hush@h:1/2?acks=1", Some("redis://h:1/2?acks=1")),
+            ("rediss://ann:hush@h?ca=f&acks=1", Some("rediss://h?ca=f&acks=1")),
+            ("redis-quorum://:hush@a,b,c/1", Some("redis-quorum://a,b,c/1")),
+            ("redis+unix:///s?db=1&user=a&password=hush", Some("redis+unix:///s?db=1")),
+            ("redis-sentinel://a/s?sentinel-password=hush", Some("redis-sentinel://a/s")),
+            ("postgres://ann:hush@h,i/db?schema=s", Some("postgres://h,i/db?schema=s")),
+            ("redis://h", None),
+            ("redis://ann@h?password-file=f", None),
+            ("file:a:b@c", None),
+        ] {
+            assert_eq!(without_password(url).as_deref(), expected, "{url}");
+        }
+    }
+}
