@@ -29,7 +29,7 @@ async fn take_and_leave(args: &Acquire, voice: Voice) -> Result<u8, Failure> {
     let is_silent = args.fd.is_some() && !args.json;
     if !is_silent && args.while_pid.is_none() && output::is_closed() {
         let message =
-            "standard output is closed: no one would know the owner, and could release the lock".into();
+            "standard output is closed, so nothing could learn the owner and release the lock".into();
         return Err(Failure { code: exit::OWN, message });
     }
     let (mut signals, _too_large) = work::signals()?;

@@ -35,8 +35,8 @@ pub(crate) enum Command {
     /// Runs a command while holding a lock, and exits as it does.
     ///
     /// Waits for the lock NAME, runs CMD directly (without a shell), keeps the lease alive until
-    /// CMD has ended, and releases it. Standard input, output and error are CMD's. What this
-    /// program says itself goes to standard error, a line each, beginning with `tenure: `.
+    /// CMD has ended, and releases it. Standard input, output and error are CMD's. Messages of
+    /// this program go to standard error, a line each, beginning with `tenure: `.
     Run(Run),
     /// Takes a lock, prints the owner, and ends: for a script whose steps are processes.
     ///
@@ -45,19 +45,19 @@ pub(crate) enum Command {
     /// use --hold. Where one command can do the work, `tenure run` is safer: it stops the command
     /// when the lock is lost.
     Acquire(Acquire),
-    /// Extends the lease of a lock that was acquired, from now on.
+    /// Extends the lease of an acquired lock, counted from now.
     Renew(Renew),
     /// Exits with 0 if this owner holds the lock and with 79 if not. It changes nothing.
     Verify(Verify),
     /// Runs a command while this host leads, and exits as it does.
     ///
-    /// Candidates lead one at a time, in the order in which they came. When CMD ends, this host
-    /// resigns and the next leads at once; when this host is gone, the next leads after the lease.
-    /// CMD is stopped before another can lead.
+    /// Candidates lead one at a time, in order of arrival. When CMD ends, this host resigns and the
+    /// next one leads at once; when this host is gone, the next one leads after the lease. CMD is
+    /// stopped before another host can lead.
     Elect(Elect),
-    /// Prints who leads: what it says of itself, its token and its owner.
+    /// Prints the leader: its payload, token and owner.
     ///
-    /// Exits with 0 if one leads and with 1 if not.
+    /// Exits with 0 if there is a leader and with 1 if not.
     Leader(Leader),
     /// Waits until a lock is free, and does not take it.
     ///
@@ -77,52 +77,47 @@ pub(crate) enum Command {
     /// Exits with 0 if it was held. With --owner alone it prints nothing.
     ///
     /// --force is for a lock whose holder is gone or stuck, when its lease takes too long to end.
-    /// The next waiter is let in. A holder of `tenure run` is told by a message, mostly at once;
-    /// without one it hears of it at its next renewal, after a third of its ttl at most. Until then
-    /// its CMD runs beside that of the next holder, and only fencing tokens distinguish the two. It
-    /// prints what was ended, as `tenure status` does, and how long the old CMD may run.
+    /// The next waiter gets the lock. `tenure run` is told by a message, usually at once, or else
+    /// at its next renewal, after at most a third of its ttl. Until then its CMD runs beside that
+    /// of the next holder, and only fencing tokens distinguish the two. Prints what was ended, as
+    /// `tenure status` does, and how long the old CMD may run.
     Release(Release),
     /// Asks the commands that run under a lock to end, and waits until they have.
     ///
     /// Each CMD of `tenure run` and `tenure elect` gets TERM within 2s, and its lock is released
-    /// when it has ended. A command that ignores it runs on, and keeps the lock: then `tenure
-    /// release --force` is left. What `tenure acquire --hold` keeps is released. Other holders are
-    /// asked too, and may not listen.
+    /// when it has ended. A command that ignores it runs on and keeps the lock, until `tenure
+    /// release --force`. A lock of `tenure acquire --hold` is released. Other holders are asked
+    /// too, and may ignore it.
     Stop(Stop),
     #[command(name = KEEP, hide = true)]
     Keep(Keep),
-    /// Looks for what would cost locks in the set-up of a store, and says what to do about it.
+    /// Checks the set-up of a store for anything that would cost locks, and prints what to do.
     ///
-    /// It asks each server for its settings, state, clock and latency, tries the rights of this
-    /// user, and takes and releases one lock with a new random name. It changes nothing else.
+    /// Reads the settings, state, clock and latency of each server, tries the rights of this user,
+    /// and acquires and releases one lock with a new random name. It changes nothing else.
     Doctor(Doctor),
     /// Measures what locks cost on a store, beside the bare commands in the same run.
     ///
-    /// It takes and releases locks with a new random name, alone, against each other, and from hand
-    /// to hand, and extends a lease. What it leaves on the store is deleted at the end.
+    /// Uses locks with a new random name, and deletes what it leaves on the store.
     Bench(Bench),
-    /// Shows the locks of a store by HTTP, to read only: metrics, JSON and a page.
+    /// Serves the locks of a store by HTTP, read-only: metrics, JSON and a page.
     #[cfg(feature = "serve")]
     Serve(Serve),
-    /// Tests a store: many processes use locks, some are killed, and the answers are judged.
+    /// Tests a store: many processes use locks, some are killed, and their histories are checked.
     Stress(Stress),
     /// Prints what a database needs to refuse the writes of a lock's former holders.
     ///
     /// Install the text once, as a migration. Then each transaction that writes under a lock first
-    /// passes with the lock's token: the variable TENURE_FENCE of CMD, or `Guard::fence` in Rust.
-    /// book/use/fencing.md has the details.
+    /// passes the lock's token: TENURE_FENCE of CMD, or `Guard::fence` in Rust. See
+    /// book/use/fencing.md.
     Fence(Fence),
-    /// Prints what the configuration files and the environment set, and where each value is from.
+    /// Prints the settings of the configuration files and the environment, and their sources.
     ///
-    /// A password is never printed. `tenure config --help` has the keys of a file.
+    /// A password is never printed.
     Config(Config),
-    /// Prints what completes this command's words in a shell.
-    ///
-    /// Example: tenure completions bash > /etc/bash_completion.d/tenure
+    /// Prints the completions for a shell.
     Completions(Completions),
     /// Prints the manual page of this command, or of one of its verbs.
-    ///
-    /// Example: tenure man run | man -l -
     Man(Man),
 }
 
@@ -134,8 +129,7 @@ pub(crate) struct Store {
     /// Default: $TENURE_STORE, then a configuration file, then the directory `tenure` in
     /// $XDG_STATE_HOME or $HOME/.local/state. An empty value is refused.
     ///
-    /// A store that does not answer is given up after 20s, because the last of a thousand commands
-    /// started at once are answered only after seconds. A refused connection fails at once. `-w`
+    /// A store that does not answer is given up after 20s, and a refused connection at once. `-w`
     /// of `run` and `acquire` sets another limit.
     #[arg(long = "store", value_name = "URL", conflicts_with = "file", help_heading = "Store")]
     pub(crate) url: Option<String>,
@@ -175,7 +169,7 @@ pub(crate) struct Run {
     #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true, help_heading = "Lock")]
     pub(crate) max_hold: Option<Duration>,
 
-    /// Wait a random time up to this long before asking for the lock
+    /// Wait a random time, at most this long, before requesting the lock
     #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true, help_heading = "Waiting")]
     pub(crate) splay: Option<Duration>,
 
@@ -265,7 +259,7 @@ pub(crate) struct Elect {
     #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration, allow_hyphen_values = true, help_heading = "Election")]
     pub(crate) ttl: Duration,
 
-    /// What `tenure leader` tells of this candidate, such as an address: up to 4 KiB
+    /// What `tenure leader` shows of this candidate, such as an address: up to 4 KiB
     ///
     /// Default: HOST:PID.
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true, help_heading = "Election")]
@@ -294,7 +288,7 @@ pub(crate) struct Elect {
     #[arg(short, long, conflicts_with = "verbose", help_heading = "Output")]
     pub(crate) quiet: bool,
 
-    /// Say when this host is a candidate and when it leads
+    /// Report when this host is a candidate and when it leads
     #[arg(short, long, help_heading = "Output")]
     pub(crate) verbose: bool,
 
@@ -342,7 +336,7 @@ fn on_lost(text: &str) -> Result<OnLost, String> {
         "ignore" => Ok(OnLost::Ignore),
         _ => text.strip_prefix("signal:").and_then(named).map(OnLost::Signal).ok_or_else(|| {
             let names: Vec<_> = SIGNALS.iter().map(|(name, _)| *name).collect();
-            format!("write term, kill, ignore or signal:NAME, where NAME is {}", names.join(", "))
+            format!("expected term, kill, ignore or signal:NAME, where NAME is {}", names.join(", "))
         }),
     }
 }
@@ -376,9 +370,9 @@ pub(crate) struct Request {
 
     /// Wait at most this long; 0 is -n
     ///
-    /// Without -n and -w: wait until granted. With -w, a store that does not answer is asked until
-    /// the wait ends. Without it, the store is given up after 20s if it never answered, and later
-    /// after a minute of silence.
+    /// Without -n and -w: wait until granted. With -w, a silent store is retried until the wait
+    /// ends. Without it, the store is given up after 20s if it never answered, and later after a
+    /// minute of silence.
     #[arg(short = 'w', long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true, help_heading = "Waiting")]
     pub(crate) wait: Option<Duration>,
 
@@ -425,7 +419,7 @@ pub(crate) struct Request {
     #[arg(short, long, conflicts_with = "verbose", help_heading = "Output")]
     pub(crate) quiet: bool,
 
-    /// Say who is waited for, how long it took, which token was granted, and in which store
+    /// Report the holder, the time waited, the token and the store
     #[arg(short, long, help_heading = "Output")]
     pub(crate) verbose: bool,
 
@@ -724,9 +718,9 @@ pub(crate) struct Top {
     #[command(flatten)]
     pub(crate) store: Store,
 
-    /// How often the store is asked
+    /// Refresh interval
     ///
-    /// A store that is slow to list is asked less often: listing takes at most 2 % of the time.
+    /// A slow store is listed less often: listing takes at most 2 % of the time.
     #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = some_time)]
     pub(crate) every: Duration,
 
@@ -748,9 +742,9 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9797")]
     pub(crate) listen: std::net::SocketAddr,
 
-    /// How often the store is asked
+    /// Refresh interval
     ///
-    /// A store that is slow to list is asked less often: listing takes at most 2 % of the time.
+    /// A slow store is listed less often: listing takes at most 2 % of the time.
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = some_time)]
     pub(crate) every: Duration,
 
@@ -769,7 +763,7 @@ pub(crate) struct Doctor {
     #[command(flatten)]
     pub(crate) store: Store,
 
-    /// The lease the locks will have: latency and failovers are judged by it
+    /// Lease of the locks, with which latency and failovers are compared
     #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) ttl: Duration,
 
@@ -798,7 +792,7 @@ pub(crate) struct Bench {
     #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) ttl: Duration,
 
-    /// What the names of the locks begin with
+    /// Prefix of the locks' names
     ///
     /// A name in use, or one that a quorum remembers, is refused. Default: a new random name.
     #[arg(long, value_name = "NAME")]
@@ -865,7 +859,7 @@ pub(crate) struct Stress {
 
     /// Run this with `sh -c` now and then
     ///
-    /// To stop, cut off, restart or fail over what the locks are on.
+    /// To stop, cut off, restart or fail over the servers.
     #[arg(long, value_name = "CMD")]
     pub(crate) hook: Option<String>,
 
@@ -881,6 +875,7 @@ pub(crate) struct Stress {
 }
 
 #[derive(Args, Debug)]
+#[command(after_help = FENCE_EXAMPLES)]
 pub(crate) struct Fence {
     #[command(subcommand)]
     pub(crate) text: FenceText,
@@ -889,8 +884,6 @@ pub(crate) struct Fence {
 #[derive(Clone, Copy, Debug, Subcommand)]
 pub(crate) enum FenceText {
     /// Prints SQL: a table, and `tenure_pass`, which refuses old tokens.
-    ///
-    /// Example: tenure fence sql --for postgres | psql -1 -v ON_ERROR_STOP=1
     Sql {
         /// The database that runs it. For MariaDB: mysql.
         #[arg(long = "for", value_name = "DATABASE")]
@@ -917,12 +910,14 @@ pub(crate) struct Config {
 }
 
 #[derive(Args, Debug)]
+#[command(after_help = COMPLETIONS_EXAMPLES)]
 pub(crate) struct Completions {
     /// The shell to complete for
     pub(crate) shell: clap_complete::Shell,
 }
 
 #[derive(Args, Debug)]
+#[command(after_help = MAN_EXAMPLES)]
 pub(crate) struct Man {
     /// The verb, such as run [default: the page of tenure itself]
     pub(crate) verb: Option<String>,

@@ -27,7 +27,7 @@ pub(crate) fn check(number: RawFd) -> Result<(), Failure> {
     if found.is_file() {
         Ok(())
     } else {
-        Err(refuse(number, "it is no regular file: write `exec 9>FILE` before"))
+        Err(refuse(number, "it is not a regular file: write `exec 9>FILE` before"))
     }
 }
 

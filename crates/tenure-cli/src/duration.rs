@@ -9,9 +9,10 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let duration = if text.bytes().all(is_number) { seconds(text) } else { parts(text) };
     match duration {
         Some(duration) if duration <= LONGEST => Ok(duration),
-        Some(_) => Err("longer than any duration can be; the longest lease is 365d".into()),
+        Some(_) => Err("too long; the longest lease is 365d".into()),
         None => {
-            Err("write seconds, or whole numbers with units, as in 90, 0.5, 1500ms, 30s, 1h30m or 1d".into())
+            Err("expected seconds, or whole numbers with units, as in 90, 0.5, 1500ms, 30s, 1h30m or 1d"
+                .into())
         }
     }
 }

@@ -73,7 +73,7 @@ pub(crate) async fn elect(args: &cli::Elect, voice: Voice) -> Result<u8, Failure
     // A short command ends before the observer has read of the term that it ran in, and of the end of
     // the term before.
     if let Ok(Err(error)) = signals.or_end(say_news(&mut observer, voice)).await {
-        voice.say(format_args!("the last changes of who leads are unknown: {}", output::chain(&error)));
+        voice.say(format_args!("the last changes of leader are unknown: {}", output::chain(&error)));
     }
     ended
 }
@@ -167,7 +167,7 @@ fn said(names_change: bool, change: &Change) -> String {
         Change::Updated(leader) => format!("updated: {}", who(leader)),
         Change::Resigned(leader) => format!("resigned: {}", who(leader)),
         Change::Missed(count) => format!("missed: {}", output::plural(*count, "change")),
-        _ => "rewritten: the store has lost changes that were told".to_owned(),
+        _ => "rewritten: the store has lost reported changes".to_owned(),
     }
 }
 

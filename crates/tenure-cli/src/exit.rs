@@ -62,7 +62,7 @@ pub(crate) fn advice(message: &str) -> Option<&'static str> {
     let known = [
         (
             "NOAUTH",
-            "it wants a password: write redis://:PASSWORD@HOST, or add ?password-file=FILE to the URL",
+            "it requires a password: use redis://:PASSWORD@HOST, or add ?password-file=FILE to the URL",
         ),
         ("WRONGPASS", "correct the user or the password in the store's URL"),
         (

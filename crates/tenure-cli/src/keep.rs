@@ -121,7 +121,7 @@ fn wait(process: &OwnedFd) -> Result<(), Errno> {
 pub(crate) fn process(pid: i32) -> Result<OwnedFd, Failure> {
     let refuse = |why: String| Failure { code: USAGE, message: format!("--while-pid {pid}: {why}") };
     if pid <= 0 {
-        return Err(refuse("a process has a number above 0".into()));
+        return Err(refuse("it must be above 0".into()));
     }
     let pid = Pid::from_raw(pid).expect("it is above 0");
     pidfd_open(pid, PidfdFlags::empty()).map_err(|error| match error {

@@ -37,10 +37,7 @@ pub(crate) fn man(args: &cli::Man) -> u8 {
             Some(found) => found.clone(),
             None => {
                 let names: Vec<_> = command.get_subcommands().map(Command::get_name).collect();
-                output::complain(format_args!(
-                    "there is no verb {verb:?}: write one of {}",
-                    names.join(", ")
-                ));
+                output::complain(format_args!("unknown verb {verb:?}, expected one of {}", names.join(", ")));
                 return exit::USAGE;
             }
         },

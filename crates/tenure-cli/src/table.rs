@@ -100,7 +100,8 @@ pub(crate) enum Filter {
 impl Filter {
     /// Parses `KEY=TEXT`, `waiting` or `foreign`.
     pub(crate) fn read(text: &str) -> Result<Self, String> {
-        let valid = "write name=TEXT, kind=KIND, user=TEXT, label=TEXT, host=TEXT, pid=N, waiting or foreign";
+        let valid =
+            "expected name=TEXT, kind=KIND, user=TEXT, label=TEXT, host=TEXT, pid=N, waiting or foreign";
         match text.split_once('=') {
             None if text == "waiting" => Ok(Self::Waiting),
             None if text == "foreign" => Ok(Self::Foreign),

@@ -92,7 +92,7 @@ impl Wanted<'_> {
             let asked_once = request.wait.is_none() && !request.no_wait && error.is_unreachable();
             let mut failure = Failure::from(error);
             if asked_once && advice(&failure.message).is_none() {
-                failure.message.push_str("; with -w DURATION it is asked for so long");
+                failure.message.push_str("; with -w DURATION it is retried for that long");
             }
             failure
         })?;

@@ -279,15 +279,16 @@ impl Error {
     #[doc(hidden)]
     pub fn no_thread(url: &str, error: std::io::Error) -> Self {
         let store: Arc<str> = url.split_once(':').map_or(url, |(scheme, _)| scheme).into();
-        let message = format!("no thread could be started for the store {store}");
+        let message = format!("cannot start a thread for store {store}");
         Self::new(ErrorKind::Unreachable, None, Some(&store), message, Some(Arc::new(error)))
     }
 
     /// Some releases are still in flight.
     #[doc(hidden)]
     pub fn unflushed(store: &Arc<str>) -> Self {
-        let message =
-            format!("store {store} did not confirm every release in time; they go on in the background");
+        let message = format!(
+            "store {store} did not confirm every release in time; releases continue in the background"
+        );
         Self::new(ErrorKind::Unreachable, None, Some(store), message, None)
     }
 
@@ -302,7 +303,7 @@ impl Error {
     #[doc(hidden)]
     pub fn silent_lately(lock: &LockName, store: &Arc<str>) -> Self {
         let message =
-            format!("store {store} was not asked about {}: it did not answer a moment ago", lock.quoted());
+            format!("store {store} was not asked about {}: it did not reply a moment ago", lock.quoted());
         Self::new(ErrorKind::Unreachable, Some(lock), Some(store), message, None)
     }
 

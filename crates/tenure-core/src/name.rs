@@ -38,17 +38,14 @@ impl LockName {
     #[doc(hidden)]
     pub fn checked(name: &str) -> Result<Self, String> {
         if name.is_empty() {
-            return Err("a lock needs a name of 1 byte to 64 KiB, and this one is empty".into());
+            return Err("lock name must not be empty".into());
         }
         if name.len() > Self::MAX_BYTES {
             let (most, len) = (Self::MAX_BYTES, name.len());
-            return Err(format!("a lock's name has at most {most} bytes, and this one has {len}"));
+            return Err(format!("lock name must have at most {most} bytes, got {len}"));
         }
         if name.starts_with("tenure:") {
-            return Err(format!(
-                "a lock's name may not begin with `tenure:`, which is kept for side keys: {}",
-                Quoted(name)
-            ));
+            return Err(format!("lock name must not begin with `tenure:`, got {}", Quoted(name)));
         }
         Ok(Self(name.into()))
     }

@@ -35,7 +35,7 @@ use crate::runtime::Runtime;
 /// # Ok::<(), tenure::Error>(())
 /// ```
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[must_use = "only its owner can resume a hold that was detached"]
+#[must_use = "a detached hold can only be resumed by its owner"]
 pub struct Owner(Arc<str>);
 
 impl Owner {
@@ -179,7 +179,7 @@ impl FromStr for Owner {
         match parts(text) {
             Some(()) => Ok(Self(text.into())),
             None => Err(Error::invalid(format!(
-                "an owner reads `user/label@host:pid/` and 32 hexadecimal digits, and this one reads {}",
+                "owner: got {}, expected `user/label@host:pid/` and 32 hexadecimal digits",
                 Quoted(text)
             ))),
         }
@@ -293,7 +293,7 @@ pub fn check_text(what: &str, text: &str) -> Result<()> {
         return Ok(());
     }
     Err(Error::invalid(format!(
-        "{what} has at most {MAX_LABEL} bytes and no control characters, and this one is {}",
+        "{what} must have at most {MAX_LABEL} bytes and no control characters, got {}",
         Quoted(text)
     )))
 }

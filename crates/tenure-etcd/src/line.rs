@@ -19,7 +19,7 @@ use tenure_core::sync::Locked;
 /// Interval and timeout of keep-alive pings, and the connect timeout.
 const PING: Duration = Duration::from_secs(2);
 const TRUST: &str = ": ca=FILE in the URL names the authority that vouches for it, and its host is the one it is certified for";
-const PLAIN: &str = ": it does not seem to speak TLS; etcd:// does without";
+const PLAIN: &str = ": it does not seem to use TLS; without TLS, use etcd://";
 
 /// State shared by all clones.
 pub(super) struct EtcdShared {
@@ -107,7 +107,8 @@ impl EtcdCluster {
             _ if files.identity.is_none()
                 && ["closed", "reset", "alert", "eof"].iter().any(|word| said.contains(word)) =>
             {
-                "; it may want a client's certificate (cert=FILE and key=FILE in the URL), or not speak TLS (etcd://)"
+                "; it may require a client certificate (cert=FILE and key=FILE in the URL), or not use TLS \
+                 (etcd://)"
             }
             _ => "",
         }
@@ -182,7 +183,7 @@ impl EtcdCluster {
             }
             Code::Unauthenticated => refused(said),
             Code::InvalidArgument if said.contains("user name is empty") => {
-                refused(format!("it wants a user and a password: etcd://USER:PASSWORD@{place}"))
+                refused(format!("it requires a user and a password: etcd://USER:PASSWORD@{place}"))
             }
             Code::InvalidArgument if said.contains("authentication failed") => {
                 refused(format!("{said}: is the user, or the password in the URL, right?"))

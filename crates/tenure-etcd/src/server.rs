@@ -165,7 +165,7 @@ impl EtcdCluster {
         let granted: LeaseGrantResponse =
             self.ask(LeaseGrantRequest { ttl }, "/etcdserverpb.Lease/LeaseGrant").await?;
         if granted.ttl < ttl {
-            let what = format!("etcd gives leases of {} seconds at most, and {ttl} are needed", granted.ttl);
+            let what = format!("etcd's longest lease is {} seconds, got {ttl}", granted.ttl);
             return Err(Failure::impossible(what));
         }
         let handle = granted.id as u64;

@@ -144,7 +144,7 @@ impl Directory {
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(unusable(
                 &guard_path,
-                "is no regular file: remove it, or use another directory for the store",
+                "is not a regular file: remove it, or use another directory for the store",
             ));
         }
         warn_of_network(&dir, path);
@@ -369,7 +369,7 @@ impl Directory {
 
     /// Error for a lock whose record has reached its maximum size.
     pub(super) fn full(&self, id: RecordId) -> Failure {
-        unusable(&self.path.join(id.to_string()), "is full: too many wait for this lock, or hold it")
+        unusable(&self.path.join(id.to_string()), "is full: this lock has too many waiters or holders")
     }
 
     /// Error for records of another boot with live holders, as between containers that each have their own

@@ -33,7 +33,8 @@ fn what(errno: Errno) -> String {
         Errno::DQUOT => "the disk quota is used up: free some space, or use another directory",
         Errno::ROFS => "its file system is read-only: use a directory that can be written",
         Errno::ACCESS | Errno::PERM => {
-            "this user may not: give it read and write permission for the directory and its files, or use another directory"
+            "permission denied: give this user read and write permission for the directory and its files, \
+             or use another directory"
         }
         Errno::NOTDIR | Errno::EXIST => "a file is in the way: the store is a directory",
         Errno::ISDIR => "it is a directory: remove it, or use another directory for the store",

@@ -129,7 +129,8 @@ pub fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
     let behind = path.strip_prefix("//");
     if let Some(path) = behind.filter(|path| !path.starts_with('/')) {
         return Err(Error::invalid(format!(
-            "behind `file://` comes a path that begins with a slash, as in `file:///var/lib/app/locks`, and this one begins with {}",
+            "`file://` must be followed by an absolute path, as in `file:///var/lib/app/locks`, got one \
+             that begins with {}",
             Quoted(path.split('/').next().unwrap_or_default())
         )));
     }
@@ -182,14 +183,14 @@ impl File {
             let handed = store.0.shared.hand_over();
             let job = Job::new(ask(promise), store.0.runtime.now(), within, Some(handed));
             if jobs.send(job).is_err() {
-                return Err(Failure::NotSent(Failure::cause("the store is shut down")));
+                return Err(Failure::NotSent(Failure::cause("the store was closed")));
             }
             let answered = match select(answer, pin!(jobs.closed())).await {
                 Either::Left((answered, _)) => answered.ok(),
                 // A job sent at the moment the worker ends stays in the channel and is never answered.
                 Either::Right((_, answer)) => answer.now_or_never().and_then(Result::ok),
             };
-            answered.unwrap_or_else(|| Err(Failure::Unknown(Failure::cause("the store ended meanwhile"))))
+            answered.unwrap_or_else(|| Err(Failure::Unknown(Failure::cause("the store was closed"))))
         }
     }
 }

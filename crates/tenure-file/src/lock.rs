@@ -393,7 +393,7 @@ fn append(inside: &Inside<'_>, id: RecordId, span: &mut Span, mut new: Standing)
     let broken = |errno| failed("write the line", &path(), errno);
     let file = inside.open_line(id, true).map_err(broken)?;
     if fstat(&file).is_ok_and(|stat| !FileType::from_raw_mode(stat.st_mode).is_file()) {
-        return Err(unusable(&path(), "is no regular file: remove it"));
+        return Err(unusable(&path(), "is not a regular file: remove it"));
     }
     let text = new.encode();
     let is_wasted = (span.count + 1) * text.len() as u64 * 2 < span.bytes();

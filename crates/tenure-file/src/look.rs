@@ -142,7 +142,7 @@ pub(super) fn page(directory: &Directory, now: Now, prefix: &str, from: &Cursor)
             Ok(None) => continue,
             Err(failure) => {
                 // List the other locks anyway.
-                event!(WARN, target: SETUP, "lock_not_listed", "a lock is not listed", failure = text(failure));
+                event!(WARN, target: SETUP, "lock_not_listed", "lock not listed", failure = text(failure));
                 continue;
             }
         };

@@ -238,14 +238,16 @@ impl Damage {
     pub(super) fn of_record(&self) -> String {
         match self {
             Self::Damaged => {
-                "is no whole record of a lock: once no process holds that lock, remove the file".to_owned()
+                "is not a complete record of a lock: once no process holds that lock, remove the file"
+                    .to_owned()
             }
             Self::Format(format) => other_version(format),
         }
     }
 
     pub(super) fn of_line() -> &'static str {
-        "is no whole line of a queue: once no process holds that lock or waits for it, remove the file, and the lock's record"
+        "is not a complete queue: once no process holds that lock or waits for it, remove the file, and \
+         the lock's record"
     }
 
     pub(super) fn of_ledger(&self) -> String {

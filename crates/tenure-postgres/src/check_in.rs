@@ -46,7 +46,7 @@ impl HoldCheck {
     /// If that store is not on PostgreSQL.
     pub fn new(url: &str, name: &LockName, owner: &Owner, fence: u64) -> Result<Self, Failure> {
         if !url.split_once(':').is_some_and(|(scheme, _)| takes(scheme)) {
-            let text = "a transaction can be checked in only where the lock is on PostgreSQL too";
+            let text = "check_in needs a lock on PostgreSQL";
             return Err(Failure::impossible(text));
         }
         let target = PostgresTarget::parse(url).map_err(|error| Failure::Refused(Arc::new(error)))?;

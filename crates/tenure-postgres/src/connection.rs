@@ -129,7 +129,7 @@ impl PrimaryConnector {
     async fn by<F: Future>(&self, deadline: Moment, work: F) -> Result<F::Output, Failure> {
         by(&*self.runtime, deadline, work).await.ok_or_else(|| {
             let stage = self.stage();
-            Failure::NotSent(Failure::cause(format!("it could not be connected to in time: {stage}")))
+            Failure::NotSent(Failure::cause(format!("it could not be reached in time: {stage}")))
         })
     }
 
@@ -174,7 +174,7 @@ impl PrimaryConnector {
             }
             .boxed(),
         );
-        self.set_stage(format!("{address} has not said what it is"));
+        self.set_stage(format!("{address} has not reported its version"));
         let table = self.look(&client, before).await?;
         let channel = format!("tenure_{table}");
         let statements: Vec<_> = ALL.iter().map(|which| self.statements.text(*which)).collect();
@@ -229,7 +229,7 @@ impl PrimaryConnector {
             return Err(Failure::Refused(Failure::cause(text)));
         }
         if !self.target.is_pooled && timeout != LOCK_TIMEOUT {
-            let text = "a pooler is in between that keeps settings back: with ?pgbouncer=1 in the URL it can be used";
+            let text = "a pooler drops the connection's settings; add ?pgbouncer=1 to the URL";
             return Err(Failure::Refused(Failure::cause(text)));
         }
         if commit == "off" && !self.target.is_pooled {
@@ -242,7 +242,7 @@ impl PrimaryConnector {
                 WARN,
                 target: SETUP,
                 "server_may_forget",
-                "the server may forget grants that it has acknowledged when it crashes",
+                "the server may lose acknowledged grants when it crashes",
                 store = text(self.target.shown()),
                 fsync = fsync.to_owned(),
                 synchronous_commit = commit.to_owned(),
@@ -301,13 +301,16 @@ impl PrimaryConnector {
                 WARN,
                 target: SETUP,
                 "connection_not_ended",
-                "an old connection to a pooler cannot be ended: a request that was lost with it may still be carried out",
+                "cannot close the old connection behind a pooler: a request that was lost with it may \
+                 still be carried out",
                 store = text(self.target.shown()),
             );
         }
         match ended.iter().all(|row| row.get::<_, bool>(0)) {
             true => Ok(()),
-            false => Err(Failure::NotSent(Failure::cause("the server does not end the connection before"))),
+            false => {
+                Err(Failure::NotSent(Failure::cause("the server has not ended the previous connection")))
+            }
         }
     }
 }
@@ -316,7 +319,7 @@ impl PrimaryConnector {
 fn too_old(version: i32) -> Option<String> {
     (version < OLDEST).then(|| {
         let major = version / 10_000;
-        format!("it is PostgreSQL {major}, and 14 or later is needed: upgrade it, or keep locks elsewhere")
+        format!("PostgreSQL 14 or later is needed, got {major}")
     })
 }
 

@@ -42,10 +42,10 @@ pub(super) fn of_login(error: Error, target: &PostgresTarget) -> Failure {
     if let Some(said) = error.as_db_error() {
         let hint = match said.code().code() {
             "08P01" if said.message().contains("options") && !target.is_pooled => {
-                "; with ?pgbouncer=1 in the URL it can be used behind PgBouncer"
+                "; behind PgBouncer, add ?pgbouncer=1 to the URL"
             }
             "28000" if said.message().contains("no encryption") => {
-                "; with ?sslmode=verify-full it is encrypted"
+                "; for TLS, add ?sslmode=verify-full to the URL"
             }
             _ => return said_of(said),
         };
@@ -57,10 +57,10 @@ pub(super) fn of_login(error: Error, target: &PostgresTarget) -> Failure {
         cause = error.source();
     }
     if text.contains("password missing") {
-        return Failure::Refused(Failure::cause("it asks for a password, and the URL has none"));
+        return Failure::Refused(Failure::cause("it requires a password, and the URL has none"));
     }
     if text.contains("does not support TLS") {
-        return Failure::Refused(Failure::cause("it does not speak TLS; sslmode=disable does without"));
+        return Failure::Refused(Failure::cause("it does not use TLS; without TLS, use sslmode=disable"));
     }
     Failure::NotSent(Arc::new(error))
 }
@@ -70,7 +70,8 @@ pub(super) fn of_tables(error: Error, table: &str, tables: &str) -> Failure {
     match error.as_db_error() {
         Some(said) if matches!(said.code().code(), "42501" | "25006") => {
             Failure::Refused(Failure::cause(format!(
-                "the table {table} is missing, or this user may not see it, and may not make it ({}); its owner makes it by: {tables}",
+                "table {table} is missing or not visible, and this user may not create it ({}); its owner \
+                 can create it with: {tables}",
                 said.message()
             )))
         }
@@ -87,8 +88,8 @@ fn said_of(said: &DbError) -> Failure {
 pub(super) fn reported(code: &str, message: &str) -> Failure {
     let hint = match code {
         "42501" => "; the user needs SELECT, INSERT, UPDATE and DELETE on the table",
-        "26000" | "42P05" => "; with ?pgbouncer=1 in the URL it can be used behind PgBouncer",
-        "25006" => "; it may be a standby by now",
+        "26000" | "42P05" => "; behind PgBouncer, add ?pgbouncer=1 to the URL",
+        "25006" => "; it may be a standby now",
         _ => "",
     };
     let cause = Failure::cause(format!("{} ({code}){hint}", one_line(message)));

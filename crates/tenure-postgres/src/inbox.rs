@@ -126,7 +126,7 @@ impl Inbox {
         }
         match answer.await {
             Ok(answer) => answer,
-            Err(_) => Err(Failure::Unknown(Failure::cause("the thread that asks has ended"))),
+            Err(_) => Err(Failure::Unknown(Failure::cause("the store's thread has ended"))),
         }
     }
 

@@ -213,7 +213,7 @@ impl Store for Postgres {
     }
 
     fn member(&self) -> Result<&dyn QuorumMember, &'static str> {
-        Err("a server of PostgreSQL keeps no ballots: its standbys are what takes its place")
+        Err("PostgreSQL keeps no ballots; use a standby instead of a quorum")
     }
 
     fn url(&self) -> &Arc<str> {

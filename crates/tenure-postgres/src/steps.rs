@@ -144,7 +144,7 @@ impl StatementWorker {
                     _ => Duration::ZERO,
                 };
                 let answer = match since > FRESH {
-                    true => Err(Failure::Unknown(Failure::cause("the answer took too long"))),
+                    true => Err(Failure::Unknown(Failure::cause("the reply took too long"))),
                     false => Ok(Answer::Held { fence: unsigned(fence) }),
                 };
                 self.answered(&name, vec![answer.map(GroupAnswer::Lock)]);
@@ -336,6 +336,6 @@ fn answer(ask: QueuedOp, said: Result<GroupAnswer, Failure>) {
         (QueuedOp::Lock(_, reply), Ok(GroupAnswer::Lock(answer))) => drop(reply.send(Ok(answer))),
         (QueuedOp::Record(_, reply), Ok(GroupAnswer::Record(answer))) => drop(reply.send(Ok(answer))),
         (ask, Err(failure)) => ask.fail(failure),
-        (ask, Ok(_)) => ask.fail(Failure::Unknown(Failure::cause("an answer to another question"))),
+        (ask, Ok(_)) => ask.fail(Failure::Unknown(Failure::cause("a reply to another request"))),
     }
 }

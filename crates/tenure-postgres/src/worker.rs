@@ -161,7 +161,7 @@ impl StatementWorker {
                     WARN,
                     target: "tenure",
                     "connection_silent",
-                    "the store is silent: its connection is given up",
+                    "no reply from the store: its connection is closed",
                     server = tenure_core::events::text(self.inbox.server.shown()),
                 );
                 break;
@@ -251,13 +251,13 @@ impl StatementWorker {
         let now = self.now();
         while let Some(first) = self.dues.first_entry().filter(|first| first.key().0 <= now) {
             let ((_, number), name) = first.remove_entry();
-            let late = || Failure::cause("no answer came in time");
+            let late = || Failure::cause("no reply in time");
             let unsent = || match (session, &self.failure) {
                 (Some(_), _) => Failure::NotSent(late()),
                 (None, Some(failure)) => failure.clone(),
                 (None, None) => {
                     let stage = self.inbox.server.stage();
-                    Failure::NotSent(Failure::cause(format!("there was no connection in time: {stage}")))
+                    Failure::NotSent(Failure::cause(format!("no connection in time: {stage}")))
                 }
             };
             if let Some(name) = name {
@@ -337,7 +337,7 @@ impl StatementWorker {
     /// The connection ended. Requests whose writes were in flight have an unknown outcome; those only read or
     /// not sent continue on the next connection.
     fn cut_off(&mut self) {
-        let cause = || Failure::cause("the connection was closed meanwhile");
+        let cause = || Failure::cause("the connection was closed");
         self.sent.clear();
         self.doubt = None;
         for (number, ask) in mem::take(&mut self.plain) {

@@ -59,8 +59,8 @@ const HASTY: u32 = 3;
 const PAUSE_MIN: Duration = Duration::from_millis(5);
 const PAUSE_MAX: Duration = Duration::from_millis(100);
 /// Error for names that cannot be locks on a cluster.
-const TWO_SLOTS: &str = "on a cluster a lock and its counter must share a slot, and no counter can share that of a name with `}`, or of a \
-     reentrant mutex with `{`, unless something stands between a first `{` and the next `}`";
+const TWO_SLOTS: &str = "on a cluster, a name with `}`, and that of a reentrant mutex with `{`, needs a \
+                         hash tag: text between its first `{` and the next `}`";
 
 /// A store on a cluster of Redis or Valkey servers. Clones share its connections.
 #[derive(Clone)]
@@ -254,7 +254,7 @@ impl Store for Cluster {
     }
 
     fn member(&self) -> Result<&dyn QuorumMember, &'static str> {
-        Err("it is several servers, which fail over by themselves")
+        Err("it consists of several servers, which fail over by themselves")
     }
 
     fn url(&self) -> &Arc<str> {

@@ -294,7 +294,7 @@ impl Notifications {
                     DEBUG,
                     target: "tenure",
                     "message_unexpected",
-                    "a message came that was not asked for: the connection for messages is made again"
+                    "unexpected message: the subscription is opened again"
                 );
                 return false;
             }

@@ -62,7 +62,8 @@ impl Wire {
         loop {
             if let Some(length) = Reader(&self.received).int() {
                 let length = usize::try_from(length).ok().filter(|length| *length <= LONGEST);
-                let length = length.ok_or_else(|| io::Error::other("it does not speak as ZooKeeper does"))?;
+                let length =
+                    length.ok_or_else(|| io::Error::other("it does not speak the ZooKeeper protocol"))?;
                 if self.received.len() >= 4 + length {
                     let rest = self.received.split_off(4 + length);
                     let mut message = std::mem::replace(&mut self.received, rest);
@@ -155,19 +156,19 @@ impl Dialer {
                 // A server that requires a client certificate rejects its absence only after the client has
                 // finished the handshake.
                 _ if self.target.tls.as_ref().is_some_and(|files| files.identity.is_none()) => {
-                    let hint = "it may want a client's certificate (cert=FILE and key=FILE in the URL)";
+                    let hint = "it may require a client certificate (cert=FILE and key=FILE in the URL)";
                     return not_sent(place, &format!("{error}; {hint}"));
                 }
                 io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
-                    "it hung up: do most servers of the ensemble run, and does it take more clients \
-                     of this host (maxClientCnxns)?"
+                    "it closed the connection: is a majority of the ensemble running, and is maxClientCnxns reached?"
                 }
                 _ => return not_sent(place, &error),
             };
             not_sent(place, &hint)
         })?;
         let connected = ConnectRequest::connected(&answer);
-        let connected = connected.ok_or_else(|| not_sent(place, &"it does not speak as ZooKeeper does"))?;
+        let connected =
+            connected.ok_or_else(|| not_sent(place, &"it does not speak the ZooKeeper protocol"))?;
         let login = &self.target.login;
         if let (Some(user), true) = (&login.user, connected.life_ms > 0) {
             let password = login.password()?.unwrap_or_default();
@@ -176,7 +177,7 @@ impl Dialer {
             let mut read = Reader(&answer);
             let (_number, _change) = (read.int(), read.long());
             if read.int() != Some(code::OK) {
-                let what = format!("{place}: it takes no login of the scheme digest");
+                let what = format!("{place}: it does not accept digest logins");
                 return Err(Failure::Refused(Failure::cause(what)));
             }
         }

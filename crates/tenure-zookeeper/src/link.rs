@@ -148,10 +148,10 @@ impl Link {
         connection: Option<u64>,
     ) -> Result<(u64, Vec<LinkReply>), Failure> {
         let (replies, answered) = oneshot::channel();
-        let over = || Failure::NotSent(Failure::cause("this session of ZooKeeper is over"));
+        let over = || Failure::NotSent(Failure::cause("this ZooKeeper session has ended"));
         let order = Order { requests, connection, replies };
         self.calls.send(LinkCall::Ask(order)).map_err(|_| over())?;
-        answered.await.unwrap_or_else(|_| Err(cut("the store ended meanwhile")))
+        answered.await.unwrap_or_else(|_| Err(cut("the store was closed")))
     }
 
     /// Moves to another server if the current one has owed an answer for a while.
@@ -253,7 +253,7 @@ impl SessionTask {
                     return Some((wire, at));
                 }
                 Ok(None) => {
-                    let over = "ZooKeeper ended this session, of which it did not hear for too long";
+                    let over = "ZooKeeper ended this session: this client was paused or cut off for too long";
                     self.over(&Failure::NotSent(Failure::cause(over)));
                     return None;
                 }
@@ -385,7 +385,7 @@ impl SessionTask {
             }
         };
         let cause = match &end {
-            LinkEnd::Left => "the store ended meanwhile",
+            LinkEnd::Left => "the store was closed",
             LinkEnd::Cut(cause) => cause,
         };
         for batch in batches {

@@ -55,7 +55,7 @@ impl Nodes {
             code::NO_AUTH => refused(format!(
                 "the login in the URL has no rights on {prefix}: it needs read, write, create and delete"
             )),
-            code::INVALID_ACL => refused("ZooKeeper takes no login of the scheme digest".into()),
+            code::INVALID_ACL => refused("ZooKeeper does not accept digest logins".into()),
             code::AUTH_FAILED => refused("ZooKeeper refuses the login in the URL".into()),
             code::NOT_EMPTY => refused(format!(
                 "a lock's node below {prefix}/lock has children that tenure did not make: delete them"
@@ -65,7 +65,7 @@ impl Nodes {
                 refused("ZooKeeper does not know a request: is it of 3.6 or newer?".into())
             }
             code::THROTTLED | code::SESSION_EXPIRED | code::SESSION_MOVED => {
-                Failure::NotSent(Failure::cause(format!("ZooKeeper did not take it (error {code})")))
+                Failure::NotSent(Failure::cause(format!("ZooKeeper rejected it (error {code})")))
             }
             _ => Failure::Unknown(Failure::cause(format!("ZooKeeper answered with error {code}"))),
         }

@@ -235,8 +235,8 @@ impl Ensemble {
             let request = multi(&steps);
             if request.len() > LONGEST {
                 return Err(Failure::Refused(Failure::cause(format!(
-                    "this lock is {} bytes to write, its name included, and ZooKeeper takes {LONGEST} \
-                     (jute.maxbuffer): a shorter name or fewer waiters fit",
+                    "this lock is {} bytes to write, its name included, and ZooKeeper accepts {LONGEST} \
+                     (jute.maxbuffer): use a shorter name or fewer waiters",
                     request.len()
                 ))));
             }

@@ -326,7 +326,7 @@ impl Guard {
         match checked.await {
             Ok(true) => Ok(()),
             Ok(false) => {
-                let reason = "the transaction found it with another owner, or its lease over";
+                let reason = "the transaction found another owner or an expired lease";
                 Err(Error::lost(&self.name, store.url(), reason))
             }
             Err(failure) => Err(self.shared.engine.silent(&self.name, failure)),

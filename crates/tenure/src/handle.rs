@@ -41,7 +41,7 @@ pub(crate) fn changed(
         && options.ttl > grace
     {
         return Err(Error::invalid(format!(
-            "a ttl is at most the restart-grace of the store {}, here {grace:?}, and this one is {:?}",
+            "ttl must be at most {grace:?}, the restart-grace of store {}, got {:?}",
             store.url(),
             options.ttl
         )));

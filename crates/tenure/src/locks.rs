@@ -897,7 +897,7 @@ impl Locks {
             return match untold.and_then(|holder| holder.owner.as_ref()) {
                 Some(owner) => Err(Error::unsupported(
                     self.shared.engine.store.url(),
-                    format!("the token of lock {name} is not kept at the store; aim at its owner, {owner}"),
+                    format!("the token of lock {name} is not at the store; use its owner, {owner}"),
                 )),
                 None => Ok(ForcedRelease::Other(status)),
             };

@@ -162,27 +162,26 @@ pub(crate) fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
                 && let Some((_, feature, false)) =
                     FEATURES.iter().find(|(begin, ..)| scheme.starts_with(begin))
             {
-                let message =
-                    format!("store {scheme} needs the feature `{feature}`, and this build is without it");
+                let message = format!("store {scheme} needs the feature `{feature}`, which this build lacks");
                 return Err(Error::unsupported(&scheme.into(), message));
             }
             // The store of this process alone is not offered: the client that asks for it by
             // mistake has no lock at all.
-            let reads = "a store's URL reads `file:DIR`, `redis://HOST`, `postgres://HOST`, `etcd://HOST` or \
+            let reads = "store URL: expected `file:DIR`, `redis://HOST`, `postgres://HOST`, `etcd://HOST` or \
                          `zookeeper://HOST`";
             let url = opening.url;
             Err(Error::invalid(match scheme {
                 Some(scheme) if let Some(meant) = meant(scheme) => {
                     format!(
-                        "the scheme of a store's URL is not known: got {}, did you mean `{meant}`?",
+                        "unknown scheme in the store's URL: got {}, did you mean `{meant}`?",
                         Quoted(scheme)
                     )
                 }
-                Some(scheme) => format!("{reads}, and this one begins with {}", Quoted(scheme)),
+                Some(scheme) => format!("{reads}, got one that begins with {}", Quoted(scheme)),
                 None if url.starts_with('/') => {
                     format!("{reads}: this directory is {}", Quoted(&format!("file:{url}")))
                 }
-                None => format!("{reads}, and this one begins with {}", Quoted(url)),
+                None => format!("{reads}, got one that begins with {}", Quoted(url)),
             }))
         }
     }

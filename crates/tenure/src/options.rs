@@ -263,34 +263,29 @@ impl Options {
     pub(crate) fn check(&self) -> Result<()> {
         let wrong = |what: String| Err(Error::invalid(what));
         if self.ttl < TTL_MIN || self.ttl > TTL_MAX {
-            return wrong(format!("a ttl is from 50 ms to 365 days, and this one is {:?}", self.ttl));
+            return wrong(format!("ttl must be between 50ms and 365d, got {:?}", self.ttl));
         }
         if let Some(hold) = self.max_hold.filter(|hold| *hold < TTL_MIN || *hold > TTL_MAX) {
-            return wrong(format!(
-                "the longest hold (max_hold) is from 50 ms to 365 days, and this one is {hold:?}"
-            ));
+            return wrong(format!("max_hold must be between 50ms and 365d, got {hold:?}"));
         }
         let lease = self.lease();
         if self.grace > lease / 3 {
             let most = lease / 3;
             return wrong(format!(
-                "grace is at most a third of the lease, here {most:?}, and this one is {:?}",
+                "grace must be at most a third of the lease, {most:?}, got {:?}",
                 self.grace
             ));
         }
         if self.op_timeout < Duration::from_millis(1) || self.op_timeout > TTL_MAX {
-            return wrong(format!(
-                "op_timeout is from 1 ms to 365 days, and this one is {:?}",
-                self.op_timeout
-            ));
+            return wrong(format!("op_timeout must be between 1ms and 365d, got {:?}", self.op_timeout));
         }
         if self.patience > TTL_MAX {
-            return wrong(format!("patience is at most 365 days, and this one is {:?}", self.patience));
+            return wrong(format!("patience must be at most 365d, got {:?}", self.patience));
         }
         if self.prefix.starts_with("tenure:") || self.prefix.len() > LockName::MAX_BYTES / 2 {
             let shown = Quoted(&self.prefix);
             return wrong(format!(
-                "a prefix has at most 32 KiB and does not begin with `tenure:`, and this one is {shown}"
+                "prefix must be at most 32 KiB and must not begin with `tenure:`, got {shown}"
             ));
         }
         check_text("a label", &self.label)?;
@@ -352,7 +347,7 @@ mod tests {
         ];
         for options in wrong {
             let error = options.check().expect_err("no options");
-            assert!(error.is_invalid() && error.to_string().contains("this one is"), "{error}");
+            assert!(error.is_invalid() && error.to_string().contains("must be"), "{error}");
         }
         assert!(Options::new().ttl(ms(50)).grace(ms(16)).check().is_ok());
     }

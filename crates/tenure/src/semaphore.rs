@@ -100,7 +100,7 @@ impl Semaphore {
         if permits == 0 || permits > self.permits {
             let (name, most) = (self.handle.name.quoted(), self.permits);
             return Err(Error::invalid(format!(
-                "1 to {most} permits of {name} can be asked for, and this is {permits}"
+                "requested permits of {name}: got {permits}, expected 1 to {most}"
             )));
         }
         Ok(self.handle.with(LockSpec::Queue(QueueSpec::permits(self.permits, permits))))
@@ -308,7 +308,7 @@ pub(crate) fn check(permits: u32) -> Result<()> {
     const MOST: u32 = Semaphore::MAX_PERMITS;
     match permits {
         1..=MOST => Ok(()),
-        _ => Err(Error::invalid(format!("a semaphore has 1 to {MOST} permits, and this one has {permits}"))),
+        _ => Err(Error::invalid(format!("semaphore permits: got {permits}, expected 1 to {MOST}"))),
     }
 }
 

@@ -40,7 +40,7 @@ pub(super) enum Bare {
 impl Bare {
     /// A short description of the commands.
     pub(super) fn what(&self, part: Part) -> String {
-        let poll = format!("asked again every {} ms", POLL.as_millis());
+        let poll = format!("polls every {} ms", POLL.as_millis());
         match (self, part) {
             (Self::Servers(_), Part::Renewal) => "PEXPIRE".into(),
             (Self::Servers(_), Part::Uncontended) => {

@@ -66,10 +66,10 @@ impl Part {
 
     fn title(self, clients: usize) -> String {
         match self {
-            Self::Uncontended => "a free lock is taken and released".into(),
-            Self::Contended => format!("{clients} clients take turns: from the question to the grant"),
-            Self::Handover => "from the release by one client to the grant to one that waits".into(),
-            Self::Renewal => "a lease is extended".into(),
+            Self::Uncontended => "acquire and release a free lock".into(),
+            Self::Contended => format!("{clients} clients take turns: from the request to the grant"),
+            Self::Handover => "from the release by one client to the grant of a waiter".into(),
+            Self::Renewal => "renew a lease".into(),
         }
     }
 }
@@ -219,7 +219,7 @@ async fn all_parts(
             }
         }
         let bare = match missing {
-            None => theirs.sorted().ok_or_else(|| "there was no time".to_owned()),
+            None => theirs.sorted().ok_or_else(|| "there was no time left".to_owned()),
             Some(why) => Err(why),
         };
         let title = part.title(own.clients.len());

@@ -92,7 +92,7 @@ impl Own {
         times.add_alone(clock::now() - start);
         match left {
             Some(_) => Ok(()),
-            None => Err(Failure { code: LOST, message: "the lock whose lease is extended was lost".into() }),
+            None => Err(Failure { code: LOST, message: "the renewed lock was lost".into() }),
         }
     }
 

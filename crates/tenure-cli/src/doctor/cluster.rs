@@ -51,7 +51,7 @@ pub(super) async fn check(seeds: &[Target], setup: &Setup, report: &mut Report) 
                 report.find(
                     "coverage",
                     &at,
-                    format!("the node says that the cluster's state is {state}"),
+                    format!("the node reports cluster state {state}"),
                     "locks of slots that no node serves are not granted",
                     "bring back the nodes that are down, or assign their slots: redis-cli --cluster fix",
                 );

@@ -167,9 +167,9 @@ async fn try_a_lock(locks: &Locks, name: &str, report: &mut Report) {
         report.find(
             "trial",
             locks.url(),
-            format!("a lock of a new name could not be taken: {}", output::chain(&error)),
+            format!("cannot acquire a lock with a new name: {}", output::chain(&error)),
             "every other lock of this store is refused in the same way",
-            "mend what the message names, and run `tenure doctor` again",
+            "fix what the message names, and run `tenure doctor` again",
         );
     }
 }

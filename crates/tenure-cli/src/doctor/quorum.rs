@@ -46,7 +46,7 @@ pub(super) async fn check(members: &[Target], setup: &Setup, report: &mut Report
                     "members",
                     &at,
                     format!("the member does not answer: {error}"),
-                    "as many members less may fail until no lock is granted",
+                    "so many fewer members may fail before no lock is granted",
                     "start it, or correct its address or login",
                 );
                 failure = Some(error);

@@ -42,7 +42,7 @@ const MUTEX: Line = Line {
 };
 const WAKE: Line = Line {
     name: "wake",
-    costs: Some("without them waiters do not hear of a release, and ask once a second"),
+    costs: Some("without them waiters receive no messages, and poll once a second"),
     tries: &[("+publish", "PUBLISH C x"), ("+subscribe", "SUBSCRIBE C"), ("+unsubscribe", "UNSUBSCRIBE C")],
 };
 const OLD: Line = Line {

@@ -218,7 +218,7 @@ impl Server {
                 "acks",
                 &self.at,
                 format!("the URL has acks={acks}, and the server has {}", plural(count, "replica")),
-                "a failover may promote a replica that never heard of a lock",
+                "a failover may promote a replica that lacks a lock",
                 format!("set acks={count} in the URL of every client"),
             );
         }
@@ -250,7 +250,7 @@ impl Server {
                 "restart-grace",
                 &self.at,
                 format!("repl-backlog-ttl is {kept}"),
-                "so long after its last replica left, the server counts as restarted and grants nothing",
+                "this long after its last replica left, the server counts as restarted and grants nothing",
                 "CONFIG SET repl-backlog-ttl 0 on each server that may be the master",
             );
         }
@@ -266,7 +266,7 @@ impl Server {
                 "idle",
                 &self.at,
                 format!("timeout is {seconds} s"),
-                "the server ends idle connections, and waiters hear late that a lock is free",
+                "the server closes idle connections, and waiters learn late that a lock is free",
                 "CONFIG SET timeout 0",
             );
         }

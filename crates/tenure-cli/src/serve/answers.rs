@@ -45,17 +45,17 @@ impl Pages {
         };
         let one = |value: f64| vec![(String::new(), value)];
         let is_up = seen.trouble.is_none() && !seen.looked_at.is_zero();
-        metric("tenure_up", "gauge", "Whether the store answered the last look.", one(is_up.into()));
+        metric("tenure_up", "gauge", "Whether the store answered the last refresh.", one(is_up.into()));
         metric(
             "tenure_look_seconds",
             "gauge",
-            "How long the last successful look at the store took.",
+            "Duration of the last successful refresh.",
             one(seen.took.as_secs_f64()),
         );
         metric(
             "tenure_looked_timestamp_seconds",
             "gauge",
-            "When the store last answered a look.",
+            "When the store last answered a refresh.",
             one(seen.looked_at.as_secs_f64()),
         );
         let mut kinds: BTreeMap<&str, (u64, u64, u64)> = BTreeMap::new();
@@ -76,7 +76,7 @@ impl Pages {
         metric(
             "tenure_handoffs_total",
             "counter",
-            "Holders that were new at a look. Several between two looks count once.",
+            "Hand-overs seen. Several between two refreshes count once.",
             one(seen.handoffs_total as f64),
         );
         let now = clock::unix();

@@ -114,7 +114,7 @@ async fn hammer(args: &Stress) -> Result<u8, Failure> {
     }
     judge.finish();
     for worker in stuck {
-        judge.accuse("progress", format_args!("process {worker} did not end after it was told to"));
+        judge.accuse("progress", format_args!("process {worker} did not end when asked to"));
     }
     let left = left_behind(&locks, &orders, now() + nanos(args.ttl + PLACE + BUSY)).await;
     if let Ok(left) = &left {

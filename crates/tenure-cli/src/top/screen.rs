@@ -42,7 +42,7 @@ fn style(app: &App, colour: Color) -> Style {
 
 fn draw_head(frame: &mut Frame<'_>, app: &App, area: Rect) {
     let counts = format!(
-        "{}, {} waiting, {:.1} hand-offs/s",
+        "{}, {} waiting, {:.1} hand-overs/s",
         plural(app.seen.count() as u64, "lock"),
         app.seen.waiting(),
         app.seen.handoffs_per_second()
@@ -61,7 +61,7 @@ fn draw_state(frame: &mut Frame<'_>, app: &App, now: Duration, area: Rect) {
         None => {
             let took = app.seen.took.as_secs_f64() * 1_000.0;
             let every = crate::list::pause(app.every, app.seen.took);
-            (format!("asked every {}, in {took:.1} ms, sorted by {}", Span(every), app.sort.name()), None)
+            (format!("refreshed every {}, in {took:.1} ms, sorted by {}", Span(every), app.sort.name()), None)
         }
     };
     let style = colour.map_or(Style::new(), |colour| style(app, colour));
@@ -178,7 +178,7 @@ fn draw_foot(frame: &mut Frame<'_>, app: &App, area: Rect) {
     let (text, is_urgent) = match (&app.mode, &app.news) {
         (Mode::Force { name, tokens, asked_twice: false }, _) => {
             let holds = plural(tokens.len() as u64, "hold");
-            (format!("End {holds} of {name}? The next waiter is let in. y yes, any other key no"), true)
+            (format!("End {holds} of {name}? The next waiter gets the lock. y yes, any other key no"), true)
         }
         (Mode::Force { name, .. }, _) => (
             format!("The command of {name} may run on beside the next. Really? Y yes, any other key no"),
@@ -189,7 +189,10 @@ fn draw_foot(frame: &mut Frame<'_>, app: &App, area: Rect) {
         (Mode::Table, Some(news)) => (news.clone(), false),
         (Mode::Table, None) => {
             let filter = if app.filter.is_empty() { String::new() } else { format!(" ({})", app.filter) };
-            (format!("q quit  ↑↓ select  enter look  s sort  / filter{filter}  f force  space pause"), false)
+            (
+                format!("q quit  ↑↓ select  enter details  s sort  / filter{filter}  f force  space pause"),
+                false,
+            )
         }
     };
     let style = if is_urgent { style(app, URGENT) } else { Style::new() };

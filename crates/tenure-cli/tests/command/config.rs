@@ -93,7 +93,7 @@ fn what_is_wrong_in_a_file_is_one_line_with_its_place() {
             "\n[run]\nkil-after = \"1s\"\n",
             "line 3: unknown key `kil-after` in [run]; did you mean `kill-after`?",
         ),
-        ("[run]\nttl = \"soon\"\n", "line 2: `ttl`: invalid value 'soon': write seconds"),
+        ("[run]\nttl = \"soon\"\n", "line 2: `ttl`: invalid value 'soon': expected seconds"),
         ("ttl = \n", "line 1: "),
         ("store = \"redis://:hush@h\"\nstore-file = \"x\"\n", "both set"),
     ] {

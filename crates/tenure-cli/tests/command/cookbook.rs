@@ -18,7 +18,7 @@ fn recipe(name: &str) -> &'static str {
 }
 
 /// A program that the recipes call, as a script of the shell.
-fn program(env: &TestEnv, name: &str, script: &str) {
+pub(crate) fn program(env: &TestEnv, name: &str, script: &str) {
     fs::create_dir_all(env.path("bin")).expect("a directory");
     let _ = symlink(BINARY, env.path("bin/tenure"));
     let path = env.path(&format!("bin/{name}"));
@@ -27,7 +27,7 @@ fn program(env: &TestEnv, name: &str, script: &str) {
 }
 
 /// A shell that finds these programs.
-fn shell(env: &TestEnv, script: &str, variables: &[(&str, &str)]) -> Command {
+pub(crate) fn shell(env: &TestEnv, script: &str, variables: &[(&str, &str)]) -> Command {
     let mut command = env.program("sh");
     let path = format!("{}:{}", env.path("bin").display(), std::env::var("PATH").unwrap_or_default());
     command.args(["-c", script]).env("PATH", path).envs(variables.iter().copied());

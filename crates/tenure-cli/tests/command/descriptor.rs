@@ -103,7 +103,7 @@ fn what_is_no_descriptor_of_a_file_is_refused_and_leaves_no_lock() {
         env.run(env.tenure(["status", "x"])).exits_with(1);
     };
     refused("tenure acquire --fd 9 x", "exec 9>FILE");
-    refused("true | tenure acquire --fd 0 x", "no regular file");
+    refused("true | tenure acquire --fd 0 x", "not a regular file");
     refused("tenure acquire --fd -1 x", "--fd");
     refused("tenure acquire --fd nine x", "--fd");
     refused("tenure acquire --hold --fd 9 --while-pid $$ x 9>file", "--while-pid");

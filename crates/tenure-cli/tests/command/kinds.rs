@@ -95,7 +95,7 @@ fn slots_are_taken_as_many_as_asked_for() {
     env.tenure_run(["-n", "--slots", "3", "x", "--", "true"]).exits_with(0);
     env.tenure_run(["-n", "--slots", "3", "--take", "4", "x", "--", "touch", "ran"])
         .exits_with(64)
-        .says("1 to 3 permits");
+        .says("expected 1 to 3");
     env.end();
     holder.wait().exits_with(0);
     env.tenure_run(["-n", "--slots", "3", "--take", "3", "x", "--", "true"]).exits_with(0);

@@ -24,7 +24,7 @@ fn without_a_thread_for_the_locks_it_is_told_that_there_is_none() {
         for store in ["file:there", "redis://localhost:1", "redis-quorum://localhost:1,localhost:2"] {
             let (verb, rest) = args.split_first().unwrap();
             let args = [&[verb, "--store", store][..], rest].concat();
-            env.run(with_threads(&env, 1, &args)).exits_with(125).says("no thread could be started");
+            env.run(with_threads(&env, 1, &args)).exits_with(125).says("cannot start a thread");
         }
     }
     assert!(!env.path("ran").exists());
@@ -41,7 +41,10 @@ fn a_warning_that_no_thread_can_be_had_for_ends_nothing() {
         let args = ["run", "--ttl", "1s", "-w", "30", "--store", &even, "x", "--", "touch", "ran"];
         let said = env.run(with_threads(&env, count, &args)).exits_with(125);
         let last = said.stderr.lines().last().unwrap_or_default();
-        assert!(last.contains("no thread could be") || last.contains("cannot start a process"), "{said:?}");
+        assert!(
+            last.contains("cannot start a thread") || last.contains("cannot start a process"),
+            "{said:?}"
+        );
         assert!(!said.stderr.contains("panic"), "{said:?}");
     }
     assert!(!env.path("ran").exists());

@@ -134,7 +134,7 @@ fn a_store_that_does_not_answer_is_told_in_time() {
     let run = |options: &[&str]| env.tenure_run_command([options, &["x", "--", "touch", "ran"]].concat());
     for options in [&["-w", "0.5"][..], &["-v", "-w", "0.5"]] {
         env.within(Duration::from_millis(1_000), || {
-            env.run(run(options)).exits_with(69).says("could not answer")
+            env.run(run(options)).exits_with(69).says("cannot reach store")
         });
     }
     env.within(Duration::from_millis(1500), || {

@@ -34,6 +34,7 @@ mod serve;
 mod signals;
 mod split;
 mod stands_still;
+mod start;
 mod stop;
 mod terminal;
 mod tmux;

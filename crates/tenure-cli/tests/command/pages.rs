@@ -51,5 +51,17 @@ fn each_verb_has_a_manual_page() {
     for words in ["Exit status:", "TENURE_FENCE", "once\\-per"] {
         assert!(run.contains(words), "{words}: {run}");
     }
-    env.run(env.tenure(["man", "rnu"])).exits_with(64).says("write one of run, ");
+    env.run(env.tenure(["man", "rnu"])).exits_with(64).says("expected one of run, ");
+}
+
+#[test]
+fn the_help_of_each_verb_ends_with_examples() {
+    let env = TestEnv::new();
+    for verb in verbs(&env).iter().filter(|verb| *verb != "help") {
+        let help = env.run(env.tenure([verb, "--help"])).exits_with(0).says_nothing().stdout;
+        let (_, examples) = help.rsplit_once("\nExamples:\n").unwrap_or_else(|| panic!("{verb}: {help}"));
+        let call = format!("tenure {verb} ");
+        assert!(examples.contains(&call) || examples.trim().ends_with(call.trim()), "{verb}: {examples}");
+        assert!(examples.lines().all(|line| line.is_empty() || line.starts_with("  ")), "{verb}: {examples}");
+    }
 }

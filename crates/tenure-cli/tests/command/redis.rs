@@ -178,9 +178,9 @@ fn a_wait_for_a_server_ends_in_time() {
     wait(&server.url()).exits_with(75).says("busy");
     let proxy = Proxy::start(server.address());
     proxy.set(Fault::BlackHole);
-    wait(&proxy.url()).exits_with(69).says("could not answer");
+    wait(&proxy.url()).exits_with(69).says("cannot reach store");
     server.stop();
-    wait(&server.url()).exits_with(69).says("could not answer");
+    wait(&server.url()).exits_with(69).says("cannot reach store");
     server.kill();
     wait(&server.url()).exits_with(69).says("refused");
     drop(holder);
@@ -292,7 +292,7 @@ fn what_the_library_warns_of_is_said_unless_nothing_is_to_be() {
     let other = Server::start();
     let mute = server.url().replace("redis://", "redis://mute:pw@");
     let even = format!("redis-quorum://{},{}", server.address(), other.address());
-    for (url, says) in [(mute, "could not be woken"), (even, "even number")] {
+    for (url, says) in [(mute, "cannot wake the waiters"), (even, "even number")] {
         let run = |more: &[&str]| {
             // A server of a quorum that has just started does not vote.
             let patient = &["run", "--ttl", "1s", "-w", "30", "--store", &url];
@@ -371,7 +371,7 @@ fn a_server_of_another_protocol_is_told_from_one_that_hangs_up() {
     let env = TestEnv::new();
     for (reply, says) in [
         ("HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n", "it does not speak the Redis protocol"),
-        ("", "it hung up before it said anything"),
+        ("", "it closed the connection without a reply"),
     ] {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let url = format!("redis://{}", listener.local_addr().expect("an address"));

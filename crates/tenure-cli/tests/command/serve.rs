@@ -122,7 +122,7 @@ fn a_browser_shows_the_locks_and_the_history_of_the_one_in_the_address() {
         told.contains("tenure_lock_waiters{lock=\"queue\"} 1") && told.contains("50%")
     });
     let page = browser(&env, &format!("http://{at}/"));
-    assert!(page.contains(": 2 locks, 0.0 hand-offs/s</p>"), "{page}");
+    assert!(page.contains(": 2 locks, 0.0 hand-overs/s</p>"), "{page}");
     // A name is text, and a link to its history.
     let name = "<td><a href=\"#%3Cb%3Edeploy%3C%2Fb%3E%2050%25\">&lt;b&gt;deploy&lt;/b&gt; 50%</a></td>";
     assert!(page.contains(&format!("{name}<td>mutex</td><td>-</td><td>0</td>")), "{page}");

@@ -281,7 +281,7 @@ fn what_cannot_be_right_is_refused_with_the_reason() {
         env.verb(verb, &["x", "--owner", "me"]).exits_with(64).says("user/label@host:pid/");
     }
     let owner = env.acquire(&["x"]);
-    env.verb("renew", &["x", "--owner", &owner, "--ttl", "0"]).exits_with(64).says("50 ms");
+    env.verb("renew", &["x", "--owner", &owner, "--ttl", "0"]).exits_with(64).says("50ms");
     env.verb("release", &["x", "--owner", &owner, "--json"]).exits_with(64).says("--force");
     let gone = ["--store", "redis://127.0.0.1:1"];
     for args in [

@@ -12,7 +12,7 @@ use crate::env::{Running, TestEnv};
 use crate::tmux::Tmux;
 
 const HEADER: &str = "NAME         KIND      PERMITS WAIT FOR     LEASE              HELD BY";
-const FOOT: &str = "q quit  ↑↓ select  enter look  s sort  / filter  f force  space pause";
+const FOOT: &str = "q quit  ↑↓ select  enter details  s sort  / filter  f force  space pause";
 
 /// A mutex, a semaphore, and a fair mutex that is waited for.
 fn locks(env: &TestEnv, store: &[&str]) -> Vec<Running> {
@@ -52,9 +52,9 @@ fn assert_screen(screen: &[String], columns: usize, rows: usize) {
     assert_eq!(screen.len(), rows, "{told}");
     assert!(screen.iter().all(|line| line.chars().count() <= columns), "{told}");
     assert!(screen[0].starts_with("tenure top  file:"), "{told}");
-    assert!(screen[0].ends_with("3 locks, 1 waiting, 0.0 hand-offs/s"), "{told}");
+    assert!(screen[0].ends_with("3 locks, 1 waiting, 0.0 hand-overs/s"), "{told}");
     assert_eq!(screen[0].chars().count(), columns, "the counts are at the right: {told}");
-    assert!(screen[1].starts_with("asked every ") && screen[1].ends_with("sorted by name"), "{told}");
+    assert!(screen[1].starts_with("refreshed every ") && screen[1].ends_with("sorted by name"), "{told}");
     assert_eq!(screen[2], HEADER);
     let cells = cells(screen);
     let parts = cells.iter().map(|row| [0, 1, 2, 3].map(|at| row[at].as_str())).collect::<Vec<_>>();
@@ -166,7 +166,7 @@ fn top_outlives_a_store_that_comes_and_goes_and_never_asks_for_all_keys_at_once(
     let screen = terminal.expect(" old: ");
     assert_eq!(cells(&screen).len(), 3, "what was seen stays: {screen:?}");
     server.restart();
-    terminal.until("it asks again", |screen| screen[1].starts_with("asked every "));
+    terminal.until("it asks again", |screen| screen[1].starts_with("refreshed every "));
     terminal.keys(&["q"]);
     terminal.until("it ends", |_| !terminal.is_alternate());
 }

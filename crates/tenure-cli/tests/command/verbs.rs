@@ -90,7 +90,8 @@ fn every_verb_says_that_its_store_does_not_answer() {
     let url = server.url();
     // Most wait for 20 s for an answer, so all do at once.
     let all = VERBS.map(|verb| (verb.0, env.start(env.tenure(words(&url, verb)))));
-    let of_directory = [(&["-n"][..], "could not answer"), (&[], "with -w DURATION it is asked for so long")];
+    let of_directory =
+        [(&["-n"][..], "cannot reach store"), (&[], "with -w DURATION it is retried for that long")];
     let of_directory = of_directory.map(|(options, says)| {
         let words = [options, &["x", "--", "touch", "ran"]].concat();
         (says, env.start(env.tenure_run_command(words)))

@@ -141,7 +141,7 @@ fn what_cannot_be_stressed_is_said_before_anything_is_started() {
         (&["--for", "0s"][..], "more than 0"),
         (&["--for", "soon"], "30s"),
         (&["--every", "-1s"], "30s"),
-        (&["--ttl", "1ms"], "50 ms"),
+        (&["--ttl", "1ms"], "50ms"),
         (&["--kind", "umbrella"], "reentrant"),
         (&["--names", "0"], "1..=1000"),
         (&["--tasks", "-1"], "-1"),
@@ -156,5 +156,5 @@ fn what_cannot_be_stressed_is_said_before_anything_is_started() {
     }
     assert!(!env.store().exists(), "nothing was started");
     let nobody = env.tenure(["stress", "--store", "redis://127.0.0.1:1", "--for", "1s"]);
-    env.run(nobody).exits_with(69).says("cannot be reached");
+    env.run(nobody).exits_with(69).says("cannot reach store");
 }

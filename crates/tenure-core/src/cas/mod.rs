@@ -98,7 +98,7 @@ impl Cas {
                 let _ = promise.send(answer);
             };
             runtime.spawn(task.boxed());
-            let ended = || Failure::Unknown(Failure::cause("the store ended meanwhile"));
+            let ended = || Failure::Unknown(Failure::cause("the store was closed"));
             answer.await.unwrap_or_else(|_| Err(ended()))
         }
         .boxed()
@@ -148,7 +148,7 @@ impl WriteState {
 }
 
 /// Reason for rejecting records.
-const NO_VALUES: &str = "records need a server's clock to compare with, and this server has none";
+const NO_VALUES: &str = "records need a server clock to compare with, and this store has none";
 
 impl Store for Cas {
     fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
@@ -236,7 +236,7 @@ impl Store for Cas {
     }
 
     fn member(&self) -> Result<&dyn QuorumMember, &'static str> {
-        Err("its servers are a quorum of their own, which draws the tokens")
+        Err("its servers form a quorum of their own")
     }
 
     fn url(&self) -> &Arc<str> {

@@ -168,7 +168,8 @@ impl CasClient {
             let limit = self.backend.limit();
             if written.text.as_ref().is_some_and(|text| text.len() > limit) && comes {
                 return Err(Failure::Refused(Failure::cause(format!(
-                    "{} hold this lock, and its value would have more than the {limit} bytes that the server takes: let fewer hold, or use several locks",
+                    "{} hold this lock, and its value would exceed the {limit} bytes that the server \
+                     accepts: allow fewer holders, or use several locks",
                     after.bindings.len(),
                 ))));
             }
@@ -246,7 +247,7 @@ impl CasClient {
                 }
             }
         }
-        let busy = format!("{ATTEMPTS} writes of others came first");
+        let busy = format!("{ATTEMPTS} writes of other clients came first");
         Err(Failure::NotSent(Failure::cause(busy)))
     }
 
@@ -260,7 +261,7 @@ impl CasClient {
         let Some(BatchMember { op: Op { name, verb, .. }, .. }) = members.first() else { return Ok(None) };
         let base = seen.as_ref().map_or(0, |stored| stored.stamp.base);
         let Some(mut view) = LockSnapshot::read(seen.as_ref()) else {
-            let what = "its key has something other than a lock of this version of tenure";
+            let what = "its key holds something other than a lock of this version of tenure";
             return Err(Failure::Refused(Failure::cause(what)));
         };
         let most = if matches!(verb, Verb::Inspect) { usize::MAX } else { LOOKED_AT };
@@ -509,7 +510,7 @@ fn unbound<'a>(op: &'a Op, view: &LockSnapshot, living: &BTreeMap<u64, u64>) -> 
 /// The client's handle was lost while a request was in flight.
 fn gone() -> Failure {
     Failure::NotSent(Failure::cause(
-        "this client's handle is gone: the server did not hear of it for too long",
+        "this client's lease at the server has expired: it was paused or cut off for too long",
     ))
 }
 

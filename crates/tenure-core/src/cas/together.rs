@@ -50,7 +50,7 @@ impl CasClient {
             let (client, name) = (Arc::clone(self), op.name.clone());
             self.runtime.spawn(async move { client.let_come(&name).await }.boxed());
         }
-        let ended = || Failure::Unknown(Failure::cause("the store ended meanwhile"));
+        let ended = || Failure::Unknown(Failure::cause("the store was closed"));
         let answer = answer.await.unwrap_or_else(|_| Err(ended()));
         drop(awaited);
         answer

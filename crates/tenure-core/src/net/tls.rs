@@ -26,15 +26,14 @@ pub async fn encrypt(
     plain: &str,
 ) -> Result<Pin<Box<dyn Stream>>, Failure> {
     let config = config(tls).map_err(|what| Failure::Refused(Failure::cause(what)))?;
-    let name = ServerName::try_from(host.to_owned()).map_err(|_| {
-        Failure::Refused(Failure::cause(format!("no certificate can be for the name {host}")))
-    })?;
+    let name = ServerName::try_from(host.to_owned())
+        .map_err(|_| Failure::Refused(Failure::cause(format!("invalid host name for TLS: {host}"))))?;
     match TlsConnector::from(Arc::new(config)).connect(name, stream).await {
         Ok(stream) => Ok(Box::pin(stream)),
         Err(error) => Err(match within(&error) {
             Some(error) => of(error, plain),
             None if error.kind() == io::ErrorKind::UnexpectedEof => Failure::NotSent(Failure::cause(
-                format!("it hung up in the middle of the TLS handshake; one without TLS is {plain}"),
+                format!("it closed the connection during the TLS handshake; without TLS, use {plain}"),
             )),
             None => Failure::NotSent(Arc::new(error)),
         }),
@@ -60,12 +59,12 @@ fn of(error: &Error, plain: &str) -> Failure {
     };
     let hint = match error {
         Error::InvalidCertificate(CertificateError::UnknownIssuer) => {
-            "no authority trusted here vouches for its certificate: ca=FILE in the URL names another"
+            "no trusted authority has signed its certificate; name one with ca=FILE in the URL"
         }
-        Error::InvalidCertificate(_) => "its certificate is not accepted",
+        Error::InvalidCertificate(_) => "its certificate is not valid",
         // TLS up to 1.2 has no alert of its own for a missing client certificate.
         Error::AlertReceived(CertificateRequired | HandshakeFailure) => {
-            "it may want a client certificate: cert=FILE and key=FILE in the URL name one"
+            "it may require a client certificate; add cert=FILE and key=FILE to the URL"
         }
         Error::AlertReceived(
             BadCertificate
@@ -76,11 +75,11 @@ fn of(error: &Error, plain: &str) -> Failure {
             | UnknownCA
             | AccessDenied
             | DecryptError,
-        ) => "it does not accept our certificate, or wants one: cert=FILE and key=FILE in the URL name it",
+        ) => "it requires a client certificate, or rejects ours; add cert=FILE and key=FILE to the URL",
         Error::AlertReceived(ProtocolVersion) | Error::PeerIncompatible(_) => {
-            "it speaks no version of TLS that is spoken here"
+            "it supports neither TLS 1.2 nor TLS 1.3"
         }
-        Error::InvalidMessage(_) => &format!("it does not speak TLS; one without is {plain}"),
+        Error::InvalidMessage(_) => &format!("it does not use TLS; without TLS, use {plain}"),
         // Possibly temporary.
         _ => return Failure::NotSent(Failure::cause(format!("TLS: {error}"))),
     };
@@ -102,7 +101,9 @@ fn config(tls: &Tls) -> Result<ClientConfig, String> {
             roots.add_parsable_certificates(found.certs);
             if roots.is_empty() {
                 let why = found.errors.first().map_or(String::new(), |error| format!(" ({error})"));
-                return Err(format!("no authority is trusted here{why}: ca=FILE in the URL names one"));
+                return Err(format!(
+                    "no trusted certificate authorities found{why}; name one with ca=FILE in the URL"
+                ));
             }
         }
     }
@@ -126,7 +127,7 @@ fn certificates(path: &Path, parameter: &str) -> Result<Vec<CertificateDer<'stat
         .and_then(Iterator::collect::<Result<Vec<_>, _>>)
         .map_err(|error| format!("{parameter}={}: {error}", path.display()))?;
     match certificates.is_empty() {
-        true => Err(format!("{parameter}={}: there is no certificate in it", path.display())),
+        true => Err(format!("{parameter}={}: it contains no certificate", path.display())),
         false => Ok(certificates),
     }
 }

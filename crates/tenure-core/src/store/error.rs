@@ -25,7 +25,7 @@ impl Error {
             && queue_spec.weight > capacity
         {
             let (name, weight) = (lock.quoted(), queue_spec.weight);
-            let message = format!("semaphore {name} has {capacity} permits now, and {weight} were asked for");
+            let message = format!("semaphore {name} has {capacity} permits, got a request for {weight}");
             return Self::new(ErrorKind::Mismatch, Some(lock), Some(store), message, None);
         }
         let (found, asked) = (of(kind, capacity), of(asked.kind(), asked.capacity()));
@@ -55,7 +55,7 @@ impl Error {
         match failure {
             Failure::Refused(_) => Self::failed(None, store, failure),
             Failure::NotSent(cause) | Failure::Unknown(cause) => {
-                let message = format!("store {store} cannot be reached: {cause}");
+                let message = format!("cannot reach store {store}: {cause}");
                 Self::new(ErrorKind::Unreachable, None, Some(store), message, Some(cause))
             }
         }
@@ -63,19 +63,21 @@ impl Error {
 
     #[doc(hidden)]
     pub fn failed(lock: Option<&LockName>, store: &Arc<str>, failure: Failure) -> Self {
-        let about = lock.map_or(String::new(), |lock| format!(" about lock {}", lock.quoted()));
+        let about = lock.map_or(String::new(), |lock| format!(" (lock {})", lock.quoted()));
         let (kind, message, cause) = match failure {
             Failure::NotSent(cause) => {
-                (ErrorKind::Unreachable, format!("store {store} could not answer{about}"), cause)
+                (ErrorKind::Unreachable, format!("cannot reach store {store}{about}"), cause)
             }
             Failure::Unknown(cause) => (
                 ErrorKind::Unknown,
                 format!("store {store} may or may not have carried out the request{about}"),
                 cause,
             ),
-            Failure::Refused(cause) if cause.is::<Unsupported>() => {
-                (ErrorKind::Unsupported, format!("store {store} cannot do this{about}: {cause}"), cause)
-            }
+            Failure::Refused(cause) if cause.is::<Unsupported>() => (
+                ErrorKind::Unsupported,
+                format!("store {store} does not support this{about}: {cause}"),
+                cause,
+            ),
             Failure::Refused(cause) => {
                 (ErrorKind::Refused, format!("store {store} refused the request{about}: {cause}"), cause)
             }

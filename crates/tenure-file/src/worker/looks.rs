@@ -249,7 +249,13 @@ pub(super) fn rare(runtime: &dyn Runtime) -> Duration {
 }
 
 pub(super) fn not_swept(failure: &Failure) {
-    event!(DEBUG, target: "tenure", "directory_not_swept", "the directory was not swept", failure = text(failure));
+    event!(
+        DEBUG,
+        target: "tenure",
+        "directory_not_swept",
+        "the directory was not cleaned up",
+        failure = text(failure)
+    );
 }
 
 /// Starts watching the directory. Without inotify, periodic looks have to do.
@@ -258,7 +264,13 @@ pub(super) fn listen(watch: &mut Option<DirectoryWatch>, directory: &Directory) 
         *watch = new_watch();
     }
     if let Some(Err(errno)) = watch.as_mut().map(|watch| watch.begin(directory)) {
-        event!(DEBUG, target: "tenure", "directory_not_watched", "the system does not watch the directory", errno = text(errno));
+        event!(
+            DEBUG,
+            target: "tenure",
+            "directory_not_watched",
+            "cannot watch the directory",
+            errno = text(errno)
+        );
     }
 }
 

@@ -226,7 +226,7 @@ impl DirectoryWorker {
                     self.replaced();
                 }
                 Ok(TurnOutcome::Replaced) => {
-                    let text = format!("{} is replaced again and again", shown(&self.path));
+                    let text = format!("{} keeps being replaced", shown(&self.path));
                     self.fail_first(Failure::NotSent(Failure::cause(text)));
                 }
                 Err(failure) => self.fail_first(failure),

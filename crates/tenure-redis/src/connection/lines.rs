@@ -388,7 +388,7 @@ impl CallersLine {
                     WARN,
                     target: "tenure",
                     "callers_blocked",
-                    "the runtime of the callers stands still: their connection is given up",
+                    "the callers' runtime is blocked: their connection is closed",
                     server = text(&pipeline.to),
                 );
                 pipeline.hang_up();

@@ -251,7 +251,7 @@ impl Connector {
         deadline: Moment,
     ) -> Result<Target, Failure> {
         let connection = self.log_in(sentinel, None, deadline).await?;
-        self.set_stage(format!("{} has not said who the master is", sentinel.address));
+        self.set_stage(format!("{} has not reported the master", sentinel.address));
         let reply = self.by(deadline, connection.multiplexer.ask(&resolver.question())).await?;
         resolver.master(reply.map_err(not_sent)?)
     }
@@ -282,7 +282,7 @@ impl Connector {
             self.by(deadline, self.end(multiplexer, target, before, peer.as_ref())).await??;
         }
         if requests && peer.is_none() {
-            self.warn_of_late_requests(&target.shown(), "it does not tell which connection this is");
+            self.warn_of_late_requests(&target.shown(), "it does not report the connection's id");
         }
         let is_direct = peer.as_ref().is_some_and(|peer| connection.local.as_ref() == Some(&peer.addr));
         Ok(Connection { peer, is_direct, life, ..connection })
@@ -312,7 +312,7 @@ impl Connector {
         let Dialled { stream, local } = dialled.map_err(|error| Failure::NotSent(Arc::new(error)))?;
         let stream = match (&target.access.tls, &target.address) {
             (Some(tls), Address::Tcp(host, _)) => {
-                stage("has not answered the TLS handshake; one without TLS is redis://");
+                stage("has not answered the TLS handshake; without TLS, use redis://");
                 self.by(deadline, encrypt(stream, host, tls, PLAIN)).await??
             }
             _ => stream,
@@ -324,15 +324,14 @@ impl Connector {
         let said = self.by(deadline, multiplexer.ask(&hello)).await?;
         accepted(said).map_err(|failure| match failure {
             Failure::NotSent(cause) if multiplexer.heard() == 0 && cause.is::<Malformed>() => {
-                let hint =
-                    if target.access.tls.is_none() { "; one that speaks TLS is rediss://" } else { "" };
+                let hint = if target.access.tls.is_none() { "; for TLS, use rediss://" } else { "" };
                 Failure::NotSent(Failure::cause(format!(
                     "it does not speak the Redis protocol{hint} ({cause})"
                 )))
             }
             Failure::NotSent(cause) if multiplexer.heard() == 0 && target.access.tls.is_none() => {
                 Failure::NotSent(Failure::cause(format!(
-                    "it hung up before it said anything; one that speaks TLS is rediss:// ({cause})"
+                    "it closed the connection without a reply; for TLS, use rediss:// ({cause})"
                 )))
             }
             failure => failure,
@@ -344,7 +343,7 @@ impl Connector {
     async fn by<F: Future>(&self, deadline: Moment, work: F) -> Result<F::Output, Failure> {
         by(&*self.runtime, deadline, work).await.ok_or_else(|| {
             let stage = self.stage();
-            Failure::NotSent(Failure::cause(format!("it could not be connected to in time: {stage}")))
+            Failure::NotSent(Failure::cause(format!("it could not be reached in time: {stage}")))
         })
     }
 
@@ -390,7 +389,8 @@ impl Connector {
                 WARN,
                 target: SETUP,
                 "connection_not_ended",
-                "an old connection cannot be ended: a request that was lost with it may still be carried out",
+                "cannot close the old connection on the server: a request that was lost with it may still \
+                 be carried out",
                 store = text(server),
                 error = error.to_owned(),
             );

@@ -221,7 +221,7 @@ impl Multiplexer {
 
     /// Closes the connection. Unanswered requests fail.
     pub(crate) fn hang_up(&self) {
-        self.end(Failure::cause("the connection was closed meanwhile"));
+        self.end(Failure::cause("the connection was closed"));
     }
 
     fn end(&self, why: Cause) {
@@ -455,9 +455,7 @@ impl InFlight<'_> {
                     self.is_over = true;
                     Poll::Ready(Ok(outcome))
                 }
-                SlotState::Late => {
-                    Poll::Ready(Err(Failure::Unknown(Failure::cause("no answer came in time"))))
-                }
+                SlotState::Late => Poll::Ready(Err(Failure::Unknown(Failure::cause("no reply in time")))),
                 SlotState::Pending(waker) => match end {
                     Some(end) if planted(Bug::EndTakenForUnsent) => {
                         Poll::Ready(Err(Failure::NotSent(Arc::clone(end))))

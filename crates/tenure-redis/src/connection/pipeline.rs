@@ -57,7 +57,7 @@ impl Pipeline {
                 WARN,
                 target: "tenure",
                 "connection_silent",
-                "the store is silent: its connection is given up",
+                "no reply from the store: its connection is closed",
                 server = text(&shown),
             );
         });

@@ -106,7 +106,7 @@ impl Supervisor {
             Some(pipeline) => pipeline,
             None => Err(why.unwrap_or_else(|| {
                 let stage = self.connector.stage();
-                Failure::NotSent(Failure::cause(format!("there was no connection in time: {stage}")))
+                Failure::NotSent(Failure::cause(format!("no connection in time: {stage}")))
             })),
         }
     }

@@ -106,7 +106,7 @@ fn hint(code: &str, text: &str) -> Option<&'static str> {
         "ERR" if text.contains("unknown command") && text.contains("HELLO") => {
             Some("Redis 6.2 or Valkey 7.2 is needed")
         }
-        "WRONGTYPE" => Some("the key of the lock's token counter holds something else"),
+        "WRONGTYPE" => Some("the key of the token counter holds something else"),
         _ => None,
     }
 }

@@ -202,7 +202,7 @@ impl AckChannel {
                 return Ok(in_flight);
             }
             if self.runtime.now() >= deadline {
-                let cause = "an earlier request about it is still on its way by another connection";
+                let cause = "an earlier request about it is still in flight on another connection";
                 return Err(Failure::NotSent(Failure::cause(cause)));
             }
             select(settled, self.runtime.sleep_until(deadline)).await;
@@ -604,7 +604,7 @@ async fn can_wait(pipeline: &Pipeline, until: Moment) -> Result<(), Failure> {
         if let Value::ServerError(error) = reply {
             return Err(match refused(pipeline, &error) {
                 Failure::Refused(why) => Failure::impossible(format!(
-                    "`acks` needs WAIT, and PUBLISH to `{}`, and the server does not let us ({why})",
+                    "`acks` needs WAIT, and PUBLISH to `{}`, and this user may not ({why})",
                     MARK[1]
                 )),
                 failure => failure,
@@ -616,12 +616,12 @@ async fn can_wait(pipeline: &Pipeline, until: Moment) -> Result<(), Failure> {
             [name, _, Value::Array(replicas), ..]
                 if bytes(name) == Some(b"master") && replicas.is_empty() =>
             {
-                let cause = "the server has no replicas that are connected, and `acks` waits for some";
+                let cause = "the server has no connected replicas, and `acks` needs them";
                 Err(Failure::NotSent(Failure::cause(cause)))
             }
             [name, ..] if bytes(name) == Some(b"slave") => {
                 pipeline.hang_up();
-                Err(Failure::NotSent(Failure::cause("it is a replica by now")))
+                Err(Failure::NotSent(Failure::cause("it is now a replica")))
             }
             _ => Ok(()),
         },

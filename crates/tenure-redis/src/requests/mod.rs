@@ -332,7 +332,7 @@ pub(crate) fn warn_unheard(store: &Arc<str>, op: &Op, why: &str) {
         WARN,
         target: SETUP,
         "wake_refused",
-        "those who wait could not be woken",
+        "cannot wake the waiters",
         lock = text(&op.name),
         store = text(store),
         why = why.to_owned(),

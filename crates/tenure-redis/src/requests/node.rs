@@ -128,7 +128,7 @@ impl Node {
                     WARN,
                     target: "tenure",
                     "connection_given_up",
-                    "the connection is given up",
+                    "the connection is closed after an unexpected reply",
                     lock = text(&op.name),
                     store = text(&self.url),
                     what = what,

@@ -111,7 +111,7 @@ async fn run(
         value = send(pipeline, &script(op, context, false), context, deadline).await?;
     }
     answered(pipeline, value).map_err(|failure| match failure::forbids_scripts(&failure) {
-        true => Failure::impossible(format!("it forbids scripts, and a record is written by one: {failure}")),
+        true => Failure::impossible(format!("it forbids scripts, and records need them: {failure}")),
         false => failure,
     })
 }
@@ -163,7 +163,7 @@ fn written(value: &Value, asker: &str, op: &RecordOp) -> Option<RecordAnswer> {
             WARN,
             target: SETUP,
             "wake_refused",
-            "those who wait could not be woken",
+            "cannot wake the waiters",
             lock = text(&op.lock),
             why = String::from_utf8_lossy(why).into_owned(),
         );

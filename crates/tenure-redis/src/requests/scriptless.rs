@@ -112,8 +112,7 @@ impl Scriptless {
             Some(answer) => answer?,
             None => {
                 let Some(_turn) = by(&*exclusive.runtime, deadline, exclusive.turn.lock()).await else {
-                    let cause =
-                        "other requests have the connection that is needed where scripts are forbidden";
+                    let cause = "the connection for requests without scripts is in use";
                     return Err(Failure::NotSent(Failure::cause(cause)));
                 };
                 let pipeline = exclusive.link.pipeline(deadline).await?;
@@ -132,17 +131,18 @@ impl Scriptless {
         let cannot = |what: &str| Err(Failure::impossible(format!("it forbids scripts ({why}), and {what}")));
         match (&op.verb, op.spec) {
             (_, LockSpec::Reentrant | LockSpec::Queue(_)) => {
-                cannot(&format!("without them no {} can be kept", op.spec.kind()))
+                cannot(&format!("a {} needs them", op.spec.kind()))
             }
             (
                 Verb::Acquire { fence: Fence::Ballot(_), .. } | Verb::Release { fence: Fence::Ballot(_), .. },
                 _,
-            ) => cannot("without them it cannot be a member of a quorum"),
+            ) => cannot("members of a quorum need them"),
             (Verb::Acquire { fence: Fence::Assign, .. }, _) => cannot(
-                "without them a mutex has no fencing token; allow EVAL and EVALSHA, or take it without one by Options::unfenced",
+                "without them a mutex has no fencing token; allow EVAL and EVALSHA, or accept a mutex \
+                 without a token (Options::unfenced)",
             ),
             (Verb::Acquire { .. } | Verb::Renew { .. }, _) if context.terms != Terms::default() => {
-                cannot("without them neither acks nor restart-grace can be had")
+                cannot("acks and restart-grace need them")
             }
             // A request to a node that is importing the slot must be a single command.
             _ if context.asking => Err(Failure::NotSent(Failure::cause(
@@ -464,7 +464,7 @@ fn found(value: Vec<u8>, left_ms: Option<u64>) -> Answer {
 
 /// Nothing was done, and the next request sees the new state.
 fn changed() -> Failure {
-    Failure::NotSent(Failure::cause("the lock changed hands while it was looked at"))
+    Failure::NotSent(Failure::cause("the lock changed while it was read"))
 }
 
 fn is_wrong_type(error: &ServerError) -> bool {

@@ -59,7 +59,7 @@ impl SentinelResolver {
         let text = |value| std::str::from_utf8(bytes(value)?).ok();
         match reply {
             Value::Nil => Err(Failure::Refused(Failure::cause(format!(
-                "it knows no service {}",
+                "it does not know the service {}",
                 Quoted(&self.service)
             )))),
             Value::ServerError(error) => Err(failure::of(&error).0),
@@ -71,7 +71,7 @@ impl SentinelResolver {
                 _ => None,
             }
             .map(|address| Target { address, access: self.master.clone() })
-            .ok_or_else(|| Failure::NotSent(Failure::cause("it names a server that has no address"))),
+            .ok_or_else(|| Failure::NotSent(Failure::cause("it names a server without an address"))),
             _ => Err(Failure::NotSent(Failure::cause("its answer is malformed: is it a sentinel?"))),
         }
     }
@@ -79,8 +79,7 @@ impl SentinelResolver {
     /// Why no master was found. `Refused` only if every sentinel's failure was.
     pub(crate) fn failure(&self, said: &[(Address, Failure)]) -> Failure {
         let each: Vec<_> = said.iter().map(|(who, failure)| format!("{who}: {failure}")).collect();
-        let text =
-            format!("no master of the service {} was found ({})", Quoted(&self.service), each.join("; "));
+        let text = format!("no master of service {} was found ({})", Quoted(&self.service), each.join("; "));
         if said.iter().all(|(_, failure)| is_of_dial(failure)) {
             return Failure::NotSent(Arc::new(Undialled(text)));
         }
@@ -101,8 +100,8 @@ pub(crate) fn is_master(role: &Value) -> Result<(), Failure> {
     };
     match said {
         b"master" => Ok(()),
-        b"slave" => Err(Failure::NotSent(Failure::cause("it is a replica by now"))),
-        _ => Err(Failure::NotSent(Failure::cause("it does not say that it is a master"))),
+        b"slave" => Err(Failure::NotSent(Failure::cause("it is now a replica"))),
+        _ => Err(Failure::NotSent(Failure::cause("it does not report that it is a master"))),
     }
 }
 

@@ -293,7 +293,7 @@ fn locks_are_kept_over_tls_and_wrong_certificates_are_named() {
         (url(&stranger, &identity), "ca=FILE"),
         (url(&authority, &identity).replace("127.0.0.1", "localhost"), "ca=FILE"),
         (url(&authority, ""), "cert=FILE and key=FILE"),
-        (format!("{plain}?ca={}", authority.ca().display()), "speak TLS"),
+        (format!("{plain}?ca={}", authority.ca().display()), "use TLS"),
     ] {
         let error = block_on(client(&url).mutex("x").expect("a name").try_lock()).expect_err("no connection");
         let all = said(&error);
@@ -374,7 +374,7 @@ fn what_is_wrong_with_a_server_is_said_in_one_line() {
     for (login, prefix, said) in [
         ("app:word@", "/other", "permission readwrite on the prefix other/"),
         ("app:wrong@", "/app", "is the user, or the password in the URL, right?"),
-        ("", "/app", "it wants a user and a password"),
+        ("", "/app", "it requires a user and a password"),
     ] {
         let error = lock(login, prefix).expect_err("no rights");
         let all = self::said(&error);
@@ -397,7 +397,7 @@ fn what_needs_a_servers_clock_or_a_member_is_refused_with_the_reason() {
     let locks = client(&etcd.url());
     let cache = locks.cache("c").map(drop);
     let all = said(&cache.expect_err("no clock"));
-    assert!(all.contains("server's clock"), "{all}");
+    assert!(all.contains("server clock"), "{all}");
     let members = [etcd.url(), etcd.url(), etcd.url()].map(|url| Locks::open(&url).expect("a store"));
     let error = Locks::quorum(members).expect_err("no member");
     let all = said(&error);

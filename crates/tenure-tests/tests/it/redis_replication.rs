@@ -304,8 +304,12 @@ fn a_server_that_cannot_says_so() {
     let url = |user: &str| server.url().replace("redis://", &format!("redis://{user}:pw@"));
     let ask = |url: &str, terms: &str| block_on(locks(url, terms).mutex("x").expect("a name").try_lock());
 
-    let error = ask(&server.url(), "acks=1").expect_err("no replicas");
-    assert!(error.is_unreachable() && why(&error).contains("no replicas"), "{error}: {}", why(&error));
+    let error = ask(&server.url(), "acks=1").expect_err("no connected replicas");
+    assert!(
+        error.is_unreachable() && why(&error).contains("no connected replicas"),
+        "{error}: {}",
+        why(&error)
+    );
     let error = ask(&url("waitless"), "acks=1").expect_err("no WAIT");
     assert!(error.is_unsupported() && error.to_string().contains("WAIT"), "{error}");
     let error = ask(&url("mute"), "acks=1").expect_err("no PUBLISH");

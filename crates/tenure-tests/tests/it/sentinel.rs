@@ -267,9 +267,9 @@ fn a_sentinel_that_lies_is_not_believed() {
     dead.kill();
     // Where no other client can be asked, it is said who said what.
     for (liar, said) in [
-        (stale, "it is a replica"),
-        (mad, "no address"),
-        (liar("*-1\r\n".to_owned()), "knows no service"),
+        (stale, "it is now a replica"),
+        (mad, "without an address"),
+        (liar("*-1\r\n".to_owned()), "does not know the service"),
         (liar("+OK\r\n".to_owned()), "is it a sentinel"),
         (liar("-NOPERM this user has no permissions\r\n".to_owned()), "NOPERM"),
         (liar(naming(dead.address())), "refused"),

@@ -167,7 +167,7 @@ fn a_server_that_wants_to_know_who_we_are_is_told() {
             Asker::new(&format!("{url}&cert={}&key={}", cert.display(), key.display())).acquire("x")
         };
         let why = refusal(named(&stranger.cert, &stranger.key));
-        assert!(why.contains("our certificate"), "{versions}: {why}");
+        assert!(why.contains("rejects ours"), "{versions}: {why}");
         let why = refusal(named(&us.cert, &here.key));
         assert!(why.contains("key="), "{versions}: {why}");
         assert!(held(&named(&us.cert, &us.key)), "{versions}");

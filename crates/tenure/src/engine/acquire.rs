@@ -223,7 +223,7 @@ impl Course {
         let turn = before(&self.engine, self.limit, pin!(place.turn())).await;
         match turn {
             Some(Some(turn)) => turn.map(Some),
-            Some(None) => Err(self.ask.silent(not_sent("the thread that asks for it has ended"))),
+            Some(None) => Err(self.ask.silent(not_sent("the thread of the locks has ended"))),
             None => place.silence().map_or(Ok(None), |failure| Err(self.ask.silent(failure))),
         }
     }
@@ -332,11 +332,11 @@ impl Course {
 }
 
 fn too_slow() -> Failure {
-    not_sent("its answers take longer than the lease that is asked for")
+    not_sent("its replies take longer than the requested lease")
 }
 
 fn not_in_time() -> Failure {
-    not_sent("no answer within the limit of the wait")
+    not_sent("no reply before the wait timed out")
 }
 
 fn not_sent(why: &str) -> Failure {
@@ -417,7 +417,7 @@ impl<'a> AcquireSpan<'a> {
                 DEBUG,
                 target: "tenure",
                 "lock_timed_out",
-                "the limit of the wait is over",
+                "the wait timed out",
                 lock = lock(),
                 kind = kind,
                 store = store(),

@@ -387,7 +387,7 @@ impl Drop for Acquisition {
 }
 
 /// Why a shared hold cannot be split off at the moment.
-const IN_GRACE: &str = "a server that restarted or was promoted may be in its grace, and grants nothing";
+const IN_GRACE: &str = "the server restarted or was promoted, and grants nothing during its restart-grace";
 
 /// A hold of its own for a guard that shares this one with others of its owner.
 pub(crate) async fn part(engine: &Arc<Engine>, lease: &Lease) -> Result<Hold> {

@@ -85,9 +85,8 @@ impl Hold {
                     Some(_) if pending.was_repeated() && engine.now() < deadline => return Ok(()),
                     Some(_) if planted(Bug::LossTakenForRelease) => return Ok(()),
                     Some(_) if pending.was_repeated() => {
-                        let cause = Failure::cause(
-                            "the release was repeated, and the lease may have ended before it",
-                        );
+                        let cause =
+                            Failure::cause("the release was retried, and the lease may have ended before");
                         return Err(engine.failed(&lease.name, Failure::Unknown(cause)));
                     }
                     Some(loss) => return Err(lease.found_lost(&engine, &loss)),

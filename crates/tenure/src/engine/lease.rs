@@ -331,7 +331,7 @@ impl Lease {
         let deadline = self.term().state().deadline;
         let (reason, text) = match self.end {
             Some(end) if deadline + lease::margin(self.ttl) >= end => {
-                (LossReason::MaxHold, "the longest hold (max_hold) is over")
+                (LossReason::MaxHold, "max_hold was reached")
             }
             _ => (LossReason::Expired, "its lease expired before it could be renewed"),
         };

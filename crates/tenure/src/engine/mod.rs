@@ -144,10 +144,7 @@ impl Engine {
 
     /// Error for an answer that does not match the request; treated as a refusal.
     pub(crate) fn unexpected_answer(&self, name: &LockName, answer: &Answer) -> Error {
-        self.failed(
-            name,
-            Failure::Refused(Failure::cause(format!("an answer that does not belong here: {answer:?}"))),
-        )
+        self.failed(name, Failure::Refused(Failure::cause(format!("unexpected reply: {answer:?}"))))
     }
 
     /// Waits until background releases are done, at most this long.

@@ -73,9 +73,7 @@ impl Member {
                 (up + now.since(at)).as_secs(),
                 longest.as_secs_f64()
             ),
-            Incarnation::Unknown => {
-                "it does not say how long it has been up (INFO), so it does not vote".into()
-            }
+            Incarnation::Unknown => "it does not report its uptime (INFO), so it does not vote".into(),
         };
         Err(Failure::NotSent(Failure::cause(why)))
     }

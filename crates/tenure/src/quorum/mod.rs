@@ -78,10 +78,7 @@ impl Quorum {
     ) -> Result<Self> {
         let urls: Vec<&str> = members.iter().map(|store| &**store.url()).collect();
         if urls.len() < 2 || urls.len() > 63 {
-            return Err(Error::invalid(format!(
-                "a quorum has 2 to 63 members, and this one has {}",
-                urls.len()
-            )));
+            return Err(Error::invalid(format!("a quorum must have 2 to 63 members, got {}", urls.len())));
         }
         for (at, url) in urls.iter().enumerate() {
             let is_same = |other: usize| {
@@ -89,7 +86,7 @@ impl Quorum {
             };
             if (0..at).any(is_same) {
                 return Err(Error::invalid(format!(
-                    "a quorum's members are independent, and {url} is there twice"
+                    "members of a quorum must be independent, got {url} twice"
                 )));
             }
             if let Err(reason) = members[at].member() {
@@ -101,7 +98,7 @@ impl Quorum {
                 WARN,
                 target: SETUP,
                 "quorum_even",
-                "a quorum of an even number survives the loss of no more members than one fewer would",
+                "an even number of members tolerates no more failures than one member fewer",
                 members = urls.len(),
             );
         }
@@ -220,10 +217,8 @@ impl Store for Quorum {
     }
 }
 
-const NO_VALUES: &str =
-    "two halves of a quorum could each keep another value, so that none of them would be the last";
-const MUTEX_ONLY: &str = "an order, or a number of holds, has to be kept in one place, and two halves of a quorum could each let \
-                          another in";
+const NO_VALUES: &str = "two halves of a quorum could each keep a different value";
+const MUTEX_ONLY: &str = "two halves of a quorum could each grant it";
 
 impl QuorumInner {
     fn majority(&self) -> usize {
@@ -250,7 +245,7 @@ impl QuorumInner {
             if let Some(other) = lives[..at].iter().position(is_same) {
                 let (one, two) = (self.members[other].store.url(), self.members[at].store.url());
                 return Err(Failure::Refused(Failure::cause(format!(
-                    "{one} and {two} are the same server, and a quorum's members must be independent"
+                    "{one} and {two} are the same server; members of a quorum must be independent"
                 ))));
             }
         }

@@ -148,7 +148,7 @@ impl Round {
         let reason = |(word, failure): (&Vote, &Option<Failure>)| {
             let text = match word {
                 Vote::Pending => "it has not answered yet",
-                Vote::Said(Answer::Ahead) => "this side's clock is more than a year ahead of its",
+                Vote::Said(Answer::Ahead) => "the client's clock is more than a year ahead of the member's",
                 Vote::Said(Answer::Behind { .. }) => "it has accepted a higher ballot",
                 _ => return failure.clone(),
             };

@@ -280,7 +280,9 @@ impl Cache {
         let filled = self.get_or_fill(async || compute().await.map(|value| Entry::value(value, ttl))).await?;
         filled.map_or_else(
             |error| Ok(Err(error)),
-            |value| value.map(Ok).ok_or_else(|| self.invalid("was kept as absent: use `get_or_fill` for it")),
+            |value| {
+                value.map(Ok).ok_or_else(|| self.invalid("is stored as absent: use `get_or_fill` for it"))
+            },
         )
     }
 
@@ -375,7 +377,7 @@ impl Cache {
                             WARN,
                             target: "tenure",
                             "value_not_refreshed",
-                            "a value was not refreshed",
+                            "value not refreshed",
                             lock = text(cache.name()),
                             store = text(cache.record.engine().store.url()),
                             failure = text(error),
@@ -442,7 +444,9 @@ impl Cache {
         let filled = self.share(asked, true, How::WithStore, fill).await?;
         filled.map_or_else(
             |error| Ok(Err(error)),
-            |value| value.map(Ok).ok_or_else(|| self.invalid("was kept as absent: use `get_or_fill` for it")),
+            |value| {
+                value.map(Ok).ok_or_else(|| self.invalid("is stored as absent: use `get_or_fill` for it"))
+            },
         )
     }
 
@@ -669,7 +673,7 @@ impl Cache {
                     DEBUG,
                     target: "tenure",
                     "value_refused",
-                    "a value was refused: it was computed for too long, or invalidated",
+                    "value refused: its computation took too long, or it was invalidated",
                     lock = text(self.name()),
                     store = text(self.record.engine().store.url()),
                 );
@@ -680,7 +684,7 @@ impl Cache {
                     WARN,
                     target: "tenure",
                     "value_not_kept",
-                    "a value was not kept",
+                    "value not stored",
                     lock = text(self.name()),
                     store = text(self.record.engine().store.url()),
                     failure = text(failure),

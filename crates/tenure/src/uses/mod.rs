@@ -137,7 +137,7 @@ impl RecordHandle {
     }
 
     pub(crate) fn unexpected_answer(&self, answer: &RecordAnswer) -> Error {
-        let cause = Failure::cause(format!("an answer that does not belong here: {answer:?}"));
+        let cause = Failure::cause(format!("unexpected reply: {answer:?}"));
         self.engine().failed(&self.lock.name, Failure::Refused(cause))
     }
 

@@ -418,8 +418,7 @@ impl OncePer {
 
     fn decode(&self, at_us: u64, value: &[u8]) -> Result<RunRecord> {
         RunRecord::decode(at_us, value).ok_or_else(|| {
-            let what =
-                "what is kept of it cannot be read, perhaps because another version wrote it: `reset` it";
+            let what = "its record cannot be read, perhaps because another version wrote it: `reset` it";
             Error::refused(self.name(), self.record.engine().store.url(), what)
         })
     }
@@ -665,7 +664,7 @@ impl Turn {
                         WARN,
                         target: "tenure",
                         "outcome_not_kept",
-                        "the end of a job was not kept",
+                        "result of a job not stored",
                         lock = text(&record.lock.name),
                         store = text(record.engine().store.url()),
                         failure = text(failure),

@@ -64,7 +64,7 @@ fn a_name_whose_counter_cannot_be_in_its_slot_is_refused_before_anything_is_aske
         };
         let said = error.as_ref().map(|error| (error.is_unsupported(), error.to_string()));
         let is_refused = said.is_some_and(|(is_unsupported, said)| {
-            is_unsupported && said.contains(&format!("`{name}`")) && said.contains("share a slot")
+            is_unsupported && said.contains(&format!("`{name}`")) && said.contains("hash tag")
         });
         assert_eq!(is_refused, !is_kept, "{kind} {name}: {error:?}");
     }

@@ -376,7 +376,7 @@ impl Model {
         if let Some(before) = before {
             if self.chance(rarely) {
                 self.sleep(Duration::from_secs(2)).await;
-                return failed("the server does not end the connection before");
+                return failed("the server has not ended the previous connection");
             }
             let link = self.state().links.remove(&before);
             drop(link);
