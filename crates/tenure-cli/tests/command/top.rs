@@ -226,5 +226,5 @@ fn top_without_a_terminal_or_a_store_is_an_error_of_one_line() {
     env.run(env.tenure(["top"])).exits_with(64).says("needs a terminal");
     let terminal = Tmux::start(&env, 100, 24, "$TENURE top --store redis://127.0.0.1:1; echo code $?");
     let screen = terminal.expect("code 69");
-    assert!(screen[0].starts_with("tenure: store redis://127.0.0.1:1/0"), "{screen:?}");
+    assert!(screen[0].starts_with("tenure: cannot reach store redis://127.0.0.1:1/0"), "{screen:?}");
 }
