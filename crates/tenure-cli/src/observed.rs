@@ -1,4 +1,4 @@
-//! Locks as observed over successive scans: holders, history, and hand-offs.
+//! Locks as observed over successive scans: holders, history, and hand-overs.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use crate::table::Row;
 /// Maximum changes kept per lock, and locks with a history.
 const CHANGES: usize = 100;
 const HISTORIES: usize = 5_000;
-/// Window over which hand-offs are counted.
+/// Window over which hand-overs are counted.
 const WINDOW: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub(crate) struct Observed {
     pub(crate) looked_at: Duration,
     pub(crate) took: Duration,
     pub(crate) rows: Vec<Row>,
-    /// Number of hand-offs observed.
+    /// Number of hand-overs observed.
     pub(crate) handoffs_total: u64,
     histories: BTreeMap<String, VecDeque<Change>>,
     handoffs: VecDeque<(Duration, u64)>,
@@ -95,7 +95,7 @@ impl Observed {
         self.rows.iter().map(Row::waiting).sum()
     }
 
-    /// Observed hand-offs per second: a lower bound.
+    /// Observed hand-overs per second: a lower bound.
     pub(crate) fn handoffs_per_second(&self) -> f64 {
         let Some(since) = self.since else { return 0.0 };
         let time = (self.looked_at.saturating_sub(since)).min(WINDOW).max(Duration::from_secs(1));

@@ -27,7 +27,7 @@ use tenure_core::protocol::{Listening, LockSpec, Notification, parse_value};
 use tenure_core::store::{Failure, Incarnation, Listener, Publisher, Station};
 use tenure_core::sync::Locked;
 
-/// How long a channel stays subscribed after its last listener left, so that lock handoffs do not resubscribe
+/// How long a channel stays subscribed after its last listener left, so that hand-overs do not resubscribe
 /// each time.
 const KEPT: Duration = Duration::from_secs(5);
 /// Silence after which the connection is probed.

@@ -53,7 +53,7 @@ fn metrics_and_json_tell_the_locks_their_waiters_and_their_history() {
     }
     held.signal(Signal::TERM);
     held.wait().exits_with(143);
-    server.eventually("the hand-off is told", || has("tenure_handoffs_total 1"));
+    server.eventually("the hand-over is shown", || has("tenure_handoffs_total 1"));
     let told: Value = serde_json::from_str(&get(&at, "/locks.json")).expect("JSON");
     let lock = &told["locks"][0];
     assert_eq!((&lock["name"], &lock["waiting"]), (&"queue".into(), &0.into()), "{told}");
@@ -135,7 +135,7 @@ fn a_browser_shows_the_locks_and_the_history_of_the_one_in_the_address() {
 
     queue.signal(Signal::TERM);
     queue.wait().exits_with(143);
-    server.eventually("the hand-off is told", || get(&at, "/metrics").contains("tenure_handoffs_total 1"));
+    server.eventually("the hand-over is shown", || get(&at, "/metrics").contains("tenure_handoffs_total 1"));
     let page = browser(&env, &format!("http://{at}/#queue"));
     assert!(page.contains("<h2 id=\"title\">History of queue</h2>"), "{page}");
     assert_eq!(page.matches("<li>").count(), 2, "{page}");
