@@ -113,8 +113,13 @@ impl HolderFiles {
         let Some(holder) = self.all_mut().find(|holder| holder.id == id) else { return };
         if let Err(error) = holder.listen(directory) {
             self.cannot_be_called = true;
-            event!(DEBUG, target: "tenure", "directory_without_socket", "no socket in the directory: \
-                                   waiters poll", error = text(error));
+            event!(
+                DEBUG,
+                target: "tenure",
+                "directory_without_socket",
+                "no socket in the directory: waiters poll",
+                error = text(error)
+            );
         }
     }
 

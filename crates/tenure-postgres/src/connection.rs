@@ -301,8 +301,7 @@ impl PrimaryConnector {
                 WARN,
                 target: SETUP,
                 "connection_not_ended",
-                "cannot close the old connection behind a pooler: a request that was lost with it may \
-                 still be carried out",
+                "cannot close the connection behind a pooler: a request lost with it may still be carried out",
                 store = text(self.target.shown()),
             );
         }

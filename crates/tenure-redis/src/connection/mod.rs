@@ -389,8 +389,7 @@ impl Connector {
                 WARN,
                 target: SETUP,
                 "connection_not_ended",
-                "cannot close the old connection on the server: a request that was lost with it may still \
-                 be carried out",
+                "cannot close the old connection: a request that was lost with it may still be carried out",
                 store = text(server),
                 error = error.to_owned(),
             );
