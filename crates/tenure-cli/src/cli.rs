@@ -182,7 +182,9 @@ pub(crate) struct Run {
     /// Run CMD at most once per period, on whichever host asks first
     ///
     /// Periods count from 1970: 1h is once in each hour, UTC. A CMD that failed may run again in
-    /// its window. Implies -n. Not on a quorum, etcd and ZooKeeper.
+    /// its window. Implies -n. Not on a quorum. On etcd and ZooKeeper the clock of this host decides
+    /// which period it is: where clocks differ, CMD runs early or late by the difference, but never
+    /// twice in a period.
     ///
     /// NAME is then the name of a job and not of a lock: `tenure stop --job` finds it, and
     /// `status` does not.

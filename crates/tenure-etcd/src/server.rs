@@ -19,7 +19,9 @@ use super::wire::{
     RangeResponse, RequestOp, ResponseOp, StatusResponse as ServerStatus, TargetUnion, TxnRequest,
     TxnResponse, WatchCreateRequest, WatchEvent, WatchRequest, WatchResponse,
 };
-use tenure_core::cas::{Backend, Committed, Handle, Listed, LockWatch, Stamp, Stored, Swap, WatchNotice};
+use tenure_core::cas::{
+    Backend, Change, Committed, Handle, Listed, LockWatch, Stamp, Stored, Swap, WatchNotice, Watched,
+};
 use tenure_core::name::LockName;
 use tenure_core::store::{Cursor, Failure};
 
@@ -41,6 +43,10 @@ impl EtcdCluster {
 
     fn lock_key(&self, name: &LockName) -> Vec<u8> {
         self.key("lock", name.as_str())
+    }
+
+    fn record_key(&self, name: &LockName) -> Vec<u8> {
+        self.key("record", name.as_str())
     }
 
     fn part_key(&self, name: &LockName, id: u64) -> Vec<u8> {
@@ -104,43 +110,38 @@ impl EtcdCluster {
                 with: Some(TargetUnion::Mod(seen.version as i64)),
             },
         };
-        let write = match change.text {
-            Some(text) => OpRequest::Put(PutRequest {
-                key: key.clone(),
-                value: text.into_bytes(),
-                lease: 0,
-                ignore_lease: false,
-            }),
-            None => OpRequest::Delete(DeleteRangeRequest { key: key.clone() }),
-        };
-        let mut success = vec![RequestOp::from(write)];
-        success.extend(change.parts.into_iter().map(|part| {
-            let key = self.part_key(&change.name, part.id);
-            match part.text {
-                Some(text) => OpRequest::Put(PutRequest {
-                    key,
-                    value: text.into_bytes(),
-                    lease: 0,
-                    ignore_lease: false,
-                }),
-                None => OpRequest::Delete(DeleteRangeRequest { key }),
-            }
-            .into()
-        }));
+        let is_kept = change.lock == Change::Keep;
+        let mut changes = vec![(key.clone(), change.lock), (self.record_key(&change.name), change.record)];
+        let parts = change.parts.into_iter();
+        changes.extend(parts.map(|part| (self.part_key(&change.name, part.id), Change::to(part.text))));
+        let mut success: Vec<RequestOp> =
+            changes.into_iter().filter_map(|(key, change)| write(key, change)).collect();
+        let read = |key| RequestOp::from(OpRequest::Range(RangeRequest { key, ..RangeRequest::default() }));
+        success.extend(change.reads_record.then(|| read(self.record_key(&change.name))));
         success.extend(change.victims.iter().map(|victim| self.write_marker(*victim)));
-        let read = |key| OpRequest::Range(RangeRequest { key, ..RangeRequest::default() }).into();
         let compare = vec![self.is_marker(handle, Some(marker)), stands];
         let failure = vec![read(key), read(self.marker(handle))];
-        let done = self.txn(TxnRequest { compare, success, failure }).await?;
+        let mut done = self.txn(TxnRequest { compare, success, failure }).await?;
         if done.succeeded {
             let version = done.header.unwrap_or_default().revision as u64;
             let base = change.seen.map_or(version, |seen| seen.base);
-            return Ok(Committed::Done(Stamp { base, version, ..Stamp::default() }));
+            let kept = change.seen.filter(|_| is_kept);
+            let stamp = kept.unwrap_or(Stamp { base, version, ..Stamp::default() });
+            let read = done.responses.pop().filter(|_| change.reads_record);
+            let record = read.and_then(|step| ranged(step).kvs.pop().map(stored).transpose().ok());
+            let record = record.map(|record| record.map(|stored| stored.text));
+            return Ok(Committed::Done { stamp, record });
         }
         let mut found = done.responses.into_iter().map(|step| ranged(step).kvs.pop());
         let stored = found.next().flatten().map(stored).transpose()?;
         let marker = found.next().flatten().map(|marker| marker.mod_revision as u64);
         Ok(Committed::Conflict { stored, marker })
+    }
+
+    async fn read(self, key: Vec<u8>) -> Result<Option<Stored>, Failure> {
+        let range = RangeRequest { key, ..RangeRequest::default() };
+        let mut found: RangeResponse = self.ask(range, "/etcdserverpb.KV/Range").await?;
+        found.kvs.pop().map(stored).transpose()
     }
 
     async fn parts(self, name: LockName, ids: Vec<u64>) -> Result<Vec<Option<String>>, Failure> {
@@ -238,9 +239,12 @@ impl EtcdCluster {
         Ok(living)
     }
 
-    async fn watch(self, name: LockName) -> Result<Box<dyn LockWatch>, Failure> {
+    async fn watch(self, name: LockName, what: Watched) -> Result<Box<dyn LockWatch>, Failure> {
         let channel = self.channel().await?;
-        let key = self.lock_key(&name);
+        let key = match what {
+            Watched::Lock => self.lock_key(&name),
+            Watched::Record => self.record_key(&name),
+        };
         let handles = self.key("lease", "");
         let one = |create| WatchRequest { create: Some(create) };
         let lock = one(WatchCreateRequest { key, ..WatchCreateRequest::default() });
@@ -298,6 +302,17 @@ impl EtcdCluster {
     }
 }
 
+fn write(key: Vec<u8>, change: Change) -> Option<RequestOp> {
+    let write = match change {
+        Change::Keep => return None,
+        Change::Write(text) => {
+            OpRequest::Put(PutRequest { key, value: text.into_bytes(), lease: 0, ignore_lease: false })
+        }
+        Change::Remove => OpRequest::Delete(DeleteRangeRequest { key }),
+    };
+    Some(write.into())
+}
+
 fn ranged(step: ResponseOp) -> RangeResponse {
     match step.what {
         Some(OpResponse::Range(ranged)) => ranged,
@@ -309,7 +324,7 @@ fn stored(kv: KeyValue) -> Result<Stored, Failure> {
     let (base, version) = (kv.create_revision as u64, kv.mod_revision as u64);
     match String::from_utf8(kv.value) {
         Ok(text) => Ok(Stored { text, stamp: Stamp { base, version, ..Stamp::default() } }),
-        Err(_) => Err(Failure::Refused(Failure::cause("the lock's key has something other than text"))),
+        Err(_) => Err(Failure::Refused(Failure::cause("the key has something other than text"))),
     }
 }
 
@@ -377,13 +392,12 @@ impl LockWatch for EtcdWatch {
 
 impl Backend for EtcdCluster {
     fn read(&self, name: &LockName) -> BoxFuture<'static, Result<Option<Stored>, Failure>> {
-        let (server, key) = (self.clone(), self.lock_key(name));
-        async move {
-            let range = RangeRequest { key, ..RangeRequest::default() };
-            let mut found: RangeResponse = server.ask(range, "/etcdserverpb.KV/Range").await?;
-            found.kvs.pop().map(stored).transpose()
-        }
-        .boxed()
+        Self::read(self.clone(), self.lock_key(name)).boxed()
+    }
+
+    fn record(&self, name: &LockName) -> BoxFuture<'static, Result<Option<String>, Failure>> {
+        let read = Self::read(self.clone(), self.record_key(name));
+        read.map(|stored| Ok(stored?.map(|stored| stored.text))).boxed()
     }
 
     fn parts(
@@ -423,8 +437,12 @@ impl Backend for EtcdCluster {
         Self::living(self.clone(), handles).boxed()
     }
 
-    fn watch(&self, name: &LockName) -> BoxFuture<'static, Result<Box<dyn LockWatch>, Failure>> {
-        Self::watch(self.clone(), name.clone()).boxed()
+    fn watch(
+        &self,
+        name: &LockName,
+        what: Watched,
+    ) -> BoxFuture<'static, Result<Box<dyn LockWatch>, Failure>> {
+        Self::watch(self.clone(), name.clone(), what).boxed()
     }
 
     fn list(&self, prefix: &str, from: Cursor) -> BoxFuture<'static, Result<Listed, Failure>> {

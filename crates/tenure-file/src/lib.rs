@@ -302,6 +302,7 @@ impl Store for File {
             kinds: Kinds::All,
             clock: LeaseClock::Machine,
             values: Ok(()),
+            client_decides: false,
             liveness: HoldLiveness::Handle,
             messages_grant: true,
             shares_leases: false,

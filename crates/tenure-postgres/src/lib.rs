@@ -183,6 +183,7 @@ impl Store for Postgres {
             kinds: Kinds::All,
             clock: LeaseClock::Server,
             values: Ok(()),
+            client_decides: false,
             liveness: HoldLiveness::Lease,
             messages_grant: true,
             shares_leases: false,

@@ -30,6 +30,10 @@ impl Nodes {
         format!("{}/lock/{}", self.prefix(), encoded(name.as_str()))
     }
 
+    pub(super) fn record_path(&self, name: &LockName) -> String {
+        format!("{}/record/{}", self.prefix(), encoded(name.as_str()))
+    }
+
     /// The common prefix of the markers' paths.
     pub(super) fn leases(&self) -> String {
         format!("{}/lease/", self.prefix())
@@ -93,14 +97,14 @@ impl Nodes {
         Ok(Some(read().unwrap_or_else(|| Stored { text: String::new(), stamp: stamp(stat, (0, 0)) })))
     }
 
-    /// Decodes a part of a queue from the answer to `get_data`.
+    /// Decodes a part of a queue or a record from the answer to `get_data`.
     pub(super) fn text(&self, reply: &LinkReply) -> Result<Option<String>, Failure> {
         if reply.code == code::NO_NODE {
             return Ok(None);
         }
         self.ok(reply)?;
         let (data, _) = messages::data(&reply.body).ok_or_else(unreadable)?;
-        // Invalid UTF-8 cannot be a part.
+        // Invalid UTF-8 is neither.
         Ok(Some(String::from_utf8(data.to_vec()).unwrap_or_default()))
     }
 

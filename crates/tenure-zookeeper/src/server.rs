@@ -20,7 +20,9 @@ use super::nodes::{Nodes, stamp, unreadable};
 use super::path::decoded;
 use super::url::ZooKeeperTarget;
 use super::watch::ZooKeeperWatch;
-use tenure_core::cas::{Backend, Committed, Handle, Listed, LockWatch, PartChange, Stamp, Stored, Swap};
+use tenure_core::cas::{
+    Backend, Change, Committed, Handle, Listed, LockWatch, PartChange, Stamp, Stored, Swap, Watched,
+};
 use tenure_core::name::LockName;
 use tenure_core::net::{by, dial};
 use tenure_core::runtime::Runtime;
@@ -146,8 +148,9 @@ impl Ensemble {
             .skip(1)
             .map(|(at, _)| self.nodes().prefix()[..at].to_owned())
             .collect();
-        paths.extend([self.nodes().prefix().to_owned(), format!("{}/lock", self.nodes().prefix())]);
-        paths.push(format!("{}/lease", self.nodes().prefix()));
+        let prefix = self.nodes().prefix();
+        paths.push(prefix.to_owned());
+        paths.extend(["lock", "lease", "record"].map(|child| format!("{prefix}/{child}")));
         for path in &paths {
             // Existing nodes are left alone even if the login could not create them.
             let create =
@@ -174,6 +177,14 @@ impl Ensemble {
         self.nodes().stored(found)
     }
 
+    async fn record(self, name: LockName) -> Result<Option<String>, Failure> {
+        let read = get_data(&self.nodes().record_path(&name), false);
+        let replies = self.ask(vec![self.barrier(), read]).await?;
+        let [barrier, found] = &replies[..] else { return Err(unreadable()) };
+        self.passed(barrier)?;
+        self.nodes().text(found)
+    }
+
     async fn parts(self, name: LockName, ids: Vec<u64>) -> Result<Vec<Option<String>>, Failure> {
         let path = self.nodes().lock_path(&name);
         let reads = ids.iter().map(|id| get_data(&part_path(&path, *id), false));
@@ -191,7 +202,10 @@ impl Ensemble {
             .map_or_else(|| (handle, self.0.created.fetch_add(1, Ordering::Relaxed)), |seen| seen.creation);
         let head = format!("{:x}-{:x}", creation.0, creation.1);
         let child = format!("{path}/{head}");
-        let data = change.text.as_ref().map(|text| format!("{head}\n{text}"));
+        let data = |text| format!("{head}\n{text}");
+        let (lock, record) = (&change.lock, self.nodes().record_path(&change.name));
+        // Whether the record is taken to exist.
+        let mut is_there = true;
         let mut victims: Vec<String> =
             change.victims.iter().map(|handle| self.nodes().marker(*handle)).collect();
         let parts: Vec<(String, &PartChange)> =
@@ -206,7 +220,11 @@ impl Ensemble {
             let removed = parts.iter().filter(|(_, part)| part.text.is_none());
             steps.extend(removed.map(|(path, _)| MultiOp::Delete { path, version: ANY }));
             let at = |seen: Stamp| i32::try_from(seen.version - seen.base).unwrap_or(ANY - 1);
-            match (change.seen, &data) {
+            let written = match lock {
+                Change::Write(text) => Some(data(text)),
+                Change::Keep | Change::Remove => None,
+            };
+            match (change.seen, &written) {
                 // A create within a multi does not return the node's stat, but a set does.
                 (None, Some(data)) => steps.extend([
                     create(&path),
@@ -216,6 +234,10 @@ impl Ensemble {
                 (Some(seen), Some(data)) => steps.extend([
                     MultiOp::Check { path: &child, version: ANY },
                     MultiOp::Set { path: &path, data, version: at(seen) },
+                ]),
+                (Some(seen), None) if *lock == Change::Keep => steps.extend([
+                    MultiOp::Check { path: &child, version: ANY },
+                    MultiOp::Check { path: &path, version: at(seen) },
                 ]),
                 (Some(seen), None) => steps.extend([
                     MultiOp::Delete { path: &child, version: ANY },
@@ -230,6 +252,15 @@ impl Ensemble {
                     false => MultiOp::Set { path, data, version: ANY },
                 })
             }));
+            let record_step = steps.len();
+            match &change.record {
+                Change::Write(data) if is_there => {
+                    steps.push(MultiOp::Set { path: &record, data, version: ANY })
+                }
+                Change::Write(data) => steps.push(MultiOp::Create { path: &record, data, lasts, rights }),
+                Change::Remove if is_there => steps.push(MultiOp::Delete { path: &record, version: ANY }),
+                Change::Keep | Change::Remove => {}
+            }
             let first_victim = steps.len();
             steps.extend(victims.iter().map(|path| MultiOp::Set { path, data: "", version: ANY }));
             let request = multi(&steps);
@@ -240,16 +271,25 @@ impl Ensemble {
                     request.len()
                 ))));
             }
-            let (connection, replies) = link.ask(vec![request], None).await?;
-            let [reply] = &replies[..] else { return Err(unreadable()) };
+            let read = change.reads_record.then(|| get_data(&record, false));
+            let requests = std::iter::once(request).chain(read).collect();
+            let (connection, replies) = link.ask(requests, None).await?;
+            let (reply, read) = replies.split_first().ok_or_else(unreadable)?;
             let (at, code) = match self.stepped(reply)? {
-                Ok(stat) => return Ok(Committed::Done(stamp(stat.unwrap_or_default(), creation))),
+                Ok(stat) => {
+                    let kept = change.seen.filter(|_| *lock == Change::Keep);
+                    let stamp = kept.unwrap_or_else(|| stamp(stat.unwrap_or_default(), creation));
+                    let record = read.first().and_then(|read| self.nodes().text(read).ok());
+                    return Ok(Committed::Done { stamp, record });
+                }
                 Err(failed) => failed,
             };
             match code {
                 // The victim's session has ended, so there is nothing to invalidate.
                 code::NO_NODE if at >= first_victim => drop(victims.remove(at - first_victim)),
-                code::NO_NODE if at > 0 && change.seen.is_none() && !has_room => {
+                code::NO_NODE if at == record_step && is_there => is_there = false,
+                code::NODE_EXISTS if at == record_step => is_there = true,
+                code::NO_NODE if at == record_step || at > 0 && change.seen.is_none() && !has_room => {
                     self.make_room().await.map_err(not_sent)?;
                     has_room = true;
                 }
@@ -382,9 +422,12 @@ impl Ensemble {
         found.iter().map(|reply| Ok(self.nodes().marked(reply)?.is_some())).collect()
     }
 
-    async fn watch(self, name: LockName) -> Result<Box<dyn LockWatch>, Failure> {
+    async fn watch(self, name: LockName, what: Watched) -> Result<Box<dyn LockWatch>, Failure> {
         let link = self.link().await?;
-        let path = self.nodes().lock_path(&name);
+        let path = match what {
+            Watched::Lock => self.nodes().lock_path(&name),
+            Watched::Record => self.nodes().record_path(&name),
+        };
         let watching = ZooKeeperWatch::begin(Arc::clone(&self.0.nodes), link, path);
         let leases = self.nodes().leases();
         watching.look(Some(watch_below(leases.trim_end_matches('/')))).await?;
@@ -477,6 +520,10 @@ impl Backend for Ensemble {
         Self::read(self.clone(), name.clone()).boxed()
     }
 
+    fn record(&self, name: &LockName) -> BoxFuture<'static, Result<Option<String>, Failure>> {
+        Self::record(self.clone(), name.clone()).boxed()
+    }
+
     fn parts(
         &self,
         name: &LockName,
@@ -509,8 +556,12 @@ impl Backend for Ensemble {
         Self::living(self.clone(), handles).boxed()
     }
 
-    fn watch(&self, name: &LockName) -> BoxFuture<'static, Result<Box<dyn LockWatch>, Failure>> {
-        Self::watch(self.clone(), name.clone()).boxed()
+    fn watch(
+        &self,
+        name: &LockName,
+        what: Watched,
+    ) -> BoxFuture<'static, Result<Box<dyn LockWatch>, Failure>> {
+        Self::watch(self.clone(), name.clone(), what).boxed()
     }
 
     fn list(&self, prefix: &str, from: Cursor) -> BoxFuture<'static, Result<Listed, Failure>> {

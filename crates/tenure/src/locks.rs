@@ -500,7 +500,7 @@ impl Locks {
     /// ```
     ///
     /// # Errors
-    /// As [`cache`](Self::cache).
+    /// As [`mutex`](Self::mutex); `is_unsupported` on a quorum.
     pub fn once_per(
         &self,
         name: impl TryInto<LockName, Error: Into<Error>>,
@@ -520,7 +520,7 @@ impl Locks {
     /// ```
     ///
     /// # Errors
-    /// As [`cache`](Self::cache); also `is_invalid` if the payload is too long.
+    /// As [`once_per`](Self::once_per); also `is_invalid` if the payload is too long.
     pub fn election(
         &self,
         name: impl TryInto<LockName, Error: Into<Error>>,

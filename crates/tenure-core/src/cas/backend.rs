@@ -46,8 +46,12 @@ pub struct Swap {
     pub seen: Option<Stamp>,
     /// Also expects this handle to be alive, and its marker to have this version.
     pub guard: (Handle, u64),
-    /// The new value; `None` removes the key.
-    pub text: Option<String>,
+    /// The change of the lock.
+    pub lock: Change,
+    /// The change of the record beside it.
+    pub record: Change,
+    /// Also reads the record.
+    pub reads_record: bool,
     /// Parts of the queue to write or remove in the same step.
     pub parts: Vec<PartChange>,
     /// Handles of other clients whose holds this change ends. Their markers are written in the same step.
@@ -55,6 +59,34 @@ pub struct Swap {
     pub victims: Vec<Handle>,
     /// The requests that it carries out, for the oracle of the simulation.
     pub notes: Notes,
+}
+
+/// A change of one value.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Change {
+    /// It is left as it is.
+    #[default]
+    Keep,
+    /// It gets this text.
+    Write(String),
+    /// It is removed.
+    Remove,
+}
+
+impl Change {
+    /// The change to this text, where `None` is no value.
+    pub fn to(text: Option<String>) -> Self {
+        text.map_or(Self::Remove, Self::Write)
+    }
+}
+
+/// One of the two values of a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Watched {
+    /// The lock.
+    Lock,
+    /// The record beside it, which outlives the lock.
+    Record,
 }
 
 /// A change to one part of a queue: waiting places that are not in the lock's own value.
@@ -71,8 +103,13 @@ pub struct PartChange {
 /// The outcome of a compare-and-swap.
 #[derive(Clone, Debug)]
 pub enum Committed {
-    /// Carried out, with the new version. A removal has none.
-    Done(Stamp),
+    /// Carried out.
+    Done {
+        /// The version of the lock. A removal has none.
+        stamp: Stamp,
+        /// The record, if it was to be read and could be.
+        record: Option<Option<String>>,
+    },
     /// Not carried out, and never will be, because the expectation was not met.
     Conflict {
         /// The current value.
@@ -85,13 +122,13 @@ pub enum Committed {
 /// An event of a watch.
 #[derive(Clone, Debug)]
 pub enum WatchNotice {
-    /// The lock's new value.
+    /// The new value of what is watched. Only that of a lock is meaningful.
     Lock(Option<Stored>),
     /// This handle is gone.
     Gone(Handle),
 }
 
-/// Changes of one lock and ends of handles, since the watch started.
+/// Changes of one value and, for a lock, ends of handles, since the watch started.
 pub trait LockWatch: Send {
     /// The next event. A failure ends the watch.
     fn next(&mut self) -> BoxFuture<'_, Result<WatchNotice, Failure>>;
@@ -104,6 +141,9 @@ pub trait LockWatch: Send {
 pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Reads one lock.
     fn read(&self, name: &LockName) -> BoxFuture<'static, Result<Option<Stored>, Failure>>;
+
+    /// Reads the record beside a lock.
+    fn record(&self, name: &LockName) -> BoxFuture<'static, Result<Option<String>, Failure>>;
 
     /// Reads parts of a lock's queue; `None` for parts that do not exist.
     fn parts(
@@ -133,7 +173,11 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     fn living(&self, handles: Vec<Handle>) -> BoxFuture<'static, Result<Vec<bool>, Failure>>;
 
     /// Starts a watch. Once the future is ready, the watch misses no later change.
-    fn watch(&self, name: &LockName) -> BoxFuture<'static, Result<Box<dyn LockWatch>, Failure>>;
+    fn watch(
+        &self,
+        name: &LockName,
+        what: Watched,
+    ) -> BoxFuture<'static, Result<Box<dyn LockWatch>, Failure>>;
 
     /// Returns one page of the locks whose names begin with `prefix`.
     fn list(&self, prefix: &str, from: Cursor) -> BoxFuture<'static, Result<Listed, Failure>>;

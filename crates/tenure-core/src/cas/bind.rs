@@ -7,6 +7,7 @@ use super::WriteState;
 use super::backend::Handle;
 use super::client::{CasClient, not_sent};
 use super::leases::{About, KeptHandle, life, table_hold};
+use super::records::Beside;
 use super::view::{Binding, LockSnapshot};
 use crate::protocol::lease::millis;
 use crate::protocol::{Liveness, Op, Verb};
@@ -46,6 +47,8 @@ pub(super) struct BatchMember<'a> {
     /// The handle for its hold or place.
     pub(super) bind: Option<Bind>,
     pub(super) about: About,
+    /// The request about the record that it is part of.
+    pub(super) beside: Option<Beside<'a>>,
 }
 
 impl CasClient {

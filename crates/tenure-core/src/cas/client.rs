@@ -480,7 +480,7 @@ impl CasClient {
         let verb = Verb::Release { hold: 0, fence: Fence::Assign, whose: ReleaseScope::Own };
         let owner = Owner::fresh("", &*self.runtime);
         let op = Op { name: name.clone(), spec, owner, request: 0, verb };
-        self.call_about(&op, &WriteState::default(), about).await
+        self.call_about(&op, &WriteState::default(), about, None).await
     }
 
     /// Removes an expired hold, retrying until it succeeds.

@@ -73,6 +73,8 @@ pub(super) struct ClientHold {
     /// The version of its handle's marker before the lock was last read. A client that ends a hold by force
     /// writes the marker, so the hold exists as long as the marker has this version.
     pub(super) verified: u64,
+    /// The record beside the lock at the grant, until it is used.
+    pub(super) record: Option<Option<String>>,
     /// It is being removed.
     pub(super) is_ending: bool,
 }

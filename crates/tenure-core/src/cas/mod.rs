@@ -15,8 +15,9 @@
 //! Modules: `backend` is the interface to a server, `view` the stored format, and `parts` the format of a
 //! long queue. `leases` keeps the handles and holds of this client, `client` maintains them, and `notes`
 //! records how each request changes them. `request` carries out requests, and `bind` binds them to handles.
-//! `together` batches requests, and `turns` holds the state shared by tasks that take turns at a lock.
-//! `watch` reports changes, `holders` lets the holders of one lock share a watch.
+//! `records` carries out those about records. `together` batches requests, and `turns` holds the state shared
+//! by tasks that take turns at a lock. `watch` reports changes, and `holders` lets the holders of one lock
+//! share a watch.
 
 mod backend;
 mod bind;
@@ -25,6 +26,7 @@ mod holders;
 mod leases;
 mod notes;
 mod parts;
+mod records;
 mod request;
 mod together;
 mod turns;
@@ -41,7 +43,8 @@ use futures_util::future::{BoxFuture, Either, FutureExt, pending, ready, select}
 use tokio::sync::oneshot;
 
 pub use backend::{
-    Backend, Committed, Handle, Listed, LockWatch, PartChange, Stamp, Stored, Swap, WatchNotice,
+    Backend, Change, Committed, Handle, Listed, LockWatch, PartChange, Stamp, Stored, Swap, WatchNotice,
+    Watched,
 };
 
 use crate::name::LockName;
@@ -50,7 +53,8 @@ use crate::protocol::record::{RecordAnswer, RecordOp};
 use crate::protocol::{Answer, LockSpec, Op};
 use crate::runtime::Runtime;
 use crate::store::{
-    Capabilities, Cursor, Failure, HoldLiveness, Kinds, LeaseClock, Listener, Page, QuorumMember, Store,
+    Capabilities, Client, Cursor, Failure, HoldLiveness, Kinds, LeaseClock, Listener, Page, QuorumMember,
+    Store,
 };
 use client::CasClient;
 #[cfg(tenure_planted)]
@@ -147,16 +151,13 @@ impl WriteState {
     }
 }
 
-/// Reason for rejecting records.
-const NO_VALUES: &str = "records need a server clock to compare with, and this store has none";
-
 impl Store for Cas {
     fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
         self.within(within, move |client, sent| async move { client.call(&op, &sent).await }.boxed())
     }
 
-    fn record(&self, _op: RecordOp, _within: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
-        ready(Err(Failure::impossible(NO_VALUES))).boxed()
+    fn record(&self, op: RecordOp, within: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
+        self.within(within, move |client, sent| async move { client.record(&op, &sent).await }.boxed())
     }
 
     fn listen(
@@ -166,7 +167,28 @@ impl Store for Cas {
         within: Duration,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
         let name = name.clone();
-        self.within(within, move |client, _| async move { watch::listen(client, name).await }.boxed())
+        self.within(within, move |client, _| watch::observe(client, name).boxed())
+    }
+
+    fn listen_for_turns(
+        &self,
+        name: &LockName,
+        _rule: LockSpec,
+        _client: Client,
+        within: Duration,
+    ) -> BoxFuture<'static, Result<Listener, Failure>> {
+        let name = name.clone();
+        self.within(within, move |client, _| watch::listen(client, name).boxed())
+    }
+
+    fn listen_to_ask(
+        &self,
+        name: &LockName,
+        _rule: LockSpec,
+        within: Duration,
+    ) -> BoxFuture<'static, Result<Listener, Failure>> {
+        let name = name.clone();
+        self.within(within, move |client, _| watch::listen(client, name).boxed())
     }
 
     fn listen_while_held(
@@ -199,7 +221,8 @@ impl Store for Cas {
         Capabilities {
             kinds: Kinds::All,
             clock: LeaseClock::Server,
-            values: Err(NO_VALUES),
+            values: Ok(()),
+            client_decides: true,
             liveness: HoldLiveness::Lease,
             messages_grant: true,
             shares_leases: true,

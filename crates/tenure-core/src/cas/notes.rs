@@ -149,7 +149,7 @@ impl CasClient {
                     hold.ticket = Some(*ticket);
                 }
             }
-            Answer::Held { .. } | Answer::Growing { .. } => {}
+            Answer::Held { .. } | Answer::Growing { .. } | Answer::Resized => {}
             _ => table.forget(&op.name, &key),
         }
     }
@@ -165,6 +165,7 @@ fn enter(table: &mut HoldTable, op: &Op, key: HoldKey, handle: Handle, end_ms: u
         token: None,
         ticket: None,
         verified: 0,
+        record: None,
         is_ending: false,
     };
     let hold = holds.entry(key).or_insert(fresh);

@@ -6,15 +6,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::WriteState;
-use super::backend::{Committed, Handle, Stored, Swap};
+use super::backend::{Change, Committed, Handle, Stored, Swap};
 use super::bind::BatchMember;
 use super::client::{CasClient, WriteInFlight, not_sent};
 use super::leases::{About, ClientHold, KeptHandle, life, table_hold};
-use super::notes::number;
+use super::notes::{number, plain};
 use super::parts::{Sizes, Written};
+use super::records::Beside;
 use super::turns::Known;
 use super::view::LockSnapshot;
-use crate::name::LockName;
+use crate::name::{LockName, USE};
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::{self, Answer, Data, Fence, Liveness, LockSpec, Op, Place, ReleaseScope, Verb};
@@ -49,29 +50,31 @@ impl CasClient {
             return Ok(answer);
         }
         self.touch(op);
-        self.call_about(op, sent, About::Request).await
+        self.call_about(op, sent, About::Request, None).await
     }
 
-    /// Like [`call`](Self::call), for a request about a place that it does not identify itself.
+    /// Like [`call`](Self::call), for a request about a place that it does not identify itself, or about the
+    /// record beside the lock.
     pub(super) async fn call_about(
         self: &Arc<Self>,
         op: &Op,
         sent: &WriteState,
         about: About,
+        beside: Option<Beside<'_>>,
     ) -> Result<Answer, Failure> {
         if matches!(op.verb, Verb::Refresh { .. } | Verb::Inspect) {
-            return self.run(op, sent, about, &mut Known::default()).await;
+            return self.run((op, beside), sent, about, &mut Known::default()).await;
         }
         let mine = self.owner_turn(&op.name, &op.owner);
         let turn = self.turn(&op.name);
         let _mine = mine.lock().await;
         match (&op.verb, turn.try_lock()) {
-            (_, Ok(mut known)) => self.run(op, sent, about, &mut known).await,
+            (_, Ok(mut known)) => self.run((op, beside), sent, about, &mut known).await,
             // Concurrent acquisitions are batched into one write.
             (Verb::Acquire { .. }, Err(_)) => self.together(op, sent).await,
             // Renewals and releases do not wait for the batch, so that a hold does not expire because of
             // newcomers.
-            (_, Err(_)) => self.run(op, sent, about, &mut Known::default()).await,
+            (_, Err(_)) => self.run((op, beside), sent, about, &mut Known::default()).await,
         }
     }
 
@@ -105,14 +108,14 @@ impl CasClient {
 
     async fn run(
         self: &Arc<Self>,
-        op: &Op,
+        (op, beside): (&Op, Option<Beside<'_>>),
         sent: &WriteState,
         about: About,
         known: &mut Known,
     ) -> Result<Answer, Failure> {
         self.fence().await?;
         let bind = self.bind(op).await?;
-        let answers = self.carry_out(&[BatchMember { op, sent, bind, about }], known).await?;
+        let answers = self.carry_out(&[BatchMember { op, sent, bind, about, beside }], known).await?;
         answers.into_iter().next().flatten().ok_or_else(left)
     }
 
@@ -144,7 +147,7 @@ impl CasClient {
                 seen = self.backend.read(name).await.map_err(not_sent)?;
                 (is_fresh, proven) = (true, guard.map(|guard| guard.marker));
             }
-            let MachineResult { view, after, written, answers, living, notes, is_cleared } =
+            let MachineResult { view, after, written, record, answers, living, notes, is_cleared } =
                 match self.tried(members, &seen, known).await? {
                     Some(tried) => tried,
                     // The lock has changed meanwhile.
@@ -154,8 +157,9 @@ impl CasClient {
                     }
                 };
             let asked = || members.iter().zip(&answers).filter_map(|(of, said)| Some((of, said.as_ref()?)));
-            let is_same = written.parts.is_empty()
+            let is_kept = written.parts.is_empty()
                 && written.text.as_deref() == seen.as_ref().map(|stored| stored.text.as_str());
+            let is_same = is_kept && record == Change::Keep;
             if is_same || matches!(first.verb, Verb::Inspect) {
                 if !is_fresh {
                     continue;
@@ -184,17 +188,21 @@ impl CasClient {
             let owners: Vec<_> = asked().map(|(of, _)| &of.op.owner).collect();
             let mut victims = victims(&view, &after, &living, &owners);
             let untold = victims.split_off(VICTIMS.min(victims.len()));
+            let reads_record =
+                name.as_str().starts_with(USE) && asked().any(|(of, answer)| is_grant(of.op, answer));
             let change = Swap {
                 name: name.clone(),
                 seen: seen.as_ref().map(|stored| stored.stamp),
                 guard: (guard.handle, guard.marker),
-                text: written.text.clone(),
+                lock: if is_kept { Change::Keep } else { Change::to(written.text.clone()) },
+                record,
+                reads_record,
                 parts: written.parts.clone(),
                 victims,
                 notes,
             };
             match self.backend.commit(change).await {
-                Ok(Committed::Done(stamp)) => {
+                Ok(Committed::Done { stamp, record }) => {
                     self.tell_ended(untold).await;
                     in_flight.known();
                     let added = if seen.is_none() { stamp.base } else { 0 };
@@ -205,6 +213,11 @@ impl CasClient {
                     for (of, answer) in members.iter().zip(&answers) {
                         if let Some(answer) = answer {
                             self.settle(of.op, answer, of.bind, Some(guard.marker));
+                            if is_grant(of.op, answer)
+                                && let Some(hold) = self.table.lock().hold(name, &(of.op.owner.clone(), 0))
+                            {
+                                hold.record.clone_from(&record);
+                            }
                         }
                     }
                     self.close_left(&view, &after);
@@ -275,11 +288,17 @@ impl CasClient {
             if lacks.is_empty() {
                 let (mut state, mut last) = (view.state(&living), view.last);
                 let (mut bound, mut notes) = (BTreeMap::new(), Notes::default());
+                let mut record = Change::Keep;
                 let answers: Vec<Option<Answer>> = members
                     .iter()
-                    .map(|BatchMember { op, sent, bind, .. }| {
-                        let op = &*unbound(op, &view, &living);
+                    .map(|BatchMember { op, sent, bind, beside, .. }| {
                         let here = !sent.is_left();
+                        if let Some(beside) = beside {
+                            let (answer, change) = here.then(|| beside.apply(&mut state, self.dated(now)))?;
+                            record = change;
+                            return Some(answer);
+                        }
+                        let op = &*unbound(op, &view, &living);
                         let (answer, wake) = here.then(|| protocol::apply(&mut state, &mut last, now, op))?;
                         let answer = self.further_back(&view, op, answer);
                         notes.add(op, (&answer, &wake), &state);
@@ -290,12 +309,12 @@ impl CasClient {
                     .collect();
                 if view.is_enough(&state) || planted(Bug::CasFrontIsAll) {
                     let after = view.after(state, last, &bound);
-                    tried = Some((after, answers, notes));
+                    tried = Some((after, answers, notes, record));
                 } else {
                     lacks.extend(view.unread());
                 }
             }
-            if let Some((after, answers, notes)) = tried {
+            if let Some((after, answers, notes, record)) = tried {
                 let sizes = Sizes::new(self.backend.part());
                 let unbound = || Failure::NotSent(Failure::cause("a place is bound to nothing"));
                 let write =
@@ -304,14 +323,23 @@ impl CasClient {
                 let is_long = written.parts.len() > PARTS && !matches!(verb, Verb::Inspect);
                 let cleared = is_long.then(|| view.without_dead_parts(&living, PARTS / 2)).flatten();
                 let is_cleared = cleared.is_some();
-                let (after, written, answers, notes) = match cleared {
+                let (after, written, answers, notes, record) = match cleared {
                     Some(after) => {
                         let written = write(&after)?;
-                        (after, written, vec![None; members.len()], Notes::default())
+                        (after, written, vec![None; members.len()], Notes::default(), Change::Keep)
                     }
-                    None => (after, written, answers, notes),
+                    None => (after, written, answers, notes, record),
                 };
-                return Ok(Some(MachineResult { view, after, written, answers, living, notes, is_cleared }));
+                return Ok(Some(MachineResult {
+                    view,
+                    after,
+                    written,
+                    record,
+                    answers,
+                    living,
+                    notes,
+                    is_cleared,
+                }));
             }
             lacks.sort_unstable();
             lacks.dedup();
@@ -485,6 +513,7 @@ struct MachineResult {
     view: LockSnapshot,
     after: LockSnapshot,
     written: Written,
+    record: Change,
     /// One per request; `None` for abandoned requests.
     answers: Vec<Option<Answer>>,
     /// Expiry of each living hold and place.
@@ -507,6 +536,10 @@ fn unbound<'a>(op: &'a Op, view: &LockSnapshot, living: &BTreeMap<u64, u64>) -> 
     }
 }
 
+fn is_grant(op: &Op, answer: &Answer) -> bool {
+    matches!((&op.verb, plain(answer)), (Verb::Acquire { .. }, Answer::Held { .. }))
+}
+
 /// The client's handle was lost while a request was in flight.
 fn gone() -> Failure {
     Failure::NotSent(Failure::cause(
@@ -515,7 +548,7 @@ fn gone() -> Failure {
 }
 
 /// The caller no longer waits for the answer.
-fn left() -> Failure {
+pub(super) fn left() -> Failure {
     Failure::NotSent(Failure::cause("no task waits for the answer any more"))
 }
 

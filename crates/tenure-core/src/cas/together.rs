@@ -126,7 +126,7 @@ impl CasClient {
             .iter()
             .map(|(op, sent)| {
                 let bind = bind.map(|bind| bind.of(op));
-                BatchMember { op, sent, bind, about: About::Request }
+                BatchMember { op, sent, bind, about: About::Request, beside: None }
             })
             .collect();
         self.carry_out(&members, known).await

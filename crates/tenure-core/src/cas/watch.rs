@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::future::{Either, FutureExt, select};
 
-use super::backend::{LockWatch, Stored, WatchNotice};
+use super::backend::{LockWatch, Stored, WatchNotice, Watched};
 use super::client::CasClient;
 use super::holders::{HoldSubscriber, Holders};
 use super::view::LockSnapshot;
@@ -26,7 +26,7 @@ pub(super) async fn listen(client: Arc<CasClient>, name: LockName) -> Result<Lis
             let runtime = Arc::clone(&client.runtime);
             let late = async move {
                 client.runtime.sleep_until(client.runtime.now() + PAUSE).await;
-                if let Ok(watch) = client.backend.watch(&name).await {
+                if let Ok(watch) = client.backend.watch(&name, Watched::Lock).await {
                     tell(client, name, Audience::waiter(publisher), watch, None).await;
                 }
             };
@@ -34,11 +34,21 @@ pub(super) async fn listen(client: Arc<CasClient>, name: LockName) -> Result<Lis
             Box::new(())
         }));
     }
-    let watch = client.backend.watch(&name).await?;
+    let watch = client.backend.watch(&name, Watched::Lock).await?;
     let first = client.backend.read(&name).await?;
     Ok(Listener::new(|publisher| {
         let runtime = Arc::clone(&client.runtime);
         runtime.spawn(tell(client, name, Audience::waiter(publisher), watch, first).boxed());
+        Box::new(())
+    }))
+}
+
+/// Notifies an observer of each write of the record beside a lock.
+pub(super) async fn observe(client: Arc<CasClient>, name: LockName) -> Result<Listener, Failure> {
+    let watch = client.backend.watch(&name, Watched::Record).await?;
+    Ok(Listener::new(|publisher| {
+        let runtime = Arc::clone(&client.runtime);
+        runtime.spawn(tell(client, name, Audience::Observer(publisher), watch, None).boxed());
         Box::new(())
     }))
 }
@@ -53,7 +63,7 @@ pub(super) async fn listen_while_held(
     let member = HoldSubscriber::new(&client.holders, &name);
     let holders = &member.holders;
     let watch = || async {
-        let watch = client.backend.watch(&name).await?;
+        let watch = client.backend.watch(&name, Watched::Lock).await?;
         let first = client.backend.read(&name).await?;
         holders.table().view = LockSnapshot::read(first.as_ref());
         let audience = Audience::Holders(Arc::clone(holders));
@@ -86,6 +96,7 @@ enum Audience {
         told: BTreeSet<u64>,
     },
     Holders(Arc<Holders>),
+    Observer(Publisher),
 }
 
 impl Audience {
@@ -93,16 +104,21 @@ impl Audience {
         Self::Waiter { publisher, told: BTreeSet::new() }
     }
 
+    fn watched(&self) -> Watched {
+        if let Self::Observer(_) = self { Watched::Record } else { Watched::Lock }
+    }
+
     /// Completes when no receiver is left.
     async fn over(&self) {
         match self {
-            Self::Waiter { publisher, .. } => publisher.over().await,
+            Self::Waiter { publisher, .. } | Self::Observer(publisher) => publisher.over().await,
             Self::Holders(holders) => holders.over.notified().await,
         }
     }
 
     fn tell(&mut self, client: &CasClient, name: &LockName, view: Option<LockSnapshot>) {
         match self {
+            Self::Observer(publisher) => publisher.say(Notification::Free { by: None }),
             Self::Waiter { publisher, told } => {
                 if let Some(news) = news(view, told) {
                     publisher.say(news);
@@ -120,7 +136,9 @@ impl Audience {
     /// Reports that events may have been missed.
     fn tell_to_ask(&self) {
         match self {
-            Self::Waiter { publisher, .. } => publisher.say(Notification::Reconnected),
+            Self::Waiter { publisher, .. } | Self::Observer(publisher) => {
+                publisher.say(Notification::Reconnected);
+            }
             Self::Holders(holders) => {
                 let table = holders.table();
                 let publishers = table.listeners.values().map(|(_, publisher)| publisher);
@@ -167,7 +185,7 @@ async fn tell(
                         return;
                     }
                     let again = async {
-                        let watch = client.backend.watch(&name).await?;
+                        let watch = client.backend.watch(&name, audience.watched()).await?;
                         Ok::<_, Failure>((watch, client.backend.read(&name).await?))
                     };
                     match select(again.boxed(), audience.over().boxed()).await {

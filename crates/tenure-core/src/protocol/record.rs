@@ -17,6 +17,9 @@ use crate::planted::{Bug, planted};
 pub struct RecordOp {
     /// The lock, by its [name in the store](lock_name).
     pub lock: LockName,
+    /// For the first read of an owner that was granted the lock: the store may answer with the record as it
+    /// was at the grant.
+    pub granted: Option<Owner>,
     /// The operation.
     pub verb: RecordVerb,
 }
@@ -54,7 +57,8 @@ pub enum Then {
     /// No action.
     #[default]
     Nothing,
-    /// Releases the lock. For mutexes only.
+    /// Releases the lock. Locks with a queue only where the client decides: see
+    /// [`Capabilities::client_decides`](crate::store::Capabilities::client_decides).
     Release,
     /// Notifies all subscribers of the lock.
     Tell,
@@ -197,5 +201,9 @@ pub fn release(lock: &LockName, owner: &Owner) -> Op {
 }
 
 fn end(state: &mut State, now: Now, op: &RecordOp, owner: &Owner) -> Option<Notification> {
-    super::apply(state, &mut 0, now, &release(&op.lock, owner)).1
+    let spec = match state.lock.as_ref().map(|lock| &lock.value) {
+        Some(Data::Queue(queue)) => LockSpec::of(queue.kind, Some(queue.capacity)),
+        _ => LockSpec::Mutex,
+    };
+    super::apply(state, &mut 0, now, &Op { spec, ..release(&op.lock, owner) }).1
 }

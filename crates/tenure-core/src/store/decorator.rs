@@ -266,6 +266,7 @@ mod tests {
         kinds: Kinds::Only(&[Kind::Fair], "it is fair"),
         clock: LeaseClock::Members,
         values: Err("no value"),
+        client_decides: false,
         liveness: HoldLiveness::Handle,
         messages_grant: false,
         shares_leases: false,
@@ -407,7 +408,7 @@ mod tests {
         let now = "it completes at once";
         let answer = store.call(op, second).now_or_never().expect(now).expect("an answer");
         assert_eq!(answer, Answer::Behind { ballot: 7 });
-        let op = RecordOp { lock: name.clone(), verb: RecordVerb::Void };
+        let op = RecordOp { lock: name.clone(), granted: None, verb: RecordVerb::Void };
         let answer = store.record(op, second).now_or_never().expect(now).expect("an answer");
         assert_eq!(answer, RecordAnswer::Voided);
         assert!(store.listen(&name, spec, second).now_or_never().expect(now).is_err());

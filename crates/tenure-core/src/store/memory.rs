@@ -212,6 +212,7 @@ impl Store for Memory {
             kinds: Kinds::All,
             clock: LeaseClock::Machine,
             values: Ok(()),
+            client_decides: false,
             liveness: HoldLiveness::Lease,
             messages_grant: true,
             shares_leases: false,

@@ -256,6 +256,9 @@ pub struct Capabilities {
     /// Whether the store keeps a value beside a lock that only the holder may write; otherwise the reason,
     /// worded to follow "it cannot, because".
     pub values: Result<(), &'static str>,
+    /// Whether the client runs the machine, and the server only stores the outcome. Records are then dated by
+    /// the client's clock and do not expire, and a write may release a lock of any kind.
+    pub client_decides: bool,
     /// What ends the hold of a process that dies.
     pub liveness: HoldLiveness,
     /// Whether a notification that names a ticket is itself the grant. Where replicas must confirm grants, or

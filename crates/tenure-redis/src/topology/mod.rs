@@ -150,6 +150,7 @@ impl Terms {
             kinds: Kinds::All,
             clock: LeaseClock::Server,
             values: Ok(()),
+            client_decides: false,
             liveness: HoldLiveness::Lease,
             messages_grant: self == Self::default(),
             shares_leases: false,

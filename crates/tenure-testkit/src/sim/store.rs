@@ -106,6 +106,7 @@ impl Store for SimStore {
             kinds: Kinds::All,
             clock: LeaseClock::Server,
             values: Err(NO_VALUES),
+            client_decides: false,
             liveness: HoldLiveness::Lease,
             messages_grant: true,
             shares_leases: false,

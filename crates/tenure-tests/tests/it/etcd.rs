@@ -15,6 +15,8 @@ use tenure::{Guard, Locks, Options, block_on};
 use tenure_testkit::proxy::{Fault, Proxy};
 use tenure_testkit::servers::{Authority, Etcd, eventually};
 
+use crate::candidates::{Candidates, Harm, survive};
+
 pub(crate) const TTL: Duration = Duration::from_secs(3);
 
 /// An error with its causes.
@@ -116,6 +118,18 @@ fn a_killed_leader_costs_no_exclusion_no_token_and_no_waiter() {
         crowds.iter().for_each(Crowd::goes_on);
     }
     crowds.into_iter().for_each(Crowd::end);
+}
+
+#[test]
+fn candidates_and_jobs_outlast_the_leaders_of_etcd() {
+    let etcd = Etcd::cluster();
+    let harm = |harm, member| match harm {
+        Harm::Kill => etcd.kill(member),
+        Harm::Restart => etcd.restart(member),
+        Harm::Stop => etcd.stop(member),
+        Harm::Continue => etcd.cont(member),
+    };
+    survive(Candidates::start(&etcd.url(), 4), || etcd.leader(), harm);
 }
 
 #[test]

@@ -4,6 +4,7 @@
 mod acks;
 mod acl;
 mod callers;
+mod candidates;
 #[cfg(tenure_planted)]
 mod cas;
 mod cluster;

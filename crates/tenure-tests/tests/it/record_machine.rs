@@ -99,7 +99,7 @@ fn the_record_machine_in_lua_answers_as_the_one_in_rust() {
                 assert_eq!(block_on(store.call(op, WITHIN)).expect("an answer"), answer);
             }
             Ok(verb) => {
-                let op = RecordOp { lock: lock.clone(), verb };
+                let op = RecordOp { lock: lock.clone(), granted: None, verb };
                 let (answer, _) = record::apply(state, record, now, &op);
                 let said = block_on(store.record(op.clone(), WITHIN)).expect("a reply");
                 seen.insert(format!("{answer:?}").split([' ', '(']).next().unwrap_or_default().to_owned());

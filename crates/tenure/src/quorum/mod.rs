@@ -163,6 +163,7 @@ impl Store for Quorum {
             kinds: Kinds::Only(&[Kind::Mutex], MUTEX_ONLY),
             clock: LeaseClock::Members,
             values: Err(NO_VALUES),
+            client_decides: false,
             liveness: HoldLiveness::Lease,
             messages_grant: true,
             shares_leases: false,

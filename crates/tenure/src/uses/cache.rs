@@ -106,6 +106,9 @@ impl Outage {
     }
 }
 
+/// Reason for refusing caches where the client decides.
+const NO_CACHE: &str = "its servers share no clock to compare ages by, and a value that is rewritten all the \
+                        time does not belong in a replicated log: use `fill` with a cache of your own";
 /// Maximum lease of a lock that protects a computation: how long others wait if its process dies.
 const LEASE: Duration = Duration::from_secs(3);
 /// Polling interval of a waiter that gets no message.
@@ -136,6 +139,12 @@ pub(super) enum CacheTurn<V> {
 
 impl Cache {
     pub(crate) fn new(shared: &Arc<EngineHandle>, options: &Options, name: LockName) -> Result<Self> {
+        let store = &shared.engine.store;
+        if store.capabilities().client_decides {
+            let what =
+                format!("store {} keeps no cached value of {}: {NO_CACHE}", store.url(), name.quoted());
+            return Err(Error::unsupported(store.url(), what));
+        }
         let record = RecordHandle::new(shared, &computing(options), "cache", name, LockSpec::Mutex)?;
         Ok(Self {
             record,

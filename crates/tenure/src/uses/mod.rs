@@ -79,9 +79,14 @@ impl RecordHandle {
 
     /// Reads the record.
     pub(crate) async fn read(&self) -> Result<SeenRecord> {
+        self.read_granted(None).await
+    }
+
+    /// Reads the record; for the first read of an owner that was granted the lock.
+    pub(crate) async fn read_granted(&self, owner: Option<&Owner>) -> Result<SeenRecord> {
         let engine = self.engine();
         let sent = engine.now();
-        match self.ask(RecordVerb::Read).await {
+        match self.ask(RecordVerb::Read, owner).await {
             Ok(RecordAnswer::Read { record, now_us }) => {
                 let since = engine.now().since(sent).as_micros() as u64;
                 Ok(SeenRecord { record, now_us: now_us.saturating_add(since) })
@@ -95,7 +100,7 @@ impl RecordHandle {
     /// holder's write contains its token, so identical bytes are its own.
     pub(crate) async fn put(&self, put: Put) -> Result<RecordAnswer> {
         let value = Arc::clone(&put.value);
-        match self.ask(RecordVerb::Put(put)).await {
+        match self.ask(RecordVerb::Put(put), None).await {
             Ok(RecordAnswer::Read { .. } | RecordAnswer::Voided) => Err(self.mismatched()),
             Ok(answer) => Ok(answer),
             Err(Failure::Unknown(cause)) => match self.read().await {
@@ -125,14 +130,14 @@ impl RecordHandle {
 
     /// Deletes the record and ends the lock.
     pub(crate) async fn void(&self) -> Result<()> {
-        match self.ask(RecordVerb::Void).await {
+        match self.ask(RecordVerb::Void, None).await {
             Ok(_) => Ok(()),
             Err(failure) => Err(self.engine().failed(&self.lock.name, failure)),
         }
     }
 
-    async fn ask(&self, verb: RecordVerb) -> Result<RecordAnswer, Failure> {
-        let op = RecordOp { lock: self.lock.full.clone(), verb };
+    async fn ask(&self, verb: RecordVerb, granted: Option<&Owner>) -> Result<RecordAnswer, Failure> {
+        let op = RecordOp { lock: self.lock.full.clone(), granted: granted.cloned(), verb };
         self.engine().record(op, self.lock.options.op_timeout).await
     }
 

@@ -36,6 +36,9 @@ use crate::protocol::record::{RecordAnswer, Then};
 /// # Guarantees
 /// - *At most once per window*, by the store's clock, as long as the store keeps what it has acknowledged and
 ///   its clock does not jump. The hosts' clocks do not matter.
+/// - *On etcd and ZooKeeper*, at most once per window by the clock of the host that asks, and only in a window
+///   later than the last one. This holds whatever the clocks do: where they differ, a run is early or late by
+///   the difference.
 /// - *No overlap*: a job that takes longer than its window keeps its lock, and the next window begins late or
 ///   is missed.
 /// - *Failure reopens the window*, unless [`frees`](Self::frees) is set otherwise: the next host to ask runs
@@ -168,7 +171,7 @@ impl OncePer {
     /// # Errors
     /// `is_lost` if the lock was lost while the job ran; `is_invalid` if the period is invalid;
     /// `is_unsupported` if the server forbids scripts; `is_refused` if the last run was in a window far
-    /// ahead, as after a step of the store's clock (see [`reset`](Self::reset)); `is_unreachable` and
+    /// ahead, as after a step of the clock (see [`reset`](Self::reset)); `is_unreachable` and
     /// `is_unknown`.
     ///
     /// # Examples
@@ -220,7 +223,7 @@ impl OncePer {
     pub async fn try_begin(&self) -> Result<Option<Turn>> {
         let (lock, engine) = (&self.record.lock, self.record.engine());
         for _ in 0..ATTEMPTS {
-            let seen = self.seen().await?;
+            let seen = self.seen(None).await?;
             match self.judge(&seen)? {
                 Judged::Open(_) | Judged::LooksOpen => {}
                 Judged::Closed => return Ok(None),
@@ -230,7 +233,16 @@ impl OncePer {
                 }
             }
             // The lock first: once it is granted, the record of its last holder is visible.
-            let (guard, seen) = join(lock.acquire(Wait::Once), self.seen()).await;
+            let acquire = lock.acquire(Wait::Once);
+            let (guard, seen) = match engine.store.capabilities().client_decides {
+                false => join(acquire, self.seen(None)).await,
+                // There, the two requests may be carried out in any order.
+                true => {
+                    let Some(guard) = acquire.await? else { return Ok(None) };
+                    let seen = self.seen(Some(guard.owner())).await;
+                    (Ok(Some(guard)), seen)
+                }
+            };
             let Some(guard) = guard? else { return Ok(None) };
             let seen = seen?;
             let now_us = seen.now_us;
@@ -279,7 +291,7 @@ impl OncePer {
     }
 
     /// Returns the most recent run. It is reported until one period after its window has passed, and for at
-    /// least a day after the window.
+    /// least a day after the window; on etcd and ZooKeeper for ever.
     ///
     /// # Cancel safety
     /// Safe to drop: the request changes nothing.
@@ -370,8 +382,8 @@ impl OncePer {
         self.record.void().await
     }
 
-    async fn seen(&self) -> Result<SeenRecord> {
-        let mut seen = self.record.read().await?;
+    async fn seen(&self, granted: Option<&Owner>) -> Result<SeenRecord> {
+        let mut seen = self.record.read_granted(granted).await?;
         if planted(Bug::WindowFromClient) {
             seen.now_us = self.record.engine().runtime.unix_micros();
         }
@@ -390,8 +402,12 @@ impl OncePer {
             let run = self.decode(record.at_us, &record.value)?;
             let length = window.to - window.from;
             if run.from > now.saturating_add(2 * length) {
+                let clock = match self.record.engine().store.capabilities().client_decides {
+                    true => "the clock of its host",
+                    false => "the store's clock",
+                };
                 let when = format!("its last run was in a window from {:?} on", moment(run.from));
-                let what = format!("{when}, which is far ahead: `reset` it if the store's clock was wrong");
+                let what = format!("{when}, which is far ahead: `reset` it if {clock} was wrong");
                 return Err(Error::refused(self.name(), self.record.engine().store.url(), &what));
             }
             if run.to > now && run.state != RunState::Freed {
@@ -402,6 +418,10 @@ impl OncePer {
                     _ if left <= early => Judged::Soon(left),
                     _ => Judged::Closed,
                 });
+            }
+            // A run that failed reopens its own window, not those before it.
+            if run.from >= window.to {
+                return Ok(Judged::Closed);
             }
             // After a change of the period, the new window must not overlap that of the last run.
             if run.state != RunState::Freed {

@@ -7,7 +7,7 @@ use super::micros;
 
 /// The windows in each of which a job runs once: see [`OncePer`](crate::OncePer).
 ///
-/// The store's clock decides which window is current.
+/// The store's clock decides which window is current; on etcd and ZooKeeper, that of the host that asks.
 ///
 /// ```
 /// use std::time::Duration;

@@ -32,7 +32,7 @@ pub struct Term {
     guard: Guard,
     record: RecordHandle,
     payload: Arc<str>,
-    /// The log as last written by this term. Nobody else writes it during the term, so a resignation need not
+    /// The log as last written by this term. Nobody else writes it during the term, so further writes need not
     /// read it first.
     written: Option<Record>,
 }
@@ -172,6 +172,14 @@ impl Term {
             // Sent together, because the lock is free right after the release.
             Some(log) => {
                 let mut put = put(&owner, Duration::MAX, log);
+                if record.engine().store.capabilities().client_decides {
+                    put.then = Then::Release;
+                    if let Ok(RecordAnswer::Stored { .. }) = record.put(put).await {
+                        guard.ended();
+                        return Ok(());
+                    }
+                    return guard.release().await;
+                }
                 put.then = Then::Tell;
                 join(record.put(put), guard.release()).await.1
             }
@@ -180,10 +188,13 @@ impl Term {
     }
 
     pub(super) async fn write(&mut self, word: Word, payload: &str) -> Result<()> {
-        self.written = None; // unknown until the write is answered
-        let seen = self.record.read().await?;
+        // Unknown until the write is answered.
+        let before = match self.written.take() {
+            Some(written) => Some(written),
+            None => self.record.read_granted(Some(self.owner())).await?.record,
+        };
         let (owner, fence) = (self.guard.owner(), self.fence());
-        let log = append(seen.record.as_ref(), word, fence, owner, payload);
+        let log = append(before.as_ref(), word, fence, owner, payload);
         let log = log.ok_or_else(|| unreadable(&self.record))?;
         let mut put = put(owner, Duration::MAX, log);
         put.then = Then::Tell;

@@ -10,7 +10,8 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, Either, FutureExt, ready, select};
 use tenure::LockName;
 use tenure::internals::store::cas::{
-    Backend, Committed, Handle, Listed, LockWatch, PartChange, Stamp, Stored, Swap, WatchNotice,
+    Backend, Change, Committed, Handle, Listed, LockWatch, PartChange, Stamp, Stored, Swap, WatchNotice,
+    Watched,
 };
 use tenure::internals::store::{Cursor, Failure};
 use tenure::internals::{Moment, Runtime};
@@ -334,15 +335,14 @@ impl Server {
             judge.ended(state, handle);
         }
         if state.handles.remove(&handle).is_some() {
-            self.tell(state, None, &WatchNotice::Gone(handle));
+            self.tell(state, |_| true, &WatchNotice::Gone(handle));
         }
     }
 
-    /// Tells those who watch this lock, or all: each in the order of the changes.
-    fn tell(&self, state: &mut State, name: Option<&LockName>, seen: &WatchNotice) {
+    /// Tells watchers, each in the order of the changes.
+    fn tell(&self, state: &mut State, is_meant: impl Fn(&Watcher) -> bool, seen: &WatchNotice) {
         let now = self.now();
         state.watches.retain(|watcher| !watcher.sender.is_closed());
-        let is_meant = |watcher: &Watcher| name.is_none_or(|name| *name == watcher.name);
         let faults = state.faults;
         let mut cut = Vec::new();
         for at in 0..state.watches.len() {
@@ -415,9 +415,17 @@ impl Server {
             (_, Some(before)) => Stamp { version: before.version + 1, ..before },
             (_, None) => Stamp { base: version, version, creation: (change.guard.0, version) },
         };
-        match change.text {
-            Some(text) => drop(state.locks.insert(change.name.clone(), Stored { text, stamp })),
-            None => drop(state.locks.remove(&change.name)),
+        let (keeps, is_recorded) = (change.lock == Change::Keep, change.record != Change::Keep);
+        let stamp = change.seen.filter(|_| keeps).unwrap_or(stamp);
+        match change.lock {
+            Change::Write(text) => drop(state.locks.insert(change.name.clone(), Stored { text, stamp })),
+            Change::Remove => drop(state.locks.remove(&change.name)),
+            Change::Keep => {}
+        }
+        match change.record {
+            Change::Write(text) => drop(state.records.insert(change.name.clone(), text)),
+            Change::Remove => drop(state.records.remove(&change.name)),
+            Change::Keep => {}
         }
         for victim in change.victims {
             if let Some(life) = state.handles.get_mut(&victim) {
@@ -429,8 +437,11 @@ impl Server {
             judge.committed(state, self.process, &change.name, before, change.notes.told(), added);
         }
         let stands = state.locks.get(&change.name).cloned();
-        self.tell(state, Some(&change.name), &WatchNotice::Lock(stands));
-        Committed::Done(stamp)
+        let is_changed = |what| if what == Watched::Lock { !keeps } else { is_recorded };
+        let is_meant = |watcher: &Watcher| watcher.name == change.name && is_changed(watcher.what);
+        self.tell(state, is_meant, &WatchNotice::Lock(stands));
+        let record = change.reads_record.then(|| state.records.get(&change.name).cloned());
+        Committed::Done { stamp, record }
     }
 
     /// Lets a handle live for its whole life again.
@@ -545,6 +556,11 @@ impl Backend for Server {
         self.ask("read", move |_, state| state.locks.get(&name).cloned())
     }
 
+    fn record(&self, name: &LockName) -> BoxFuture<'static, Result<Option<String>, Failure>> {
+        let name = name.clone();
+        self.ask("record", move |_, state| state.records.get(&name).cloned())
+    }
+
     fn parts(
         &self,
         name: &LockName,
@@ -557,7 +573,7 @@ impl Backend for Server {
     }
 
     fn commit(&self, change: Swap) -> BoxFuture<'static, Result<Committed, Failure>> {
-        if 1 + change.parts.len() + change.victims.len() > STEPS {
+        if 2 + change.parts.len() + change.victims.len() > STEPS {
             let refused = Failure::Refused(Failure::cause("too many operations in txn request"));
             return ready(Err(refused)).boxed();
         }
@@ -604,12 +620,16 @@ impl Backend for Server {
         })
     }
 
-    fn watch(&self, name: &LockName) -> BoxFuture<'static, Result<Box<dyn LockWatch>, Failure>> {
+    fn watch(
+        &self,
+        name: &LockName,
+        what: Watched,
+    ) -> BoxFuture<'static, Result<Box<dyn LockWatch>, Failure>> {
         let name = name.clone();
         let begun = self.ask("watch", move |server, state| {
             let (sender, seen) = mpsc::unbounded_channel();
             let (process, last) = (server.process, server.now());
-            state.watches.push(Watcher { name, process, last, coming: Arc::default(), sender });
+            state.watches.push(Watcher { name, what, process, last, coming: Arc::default(), sender });
             seen
         });
         async move { Ok(Box::new(Watching(begun.await?)) as Box<dyn LockWatch>) }.boxed()

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tenure::LockName;
 use tenure::internals::Moment;
-use tenure::internals::store::cas::{Handle, Stored, WatchNotice};
+use tenure::internals::store::cas::{Handle, Stored, WatchNotice, Watched};
 use tokio::sync::{Notify, mpsc};
 
 use crate::sim::executor::ProcessId;
@@ -18,6 +18,7 @@ use crate::sim::regime::Faults;
 pub(super) struct State {
     pub(super) revision: u64,
     pub(super) locks: BTreeMap<LockName, Stored>,
+    pub(super) records: BTreeMap<LockName, String>,
     /// Parts of lines.
     pub(super) parts: BTreeMap<(LockName, u64), String>,
     pub(super) handles: BTreeMap<Handle, Life>,
@@ -45,6 +46,7 @@ pub(super) struct Life {
 
 pub(super) struct Watcher {
     pub(super) name: LockName,
+    pub(super) what: Watched,
     pub(super) process: ProcessId,
     /// When the last event arrives.
     pub(super) last: Moment,

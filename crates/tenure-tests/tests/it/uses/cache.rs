@@ -12,7 +12,7 @@ use tenure_testkit::servers::{Cluster, Server};
 use tenure_testkit::timed::in_time;
 use tokio::sync::{Notify, Semaphore};
 
-use super::{eventually, everywhere, on};
+use super::{eventually, on, where_values_are_kept};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -45,7 +45,7 @@ impl Work {
 
 #[test]
 fn a_crowd_on_a_cold_name_computes_once_and_all_get_the_result_at_once() {
-    everywhere(|store| {
+    where_values_are_kept(|store| {
         async move {
             let clients: Vec<_> = (0..4).map(|_| store.client()).collect();
             let work = Work::default();
@@ -70,7 +70,7 @@ fn a_crowd_on_a_cold_name_computes_once_and_all_get_the_result_at_once() {
 
 #[test]
 fn at_each_expiry_one_caller_computes() {
-    everywhere(|store| {
+    where_values_are_kept(|store| {
         async move {
             let clients: Vec<_> = (0..3).map(|_| store.client()).collect();
             let work = Work::default();
@@ -152,7 +152,7 @@ fn a_refusal_about_one_name_is_no_outage_for_the_others() {
 
 #[test]
 fn a_stale_value_is_returned_at_once_while_one_caller_computes() {
-    everywhere(|store| {
+    where_values_are_kept(|store| {
         async move {
             let (one, other) = (store.client(), store.client());
             let cache = |locks: &Locks| locks.cache("stale").expect("a name").stale(MINUTE).jitter(0.0);
@@ -185,7 +185,7 @@ fn a_stale_value_is_returned_at_once_while_one_caller_computes() {
 
 #[test]
 fn a_value_that_was_computed_before_an_invalidation_is_not_kept() {
-    everywhere(|store| {
+    where_values_are_kept(|store| {
         async move {
             let (one, other) = (store.client(), store.client());
             let (go, begun) = (Semaphore::new(0), Notify::new());
@@ -214,7 +214,7 @@ fn a_value_that_was_computed_before_an_invalidation_is_not_kept() {
 
 #[test]
 fn who_is_dropped_or_fails_while_computing_leaves_the_turn_to_the_next_at_once() {
-    everywhere(|store| {
+    where_values_are_kept(|store| {
         async move {
             let locks = store.client();
             let cache = locks.cache("dropped").expect("a name");
@@ -242,7 +242,7 @@ fn who_is_dropped_or_fails_while_computing_leaves_the_turn_to_the_next_at_once()
 
 #[test]
 fn who_waits_longer_than_stated_computes_or_fails() {
-    everywhere(|store| {
+    where_values_are_kept(|store| {
         async move {
             let (one, other) = (store.client(), store.client());
             let begun = Notify::new();
@@ -273,7 +273,7 @@ fn who_waits_longer_than_stated_computes_or_fails() {
 
 #[test]
 fn absent_and_too_large_values_are_told_from_missing_ones() {
-    everywhere(|store| {
+    where_values_are_kept(|store| {
         async move {
             let (one, other) = (store.client(), store.client());
             let absent = async || Ok::<_, Failed>(Entry::<String>::absent(MINUTE));
@@ -303,7 +303,7 @@ fn absent_and_too_large_values_are_told_from_missing_ones() {
 
 #[test]
 fn a_refresh_does_not_take_what_was_begun_before_it() {
-    everywhere(|store| {
+    where_values_are_kept(|store| {
         async move {
             let locks = store.client();
             let cache = locks.cache("refresh").expect("a name");
@@ -330,7 +330,7 @@ fn a_refresh_does_not_take_what_was_begun_before_it() {
 
 #[test]
 fn a_task_refreshes_what_is_stale() {
-    everywhere(|store| {
+    where_values_are_kept(|store| {
         async move {
             let locks = store.client();
             let cache = locks.cache("spawned").expect("a name").stale(MINUTE).jitter(0.0);
@@ -485,4 +485,12 @@ fn options_that_cannot_be_right_are_refused() {
         let none = cache.get_or_compute(Duration::ZERO, async || Ok::<_, Failed>("x".to_owned())).await;
         assert!(none.expect_err("a ttl").is_invalid());
     });
+}
+
+#[test]
+fn etcd_and_zookeeper_refuse_caches_and_name_the_alternative() {
+    for url in ["etcd://127.0.0.1:1", "zookeeper://127.0.0.1:1"] {
+        let error = Locks::open(url).and_then(|locks| locks.cache("x")).expect_err("no cache");
+        assert!(error.is_unsupported() && error.to_string().contains("use `fill`"), "{error}");
+    }
 }

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::BoxFuture;
 use tenure::{Locks, Options};
-use tenure_testkit::servers::{Cluster, Postgres, Server};
+use tenure_testkit::servers::{Cluster, Etcd, Postgres, Server, ZooKeeper};
 
 /// A store, and the clients of it that a test wants: each with its own thread and connections.
 struct Store {
@@ -39,8 +39,21 @@ impl Store {
     }
 }
 
-/// Runs a test on memory, on files, on one server, on a cluster and on PostgreSQL.
+/// Runs a test on every store but a quorum.
 fn everywhere(test: impl Fn(&Store) -> BoxFuture<'_, ()>) {
+    static ETCD: LazyLock<Etcd> = LazyLock::new(|| Etcd::start().until_exit());
+    static ZOOKEEPER: LazyLock<ZooKeeper> = LazyLock::new(crate::zookeeper::warmed);
+    where_values_are_kept(&test);
+    for (name, server) in [("etcd", ETCD.url()), ("zookeeper", ZOOKEEPER.url())] {
+        on_store(name, format!("{server}/uses{}", NEXT.fetch_add(1, Ordering::Relaxed)), &test);
+    }
+}
+
+/// Numbers the places of the tests.
+static NEXT: AtomicU64 = AtomicU64::new(0);
+
+/// Runs a test on memory, on files, on one server, on a cluster and on PostgreSQL.
+fn where_values_are_kept(test: impl Fn(&Store) -> BoxFuture<'_, ()>) {
     static CLUSTER: LazyLock<Mutex<Cluster>> =
         LazyLock::new(|| Mutex::new(Cluster::start().calm().until_exit()));
     let dir = tempfile::tempdir().expect("a directory");
@@ -49,7 +62,6 @@ fn everywhere(test: impl Fn(&Store) -> BoxFuture<'_, ()>) {
     for node in cluster.nodes() {
         node.command(&["FLUSHALL"]);
     }
-    static NEXT: AtomicU64 = AtomicU64::new(0);
     let memory = format!("memory:uses-{}", NEXT.fetch_add(1, Ordering::Relaxed));
     let file = format!("file:{}", dir.path().display());
     static POSTGRES: LazyLock<Postgres> = LazyLock::new(|| Postgres::start().until_exit());
@@ -61,12 +73,16 @@ fn everywhere(test: impl Fn(&Store) -> BoxFuture<'_, ()>) {
         ("cluster", cluster.url()),
         ("postgres", postgres),
     ] {
-        println!("on {name}");
-        let store = Store { name, url };
-        // A store in memory lasts as long as a client.
-        let _first = store.client();
-        on(test(&store));
+        on_store(name, url, &test);
     }
+}
+
+fn on_store(name: &'static str, url: String, test: impl Fn(&Store) -> BoxFuture<'_, ()>) {
+    println!("on {name}");
+    let store = Store { name, url };
+    // A store in memory lasts as long as a client.
+    let _first = store.client();
+    on(test(&store));
 }
 
 /// Runs a future on a runtime of several threads.

@@ -21,6 +21,7 @@ use tenure_testkit::proxy::{Fault, Proxy};
 use tenure_testkit::servers::{Authority, ZooKeeper, eventually};
 use tenure_testkit::timed::in_time;
 
+use crate::candidates::{Candidates, Harm, survive};
 use crate::etcd::{Crowd, TTL, a_cut_off_leader_costs_nothing, client, kills, said};
 use relay::{Cut, Relay};
 
@@ -77,6 +78,18 @@ fn a_killed_leader_costs_no_exclusion_no_token_and_no_waiter() {
     ensemble.cont(leader);
     crowds.iter().for_each(Crowd::goes_on);
     crowds.into_iter().for_each(Crowd::end);
+}
+
+#[test]
+fn candidates_and_jobs_outlast_the_leaders_of_zookeeper() {
+    let ensemble = ZooKeeper::ensemble();
+    let harm = |harm, server| match harm {
+        Harm::Kill => ensemble.kill(server),
+        Harm::Restart => ensemble.restart(server),
+        Harm::Stop => ensemble.stop(server),
+        Harm::Continue => ensemble.cont(server),
+    };
+    survive(Candidates::start(&ensemble.url(), 4), || ensemble.leader(), harm);
 }
 
 #[test]
