@@ -1,6 +1,6 @@
 //! The command under the lock: a child process, and the group it leads.
 
-use std::io::{self, Write};
+use std::io;
 use std::process::ExitStatus;
 use std::time::Duration;
 
@@ -24,14 +24,14 @@ pub(crate) struct Child {
 impl Child {
     /// Starts the command, which does not run before its watchdog does.
     pub(crate) fn start(launch: Launch, brief: &Brief, deadline: Deadline) -> io::Result<Self> {
-        let Launch { mut command, gate, mut opener, leads } = launch;
-        // Spawn the command first: by the time it reaches its gate, the watchdog is running.
+        let Launch { mut command, gate, leads } = launch;
+        // Spawn the command first: by the time it waits for its input, the watchdog is running.
         let mut process = command.spawn()?;
-        drop((command, gate));
+        drop(command);
         let _claim = Claim::of(&process);
         let group = Group::of(Pid::from_child(&process), leads);
         let started = Watchdog::start(brief, deadline, group.command(), leads)
-            .and_then(|watchdog| opener.write_all(b"\n").map(|()| watchdog));
+            .and_then(|watchdog| gate.open().map(|()| watchdog));
         let watchdog = started.inspect_err(|_| {
             group.signal(Signal::KILL);
             let _ = process.wait();

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
+use tenure::diagnosis::boot_clock;
 
 /// Time since boot.
 pub(crate) fn now() -> Duration {
-    let now = clock_gettime(ClockId::Boottime);
-    Duration::try_from(now).expect("time since boot is not negative")
+    Duration::from_nanos(boot_clock().0)
 }
 
 /// Time since 1970, for display.

@@ -1,4 +1,4 @@
-//! The moment by which the command has to be told to end: a timer of the kernel, which the
+//! The moment by which the command has to be told to end: a timer that this program sets, and its
 //! [`watchdog`](crate::watchdog) waits for.
 //!
 //! Each renewal moves it, on the thread that renews and in the same step that moves the lease. So
@@ -12,12 +12,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::fd::OwnedFd;
-use rustix::time::{
-    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
-};
 use tenure::Guard;
 
 use crate::planted::{Bug, planted};
+use crate::platform::Timer;
 
 /// How long before the end of the lease this program has killed the command.
 pub(crate) fn margin(grace: Duration) -> Duration {
@@ -31,11 +29,11 @@ fn lag(grace: Duration) -> Duration {
 
 /// Shared with the threads that renew.
 #[derive(Clone, Debug)]
-pub(crate) struct Deadline(Arc<Mutex<Timer>>);
+pub(crate) struct Deadline(Arc<Mutex<Moments>>);
 
 #[derive(Debug)]
-struct Timer {
-    timer: OwnedFd,
+struct Moments {
+    timer: Timer,
     /// When each lock is lost if it is not renewed any more.
     lost_at: Vec<Duration>,
     grace: Duration,
@@ -47,48 +45,44 @@ impl Deadline {
     pub(crate) fn following(guards: &[Guard], grace: Duration) -> io::Result<Self> {
         let deadline = Self::never()?;
         {
-            let mut timer = deadline.timer();
-            (timer.grace, timer.lost_at) = (grace, vec![Duration::ZERO; guards.len()]);
+            let mut moments = deadline.moments();
+            (moments.grace, moments.lost_at) = (grace, vec![Duration::ZERO; guards.len()]);
         }
         for (number, guard) in guards.iter().enumerate() {
             let follower = deadline.clone();
-            guard.on_renewal(move |lost_at| follower.timer().follow(number, lost_at));
-            deadline.timer().follow(number, guard.lost_at());
+            guard.on_renewal(move |lost_at| follower.moments().follow(number, lost_at));
+            deadline.moments().follow(number, guard.lost_at());
         }
         Ok(deadline)
     }
 
     /// Nothing has to end when the lock is lost.
     pub(crate) fn never() -> io::Result<Self> {
-        let clock = match planted(Bug::ClockStops) {
-            true => TimerfdClockId::Monotonic,
-            false => TimerfdClockId::Boottime,
-        };
-        let timer = timerfd_create(clock, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
-        let timer = Timer { timer, lost_at: Vec::new(), grace: Duration::ZERO, is_final: false };
-        Ok(Self(Arc::new(Mutex::new(timer))))
+        let moments =
+            Moments { timer: Timer::new()?, lost_at: Vec::new(), grace: Duration::ZERO, is_final: false };
+        Ok(Self(Arc::new(Mutex::new(moments))))
     }
 
     /// This program kills the command then: from now on there is nothing to do for its watchdog but
     /// the same.
     pub(crate) fn kill_at(&self, at: Duration) {
-        let mut timer = self.timer();
-        timer.is_final = true;
-        let at = at + lag(timer.grace);
-        timer.set(at, Duration::ZERO);
+        let mut moments = self.moments();
+        moments.is_final = true;
+        let at = at + lag(moments.grace);
+        moments.timer.set(at, Duration::ZERO);
     }
 
     /// A descriptor of the timer for the watchdog.
     pub(crate) fn descriptor(&self) -> io::Result<OwnedFd> {
-        self.timer().timer.try_clone()
+        self.moments().timer.descriptor()
     }
 
-    fn timer(&self) -> MutexGuard<'_, Timer> {
+    fn moments(&self) -> MutexGuard<'_, Moments> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Timer {
+impl Moments {
     fn follow(&mut self, number: usize, lost_at: Duration) {
         let is_first = self.lost_at[number].is_zero();
         if self.is_final || planted(Bug::DeadlineKept) || planted(Bug::FirstDeadlineTrusted) && !is_first {
@@ -97,15 +91,6 @@ impl Timer {
         self.lost_at[number] = self.lost_at[number].max(lost_at);
         let first = self.lost_at.iter().min().copied().unwrap_or_default();
         let lag = lag(self.grace);
-        self.set(first + lag, self.grace.saturating_sub(2 * lag));
-    }
-
-    fn set(&self, at: Duration, then: Duration) {
-        // Zero would disarm it.
-        let timespec = |time: Duration| Timespec::try_from(time).ok();
-        let Some(it_value) = timespec(at.max(Duration::from_nanos(1))) else { return };
-        let Some(it_interval) = timespec(then) else { return };
-        let time = Itimerspec { it_interval, it_value };
-        let _ = timerfd_settime(&self.timer, TimerfdTimerFlags::ABSTIME, &time);
+        self.timer.set(first + lag, self.grace.saturating_sub(2 * lag));
     }
 }

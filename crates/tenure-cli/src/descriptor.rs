@@ -10,15 +10,15 @@ use std::os::fd::{AsRawFd, RawFd};
 
 use nix::fcntl::FlockArg;
 use nix::unistd::close;
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::{FlockOperation, Mode, OFlags, flock};
+use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
 use crate::exit::{Failure, USAGE};
+use crate::platform::{inherited, open_descriptors};
 
 /// Refuses descriptors whose closing cannot be detected.
 pub(crate) fn check(number: RawFd) -> Result<(), Failure> {
-    let found = fs::metadata(path(number)).map_err(|error| match error.kind() {
+    let found = fs::metadata(path(number)?).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => {
             refuse(number, "it is not open: write `exec 9>FILE` before, or `( … ) 9>FILE`")
         }
@@ -45,7 +45,7 @@ pub(crate) fn lock(number: RawFd) -> Result<(), Failure> {
 
 /// Reopens the descriptor's file, so that this process can detect when the descriptor is closed.
 pub(crate) fn again(number: RawFd) -> Result<File, Failure> {
-    let path = path(number);
+    let path = path(number)?;
     let opened = File::open(&path).or_else(|_| OpenOptions::new().write(true).open(&path));
     opened.map_err(|error| refuse(number, &error.to_string()))
 }
@@ -60,37 +60,19 @@ pub(crate) fn wait(file: &File) -> Result<(), Errno> {
     }
 }
 
-/// Waits for a byte from an inherited pipe, and closes it. `false` if the pipe ended without one.
-pub(crate) fn wait_for_a_byte(number: RawFd) -> bool {
-    // A blocking open of a pipe without writers would wait for one.
-    let opened =
-        rustix::fs::open(path(number), OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty());
-    let _ = close(number);
-    let Ok(pipe) = opened else { return false };
-    let mut fds = [PollFd::new(&pipe, PollFlags::IN)];
-    loop {
-        match poll(&mut fds, None) {
-            Err(Errno::INTR) => {}
-            polled => return polled.is_ok() && rustix::io::read(&pipe, &mut [0; 1]) == Ok(1),
-        }
-    }
-}
-
 /// Closes everything inherited except the standard streams and `kept`: a background process must not keep a
 /// script's descriptors open, nor its locks. Must be called before this process opens anything else.
 pub(crate) fn close_inherited(kept: Option<&File>) {
-    let Ok(open) = fs::read_dir("/proc/self/fd") else { return };
-    let numbers: Vec<RawFd> =
-        open.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect();
     let kept = kept.map(AsRawFd::as_raw_fd);
-    for number in numbers.into_iter().filter(|number| *number > 2 && Some(*number) != kept) {
-        // The directory's own descriptor is closed already.
+    for number in open_descriptors().filter(|number| *number > 2 && Some(*number) != kept) {
+        // Not all of these numbers need be open.
         let _ = close(number);
     }
 }
 
-fn path(number: RawFd) -> String {
-    format!("/proc/self/fd/{number}")
+fn path(number: RawFd) -> Result<String, Failure> {
+    let no_path = "this system does not tell when a descriptor is closed: use --hold --while-pid $$";
+    inherited(number).ok_or_else(|| refuse(number, no_path))
 }
 
 fn refuse(number: RawFd, why: &str) -> Failure {

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use serde_json::{Value, json};
+use tenure::diagnosis::host;
 use tenure::{Change, Leader, Observer};
 use tokio::time::sleep;
 
@@ -100,8 +101,7 @@ async fn say_who_leads(observer: &mut Observer, voice: Voice) {
 
 /// Host and process.
 fn who() -> String {
-    let host = rustix::system::uname();
-    format!("{}:{}", host.nodename().to_string_lossy(), process::id())
+    format!("{}:{}", host(), process::id())
 }
 
 /// Prints who leads; returns the code to exit with.

@@ -7,16 +7,15 @@ use std::pin::pin;
 use std::thread;
 
 use futures_util::future::{Either, pending, select};
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fd::OwnedFd;
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, pidfd_open, setsid};
+use rustix::process::{Pid, setsid};
 use tenure::{Guard, Locks, Owner};
 use tokio::sync::oneshot;
 
 use crate::cli::Keep;
 use crate::descriptor;
 use crate::exit::{Failure, LOST, USAGE};
+use crate::platform::Handle;
 use crate::store::{self, Terms};
 
 /// Keeps the lock. The first line of its output reports success, or the exit code and the reason.
@@ -34,7 +33,7 @@ pub(crate) fn keep(args: &Keep) -> u8 {
 
 /// What the lock's lifetime is tied to.
 enum Last {
-    Process(OwnedFd),
+    Process(Handle),
     /// A script's descriptor of this file, locked by the OS.
     Descriptor(File),
 }
@@ -97,7 +96,7 @@ fn end_of(last: Last) -> io::Result<oneshot::Receiver<()>> {
     let (sender, ended) = oneshot::channel();
     thread::Builder::new().name("end".into()).spawn(move || {
         let waited = match last {
-            Last::Process(process) => wait(&process),
+            Last::Process(process) => process.wait(),
             // Closes the file afterwards, because the next holder's script may use it, too.
             Last::Descriptor(file) => descriptor::wait(&file),
         };
@@ -107,24 +106,14 @@ fn end_of(last: Last) -> io::Result<oneshot::Receiver<()>> {
     Ok(ended)
 }
 
-fn wait(process: &OwnedFd) -> Result<(), Errno> {
-    let mut fds = [PollFd::new(process, PollFlags::IN)];
-    loop {
-        match poll(&mut fds, None) {
-            Err(Errno::INTR) => {}
-            polled => return polled.map(drop),
-        }
-    }
-}
-
-/// A pidfd, which refers to this process even if its pid is reused.
-pub(crate) fn process(pid: i32) -> Result<OwnedFd, Failure> {
+/// The process whose end releases the lock.
+pub(crate) fn process(pid: i32) -> Result<Handle, Failure> {
     let refuse = |why: String| Failure { code: USAGE, message: format!("--while-pid {pid}: {why}") };
     if pid <= 0 {
         return Err(refuse("it must be above 0".into()));
     }
     let pid = Pid::from_raw(pid).expect("it is above 0");
-    pidfd_open(pid, PidfdFlags::empty()).map_err(|error| match error {
+    Handle::open(pid).map_err(|error| match error {
         Errno::SRCH => refuse("there is no such process".into()),
         error => refuse(error.to_string()),
     })

@@ -1,33 +1,41 @@
 //! The stages in which this program executes itself, selected by hidden first arguments.
 //!
-//! `__launch GATE VOICE TERMINAL CMD [ARGS…]` becomes the command, in three steps that safe code cannot do
-//! between fork and exec: it asks the kernel to kill it when the thread that started it ends; it waits until
-//! its [`watchdog`](crate::watchdog) is running; it executes the command, which inherits the first setting.
-//! (The kernel clears that on a change of user; the watchdog covers such commands.)
+//! `__launch VOICE TERMINAL CMD [ARGS…]` becomes the command, in three steps that safe code cannot do
+//! between fork and exec: it asks Linux to kill it when the thread that started it ends; it waits until its
+//! [`watchdog`](crate::watchdog) is running; it executes the command, which inherits the first setting.
+//! (Linux clears that on a change of user, and other systems have no such setting; the watchdog covers both.)
 
 use std::env::{self, ArgsOs};
 use std::ffi::{OsStr, OsString};
-use std::io::{self, PipeReader, PipeWriter};
-use std::os::fd::{AsRawFd, RawFd};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
-use rustix::io::{FdFlags, fcntl_setfd};
-use rustix::process::{Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal};
+use rustix::cmsg_space;
+use rustix::io::retry_on_intr;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
+};
+use rustix::process::{Pid, Signal, getpid, getppid, kill_process};
+use rustix::stdio::dup2_stdin;
 
-use crate::descriptor;
 use crate::exit::{NOT_FOUND, OWN, of_exec};
 use crate::output::{Voice, chain};
+use crate::platform::{die_with_parent, own_program};
 
 pub(crate) const LAUNCH: &str = "__launch";
 pub(crate) const FOREGROUND: &str = "__foreground";
 pub(crate) const WATCHDOG: &str = "__watchdog";
 pub(crate) const STRESS: &str = "__stress";
 
-/// Executes this program again, even if its file has been replaced.
+/// Executes this program again.
 pub(crate) fn again() -> Command {
-    let mut command = Command::new("/proc/self/exe");
+    let mut command = own_program();
     command.arg0("tenure");
     command
 }
@@ -36,9 +44,7 @@ pub(crate) fn again() -> Command {
 #[derive(Debug)]
 pub(crate) struct Launch {
     pub(crate) command: Command,
-    /// The command runs only after a byte arrives here, and never if the pipe ends without one.
-    pub(crate) gate: PipeReader,
-    pub(crate) opener: PipeWriter,
+    pub(crate) gate: Gate,
     /// Whether it leads a new process group or shares ours.
     pub(crate) leads: bool,
 }
@@ -51,36 +57,52 @@ impl Launch {
         with_terminal: bool,
         leads: bool,
     ) -> io::Result<Self> {
-        let (gate, opener) = io::pipe()?;
-        fcntl_setfd(&gate, FdFlags::empty())?;
+        let (gate, theirs) = UnixStream::pair()?;
         let mut command = again();
-        command.arg(LAUNCH).arg(gate.as_raw_fd().to_string());
+        command.arg(LAUNCH).stdin(OwnedFd::from(theirs));
         command.arg(if voice.quiet { "quiet" } else { "loud" });
         command.arg(if with_terminal { "foreground" } else { "background" });
         command.args(words);
         if leads {
             command.process_group(0);
         }
-        Ok(Self { command, gate, opener, leads })
+        Ok(Self { command, gate: Gate(gate), leads })
+    }
+}
+
+/// What a command waits for, as its standard input.
+#[derive(Debug)]
+pub(crate) struct Gate(UnixStream);
+
+impl Gate {
+    /// Lets the command run, with the standard input of this process.
+    pub(crate) fn open(&self) -> io::Result<()> {
+        let (input, mut space) = (io::stdin(), [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))]);
+        let (inputs, mut ancillary) = ([input.as_fd()], SendAncillaryBuffer::new(&mut space));
+        ancillary.push(SendAncillaryMessage::ScmRights(&inputs));
+        retry_on_intr(|| sendmsg(&self.0, &[IoSlice::new(b".")], &mut ancillary, SendFlags::empty()))?;
+        Ok(())
     }
 }
 
 /// The stage that becomes the command.
 pub(crate) fn launch(mut args: ArgsOs) -> Option<u8> {
-    let gate: RawFd = args.next()?.to_str()?.parse().ok()?;
     let voice = Voice { quiet: args.next()? == "quiet", verbose: false };
     let with_terminal = args.next()? == "foreground";
     let program = args.next()?;
     let parent = getppid();
 
-    if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
+    if let Err(error) = die_with_parent() {
         voice.say(format_args!("cannot set the parent death signal of the command: {error}"));
         return Some(OWN);
     }
     // If the parent died before that was set, the gate stays shut.
-    if !descriptor::wait_for_a_byte(gate) {
+    let Some(input) = wait_for_input() else { return Some(OWN) };
+    if let Err(error) = dup2_stdin(&input) {
+        voice.say(format_args!("cannot pass standard input on to the command: {error}"));
         return Some(OWN);
     }
+    drop(input);
     if with_terminal {
         // Stop, as after a read from the terminal, until the wrapper has given us the terminal.
         let _ = kill_process(getpid(), Signal::TTIN);
@@ -102,6 +124,20 @@ pub(crate) fn launch(mut args: ArgsOs) -> Option<u8> {
         voice.say(format_args!("{shown}: cannot be run: {}", chain(&error)));
     }
     Some(code)
+}
+
+/// The standard input of the command, once it may run; `None` if the wrapper has ended.
+fn wait_for_input() -> Option<OwnedFd> {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    let mut bytes = [IoSliceMut::new(&mut byte)];
+    retry_on_intr(|| recvmsg(io::stdin(), &mut bytes, &mut ancillary, RecvFlags::empty())).ok()?;
+    let messages = ancillary.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+        _ => None,
+    });
+    messages.flatten().next()
 }
 
 /// Whether this is the path of a file, or the name of one on the search path.

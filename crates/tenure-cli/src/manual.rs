@@ -194,7 +194,7 @@ standard error.
 
 A violation means that the store lost what it had acknowledged, that its clock jumped, or a defect
 of tenure. It is to be expected of a server that is emptied, killed without persistence, failed over
-or that evicts. Times are those of one machine (CLOCK_BOOTTIME).
+or that evicts. Times are those of one machine (CLOCK_BOOTTIME on Linux).
 
 Exit status:
     0  no violation
@@ -268,6 +268,10 @@ When this program is killed or stops:
 
 In a container:
   As process 1, or as a subreaper, this program reaps orphans, so no zombies are left.
+
+On macOS and FreeBSD:
+  After the machine slept, the watchdog notices within 250 ms that the lease is over. If it is killed
+  at once with this program, CMD runs on; Linux ends it. Orphans are not waited for.
 
 Durations:
   90, 0.5 (seconds), 1500ms, 30s, 5m, 1h30m, 1d: the same everywhere.

@@ -7,18 +7,17 @@ use std::io;
 use std::process::Child;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use rustix::process::{Pid, WaitId, WaitIdOptions, child_subreaper, getpid, waitid};
+use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::processes::{self, Process};
+use crate::platform::{ended_children, gets_orphans};
 
 /// Waits for orphans, for as long as this process runs; `None` where it gets none.
 ///
 /// It must run on the thread that starts children, so that none ends between its start and its
 /// [`Claim`].
 pub(crate) fn reap_orphans() -> io::Result<Option<impl Future<Output = ()> + Send + 'static>> {
-    let gets_orphans = getpid().is_init() || child_subreaper().is_ok_and(|set| set.is_some());
-    if !gets_orphans {
+    if !gets_orphans() {
         return Ok(None);
     }
     let mut changes = signal(SignalKind::child())?;
@@ -37,12 +36,10 @@ fn reap() {
     if !matches!(waitid(WaitId::All, look), Ok(Some(_))) {
         return;
     }
-    let own = Some(getpid());
-    let orphans: Vec<Process> =
-        processes::all().filter(|process| process.has_ended && process.parent == own).collect();
+    let ended = ended_children();
     let claimed = claimed();
-    for orphan in orphans.iter().filter(|orphan| !claimed.contains(&orphan.pid)) {
-        let _ = waitid(WaitId::Pid(orphan.pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
+    for orphan in ended.into_iter().filter(|child| !claimed.contains(child)) {
+        let _ = waitid(WaitId::Pid(orphan), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
     }
 }
 

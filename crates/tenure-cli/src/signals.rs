@@ -8,6 +8,8 @@ use std::task::{Context, Poll};
 use rustix::process::Signal;
 use tokio::signal::unix::{self, SignalKind};
 
+use crate::platform::ignored_signals;
+
 /// Signals forwarded to the command.
 pub(crate) const FORWARDED: [Signal; 6] =
     [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2];
@@ -23,7 +25,7 @@ impl Signals {
     /// Catches these signals, except those ignored at startup: `nohup` and shells without job control rely on
     /// that, and the command inherits it.
     pub(crate) fn catch(which: &[Signal]) -> io::Result<Self> {
-        let ignored = ignored(&std::fs::read_to_string("/proc/self/status").unwrap_or_default());
+        let ignored = ignored_signals();
         let wanted = which.iter().filter(|signal| ignored & bit(**signal) == 0);
         wanted
             .map(|signal| Ok((*signal, unix::signal(SignalKind::from_raw(signal.as_raw()))?)))
@@ -60,25 +62,6 @@ impl Signals {
     }
 }
 
-/// The mask of ignored signals from `/proc/self/status`, the only way to read it without a libc call.
-fn ignored(status: &str) -> u64 {
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
-}
-
 fn bit(signal: Signal) -> u64 {
     1 << (signal.as_raw() - 1)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_ignored_signal_is_found_in_the_mask() {
-        let status = "Name:\ttenure\nSigBlk:\t0000000000000000\nSigIgn:\t0000000000001001\nSigCgt:\t0000000000000440\n";
-        assert_eq!(ignored(status) & bit(Signal::HUP), bit(Signal::HUP));
-        assert_eq!(ignored(status) & bit(Signal::INT), 0);
-        assert_eq!(ignored(""), 0);
-    }
 }

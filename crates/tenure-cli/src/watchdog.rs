@@ -3,7 +3,7 @@
 //! - This program stands still (SIGSTOP, swap, a debugger) and its lease is about to end: the
 //!   watchdog does what this program would have done. [`Deadline`] says when.
 //! - This program is killed: the watchdog kills the command, and gives back what was held once the
-//!   command is gone. The kernel kills it too, but forgets that where the command changes its user
+//!   command is gone. Linux kills it too, but forgets that where the command changes its user
 //!   (`setpriv`, `su`, a daemon that gives up root).
 //!
 //! The watchdog keeps the user of this program, and has a session of its own. Its standard input is
@@ -18,15 +18,15 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::OwnedFd;
-use rustix::io::Errno;
+use rustix::io::retry_on_intr;
 use rustix::process::{Pid, Signal, setsid};
 use serde_json::{Value, json};
 use tenure::{HoldId, Locks};
 
 use crate::deadline::Deadline;
 use crate::group::Group;
+use crate::platform::{Alarm, Woken};
 use crate::reaper::Claim;
 use crate::{clock, descriptor, launch};
 
@@ -146,16 +146,9 @@ pub(crate) fn stage() -> Option<u8> {
 /// Waits for what this program says, and returns whether it is still there.
 fn hear(told: &mut Vec<u8>) -> bool {
     let mut bytes = [0; 4096];
-    loop {
-        match rustix::io::read(io::stdin(), &mut bytes) {
-            Err(Errno::INTR) => {}
-            Err(_) | Ok(0) => return false,
-            Ok(count) => {
-                told.extend_from_slice(&bytes[..count]);
-                return true;
-            }
-        }
-    }
+    let Ok(count @ 1..) = retry_on_intr(|| rustix::io::read(io::stdin(), &mut bytes)) else { return false };
+    told.extend_from_slice(&bytes[..count]);
+    true
 }
 
 /// What a watchdog does.
@@ -171,38 +164,22 @@ struct Duty {
 impl Duty {
     /// Returns when its program has ended, and all is done that was left to do.
     fn until_over(mut self) {
-        let (input, timer) = (io::stdin(), io::stdout());
+        let mut alarm = Alarm::new(io::stdout());
         let mut has_killed = false;
         loop {
-            let mut fds = [PollFd::new(&input, PollFlags::IN), PollFd::new(&timer, PollFlags::IN)];
-            let watched = if has_killed { 1 } else { 2 };
-            match poll(&mut fds[..watched], None) {
-                Ok(_) => {}
-                Err(Errno::INTR) => continue,
+            match alarm.wait(&io::stdin(), !has_killed) {
+                Ok(Woken::Input) if !hear(&mut Vec::new()) => return self.after_its_program(),
+                Ok(Woken::Input) => self.is_ending = true,
+                Ok(Woken::Expired(count)) => has_killed = self.on_expiry(count),
                 Err(_) => return,
-            }
-            let [input, timer] = fds.map(|fd| !fd.revents().is_empty());
-            if input {
-                let mut told = Vec::new();
-                if !hear(&mut told) {
-                    return self.after_its_program();
-                }
-                self.is_ending = true;
-            } else if timer {
-                has_killed = self.on_expiry();
             }
         }
     }
 
     /// Tells the command to end, or kills it; returns whether it has killed it.
-    fn on_expiry(&mut self) -> bool {
-        let mut count = [0; 8];
-        if rustix::io::read(io::stdout(), &mut count) != Ok(count.len()) {
-            // A renewal has moved it at this moment.
-            return false;
-        }
+    fn on_expiry(&mut self, count: u64) -> bool {
         let is_first = self.expiries == 0;
-        self.expiries = self.expiries.saturating_add(u64::from_ne_bytes(count));
+        self.expiries = self.expiries.saturating_add(count);
         if is_first && !self.is_ending {
             let _ = rustix::io::write(io::stdin(), TOLD);
         }

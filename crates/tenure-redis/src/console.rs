@@ -79,6 +79,11 @@ impl Console {
         Ok(console)
     }
 
+    /// The local address, as a server shows it that nothing stands in front of.
+    pub fn local(&self) -> Option<&str> {
+        self.connection.local.as_deref()
+    }
+
     /// Sends one command. A server error is a [`ConsoleReply::Error`].
     ///
     /// # Errors

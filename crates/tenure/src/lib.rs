@@ -154,10 +154,11 @@ pub use uses::value::CacheValue;
 #[cfg(feature = "serde")]
 pub use uses::value::Json;
 
-/// Diagnostics for `tenure doctor`. Exempt from semver: nothing else should use this module.
+/// For the command, and its `tenure doctor`. Exempt from semver: nothing else should use this module.
 #[doc(hidden)]
 pub mod diagnosis {
     pub use tenure_core::net::url::without_password;
+    pub use tenure_core::platform::{boot_clock, host};
     #[cfg(unix)]
     pub use tenure_file::shared_file_system;
     #[cfg(feature = "postgres")]

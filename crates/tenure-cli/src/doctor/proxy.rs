@@ -1,8 +1,6 @@
 //! Detects what is between this machine and a server: a proxy, a balancer, or address translation.
 
-use std::collections::BTreeSet;
-use std::fs;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 
 use tenure::Error;
 use tenure::diagnosis::{Console, ConsoleReply, Target};
@@ -83,20 +81,12 @@ async fn another_address(server: &mut Server, report: &mut Report) -> Result<(),
         }
         _ => return Ok(()),
     };
-    // A path means a Unix socket on this machine.
     let seen = told.split(' ').find_map(|field| field.strip_prefix("addr=")?.parse::<SocketAddr>().ok());
-    let seen = seen.map(|seen| SocketAddr::new(seen.ip().to_canonical(), seen.port()));
-    let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(|path| fs::read_to_string(path).unwrap_or_default());
-    let ours = our_sockets();
-    let is_here = |seen: SocketAddr| {
-        let mut all = tables.iter().flat_map(|table| sockets(table));
-        all.any(|(local, inode)| local == seen && ours.contains(&inode))
-    };
-    // Without access to the kernel's socket tables, nothing is known.
-    if tables.iter().all(String::is_empty) || ours.is_empty() {
-        return Ok(());
-    }
-    if let Some(seen) = seen.filter(|seen| !is_here(*seen)) {
+    let canonical = |it: SocketAddr| (it.ip().to_canonical(), it.port());
+    // A Unix socket has a path instead.
+    if let (Some(seen), Some(local)) = (seen, server.local())
+        && canonical(seen) != canonical(local)
+    {
         report.note(
             "proxy",
             &server.at,
@@ -107,51 +97,4 @@ async fn another_address(server: &mut Server, report: &mut Report) -> Result<(),
         );
     }
     Ok(())
-}
-
-/// Inodes of this process's sockets.
-fn our_sockets() -> BTreeSet<u64> {
-    let open = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
-    let number = |entry: fs::DirEntry| {
-        let link = fs::read_link(entry.path()).ok()?;
-        link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
-    };
-    open.filter_map(number).collect()
-}
-
-/// Local addresses and inodes in a kernel socket table, which writes addresses as words in host byte order.
-fn sockets(table: &str) -> impl Iterator<Item = (SocketAddr, u64)> {
-    table.lines().skip(1).filter_map(|line| {
-        let mut columns = line.split_whitespace();
-        let (address, port) = columns.nth(1)?.split_once(':')?;
-        let words: Vec<u8> = (0..address.len() / 8)
-            .map(|word| u32::from_str_radix(address.get(word * 8..word * 8 + 8)?, 16).ok())
-            .collect::<Option<Vec<_>>>()?
-            .into_iter()
-            .flat_map(u32::to_ne_bytes)
-            .collect();
-        let address = match words.len() {
-            4 => IpAddr::from(Ipv4Addr::from(<[u8; 4]>::try_from(words).ok()?)),
-            _ => IpAddr::from(Ipv6Addr::from(<[u8; 16]>::try_from(words).ok()?)).to_canonical(),
-        };
-        let port = u16::from_str_radix(port, 16).ok()?;
-        Some((SocketAddr::new(address, port), columns.nth(7)?.parse().ok()?))
-    })
-}
-
-#[cfg(test)]
-#[cfg(target_endian = "little")]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn addresses_of_the_kernels_tables_are_read() {
-        let table = "  sl  local_address rem_address   st tx_queue:rx_queue tr:tm->when retrnsmt uid timeout inode\n\
-                     0: 0100007F:1F90 0200007F:18EB 01 00000000:00000000 00:00000000 00000000 0 0 71 1\n\
-                     1: B80D0120000000000000000001000000:0050 0:0 01 0:0 0:0 0 0 0 72 1\n\
-                     2: 0000000000000000FFFF00000100007F:0016 0:0 01 0:0 0:0 0 0 0 73 1\n\
-                     3: nonsense 00000000:0000\n";
-        let found: Vec<_> = sockets(table).map(|(address, inode)| format!("{address} {inode}")).collect();
-        assert_eq!(found, ["127.0.0.1:8080 71", "[2001:db8::1]:80 72", "127.0.0.1:22 73"]);
-    }
 }

@@ -1,6 +1,7 @@
 //! Checks of one server: settings, state, clock and latency.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use tenure::Error;
@@ -43,6 +44,11 @@ impl Server {
 
     pub(super) async fn ask(&mut self, words: &[&str]) -> Result<ConsoleReply, Error> {
         self.console.ask(words).await
+    }
+
+    /// The local address of this connection.
+    pub(super) fn local(&self) -> Option<SocketAddr> {
+        self.console.local()?.parse().ok()
     }
 
     /// Whether it is a cluster node, as far as this user may know.

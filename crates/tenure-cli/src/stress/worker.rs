@@ -11,7 +11,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use futures_util::future::{Either, join_all, select};
-use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+use rustix::process::{Pid, getppid};
 use tenure::{Guard, Locks, Options, Owner, Result};
 use tenure_history::line::{End, Line, Lock, Sort, What};
 use tokio::sync::watch;
@@ -19,6 +19,7 @@ use tokio::time::sleep;
 
 use crate::exit::{OWN, STORE};
 use crate::output::{chain, complain};
+use crate::platform::die_with_parent;
 use crate::{clock, launch};
 
 /// The environment variable with the store's URL. An argument, with its password, would be visible to all
@@ -110,7 +111,7 @@ pub(crate) fn stage(args: ArgsOs) -> Option<u8> {
     let (parent, args) = args.split_first()?;
     let orders = Orders::read(args)?;
     let parent = Pid::from_raw(parent.parse().ok()?)?;
-    if set_parent_process_death_signal(Some(Signal::KILL)).is_err() || getppid() != Some(parent) {
+    if die_with_parent().is_err() || getppid() != Some(parent) {
         return Some(OWN);
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
-use rustix::time::{ClockId, clock_gettime};
+use tenure::diagnosis::boot_clock;
 
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
@@ -300,7 +300,7 @@ pub(crate) fn is_alive(pid: Pid) -> bool {
 }
 
 pub(crate) fn now() -> Duration {
-    Duration::try_from(clock_gettime(ClockId::Boottime)).expect("a time")
+    Duration::from_nanos(boot_clock().0)
 }
 
 /// A number below `below`, of no quality at all.

@@ -10,6 +10,7 @@ mod bench;
 mod clocks;
 mod config;
 mod cookbook;
+#[cfg(not(tenure_portable))]
 mod descriptor;
 mod doctor;
 mod env;

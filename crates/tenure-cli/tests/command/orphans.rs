@@ -30,6 +30,7 @@ fn container(env: &TestEnv) -> Command {
 }
 
 #[test]
+#[cfg_attr(tenure_portable, ignore = "only Linux makes a program the parent of orphans")]
 fn the_first_process_of_a_container_reaps_orphans_and_keeps_the_status_of_its_command() {
     let env = TestEnv::new();
     // Its own child stays one until its parent waits for it.

@@ -275,6 +275,8 @@ fn what_cannot_be_right_is_refused_with_the_reason() {
     env.verb("acquire", &["--while-pid", "1", "x"]).exits_with(64).says("--hold");
     env.verb("acquire", &["--hold", "--while-pid", "-1", "x"]).exits_with(64).says("--while-pid");
     env.verb("acquire", &["--hold", "--while-pid", "999999999", "x"]).exits_with(64).says("no such process");
+    #[cfg(tenure_portable)]
+    env.verb("acquire", &["--fd", "0", "x"]).exits_with(64).says("use --hold --while-pid $$");
     env.verb("status", &["x"]).exits_with(1);
     for verb in ["renew", "verify", "release"] {
         env.verb(verb, &["x"]).exits_with(64).says("--owner");

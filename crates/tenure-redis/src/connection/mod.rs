@@ -112,7 +112,7 @@ pub(crate) struct Connection {
     /// The connection as the server identifies it, if it does.
     pub(crate) peer: Option<Peer>,
     /// The local address in the form in which the server would show it without a proxy in between.
-    local: Option<String>,
+    pub(crate) local: Option<String>,
     /// Whether the server sees exactly that address, so no proxy is in between.
     pub(crate) is_direct: bool,
     /// The server's incarnation (run id and uptime), if it reported one.

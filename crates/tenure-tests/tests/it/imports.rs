@@ -414,25 +414,31 @@ fn each_type_of_the_library_has_a_name_of_its_own() {
     assert!(twice.is_empty(), "{twice:#?}");
 }
 
-/// What differs between systems stands in `tenure-core/platform.rs`, and for directories in `system.rs` and
-/// `inotify.rs` of `tenure-file`. `scripts/targets` shows that the rest compiles elsewhere.
+/// What differs between systems stands in `tenure-core/platform.rs`, for directories in `system.rs` and
+/// `inotify.rs` of `tenure-file`, and for the command in its `platform/`. `scripts/targets` shows that the rest
+/// compiles elsewhere.
 #[test]
 fn only_the_platform_modules_name_an_operating_system() {
     const NAMES: [&str; 7] =
         ["target_os", "target_vendor", "target_family", "rustix", "nix", "UnixStream", "UnixDatagram"];
+    const PLATFORM: [&str; 3] = ["platform", "system", "inotify"];
     let mut named = Vec::new();
-    for name in library() {
-        // A directory needs a system with files, and its platform modules say which variant of a call it takes.
-        let names = if name == "tenure-file" { &NAMES[..3] } else { &NAMES[..] };
+    for name in library().chain(["tenure-cli"]) {
+        // A directory and the command need a Unix; their platform modules say which variant of a call they take.
+        let names = if ["tenure-file", "tenure-cli"].contains(&name) { &NAMES[..3] } else { &NAMES[..] };
         for (module, path) in Imports::of_crate(name).files {
-            let is_platform = ["platform", "system", "inotify"].iter().any(|name| module == [*name]);
+            let is_platform = module.first().is_some_and(|name| PLATFORM.contains(&name.as_str()));
             // Whether `file:` exists: a URL and two re-exports.
             let opens = name == "tenure" && (module.is_empty() || module == ["open"]);
-            let tokens = without_tests(tokens(&fs::read_to_string(&path).expect("a source file")));
+            let text = fs::read_to_string(&path).expect("a source file");
+            let tokens = without_tests(tokens(&text));
             for (line, token) in tokens.iter().filter(|_| !is_platform && !opens) {
                 if names.contains(&token.as_str()) {
                     named.push(format!("{}:{line}: {token}", path.display()));
                 }
+            }
+            if !is_platform && text.contains("\"/proc/") {
+                named.push(format!("{}: /proc", path.display()));
             }
         }
     }

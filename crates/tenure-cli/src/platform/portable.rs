@@ -1,0 +1,237 @@
+//! What each Unix has: pipes, `poll`, `kill` and `ps`.
+#![expect(clippy::disallowed_methods, reason = "a thread that waits for another process")]
+
+use std::env;
+use std::io::{self, PipeReader, PipeWriter};
+use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::process::{Command, Stdio};
+use std::sync::LazyLock;
+use std::thread::sleep;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{OFlags, fcntl_setfl};
+use rustix::io::{Errno, read, retry_on_intr, write};
+use rustix::process::{Pid, Resource, Signal, getrlimit, kill_process, test_kill_process};
+
+use super::Woken;
+use crate::clock;
+use crate::planted::{Bug, planted};
+
+/// The longest sleep before a look at what the system does not report: time spent asleep does not count towards
+/// the end of a `poll`.
+const LOOK: Duration = Duration::from_millis(250);
+/// Descriptors with higher numbers are not looked for.
+const DESCRIPTORS: u64 = 1 << 16;
+
+/// Moments for another process, whose [`Alarm`] waits for them. The last one counts: when the pipe is full,
+/// because that process stands still, those before are taken out again.
+#[derive(Debug)]
+pub(crate) struct Timer {
+    sender: PipeWriter,
+    receiver: PipeReader,
+}
+
+/// A moment and an interval, in nanoseconds.
+type Setting = [u8; 16];
+
+impl Timer {
+    pub(crate) fn new() -> io::Result<Self> {
+        let (receiver, sender) = io::pipe()?;
+        fcntl_setfl(&sender, OFlags::NONBLOCK)?;
+        fcntl_setfl(&receiver, OFlags::NONBLOCK)?;
+        Ok(Self { sender, receiver })
+    }
+
+    /// Expires then, and at each interval after that unless it is zero.
+    pub(crate) fn set(&self, at: Duration, interval: Duration) {
+        let [at, interval] = [at, interval].map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+        let setting = (u128::from(interval) << 64 | u128::from(at)).to_ne_bytes();
+        if retry_on_intr(|| write(&self.sender, &setting)) == Err(Errno::AGAIN) {
+            let _ = last(&self.receiver);
+            let _ = retry_on_intr(|| write(&self.sender, &setting));
+        }
+    }
+
+    /// A descriptor for the process that waits.
+    pub(crate) fn descriptor(&self) -> io::Result<OwnedFd> {
+        self.receiver.as_fd().try_clone_to_owned()
+    }
+}
+
+/// The last setting in a pipe, which is empty afterwards.
+fn last(pipe: &impl AsFd) -> Option<Setting> {
+    let (mut last, mut settings) = (None, [Setting::default(); 256]);
+    // Each was written at once, so none is read in parts.
+    while let Ok(length @ 1..) = retry_on_intr(|| read(pipe, settings.as_flattened_mut())) {
+        last = Some(settings[length / size_of::<Setting>() - 1]);
+    }
+    last
+}
+
+/// A [`Timer`] in the process that waits.
+#[derive(Debug)]
+pub(crate) struct Alarm<T> {
+    settings: T,
+    at: Option<Duration>,
+    interval: Duration,
+}
+
+impl<T: AsFd> Alarm<T> {
+    pub(crate) fn new(settings: T) -> Self {
+        Self { settings, at: None, interval: Duration::ZERO }
+    }
+
+    /// Waits for input, or if `is_set` also for the timer. Input comes first.
+    pub(crate) fn wait(&mut self, input: &impl AsFd, is_set: bool) -> Result<Woken, Errno> {
+        loop {
+            let left = self.left().min(LOOK);
+            let left = is_set.then(|| Timespec::try_from(left).expect("it is short"));
+            let mut fds = [PollFd::new(input, PollFlags::IN)];
+            if retry_on_intr(|| poll(&mut fds, left.as_ref()))? > 0 {
+                return Ok(Woken::Input);
+            }
+            if let Some(count) = self.expiries() {
+                return Ok(Woken::Expired(count));
+            }
+        }
+    }
+
+    /// How long until the timer expires, as it is set now.
+    fn left(&mut self) -> Duration {
+        if let Some(setting) = last(&self.settings) {
+            let setting = u128::from_ne_bytes(setting);
+            self.at = Some(Duration::from_nanos(setting as u64));
+            self.interval = Duration::from_nanos((setting >> 64) as u64);
+        }
+        self.at.map_or(Duration::MAX, |at| at.saturating_sub(now()))
+    }
+
+    /// How often it has expired, if it has, since the last time.
+    fn expiries(&mut self) -> Option<u64> {
+        if !self.left().is_zero() {
+            return None;
+        }
+        let at = self.at.take()?;
+        let missed = (now() - at).as_nanos().checked_div(self.interval.as_nanos());
+        let count = missed.map_or(1, |missed| u32::try_from(missed).unwrap_or(u32::MAX).saturating_add(1));
+        self.at = missed.map(|_| at.saturating_add(self.interval.saturating_mul(count)));
+        Some(count.into())
+    }
+}
+
+fn now() -> Duration {
+    if planted(Bug::ClockStops) {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        return Duration::try_from(now).expect("it counts from 0");
+    }
+    clock::now()
+}
+
+/// A process by its number. Another process that got the same number is taken for it.
+#[derive(Debug)]
+pub(crate) struct Handle(Pid);
+
+impl Handle {
+    pub(crate) fn open(process: Pid) -> Result<Self, Errno> {
+        match test_kill_process(process) {
+            Err(Errno::SRCH) => Err(Errno::SRCH),
+            _ => Ok(Self(process)),
+        }
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) -> Result<(), Errno> {
+        kill_process(self.0, signal)
+    }
+
+    /// Waits until it has ended, and its parent has waited for it.
+    pub(crate) fn wait(&self) -> Result<(), Errno> {
+        while Self::open(self.0).is_ok() {
+            sleep(LOOK);
+        }
+        Ok(())
+    }
+}
+
+/// Nothing: the [`watchdog`](crate::watchdog) kills the command.
+pub(crate) fn die_with_parent() -> Result<(), Errno> {
+    Ok(())
+}
+
+/// The file that this program was started from.
+pub(crate) fn own_program() -> Command {
+    Command::new(env::current_exe().unwrap_or_else(|_| "tenure".into()))
+}
+
+/// `None`: the paths of these systems duplicate a descriptor, and open nothing.
+pub(crate) fn inherited(_: RawFd) -> Option<String> {
+    None
+}
+
+/// The descriptors that this process may have.
+pub(crate) fn open_descriptors() -> impl Iterator<Item = RawFd> {
+    let most = getrlimit(Resource::Nofile).current.unwrap_or(DESCRIPTORS).min(DESCRIPTORS);
+    0..most as RawFd
+}
+
+/// The mask of signals that this process ignores.
+pub(crate) fn ignored_signals() -> u64 {
+    // Asked before the first signal is caught.
+    static IGNORED: LazyLock<u64> = LazyLock::new(|| {
+        let own = std::process::id().to_string();
+        let mut ps = Command::new("ps");
+        ps.args(["-o", "ignored=", "-p", &own]).stdin(Stdio::null()).stderr(Stdio::null());
+        let mask = ps.output().map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+        u64::from_str_radix(mask.unwrap_or_default().trim(), 16).unwrap_or(0)
+    });
+    *IGNORED
+}
+
+/// Whether this process becomes the parent of those whose parents have ended: the system's first process does.
+pub(crate) fn gets_orphans() -> bool {
+    false
+}
+
+pub(crate) fn ended_children() -> Vec<Pid> {
+    Vec::new()
+}
+
+/// Whether no process is left of a group, nor the command that it is named after.
+pub(crate) fn group_has_ended(command: Pid, _leads: bool, is_empty: bool) -> bool {
+    is_empty && Handle::open(command).is_err()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_setting_counts_and_a_full_pipe_keeps_it() {
+        let timer = Timer::new().expect("a pipe");
+        let mut alarm = Alarm::new(timer.descriptor().expect("a descriptor"));
+        let (input, end) = io::pipe().expect("a pipe");
+        let far = now() + Duration::from_secs(3_600);
+        for number in 0..10_000 {
+            timer.set(far + Duration::from_secs(number), Duration::ZERO);
+        }
+        assert!(alarm.left() > Duration::from_secs(3_600 + 9_900));
+        let late = now() - Duration::from_millis(2_500);
+        timer.set(late, Duration::from_secs(1));
+        assert_eq!(alarm.wait(&input, true), Ok(Woken::Expired(3)));
+        assert_eq!(alarm.wait(&input, true), Ok(Woken::Expired(1)));
+        timer.set(late, Duration::ZERO);
+        drop(end);
+        assert_eq!(alarm.wait(&input, true), Ok(Woken::Input), "input comes first");
+        assert_eq!((alarm.expiries(), alarm.expiries()), (Some(1), None));
+    }
+
+    #[test]
+    fn a_process_is_there_until_it_was_waited_for() {
+        let mut child = Command::new("true").spawn().expect("a process");
+        let process = Pid::from_child(&child);
+        let handle = Handle::open(process).expect("it is there");
+        child.wait().expect("a status");
+        assert_eq!(handle.wait(), Ok(()));
+        assert_eq!(Handle::open(process).map(drop), Err(Errno::SRCH));
+    }
+}
