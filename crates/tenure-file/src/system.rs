@@ -132,7 +132,7 @@ mod portable {
     const TELLS_BOOT: [&str; 3] = ["/sbin/sysctl", "-n", "kern.boot_id"];
     /// Only to test the rest on Linux.
     #[cfg(target_os = "linux")]
-    const TELLS_BOOT: [&str; 3] = ["cat", "--", "/proc/sys/kernel/random/boot_id"];
+    const TELLS_BOOT: [&str; 3] = ["/bin/cat", "--", "/proc/sys/kernel/random/boot_id"];
 
     /// Identifies this boot of the machine.
     pub(crate) fn boot_id() -> Result<String, Failure> {

@@ -16,7 +16,7 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
 
-use super::Woken;
+use super::{Process, Woken};
 use crate::planted::{Bug, planted};
 
 /// A timer of the kernel, on the clock of leases. It wakes the process that has its [`Alarm`], and
@@ -133,35 +133,8 @@ pub(crate) fn gets_orphans() -> bool {
     getpid().is_init() || child_subreaper().is_ok_and(|set| set.is_some())
 }
 
-/// Children that have ended, and that nobody has waited for.
-pub(crate) fn ended_children() -> Vec<Pid> {
-    let own = Some(getpid());
-    processes()
-        .filter(|process| process.has_ended && process.parent == own)
-        .map(|process| process.pid)
-        .collect()
-}
-
-/// Whether no process of a group runs, nor the command that it is named after. One that has ended does not
-/// count, because its parent may never wait for it.
-pub(crate) fn group_has_ended(command: Pid, leads: bool, is_empty: bool) -> bool {
-    let is_part = |process: &Process| process.pid == command || leads && process.group == Some(command);
-    let mut parts = processes().filter(is_part).peekable();
-    // This user may not see the processes of a group that is there and not found.
-    (is_empty || parts.peek().is_some()) && parts.all(|process| process.has_ended)
-}
-
-/// A process, or what is left of it until its parent has waited for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Process {
-    pid: Pid,
-    has_ended: bool,
-    parent: Option<Pid>,
-    group: Option<Pid>,
-}
-
 /// All that this process may see.
-fn processes() -> impl Iterator<Item = Process> {
+pub(crate) fn processes() -> impl Iterator<Item = Process> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| {
         let pid = entry.file_name().to_str()?.parse().ok().and_then(Pid::from_raw)?;
@@ -180,16 +153,7 @@ fn parse(pid: Pid, stat: &str) -> Option<Process> {
 
 #[cfg(test)]
 mod tests {
-    use rustix::process::{getpgrp, getppid};
-
     use super::*;
-
-    #[test]
-    fn this_process_is_found_with_its_parent_and_its_group() {
-        let own = processes().find(|process| process.pid == getpid());
-        let expected = Process { pid: getpid(), has_ended: false, parent: getppid(), group: Some(getpgrp()) };
-        assert_eq!(own, Some(expected));
-    }
 
     #[test]
     fn a_name_with_parentheses_is_no_state() {

@@ -9,9 +9,11 @@
 #[cfg_attr(not(all(target_os = "linux", not(tenure_portable))), path = "portable.rs")]
 mod system;
 
+use rustix::process::{Pid, getpid};
+
 pub(crate) use system::{
-    Alarm, Handle, Timer, die_with_parent, ended_children, gets_orphans, group_has_ended, ignored_signals,
-    inherited, open_descriptors, own_program,
+    Alarm, Handle, Timer, die_with_parent, gets_orphans, ignored_signals, inherited, open_descriptors,
+    own_program,
 };
 
 /// Why a watchdog was woken.
@@ -21,4 +23,43 @@ pub(crate) enum Woken {
     Input,
     /// The timer has expired, as often as this since the last time.
     Expired(u64),
+}
+
+/// A process, or what is left of it until its parent has waited for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Process {
+    pid: Pid,
+    has_ended: bool,
+    parent: Option<Pid>,
+    group: Option<Pid>,
+}
+
+/// Children that have ended, and that nobody has waited for.
+pub(crate) fn ended_children() -> Vec<Pid> {
+    let own = Some(getpid());
+    let ended = system::processes().filter(|process| process.has_ended && process.parent == own);
+    ended.map(|process| process.pid).collect()
+}
+
+/// Whether no process runs of a group that a command leads, nor the command. One that has ended does not
+/// count, because its parent may never wait for it.
+pub(crate) fn group_has_ended(command: Pid, leads: bool, is_empty: bool) -> bool {
+    let is_part = |process: &Process| process.pid == command || leads && process.group == Some(command);
+    let mut parts = system::processes().filter(is_part).peekable();
+    // This user may not see the processes of a group that is there and not found.
+    (is_empty || parts.peek().is_some()) && parts.all(|process| process.has_ended)
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::process::{getpgrp, getppid};
+
+    use super::*;
+
+    #[test]
+    fn this_process_is_found_with_its_parent_and_its_group() {
+        let own = system::processes().find(|process| process.pid == getpid());
+        let expected = Process { pid: getpid(), has_ended: false, parent: getppid(), group: Some(getpgrp()) };
+        assert_eq!(own, Some(expected));
+    }
 }

@@ -12,9 +12,9 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::{Errno, read, retry_on_intr, write};
-use rustix::process::{Pid, Resource, Signal, getrlimit, kill_process, test_kill_process};
+use rustix::process::{Pid, RawPid, Resource, Signal, getrlimit, kill_process, test_kill_process};
 
-use super::Woken;
+use super::{Process, Woken};
 use crate::clock;
 use crate::planted::{Bug, planted};
 
@@ -178,11 +178,8 @@ pub(crate) fn open_descriptors() -> impl Iterator<Item = RawFd> {
 pub(crate) fn ignored_signals() -> u64 {
     // Asked before the first signal is caught.
     static IGNORED: LazyLock<u64> = LazyLock::new(|| {
-        let own = std::process::id().to_string();
-        let mut ps = Command::new("ps");
-        ps.args(["-o", "ignored=", "-p", &own]).stdin(Stdio::null()).stderr(Stdio::null());
-        let mask = ps.output().map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
-        u64::from_str_radix(mask.unwrap_or_default().trim(), 16).unwrap_or(0)
+        let mask = ps(&["-o", "ignored=", "-p", &std::process::id().to_string()]);
+        u64::from_str_radix(mask.trim(), 16).unwrap_or(0)
     });
     *IGNORED
 }
@@ -192,13 +189,23 @@ pub(crate) fn gets_orphans() -> bool {
     false
 }
 
-pub(crate) fn ended_children() -> Vec<Pid> {
-    Vec::new()
+/// All processes, from `ps`.
+pub(crate) fn processes() -> impl Iterator<Item = Process> {
+    let text = ps(&["-A", "-o", "pid=", "-o", "ppid=", "-o", "pgid=", "-o", "stat="]);
+    let found: Vec<_> = text.lines().filter_map(parse).collect();
+    found.into_iter()
 }
 
-/// Whether no process is left of a group, nor the command that it is named after.
-pub(crate) fn group_has_ended(command: Pid, _leads: bool, is_empty: bool) -> bool {
-    is_empty && Handle::open(command).is_err()
+fn parse(line: &str) -> Option<Process> {
+    let mut words = line.split_whitespace();
+    let mut pid_of = || words.next()?.parse::<RawPid>().ok().map(Pid::from_raw);
+    let (pid, parent, group) = (pid_of()??, pid_of()?, pid_of()?);
+    Some(Process { pid, has_ended: words.next()?.starts_with('Z'), parent, group })
+}
+
+fn ps(args: &[&str]) -> String {
+    let output = Command::new("/bin/ps").args(args).stdin(Stdio::null()).stderr(Stdio::null()).output();
+    output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default()
 }
 
 #[cfg(test)]

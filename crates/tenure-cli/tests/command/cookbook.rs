@@ -96,7 +96,9 @@ fn one_pipeline_deploys_at_a_time_and_a_cancelled_one_ends() {
 
 #[test]
 fn steps_in_separate_processes_are_under_one_lock() {
-    for recipe in ["steps", "descriptor"] {
+    // Only Linux tells when a descriptor is closed.
+    let recipes = if cfg!(tenure_portable) { &["steps"][..] } else { &["steps", "descriptor"] };
+    for recipe in recipes {
         let env = TestEnv::new();
         program(&env, "build", "echo begin >> log");
         program(&env, "publish", "sleep 0.1; echo end >> log");

@@ -1,19 +1,17 @@
 //! Loopback ports for servers and proxies.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 use std::process;
 use std::sync::atomic::{AtomicU16, Ordering};
 
 /// A port that no other user of this kit takes, in this process or another, so that a restarted server gets
 /// its port back.
 ///
-/// The claim is an abstract Unix socket named after the port, which the kernel removes with the process.
+/// The claim is the UDP port of that number, which the system frees with the process. No server here uses UDP.
 #[derive(Debug)]
 pub(crate) struct Port {
     number: u16,
-    _claims: Vec<UnixListener>,
+    _claims: Vec<UdpSocket>,
 }
 
 /// Linux does not assign ports below 32768 to outgoing connections, so none takes the port of a server that
@@ -57,9 +55,8 @@ impl Port {
     }
 }
 
-fn claim(number: u16) -> Option<UnixListener> {
-    let name = UnixAddr::from_abstract_name(format!("tenure-testkit-port-{number}")).ok()?;
-    let claim = UnixListener::bind_addr(&name).ok()?;
+fn claim(number: u16) -> Option<UdpSocket> {
+    let claim = UdpSocket::bind((Ipv4Addr::LOCALHOST, number)).ok()?;
     TcpListener::bind((Ipv4Addr::LOCALHOST, number)).ok()?;
     Some(claim)
 }
