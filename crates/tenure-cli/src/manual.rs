@@ -270,8 +270,8 @@ In a container:
   As process 1, or as a subreaper, this program reaps orphans, so no zombies are left.
 
 On macOS and FreeBSD:
-  After the machine slept, the watchdog notices within 250 ms that the lease is over. If it is killed
-  at once with this program, CMD runs on; Linux ends it. Orphans are not waited for.
+  After sleep, the watchdog notices within 250 ms that the lease is over. If it is killed together
+  with this program, CMD runs on; Linux ends it. Orphans are not reaped.
 
 Durations:
   90, 0.5 (seconds), 1500ms, 30s, 5m, 1h30m, 1d: the same everywhere.
