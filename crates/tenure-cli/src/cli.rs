@@ -755,6 +755,14 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "N", default_value_t = 500)]
     pub(crate) series: usize,
 
+    /// Election whose leader the page shows; repeatable
+    #[arg(long, value_name = "NAME", allow_hyphen_values = true)]
+    pub(crate) election: Vec<String>,
+
+    /// Job of --once-per whose last run and next window the page shows; repeatable
+    #[arg(long, value_name = "NAME", allow_hyphen_values = true)]
+    pub(crate) job: Vec<String>,
+
     /// Only names that begin with this
     #[arg(value_name = "PREFIX", default_value = "", hide_default_value = true)]
     pub(crate) names: String,

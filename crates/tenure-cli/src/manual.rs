@@ -143,7 +143,7 @@ Examples:
 pub(crate) const TOP_MANUAL: &str = "\
 A hand-over is counted when a lock has another holder than at the last refresh, so several between
 two refreshes count once. A bar shows the rest of the longest lease that this holder was seen with.
-The history of a lock begins with the first refresh.
+The history of a lock begins with the first refresh: its last ten minutes as a line, and its holds.
 
 On a server each refresh walks all keys with SCAN and asks about each lock. Refreshes take at most
 2 % of the time: with 10,000 locks on a local Redis one took 0.5 s, every 24 s, and the server 0.4 %
@@ -162,13 +162,27 @@ Examples:
 
 #[cfg(feature = "serve")]
 pub(crate) const SERVE_MANUAL: &str = "\
-  /            a page with a table of the locks and the history of one
+  /            a page: who holds and waits for what, and the last ten minutes of each lock
   /metrics     for Prometheus
   /locks.json  the data of the page
 
 It is read-only and has no login. At a loopback address it answers only requests for localhost or
-such an address. A hand-over is counted when a lock has another holder than at the last refresh, so
-several between two refreshes count once.
+such an address. It sees nothing between two refreshes: times in a history are as exact as --every,
+and several hand-overs between two refreshes count once. A lease counts as expired if it ran out
+after a missed renewal; a forced end counts as a release.
+
+Fields of /locks.json, with times in milliseconds since 1970 and unknown values as null:
+  store prefix trouble       the store, and the error of the last refresh if it failed
+  started_ms looked_ms       the first and the last refresh
+  now_ms                     the time of the response
+  every_ms span_ms           the interval of refreshes, and the time that histories cover
+  handovers_per_second       during the last 30 s
+  locks elections            each with name, kind, permits (used, all), foreign, the numbers held and
+                             waiting, up to 100 holders and waiters (who, detail, token, since_ms,
+                             left_ms, lease_ms), holds (who, token, from_ms, to_ms, end) and waits
+                             (at_ms, waiting: the new number); free locks stay while they have holds
+  jobs                       each with name and last (who, begun_ms, outcome, why, next_ms)
+With ?after=MS, an earlier looked_ms, holds and waits contain only what has changed since.
 
 Exit status:
    64  usage: invalid flag or URL

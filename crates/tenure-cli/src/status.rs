@@ -8,7 +8,7 @@ use tenure::{Holder, Locks, Outcome, Share};
 use crate::cli::Status;
 use crate::clock;
 use crate::exit::{self, Failure};
-use crate::output::{self, Line, Span};
+use crate::output::{self, Line, Span, plural};
 use crate::table::Party;
 use crate::{json, store, table};
 
@@ -73,7 +73,9 @@ fn held(how: &str, status: &tenure::Status) -> String {
     };
     for (role, all) in [("holder", &status.holders), ("waiter", &status.waiters)] {
         for one in all {
-            let _ = writeln!(lines, "{role}: {}{}", describe(status, one), share(one.share));
+            let share = share(one.share);
+            let separator = if share.is_empty() { "" } else { ", " };
+            let _ = writeln!(lines, "{role}: {}{separator}{share}", describe(status, one));
         }
     }
     if status.unlisted > 0 {
@@ -83,14 +85,13 @@ fn held(how: &str, status: &tenure::Status) -> String {
 }
 
 /// A holder's share of the lock, if there are different kinds.
-fn share(share: Share) -> String {
+pub(crate) fn share(share: Share) -> String {
     match share {
-        Share::Reader => ", to read".to_owned(),
-        Share::Upgradeable => ", to read and perhaps write".to_owned(),
-        Share::Writer => ", to write".to_owned(),
-        Share::Permits(1) => ", 1 permit".to_owned(),
-        Share::Permits(permits) => format!(", {permits} permits"),
-        Share::Holds(count) if count > 1 => format!(", {count} times"),
+        Share::Reader => "to read".to_owned(),
+        Share::Upgradeable => "to read and perhaps write".to_owned(),
+        Share::Writer => "to write".to_owned(),
+        Share::Permits(permits) => plural(permits.into(), "permit"),
+        Share::Holds(count) if count > 1 => format!("{count} times"),
         _ => String::new(),
     }
 }

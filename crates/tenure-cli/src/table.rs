@@ -10,6 +10,7 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use crate::exit::Failure;
 use crate::output::Line;
+use crate::status;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Row {
@@ -37,6 +38,8 @@ pub(crate) struct Party {
     pub(crate) left: Option<Duration>,
     /// 0 without a token.
     pub(crate) token: u64,
+    /// The share of the lock, or the payload of a leader.
+    pub(crate) detail: String,
 }
 
 /// By what rows are sorted.
@@ -185,11 +188,12 @@ impl Party {
             since: holder.since().and_then(|since| since.duration_since(UNIX_EPOCH).ok()),
             left: holder.remaining,
             token: holder.fence,
+            detail: status::share(holder.share),
             ..holder.owner.as_ref().map(Self::named).unwrap_or_default()
         }
     }
 
-    fn named(owner: &Owner) -> Self {
+    pub(crate) fn named(owner: &Owner) -> Self {
         Self {
             user: owner.user().to_owned(),
             label: owner.label().into_owned(),
@@ -272,6 +276,7 @@ mod tests {
             since: since.map(Duration::from_secs),
             left: left.map(Duration::from_secs),
             token: 1,
+            ..Party::default()
         };
         let waiters = vec![Party::default(); waiters];
         Row { name: name.into(), kind: kind.into(), holders: vec![holder], waiters, ..Row::default() }

@@ -3,20 +3,29 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::net::IpAddr;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
+use tenure::{LastRun, Outcome};
 
+use super::Seen;
 use crate::clock;
-use crate::observed::Observed;
-use crate::table::{Party, Row};
+use crate::list::pause;
+use crate::observed::{Observed, SPAN};
+use crate::table::{self, Party, Row};
 
-/// The page, which loads nothing but `locks.json`.
+/// The page and what it loads, apart from `locks.json`.
 pub(super) const PAGE: &str = include_str!("page.html");
-/// Maximum changes reported per lock.
-const CHANGES: usize = 20;
+pub(super) const STYLE: &str = include_str!("page.css");
+pub(super) const SCRIPT: &str = include_str!("page.js");
+/// Maximum holders and waiters listed per lock.
+const LISTED: usize = 100;
 
 pub(super) struct Pages {
     pub(super) store: String,
+    pub(super) prefix: String,
+    pub(super) elections: Vec<String>,
+    pub(super) every: Duration,
     /// Maximum number of locks with metrics of their own.
     pub(super) series: usize,
     /// Whether only this machine can connect.
@@ -77,7 +86,7 @@ impl Pages {
             "tenure_handoffs_total",
             "counter",
             "Hand-overs seen. Several between two refreshes count once.",
-            one(seen.handoffs_total as f64),
+            one(seen.handovers_total as f64),
         );
         let now = clock::unix();
         let each = |of: &dyn Fn(&Row) -> Option<f64>| {
@@ -105,39 +114,100 @@ impl Pages {
         text
     }
 
-    pub(super) fn json(&self, seen: &Observed) -> String {
+    /// The observed locks, elections and jobs. Histories contain only what changed after `after`, in
+    /// milliseconds since 1970.
+    pub(super) fn json(&self, seen: &Seen, after: u64) -> String {
         let now = clock::unix();
-        let ms = |time: std::time::Duration| time.as_millis() as u64;
-        let party = |one: &Party| {
-            json!({
-                "who": one.who(),
-                "token": one.token,
-                "since_ms": one.since.map(ms),
-                "left_ms": one.left.map(|left| ms(left.saturating_sub(now.saturating_sub(seen.looked_at)))),
-            })
-        };
-        let locks = seen.rows.iter().map(|row| {
-            let history = seen.history(&row.name).take(CHANGES);
-            json!({
-                "name": row.name,
-                "kind": row.kind,
-                "permits": row.used(),
-                "waiting": row.waiting(),
-                "foreign": row.foreign,
-                "holders": row.holders.iter().map(party).collect::<Vec<_>>(),
-                "waiters": row.waiters.iter().map(party).collect::<Vec<_>>(),
-                "history": history.map(|change| json!({ "at_ms": ms(change.at), "what": change.what })).collect::<Vec<_>>(),
-            })
-        });
-        let object: Value = json!({
+        let recent = seen.locks.histories().filter(|(_, history)| history.is_recent(now));
+        let mut locks: BTreeMap<&str, Option<&Row>> = recent.map(|(name, _)| (name, None)).collect();
+        locks.extend(seen.locks.rows.iter().map(|row| (row.name.as_str(), Some(row))));
+        let election = |name: &String| lock(&seen.elections, name, seen.elections.row(name), now, after);
+        let object = json!({
             "store": self.store,
-            "trouble": seen.trouble,
-            "looked_ms": ms(seen.looked_at),
-            "handoffs_per_second": seen.handoffs_per_second(),
-            "locks": locks.collect::<Vec<_>>(),
+            "prefix": self.prefix,
+            "trouble": seen.locks.trouble,
+            "started_ms": ms(seen.locks.since.unwrap_or_default()),
+            "looked_ms": ms(seen.locks.looked_at),
+            "now_ms": ms(now),
+            "every_ms": ms(pause(self.every, seen.locks.took)),
+            "span_ms": ms(SPAN),
+            "handovers_per_second": seen.locks.handovers_per_second(),
+            "locks": locks.iter().map(|(name, row)| lock(&seen.locks, name, *row, now, after)).collect::<Vec<_>>(),
+            "elections": self.elections.iter().map(election).collect::<Vec<_>>(),
+            "jobs": seen.jobs.iter().map(job).collect::<Vec<_>>(),
         });
         object.to_string()
     }
+}
+
+fn ms(time: Duration) -> u64 {
+    time.as_millis() as u64
+}
+
+/// A lock or an election with its history, whether it is held or not.
+fn lock(seen: &Observed, name: &str, row: Option<&Row>, now: Duration, after: u64) -> Value {
+    let history = seen.history(name);
+    let kind = row.map(|row| &row.kind).or(history.map(|history| &history.kind));
+    let hold = |one: &Party| history.and_then(|history| history.hold(one));
+    let party = |one: &Party| {
+        let lease = seen.lease_of(name, one, now);
+        json!({
+            "who": one.who(),
+            "detail": one.detail,
+            "token": one.token,
+            "since_ms": hold(one).map(|hold| hold.from).or(one.since).map(ms),
+            "left_ms": lease.map(|(left, _)| ms(left)),
+            "lease_ms": lease.map(|(_, whole)| ms(whole)),
+        })
+    };
+    let parties =
+        |all: Option<&Vec<Party>>| all.into_iter().flatten().take(LISTED).map(party).collect::<Vec<_>>();
+    let is_news = |at: Duration| ms(at) > after;
+    let holds = history.into_iter().flat_map(|history| &history.holds);
+    let holds =
+        holds.filter(|hold| is_news(hold.changed) && hold.end.is_none_or(|(end, _)| end + SPAN >= now));
+    let waits = history.into_iter().flat_map(|history| &history.waits).filter(|(at, _)| is_news(*at));
+    json!({
+        "name": name,
+        "kind": kind,
+        "permits": row.and_then(|row| row.permits).map(|(used, all)| json!({ "used": used, "all": all })),
+        "foreign": row.and_then(|row| row.foreign.as_ref()),
+        "held": row.map_or(0, |row| row.holders.len()),
+        "waiting": row.map_or(0, Row::waiting),
+        "holders": parties(row.map(|row| &row.holders)),
+        "waiters": parties(row.map(|row| &row.waiters)),
+        "holds": holds.map(|hold| json!({
+            "who": hold.who,
+            "token": hold.token,
+            "from_ms": ms(hold.from),
+            "to_ms": hold.end.map(|(end, _)| ms(end)),
+            "end": hold.end.map(|(_, how)| how.to_string()),
+        })).collect::<Vec<_>>(),
+        "waits": waits.map(|(at, count)| json!({ "at_ms": ms(*at), "waiting": count })).collect::<Vec<_>>(),
+    })
+}
+
+/// A job with its last run. The window of that run ends when the next one begins.
+fn job((name, last): &(String, Option<LastRun>)) -> Value {
+    let since_1970 = |time: SystemTime| ms(time.duration_since(UNIX_EPOCH).unwrap_or_default());
+    json!({
+        "name": name,
+        "last": last.as_ref().map(|run| {
+            let (outcome, why) = match &run.outcome {
+                Outcome::Running => ("running", ""),
+                Outcome::Done => ("done", ""),
+                Outcome::Failed(why) => ("failed", why.as_str()),
+                _ => ("lost", ""),
+            };
+            json!({
+                "who": table::who(&run.owner),
+                "begun_ms": since_1970(run.begun),
+                "outcome": outcome,
+                "why": why,
+                "next_ms": since_1970(run.window.end),
+            })
+        }),
+    })
 }
 
 fn quoted(text: &str) -> String {
@@ -148,9 +218,44 @@ fn quoted(text: &str) -> String {
 mod tests {
     use super::*;
 
+    fn pages(series: usize, is_local: bool) -> Pages {
+        let every = Duration::from_secs(5);
+        Pages { store: String::new(), prefix: String::new(), elections: Vec::new(), every, series, is_local }
+    }
+
+    #[test]
+    fn an_answer_has_only_what_changed_after_the_last() {
+        let row = |token| Row {
+            name: "a".into(),
+            holders: vec![Party { token, ..Party::default() }],
+            ..Row::default()
+        };
+        let mut seen = Seen::default();
+        let now = clock::unix();
+        let at = |seconds| now - Duration::from_secs(seconds);
+        seen.locks.looked(Ok(vec![row(1)]), at(20), Duration::ZERO);
+        seen.locks.looked(Ok(vec![row(1)]), at(10), Duration::ZERO);
+        let told = |seen: &Seen, after| -> Value {
+            serde_json::from_str(&pages(1, true).json(seen, after)).expect("JSON")
+        };
+        let tokens = |told: &Value| -> Vec<u64> {
+            let holds = told["locks"][0]["holds"].as_array().expect("holds");
+            holds.iter().filter_map(|hold| hold["token"].as_u64()).collect()
+        };
+        assert_eq!(tokens(&told(&seen, 0)), [1]);
+        let looked = told(&seen, 0)["looked_ms"].as_u64().expect("a time");
+        assert!(tokens(&told(&seen, looked)).is_empty());
+        seen.locks.looked(Ok(vec![row(2)]), at(5), Duration::ZERO);
+        assert_eq!(tokens(&told(&seen, looked)), [2, 1]);
+        // A free lock stays with its history.
+        seen.locks.looked(Ok(vec![]), at(1), Duration::ZERO);
+        let told = told(&seen, looked);
+        assert_eq!((&told["locks"][0]["held"], tokens(&told)), (&0.into(), vec![2, 1]), "{told}");
+    }
+
     #[test]
     fn a_page_from_elsewhere_may_not_read_what_is_for_this_machine() {
-        let page = |is_local| Pages { store: String::new(), series: 1, is_local };
+        let page = |is_local| pages(1, is_local);
         for (host, may) in [
             ("localhost:9797", true),
             ("127.0.0.1:9797", true),
@@ -171,7 +276,7 @@ mod tests {
         let mut seen = Observed::default();
         let rows = vec![row("a\"b\\c\nd"), row("z")];
         seen.looked(Ok(rows), clock::unix(), std::time::Duration::from_millis(5));
-        let text = Pages { store: String::new(), series: 1, is_local: true }.metrics(&seen);
+        let text = pages(1, true).metrics(&seen);
         for line in [
             "tenure_up 1",
             "tenure_locks{kind=\"mutex\"} 2",

@@ -1,5 +1,5 @@
-//! `tenure serve`: the locks of a store over HTTP, read-only: metrics, and a page with a table. `answers`
-//! renders the responses.
+//! `tenure serve`: the locks of a store over HTTP, read-only: metrics, JSON, and a page for people. `answers`
+//! renders the responses; `page.html`, `page.css` and `page.js` are the page.
 
 mod answers;
 
@@ -18,7 +18,7 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use std::sync::{Arc, Mutex, PoisonError};
-use tenure::Locks;
+use tenure::{Election, LastRun, Leader, Locks, OncePer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};
 
@@ -27,14 +27,39 @@ use crate::exit::{Failure, of_signal};
 use crate::list::pause;
 use crate::observed::Observed;
 use crate::signals::{END_THE_WAIT, Signals};
-use crate::table::walk;
+use crate::status::ANY_PERIOD;
+use crate::table::{Party, Row, walk};
 use crate::{clock, output, store};
 
 /// Maximum concurrent clients, and the timeout of each.
 const CLIENTS: usize = 64;
 const PATIENCE: Duration = Duration::from_secs(10);
+/// The page loads only its own style and script, and cannot turn text into markup.
+const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; \
+                      base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
+                      require-trusted-types-for 'script'; trusted-types 'none'";
 
-type Shared = Arc<Mutex<Observed>>;
+type Shared = Arc<Mutex<Seen>>;
+
+/// What was observed so far.
+#[derive(Default)]
+struct Seen {
+    locks: Observed,
+    /// Elections as locks that their leaders hold.
+    elections: Observed,
+    jobs: Vec<(String, Option<LastRun>)>,
+}
+
+/// The watched parts of the store.
+struct Watched<'a> {
+    locks: &'a Locks,
+    prefix: &'a str,
+    elections: Vec<Election>,
+    jobs: Vec<OncePer>,
+}
+
+/// The result of one refresh: locks, leaders, and the last runs of jobs.
+type Looked = (Vec<Row>, Vec<Row>, Vec<(String, Option<LastRun>)>);
 
 /// Serves until a signal arrives; returns the exit code.
 #[expect(clippy::disallowed_methods, reason = "a timer of this command's own")]
@@ -42,27 +67,43 @@ pub(crate) async fn serve(args: &Serve) -> Result<u8, Failure> {
     let mut signals =
         Signals::catch(&END_THE_WAIT).map_err(|error| Failure::own("cannot catch signals", &error))?;
     let locks = store::open_existing(&args.store)?;
+    let election = |name: &String| locks.election(name.as_str(), "");
+    let job = |name: &String| locks.once_per(name.as_str(), ANY_PERIOD);
+    let watched = Watched {
+        locks: &locks,
+        prefix: &args.names,
+        elections: args.election.iter().map(election).collect::<tenure::Result<_>>()?,
+        jobs: args.job.iter().map(job).collect::<tenure::Result<_>>()?,
+    };
     let own = |error: io::Error| Failure::own(&format!("cannot listen at {}", args.listen), &error);
     let listener = TcpListener::bind(args.listen).await.map_err(own)?;
     let at = listener.local_addr().map_err(own)?;
     let seen = Shared::default();
     // Fail before announcing the address if the store is unreachable.
     let asked = clock::now();
-    let rows = match signals.or_end(store::unless_absent(&locks, walk(&locks, &args.names, &[]))).await {
-        Ok(found) => found??.into_iter().map(|(row, _)| row).collect(),
+    let found = match signals.or_end(store::unless_absent(&locks, watched.look())).await {
+        Ok(found) => found??,
         Err(signal) => return Ok(of_signal(signal)),
     };
-    seen.lock().unwrap_or_else(PoisonError::into_inner).looked(Ok(rows), clock::unix(), clock::now() - asked);
+    record(&seen, Ok(found), clock::now() - asked);
     output::print(format!("listening at http://{at}/\n"))
         .map_err(|error| Failure::own("cannot print", &error))?;
     let looks = async {
         loop {
-            let took = look(&locks, args, &seen).await;
-            sleep(pause(args.every, took)).await;
+            let asked = clock::now();
+            let found = watched.look().await;
+            let took = clock::now() - asked;
+            // The duration of a failed scan says nothing about the cost of one.
+            let cost = if found.is_ok() { took } else { Duration::ZERO };
+            record(&seen, found, took);
+            sleep(pause(args.every, cost)).await;
         }
     };
     let page = answers::Pages {
         store: locks.url().to_owned(),
+        prefix: args.store.prefix.clone(),
+        elections: args.election.clone(),
+        every: args.every,
         series: args.series,
         is_local: at.ip().is_loopback(),
     };
@@ -72,15 +113,38 @@ pub(crate) async fn serve(args: &Serve) -> Result<u8, Failure> {
     }
 }
 
-/// Scans the store once; returns what that cost.
-async fn look(locks: &Locks, args: &Serve, seen: &Shared) -> Duration {
-    let asked = clock::now();
-    let found = walk(locks, &args.names, &[]).await;
-    let took = clock::now() - asked;
-    let rows = found.map(|found| found.into_iter().map(|(row, _)| row).collect());
-    let cost = if rows.is_ok() { took } else { Duration::ZERO };
-    seen.lock().unwrap_or_else(PoisonError::into_inner).looked(rows, clock::unix(), took);
-    cost
+impl Watched<'_> {
+    async fn look(&self) -> Result<Looked, Failure> {
+        let found = walk(self.locks, self.prefix, &[]).await?;
+        let (mut leaders, mut runs) = (Vec::new(), Vec::new());
+        for election in &self.elections {
+            leaders.extend(election.leader().await?.map(|leader| row_of(election, leader)));
+        }
+        for job in &self.jobs {
+            runs.push((job.name().as_str().to_owned(), job.last().await?));
+        }
+        Ok((found.into_iter().map(|(row, _)| row).collect(), leaders, runs))
+    }
+}
+
+fn row_of(election: &Election, Leader { payload, fence, owner, .. }: Leader) -> Row {
+    let holder = Party { token: fence, detail: payload, ..Party::named(&owner) };
+    let name = election.name().as_str().to_owned();
+    Row { name, kind: "election".into(), holders: vec![holder], ..Row::default() }
+}
+
+/// Records the result of a refresh.
+fn record(seen: &Shared, found: Result<Looked, Failure>, took: Duration) {
+    let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+    let now = clock::unix();
+    match found {
+        Ok((rows, leaders, jobs)) => {
+            seen.locks.looked(Ok(rows), now, took);
+            seen.elections.looked(Ok(leaders), now, took);
+            seen.jobs = jobs;
+        }
+        Err(failure) => seen.locks.looked(Err(failure), now, took),
+    }
 }
 
 /// Polls both, which never end.
@@ -133,11 +197,18 @@ fn answered(request: &Request<Incoming>, page: &answers::Pages, seen: &Shared) -
         (&Method::GET | &Method::HEAD, "/") => {
             (StatusCode::OK, "text/html; charset=utf-8", answers::PAGE.to_owned())
         }
+        (&Method::GET | &Method::HEAD, "/page.css") => {
+            (StatusCode::OK, "text/css; charset=utf-8", answers::STYLE.to_owned())
+        }
+        (&Method::GET | &Method::HEAD, "/page.js") => {
+            (StatusCode::OK, "text/javascript; charset=utf-8", answers::SCRIPT.to_owned())
+        }
         (&Method::GET | &Method::HEAD, "/metrics") => {
-            (StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", page.metrics(&seen))
+            (StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", page.metrics(&seen.locks))
         }
         (&Method::GET | &Method::HEAD, "/locks.json") => {
-            (StatusCode::OK, "application/json", page.json(&seen))
+            let after = request.uri().query().and_then(|query| query.strip_prefix("after=")?.parse().ok());
+            (StatusCode::OK, "application/json", page.json(&seen, after.unwrap_or(0)))
         }
         (&Method::GET | &Method::HEAD, _) => (StatusCode::NOT_FOUND, "text/plain", "not found\n".to_owned()),
         _ => (StatusCode::METHOD_NOT_ALLOWED, "text/plain", "only GET and HEAD\n".to_owned()),
@@ -147,9 +218,7 @@ fn answered(request: &Request<Incoming>, page: &answers::Pages, seen: &Shared) -
         .header("content-type", kind)
         .header("cache-control", "no-store")
         .header("x-content-type-options", "nosniff")
-        .header(
-            "content-security-policy",
-            "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'",
-        );
+        .header("referrer-policy", "no-referrer")
+        .header("content-security-policy", POLICY);
     response.body(Full::new(Bytes::from(text))).expect("these headers are valid")
 }

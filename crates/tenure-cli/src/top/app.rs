@@ -223,16 +223,13 @@ mod tests {
     }
 
     #[test]
-    fn hand_offs_and_histories_are_what_changed_between_looks() {
+    fn hand_overs_are_what_changed_between_looks() {
         let mut app = app(&[row("a", &[1]), row("b", &[5])]);
-        assert_eq!(app.seen.handoffs_per_second(), 0.0);
+        assert_eq!(app.seen.handovers_per_second(), 0.0);
         for (second, rows) in [(102, vec![row("a", &[2])]), (104, vec![row("a", &[3]), row("b", &[6])])] {
             app.looked(Ok(rows), Duration::from_secs(second), Duration::ZERO);
         }
-        assert_eq!(app.seen.handoffs_per_second(), 3.0 / 4.0);
-        let told = |name| app.seen.history(name).map(|change| change.what.clone()).collect::<Vec<_>>();
-        assert_eq!(told("b").len(), 3);
-        assert!(told("b")[0].ends_with("token 6") && told("b")[1] == "free", "{:?}", told("b"));
+        assert_eq!(app.seen.handovers_per_second(), 3.0 / 4.0);
     }
 
     #[test]

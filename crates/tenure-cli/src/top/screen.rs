@@ -9,6 +9,7 @@ use ratatui::text::{Line as TextLine, Span as TextSpan};
 use ratatui::widgets::{Cell, Paragraph, Row as TableRow, Table, TableState};
 
 use super::app::{App, Mode};
+use crate::observed::{End, History, SPAN};
 use crate::output::{Line, Span, plural};
 use crate::table::{Party, Row, fitted};
 
@@ -45,7 +46,7 @@ fn draw_head(frame: &mut Frame<'_>, app: &App, area: Rect) {
         "{}, {} waiting, {:.1} hand-overs/s",
         plural(app.seen.count() as u64, "lock"),
         app.seen.waiting(),
-        app.seen.handoffs_per_second()
+        app.seen.handovers_per_second()
     );
     let most = usize::from(area.width).saturating_sub(counts.len() + 1);
     let store = fitted(&format!("tenure top  {}", app.store), most);
@@ -164,14 +165,49 @@ fn draw_lock(frame: &mut Frame<'_>, app: &App, name: &str, now: Duration, area: 
         lines.push(format!("  and {more} more lines"));
     }
     lines.push(String::new());
-    lines.push("history".into());
-    for change in app.seen.history(name) {
-        let seconds = change.at.as_secs();
-        let (hour, minute, second) = (seconds / 3_600 % 24, seconds / 60 % 60, seconds % 60);
-        lines.push(format!("  {hour:02}:{minute:02}:{second:02} UTC  {}", Line(&change.what)));
+    lines.push("history of 10 minutes: █ held  ▓ with waiters  │ hand-over  × lease expired".into());
+    if let Some(history) = app.seen.history(name) {
+        lines.push(format!(
+            "  {}",
+            strip(history, usize::from(area.width).saturating_sub(4), app.seen.looked_at)
+        ));
+        for hold in &history.holds {
+            let seconds = hold.from.as_secs();
+            let (hour, minute, second) = (seconds / 3_600 % 24, seconds / 60 % 60, seconds % 60);
+            let token = if hold.token > 0 { format!(", token {}", hold.token) } else { String::new() };
+            let span = Span(hold.end.map_or(now, |(end, _)| end).saturating_sub(hold.from));
+            let end = hold.end.map_or(String::new(), |(_, how)| format!(", {how}"));
+            let who = Line(&hold.who);
+            lines.push(format!("  {hour:02}:{minute:02}:{second:02} UTC  {who}{token}, for {span}{end}"));
+        }
     }
     let lines: Vec<_> = lines.into_iter().map(TextLine::from).collect();
     frame.render_widget(Paragraph::new(lines), area);
+}
+
+/// The time line of a lock up to `now`, one character per cell.
+fn strip(history: &History, width: usize, now: Duration) -> String {
+    let cell = SPAN / u32::try_from(width.max(1)).unwrap_or(u32::MAX);
+    let start = now.saturating_sub(SPAN);
+    let character = |at: usize| {
+        let from = start + cell * at as u32;
+        let to = from + cell;
+        let ended = |how| {
+            let is_it = |(end, why): (Duration, End)| why == how && (from..to).contains(&end);
+            history.holds.iter().any(|hold| hold.end.is_some_and(is_it))
+        };
+        let is_held =
+            history.holds.iter().any(|hold| hold.from < to && hold.end.is_none_or(|(end, _)| end > from));
+        let waiting = history.waits.iter().rev().find(|(at, _)| *at < to).map_or(0, |(_, count)| *count);
+        match is_held {
+            _ if ended(End::Expired) => '×',
+            _ if ended(End::HandedOver) => '│',
+            true if waiting > 0 => '▓',
+            true => '█',
+            false => '·',
+        }
+    };
+    (0..width).map(character).collect()
 }
 
 fn draw_foot(frame: &mut Frame<'_>, app: &App, area: Rect) {
@@ -197,4 +233,31 @@ fn draw_foot(frame: &mut Frame<'_>, app: &App, area: Rect) {
     };
     let style = if is_urgent { style(app, URGENT) } else { Style::new() };
     frame.render_widget(Paragraph::new(fitted(&text, area.width.into())).style(style), area);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_strip_marks_holds_waits_hand_overs_and_expiries() {
+        let mut seen = crate::observed::Observed::default();
+        let minute = |minute: u64| Duration::from_secs(60 * minute);
+        for (at, token, left, waiters) in [
+            (11, 1, 600, 0),
+            (12, 1, 600, 1),
+            (14, 2, 150, 0), // handed over
+            (16, 2, 30, 0),  // not renewed
+            (17, 0, 0, 0),   // expired
+            (18, 3, 600, 0),
+            (20, 3, 600, 0),
+        ] {
+            let holder = Party { token, left: Some(Duration::from_secs(left)), ..Party::default() };
+            let holders = if token > 0 { vec![holder] } else { vec![] };
+            let waiters = vec![Party::default(); waiters];
+            let rows = vec![Row { name: "a".into(), holders, waiters, ..Row::default() }];
+            seen.looked(Ok(rows), minute(at), Duration::ZERO);
+        }
+        assert_eq!(strip(seen.history("a").expect("a history"), 10, minute(20)), "·█▓▓│█×·██");
+    }
 }

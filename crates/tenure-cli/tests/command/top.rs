@@ -116,10 +116,15 @@ fn keys_select_a_lock_show_its_history_and_filter() {
         screen[3].starts_with("  holder  alice@") && screen[4].starts_with("  waiter  alice@"),
         "{screen:?}"
     );
+    let is_line = |line: &String| line.starts_with("  ·") && line.ends_with('▓');
+    terminal.until("it has a time line", |screen| screen.iter().any(is_line));
     // The waiter gets it and ends: both are in its history.
     held[1].signal(Signal::TERM);
     let screen = terminal.expect("queue: free");
-    assert!(screen.iter().any(|line| line.ends_with("UTC  free")), "{screen:?}");
+    assert!(
+        screen.iter().any(|line| line.contains("UTC  alice@") && line.ends_with(", released")),
+        "{screen:?}"
+    );
     terminal.keys(&["Escape"]);
     terminal.expect(FOOT);
     terminal.keys(&["/", "r", "e", "n", "Enter"]);
