@@ -4,7 +4,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::path::Path;
 
-use rustix::time::{ClockId, clock_gettime};
+use tenure::diagnosis::boot_clock;
 
 /// A log that is written line by line, each of the same length and at once: a killed process leaves
 /// whole lines, and they can be counted by the file's size.
@@ -73,6 +73,5 @@ pub(crate) fn read(path: &Path) -> Vec<Line> {
 }
 
 pub(crate) fn now() -> u64 {
-    let now = clock_gettime(ClockId::Boottime);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+    boot_clock().0
 }
