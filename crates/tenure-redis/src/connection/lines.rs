@@ -15,6 +15,7 @@
 //! The callers' connection is used only beside a store connection to the same server, and only if that one is
 //! direct, because only then can the server be told to kill it.
 
+use std::collections::hash_map::Entry;
 use std::future::{Future, ready};
 use std::hash::BuildHasherDefault;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -107,12 +108,12 @@ pub(crate) struct Line {
 /// A request about a name. If dropped before its answer, it counts as given up.
 struct Numbered {
     lines: Arc<Lines>,
-    name: LockName,
+    /// `None` once it is over.
+    name: Option<LockName>,
     number: u64,
     /// It changes nothing, so the time at which it is carried out does not matter. No trace is kept if its
     /// answer does not come, because a program may give up reads of ever new names.
     only_reads: bool,
-    is_over: bool,
 }
 
 /// How a request ended.
@@ -276,8 +277,7 @@ impl Lines {
             *traffic = Traffic { place, in_flight: 0, first: number, given_up: None };
         }
         traffic.in_flight += 1;
-        let request =
-            Numbered { lines: Arc::clone(self), name: name.clone(), number, only_reads, is_over: false };
+        let request = Numbered { lines: Arc::clone(self), name: Some(name.clone()), number, only_reads };
         (request, traffic.place.clone())
     }
 
@@ -324,7 +324,8 @@ impl Numbered {
 
     /// The kill has been carried out: later requests need not wait for it.
     fn follows_the_end(&self) {
-        if let Some(traffic) = self.lines.unanswered().by_name.get_mut(&self.name)
+        if let Some(name) = &self.name
+            && let Some(traffic) = self.lines.unanswered().by_name.get_mut(name)
             && matches!(traffic.place, ConnectionRoute::OursAfter(_))
         {
             traffic.place = ConnectionRoute::Ours;
@@ -332,11 +333,10 @@ impl Numbered {
     }
 
     fn leave(&mut self, end: RequestEnd) {
-        if std::mem::replace(&mut self.is_over, true) {
-            return;
-        }
+        let Some(name) = self.name.take() else { return };
         let mut unanswered = self.lines.unanswered();
-        let Some(traffic) = unanswered.by_name.get_mut(&self.name) else { return };
+        let Entry::Occupied(mut entry) = unanswered.by_name.entry(name) else { return };
+        let traffic = entry.get_mut();
         if self.number < traffic.first {
             return;
         }
@@ -349,7 +349,7 @@ impl Numbered {
             RequestEnd::Ignored => {}
         }
         if traffic.in_flight == 0 && traffic.given_up.is_none() {
-            unanswered.by_name.remove(&self.name);
+            entry.remove();
         }
     }
 }

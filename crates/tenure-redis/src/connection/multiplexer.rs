@@ -20,7 +20,6 @@ use std::time::Duration;
 use futures_util::future::select;
 use tokio::io::ReadBuf;
 use tokio::sync::{Notify, oneshot};
-use tokio::task::yield_now;
 
 use crate::resp::Value;
 use crate::resp::encode::Commands;
@@ -35,8 +34,9 @@ use tenure_core::sync::Locked;
 /// A connection is dead if a request is past its deadline and no reply at all arrived for this long since it
 /// was sent. With less, one impatient caller on a slow network would cost all callers the connection.
 const SILENCE: Duration = Duration::from_millis(200);
-/// From this many unanswered requests on, the task yields once before it writes, so that other tasks'
-/// requests leave in the same packet. With fewer, client and server would only wait for each other.
+/// From this many unanswered requests on, the task yields once before it writes, so that other tasks' requests
+/// leave in the same packet. With fewer, client and server would only wait for each other. It also yields if
+/// the last read woke several callers, because most of them send their next request at once.
 const MANY: usize = 8;
 /// Pending bytes that are written without yielding: about 15 requests.
 const ENOUGH: usize = 2_048;
@@ -144,6 +144,7 @@ impl Multiplexer {
             input: vec![0; READ],
             filled: 0,
             wakers: Vec::new(),
+            woken: 0,
             _done: done,
         };
         (MultiplexerHandle(multiplexer), task, over)
@@ -551,6 +552,8 @@ struct ConnectionTask {
     input: Vec<u8>,
     filled: usize,
     wakers: Vec<Waker>,
+    /// Number of callers woken by the last read.
+    woken: usize,
     /// Dropped with the task, which completes the receiver.
     _done: oneshot::Sender<()>,
 }
@@ -595,19 +598,23 @@ impl ConnectionTask {
             if state.end.is_some() && !(waiting > 0 && planted(Bug::WriteAfterHangUp)) {
                 return Poll::Ready(Ok(()));
             }
-            state.task.get_or_insert_with(|| cx.waker().clone());
             if waiting > 0 && !yields && self.written == self.writing.bytes().len() {
-                yields = waiting < ENOUGH && !self.has_waited && state.unanswered.len() >= MANY;
+                let is_busy = state.unanswered.len() >= MANY || self.woken > 1;
+                yields = waiting < ENOUGH && !self.has_waited && is_busy;
                 if !yields {
                     self.writing.clear();
                     self.written = 0;
                     mem::swap(&mut state.out, &mut self.writing);
                 }
             }
+            if !yields {
+                state.task.get_or_insert_with(|| cx.waker().clone());
+            }
             drop(state);
-            // Unlike a wake-up, this wakes no other worker thread.
-            if yields && !self.has_waited && pin!(yield_now()).poll(cx).is_pending() {
+            if yields && !self.has_waited {
+                // To the end of the run queue, from which an idle worker thread can take it.
                 self.has_waited = true;
+                cx.waker().wake_by_ref();
             }
             self.write(cx)?;
             if self.read(cx)?.is_pending() {
@@ -647,6 +654,7 @@ impl ConnectionTask {
         }
         let filled = self.filled + read;
         let taken = self.multiplexer.receive(&self.input[..filled], self.listener.as_ref(), &mut self.wakers);
+        self.woken = self.wakers.len();
         // Also the callers whose replies precede malformed input.
         self.wakers.drain(..).for_each(Waker::wake);
         let taken = taken?;
@@ -693,7 +701,7 @@ mod tests {
 
         /// Lets the task run; `true` if it has ended.
         fn run(&mut self) -> bool {
-            // `yield_now` wakes immediately outside a runtime.
+            // A turn may end early, to let other tasks run before a write.
             (0..4).any(|_| (&mut self.task).now_or_never().is_some())
         }
 
@@ -900,6 +908,24 @@ mod tests {
             assert!((&mut scene.task).now_or_never().is_none());
             assert_eq!(scene.arrived(), piece.repeat(ENOUGH / piece.len() + 1), "that is enough");
         });
+    }
+
+    #[test]
+    fn callers_woken_together_send_together() {
+        let mut scene = Scene::new(false);
+        let open = scene.open.shared();
+        let mut first = ["PING"; 2].map(|word| ask(&open, word).last().boxed());
+        assert!(first.iter_mut().all(|caller| now(caller).is_none()));
+        scene.run();
+        scene.arrived();
+        scene.say("+PONG\r\n+PONG\r\n");
+        assert!(first.into_iter().all(|caller| now(caller).is_some()));
+        let _one = ask(&open, "PING");
+        assert!((&mut scene.task).now_or_never().is_none());
+        assert_eq!(scene.arrived(), "", "the others run first");
+        let _next = ask(&open, "PING");
+        assert!((&mut scene.task).now_or_never().is_none());
+        assert_eq!(scene.arrived(), "*1\r\n$4\r\nPING\r\n".repeat(2));
     }
 
     #[test]

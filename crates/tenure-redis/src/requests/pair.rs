@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, MutexGuard};
+use std::sync::{Arc, LazyLock, MutexGuard};
 use std::time::Duration;
 
 use crate::connection::pipeline::Pipeline;
@@ -17,7 +17,7 @@ use crate::requests;
 use crate::requests::script::RELEASE;
 use crate::requests::{RequestContext, keys, warn_unheard};
 use crate::resp::Value;
-use crate::resp::encode::Commands;
+use crate::resp::encode::{Commands, command};
 use crate::resp::parse::{Replies, Reply, Tape};
 use crate::topology::Terms;
 use tenure_core::moment::Moment;
@@ -36,6 +36,9 @@ const BUSY: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(30);
 /// Maximum number of names, and of owners, remembered.
 const REMEMBERED: usize = 4_096;
+
+/// Encoded once, because it is the same for every acquisition.
+static COUNT: LazyLock<Commands> = LazyLock::new(|| command(&["INCR", keys::COUNTER]));
 
 /// What this client remembers of the locks it requested.
 #[derive(Default)]
@@ -132,7 +135,8 @@ impl Pairs {
         let asks = pipeline.delete.get().is_none();
         let pair = pipeline.send(deadline, |out| {
             out.begin(6).arg("SET").arg(name).arg(owner).arg("NX").arg("PX").number(ttl_ms);
-            out.command(&["INCR", keys::COUNTER]).command(&["GET", name]);
+            out.extend(&COUNT);
+            out.command(&["GET", name]);
             if asks {
                 out.command(&HAS_DELETE);
             }

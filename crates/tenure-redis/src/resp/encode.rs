@@ -78,10 +78,20 @@ impl Commands {
     }
 
     fn header(&mut self, kind: u8, number: u64) {
-        let mut digits = [0; 20];
-        self.bytes.push(kind);
-        self.bytes.extend_from_slice(decimal(number, &mut digits));
-        self.bytes.extend_from_slice(b"\r\n");
+        let digit = |number: u64| b'0' + number as u8;
+        match number {
+            // Nearly all: arrays of known size are copied without a call.
+            0..10 => self.bytes.extend_from_slice(&[kind, digit(number), b'\r', b'\n']),
+            10..100 => {
+                let (tens, ones) = (digit(number / 10), digit(number % 10));
+                self.bytes.extend_from_slice(&[kind, tens, ones, b'\r', b'\n']);
+            }
+            _ => {
+                self.bytes.push(kind);
+                self.bytes.extend_from_slice(decimal(number, &mut [0; 20]));
+                self.bytes.extend_from_slice(b"\r\n");
+            }
+        }
     }
 }
 

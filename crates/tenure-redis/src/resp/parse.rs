@@ -196,7 +196,10 @@ impl Parser {
     /// Parses a line. Returns its length and whether it completes a value; `None` if the line is incomplete.
     fn line(&mut self, input: &[u8], tape: &mut Tape) -> Result<Option<(usize, bool)>, Malformed> {
         let kind = input[0];
-        if !b"+-:_,#($!=*~%>".contains(&kind) {
+        if !matches!(
+            kind,
+            b'+' | b'-' | b':' | b'_' | b',' | b'#' | b'(' | b'$' | b'!' | b'=' | b'*' | b'~' | b'%' | b'>'
+        ) {
             return Err(Malformed("a byte that begins no value"));
         }
         if kind == b'>' && !self.is_between() {
@@ -314,7 +317,10 @@ fn length_of(digits: &[u8]) -> Result<u64, Malformed> {
 }
 
 fn int(text: &[u8]) -> Option<i64> {
-    std::str::from_utf8(text).ok()?.parse().ok()
+    match text {
+        [b'-', digits @ ..] => 0_i64.checked_sub_unsigned(length_of(digits).ok()?),
+        [b'+', digits @ ..] | digits => length_of(digits).ok()?.try_into().ok(),
+    }
 }
 
 #[cfg(test)]
