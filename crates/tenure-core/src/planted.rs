@@ -269,6 +269,10 @@ pub enum Bug {
     RecordOfAnyone,
     /// The window of a job is determined by the client's clock.
     WindowFromClient,
+    /// A job may run again in the window of its last run.
+    WindowRepeats,
+    /// The record of a run is written only when it ends.
+    RecordedAfterRun,
     /// An observer receives only the newest change.
     TermSkipped,
     /// A leader is told that it leads until it resigns, even after its lease has expired.
@@ -299,7 +303,7 @@ impl Bug {
     /// All bugs that the general schedules cover. Excluded are those of compare-and-swap stores and of
     /// PostgreSQL, which have schedules of their own, and those of Redis connections, which
     /// `tests/sim/callers.rs`, `tests/sim/redis_bytes.rs` and the tests of the multiplexer find.
-    pub const ALL: [Self; 111] = [
+    pub const ALL: [Self; 113] = [
         Self::DeadlineFromReply,
         Self::ElapsedIgnored,
         Self::NoMargin,
@@ -406,6 +410,8 @@ impl Bug {
         Self::LettingInStops,
         Self::RecordOfAnyone,
         Self::WindowFromClient,
+        Self::WindowRepeats,
+        Self::RecordedAfterRun,
         Self::TermSkipped,
         Self::LeaderToldLate,
         Self::ForcedUnheard,

@@ -1,4 +1,5 @@
 //! Candidates of an election, which also run a job once in each second, while servers die and stand still.
+#![expect(clippy::disallowed_methods, reason = "tests against real servers measure real time")]
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -275,7 +275,11 @@ impl OncePer {
         let mut begin = put(guard.owner(), keep, run.encode());
         begin.window = (!planted(Bug::WindowFromClient)).then_some(window.from..window.open_to);
         let sent = engine.now();
-        let RecordAnswer::Stored { at_us } = self.record.put(begin).await? else { return Ok(None) };
+        let stored = match planted(Bug::RecordedAfterRun) {
+            true => RecordAnswer::Stored { at_us: engine.runtime.unix_micros() },
+            false => self.record.put(begin).await?,
+        };
+        let RecordAnswer::Stored { at_us } = stored else { return Ok(None) };
         run.begun = at_us;
         let at_us = if planted(Bug::WindowFromClient) { window.from } else { at_us };
         let left = Duration::from_micros(window.to.saturating_sub(at_us));
@@ -400,6 +404,9 @@ impl OncePer {
         let (now, mut window) = (*now_us, self.window(*now_us)?);
         if let Some(record) = record {
             let run = self.decode(record.at_us, &record.value)?;
+            if run.from == window.from && planted(Bug::WindowRepeats) {
+                return Ok(Judged::Open(window));
+            }
             let length = window.to - window.from;
             if run.from > now.saturating_add(2 * length) {
                 let clock = match self.record.engine().store.capabilities().client_decides {

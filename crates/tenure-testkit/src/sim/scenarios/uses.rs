@@ -1,37 +1,112 @@
-//! Caches, jobs that run once, and elections: on one store in memory, between processes whose clocks differ.
+//! Caches, jobs that run once, and elections: on one store in memory or one server that compares and swaps,
+//! between processes whose clocks differ.
 
+use std::collections::BTreeMap;
 use std::fmt::Error as Failed;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, FutureExt, join, join_all};
+use futures_util::future::{BoxFuture, Either, FutureExt, join, join_all, select};
+use tenure::internals::store::cas::Cas;
 use tenure::internals::store::memory::Memory;
-use tenure::internals::{Runtime, locks};
+use tenure::internals::{Moment, Runtime, Store, locks};
 use tenure::{Change, Locks, Options};
 
 use super::Outcome;
+use crate::sim::cas::Server;
 use crate::sim::chooser::Chooser;
 use crate::sim::clock::{Clock, MS, SECOND};
 use crate::sim::executor::{Process, Sim};
 
 const MINUTE: Duration = Duration::from_secs(60);
+const HOUR: Duration = Duration::from_secs(3_600);
 
 /// A process, and its locks.
 struct Host {
     sim: Sim,
     process: Arc<Process>,
+    wall: Arc<Mutex<Wall>>,
     locks: Locks,
+}
+
+/// A wall clock.
+#[derive(Clone, Copy, Debug, Default)]
+struct Wall {
+    ahead_us: i64,
+    stopped_us: Option<u64>,
+}
+
+/// A process with a wall clock that can be set.
+#[derive(Debug)]
+struct Walled {
+    process: Arc<Process>,
+    wall: Arc<Mutex<Wall>>,
+}
+
+impl Runtime for Walled {
+    fn now(&self) -> Moment {
+        self.process.now()
+    }
+
+    fn unix_micros(&self) -> u64 {
+        let Wall { ahead_us, stopped_us } = *self.wall.lock().expect("one thread");
+        stopped_us.unwrap_or_else(|| self.process.unix_micros().saturating_add_signed(ahead_us))
+    }
+
+    fn random(&self) -> u64 {
+        self.process.random()
+    }
+
+    fn sleep_until(&self, at: Moment) -> BoxFuture<'static, ()> {
+        self.process.sleep_until(at)
+    }
+
+    fn spawn(&self, task: BoxFuture<'static, ()>) {
+        self.process.spawn(task);
+    }
 }
 
 impl Host {
     async fn sleep(&self, time: Duration) {
         self.process.sleep_until(self.process.now() + time).await;
     }
+
+    /// Sets the wall clock ahead by these minutes, and lets it run or stand still.
+    fn set_wall(&self, ahead: i64, runs: bool) {
+        let ahead_us = ahead * 60_000_000;
+        let stopped_us = (!runs).then(|| self.process.unix_micros().saturating_add_signed(ahead_us));
+        *self.wall.lock().expect("one thread") = Wall { ahead_us, stopped_us };
+    }
+}
+
+/// Opens a client of the one store of a scenario.
+type Opens = Box<dyn Fn(&Arc<Process>, Arc<dyn Runtime>) -> Arc<dyn Store>>;
+
+/// A store in memory.
+fn memory(server: &Arc<Process>) -> Opens {
+    let store = Arc::new(Memory::new(Arc::clone(server) as _, "memory:"));
+    Box::new(move |_, _| Arc::clone(&store) as _)
+}
+
+/// A server that compares and swaps.
+fn cas(server: &Arc<Process>) -> Opens {
+    let server = Server::new(Arc::clone(server) as _);
+    Box::new(move |process, runtime| {
+        Arc::new(Cas::new(Arc::new(server.of(process.id())), "cas:sim", runtime))
+    })
 }
 
 /// Plays a scenario between hosts whose clocks are ahead of the store's by these many milliseconds.
 fn play(
+    ahead_ms: &[i64],
+    scenario: impl FnOnce(Vec<Host>) -> BoxFuture<'static, Result<(), String>>,
+) -> Outcome {
+    play_on(memory, ahead_ms, scenario)
+}
+
+fn play_on(
+    store: fn(&Arc<Process>) -> Opens,
     ahead_ms: &[i64],
     scenario: impl FnOnce(Vec<Host>) -> BoxFuture<'static, Result<(), String>>,
 ) -> Outcome {
@@ -41,11 +116,13 @@ fn play(
         ppm: 0,
     };
     let server = sim.process(clock(0), 1);
-    let store = Arc::new(Memory::new(Arc::clone(&server) as _, "memory:"));
+    let open = store(&server);
     let hosts = ahead_ms.iter().zip(2..).map(|(ahead_ms, seed)| {
-        let process = sim.process(clock(*ahead_ms), seed);
-        let locks = locks(Arc::clone(&store) as _, Arc::clone(&process) as _, Options::new());
-        Host { sim: sim.clone(), process, locks: locks.expect("the options are right") }
+        let (process, wall) = (sim.process(clock(*ahead_ms), seed), Arc::default());
+        let runtime: Arc<dyn Runtime> =
+            Arc::new(Walled { process: Arc::clone(&process), wall: Arc::clone(&wall) });
+        let locks = locks(open(&process, Arc::clone(&runtime)), runtime, Options::new());
+        Host { sim: sim.clone(), process, wall, locks: locks.expect("the options are right") }
     });
     let outcome = Arc::new(Mutex::new(Err("it has not ended".to_owned())));
     let (told, ended) = (Arc::clone(&outcome), sim.clone());
@@ -56,7 +133,7 @@ fn play(
         ended.halt();
     };
     sim.spawn(server.id(), played.boxed());
-    sim.run(300 * SECOND, 1_000_000);
+    sim.run(100_000 * SECOND, 3_000_000);
     sim.end();
     outcome.lock().expect("one thread").clone()
 }
@@ -131,9 +208,68 @@ pub(super) fn hosts_whose_clocks_differ_run_a_job_once_in_a_window() -> Outcome 
     })
 }
 
+/// Without a clock of the store: two hosts are hours ahead, of which the first drops each run in its middle;
+/// others are behind, and one clock jumps and one stops.
+pub(super) fn hosts_whose_clocks_are_hours_apart_run_a_job_once_in_a_window() -> Outcome {
+    const ASKS: u32 = 200;
+    const AHEAD: [i64; 6] = [300, 290, 0, -180, 0, 300];
+    play_on(cas, &[0; AHEAD.len()], |hosts| {
+        async move {
+            let begun = Mutex::new(BTreeMap::<_, u32>::new());
+            let asks = hosts.iter().enumerate().map(|(at, host)| {
+                let begun = &begun;
+                async move {
+                    host.set_wall(AHEAD[at], true);
+                    let job = host.locks.once_per("x", HOUR).map_err(fails)?;
+                    for ask in 0..ASKS {
+                        match (at, ask) {
+                            (4, 30 | 120) => host.set_wall(310, true),
+                            (4, 60) => host.set_wall(-60, true),
+                            (4, 150) => host.set_wall(420, true),
+                            (5, 20) => host.set_wall(300, false),
+                            _ => {}
+                        }
+                        let run = job.run(async |turn| {
+                            *begun.lock().expect("one thread").entry(turn.window().start).or_default() += 1;
+                            host.sleep(MINUTE).await;
+                            Ok::<_, Failed>(())
+                        });
+                        let limit = if at == 0 { MINUTE / 2 } else { 3 * MINUTE };
+                        let ran = select(Box::pin(run), Box::pin(host.sleep(limit))).await;
+                        if let Either::Left((Err(error), _)) = ran
+                            && !(error.is_refused() && error.to_string().contains("far ahead"))
+                        {
+                            return Err(error.to_string());
+                        }
+                        host.sleep(7 * MINUTE + Duration::from_secs(at as u64)).await;
+                    }
+                    Ok::<_, String>(())
+                }
+            });
+            for asked in join_all(asks).await {
+                asked?;
+            }
+            let begun = begun.into_inner().expect("one thread");
+            match begun.iter().find(|(_, count)| **count > 1) {
+                Some((window, count)) => {
+                    Err(format!("a job ran {count} times in the window from {window:?}"))
+                }
+                None if begun.len() < 20 => Err(format!("only {} windows had a run", begun.len())),
+                None => Ok(()),
+            }
+        }
+        .boxed()
+    })
+}
+
 /// One leader resigns and another is elected before the observer polls.
 pub(super) fn an_observer_is_told_of_every_term() -> Outcome {
-    play(&[0, 0], |hosts| {
+    observed(memory)?;
+    observed(cas)
+}
+
+fn observed(store: fn(&Arc<Process>) -> Opens) -> Outcome {
+    play_on(store, &[0, 0], |hosts| {
         async move {
             let election = |host: &Host| host.locks.election("x", "").map_err(fails);
             let (one, other) = (election(&hosts[0])?, election(&hosts[1])?);
@@ -160,8 +296,13 @@ pub(super) fn an_observer_is_told_of_every_term() -> Outcome {
 /// Two leaders in one process, one idle and one working, are paused for longer than their lease. The process
 /// resumes after others have become leader.
 pub(super) fn a_stopped_leader_does_not_say_that_it_leads() -> Outcome {
+    stopped(memory)?;
+    stopped(cas)
+}
+
+fn stopped(store: fn(&Arc<Process>) -> Opens) -> Outcome {
     const STEP: Duration = Duration::from_millis(10);
-    play(&[0, 0], |hosts| {
+    play_on(store, &[0, 0], |hosts| {
         async move {
             let (stopped, next) = (&hosts[0], &hosts[1]);
             let asked = Arc::new(AtomicU64::new(0));
