@@ -85,8 +85,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, Either, FutureExt, pending, ready, select};
-use tokio::sync::{mpsc, oneshot, watch::Sender};
+use futures_util::future::{Either, FutureExt, select};
+use tokio::sync::{mpsc, oneshot};
 
 use self::names::RecordId;
 use self::shared::{CallerOutcome, SharedDirectory};
@@ -95,13 +95,11 @@ use self::watch::WatchMode;
 use self::worker::{DirectoryWorker, Job, JobRequest, Promise};
 use tenure_core::error::{Error, Result};
 use tenure_core::name::{LockName, Quoted};
-use tenure_core::owner::Owner;
-use tenure_core::protocol::record::{RecordAnswer, RecordOp};
-use tenure_core::protocol::{Answer, LockSpec, Op};
+use tenure_core::protocol::LockSpec;
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{
-    Capabilities, Cursor, Failure, HoldLiveness, Incarnation, Kinds, LeaseClock, Listener, Opening, Page,
-    QuorumMember, Store,
+    Capabilities, Cursor, Failure, HoldLiveness, Incarnation, LeaseClock, Listener, Opening, Page, Purpose,
+    Signals, Store, StoreExt, StoreFuture, StoreReply, StoreRequest,
 };
 
 /// A store in a directory. Clones share it; it closes with the last clone and the last pending future.
@@ -114,8 +112,8 @@ struct DirectoryInner {
     runtime: Arc<dyn Runtime>,
     jobs: OnceLock<mpsc::UnboundedSender<Job>>,
     shared: Arc<SharedDirectory>,
-    /// How many times the directory at the path was replaced by another.
-    replaced: Arc<Sender<u64>>,
+    /// Interrupted when the directory at the path was replaced by another.
+    signals: Signals,
 }
 
 /// Opens the store of a `file:DIR` URL. Touches no file before the first use.
@@ -154,7 +152,7 @@ impl File {
             runtime,
             jobs: OnceLock::new(),
             shared: SharedDirectory::new(boot_clock_offset_ms()),
-            replaced: Arc::default(),
+            signals: Signals::new(Incarnation::Lasting),
         }))
     }
 
@@ -201,8 +199,7 @@ impl DirectoryInner {
             let (sender, jobs) = mpsc::unbounded_channel();
             let runtime = Arc::clone(&self.runtime);
             let shared = Arc::clone(&self.shared);
-            let worker =
-                DirectoryWorker::new(self.path.clone(), runtime, shared, Arc::clone(&self.replaced), jobs);
+            let worker = DirectoryWorker::new(self.path.clone(), runtime, shared, self.signals.clone(), jobs);
             self.runtime.spawn(worker.run().boxed());
             sender
         })
@@ -210,50 +207,52 @@ impl DirectoryInner {
 }
 
 impl Store for File {
-    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
+    fn call(&self, request: StoreRequest, within: Duration) -> StoreFuture<StoreReply> {
         let store = self.clone();
-        async move {
-            match store.done(store.0.shared.call(&*store.0.runtime, &op)) {
-                Some(answer) => answer,
-                None => store.ask(within, |promise| JobRequest::Call(op, promise)).await,
+        match request {
+            StoreRequest::Lock(op) => async move {
+                let answer = match store.done(store.0.shared.call(&*store.0.runtime, &op)) {
+                    Some(answer) => answer,
+                    None => store.ask(within, |promise| JobRequest::Call(op, promise)).await,
+                };
+                answer.map(StoreReply::Lock)
             }
+            .boxed(),
+            StoreRequest::Record(op) => async move {
+                let answer = match store.done(store.0.shared.record(&*store.0.runtime, &op)) {
+                    Some(answer) => answer,
+                    None => store.ask(within, |promise| JobRequest::Record(op, promise)).await,
+                };
+                answer.map(StoreReply::Record)
+            }
+            .boxed(),
+            StoreRequest::Renewals(ops) => self.renew_each(ops, within),
         }
-        .boxed()
     }
 
-    fn record(&self, op: RecordOp, within: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
-        let store = self.clone();
-        async move {
-            match store.done(store.0.shared.record(&*store.0.runtime, &op)) {
-                Some(answer) => answer,
-                None => store.ask(within, |promise| JobRequest::Record(op, promise)).await,
-            }
-        }
-        .boxed()
-    }
-
-    fn listen(
+    fn subscribe(
         &self,
         name: &LockName,
         spec: LockSpec,
+        purpose: Purpose<'_>,
         within: Duration,
-    ) -> BoxFuture<'static, Result<Listener, Failure>> {
-        let name = name.clone();
-        let hears = if matches!(spec, LockSpec::Queue(_)) { WatchMode::Turns } else { WatchMode::All };
-        self.ask(within, move |promise| JobRequest::Listen { name, hears, promise }).boxed()
-    }
-
-    fn listen_to_ask(
-        &self,
-        name: &LockName,
-        _rule: LockSpec,
-        within: Duration,
-    ) -> BoxFuture<'static, Result<Listener, Failure>> {
+    ) -> StoreFuture<Listener> {
         let (store, name) = (self.clone(), name.clone());
+        let hears = match (purpose, spec) {
+            (Purpose::Hold(_), _) => {
+                return self.ask(within, move |promise| JobRequest::ListenWhileHeld(name, promise)).boxed();
+            }
+            (Purpose::Ask, _) => WatchMode::Calls,
+            (_, LockSpec::Queue(_)) => WatchMode::Turns,
+            _ => WatchMode::All,
+        };
         async move {
-            let (id, hears) = (RecordId::of(&name), WatchMode::Calls);
+            let id = RecordId::of(&name);
             let listener =
                 store.ask(within, move |promise| JobRequest::Listen { name, hears, promise }).await?;
+            if !matches!(hears, WatchMode::Calls) {
+                return Ok(listener);
+            }
             // A listener does not keep the store alive.
             let (jobs, runtime) = (store.0.jobs().downgrade(), Arc::clone(&store.0.runtime));
             Ok(listener.resting(move || {
@@ -265,28 +264,12 @@ impl Store for File {
         .boxed()
     }
 
-    fn listen_while_held(
-        &self,
-        name: &LockName,
-        _rule: LockSpec,
-        _owner: &Owner,
-        within: Duration,
-    ) -> BoxFuture<'static, Result<Listener, Failure>> {
-        let name = name.clone();
-        self.ask(within, move |promise| JobRequest::ListenWhileHeld(name, promise)).boxed()
-    }
-
-    fn list(
-        &self,
-        prefix: &str,
-        from: Cursor,
-        within: Duration,
-    ) -> BoxFuture<'static, Result<Page, Failure>> {
+    fn list(&self, prefix: &str, from: Cursor, within: Duration) -> StoreFuture<Page> {
         let prefix = prefix.to_owned();
         self.ask(within, |promise| JobRequest::List { prefix, from, promise }).boxed()
     }
 
-    fn ready(&self, within: Duration) -> BoxFuture<'static, Result<(), Failure>> {
+    fn ready(&self, within: Duration) -> StoreFuture<()> {
         let store = self.clone();
         async move {
             match store.done(store.0.shared.ready(&*store.0.runtime)) {
@@ -299,56 +282,20 @@ impl Store for File {
 
     fn capabilities(&self) -> Capabilities {
         Capabilities {
-            kinds: Kinds::All,
             clock: LeaseClock::Machine,
-            values: Ok(()),
-            client_decides: false,
             liveness: HoldLiveness::Handle,
-            messages_grant: true,
-            shares_leases: false,
-            restart_grace: None,
+            member: Ok(()),
+            ..Capabilities::SERVER
         }
     }
 
-    fn supports(&self, _rule: LockSpec, _name: &LockName) -> Result<(), &'static str> {
-        Ok(())
-    }
-
-    fn declare_ttl(&self, _ttl: Duration) {}
-
-    fn settled(&self) -> BoxFuture<'static, ()> {
-        ready(()).boxed()
-    }
-
-    /// Resolves when the directory was replaced.
-    fn interrupted(&self) -> BoxFuture<'static, ()> {
-        let mut replaced = self.0.replaced.subscribe();
-        let before = *replaced.borrow_and_update();
-        async move {
-            // The sender lives as long as the store; without a store this future never resolves.
-            if replaced.wait_for(|count| *count > before).await.is_err() {
-                pending().await
-            }
-        }
-        .boxed()
-    }
-
-    fn interruptions(&self) -> u64 {
-        *self.0.replaced.borrow()
-    }
-
-    fn member(&self) -> Result<&dyn QuorumMember, &'static str> {
-        Ok(self)
+    /// Interrupted when the directory was replaced.
+    fn signals(&self) -> &Signals {
+        &self.0.signals
     }
 
     fn url(&self) -> &Arc<str> {
         &self.0.url
-    }
-}
-
-impl QuorumMember for File {
-    fn incarnation(&self) -> Incarnation {
-        Incarnation::Lasting
     }
 }
 

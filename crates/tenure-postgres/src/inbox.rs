@@ -1,11 +1,10 @@
 //! Hands requests to the worker, and announces reconnections.
 
 use std::collections::VecDeque;
-use std::pin::pin;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::future::BoxFuture;
 use tokio::sync::{Notify, oneshot};
 
 use super::server::{Row, Server};
@@ -13,7 +12,7 @@ use tenure_core::moment::Moment;
 use tenure_core::protocol::record::{RecordAnswer, RecordOp};
 use tenure_core::protocol::{Answer, Op};
 use tenure_core::runtime::Runtime;
-use tenure_core::store::Failure;
+use tenure_core::store::{Failure, Signals};
 use tenure_core::sync::Locked;
 
 /// Sends the answer to a caller.
@@ -76,8 +75,8 @@ pub(super) struct Inbox {
     state: Locked<InboxState>,
     /// Wakes the worker.
     pub(super) work: Notify,
-    /// Notified on each new connection.
-    again: Notify,
+    /// Interrupted when the connection was lost and re-established.
+    pub(super) signals: Signals,
 }
 
 #[derive(Default)]
@@ -86,8 +85,8 @@ struct InboxState {
     next: u64,
     runs: bool,
     closed: bool,
-    /// Number of connections made.
-    connects: u64,
+    /// Whether there has been a connection.
+    has_connected: bool,
 }
 
 impl Inbox {
@@ -96,8 +95,8 @@ impl Inbox {
         runtime: Arc<dyn Runtime>,
         worker: fn(Arc<Self>) -> BoxFuture<'static, ()>,
     ) -> Arc<Self> {
-        let (state, work, again) = (Locked::default(), Notify::new(), Notify::new());
-        Arc::new(Self { server, runtime, worker, state, work, again })
+        let (state, work, signals) = (Locked::default(), Notify::new(), Signals::default());
+        Arc::new(Self { server, runtime, worker, state, work, signals })
     }
 
     fn state(&self) -> MutexGuard<'_, InboxState> {
@@ -144,31 +143,11 @@ impl Inbox {
         self.state().closed
     }
 
-    /// Announces a new connection.
+    /// Announces a new connection. The first one interrupts nothing.
     pub(super) fn connected(&self) {
-        self.state().connects += 1;
-        self.again.notify_waiters();
-    }
-
-    /// How often the connection was lost and re-established. The first connection does not count.
-    pub(super) fn interruptions(&self) -> u64 {
-        self.state().connects.saturating_sub(1)
-    }
-
-    /// Completes when the connection was lost and re-established.
-    pub(super) fn reconnected(self: &Arc<Self>) -> BoxFuture<'static, ()> {
-        let inbox = Arc::clone(self);
-        let before = inbox.interruptions();
-        async move {
-            loop {
-                let mut again = pin!(inbox.again.notified());
-                again.as_mut().enable();
-                if inbox.interruptions() > before {
-                    return;
-                }
-                again.await;
-            }
+        let is_first = !std::mem::replace(&mut self.state().has_connected, true);
+        if !is_first {
+            self.signals.interrupt();
         }
-        .boxed()
     }
 }

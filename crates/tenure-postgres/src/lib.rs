@@ -31,7 +31,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, FutureExt, join_all, ready};
+use futures_util::future::{FutureExt, TryFutureExt};
 
 pub use check_in::{HoldCheck, Transaction};
 pub use diagnosis::{Diagnosis, diagnose_postgres};
@@ -44,12 +44,11 @@ pub use statements::sweep_sql;
 pub use statements::{check, tables};
 use tenure_core::error::Result;
 use tenure_core::name::LockName;
-use tenure_core::protocol::record::{RecordAnswer, RecordOp};
-use tenure_core::protocol::{Answer, LockSpec, Op};
+use tenure_core::protocol::LockSpec;
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{
-    Capabilities, Cursor, Failure, HoldLiveness, Kinds, LeaseClock, Listener, Opening, Page, QuorumMember,
-    RenewsMany, Store,
+    Capabilities, Cursor, Failure, Listener, Opening, Page, Placement, Purpose, Signals, Store, StoreExt,
+    StoreFuture, StoreReply, StoreRequest,
 };
 pub use url::table_in;
 
@@ -128,32 +127,34 @@ impl Postgres {
 }
 
 impl Store for Postgres {
-    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
-        let store = self.clone();
-        async move { store.inner.inbox.ask(within, |reply| QueuedOp::Lock(op, reply)).await }.boxed()
+    fn call(&self, request: StoreRequest, within: Duration) -> StoreFuture<StoreReply> {
+        let inbox = Arc::clone(&self.inner.inbox);
+        match request {
+            StoreRequest::Lock(op) => {
+                let asked = async move { inbox.ask(within, |reply| QueuedOp::Lock(op, reply)).await };
+                asked.map_ok(StoreReply::Lock).boxed()
+            }
+            StoreRequest::Record(op) => {
+                let asked = async move { inbox.ask(within, |reply| QueuedOp::Record(op, reply)).await };
+                asked.map_ok(StoreReply::Record).boxed()
+            }
+            // The worker combines requests that arrive together into one statement.
+            StoreRequest::Renewals(ops) => self.renew_each(ops, within),
+        }
     }
 
-    fn record(&self, op: RecordOp, within: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
-        let store = self.clone();
-        async move { store.inner.inbox.ask(within, |reply| QueuedOp::Record(op, reply)).await }.boxed()
-    }
-
-    fn listen(
+    fn subscribe(
         &self,
         name: &LockName,
-        _rule: LockSpec,
+        _spec: LockSpec,
+        _purpose: Purpose<'_>,
         within: Duration,
-    ) -> BoxFuture<'static, Result<Listener, Failure>> {
+    ) -> StoreFuture<Listener> {
         let (store, key) = (self.clone(), LockKey::of(name));
         async move { store.inner.notifications.listen(key, within).await }.boxed()
     }
 
-    fn list(
-        &self,
-        prefix: &str,
-        from: Cursor,
-        within: Duration,
-    ) -> BoxFuture<'static, Result<Page, Failure>> {
+    fn list(&self, prefix: &str, from: Cursor, within: Duration) -> StoreFuture<Page> {
         let (store, prefix) = (self.clone(), prefix.to_owned());
         async move {
             let plain = PlainStatement::List { prefix: names::prefix(&prefix), after: from.0 };
@@ -173,67 +174,29 @@ impl Store for Postgres {
         .boxed()
     }
 
-    fn ready(&self, within: Duration) -> BoxFuture<'static, Result<(), Failure>> {
+    fn ready(&self, within: Duration) -> StoreFuture<()> {
         let store = self.clone();
         async move { store.rows(PlainStatement::Ping, within, true).await.map(drop) }.boxed()
     }
 
     fn capabilities(&self) -> Capabilities {
         Capabilities {
-            kinds: Kinds::All,
-            clock: LeaseClock::Server,
-            values: Ok(()),
-            client_decides: false,
-            liveness: HoldLiveness::Lease,
-            messages_grant: true,
-            shares_leases: false,
-            restart_grace: None,
+            member: Err("PostgreSQL keeps no ballots; use a standby instead of a quorum"),
+            renewals: steps::LOCKS,
+            ..Capabilities::SERVER
         }
     }
 
-    fn supports(&self, _rule: LockSpec, _name: &LockName) -> Result<(), &'static str> {
-        Ok(())
+    fn placement(&self, _name: &LockName, _spec: LockSpec) -> Placement {
+        Placement { renewal_group: Some(0), ..Placement::default() }
     }
 
-    fn declare_ttl(&self, _ttl: Duration) {}
-
-    fn settled(&self) -> BoxFuture<'static, ()> {
-        ready(()).boxed()
-    }
-
-    fn interrupted(&self) -> BoxFuture<'static, ()> {
-        self.inner.inbox.reconnected()
-    }
-
-    fn interruptions(&self) -> u64 {
-        self.inner.inbox.interruptions()
-    }
-
-    fn renews_many(&self) -> Option<&dyn RenewsMany> {
-        Some(self)
-    }
-
-    fn member(&self) -> Result<&dyn QuorumMember, &'static str> {
-        Err("PostgreSQL keeps no ballots; use a standby instead of a quorum")
+    fn signals(&self) -> &Signals {
+        &self.inner.inbox.signals
     }
 
     fn url(&self) -> &Arc<str> {
         &self.url
-    }
-}
-
-impl RenewsMany for Postgres {
-    fn most(&self) -> usize {
-        steps::LOCKS
-    }
-
-    fn group(&self, _name: &LockName, _rule: LockSpec) -> Option<u16> {
-        Some(0)
-    }
-
-    /// The worker combines requests that arrive together into one statement.
-    fn renew(&self, ops: Vec<Op>, within: Duration) -> BoxFuture<'static, Vec<Result<Answer, Failure>>> {
-        join_all(ops.into_iter().map(|op| self.call(op, within))).boxed()
     }
 }
 

@@ -8,13 +8,11 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::{Arc, MutexGuard, Weak};
-use std::task::Poll;
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, Either, FutureExt, join_all, join3, ready, select, select_ok};
+use futures_util::future::{Either, FutureExt, join_all, join3, select, select_ok};
 use tokio::sync::Notify;
 
 use crate::connection::lines::Line;
@@ -39,7 +37,8 @@ use tenure_core::protocol::record::{RecordAnswer, RecordOp, RecordVerb};
 use tenure_core::protocol::{Answer, LockSpec, Op, Verb};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{
-    Capabilities, Client, Cursor, Failure, Listener, Page, QuorumMember, RenewsMany, Store,
+    Capabilities, Client, Cursor, Failure, Listener, Page, Placement, Purpose, Signals, Store, StoreFuture,
+    StoreReply, StoreRequest,
 };
 use tenure_core::sync::Locked;
 
@@ -72,6 +71,9 @@ struct ClusterInner {
     seeds: Vec<Target>,
     url: Arc<str>,
     terms: Terms,
+    /// Shared by the connections to all nodes. Also interrupted when a node takes over slots without having
+    /// served any before: a promoted replica may lack writes that the old master acknowledged.
+    signals: Signals,
     map: Locked<Map>,
     /// Notified on every change of the map.
     changed: Notify,
@@ -88,9 +90,6 @@ struct Map {
     nodes: BTreeMap<Address, (Arc<ClusterNode>, Moment)>,
     /// Nodes without slots that can still be queried for the topology.
     replicas: Vec<Address>,
-    /// How many times a node took over slots without having served any before. A promoted replica may lack
-    /// writes that the old master acknowledged.
-    promotions: u64,
     /// Number of failed topology refreshes, and the last reason.
     failures: u64,
     failure: Option<Failure>,
@@ -111,12 +110,13 @@ impl Cluster {
             publish: None,
             nodes: BTreeMap::new(),
             replicas: Vec::new(),
-            promotions: 0,
             failures: 0,
             failure: None,
         };
         let (map, changed, trouble) = (Locked::new(map), Notify::new(), Arc::default());
-        let inner = Arc::new(ClusterInner { runtime, dial, seeds, url, terms, map, changed, trouble });
+        let signals = Signals::default();
+        let inner =
+            Arc::new(ClusterInner { runtime, dial, seeds, url, terms, signals, map, changed, trouble });
         inner.runtime.spawn(topology_refresh(Arc::downgrade(&inner)).boxed());
         Self(inner)
     }
@@ -129,108 +129,65 @@ impl Drop for ClusterInner {
 }
 
 impl Store for Cluster {
-    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
+    fn call(&self, request: StoreRequest, within: Duration) -> StoreFuture<StoreReply> {
         let inner = Arc::clone(&self.0);
-        async move { inner.call(op, inner.runtime.now() + within).await }.boxed()
+        let deadline = move |inner: &ClusterInner| inner.runtime.now() + within;
+        match request {
+            StoreRequest::Lock(op) => {
+                async move { inner.call(op, deadline(&inner)).await.map(StoreReply::Lock) }.boxed()
+            }
+            StoreRequest::Record(op) => {
+                async move { inner.record(op, deadline(&inner)).await.map(StoreReply::Record) }.boxed()
+            }
+            StoreRequest::Renewals(ops) => {
+                async move { Ok(StoreReply::Renewals(inner.renew(ops, deadline(&inner)).await)) }.boxed()
+            }
+        }
     }
 
-    fn record(&self, op: RecordOp, within: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
-        let inner = Arc::clone(&self.0);
-        async move { inner.record(op, inner.runtime.now() + within).await }.boxed()
-    }
-
-    fn listen(
+    fn subscribe(
         &self,
         name: &LockName,
         spec: LockSpec,
+        purpose: Purpose<'_>,
         within: Duration,
-    ) -> BoxFuture<'static, Result<Listener, Failure>> {
-        let (inner, name) = (Arc::clone(&self.0), name.clone());
-        async move { inner.listen(&name, spec, None, inner.runtime.now() + within).await }.boxed()
-    }
-
-    fn listen_for_turns(
-        &self,
-        name: &LockName,
-        spec: LockSpec,
-        client: Client,
-        within: Duration,
-    ) -> BoxFuture<'static, Result<Listener, Failure>> {
-        let (inner, name) = (Arc::clone(&self.0), name.clone());
-        async move { inner.listen(&name, spec, Some(client), inner.runtime.now() + within).await }.boxed()
+    ) -> StoreFuture<Listener> {
+        let (inner, name, client) = (Arc::clone(&self.0), name.clone(), purpose.client(spec));
+        async move { inner.listen(&name, spec, client, inner.runtime.now() + within).await }.boxed()
     }
 
     /// Scans one master after the other, each like a single server. A lock whose slot migrates during the
     /// listing may be listed twice or not at all.
-    fn list(
-        &self,
-        prefix: &str,
-        from: Cursor,
-        within: Duration,
-    ) -> BoxFuture<'static, Result<Page, Failure>> {
+    fn list(&self, prefix: &str, from: Cursor, within: Duration) -> StoreFuture<Page> {
         let (inner, prefix) = (Arc::clone(&self.0), prefix.to_owned());
         async move { inner.list(&prefix, &from, inner.runtime.now() + within).await }.boxed()
     }
 
     fn capabilities(&self) -> Capabilities {
-        self.0.terms.capabilities()
+        self.0.terms.capabilities(Err("it consists of several servers, which fail over by themselves"))
     }
 
-    /// Accepts only names whose side keys and channel share the lock's slot.
-    fn supports(&self, spec: LockSpec, name: &LockName) -> Result<(), &'static str> {
-        if keys::share_a_slot(spec, name.as_str()) { Ok(()) } else { Err(TWO_SLOTS) }
-    }
-
-    fn shard(&self, name: &LockName) -> Option<String> {
-        let (member, _) = self.0.map().owner(keys::slot(name.as_str()))?;
-        Some(member.address.to_string())
-    }
-
-    fn declare_ttl(&self, _ttl: Duration) {}
-
-    fn settled(&self) -> BoxFuture<'static, ()> {
-        ready(()).boxed()
-    }
-
-    /// Completes when any node was reconnected to, or took over slots for the first time.
-    fn interrupted(&self) -> BoxFuture<'static, ()> {
-        let inner = Arc::clone(&self.0);
-        let (before, mut links) = {
-            let map = inner.map();
-            let links: Vec<_> =
-                map.nodes.values().map(|(member, _)| member.node.link.reconnected()).collect();
-            (map.promotions, links)
+    /// Accepts only names whose side keys and channel share the lock's slot. Renews only locks of one slot
+    /// together, because a script can only touch keys of one slot.
+    fn placement(&self, name: &LockName, spec: LockSpec) -> Placement {
+        let supported = if keys::share_a_slot(spec, name.as_str()) { Ok(()) } else { Err(TWO_SLOTS) };
+        let slot = keys::slot(name.as_str());
+        let shard = self.0.map().table.owner(slot).map(|owner| Arc::clone(&owner.shown));
+        let renewal_group = match spec {
+            LockSpec::Mutex => Some(slot),
+            LockSpec::Queue(_) => Some(slots::SLOTS + slot),
+            LockSpec::Reentrant => None,
         };
-        async move {
-            loop {
-                let mut changed = pin!(inner.changed.notified());
-                changed.as_mut().enable();
-                if inner.map().promotions > before {
-                    return;
-                }
-                let reconnected = poll_fn(|context| {
-                    if links.iter_mut().any(|link| link.poll_unpin(context).is_ready()) {
-                        return Poll::Ready(true);
-                    }
-                    changed.as_mut().poll(context).map(|()| false)
-                });
-                if reconnected.await {
-                    return;
-                }
-            }
-        }
-        .boxed()
+        Placement { supported, shard, renewal_group }
     }
 
-    fn interruptions(&self) -> u64 {
-        let map = self.0.map();
-        let links = map.nodes.values().map(|(member, _)| member.node.link.interruptions());
-        // Dropping a node drops its count: that looks like an interruption and costs one verification.
-        links.fold(map.promotions, u64::wrapping_add)
+    /// Interrupted when any node was reconnected to, or took over slots for the first time.
+    fn signals(&self) -> &Signals {
+        &self.0.signals
     }
 
     /// Ready once the slot table is known and at least one master is reachable.
-    fn ready(&self, within: Duration) -> BoxFuture<'static, Result<(), Failure>> {
+    fn ready(&self, within: Duration) -> StoreFuture<()> {
         let inner = Arc::clone(&self.0);
         async move {
             let deadline = inner.runtime.now() + within;
@@ -249,33 +206,8 @@ impl Store for Cluster {
         .boxed()
     }
 
-    fn renews_many(&self) -> Option<&dyn RenewsMany> {
-        Some(self)
-    }
-
-    fn member(&self) -> Result<&dyn QuorumMember, &'static str> {
-        Err("it consists of several servers, which fail over by themselves")
-    }
-
     fn url(&self) -> &Arc<str> {
         &self.0.url
-    }
-}
-
-impl RenewsMany for Cluster {
-    /// A script can only touch keys of one slot.
-    fn group(&self, name: &LockName, spec: LockSpec) -> Option<u16> {
-        let slot = || keys::slot(name.as_str());
-        match spec {
-            LockSpec::Mutex => Some(slot()),
-            LockSpec::Queue(_) => Some(slots::SLOTS + slot()),
-            LockSpec::Reentrant => None,
-        }
-    }
-
-    fn renew(&self, ops: Vec<Op>, within: Duration) -> BoxFuture<'static, Vec<Result<Answer, Failure>>> {
-        let inner = Arc::clone(&self.0);
-        async move { inner.renew(ops, inner.runtime.now() + within).await }.boxed()
     }
 }
 
@@ -537,10 +469,7 @@ impl ClusterInner {
         let mut turns = Turns::default();
         loop {
             let (member, space) = self.known(deadline, |map| map.owner(slot)).await?;
-            let channel = match client {
-                Some(client) => keys::turns(space.db, spec, name.as_str(), client),
-                None => keys::channel(space.db, spec, name.as_str()),
-            };
+            let channel = keys::subscribed(space.db, spec, name.as_str(), client);
             let is_counted = client.is_some() && space.counts_listeners();
             let notifications = &member.node.notifications;
             let listens = notifications.listen(channel, space.publish, is_counted, spec, deadline);
@@ -603,18 +532,22 @@ impl ClusterInner {
         let seed = self.seeds.iter().find(|seed| seed.address == *address).or(self.seeds.first());
         let target = seed.expect("a URL has a host").at(address.clone());
         let connector = Connector::new(Arc::clone(&self.runtime), Arc::clone(&self.dial), target);
-        let node = Node::new(connector.telling(trouble), Arc::clone(&self.url));
-        Arc::new(ClusterNode { address: address.clone(), node })
+        let node = Node::new(connector.telling(trouble), self.signals.clone(), Arc::clone(&self.url));
+        Arc::new(ClusterNode { address: address.clone(), shown: address.to_string().into(), node })
     }
 
     /// Records a MOVED redirect: `to` serves this slot.
     fn moved(&self, slot: u16, to: &Address) {
-        {
+        let is_promoted = {
             let mut map = self.map();
             let member = self.member(&mut map, to);
-            map.promotions += u64::from(!map.table.has(to));
+            let is_promoted = !map.table.has(to);
             map.table.give(slot, slot, &member);
             map.dismiss();
+            is_promoted
+        };
+        if is_promoted {
+            self.signals.interrupt();
         }
         self.changed.notify_waiters();
         self.trouble.notify_one();
@@ -662,7 +595,7 @@ impl ClusterInner {
     }
 
     async fn ask_for_view(&self, member: &ClusterNode) -> Result<(ClusterView, Publish), Failure> {
-        let ClusterNode { address, node } = member;
+        let ClusterNode { address, node, .. } = member;
         let deadline = self.runtime.now() + ANSWER;
         let pipeline = node.link.line_at_once(deadline).await.map_err(|failure| at(address, failure))?;
         let (health, slots) = (command(&["CLUSTER", "INFO"]), command(&["CLUSTER", "SLOTS"]));
@@ -695,6 +628,7 @@ impl ClusterInner {
     /// Installs the view that a node reported.
     fn learn(&self, view: &ClusterView, publish: Publish) {
         let now = self.runtime.now();
+        let mut is_promoted = false;
         {
             let mut map = self.map();
             // Requests to former masters may still be in flight: refresh their last-used time.
@@ -704,7 +638,7 @@ impl ClusterInner {
             let mut table = SlotTable::default();
             for (first, last, address) in &view.ranges {
                 let member = self.member(&mut map, address);
-                map.promotions += u64::from(!map.table.has(address) && !table.has(address));
+                is_promoted |= !map.table.has(address) && !table.has(address);
                 table.give(*first, *last, &member);
             }
             map.table = table;
@@ -714,6 +648,9 @@ impl ClusterInner {
             map.dismiss();
             let Map { nodes, table, .. } = &mut *map;
             nodes.retain(|address, (_, needed)| table.has(address) || now.since(*needed) < KEPT);
+        }
+        if is_promoted {
+            self.signals.interrupt();
         }
         self.changed.notify_waiters();
     }

@@ -33,7 +33,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, FutureExt, ready};
+use futures_util::future::FutureExt;
 
 pub use cluster::Cluster;
 pub use connection::{Dial, Dialled, Stream};
@@ -48,12 +48,12 @@ use requests::{Keyspace, Publish, RequestContext, refused};
 use resp::encode::command;
 use tenure_core::error::{Error, Result};
 use tenure_core::name::LockName;
-use tenure_core::protocol::record::{RecordAnswer, RecordOp, RecordVerb};
-use tenure_core::protocol::{Answer, LockSpec, Op, Verb};
+use tenure_core::protocol::record::RecordVerb;
+use tenure_core::protocol::{LockSpec, Verb};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{
-    Capabilities, Client, Cursor, Failure, Incarnation, Listener, Opening, Page, QuorumMember, RenewsMany,
-    Store,
+    Capabilities, Cursor, Listener, Opening, Page, Placement, Purpose, Signals, Store, StoreFuture,
+    StoreReply, StoreRequest,
 };
 
 /// A store on one Redis or Valkey server, or on the master that sentinels name. Clones share its connections.
@@ -161,59 +161,56 @@ impl Redis {
 
     fn with(connector: Connector, db: u32, terms: Terms, url: Arc<str>, runtime: Arc<dyn Runtime>) -> Self {
         let space = Keyspace { db, publish: Publish::Plain, has_slots: false };
-        let node = Arc::new(Node::new(connector, Arc::clone(&url)));
+        let node = Arc::new(Node::new(connector, Signals::default(), Arc::clone(&url)));
         let context = RequestContext { space, asking: false, terms };
         Self { runtime, node, context, is_led: false, url }
     }
 }
 
 impl Store for Redis {
-    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
+    fn call(&self, request: StoreRequest, within: Duration) -> StoreFuture<StoreReply> {
         let (node, context) = (Arc::clone(&self.node), self.context);
-        async move {
-            let deadline = node.runtime.now() + within;
-            let only_reads = matches!(op.verb, Verb::Inspect);
-            let line = node.lines.line(&op.name, only_reads, context.terms, deadline).await?;
-            let answer = node.ask(&line.pipeline, &op, context, deadline).await;
-            line.answered(answer)
+        match request {
+            StoreRequest::Lock(op) => async move {
+                let deadline = node.runtime.now() + within;
+                let only_reads = matches!(op.verb, Verb::Inspect);
+                let line = node.lines.line(&op.name, only_reads, context.terms, deadline).await?;
+                let answer = node.ask(&line.pipeline, &op, context, deadline).await;
+                line.answered(answer).map(StoreReply::Lock)
+            }
+            .boxed(),
+            StoreRequest::Record(op) => async move {
+                let deadline = node.runtime.now() + within;
+                let only_reads = matches!(op.verb, RecordVerb::Read);
+                let line = node.lines.line(&op.lock, only_reads, context.terms, deadline).await?;
+                let asked = requests::record::ask(&*node.runtime, &line.pipeline, &op, context, deadline);
+                let answer = asked.await;
+                line.answered(answer).map(StoreReply::Record)
+            }
+            .boxed(),
+            StoreRequest::Renewals(ops) => async move {
+                let deadline = node.runtime.now() + within;
+                // Always on the store's own connection. Order does not matter here: a late renewal only extends
+                // a hold that still exists.
+                let line = node.link.pipeline(deadline).await?;
+                Ok(StoreReply::Renewals(node.renew(&line, &ops, context, deadline).await))
+            }
+            .boxed(),
         }
-        .boxed()
     }
 
-    fn record(&self, op: RecordOp, within: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
-        let Self { runtime, node, context, .. } = self.clone();
-        async move {
-            let deadline = runtime.now() + within;
-            let only_reads = matches!(op.verb, RecordVerb::Read);
-            let line = node.lines.line(&op.lock, only_reads, context.terms, deadline).await?;
-            let answer = requests::record::ask(&*runtime, &line.pipeline, &op, context, deadline).await;
-            line.answered(answer)
-        }
-        .boxed()
-    }
-
-    fn listen(
+    fn subscribe(
         &self,
         name: &LockName,
         spec: LockSpec,
+        purpose: Purpose<'_>,
         within: Duration,
-    ) -> BoxFuture<'static, Result<Listener, Failure>> {
+    ) -> StoreFuture<Listener> {
         let Self { runtime, node, context: RequestContext { space, .. }, .. } = self.clone();
-        let channel = requests::keys::channel(space.db, spec, name.as_str());
+        let client = purpose.client(spec);
+        let channel = requests::keys::subscribed(space.db, spec, name.as_str(), client);
+        let is_counted = client.is_some() && space.counts_listeners();
         let deadline = runtime.now() + within;
-        async move { node.notifications.listen(channel, space.publish, false, spec, deadline).await }.boxed()
-    }
-
-    fn listen_for_turns(
-        &self,
-        name: &LockName,
-        spec: LockSpec,
-        client: Client,
-        within: Duration,
-    ) -> BoxFuture<'static, Result<Listener, Failure>> {
-        let Self { runtime, node, context: RequestContext { space, .. }, .. } = self.clone();
-        let channel = requests::keys::turns(space.db, spec, name.as_str(), client);
-        let (deadline, is_counted) = (runtime.now() + within, space.counts_listeners());
         async move { node.notifications.listen(channel, space.publish, is_counted, spec, deadline).await }
             .boxed()
     }
@@ -221,39 +218,36 @@ impl Store for Redis {
     /// Scans the whole database, a few hundred keys per page, regardless of the prefix, because the server
     /// has no index of names. A lock may be listed twice. Locks written by other programs are listed only
     /// with a non-empty prefix.
-    fn list(
-        &self,
-        prefix: &str,
-        from: Cursor,
-        within: Duration,
-    ) -> BoxFuture<'static, Result<Page, Failure>> {
+    fn list(&self, prefix: &str, from: Cursor, within: Duration) -> StoreFuture<Page> {
         let (Self { runtime, node, context, .. }, prefix) = (self.clone(), prefix.to_owned());
         async move { node.list(&prefix, &from, context, runtime.now() + within).await }.boxed()
     }
 
     fn capabilities(&self) -> Capabilities {
-        self.context.terms.capabilities()
+        let member = match self.is_led {
+            true => Err("it is several servers, one of which its sentinels choose"),
+            false if self.context.terms != Terms::default() => Err(
+                "acks and restart-grace are for one server and its replicas, and the members decide together",
+            ),
+            false => Ok(()),
+        };
+        self.context.terms.capabilities(member)
     }
 
-    fn supports(&self, _rule: LockSpec, _name: &LockName) -> Result<(), &'static str> {
-        Ok(())
+    fn placement(&self, _name: &LockName, spec: LockSpec) -> Placement {
+        let renewal_group = match spec {
+            LockSpec::Mutex => Some(0),
+            LockSpec::Queue(_) => Some(1),
+            LockSpec::Reentrant => None,
+        };
+        Placement { renewal_group, ..Placement::default() }
     }
 
-    fn declare_ttl(&self, _ttl: Duration) {}
-
-    fn settled(&self) -> BoxFuture<'static, ()> {
-        ready(()).boxed()
+    fn signals(&self) -> &Signals {
+        self.node.link.signals()
     }
 
-    fn interrupted(&self) -> BoxFuture<'static, ()> {
-        self.node.link.reconnected()
-    }
-
-    fn interruptions(&self) -> u64 {
-        self.node.link.interruptions()
-    }
-
-    fn ready(&self, within: Duration) -> BoxFuture<'static, Result<(), Failure>> {
+    fn ready(&self, within: Duration) -> StoreFuture<()> {
         let Self { runtime, node, .. } = self.clone();
         async move {
             let deadline = runtime.now() + within;
@@ -266,52 +260,8 @@ impl Store for Redis {
         .boxed()
     }
 
-    fn renews_many(&self) -> Option<&dyn RenewsMany> {
-        Some(self)
-    }
-
-    fn member(&self) -> Result<&dyn QuorumMember, &'static str> {
-        match self.is_led {
-            true => Err("it is several servers, one of which its sentinels choose"),
-            false if self.context.terms != Terms::default() => Err(
-                "acks and restart-grace are for one server and its replicas, and the members decide together",
-            ),
-            false => Ok(self),
-        }
-    }
-
     fn url(&self) -> &Arc<str> {
         &self.url
-    }
-}
-
-impl RenewsMany for Redis {
-    fn group(&self, _name: &LockName, spec: LockSpec) -> Option<u16> {
-        match spec {
-            LockSpec::Mutex => Some(0),
-            LockSpec::Queue(_) => Some(1),
-            LockSpec::Reentrant => None,
-        }
-    }
-
-    fn renew(&self, ops: Vec<Op>, within: Duration) -> BoxFuture<'static, Vec<Result<Answer, Failure>>> {
-        let Self { runtime, node, context, .. } = self.clone();
-        async move {
-            let deadline = runtime.now() + within;
-            // Always on the store's own connection. Order does not matter here: a late renewal only extends a
-            // hold that still exists.
-            match node.link.pipeline(deadline).await {
-                Ok(line) => node.renew(&line, &ops, context, deadline).await,
-                Err(failure) => vec![Err(failure); ops.len()],
-            }
-        }
-        .boxed()
-    }
-}
-
-impl QuorumMember for Redis {
-    fn incarnation(&self) -> Incarnation {
-        self.node.link.life()
     }
 }
 

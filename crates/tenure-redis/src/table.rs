@@ -9,6 +9,8 @@ use crate::topology::slots::SLOTS;
 /// A cluster node, identified by the address that the cluster announces.
 pub(crate) struct ClusterNode {
     pub(crate) address: Address,
+    /// The address as text.
+    pub(crate) shown: Arc<str>,
     pub(crate) node: Node,
 }
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tenure::internals::protocol::{Answer, Fence, Liveness, LockSpec, Op, ReleaseScope, Verb};
-use tenure::internals::store::Failure;
 use tenure::internals::store::redis::Redis;
+use tenure::internals::store::{Failure, StoreExt};
 use tenure::internals::{Driver, Store};
 use tenure::{LockName, Owner, block_on};
 
@@ -64,7 +64,7 @@ impl Asker {
     /// # Errors
     /// As [`Store::call`].
     pub fn ask(&self, name: &str, verb: Verb) -> Said {
-        block_on(self.store.call(self.op(name, verb), self.within))
+        block_on(self.store.request(self.op(name, verb), self.within))
     }
 
     /// Acquires with a lease of 30 s.

@@ -522,7 +522,7 @@ impl Guard {
             let (least, most) = (lease::TTL_MIN, grace);
             return Err(Error::invalid(format!("a lock is kept for {least:?} to {most:?}, got {time:?}")));
         }
-        store.declare_ttl(time);
+        store.signals().declare_ttl(time);
         self.part().await?;
         self.lease().set_detaching();
         self.ask(self.lease().renewal(time, Some(Liveness::Lease), None)).await?;

@@ -71,7 +71,8 @@ impl LockHandle {
         owner: Option<Owner>,
     ) -> Result<Self> {
         let store = &shared.engine.store;
-        let kept = store.capabilities().kinds.keep(spec.kind()).and_then(|()| store.supports(spec, &full));
+        let kinds = store.capabilities().kinds;
+        let kept = kinds.keep(spec.kind()).and_then(|()| store.placement(&full, spec).supported);
         kept.map_err(|reason| {
             let (name, kind) = (name.quoted(), spec.kind());
             let what = format!("store {} cannot keep {name} as a {kind}: {reason}", store.url());

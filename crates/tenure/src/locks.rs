@@ -296,6 +296,27 @@ impl Locks {
         Ok(Self::driven(Arc::new(store), driver))
     }
 
+    /// Opens a store of your own. `open` gets time, tasks and randomness for it, from a thread of the new `Locks`.
+    ///
+    /// A store implements [`Store`] of the crate `tenure-core`, in the version of this crate;
+    /// `book/contribute/writing-a-store.md` writes one from nothing.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use tenure::Locks;
+    /// use tenure_core::store::memory::Memory;
+    ///
+    /// let locks = Locks::with_store(|runtime| Ok(Arc::new(Memory::new(runtime, "memory:own"))))?;
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of `open`. `is_unreachable` if the system cannot start a thread.
+    pub fn with_store(open: impl FnOnce(Arc<dyn Runtime>) -> Result<Arc<dyn Store>>) -> Result<Self> {
+        let (driver, runtime) = started("custom:")?;
+        Ok(Self::driven(open(runtime)?, driver))
+    }
+
     /// A store driven by its own thread.
     fn driven(store: Arc<dyn Store>, driver: Arc<Driver>) -> Self {
         Self::on(store, Arc::clone(&driver) as _, Some(driver))
@@ -1016,7 +1037,7 @@ impl Locks {
     /// ```
     pub fn metrics(&self) -> Snapshot {
         let engine = &self.shared.engine;
-        engine.metrics.snapshot(engine.store.interruptions())
+        engine.metrics.snapshot(engine.store.signals().interruptions())
     }
 
     /// Waits until the releases in the background are done, for at most [`op_timeout`](Options::op_timeout).

@@ -1,20 +1,20 @@
 //! Thousands of leases that one process renews at a server that is slow for so many.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, Either, FutureExt, join_all, select};
+use futures_util::future::{Either, FutureExt, join_all, select};
 use tenure::Options;
-use tenure::internals::protocol::{Answer, Op, Verb};
+use tenure::internals::protocol::Verb;
 use tenure::internals::store::memory::Memory;
-use tenure::internals::store::{Decorator, Failure};
+use tenure::internals::store::{Decorator, Failure, StoreFuture, StoreReply, StoreRequest};
 use tenure::internals::{Moment, Runtime, Store};
 use tenure_testkit::sim::chooser::Chooser;
 use tenure_testkit::sim::clock::{Clock, SECOND};
 use tenure_testkit::sim::executor::Sim;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::oneshot;
 
 const HOLDS: usize = 3_000;
 const TTL: Duration = Duration::from_secs(2);
@@ -29,8 +29,6 @@ struct Inner {
     kept: Memory,
     runtime: Arc<dyn Runtime>,
     free_at: Mutex<Moment>,
-    interruptions: AtomicU64,
-    interrupted: Notify,
     renewals: AtomicUsize,
     /// Renewals that wait for their turn, and the most that ever did.
     waiting: AtomicUsize,
@@ -43,8 +41,6 @@ impl Busy {
             kept: Memory::new(Arc::clone(runtime), "busy:"),
             runtime: Arc::clone(runtime),
             free_at: Mutex::new(Moment(0)),
-            interruptions: AtomicU64::new(0),
-            interrupted: Notify::new(),
             renewals: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
             most: AtomicUsize::new(0),
@@ -53,8 +49,7 @@ impl Busy {
 
     /// All holds are in doubt, and so are asked about at once.
     fn interrupt(&self) {
-        self.0.interruptions.fetch_add(1, Ordering::Relaxed);
-        self.0.interrupted.notify_waiters();
+        self.0.kept.signals().interrupt();
     }
 }
 
@@ -63,7 +58,7 @@ impl Decorator for Busy {
         &self.0.kept
     }
 
-    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
+    fn call(&self, request: StoreRequest, within: Duration) -> StoreFuture<StoreReply> {
         let inner = Arc::clone(&self.0);
         async move {
             let turn = {
@@ -71,7 +66,7 @@ impl Decorator for Busy {
                 *free_at = (*free_at).max(inner.runtime.now()) + SERVICE;
                 *free_at
             };
-            let renews = matches!(op.verb, Verb::Renew { .. });
+            let renews = matches!(&request, StoreRequest::Lock(op) if matches!(op.verb, Verb::Renew { .. }));
             if renews {
                 inner.renewals.fetch_add(1, Ordering::Relaxed);
                 let waiting = inner.waiting.fetch_add(1, Ordering::Relaxed) + 1;
@@ -85,7 +80,7 @@ impl Decorator for Busy {
                     if renews {
                         server.waiting.fetch_sub(1, Ordering::Relaxed);
                     }
-                    let _ = answer.send(server.kept.call(op, SERVICE).await);
+                    let _ = answer.send(server.kept.call(request, SERVICE).await);
                 }
                 .boxed(),
             );
@@ -96,25 +91,6 @@ impl Decorator for Busy {
             }
         }
         .boxed()
-    }
-
-    fn interrupted(&self) -> BoxFuture<'static, ()> {
-        let inner = Arc::clone(&self.0);
-        let before = Decorator::interruptions(self);
-        async move {
-            loop {
-                let interrupted = inner.interrupted.notified();
-                if inner.interruptions.load(Ordering::Relaxed) != before {
-                    return;
-                }
-                interrupted.await;
-            }
-        }
-        .boxed()
-    }
-
-    fn interruptions(&self) -> u64 {
-        self.0.interruptions.load(Ordering::Relaxed)
     }
 }
 

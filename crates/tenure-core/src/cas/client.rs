@@ -8,7 +8,6 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::future::{FutureExt, select};
-use tokio::sync::watch::Sender;
 use tokio::sync::{Mutex as Turn, Notify};
 
 use super::WriteState;
@@ -25,7 +24,7 @@ use crate::planted::{Bug, planted};
 use crate::protocol::lease::TTL_MIN;
 use crate::protocol::{self, Fence, LockSpec, Now, Op, ReleaseScope, Verb};
 use crate::runtime::Runtime;
-use crate::store::{Cursor, Failure, Page};
+use crate::store::{Cursor, Failure, Page, Signals};
 use crate::sync::Locked;
 
 /// The turns of owners, per lock.
@@ -36,8 +35,8 @@ pub(super) struct CasClient {
     pub(super) backend: Arc<dyn Backend>,
     pub(super) runtime: Arc<dyn Runtime>,
     pub(super) table: SharedTable,
-    /// Number of lost handles.
-    pub(super) losses: Sender<u64>,
+    /// Interrupted when a handle is lost.
+    pub(super) signals: Signals,
     /// The last known value of each lock, behind the turn that serializes its requests.
     names: Locked<BTreeMap<LockName, Arc<Turn<Known>>>>,
     /// Acquisitions for the next batch of each lock that has a batching task.
@@ -51,8 +50,6 @@ pub(super) struct CasClient {
     /// Number of those that a fence has ruled out.
     fenced: AtomicU64,
     fencing: Turn<()>,
-    /// The declared ttl in milliseconds.
-    declared: AtomicU64,
     /// Notified when a hold is recorded that expires before the sweeper wakes.
     pub(super) entered: Arc<Notify>,
     /// When the sweeper wakes, on the clock of `now`.
@@ -151,7 +148,7 @@ impl CasClient {
             backend,
             runtime,
             table: SharedTable::default(),
-            losses: Sender::default(),
+            signals: Signals::default(),
             names: Locked::default(),
             coming: Locked::default(),
             owners: Locked::default(),
@@ -159,7 +156,6 @@ impl CasClient {
             loose: AtomicU64::new(0),
             fenced: AtomicU64::new(0),
             fencing: Turn::default(),
-            declared: AtomicU64::new(10_000),
             entered: Arc::default(),
             sweeps_at: AtomicU64::new(0),
             has_sweeper: AtomicBool::new(false),
@@ -170,10 +166,6 @@ impl CasClient {
     /// Records a write of unknown outcome.
     pub(super) fn unknown(&self) {
         self.loose.fetch_add(1, Ordering::AcqRel);
-    }
-
-    pub(super) fn declare(&self, ttl: Duration) {
-        self.declared.store(protocol::lease::millis(ttl), Ordering::Relaxed);
     }
 
     /// Both clocks of a request. This machine's clock measures only this client's own holds, and tokens are
@@ -301,7 +293,11 @@ impl CasClient {
 
     /// A handle for a write that binds nothing to it, when none is open.
     pub(super) async fn any_lease(&self) -> Result<KeptHandle, Failure> {
-        let declared = Duration::from_millis(self.declared.load(Ordering::Relaxed)).max(TTL_MIN);
+        const UNDECLARED: Duration = Duration::from_secs(10);
+        let declared = match self.signals.longest_ttl() {
+            Duration::ZERO => UNDECLARED,
+            ttl => ttl.max(TTL_MIN),
+        };
         self.lease(declared, Duration::ZERO, None).await
     }
 
@@ -314,7 +310,7 @@ impl CasClient {
     }
 
     fn tell_loss(&self) {
-        self.losses.send_modify(|count| *count += 1);
+        self.signals.interrupt();
     }
 
     /// Checks which handles of other clients are alive, up to `most` of them. Recent results are reused.

@@ -39,7 +39,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, Either, FutureExt, pending, ready, select};
+use futures_util::future::{BoxFuture, Either, FutureExt, select};
 use tokio::sync::oneshot;
 
 pub use backend::{
@@ -48,13 +48,11 @@ pub use backend::{
 };
 
 use crate::name::LockName;
-use crate::owner::Owner;
-use crate::protocol::record::{RecordAnswer, RecordOp};
-use crate::protocol::{Answer, LockSpec, Op};
+use crate::protocol::LockSpec;
 use crate::runtime::Runtime;
 use crate::store::{
-    Capabilities, Client, Cursor, Failure, HoldLiveness, Kinds, LeaseClock, Listener, Page, QuorumMember,
-    Store,
+    Capabilities, Cursor, Failure, Listener, Page, Purpose, Signals, Store, StoreExt, StoreFuture,
+    StoreReply, StoreRequest,
 };
 use client::CasClient;
 #[cfg(tenure_planted)]
@@ -152,114 +150,62 @@ impl WriteState {
 }
 
 impl Store for Cas {
-    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
-        self.within(within, move |client, sent| async move { client.call(&op, &sent).await }.boxed())
+    fn call(&self, request: StoreRequest, within: Duration) -> StoreFuture<StoreReply> {
+        match request {
+            StoreRequest::Lock(op) => self.within(within, move |client, sent| {
+                async move { client.call(&op, &sent).await.map(StoreReply::Lock) }.boxed()
+            }),
+            StoreRequest::Record(op) => self.within(within, move |client, sent| {
+                async move { client.record(&op, &sent).await.map(StoreReply::Record) }.boxed()
+            }),
+            StoreRequest::Renewals(ops) => self.renew_each(ops, within),
+        }
     }
 
-    fn record(&self, op: RecordOp, within: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
-        self.within(within, move |client, sent| async move { client.record(&op, &sent).await }.boxed())
-    }
-
-    fn listen(
+    fn subscribe(
         &self,
         name: &LockName,
-        _rule: LockSpec,
+        _spec: LockSpec,
+        purpose: Purpose<'_>,
         within: Duration,
-    ) -> BoxFuture<'static, Result<Listener, Failure>> {
+    ) -> StoreFuture<Listener> {
         let name = name.clone();
-        self.within(within, move |client, _| watch::observe(client, name).boxed())
+        match purpose {
+            Purpose::Watch => self.within(within, move |client, _| watch::observe(client, name).boxed()),
+            Purpose::Ask | Purpose::Turns(_) => {
+                self.within(within, move |client, _| watch::listen(client, name).boxed())
+            }
+            Purpose::Hold(owner) => {
+                let listen = {
+                    let owner = owner.clone();
+                    move |client| watch::listen_while_held(client, name, owner).boxed()
+                };
+                self.within(within, move |client, _| listen(client))
+            }
+        }
     }
 
-    fn listen_for_turns(
-        &self,
-        name: &LockName,
-        _rule: LockSpec,
-        _client: Client,
-        within: Duration,
-    ) -> BoxFuture<'static, Result<Listener, Failure>> {
-        let name = name.clone();
-        self.within(within, move |client, _| watch::listen(client, name).boxed())
-    }
-
-    fn listen_to_ask(
-        &self,
-        name: &LockName,
-        _rule: LockSpec,
-        within: Duration,
-    ) -> BoxFuture<'static, Result<Listener, Failure>> {
-        let name = name.clone();
-        self.within(within, move |client, _| watch::listen(client, name).boxed())
-    }
-
-    fn listen_while_held(
-        &self,
-        name: &LockName,
-        _rule: LockSpec,
-        owner: &Owner,
-        within: Duration,
-    ) -> BoxFuture<'static, Result<Listener, Failure>> {
-        let (name, owner) = (name.clone(), owner.clone());
-        let listen = move |client| watch::listen_while_held(client, name, owner).boxed();
-        self.within(within, move |client, _| listen(client))
-    }
-
-    fn list(
-        &self,
-        prefix: &str,
-        from: Cursor,
-        within: Duration,
-    ) -> BoxFuture<'static, Result<Page, Failure>> {
+    fn list(&self, prefix: &str, from: Cursor, within: Duration) -> StoreFuture<Page> {
         let prefix = prefix.to_owned();
         self.within(within, move |client, _| async move { client.list(&prefix, from).await }.boxed())
     }
 
-    fn ready(&self, within: Duration) -> BoxFuture<'static, Result<(), Failure>> {
+    fn ready(&self, within: Duration) -> StoreFuture<()> {
         self.within(within, |client, _| client.backend.ready())
     }
 
     fn capabilities(&self) -> Capabilities {
         Capabilities {
-            kinds: Kinds::All,
-            clock: LeaseClock::Server,
-            values: Ok(()),
             client_decides: true,
-            liveness: HoldLiveness::Lease,
-            messages_grant: true,
             shares_leases: true,
-            restart_grace: None,
+            member: Err("its servers form a quorum of their own"),
+            ..Capabilities::SERVER
         }
     }
 
-    fn supports(&self, _rule: LockSpec, _name: &LockName) -> Result<(), &'static str> {
-        Ok(())
-    }
-
-    fn declare_ttl(&self, ttl: Duration) {
-        self.client.declare(ttl);
-    }
-
-    fn settled(&self) -> BoxFuture<'static, ()> {
-        ready(()).boxed()
-    }
-
-    /// Completes when a handle is lost, and with it everything that was bound to it.
-    fn interrupted(&self) -> BoxFuture<'static, ()> {
-        let mut losses = self.client.losses.subscribe();
-        let before = *losses.borrow_and_update();
-        async move {
-            if losses.wait_for(|count| *count > before).await.is_err() {
-                pending().await
-            }
-        }
-        .boxed()
-    }
-
-    fn interruptions(&self) -> u64 {
-        *self.client.losses.borrow()
-    }
-
-    fn member(&self) -> Result<&dyn QuorumMember, &'static str> {
-        Err("its servers form a quorum of their own")
+    /// Interrupted when a handle is lost, and with it everything that was bound to it.
+    fn signals(&self) -> &Signals {
+        &self.client.signals
     }
 
     fn url(&self) -> &Arc<str> {

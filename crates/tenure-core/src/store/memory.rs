@@ -6,11 +6,11 @@ use std::fmt;
 use std::sync::{Arc, MutexGuard, Weak};
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, FutureExt, pending, ready};
+use futures_util::future::{FutureExt, ready};
 
 use super::{
-    Capabilities, Client, Cursor, Failure, HoldLiveness, Incarnation, Kinds, LeaseClock, Listener, Opening,
-    Page, Publisher, QuorumMember, Station, Store,
+    Capabilities, Client, Cursor, Incarnation, LeaseClock, Listener, Opening, Page, Publisher, Purpose,
+    Signals, Station, Store, StoreFuture, StoreReply, StoreRequest,
 };
 use crate::error::Result;
 use crate::name::LockName;
@@ -28,6 +28,7 @@ struct OpenedMemory {
     /// Shared by all clients that opened this store by its name.
     inner: Arc<Locked<MemoryInner>>,
     runtime: Arc<dyn Runtime>,
+    signals: Signals,
     url: Arc<str>,
 }
 
@@ -57,7 +58,7 @@ pub fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
 impl Memory {
     /// An empty store that reads its clocks through `runtime`.
     pub fn new(runtime: Arc<dyn Runtime>, url: &str) -> Self {
-        Self(Arc::new(OpenedMemory { inner: Arc::default(), runtime, url: url.into() }))
+        Self::opened(Arc::default(), runtime, url)
     }
 
     /// The store of this name, shared within this process. It exists for as long as any client has it open.
@@ -68,7 +69,12 @@ impl Memory {
         let known = named.get(url).and_then(Weak::upgrade);
         let inner = known.unwrap_or_default();
         named.insert(url.into(), Arc::downgrade(&inner));
-        Self(Arc::new(OpenedMemory { inner, runtime, url: url.into() }))
+        Self::opened(inner, runtime, url)
+    }
+
+    fn opened(inner: Arc<Locked<MemoryInner>>, runtime: Arc<dyn Runtime>, url: &str) -> Self {
+        let signals = Signals::new(Incarnation::Lasting);
+        Self(Arc::new(OpenedMemory { inner, runtime, signals, url: url.into() }))
     }
 
     fn now(&self) -> Now {
@@ -154,43 +160,34 @@ impl MemoryInner {
 }
 
 impl Store for Memory {
-    fn call(&self, op: Op, _within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
+    fn call(&self, request: StoreRequest, _within: Duration) -> StoreFuture<StoreReply> {
         let store = self.clone();
-        async move { Ok(store.apply(&op)) }.boxed()
+        async move {
+            Ok(match request {
+                StoreRequest::Lock(op) => StoreReply::Lock(store.apply(&op)),
+                StoreRequest::Record(op) => StoreReply::Record(store.apply_to_record(&op)),
+                StoreRequest::Renewals(ops) => {
+                    StoreReply::Renewals(ops.iter().map(|op| Ok(store.apply(op))).collect())
+                }
+            })
+        }
+        .boxed()
     }
 
-    fn record(&self, op: RecordOp, _within: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
-        let store = self.clone();
-        async move { Ok(store.apply_to_record(&op)) }.boxed()
-    }
-
-    fn listen(
+    fn subscribe(
         &self,
         name: &LockName,
-        _rule: LockSpec,
+        spec: LockSpec,
+        purpose: Purpose<'_>,
         _within: Duration,
-    ) -> BoxFuture<'static, Result<Listener, Failure>> {
-        ready(Ok(self.listener(name, None))).boxed()
-    }
-
-    fn listen_for_turns(
-        &self,
-        name: &LockName,
-        _rule: LockSpec,
-        client: Client,
-        _within: Duration,
-    ) -> BoxFuture<'static, Result<Listener, Failure>> {
+    ) -> StoreFuture<Listener> {
+        let client = purpose.client(spec);
         let station = Station::default();
-        station.set(Listening::new(1));
-        ready(Ok(self.listener(name, Some(client)).at(station))).boxed()
+        station.set(client.and_then(|_| Listening::new(1)));
+        ready(Ok(self.listener(name, client).at(station))).boxed()
     }
 
-    fn list(
-        &self,
-        prefix: &str,
-        _from: Cursor,
-        _within: Duration,
-    ) -> BoxFuture<'static, Result<Page, Failure>> {
+    fn list(&self, prefix: &str, _from: Cursor, _within: Duration) -> StoreFuture<Page> {
         let now = self.now();
         let mut page = Page::default();
         for (name, state) in &self.inner().locks {
@@ -203,53 +200,20 @@ impl Store for Memory {
         ready(Ok(page)).boxed()
     }
 
-    fn ready(&self, _within: Duration) -> BoxFuture<'static, Result<(), Failure>> {
+    fn ready(&self, _within: Duration) -> StoreFuture<()> {
         ready(Ok(())).boxed()
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            kinds: Kinds::All,
-            clock: LeaseClock::Machine,
-            values: Ok(()),
-            client_decides: false,
-            liveness: HoldLiveness::Lease,
-            messages_grant: true,
-            shares_leases: false,
-            restart_grace: None,
-        }
+        Capabilities { clock: LeaseClock::Machine, member: Ok(()), ..Capabilities::SERVER }
     }
 
-    fn supports(&self, _rule: LockSpec, _name: &LockName) -> Result<(), &'static str> {
-        Ok(())
-    }
-
-    fn declare_ttl(&self, _ttl: Duration) {}
-
-    fn settled(&self) -> BoxFuture<'static, ()> {
-        ready(()).boxed()
-    }
-
-    fn interrupted(&self) -> BoxFuture<'static, ()> {
-        pending().boxed()
-    }
-
-    fn interruptions(&self) -> u64 {
-        0
-    }
-
-    fn member(&self) -> Result<&dyn QuorumMember, &'static str> {
-        Ok(self)
+    fn signals(&self) -> &Signals {
+        &self.0.signals
     }
 
     fn url(&self) -> &Arc<str> {
         &self.0.url
-    }
-}
-
-impl QuorumMember for Memory {
-    fn incarnation(&self) -> Incarnation {
-        Incarnation::Lasting
     }
 }
 

@@ -4,6 +4,8 @@ mod decorator;
 mod error;
 pub mod memory;
 pub mod observe;
+mod request;
+mod signals;
 
 use std::any::Any;
 use std::fmt;
@@ -16,16 +18,16 @@ use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
 use crate::credentials::Provider;
-use crate::moment::Moment;
 use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::record::{RecordAnswer, RecordOp};
-use crate::protocol::{Answer, Found, Kind, Listening, LockSpec, Notification, Op};
+use crate::protocol::{Found, Kind, Listening, LockSpec, Notification};
 use crate::runtime::Runtime;
 
 pub use crate::error::Cause;
 pub use crate::owner::Client;
 pub use decorator::Decorator;
+pub use request::{StoreExt, StoreReply, StoreRequest, Typed};
+pub use signals::{BackgroundRelease, Incarnation, Signals};
 
 /// `tracing` target of warnings about the setup, which an operator should act on.
 pub const SETUP: &str = "tenure::setup";
@@ -77,173 +79,112 @@ impl fmt::Display for Failure {
     }
 }
 
+/// The future of a request to a store. It may be polled on any thread, inside or outside any async runtime.
+pub type StoreFuture<T> = BoxFuture<'static, Result<T, Failure>>;
+
 /// A backend that keeps locks. It runs [`apply`](crate::protocol::apply), or an equivalent on the server, for
 /// one request at a time.
 ///
-/// [`listen_for_turns`](Self::listen_for_turns), [`listen_to_ask`](Self::listen_to_ask),
-/// [`listen_while_held`](Self::listen_while_held), [`shard`](Self::shard) and
-/// [`renews_many`](Self::renews_many) have defaults; all other methods are required. To wrap another store,
-/// implement [`Decorator`], which forwards every method except `renews_many`. A wrapper that implements
-/// `Store` directly must forward the first four itself, because their defaults hide what the inner store
-/// does.
+/// `book/contribute/writing-a-store.md` writes a store from nothing. The conformance suite of `tenure-testkit`
+/// tests what callers were promised. To wrap another store, implement [`Decorator`], which forwards every
+/// method that it does not override.
 ///
-/// Returned futures are `'static` and may be polled on any thread, inside or outside any async runtime.
+/// *Retries.* A store never repeats a request that may have been carried out: only the engine knows whether
+/// that is safe. It may repeat what certainly did nothing, such as a compare-and-swap that lost, until
+/// `within` has passed.
+///
+/// *Timeouts.* Each future completes within its `within`, if need be with a [`Failure`]. It does nothing
+/// before its first poll.
+///
+/// *Runtime.* A store takes time, randomness and tasks from the [`Runtime`] that it was opened with, so that
+/// its leases do not depend on the caller's runtime. A pending future does not keep the store open.
 pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Carries out one request.
     ///
-    /// # Guarantees
-    /// *Order.* Calls about one name are sent in the order in which their futures are first polled. If a
-    /// future is dropped after its first poll, the call may still take effect, but only before any later call
-    /// about that name; otherwise it never does. The same holds after [`Failure::Unknown`]: once a later call
-    /// about the name has been answered, the earlier call has either taken effect or never will. A release
-    /// that follows an acquire therefore undoes it for good, even if the reply to the acquire was lost.
+    /// *Order.* Requests about one name are sent in the order in which their futures are first polled, those
+    /// about the record beside a lock included. After [`Failure::Unknown`], once a later call about the name
+    /// has been answered, the earlier one has either taken effect or never will. A release that follows an
+    /// acquire therefore undoes it for good, even if the reply to the acquire was lost. Names are independent,
+    /// and renewals need no order.
     ///
-    /// *Timeout.* The future completes within `within`, if need be with a [`Failure`]. A busy lock is an
-    /// answer, not a failure.
+    /// *Matching replies.* A store on a server makes sure that each reply belongs to its request, for example
+    /// by the owner and the number of the request. Callers do not check again.
     ///
-    /// *Matching replies.* A store on a server checks that each reply echoes the owner and the number of the
-    /// request. Callers do not check again.
+    /// *Answers.* A busy lock is an answer, not a failure. A store that has no records refuses requests about
+    /// them, and its [`capabilities`](Self::capabilities) say so.
     ///
-    /// *No retries.* The store never repeats an operation; only the engine does.
-    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>>;
-
-    /// Carries out one request about the record beside a lock. Order, timeout and retries are as for
-    /// [`call`](Self::call), and both kinds of requests about one name share one order.
-    ///
-    /// A store whose [`capabilities`](Self::capabilities) exclude values refuses the request.
-    fn record(&self, op: RecordOp, within: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>>;
+    /// # Cancel safety
+    /// A call whose future is dropped before its first poll never takes effect. After it, the call may still
+    /// take effect, but only before any later call about that name.
+    fn call(&self, request: StoreRequest, within: Duration) -> StoreFuture<StoreReply>;
 
     /// Subscribes to notifications about one lock. Once the future is ready, the listener receives every
-    /// later change that frees the lock, unless the message is lost. `spec` selects the channel, which
-    /// depends on the kind of lock.
-    fn listen(
+    /// later change that concerns `purpose`, unless the message is lost. `spec` selects the channel, where it
+    /// depends on the kind of lock. A store may send more messages than `purpose` needs, up to every change
+    /// to every subscriber.
+    ///
+    /// Messages are hints that may be lost, except for [`Notification::Granted`] where
+    /// [`messages_grant`](Capabilities::messages_grant). The store renews a lost subscription by itself and
+    /// then sends [`Notification::Reconnected`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future or the listener unsubscribes.
+    fn subscribe(
         &self,
         name: &LockName,
         spec: LockSpec,
+        purpose: Purpose<'_>,
         within: Duration,
-    ) -> BoxFuture<'static, Result<Listener, Failure>>;
+    ) -> StoreFuture<Listener>;
 
-    /// Subscribes to the notifications about one lock that are addressed to `client`, whose owners wait in
-    /// its queue. The default calls [`listen`](Self::listen), which suits a store that sends every
-    /// notification to all subscribers.
-    fn listen_for_turns(
-        &self,
-        name: &LockName,
-        spec: LockSpec,
-        _client: Client,
-        within: Duration,
-    ) -> BoxFuture<'static, Result<Listener, Failure>> {
-        self.listen(name, spec, within)
-    }
+    /// Returns one page of the locks whose full names begin with `prefix`, and the cursor of the next page. A
+    /// page is bounded by the work that one request may cost, and may be empty although others follow. A lock
+    /// that exists throughout the listing is listed at least once.
+    fn list(&self, prefix: &str, from: Cursor, within: Duration) -> StoreFuture<Page>;
 
-    /// Subscribes for a process that requests an unqueued lock whenever it is free, and that calls
-    /// [`Listener::rest`] when it stops doing so. A store may notify only one such process per release, so
-    /// the process must follow each notification with a request or with `rest`. The default calls
-    /// [`listen`](Self::listen), which suits a store that sends every notification to all subscribers.
-    fn listen_to_ask(
-        &self,
-        name: &LockName,
-        spec: LockSpec,
-        within: Duration,
-    ) -> BoxFuture<'static, Result<Listener, Failure>> {
-        self.listen(name, spec, within)
-    }
-
-    /// Subscribes a holder to notifications that its hold may have been ended by force. They are hints: only
-    /// a request tells whether the hold still exists.
-    fn listen_while_held(
-        &self,
-        name: &LockName,
-        spec: LockSpec,
-        owner: &Owner,
-        within: Duration,
-    ) -> BoxFuture<'static, Result<Listener, Failure>> {
-        match spec {
-            LockSpec::Queue(_) => self.listen_for_turns(name, spec, owner.client(), within),
-            LockSpec::Mutex | LockSpec::Reentrant => self.listen(name, spec, within),
-        }
-    }
-
-    /// Returns one page of the locks whose full names begin with `prefix`, and the cursor of the next page.
-    fn list(&self, prefix: &str, from: Cursor, within: Duration)
-    -> BoxFuture<'static, Result<Page, Failure>>;
-
-    /// Checks that the store is reachable.
-    fn ready(&self, within: Duration) -> BoxFuture<'static, Result<(), Failure>>;
+    /// Checks that the store is reachable, and fails as soon as it is known not to be.
+    fn ready(&self, within: Duration) -> StoreFuture<()>;
 
     /// The features of this store. They do not change during its lifetime.
     fn capabilities(&self) -> Capabilities;
 
-    /// Checks whether this store can keep a lock of this kind and name, for restrictions that depend on the
-    /// name and so are not part of the [`capabilities`](Self::capabilities).
-    ///
-    /// # Errors
-    /// The reason, worded to follow "it cannot, because".
-    fn supports(&self, spec: LockSpec, name: &LockName) -> Result<(), &'static str>;
-
-    /// Identifies the server that keeps this name, for a store whose servers fail independently: a timeout of
-    /// one server implies nothing about the others.
-    fn shard(&self, _name: &LockName) -> Option<String> {
-        None
+    /// What the store can do for one lock, as far as it depends on the name. The default suits a store that
+    /// keeps all locks on one server and renews each with its own request.
+    fn placement(&self, _name: &LockName, _spec: LockSpec) -> Placement {
+        Placement::default()
     }
 
-    /// Declares the ttl of the leases that this client will request. A single request may ask for less,
-    /// because `max_hold` caps it. A quorum needs the ttl because a member that restarts may have forgotten
-    /// the lease of another client.
-    fn declare_ttl(&self, ttl: Duration);
-
-    /// Completes when no release continues in the background. A quorum continues one while a member has not
-    /// answered.
-    fn settled(&self) -> BoxFuture<'static, ()>;
-
-    /// Completes when the store may have lost state or missed a request, for example after a reconnect. The
-    /// engine then verifies every held lock at once.
-    fn interrupted(&self) -> BoxFuture<'static, ()>;
-
-    /// A number that changes with each such interruption. A grant that was requested before an interruption
-    /// and is handed out after it is verified at once.
-    fn interruptions(&self) -> u64;
-
-    /// Batched renewal, if the store supports it. Wrappers keep the default unless they also handle batched
-    /// renewals, which bypass [`call`](Self::call).
-    fn renews_many(&self) -> Option<&dyn RenewsMany> {
-        None
-    }
-
-    /// This store as a member of a quorum.
-    ///
-    /// # Errors
-    /// Why it cannot be a member, worded to follow "it cannot, because".
-    fn member(&self) -> Result<&dyn QuorumMember, &'static str>;
+    /// What the store reports by itself: interruptions, incarnation, background releases.
+    fn signals(&self) -> &Signals;
 
     /// The store's URL without credentials, for messages.
     fn url(&self) -> &Arc<str>;
 }
 
-/// Default for [`RenewsMany::most`].
-pub const TOGETHER: usize = 64;
-
-/// A store that renews several locks with one request.
-pub trait RenewsMany {
-    /// Maximum renewals per request.
-    fn most(&self) -> usize {
-        TOGETHER
-    }
-
-    /// The group of a lock. Only locks of the same group can be renewed together; a lock with `None` is
-    /// renewed alone.
-    fn group(&self, name: &LockName, spec: LockSpec) -> Option<u16>;
-
-    /// Carries out these renewals, which must all belong to one [`group`](Self::group). Returns one answer
-    /// for each, in the same order. The guarantees of [`Store::call`] apply to each.
-    fn renew(&self, ops: Vec<Op>, within: Duration) -> BoxFuture<'static, Vec<Result<Answer, Failure>>>;
+/// Why a process subscribes to a lock.
+#[derive(Clone, Copy, Debug)]
+pub enum Purpose<'a> {
+    /// To see every change that frees the lock.
+    Watch,
+    /// To request an unqueued lock whenever it is free, until [`Listener::rest`]. A store may notify only one
+    /// such process per release, so the process must follow each notification with a request or with `rest`.
+    Ask,
+    /// To wait in a queue with owners of this client: the notifications addressed to it.
+    Turns(Client),
+    /// To learn that the hold of this owner may have been ended by force. The notifications are hints: only a
+    /// request tells whether the hold still exists.
+    Hold(&'a Owner),
 }
 
-/// What a quorum needs to know about each member.
-pub trait QuorumMember {
-    /// What is known about the uptime of the server. A server that restarted may have forgotten leases that
-    /// have not expired yet.
-    fn incarnation(&self) -> Incarnation;
+impl Purpose<'_> {
+    /// The client whose notifications suffice; `None` if those of the whole lock are needed.
+    pub fn client(self, spec: LockSpec) -> Option<Client> {
+        match self {
+            Self::Turns(client) => Some(client),
+            Self::Hold(owner) if matches!(spec, LockSpec::Queue(_)) => Some(owner.client()),
+            Self::Hold(_) | Self::Watch | Self::Ask => None,
+        }
+    }
 }
 
 /// The features of a store.
@@ -271,6 +212,46 @@ pub struct Capabilities {
     /// The restart grace: a server that may have forgotten leases answers `Busy` to every acquisition for
     /// this long, even to the holder. It is also the maximum ttl.
     pub restart_grace: Option<Duration>,
+    /// Whether the store can be a member of a quorum; otherwise the reason, worded to follow "it cannot,
+    /// because". A member keeps ballots, and its [`Signals`] report its incarnation.
+    pub member: Result<(), &'static str>,
+    /// Maximum renewals in one call.
+    pub renewals: usize,
+}
+
+impl Capabilities {
+    /// Those of a store on a server that keeps everything, but is no member of a quorum.
+    pub const SERVER: Self = Self {
+        kinds: Kinds::All,
+        clock: LeaseClock::Server,
+        values: Ok(()),
+        client_decides: false,
+        liveness: HoldLiveness::Lease,
+        messages_grant: true,
+        shares_leases: false,
+        restart_grace: None,
+        member: Err("it keeps no ballots"),
+        renewals: 64,
+    };
+}
+
+/// What a store can do for one lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// Whether the store can keep a lock of this kind and name; otherwise the reason, worded to follow "it
+    /// cannot, because".
+    pub supported: Result<(), &'static str>,
+    /// Identifies the server that keeps this name now, for a store whose servers fail independently: a timeout
+    /// of one server implies nothing about the others.
+    pub shard: Option<Arc<str>>,
+    /// Only locks of the same group can be renewed in one call; a lock with `None` is renewed alone.
+    pub renewal_group: Option<u16>,
+}
+
+impl Default for Placement {
+    fn default() -> Self {
+        Self { supported: Ok(()), shard: None, renewal_group: None }
+    }
 }
 
 /// The kinds of locks that a store supports.
@@ -325,24 +306,6 @@ pub struct Opening<'a> {
     pub runtime: Arc<dyn Runtime>,
     /// Provides the credentials for each new connection, instead of the URL.
     pub login: Option<Provider>,
-}
-
-/// How long a store is known to have kept its state.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Incarnation {
-    /// Forever: there is no server that could lose it in a restart.
-    Lasting,
-    /// Unknown: there was no connection yet, or the server does not report its uptime.
-    Unknown,
-    /// Since this server started.
-    Since {
-        /// Identifies the server and its start.
-        id: Arc<str>,
-        /// Minimum uptime at the moment `at`.
-        up: Duration,
-        /// When `up` was determined.
-        at: Moment,
-    },
 }
 
 /// A subscription to notifications. Dropping it unsubscribes.

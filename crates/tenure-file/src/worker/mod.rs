@@ -15,7 +15,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
-use tokio::sync::{mpsc, oneshot, watch::Sender};
+use tokio::sync::{mpsc, oneshot};
 
 use self::turn::TurnOutcome;
 use super::apply::now;
@@ -31,7 +31,7 @@ use tenure_core::moment::Moment;
 use tenure_core::planted::{Bug, planted};
 use tenure_core::protocol::{Notification, Now};
 use tenure_core::runtime::Runtime;
-use tenure_core::store::Failure;
+use tenure_core::store::{Failure, Signals};
 
 /// Immediate retries of a busy guard, then the minimum and maximum backoff of later ones.
 const EAGER: u32 = 8;
@@ -45,7 +45,7 @@ const STARVED_TIMES: u32 = 3;
 pub(super) struct DirectoryWorker {
     path: PathBuf,
     runtime: Arc<dyn Runtime>,
-    replaced: Arc<Sender<u64>>,
+    signals: Signals,
     jobs: mpsc::UnboundedReceiver<Job>,
     queue: VecDeque<Job>,
     /// A thread waiting for the guard, at most one. If its result is no longer needed, the guard is released
@@ -90,13 +90,13 @@ impl DirectoryWorker {
         path: PathBuf,
         runtime: Arc<dyn Runtime>,
         shared: Arc<SharedDirectory>,
-        replaced: Arc<Sender<u64>>,
+        signals: Signals,
         jobs: mpsc::UnboundedReceiver<Job>,
     ) -> Self {
         Self {
             path,
             runtime,
-            replaced,
+            signals,
             jobs,
             queue: VecDeque::new(),
             waiting: None,
@@ -339,7 +339,7 @@ impl DirectoryWorker {
         holders.leave(&directory);
         (self.sweep, self.sweep_at) = (None, None);
         self.listeners.tell_all(&Notification::Reconnected);
-        self.replaced.send_modify(|count| *count += 1);
+        self.signals.interrupt();
         event!(
             WARN,
             target: "tenure",

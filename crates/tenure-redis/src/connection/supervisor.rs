@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::future::FutureExt;
 use tokio::sync::Notify;
 
 use crate::connection::Connector;
@@ -13,7 +13,7 @@ use crate::connection::pipeline::Pipeline;
 use crate::replies::failure::is_of_dial;
 use tenure_core::moment::Moment;
 use tenure_core::net::{by, pause};
-use tenure_core::store::{Failure, Incarnation};
+use tenure_core::store::{Failure, Incarnation, Signals};
 use tenure_core::sync::Locked;
 
 /// The connection for requests, dialled on first use and again whenever it is lost.
@@ -22,6 +22,7 @@ pub(crate) struct Supervisor {
     state: Locked<SupervisorState>,
     /// Number of successful connects.
     connects: AtomicU64,
+    signals: Signals,
     /// Notified on every change of the state.
     changed: Notify,
 }
@@ -34,14 +35,17 @@ struct SupervisorState {
     /// Number of failed connects, and the last reason.
     failures: u64,
     failure: Option<Failure>,
-    /// The incarnation of the server last connected to.
-    life: Option<Incarnation>,
 }
 
 impl Supervisor {
     pub(crate) fn new(connector: Arc<Connector>) -> Arc<Self> {
+        Self::reporting(connector, Signals::default())
+    }
+
+    /// A supervisor that reports reconnects to these signals.
+    pub(crate) fn reporting(connector: Arc<Connector>, signals: Signals) -> Arc<Self> {
         let (state, connects, changed) = (Locked::default(), AtomicU64::new(0), Notify::new());
-        Arc::new(Self { connector, state, connects, changed })
+        Arc::new(Self { connector, state, connects, signals, changed })
     }
 
     fn state(&self) -> MutexGuard<'_, SupervisorState> {
@@ -131,30 +135,9 @@ impl Supervisor {
         state.failures
     }
 
-    /// Number of reconnects. The first connection interrupts nothing.
-    pub(crate) fn interruptions(&self) -> u64 {
-        self.connects().saturating_sub(1)
-    }
-
-    pub(crate) fn reconnected(self: &Arc<Self>) -> BoxFuture<'static, ()> {
-        let link = Arc::clone(self);
-        let before = link.interruptions();
-        async move {
-            loop {
-                let mut changed = pin!(link.changed.notified());
-                changed.as_mut().enable();
-                if link.interruptions() > before {
-                    return;
-                }
-                changed.await;
-            }
-        }
-        .boxed()
-    }
-
-    /// The server's incarnation at the last connect.
-    pub(crate) fn life(&self) -> Incarnation {
-        self.state().life.clone().unwrap_or(Incarnation::Unknown)
+    /// Interrupted by each reconnect, with the server's incarnation at the last connect.
+    pub(crate) fn signals(&self) -> &Signals {
+        &self.signals
     }
 
     /// Closes the connection and ends the supervisor.
@@ -205,6 +188,7 @@ impl Supervisor {
 
     /// Publishes the connection, unless the supervisor was closed: then `false`.
     fn connected(&self, pipeline: &Arc<Pipeline>, life: Incarnation) -> bool {
+        let is_first;
         {
             let mut state = self.state();
             if state.closed {
@@ -212,14 +196,15 @@ impl Supervisor {
                 return false;
             }
             state.pipeline = Some(Arc::clone(pipeline));
-            state.life = Some(match state.life.take() {
-                Some(before) => later(before, life),
-                None => life,
-            });
-            self.connects.fetch_add(1, Ordering::AcqRel);
+            self.signals.set_incarnation(later(self.signals.incarnation(), life));
+            is_first = self.connects.fetch_add(1, Ordering::AcqRel) == 0;
             state.failure = None;
         }
         self.changed.notify_waiters();
+        // The first connection interrupts nothing.
+        if !is_first {
+            self.signals.interrupt();
+        }
         true
     }
 

@@ -64,12 +64,17 @@ pub(crate) fn with_channel<T>(db: u32, spec: LockSpec, key: &str, then: impl FnO
     }
 }
 
+/// The channel of a subscription: the lock's, or one client's.
+pub(crate) fn subscribed(db: u32, spec: LockSpec, key: &str, client: Option<Client>) -> String {
+    client.map_or_else(|| channel(db, spec, key), |client| turns(db, spec, key, client))
+}
+
 /// The channel on which one client's waiters learn of their grants. Scripts derive it from the lock's channel
 /// and the common suffix of the client's owners.
 ///
 /// It can coincide with the channel of a lock that has a hash tag and a name ending the same way. Subscribers
 /// there get spurious wake-ups, which are harmless, because ticket numbers are unique within a database.
-pub(crate) fn turns(db: u32, spec: LockSpec, key: &str, client: Client) -> String {
+fn turns(db: u32, spec: LockSpec, key: &str, client: Client) -> String {
     format!("{}:{client}", channel(db, spec, key))
 }
 

@@ -31,7 +31,7 @@ use tenure_core::protocol::{
     Answer, Fence, Found, Holding, Kind, LockSpec, Op, QueueSpec, ReleaseScope, Verb, parse_value,
 };
 use tenure_core::runtime::Runtime;
-use tenure_core::store::{Cursor, Failure, Page};
+use tenure_core::store::{Cursor, Failure, Page, Signals};
 
 /// A server with its connections for requests and for messages. All are closed on drop.
 pub(crate) struct Node {
@@ -51,11 +51,11 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    pub(crate) fn new(connector: Connector, url: Arc<str>) -> Self {
+    pub(crate) fn new(connector: Connector, signals: Signals, url: Arc<str>) -> Self {
         let runtime = Arc::clone(&connector.runtime);
         let connector = Arc::new(connector);
         let (link, exclusive) = (
-            Supervisor::new(Arc::clone(&connector)),
+            Supervisor::reporting(Arc::clone(&connector), signals),
             ExclusiveConnection::new(Arc::clone(&connector), Arc::clone(&url)),
         );
         let ack_channel = AckChannel::new(Arc::clone(&connector), Arc::clone(&link));

@@ -19,7 +19,7 @@ use tenure_core::credentials::Provider;
 pub use tenure_core::net::Address;
 use tenure_core::net::Tls;
 use tenure_core::net::url::Login;
-use tenure_core::store::{Capabilities, HoldLiveness, Kinds, LeaseClock};
+use tenure_core::store::Capabilities;
 
 /// Characters that a service name must not have in a URL.
 const SERVICE: &AsciiSet = &CONTROLS.add(b'%').add(b'?').add(b'/');
@@ -145,16 +145,12 @@ impl Access {
 
 impl Terms {
     /// What a store on these terms supports.
-    pub(crate) fn capabilities(self) -> Capabilities {
+    pub(crate) fn capabilities(self, member: Result<(), &'static str>) -> Capabilities {
         Capabilities {
-            kinds: Kinds::All,
-            clock: LeaseClock::Server,
-            values: Ok(()),
-            client_decides: false,
-            liveness: HoldLiveness::Lease,
             messages_grant: self == Self::default(),
-            shares_leases: false,
             restart_grace: self.restart_grace,
+            member,
+            ..Capabilities::SERVER
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! A case is an async function over a [`Fixture`], named after the claim that it tests. `conformance!` turns
 //! all cases into tests of one store, in virtual time or against real processes and servers, so that none can
-//! be forgotten.
+//! be forgotten. A store outside this workspace is tested with [`on_store`].
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -35,8 +35,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, Either, select};
-use tenure::internals::{Driver, Moment, Runtime};
-use tenure::{Locks, Options};
+use tenure::internals::{Driver, Moment, Runtime, Store};
+use tenure::{Locks, Options, Result, block_on};
 
 use crate::sim::chooser::Chooser;
 use crate::sim::clock::{Clock, SECOND};
@@ -91,6 +91,20 @@ pub fn in_virtual_time<O>(
         assert!(done.load(Ordering::Relaxed), "not done with seed {seed}: {stop:?}");
         sim.end();
     }
+}
+
+/// Runs a case in real time on a store of your own. `open` opens another client of one store, as another
+/// process would.
+///
+/// # Panics
+/// If the case does, or the store cannot be opened.
+pub fn on_store(
+    flavour: Flavour,
+    case: for<'a> fn(&'a Fixture) -> Case<'a>,
+    open: impl Fn(Arc<dyn Runtime>) -> Result<Arc<dyn Store>> + Send + Sync + 'static,
+) {
+    let fixture = Fixture::in_real_time(move || Locks::with_store(&open).expect("a store"));
+    block_on(case(&fixture.with(flavour)));
 }
 
 /// The default lease of a fixture: short, because some cases outlive it in real time.
@@ -204,7 +218,7 @@ impl fmt::Debug for Fixture {
 }
 
 /// Makes a test of each case: `conformance!(run)`, where `run` is a `fn(Flavour, for<'a> fn(&'a Fixture) ->
-/// Case<'a>)`.
+/// Case<'a>)`, which gives each case a store of its own, for example with [`on_store`](conformance::on_store).
 ///
 /// Cases about one holder at a time run for every kind that has one.
 #[macro_export]

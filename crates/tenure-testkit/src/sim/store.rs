@@ -1,20 +1,19 @@
 //! The store as a process sees it: requests in flight, until they are answered, time out, or are dropped.
 
 use std::fmt;
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, FutureExt, join_all, ready};
+use futures_util::future::{FutureExt, TryFutureExt, ready};
 use tenure::LockName;
 use tenure::internals::Store;
-use tenure::internals::protocol::record::{RecordAnswer, RecordOp};
 use tenure::internals::protocol::{Answer, LockSpec, Op};
 use tenure::internals::store::{
-    Capabilities, Client, Cursor, Failure, HoldLiveness, Incarnation, Kinds, LeaseClock, Listener, Page,
-    QuorumMember, RenewsMany,
+    Capabilities, Cursor, Failure, Listener, Page, Placement, Purpose, Signals, StoreExt, StoreFuture,
+    StoreReply, StoreRequest,
 };
 
 use super::executor::{Process, ProcessId, lock};
@@ -32,6 +31,7 @@ fn not_sent() -> Failure {
 pub struct SimStore {
     pub(super) network: Network,
     pub(super) process: ProcessId,
+    signals: Signals,
     pub(super) url: Arc<str>,
     renews_together: bool,
 }
@@ -42,9 +42,9 @@ const NO_VALUES: &str = "this simulation is of locks alone";
 impl Network {
     /// The store of a process.
     pub fn store(&self, process: &Process) -> SimStore {
-        self.connect(process);
+        let signals = self.connect(process);
         let (network, process, url) = (self.clone(), process.id(), Arc::clone(&self.url));
-        SimStore { network, process, url, renews_together: false }
+        SimStore { network, process, signals, url, renews_together: false }
     }
 }
 
@@ -57,109 +57,52 @@ impl SimStore {
 }
 
 impl Store for SimStore {
-    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
-        Box::pin(Call {
-            network: self.network.clone(),
-            process: self.process,
-            within,
-            op: Some(op),
-            slot: Arc::default(),
-        })
+    fn call(&self, request: StoreRequest, within: Duration) -> StoreFuture<StoreReply> {
+        match request {
+            StoreRequest::Lock(op) => {
+                let (network, process, slot) = (self.network.clone(), self.process, Arc::default());
+                Call { network, process, within, op: Some(op), slot }.map_ok(StoreReply::Lock).boxed()
+            }
+            StoreRequest::Record(_) => ready(Err(Failure::impossible(NO_VALUES))).boxed(),
+            StoreRequest::Renewals(ops) => self.renew_each(ops, within),
+        }
     }
 
-    fn record(&self, _: RecordOp, _: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
-        ready(Err(Failure::impossible(NO_VALUES))).boxed()
-    }
-
-    fn listen(
+    fn subscribe(
         &self,
         name: &LockName,
         spec: LockSpec,
+        purpose: Purpose<'_>,
         within: Duration,
-    ) -> BoxFuture<'static, Result<Listener, Failure>> {
+    ) -> StoreFuture<Listener> {
         let (network, process, name) = (self.network.clone(), self.process, name.clone());
-        async move { network.listen(process, &name, spec.kind(), false, within).await }.boxed()
+        let is_of_client = purpose.client(spec).is_some();
+        async move { network.listen(process, &name, spec.kind(), is_of_client, within).await }.boxed()
     }
 
-    fn listen_for_turns(
-        &self,
-        name: &LockName,
-        spec: LockSpec,
-        _: Client,
-        within: Duration,
-    ) -> BoxFuture<'static, Result<Listener, Failure>> {
-        let (network, process, name) = (self.network.clone(), self.process, name.clone());
-        async move { network.listen(process, &name, spec.kind(), true, within).await }.boxed()
-    }
-
-    fn list(&self, prefix: &str, _: Cursor, _: Duration) -> BoxFuture<'static, Result<Page, Failure>> {
+    fn list(&self, prefix: &str, _: Cursor, _: Duration) -> StoreFuture<Page> {
         let locks = self.network.list(prefix);
         ready(Ok(Page { locks, next: None })).boxed()
     }
 
-    fn ready(&self, _: Duration) -> BoxFuture<'static, Result<(), Failure>> {
+    fn ready(&self, _: Duration) -> StoreFuture<()> {
         ready(Ok(())).boxed()
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            kinds: Kinds::All,
-            clock: LeaseClock::Server,
-            values: Err(NO_VALUES),
-            client_decides: false,
-            liveness: HoldLiveness::Lease,
-            messages_grant: true,
-            shares_leases: false,
-            restart_grace: None,
-        }
+        Capabilities { values: Err(NO_VALUES), member: Ok(()), ..Capabilities::SERVER }
     }
 
-    fn supports(&self, _: LockSpec, _: &LockName) -> Result<(), &'static str> {
-        Ok(())
+    fn placement(&self, _: &LockName, _: LockSpec) -> Placement {
+        Placement { renewal_group: self.renews_together.then_some(0), ..Placement::default() }
     }
 
-    fn declare_ttl(&self, _: Duration) {}
-
-    fn settled(&self) -> BoxFuture<'static, ()> {
-        ready(()).boxed()
-    }
-
-    fn interrupted(&self) -> BoxFuture<'static, ()> {
-        let (network, process) = (self.network.clone(), self.process);
-        let before = network.breaks(process);
-        poll_fn(move |cx| network.poll_break(process, before, cx)).boxed()
-    }
-
-    fn interruptions(&self) -> u64 {
-        self.network.breaks(self.process)
-    }
-
-    fn renews_many(&self) -> Option<&dyn RenewsMany> {
-        self.renews_together.then_some(self as _)
-    }
-
-    fn member(&self) -> Result<&dyn QuorumMember, &'static str> {
-        Ok(self)
+    fn signals(&self) -> &Signals {
+        &self.signals
     }
 
     fn url(&self) -> &Arc<str> {
         &self.url
-    }
-}
-
-impl RenewsMany for SimStore {
-    fn group(&self, _: &LockName, _: LockSpec) -> Option<u16> {
-        Some(0)
-    }
-
-    fn renew(&self, ops: Vec<Op>, within: Duration) -> BoxFuture<'static, Vec<Result<Answer, Failure>>> {
-        join_all(ops.into_iter().map(|op| self.call(op, within))).boxed()
-    }
-}
-
-impl QuorumMember for SimStore {
-    fn incarnation(&self) -> Incarnation {
-        self.network.life(self.process)
     }
 }
 

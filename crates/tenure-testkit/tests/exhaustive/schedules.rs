@@ -9,12 +9,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, Either, FutureExt, pending, ready, select};
-use tenure::internals::protocol::record::{RecordAnswer, RecordOp};
+use futures_util::future::{BoxFuture, Either, FutureExt, ready, select};
 use tenure::internals::protocol::{Answer, LockSpec, Now, Op, State, apply, found};
 use tenure::internals::store::{
-    Capabilities, Cursor, Failure, HoldLiveness, Kinds, LeaseClock, Listener, Page, Publisher, QuorumMember,
-    Store,
+    Capabilities, Cursor, Failure, Listener, Page, Publisher, Purpose, Signals, Store, StoreFuture,
+    StoreReply, StoreRequest,
 };
 use tenure::internals::{Runtime, locks};
 use tenure::{Guard, LockName, Locks, Options, Result};
@@ -51,6 +50,7 @@ struct Wire {
     process: Arc<Process>,
     server: Arc<Mutex<Server>>,
     losses: Arc<AtomicU32>,
+    signals: Signals,
     url: Arc<str>,
 }
 
@@ -112,7 +112,10 @@ impl Wire {
 const NO_VALUES: &str = "this simulation is of locks alone";
 
 impl Store for Wire {
-    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
+    fn call(&self, request: StoreRequest, within: Duration) -> StoreFuture<StoreReply> {
+        let StoreRequest::Lock(op) = request else {
+            return ready(Err(Failure::impossible(NO_VALUES))).boxed();
+        };
         let wire = self.clone();
         async move {
             let (fate, slot) = (wire.fate(), Arc::new(Mutex::new(None)));
@@ -129,21 +132,12 @@ impl Store for Wire {
                 return Err(Failure::Unknown(Failure::cause("no answer")));
             }
             wire.sleep(2 * LATENCY).await;
-            Ok(slot.lock().expect("one thread").take().expect("it has arrived"))
+            Ok(StoreReply::Lock(slot.lock().expect("one thread").take().expect("it has arrived")))
         }
         .boxed()
     }
 
-    fn record(&self, _: RecordOp, _: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
-        ready(Err(Failure::impossible(NO_VALUES))).boxed()
-    }
-
-    fn listen(
-        &self,
-        _: &LockName,
-        _: LockSpec,
-        _: Duration,
-    ) -> BoxFuture<'static, Result<Listener, Failure>> {
+    fn subscribe(&self, _: &LockName, _: LockSpec, _: Purpose<'_>, _: Duration) -> StoreFuture<Listener> {
         let wire = self.clone();
         async move {
             wire.sleep(2 * LATENCY).await;
@@ -158,47 +152,20 @@ impl Store for Wire {
         .boxed()
     }
 
-    fn list(&self, _: &str, _: Cursor, _: Duration) -> BoxFuture<'static, Result<Page, Failure>> {
+    fn list(&self, _: &str, _: Cursor, _: Duration) -> StoreFuture<Page> {
         ready(Ok(Page::default())).boxed()
     }
 
-    fn ready(&self, _: Duration) -> BoxFuture<'static, Result<(), Failure>> {
+    fn ready(&self, _: Duration) -> StoreFuture<()> {
         ready(Ok(())).boxed()
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            kinds: Kinds::All,
-            clock: LeaseClock::Server,
-            values: Err(NO_VALUES),
-            client_decides: false,
-            liveness: HoldLiveness::Lease,
-            messages_grant: true,
-            shares_leases: false,
-            restart_grace: None,
-        }
+        Capabilities { values: Err(NO_VALUES), ..Capabilities::SERVER }
     }
 
-    fn supports(&self, _: LockSpec, _: &LockName) -> Result<(), &'static str> {
-        Ok(())
-    }
-
-    fn declare_ttl(&self, _: Duration) {}
-
-    fn settled(&self) -> BoxFuture<'static, ()> {
-        ready(()).boxed()
-    }
-
-    fn interrupted(&self) -> BoxFuture<'static, ()> {
-        pending().boxed()
-    }
-
-    fn interruptions(&self) -> u64 {
-        0
-    }
-
-    fn member(&self) -> Result<&dyn QuorumMember, &'static str> {
-        Err("no server stands behind it")
+    fn signals(&self) -> &Signals {
+        &self.signals
     }
 
     fn url(&self) -> &Arc<str> {
@@ -303,6 +270,7 @@ impl Small {
                 process: Arc::clone(&process),
                 server: Arc::clone(&shared),
                 losses: Arc::clone(&losses),
+                signals: Signals::default(),
                 url: "sim:".into(),
             };
             let options = Options::new().ttl(TTL).op_timeout(Duration::from_millis(10));

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tenure::internals::Store;
 use tenure::internals::protocol::{Fence, Liveness, LockSpec, Op, ReleaseScope, Verb};
+use tenure::internals::store::{Purpose, StoreExt};
 use tenure::{LockName, Owner};
 use tenure_testkit::sim::chooser::Chooser;
 use tenure_testkit::sim::clock::{Clock, MS, SECOND};
@@ -40,7 +41,7 @@ impl Bench {
         let op = Op { name: name(), spec: LockSpec::Mutex, owner, request: 0, verb };
         let task = async move {
             sim.sleep_until(at).await;
-            if store.call(op, WITHIN).await.is_ok() {
+            if store.request(op, WITHIN).await.is_ok() {
                 seen.lock().expect("no panic").push(answered);
             }
         };
@@ -52,7 +53,10 @@ impl Bench {
         let process = &self.processes[process];
         let (store, seen) = (self.network.store(process), Arc::clone(&self.seen));
         let task = async move {
-            let mut listeners = store.listen(&name(), LockSpec::Mutex, WITHIN).await.expect("it may listen");
+            let mut listeners = store
+                .subscribe(&name(), LockSpec::Mutex, Purpose::Watch, WITHIN)
+                .await
+                .expect("it may listen");
             if listeners.next().await.is_some() {
                 seen.lock().expect("no panic").push("told");
             }

@@ -6,6 +6,7 @@ use std::thread::scope;
 use std::time::Duration;
 
 use tenure::internals::protocol::LockSpec;
+use tenure::internals::store::Purpose;
 use tenure::{Error, Guard, LockName, Locks, Options, Owner, Result, block_on};
 use tenure_testkit::asker::Asker;
 use tenure_testkit::conformance::{Case, Fixture, Flavour, exclusion, guard, lease};
@@ -292,7 +293,7 @@ fn without_the_rights_to_publish_and_to_kill_connections_locks_work() {
             let asker = Asker::new(&url);
             let listen = |name| {
                 let name = LockName::new(name).expect("a name");
-                block_on(asker.store.listen(&name, LockSpec::Mutex, SOON)).ok()
+                block_on(asker.store.subscribe(&name, LockSpec::Mutex, Purpose::Watch, SOON)).ok()
             };
             // A channel is left 5 s after the last who listened, if a client still listens to
             // another.

@@ -43,6 +43,16 @@ fn examples() -> &'static PathBuf {
     &BUILT
 }
 
+#[test]
+fn the_page_on_writing_a_store_shows_the_whole_program() {
+    let page = include_str!("../../../../book/contribute/writing-a-store.md");
+    let blocks =
+        page.split("```rust\n").skip(1).filter_map(|rest| rest.split_once("```").map(|(code, _)| code));
+    let shown: Vec<&str> = blocks.flat_map(str::lines).filter(|line| !line.is_empty()).collect();
+    let program = include_str!("map_store.rs").lines().filter(|line| !line.is_empty());
+    assert_eq!(shown, program.collect::<Vec<_>>());
+}
+
 /// Processes of one example, which write into one file: so their lines are in true order.
 struct Crowd {
     dir: TempDir,

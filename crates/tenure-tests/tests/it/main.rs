@@ -17,6 +17,12 @@ mod forced;
 mod imports;
 mod interop;
 mod long_queue;
+#[expect(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "its server is no part of the library and runs on tokio as it is"
+)]
+mod map_store;
 mod migrating;
 mod multi;
 mod no_scripts;

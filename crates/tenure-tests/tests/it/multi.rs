@@ -11,11 +11,11 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use futures_util::future::{BoxFuture, FutureExt, ready};
+use futures_util::future::{FutureExt, ready};
 use tempfile::TempDir;
-use tenure::internals::protocol::{Answer, Op, Verb};
+use tenure::internals::protocol::{Op, Verb};
 use tenure::internals::store::memory::Memory;
-use tenure::internals::store::{Decorator, Failure};
+use tenure::internals::store::{Decorator, Failure, StoreFuture, StoreReply, StoreRequest};
 use tenure::internals::{Driver, Runtime, Store};
 use tenure::{Guard, Locks, Multi, MultiGuard, Options, Renewal, Result, block_on};
 use tenure_testkit::proxy::{Fault, Proxy};
@@ -218,11 +218,11 @@ impl Decorator for Odd {
         &self.memory
     }
 
-    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
-        if let Verb::Release { .. } = op.verb {
+    fn call(&self, request: StoreRequest, within: Duration) -> StoreFuture<StoreReply> {
+        if let StoreRequest::Lock(Op { verb: Verb::Release { .. }, .. }) = request {
             return ready(Err(Failure::Unknown(Failure::cause("no client knows")))).boxed();
         }
-        let (late, granted) = (self.late, self.memory.call(op, within));
+        let (late, granted) = (self.late, self.memory.call(request, within));
         async move {
             let granted = granted.await;
             // In the poll in which it comes: a client that waits for something else as well sees

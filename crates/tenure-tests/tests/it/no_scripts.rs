@@ -4,9 +4,10 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use tenure::internals::Runtime;
 use tenure::internals::protocol::{Answer, Fence, LockSpec, Op, Verb};
+use tenure::internals::store::StoreExt;
 use tenure::internals::store::redis::{Redis, Target};
-use tenure::internals::{Runtime, Store};
 use tenure::{LockName, Locks, Owner, block_on};
 use tenure_testkit::asker::{Asker, acquire, refusal, release};
 use tenure_testkit::conformance::{Case, Fixture, Flavour};
@@ -56,7 +57,7 @@ fn sent(answer: impl Fn(&[&str]) -> &'static str + Send + 'static) -> Vec<String
         for verb in [tokenless(), renew, release()] {
             let (name, owner) = (LockName::new("x").expect("a name"), owner.clone());
             let op = Op { name, spec: LockSpec::Mutex, owner, request: 1, verb };
-            let answer = store.call(op, Duration::from_secs(1)).await.expect("an answer");
+            let answer = store.request(op, Duration::from_secs(1)).await.expect("an answer");
             answers.lock().expect("no panic").push(answer);
         }
     }));

@@ -6,12 +6,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tenure::internals::Driver;
 use tenure::internals::protocol::{
     Answer, Fence, Liveness, LockSpec, Notification, Now, Op, Place, QueueSpec, ReleaseScope, State, Verb,
     apply,
 };
+use tenure::internals::store::StoreExt;
 use tenure::internals::store::redis::Redis;
-use tenure::internals::{Driver, Store};
 use tenure::{LockName, Owner, block_on};
 use tenure_testkit::servers::{Client, Server, Value};
 
@@ -80,7 +81,7 @@ impl Machine for &mut Served {
             self.server.clock().freeze_us(now.unix_us);
             self.now = Some(now);
         }
-        let reply = block_on(self.store.call(op.clone(), Duration::from_secs(10))).expect("an answer");
+        let reply = block_on(self.store.request(op.clone(), Duration::from_secs(10))).expect("an answer");
         self.listener.send(&["PING"]).expect("a connection");
         let mut tickets = Vec::new();
         loop {

@@ -4,12 +4,13 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use tenure::internals::Driver;
 use tenure::internals::protocol::record::{self, Put, Record, RecordAnswer, RecordOp, RecordVerb, Then};
 use tenure::internals::protocol::{
     self, ExpiringValue, Fence, Liveness, LockSpec, Now, Op, QueueSpec, ReleaseScope, State, Verb,
 };
+use tenure::internals::store::StoreExt;
 use tenure::internals::store::redis::Redis;
-use tenure::internals::{Driver, Store};
 use tenure::{LockName, Owner, block_on};
 use tenure_testkit::servers::Server;
 
@@ -96,7 +97,7 @@ fn the_record_machine_in_lua_answers_as_the_one_in_rust() {
             Err(verb) => {
                 let op = Op { name: lock.clone(), spec, owner, request, verb };
                 let (answer, _) = protocol::apply(state, &mut counter, now, &op);
-                assert_eq!(block_on(store.call(op, WITHIN)).expect("an answer"), answer);
+                assert_eq!(block_on(store.request(op, WITHIN)).expect("an answer"), answer);
             }
             Ok(verb) => {
                 let op = RecordOp { lock: lock.clone(), granted: None, verb };

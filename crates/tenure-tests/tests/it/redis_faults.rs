@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use tenure::internals::Runtime;
 use tenure::internals::protocol::{Answer, LockSpec, Notification};
-use tenure::internals::store::{Failure, Listener};
+use tenure::internals::store::{Failure, Listener, Purpose, StoreExt};
 use tenure::{LockName, block_on};
 use tenure_testkit::asker::{Asker, acquire, held, not_sent};
 use tenure_testkit::proxy::{Direction, Fault, Proxy};
@@ -25,7 +25,7 @@ fn ms(ms: u64) -> Duration {
 
 fn listen(asker: &Asker, name: &str) -> Listener {
     let name = LockName::new(name).expect("a name");
-    block_on(asker.store.listen(&name, LockSpec::Mutex, SOON)).expect("a subscription")
+    block_on(asker.store.subscribe(&name, LockSpec::Mutex, Purpose::Watch, SOON)).expect("a subscription")
 }
 
 /// The next message, which must come soon.
@@ -62,7 +62,7 @@ fn a_restarted_server_is_connected_to_without_being_asked() {
     let server = Server::start();
     let asker = Asker::new(&server.url());
     assert!(held(&asker.acquire("x")));
-    let interrupted = asker.store.interrupted();
+    let interrupted = asker.store.signals().interrupted();
     server.restart();
     let started = Instant::now();
     let late = asker.driver.sleep_until(asker.driver.now() + SOON);
@@ -114,8 +114,8 @@ fn a_hasty_request_does_not_cost_the_others_their_connection() {
     proxy.set(Fault::Delay(ms(40)));
     let hasty = patient.other().within(ms(20));
     let (first, second) = block_on(futures_util::future::join(
-        hasty.store.call(hasty.op("x", acquire()), hasty.within),
-        patient.store.call(patient.op("y", acquire()), patient.within),
+        hasty.store.request(hasty.op("x", acquire()), hasty.within),
+        patient.store.request(patient.op("y", acquire()), patient.within),
     ));
     assert!(matches!(first, Err(Failure::Unknown(_))), "{first:?}");
     assert!(second.is_ok(), "{second:?}");
@@ -134,7 +134,7 @@ fn a_silent_connection_is_left_and_whatever_was_asked_on_it_is_unknown() {
     proxy.set_on(1, Fault::BlackHole);
     let calls = (0..50).map(|number| {
         let within = ms(if number == 0 { 250 } else { 10_000 });
-        asker.store.call(asker.op(&format!("x{number}"), acquire()), within)
+        asker.store.request(asker.op(&format!("x{number}"), acquire()), within)
     });
     let started = Instant::now();
     let said = block_on(join_all(calls));
@@ -151,7 +151,7 @@ fn a_killed_connection_is_made_anew_at_once() {
     let asker = Asker::new(&server.url());
     assert!(held(&asker.acquire("x")));
     std::thread::sleep(ms(1_100));
-    let interrupted = asker.store.interrupted();
+    let interrupted = asker.store.signals().interrupted();
     let started = Instant::now();
     server.command(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
     block_on(interrupted);

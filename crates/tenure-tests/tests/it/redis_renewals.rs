@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
+use tenure::internals::Driver;
 use tenure::internals::protocol::{Answer, Fence, Liveness, LockSpec, Op, QueueSpec, Verb};
 use tenure::internals::store::redis::Redis;
-use tenure::internals::store::{Failure, RenewsMany};
-use tenure::internals::{Driver, Store};
+use tenure::internals::store::{Failure, StoreExt};
 use tenure::{Guard, LockName, Locks, Owner, block_on};
 use tenure_testkit::servers::{Cluster, Server, eventually};
 
@@ -153,7 +153,7 @@ impl Direct {
         let (fence, bind) = (Fence::Assign, Liveness::Process);
         let verb = Verb::Acquire { ttl_ms: 60_000, hold: 1, fence, wait_ms: None, listens: None, bind };
         for number in 0..self.owners.len() {
-            let answer = block_on(self.store.call(self.op(number, verb.clone()), WITHIN));
+            let answer = block_on(self.store.request(self.op(number, verb.clone()), WITHIN));
             assert!(matches!(answer, Ok(Answer::Held { .. })), "{answer:?}");
         }
     }
@@ -161,7 +161,7 @@ impl Direct {
     fn renew_all(&self, ttl_ms: u64) -> Vec<Result<Answer, Failure>> {
         let verb = Verb::Renew { ttl_ms, hold: 1, bind: None, weight: None };
         let ops = (0..self.owners.len()).map(|number| self.op(number, verb.clone()));
-        block_on(RenewsMany::renew(&self.store, ops.collect(), WITHIN))
+        block_on(self.store.renew(ops.collect(), WITHIN))
     }
 }
 
@@ -211,7 +211,7 @@ fn there_is_an_answer_for_each_hold_of_a_queue() {
     server.command(&["DEL", "hold:4"]);
     let other = LockSpec::Queue(QueueSpec { kind: tenure::Kind::Semaphore, capacity: 5, weight: 1 });
     let op = Op { spec: other, ..direct.op(4, verb) };
-    assert!(matches!(block_on(direct.store.call(op, WITHIN)), Ok(Answer::Held { .. })));
+    assert!(matches!(block_on(direct.store.request(op, WITHIN)), Ok(Answer::Held { .. })));
     // It waits: its ticket is above the mark.
     server.command(&["ZADD", "hold:5", "0", "#1:fair mutex:1"]);
     // It has lapsed.

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use tenure::internals::Driver;
 use tenure::internals::protocol::{
     self, Answer, Data, ExpiringValue, Fence, Kind, Listening, Liveness, LockSpec, Notification, Now, Op,
     QueueSpec, ReleaseScope, State, Verb, lease, parse_value, queue::Queue,
 };
-use tenure::internals::store::RenewsMany;
+use tenure::internals::store::StoreExt;
 use tenure::internals::store::redis::Redis;
-use tenure::internals::{Driver, Store};
 use tenure::{LockName, Owner, block_on};
 use tenure_testkit::servers::{Client, Server, Value};
 use tenure_testkit::setting;
@@ -135,7 +135,7 @@ impl Bench {
         // which they were sent.
         for spec in [LockSpec::Mutex, LockSpec::Reentrant, LockSpec::Queue(QueueSpec::FAIR)] {
             let warm_up = bench.op(0, 0, spec, Verb::Inspect);
-            block_on(bench.store.call(warm_up, WITHIN)).expect("an answer");
+            block_on(bench.store.request(warm_up, WITHIN)).expect("an answer");
         }
         bench
     }
@@ -402,7 +402,7 @@ impl Bench {
             })
             .collect();
         let store = Arc::new(self.store.clone());
-        let replies = block_on(join_all(ops.iter().map(|(_, op)| store.call(op.clone(), WITHIN))));
+        let replies = block_on(join_all(ops.iter().map(|(_, op)| store.request(op.clone(), WITHIN))));
         let now = self.now();
         for ((key, op), reply) in ops.iter().zip(replies) {
             let before = self.states[*key].clone();
@@ -514,7 +514,7 @@ impl Bench {
                 self.op(key, owner, LockSpec::Mutex, verb.clone())
             })
             .collect();
-        let replies = block_on(RenewsMany::renew(&self.store, ops.clone(), WITHIN));
+        let replies = block_on(self.store.renew(ops.clone(), WITHIN));
         let now = self.now();
         for (key, (op, reply)) in ops.iter().zip(replies).enumerate() {
             let before = self.states[key].clone();

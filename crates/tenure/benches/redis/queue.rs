@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tenure::internals::protocol::{Answer, Fence, Liveness, LockSpec, Op, QueueSpec, Verb};
+use tenure::internals::store::StoreExt;
 use tenure::internals::store::redis::Redis;
 use tenure::internals::{Driver, Store};
 use tenure::{LockName, Owner, block_on};
@@ -61,7 +62,7 @@ fn take_places(store: &dyn Store, names: &[String]) {
         let owner = Owner::new("bench").expect("an owner");
         let name = LockName::new(name).expect("a name");
         let op = Op { name, spec: LockSpec::Queue(QueueSpec::FAIR), owner, request: 1, verb };
-        store.call(op, Duration::from_secs(10))
+        store.request(op, Duration::from_secs(10))
     });
     for reply in block_on(join_all(places)) {
         let answer = reply.expect("an answer");

@@ -134,8 +134,8 @@ impl Acquisition {
         let is_fresh = owner.is_none();
         let owner = owner.cloned().unwrap_or_else(|| engine.owner(&options.label));
         let (hold, since) = (engine.id(), engine.now());
-        engine.store.declare_ttl(options.ttl);
-        let interruptions = engine.store.interruptions();
+        engine.store.signals().declare_ttl(options.ttl);
+        let interruptions = engine.store.signals().interruptions();
         Self {
             engine: Arc::clone(engine),
             name: name.clone(),

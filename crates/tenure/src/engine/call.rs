@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-use futures_util::future::{FutureExt, join_all};
+use futures_util::future::FutureExt;
 
 use super::lease::LeaseTerms;
 use super::{Engine, backoff};
@@ -17,7 +17,7 @@ use crate::planted::{Bug, planted};
 use crate::protocol::queue::FORCED;
 use crate::protocol::record::{RecordAnswer, RecordOp};
 use crate::protocol::{Answer, LockSpec, Op, Verb};
-use crate::store::Failure;
+use crate::store::{Failure, StoreExt};
 
 /// A request about one lock.
 #[derive(Clone)]
@@ -155,7 +155,7 @@ impl Engine {
             if call.forces() {
                 self.reentries.forced(call.name);
             }
-            let answer = self.store.call(self.op(call), within).await;
+            let answer = self.store.request(self.op(call), within).await;
             self.count(RequestVerb::of(&call.verb), &answer);
             if call.forces() {
                 // Earlier grants may have reached their callers meanwhile.
@@ -186,10 +186,7 @@ impl Engine {
     ) -> Vec<Result<Answer, Failure>> {
         let ops: Vec<Op> = each.clone().map(|call| self.op(&call)).collect();
         let count = ops.len();
-        let answers = match self.store.renews_many() {
-            Some(many) => many.renew(ops, within).await,
-            None => join_all(ops.into_iter().map(|op| self.store.call(op, within))).await,
-        };
+        let answers = self.store.renew(ops, within).await;
         debug_assert_eq!(answers.len(), count, "an answer for each");
         answers.iter().for_each(|answer| self.count(RequestVerb::Renew, answer));
         each.zip(answers)
@@ -215,7 +212,7 @@ impl Engine {
             Err(Failure::Unknown(_)) => RequestResult::Unknown,
             Err(Failure::Refused(_)) => RequestResult::Refused,
         };
-        self.metrics.request(asked, result, || self.store.interruptions());
+        self.metrics.request(asked, result, || self.store.signals().interruptions());
     }
 
     /// Unwraps an answer. If the request stopped at its work limit, the rest is done in the background.

@@ -13,6 +13,7 @@ use super::Engine;
 use crate::error::Result;
 use crate::moment::Moment;
 use crate::name::LockName;
+use crate::protocol::LockSpec;
 use crate::sync::Locked;
 
 /// The flights of one client, and what is known about its store.
@@ -21,9 +22,9 @@ pub(crate) struct Flights {
     by_name: Locked<BTreeMap<LockName, Arc<Flight>>>,
     /// When a busy lock may next be tried by callers that already have a value.
     tried: Locked<BTreeMap<LockName, Moment>>,
-    /// The [shards](crate::store::Store::shard) that did not answer. Until this time, only one caller sends
+    /// The [shards](crate::store::Placement::shard) that did not answer. Until this time, only one caller sends
     /// each of them requests.
-    silent_until: Locked<BTreeMap<Option<String>, Moment>>,
+    silent_until: Locked<BTreeMap<Option<Arc<str>>, Moment>>,
 }
 
 /// One name, while any task of this process needs its value.
@@ -116,7 +117,7 @@ impl Flights {
             return true;
         }
         let now = engine.now();
-        match silent_until.get_mut(&engine.store.shard(name)) {
+        match silent_until.get_mut(&shard(engine, name)) {
             Some(until) if now < *until => false,
             Some(until) => {
                 *until = now + SILENCE;
@@ -132,11 +133,16 @@ impl Flights {
         let is_silent = matches!(answer, Err(error) if error.is_unreachable() || error.is_unknown());
         let mut silent_until = self.silent_until.lock();
         if is_silent {
-            silent_until.insert(engine.store.shard(name), engine.now() + SILENCE);
+            silent_until.insert(shard(engine, name), engine.now() + SILENCE);
         } else if !silent_until.is_empty() {
-            silent_until.remove(&engine.store.shard(name));
+            silent_until.remove(&shard(engine, name));
         }
     }
+}
+
+/// The shard of a lock with a record, which is a mutex.
+fn shard(engine: &Engine, name: &LockName) -> Option<Arc<str>> {
+    engine.store.placement(name, LockSpec::Mutex).shard
 }
 
 impl FlightCaller<'_> {

@@ -17,7 +17,7 @@ use super::lost::LossListener;
 use super::waiters::subscription::{Heard, Subscription};
 use crate::planted::{Bug, planted};
 use crate::protocol::Notification;
-use crate::store::Failure;
+use crate::store::{Failure, Purpose};
 
 /// Maximum holds with a subscription, because each costs the server one. Further holds learn of a forced
 /// release at their next renewal.
@@ -55,7 +55,8 @@ impl ListenerCount {
 
 /// Listens until the hold has ended.
 async fn listen(engine: Arc<Engine>, lease: Arc<Lease>, _listening: CountedListener) {
-    let opening = engine.store.listen_while_held(&lease.name, lease.spec, &lease.owner, lease.op_timeout);
+    let purpose = Purpose::Hold(&lease.owner);
+    let opening = engine.store.subscribe(&lease.name, lease.spec, purpose, lease.op_timeout);
     let mut subscription = Subscription::Connecting(opening);
     let end = LossListener::new(&engine, &lease);
     loop {

@@ -54,7 +54,7 @@ impl Hold {
         };
         engine.renewer.keep(engine, term);
         // Checked after the lease is in the schedule, which notices later interruptions.
-        if engine.store.interruptions() != lease.interruptions && !planted(Bug::GrantUnverified) {
+        if engine.store.signals().interruptions() != lease.interruptions && !planted(Bug::GrantUnverified) {
             engine.renewer.verify_soon(engine, term);
         }
     }

@@ -160,7 +160,7 @@ impl Engine {
     /// Waits until neither the engine nor the store has releases in progress.
     async fn flushed(&self) {
         self.pending_releases.flushed().await;
-        self.store.settled().await;
+        self.store.signals().settled().await;
     }
 }
 

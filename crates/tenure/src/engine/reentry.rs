@@ -109,7 +109,7 @@ impl Lease {
             && options.lease() <= self.ttl
             && options.grace == self.grace
             && bind(options) == self.bind;
-        let is_sure = engine.store.interruptions() == self.interruptions;
+        let is_sure = engine.store.signals().interruptions() == self.interruptions;
         let ttl = options.lease();
         let least = (ttl - ttl / 3).saturating_sub(lease::margin(ttl) + self.grace);
         is_alike && is_sure && self.remaining(engine) >= least

@@ -28,7 +28,7 @@ use crate::metrics::LossReason;
 use crate::moment::Moment;
 use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, lease};
-use crate::store::{Failure, RenewsMany, TOGETHER};
+use crate::store::Failure;
 use crate::sync::Locked;
 
 /// Renewals due within this time of each other are sent together.
@@ -178,7 +178,7 @@ impl Renewer {
 /// Maximum renewals sent together before they are due, in one request. With more holds, renewals spread over
 /// time.
 fn together(engine: &Engine) -> usize {
-    engine.store.renews_many().map_or(TOGETHER, RenewsMany::most)
+    engine.store.capabilities().renewals
 }
 
 struct RenewerTask {
@@ -239,7 +239,7 @@ impl RenewerTask {
             ready: BTreeMap::new(),
             window: RequestWindow::default(),
             under_way: FuturesUnordered::new(),
-            interrupted: engine.store.interrupted(),
+            interrupted: engine.store.signals().interrupted(),
         }
     }
 
@@ -259,7 +259,7 @@ impl RenewerTask {
                     }
                 }
                 RenewerEvent::Interrupted => {
-                    self.interrupted = self.engine.store.interrupted();
+                    self.interrupted = self.engine.store.signals().interrupted();
                     self.ask_all();
                 }
                 RenewerEvent::Look => {}
@@ -394,8 +394,8 @@ impl RenewerTask {
 
     /// The group of leases that can share a request with it.
     fn group(&self, asked: &RenewalRequest) -> Option<u16> {
-        let many = self.engine.store.renews_many().filter(|_| asked.renews)?;
-        many.group(&asked.lease.name, asked.lease.spec)
+        let placement = |lease: &Lease| self.engine.store.placement(&lease.name, lease.spec);
+        asked.renews.then(|| placement(&asked.lease).renewal_group)?
     }
 
     fn ask(&mut self, asked: Vec<RenewalRequest>, sent: Moment) {

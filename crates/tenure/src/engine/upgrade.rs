@@ -17,6 +17,7 @@ use super::{Engine, backoff};
 use crate::error::{Error, Result};
 use crate::moment::Moment;
 use crate::protocol::{Answer, Notification, QueueSpec, lease};
+use crate::store::Purpose;
 
 /// How much of the requested weight a hold has.
 enum WeightShare {
@@ -54,8 +55,8 @@ pub(crate) async fn upgrade(engine: &Arc<Engine>, lease: &Arc<Lease>, limit: Opt
         if subscription.is_idle() {
             let opening = {
                 // Messages for a resumed hold go to the client that created its owner.
-                let client = lease.owner.client();
-                engine.store.listen_for_turns(&lease.name, lease.spec, client, lease.op_timeout)
+                let purpose = Purpose::Turns(lease.owner.client());
+                engine.store.subscribe(&lease.name, lease.spec, purpose, lease.op_timeout)
             };
             subscription = Subscription::Connecting(opening);
         }

@@ -1,7 +1,6 @@
 //! The operations on the members: acquire, renew, release, inspect.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
@@ -33,8 +32,8 @@ impl QuorumInner {
     pub(super) async fn acquire(self: &Arc<Self>, op: Op, ttl_ms: u64, within: Duration) -> MemberAnswer {
         self.twins()?;
         let (sent, ttl, part) = (self.runtime.now(), Duration::from_millis(ttl_ms), self.part(within));
-        self.longest_ms.fetch_max(ttl_ms, Ordering::Relaxed);
-        let longest = self.longest();
+        self.signals.declare_ttl(Duration::from_millis(ttl_ms));
+        let longest = self.signals.longest_ttl();
         let hold = self.holds.of(&op.owner, sent, sent + within + ttl);
         let mut ballot = hold.propose(self.runtime.unix_micros(), 0);
         let mut round = Round::taking(self, &op, &hold, Some(longest));
@@ -154,7 +153,7 @@ impl QuorumInner {
                 all_answered = false;
                 let first = round.take(index);
                 let (quorum, release, hold) = (Arc::clone(self), release.clone(), Arc::clone(hold));
-                let under_way = Releasing::one(self);
+                let under_way = self.signals.background();
                 let task = async move {
                     quorum.release_at(index, first, release, &hold).await;
                     drop(under_way);
@@ -234,7 +233,7 @@ impl QuorumInner {
         within: Duration,
     ) -> MemberAnswer {
         let sent = self.runtime.now();
-        self.longest_ms.fetch_max(ttl_ms, Ordering::Relaxed);
+        self.signals.declare_ttl(Duration::from_millis(ttl_ms));
         let until = sent + within + Duration::from_millis(ttl_ms);
         if bind.is_some_and(|bind| bind != Liveness::Lease) {
             let hold = self.holds.taken_over(&op.owner, self.members.len(), sent, until);
@@ -278,7 +277,7 @@ impl QuorumInner {
             let is_lost = !matches!(said, Ok(Answer::Held { .. }) | Err(_));
             let _ = answer.send(said);
             if is_lost && !planted(Bug::FailedResumeLeaves) {
-                let _under_way = Releasing::one(&quorum);
+                let _under_way = quorum.signals.background();
                 quorum.undo(&mut Round::new(&quorum, 0), &op, &hold, WITHIN).await;
             }
         };
@@ -426,7 +425,7 @@ impl QuorumInner {
     /// ended.
     pub(super) async fn give_back_late(self: &Arc<Self>, index: usize, op: &Op, hold: &Arc<OwnerHold>) {
         if !hold.is_passed_on() || self.ends(op, hold).await {
-            let _under_way = Releasing::one(self);
+            let _under_way = self.signals.background();
             self.release_at(index, None, release_of(op, hold, index), hold).await;
         }
     }
@@ -498,7 +497,7 @@ impl QuorumInner {
     /// member, with any ballot.
     fn unknown_hold(&self, now: Moment) -> Arc<OwnerHold> {
         let hold = OwnerHold::default();
-        hold.lasts_until(now + self.longest());
+        hold.lasts_until(now + self.signals.longest_ttl());
         for index in 0..self.members.len() {
             hold.sent_to(index);
         }
@@ -525,24 +524,6 @@ impl QuorumInner {
                 Failure::Unknown(self.why(&round.reasons()))
             }
         })
-    }
-}
-
-/// Counts a release that runs in the background.
-struct Releasing(Arc<QuorumInner>);
-
-impl Releasing {
-    fn one(quorum: &Arc<QuorumInner>) -> Self {
-        quorum.releases.fetch_add(1, Ordering::AcqRel);
-        Self(Arc::clone(quorum))
-    }
-}
-
-impl Drop for Releasing {
-    fn drop(&mut self) {
-        if self.0.releases.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.0.are_done.notify_waiters();
-        }
     }
 }
 

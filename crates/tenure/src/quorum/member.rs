@@ -9,7 +9,7 @@ use futures_util::future::{BoxFuture, FutureExt, ready};
 use crate::moment::Moment;
 use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, Op};
-use crate::store::{Failure, Incarnation, Store};
+use crate::store::{Failure, Incarnation, Store, StoreExt};
 
 /// Maximum requests in flight to a silent member; further ones fail at once.
 const MOST_UNANSWERED: usize = 64;
@@ -42,7 +42,7 @@ impl Member {
             return ready(Err(Failure::NotSent(cause))).boxed();
         }
         let unanswered = UnansweredCount::one(self);
-        let call = self.store.call(op, within);
+        let call = self.store.request(op, within);
         async move {
             // Its lease counts from the first request to any member.
             let said = call.await.map(|answer| answer.timed().0);
@@ -58,7 +58,7 @@ impl Member {
     /// What is known about the member's server. [`Quorum::new`](super::Quorum::new) accepts only stores that
     /// report it.
     pub(super) fn incarnation(&self) -> Incarnation {
-        self.store.member().map_or(Incarnation::Unknown, |member| member.incarnation())
+        self.store.signals().incarnation()
     }
 
     /// Checks that the member has been up for longer than any lease it can have forgotten. The error states

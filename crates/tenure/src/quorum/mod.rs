@@ -21,23 +21,20 @@ use std::any::Any;
 use std::fmt;
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, FutureExt, ready};
-use tokio::sync::Notify;
+use futures_util::future::{FutureExt, ready};
 
 use crate::error::{Error, Result};
 use crate::events::event;
 use crate::name::LockName;
 use crate::protocol::quorum::majority;
-use crate::protocol::record::{RecordAnswer, RecordOp};
-use crate::protocol::{Answer, Kind, LockSpec, Op, Verb, lease};
+use crate::protocol::{Kind, LockSpec, Verb};
 use crate::runtime::Runtime;
 use crate::store::{
-    Capabilities, Cursor, Failure, HoldLiveness, Incarnation, Kinds, LeaseClock, Listener, Page,
-    QuorumMember, SETUP, Store,
+    Capabilities, Cursor, Failure, Incarnation, Kinds, LeaseClock, Listener, Page, Purpose, SETUP, Signals,
+    Store, StoreExt, StoreFuture, StoreReply, StoreRequest,
 };
 use holds::OwnerRegistry;
 use member::Member;
@@ -50,12 +47,8 @@ struct QuorumInner {
     members: Vec<Arc<Member>>,
     runtime: Arc<dyn Runtime>,
     holds: OwnerRegistry,
-    /// Longest lease requested, in ms. A member that restarted more recently than this may have forgotten a
-    /// lease.
-    longest_ms: AtomicU64,
-    /// Number of releases running in the background.
-    releases: AtomicUsize,
-    are_done: Notify,
+    /// A member that restarted more recently than the longest declared ttl may have forgotten a lease.
+    signals: Signals,
     url: Arc<str>,
     /// Keeps the members' resources alive.
     _keeps: Box<dyn Any + Send + Sync>,
@@ -89,7 +82,7 @@ impl Quorum {
                     "members of a quorum must be independent, got {url} twice"
                 )));
             }
-            if let Err(reason) = members[at].member() {
+            if let Err(reason) = members[at].capabilities().member {
                 return Err(Error::invalid(format!("{url} cannot be a member of a quorum: {reason}")));
             }
         }
@@ -103,57 +96,55 @@ impl Quorum {
             );
         }
         let url = url.unwrap_or_else(|| format!("quorum:{}", urls.join(",")).into());
-        let members = members.into_iter().map(Member::new).collect();
-        let (holds, longest_ms) = (OwnerRegistry::default(), AtomicU64::new(0));
-        let (releases, are_done) = (AtomicUsize::new(0), Notify::new());
-        let inner =
-            QuorumInner { members, runtime, holds, longest_ms, releases, are_done, url, _keeps: keeps };
+        let members: Vec<_> = members.into_iter().map(Member::new).collect();
+        let (holds, signals) = (OwnerRegistry::default(), Signals::default());
+        let inner = QuorumInner { members, runtime, holds, signals, url, _keeps: keeps };
+        for member in &inner.members {
+            member.store.signals().relay_to(&inner.signals);
+        }
         Ok(Self(Arc::new(inner)))
     }
 }
 
 impl Store for Quorum {
-    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
+    fn call(&self, request: StoreRequest, within: Duration) -> StoreFuture<StoreReply> {
         let inner = Arc::clone(&self.0);
-        async move {
-            match op.verb {
-                Verb::Acquire { ttl_ms, .. } => inner.acquire(op, ttl_ms, within).await,
-                Verb::Renew { ttl_ms, bind, .. } => inner.renew(op, ttl_ms, bind, within).await,
-                Verb::Release { whose, .. } => inner.release(op, whose, within).await,
-                Verb::Inspect => inner.look(op, within).await,
-                Verb::Refresh { .. } | Verb::Resize => Err(Failure::Refused(Failure::cause(MUTEX_ONLY))),
+        match request {
+            StoreRequest::Lock(op) => async move {
+                let answer = match op.verb {
+                    Verb::Acquire { ttl_ms, .. } => inner.acquire(op, ttl_ms, within).await,
+                    Verb::Renew { ttl_ms, bind, .. } => inner.renew(op, ttl_ms, bind, within).await,
+                    Verb::Release { whose, .. } => inner.release(op, whose, within).await,
+                    Verb::Inspect => inner.look(op, within).await,
+                    Verb::Refresh { .. } | Verb::Resize => Err(Failure::Refused(Failure::cause(MUTEX_ONLY))),
+                };
+                answer.map(StoreReply::Lock)
             }
+            .boxed(),
+            StoreRequest::Record(_) => ready(Err(Failure::impossible(NO_VALUES))).boxed(),
+            StoreRequest::Renewals(ops) => self.renew_each(ops, within),
         }
-        .boxed()
     }
 
-    fn record(&self, _op: RecordOp, _within: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
-        ready(Err(Failure::impossible(NO_VALUES))).boxed()
-    }
-
-    fn listen(
+    fn subscribe(
         &self,
         name: &LockName,
         spec: LockSpec,
+        _purpose: Purpose<'_>,
         within: Duration,
-    ) -> BoxFuture<'static, Result<Listener, Failure>> {
+    ) -> StoreFuture<Listener> {
         let inner = Arc::clone(&self.0);
         let name = name.clone();
         async move { inner.listen(&name, spec, within).await }.boxed()
     }
 
     /// Lists one member after another, and asks all members about each name found.
-    fn list(
-        &self,
-        prefix: &str,
-        from: Cursor,
-        within: Duration,
-    ) -> BoxFuture<'static, Result<Page, Failure>> {
+    fn list(&self, prefix: &str, from: Cursor, within: Duration) -> StoreFuture<Page> {
         let (inner, prefix) = (Arc::clone(&self.0), prefix.to_owned());
         async move { inner.list(&prefix, &from, within).await }.boxed()
     }
 
-    fn ready(&self, within: Duration) -> BoxFuture<'static, Result<(), Failure>> {
+    fn ready(&self, within: Duration) -> StoreFuture<()> {
         let inner = Arc::clone(&self.0);
         async move { inner.ready(within).await }.boxed()
     }
@@ -163,54 +154,14 @@ impl Store for Quorum {
             kinds: Kinds::Only(&[Kind::Mutex], MUTEX_ONLY),
             clock: LeaseClock::Members,
             values: Err(NO_VALUES),
-            client_decides: false,
-            liveness: HoldLiveness::Lease,
-            messages_grant: true,
-            shares_leases: false,
-            restart_grace: None,
+            member: Err("it is several servers, which may forget a lease one by one"),
+            ..Capabilities::SERVER
         }
     }
 
-    fn supports(&self, _rule: LockSpec, _name: &LockName) -> Result<(), &'static str> {
-        Ok(())
-    }
-
-    fn declare_ttl(&self, ttl: Duration) {
-        self.0.longest_ms.fetch_max(lease::millis(ttl), Ordering::Relaxed);
-    }
-
-    fn settled(&self) -> BoxFuture<'static, ()> {
-        let inner = Arc::clone(&self.0);
-        async move {
-            loop {
-                let are_done = inner.are_done.notified();
-                if inner.releases.load(Ordering::Acquire) == 0 {
-                    return;
-                }
-                are_done.await;
-            }
-        }
-        .boxed()
-    }
-
-    fn interrupted(&self) -> BoxFuture<'static, ()> {
-        let mut any: Vec<_> = self.0.members.iter().map(|member| member.store.interrupted()).collect();
-        poll_fn(move |context| {
-            match any.iter_mut().any(|interrupted| interrupted.poll_unpin(context).is_ready()) {
-                true => Poll::Ready(()),
-                false => Poll::Pending,
-            }
-        })
-        .boxed()
-    }
-
-    fn interruptions(&self) -> u64 {
-        let members = self.0.members.iter().map(|member| member.store.interruptions());
-        members.fold(0, u64::wrapping_add)
-    }
-
-    fn member(&self) -> Result<&dyn QuorumMember, &'static str> {
-        Err("it is several servers, which may forget a lease one by one")
+    /// Interrupted with each member.
+    fn signals(&self) -> &Signals {
+        &self.0.signals
     }
 
     fn url(&self) -> &Arc<str> {
@@ -229,11 +180,6 @@ impl QuorumInner {
     /// Timeout of one member's request.
     fn part(&self, within: Duration) -> Duration {
         (within / STEPS).max(Duration::from_millis(1))
-    }
-
-    /// Longest lease that may be running on the members, as far as this side knows.
-    fn longest(&self) -> Duration {
-        Duration::from_millis(self.longest_ms.load(Ordering::Relaxed))
     }
 
     /// Fails if two members turned out to be the same server.
@@ -311,7 +257,7 @@ mod tests {
 
     use super::*;
     use crate::owner::Owner;
-    use crate::protocol::{Answer, Fence, Liveness, ReleaseScope};
+    use crate::protocol::{Answer, Fence, Liveness, Op, ReleaseScope};
     use crate::runtime::{Driver, block_on};
     use crate::store::Decorator;
     use crate::store::memory::Memory;
@@ -337,11 +283,11 @@ mod tests {
             &*self.store
         }
 
-        fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
+        fn call(&self, request: StoreRequest, within: Duration) -> StoreFuture<StoreReply> {
             let (store, mut is_open) = (Arc::clone(&self.store), self.is_open.subscribe());
             async move {
                 is_open.wait_for(|is_open| *is_open).await.expect("the gate is there");
-                store.call(op, within).await
+                store.call(request, within).await
             }
             .boxed()
         }
@@ -379,12 +325,12 @@ mod tests {
         }
 
         fn ask(&self, side: usize, verb: Verb) -> Answer {
-            block_on(self.sides[side].call(self.op(verb), MINUTE)).expect("an answer")
+            block_on(self.sides[side].request(self.op(verb), MINUTE)).expect("an answer")
         }
 
         /// Asks a side's last member directly.
         fn ask_last(&self, side: usize, verb: Verb) -> Answer {
-            block_on(self.last[side].call(self.op(verb), MINUTE)).expect("an answer")
+            block_on(self.last[side].request(self.op(verb), MINUTE)).expect("an answer")
         }
 
         /// Waits until the last member reports a holder, or none.
@@ -440,7 +386,7 @@ mod tests {
         let acquire = |request| {
             let owner = Owner::fresh("", &*sides.runtime);
             let op = Op { owner, request, ..sides.op(acquire(Fence::Assign)) };
-            block_on(quorum.call(op, MINUTE)).expect("an answer")
+            block_on(quorum.request(op, MINUTE)).expect("an answer")
         };
         assert!(matches!(acquire(0), Answer::Held { .. }));
         for request in 1..1_000 {
@@ -478,7 +424,7 @@ mod tests {
         let token = sides.pass_on();
         sides.release();
         sides.gates[1].is_open.send_replace(true);
-        block_on(sides.sides[1].settled());
+        block_on(sides.sides[1].signals().settled());
         let late = sides.ask_last(1, acquire(Fence::Ballot(token)));
         assert!(matches!(late, Answer::Behind { .. }), "{late:?}");
     }

@@ -6,17 +6,17 @@ use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, Either, FutureExt, ready, select};
-use tokio::sync::watch;
 
-use super::request::{Request, of_failure, of_lock, of_record};
+use super::request::{Request, of_failure, of_reply};
 use crate::metrics::RequestVerb;
 use crate::name::LockName;
-use crate::owner::Owner;
-use crate::protocol::record::{RecordAnswer, RecordOp};
-use crate::protocol::{Answer, LockSpec, Notification, Op};
+use crate::protocol::{LockSpec, Notification};
 use crate::runtime::{Callers, Runtime};
 use crate::store::memory::Memory;
-use crate::store::{Client, Decorator, Failure, Listener, Publisher, Store};
+use crate::store::{
+    Decorator, Failure, Listener, Publisher, Purpose, Signals, Store, StoreExt, StoreFuture, StoreReply,
+    StoreRequest,
+};
 use crate::sync::Locked;
 
 /// So many requests are kept.
@@ -27,8 +27,6 @@ pub(super) struct Faulty {
     memory: Memory,
     runtime: Callers,
     state: Arc<Locked<FaultState>>,
-    /// How often its connection was made again.
-    interruptions: watch::Sender<u64>,
 }
 
 #[derive(Debug, Default)]
@@ -41,7 +39,7 @@ struct FaultState {
 
 impl Faulty {
     pub(super) fn new(memory: Memory, runtime: Callers) -> Self {
-        Self { memory, runtime, state: Arc::default(), interruptions: watch::Sender::new(0) }
+        Self { memory, runtime, state: Arc::default() }
     }
 
     fn state(&self) -> MutexGuard<'_, FaultState> {
@@ -50,7 +48,7 @@ impl Faulty {
 
     /// It is as after a reconnect.
     pub(super) fn interrupt(&self) {
-        self.interruptions.send_modify(|count| *count += 1);
+        self.memory.signals().interrupt();
     }
 
     pub(super) fn begin_outage(&self) {
@@ -81,15 +79,14 @@ impl Faulty {
     }
 
     /// Carries out a request as the faults of this moment let it, and keeps a record of it.
-    fn ask<T: Send + 'static>(
+    fn ask(
         &self,
-        name: &LockName,
+        name: LockName,
         verb: RequestVerb,
         within: Duration,
-        request: BoxFuture<'static, Result<T, Failure>>,
-        shown: fn(&T) -> &'static str,
-    ) -> BoxFuture<'static, Result<T, Failure>> {
-        let (state, runtime, name) = (Arc::clone(&self.state), self.runtime.clone(), name.clone());
+        request: StoreFuture<StoreReply>,
+    ) -> StoreFuture<StoreReply> {
+        let (state, runtime) = (Arc::clone(&self.state), self.runtime.clone());
         async move {
             let (id, delay, is_out) = {
                 let asked = Request { name, verb: verb.as_str(), answer: "pending", at: runtime.elapsed() };
@@ -105,7 +102,7 @@ impl Faulty {
                 if delay > within { Err(late()) } else { answer }
             };
             if let Some(asked) = lock(&state).requests.get_mut(&id) {
-                asked.answer = answer.as_ref().map_or_else(of_failure, shown);
+                asked.answer = answer.as_ref().map_or_else(of_failure, of_reply);
             }
             answer
         }
@@ -118,12 +115,13 @@ impl Faulty {
         heard: BoxFuture<'static, Result<Listener, Failure>>,
     ) -> BoxFuture<'static, Result<Listener, Failure>> {
         let (state, runtime) = (Arc::clone(&self.state), self.runtime.clone());
-        let interruptions = self.interruptions.subscribe();
+        let signals = self.memory.signals().clone();
+        let interrupted = signals.interrupted();
         async move {
             let heard = heard.await?;
             let station = heard.station().clone();
             let listener = Listener::new(|publisher| {
-                runtime.spawn(pass_on(heard, publisher, state, interruptions).boxed());
+                runtime.spawn(pass_on(heard, publisher, state, (signals, interrupted)).boxed());
                 Box::new(())
             });
             Ok(listener.at(station))
@@ -156,78 +154,26 @@ impl Decorator for Faulty {
         &self.memory
     }
 
-    fn call(&self, op: Op, within: Duration) -> BoxFuture<'static, Result<Answer, Failure>> {
-        let (name, verb) = (op.name.clone(), RequestVerb::of(&op.verb));
-        self.ask(&name, verb, within, self.memory.call(op, within), of_lock)
+    fn call(&self, request: StoreRequest, within: Duration) -> StoreFuture<StoreReply> {
+        let (name, verb) = match &request {
+            StoreRequest::Lock(op) => (op.name.clone(), RequestVerb::of(&op.verb)),
+            StoreRequest::Record(op) => (op.lock.clone(), RequestVerb::of_record(&op.verb)),
+            StoreRequest::Renewals(ops) => return self.renew_each(ops.clone(), within),
+        };
+        self.ask(name, verb, within, self.memory.call(request, within))
     }
 
-    fn record(&self, op: RecordOp, within: Duration) -> BoxFuture<'static, Result<RecordAnswer, Failure>> {
-        let (name, verb) = (op.lock.clone(), RequestVerb::of_record(&op.verb));
-        self.ask(&name, verb, within, self.memory.record(op, within), of_record)
-    }
-
-    fn listen(
+    fn subscribe(
         &self,
         name: &LockName,
         spec: LockSpec,
+        purpose: Purpose<'_>,
         within: Duration,
-    ) -> BoxFuture<'static, Result<Listener, Failure>> {
+    ) -> StoreFuture<Listener> {
         if self.state().outages > 0 {
             return ready(Err(outage())).boxed();
         }
-        self.passed_on(self.memory.listen(name, spec, within))
-    }
-
-    fn listen_for_turns(
-        &self,
-        name: &LockName,
-        spec: LockSpec,
-        client: Client,
-        within: Duration,
-    ) -> BoxFuture<'static, Result<Listener, Failure>> {
-        if self.state().outages > 0 {
-            return ready(Err(outage())).boxed();
-        }
-        self.passed_on(self.memory.listen_for_turns(name, spec, client, within))
-    }
-
-    fn listen_to_ask(
-        &self,
-        name: &LockName,
-        spec: LockSpec,
-        within: Duration,
-    ) -> BoxFuture<'static, Result<Listener, Failure>> {
-        if self.state().outages > 0 {
-            return ready(Err(outage())).boxed();
-        }
-        self.passed_on(self.memory.listen_to_ask(name, spec, within))
-    }
-
-    fn listen_while_held(
-        &self,
-        name: &LockName,
-        spec: LockSpec,
-        owner: &Owner,
-        within: Duration,
-    ) -> BoxFuture<'static, Result<Listener, Failure>> {
-        if self.state().outages > 0 {
-            return ready(Err(outage())).boxed();
-        }
-        self.passed_on(self.memory.listen_while_held(name, spec, owner, within))
-    }
-
-    fn interrupted(&self) -> BoxFuture<'static, ()> {
-        let mut interruptions = self.interruptions.subscribe();
-        async move {
-            if interruptions.changed().await.is_err() {
-                std::future::pending().await
-            }
-        }
-        .boxed()
-    }
-
-    fn interruptions(&self) -> u64 {
-        *self.interruptions.borrow()
+        self.passed_on(self.memory.subscribe(name, spec, purpose, within))
     }
 }
 
@@ -236,17 +182,20 @@ async fn pass_on(
     mut heard: Listener,
     publisher: Publisher,
     state: Arc<Locked<FaultState>>,
-    mut interruptions: watch::Receiver<u64>,
+    (signals, mut interrupted): (Signals, BoxFuture<'static, ()>),
 ) {
     loop {
-        let (message, reconnect) = (pin!(heard.next()), pin!(interruptions.changed()));
-        match select(select(message, reconnect), pin!(publisher.over())).await {
+        let message = pin!(heard.next());
+        match select(select(message, &mut interrupted), pin!(publisher.over())).await {
             Either::Left((Either::Left((Some(message), _)), _)) => {
                 if lock(&state).outages == 0 {
                     publisher.say(message);
                 }
             }
-            Either::Left((Either::Right((Ok(()), _)), _)) => publisher.say(Notification::Reconnected),
+            Either::Left((Either::Right(((), _)), _)) => {
+                interrupted = signals.interrupted();
+                publisher.say(Notification::Reconnected);
+            }
             _ => return,
         }
     }

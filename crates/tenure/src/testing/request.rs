@@ -4,7 +4,7 @@ use std::time::Duration;
 use crate::name::LockName;
 use crate::protocol::Answer;
 use crate::protocol::record::RecordAnswer;
-use crate::store::Failure;
+use crate::store::{Failure, StoreReply};
 
 /// A request of the program to the store: see [`Control::requests`](super::Control::requests).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,7 +32,16 @@ impl fmt::Display for Request {
     }
 }
 
-pub(super) fn of_lock(answer: &Answer) -> &'static str {
+/// The answer in a word.
+pub(super) fn of_reply(reply: &StoreReply) -> &'static str {
+    match reply {
+        StoreReply::Lock(answer) => of_lock(answer),
+        StoreReply::Record(answer) => of_record(answer),
+        StoreReply::Renewals(_) => "held",
+    }
+}
+
+fn of_lock(answer: &Answer) -> &'static str {
     match answer {
         Answer::Held { .. } => "held",
         Answer::Busy { .. } => "busy",
@@ -50,7 +59,7 @@ pub(super) fn of_lock(answer: &Answer) -> &'static str {
     }
 }
 
-pub(super) fn of_record(answer: &RecordAnswer) -> &'static str {
+fn of_record(answer: &RecordAnswer) -> &'static str {
     match answer {
         RecordAnswer::Read { .. } => "read",
         RecordAnswer::Stored { .. } => "stored",

@@ -22,7 +22,7 @@ use crate::options::{Options, Renewal};
 use crate::protocol::LockSpec;
 use crate::protocol::record::{Put, Record, RecordAnswer, Then};
 use crate::runtime;
-use crate::store::Listener;
+use crate::store::{Listener, Purpose};
 
 /// A cached value that one caller computes for a whole fleet, kept in the store of the locks.
 ///
@@ -784,7 +784,7 @@ pub(super) async fn take_turn<V, F: Future<Output = Result<Option<V>>>>(
         match &mut listener {
             None => {
                 let within = lock.options.op_timeout.min(until.since(engine.now()));
-                match engine.store.listen(&lock.full, lock.spec, within).await {
+                match engine.store.subscribe(&lock.full, lock.spec, Purpose::Watch, within).await {
                     Ok(opened) => listener = Some(opened),
                     Err(_) => engine.runtime.sleep_until(until.min(engine.now() + LOOK_AGAIN)).await,
                 }

@@ -8,7 +8,7 @@ use super::RecordHandle;
 use super::log::{Leader, Log, LogEntry, Word, unreadable};
 use crate::error::Result;
 use crate::planted::{Bug, planted};
-use crate::store::{Failure, Listener};
+use crate::store::{Failure, Listener, Purpose};
 
 /// A subscription to the changes of an election: see [`Election::observe`](crate::Election::observe).
 ///
@@ -77,7 +77,8 @@ impl Observer {
             let (lock, engine) = (&self.record.lock, self.record.engine());
             // Subscribe before reading, so that no later change is missed.
             if self.listener.is_none() {
-                match engine.store.listen(&lock.full, lock.spec, lock.options.op_timeout).await {
+                let within = lock.options.op_timeout;
+                match engine.store.subscribe(&lock.full, lock.spec, Purpose::Watch, within).await {
                     Ok(listener) => self.listener = Some(listener),
                     // Polling replaces messages that this user may not subscribe to.
                     Err(Failure::Refused(_)) if self.has_read => {

@@ -34,7 +34,7 @@ impl Client {
             request: 7,
             verb,
         };
-        block_on(self.store.call(op, within))
+        block_on(self.store.request(op, within))
     }
 
     pub(crate) fn try_acquire(
@@ -90,13 +90,18 @@ impl Client {
     }
 
     pub(crate) fn listen(&self, name: &str) -> Listener {
-        block_on(self.store.listen(&LockName::new(name).expect("a name"), LockSpec::Mutex, SECOND))
-            .expect("a listener")
+        block_on(self.store.subscribe(
+            &LockName::new(name).expect("a name"),
+            LockSpec::Mutex,
+            Purpose::Watch,
+            SECOND,
+        ))
+        .expect("a listener")
     }
 
     pub(crate) fn listen_to_ask(&self, name: &str) -> Listener {
         let name = LockName::new(name).expect("a name");
-        block_on(self.store.listen_to_ask(&name, LockSpec::Mutex, 5 * SECOND)).expect("a listener")
+        block_on(self.store.subscribe(&name, LockSpec::Mutex, Purpose::Ask, 5 * SECOND)).expect("a listener")
     }
 
     pub(crate) fn within<T>(&self, limit: Duration, what: impl Future<Output = T>) -> Option<T> {

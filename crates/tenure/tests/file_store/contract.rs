@@ -51,8 +51,8 @@ fn a_release_undoes_an_acquire_whose_future_was_dropped() {
     let (dir, name) = (dir(), owner());
     let client = Client::new(dir.path());
     for _ in 0..200 {
-        let mut call = client.store.call(mutex_op(&name, takes()), SECOND);
-        let polled = call.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        let mut call = client.store.request(mutex_op(&name, takes()), SECOND);
+        let polled = call.poll_unpin(&mut Context::from_waker(Waker::noop()));
         assert!(matches!(polled, Poll::Pending | Poll::Ready(Ok(_))));
         drop(call);
         client.release("x", &name);
@@ -135,7 +135,7 @@ fn a_request_that_waits_for_nothing_is_carried_out_where_it_is_asked() {
     // The first opens the directory; and a machine that is slow at the moment is no caller's.
     let mut at_once = 0;
     for _ in 0..1_000 {
-        let taken = client.store.call(mutex_op(&name, takes()), SECOND).now_or_never();
+        let taken = client.store.request(mutex_op(&name, takes()), SECOND).now_or_never();
         at_once += u32::from(matches!(taken, Some(Ok(Answer::Held { .. }))));
         assert_eq!(client.release("x", &name), Answer::Released { left: 0 });
     }
@@ -152,7 +152,7 @@ fn a_release_never_passes_an_acquire_that_waits_for_the_guard() {
     for _ in 0..100 {
         let name = owner();
         guard.lock().expect("the guard's lock");
-        let mut takes = client.store.call(mutex_op(&name, takes()), 5 * SECOND);
+        let mut takes = client.store.request(mutex_op(&name, takes()), 5 * SECOND);
         assert!((&mut takes).now_or_never().is_none(), "the guard is locked");
         guard.unlock().expect("the guard's lock");
         assert_eq!(client.release("x", &name), Answer::Released { left: 0 });

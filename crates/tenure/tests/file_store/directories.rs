@@ -153,7 +153,7 @@ fn a_directory_that_is_replaced_is_noticed_by_who_listens_and_by_who_holds() {
     let (client, name) = (Client::new(&path), owner());
     assert!(is_held(&client.acquire("x", &name)));
     let mut listener = client.listen("y");
-    let interrupted = client.store.interrupted();
+    let interrupted = client.store.signals().interrupted();
     fs::rename(&path, dir.path().join("aside")).expect("moved");
     assert_eq!(client.within(SECOND, listener.next()), Some(Some(Notification::Reconnected)));
     assert!(client.within(SECOND, interrupted).is_some());
@@ -168,7 +168,7 @@ fn a_directory_that_was_removed_is_made_anew_and_nobody_holds_there() {
     let path = dir.path().join("locks");
     let (client, name) = (Client::new(&path), owner());
     assert!(is_held(&client.acquire("x", &name)));
-    let interrupted = client.store.interrupted();
+    let interrupted = client.store.signals().interrupted();
     fs::remove_dir_all(&path).expect("removed");
     assert_eq!(client.renew("x", &name, None, LONG_MS), Answer::Free);
     assert!(client.within(SECOND, interrupted).is_some());

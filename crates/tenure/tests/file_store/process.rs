@@ -165,7 +165,7 @@ fn role() {
             let most = getrlimit(Resource::Nofile);
             let none = Rlimit { current: Some(0), maximum: most.maximum };
             setrlimit(Resource::Nofile, none).expect("a limit");
-            let listens = client.store.listen_while_held(&name, LockSpec::Mutex, &owner, 5 * SECOND);
+            let listens = client.store.subscribe(&name, LockSpec::Mutex, Purpose::Hold(&owner), 5 * SECOND);
             let mut listener = block_on(listens).expect("a listener");
             setrlimit(Resource::Nofile, most).expect("the limit that was there");
             say("listens");
@@ -275,7 +275,7 @@ pub(crate) fn churn(client: &Client) {
     let queue = |verb| {
         let (name, spec) = (LockName::new("queue").expect("a name"), FAIR);
         let op = Op { name, spec, owner: owner.clone(), request: 0, verb };
-        block_on(client.store.call(op, 5 * SECOND)).expect("an answer")
+        block_on(client.store.request(op, 5 * SECOND)).expect("an answer")
     };
     let (fence, wait_ms, bind) = (Fence::Assign, Some(LONG_MS), Liveness::Process);
     assert!(is_held(&queue(Verb::Acquire { ttl_ms: LONG_MS, hold: 1, fence, wait_ms, listens: None, bind })));

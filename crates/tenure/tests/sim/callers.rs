@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, Either, FutureExt, select};
 use tenure::internals::protocol::{Answer, Fence, Liveness, LockSpec, Op, ReleaseScope, Verb};
-use tenure::internals::store::Store;
+use tenure::internals::store::StoreExt;
 use tenure::internals::store::redis::{Redis, Target};
 use tenure::internals::{Moment, Runtime};
 use tenure::{LockName, Owner};
@@ -89,7 +89,7 @@ impl Client {
         let store = self.store.clone();
         let ((begin, begun), (mut done, answer)) = (oneshot::channel(), oneshot::channel());
         at.spawn(Box::pin(async move {
-            let mut call = store.call(op, WITHIN);
+            let mut call = store.request(op, WITHIN);
             let first = poll_fn(|context| Poll::Ready(call.poll_unpin(context))).await;
             let _ = begin.send(());
             let said = match first {

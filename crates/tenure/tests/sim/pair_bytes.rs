@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tenure::internals::Runtime;
 use tenure::internals::protocol::{Answer, Fence, Liveness, LockSpec, Op, ReleaseScope, Verb};
-use tenure::internals::store::Store;
+use tenure::internals::store::StoreExt;
 use tenure::internals::store::redis::{Redis, Target};
 use tenure::{LockName, Owner};
 use tenure_testkit::sim::chooser::Chooser;
@@ -30,7 +30,7 @@ impl Client {
     async fn ask(&self, owner: &Owner, request: u64, verb: Verb) -> Option<Answer> {
         let name = LockName::new("x").expect("a name");
         let op = Op { name, spec: LockSpec::Mutex, owner: owner.clone(), request, verb };
-        self.store.call(op, WITHIN).await.ok()
+        self.store.request(op, WITHIN).await.ok()
     }
 
     async fn live(self) {

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use tenure::internals::Runtime;
 use tenure::internals::protocol::{Answer, LockSpec, Op, Verb};
-use tenure::internals::store::Failure;
 use tenure::internals::store::redis::{Redis, Target};
-use tenure::internals::{Runtime, Store};
+use tenure::internals::store::{Failure, StoreExt};
 use tenure::{Guard, HoldEnd, LockName, Locks, Options, Owner};
 use tenure_testkit::asker::{acquire, release};
 use tenure_testkit::sim::chooser::Chooser;
@@ -155,7 +155,7 @@ impl Asker {
         let name = LockName::new("x").expect("a name");
         let op = Op { name, spec: LockSpec::Mutex, owner: owner.clone(), request, verb };
         let sent = self.sim.now();
-        let said = self.store.call(op.clone(), WITHIN).await;
+        let said = self.store.request(op.clone(), WITHIN).await;
         let call = Call { op, sent, answered: self.sim.now(), said: said.clone() };
         self.calls.lock().expect("no panic").push(call);
         said

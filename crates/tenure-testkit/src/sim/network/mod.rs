@@ -20,14 +20,13 @@ use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
-use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use tenure::internals::Moment;
 use tenure::internals::protocol::{
     self, Answer, Fence, Found, Kind, Listening, LockSpec, Notification, Op, ReleaseScope, Verb,
 };
-use tenure::internals::store::{Client, Failure, Incarnation, Listener, Publisher, Station};
+use tenure::internals::store::{Client, Failure, Incarnation, Listener, Publisher, Signals, Station};
 use tenure::{LockName, Owner};
 
 use super::clock::{Clock, MS, SECOND, TrueTime};
@@ -84,15 +83,12 @@ struct End {
     up_at: TrueTime,
     /// When its message connection is established.
     hears_from: TrueTime,
-    /// Number of reconnects, and the wakers waiting for the next one.
-    breaks: u64,
-    curious: Vec<Waker>,
+    /// Interrupted by each reconnect, with the incarnation that the server reported then.
+    signals: Signals,
     is_dead: bool,
     /// It has lost a request or a reply.
     has_lost: bool,
     parting: Parting,
-    /// The incarnation that the server reported at the last connection.
-    life: Incarnation,
 }
 
 /// A partition between a process and the server that neither end notices, in one direction or both.
@@ -185,7 +181,7 @@ impl Network {
     }
 
     /// Connects a process.
-    pub(super) fn connect(&self, process: &Process) {
+    pub(super) fn connect(&self, process: &Process) -> Signals {
         let now = self.sim.now();
         let mut inner = self.inner();
         // The outside has an entry, too, so that indices match.
@@ -193,18 +189,17 @@ impl Network {
             let connection = inner.connect();
             let life = inner.life_at(&self.url, process.clock(), now);
             inner.ends.push(End {
-                life,
+                signals: Signals::new(life),
                 clock: process.clock(),
                 connection,
                 up_at: 0,
                 hears_from: 0,
-                breaks: 0,
-                curious: Vec::new(),
                 is_dead: false,
                 has_lost: false,
                 parting: Parting::default(),
             });
         }
+        inner.ends[process.id()].signals.clone()
     }
 
     /// Makes the engine batch renewals in stores opened from now on.

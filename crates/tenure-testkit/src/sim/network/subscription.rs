@@ -3,34 +3,6 @@
 use super::*;
 
 impl Network {
-    /// Number of reconnects of a process.
-    pub(in crate::sim) fn breaks(&self, process: ProcessId) -> u64 {
-        self.inner().ends[process].breaks
-    }
-
-    /// Waits until there were more reconnects than `before`.
-    pub(in crate::sim) fn poll_break(
-        &self,
-        process: ProcessId,
-        before: u64,
-        cx: &mut Context<'_>,
-    ) -> Poll<()> {
-        let mut inner = self.inner();
-        let end = &mut inner.ends[process];
-        if end.breaks > before {
-            return Poll::Ready(());
-        }
-        if !end.curious.iter().any(|known| known.will_wake(cx.waker())) {
-            end.curious.push(cx.waker().clone());
-        }
-        Poll::Pending
-    }
-
-    /// The incarnation that the server reported to a process.
-    pub(in crate::sim) fn life(&self, process: ProcessId) -> Incarnation {
-        self.inner().ends[process].life.clone()
-    }
-
     pub(in crate::sim) fn list(&self, prefix: &str) -> Vec<(LockName, Found)> {
         self.inner().server.list(self.sim.now(), prefix)
     }

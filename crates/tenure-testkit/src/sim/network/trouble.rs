@@ -206,14 +206,12 @@ impl Network {
 
     pub(super) fn reconnected(&self, process: ProcessId) {
         let now = self.sim.now();
-        let mut inner = self.inner();
+        let inner = self.inner();
         let life = inner.life_at(&self.url, inner.ends[process].clock, now);
-        let end = &mut inner.ends[process];
-        end.life = life;
-        end.breaks += 1;
-        let curious = std::mem::take(&mut end.curious);
+        let signals = inner.ends[process].signals.clone();
         drop(inner);
-        curious.into_iter().for_each(Waker::wake);
+        signals.set_incarnation(life);
+        signals.interrupt();
     }
 
     /// Cuts a process's connection for messages. It is re-established a little later, and subscribers are

@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt};
 use tenure::internals::protocol::{Answer, Fence, Liveness, LockSpec, Op, ReleaseScope, Verb};
 use tenure::internals::store::redis::{Redis, Target};
-use tenure::internals::store::{Failure, Store};
+use tenure::internals::store::{Failure, StoreExt};
 use tenure::{LockName, Owner};
 
 use super::Outcome;
@@ -28,7 +28,7 @@ impl Scene {
     async fn ask(&self, owner: &Owner, verb: Verb) -> Result<Answer, Failure> {
         let name = LockName::new("x").expect("a name");
         let op = Op { name, spec: LockSpec::Mutex, owner: owner.clone(), request: 1, verb };
-        self.store.call(op, Duration::from_secs(1)).await
+        self.store.request(op, Duration::from_secs(1)).await
     }
 
     async fn acquire(&self, owner: &Owner) -> Result<u64, String> {

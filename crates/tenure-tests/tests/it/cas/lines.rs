@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tenure::internals::Runtime;
 use tenure::internals::planted::Bug;
 use tenure::internals::protocol::{
     Answer, Fence, Liveness, LockSpec, Op, Place, QueueSpec, ReleaseScope, Verb, parse_value,
 };
+use tenure::internals::store::StoreExt;
 use tenure::internals::store::cas::Cas;
-use tenure::internals::{Runtime, Store};
 use tenure::{Kind, LockName, Locks, Owner};
 use tenure_testkit::plant;
 use tenure_testkit::sim::cas::{Server, Versions};
@@ -115,7 +116,7 @@ impl Twins {
         let (op, process) = self.op();
         let mut said = Vec::new();
         for of in 0..2 {
-            let answer = self.stores[of][process].call(op.clone(), WITHIN).await;
+            let answer = self.stores[of][process].request(op.clone(), WITHIN).await;
             let answer = answer.map_err(|failure| format!("{:?}: {failure}", op.verb))?;
             said.push(self.said(of, &answer));
         }

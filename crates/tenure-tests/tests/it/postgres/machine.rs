@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use tenure::internals::Driver;
 use tenure::internals::protocol::{
     self, Answer, Fence, Liveness, LockSpec, Now, Op, ReleaseScope, State, Verb,
 };
+use tenure::internals::store::StoreExt;
 use tenure::internals::store::postgres::{Postgres, sweep_sql};
-use tenure::internals::{Driver, Store};
 use tenure::{LockName, Owner, block_on};
 use tenure_testkit::setting;
 
@@ -75,7 +76,7 @@ impl Twins {
     /// Asks both, one request or several at once, and compares.
     fn step(&mut self, count: u64) {
         let ops: Vec<Op> = (0..count).map(|_| self.op()).collect();
-        let asked = ops.iter().map(|op| self.store.call(op.clone(), WITHIN));
+        let asked = ops.iter().map(|op| self.store.request(op.clone(), WITHIN));
         let said = block_on(join_all(asked));
         self.now_ms += 1;
         for (op, said) in ops.iter().zip(said) {

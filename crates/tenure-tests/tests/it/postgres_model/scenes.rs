@@ -6,7 +6,8 @@ use std::time::Duration;
 use futures_util::future::join;
 use tenure::internals::planted::Bug;
 use tenure::internals::protocol::{Answer, Fence, Liveness, LockSpec, Op, QueueSpec, Verb};
-use tenure::internals::{Moment, Runtime, Store};
+use tenure::internals::store::StoreExt;
+use tenure::internals::{Moment, Runtime};
 use tenure::{LockName, Locks, Owner};
 use tenure_testkit::plant;
 use tenure_testkit::sim::clock::{MS, SECOND};
@@ -212,11 +213,11 @@ fn a_late_write_is_refused(mistake: Mistake) -> Result<(), String> {
         let op = |verb| Op { name: name.clone(), spec, owner: owner.clone(), request: 1, verb };
         let (ttl_ms, hold, fence, bind) = (500, 1, Fence::Assign, Liveness::Process);
         let acquire = Verb::Acquire { ttl_ms, hold, fence, wait_ms: None, listens: None, bind };
-        store.call(op(acquire), SECONDS(2)).await.map_err(text)?;
+        store.request(op(acquire), SECONDS(2)).await.map_err(text)?;
         at(300).await;
         model.delay_next("write", MILLIS(400), false);
         let renewal = Verb::Renew { ttl_ms, hold, bind: None, weight: None };
-        match store.call(op(renewal), SECONDS(2)).await.map_err(text)? {
+        match store.request(op(renewal), SECONDS(2)).await.map_err(text)? {
             Answer::Free => Ok(()),
             answer => Err(format!("a lease that was over is renewed: {answer:?}")),
         }

@@ -31,7 +31,7 @@ use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::{Kind, LockSpec, Notification, parse_value};
-use crate::store::Failure;
+use crate::store::{Failure, Purpose};
 
 /// Maximum sleep between two requests.
 const CAP: Duration = Duration::from_secs(30);
@@ -382,9 +382,10 @@ impl QueueServer<AskInTurn> {
             return;
         }
         let within = ask.options.op_timeout;
-        self.subscription = Subscription::Connecting(self.engine.store.listen_to_ask(
+        self.subscription = Subscription::Connecting(self.engine.store.subscribe(
             self.wait_queue.name(),
             ask.spec,
+            Purpose::Ask,
             within,
         ));
         let mut timer = self.engine.runtime.sleep_until(self.engine.now() + SUBSCRIBE.min(within));

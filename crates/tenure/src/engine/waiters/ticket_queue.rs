@@ -31,7 +31,7 @@ use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, Fence, Listening, LockSpec, Notification, Place as Standing, Verb, lease};
-use crate::store::{Failure, Station};
+use crate::store::{Failure, Purpose, Station};
 
 /// Maximum tickets refreshed by one request.
 const BATCH: usize = 256;
@@ -225,8 +225,8 @@ impl QueueServer<KeepPlaces> {
             return;
         }
         if let Some((spec, within)) = self.first(|ask| (ask.spec, ask.options.op_timeout)) {
-            let (store, client) = (&self.engine.store, self.engine.owners.client());
-            let opening = store.listen_for_turns(&self.wait_queue.key, spec, client, within);
+            let purpose = Purpose::Turns(self.engine.owners.client());
+            let opening = self.engine.store.subscribe(&self.wait_queue.key, spec, purpose, within);
             self.subscription = Subscription::Connecting(opening);
         }
     }
