@@ -25,7 +25,9 @@ pub(crate) struct Session {
 
 impl Session {
     pub(crate) fn start(env: &TestEnv, args: &[&str]) -> Self {
-        let keys = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+        let close = OpenptFlags::from_bits_retain(OFlags::CLOEXEC.bits()); // macOS does not name it
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | close;
+        let keys = openpt(flags).unwrap();
         grantpt(&keys).unwrap();
         unlockpt(&keys).unwrap();
         let path = ptsname(&keys, Vec::new()).unwrap();
