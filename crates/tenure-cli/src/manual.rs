@@ -68,6 +68,7 @@ Checks:
   sentinels their number and quorum, whether they agree, the time until a failover
   clusters  coverage, replicas, the time until a failover; each master as a server
   quorums   their number, members that do not answer; each member as a server
+  others    on PostgreSQL its settings; there and on ZooKeeper whether connections suffice
   file:     network file systems, permissions of the directory, free space
 
 Each finding has three lines: what it is, why it hurts a lock, and what to do. Then come the rights

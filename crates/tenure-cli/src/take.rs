@@ -77,7 +77,7 @@ impl Wanted<'_> {
                 Some(limit) => multi.try_lock_for(limit).await?,
                 // Try once first, so that an unreachable store is reported at once, however long the lock may
                 // take.
-                None => match once.await? {
+                None => match unless_full(once.await)? {
                     None if self.waits_for_itself().await => None,
                     None => multi.lock().await.map(Some)?,
                     granted => granted,
@@ -138,6 +138,14 @@ impl Wanted<'_> {
             [] => format!("lock {name:?}, or one of the others, is busy"),
             several => several.join("; and "),
         })
+    }
+}
+
+/// A full server is waited for like a busy lock.
+fn unless_full<T>(once: Result<Option<T>, Failed>) -> Result<Option<T>, Failed> {
+    match once {
+        Err(Failed::Lock(error)) if error.is_full() => Ok(None),
+        once => once,
     }
 }
 

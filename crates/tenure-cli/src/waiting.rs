@@ -117,6 +117,8 @@ pub(crate) async fn say_of_silence(store: &str, voice: Voice, ask: impl AsyncFn(
         let asked = clock::now();
         match (ask().await, since) {
             (Ok(()), None) => {}
+            // The library has warned of it.
+            (Err(error), _) if error.is_full() => {}
             (Ok(()), Some(start)) => {
                 let silence = Span(clock::now() - start);
                 voice.say(format_args!("store {store} answers again, after {silence}; still waiting"));

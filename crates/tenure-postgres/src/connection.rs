@@ -27,7 +27,7 @@ use tenure_core::events::{event, text};
 use tenure_core::moment::Moment;
 use tenure_core::net::{Address, Dialled, Stream, by, dial};
 use tenure_core::runtime::Runtime;
-use tenure_core::store::{Failure, SETUP};
+use tenure_core::store::{Failure, FullWarning, SETUP};
 use tenure_core::sync::Locked;
 
 /// Timeout until a new connection is usable.
@@ -54,6 +54,7 @@ pub(super) struct PrimaryConnector {
     warned: AtomicBool,
     /// Whether the warning that the server may lose acknowledged grants was logged.
     warned_of_loss: AtomicBool,
+    full: FullWarning,
     /// Progress of the connection attempt, for error messages.
     stage: Locked<String>,
 }
@@ -69,7 +70,9 @@ pub(super) struct OpenConnection {
 impl Server for PrimaryConnector {
     fn connect<'a>(&'a self, before: Option<&'a str>) -> BoxFuture<'a, Result<ServerConnection, Failure>> {
         async move {
-            let OpenConnection { line, messages, over, hangup } = self.dial_all(before).await?;
+            let opened = self.dial_all(before).await;
+            let opened = opened.inspect_err(|failure| self.full.note(self.target.shown(), failure));
+            let OpenConnection { line, messages, over, hangup } = opened?;
             Ok(ServerConnection { session: line, messages, over, hangup })
         }
         .boxed()
@@ -99,7 +102,8 @@ impl PrimaryConnector {
         let statements = Statements::new(&target);
         let stage = Locked::new("no server has been dialled".to_owned());
         let (warned, warned_of_loss) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { runtime, target, statements, warned, warned_of_loss, stage }
+        let full = FullWarning::default();
+        Self { runtime, target, statements, warned, warned_of_loss, full, stage }
     }
 
     fn set_stage(&self, stage: String) {
@@ -122,6 +126,9 @@ impl PrimaryConnector {
             return Err(failure.clone());
         }
         let text: Vec<_> = said.iter().map(|(address, failure)| format!("{address}: {failure}")).collect();
+        if said.iter().any(|(_, failure)| failure.is_full()) {
+            return Err(Failure::full(text.join("; ")));
+        }
         let cause = Failure::cause(text.join("; "));
         Err(if is_refused { Failure::Refused(cause) } else { Failure::NotSent(cause) })
     }

@@ -55,8 +55,10 @@ async fn ask(connector: &PrimaryConnector) -> Result<Diagnosis, Failure> {
     let open = connector.dial_all(None).await?;
     let settings = open.line.look_up(
         "SELECT name, setting FROM pg_settings WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit',
-            'synchronous_standby_names', 'autovacuum', 'idle_in_transaction_session_timeout', 'server_version')
+            'synchronous_standby_names', 'autovacuum', 'idle_in_transaction_session_timeout', 'idle_session_timeout', 'max_connections',
+            'superuser_reserved_connections', 'reserved_connections', 'server_version')
         UNION ALL SELECT 'standbys', count(*)::text FROM pg_stat_replication
+        UNION ALL SELECT 'connections', count(*)::text FROM pg_stat_activity WHERE backend_type = 'client backend'
         UNION ALL SELECT 'clock', (extract(epoch FROM clock_timestamp()) * 1000000)::bigint::text
         UNION ALL SELECT 'commit of this user', coalesce((SELECT split_part(setting, '=', 2)
             FROM pg_db_role_setting AS s, unnest(s.setconfig) AS setting

@@ -92,7 +92,12 @@ pub(super) fn reported(code: &str, message: &str) -> Failure {
         "25006" => "; it may be a standby now",
         _ => "",
     };
-    let cause = Failure::cause(format!("{} ({code}){hint}", one_line(message)));
+    let text = format!("{} ({code}){hint}", one_line(message));
+    // The server, a database or a role is at its limit of connections, or PgBouncer is.
+    if code == "53300" || message.contains("max_client_conn") {
+        return Failure::full(text);
+    }
+    let cause = Failure::cause(text);
     // Transient: connection errors, a full disk, a conflicting transaction, a starting or stopping server,
     // and a table or statement that the next connection creates again.
     let passes = ["08", "40", "53", "55", "57", "58"].iter().any(|class| code.starts_with(class));

@@ -12,7 +12,7 @@ use tenure_core::moment::Moment;
 use tenure_core::protocol::record::{RecordAnswer, RecordOp};
 use tenure_core::protocol::{Answer, Op};
 use tenure_core::runtime::Runtime;
-use tenure_core::store::{Failure, Signals};
+use tenure_core::store::{Failure, FirstConnection, Signals};
 use tenure_core::sync::Locked;
 
 /// Sends the answer to a caller.
@@ -73,6 +73,7 @@ pub(super) struct Inbox {
     /// Constructs the worker's future.
     worker: fn(Arc<Self>) -> BoxFuture<'static, ()>,
     state: Locked<InboxState>,
+    pub(super) first: Arc<FirstConnection>,
     /// Wakes the worker.
     pub(super) work: Notify,
     /// Interrupted when the connection was lost and re-established.
@@ -96,7 +97,7 @@ impl Inbox {
         worker: fn(Arc<Self>) -> BoxFuture<'static, ()>,
     ) -> Arc<Self> {
         let (state, work, signals) = (Locked::default(), Notify::new(), Signals::default());
-        Arc::new(Self { server, runtime, worker, state, work, signals })
+        Arc::new(Self { server, runtime, worker, state, first: Arc::default(), work, signals })
     }
 
     fn state(&self) -> MutexGuard<'_, InboxState> {

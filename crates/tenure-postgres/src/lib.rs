@@ -116,8 +116,8 @@ impl Postgres {
     /// A store on this server; sends nothing before its first use.
     pub fn on(server: Arc<dyn Server>, runtime: Arc<dyn Runtime>) -> Self {
         let (url, work) = (server.shown(), |inbox| StatementWorker::new(inbox).run().boxed());
-        let notifications = NotificationHub::new(Arc::clone(&server), Arc::clone(&runtime));
-        let inbox = Inbox::new(server, runtime, work);
+        let inbox = Inbox::new(Arc::clone(&server), Arc::clone(&runtime), work);
+        let notifications = NotificationHub::new(server, runtime, Arc::clone(&inbox.first));
         Self { inner: Arc::new(PostgresInner { inbox, notifications }), url }
     }
 

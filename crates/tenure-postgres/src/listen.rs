@@ -22,7 +22,7 @@ use tenure_core::net::{by, pause};
 use tenure_core::planted::{Bug, planted};
 use tenure_core::protocol::Notification;
 use tenure_core::runtime::Runtime;
-use tenure_core::store::{Failure, Listener, Publisher};
+use tenure_core::store::{Failure, FirstConnection, Listener, Publisher};
 use tenure_core::sync::Locked;
 
 /// How long the connection stays open after the last listener has left.
@@ -41,6 +41,7 @@ const ASKS: Duration = Duration::from_millis(250);
 pub(super) struct NotificationHub {
     server: Arc<dyn Server>,
     runtime: Arc<dyn Runtime>,
+    first: Arc<FirstConnection>,
     state: Locked<ListenState>,
     /// Wakes the connection's task.
     work: Notify,
@@ -71,9 +72,13 @@ struct ListenedLock {
 }
 
 impl NotificationHub {
-    pub(super) fn new(server: Arc<dyn Server>, runtime: Arc<dyn Runtime>) -> Arc<Self> {
+    pub(super) fn new(
+        server: Arc<dyn Server>,
+        runtime: Arc<dyn Runtime>,
+        first: Arc<FirstConnection>,
+    ) -> Arc<Self> {
         let (state, work, told) = (Locked::default(), Notify::new(), Notify::new());
-        Arc::new(Self { server, runtime, state, work, told })
+        Arc::new(Self { server, runtime, first, state, work, told })
     }
 
     fn state(&self) -> MutexGuard<'_, ListenState> {
@@ -182,7 +187,11 @@ impl NotificationHub {
         let runtime = Arc::clone(&self.runtime);
         let mut tries = 0;
         loop {
-            match self.server.connect(None).await {
+            let connected = match self.first.yields() {
+                Some(failure) => Err(failure),
+                None => self.server.connect(None).await,
+            };
+            match connected {
                 Ok(connection) => {
                     self.state().failure = None;
                     let since = runtime.now();
@@ -248,6 +257,9 @@ impl NotificationHub {
         loop {
             let now = runtime.now();
             let Some(until) = self.is_needed_until(now) else { return true };
+            if self.first.is_starved() {
+                return false;
+            }
             let is_again = now >= again_at;
             let keys = self.to_await(is_again);
             if !keys.is_empty() {
@@ -272,7 +284,8 @@ impl NotificationHub {
                 }
             }
             let timer = runtime.sleep_until(until.min(alive_until).min(again_at));
-            let (work, message) = (pin!(self.work.notified()), pin!(messages.recv()));
+            let (work, starved) = (pin!(self.work.notified()), pin!(self.first.starved()));
+            let (work, message) = (select(work, starved), pin!(messages.recv()));
             match select(select(message, select(work, timer)), &mut over).await {
                 Either::Left((Either::Left((Some(message), _)), _)) => self.hear(&message),
                 Either::Left((Either::Left((None, _)), _)) | Either::Right(_) => return false,

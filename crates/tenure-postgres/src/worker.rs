@@ -112,6 +112,7 @@ impl StatementWorker {
                     }
                 }
             };
+            inbox.first.dialled(&connected);
             match connected {
                 Ok(connection) => {
                     let since = self.now();

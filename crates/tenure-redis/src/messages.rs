@@ -298,7 +298,7 @@ impl Notifications {
                 );
                 return false;
             }
-            if self.connector.is_elsewhere(&to) {
+            if self.connector.is_elsewhere(&to) || self.connector.first.is_starved() {
                 return false;
             }
             if !todo.is_empty() {
@@ -322,7 +322,8 @@ impl Notifications {
                 }
             }
             let (work, moved) = (pin!(self.work.notified()), pin!(self.connector.moved.notified()));
-            let work = select(work, moved);
+            let starved = pin!(self.connector.first.starved());
+            let work = select(select(work, moved), starved);
             let until = todo.next.map_or(alive_until, |next| next.min(alive_until));
             let wait = select(work, runtime.sleep_until(until));
             if let Either::Right(_) = select(wait, &mut over).await {

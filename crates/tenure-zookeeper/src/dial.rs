@@ -8,17 +8,19 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures_util::future::poll_fn;
-use tokio::io::ReadBuf;
+use tokio::io::{AsyncReadExt, ReadBuf};
 
 use super::jute::Reader;
 use super::messages::{ConnectRequest, code, fixed};
 use super::url::ZooKeeperTarget;
 use tenure_core::net::{Address, Stream, by, dial, encrypt};
 use tenure_core::runtime::Runtime;
-use tenure_core::store::Failure;
+use tenure_core::store::{Failure, FullWarning};
 
 /// Timeout until a new connection is usable.
 const DIAL: Duration = Duration::from_secs(2);
+/// How long a full server may take to close a connection.
+const CLOSES: Duration = Duration::from_millis(500);
 /// Maximum message length; a longer one means a different protocol.
 const LONGEST: usize = 256 * 1024 * 1024;
 
@@ -92,6 +94,7 @@ impl Wire {
 pub(super) struct Dialer {
     pub(super) target: ZooKeeperTarget,
     pub(super) runtime: Arc<dyn Runtime>,
+    full: FullWarning,
     /// Index of the server to dial first.
     first: AtomicUsize,
 }
@@ -100,7 +103,7 @@ impl Dialer {
     pub(super) fn new(target: ZooKeeperTarget, runtime: Arc<dyn Runtime>) -> Self {
         // A random start spreads clients over the servers.
         let first = AtomicUsize::new(runtime.random() as usize % target.places.len());
-        Self { target, runtime, first }
+        Self { target, runtime, full: FullWarning::default(), first }
     }
 
     /// The server that is dialled first: the one connected to last.
@@ -137,6 +140,10 @@ impl Dialer {
                 Err(failure) => said.push(failure),
             }
         }
+        if let Some(full) = said.iter().find(|failure| failure.is_full()) {
+            self.full.note(self.target.shown(), full);
+            return Err(full.clone());
+        }
         let causes: Vec<String> = said.iter().map(cause).collect();
         Err(Failure::NotSent(Failure::cause(causes.join("; "))))
     }
@@ -146,10 +153,50 @@ impl Dialer {
         place: &Address,
         session: &ConnectRequest,
     ) -> Result<(Wire, ConnectRequest), Failure> {
-        let dialled = dial(place, &*self.runtime).await.map_err(|error| not_sent(place, &error))?;
+        let stream = self.connect(place).await?;
+        match self.begin(place, session, stream).await {
+            // A session that is resumed must not lose the time.
+            Err(Failure::NotSent(_)) if session.id == 0 => {
+                let mut stream = self.connect(place).await?;
+                self.outlast(place, &mut stream).await?;
+                self.begin(place, session, stream).await
+            }
+            begun => begun,
+        }
+    }
+
+    async fn connect(&self, place: &Address) -> Result<Pin<Box<dyn Stream>>, Failure> {
+        match dial(place, &*self.runtime).await {
+            Ok(dialled) => Ok(dialled.stream),
+            // The connection was accepted and closed.
+            Err(error)
+                if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) =>
+            {
+                Err(closed_at_once(place))
+            }
+            Err(error) => Err(not_sent(place, &error)),
+        }
+    }
+
+    /// Fails if the server closes a connection before the first request. It does so at its limit of clients.
+    /// Without a majority it closes connections too, but only when a session is requested.
+    async fn outlast(&self, place: &Address, stream: &mut Pin<Box<dyn Stream>>) -> Result<(), Failure> {
+        let until = self.runtime.now() + CLOSES;
+        match by(&*self.runtime, until, stream.read_u8()).await {
+            None => Ok(()),
+            Some(_) => Err(closed_at_once(place)),
+        }
+    }
+
+    async fn begin(
+        &self,
+        place: &Address,
+        session: &ConnectRequest,
+        stream: Pin<Box<dyn Stream>>,
+    ) -> Result<(Wire, ConnectRequest), Failure> {
         let mut wire = Wire::new(match &self.target.tls {
-            Some(tls) => encrypt(dialled.stream, place.host(), tls, "zookeeper://").await?,
-            None => dialled.stream,
+            Some(tls) => encrypt(stream, place.host(), tls, "zookeeper://").await?,
+            None => stream,
         });
         let answer = wire.exchange(&session.connect()).await.map_err(|error| {
             let hint = match error.kind() {
@@ -160,7 +207,7 @@ impl Dialer {
                     return not_sent(place, &format!("{error}; {hint}"));
                 }
                 io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
-                    "it closed the connection: is a majority of the ensemble running, and is maxClientCnxns reached?"
+                    "it closed the connection: is a majority of the ensemble running?"
                 }
                 _ => return not_sent(place, &error),
             };
@@ -187,6 +234,10 @@ impl Dialer {
 
 fn not_sent(place: &Address, what: &dyn std::fmt::Display) -> Failure {
     Failure::NotSent(Failure::cause(format!("{place}: {what}")))
+}
+
+fn closed_at_once(place: &Address) -> Failure {
+    Failure::full(format!("{place} closes connections at once (maxClientCnxns limits the clients of a host)"))
 }
 
 fn cause(failure: &Failure) -> String {

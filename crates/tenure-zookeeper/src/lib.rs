@@ -25,6 +25,7 @@ mod watch;
 use std::sync::Arc;
 
 use server::Ensemble;
+pub use server::client_limits;
 use tenure_core::cas::Cas;
 use tenure_core::error::Result;
 use tenure_core::store::{Opening, Store};

@@ -82,6 +82,8 @@ enum LinkCall {
     Ask(Order),
     /// Move to another server if this connection owes an answer.
     Cut(u64),
+    /// End the session.
+    End,
 }
 
 /// A session. It ends when the last handle is dropped.
@@ -160,6 +162,12 @@ impl Link {
         if state.is_connected {
             let _ = self.calls.send(LinkCall::Cut(state.connection));
         }
+    }
+
+    /// Ends the session although there are handles, and waits until its connection is closed.
+    pub(super) async fn end(&self) {
+        let _ = self.calls.send(LinkCall::End);
+        self.calls.closed().await;
     }
 
     /// Reports changes from now on, until the connection ends.
@@ -264,7 +272,7 @@ impl SessionTask {
                     Ok(LinkCall::Ask(order)) => drop(order.replies.send(Err(failure.clone()))),
                     Ok(LinkCall::Cut(_)) => {}
                     Err(TryRecvError::Empty) => break,
-                    Err(TryRecvError::Disconnected) => return None,
+                    Ok(LinkCall::End) | Err(TryRecvError::Disconnected) => return None,
                 }
             }
             tries += 1;
@@ -319,6 +327,7 @@ impl SessionTask {
             });
             match event.await {
                 Next::End(end) => break end,
+                Next::Called(LinkCall::End) => break LinkEnd::Left,
                 Next::Called(LinkCall::Cut(whose)) => {
                     // A request may have waited for this connection; that does not count against the server.
                     let owes = asked_at.is_some_and(|asked| runtime.now().since(asked) >= OWED);

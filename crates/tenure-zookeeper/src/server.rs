@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::future::{BoxFuture, FutureExt, join_all};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio::sync::Mutex as Turn;
 
 use super::dial::Dialer;
@@ -24,7 +25,7 @@ use tenure_core::cas::{
     Backend, Change, Committed, Handle, Listed, LockWatch, PartChange, Stamp, Stored, Swap, Watched,
 };
 use tenure_core::name::LockName;
-use tenure_core::net::{by, dial};
+use tenure_core::net::{Address, by};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{Cursor, Failure};
 use tenure_core::sync::Locked;
@@ -51,6 +52,8 @@ struct EnsembleShared {
     links: Locked<Links>,
     /// Lets one task at a time open a session, while the others wait for it.
     opening: Turn<()>,
+    /// Whether the server's version was checked, which takes a connection of its own.
+    is_new_enough: AtomicBool,
     /// Number of lock nodes created by this client.
     created: AtomicU64,
     nodes: Arc<Nodes>,
@@ -75,6 +78,7 @@ impl Ensemble {
             dialer: Arc::new(Dialer::new(target, runtime)),
             links: Locked::default(),
             opening: Turn::default(),
+            is_new_enough: AtomicBool::new(false),
             created: AtomicU64::new(0),
             nodes,
         }))
@@ -140,7 +144,7 @@ impl Ensemble {
     }
 
     /// Creates the parent nodes.
-    async fn make_room(&self) -> Result<(), Failure> {
+    async fn make_room(&self, link: &Link) -> Result<(), Failure> {
         let mut paths: Vec<String> = self
             .nodes()
             .prefix()
@@ -155,7 +159,7 @@ impl Ensemble {
             // Existing nodes are left alone even if the login could not create them.
             let create =
                 MultiOp::Create { path, data: "", lasts: Lasts::Always, rights: self.nodes().rights };
-            let replies = self.ask(vec![exists(path, false), create.alone()]).await?;
+            let (_, replies) = link.ask(vec![exists(path, false), create.alone()], None).await?;
             let [there, made] = &replies[..] else { return Err(unreadable()) };
             if there.code != code::OK && made.code != code::NODE_EXISTS {
                 self.nodes().ok(made).map_err(|failure| match made.code {
@@ -290,7 +294,7 @@ impl Ensemble {
                 code::NO_NODE if at == record_step && is_there => is_there = false,
                 code::NODE_EXISTS if at == record_step => is_there = true,
                 code::NO_NODE if at == record_step || at > 0 && change.seen.is_none() && !has_room => {
-                    self.make_room().await.map_err(not_sent)?;
+                    self.make_room(&link).await.map_err(not_sent)?;
                     has_room = true;
                 }
                 code::NO_NODE | code::BAD_VERSION | code::NODE_EXISTS => {
@@ -331,7 +335,17 @@ impl Ensemble {
     async fn open(self, life: Duration, is_kept: bool) -> Result<(Handle, u64), Failure> {
         let wanted = life + SLACK;
         let lives = if is_kept { Lives::Kept } else { Lives::Alone };
-        let link = Arc::new(Link::open(&self.0.dialer, wanted, lives).await?);
+        let opened = match Link::open(&self.0.dialer, wanted, lives).await {
+            Err(failure) if failure.is_full() => {
+                // The other session of this client takes a connection, and is of less use than the new one.
+                let plain = self.links().plain.take();
+                let Some(plain) = plain else { return Err(failure) };
+                plain.end().await;
+                Link::open(&self.0.dialer, wanted, lives).await
+            }
+            opened => opened,
+        };
+        let link = Arc::new(opened?);
         if link.life != wanted {
             let (given, bound) = (link.life.as_secs_f64(), ["minSessionTimeout", "maxSessionTimeout"]);
             let (least, which, other) = match link.life < wanted {
@@ -355,7 +369,7 @@ impl Ensemble {
             match reply.code {
                 code::NODE_EXISTS => continue,
                 code::NO_NODE => {
-                    self.make_room().await?;
+                    self.make_room(&link).await?;
                     continue;
                 }
                 _ => self.nodes().ok(reply)?,
@@ -469,12 +483,15 @@ impl Ensemble {
     async fn ready(self) -> Result<(), Failure> {
         let replies = self.ask(vec![self.barrier(), exists(self.nodes().prefix(), false)]).await?;
         let [barrier, there] = &replies[..] else { return Err(unreadable()) };
-        if let Some(version) = self.version().await {
+        if !self.0.is_new_enough.load(Ordering::Relaxed)
+            && let Some(version) = self.version().await
+        {
             let numbers: Vec<u32> = version.split(['.', '-']).map_while(|part| part.parse().ok()).collect();
             if numbers.as_slice() < &OLDEST[..] {
                 let what = format!("ZooKeeper {version} is too old: tenure needs 3.6 or newer");
                 return Err(Failure::Refused(Failure::cause(what)));
             }
+            self.0.is_new_enough.store(true, Ordering::Relaxed);
         }
         self.passed(barrier)?;
         if there.code == code::NO_NODE { Ok(()) } else { self.nodes().ok(there) }
@@ -489,17 +506,33 @@ impl Ensemble {
         }
         let runtime = self.runtime();
         let asked = async {
-            let place = &target.places[self.0.dialer.first()];
-            let mut stream = dial(place, &**runtime).await.ok()?.stream;
-            stream.write_all(b"srvr").await.ok()?;
-            let mut said = Vec::new();
-            stream.take(10_000).read_to_end(&mut said).await.ok()?;
-            let said = String::from_utf8(said).ok()?;
+            let said = said_to(&target.places[self.0.dialer.first()], b"srvr").await?;
             let version = said.strip_prefix("Zookeeper version: ")?.split([',', '\n']).next()?;
             Some(version.split("--").next().unwrap_or(version).to_owned())
         };
         by(&**runtime, runtime.now() + LIMIT, asked).await.flatten()
     }
+}
+
+/// The answer of a server to a command of four letters.
+async fn said_to(place: &Address, word: &[u8; 4]) -> Option<String> {
+    let Address::Tcp(host, port) = place else { return None };
+    let mut stream = TcpStream::connect((host.as_str(), *port)).await.ok()?;
+    stream.write_all(word).await.ok()?;
+    let mut said = Vec::new();
+    stream.take(10_000).read_to_end(&mut said).await.ok()?;
+    String::from_utf8(said).ok()
+}
+
+/// The servers of a URL, and how many clients of one host each takes, if it tells.
+pub async fn client_limits(url: &str) -> Vec<(String, Option<u64>)> {
+    let Ok(target) = ZooKeeperTarget::parse(url) else { return Vec::new() };
+    let asked = target.places.iter().map(async |place| {
+        let said = said_to(place, b"conf").await.unwrap_or_default();
+        let limit = said.lines().find_map(|line| line.strip_prefix("maxClientCnxns=")?.trim().parse().ok());
+        (place.to_string(), limit)
+    });
+    join_all(asked).await
 }
 
 /// The path of a part of the lock's queue. The child that identifies the creation has a different form of

@@ -168,6 +168,8 @@ pub mod diagnosis {
         Address, Console, ConsoleReply, Sentinels, Target, Topology, ballot_key, fence_key, keys_with,
         wake_channel,
     };
+    #[cfg(feature = "zookeeper")]
+    pub use tenure_zookeeper::client_limits as zookeeper_client_limits;
 
     pub use crate::open::shown;
 }

@@ -47,8 +47,9 @@ pub struct Options {
     pub inherit_liveness: bool,
     /// Timeout of one request to the store. 1 ms to 365 days. Default: 1 s.
     pub op_timeout: Duration,
-    /// How long [`lock`](crate::Mutex::lock) keeps retrying while the store does not answer at all. At most
-    /// 365 days. Default: 60 s.
+    /// How long [`lock`](crate::Mutex::lock) keeps retrying while the store does not answer at all. A full
+    /// server ([`is_full`](crate::Error::is_full)) is waited for without this limit. At most 365 days. Default:
+    /// 60 s.
     pub patience: Duration,
     /// Text shown to people beside the holder's user, host and process, such as the URL of a job. Anyone who
     /// can inspect the lock can read it, so do not put secrets here. At most 256 bytes without control

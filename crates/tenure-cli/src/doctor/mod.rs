@@ -15,6 +15,7 @@
 //! | `sentinel` | checks of sentinels |
 //! | `server` | checks of one Redis server |
 //! | `settings` | checks of the URL and flags |
+//! | `zookeeper` | limits of connections of ZooKeeper servers |
 
 mod cluster;
 mod file;
@@ -26,6 +27,8 @@ mod rights;
 mod sentinel;
 mod server;
 mod settings;
+#[cfg(feature = "zookeeper")]
+mod zookeeper;
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
@@ -89,7 +92,7 @@ pub(crate) async fn doctor(args: &Doctor) -> Result<u8, Failure> {
         locks
     } else if scheme.starts_with("postgres") {
         let locks = open(args, args.ttl)?;
-        postgres::check(&url, locks.url(), &mut report).await?;
+        postgres::check(&url, locks.url(), args.ttl, &mut report).await?;
         try_a_lock(&locks, &name, &mut report).await;
         locks
     } else if ["etcd", "etcds", "zookeeper", "zookeepers"].contains(&scheme) {
@@ -97,6 +100,10 @@ pub(crate) async fn doctor(args: &Doctor) -> Result<u8, Failure> {
         // permissions.
         let locks = open(args, args.ttl)?;
         locks.ping().await?;
+        #[cfg(feature = "zookeeper")]
+        if store::is_zookeeper(&url) {
+            zookeeper::check(&url, &mut report).await;
+        }
         try_a_lock(&locks, &name, &mut report).await;
         locks
     } else {

@@ -11,8 +11,15 @@ use crate::exit::Failure;
 /// Maximum clock offset: owners and tokens contain times, so larger offsets confuse readers.
 const OFFSET: Duration = Duration::from_secs(5);
 
+/// The longest time between two requests of a waiter, with a reserve.
+const WAITER_IDLE: Duration = Duration::from_secs(60);
+/// Connections of a process that holds or waits: one for requests, one for notifications.
+const CONNECTIONS: u64 = 2;
+/// Processes that should fit.
+pub(super) const FLEET: u64 = 100;
+
 /// Connects like a store does, which also checks the table and the version.
-pub(super) async fn check(url: &str, at: &str, report: &mut Report) -> Result<(), Failure> {
+pub(super) async fn check(url: &str, at: &str, ttl: Duration, report: &mut Report) -> Result<(), Failure> {
     let server = diagnose_postgres(url).await?;
     report.saw(at, format!("PostgreSQL {}", server.version));
     if server.setting("fsync") == "off" {
@@ -68,6 +75,33 @@ pub(super) async fn check(url: &str, at: &str, report: &mut Report) -> Result<()
         let what = "idle_in_transaction_session_timeout is 0: a transaction that was checked in with a lock \
                     keeps it for as long as it is open";
         report.note("idle-transactions", at, what);
+    }
+    let number = |name: &str| server.setting(name).parse::<u64>().unwrap_or(0);
+    let idle = Duration::from_millis(number("idle_session_timeout"));
+    let needed = WAITER_IDLE.max(ttl / 3);
+    if !idle.is_zero() && idle < needed {
+        report.find(
+            "idle-sessions",
+            at,
+            format!("idle_session_timeout is {} s", idle.as_secs_f64()),
+            "the server closes the connections of holders and waiters between two of their requests",
+            format!(
+                "ALTER ROLE … SET idle_session_timeout = 0 for the user of the locks, or at least {} s",
+                needed.as_secs()
+            ),
+        );
+    }
+    let reserved = number("superuser_reserved_connections") + number("reserved_connections");
+    let (limit, used) = (number("max_connections").saturating_sub(reserved), number("connections"));
+    let processes = limit / CONNECTIONS;
+    if processes < FLEET {
+        let what = format!(
+            "max_connections leaves {limit} connections, and {used} are in use: a process that holds or waits takes \
+             {CONNECTIONS}, so at most {processes} do at once, and further ones wait for a connection; for {FLEET} set \
+             max_connections = {}, or use PgBouncer",
+            FLEET * CONNECTIONS + reserved
+        );
+        report.note("connections", at, what);
     }
     let now = Duration::from_secs(clock_gettime(ClockId::Realtime).tv_sec.unsigned_abs());
     let theirs = Duration::from_micros(server.clock_us.try_into().unwrap_or(0));

@@ -17,6 +17,7 @@ mod env;
 mod etcd;
 mod exits;
 mod fence;
+mod full;
 mod holding;
 mod inputs;
 mod killed;

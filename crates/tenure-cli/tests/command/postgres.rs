@@ -14,6 +14,20 @@ fn the_doctor_finds_what_a_server_on_postgresql_may_forget() {
 }
 
 #[test]
+fn the_doctor_compares_connections_of_postgresql_with_what_locks_need() {
+    let (env, mut server) = (TestEnv::new(), Postgres::start());
+    server.limit_connections(20);
+    server.run("ALTER SYSTEM SET idle_session_timeout = '10s'");
+    server.run("SELECT pg_reload_conf()");
+    let url = server.url("doctor");
+    assert_eq!(found(&env, &url, &[]), checks(["fsync", "idle-sessions"]));
+    let said = env.run(env.tenure(["doctor", "--store", &url])).exits_with(1).stdout;
+    assert!(said.contains("leaves 17 connections") && said.contains("max_connections = 203"), "{said}");
+    server.run("ALTER ROLE postgres SET idle_session_timeout = '1min'");
+    assert_eq!(found(&env, &url, &[]), checks(["fsync"]));
+}
+
+#[test]
 fn a_lock_on_postgresql_is_held_shown_and_listed_and_its_stress_has_no_overlap() {
     let (env, server) = (TestEnv::new(), Postgres::start());
     let url = server.url("command");

@@ -56,3 +56,14 @@ fn the_verbs_work_on_zookeeper() {
     killed(&url, &["run"]);
     stopped(&url, &["run"]);
 }
+
+#[test]
+fn the_doctor_tells_how_many_processes_of_a_host_zookeeper_takes() {
+    let env = TestEnv::new();
+    let server = ZooKeeper::with_clients(60);
+    let doctor = || env.run(env.tenure(["doctor", "--store", &server.url()])).exits_with(0).stdout;
+    assert!(doctor().contains("maxClientCnxns is 60"), "{}", doctor());
+    let silent = ZooKeeper::start();
+    let said = env.run(env.tenure(["doctor", "--store", &silent.url()])).exits_with(0).stdout;
+    assert!(said.contains("4lw.commands.whitelist"), "{said}");
+}

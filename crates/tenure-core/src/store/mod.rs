@@ -2,6 +2,7 @@
 
 mod decorator;
 mod error;
+mod full;
 pub mod memory;
 pub mod observe;
 mod request;
@@ -26,6 +27,7 @@ use crate::runtime::Runtime;
 pub use crate::error::Cause;
 pub use crate::owner::Client;
 pub use decorator::Decorator;
+pub use full::{FirstConnection, FullWarning};
 pub use request::{StoreExt, StoreReply, StoreRequest, Typed};
 pub use signals::{BackgroundRelease, Incarnation, Signals};
 

@@ -186,6 +186,11 @@ impl Lines {
             ConnectionRoute::Ours => match ours.await {
                 Ok(pipeline) => pipeline,
                 Err(failure) => {
+                    if let Some(line) = self.callers.get().and_then(|callers| callers.link.open_line())
+                        && failure.is_full()
+                    {
+                        line.hang_up();
+                    }
                     request.settle();
                     return Err(failure);
                 }
@@ -234,9 +239,14 @@ impl Lines {
         let (is_used, used) = (AtomicBool::new(false), Notify::new());
         let callers = Arc::new(CallersLine { runtime, link, is_used, used });
         if self.callers.set(Arc::clone(&callers)).is_ok() {
-            callers.link.begin();
             let (ours, runtime) = (Arc::clone(&self.ours), Arc::clone(&self.runtime));
-            self.runtime.spawn(callers.watch(ours, runtime).boxed());
+            let task = async move {
+                // A server may have room for one connection only.
+                while ours.pipeline(Moment(u64::MAX)).await.is_err() && !ours.is_closed() {}
+                callers.link.begin();
+                callers.watch(ours, runtime).await;
+            };
+            self.runtime.spawn(task.boxed());
         }
     }
 

@@ -43,7 +43,7 @@ pub use tenure_core::net::Dialled;
 pub use tenure_core::net::Stream;
 use tenure_core::net::{by, dial, encrypt, failure_of};
 use tenure_core::runtime::Runtime;
-use tenure_core::store::{Failure, Incarnation, SETUP};
+use tenure_core::store::{Failure, FirstConnection, FullWarning, Incarnation, SETUP};
 use tenure_core::sync::Locked;
 
 /// The unencrypted URL scheme, for hints.
@@ -85,6 +85,11 @@ pub(crate) struct Connector {
     goal: Goal,
     /// Whether the warning that old connections cannot be killed was logged.
     warned: AtomicBool,
+    full: Arc<FullWarning>,
+    /// The store's own connection for requests.
+    pub(crate) first: Arc<FirstConnection>,
+    /// Whether this is the connector of callers, beside that of the store.
+    is_beside: bool,
     /// How far the current attempt to connect has got, for timeout messages.
     stage: Locked<String>,
     /// The address of the last connection for requests.
@@ -152,9 +157,10 @@ impl Connector {
 
     fn to(goal: Goal, dial: Arc<dyn Dial>, runtime: Arc<dyn Runtime>) -> Self {
         let (stage, at) = (Locked::new("no server has been dialled".to_owned()), Locked::default());
-        let (warned, moved, trouble) = (AtomicBool::new(false), Notify::new(), Arc::default());
+        let (warned, moved) = (AtomicBool::new(false), Notify::new());
+        let (full, first, trouble) = (Arc::default(), Arc::default(), Arc::default());
         let home = Arc::clone(&runtime);
-        Self { runtime, home, dial, goal, warned, stage, at, moved, trouble }
+        Self { runtime, home, dial, goal, warned, full, first, is_beside: false, stage, at, moved, trouble }
     }
 
     /// A connector to the same server on another runtime.
@@ -165,7 +171,15 @@ impl Connector {
             Goal::Master(resolver) => Goal::Master(resolver.fresh()),
         };
         let (home, trouble) = (Arc::clone(&self.home), Arc::clone(&self.trouble));
-        Self { home, trouble, ..Self::to(goal, Arc::clone(&self.dial), runtime) }
+        let (full, first) = (Arc::clone(&self.full), Arc::clone(&self.first));
+        Self {
+            home,
+            trouble,
+            full,
+            first,
+            is_beside: true,
+            ..Self::to(goal, Arc::clone(&self.dial), runtime)
+        }
     }
 
     /// The same connector, notifying `trouble` when a connection is lost or cannot be opened.
@@ -182,10 +196,18 @@ impl Connector {
     ) -> Result<Connection, Failure> {
         let deadline = self.runtime.now() + DIAL;
         let requests = listener.is_none();
-        let connection = match &self.goal {
-            Goal::Node(target) | Goal::Only(target) => self.open(target, listener, before, deadline).await?,
-            Goal::Master(resolver) => self.find(resolver, listener, before, deadline).await?,
+        let is_first = requests && !self.is_beside;
+        if let Some(failure) = self.first.yields().filter(|_| !is_first) {
+            return Err(failure);
+        }
+        let opened = match &self.goal {
+            Goal::Node(target) | Goal::Only(target) => self.open(target, listener, before, deadline).await,
+            Goal::Master(resolver) => self.find(resolver, listener, before, deadline).await,
         };
+        if is_first {
+            self.first.dialled(&opened);
+        }
+        let connection = opened?;
         if requests {
             let mut at = self.at();
             if at.as_ref().is_some_and(|at| *at != connection.to) {
@@ -265,7 +287,8 @@ impl Connector {
         deadline: Moment,
     ) -> Result<Connection, Failure> {
         let requests = listener.is_none();
-        let connection = self.log_in(target, listener, deadline).await?;
+        let logged_in = self.log_in(target, listener, deadline).await;
+        let connection = logged_in.inspect_err(|failure| self.full.note(target.shown(), failure))?;
         let multiplexer = &connection.multiplexer;
         if let Goal::Master(_) = self.goal {
             let role = self.by(deadline, multiplexer.ask(&command(&["ROLE"]))).await?;

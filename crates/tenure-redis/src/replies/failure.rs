@@ -18,11 +18,13 @@ enum Means {
     /// Transient, but possibly not on this server, because the address may lead to another one by now: retry
     /// on a new connection.
     AskElsewhere,
+    /// Transient: the server has no room for another connection.
+    Full,
     /// Permanent: a retry would be refused as well.
     Refused,
 }
 
-use Means::{AskAgain, AskElsewhere, Refused};
+use Means::{AskAgain, AskElsewhere, Full, Refused};
 
 /// Error code, a required part of the text where the code is not enough, and the meaning. The first matching
 /// row counts.
@@ -45,7 +47,7 @@ const TABLE: &[(&str, &str, Means)] = &[
     ("CLUSTERDOWN", "", AskAgain),
     ("TRYAGAIN", "", AskAgain),
     // Sent instead of a reply to the first command, before the server closes the connection.
-    ("ERR", "max number of clients", AskAgain),
+    ("ERR", "max number of clients", Full),
     // The script was stopped by SCRIPT KILL, which works only before its first write.
     ("ERR", "Script killed by user", AskAgain),
     // A cluster node was used like a standalone server.
@@ -84,6 +86,7 @@ pub(crate) fn of(error: &ServerError) -> (Failure, bool) {
     match means {
         AskAgain => (Failure::NotSent(cause), false),
         AskElsewhere => (Failure::NotSent(cause), true),
+        Full => (Failure::full(text), false),
         Refused => (Failure::Refused(cause), false),
     }
 }

@@ -83,6 +83,9 @@ impl SentinelResolver {
         if said.iter().all(|(_, failure)| is_of_dial(failure)) {
             return Failure::NotSent(Arc::new(Undialled(text)));
         }
+        if said.iter().any(|(_, failure)| failure.is_full()) {
+            return Failure::full(text);
+        }
         let cause = Failure::cause(text);
         match said.iter().all(|(_, failure)| matches!(failure, Failure::Refused(_))) {
             true => Failure::Refused(cause),

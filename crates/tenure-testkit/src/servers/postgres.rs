@@ -2,7 +2,8 @@
 //! promoted.
 
 use std::env;
-use std::fs::{self, Permissions};
+use std::fs::{self, File, Permissions};
+use std::io::Write;
 use std::net::SocketAddr;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
@@ -151,6 +152,13 @@ impl Postgres {
         eventually("PostgreSQL ends", Duration::from_secs(10), || self.process.has_ended());
     }
 
+    /// Restarts the server with so many connections, of which three are for superusers.
+    pub fn limit_connections(&mut self, most: u32) {
+        self.run(&format!("ALTER SYSTEM SET max_connections = {most}"));
+        self.crash();
+        self.restart();
+    }
+
     /// Restarts the server after a crash, with its data.
     pub fn restart(&mut self) {
         self.process = launch(&self.programs, self.dir.path(), self.port.as_ref());
@@ -269,9 +277,11 @@ fn copy(primary: &Postgres, dir: &Path) {
 /// Initializes an empty server in a directory.
 fn make(programs: &Path, dir: &Path) {
     let data = dir.join("data");
-    let data = data.to_str().expect("a temporary directory in UTF-8");
-    let wanted = ["-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "-N"];
+    let wanted = data.to_str().expect("a temporary directory in UTF-8");
+    let wanted = ["-D", wanted, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "-N"];
     run(&programs.join("initdb"), &wanted);
+    let settings = File::options().append(true).open(data.join("postgresql.conf"));
+    settings.and_then(|mut file| file.write_all(b"max_connections = 300\n")).expect("its settings");
 }
 
 fn run(program: &Path, arguments: &[&str]) {
@@ -290,7 +300,6 @@ fn launch(programs: &Path, dir: &Path, port: Option<&Port>) -> Process {
         None => ("", PORT.to_string()),
     };
     let mut settings = vec!["-D", &data, "-k", &socket, "-h", host, "-p", &number, "-F"];
-    settings.extend(["-c", "max_connections=300"]);
     if dir.join("data/server.crt").exists() {
         settings.extend(["-c", "ssl=on"]);
     }

@@ -1,7 +1,7 @@
 //! ZooKeeper for one test: one server or an ensemble on loopback ports, in a temporary directory.
 
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -55,6 +55,28 @@ impl ZooKeeper {
     /// One server with additional lines in its `zoo.cfg`.
     pub fn start_with(settings: &str) -> Self {
         Self::of(1, settings, None, None)
+    }
+
+    /// One server that takes so many connections, and tells its limit.
+    pub fn with_clients(most: u32) -> Self {
+        let limit = format!("{SESSIONS}maxClientCnxns={most}\n4lw.commands.whitelist=srvr,conf\n");
+        Self::of(1, &limit, None, None)
+    }
+
+    /// A client that only takes a connection.
+    ///
+    /// # Panics
+    /// If the server has no room for it within a minute.
+    pub fn client(&self) -> TcpStream {
+        for _ in 0..600 {
+            let mut client = TcpStream::connect(self.address()).expect("it listens");
+            client.set_read_timeout(Some(Duration::from_millis(100))).expect("a limit");
+            // A full server hangs up.
+            if client.read(&mut [0]).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
+                return client;
+            }
+        }
+        panic!("it is full");
     }
 
     /// Three servers, of which one may fail.

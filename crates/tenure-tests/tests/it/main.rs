@@ -14,6 +14,7 @@ mod examples;
 mod fence;
 mod fence_s3;
 mod forced;
+mod full;
 mod imports;
 mod interop;
 mod long_queue;

@@ -309,6 +309,9 @@ impl Course {
                 too_slow()
             }
         };
+        if failure.is_full() {
+            self.heard_at = now;
+        }
         let gives_up_at = self.heard_at + self.ask.options.patience;
         let until = (now + self.backoff()).min(gives_up_at);
         let is_over = self.limit.is_some_and(|limit| until >= limit);

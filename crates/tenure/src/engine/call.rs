@@ -59,6 +59,8 @@ impl<'a> Call<'a> {
 struct Attempts {
     /// Number of attempts with an unknown outcome.
     unknown: u32,
+    /// Number of attempts that a full server did not let in.
+    full: u32,
     /// The first answer of a release of all holders that ended only some of them.
     first: Option<Box<Answer>>,
 }
@@ -134,6 +136,14 @@ impl Engine {
                 match self.now() + pause < until {
                     true => ControlFlow::Continue(Some(pause)),
                     false => ControlFlow::Break(Err(Failure::Unknown(cause))),
+                }
+            }
+            Err(failure) if failure.is_full() && before.unknown == 0 => {
+                let pause = self.jittered(backoff(before.full));
+                before.full += 1;
+                match self.now() + pause < until {
+                    true => ControlFlow::Continue(Some(pause)),
+                    false => ControlFlow::Break(Err(failure)),
                 }
             }
             // An earlier attempt may have been executed.

@@ -91,11 +91,14 @@ impl<S: Strategy> WaitQueue<S> {
     }
 
     /// Records that the store did not answer. Fails the waiters whose patience is exhausted, and returns how
-    /// many.
+    /// many. A full server exhausts nobody's patience, because it is not silent.
     pub(super) fn silent(&self, engine: &Engine, failure: &Failure) -> usize {
         let now = engine.now();
         let out: Vec<QueuedWaiter<S>> = {
             let mut queue = self.queue();
+            if failure.is_full() {
+                queue.silence = Some((now, failure.clone()));
+            }
             let since = queue.silence.get_or_insert((now, failure.clone())).0;
             let is_out = |ask: &Acquisition| now.since(since.max(ask.since)) >= ask.options.patience;
             let out = queue.waiters.iter().filter(|(_, waiter)| is_out(&waiter.ask));
