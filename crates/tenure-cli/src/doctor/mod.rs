@@ -101,7 +101,7 @@ pub(crate) async fn doctor(args: &Doctor) -> Result<u8, Failure> {
         let locks = open(args, args.ttl)?;
         locks.ping().await?;
         #[cfg(feature = "zookeeper")]
-        if store::is_zookeeper(&url) {
+        if scheme.starts_with("zookeeper") {
             zookeeper::check(&url, &mut report).await;
         }
         try_a_lock(&locks, &name, &mut report).await;
