@@ -8,7 +8,7 @@ use tenure_testkit::servers::{Postgres, Server, ZooKeeper};
 use tokio::time::{sleep, timeout};
 use tokio_postgres::NoTls;
 
-const PATIENCE: Duration = Duration::from_millis(200);
+const PATIENCE: Duration = Duration::from_secs(3);
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Waits for a lock of each family while the server is full, until `make_room`.
@@ -29,7 +29,7 @@ async fn outlasts_full(url: &str, make_room: impl AsyncFnOnce()) {
     });
     let error = error.await.expect("the server is full");
     assert!(error.is_unreachable(), "{error}");
-    sleep(PATIENCE * 3).await;
+    sleep(PATIENCE + PATIENCE / 2).await;
     for wait in &mut waits {
         assert!(!wait.is_finished(), "{:?}", wait.await);
     }
