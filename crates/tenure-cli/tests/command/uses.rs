@@ -34,6 +34,32 @@ fn a_job_runs_once_in_a_period_and_the_next_is_told_which_run_it_was() {
     }
 }
 
+/// A job, a leader and a request to stop, on a store whose clients run the machine.
+pub(crate) fn a_job_and_a_leader(env: &TestEnv, url: &str) {
+    let once =
+        |name: &str, script: &str| env.tenure_run(["--store", url, "--once-per", LONG, name, "-c", script]);
+    once("digest", "echo ran >> digest").exits_with(0).says_nothing();
+    once("digest", "echo ran >> digest").exits_with(75).says("has run in this window");
+    assert_eq!(env.read("digest"), "ran\n");
+    once("failing", "exit 3").exits_with(3);
+    once("failing", "true").exits_with(0).says_nothing();
+
+    let watching = env.start(env.tenure(["leader", "--watch", "--store", url, "api"]));
+    env.elect_until_watched(&watching, url, "a");
+    let script = "touch leads; exec sleep 60";
+    let leader = env.start(env.tenure(["elect", "--store", url, "--payload", "b", "api", "-c", script]));
+    leader.eventually("it leads", || env.path("leads").exists());
+    let told = env.run(env.tenure(["leader", "--json", "--store", url, "api"])).exits_with(0);
+    assert!(told.stdout.contains("\"payload\":\"b\""), "{told:?}");
+    env.run(env.tenure(["stop", "--election", "--store", url, "--reason", "it hangs", "api"])).exits_with(0);
+    leader.wait().exits_with(143).says(": it hangs");
+    watching.eventually("it is told", || watching.stdout().contains("resigned: b, term "));
+    watching.signal(Signal::INT);
+    let said = watching.wait().exits_with(130);
+    assert!(said.stdout.contains("elected: b, term "), "{said:?}");
+    env.run(env.tenure(["leader", "--store", url, "api"])).exits_with(1).says_nothing();
+}
+
 #[test]
 fn a_job_that_runs_is_said_to_and_its_window_stays_closed_when_its_runner_dies() {
     let env = TestEnv::new();

@@ -7,6 +7,7 @@ use tenure_testkit::servers::ZooKeeper;
 use crate::doctor::{checks, found};
 use crate::env::{TestEnv, now};
 use crate::stands_still::{killed, stopped};
+use crate::uses::a_job_and_a_leader;
 
 /// One server is enough: to start it takes seconds.
 #[test]
@@ -52,6 +53,7 @@ fn the_verbs_work_on_zookeeper() {
     let said = env.run(env.tenure(["doctor", "--store", "zookeeper://127.0.0.1:0"]));
     assert!(said.code() == Some(64) && said.stderr.contains("port"), "{said:?}");
 
+    a_job_and_a_leader(&env, &url);
     env.run(env.tenure(["stress", "--store", &url, "--for", "2s"])).exits_with(0);
     killed(&url, &["run"]);
     stopped(&url, &["run"]);
