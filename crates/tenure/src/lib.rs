@@ -140,10 +140,10 @@ pub use rwguard::{DowngradeError, ReadGuard, UpgradeError, UpgradeableGuard, Wri
 pub use rwlock::RwLock;
 pub use semaphore::Semaphore;
 pub use status::{ForcedRelease, Holder, Listing, Share, Status};
-pub use uses::cache::{Cache, Outage, Overdue};
+pub use uses::cache::Cache;
 pub use uses::election::Election;
 pub use uses::entry::Entry;
-pub use uses::fill::Fill;
+pub use uses::fill::{Fill, Outage, Overdue};
 pub use uses::log::Leader;
 pub use uses::observer::{Change, Observer};
 pub use uses::once::{Frees, LastRun, OncePer, Outcome, Turn};

@@ -1,28 +1,27 @@
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, ready};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::{Either, FutureExt, join, select};
+use futures_util::future::join;
 
 use super::entry::{Content, Entry, Head, Sight, UNCACHED, look, soft_us};
+use super::fill::{Lead, LeadTerms, Led, Outage, Overdue, computing};
 use super::value::CacheValue;
 use super::{RecordHandle, meter, micros, put};
 use crate::engine::EngineHandle;
 use crate::engine::acquire::Wait;
-use crate::engine::flight::{FlightCaller, FlightResult, FlightRole};
-use crate::error::{Error, ErrorKind, Result};
+use crate::engine::flight::FlightResult;
+use crate::error::{Error, Result};
 use crate::events::{event, text};
 use crate::guard::Guard;
-use crate::handle::LockHandle;
 use crate::metrics::UseResult;
 use crate::moment::Moment;
 use crate::name::LockName;
-use crate::options::{Options, Renewal};
+use crate::options::Options;
 use crate::protocol::LockSpec;
 use crate::protocol::record::{Put, Record, RecordAnswer, Then};
 use crate::runtime;
-use crate::store::{Listener, Purpose};
 
 /// A cached value that one caller computes for a whole fleet, kept in the store of the locks.
 ///
@@ -67,75 +66,19 @@ use crate::store::{Listener, Purpose};
 pub struct Cache {
     record: RecordHandle,
     stale: Duration,
-    wait: Duration,
-    overdue: Overdue,
-    outage: Outage,
+    terms: LeadTerms,
     early: f64,
     jitter: f64,
     max_bytes: usize,
 }
 
-/// What a caller does after waiting for [`wait`](Cache::wait) for another caller's computation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Overdue {
-    /// Compute as well, once per process, without storing the result. A caller that waits for such a
-    /// computation for as long again [fails](Error::is_overdue).
-    #[default]
-    Compute,
-    /// Fail with [`is_overdue`](Error::is_overdue).
-    Fail,
-}
-
-/// What a caller does if the store does not answer or rejects writes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Outage {
-    /// Compute without the store, one caller at a time per process, without storing the result.
-    #[default]
-    Compute,
-    /// Fail with the store's error.
-    Fail,
-}
-
-impl Outage {
-    /// Whether a caller computes after this error, which only an outage permits.
-    pub(super) fn computes_after(self, error: &Error) -> bool {
-        self == Self::Compute
-            && matches!(error.kind(), ErrorKind::Unreachable | ErrorKind::Unknown | ErrorKind::Refused)
-    }
-}
-
 /// Reason for refusing caches where the client decides.
 const NO_CACHE: &str = "its servers share no clock to compare ages by, and a value that is rewritten all the \
                         time does not belong in a replicated log: use `fill` with a cache of your own";
-/// Maximum lease of a lock that protects a computation: how long others wait if its process dies.
-const LEASE: Duration = Duration::from_secs(3);
-/// Polling interval of a waiter that gets no message.
-const LOOK_AGAIN: Duration = Duration::from_millis(500);
 /// Maximum of every duration set here.
 const LONGEST: Duration = Duration::from_secs(365 * 86_400);
 /// Maximum size of a stored value, because servers limit their replies too.
 const MAX_BYTES: usize = 8 << 20;
-
-/// The options of a lock that protects a computation: a short lease, automatically renewed.
-pub(super) fn computing(options: &Options) -> Arc<Options> {
-    let mut options = options.clone();
-    options.ttl = options.ttl.min(LEASE);
-    (options.grace, options.max_hold) = (Duration::ZERO, None);
-    (options.renewal, options.unfenced) = (Renewal::Automatic, false);
-    Arc::new(options)
-}
-
-/// Outcome of a caller's attempt to get the lock.
-pub(super) enum CacheTurn<V> {
-    /// Another caller has produced the value.
-    Found(V),
-    /// This caller computes.
-    Granted(Guard),
-    /// Another caller is still computing.
-    Late,
-}
 
 impl Cache {
     pub(crate) fn new(shared: &Arc<EngineHandle>, options: &Options, name: LockName) -> Result<Self> {
@@ -149,9 +92,7 @@ impl Cache {
         Ok(Self {
             record,
             stale: Duration::ZERO,
-            wait: Duration::from_secs(5),
-            overdue: Overdue::default(),
-            outage: Outage::default(),
+            terms: LeadTerms::default(),
             early: 1.0,
             jitter: 0.1,
             max_bytes: 1 << 20,
@@ -190,8 +131,9 @@ impl Cache {
     /// let user = locks.cache("user:42")?.wait(Duration::from_millis(500));
     /// # Ok::<(), tenure::Error>(())
     /// ```
-    pub fn wait(self, wait: Duration) -> Self {
-        Self { wait, ..self }
+    pub fn wait(mut self, wait: Duration) -> Self {
+        self.terms.wait = wait;
+        self
     }
 
     /// What a caller does once [`wait`](Self::wait) is over. Default: [`Overdue::Compute`].
@@ -201,8 +143,9 @@ impl Cache {
     /// let user = locks.cache("user:42")?.overdue(tenure::Overdue::Fail);
     /// # Ok::<(), tenure::Error>(())
     /// ```
-    pub fn overdue(self, overdue: Overdue) -> Self {
-        Self { overdue, ..self }
+    pub fn overdue(mut self, overdue: Overdue) -> Self {
+        self.terms.overdue = overdue;
+        self
     }
 
     /// What a caller does if the store does not answer. Default: [`Outage::Compute`].
@@ -215,8 +158,9 @@ impl Cache {
     /// let user = locks.cache("user:42")?.outage(tenure::Outage::Fail);
     /// # Ok::<(), tenure::Error>(())
     /// ```
-    pub fn outage(self, outage: Outage) -> Self {
-        Self { outage, ..self }
+    pub fn outage(mut self, outage: Outage) -> Self {
+        self.terms.outage = outage;
+        self
     }
 
     /// How eagerly one caller recomputes before the value expires (the β of XFetch). Default: 1; 0 disables
@@ -321,20 +265,20 @@ impl Cache {
     ) -> Result<Result<Option<T>, E>> {
         self.check()?;
         let asked = self.record.engine().now();
-        match self.seen().await {
-            Ok(Sight::Fresh(value)) => Ok(Ok(value)),
-            Ok(Sight::Stale(value)) => match self.refresher().await {
-                None => Ok(Ok(value)),
-                Some(Refresher { flight, guard, newer: None, .. }) => {
-                    let computed = self.compute(&flight, Some(guard), fill).await?;
-                    Ok(Ok(computed.unwrap_or(value)))
-                }
-                Some(Refresher { newer: Some(newer), .. }) => Ok(Ok(newer)),
-            },
-            Ok(Sight::Uncached) => self.share(asked, false, How::Alone, fill).await,
-            Ok(Sight::Missing) => self.share(asked, false, How::WithStore, fill).await,
-            Err(error) => self.share(asked, false, self.without(error)?, fill).await,
-        }
+        let is_alone = match self.seen().await {
+            Ok(Sight::Fresh(value)) => return Ok(Ok(value)),
+            Ok(Sight::Stale(value)) => {
+                return Ok(Ok(match self.refresher().await {
+                    None => value,
+                    Some(Led::Found(newer)) => newer,
+                    Some(Led::Lead(lead)) => self.compute(lead, fill).await?.unwrap_or(value),
+                }));
+            }
+            Ok(Sight::Uncached) => true,
+            Ok(Sight::Missing) => false,
+            Err(error) => self.terms.computes_after(error)?,
+        };
+        self.share(asked, false, is_alone, fill).await
     }
 
     /// Returns a stored value at once, even an expired one, in which case a task on the caller's tokio
@@ -379,9 +323,9 @@ impl Cache {
         {
             let cache = self.clone();
             runtime::spawn_on_tokio(async move {
-                if let Some(Refresher { flight, guard, newer: None, .. }) = cache.refresher::<T>().await {
+                if let Some(Led::Lead(lead)) = cache.refresher::<T>().await {
                     let fill = async || compute().await.map(|value| Entry::value(value, ttl));
-                    if let Err(error) = cache.compute(&flight, Some(guard), fill).await {
+                    if let Err(error) = cache.compute(lead, fill).await {
                         event!(
                             WARN,
                             target: "tenure",
@@ -450,7 +394,7 @@ impl Cache {
         self.check()?;
         let asked = self.record.engine().now();
         let fill = async || compute().await.map(|value| Entry::value(value, ttl));
-        let filled = self.share(asked, true, How::WithStore, fill).await?;
+        let filled = self.share(asked, true, false, fill).await?;
         filled.map_or_else(
             |error| Ok(Err(error)),
             |value| {
@@ -522,7 +466,7 @@ impl Cache {
     }
 
     /// Makes this caller the one that recomputes an existing value, unless there is one already.
-    async fn refresher<T: CacheValue>(&self) -> Option<Refresher<'_, T>> {
+    async fn refresher<T: CacheValue>(&self) -> Option<Led<'_, Option<T>>> {
         let (lock, engine) = (&self.record.lock, self.record.engine());
         let flights = &lock.shared.flights;
         if !flights.may_try(&lock.full, engine.now()) {
@@ -532,9 +476,10 @@ impl Cache {
         let turn = flight.try_turn()?;
         let (guard, there) = join(lock.acquire(Wait::Once), self.there()).await;
         match guard {
-            Ok(Some(guard)) => {
-                Some(Refresher { flight, guard, newer: there.unwrap_or_default(), _turn: turn })
-            }
+            Ok(Some(guard)) => Some(match there.unwrap_or_default() {
+                Some(newer) => Led::Found(newer),
+                None => Led::Lead(Lead { flight, guard: Some(guard), _turn: turn }),
+            }),
             // Another process is computing, or the store does not answer. Either way there is a value to
             // return.
             Ok(None) | Err(_) => {
@@ -544,73 +489,28 @@ impl Cache {
         }
     }
 
-    /// Checks whether this error is an outage in which the cache computes.
-    fn without(&self, error: Error) -> Result<How> {
-        if self.outage.computes_after(&error) { Ok(How::Alone) } else { Err(error) }
-    }
-
     /// Computes the value, or waits for another caller's.
     async fn share<T: CacheValue, E>(
         &self,
         asked: Moment,
         insists: bool,
-        mut how: How,
+        is_alone: bool,
         fill: impl AsyncFnOnce() -> Result<Entry<T>, E>,
     ) -> Result<Result<Option<T>, E>> {
-        let (lock, engine) = (&self.record.lock, self.record.engine());
-        let mut flight = lock.shared.flights.join(&lock.full);
-        let until = asked + self.wait;
-        let mut is_late = false;
-        let until_late = until + self.wait;
-        loop {
-            let until = if is_late { until_late } else { until };
-            let suits = |result: &FlightResult| {
-                result.suits(asked, insists) && value_of::<T>(&result.value).is_some()
-            };
-            let turn = match flight.wait(engine, suits, is_late, until).await {
-                FlightRole::Shared(result) => {
-                    let value = value_of(&result.value).expect("it suits because it can be read");
-                    return Ok(Ok(value));
-                }
-                FlightRole::Late if self.overdue == Overdue::Compute && !is_late => {
-                    (is_late, how) = (true, How::Alone);
-                    continue;
-                }
-                FlightRole::Late => return Err(Error::overdue(self.name(), engine.store.url())),
-                FlightRole::Leader(turn) => turn,
-            };
-            // Only a caller that goes on to ask may use up the turn to ask a silent store. If callers that
-            // compute alone took the turn each second, the store would never be asked.
-            if matches!(how, How::WithStore) && !lock.shared.flights.may_ask(engine, &lock.full) {
-                how = self.without(Error::silent_lately(self.name(), engine.store.url()))?;
-            }
-            if let How::Alone = how {
-                return self.compute(&flight, None, fill).await;
-            }
-            let look = || async move { if insists { Ok(None) } else { self.there().await } };
-            let taken = take_turn(lock, until, look).await;
-            lock.shared.flights.heard(&taken, engine, &lock.full);
-            match taken {
-                Ok(CacheTurn::Found(value)) => return Ok(Ok(value)),
-                Ok(CacheTurn::Granted(guard)) => return self.compute(&flight, Some(guard), fill).await,
-                Ok(CacheTurn::Late) if self.overdue == Overdue::Fail => {
-                    return Err(Error::overdue(self.name(), engine.store.url()));
-                }
-                Ok(CacheTurn::Late) => (is_late, how) = (true, How::Alone),
-                Err(error) => {
-                    self.without(error)?;
-                    return self.compute(&flight, None, fill).await;
-                }
-            }
-            drop(turn);
+        let suits =
+            |result: &FlightResult| result.suits(asked, insists) && value_of::<T>(&result.value).is_some();
+        let found = |result: Arc<FlightResult>| ready(value_of::<T>(&result.value));
+        let look = || async move { if insists { Ok(None) } else { self.there().await } };
+        match self.terms.lead(&self.record.lock, asked, is_alone, suits, found, look).await? {
+            Led::Found(value) => Ok(Ok(value)),
+            Led::Lead(lead) => self.compute(lead, fill).await,
         }
     }
 
     /// Computes the value, stores it if this caller has the lock, and publishes it to the waiters.
     async fn compute<T: CacheValue, E>(
         &self,
-        flight: &FlightCaller<'_>,
-        guard: Option<Guard>,
+        Lead { flight, guard, _turn }: Lead<'_>,
         fill: impl AsyncFnOnce() -> Result<Entry<T>, E>,
     ) -> Result<Result<Option<T>, E>> {
         let engine = self.record.engine();
@@ -709,7 +609,9 @@ impl Cache {
             Self { stale, .. } if *stale > LONGEST => {
                 format!("stale must be at most 365 days, got {stale:?}")
             }
-            Self { wait, .. } if *wait > LONGEST => format!("wait must be at most 365 days, got {wait:?}"),
+            Self { terms: LeadTerms { wait, .. }, .. } if *wait > LONGEST => {
+                format!("wait must be at most 365 days, got {wait:?}")
+            }
             Self { early, .. } if !(0.0..=1_000.0).contains(early) => {
                 format!("early must be from 0 to 1000, got {early}")
             }
@@ -729,24 +631,6 @@ impl Cache {
     }
 }
 
-/// Who takes part in a computation.
-#[derive(Clone, Copy)]
-enum How {
-    /// Everyone who uses the store.
-    WithStore,
-    /// The tasks of this process.
-    Alone,
-}
-
-/// The one caller that recomputes an existing value.
-struct Refresher<'a, T> {
-    flight: FlightCaller<'a>,
-    guard: Guard,
-    /// A newer value that was stored meanwhile.
-    newer: Option<Option<T>>,
-    _turn: tokio::sync::OwnedMutexGuard<()>,
-}
-
 /// The value of a record that was just computed.
 fn value_of<T: CacheValue>(record: &[u8]) -> Option<Option<T>> {
     match Head::decode(record)? {
@@ -755,54 +639,6 @@ fn value_of<T: CacheValue>(record: &[u8]) -> Option<Option<T>> {
             T::decode(bytes).ok().map(Some)
         }
         _ => None,
-    }
-}
-
-/// Acquires the lock, unless the value appears first or the time is up.
-///
-/// A waiter is woken by the message of the holder's write, looks once, and asks for the lock only if it found
-/// nothing. All waiters therefore finish together. If the store rejects subscriptions, polling replaces them.
-pub(super) async fn take_turn<V, F: Future<Output = Result<Option<V>>>>(
-    lock: &LockHandle,
-    until: Moment,
-    look: impl Fn() -> F,
-) -> Result<CacheTurn<V>> {
-    let engine = &lock.shared.engine;
-    let mut listener: Option<Listener> = None;
-    loop {
-        // The lock first: once it is granted, the write of its last holder is visible.
-        let (guard, found) = join(lock.acquire(Wait::Once), look()).await;
-        if let Some(found) = found? {
-            return Ok(CacheTurn::Found(found));
-        }
-        if let Some(guard) = guard? {
-            return Ok(CacheTurn::Granted(guard));
-        }
-        if engine.now() >= until {
-            return Ok(CacheTurn::Late);
-        }
-        match &mut listener {
-            None => {
-                let within = lock.options.op_timeout.min(until.since(engine.now()));
-                match engine.store.subscribe(&lock.full, lock.spec, Purpose::Watch, within).await {
-                    Ok(opened) => listener = Some(opened),
-                    Err(_) => engine.runtime.sleep_until(until.min(engine.now() + LOOK_AGAIN)).await,
-                }
-            }
-            Some(heard) => {
-                let at = until.min(engine.now() + LOOK_AGAIN);
-                let is_over = match select(heard.next().boxed(), engine.runtime.sleep_until(at)).await {
-                    Either::Left((message, _)) => message.is_none(),
-                    Either::Right(_) => false,
-                };
-                if is_over {
-                    listener = None;
-                }
-            }
-        }
-        if let Some(found) = look().await? {
-            return Ok(CacheTurn::Found(found));
-        }
     }
 }
 

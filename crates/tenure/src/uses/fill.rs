@@ -3,17 +3,22 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::cache::{CacheTurn, Outage, Overdue, computing, take_turn};
+use futures_util::future::{Either, FutureExt, join, select};
+use tokio::sync::OwnedMutexGuard;
+
 use super::{lock_of, meter};
 use crate::engine::EngineHandle;
-use crate::engine::flight::{FlightResult, FlightRole};
-use crate::error::{Error, Result};
+use crate::engine::acquire::Wait;
+use crate::engine::flight::{FlightCaller, FlightResult, FlightRole};
+use crate::error::{Error, ErrorKind, Result};
 use crate::guard::Guard;
 use crate::handle::LockHandle;
 use crate::metrics::UseResult;
+use crate::moment::Moment;
 use crate::name::LockName;
-use crate::options::Options;
+use crate::options::{Options, Renewal};
 use crate::protocol::LockSpec;
+use crate::store::{Listener, Purpose};
 
 /// Lets one caller in a fleet fill a cache of your own while the others wait for it.
 ///
@@ -50,16 +55,13 @@ use crate::protocol::LockSpec;
 #[must_use = "it fills nothing until it is run"]
 pub struct Fill {
     lock: LockHandle,
-    wait: Duration,
-    overdue: Overdue,
-    outage: Outage,
+    terms: LeadTerms,
 }
 
 impl Fill {
     pub(crate) fn new(shared: &Arc<EngineHandle>, options: &Options, name: LockName) -> Result<Self> {
         let lock = lock_of(shared, &computing(options), "fill", name, LockSpec::Mutex)?;
-        let wait = Duration::from_secs(5);
-        Ok(Self { lock, wait, overdue: Overdue::default(), outage: Outage::default() })
+        Ok(Self { lock, terms: LeadTerms::default() })
     }
 
     /// The name, without the prefix.
@@ -80,8 +82,9 @@ impl Fill {
     /// let report = locks.fill("report")?.wait(std::time::Duration::from_secs(1));
     /// # Ok::<(), tenure::Error>(())
     /// ```
-    pub fn wait(self, wait: Duration) -> Self {
-        Self { wait, ..self }
+    pub fn wait(mut self, wait: Duration) -> Self {
+        self.terms.wait = wait;
+        self
     }
 
     /// What a caller does once [`wait`](Self::wait) is over. Default: [`Overdue::Compute`], which computes
@@ -92,8 +95,9 @@ impl Fill {
     /// let report = locks.fill("report")?.overdue(tenure::Overdue::Fail);
     /// # Ok::<(), tenure::Error>(())
     /// ```
-    pub fn overdue(self, overdue: Overdue) -> Self {
-        Self { overdue, ..self }
+    pub fn overdue(mut self, overdue: Overdue) -> Self {
+        self.terms.overdue = overdue;
+        self
     }
 
     /// What a caller does if the store does not answer. Default: [`Outage::Compute`].
@@ -103,8 +107,9 @@ impl Fill {
     /// let report = locks.fill("report")?.outage(tenure::Outage::Fail);
     /// # Ok::<(), tenure::Error>(())
     /// ```
-    pub fn outage(self, outage: Outage) -> Self {
-        Self { outage, ..self }
+    pub fn outage(mut self, outage: Outage) -> Self {
+        self.terms.outage = outage;
+        self
     }
 
     /// Returns what `get` finds or, if it finds nothing, what `compute` returns. `compute` must put the value
@@ -137,88 +142,225 @@ impl Fill {
         G: Future<Output = Result<Option<T>, E>>,
     {
         let (lock, engine) = (&self.lock, &self.lock.shared.engine);
-        match get().await {
-            Ok(None) => {}
-            Ok(Some(found)) => return Ok(Ok(found)),
-            Err(error) => return Ok(Err(error)),
+        let get = || async { get().await.transpose() };
+        if let Some(found) = get().await {
+            return Ok(found);
         }
-        let asked = engine.now();
-        let mut flight = lock.shared.flights.join(&lock.full);
-        let until = asked + self.wait;
-        let until_late = until + self.wait;
-        let mut is_late = false;
-        loop {
-            let until = if is_late { until_late } else { until };
-            let turn = match flight.wait(engine, |_| true, is_late, until).await {
-                FlightRole::Shared(_) => match get().await {
-                    Ok(None) => continue,
-                    Ok(Some(found)) => return Ok(Ok(found)),
-                    Err(error) => return Ok(Err(error)),
-                },
-                FlightRole::Late if self.overdue == Overdue::Compute && !is_late => {
-                    is_late = true;
-                    continue;
-                }
-                FlightRole::Late => return Err(self.late()),
-                FlightRole::Leader(turn) => turn,
+        let look = || async { Ok(get().await) };
+        let Lead { flight, guard, _turn } =
+            match self.terms.lead(lock, engine.now(), false, |_| true, |_| get(), look).await? {
+                Led::Found(found) => return Ok(found),
+                Led::Lead(lead) => lead,
             };
-            let guard = if is_late {
-                None
-            } else if !lock.shared.flights.may_ask(engine, &lock.full) {
-                self.without(Error::silent_lately(self.name(), engine.store.url()))?
-            } else {
-                let look = || async { Ok(get().await.transpose()) };
-                let taken = take_turn(lock, until, look).await;
-                lock.shared.flights.heard(&taken, engine, &lock.full);
-                match taken {
-                    Ok(CacheTurn::Found(found)) => return Ok(found),
-                    // The first `get` ran concurrently with the acquisition and may have missed the last
-                    // holder's write. Dropping the guard releases it.
-                    Ok(CacheTurn::Granted(guard)) => match get().await {
-                        Ok(None) => Some(guard),
-                        Ok(Some(found)) => return Ok(Ok(found)),
-                        Err(error) => return Ok(Err(error)),
-                    },
-                    Ok(CacheTurn::Late) if self.overdue == Overdue::Fail => return Err(self.late()),
-                    Ok(CacheTurn::Late) => {
-                        is_late = true;
-                        drop(turn);
-                        continue;
-                    }
-                    Err(error) => self.without(error)?,
-                }
-            };
-            let begun = engine.now();
-            let computed = compute(guard.as_ref()).await;
-            let result = match (&computed, &guard) {
-                (Err(_), _) => UseResult::FillFailed,
-                (Ok(_), None) => UseResult::FilledAlone,
-                (Ok(_), Some(_)) => UseResult::Filled,
-            };
-            engine.metrics.filled(meter(lock), engine.now().since(begun), result);
-            if computed.is_ok() {
-                flight.publish(FlightResult { value: Arc::default(), stored: None, begun });
-            }
-            if let Some(guard) = guard {
-                // A release without an answer continues in the background.
-                let _ = guard.release().await;
-            }
-            return Ok(computed);
+        // The last look ran concurrently with the acquisition and may have missed the last holder's write.
+        // Dropping the guard releases it.
+        if guard.is_some()
+            && let Some(found) = get().await
+        {
+            return Ok(found);
         }
-    }
-
-    /// Returns no guard if this error is an outage in which the caller computes.
-    fn without(&self, error: Error) -> Result<Option<Guard>> {
-        if self.outage.computes_after(&error) { Ok(None) } else { Err(error) }
-    }
-
-    fn late(&self) -> Error {
-        Error::overdue(self.name(), self.lock.shared.engine.store.url())
+        let begun = engine.now();
+        let computed = compute(guard.as_ref()).await;
+        let result = match (&computed, &guard) {
+            (Err(_), _) => UseResult::FillFailed,
+            (Ok(_), None) => UseResult::FilledAlone,
+            (Ok(_), Some(_)) => UseResult::Filled,
+        };
+        engine.metrics.filled(meter(lock), engine.now().since(begun), result);
+        if computed.is_ok() {
+            flight.publish(FlightResult { value: Arc::default(), stored: None, begun });
+        }
+        if let Some(guard) = guard {
+            // A release without an answer continues in the background.
+            let _ = guard.release().await;
+        }
+        Ok(computed)
     }
 }
 
 impl fmt::Debug for Fill {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Fill").field(self.name()).finish()
+    }
+}
+
+/// What a caller does after waiting for [`wait`](crate::Cache::wait) for another caller's computation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Overdue {
+    /// Compute as well, once per process, without storing the result. A caller that waits for such a
+    /// computation for as long again [fails](Error::is_overdue).
+    #[default]
+    Compute,
+    /// Fail with [`is_overdue`](Error::is_overdue).
+    Fail,
+}
+
+/// What a caller does if the store does not answer or rejects writes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Outage {
+    /// Compute without the store, one caller at a time per process, without storing the result.
+    #[default]
+    Compute,
+    /// Fail with the store's error.
+    Fail,
+}
+
+/// Maximum lease of a lock that protects a computation: how long others wait if its process dies.
+const LEASE: Duration = Duration::from_secs(3);
+/// Polling interval of a waiter that gets no message.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+
+/// The options of a lock that protects a computation: a short lease, automatically renewed.
+pub(super) fn computing(options: &Options) -> Arc<Options> {
+    let mut options = options.clone();
+    options.ttl = options.ttl.min(LEASE);
+    (options.grace, options.max_hold) = (Duration::ZERO, None);
+    (options.renewal, options.unfenced) = (Renewal::Automatic, false);
+    Arc::new(options)
+}
+
+/// How callers wait for each other.
+#[derive(Clone)]
+pub(super) struct LeadTerms {
+    pub(super) wait: Duration,
+    pub(super) overdue: Overdue,
+    pub(super) outage: Outage,
+}
+
+impl Default for LeadTerms {
+    fn default() -> Self {
+        Self { wait: Duration::from_secs(5), overdue: Overdue::default(), outage: Outage::default() }
+    }
+}
+
+/// The one caller that computes.
+pub(super) struct Lead<'a> {
+    pub(super) flight: FlightCaller<'a>,
+    /// `None` without the lock: in an outage, or after the wait.
+    pub(super) guard: Option<Guard>,
+    pub(super) _turn: OwnedMutexGuard<()>,
+}
+
+/// The outcome of a wait for another caller's value.
+pub(super) enum Led<'a, V> {
+    /// Another caller has produced the value.
+    Found(V),
+    /// This caller computes.
+    Lead(Lead<'a>),
+}
+
+impl LeadTerms {
+    /// `true` if the error is an outage in which callers compute.
+    pub(super) fn computes_after(&self, error: Error) -> Result<bool> {
+        let is_outage =
+            matches!(error.kind(), ErrorKind::Unreachable | ErrorKind::Unknown | ErrorKind::Refused);
+        if is_outage && self.outage == Outage::Compute { Ok(true) } else { Err(error) }
+    }
+
+    /// Waits for another caller's value, or until this caller is to compute.
+    ///
+    /// `found` takes the value from a result of this process's flight that `suits`, and `look` from where other
+    /// processes put it. With `is_alone`, the store is not asked.
+    pub(super) async fn lead<'a, V, F: Future<Output = Result<Option<V>>>, G: Future<Output = Option<V>>>(
+        &self,
+        lock: &'a LockHandle,
+        asked: Moment,
+        mut is_alone: bool,
+        suits: impl Fn(&FlightResult) -> bool,
+        found: impl Fn(Arc<FlightResult>) -> G,
+        look: impl Fn() -> F,
+    ) -> Result<Led<'a, V>> {
+        let (engine, flights) = (&lock.shared.engine, &lock.shared.flights);
+        let late = || Error::overdue(&lock.name, engine.store.url());
+        let mut flight = flights.join(&lock.full);
+        let (mut until, mut is_late) = (asked + self.wait, false);
+        loop {
+            let turn = match flight.wait(engine, &suits, is_late, until).await {
+                FlightRole::Shared(result) => match found(result).await {
+                    Some(value) => return Ok(Led::Found(value)),
+                    None => continue,
+                },
+                FlightRole::Late if self.overdue == Overdue::Compute && !is_late => {
+                    (is_late, is_alone, until) = (true, true, until + self.wait);
+                    continue;
+                }
+                FlightRole::Late => return Err(late()),
+                FlightRole::Leader(turn) => turn,
+            };
+            // Only a caller that goes on to ask may use up the turn to ask a silent store. If callers that
+            // compute alone took the turn each second, the store would never be asked.
+            if !is_alone && !flights.may_ask(engine, &lock.full) {
+                is_alone = self.computes_after(Error::silent_lately(&lock.name, engine.store.url()))?;
+            }
+            if is_alone {
+                return Ok(Led::Lead(Lead { flight, guard: None, _turn: turn }));
+            }
+            let taken = take_turn(lock, until, &look).await;
+            flights.heard(&taken, engine, &lock.full);
+            let guard = match taken {
+                Ok(Some(Either::Left(value))) => return Ok(Led::Found(value)),
+                Ok(Some(Either::Right(guard))) => Some(guard),
+                Ok(None) if self.overdue == Overdue::Fail => return Err(late()),
+                Ok(None) => {
+                    (is_late, is_alone, until) = (true, true, until + self.wait);
+                    continue;
+                }
+                Err(error) => {
+                    self.computes_after(error)?;
+                    None
+                }
+            };
+            return Ok(Led::Lead(Lead { flight, guard, _turn: turn }));
+        }
+    }
+}
+
+/// Acquires the lock, unless the value appears first or the time is up (`None`).
+///
+/// A waiter is woken by the message of the holder's write, looks once, and asks for the lock only if it found
+/// nothing. All waiters therefore finish together. If the store rejects subscriptions, polling replaces them.
+async fn take_turn<V, F: Future<Output = Result<Option<V>>>>(
+    lock: &LockHandle,
+    until: Moment,
+    look: impl Fn() -> F,
+) -> Result<Option<Either<V, Guard>>> {
+    let engine = &lock.shared.engine;
+    let mut listener: Option<Listener> = None;
+    loop {
+        // The lock first: once it is granted, the write of its last holder is visible.
+        let (guard, found) = join(lock.acquire(Wait::Once), look()).await;
+        if let Some(found) = found? {
+            return Ok(Some(Either::Left(found)));
+        }
+        if let Some(guard) = guard? {
+            return Ok(Some(Either::Right(guard)));
+        }
+        if engine.now() >= until {
+            return Ok(None);
+        }
+        match &mut listener {
+            None => {
+                let within = lock.options.op_timeout.min(until.since(engine.now()));
+                match engine.store.subscribe(&lock.full, lock.spec, Purpose::Watch, within).await {
+                    Ok(opened) => listener = Some(opened),
+                    Err(_) => engine.runtime.sleep_until(until.min(engine.now() + LOOK_AGAIN)).await,
+                }
+            }
+            Some(heard) => {
+                let at = until.min(engine.now() + LOOK_AGAIN);
+                let is_over = match select(heard.next().boxed(), engine.runtime.sleep_until(at)).await {
+                    Either::Left((message, _)) => message.is_none(),
+                    Either::Right(_) => false,
+                };
+                if is_over {
+                    listener = None;
+                }
+            }
+        }
+        if let Some(found) = look().await? {
+            return Ok(Some(Either::Left(found)));
+        }
     }
 }
