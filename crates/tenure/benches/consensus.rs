@@ -18,7 +18,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tenure::{Locks, block_on};
-use tenure_testkit::servers::{Etcd, ZooKeeper};
+use tenure_testkit::servers::{Ensemble, Etcd, ZooKeeper};
 
 use bare::Bare;
 

@@ -1,6 +1,6 @@
 //! The command with locks on etcd.
 
-use tenure_testkit::servers::Etcd;
+use tenure_testkit::servers::{Ensemble, Etcd};
 
 use crate::env::TestEnv;
 use crate::stands_still::{killed, stopped};

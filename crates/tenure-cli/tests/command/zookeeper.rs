@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tenure_testkit::servers::ZooKeeper;
+use tenure_testkit::servers::{Ensemble, ZooKeeper};
 
 use crate::doctor::{checks, found};
 use crate::env::{TestEnv, now};

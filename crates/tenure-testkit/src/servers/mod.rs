@@ -77,6 +77,7 @@ pub use cluster::Cluster;
 pub use config::Config;
 pub use etcd::Etcd;
 pub use mariadb::MariaDb;
+pub use members::{Ensemble, Members};
 pub use pgbouncer::PgBouncer;
 pub use postgres::Postgres;
 pub use process::stop;

@@ -8,7 +8,7 @@ use tenure::internals::store::memory::Memory;
 use tenure::internals::{locks, testing_client};
 use tenure::{Locks, Options, block_on};
 use tenure_testkit::conformance::{Case, Fixture, Flavour, in_virtual_time};
-use tenure_testkit::servers::{Cluster, Etcd, Postgres, Server, ZooKeeper};
+use tenure_testkit::servers::{Cluster, Ensemble, Etcd, Postgres, Server, ZooKeeper};
 use tokio::runtime::Builder;
 
 /// Each client is another `Locks`, with a thread, descriptors and a holder file as another

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use tenure::{Guard, Locks, Options, block_on};
 use tenure_testkit::proxy::{Fault, Proxy};
-use tenure_testkit::servers::{Authority, Etcd, eventually};
+use tenure_testkit::servers::{Authority, Ensemble, Etcd, eventually};
 
 use crate::candidates::{Candidates, Harm, survive};
 
@@ -26,7 +26,26 @@ pub(crate) fn said(error: &dyn std::error::Error) -> String {
 }
 
 pub(crate) fn client(url: &str) -> Locks {
-    Locks::open(url).expect("a store").with(|_| Options::new().ttl(TTL)).expect("options")
+    with(url, Options::new().ttl(TTL))
+}
+
+pub(crate) fn with(url: &str, options: Options) -> Locks {
+    Locks::open(url).expect("a store").with(|_| options.clone()).expect("options")
+}
+
+/// Asks once, or until the limit.
+pub(crate) fn take(
+    locks: &Locks,
+    name: &str,
+    is_fair: bool,
+    limit: Option<Duration>,
+) -> tenure::Result<Option<Guard>> {
+    match (is_fair, limit) {
+        (true, None) => block_on(locks.fair_mutex(name)?.try_lock()),
+        (true, Some(limit)) => block_on(locks.fair_mutex(name)?.try_lock_for(limit)),
+        (false, None) => block_on(locks.mutex(name)?.try_lock()),
+        (false, Some(limit)) => block_on(locks.mutex(name)?.try_lock_for(limit)),
+    }
 }
 
 /// Threads that take turns at one lock until they are told to stop, and what they found wrong.
@@ -49,11 +68,7 @@ impl Crowd {
             let held = Arc::clone(&held);
             threads.push(thread::spawn(move || {
                 while over.load(Ordering::Relaxed) == 0 {
-                    let limit = Duration::from_secs(20);
-                    let got = match is_fair {
-                        true => block_on(locks.fair_mutex("crowd").expect("a name").try_lock_for(limit)),
-                        false => block_on(locks.mutex("crowd").expect("a name").try_lock_for(limit)),
-                    };
+                    let got = take(&locks, "crowd", is_fair, Some(Duration::from_secs(20)));
                     // While there is no leader, there is no answer.
                     let Ok(Some(guard)) = got else { continue };
                     let guard = Arc::new(guard);
@@ -106,17 +121,23 @@ pub(crate) fn kills() -> u64 {
     tenure_testkit::setting("TENURE_LEADERS").unwrap_or(1)
 }
 
+/// Two crowds that go on while leaders are killed and restarted.
+pub(crate) fn killed_leaders_cost_nothing(servers: &impl Ensemble, urls: [&str; 2]) -> [Crowd; 2] {
+    let crowds = [Crowd::start(urls[0], 3, false), Crowd::start(urls[1], 3, true)];
+    for _ in 0..kills() {
+        let leader = servers.leader();
+        servers.kill(leader);
+        crowds.iter().for_each(Crowd::goes_on);
+        servers.restart(leader);
+        crowds.iter().for_each(Crowd::goes_on);
+    }
+    crowds
+}
+
 #[test]
 fn a_killed_leader_costs_no_exclusion_no_token_and_no_waiter() {
     let etcd = Etcd::cluster();
-    let crowds = [Crowd::start(&etcd.url(), 3, false), Crowd::start(&etcd.url(), 3, true)];
-    for _ in 0..kills() {
-        let leader = etcd.leader();
-        etcd.kill(leader);
-        crowds.iter().for_each(Crowd::goes_on);
-        etcd.restart(leader);
-        crowds.iter().for_each(Crowd::goes_on);
-    }
+    let crowds = killed_leaders_cost_nothing(&etcd, [&etcd.url(), &etcd.url()]);
     crowds.into_iter().for_each(Crowd::end);
 }
 
@@ -167,21 +188,19 @@ fn a_member_without_a_majority_grants_nothing() {
 }
 
 /// A leader is cut from the others, while clients reach all of them. What its clients hold ends for
-/// them before the others get it. `cut` begins the cut, and ends it.
-pub(crate) fn a_cut_off_leader_costs_nothing(urls: [String; 3], leader: usize, cut: impl Fn(bool)) {
-    let places = |of: &[usize]| {
-        let (scheme, _) = urls[0].split_once("://").expect("a URL");
-        let all = of.iter().filter_map(|at| urls[*at].split_once("://")).map(|(_, place)| place);
-        format!("{scheme}://{}", all.collect::<Vec<_>>().join(","))
-    };
-    let others: Vec<usize> = (0..3).filter(|at| *at != leader).collect();
-    let (ours, theirs) = (client(&urls[leader]), client(&places(&others)));
-    let crowd = Crowd::start(&places(&[0, 1, 2]), 4, false);
+/// them before the others get it.
+pub(crate) fn a_cut_off_leader_costs_nothing(servers: &impl Ensemble) {
+    let leader = servers.leader();
+    let mut others = (0..3).filter(|at| *at != leader).map(|at| servers.url_of(at));
+    let (first, second) = (others.next().expect("three"), others.next().expect("three"));
+    let (_, second) = second.split_once("://").expect("a URL");
+    let (ours, theirs) = (client(&servers.url_of(leader)), client(&format!("{first},{second}")));
+    let crowd = Crowd::start(&servers.url(), 4, false);
     crowd.goes_on();
     let guard = block_on(ours.mutex("x").expect("a name").lock()).expect("a free lock");
     thread::sleep(TTL);
     assert!(guard.is_held(), "it is renewed");
-    cut(true);
+    servers.isolate(leader);
     let since = Instant::now();
     let asks = thread::scope(|scope| {
         let next = scope.spawn(|| {
@@ -200,7 +219,7 @@ pub(crate) fn a_cut_off_leader_costs_nothing(urls: [String; 3], leader: usize, c
     println!("the next held {:?} after the cut", since.elapsed());
     // Those that were connected to it go on with the others.
     crowd.goes_on();
-    cut(false);
+    servers.heal();
     crowd.goes_on();
     crowd.end();
     eventually("it grants locks again", Duration::from_secs(60), || {
@@ -210,10 +229,7 @@ pub(crate) fn a_cut_off_leader_costs_nothing(urls: [String; 3], leader: usize, c
 
 #[test]
 fn a_leader_that_is_cut_from_the_others_costs_no_exclusion_no_token_and_no_waiter() {
-    let etcd = Etcd::partitioned();
-    let leader = etcd.leader();
-    let cut = |is_cut| if is_cut { etcd.isolate(leader) } else { etcd.heal() };
-    a_cut_off_leader_costs_nothing([0, 1, 2].map(|at| etcd.url_of(at)), leader, cut);
+    a_cut_off_leader_costs_nothing(&Etcd::partitioned());
 }
 
 /// What a watch would have seen is compacted while its client is cut off.
@@ -277,6 +293,32 @@ fn a_full_etcd_is_named_and_holds_go_on() {
     assert!(block_on(client(&etcd.url()).inspect("x")).expect("an answer").is_none());
 }
 
+/// Two clients take turns at a lock that is held for longer than a lease.
+pub(crate) fn turns_with_renewals(ours: &Locks, theirs: &Locks) {
+    let limit = Some(Duration::from_secs(60));
+    for is_fair in [false, true] {
+        let lock = |locks| take(locks, "x", is_fair, limit).expect("an answer").expect("a guard");
+        let guard = lock(ours);
+        thread::scope(|scope| {
+            let waiter = scope.spawn(|| lock(theirs));
+            thread::sleep(TTL);
+            assert!(guard.is_held(), "it is renewed");
+            block_on(guard.release()).expect("a release");
+            block_on(waiter.join().expect("no panic").release()).expect("a release");
+        });
+    }
+}
+
+/// These URLs lead to an error of one line that contains the hint.
+pub(crate) fn no_connection_is_explained<const N: usize>(urls: [(String, &str); N]) {
+    for (url, what) in urls {
+        let options = Options::new().ttl(TTL).patience(Duration::from_secs(2));
+        let error = take(&with(&url, options), "x", false, None).expect_err("no connection");
+        let all = said(&error);
+        assert!(all.contains(what) && !all.contains('\n'), "{url}: {all}");
+    }
+}
+
 #[test]
 fn locks_are_kept_over_tls_and_wrong_certificates_are_named() {
     let (authority, stranger) = (Authority::new(), Authority::new());
@@ -287,53 +329,43 @@ fn locks_are_kept_over_tls_and_wrong_certificates_are_named() {
         format!("etcds://{}?ca={}{identity}", etcd.encrypted(), authority.ca().display())
     };
     let (ours, theirs) = (client(&url(&authority, &identity)), client(&url(&authority, &identity)));
-    for is_fair in [false, true] {
-        let lock = |locks: &Locks| match is_fair {
-            true => block_on(locks.fair_mutex("x").expect("a name").lock()).expect("a guard"),
-            false => block_on(locks.mutex("x").expect("a name").lock()).expect("a guard"),
-        };
-        let guard = lock(&ours);
-        thread::scope(|scope| {
-            let waiter = scope.spawn(|| lock(&theirs));
-            thread::sleep(TTL);
-            assert!(guard.is_held(), "it is renewed");
-            block_on(guard.release()).expect("a release");
-            block_on(waiter.join().expect("no panic").release()).expect("a release");
-        });
-    }
+    turns_with_renewals(&ours, &theirs);
     let plain = Etcd::start();
     let plain = plain.url().replace("etcd://", "etcds://");
-    for (url, what) in [
+    no_connection_is_explained([
         (url(&stranger, &identity), "ca=FILE"),
         (url(&authority, &identity).replace("127.0.0.1", "localhost"), "ca=FILE"),
         (url(&authority, ""), "cert=FILE and key=FILE"),
         (format!("{plain}?ca={}", authority.ca().display()), "use TLS"),
-    ] {
-        let error = block_on(client(&url).mutex("x").expect("a name").try_lock()).expect_err("no connection");
-        let all = said(&error);
-        assert!(all.contains(what) && !all.contains('\n'), "{url}: {all}");
-    }
+    ]);
     let error = Locks::open(&format!("etcds://{}?ca=/nowhere", etcd.encrypted())).expect_err("no file");
     assert!(error.is_invalid() && said(&error).contains("/nowhere"), "{error}");
 }
 
-#[test]
-fn a_client_that_is_cut_off_knows_its_loss_before_the_next_holds() {
-    let etcd = Etcd::start();
-    let url = etcd.url();
-    let proxy = Proxy::start(url.trim_start_matches("etcd://").parse().expect("an address"));
-    let ours = client(&format!("etcd://{}", proxy.address()));
-    let theirs = client(&url);
+/// A client that is cut off loses its lock before the next holds it, and that within `slack` of its end.
+/// Returns the client and its connection.
+pub(crate) fn a_cut_off_client_loses(servers: &impl Ensemble, path: &str, slack: u64) -> (Locks, Proxy) {
+    let proxy = Proxy::start(servers.address());
+    let url = format!("{}{path}", servers.url());
+    let near = url.replace(&servers.address().to_string(), &proxy.address().to_string());
+    let (ours, theirs) = (client(&near), client(&url));
     let guard = block_on(ours.mutex("x").expect("a name").lock()).expect("a free lock");
-    assert!(block_on(theirs.mutex("x").expect("a name").try_lock()).expect("an answer").is_none());
+    assert!(take(&theirs, "x", false, None).expect("an answer").is_none());
     proxy.set(Fault::BlackHole);
     let cut = Instant::now();
-    let next = block_on(theirs.mutex("x").expect("a name").try_lock_for(Duration::from_secs(60)));
+    let next = take(&theirs, "x", false, Some(Duration::from_secs(60)));
     let next = next.expect("an answer").expect("it is free when the lease is over");
     assert!(!guard.is_held(), "both hold");
     assert!(next.fence() > guard.fence());
+    assert!(cut.elapsed() < TTL * 7 / 6 + Duration::from_secs(slack), "{:?}", cut.elapsed());
+    block_on(next.release()).expect("a release");
+    (ours, proxy)
+}
+
+#[test]
+fn a_client_that_is_cut_off_knows_its_loss_before_the_next_holds() {
     // A sixth of the ttl and two seconds above it, and what etcd takes to look.
-    assert!(cut.elapsed() < TTL * 7 / 6 + Duration::from_secs(6), "{:?}", cut.elapsed());
+    drop(a_cut_off_client_loses(&Etcd::start(), "", 6));
 }
 
 #[test]
@@ -405,15 +437,16 @@ fn a_login_where_there_are_no_users_is_said() {
     assert!(all.contains("it has no users, and the URL names one"), "{all}");
 }
 
+/// Caches need the clock of a server, and a quorum members that keep ballots.
+pub(crate) fn caches_and_quorums_are_refused(url: &str) {
+    let all = said(&client(url).cache("c").map(drop).expect_err("no clock"));
+    assert!(all.contains("share no clock"), "{all}");
+    let members = [(); 3].map(|()| Locks::open(url).expect("a store"));
+    let all = said(&Locks::quorum(members).expect_err("no member"));
+    assert!(all.contains("a quorum of their own"), "{all}");
+}
+
 #[test]
 fn what_needs_a_servers_clock_or_a_member_is_refused_with_the_reason() {
-    let etcd = Etcd::start();
-    let locks = client(&etcd.url());
-    let cache = locks.cache("c").map(drop);
-    let all = said(&cache.expect_err("no clock"));
-    assert!(all.contains("server clock"), "{all}");
-    let members = [etcd.url(), etcd.url(), etcd.url()].map(|url| Locks::open(&url).expect("a store"));
-    let error = Locks::quorum(members).expect_err("no member");
-    let all = said(&error);
-    assert!(all.contains("a quorum of their own"), "{all}");
+    caches_and_quorums_are_refused(&Etcd::start().url());
 }

@@ -14,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tenure::{Locks, Options, block_on};
-use tenure_testkit::servers::{Etcd, Postgres, ZooKeeper, eventually};
+use tenure_testkit::servers::{Ensemble, Etcd, Postgres, ZooKeeper, eventually};
 use tenure_testkit::setting;
 
 /// So many processes share the waiters.

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::BoxFuture;
 use tenure::{Locks, Options};
-use tenure_testkit::servers::{Cluster, Etcd, Postgres, Server, ZooKeeper};
+use tenure_testkit::servers::{Cluster, Ensemble, Etcd, Postgres, Server, ZooKeeper};
 
 /// A store, and the clients of it that a test wants: each with its own thread and connections.
 struct Store {

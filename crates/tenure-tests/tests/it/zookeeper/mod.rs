@@ -17,12 +17,15 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use tenure::{Guard, Locks, Options, block_on};
-use tenure_testkit::proxy::{Fault, Proxy};
-use tenure_testkit::servers::{Authority, ZooKeeper, eventually};
+use tenure_testkit::proxy::Fault;
+use tenure_testkit::servers::{Authority, Ensemble, ZooKeeper, eventually};
 use tenure_testkit::timed::in_time;
 
 use crate::candidates::{Candidates, Harm, survive};
-use crate::etcd::{Crowd, TTL, a_cut_off_leader_costs_nothing, client, kills, said};
+use crate::etcd::{
+    Crowd, TTL, a_cut_off_client_loses, a_cut_off_leader_costs_nothing, caches_and_quorums_are_refused,
+    client, killed_leaders_cost_nothing, no_connection_is_explained, said, take, turns_with_renewals, with,
+};
 use relay::{Cut, Relay};
 
 /// One server for the tests that only ask it, each with its path.
@@ -41,14 +44,6 @@ pub(crate) fn warmed() -> ZooKeeper {
     server
 }
 
-fn address(url: &str) -> SocketAddr {
-    url.trim_start_matches("zookeeper://").parse().expect("an address")
-}
-
-fn with(url: &str, options: Options) -> Locks {
-    Locks::open(url).expect("a store").with(|_| options.clone()).expect("options")
-}
-
 /// The names of all locks.
 fn listed(locks: &Locks) -> Vec<String> {
     let mut listing = locks.list("").expect("a prefix");
@@ -63,14 +58,7 @@ fn a_killed_leader_costs_no_exclusion_no_token_and_no_waiter() {
     let ensemble = ZooKeeper::ensemble();
     // A lock is of one kind.
     let fair = format!("{}/fair", ensemble.url());
-    let crowds = [Crowd::start(&ensemble.url(), 3, false), Crowd::start(&fair, 3, true)];
-    for _ in 0..kills() {
-        let leader = ensemble.leader();
-        ensemble.kill(leader);
-        crowds.iter().for_each(Crowd::goes_on);
-        ensemble.restart(leader);
-        crowds.iter().for_each(Crowd::goes_on);
-    }
+    let crowds = killed_leaders_cost_nothing(&ensemble, [&ensemble.url(), &fair]);
     // One that stands still is deposed too, and does not know it at first.
     let leader = ensemble.leader();
     ensemble.stop(leader);
@@ -94,10 +82,7 @@ fn candidates_and_jobs_outlast_the_leaders_of_zookeeper() {
 
 #[test]
 fn a_leader_that_is_cut_from_the_others_costs_no_exclusion_no_token_and_no_waiter() {
-    let ensemble = ZooKeeper::partitioned();
-    let leader = ensemble.leader();
-    let cut = |is_cut| if is_cut { ensemble.isolate(leader) } else { ensemble.heal() };
-    a_cut_off_leader_costs_nothing([0, 1, 2].map(|at| ensemble.url_of(at)), leader, cut);
+    a_cut_off_leader_costs_nothing(&ZooKeeper::partitioned());
 }
 
 #[test]
@@ -110,31 +95,12 @@ fn locks_are_kept_over_tls_and_wrong_certificates_are_named() {
         format!("zookeepers://{}?ca={}{identity}", server.encrypted(), authority.ca().display())
     };
     let (ours, theirs) = (client(&url(&authority, &identity)), client(&url(&authority, &identity)));
-    for is_fair in [false, true] {
-        let lock = |locks: &Locks| match is_fair {
-            true => block_on(locks.fair_mutex("x").expect("a name").lock()).expect("a guard"),
-            false => block_on(locks.mutex("x").expect("a name").lock()).expect("a guard"),
-        };
-        let guard = lock(&ours);
-        thread::scope(|scope| {
-            let waiter = scope.spawn(|| lock(&theirs));
-            thread::sleep(TTL);
-            assert!(guard.is_held(), "it is renewed");
-            block_on(guard.release()).expect("a release");
-            block_on(waiter.join().expect("no panic").release()).expect("a release");
-        });
-    }
-    for (url, what) in [
+    turns_with_renewals(&ours, &theirs);
+    no_connection_is_explained([
         (url(&stranger, &identity), "ca=FILE"),
         (url(&authority, &identity).replace("127.0.0.1", "localhost"), "not valid for name"),
         (url(&authority, ""), "cert=FILE and key=FILE"),
-    ] {
-        let options = Options::new().ttl(TTL).patience(Duration::from_secs(2));
-        let error =
-            block_on(with(&url, options).mutex("x").expect("a name").try_lock()).expect_err("no connection");
-        let all = said(&error);
-        assert!(all.contains(what) && !all.contains('\n'), "{url}: {all}");
-    }
+    ]);
 }
 
 /// What would make a node larger than servers take is refused, and those that are there go on.
@@ -167,21 +133,8 @@ fn a_lock_that_is_too_large_for_a_node_is_refused_in_one_line() {
 
 #[test]
 fn a_client_that_is_cut_off_knows_its_loss_before_the_next_holds() {
-    let url = format!("{}/cut-off", SERVER.url());
-    let proxy = Proxy::start(address(&SERVER.url()));
-    let ours = client(&format!("zookeeper://{}/cut-off", proxy.address()));
-    let theirs = client(&url);
-    let guard = block_on(ours.mutex("x").expect("a name").lock()).expect("a free lock");
-    assert!(block_on(theirs.mutex("x").expect("a name").try_lock()).expect("an answer").is_none());
-    proxy.set(Fault::BlackHole);
-    let cut = Instant::now();
-    let next = block_on(theirs.mutex("x").expect("a name").try_lock_for(Duration::from_secs(60)));
-    let next = next.expect("an answer").expect("it is free when the session is over");
-    assert!(!guard.is_held(), "both hold");
-    assert!(next.fence() > guard.fence());
     // A sixth of the ttl and three seconds above it, and what the server takes to look.
-    assert!(cut.elapsed() < TTL * 7 / 6 + Duration::from_secs(7), "{:?}", cut.elapsed());
-    block_on(next.release()).expect("a release");
+    let (ours, proxy) = a_cut_off_client_loses(&*SERVER, "/cut-off", 7);
     // The session is over, and the next one serves as well.
     proxy.set(Fault::None);
     eventually("it locks again", Duration::from_secs(30), || {
@@ -213,10 +166,7 @@ fn a_lock_outlives_a_restart_of_the_server_and_not_its_replacement() {
 
 /// Acquires, waits for a renewal, releases; each may fail, but never as if the server refused.
 fn turn(locks: &Locks, is_fair: bool, while_held: impl Fn(&Guard)) {
-    let got = match is_fair {
-        true => block_on(locks.fair_mutex("x").expect("a name").try_lock()),
-        false => block_on(locks.mutex("x").expect("a name").try_lock()),
-    };
+    let got = take(locks, "x", is_fair, None);
     let check = |error: &tenure::Error| {
         assert!(error.is_unknown() || error.is_unreachable() || error.is_lost(), "{}", said(error));
     };
@@ -236,7 +186,7 @@ fn turn(locks: &Locks, is_fair: bool, while_held: impl Fn(&Guard)) {
 #[test]
 fn a_connection_that_is_cut_at_any_message_keeps_no_lock_and_costs_no_exclusion() {
     let options = Options::new().ttl(Duration::from_millis(900)).patience(Duration::from_secs(2));
-    let relay = Relay::start(address(&SERVER.url()));
+    let relay = Relay::start(SERVER.address());
     let patient = Options::new().op_timeout(Duration::from_secs(10));
     let theirs = with(&format!("{}/messages", SERVER.url()), patient);
     let mut cuts = 0;
@@ -245,12 +195,7 @@ fn a_connection_that_is_cut_at_any_message_keeps_no_lock_and_costs_no_exclusion(
             let ours = with(&format!("zookeeper://{}/messages", relay.address()), options.clone());
             relay.cut_at(request, cut);
             let theirs_gets = |limit: u64| {
-                let limit = Duration::from_millis(limit);
-                match is_fair {
-                    true => block_on(theirs.fair_mutex("x").expect("a name").try_lock_for(limit)),
-                    false => block_on(theirs.mutex("x").expect("a name").try_lock_for(limit)),
-                }
-                .expect("an answer")
+                take(&theirs, "x", is_fair, Some(Duration::from_millis(limit))).expect("an answer")
             };
             turn(&ours, is_fair, |guard| {
                 let both = theirs_gets(0).filter(|theirs| theirs.is_held() && guard.is_held());
@@ -275,7 +220,7 @@ fn a_connection_that_is_cut_at_any_message_keeps_no_lock_and_costs_no_exclusion(
 
 #[test]
 fn a_pair_is_two_requests_and_renewals_do_not_grow_with_the_holds() {
-    let relay = Relay::start(address(&SERVER.url()));
+    let relay = Relay::start(SERVER.address());
     let url = format!("zookeeper://{}/pairs", relay.address());
     // Nothing is renewed or asked again meanwhile.
     let patient = Options::new().ttl(Duration::from_secs(60)).op_timeout(Duration::from_secs(20));
@@ -423,12 +368,7 @@ fn a_ttl_outside_of_the_sessions_limits_is_unsupported() {
 
 #[test]
 fn what_needs_a_servers_clock_or_a_member_is_refused_with_the_reason() {
-    let locks = client(&SERVER.url());
-    let all = said(&locks.cache("c").map(drop).expect_err("no clock"));
-    assert!(all.contains("server clock"), "{all}");
-    let members = [(); 3].map(|()| Locks::open(&SERVER.url()).expect("a store"));
-    let all = said(&Locks::quorum(members).expect_err("no member"));
-    assert!(all.contains("a quorum of their own"), "{all}");
+    caches_and_quorums_are_refused(&SERVER.url());
 }
 
 #[test]
