@@ -1,6 +1,6 @@
 //! More commands than a server takes connections.
 
-use tenure_testkit::servers::{Config, Postgres, Server, ZooKeeper};
+use tenure_testkit::servers::{Config, Ensemble, Postgres, Server, ZooKeeper};
 
 use crate::env::TestEnv;
 

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use tenure::{Locks, Options};
-use tenure_testkit::servers::{Postgres, Server, ZooKeeper};
+use tenure_testkit::servers::{Ensemble, Postgres, Server, ZooKeeper};
 use tokio::time::{sleep, timeout};
 use tokio_postgres::NoTls;
 
