@@ -119,6 +119,12 @@ fn of_lock<'py>(py: Python<'py>, locks: &LockMetrics) -> PyResult<Bound<'py, PyD
     all.set_item("losses", losses)?;
     all.set_item("wait", histogram(py, &locks.wait)?)?;
     all.set_item("hold", histogram(py, &locks.hold)?)?;
+    let uses = PyDict::new(py);
+    for used in &locks.uses {
+        uses.set_item((used.what, used.result), used.count)?;
+    }
+    all.set_item("uses", uses)?;
+    all.set_item("fill", histogram(py, &locks.fill)?)?;
     Ok(all)
 }
 

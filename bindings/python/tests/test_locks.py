@@ -205,6 +205,10 @@ def test_metrics_count(locks: tenure.Locks, name: str) -> None:
         assert any(one.group == "orders" and one.held == 1 for one in now.locks)
         assert now.requests["acquire", "answered"] > 0
         assert 'tenure_held{store="' in now.prometheus
+    counted.cache(name, ttl=60).get_or_compute(lambda: "value")
+    now, filled = counted.metrics(), ("cache_fills", "filled")
+    assert now.total.uses[filled] == before.uses.get(filled, 0) + 1
+    assert now.total.fill.count == before.fill.count + 1
 
 
 def test_a_decorator_locks_sync_functions(locks: tenure.Locks, name: str) -> None:

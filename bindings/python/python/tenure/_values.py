@@ -160,11 +160,15 @@ class LockMetrics:
     losses: dict[str, int]
     wait: Histogram
     hold: Histogram
+    uses: dict[tuple[str, str], int]
+    """Outcomes of caches, jobs and elections, such as `("cache_fills", "filled")`."""
+    fill: Histogram
+    """How long it took to compute a value of a cache."""
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> LockMetrics:
         all: dict[str, Any] = dict(values)
-        for key in ("wait", "hold"):
+        for key in ("wait", "hold", "fill"):
             all[key] = Histogram(**all[key])
         return cls(**all)
 
