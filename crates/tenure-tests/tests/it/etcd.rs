@@ -6,6 +6,8 @@
 )]
 
 use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -185,6 +187,45 @@ fn a_member_without_a_majority_grants_nothing() {
         let got = block_on(theirs.mutex(name).expect("a name").try_lock_for(limit)).expect("an answer");
         assert!(got.expect("no client holds it").fence() > guard.fence());
     }
+}
+
+/// etcdctl elects by etcd's own `concurrency.Election`.
+#[test]
+fn a_term_takes_no_more_requests_than_one_of_etcds_own_election() {
+    let etcd = Etcd::start();
+    let requests = || {
+        let metrics = etcd.get(0, "metrics").expect("metrics");
+        let of =
+            |line: &&str| line.starts_with("grpc_server_handled_total{") && line.contains("etcdserverpb.KV");
+        let counts =
+            metrics.lines().filter(of).filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok());
+        counts.sum::<u64>()
+    };
+    let before = requests();
+    let mut theirs = Command::new("etcdctl");
+    theirs
+        .args(["--endpoints", &etcd.address().to_string(), "elect", "x", "payload"])
+        .env("ETCDCTL_API", "3");
+    let mut theirs = theirs.stdout(Stdio::piped()).spawn().expect("etcdctl");
+    let mut said = BufReader::new(theirs.stdout.take().expect("a pipe"));
+    (0..2).for_each(|_| assert_ne!(said.read_line(&mut String::new()).expect("a line"), 0));
+    let interrupt = Command::new("kill").args(["-INT", &theirs.id().to_string()]).status();
+    assert!(interrupt.expect("a signal").success() && theirs.wait().is_ok());
+    // The last read of its key, which it prints, belongs to etcdctl.
+    let theirs = requests() - before - 1;
+
+    let options = Options::new().ttl(Duration::from_secs(60));
+    let locks = Locks::open(&etcd.url()).and_then(|locks| locks.with(|_| options)).expect("a store");
+    let election = locks.election("x", "payload").expect("a name");
+    // The first term also opens the lease of the process.
+    block_on(block_on(election.campaign()).expect("a term").resign()).expect("it leads");
+    let before = requests();
+    let term = block_on(election.campaign()).expect("a term");
+    let campaign = requests() - before;
+    block_on(term.resign()).expect("it leads");
+    let ours = requests() - before;
+    println!("campaign: {campaign}, with the resignation {ours}; of etcd's own election {theirs}");
+    assert!(campaign <= 2 && ours <= theirs, "campaign {campaign}, term {ours}, etcd's own {theirs}");
 }
 
 /// A leader is cut from the others, while clients reach all of them. What its clients hold ends for
