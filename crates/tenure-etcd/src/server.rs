@@ -20,7 +20,7 @@ use super::wire::{
     TxnResponse, WatchCreateRequest, WatchEvent, WatchRequest, WatchResponse,
 };
 use tenure_core::cas::{
-    Backend, Change, Committed, Handle, Listed, LockWatch, Stamp, Stored, Swap, WatchNotice, Watched,
+    Backend, Committed, Handle, Listed, LockWatch, Stamp, Stored, Swap, ValueChange, WatchNotice, Watched,
 };
 use tenure_core::name::LockName;
 use tenure_core::store::{Cursor, Failure};
@@ -110,10 +110,10 @@ impl EtcdCluster {
                 with: Some(TargetUnion::Mod(seen.version as i64)),
             },
         };
-        let is_kept = change.lock == Change::Keep;
+        let is_kept = change.lock == ValueChange::Keep;
         let mut changes = vec![(key.clone(), change.lock), (self.record_key(&change.name), change.record)];
         let parts = change.parts.into_iter();
-        changes.extend(parts.map(|part| (self.part_key(&change.name, part.id), Change::to(part.text))));
+        changes.extend(parts.map(|part| (self.part_key(&change.name, part.id), ValueChange::to(part.text))));
         let mut success: Vec<RequestOp> =
             changes.into_iter().filter_map(|(key, change)| write(key, change)).collect();
         let read = |key| RequestOp::from(OpRequest::Range(RangeRequest { key, ..RangeRequest::default() }));
@@ -302,13 +302,13 @@ impl EtcdCluster {
     }
 }
 
-fn write(key: Vec<u8>, change: Change) -> Option<RequestOp> {
+fn write(key: Vec<u8>, change: ValueChange) -> Option<RequestOp> {
     let write = match change {
-        Change::Keep => return None,
-        Change::Write(text) => {
+        ValueChange::Keep => return None,
+        ValueChange::Write(text) => {
             OpRequest::Put(PutRequest { key, value: text.into_bytes(), lease: 0, ignore_lease: false })
         }
-        Change::Remove => OpRequest::Delete(DeleteRangeRequest { key }),
+        ValueChange::Remove => OpRequest::Delete(DeleteRangeRequest { key }),
     };
     Some(write.into())
 }

@@ -22,7 +22,7 @@ use super::path::decoded;
 use super::url::ZooKeeperTarget;
 use super::watch::ZooKeeperWatch;
 use tenure_core::cas::{
-    Backend, Change, Committed, Handle, Listed, LockWatch, PartChange, Stamp, Stored, Swap, Watched,
+    Backend, Committed, Handle, Listed, LockWatch, PartChange, Stamp, Stored, Swap, ValueChange, Watched,
 };
 use tenure_core::name::LockName;
 use tenure_core::net::{Address, by};
@@ -225,8 +225,8 @@ impl Ensemble {
             steps.extend(removed.map(|(path, _)| MultiOp::Delete { path, version: ANY }));
             let at = |seen: Stamp| i32::try_from(seen.version - seen.base).unwrap_or(ANY - 1);
             let written = match lock {
-                Change::Write(text) => Some(data(text)),
-                Change::Keep | Change::Remove => None,
+                ValueChange::Write(text) => Some(data(text)),
+                ValueChange::Keep | ValueChange::Remove => None,
             };
             match (change.seen, &written) {
                 // A create within a multi does not return the node's stat, but a set does.
@@ -239,7 +239,7 @@ impl Ensemble {
                     MultiOp::Check { path: &child, version: ANY },
                     MultiOp::Set { path: &path, data, version: at(seen) },
                 ]),
-                (Some(seen), None) if *lock == Change::Keep => steps.extend([
+                (Some(seen), None) if *lock == ValueChange::Keep => steps.extend([
                     MultiOp::Check { path: &child, version: ANY },
                     MultiOp::Check { path: &path, version: at(seen) },
                 ]),
@@ -258,12 +258,16 @@ impl Ensemble {
             }));
             let record_step = steps.len();
             match &change.record {
-                Change::Write(data) if is_there => {
+                ValueChange::Write(data) if is_there => {
                     steps.push(MultiOp::Set { path: &record, data, version: ANY })
                 }
-                Change::Write(data) => steps.push(MultiOp::Create { path: &record, data, lasts, rights }),
-                Change::Remove if is_there => steps.push(MultiOp::Delete { path: &record, version: ANY }),
-                Change::Keep | Change::Remove => {}
+                ValueChange::Write(data) => {
+                    steps.push(MultiOp::Create { path: &record, data, lasts, rights })
+                }
+                ValueChange::Remove if is_there => {
+                    steps.push(MultiOp::Delete { path: &record, version: ANY })
+                }
+                ValueChange::Keep | ValueChange::Remove => {}
             }
             let first_victim = steps.len();
             steps.extend(victims.iter().map(|path| MultiOp::Set { path, data: "", version: ANY }));
@@ -281,7 +285,7 @@ impl Ensemble {
             let (reply, read) = replies.split_first().ok_or_else(unreadable)?;
             let (at, code) = match self.stepped(reply)? {
                 Ok(stat) => {
-                    let kept = change.seen.filter(|_| *lock == Change::Keep);
+                    let kept = change.seen.filter(|_| *lock == ValueChange::Keep);
                     let stamp = kept.unwrap_or_else(|| stamp(stat.unwrap_or_default(), creation));
                     let record = read.first().and_then(|read| self.nodes().text(read).ok());
                     return Ok(Committed::Done { stamp, record });

@@ -47,9 +47,9 @@ pub struct Swap {
     /// Also expects this handle to be alive, and its marker to have this version.
     pub guard: (Handle, u64),
     /// The change of the lock.
-    pub lock: Change,
+    pub lock: ValueChange,
     /// The change of the record beside it.
-    pub record: Change,
+    pub record: ValueChange,
     /// Also reads the record.
     pub reads_record: bool,
     /// Parts of the queue to write or remove in the same step.
@@ -63,7 +63,7 @@ pub struct Swap {
 
 /// A change of one value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Change {
+pub enum ValueChange {
     /// It is left as it is.
     #[default]
     Keep,
@@ -73,7 +73,7 @@ pub enum Change {
     Remove,
 }
 
-impl Change {
+impl ValueChange {
     /// The change to this text, where `None` is no value.
     pub fn to(text: Option<String>) -> Self {
         text.map_or(Self::Remove, Self::Write)

@@ -7,7 +7,7 @@ use super::WriteState;
 use super::backend::Handle;
 use super::client::{CasClient, not_sent};
 use super::leases::{About, KeptHandle, life, table_hold};
-use super::records::Beside;
+use super::records::RecordPart;
 use super::view::{Binding, LockSnapshot};
 use crate::protocol::lease::millis;
 use crate::protocol::{Liveness, Op, Verb};
@@ -48,7 +48,7 @@ pub(super) struct BatchMember<'a> {
     pub(super) bind: Option<Bind>,
     pub(super) about: About,
     /// The request about the record that it is part of.
-    pub(super) beside: Option<Beside<'a>>,
+    pub(super) beside: Option<RecordPart<'a>>,
 }
 
 impl CasClient {

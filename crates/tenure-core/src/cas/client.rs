@@ -549,3 +549,8 @@ pub(super) fn not_sent(failure: Failure) -> Failure {
         failure => failure,
     }
 }
+
+/// The caller no longer waits for the answer.
+pub(super) fn left() -> Failure {
+    Failure::NotSent(Failure::cause("no task waits for the answer any more"))
+}

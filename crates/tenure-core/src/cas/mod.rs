@@ -43,7 +43,7 @@ use futures_util::future::{BoxFuture, Either, FutureExt, select};
 use tokio::sync::oneshot;
 
 pub use backend::{
-    Backend, Change, Committed, Handle, Listed, LockWatch, PartChange, Stamp, Stored, Swap, WatchNotice,
+    Backend, Committed, Handle, Listed, LockWatch, PartChange, Stamp, Stored, Swap, ValueChange, WatchNotice,
     Watched,
 };
 

@@ -11,10 +11,9 @@
 use std::sync::Arc;
 
 use super::WriteState;
-use super::backend::Change;
-use super::client::{CasClient, not_sent};
+use super::backend::ValueChange;
+use super::client::{CasClient, left, not_sent};
 use super::leases::About;
-use super::request::left;
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::protocol::codec::{self, number};
@@ -25,18 +24,18 @@ use crate::sync::Locked;
 
 /// A request about a record, as part of one about its lock.
 #[derive(Clone, Copy)]
-pub(super) struct Beside<'a> {
+pub(super) struct RecordPart<'a> {
     op: &'a RecordOp,
     answer: &'a Locked<Option<RecordAnswer>>,
 }
 
-impl Beside<'_> {
+impl RecordPart<'_> {
     /// Runs the machine. Returns the answer about the lock, and the change of the record.
-    pub(super) fn apply(self, state: &mut State, now: Now) -> (Answer, Change) {
-        let (mut record, mut change) = (None, Change::Keep);
+    pub(super) fn apply(self, state: &mut State, now: Now) -> (Answer, ValueChange) {
+        let (mut record, mut change) = (None, ValueChange::Keep);
         let (answer, _) = record::apply(state, &mut record, now, self.op);
         if let RecordAnswer::Stored { .. } | RecordAnswer::Voided = answer {
-            change = Change::to(record.map(text));
+            change = ValueChange::to(record.map(text));
         }
         let about_lock = match answer {
             RecordAnswer::Stored { .. } if self.releases() => Answer::Released { left: 0 },
@@ -81,7 +80,7 @@ impl CasClient {
         let verb = Verb::Release { hold: 0, fence: Fence::Assign, whose };
         let release = Op { verb, ..record::release(&op.lock, &owner) };
         let answer = Locked::default();
-        let beside = Beside { op, answer: &answer };
+        let beside = RecordPart { op, answer: &answer };
         if beside.releases() {
             self.touch(&release);
         }

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::WriteState;
-use super::backend::{Change, Committed, Handle, Stored, Swap};
+use super::backend::{Committed, Handle, Stored, Swap, ValueChange};
 use super::bind::BatchMember;
-use super::client::{CasClient, WriteInFlight, not_sent};
+use super::client::{CasClient, WriteInFlight, left, not_sent};
 use super::leases::{About, ClientHold, KeptHandle, life, table_hold};
 use super::notes::{number, plain};
 use super::parts::{Sizes, Written};
-use super::records::Beside;
+use super::records::RecordPart;
 use super::turns::Known;
 use super::view::LockSnapshot;
 use crate::name::{LockName, USE};
@@ -60,7 +60,7 @@ impl CasClient {
         op: &Op,
         sent: &WriteState,
         about: About,
-        beside: Option<Beside<'_>>,
+        beside: Option<RecordPart<'_>>,
     ) -> Result<Answer, Failure> {
         if matches!(op.verb, Verb::Refresh { .. } | Verb::Inspect) {
             return self.run((op, beside), sent, about, &mut Known::default()).await;
@@ -108,7 +108,7 @@ impl CasClient {
 
     async fn run(
         self: &Arc<Self>,
-        (op, beside): (&Op, Option<Beside<'_>>),
+        (op, beside): (&Op, Option<RecordPart<'_>>),
         sent: &WriteState,
         about: About,
         known: &mut Known,
@@ -159,7 +159,7 @@ impl CasClient {
             let asked = || members.iter().zip(&answers).filter_map(|(of, said)| Some((of, said.as_ref()?)));
             let is_kept = written.parts.is_empty()
                 && written.text.as_deref() == seen.as_ref().map(|stored| stored.text.as_str());
-            let is_same = is_kept && record == Change::Keep;
+            let is_same = is_kept && record == ValueChange::Keep;
             if is_same || matches!(first.verb, Verb::Inspect) {
                 if !is_fresh {
                     continue;
@@ -194,7 +194,7 @@ impl CasClient {
                 name: name.clone(),
                 seen: seen.as_ref().map(|stored| stored.stamp),
                 guard: (guard.handle, guard.marker),
-                lock: if is_kept { Change::Keep } else { Change::to(written.text.clone()) },
+                lock: if is_kept { ValueChange::Keep } else { ValueChange::to(written.text.clone()) },
                 record,
                 reads_record,
                 parts: written.parts.clone(),
@@ -288,7 +288,7 @@ impl CasClient {
             if lacks.is_empty() {
                 let (mut state, mut last) = (view.state(&living), view.last);
                 let (mut bound, mut notes) = (BTreeMap::new(), Notes::default());
-                let mut record = Change::Keep;
+                let mut record = ValueChange::Keep;
                 let answers: Vec<Option<Answer>> = members
                     .iter()
                     .map(|BatchMember { op, sent, bind, beside, .. }| {
@@ -326,7 +326,7 @@ impl CasClient {
                 let (after, written, answers, notes, record) = match cleared {
                     Some(after) => {
                         let written = write(&after)?;
-                        (after, written, vec![None; members.len()], Notes::default(), Change::Keep)
+                        (after, written, vec![None; members.len()], Notes::default(), ValueChange::Keep)
                     }
                     None => (after, written, answers, notes, record),
                 };
@@ -513,7 +513,7 @@ struct MachineResult {
     view: LockSnapshot,
     after: LockSnapshot,
     written: Written,
-    record: Change,
+    record: ValueChange,
     /// One per request; `None` for abandoned requests.
     answers: Vec<Option<Answer>>,
     /// Expiry of each living hold and place.
@@ -545,11 +545,6 @@ fn gone() -> Failure {
     Failure::NotSent(Failure::cause(
         "this client's lease at the server has expired: it was paused or cut off for too long",
     ))
-}
-
-/// The caller no longer waits for the answer.
-pub(super) fn left() -> Failure {
-    Failure::NotSent(Failure::cause("no task waits for the answer any more"))
 }
 
 /// Adds the creation of the key to the numbers in an answer.

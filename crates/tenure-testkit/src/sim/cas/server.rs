@@ -10,7 +10,7 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, Either, FutureExt, ready, select};
 use tenure::LockName;
 use tenure::internals::store::cas::{
-    Backend, Change, Committed, Handle, Listed, LockWatch, PartChange, Stamp, Stored, Swap, WatchNotice,
+    Backend, Committed, Handle, Listed, LockWatch, PartChange, Stamp, Stored, Swap, ValueChange, WatchNotice,
     Watched,
 };
 use tenure::internals::store::{Cursor, Failure};
@@ -415,17 +415,17 @@ impl Server {
             (_, Some(before)) => Stamp { version: before.version + 1, ..before },
             (_, None) => Stamp { base: version, version, creation: (change.guard.0, version) },
         };
-        let (keeps, is_recorded) = (change.lock == Change::Keep, change.record != Change::Keep);
+        let (keeps, is_recorded) = (change.lock == ValueChange::Keep, change.record != ValueChange::Keep);
         let stamp = change.seen.filter(|_| keeps).unwrap_or(stamp);
         match change.lock {
-            Change::Write(text) => drop(state.locks.insert(change.name.clone(), Stored { text, stamp })),
-            Change::Remove => drop(state.locks.remove(&change.name)),
-            Change::Keep => {}
+            ValueChange::Write(text) => drop(state.locks.insert(change.name.clone(), Stored { text, stamp })),
+            ValueChange::Remove => drop(state.locks.remove(&change.name)),
+            ValueChange::Keep => {}
         }
         match change.record {
-            Change::Write(text) => drop(state.records.insert(change.name.clone(), text)),
-            Change::Remove => drop(state.records.remove(&change.name)),
-            Change::Keep => {}
+            ValueChange::Write(text) => drop(state.records.insert(change.name.clone(), text)),
+            ValueChange::Remove => drop(state.records.remove(&change.name)),
+            ValueChange::Keep => {}
         }
         for victim in change.victims {
             if let Some(life) = state.handles.get_mut(&victim) {
