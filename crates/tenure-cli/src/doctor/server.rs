@@ -395,7 +395,7 @@ impl Server {
                 "version",
                 &self.at,
                 format!("the server is {name} {version}"),
-                "tenure is tested on Redis 6.2, Valkey 7.2, and later",
+                "tenure needs Redis 6.2, Valkey 7.2, or later",
                 format!("upgrade to {name} {major}.{minor} or later"),
             );
         }
