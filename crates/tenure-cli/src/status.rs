@@ -3,12 +3,12 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use tenure::{Holder, Locks, Outcome, Share};
+use tenure::{Holder, Locks, Outcome};
 
 use crate::cli::Status;
 use crate::clock;
 use crate::exit::{self, Failure};
-use crate::output::{self, Line, Span, plural};
+use crate::output::{self, Line, Span};
 use crate::table::Party;
 use crate::{json, store, table};
 
@@ -73,7 +73,7 @@ fn held(how: &str, status: &tenure::Status) -> String {
     };
     for (role, all) in [("holder", &status.holders), ("waiter", &status.waiters)] {
         for one in all {
-            let share = share(one.share);
+            let share = table::share(one.share);
             let separator = if share.is_empty() { "" } else { ", " };
             let _ = writeln!(lines, "{role}: {}{separator}{share}", describe(status, one));
         }
@@ -82,18 +82,6 @@ fn held(how: &str, status: &tenure::Status) -> String {
         let _ = writeln!(lines, "and {} more", status.unlisted);
     }
     lines
-}
-
-/// A holder's share of the lock, if there are different kinds.
-pub(crate) fn share(share: Share) -> String {
-    match share {
-        Share::Reader => "to read".to_owned(),
-        Share::Upgradeable => "to read and perhaps write".to_owned(),
-        Share::Writer => "to write".to_owned(),
-        Share::Permits(permits) => plural(permits.into(), "permit"),
-        Share::Holds(count) if count > 1 => format!("{count} times"),
-        _ => String::new(),
-    }
 }
 
 /// The holders on one line: at most three, and the number of others.

@@ -9,8 +9,7 @@ use tenure::{Holder, Locks, Owner, Share, Status};
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use crate::exit::Failure;
-use crate::output::Line;
-use crate::status;
+use crate::output::{Line, plural};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Row {
@@ -182,13 +181,25 @@ impl Row {
     }
 }
 
+/// A holder's share of the lock, if there are different kinds.
+pub(crate) fn share(share: Share) -> String {
+    match share {
+        Share::Reader => "to read".to_owned(),
+        Share::Upgradeable => "to read and perhaps write".to_owned(),
+        Share::Writer => "to write".to_owned(),
+        Share::Permits(permits) => plural(permits.into(), "permit"),
+        Share::Holds(count) if count > 1 => format!("{count} times"),
+        _ => String::new(),
+    }
+}
+
 impl Party {
     pub(crate) fn of(holder: &Holder) -> Self {
         Self {
             since: holder.since().and_then(|since| since.duration_since(UNIX_EPOCH).ok()),
             left: holder.remaining,
             token: holder.fence,
-            detail: status::share(holder.share),
+            detail: share(holder.share),
             ..holder.owner.as_ref().map(Self::named).unwrap_or_default()
         }
     }

@@ -58,7 +58,7 @@ pub async fn names_differ_in_every_byte_and_may_hold_anything(fixture: &Fixture)
     for name in names {
         if fixture.refuses(name) {
             let error = ours.mutex(name).expect_err("a name that is refused");
-            assert!(error.is_unsupported() && error.to_string().contains("slot"), "{error}");
+            assert!(error.is_unsupported() && error.to_string().contains("hash tag"), "{error}");
             continue;
         }
         let mutex = ours.mutex(name).expect("a name");

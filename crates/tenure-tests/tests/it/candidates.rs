@@ -114,7 +114,7 @@ fn campaign(url: &str, seen: &Seen, terms: &AtomicU64) {
         let led = terms.fetch_add(1, Ordering::Relaxed);
         match Arc::try_unwrap(term) {
             // The others are dropped.
-            Ok(term) if led % 2 == 0 => drop(block_on(term.resign())),
+            Ok(term) if led.is_multiple_of(2) => drop(block_on(term.resign())),
             _ => {}
         }
     }
