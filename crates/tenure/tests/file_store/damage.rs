@@ -58,7 +58,7 @@ fn damaged(spec: LockSpec) {
     for (what, make) in [
         ("directory", (|path| fs::create_dir(path)) as fn(&Path) -> std::io::Result<()>),
         ("symbolic link", |path| symlink("/etc/passwd", path)),
-        ("no whole record", |path| {
+        ("not a complete record", |path| {
             assert!(Command::new("mkfifo").arg(path).status()?.success());
             Ok(())
         }),
