@@ -7,6 +7,7 @@ use tenure::{Locks, Options};
 use tenure_testkit::servers::{Ensemble, Postgres, Server, ZooKeeper};
 use tokio::time::{sleep, timeout};
 use tokio_postgres::NoTls;
+use tokio_postgres::error::SqlState;
 
 const PATIENCE: Duration = Duration::from_secs(3);
 const LIMIT: Duration = Duration::from_secs(30);
@@ -53,11 +54,20 @@ fn a_wait_outlasts_a_full_postgresql() {
         server.run("CREATE ROLE app LOGIN; CREATE SCHEMA crowd AUTHORIZATION app");
         let mut others = Vec::new();
         // Three of the connections are for superusers.
-        for _ in 0..3 {
-            let config = server.config().replace("user=postgres", "user=app");
-            let (client, connection) = tokio_postgres::connect(&config, NoTls).await.expect("a connection");
-            others.push((client, tokio::spawn(connection)));
-        }
+        let config = server.config().replace("user=postgres", "user=app");
+        let fill = async {
+            while others.len() < 3 {
+                match tokio_postgres::connect(&config, NoTls).await {
+                    Ok((client, connection)) => others.push((client, tokio::spawn(connection))),
+                    // The session that created the role may not have ended yet.
+                    Err(error) if error.code() == Some(&SqlState::TOO_MANY_CONNECTIONS) => {
+                        sleep(Duration::from_millis(20)).await;
+                    }
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        };
+        timeout(LIMIT, fill).await.expect("three connections");
         outlasts_full(&server.url_as("app", "crowd"), async || drop(others)).await;
     });
 }
