@@ -218,7 +218,7 @@ impl fmt::Debug for Fixture {
 }
 
 /// Makes a test of each case: `conformance!(run)`, where `run` is a `fn(Flavour, for<'a> fn(&'a Fixture) ->
-/// Case<'a>)`, which gives each case a store of its own, for example with [`on_store`](conformance::on_store).
+/// Case<'a>)`, which gives each case a store of its own, for example with [`on_store`](crate::conformance::on_store).
 ///
 /// Cases about one holder at a time run for every kind that has one.
 #[macro_export]
