@@ -31,7 +31,7 @@ pub struct Stamp {
 /// The stored value of one lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stored {
-    /// The text from [`Swap::text`].
+    /// The text that a [`Swap`] wrote.
     pub text: String,
     /// Its version.
     pub stamp: Stamp,
