@@ -241,16 +241,18 @@ impl EtcdCluster {
 
     async fn watch(self, name: LockName, what: Watched) -> Result<Box<dyn LockWatch>, Failure> {
         let channel = self.channel().await?;
-        let key = match what {
-            Watched::Lock => self.lock_key(&name),
-            Watched::Record => self.record_key(&name),
-        };
         let handles = self.key("lease", "");
-        let one = |create| WatchRequest { create: Some(create) };
-        let lock = one(WatchCreateRequest { key, ..WatchCreateRequest::default() });
-        let gone =
-            one(WatchCreateRequest { key: handles.clone(), range_end: after(&handles), filters: vec![0] });
-        let asked = stream::iter([lock, gone]).chain(stream::pending());
+        let of = |key| WatchCreateRequest { key, ..WatchCreateRequest::default() };
+        let ranges = match what {
+            Watched::Lock => vec![
+                of(self.lock_key(&name)),
+                WatchCreateRequest { key: handles.clone(), range_end: after(&handles), filters: vec![0] },
+            ],
+            Watched::Record => vec![of(self.record_key(&name))],
+        };
+        let count = ranges.len();
+        let asked = ranges.into_iter().map(|range| WatchRequest { create: Some(range) });
+        let asked = stream::iter(asked).chain(stream::pending());
         let request = self.signed(asked, &channel).await?;
         let mut grpc = Grpc::new(channel);
         grpc.ready().await.map_err(|error| Failure::NotSent(Arc::new(error)))?;
@@ -259,9 +261,9 @@ impl EtcdCluster {
         let answers = answered.map_err(|status| self.failure(&status))?.into_inner();
         let mut watching = EtcdWatch { server: self, answers, handles, events: Vec::new() };
         let mut created = 0;
-        while created < 2 {
+        while created < count {
             let watched = watching.hear().await?;
-            created += u32::from(watched.created);
+            created += usize::from(watched.created);
             watching.events.extend(watched.events);
         }
         Ok(Box::new(watching))

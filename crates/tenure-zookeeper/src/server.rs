@@ -442,13 +442,15 @@ impl Ensemble {
 
     async fn watch(self, name: LockName, what: Watched) -> Result<Box<dyn LockWatch>, Failure> {
         let link = self.link().await?;
-        let path = match what {
-            Watched::Lock => self.nodes().lock_path(&name),
-            Watched::Record => self.nodes().record_path(&name),
+        let (path, first) = match what {
+            Watched::Lock => {
+                let leases = watch_below(self.nodes().leases().trim_end_matches('/'));
+                (self.nodes().lock_path(&name), Some(leases))
+            }
+            Watched::Record => (self.nodes().record_path(&name), None),
         };
         let watching = ZooKeeperWatch::begin(Arc::clone(&self.0.nodes), link, path);
-        let leases = self.nodes().leases();
-        watching.look(Some(watch_below(leases.trim_end_matches('/')))).await?;
+        watching.look(first).await?;
         Ok(Box::new(watching))
     }
 

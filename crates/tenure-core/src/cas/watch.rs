@@ -186,7 +186,11 @@ async fn tell(
                     }
                     let again = async {
                         let watch = client.backend.watch(&name, audience.watched()).await?;
-                        Ok::<_, Failure>((watch, client.backend.read(&name).await?))
+                        let stored = match audience.watched() {
+                            Watched::Lock => client.backend.read(&name).await?,
+                            Watched::Record => None,
+                        };
+                        Ok::<_, Failure>((watch, stored))
                     };
                     match select(again.boxed(), audience.over().boxed()).await {
                         Either::Left((Ok((watch, stored)), _)) => {

@@ -57,12 +57,14 @@ impl<'a> Parts<'a> {
 #[must_use]
 pub fn without_password(url: &str) -> Option<String> {
     let Parts { scheme, login, hosts, path, query } = Parts::of(url)?;
-    let key = |pair: &str| pair.split_once('=').map_or(String::new(), |(key, _)| key.to_owned());
-    let is_password = |pair: &&str| key(pair).ends_with("pass") || key(pair).ends_with("password");
-    if !login.is_some_and(|login| login.contains(':')) && !query.split('&').any(|pair| is_password(&pair)) {
+    let has = |pair: &str, ends: &[&str]| {
+        pair.split_once('=').is_some_and(|(key, _)| ends.iter().any(|end| key.ends_with(end)))
+    };
+    let is_password = |pair: &str| has(pair, &["pass", "password"]);
+    if !login.is_some_and(|login| login.contains(':')) && !query.split('&').any(is_password) {
         return None;
     }
-    let kept = query.split('&').filter(|pair| !is_password(pair) && !key(pair).ends_with("user"));
+    let kept = query.split('&').filter(|pair| !is_password(pair) && !has(pair, &["user"]));
     let query = kept.filter(|pair| !pair.is_empty()).collect::<Vec<_>>().join("&");
     let path = path.map_or(String::new(), |path| format!("/{path}"));
     Some(format!("{scheme}://{hosts}{path}{}{query}", if query.is_empty() { "" } else { "?" }))

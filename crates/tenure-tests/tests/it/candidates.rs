@@ -3,15 +3,15 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
 use tenure::{Change, Term, block_on};
-use tenure_testkit::servers::eventually;
+use tenure_testkit::servers::{Ensemble, eventually};
 
-use crate::etcd::client;
+use crate::etcd::{client, kills};
 
 const SECOND: Duration = Duration::from_secs(1);
 /// The payload of the last term.
@@ -25,7 +25,7 @@ struct Seen {
     leads: Mutex<(Option<Arc<Term>>, u64)>,
     /// How often the job ran, by the beginning of its window.
     runs: Mutex<BTreeMap<SystemTime, u32>>,
-    over: AtomicU64,
+    is_over: AtomicBool,
 }
 
 impl Seen {
@@ -45,12 +45,12 @@ impl Seen {
     }
 
     fn is_over(&self) -> bool {
-        self.over.load(Ordering::Relaxed) == 1
+        self.is_over.load(Ordering::Relaxed)
     }
 }
 
 /// Threads that lead in turn, and one that observes them.
-pub(crate) struct Candidates {
+struct Candidates {
     url: String,
     seen: Arc<Seen>,
     terms: Vec<Arc<AtomicU64>>,
@@ -59,7 +59,7 @@ pub(crate) struct Candidates {
 }
 
 impl Candidates {
-    pub(crate) fn start(url: &str, count: usize) -> Self {
+    fn start(url: &str, count: usize) -> Self {
         let seen = Arc::<Seen>::default();
         let terms: Vec<Arc<AtomicU64>> = (0..count).map(|_| Arc::default()).collect();
         let threads = terms.iter().map(|terms| {
@@ -73,7 +73,7 @@ impl Candidates {
     }
 
     /// Waits until each has led a further time and the job has run in a further window.
-    pub(crate) fn goes_on(&self) {
+    fn goes_on(&self) {
         let led = || self.terms.iter().map(|terms| terms.load(Ordering::Relaxed)).collect::<Vec<_>>();
         let ran = || self.seen.runs.lock().expect("no panic").len();
         let before = (led(), ran());
@@ -82,8 +82,8 @@ impl Candidates {
         });
     }
 
-    pub(crate) fn end(self) {
-        self.seen.over.store(1, Ordering::Relaxed);
+    fn end(self) {
+        self.seen.is_over.store(true, Ordering::Relaxed);
         self.threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
         let last = client(&self.url).election("crowd", LAST).expect("a name");
         drop(block_on(last.campaign()).expect("a term"));
@@ -143,26 +143,21 @@ fn observe(url: &str, seen: &Seen) -> u64 {
     }
 }
 
-/// The leader of the servers is killed and then stands still, as often as `kills` says.
-pub(crate) fn survive(candidates: Candidates, leader: impl Fn() -> usize, harm: impl Fn(Harm, usize)) {
+/// Four candidates go on while the leader of the servers is killed and then stands still.
+pub(crate) fn outlast_leaders(servers: &impl Ensemble) {
+    let candidates = Candidates::start(&servers.url(), 4);
     candidates.goes_on();
-    for _ in 0..crate::etcd::kills() {
-        for (breaks, heals) in [(Harm::Kill, Harm::Restart), (Harm::Stop, Harm::Continue)] {
-            let leader = leader();
-            harm(breaks, leader);
-            candidates.goes_on();
-            harm(heals, leader);
-            candidates.goes_on();
-        }
+    for _ in 0..kills() {
+        let leader = servers.leader();
+        servers.kill(leader);
+        candidates.goes_on();
+        servers.restart(leader);
+        candidates.goes_on();
+        let leader = servers.leader();
+        servers.stop(leader);
+        candidates.goes_on();
+        servers.cont(leader);
+        candidates.goes_on();
     }
     candidates.end();
-}
-
-/// What is done to a server.
-#[derive(Clone, Copy)]
-pub(crate) enum Harm {
-    Kill,
-    Restart,
-    Stop,
-    Continue,
 }

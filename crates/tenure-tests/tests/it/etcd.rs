@@ -17,7 +17,7 @@ use tenure::{Guard, Locks, Options, block_on};
 use tenure_testkit::proxy::{Fault, Proxy};
 use tenure_testkit::servers::{Authority, Ensemble, Etcd, eventually};
 
-use crate::candidates::{Candidates, Harm, survive};
+use crate::candidates::outlast_leaders;
 
 pub(crate) const TTL: Duration = Duration::from_secs(3);
 
@@ -145,14 +145,7 @@ fn a_killed_leader_costs_no_exclusion_no_token_and_no_waiter() {
 
 #[test]
 fn candidates_and_jobs_outlast_the_leaders_of_etcd() {
-    let etcd = Etcd::cluster();
-    let harm = |harm, member| match harm {
-        Harm::Kill => etcd.kill(member),
-        Harm::Restart => etcd.restart(member),
-        Harm::Stop => etcd.stop(member),
-        Harm::Continue => etcd.cont(member),
-    };
-    survive(Candidates::start(&etcd.url(), 4), || etcd.leader(), harm);
+    outlast_leaders(&Etcd::cluster());
 }
 
 #[test]

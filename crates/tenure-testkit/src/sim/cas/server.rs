@@ -335,7 +335,7 @@ impl Server {
             judge.ended(state, handle);
         }
         if state.handles.remove(&handle).is_some() {
-            self.tell(state, |_| true, &WatchNotice::Gone(handle));
+            self.tell(state, |watcher| watcher.what == Watched::Lock, &WatchNotice::Gone(handle));
         }
     }
 

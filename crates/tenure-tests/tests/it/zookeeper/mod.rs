@@ -21,7 +21,7 @@ use tenure_testkit::proxy::Fault;
 use tenure_testkit::servers::{Authority, Ensemble, ZooKeeper, eventually};
 use tenure_testkit::timed::in_time;
 
-use crate::candidates::{Candidates, Harm, survive};
+use crate::candidates::outlast_leaders;
 use crate::etcd::{
     Crowd, TTL, a_cut_off_client_loses, a_cut_off_leader_costs_nothing, caches_and_quorums_are_refused,
     client, killed_leaders_cost_nothing, no_connection_is_explained, said, take, turns_with_renewals, with,
@@ -70,14 +70,7 @@ fn a_killed_leader_costs_no_exclusion_no_token_and_no_waiter() {
 
 #[test]
 fn candidates_and_jobs_outlast_the_leaders_of_zookeeper() {
-    let ensemble = ZooKeeper::ensemble();
-    let harm = |harm, server| match harm {
-        Harm::Kill => ensemble.kill(server),
-        Harm::Restart => ensemble.restart(server),
-        Harm::Stop => ensemble.stop(server),
-        Harm::Continue => ensemble.cont(server),
-    };
-    survive(Candidates::start(&ensemble.url(), 4), || ensemble.leader(), harm);
+    outlast_leaders(&ZooKeeper::ensemble());
 }
 
 #[test]
