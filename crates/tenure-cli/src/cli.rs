@@ -521,14 +521,14 @@ pub(crate) struct Acquire {
 
     /// With --hold: release the lock when this process ends
     ///
-    /// `$$` is the shell's own. On macOS and FreeBSD this is noticed within 250 ms, and another process
-    /// that got the same number is taken for it.
+    /// `$$` is the shell's PID. On macOS and FreeBSD the exit is noticed within 250 ms, unless another
+    /// process reuses the PID.
     #[arg(long, value_name = "PID", requires = "hold", allow_negative_numbers = true, help_heading = "Lock")]
     pub(crate) while_pid: Option<i32>,
 
     /// Like --hold, until this file descriptor of the shell is closed
     ///
-    /// On Linux only, as with `flock N`: after `exec 9>FILE`, write --fd 9. Prints nothing, except with --json.
+    /// Linux only. Like `flock N`: after `exec 9>FILE`, pass --fd 9. Prints nothing, except with --json.
     /// Whatever inherits the descriptor keeps the lock too. Give each lock a FILE of its own, on a
     /// local disk.
     #[arg(long, value_name = "N", conflicts_with = "while_pid", value_parser = clap::value_parser!(i32).range(0..), allow_negative_numbers = true, help_heading = "Lock")]

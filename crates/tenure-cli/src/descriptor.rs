@@ -71,7 +71,7 @@ pub(crate) fn close_inherited(kept: Option<&File>) {
 }
 
 fn path(number: RawFd) -> Result<String, Failure> {
-    let no_path = "this system does not tell when a descriptor is closed: use --hold --while-pid $$";
+    let no_path = "this system does not report when a descriptor is closed: use --hold --while-pid $$";
     inherited(number).ok_or_else(|| refuse(number, no_path))
 }
 

@@ -9,7 +9,7 @@ use crate::platform::{Handle, group_has_ended};
 #[derive(Debug)]
 pub(crate) struct Group {
     command: Pid,
-    /// `None` where the system has none.
+    /// `None` if it could not be opened.
     handle: Option<Handle>,
     /// Whether the command leads a process group.
     leads: bool,
@@ -42,7 +42,7 @@ impl Group {
         !self.leads || test_kill_process_group(self.command) == Err(Errno::SRCH)
     }
 
-    /// Whether no process of it runs.
+    /// Whether all its processes have ended.
     pub(crate) fn has_ended(&self) -> bool {
         group_has_ended(self.command, self.leads, self.is_empty())
     }

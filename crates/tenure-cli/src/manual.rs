@@ -38,7 +38,7 @@ pub(crate) const STOP_CODES: &str = "\
 Exit status:
     0  the holders are gone, or with -w 0: they were asked
     1  it was free
-   64  usage: invalid flag, name or URL, or a store without requests: a quorum, etcd or ZooKeeper
+   64  usage: invalid flag, name or URL, or a quorum, which keeps no requests
    65  not a lock of tenure
    69  the store did not answer, or refused
    75  a holder that was asked still holds it
@@ -68,7 +68,7 @@ Checks:
   sentinels their number and quorum, whether they agree, the time until a failover
   clusters  coverage, replicas, the time until a failover; each master as a server
   quorums   their number, members that do not answer; each member as a server
-  others    on PostgreSQL its settings; there and on ZooKeeper whether connections suffice
+  others    PostgreSQL settings; connection limits of PostgreSQL and ZooKeeper
   file:     network file systems, permissions of the directory, free space
 
 Each finding has three lines: what it is, why it hurts a lock, and what to do. Then come the rights
@@ -116,9 +116,9 @@ Flags override the environment, the environment overrides ~/.config/tenure.toml
 ($XDG_CONFIG_HOME), and that overrides /etc/tenure.toml. --config FILE replaces both files. An
 unknown key is an error.
 
-Top-level keys: store, store-file, prefix, ttl. In the tables [run], [acquire], [renew], [elect],
-[doctor] and [bench], those of these that are flags of the verb: ttl, grace, on-lost, kill-after,
-wait, busy-code, max-hold, splay, acks, restart-grace and verbose.
+Top-level keys: store, store-file, prefix, ttl. The tables [run], [acquire], [renew], [elect],
+[doctor] and [bench] take those of these that are flags of the verb: ttl, grace, on-lost,
+kill-after, wait, busy-code, max-hold, splay, acks, restart-grace and verbose.
 
   store = \"redis://locks@db1?password-file=/etc/tenure/password\"
   prefix = \"app:\"
@@ -207,9 +207,9 @@ The verdict is printed at the end: acquisitions and how they ended, failures, fa
 stall, what is left behind, and each violation with the histories of both holders. Progress goes to
 standard error.
 
-A violation means that the store lost what it had acknowledged, that its clock jumped, or a defect
-of tenure. It is to be expected of a server that is emptied, killed without persistence, failed over
-or that evicts. Times are those of one machine (CLOCK_BOOTTIME on Linux).
+A violation means that the store lost what it had acknowledged, that its clock jumped, or that
+tenure has a bug. Expect it if a server is emptied, is killed without persistence, fails over or
+evicts keys. Times are those of one machine (CLOCK_BOOTTIME on Linux).
 
 Exit status:
     0  no violation
@@ -304,8 +304,7 @@ Examples:
 pub(crate) const ELECT_MANUAL: &str = "\
 Exit status:
   that of CMD; 128 + N if signal N ended it, or ended the wait to lead
-   64  usage: invalid flag, name, duration or URL, or a store without elections: a quorum, etcd or
-       ZooKeeper
+   64  usage: invalid flag, name, duration or URL, or a quorum, which keeps no elections
    69  the store did not answer, or refused
    79  the term was lost while CMD ran; CMD has been stopped
   125  tenure itself failed
@@ -326,7 +325,7 @@ With --json: `name`, `change` (elected, updated, resigned, missed or rewritten),
 Exit status:
     0  there is a leader
     1  there is no leader
-   64  usage: invalid flag, name or URL, or a store without elections: a quorum, etcd or ZooKeeper
+   64  usage: invalid flag, name or URL, or a quorum, which keeps no elections
    69  the store did not answer, or refused
   125  tenure itself failed
 

@@ -57,7 +57,7 @@ impl Hold {
         self.token == party.token && self.who == party.who()
     }
 
-    /// Whether the lease had not been renewed at the scan before, `last`, and ran out until this one.
+    /// Whether the lease had missed a renewal by the scan at `last`, and ran out by this one.
     fn has_expired(&self, last: Duration, at: Duration) -> bool {
         self.until.is_some_and(|until| until <= at && until.saturating_sub(last) * 2 < self.lease)
     }
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crowd_of_holders_is_no_hand_over_at_each_scan() {
+    fn unchanged_holders_are_not_counted_as_hand_overs() {
         let mut seen = Observed::default();
         let holders = (1..=2 * ENTRIES as u64).map(|token| Party { token, ..Party::default() });
         let crowd = Row { name: "a".into(), holders: holders.collect(), ..Row::default() };

@@ -51,7 +51,7 @@ impl PostgresTarget {
         let addresses = url.hosts(PORT)?.into_iter().map(address).collect::<Result<Vec<_>>>()?;
         let database = SYNTAX.decoded(url.path(), "database")?;
         if database.contains('/') {
-            return Err(SYNTAX.wrong("the database contains a `/`, expected %2F"));
+            return Err(SYNTAX.wrong("the database must not contain a `/`"));
         }
         let user = login.user.clone().unwrap_or_else(|| "postgres".to_owned());
         let database = if database.is_empty() { user.clone() } else { database };

@@ -208,7 +208,7 @@ impl Ensemble {
         let child = format!("{path}/{head}");
         let data = |text| format!("{head}\n{text}");
         let (lock, record) = (&change.lock, self.nodes().record_path(&change.name));
-        // Whether the record is taken to exist.
+        // Whether the record is assumed to exist.
         let mut is_there = true;
         let mut victims: Vec<String> =
             change.victims.iter().map(|handle| self.nodes().marker(*handle)).collect();
@@ -341,7 +341,7 @@ impl Ensemble {
         let lives = if is_kept { Lives::Kept } else { Lives::Alone };
         let opened = match Link::open(&self.0.dialer, wanted, lives).await {
             Err(failure) if failure.is_full() => {
-                // The other session of this client takes a connection, and is of less use than the new one.
+                // The client's other session occupies a connection, and matters less than this one.
                 let plain = self.links().plain.take();
                 let Some(plain) = plain else { return Err(failure) };
                 plain.end().await;
@@ -520,7 +520,7 @@ impl Ensemble {
     }
 }
 
-/// The answer of a server to a command of four letters.
+/// The reply to a four-letter command.
 async fn said_to(place: &Address, word: &[u8; 4]) -> Option<String> {
     let Address::Tcp(host, port) = place else { return None };
     let mut stream = TcpStream::connect((host.as_str(), *port)).await.ok()?;
@@ -530,7 +530,7 @@ async fn said_to(place: &Address, word: &[u8; 4]) -> Option<String> {
     String::from_utf8(said).ok()
 }
 
-/// The servers of a URL, and how many clients of one host each takes, if it tells.
+/// The servers of a URL, and the `maxClientCnxns` of each, if it reports it.
 pub async fn client_limits(url: &str) -> Vec<(String, Option<u64>)> {
     let Ok(target) = ZooKeeperTarget::parse(url) else { return Vec::new() };
     let asked = target.places.iter().map(async |place| {

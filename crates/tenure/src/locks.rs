@@ -299,7 +299,7 @@ impl Locks {
     /// Opens a store of your own. `open` gets time, tasks and randomness for it, from a thread of the new `Locks`.
     ///
     /// A store implements [`Store`] of the crate `tenure-core`, in the version of this crate;
-    /// `book/contribute/writing-a-store.md` writes one from nothing.
+    /// `book/contribute/writing-a-store.md` shows how to write one.
     ///
     /// ```
     /// use std::sync::Arc;

@@ -11,11 +11,11 @@ use crate::exit::Failure;
 /// Maximum clock offset: owners and tokens contain times, so larger offsets confuse readers.
 const OFFSET: Duration = Duration::from_secs(5);
 
-/// The longest time between two requests of a waiter, with a reserve.
+/// Maximum time between a waiter's requests, with a margin.
 const WAITER_IDLE: Duration = Duration::from_secs(60);
 /// Connections of a process that holds or waits: one for requests, one for notifications.
 const CONNECTIONS: u64 = 2;
-/// Processes that should fit.
+/// Number of processes that a server should have connections for.
 pub(super) const FLEET: u64 = 100;
 
 /// Connects like a store does, which also checks the table and the version.
@@ -84,7 +84,7 @@ pub(super) async fn check(url: &str, at: &str, ttl: Duration, report: &mut Repor
             "idle-sessions",
             at,
             format!("idle_session_timeout is {} s", idle.as_secs_f64()),
-            "the server closes the connections of holders and waiters between two of their requests",
+            "the server closes the connections of holders and waiters between requests",
             format!(
                 "ALTER ROLE … SET idle_session_timeout = 0 for the user of the locks, or at least {} s",
                 needed.as_secs()

@@ -46,7 +46,7 @@ pub(super) async fn check(members: &[Target], setup: &Setup, report: &mut Report
                     "members",
                     &at,
                     format!("the member does not answer: {error}"),
-                    "so many fewer members may fail before no lock is granted",
+                    "fewer further failures leave the quorum without a majority",
                     "start it, or correct its address or login",
                 );
                 failure = Some(error);

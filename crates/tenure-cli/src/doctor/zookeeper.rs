@@ -28,7 +28,8 @@ pub(super) async fn check(url: &str, report: &mut Report) {
             }
             Some(_) => {}
             None => {
-                let why = "maxClientCnxns is told by `conf`, which 4lw.commands.whitelist in zoo.cfg does not allow";
+                let why =
+                    "cannot read maxClientCnxns: 4lw.commands.whitelist in zoo.cfg does not allow `conf`";
                 report.cannot_check("connections", &at, why);
             }
         }

@@ -19,8 +19,8 @@ use rustix::time::{
 use super::{Process, Woken};
 use crate::planted::{Bug, planted};
 
-/// A timer of the kernel, on the clock of leases. It wakes the process that has its [`Alarm`], and
-/// nothing has to run for that.
+/// A timerfd on the clock of leases. It wakes the process that has its [`Alarm`], even if this one is
+/// stopped.
 #[derive(Debug)]
 pub(crate) struct Timer(OwnedFd);
 
@@ -33,7 +33,7 @@ impl Timer {
         Ok(Self(timerfd_create(clock, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?))
     }
 
-    /// Expires then, and at each interval after that unless it is zero.
+    /// Expires at `at`, and then at each interval unless it is zero.
     pub(crate) fn set(&self, at: Duration, interval: Duration) {
         // Zero would disarm it.
         let timespec = |time: Duration| Timespec::try_from(time).ok();
@@ -58,7 +58,7 @@ impl<T: AsFd> Alarm<T> {
         Self(timer)
     }
 
-    /// Waits for input, or if `is_set` also for the timer. Input comes first.
+    /// Waits for input and, if `is_set`, for the timer. Input comes first.
     pub(crate) fn wait(&mut self, input: &impl AsFd, is_set: bool) -> Result<Woken, Errno> {
         loop {
             let mut fds = [PollFd::new(input, PollFlags::IN), PollFd::new(&self.0, PollFlags::IN)];
@@ -71,12 +71,12 @@ impl<T: AsFd> Alarm<T> {
             if rustix::io::read(&self.0, &mut count) == Ok(count.len()) {
                 return Ok(Woken::Expired(u64::from_ne_bytes(count)));
             }
-            // A renewal has moved it at this moment.
+            // A renewal has just moved it.
         }
     }
 }
 
-/// A process, also after its number was given to another.
+/// A process, safe against reuse of its pid.
 #[derive(Debug)]
 pub(crate) struct Handle(OwnedFd);
 

@@ -1,7 +1,7 @@
 //! What the command needs of an operating system beyond POSIX: other processes, a timer that two processes
 //! share, inherited descriptors.
 //!
-//! On Linux each has a call of its own. Other systems share one portable variant, which
+//! Linux has a call for each. Other systems share one portable variant, which
 //! `--cfg tenure_portable` selects on Linux too, so that what runs there is tested here. No other module of
 //! the command names an operating system.
 
@@ -19,9 +19,9 @@ pub(crate) use system::{
 /// Why a watchdog was woken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Woken {
-    /// Its program says something, or has ended.
+    /// Its program has sent a message, or has ended.
     Input,
-    /// The timer has expired, as often as this since the last time.
+    /// The timer has expired this many times.
     Expired(u64),
 }
 
@@ -41,12 +41,12 @@ pub(crate) fn ended_children() -> Vec<Pid> {
     ended.map(|process| process.pid).collect()
 }
 
-/// Whether no process runs of a group that a command leads, nor the command. One that has ended does not
-/// count, because its parent may never wait for it.
+/// Whether a command, and the group that it leads, have ended. A zombie has ended, because its parent may never
+/// wait for it.
 pub(crate) fn group_has_ended(command: Pid, leads: bool, is_empty: bool) -> bool {
     let is_part = |process: &Process| process.pid == command || leads && process.group == Some(command);
     let mut parts = system::processes().filter(is_part).peekable();
-    // This user may not see the processes of a group that is there and not found.
+    // A group that exists but shows no process is hidden from this user.
     (is_empty || parts.peek().is_some()) && parts.all(|process| process.has_ended)
 }
 

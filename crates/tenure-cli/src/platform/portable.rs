@@ -18,14 +18,14 @@ use super::{Process, Woken};
 use crate::clock;
 use crate::planted::{Bug, planted};
 
-/// The longest sleep before a look at what the system does not report: time spent asleep does not count towards
-/// the end of a `poll`.
+/// Polling interval for what the system does not report. It also limits `poll`, whose timeout does not count
+/// time spent asleep.
 const LOOK: Duration = Duration::from_millis(250);
-/// Descriptors with higher numbers are not looked for.
+/// Upper bound of the descriptors that are closed.
 const DESCRIPTORS: u64 = 1 << 16;
 
-/// Moments for another process, whose [`Alarm`] waits for them. The last one counts: when the pipe is full,
-/// because that process stands still, those before are taken out again.
+/// Sends settings to the [`Alarm`] of another process. The last one counts: if the pipe is full because that
+/// process is stopped, older ones are drained.
 #[derive(Debug)]
 pub(crate) struct Timer {
     sender: PipeWriter,
@@ -43,7 +43,7 @@ impl Timer {
         Ok(Self { sender, receiver })
     }
 
-    /// Expires then, and at each interval after that unless it is zero.
+    /// Expires at `at`, and then at each interval unless it is zero.
     pub(crate) fn set(&self, at: Duration, interval: Duration) {
         let [at, interval] = [at, interval].map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
         let setting = (u128::from(interval) << 64 | u128::from(at)).to_ne_bytes();
@@ -82,7 +82,7 @@ impl<T: AsFd> Alarm<T> {
         Self { settings, at: None, interval: Duration::ZERO }
     }
 
-    /// Waits for input, or if `is_set` also for the timer. Input comes first.
+    /// Waits for input and, if `is_set`, for the timer. Input comes first.
     pub(crate) fn wait(&mut self, input: &impl AsFd, is_set: bool) -> Result<Woken, Errno> {
         loop {
             let left = self.left().min(LOOK);
@@ -107,7 +107,7 @@ impl<T: AsFd> Alarm<T> {
         self.at.map_or(Duration::MAX, |at| at.saturating_sub(now()))
     }
 
-    /// How often it has expired, if it has, since the last time.
+    /// Number of expiries since the last call, if any.
     fn expiries(&mut self) -> Option<u64> {
         if !self.left().is_zero() {
             return None;
@@ -128,7 +128,7 @@ fn now() -> Duration {
     clock::now()
 }
 
-/// A process by its number. Another process that got the same number is taken for it.
+/// A process by its pid. A process that reuses the pid is mistaken for it.
 #[derive(Debug)]
 pub(crate) struct Handle(Pid);
 
@@ -163,7 +163,7 @@ pub(crate) fn own_program() -> Command {
     Command::new(env::current_exe().unwrap_or_else(|_| "tenure".into()))
 }
 
-/// `None`: the paths of these systems duplicate a descriptor, and open nothing.
+/// `None`: opening `/dev/fd/N` duplicates the descriptor on these systems.
 pub(crate) fn inherited(_: RawFd) -> Option<String> {
     None
 }
@@ -176,7 +176,7 @@ pub(crate) fn open_descriptors() -> impl Iterator<Item = RawFd> {
 
 /// The mask of signals that this process ignores.
 pub(crate) fn ignored_signals() -> u64 {
-    // Asked before the first signal is caught.
+    // Read before any handler is installed.
     static IGNORED: LazyLock<u64> = LazyLock::new(|| {
         let mask = ps(&["-o", "ignored=", "-p", &std::process::id().to_string()]);
         u64::from_str_radix(mask.trim(), 16).unwrap_or(0)
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_there_until_it_was_waited_for() {
+    fn a_process_exists_until_it_is_reaped() {
         let mut child = Command::new("true").spawn().expect("a process");
         let process = Pid::from_child(&child);
         let handle = Handle::open(process).expect("it is there");

@@ -47,7 +47,7 @@ pub(super) struct BatchMember<'a> {
     /// The handle for its hold or place.
     pub(super) bind: Option<Bind>,
     pub(super) about: About,
-    /// The request about the record that it is part of.
+    /// The record request that it belongs to.
     pub(super) beside: Option<RecordPart<'a>>,
 }
 

@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_swallows_everything_does_not_keep_us_from_the_next() {
+    fn an_unresponsive_address_does_not_block_the_next() {
         let (swallows, _queue) = swallowing();
         let good = TcpListener::bind("127.0.0.1:0").expect("a port");
         assert_eq!(dialled(vec![local(&swallows), local(&good)]).expect("a stream"), local(&good));
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_refuses_costs_no_time_and_the_last_refusal_is_told() {
+    fn the_last_refusal_is_reported_without_delay() {
         let good = TcpListener::bind("127.0.0.1:0").expect("a port");
         let closed = {
             let listener = TcpListener::bind("127.0.0.1:0").expect("a port");

@@ -10,8 +10,8 @@ use crate::error::Error;
 use crate::events::{event, text};
 use crate::store::{Failure, SETUP};
 
-/// The cause of a failure if a server accepts no more connections: a matter of moments, because other clients
-/// hang up.
+/// The cause of a failure if a server is at its limit of connections. It is transient, because other clients
+/// disconnect.
 #[derive(Debug)]
 struct ServerFull(String);
 
@@ -54,8 +54,8 @@ impl Error {
     }
 }
 
-/// Whether a client of a full server has no connection for requests yet. It opens and keeps no other connection
-/// meanwhile: clients that have one of two connections each would wait for each other for ever.
+/// Whether a full server has denied a client its connection for requests. Until it has one, the client keeps no
+/// other: clients with one of two connections each would deadlock.
 #[derive(Debug, Default)]
 pub struct FirstConnection {
     is_starved: AtomicBool,
@@ -63,7 +63,7 @@ pub struct FirstConnection {
 }
 
 impl FirstConnection {
-    /// Notes how an attempt to open it ended.
+    /// Records the result of an attempt to open it.
     pub fn dialled<T>(&self, opened: &Result<T, Failure>) {
         match opened {
             Ok(_) => self.is_starved.store(false, Ordering::Release),

@@ -87,8 +87,8 @@ pub type StoreFuture<T> = BoxFuture<'static, Result<T, Failure>>;
 /// A backend that keeps locks. It runs [`apply`](crate::protocol::apply), or an equivalent on the server, for
 /// one request at a time.
 ///
-/// `book/contribute/writing-a-store.md` writes a store from nothing. The conformance suite of `tenure-testkit`
-/// tests what callers were promised. To wrap another store, implement [`Decorator`], which forwards every
+/// `book/contribute/writing-a-store.md` shows how to write one, and the conformance suite of `tenure-testkit`
+/// tests it. To wrap another store, implement [`Decorator`], which forwards every
 /// method that it does not override.
 ///
 /// *Retries.* A store never repeats a request that may have been carried out: only the engine knows whether

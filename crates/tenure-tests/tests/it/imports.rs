@@ -414,7 +414,7 @@ fn each_type_of_the_library_has_a_name_of_its_own() {
     assert!(twice.is_empty(), "{twice:#?}");
 }
 
-/// What differs between systems stands in `tenure-core/platform.rs`, for directories in `system.rs` and
+/// Platform-specific code is in `tenure-core/platform.rs`, for directories in `system.rs` and
 /// `inotify.rs` of `tenure-file`, and for the command in its `platform/`. `scripts/targets` shows that the rest
 /// compiles elsewhere.
 #[test]
