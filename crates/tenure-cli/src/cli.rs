@@ -52,8 +52,8 @@ pub(crate) enum Command {
     /// Runs a command while this host leads, and exits as it does.
     ///
     /// Candidates lead one at a time, in order of arrival. When CMD ends, this host resigns and the
-    /// next one leads at once; when this host is gone, the next one leads after the lease. CMD is
-    /// stopped before another host can lead.
+    /// next candidate leads at once. If this host dies, the next one leads once the lease has ended.
+    /// CMD is stopped before another host can lead.
     Elect(Elect),
     /// Prints the leader: its payload, token and owner.
     ///
@@ -129,8 +129,8 @@ pub(crate) struct Store {
     /// Default: $TENURE_STORE, then a configuration file, then the directory `tenure` in
     /// $XDG_STATE_HOME or $HOME/.local/state. An empty value is refused.
     ///
-    /// A store that does not answer is given up after 20s, and a refused connection at once. `-w`
-    /// of `run` and `acquire` sets another limit.
+    /// Gives up on a silent store after 20s, and on a refused connection at once. `-w` of `run` and
+    /// `acquire` sets another limit.
     #[arg(long = "store", value_name = "URL", conflicts_with = "file", help_heading = "Store")]
     pub(crate) url: Option<String>,
 
@@ -193,9 +193,9 @@ pub(crate) struct Run {
 
     /// Wait for the lock again and rerun CMD after the lock was lost
     ///
-    /// Each wait lasts as long as -w says. A signal that asked CMD to end also ends this. With
-    /// --once-per, CMD may also run again in its window after a run that died or lost its lock, on
-    /// any host.
+    /// Any number of times. Each wait lasts as long as -w says, and a signal that asked CMD to end
+    /// ends the retries. With --once-per, CMD may also run again in its window after a run that died
+    /// or lost its lock, on any host.
     #[arg(long, conflicts_with = "max_hold", help_heading = "Waiting")]
     pub(crate) retry_lost: bool,
 
@@ -372,9 +372,8 @@ pub(crate) struct Request {
 
     /// Wait at most this long; 0 is -n
     ///
-    /// Without -n and -w: wait until granted. With -w, a silent store is retried until the wait
-    /// ends. Without it, the store is given up after 20s if it never answered, and later after a
-    /// minute of silence.
+    /// Without -n and -w: wait until granted. An unreachable store is retried to the end of -w.
+    /// Without -w, for 20s if it has never answered, and later for a minute.
     #[arg(short = 'w', long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true, help_heading = "Waiting")]
     pub(crate) wait: Option<Duration>,
 
@@ -709,8 +708,8 @@ pub(crate) struct List {
 
     /// Only names that begin with this
     ///
-    /// A listing on a server walks all keys in any case. Without a PREFIX, locks of other programs
-    /// are left out.
+    /// A server scans all its keys either way. Without PREFIX, locks of other programs are not
+    /// listed.
     #[arg(value_name = "PREFIX", default_value = "", hide_default_value = true)]
     pub(crate) names: String,
 }

@@ -143,7 +143,7 @@ Examples:
 
 pub(crate) const TOP_MANUAL: &str = "\
 A hand-over is counted when a lock has another holder than at the last refresh, so several between
-two refreshes count once. A bar shows the rest of the longest lease that this holder was seen with.
+two refreshes count once. A bar shows the time left, relative to the longest lease seen of this holder.
 The history of a lock begins with the first refresh: its last ten minutes as a line, and its holds.
 
 On a server each refresh walks all keys with SCAN and asks about each lock. Refreshes take at most

@@ -303,14 +303,15 @@ impl Error {
     #[doc(hidden)]
     pub fn silent_lately(lock: &LockName, store: &Arc<str>) -> Self {
         let message =
-            format!("store {store} was not asked about {}: it did not reply a moment ago", lock.quoted());
+            format!("store {store} did not reply a moment ago: skipped a request about {}", lock.quoted());
         Self::new(ErrorKind::Unreachable, Some(lock), Some(store), message, None)
     }
 
     /// Another caller's computation takes longer than this caller waits.
     #[doc(hidden)]
     pub fn overdue(lock: &LockName, store: &Arc<str>) -> Self {
-        let message = format!("the value of {} was not computed within the wait", lock.quoted());
+        let message =
+            format!("timed out waiting for another caller to compute the value of {}", lock.quoted());
         Self::new(ErrorKind::Overdue, Some(lock), Some(store), message, None)
     }
 

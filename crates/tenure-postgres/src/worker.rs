@@ -162,7 +162,7 @@ impl StatementWorker {
                     WARN,
                     target: "tenure",
                     "connection_silent",
-                    "no reply from the store: its connection is closed",
+                    "no reply from the store: closing its connection",
                     server = tenure_core::events::text(self.inbox.server.shown()),
                 );
                 break;

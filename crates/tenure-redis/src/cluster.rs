@@ -58,8 +58,8 @@ const HASTY: u32 = 3;
 const PAUSE_MIN: Duration = Duration::from_millis(5);
 const PAUSE_MAX: Duration = Duration::from_millis(100);
 /// Error for names that cannot be locks on a cluster.
-const TWO_SLOTS: &str = "on a cluster, a name with `}`, and that of a reentrant mutex with `{`, needs a \
-                         hash tag: text between its first `{` and the next `}`";
+const TWO_SLOTS: &str = "on a cluster, a name that contains `}` must have a hash tag `{…}`, and so must that of \
+                         a reentrant mutex that contains `{`";
 
 /// A store on a cluster of Redis or Valkey servers. Clones share its connections.
 #[derive(Clone)]

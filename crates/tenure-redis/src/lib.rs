@@ -225,10 +225,10 @@ impl Store for Redis {
 
     fn capabilities(&self) -> Capabilities {
         let member = match self.is_led {
-            true => Err("it is several servers, one of which its sentinels choose"),
-            false if self.context.terms != Terms::default() => Err(
-                "acks and restart-grace are for one server and its replicas, and the members decide together",
-            ),
+            true => Err("it consists of several servers, and its sentinels choose the master"),
+            false if self.context.terms != Terms::default() => {
+                Err("members of a quorum do not use acks or restart-grace")
+            }
             false => Ok(()),
         };
         self.context.terms.capabilities(member)

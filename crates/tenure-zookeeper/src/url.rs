@@ -73,7 +73,7 @@ fn prefix(path: &str) -> Result<String> {
     }
     let parts: Vec<&str> = path.split('/').collect();
     if parts.iter().any(|part| part.is_empty() || matches!(*part, "." | "..")) {
-        return Err(SYNTAX.wrong("a part of the path is empty or a dot"));
+        return Err(SYNTAX.wrong("the path has an empty, `.` or `..` segment"));
     }
     let is_taken = |char: char| {
         let is_private =
@@ -81,7 +81,7 @@ fn prefix(path: &str) -> Result<String> {
         !char.is_control() && !is_private
     };
     if !path.chars().all(is_taken) {
-        return Err(SYNTAX.wrong("the path has a character that no node of ZooKeeper has"));
+        return Err(SYNTAX.wrong("the path has a character that ZooKeeper does not allow"));
     }
     if parts[0] == "zookeeper" {
         return Err(SYNTAX.wrong("the path is below /zookeeper, which ZooKeeper keeps for itself"));

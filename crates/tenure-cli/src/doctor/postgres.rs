@@ -96,8 +96,8 @@ pub(super) async fn check(url: &str, at: &str, ttl: Duration, report: &mut Repor
     let processes = limit / CONNECTIONS;
     if processes < FLEET {
         let what = format!(
-            "max_connections leaves {limit} connections, and {used} are in use: a process that holds or waits takes \
-             {CONNECTIONS}, so at most {processes} do at once, and further ones wait for a connection; for {FLEET} set \
+            "max_connections leaves {limit} connections, and {used} are in use: each process that holds or waits \
+             takes {CONNECTIONS}, enough for {processes} processes, and more wait for a connection; for {FLEET}, set \
              max_connections = {}, or use PgBouncer",
             FLEET * CONNECTIONS + reserved
         );

@@ -20,9 +20,9 @@ pub(super) async fn check(url: &str, report: &mut Report) {
             Some(0) => {}
             Some(limit) if limit < FLEET => {
                 let what = format!(
-                    "maxClientCnxns is {limit}: a process that holds or waits takes one connection, so at most {limit} \
-                     of one host do at once, and further ones wait for a connection; for {FLEET} set maxClientCnxns = \
-                     {FLEET} in zoo.cfg"
+                    "maxClientCnxns is {limit}: each process that holds or waits takes one connection, enough for \
+                     {limit} processes of one host, and more wait for a connection; for {FLEET}, set \
+                     maxClientCnxns = {FLEET} in zoo.cfg"
                 );
                 report.note("connections", &at, what);
             }

@@ -398,7 +398,7 @@ impl CallersLine {
                     WARN,
                     target: "tenure",
                     "callers_blocked",
-                    "the callers' runtime is blocked: their connection is closed",
+                    "the callers' runtime is blocked: closing their connection",
                     server = text(&pipeline.to),
                 );
                 pipeline.hang_up();

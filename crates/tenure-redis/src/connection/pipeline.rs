@@ -57,7 +57,7 @@ impl Pipeline {
                 WARN,
                 target: "tenure",
                 "connection_silent",
-                "no reply from the store: its connection is closed",
+                "no reply from the store: closing its connection",
                 server = text(&shown),
             );
         });

@@ -159,11 +159,11 @@ impl AckChannel {
                     .state()
                     .short
                     .as_ref()
-                    .map_or(String::new(), |short| format!(": the last time {short}"));
+                    .map_or(String::new(), |short| format!("; last time, {short}"));
                 Err(if was_sent {
-                    Failure::Unknown(Failure::cause(format!("replicas have not confirmed it in time{short}")))
+                    Failure::Unknown(Failure::cause(format!("replicas did not confirm it in time{short}")))
                 } else {
-                    let cause = format!("replicas have not confirmed in time what came before{short}");
+                    let cause = format!("replicas did not confirm earlier requests in time{short}");
                     Failure::NotSent(Failure::cause(cause))
                 })
             }
@@ -202,7 +202,7 @@ impl AckChannel {
                 return Ok(in_flight);
             }
             if self.runtime.now() >= deadline {
-                let cause = "an earlier request about it is still in flight on another connection";
+                let cause = "an earlier request about this lock is still in flight on another connection";
                 return Err(Failure::NotSent(Failure::cause(cause)));
             }
             select(settled, self.runtime.sleep_until(deadline)).await;
@@ -266,7 +266,8 @@ impl AckChannel {
     fn beside_main(&self, pipeline: Arc<Pipeline>) -> Result<Arc<Pipeline>, Failure> {
         match self.main.open_line() {
             Some(main) if main.to != pipeline.to => {
-                let cause = format!("one connection goes to {}, the other to {}", main.to, pipeline.to);
+                let cause =
+                    format!("two connections lead to different servers, {} and {}", main.to, pipeline.to);
                 main.hang_up();
                 pipeline.hang_up();
                 Err(Failure::NotSent(Failure::cause(cause)))
@@ -411,8 +412,7 @@ impl AckChannel {
                 } else {
                     short = true;
                     let within = patience.as_millis();
-                    let cause =
-                        format!("{confirmed} of {acks} replicas have confirmed it within {within} ms");
+                    let cause = format!("{confirmed} of {acks} replicas confirmed it within {within} ms");
                     self.state().short = Some(cause.clone());
                     Err(Failure::Unknown(Failure::cause(cause)))
                 };
@@ -604,7 +604,7 @@ async fn can_wait(pipeline: &Pipeline, until: Moment) -> Result<(), Failure> {
         if let Value::ServerError(error) = reply {
             return Err(match refused(pipeline, &error) {
                 Failure::Refused(why) => Failure::impossible(format!(
-                    "`acks` needs WAIT, and PUBLISH to `{}`, and this user may not ({why})",
+                    "`acks` needs WAIT and PUBLISH to `{}`, which this user may not use ({why})",
                     MARK[1]
                 )),
                 failure => failure,
@@ -616,7 +616,7 @@ async fn can_wait(pipeline: &Pipeline, until: Moment) -> Result<(), Failure> {
             [name, _, Value::Array(replicas), ..]
                 if bytes(name) == Some(b"master") && replicas.is_empty() =>
             {
-                let cause = "the server has no connected replicas, and `acks` needs them";
+                let cause = "the server has no connected replicas, which `acks` needs";
                 Err(Failure::NotSent(Failure::cause(cause)))
             }
             [name, ..] if bytes(name) == Some(b"slave") => {

@@ -128,7 +128,7 @@ impl Node {
                     WARN,
                     target: "tenure",
                     "connection_given_up",
-                    "the connection is closed after an unexpected reply",
+                    "unexpected reply: closing the connection",
                     lock = text(&op.name),
                     store = text(&self.url),
                     what = what,

@@ -474,7 +474,7 @@ fn a_login_where_there_are_no_users_is_said() {
 /// Caches need the clock of a server, and a quorum members that keep ballots.
 pub(crate) fn caches_and_quorums_are_refused(url: &str) {
     let all = said(&client(url).cache("c").map(drop).expect_err("no clock"));
-    assert!(all.contains("share no clock"), "{all}");
+    assert!(all.contains("no common clock"), "{all}");
     let members = [(); 3].map(|()| Locks::open(url).expect("a store"));
     let all = said(&Locks::quorum(members).expect_err("no member"));
     assert!(all.contains("a quorum of their own"), "{all}");

@@ -37,7 +37,7 @@ use super::lease::Lease;
 /// assert!(lost.await.is_lost());
 /// # Ok::<(), tenure::Error>(()) }).unwrap();
 /// ```
-#[must_use = "it does nothing until it is awaited"]
+#[must_use = "futures do nothing unless polled"]
 pub struct Lost {
     /// One per guard that it covers.
     listeners: Vec<LossListener>,

@@ -38,7 +38,7 @@ impl Member {
     /// Sends a request when first polled.
     pub(super) fn ask(self: &Arc<Self>, op: Op, within: Duration) -> BoxFuture<'static, MemberAnswer> {
         if self.is_silent() && self.unanswered.load(Ordering::Relaxed) >= MOST_UNANSWERED {
-            let cause = Failure::cause("it has not answered for a while");
+            let cause = Failure::cause("it has too many unanswered requests");
             return ready(Err(Failure::NotSent(cause))).boxed();
         }
         let unanswered = UnansweredCount::one(self);
@@ -69,7 +69,7 @@ impl Member {
             Incarnation::Lasting => return Ok(()),
             Incarnation::Since { up, at, .. } if up + now.since(at) >= longest => return Ok(()),
             Incarnation::Since { up, at, .. } => format!(
-                "it has been up for {} s, and does not vote before {} s: it may have forgotten leases",
+                "it started {} s ago and does not vote before {} s: leases that it lost may still run",
                 (up + now.since(at)).as_secs(),
                 longest.as_secs_f64()
             ),

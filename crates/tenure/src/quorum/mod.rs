@@ -154,7 +154,7 @@ impl Store for Quorum {
             kinds: Kinds::Only(&[Kind::Mutex], MUTEX_ONLY),
             clock: LeaseClock::Members,
             values: Err(NO_VALUES),
-            member: Err("it is several servers, which may forget a lease one by one"),
+            member: Err("it consists of several servers, each of which may lose a lease"),
             ..Capabilities::SERVER
         }
     }

@@ -91,7 +91,7 @@ impl Round {
         for (word, failure) in self.words.iter_mut().zip(&mut self.failures) {
             if *word == Vote::Pending {
                 *word = Vote::Silent { maybe: true };
-                *failure = Some(Failure::Unknown(Failure::cause("it has not answered yet")));
+                *failure = Some(Failure::Unknown(Failure::cause("no answer yet")));
             }
         }
     }
@@ -147,7 +147,7 @@ impl Round {
     pub(super) fn reasons(&self) -> Vec<Option<Failure>> {
         let reason = |(word, failure): (&Vote, &Option<Failure>)| {
             let text = match word {
-                Vote::Pending => "it has not answered yet",
+                Vote::Pending => "no answer yet",
                 Vote::Said(Answer::Ahead) => "the client's clock is more than a year ahead of the member's",
                 Vote::Said(Answer::Behind { .. }) => "it has accepted a higher ballot",
                 _ => return failure.clone(),

@@ -62,7 +62,7 @@ use crate::runtime;
 /// # Ok::<(), tenure::Error>(()) }).unwrap();
 /// ```
 #[derive(Clone)]
-#[must_use = "it computes nothing until it is asked"]
+#[must_use = "a cache does nothing until it is read"]
 pub struct Cache {
     record: RecordHandle,
     stale: Duration,
@@ -73,8 +73,8 @@ pub struct Cache {
 }
 
 /// Reason for refusing caches where the client decides.
-const NO_CACHE: &str = "its servers share no clock to compare ages by, and a value that is rewritten all the \
-                        time does not belong in a replicated log: use `fill` with a cache of your own";
+const NO_CACHE: &str = "its servers have no common clock, and values that are often rewritten do not belong in \
+                        a replicated log: use `fill` with a cache of your own";
 /// Maximum of every duration set here.
 const LONGEST: Duration = Duration::from_secs(365 * 86_400);
 /// Maximum size of a stored value, because servers limit their replies too.
@@ -84,8 +84,7 @@ impl Cache {
     pub(crate) fn new(shared: &Arc<EngineHandle>, options: &Options, name: LockName) -> Result<Self> {
         let store = &shared.engine.store;
         if store.capabilities().client_decides {
-            let what =
-                format!("store {} keeps no cached value of {}: {NO_CACHE}", store.url(), name.quoted());
+            let what = format!("store {} cannot cache {}: {NO_CACHE}", store.url(), name.quoted());
             return Err(Error::unsupported(store.url(), what));
         }
         let record = RecordHandle::new(shared, &computing(options), "cache", name, LockSpec::Mutex)?;
@@ -233,9 +232,7 @@ impl Cache {
         let filled = self.get_or_fill(async || compute().await.map(|value| Entry::value(value, ttl))).await?;
         filled.map_or_else(
             |error| Ok(Err(error)),
-            |value| {
-                value.map(Ok).ok_or_else(|| self.invalid("is stored as absent: use `get_or_fill` for it"))
-            },
+            |value| value.map(Ok).ok_or_else(|| self.invalid("records an absent value: use `get_or_fill`")),
         )
     }
 
@@ -397,9 +394,7 @@ impl Cache {
         let filled = self.share(asked, true, false, fill).await?;
         filled.map_or_else(
             |error| Ok(Err(error)),
-            |value| {
-                value.map(Ok).ok_or_else(|| self.invalid("is stored as absent: use `get_or_fill` for it"))
-            },
+            |value| value.map(Ok).ok_or_else(|| self.invalid("records an absent value: use `get_or_fill`")),
         )
     }
 
@@ -524,14 +519,13 @@ impl Cache {
             }
         };
         if entry.ttl < Duration::from_millis(1) || entry.ttl > LONGEST {
-            return Err(self.invalid(&format!("needs a ttl from 1 ms to 365 days, got {:?}", entry.ttl)));
+            return Err(self.invalid(&format!("needs a ttl between 1ms and 365d, got {:?}", entry.ttl)));
         }
         let bytes = match &entry.value {
             Some(value) => value.encode(),
             None => Ok(Vec::new()),
         };
-        let bytes =
-            bytes.map_err(|error| self.invalid(&format!("has a value that cannot be encoded: {error}")))?;
+        let bytes = bytes.map_err(|error| self.invalid(&format!("cannot encode the value: {error}")))?;
         let delta_us = micros(engine.now().since(begun));
         let token = guard.as_ref().map_or(0, Guard::fence);
         let content = if entry.value.is_some() { Content::Value } else { Content::Absent };
@@ -607,16 +601,16 @@ impl Cache {
     fn check(&self) -> Result<()> {
         let what = match self {
             Self { stale, .. } if *stale > LONGEST => {
-                format!("stale must be at most 365 days, got {stale:?}")
+                format!("stale must be at most 365d, got {stale:?}")
             }
             Self { terms: LeadTerms { wait, .. }, .. } if *wait > LONGEST => {
-                format!("wait must be at most 365 days, got {wait:?}")
+                format!("wait must be at most 365d, got {wait:?}")
             }
             Self { early, .. } if !(0.0..=1_000.0).contains(early) => {
-                format!("early must be from 0 to 1000, got {early}")
+                format!("early must be between 0 and 1000, got {early}")
             }
             Self { jitter, .. } if !(0.0..=1.0).contains(jitter) => {
-                format!("jitter must be from 0 to 1, got {jitter}")
+                format!("jitter must be between 0 and 1, got {jitter}")
             }
             Self { max_bytes, .. } if *max_bytes > MAX_BYTES => {
                 format!("max_bytes must be at most 8 MiB, got {max_bytes}")

@@ -45,7 +45,7 @@ use crate::protocol::{LockSpec, QueueSpec};
 /// # Ok::<(), tenure::Error>(()) }).unwrap();
 /// ```
 #[derive(Clone)]
-#[must_use = "it elects no one until there is a campaign"]
+#[must_use = "an election does nothing until a campaign starts"]
 pub struct Election {
     record: RecordHandle,
     payload: Arc<str>,

@@ -52,7 +52,7 @@ use crate::store::{Listener, Purpose};
 /// # Ok::<(), tenure::Error>(()) }).unwrap();
 /// ```
 #[derive(Clone)]
-#[must_use = "it fills nothing until it is run"]
+#[must_use = "a fill does nothing until it is run"]
 pub struct Fill {
     lock: LockHandle,
     terms: LeadTerms,

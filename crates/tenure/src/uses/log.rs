@@ -28,7 +28,7 @@ const FORMAT: &str = "1";
 pub(super) fn checked_payload(payload: String) -> Result<Arc<str>> {
     if payload.len() > PAYLOAD_MAX {
         return Err(Error::invalid(format!(
-            "the payload of an election has at most {PAYLOAD_MAX} bytes, got {}",
+            "the payload of an election must have at most {PAYLOAD_MAX} bytes, got {}",
             payload.len()
         )));
     }
@@ -37,7 +37,7 @@ pub(super) fn checked_payload(payload: String) -> Result<Arc<str>> {
 
 /// The error for a record that contains no readable log.
 pub(super) fn unreadable(record: &RecordHandle) -> Error {
-    let what = "its log cannot be read, perhaps because another version wrote it";
+    let what = "cannot read its log, perhaps because another version wrote it";
     Error::refused(&record.lock.name, record.engine().store.url(), what)
 }
 

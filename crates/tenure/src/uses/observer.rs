@@ -14,7 +14,7 @@ use crate::store::{Failure, Listener, Purpose};
 ///
 /// It does not depend on messages: a change whose message was lost is reported within a second. On the
 /// `file:` store that is the usual delay.
-#[must_use = "it tells nothing unless it is asked"]
+#[must_use = "an observer does nothing unless polled"]
 pub struct Observer {
     record: RecordHandle,
     listener: Option<Listener>,

@@ -63,7 +63,7 @@ use crate::protocol::record::{RecordAnswer, Then};
 /// # Ok::<(), tenure::Error>(()) }).unwrap();
 /// ```
 #[derive(Clone)]
-#[must_use = "it runs nothing until it is asked"]
+#[must_use = "a job does nothing until it is run"]
 pub struct OncePer {
     record: RecordHandle,
     period: Period,
@@ -290,7 +290,7 @@ impl OncePer {
             return Ok(Some(turn));
         }
         // This process was paused in between; the job has not begun.
-        turn.end(RunState::Freed, "its runner was stopped before it began").await?;
+        turn.end(RunState::Freed, "the run was stopped before it began").await?;
         Ok(None)
     }
 
@@ -413,8 +413,8 @@ impl OncePer {
                     true => "the clock of its host",
                     false => "the store's clock",
                 };
-                let when = format!("its last run was in a window from {:?} on", moment(run.from));
-                let what = format!("{when}, which is far ahead: `reset` it if {clock} was wrong");
+                let when = format!("its last window begins at {:?}", moment(run.from));
+                let what = format!("{when}, which is far ahead: call `reset` if {clock} was wrong");
                 return Err(Error::refused(self.name(), self.record.engine().store.url(), &what));
             }
             if run.to > now && run.state != RunState::Freed {
@@ -445,7 +445,7 @@ impl OncePer {
 
     fn decode(&self, at_us: u64, value: &[u8]) -> Result<RunRecord> {
         RunRecord::decode(at_us, value).ok_or_else(|| {
-            let what = "its record cannot be read, perhaps because another version wrote it: `reset` it";
+            let what = "cannot read its record, perhaps because another version wrote it: call `reset`";
             Error::refused(self.name(), self.record.engine().store.url(), what)
         })
     }

@@ -106,7 +106,7 @@ impl Period {
         let (from, to) = match &self.windows {
             Windows::Every { length, offset } => {
                 if *length < LENGTHS[0] || *length > LENGTHS[1] {
-                    return Err(format!("a period must be from 10 ms to ten years, got {length:?}"));
+                    return Err(format!("a period must be between 10ms and ten years, got {length:?}"));
                 }
                 let (length, offset) = (micros(*length), micros(*offset) % micros(*length));
                 // Times before `offset` belong to the first window.

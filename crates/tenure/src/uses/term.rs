@@ -27,7 +27,7 @@ use crate::protocol::record::{Record, RecordAnswer, Then};
 /// term.resign().await?;
 /// # Ok::<(), tenure::Error>(()) }).unwrap();
 /// ```
-#[must_use = "it resigns when it is dropped"]
+#[must_use = "a leader resigns when its term is dropped"]
 pub struct Term {
     guard: Guard,
     record: RecordHandle,
