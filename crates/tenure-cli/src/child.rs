@@ -22,7 +22,7 @@ pub(crate) struct Child {
 }
 
 impl Child {
-    /// Starts the command, which does not run before its watchdog does.
+    /// Starts the command, which waits until its watchdog runs.
     pub(crate) fn start(launch: Launch, brief: &Brief, deadline: Deadline) -> io::Result<Self> {
         let Launch { mut command, gate, leads } = launch;
         // Spawn the command first: by the time it waits for its input, the watchdog is running.
@@ -48,12 +48,11 @@ impl Child {
         self.group.signal(signal);
     }
 
-    /// Whether the watchdog has told it to end.
     pub(crate) fn was_told_to_end(&mut self) -> bool {
         self.watchdog.has_told()
     }
 
-    /// Sets when it is killed, by the watchdog if not by this process.
+    /// Sets the time of the kill, which the watchdog carries out if this process does not.
     pub(crate) fn kill_at(&mut self, at: Duration) {
         self.watchdog.kill_at(at);
     }

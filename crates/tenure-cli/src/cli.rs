@@ -343,7 +343,7 @@ fn on_lost(text: &str) -> Result<OnLost, String> {
     }
 }
 
-/// Those by which a program can be told that its lock is lost.
+/// Signals accepted by `--on-lost signal:NAME`.
 const SIGNALS: [(&str, Signal); 7] = [
     ("TERM", Signal::TERM),
     ("INT", Signal::INT),
@@ -354,7 +354,7 @@ const SIGNALS: [(&str, Signal); 7] = [
     ("ABRT", Signal::ABORT),
 ];
 
-/// Which lock is asked for, on which terms, and how long it is waited for.
+/// The lock to acquire, its options, and the limit of the wait.
 #[derive(Args, Debug)]
 pub(crate) struct Request {
     #[command(flatten)]
@@ -429,13 +429,12 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// How much is said, by -q and -v.
+    /// The verbosity, by -q and -v.
     pub(crate) fn voice(&self) -> Voice {
         Voice { quiet: self.quiet, verbose: self.verbose }
     }
 }
 
-/// Whose confirmation counts.
 #[derive(Args, Debug)]
 pub(crate) struct Acks {
     /// Replicas that must confirm each grant and renewal

@@ -1,11 +1,9 @@
-//! The moment by which the command has to be told to end: a timer that this program sets, and its
+//! The time by which the command must be told to end: a timer that this program sets and its
 //! [`watchdog`](crate::watchdog) waits for.
 //!
-//! Each renewal moves it, on the thread that renews and in the same step that moves the lease. So
-//! that thread alone proves life: while it renews, no other process gets the lock, and the command
-//! may run, whatever the rest of this program does. A message to the watchdog could be late or lie
-//! unread behind others; the timer is right as soon as it is set, also for a watchdog that was
-//! stopped meanwhile. It counts on the clock of leases, which runs on while the machine sleeps.
+//! Each renewal moves it, on the renewing thread and in the same step that extends the lease, so it is right
+//! whatever the rest of this program does. A message to the watchdog could be late, or stay unread while the
+//! watchdog is stopped. The timer uses the clock of leases, which keeps running while the machine sleeps.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,12 +15,12 @@ use tenure::Guard;
 use crate::planted::{Bug, planted};
 use crate::platform::Timer;
 
-/// How long before the end of the lease this program has killed the command.
+/// How long before the end of the lease the command is killed.
 pub(crate) fn margin(grace: Duration) -> Duration {
     (grace / 4).min(Duration::from_millis(500))
 }
 
-/// How much later than this program its watchdog acts, so that only one of them does.
+/// Delay of the watchdog relative to this program, so that only one of them acts.
 fn lag(grace: Duration) -> Duration {
     margin(grace) / 2
 }
@@ -34,14 +32,14 @@ pub(crate) struct Deadline(Arc<Mutex<Moments>>);
 #[derive(Debug)]
 struct Moments {
     timer: Timer,
-    /// When each lock is lost if it is not renewed any more.
+    /// When each lock is lost unless it is renewed.
     lost_at: Vec<Duration>,
     grace: Duration,
     is_final: bool,
 }
 
 impl Deadline {
-    /// The first expiry is when the watchdog tells the command to end, the second when it kills it.
+    /// The watchdog tells the command to end at the first expiry, and kills it at the second.
     pub(crate) fn following(guards: &[Guard], grace: Duration) -> io::Result<Self> {
         let deadline = Self::never()?;
         {
@@ -56,15 +54,14 @@ impl Deadline {
         Ok(deadline)
     }
 
-    /// Nothing has to end when the lock is lost.
+    /// For a command that runs on after a loss.
     pub(crate) fn never() -> io::Result<Self> {
         let moments =
             Moments { timer: Timer::new()?, lost_at: Vec::new(), grace: Duration::ZERO, is_final: false };
         Ok(Self(Arc::new(Mutex::new(moments))))
     }
 
-    /// This program kills the command then: from now on there is nothing to do for its watchdog but
-    /// the same.
+    /// This program kills the command then; the watchdog only makes sure of it.
     pub(crate) fn kill_at(&self, at: Duration) {
         let mut moments = self.moments();
         moments.is_final = true;
@@ -72,7 +69,6 @@ impl Deadline {
         moments.timer.set(at, Duration::ZERO);
     }
 
-    /// A descriptor of the timer for the watchdog.
     pub(crate) fn descriptor(&self) -> io::Result<OwnedFd> {
         self.moments().timer.descriptor()
     }

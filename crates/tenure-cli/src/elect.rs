@@ -1,4 +1,4 @@
-//! `tenure elect` runs a command while this host leads; `tenure leader` tells which one does.
+//! `tenure elect` runs a command while this host leads; `tenure leader` shows the leader.
 #![expect(
     clippy::disallowed_methods,
     reason = "a timer of this command's own; the clock of leases is the library's"
@@ -24,7 +24,7 @@ use crate::waiting::Silence;
 use crate::work::{self, Work};
 use crate::{ancestors, take, waiting};
 
-/// Runs the command while this host leads; returns the code to exit with.
+/// Runs the command while this host leads; returns the exit code.
 pub(crate) async fn elect(args: &cli::Elect, voice: Voice) -> Result<u8, Failure> {
     let (mut signals, _too_large) = work::signals()?;
     let grace = work::grace(&args.job, args.ttl);
@@ -42,7 +42,7 @@ pub(crate) async fn elect(args: &cli::Elect, voice: Voice) -> Result<u8, Failure
             Err(signal) => return Ok(of_signal(signal)),
         }
     }
-    // A store that is not there at all is told at once, however long it takes to be elected.
+    // An unreachable store is reported immediately, however long the wait to lead may be.
     let asked = locks.with(|options| options.op_timeout(waiting::LOOK))?;
     let ask = async || asked.ping().await;
     let elected = async {
@@ -71,15 +71,14 @@ pub(crate) async fn elect(args: &cli::Elect, voice: Voice) -> Result<u8, Failure
         return all.await;
     }
     let ended = take::beside(say_who_leads(&mut observer, voice), all).await;
-    // A short command ends before the observer has read of the term that it ran in, and of the end of
-    // the term before.
+    // A short command ends before the observer has read that its term began and the one before it ended.
     if let Ok(Err(error)) = signals.or_end(say_news(&mut observer, voice)).await {
         voice.say(format_args!("the last changes of leader are unknown: {}", output::chain(&error)));
     }
     ended
 }
 
-/// Says the changes that are in the store by now.
+/// Prints the changes that are in the store by now.
 async fn say_news(observer: &mut Observer, voice: Voice) -> tenure::Result<()> {
     while let Some(change) = observer.try_next().await? {
         voice.say(said(true, &change));
@@ -87,8 +86,7 @@ async fn say_news(observer: &mut Observer, voice: Voice) -> tenure::Result<()> {
     Ok(())
 }
 
-/// Says each change of who leads. A store that does not answer is asked again by the observer, and
-/// what it refuses is said once.
+/// Prints each change of leader. The observer retries a store that does not answer; an error is printed once.
 async fn say_who_leads(observer: &mut Observer, voice: Voice) {
     loop {
         match observer.next().await {
@@ -104,7 +102,7 @@ fn who() -> String {
     format!("{}:{}", host(), process::id())
 }
 
-/// Prints who leads; returns the code to exit with.
+/// Prints the leader; returns the exit code.
 pub(crate) async fn leader(args: &cli::Leader) -> Result<u8, Failure> {
     let locks = store::open_existing(&args.store)?;
     let election = locks.election(&args.name, "")?;
@@ -146,10 +144,10 @@ pub(crate) async fn leader(args: &cli::Leader) -> Result<u8, Failure> {
     }
 }
 
-/// The pause before a store that did not answer is asked again.
+/// Retry interval while the store does not answer.
 const AGAIN: Duration = Duration::from_millis(500);
 
-/// Prints a change; returns whether there is a reader.
+/// Prints a change; returns whether standard output is still open.
 fn print(args: &cli::Leader, change: &Change) -> Result<bool, Failure> {
     let line = if args.json { object(&args.name, change).to_string() } else { said(args.watch, change) };
     match output::print_all(format!("{line}\n")) {

@@ -1,4 +1,4 @@
-//! Exit codes: the command's own, 128 + N for a signal, and one for each way of not getting that far.
+//! Exit codes: the command's own, 128 + N for a signal, and one for each failure of tenure.
 
 use std::io;
 use std::os::unix::process::ExitStatusExt;

@@ -1,5 +1,5 @@
-//! The processes that a signal for the command reaches: its process group, and the command itself if
-//! it has left that.
+//! The processes that get a signal for the command: its process group, and the command itself if it has left
+//! the group.
 
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, getpgid, kill_process, kill_process_group, test_kill_process_group};
@@ -16,7 +16,7 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    /// That of a command which has not been waited for yet.
+    /// The group of a command that has not been reaped yet.
     pub(crate) fn of(command: Pid, leads: bool) -> Self {
         Self { command, handle: Handle::open(command).ok(), leads }
     }
@@ -36,8 +36,7 @@ impl Group {
         };
     }
 
-    /// Whether no process is in the group any more. One that has ended counts until its parent has
-    /// waited for it.
+    /// Whether the group is empty. A zombie counts as a member.
     pub(crate) fn is_empty(&self) -> bool {
         !self.leads || test_kill_process_group(self.command) == Err(Errno::SRCH)
     }

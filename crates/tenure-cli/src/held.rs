@@ -63,7 +63,7 @@ impl Held {
         }
     }
 
-    /// Releases the hold; marks a job as failed, with this reason.
+    /// Releases the hold; marks a job as failed, for this reason.
     pub(crate) async fn give_back(self, why: &str) -> Result<()> {
         match self {
             Self::Locks(guards) => guards.release().await,

@@ -91,7 +91,7 @@ async fn is_over(last: Option<Last>, locks: &Locks, guard: &Guard) -> bool {
     matches!(select(guard.lost(), select(ended, stopped)).await, Either::Left(_))
 }
 
-/// Resolves when it has ended; cancelled if the system cannot tell.
+/// Resolves when it has ended; cancelled if the system cannot detect that.
 fn end_of(last: Last) -> io::Result<oneshot::Receiver<()>> {
     let (sender, ended) = oneshot::channel();
     thread::Builder::new().name("end".into()).spawn(move || {

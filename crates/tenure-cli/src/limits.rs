@@ -22,7 +22,7 @@ pub(crate) fn check() -> Result<(), Failure> {
     }
 }
 
-/// Runs `work`. A panic prints one line on standard error and results in the exit code for internal failures.
+/// Runs `work`. A panic prints one line on standard error and exits with the code for internal failures.
 pub(crate) fn or_panic_in_one_line(work: impl FnOnce() -> u8) -> u8 {
     panic::set_hook(Box::new(|info| complain(line(info))));
     panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or(OWN)

@@ -1,11 +1,9 @@
-//! Planted bugs that a test can enable, to show that the suite catches them: `TENURE_BUG` names one.
-//!
-//! They exist only in builds with `RUSTFLAGS="--cfg tenure_planted"`, which `scripts/test` sets. In any other
-//! build `planted` is the constant `false`, and the compiler removes them.
+//! Bugs that a test can enable, to show that the suite catches them: `TENURE_BUG` names one. They exist only
+//! in builds with `RUSTFLAGS="--cfg tenure_planted"`, which `scripts/test` sets.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bug {
-    /// The watchdog does not learn by when the command must have ended.
+    /// The watchdog is not given the deadline.
     DeadlineKept,
     /// The deadline is measured by a clock that stops while the machine is suspended.
     ClockStops,

@@ -1,6 +1,5 @@
-//! Orphans: as the first process of a container, or where the program that ran this one made it a
-//! subreaper, this process becomes the parent of those whose parents have ended. Nobody else can
-//! wait for them, so without this they stay zombies.
+//! Orphans: as process 1 of a container, or as a subreaper, this process becomes the parent of processes
+//! whose parents have ended. Nobody else can reap them, so without this they stay zombies.
 
 use std::future::Future;
 use std::io;
@@ -12,10 +11,8 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::platform::{ended_children, gets_orphans};
 
-/// Waits for orphans, for as long as this process runs; `None` where it gets none.
-///
-/// It must run on the thread that starts children, so that none ends between its start and its
-/// [`Claim`].
+/// Reaps orphans while this process runs; `None` if it gets none. Must run on the thread that starts
+/// children, so that none ends between its start and its [`Claim`].
 pub(crate) fn reap_orphans() -> io::Result<Option<impl Future<Output = ()> + Send + 'static>> {
     if !gets_orphans() {
         return Ok(None);
@@ -43,7 +40,7 @@ fn reap() {
     }
 }
 
-/// A child whose status belongs to the code that started it. Dropped when that has waited for it.
+/// A child that is reaped by the code that started it; dropped afterwards.
 #[derive(Debug)]
 pub(crate) struct Claim(Pid);
 

@@ -9,7 +9,7 @@ use crate::exit::{BUSY, Failure, MISMATCH, USAGE};
 use crate::output::{self, Span};
 use crate::{acquire, status, store};
 
-/// Ends the hold and prints what it was; returns the exit code, which tells whether there was one.
+/// Ends the hold and prints it; returns the exit code.
 pub(crate) async fn release(args: &Release) -> Result<u8, Failure> {
     if args.owner.is_none() && !args.force {
         let message = "say whose hold to release with --owner OWNER, or end all holds with --force";

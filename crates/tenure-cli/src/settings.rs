@@ -1,4 +1,4 @@
-//! `tenure config`: what the configuration files and the environment set, and where.
+//! `tenure config`: the settings of the configuration files and the environment, and their sources.
 
 use clap::{Arg, Command, CommandFactory};
 use serde_json::{Value, json};

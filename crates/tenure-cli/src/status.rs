@@ -15,7 +15,7 @@ use crate::{json, store, table};
 /// Requests about a running job do not depend on the period.
 pub(crate) const ANY_PERIOD: Duration = Duration::from_secs(86_400);
 
-/// Prints the holders of a lock; returns the exit code, which tells whether it is held.
+/// Prints the holders of a lock; returns the exit code.
 pub(crate) async fn status(args: &Status) -> Result<u8, Failure> {
     let locks = store::open_existing(&args.store)?;
     let found = store::unless_absent(&locks, locks.inspect(&args.name)).await??;
@@ -47,7 +47,7 @@ async fn of_uses(locks: &Locks, name: &str) -> String {
     lines
 }
 
-/// Prints what was found at a name, and how it is held; returns the exit code, which tells whether it is.
+/// Prints the state of a lock; returns the exit code.
 pub(crate) fn tell(
     locks: &Locks,
     how: &str,

@@ -41,7 +41,7 @@ pub(crate) struct Party {
     pub(crate) detail: String,
 }
 
-/// By what rows are sorted.
+/// Sort order of the rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Sort {
     Name,

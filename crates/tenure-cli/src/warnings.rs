@@ -74,7 +74,7 @@ impl Visit for Words {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
         let _ = match field.name() {
             "message" => write!(self.message, "{value:?}"),
-            "event" => Ok(()), // the name for programs
+            "event" => Ok(()), // name for programs
             name => {
                 let comma = if self.rest.is_empty() { "" } else { ", " };
                 write!(self.rest, "{comma}{name} {value:?}")

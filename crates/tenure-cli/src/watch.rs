@@ -42,9 +42,9 @@ pub(crate) struct Watch<'a> {
     pub(crate) keys: Option<Terminal>,
     /// The terminal stopped us, and so our whole group.
     pub(crate) told_to_stop: bool,
-    /// A signal that asks for the end was forwarded.
+    /// A signal that asks the command to end was forwarded.
     pub(crate) told_to_end: bool,
-    /// Who asked this holder to stop.
+    /// The stop request, if one arrived.
     pub(crate) stopped_by: Option<StopRequest>,
 }
 
@@ -52,7 +52,7 @@ pub(crate) enum End {
     Exited(ExitStatus),
     /// The lease was lost before, but the command was not stopped for it.
     Ignored(ExitStatus, String),
-    /// The lease was lost before, for this reason. The command's whole group is gone.
+    /// The lease was lost for this reason. The command's whole group is gone.
     Lost(String),
 }
 
@@ -83,7 +83,7 @@ impl Watch<'_> {
         let mut lost = Some(self.held.lost());
         let mut requested = pin!(requested.fuse());
         let mut ticks = interval(tick(self.held.remaining()));
-        // As last known, so that after a suspend it is in the past.
+        // The last known value, so that it is in the past after a suspend.
         let mut lease_end = Duration::MAX;
         let mut stopping: Option<Stopping> = None;
         let (mut kill_at, mut ignored, mut reason) = (None, None, None);
@@ -166,7 +166,7 @@ impl Watch<'_> {
         }
     }
 
-    /// Somebody asked the command to end: starts its time limit, if it has one.
+    /// Starts the time limit of a command that was asked to end.
     fn kill_later(&self, now: Duration, kill_at: &mut Option<Duration>, ticks: &mut Interval) {
         if let Some(after) = self.kill_after {
             kill_at.get_or_insert(now + after);
@@ -204,7 +204,7 @@ impl Watch<'_> {
         .await
     }
 
-    /// Tells the command to end, unless it is too late for that, or the watchdog has done so.
+    /// Tells the command to end, unless the watchdog has done so or it is too late for that.
     fn stop(&mut self, why: String, now: Duration, lease_end: Duration) -> Stopping {
         let kill_at = match self.on_lost {
             OnLost::Kill => now,

@@ -1,14 +1,14 @@
-//! A second process that ends the command where this program cannot: a dead man's switch.
+//! A second process that ends the command when this program cannot: a dead man's switch.
 //!
-//! - This program stands still (SIGSTOP, swap, a debugger) and its lease is about to end: the
-//!   watchdog does what this program would have done. [`Deadline`] says when.
-//! - This program is killed: the watchdog kills the command, and gives back what was held once the
-//!   command is gone. Linux kills it too, but forgets that where the command changes its user
-//!   (`setpriv`, `su`, a daemon that gives up root).
+//! - This program is stopped (SIGSTOP, swap, a debugger) and its lease is about to end: the watchdog does
+//!   what this program would have done, at the time set by [`Deadline`].
+//! - This program is killed: the watchdog kills the command and then releases the locks. Linux kills the
+//!   command too (parent death signal), but not if it has changed its user (`setpriv`, `su`, a daemon that
+//!   drops root).
 //!
-//! The watchdog keeps the user of this program, and has a session of its own. Its standard input is
-//! a socket whose other end only this program has, so it sees this program end. All that it has to
-//! know comes by that socket, because a command line and an environment can be read by others.
+//! The watchdog runs as this program's user, in a session of its own. Its standard input is a socket whose
+//! other end only this program has, so it notices when this program ends. It gets its instructions over that
+//! socket, because others can read a command line and an environment.
 #![expect(clippy::disallowed_methods, reason = "a process of its own, in which nothing else happens")]
 
 use std::io::{self, Read, Write};
@@ -30,19 +30,19 @@ use crate::platform::{Alarm, Woken};
 use crate::reaper::Claim;
 use crate::{clock, descriptor, launch};
 
-/// What a watchdog is told of its command.
+/// The watchdog's instructions.
 #[derive(Debug)]
 pub(crate) struct Brief {
-    /// What the command gets when the lease is about to end, before KILL; `None` for KILL at once.
+    /// Signal to send before KILL when the lease is about to end; `None` sends KILL only.
     pub(crate) signal: Option<Signal>,
-    /// What to give back when the command is gone, and where.
+    /// Holds to release once the command is gone.
     pub(crate) holds: Vec<HoldId>,
     pub(crate) url: String,
-    /// No lease lasts longer once this program is gone.
+    /// Upper bound on the leases once this program is gone.
     pub(crate) ttl: Duration,
 }
 
-/// This program ends the command now, and the watchdog only has to kill what is left of it.
+/// This program is ending the command; the watchdog only kills what is left of it.
 const ENDING: &[u8] = b"e";
 /// The watchdog has told the command to end.
 const TOLD: &[u8] = b"t";
@@ -57,13 +57,13 @@ pub(crate) struct Watchdog {
 }
 
 impl Watchdog {
-    /// Starts it, for a command that does not run yet.
+    /// Starts the watchdog of a command that does not run yet.
     pub(crate) fn start(brief: &Brief, deadline: Deadline, command: Pid, leads: bool) -> io::Result<Self> {
         let (mut socket, theirs) = UnixStream::pair()?;
         let mut stage = launch::again();
         stage.arg(launch::WATCHDOG).stdin(OwnedFd::from(theirs)).stdout(deadline.descriptor()?);
         let process = stage.stderr(Stdio::null()).spawn()?;
-        // It has the other end of the socket open.
+        // The stage keeps its end of the socket open.
         drop(stage);
         let _claim = Claim::of(&process);
         let briefed = socket.write_all(brief.line(command, leads).as_bytes());
@@ -74,23 +74,22 @@ impl Watchdog {
         Ok(watchdog)
     }
 
-    /// Whether it has told the command to end.
     pub(crate) fn has_told(&mut self) -> bool {
         self.has_told |= matches!(self.socket.read(&mut [0; 1]), Ok(1));
         self.has_told
     }
 
-    /// This program tells the command to end, and kills it then.
+    /// This program tells the command to end now, and kills it at this time.
     pub(crate) fn kill_at(&mut self, at: Duration) {
-        // A watchdog that is gone cannot be told.
+        // Fails if the watchdog is gone.
         let _ = self.socket.write_all(ENDING);
         self.deadline.kill_at(at);
     }
 
-    /// The command has ended, or did not start. Its number may be given to another process as soon
-    /// as it is waited for.
+    /// The command has ended or did not start. Call it before the command is reaped, because its pid may then
+    /// be reused.
     pub(crate) fn stand_down(&mut self) {
-        // It may not even have started: it is not asked, and leaves no zombie.
+        // It may still be starting, so kill it instead of sending a message, and reap it.
         let _ = self.process.kill().and_then(|()| self.process.wait());
     }
 }
@@ -124,12 +123,12 @@ impl Brief {
     }
 }
 
-/// The stage: ends the command when the timer on its standard output expires, or when its standard
-/// input is closed.
+/// The stage: ends the command when the timer on its standard output expires, or when its standard input is
+/// closed.
 pub(crate) fn stage() -> Option<u8> {
-    // Neither the terminal nor what ends the group of this program reaches it.
+    // Keys and signals for this program's group must not reach it.
     let _ = setsid();
-    // It may outlive its program by a moment, and must not keep a script's descriptors open for that.
+    // It may outlive its program by a moment, and must not keep a script's descriptors open.
     descriptor::close_inherited(None);
     let mut told = Vec::new();
     while !told.contains(&b'\n') {
@@ -143,7 +142,7 @@ pub(crate) fn stage() -> Option<u8> {
     Some(0)
 }
 
-/// Waits for what this program says, and returns whether it is still there.
+/// Waits for messages of this program; returns whether it is still running.
 fn hear(told: &mut Vec<u8>) -> bool {
     let mut bytes = [0; 4096];
     let Ok(count @ 1..) = retry_on_intr(|| rustix::io::read(io::stdin(), &mut bytes)) else { return false };
@@ -151,18 +150,16 @@ fn hear(told: &mut Vec<u8>) -> bool {
     true
 }
 
-/// What a watchdog does.
 struct Duty {
     brief: Brief,
     group: Group,
-    /// Its program ends the command itself.
+    /// Its program is ending the command itself.
     is_ending: bool,
-    /// How often the timer has expired.
     expiries: u64,
 }
 
 impl Duty {
-    /// Returns when its program has ended, and all is done that was left to do.
+    /// Returns when its program has ended and everything is cleaned up.
     fn until_over(mut self) {
         let mut alarm = Alarm::new(io::stdout());
         let mut has_killed = false;
@@ -176,7 +173,7 @@ impl Duty {
         }
     }
 
-    /// Tells the command to end, or kills it; returns whether it has killed it.
+    /// Tells the command to end, or kills it; returns whether it was killed.
     fn on_expiry(&mut self, count: u64) -> bool {
         let is_first = self.expiries == 0;
         self.expiries = self.expiries.saturating_add(count);
@@ -196,8 +193,7 @@ impl Duty {
         }
     }
 
-    /// Its program was killed: nothing renews the lease any more, and nobody else would end the
-    /// command.
+    /// Its program was killed, so the lease is no longer renewed.
     fn after_its_program(self) {
         let until = clock::now() + self.brief.ttl;
         self.group.signal(Signal::KILL);
@@ -215,7 +211,7 @@ impl Duty {
         let left = until.saturating_sub(clock::now());
         let Ok(locks) = Locks::open(&self.brief.url) else { return };
         let Ok(locks) = locks.with(|options| options.op_timeout(left)) else { return };
-        // What is not answered ends with its lease.
+        // Holds whose release fails end with their leases.
         tenure::block_on(join_all(self.brief.holds.iter().map(|hold| locks.release_hold(hold))));
     }
 }

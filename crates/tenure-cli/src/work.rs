@@ -107,7 +107,7 @@ impl Work<'_> {
         let (above, owners) = ancestors::held(held.guards().iter().map(Guard::owner));
         command.env(above, owners);
 
-        // Everything that can fail comes before there is a command to look after.
+        // Do everything that can fail before there is a command to look after.
         let deadline = match job.on_lost {
             OnLost::Ignore => Deadline::never(),
             OnLost::Signal(_) | OnLost::Kill => Deadline::following(held.guards(), self.grace),
@@ -162,7 +162,7 @@ impl Work<'_> {
             End::Lost(why) => {
                 drop(held);
                 voice.say(format_args!("{why}; the command was stopped"));
-                // After a signal that asks for the end, do not start over.
+                // After a signal to end, do not start over.
                 return Ok(if told_to_end { Ended::Code(exit::LOST) } else { Ended::Lost });
             }
         };

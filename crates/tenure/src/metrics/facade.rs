@@ -1,6 +1,5 @@
-//! The same numbers through the crate `metrics`, to the recorder that the program has installed.
-//!
-//! Each handle is taken from the recorder when its numbers are first counted.
+//! Reports the counters through the facade `metrics`. A handle is requested from the program's recorder when
+//! its counter is first used.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -9,7 +8,6 @@ use ::metrics::{Counter, Gauge, Histogram, Label, counter, gauge, histogram};
 
 use super::{LossReason, Meter, Metrics, RequestResult, RequestVerb, Ungranted, UseResult};
 
-/// The numbers of one kind in one group.
 pub(super) struct LockCounters {
     acquired: Counter,
     ungranted: [Counter; Ungranted::NAMES.len()],
@@ -22,7 +20,7 @@ pub(super) struct LockCounters {
     wait: Histogram,
     hold: Histogram,
     labels: Vec<Label>,
-    /// Taken when the first is counted: most locks are not of a use.
+    /// Lazy, because most locks belong to no cache, job or election.
     uses: OnceLock<[Counter; UseResult::NAMES.len()]>,
     fill: OnceLock<Histogram>,
 }
@@ -96,7 +94,6 @@ impl LockCounters {
     }
 }
 
-/// The numbers of the store.
 pub(super) struct StoreCounters {
     requests: [[Counter; RequestResult::NAMES.len()]; RequestVerb::NAMES.len()],
     reconnects: Counter,

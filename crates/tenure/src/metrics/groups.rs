@@ -1,4 +1,4 @@
-//! Which locks have numbers of their own. Groups are few, whatever the names.
+//! Groups of locks, which bound the number of time series.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,28 +7,26 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::name::LockName;
 
-/// So many groups have numbers of their own; further ones share those of [`OTHER`].
+/// Maximum groups with their own counters; further ones share [`OTHER`].
 pub(super) const MOST: usize = 100;
-/// The groups that a rule names, the one of locks without a group, and that of further groups.
+/// The groups of the rule, [`UNGROUPED`] and [`OTHER`].
 pub(super) const SLOTS: usize = MOST + 2;
 
-/// The group of locks that no rule names.
+/// The group of locks that the rule assigns to none.
 const UNGROUPED: &str = "";
-/// The group of groups above [`MOST`].
+/// The group of all groups beyond [`MOST`].
 const OTHER: &str = "other";
-/// A group's name is cut off here, in bytes.
+/// Maximum length of a group's name in bytes; longer ones are cut.
 const LONGEST: usize = 128;
 
 type Rule = dyn for<'a> Fn(&'a str) -> Option<&'a str> + Send + Sync;
 
-/// Which locks have numbers of their own in [`Locks::metrics`](crate::Locks::metrics): a rule from
-/// the name of a lock, without the prefix, to the name of a group.
+/// Maps locks to the groups whose counters [`Locks::metrics`](crate::Locks::metrics) keeps apart. The rule
+/// gets the name of a lock without the prefix.
 ///
-/// Without a rule all locks are in one group, whose name is empty. With one, the first 100 groups
-/// have their own numbers, and all further ones share those of the group `other`. So the numbers
-/// stay few, also if the rule makes a group of each name. A group's name is cut off after 128
-/// bytes.
-///
+/// Without a rule all locks are in one group with an empty name. With one, the first 100 groups have their
+/// own counters and all further ones share the group `other`, so that a rule with too many groups does no
+/// harm. Names of groups are cut after 128 bytes.
 /// ```
 /// use tenure::Locks;
 /// use tenure::metrics::Groups;
@@ -43,7 +41,6 @@ type Rule = dyn for<'a> Fn(&'a str) -> Option<&'a str> + Send + Sync;
 #[derive(Clone, Default)]
 pub struct Groups(Option<Arc<Rule>>);
 
-/// The rule is only called.
 impl UnwindSafe for Groups {}
 impl RefUnwindSafe for Groups {}
 
@@ -57,7 +54,7 @@ impl Groups {
         Self::default()
     }
 
-    /// The group is what stands before the first `separator`. A name without one is in no group.
+    /// Groups locks by the part of the name before the first `separator`. A name without it has no group.
     ///
     /// ```
     /// # use tenure::metrics::Groups;
@@ -68,8 +65,7 @@ impl Groups {
         Self::by(move |name| name.split_once(separator).map(|(group, _)| group))
     }
 
-    /// The group is what this function returns for the name. It runs at each acquisition, on the
-    /// caller's thread.
+    /// Groups locks by this function, which runs at each acquisition, on the caller's thread.
     ///
     /// ```
     /// # use tenure::metrics::Groups;
@@ -82,7 +78,7 @@ impl Groups {
     }
 }
 
-/// Two rules are equal if one is a clone of the other.
+/// Equal if one is a clone of the other.
 impl PartialEq for Groups {
     fn eq(&self, other: &Self) -> bool {
         match (&self.0, &other.0) {
@@ -100,13 +96,12 @@ impl fmt::Debug for Groups {
     }
 }
 
-/// The groups that were met so far.
+/// The groups seen so far.
 #[derive(Default)]
 pub(super) struct Names(RwLock<BTreeMap<String, u8>>);
 
 impl Names {
-    /// The slot of a lock's group. Slot 0 is of locks without one, and the last of the group
-    /// `other`.
+    /// The slot of a lock's group: 0 for [`UNGROUPED`], the last for [`OTHER`].
     pub(super) fn slot(&self, groups: &Groups, name: &LockName) -> u8 {
         let Some(group) = groups.0.as_ref().and_then(|spec| spec(name.as_str())) else { return 0 };
         let end = (0..=LONGEST.min(group.len())).rev().find(|at| group.is_char_boundary(*at));
@@ -130,7 +125,6 @@ impl Names {
         *known.entry(group.to_owned()).or_insert(next as u8 + 1)
     }
 
-    /// The groups by their slots.
     pub(super) fn all(&self) -> Vec<(usize, String)> {
         let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let named = known.iter().map(|(name, slot)| (usize::from(*slot), name.clone()));
@@ -140,7 +134,6 @@ impl Names {
         all
     }
 
-    /// The group of a slot.
     #[cfg(feature = "metrics")]
     pub(super) fn of(&self, slot: u8) -> String {
         let all = self.all().into_iter();

@@ -1,8 +1,5 @@
-//! What one `Locks` counts: acquisitions, waits, holds, renewals, losses and requests.
-//!
-//! Every number is an atomic that is raised where the thing happens, whether or not anything reads
-//! it. [`Snapshot`] is what they say at one moment. [`Groups`] says which locks have numbers of
-//! their own.
+//! Counters of one `Locks`: acquisitions, waits, holds, renewals, losses and requests. They are atomics that
+//! are always incremented; [`Snapshot`] reads them, and [`Groups`] bounds their number.
 
 #[cfg(feature = "metrics")]
 mod facade;
@@ -23,7 +20,7 @@ use groups::Names;
 pub use groups::Groups;
 pub use snapshot::{Histogram, LockMetrics, RequestMetrics, Snapshot, UseMetrics};
 
-/// What a lock is, by the name in its numbers and events: its kind, or what it is for.
+/// Values of the label `kind`: the kind of a lock, or its use.
 const KINDS: [&str; 9] = [
     "mutex",
     "reentrant mutex",
@@ -36,7 +33,7 @@ const KINDS: [&str; 9] = [
     "election",
 ];
 
-/// The upper bounds of the buckets of waits and holds, in microseconds.
+/// Upper bounds of the histogram buckets, in microseconds.
 const BOUNDS_US: [u64; 14] = [
     100,
     1_000,
@@ -54,7 +51,7 @@ const BOUNDS_US: [u64; 14] = [
     3_600_000_000,
 ];
 
-/// Which numbers an acquisition and its hold count in.
+/// The counters of one acquisition and its hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Meter {
     group: u8,
@@ -62,7 +59,6 @@ pub(crate) struct Meter {
 }
 
 impl Meter {
-    /// The kind as numbers and events name it.
     pub(crate) fn kind(self) -> &'static str {
         KINDS[usize::from(self.kind)]
     }
@@ -85,18 +81,17 @@ impl Ungranted {
     }
 }
 
-/// Why a lock was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LossReason {
-    /// Its lease was over before it could be renewed.
+    /// The lease expired before it could be renewed.
     Expired,
     /// It was held for `max_hold`.
     MaxHold,
     /// Another client holds it.
     Taken,
-    /// The store does not have it any more.
+    /// The store no longer has it.
     Gone,
-    /// Its renewal has ended, with the runtime or by a panic.
+    /// The renewer ended, with the runtime or by a panic.
     Unrenewed,
 }
 
@@ -108,7 +103,6 @@ impl LossReason {
     }
 }
 
-/// What a store was asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RequestVerb {
     Acquire,
@@ -151,7 +145,6 @@ impl RequestVerb {
     }
 }
 
-/// What became of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RequestResult {
     Answered,
@@ -185,7 +178,7 @@ pub(crate) enum UseResult {
 }
 
 impl UseResult {
-    /// What is counted, and its result.
+    /// The counter's name and its label `result`.
     const NAMES: [(&'static str, &'static str); 15] = [
         ("cache_reads", "fresh"),
         ("cache_reads", "stale"),
@@ -205,7 +198,6 @@ impl UseResult {
     ];
 }
 
-/// A number that only grows.
 #[derive(Default)]
 struct Count(AtomicU64);
 
@@ -219,7 +211,7 @@ impl Count {
     }
 }
 
-/// Durations, in buckets.
+/// A histogram.
 #[derive(Default)]
 struct Durations {
     buckets: [Count; BOUNDS_US.len() + 1],
@@ -234,11 +226,11 @@ impl Durations {
     }
 }
 
-/// The numbers of one kind in one group.
+/// The counters of one kind in one group.
 #[derive(Default)]
 struct Counters {
     begun: Count,
-    /// Of acquisitions that were granted, from when they began: they are counted here only.
+    /// From the call to the grant. Also counts the granted acquisitions.
     waits: Durations,
     ungranted: [Count; Ungranted::NAMES.len()],
     handovers: Count,
@@ -246,20 +238,19 @@ struct Counters {
     renewals: Count,
     failed_renewals: Count,
     losses: [Count; LossReason::NAMES.len()],
-    /// Of holds that have ended: they are counted here only.
+    /// Also counts the ended holds.
     holds: Durations,
     uses: [Count; UseResult::NAMES.len()],
-    /// Of values that were computed.
     fills: Durations,
     #[cfg(feature = "metrics")]
     facade: OnceLock<facade::LockCounters>,
 }
 
-/// All numbers of one client. Their number is bounded, however many names there are.
+/// All counters of one client, bounded in number.
 pub(crate) struct Metrics {
     store: Arc<str>,
     names: Names,
-    /// By group and kind; made when one is first counted.
+    /// By group and kind, created on first use.
     counters: Box<[[OnceLock<Box<Counters>>; KINDS.len()]]>,
     requests: [[Count; RequestResult::NAMES.len()]; RequestVerb::NAMES.len()],
     #[cfg(feature = "metrics")]
@@ -278,7 +269,7 @@ impl Metrics {
         }
     }
 
-    /// Where a lock is counted: `name` as the caller gave it, `full` as the store has it.
+    /// The counters of a lock: `name` is what the caller passed, `full` the name in the store.
     pub(crate) fn meter(&self, groups: &Groups, name: &LockName, full: &LockName, spec: LockSpec) -> Meter {
         let kind = match full.as_str().strip_prefix(USE).and_then(|rest| rest.split_once(':')) {
             Some(("cache", _)) => 5,
@@ -295,14 +286,13 @@ impl Metrics {
         slot.get_or_init(Box::default)
     }
 
-    /// An acquisition has begun.
     pub(crate) fn begun(&self, meter: Meter) {
         self.of(meter).begun.add();
         #[cfg(feature = "metrics")]
         self.facade_of(meter).waiting.increment(1.0);
     }
 
-    /// It was granted. `handed_over`: after waiting in a queue of this process.
+    /// `handed_over`: granted after waiting in a queue of this process.
     pub(crate) fn granted(&self, meter: Meter, waited: Duration, handed_over: bool) {
         let counters = self.of(meter);
         counters.waits.add(waited);
@@ -313,14 +303,12 @@ impl Metrics {
         self.facade_of(meter).granted(waited, handed_over);
     }
 
-    /// It ended without a grant.
     pub(crate) fn ungranted(&self, meter: Meter, how: Ungranted) {
         self.of(meter).ungranted[how as usize].add();
         #[cfg(feature = "metrics")]
         self.facade_of(meter).ungranted(how);
     }
 
-    /// A hold that was detached is in this process's hands.
     pub(crate) fn resumed(&self, meter: Meter) {
         self.of(meter).resumed.add();
         #[cfg(feature = "metrics")]
@@ -334,14 +322,13 @@ impl Metrics {
         self.facade_of(meter).ended(held);
     }
 
-    /// A hold was lost, or found lost when it was released.
+    /// A hold was lost, or was found lost by its release.
     pub(crate) fn lost(&self, meter: Meter, reason: LossReason) {
         self.of(meter).losses[reason as usize].add();
         #[cfg(feature = "metrics")]
         self.facade_of(meter).losses[reason as usize].increment(1);
     }
 
-    /// A renewal in the background was answered, or not.
     pub(crate) fn renewed(&self, meter: Meter, is_answered: bool) {
         let counters = self.of(meter);
         let count = if is_answered { &counters.renewals } else { &counters.failed_renewals };
@@ -350,14 +337,12 @@ impl Metrics {
         self.facade_of(meter).renewals[usize::from(!is_answered)].increment(1);
     }
 
-    /// Counts the outcome of a cache, a job or an election.
     pub(crate) fn used(&self, meter: Meter, result: UseResult) {
         self.of(meter).uses[result as usize].add();
         #[cfg(feature = "metrics")]
         self.facade_of(meter).used(result);
     }
 
-    /// A value was computed, or was not.
     pub(crate) fn filled(&self, meter: Meter, took: Duration, result: UseResult) {
         self.of(meter).fills.add(took);
         #[cfg(feature = "metrics")]
@@ -365,8 +350,7 @@ impl Metrics {
         self.used(meter, result);
     }
 
-    /// A request to the store has ended. `interruptions`: how often its connections were made
-    /// again.
+    /// `interruptions` is the number of reconnects.
     pub(crate) fn request(
         &self,
         verb: RequestVerb,

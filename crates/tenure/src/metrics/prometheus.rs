@@ -1,10 +1,9 @@
-//! A snapshot as Prometheus reads it.
+//! Formats a snapshot for Prometheus.
 
 use std::fmt::{Display, Write};
 
 use super::snapshot::{Histogram, LockMetrics, Snapshot, results};
 
-/// The numbers of one lock, each with a further label.
 type Labelled = fn(&LockMetrics) -> Vec<(&'static str, u64)>;
 
 const LABELLED: [(&str, &str, &str, Labelled); 3] = [
@@ -17,7 +16,6 @@ const LABELLED: [(&str, &str, &str, Labelled); 3] = [
     ("tenure_losses_total", "reason", "Holds that were lost, by reason.", |locks| locks.losses.clone()),
 ];
 
-/// A number of one lock.
 type Number = fn(&LockMetrics) -> u64;
 
 const NUMBERS: [(&str, &str, &str, Number); 4] = [
@@ -35,7 +33,6 @@ const USES: [(&str, &str); 4] = [
     ("terms", "Terms of leaders, by event."),
 ];
 
-/// How long something took, of one lock.
 type Took = fn(&LockMetrics) -> &Histogram;
 
 const HISTOGRAMS: [(&str, &str, Took); 2] = [
@@ -129,7 +126,6 @@ fn histogram(text: &mut String, name: &str, labels: &str, took: &Histogram) {
     line(text, &format!("{name}_count"), labels, took.count);
 }
 
-/// The value of a label.
 fn escaped(value: &str) -> String {
     value.replace('\\', r"\\").replace('"', "\\\"").replace('\n', "\\n")
 }

@@ -5,107 +5,104 @@ use super::{
     UseResult,
 };
 
-/// What one [`Locks`](crate::Locks) and its clones have counted, at one moment: see
-/// [`Locks::metrics`](crate::Locks::metrics).
-///
-/// Each number is exact, and none goes back. They are read one after the other, so two of them may
-/// differ by what has happened between.
+/// The counters of a [`Locks`](crate::Locks) and its clones at one moment: see
+/// [`Locks::metrics`](crate::Locks::metrics). Each is exact and never decreases. They are read one after the
+/// other, so two of them may differ by what happened in between.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Snapshot {
     /// The store's URL, without credentials.
     pub store: String,
-    /// The numbers of each group and kind of which anything was counted, by group, then by kind.
+    /// The counters of each group and kind that has any, ordered by group, then by kind.
     pub locks: Vec<LockMetrics>,
-    /// The requests to the store, by verb and result. Those that never happened are left out.
+    /// The requests to the store, by verb and result, without those that never occurred.
     pub requests: Vec<RequestMetrics>,
-    /// How often a connection to the store was lost and made again. For a directory: how often it
-    /// was replaced. A node that leaves a cluster takes its count along.
+    /// Number of reconnects after a lost connection; for a directory, how often it was replaced. A node that
+    /// leaves a cluster takes its count with it.
     pub reconnects: u64,
 }
 
-/// The numbers of one kind of lock in one group.
+/// The counters of one kind of lock in one group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LockMetrics {
     /// The group: see [`Groups`](super::Groups). Empty for locks without one.
     pub group: String,
-    /// The kind: `mutex`, `reentrant mutex`, `fair mutex`, `read-write lock`, `semaphore`. For what
-    /// rests on a lock: `cache`, `fill`, `once`, `election`. Empty in a sum of several.
+    /// The kind: `mutex`, `reentrant mutex`, `fair mutex`, `read-write lock`, `semaphore`, or for locks of
+    /// other uses `cache`, `fill`, `once`, `election`. Empty in a sum of several.
     pub kind: &'static str,
-    /// Acquisitions that were granted.
+    /// Granted acquisitions.
     pub acquired: u64,
-    /// Acquisitions that asked once and found the lock busy.
+    /// Acquisitions that tried once and found the lock busy.
     pub busy: u64,
-    /// Acquisitions whose limit was over before the lock was free.
+    /// Acquisitions that timed out.
     pub timed_out: u64,
-    /// Acquisitions whose future was dropped before its end.
+    /// Acquisitions whose future was dropped.
     pub cancelled: u64,
-    /// Acquisitions that ended with an error.
+    /// Acquisitions that failed.
     pub failed: u64,
-    /// Acquisitions under way now.
+    /// Acquisitions in progress.
     pub waiting: u64,
     /// Acquisitions that were granted after waiting in a queue of this process, whoever held the lock before.
     pub handovers: u64,
-    /// Holds in this process now: guards that are neither released nor lost.
+    /// Current holds in this process: guards that are neither released nor lost.
     pub held: u64,
-    /// Detached holds that were taken over by [`Locks::resume`](crate::Locks::resume).
+    /// Detached holds taken over by [`Locks::resume`](crate::Locks::resume).
     pub resumed: u64,
-    /// Renewals in the background that were answered.
+    /// Successful background renewals.
     pub renewals: u64,
-    /// Renewals in the background that were not answered, or refused. Each is repeated.
+    /// Background renewals that were refused or got no answer. Each is retried.
     pub failed_renewals: u64,
-    /// Holds that were lost, by reason: `expired`, `max_hold`, `taken`, `gone`, `unrenewed`. Each
-    /// was counted before its guard said so.
+    /// Lost holds, by reason: `expired`, `max_hold`, `taken`, `gone`, `unrenewed`. Counted before the guard
+    /// reports the loss.
     pub losses: Vec<(&'static str, u64)>,
-    /// From the call to the grant, of acquisitions that were granted.
+    /// Time from the call to the grant, of granted acquisitions.
     pub wait: Histogram,
-    /// From the grant to the end, of holds that were released, detached or lost.
+    /// Time from the grant to the end, of holds that were released, detached or lost.
     pub hold: Histogram,
-    /// Outcomes of caches, jobs and elections. Those that never happened are left out.
+    /// Outcomes of caches, jobs and elections, without those that never occurred.
     pub uses: Vec<UseMetrics>,
-    /// How long it took to compute a value of a cache, also in vain.
+    /// Time to compute a value of a cache, also of failed computations.
     pub fill: Histogram,
 }
 
-/// How often a cache, a job that runs once, or an election had one outcome.
+/// Count of one outcome of caches, once-per-period jobs or elections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct UseMetrics {
     /// `cache_reads`, `cache_fills`, `once_runs`, `terms`.
     pub what: &'static str,
-    /// Of a read `fresh`, `stale` (or due early), `absent` (known not to exist), `missing`. Of a
-    /// fill `filled`; `refused` (computed for too long, or invalidated); `unkept` (too large, or
-    /// the store did not take it); `alone` (without the lock); `failed`. Of a run `begun`, `done`,
-    /// `failed`. Of a term `elected`, `updated`, `resigned`.
+    /// For a read `fresh`, `stale` (or due early), `absent` (known not to exist), `missing`. For a fill
+    /// `filled`; `refused` (it took too long, or the value was invalidated); `unkept` (too large, or not
+    /// accepted by the store); `alone` (without the lock); `failed`. For a run `begun`, `done`, `failed`. For
+    /// a term `elected`, `updated`, `resigned`.
     pub result: &'static str,
-    /// How often.
+    /// How often it occurred.
     pub count: u64,
 }
 
-/// Requests of one verb with one result.
+/// Count of one kind of request with one result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RequestMetrics {
-    /// What was asked: `acquire`, `renew`, `refresh` (places in a queue), `release`, `resize` (the permits of a
-    /// semaphore), `inspect`; of a record `read`, `put`, `void`.
+    /// `acquire`, `renew`, `refresh` (places in a queue), `release`, `resize` (the permits of a semaphore),
+    /// `inspect`; for a record `read`, `put`, `void`.
     pub verb: &'static str,
-    /// What became of it: `answered`; `not_sent`, and never carried out; `unknown`, without an
-    /// answer; `refused`.
+    /// `answered`; `not_sent`: never carried out; `unknown`: no answer; `refused`.
     pub result: &'static str,
-    /// How many. A request whose future is dropped is not counted.
+    /// Number of requests, without those whose future was dropped.
     pub count: u64,
 }
 
-/// How long something took, each time.
+/// A histogram of durations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Histogram {
-    /// How often.
+    /// Number of durations.
     pub count: u64,
-    /// In all.
+    /// Their sum.
     pub sum: Duration,
-    /// How many took at most so long, from 100 µs to an hour. Each includes those before it.
+    /// Cumulative buckets: the number of durations up to each bound, from 100 µs to an hour.
     pub buckets: Vec<(Duration, u64)>,
 }
 
@@ -124,7 +121,7 @@ impl Snapshot {
         self.sum("", |_| true)
     }
 
-    /// The sum over the kinds of one group; all zero for one that was never met.
+    /// The sum over the kinds of one group; all zero for an unknown group.
     ///
     /// ```
     /// assert_eq!(tenure::Locks::memory().metrics().group("reports").acquired, 0);
@@ -143,7 +140,7 @@ impl Snapshot {
 }
 
 impl LockMetrics {
-    /// All holds that were lost, for whatever reason.
+    /// All lost holds.
     ///
     /// ```
     /// assert_eq!(tenure::Locks::memory().metrics().total().lost(), 0);
@@ -206,7 +203,7 @@ impl From<&Durations> for Histogram {
 
 impl From<&Counters> for LockMetrics {
     fn from(counters: &Counters) -> Self {
-        // What ends is read before what begins, so that a difference is never below zero.
+        // Read ends before beginnings, so that no difference is negative.
         let hold = Histogram::from(&counters.holds);
         let [busy, timed_out, cancelled, failed] = counters.ungranted.each_ref().map(super::Count::get);
         let wait = Histogram::from(&counters.waits);
@@ -239,7 +236,6 @@ impl From<&Counters> for LockMetrics {
 }
 
 impl Metrics {
-    /// What was counted so far.
     pub(crate) fn snapshot(&self, reconnects: u64) -> Snapshot {
         let mut locks = Vec::new();
         for (slot, group) in self.names.all() {
@@ -262,7 +258,6 @@ impl Metrics {
     }
 }
 
-/// The results of acquisitions with their numbers.
 pub(super) fn results(locks: &LockMetrics) -> [(&'static str, u64); 5] {
     let [busy, timed_out, cancelled, failed] = Ungranted::NAMES;
     [

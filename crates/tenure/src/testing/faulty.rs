@@ -1,4 +1,4 @@
-//! A store with faults, and a record of what it was asked.
+//! A store with injected faults, which records its requests.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -19,7 +19,7 @@ use crate::store::{
 };
 use crate::sync::Locked;
 
-/// So many requests are kept.
+/// Maximum requests recorded.
 const MOST: usize = 10_000;
 
 #[derive(Debug)]
@@ -46,7 +46,7 @@ impl Faulty {
         lock(&self.state)
     }
 
-    /// It is as after a reconnect.
+    /// As after a reconnect.
     pub(super) fn interrupt(&self) {
         self.memory.signals().interrupt();
     }
@@ -78,7 +78,7 @@ impl Faulty {
         self.state().requests.clear();
     }
 
-    /// Carries out a request as the faults of this moment let it, and keeps a record of it.
+    /// Carries out a request subject to the current faults, and records it.
     fn ask(
         &self,
         name: LockName,
@@ -109,7 +109,7 @@ impl Faulty {
         .boxed()
     }
 
-    /// The same subscription, as the faults of this moment let its messages pass.
+    /// Subjects a subscription to the current faults.
     fn passed_on(
         &self,
         heard: BoxFuture<'static, Result<Listener, Failure>>,
@@ -177,7 +177,7 @@ impl Decorator for Faulty {
     }
 }
 
-/// Passes on messages, except in an outage, and says when the connection was made again.
+/// Forwards messages except during an outage, and reports the reconnect after it.
 async fn pass_on(
     mut heard: Listener,
     publisher: Publisher,

@@ -1,9 +1,9 @@
-//! For the tests of programs that lock: a store without a server, whose faults a test chooses, and
-//! leases that follow tokio's clock. With the feature `testing`.
+//! Tools for testing programs that use locks: a store without a server, faults that the test injects, and
+//! leases that follow tokio's clock. Needs the feature `testing`.
 //!
-//! [`store`] gives a [`Locks`] for the program and a [`Control`] for the test. All runs on the
-//! test's own tokio runtime. Under `#[tokio::test(start_paused = true)]` a wait of an hour takes no
-//! time, and each run is the same.
+//! [`store`] returns a [`Locks`] for the program and a [`Control`] for the test. Everything runs on the
+//! test's own tokio runtime. Under `#[tokio::test(start_paused = true)]` a wait of an hour takes no time, and
+//! runs are deterministic.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread", start_paused = true)]
@@ -44,14 +44,14 @@ use faulty::Faulty;
 
 pub use request::Request;
 
-/// A store of its own, and the control of it.
+/// Creates a store and the control of it.
 ///
-/// The store is in memory, and knows all kinds of locks and uses. Its `Locks` has no thread: its
-/// tasks run on the caller's tokio runtime. A guard that is dropped is released by such a task, so
-/// let it run (`tokio::task::yield_now`), or use [`Guard::release`].
+/// The store is in memory and supports every kind of lock and every use. Its `Locks` has no thread: its tasks
+/// run on the caller's tokio runtime. Such a task also releases a dropped guard, so let it run
+/// (`tokio::task::yield_now`), or use [`Guard::release`].
 ///
 /// # Panics
-/// Outside of a tokio runtime, and in one without time (`enable_time`).
+/// Outside a tokio runtime, or in one without time (`enable_time`).
 ///
 /// # Examples
 /// ```
@@ -71,7 +71,7 @@ pub fn store() -> (Locks, Control) {
     (control.client().0, control)
 }
 
-/// What a test does to the store of [`store`]. Clones control the same store.
+/// Controls the store created by [`store`]. Clones control the same store.
 #[derive(Clone)]
 pub struct Control {
     faulty: Arc<Faulty>,
@@ -80,11 +80,11 @@ pub struct Control {
 }
 
 impl Control {
-    /// Ends all holds of this name, as an operator or a server that has forgotten them. Returns
-    /// whether there were any.
+    /// Ends all holds of this name, as an operator or a server that lost its data would. Returns whether
+    /// there were any.
     ///
-    /// The holder hears of it at once: [`Guard::lost`] resolves when its task runs next. The name
-    /// is that of a lock, a cache, a job or an election, with the prefix of its `Locks`.
+    /// [`Guard::lost`] resolves when the holder's task runs next. The name is that of a lock, a cache, a job
+    /// or an election, with the prefix of its `Locks`.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
@@ -98,7 +98,7 @@ impl Control {
     /// ```
     ///
     /// # Panics
-    /// If it is no name of a lock.
+    /// If the name is invalid.
     pub fn lose(&self, name: &str) -> bool {
         let name = LockName::new(name).expect("a name of a lock");
         let uses = ["cache", "fill", "once", "elect"].map(|kind| lock_name(kind, &name));
@@ -111,10 +111,10 @@ impl Control {
         was_held
     }
 
-    /// Holds a mutex as another process would, until what is returned is dropped.
+    /// Holds a mutex as another process would, until the result is dropped.
     ///
-    /// The lock is renewed meanwhile, also while the store is out or slow for the program. For
-    /// other kinds and uses there is [`elsewhere`](Self::elsewhere).
+    /// The lock is renewed meanwhile, also while the store is slow or unreachable for the program. For other
+    /// kinds and uses there is [`elsewhere`](Self::elsewhere).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
@@ -128,15 +128,15 @@ impl Control {
     /// ```
     ///
     /// # Panics
-    /// If it is held already, or no name of a lock.
+    /// If the mutex is held already, or the name is invalid.
     pub fn hold_elsewhere(&self, name: &str) -> Held {
         let mutex = self.elsewhere.mutex(name).expect("a name of a lock");
         let guard = at_once(mutex.try_lock()).expect("a store in memory answers");
         Held(Some(guard.unwrap_or_else(|| panic!("{name} is held already"))))
     }
 
-    /// A `Locks` of another process on the same store, which no fault concerns and whose requests
-    /// are not recorded.
+    /// A `Locks` of another process on the same store. Faults do not affect it, and its requests are not
+    /// recorded.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
@@ -151,9 +151,8 @@ impl Control {
         &self.elsewhere
     }
 
-    /// The store cannot be reached until what is returned is dropped: requests are not carried out
-    /// and fail at once, and messages are lost. Then it is as after a reconnect: every hold is
-    /// verified.
+    /// Makes the store unreachable until the result is dropped: requests are not carried out and fail
+    /// immediately, and messages are lost. Afterwards every hold is verified, as after a reconnect.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
@@ -172,9 +171,8 @@ impl Control {
         OutageGuard(Arc::clone(&self.faulty))
     }
 
-    /// From now on each request is carried out at once and answered only after `delay`. One whose
-    /// caller waits for less has no answer: it is unknown whether it was carried out. Zero ends
-    /// that.
+    /// From now on, carries out requests immediately and answers them after `delay`. A request with a shorter
+    /// timeout ends without an answer: its outcome is unknown. Zero turns this off.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
@@ -192,10 +190,10 @@ impl Control {
         self.faulty.slow(delay);
     }
 
-    /// Lets time pass. Leases are renewed meanwhile, and end, each when it is due.
+    /// Lets time pass. Leases are renewed meanwhile, and expire when they are due.
     ///
-    /// Where tokio's clock is paused this is `tokio::time::sleep`. Where it is not, only the clock
-    /// of this store is set ahead, from timer to timer, with a millisecond between for the tasks.
+    /// Where tokio's clock is paused, this is `tokio::time::sleep`. Otherwise only the clock of this store
+    /// moves forward, from timer to timer, with a millisecond in between for the tasks.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -209,13 +207,13 @@ impl Control {
     /// ```
     ///
     /// # Cancel safety
-    /// The time that has passed stays passed.
+    /// Time that has passed stays passed.
     pub async fn advance(&self, by: Duration) {
         self.runtime.advance(by).await;
     }
 
-    /// Sets the clock of this store ahead at once, as for a machine that was suspended: nothing is
-    /// renewed meanwhile. Other processes are suspended with it.
+    /// Moves the clock of this store forward in one step, as after a suspend of the machine: nothing is
+    /// renewed meanwhile. Other processes are suspended too.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
@@ -231,7 +229,7 @@ impl Control {
         self.runtime.jump(by);
     }
 
-    /// What the program has asked of the store so far, in order: the last 10,000 requests.
+    /// The last 10,000 requests of the program, in order.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
@@ -246,7 +244,7 @@ impl Control {
         self.faulty.requests()
     }
 
-    /// Forgets the requests so far.
+    /// Clears the record of requests.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
@@ -264,7 +262,7 @@ impl Control {
 }
 
 impl Control {
-    /// A further client, which the faults concern too, and the runtime of all.
+    /// Another client under the same faults, and the runtime.
     pub(crate) fn client(&self) -> (Locks, Arc<dyn Runtime>) {
         let runtime: Arc<dyn Runtime> = Arc::new(self.runtime.clone());
         (Locks::on(Arc::clone(&self.faulty) as _, Arc::clone(&runtime), None), runtime)
@@ -277,23 +275,20 @@ impl fmt::Debug for Control {
     }
 }
 
-/// A mutex that another process holds: see [`Control::hold_elsewhere`]. It is released when this is
-/// dropped.
+/// A mutex held by another process: see [`Control::hold_elsewhere`]. Released on drop.
 #[derive(Debug)]
 #[must_use = "the lock is released when this is dropped"]
 pub struct Held(Option<Guard>);
 
 impl Drop for Held {
     fn drop(&mut self) {
-        // It may be lost by now.
         if let Some(guard) = self.0.take() {
             let _ = at_once(guard.release());
         }
     }
 }
 
-/// A time in which the store cannot be reached: see [`Control::outage`]. It ends when this is
-/// dropped.
+/// An outage of the store: see [`Control::outage`]. Ends on drop.
 #[derive(Debug)]
 #[must_use = "the outage ends when this is dropped"]
 pub struct OutageGuard(Arc<Faulty>);
@@ -304,12 +299,11 @@ impl Drop for OutageGuard {
     }
 }
 
-/// What a store in memory answers at once.
 fn at_once<F: Future>(future: F) -> F::Output {
     future.now_or_never().expect("a store in memory answers at once")
 }
 
-/// The examples of the page run with those of this crate.
+/// Runs the examples of that page as doctests.
 #[cfg(doctest)]
 #[doc = include_str!("../../../../book/use/testing.md")]
 struct TestingPage;

@@ -6,23 +6,21 @@ use crate::protocol::Answer;
 use crate::protocol::record::RecordAnswer;
 use crate::store::{Failure, StoreReply};
 
-/// A request of the program to the store: see [`Control::requests`](super::Control::requests).
+/// A request that the program sent to the store: see [`Control::requests`](super::Control::requests).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Request {
-    /// The lock, by its name in the store: with the prefix. The locks of caches, jobs and elections
-    /// have names of their own, which contain those of the uses.
+    /// The lock's name in the store, with the prefix. Caches, jobs and elections have internal lock names
+    /// that contain theirs.
     pub name: LockName,
-    /// What was asked: `acquire`, `renew`, `refresh` (places in a queue), `release`, `resize`,
-    /// `inspect`; of a record `read`, `put`, `void`.
+    /// `acquire`, `renew`, `refresh` (places in a queue), `release`, `resize`, `inspect`; for a record
+    /// `read`, `put`, `void`.
     pub verb: &'static str,
-    /// What came back. `held`, `growing`, `busy`, `waiting`, `free`, `released`, `resized`,
-    /// `places`,
-    /// `found`, `mismatch`. Of a record `read`, `stored`, `not_held`, `outside_window`, `voided`.
-    /// Without an answer `not_sent` or `unknown`. `pending` while there is none, and for good if
-    /// the caller has left.
+    /// The answer: `held`, `growing`, `busy`, `waiting`, `free`, `released`, `resized`, `places`, `found`,
+    /// `mismatch`; for a record `read`, `stored`, `not_held`, `outside_window`, `voided`. Without an answer
+    /// `not_sent` or `unknown`. `pending` until there is one, and forever if the caller dropped the request.
     pub answer: &'static str,
-    /// When it was asked, since the store was made, on the store's clock.
+    /// Time of the request since the creation of the store, on the store's clock.
     pub at: Duration,
 }
 
@@ -32,7 +30,6 @@ impl fmt::Display for Request {
     }
 }
 
-/// The answer in a word.
 pub(super) fn of_reply(reply: &StoreReply) -> &'static str {
     match reply {
         StoreReply::Lock(answer) => of_lock(answer),
@@ -54,7 +51,7 @@ fn of_lock(answer: &Answer) -> &'static str {
         Answer::Found(_) => "found",
         Answer::Mismatch { .. } | Answer::NoLock { .. } => "mismatch",
         Answer::More(answer) | Answer::Late(_, answer) => of_lock(answer),
-        // Only members of quorums answer so.
+        // Answered only by members of quorums.
         Answer::Behind { .. } | Answer::Ahead => "refused",
     }
 }
