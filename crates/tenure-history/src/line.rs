@@ -1,11 +1,10 @@
-//! What a task was told, one event per line: written by the task, read by the judge.
+//! Events of a task, one per line: written by the task, read by the judge.
 
 use std::fmt;
 
 /// The kinds of locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Sort {
-    /// One holder.
     Mutex,
     /// One holder, first come, first served.
     Fair,

@@ -1,7 +1,5 @@
-//! Merges many histories, each in order of time, into one.
-//!
-//! An event can be judged once every other worker has reported a later one, because nothing earlier can
-//! arrive then. For that, workers write heartbeats.
+//! Merges histories that are each in order of time. An event can be judged once every other worker has
+//! reported a later one, because nothing earlier can arrive then; workers therefore write heartbeats.
 
 use std::collections::BTreeMap;
 

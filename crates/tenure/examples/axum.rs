@@ -5,8 +5,8 @@
 //! curl http://127.0.0.1:8080/report
 //! curl -X POST http://127.0.0.1:8080/rebuild
 //! ```
-//! Without arguments: `memory:`, and a free port. SIGTERM and Ctrl-C end it: it finishes the
-//! requests that it has, and gives its locks back.
+//! Without arguments: `memory:`, and a free port. On SIGTERM or Ctrl-C it finishes its requests and releases
+//! its locks.
 #![expect(clippy::disallowed_methods, reason = "a program has its own time and tasks")]
 
 use std::error::Error;
@@ -51,7 +51,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let listener = TcpListener::bind(address).await?;
     println!("listening on {}", listener.local_addr()?);
     axum::serve(listener, router).with_graceful_shutdown(end).await?;
-    // A handler whose client has gone was dropped, and its guard with it: wait for that release.
+    // The handler of a disconnected client was dropped together with its guard: wait for that release.
     locks.flush().await?;
     println!("ended, and all locks are given back");
     Ok(())
@@ -68,7 +68,7 @@ async fn report(State(app): State<App>) -> Answer {
     report.map_err(unavailable)?.map_err(|error| (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))
 }
 
-/// Refuses where another process rebuilds.
+/// Refused while another process rebuilds.
 async fn rebuild(State(app): State<App>) -> Answer {
     let Some(guard) = app.rebuild.try_lock().await.map_err(unavailable)? else {
         return Err((StatusCode::CONFLICT, "another process rebuilds\n".to_owned()));
@@ -81,7 +81,7 @@ async fn rebuild(State(app): State<App>) -> Answer {
     Ok("rebuilt\n".to_owned())
 }
 
-/// The store does not answer, or the lock was lost: the client may try again.
+/// The store does not answer, or the lock was lost: the client may retry.
 fn unavailable(error: tenure::Error) -> (StatusCode, String) {
     (StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n"))
 }

@@ -1,4 +1,4 @@
-//! What many client processes cost a server while each holds one lock.
+//! The cost for a server of many client processes that each hold one lock.
 //!
 //! `cargo run --release -p tenure --example clients -- redis://HOST:PORT 1000 20s`
 #![expect(clippy::disallowed_methods, clippy::disallowed_types, reason = "it measures real time")]
@@ -47,7 +47,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 (end.commands - held.commands) / seconds / count,
             );
             println!("processor of the server: {:.1} ms/s", (end.cpu_there - held.cpu_there) / seconds * 1e3);
-            // The end of their input ends them.
+            // They end when their standard input is closed.
             for mut child in children {
                 drop(child.stdin.take());
                 child.wait()?;
@@ -64,7 +64,7 @@ fn start(url: &str, number: u32) -> std::io::Result<Child> {
     command.spawn()
 }
 
-/// Holds a lock until its input ends.
+/// Holds a lock until standard input is closed.
 fn held(url: &str, number: &str) -> Result<(), Box<dyn Error>> {
     let locks = Locks::open(url)?;
     let guard = block_on(locks.mutex(format!("clients:{number}"))?.lock())?;

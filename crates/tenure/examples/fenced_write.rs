@@ -1,12 +1,11 @@
-//! A holder that was paused writes late, and the database refuses it.
+//! A holder that was paused writes late, and the database refuses the write.
 //!
 //! ```text
 //! cargo run -p tenure --example fenced_write -- redis://127.0.0.1 "host=db1 user=app"
 //! ```
-//! Start it in two terminals. Stop the first with Ctrl-Z while it computes. Wait until the second
-//! has written, and let the first go on with `fg`. With a third argument, `unfenced`, the first
-//! then writes again, without its token, and nothing refuses that.
-//! Without arguments: `memory:`, and a PostgreSQL of its own.
+//! Start it in two terminals. Stop the first with Ctrl-Z while it computes, wait until the second has
+//! written, and resume the first with `fg`. With a third argument, `unfenced`, the first then writes again
+//! without its token, which succeeds. Without arguments: `memory:`, and a temporary PostgreSQL server.
 #![expect(clippy::disallowed_methods, reason = "a program has its own time and tasks")]
 
 use std::error::Error;
@@ -53,7 +52,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Writes unless a newer token has passed. The pass comes first in the transaction.
+/// Writes unless a newer token has passed, which the first statement of the transaction checks.
 async fn write(client: &Client, token: i64, author: &str) -> Result<(), tokio_postgres::Error> {
     client.batch_execute("BEGIN").await?;
     let written = async {
@@ -65,7 +64,7 @@ async fn write(client: &Client, token: i64, author: &str) -> Result<(), tokio_po
     written.map(drop)
 }
 
-/// What a migration does once; here the first process does.
+/// Usually a migration.
 async fn migrate(client: &Client) -> Result<(), tokio_postgres::Error> {
     client.batch_execute("BEGIN; SELECT pg_advisory_xact_lock(1)").await?;
     let there = client.query_one("SELECT to_regclass('tenure_fence') IS NOT NULL", &[]).await?;

@@ -1,8 +1,8 @@
-//! What many held locks cost while one process renews all of them: memory here and on the server,
-//! commands, bytes and processor time.
+//! The cost of many held locks that one process renews: memory here and on the server, commands, bytes and
+//! CPU time.
 //!
-//! `cargo run --release -p tenure --example holds -- redis://HOST:PORT 100000 60s 60s`; one more
-//! word, `fair`, for fair mutexes.
+//! `cargo run --release -p tenure --example holds -- redis://HOST:PORT 100000 60s 60s`; add `fair` for fair
+//! mutexes.
 #![expect(clippy::disallowed_methods, clippy::disallowed_types, reason = "it measures real time")]
 
 #[path = "costs/mod.rs"]
@@ -15,7 +15,7 @@ use costs::{Costs, seconds};
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 use tenure::{Guard, Locks};
 
-/// So many acquisitions are under way at once.
+/// Concurrent acquisitions.
 const AT_ONCE: usize = 256;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -50,7 +50,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             each(held.memory_here, before.memory_here),
             each(held.memory_there, before.memory_there),
         );
-        // From when all have been renewed once, they are spread over time.
+        // Once all have been renewed, their renewals are spread over time.
         let mut least = ttl;
         let mut look = async |time: Duration| {
             for _ in 0..time.as_secs() {
@@ -82,7 +82,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             (end.cpu_there - start.cpu_there) / seconds * 1e3,
             (end.cpu_here - start.cpu_here) / seconds * 1e3,
         );
-        // To release them all takes longer than to let them lapse.
+        // Releasing all of them takes longer than letting them expire.
         std::process::exit(0);
     })
 }

@@ -1,4 +1,4 @@
-//! One of all the processes that run this leads for three seconds, then the next.
+//! Each of the processes that run this leads for three seconds, one after the other.
 //!
 //! ```text
 //! cargo run -p tenure --example leader -- redis://127.0.0.1    # in several terminals
@@ -30,7 +30,7 @@ async fn main() -> tenure::Result<()> {
         }
     });
     for _ in 0..3 {
-        // The work is dropped at its next await when this process does not lead any more.
+        // The work is dropped at its next await when this process no longer leads.
         let led = election.lead(async |_term| tokio::time::sleep(Duration::from_secs(3)).await).await;
         if let Err(error) = led {
             eprintln!("{error}");

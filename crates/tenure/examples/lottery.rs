@@ -1,4 +1,4 @@
-//! Ten winners of a lottery are drawn at a set time, by one of all the processes that run this.
+//! Ten winners of a lottery are drawn at a set time by one of the processes that run this.
 //!
 //! ```text
 //! cargo run -p tenure --example lottery -- redis://127.0.0.1 "host=db1 user=app" 12:00
@@ -32,7 +32,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     let at = arguments.next().map_or_else(|| Ok(now() % DAY), |time| seconds(&time))?;
     let daily = Period::daily(Duration::from_secs(at)).open_for(Duration::from_secs(3_600));
-    // A drawing whose process died may be repeated: it is one transaction.
+    // A drawing whose process died may be repeated, because it is one transaction.
     let drawing = Locks::connect(&store).await?.once_per(NAME, daily)?.frees(Frees::FailureOrLoss);
     loop {
         match drawing.run(async |turn| draw(&client, turn).await).await {
@@ -48,7 +48,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// Draws in one transaction, which a process with a newer token ends.
+/// Draws in one transaction, which fails if a process with a newer token has drawn.
 async fn draw(client: &Client, turn: &Turn) -> Result<(), tokio_postgres::Error> {
     let day = (turn.window().start.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() / DAY) as i64;
     println!("drawing for day {day} with token {}", turn.fence());
@@ -62,7 +62,7 @@ async fn draw_within(client: &Client, day: i64, token: i64) -> Result<(), tokio_
     client.execute("SELECT tenure_pass($1, $2)", &[&NAME, &token]).await?;
     let there = client.query_one("SELECT count(*) FROM winners WHERE day = $1", &[&day]).await?;
     if there.get::<_, i64>(0) > 0 {
-        return Ok(()); // drawn by a process that died before it could say so
+        return Ok(()); // drawn by a process that died before it could report it
     }
     for place in 1..=10 {
         let pick = "INSERT INTO winners SELECT $1, $2, ticket FROM generate_series(1, 1000) ticket
@@ -74,7 +74,7 @@ async fn draw_within(client: &Client, day: i64, token: i64) -> Result<(), tokio_
     Ok(())
 }
 
-/// What a migration does once; here the first process does.
+/// Usually a migration.
 async fn migrate(client: &Client) -> Result<(), tokio_postgres::Error> {
     client.batch_execute("BEGIN; SELECT pg_advisory_xact_lock(1)").await?;
     client.batch_execute(TABLE).await?;
@@ -89,7 +89,7 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
-/// The seconds since midnight of a time like 12:00 or 12:00:30.
+/// Seconds since midnight of a time like 12:00 or 12:00:30.
 fn seconds(time: &str) -> Result<u64, Box<dyn Error>> {
     let parts: Vec<u64> = time.split(':').map(str::parse).collect::<Result<_, _>>()?;
     match parts[..] {

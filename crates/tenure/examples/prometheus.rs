@@ -1,4 +1,4 @@
-//! Serves what `Locks::metrics` counts, as Prometheus scrapes it.
+//! Serves `Locks::metrics` for Prometheus.
 //!
 //! ```text
 //! cargo run --example prometheus -- [STORE] [ADDRESS]
@@ -23,7 +23,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     // Locks with names like "orders:42" are counted as "orders".
     let locks = Locks::open(&store)?.with(|options| options.groups(Groups::by_prefix(':')))?;
 
-    // What the program does beside.
+    // Stands for the work of the program.
     let guard = block_on(locks.mutex("orders:42")?.lock())?;
     let busy = block_on(locks.mutex("orders:42")?.try_lock())?;
     assert!(busy.is_none());

@@ -1,4 +1,4 @@
-//! A job every five seconds, on one of all the hosts that run this.
+//! A job that runs every five seconds on one of the hosts that run this.
 //!
 //! ```text
 //! cargo run -p tenure --example scheduler -- redis://127.0.0.1    # in several terminals
@@ -25,7 +25,7 @@ async fn main() -> tenure::Result<()> {
             Ok(Some(Err(error))) => eprintln!("the job failed, and another host may try: {error}"),
             Err(error) => eprintln!("{error}"),
         }
-        // Asked more often than it runs: a host that comes first need not be on time.
+        // Poll more often than the job runs, so that no host needs an exact clock.
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
     Ok(())

@@ -81,7 +81,7 @@ async fn report(State(app): State<App>) -> Result<&'static str, Refusal> {
     Ok("written\n")
 }
 
-/// What a migration does once; here the first process does.
+/// Usually a migration.
 async fn migrate(pool: &PgPool) -> sqlx::Result<()> {
     let mut transaction = pool.begin().await?;
     sqlx::raw_sql("SELECT pg_advisory_xact_lock(1)").execute(&mut *transaction).await?;
@@ -117,7 +117,7 @@ impl axum::response::IntoResponse for Refusal {
     fn into_response(self) -> axum::response::Response {
         let (status, text) = match self {
             Self::Busy => (StatusCode::CONFLICT, "another process is at it".to_owned()),
-            // The lock was lost, or a server does not answer: the client may try again.
+            // The lock was lost, or a server does not answer: the client may retry.
             Self::Locks(error) => (StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
             Self::Database(error) => (StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
         };

@@ -1,12 +1,12 @@
-//! 250 readers of a value that takes half a second to compute, and lasts for one. They read for
-//! four seconds.
+//! 250 readers of a value that takes half a second to compute and is fresh for one. They read for four
+//! seconds.
 //!
 //! ```text
 //! cargo run -p tenure --example stampede -- redis://127.0.0.1            # in several terminals
 //! cargo run -p tenure --example stampede -- redis://127.0.0.1 unguarded  # the same without tenure
 //! ```
-//! Without a URL: `memory:`. Unguarded, each process keeps the value, and each reader that finds it
-//! too old computes it.
+//! Without a URL: `memory:`. With `unguarded`, each process caches the value, and every reader that finds it
+//! stale computes it.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -74,12 +74,12 @@ impl Report {
     }
 }
 
-/// One reader of all processes computes.
+/// One reader of all processes computes the value.
 async fn guarded(guard: &Cache, report: &Report) -> tenure::Result<io::Result<String>> {
     guard.get_or_compute(LASTS, async || report.slow_query().await).await
 }
 
-/// Each reader that finds no fresh value computes.
+/// Every reader that finds no fresh value computes it.
 async fn unguarded(report: &Report) -> io::Result<String> {
     let kept = report.kept.lock().unwrap_or_else(PoisonError::into_inner).clone();
     if let Some((since, value)) = kept

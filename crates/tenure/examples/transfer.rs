@@ -3,9 +3,9 @@
 //! ```text
 //! cargo run -p tenure --example transfer -- file:/tmp/locks /tmp/accounts  # several
 //! ```
-//! Each process moves money to and fro. `Multi` holds both locks or none, and takes them in one
-//! order everywhere, so that two transfers in opposite directions cannot wait for each other.
-//! Without arguments: `memory:`, and a directory of its own.
+//! Each process moves money back and forth. `Multi` holds both locks or none, and acquires them in the same
+//! order everywhere, so that transfers in opposite directions cannot deadlock. Without arguments: `memory:`,
+//! and a temporary directory.
 
 use std::error::Error;
 use std::path::Path;
@@ -44,14 +44,14 @@ fn account(locks: &Locks, name: &str) -> tenure::Result<tenure::Mutex> {
     locks.mutex(format!("example:account:{name}"))
 }
 
-/// A crash between the two writes loses the amount: a lock excludes, and does not roll back.
+/// A crash between the two writes loses the amount, because a lock does not roll back.
 fn transfer(dir: &Path, from: &str, to: &str, amount: i64) -> io::Result<()> {
     let (less, more) = (balance(dir, from)? - amount, balance(dir, to)? + amount);
     fs::write(dir.join(from), less.to_string())?;
     fs::write(dir.join(to), more.to_string())
 }
 
-/// An account that is not there yet has 1,000.
+/// A new account has 1,000.
 fn balance(dir: &Path, name: &str) -> io::Result<i64> {
     match fs::read_to_string(dir.join(name)) {
         Ok(text) => text.trim().parse().map_err(io::Error::other),

@@ -1,5 +1,4 @@
-//! Hand-overs a second of one mutex for which many tasks of this process wait, and what their
-//! waiting costs.
+//! Hand-overs per second of one mutex among many tasks of this process, and the cost of their waiting.
 //!
 //! `cargo run --release -p tenure --example waiters -- redis://HOST 100000`
 #![expect(clippy::disallowed_methods, clippy::disallowed_types, reason = "it measures real time")]
@@ -39,7 +38,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         while waiting.load(Ordering::Relaxed) < waiters {
             tokio::task::yield_now().await;
         }
-        // The newest have asked once more, and are in line by then.
+        // By then the last ones have sent their request and are in the queue.
         tokio::time::sleep(Duration::from_secs(2)).await;
         let (in_line, started) = (Costs::now(&url)?, Instant::now());
         tokio::time::sleep(MEASURED).await;
@@ -60,7 +59,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let turns = turns.load(Ordering::Relaxed);
         let rate = f64::from(turns) / started.elapsed().as_secs_f64();
         println!("{url}, {waiters} waiters: {rate:.0} hand-overs/s ({turns} of them)");
-        // The others need not have their turns.
+        // The rest need not get the lock.
         std::process::exit(0);
     })
 }

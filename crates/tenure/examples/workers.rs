@@ -1,4 +1,4 @@
-//! Jobs of many processes, of which three at most run at once.
+//! Jobs of many processes, at most three of which run at once.
 //!
 //! ```text
 //! cargo run -p tenure --example workers -- redis://127.0.0.1    # in several terminals
@@ -29,7 +29,7 @@ async fn main() -> tenure::Result<()> {
     locks.flush().await
 }
 
-/// Waits for a slot, first come, first served, and works while it has it.
+/// Waits for a slot, first come, first served, and works while it holds it.
 async fn render(slots: &Semaphore, job: u32) -> tenure::Result<()> {
     let me = std::process::id();
     let permit = slots.acquire().await?;

@@ -199,7 +199,7 @@ impl Judge {
         }
     }
 
-    /// An inconsistent history is a bug of the harness, and must not pass for a verdict.
+    /// An inconsistent history is a bug of the harness, not a verdict.
     fn unheard_of(&mut self, (worker, task): (u32, u32), what: &str) {
         self.accuse(
             "harness",
@@ -210,7 +210,7 @@ impl Judge {
     /// The task's process has ended.
     fn gone(&mut self, time: u64, who: (u32, u32)) {
         match self.hold(who) {
-            // Until then at least, the task believed what it was told.
+            // Until then at least, the task believed that it held.
             Some((lock, id, hold)) => {
                 let until = hold.until.min(time);
                 self.tasks.remove(&who);
@@ -247,7 +247,7 @@ impl Judge {
         *self.grants.entry(lock.sort).or_default() += 1;
         let book = self.book(lock);
         let Some(mut hold) = book.open.remove(&id) else { return };
-        // It held when it was told, if only for that moment.
+        // It held when it learned of the grant, if only for that moment.
         (hold.until, hold.how) = (until.max(hold.from + 1), Some(how));
         book.edges.extend([(hold.from, true, id), (hold.until, false, id)]);
         book.closed.insert(id, hold);

@@ -145,7 +145,7 @@ fn readers_are_together_and_writers_are_alone() {
             (9, 1, ends(9)),
         ])
     };
-    is_fine(&with(1), 2); // readers may be told in any order
+    is_fine(&with(1), 2); // readers may be reported in any order
     is_wrong(&with(WRITER), &["exclusion", "rwlock-1"]);
 }
 

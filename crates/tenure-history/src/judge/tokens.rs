@@ -10,7 +10,7 @@ impl Judge {
     pub(super) fn check_token(&mut self, lock: Lock, hold: &Hold) {
         let book = self.book(lock);
         let is_alone = hold.weight == lock.capacity;
-        // Shared holds may be told in another order than they were granted.
+        // The grants of shared holds may be reported in another order.
         let before = if is_alone { &book.last } else { &book.last_alone };
         // The order of overlapping holds is unknown.
         let is_behind = |before: &&Hold| before.until <= hold.from && hold.token <= before.token;

@@ -1,4 +1,4 @@
-//! What the examples that measure use of this machine and of the server.
+//! The resources that the measuring examples use, on this machine and on the server.
 #![allow(dead_code, reason = "each of them uses a part")]
 
 use std::error::Error;
@@ -7,13 +7,13 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// A time as it is written on the command line.
+/// A duration on the command line.
 pub(crate) fn seconds(text: &str) -> Result<Duration, Box<dyn Error>> {
     let text = text.strip_suffix('s').ok_or("a time reads `2s`")?;
     Ok(Duration::try_from_secs_f64(text.parse()?)?)
 }
 
-/// What was used so far. Zero of a store that is no server.
+/// Resources used so far; zero for a store without a server.
 #[derive(Default)]
 pub(crate) struct Costs {
     pub(crate) memory_here: f64,
@@ -49,7 +49,6 @@ impl Costs {
     }
 }
 
-/// What the server says of itself.
 fn info(address: &str) -> Result<String, Box<dyn Error>> {
     let mut stream = TcpStream::connect(address)?;
     stream.write_all(b"INFO everything\r\n")?;
@@ -62,14 +61,14 @@ fn info(address: &str) -> Result<String, Box<dyn Error>> {
     Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
-/// The memory of a process, or of this one: `self`.
+/// The resident memory of a process; `self` is this one.
 pub(crate) fn resident_bytes(process: &str) -> Result<f64, Box<dyn Error>> {
     let status = fs::read_to_string(format!("/proc/{process}/status"))?;
     let kib = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.split_whitespace().next());
     Ok(kib.ok_or("no line about memory")?.parse::<f64>()? * 1024.0)
 }
 
-/// The time on a processor of all threads but the first, which only waits and looks.
+/// CPU time of all threads but the main one, which only waits and polls.
 fn cpu_seconds() -> Result<f64, Box<dyn Error>> {
     let (mut nanoseconds, first) = (0.0, std::process::id().to_string());
     for task in fs::read_dir("/proc/self/task")? {
