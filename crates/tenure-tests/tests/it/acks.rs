@@ -1,5 +1,4 @@
-//! `acks` and `restart-grace` where another client decides who is the master: behind Sentinel, and
-//! on a cluster.
+//! `acks` and `restart-grace` across failovers by Sentinel and by a cluster.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -14,8 +13,7 @@ use crate::overlap::{now, overlap};
 use tenure::{Guard, Locks, Options, block_on};
 use tenure_testkit::servers::{Cluster, Config, Sentinels, Server, eventually, on_terms};
 
-/// Longer than a busy machine takes for a grant that two replicas confirm; and as long as every
-/// grace.
+/// Longer than a grant confirmed by two replicas takes on a busy machine; also the restart grace.
 const TTL: Duration = Duration::from_secs(2);
 /// Longer than any failover takes.
 const LONG: Duration = Duration::from_secs(30);
@@ -30,7 +28,7 @@ fn acquire(locks: &Locks, name: &str) -> Guard {
     block_on(locks.mutex(name).expect("a name").lock()).unwrap_or_else(|error| panic!("{name}: {error:?}"))
 }
 
-/// A lock that is not granted, for this reason; nothing of it is left.
+/// Checks that a lock is refused for this reason and that nothing of it is left.
 fn is_refused(locks: &Locks, name: &str, why: &str, master: &Server) {
     let locks = locks.with(|options| options.op_timeout(Duration::from_secs(1))).expect("options");
     let error = block_on(locks.mutex(name).expect("a name").try_lock()).expect_err("too few replicas");
@@ -39,8 +37,7 @@ fn is_refused(locks: &Locks, name: &str, why: &str, master: &Server) {
     eventually("it was given back", SOON, || !master.has(name));
 }
 
-/// A client that was granted a lock, or has renewed it, need not wait for the replicas: they have
-/// it.
+/// Checks that the replicas have a grant or renewal when it is answered.
 fn is_confirmed(locks: &Locks, name: &str, replicas: &[&Server]) {
     let left = |replica: &&Server| replica.command(&["PTTL", name]).int();
     let ttl = i64::try_from(LONG.as_millis()).expect("few");
@@ -79,18 +76,16 @@ mod behind_sentinel {
         drop(acquire(&ours, "late"));
     }
 
-    /// One failover after the other under a lock that is held: a client that waits for it meanwhile
-    /// never holds with its holder.
+    /// Repeated failovers under a held lock: a waiting client never holds together with the holder.
     #[test]
     fn acks_of_all_replicas_and_a_grace_keep_exclusion_in_each_failover() {
         let servers = Config::new().user("app on >pw ~* &* +@all");
         let sentinels = Sentinels::start_with(&servers, &Config::new(), "");
         let url = sentinels.url().replace("://", "://app:pw@");
-        // A holder may well keep its lock through a failover that was asked for; then this is how
-        // long.
+        // A holder may keep its lock through a planned failover; `max_hold` limits that.
         let options = Options::new().ttl(TTL).max_hold(2 * TTL);
         let ours = locks(&url, "acks=2&restart-grace=2s", options.clone());
-        // Of the two replicas one is the master by then.
+        // One of the two replicas is the master by then.
         let theirs = locks(&url, "acks=1&restart-grace=2s", options);
         for how in ["asked for", "killed"] {
             let guard = acquire(&ours, how);
@@ -115,8 +110,8 @@ mod behind_sentinel {
             sentinels.settles();
         }
 
-        // A master that only those still reach who lock there. What shows that there is something
-        // to lose is a holder without acks.
+        // A master that only its lock clients still reach. A holder without acks shows that there is
+        // something to lose.
         let terms = [("restart-grace=2s", "without acks"), ("acks=2&restart-grace=2s", "cut off")];
         let [kept, guard] =
             terms.map(|(terms, name)| acquire(&locks(&url, terms, Options::new().ttl(TTL)), name));
@@ -126,7 +121,7 @@ mod behind_sentinel {
         sentinels.fails_over_from(old);
         let overlaps = scope(|scope| {
             let contests = [&guard, &kept].map(|guard| {
-                // As one who comes again, and is sent to the new master.
+                // Like a client that reconnects and is sent to the new master.
                 let theirs = locks(&url, "acks=1&restart-grace=2s", theirs.options().clone());
                 scope.spawn(move || overlap(Some(guard), || acquire(&theirs, guard.name().as_str())))
             });
@@ -148,7 +143,7 @@ mod on_a_cluster {
             (locks(&cluster.url(), "acks=1", options.clone()), locks(&cluster.url(), "acks=2", options));
         for shard in 0..3 {
             let replica = &cluster.nodes()[cluster.replica_of(shard)];
-            // So that it says what it has.
+            // Allows reading from the replica.
             assert!(replica.command(&["READONLY"]) == "OK");
             let name = cluster.key_at(shard, "x");
             is_confirmed(&ours, &name, &[replica]);
@@ -161,8 +156,7 @@ mod on_a_cluster {
         drop(acquire(&ours, &name));
     }
 
-    /// A lock that its replica has confirmed is kept by its holder when its master fails;
-    /// one that no client has confirmed is gone.
+    /// A holder keeps a confirmed lock when its master fails, and loses an unconfirmed one.
     #[test]
     fn an_acknowledged_lock_outlives_its_master() {
         let cluster = Cluster::start();
@@ -174,7 +168,7 @@ mod on_a_cluster {
         let guard = acquire(&ours, &name);
         let token = guard.fence();
         scope(|scope| {
-            // Moved in, so that a failure here lets the rival go.
+            // Moved, so that a failure here stops the rival.
             let guard = guard;
             let rival = scope.spawn(|| {
                 let rival = acquire(&theirs, &name);
@@ -187,7 +181,7 @@ mod on_a_cluster {
             let master = cluster.owner_of(&name);
             let replica = cluster.replica_of(master);
             cluster.nodes()[replica].stop();
-            // What is under way to it, it would still find there.
+            // Drops writes that are on their way to the replica.
             cluster.nodes()[master].command(&["CLIENT", "KILL", "TYPE", "replica"]);
             let lost = acquire(&plain, &unheard);
             cluster.nodes()[master].kill();
@@ -199,7 +193,7 @@ mod on_a_cluster {
             eventually("its holder is told", SOON, || {
                 block_on(lost.verify()).is_err_and(|error| error.is_lost())
             });
-            // No client can confirm anything before there is a replica again.
+            // Nothing can be confirmed until there is a replica again.
             let error = block_on(guard.renew()).expect_err("no replica");
             assert!(!error.is_lost(), "{error:?}");
             cluster.nodes()[master].restart();

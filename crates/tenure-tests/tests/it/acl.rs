@@ -1,4 +1,4 @@
-//! The rights that `book/operate/rights.md` asks for are enough, and none of them is too many.
+//! The rights listed in `book/operate/rights.md` are sufficient, and each of them is needed.
 #![expect(clippy::disallowed_methods, reason = "tests against real servers measure real time")]
 
 use std::collections::BTreeMap;
@@ -15,10 +15,10 @@ use tenure_testkit::servers::{Config, Sentinels, Server, eventually};
 use crate::no_scripts::knows;
 
 const SOON: Duration = Duration::from_secs(10);
-/// What a user has before anything is given.
+/// A user without any rights.
 const NOTHING: &str = "on >pw resetkeys resetchannels -@all";
 
-/// The lines of the page, by their first word.
+/// The lines of the page, keyed by their first word.
 fn page() -> BTreeMap<&'static str, Vec<&'static str>> {
     let page = include_str!("../../../../book/operate/rights.md");
     let (_, rest) = page.split_once("```acl\n").expect("a list of rights");
@@ -30,7 +30,6 @@ fn page() -> BTreeMap<&'static str, Vec<&'static str>> {
     lines.lines().map(line).collect()
 }
 
-/// The rights of these lines.
 fn rights(lines: &[&str]) -> Vec<&'static str> {
     let page = page();
     let mut rights: Vec<_> = lines.iter().flat_map(|line| page[line].clone()).collect();
@@ -39,21 +38,20 @@ fn rights(lines: &[&str]) -> Vec<&'static str> {
     rights
 }
 
-/// Lets the user `app` do this and nothing else, and forgets what was denied so far.
+/// Gives the user `app` these rights only, and clears the log of denials.
 fn allow(server: &Server, rights: &[&str]) {
     let set = ["ACL", "SETUSER", "app", "reset"].into_iter().chain(NOTHING.split(' '));
-    // With the right to ask, a client uses what the server has.
+    // A client that may query the server's commands uses the ones it finds.
     let deletes = [("DELIFEQ", "+delifeq"), ("DELEX", "+delex")];
     let asks = rights.contains(&"+command|info");
     let deletes = deletes.into_iter().filter(|(command, _)| asks && knows(server, command));
     let set: Vec<_> = set.chain(rights.iter().copied()).chain(deletes.map(|(_, right)| right)).collect();
     assert_eq!(server.command(&set), "OK", "{rights:?}");
-    // Who it was has no part in who it is.
+    // Connections opened under the previous rights must not remain.
     server.command(&["CLIENT", "KILL", "USER", "app"]);
     assert_eq!(server.command(&["ACL", "LOG", "RESET"]), "OK");
 }
 
-/// What was denied to the user.
 fn denied(server: &Server) -> Vec<String> {
     let log = server.command(&["ACL", "LOG"]);
     let entries = log.items().iter().map(|entry| {
@@ -73,11 +71,11 @@ fn locks(url: &str) -> Result<Locks> {
     block_on(Locks::connect(url))?.with(|_| options)
 }
 
-/// A client holds, another client waits and holds, and both release.
+/// One client holds, another waits and then holds, and both release.
 fn hand_over(hold: impl Fn() -> Result<Guard>, wait: impl Fn() -> Result<Guard> + Send) -> Result<()> {
     let first = hold()?;
     block_on(first.verify())?;
-    std::thread::sleep(Duration::from_millis(5)); // or there is nothing to renew
+    std::thread::sleep(Duration::from_millis(5)); // long enough for a renewal to have an effect
     block_on(first.renew())?;
     scope(|threads| {
         let waits = threads.spawn(wait);
@@ -89,7 +87,7 @@ fn hand_over(hold: impl Fn() -> Result<Guard>, wait: impl Fn() -> Result<Guard> 
     })
 }
 
-/// All that is done with locks of one kind.
+/// Everything that can be done with one kind of lock.
 fn use_kind(kind: &str, url: &str) -> Result<()> {
     let (ours, theirs) = (locks(url)?, locks(url)?);
     match kind {
@@ -100,7 +98,7 @@ fn use_kind(kind: &str, url: &str) -> Result<()> {
         "reentrant" => {
             let (me, you) = (Owner::new("me")?, Owner::new("you")?);
             let (a, b) = (ours.reentrant_mutex("r", &me)?, theirs.reentrant_mutex("r", &you)?);
-            // Another client's: the server does not hear of a re-entry through the same.
+            // From another client, because a re-entry through the same one sends no request.
             let again = theirs.reentrant_mutex("r", &me)?;
             let both = || {
                 let (one, two) = (block_on(a.lock())?, block_on(again.lock())?);
@@ -112,7 +110,7 @@ fn use_kind(kind: &str, url: &str) -> Result<()> {
         _ => {
             let (a, b) = (ours.fair_mutex("f")?, theirs.fair_mutex("f")?);
             hand_over(|| block_on(a.lock()), || block_on(b.lock()))?;
-            // Who does not wait any more leaves.
+            // An abandoned wait leaves the queue.
             let held = block_on(a.lock())?;
             assert!(block_on(b.try_lock_for(Duration::from_millis(30)))?.is_none());
             block_on(held.release())?;
@@ -135,7 +133,7 @@ fn locks_of_each_kind_need_no_other_right() {
         allow(&server, &rights(&["always", "fast", kind, "wake", "old", "quorum"]));
         use_kind(kind, &url(&server)).unwrap_or_else(|error| panic!("{kind}: {error:?}"));
         assert_eq!(denied(&server), [""; 0], "{kind}");
-        // In other names and other people's keys there is nothing to do.
+        // Keys outside the prefix are not accessible.
         for name in ["other", "tenure:ballot:{other}"] {
             let mut client = server.client().expect("a connection");
             client.command(&["AUTH", "app", "pw"]).expect("a reply");
@@ -145,8 +143,7 @@ fn locks_of_each_kind_need_no_other_right() {
     }
 }
 
-/// Takes each of these rights away, alone, from all that is needed: what is done then is refused,
-/// and the server knows why.
+/// Removes each right in turn; the operations must then be refused, and the server must log the denial.
 fn each_is_needed(
     server: &Server,
     what: &str,
@@ -168,13 +165,12 @@ fn each_is_needed(
     }
 }
 
-/// Whether it says that something may not be done. A lock that is taken and cannot be renewed is
-/// lost; what was refused in the background shows there too.
+/// Whether an error reports missing rights. A lock that is taken but cannot be renewed is lost, which also
+/// shows refusals in the background.
 fn is_telling(error: &Error) -> bool {
     error.is_refused() || error.is_unsupported() || error.is_unknown() || error.is_lost()
 }
 
-/// Whether this right was asked for in vain.
 fn was_denied(server: &Server, right: &str) -> bool {
     let kind = match right.as_bytes()[0] {
         b'+' => format!("command {}", &right[1..]),
@@ -200,7 +196,7 @@ fn with_one_right_less_something_is_refused() {
     });
 }
 
-/// Meets other kinds, and other programs' locks, at the names that it uses.
+/// Requests names that hold other kinds of locks or other programs' locks.
 fn meet_others(server: &Server, url: &str) -> Result<()> {
     let locks = locks(url)?;
     let me = Owner::new("me")?;
@@ -219,8 +215,7 @@ fn meet_others(server: &Server, url: &str) -> Result<()> {
     }
     assert!(block_on(locks.force_release("mine"))?.is_some());
     drop(mine);
-    // Another number of permits, when all has lapsed, and the key is still there for one that would
-    // have lasted.
+    // With another number of permits, after all leases have expired but before the key does.
     let short = locks.with(|options| options.prefix("app:").ttl(Duration::from_millis(50)))?;
     let long = block_on(locks.semaphore("permits", 2)?.acquire())?;
     drop(block_on(block_on(short.semaphore("permits", 2)?.acquire())?.detach())?);
@@ -272,12 +267,12 @@ fn without_the_rights_to_publish_and_to_kill_connections_locks_work() {
             allow(&server, &rest);
             let locks = locks(&url).expect("a store");
             let owner = Owner::new("me").expect("an owner");
-            // The first grant of a connection is by script, and the next by plain commands.
+            // A connection's first grant uses a script, later ones plain commands.
             let first = block_on(locks.mutex("m").expect("a name").lock()).expect("a lock");
             block_on(first.release()).expect("released");
             let held = block_on(locks.mutex("m").expect("a name").lock()).expect("a lock");
             let hash = block_on(locks.reentrant_mutex("r", &owner).expect("a name").lock()).expect("a lock");
-            // A client waits, and the connection is lost while it does.
+            // The connection is lost while a client waits.
             let other = Owner::new("other").expect("an owner");
             let short = Duration::from_millis(60);
             let wait = async {
@@ -295,7 +290,7 @@ fn without_the_rights_to_publish_and_to_kill_connections_locks_work() {
                 let name = LockName::new(name).expect("a name");
                 block_on(asker.store.subscribe(&name, LockSpec::Mutex, Purpose::Watch, SOON)).ok()
             };
-            // A channel is left 5 s after the last who listened, if a client still listens to
+            // A channel is unsubscribed 5 s after its last listener left, if the client still listens to
             // another.
             let (_kept, left) = (listen("app:kept"), listen("app:left"));
             drop(left);
@@ -321,7 +316,7 @@ fn mutexes_without_scripts_take_rights_of_their_own() {
     let needed: Vec<_> = all.into_iter().filter(|right| !right.starts_with("+eval")).collect();
     allow(&server, &needed);
     done().unwrap_or_else(|error| panic!("{error:?}"));
-    // Valkey sets by comparison since 8.1, and so renews without PEXPIRE.
+    // Valkey since 8.1 has a conditional SET and so renews without PEXPIRE.
     let sets = server.info("server").contains_key("valkey_version");
     let each: Vec<_> =
         page()["unscripted"].iter().copied().filter(|right| !(sets && *right == "+pexpire")).collect();
@@ -357,8 +352,8 @@ fn sentinels_and_the_master_ask_for_one_right_each() {
     assert!(error.is_refused() && why.contains("NOPERM"), "{error}: {why}");
 }
 
-/// The conformance suite's cases about waiting, renewing and losing, under exactly the rights of a
-/// kind and its waking. They use names without a prefix, so the rules are those for an empty one.
+/// The conformance cases about waiting, renewing and losing, with exactly the rights of a kind and of `wake`.
+/// They use names without a prefix, so the rules are those for an empty prefix.
 fn conforms(kind: &str, flavours: &[Flavour]) {
     let cases: [for<'a> fn(&'a Fixture) -> Case<'a>; 9] = [
         |fixture| {
@@ -376,7 +371,7 @@ fn conforms(kind: &str, flavours: &[Flavour]) {
     let rights = rights(&["always", "fast", "mutex", kind, "others", "wake", "old", "quorum"]);
     let rights =
         rights.iter().filter(|right| !right.starts_with("~tenure:")).map(|right| right.replace("app:", ""));
-    let rights: Vec<_> = rights.collect(); // a pattern for all keys has no other beside it
+    let rights: Vec<_> = rights.collect(); // a pattern for all keys must be the only one
     let rights: Vec<_> = rights.iter().map(String::as_str).collect();
     for flavour in flavours {
         let server = Server::start();

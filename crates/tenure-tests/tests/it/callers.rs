@@ -1,5 +1,4 @@
-//! Requests on the runtime of the callers: other callers, leases and the order of
-//! requests do not depend on that runtime.
+//! Requests on the callers' runtime: other callers, leases and the order of requests do not depend on it.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -38,7 +37,7 @@ async fn used(locks: &Locks, name: &str) {
     lock(locks, name).await.release().await.expect("a release");
 }
 
-/// Locks until the runtime's tasks have a connection of their own: the first requests take ours.
+/// Locks until the runtime's tasks have their own connection; the first requests use the store's.
 fn connected(runtime: &Runtime, locks: &Locks, server: &Server) {
     let mut monitor = watching(server);
     eventually("a connection of the runtime's own", SOON, || {
@@ -48,7 +47,6 @@ fn connected(runtime: &Runtime, locks: &Locks, server: &Server) {
     });
 }
 
-/// How many connections the client has.
 fn connections(server: &Server) -> usize {
     server.command(&["CLIENT", "LIST"]).text().matches(" name=tenure ").count()
 }
@@ -71,17 +69,15 @@ fn set(monitor: &mut Client, key: &str) -> String {
     }
 }
 
-/// Polls once. Returns whether the request is on its way and its answer not here.
-///
-/// A runtime without a processor for long counts as blocked. Then its requests take our
-/// connection, and may be answered at once.
+/// Polls once. Returns whether the request was sent and is unanswered. A runtime without CPU time counts as
+/// blocked; its requests then use the store's connection, and may be answered immediately.
 #[must_use]
 fn begun(future: impl Future) -> bool {
     let mut future = pin!(future);
     future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending()
 }
 
-/// Begins requests until one is on its way.
+/// Starts requests until one is in flight.
 async fn until_begun(mut begin: impl AsyncFnMut() -> bool) {
     let until = Instant::now() + SOON;
     while !begin().await {
@@ -119,7 +115,7 @@ fn callers_on_other_runtimes_do_not_wait_for_a_runtime_that_blocks() {
         let (runtime, locks, unblocked) = (&runtime, &locks, unblocked);
         scope.spawn(move || {
             runtime.block_on(async {
-                // Given up before it is even written, and then nothing of this runtime is polled.
+                // Dropped before it is written; afterwards nothing polls this runtime.
                 until_begun(async || begun(lock(locks, "x").await.release())).await;
                 blocked.send(()).expect("a listener");
                 unblocked.recv().expect("a word");
@@ -154,7 +150,7 @@ fn a_release_does_not_overtake_the_acquisition_that_it_undoes() {
             is_begun
         })
         .await;
-        // What was to be written is written now, if that connection is still there.
+        // Flushes pending writes, if that connection still exists.
         used(&locks, "y").await;
     });
     assert!(!server.has("x"), "it was acquired after its release");

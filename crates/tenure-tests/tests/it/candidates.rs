@@ -1,4 +1,4 @@
-//! Candidates of an election, which also run a job once in each second, while servers die and stand still.
+//! Candidates of an election that also run a once-per-second job, while servers are killed and stopped.
 #![expect(clippy::disallowed_methods, reason = "tests against real servers measure real time")]
 
 use std::collections::BTreeMap;
@@ -17,13 +17,13 @@ const SECOND: Duration = Duration::from_secs(1);
 /// The payload of the last term.
 const LAST: &str = "last";
 
-/// What the candidates found wrong, and what they check it against.
+/// What the candidates have seen, and violations.
 #[derive(Default)]
 struct Seen {
     wrong: Mutex<Vec<String>>,
-    /// The leader, and the greatest term.
+    /// The leader, and the highest term.
     leads: Mutex<(Option<Arc<Term>>, u64)>,
-    /// How often the job ran, by the beginning of its window.
+    /// Number of runs, by the start of the window.
     runs: Mutex<BTreeMap<SystemTime, u32>>,
     is_over: AtomicBool,
 }
@@ -49,7 +49,7 @@ impl Seen {
     }
 }
 
-/// Threads that lead in turn, and one that observes them.
+/// Threads that take turns as leader, and one observer.
 struct Candidates {
     url: String,
     seen: Arc<Seen>,
@@ -72,7 +72,7 @@ impl Candidates {
         Self { url: url.to_owned(), seen, terms, threads, observer }
     }
 
-    /// Waits until each has led a further time and the job has run in a further window.
+    /// Waits until each has led once more and the job has run in another window.
     fn goes_on(&self) {
         let led = || self.terms.iter().map(|terms| terms.load(Ordering::Relaxed)).collect::<Vec<_>>();
         let ran = || self.seen.runs.lock().expect("no panic").len();
@@ -100,7 +100,7 @@ fn campaign(url: &str, seen: &Seen, terms: &AtomicU64) {
     let locks = client(url);
     let election = locks.election("crowd", "").expect("a name");
     let job = locks.once_per("crowd", SECOND).expect("a name");
-    // While there is no leader of the servers, requests fail.
+    // Requests fail while the servers have no leader.
     while !seen.is_over() {
         let _ = block_on(job.run(async |turn| {
             *seen.runs.lock().expect("no panic").entry(turn.window().start).or_default() += 1;
@@ -113,14 +113,14 @@ fn campaign(url: &str, seen: &Seen, terms: &AtomicU64) {
         seen.leads.lock().expect("no panic").0.take_if(|leads| Arc::ptr_eq(leads, &term));
         let led = terms.fetch_add(1, Ordering::Relaxed);
         match Arc::try_unwrap(term) {
-            // The others are dropped.
+            // The other half are dropped without a release.
             Ok(term) if led.is_multiple_of(2) => drop(block_on(term.resign())),
             _ => {}
         }
     }
 }
 
-/// Follows the terms to the last one, and returns their number.
+/// Follows the terms until the last one; returns their number.
 fn observe(url: &str, seen: &Seen) -> u64 {
     let mut observer = client(url).election("crowd", "").expect("a name").observe();
     let (mut last, mut count) = (0, 0);
@@ -143,7 +143,7 @@ fn observe(url: &str, seen: &Seen) -> u64 {
     }
 }
 
-/// Four candidates go on while the leader of the servers is killed and then stands still.
+/// Four candidates continue while the servers' leader is killed and then stopped.
 pub(crate) fn outlast_leaders(servers: &impl Ensemble) {
     let candidates = Candidates::start(&servers.url(), 4);
     candidates.goes_on();

@@ -11,8 +11,8 @@ use tenure_testkit::conformance::{Case, Fixture, Flavour, in_virtual_time};
 use tenure_testkit::servers::{Cluster, Ensemble, Etcd, Postgres, Server, ZooKeeper};
 use tokio::runtime::Builder;
 
-/// Each client is another `Locks`, with a thread, descriptors and a holder file as another
-/// process would have them; `file_store` has what takes real processes.
+/// Each client is a `Locks` with its own thread, descriptors and holder file, like another process;
+/// `file_store` has the tests that need real processes.
 mod file {
     use super::*;
 
@@ -25,7 +25,7 @@ mod file {
     tenure_testkit::conformance!(crate::conformance::file::run);
 }
 
-/// In virtual time, in a few of the orders in which its tasks can run.
+/// In virtual time, with several task schedules.
 mod memory {
     use super::*;
 
@@ -39,7 +39,7 @@ mod memory {
     tenure_testkit::conformance!(crate::conformance::memory::run);
 }
 
-/// Its own server for each case, and its own connection for each client.
+/// A server for each case, and a connection for each client.
 mod redis {
     use super::*;
 
@@ -51,8 +51,7 @@ mod redis {
     tenure_testkit::conformance!(crate::conformance::redis::run);
 }
 
-/// Three masters and their replicas, empty, for one case after the other: to start them takes
-/// seconds.
+/// Three masters and their replicas, reused empty by all cases, because starting them takes seconds.
 mod cluster {
     use super::*;
 
@@ -71,7 +70,7 @@ mod cluster {
     tenure_testkit::conformance!(crate::conformance::cluster::run);
 }
 
-/// One server for all cases, with a schema for each: to start it takes a second.
+/// One server for all cases, with a schema for each, because starting it takes a second.
 mod postgres {
     use super::*;
 
@@ -85,7 +84,7 @@ mod postgres {
     tenure_testkit::conformance!(crate::conformance::postgres::run);
 }
 
-/// The simulated server that compares and swaps, in virtual time.
+/// The simulated compare-and-swap server, in virtual time.
 #[cfg(tenure_planted)]
 mod cas {
     use super::*;
@@ -105,7 +104,7 @@ mod cas {
     tenure_testkit::conformance!(crate::conformance::cas::run);
 }
 
-/// One etcd for all cases, each with a prefix of its own.
+/// One etcd for all cases, with a prefix for each.
 mod etcd {
     use super::*;
 
@@ -113,7 +112,7 @@ mod etcd {
         static SERVER: LazyLock<Etcd> = LazyLock::new(|| Etcd::start().until_exit());
         static CASES: AtomicU32 = AtomicU32::new(0);
         let case_number = CASES.fetch_add(1, Ordering::Relaxed);
-        // It syncs each change to disk, which on a busy machine takes longer than the usual lease allows.
+        // It syncs each change to disk, which can outlast the usual lease on a busy machine.
         let fixture = real(&format!("{}/{case_number}", SERVER.url())).ttl(Duration::from_millis(1_200));
         let fixture = fixture.on(|options| options.op_timeout(Duration::from_secs(10)));
         block_on(case(&fixture.with(flavour)));
@@ -122,7 +121,7 @@ mod etcd {
     tenure_testkit::conformance!(crate::conformance::etcd::run);
 }
 
-/// One ZooKeeper for all cases, each with its path.
+/// One ZooKeeper for all cases, with a path for each.
 mod zookeeper {
     use super::*;
 
@@ -136,7 +135,7 @@ mod zookeeper {
     tenure_testkit::conformance!(crate::conformance::zookeeper::run);
 }
 
-/// The store for users' tests, on tokio's paused clock.
+/// The store of `tenure::testing`, on tokio's paused clock.
 mod testing {
     use super::*;
 

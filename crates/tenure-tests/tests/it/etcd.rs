@@ -1,4 +1,4 @@
-//! Locks on etcd: members that die or stand still, clients that are cut off, wrong URLs, rights.
+//! Locks on etcd: members that are killed or stopped, clients that are cut off, wrong URLs, rights.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -35,7 +35,7 @@ pub(crate) fn with(url: &str, options: Options) -> Locks {
     Locks::open(url).expect("a store").with(|_| options.clone()).expect("options")
 }
 
-/// Asks once, or until the limit.
+/// Tries once, or until the limit.
 pub(crate) fn take(
     locks: &Locks,
     name: &str,
@@ -50,7 +50,7 @@ pub(crate) fn take(
     }
 }
 
-/// Threads that take turns at one lock until they are told to stop, and what they found wrong.
+/// Threads that take turns at one lock until they are stopped, and the violations they found.
 pub(crate) struct Crowd {
     turns: Vec<Arc<AtomicU64>>,
     threads: Vec<thread::JoinHandle<()>>,
@@ -71,7 +71,7 @@ impl Crowd {
             threads.push(thread::spawn(move || {
                 while over.load(Ordering::Relaxed) == 0 {
                     let got = take(&locks, "crowd", is_fair, Some(Duration::from_secs(20)));
-                    // While there is no leader, there is no answer.
+                    // There is no answer while there is no leader.
                     let Ok(Some(guard)) = got else { continue };
                     let guard = Arc::new(guard);
                     {
@@ -95,7 +95,7 @@ impl Crowd {
                         held.0.take_if(|held| Arc::ptr_eq(held, &guard));
                     }
                     drop(guard);
-                    // A mutex promises no order: a client that asks again at once may win for ever.
+                    // A mutex has no order, so a client that retries immediately could win forever.
                     thread::sleep(Duration::from_millis(20));
                 }
             }));
@@ -103,7 +103,7 @@ impl Crowd {
         Self { turns, threads, over, wrong }
     }
 
-    /// Waits until each has had a further turn.
+    /// Waits until each has held once more.
     pub(crate) fn goes_on(&self) {
         let before: Vec<u64> = self.turns.iter().map(|turns| turns.load(Ordering::Relaxed)).collect();
         eventually("each gets a further turn", Duration::from_secs(120), || {
@@ -118,12 +118,12 @@ impl Crowd {
     }
 }
 
-/// So often its leader is killed: more in a soak, by `TENURE_LEADERS`.
+/// Number of leaders to kill; `TENURE_LEADERS` raises it for a soak.
 pub(crate) fn kills() -> u64 {
     tenure_testkit::setting("TENURE_LEADERS").unwrap_or(1)
 }
 
-/// Two crowds that go on while leaders are killed and restarted.
+/// Two crowds continue while leaders are killed and restarted.
 pub(crate) fn killed_leaders_cost_nothing(servers: &impl Ensemble, urls: [&str; 2]) -> [Crowd; 2] {
     let crowds = [Crowd::start(urls[0], 3, false), Crowd::start(urls[1], 3, true)];
     for _ in 0..kills() {
@@ -163,7 +163,7 @@ fn a_leader_that_stands_still_costs_no_exclusion_no_token_and_no_waiter() {
 #[test]
 fn a_member_without_a_majority_grants_nothing() {
     let etcd = Etcd::cluster();
-    // The leader: it takes longest to know that it is one no more.
+    // The leader takes longest to notice that it was deposed.
     let alone = etcd.leader();
     let ours = client(&etcd.url_of(alone));
     let guard = block_on(ours.mutex("x").expect("a name").lock()).expect("a free lock");
@@ -182,7 +182,7 @@ fn a_member_without_a_majority_grants_nothing() {
     }
 }
 
-/// etcdctl elects by etcd's own `concurrency.Election`.
+/// etcdctl uses etcd's own `concurrency.Election`.
 #[test]
 fn a_term_takes_no_more_requests_than_one_of_etcds_own_election() {
     let etcd = Etcd::start();
@@ -204,13 +204,13 @@ fn a_term_takes_no_more_requests_than_one_of_etcds_own_election() {
     (0..2).for_each(|_| assert_ne!(said.read_line(&mut String::new()).expect("a line"), 0));
     let interrupt = Command::new("kill").args(["-INT", &theirs.id().to_string()]).status();
     assert!(interrupt.expect("a signal").success() && theirs.wait().is_ok());
-    // The last read of its key, which it prints, belongs to etcdctl.
+    // etcdctl reads its key once more, to print it.
     let theirs = requests() - before - 1;
 
     let options = Options::new().ttl(Duration::from_secs(60));
     let locks = Locks::open(&etcd.url()).and_then(|locks| locks.with(|_| options)).expect("a store");
     let election = locks.election("x", "payload").expect("a name");
-    // The first term also opens the lease of the process.
+    // The first term also creates the process's lease.
     block_on(block_on(election.campaign()).expect("a term").resign()).expect("it leads");
     let before = requests();
     let term = block_on(election.campaign()).expect("a term");
@@ -221,8 +221,8 @@ fn a_term_takes_no_more_requests_than_one_of_etcds_own_election() {
     assert!(campaign <= 2 && ours <= theirs, "campaign {campaign}, term {ours}, etcd's own {theirs}");
 }
 
-/// A leader is cut from the others, while clients reach all of them. What its clients hold ends for
-/// them before the others get it.
+/// A leader is cut off from the other members while clients reach all of them. Its clients lose their holds
+/// before others can get them.
 pub(crate) fn a_cut_off_leader_costs_nothing(servers: &impl Ensemble) {
     let leader = servers.leader();
     let mut others = (0..3).filter(|at| *at != leader).map(|at| servers.url_of(at));
@@ -251,7 +251,7 @@ pub(crate) fn a_cut_off_leader_costs_nothing(servers: &impl Ensemble) {
     });
     assert!(asks.fence() > guard.fence(), "{} after {}", asks.fence(), guard.fence());
     println!("the next held {:?} after the cut", since.elapsed());
-    // Those that were connected to it go on with the others.
+    // Its clients continue on the other members.
     crowd.goes_on();
     servers.heal();
     crowd.goes_on();
@@ -266,7 +266,7 @@ fn a_leader_that_is_cut_from_the_others_costs_no_exclusion_no_token_and_no_waite
     a_cut_off_leader_costs_nothing(&Etcd::partitioned());
 }
 
-/// What a watch would have seen is compacted while its client is cut off.
+/// The revisions that a watch missed are compacted while its client is cut off.
 #[test]
 fn a_waiter_whose_watch_missed_what_was_compacted_has_its_turn() {
     let etcd = Etcd::start();
@@ -287,7 +287,7 @@ fn a_waiter_whose_watch_missed_what_was_compacted_has_its_turn() {
             let mutex = waits.mutex("x").expect("a name");
             thread::spawn(move || block_on(mutex.try_lock_for(Duration::from_secs(60))))
         };
-        // Wherever in its wait it is, it must come out of it.
+        // Wherever it is in its wait, it must recover.
         eventually("it has asked", Duration::from_secs(10), || {
             proxy.traffic().iter().any(|traffic| traffic.bytes_to_client > 1_000)
         });
@@ -343,7 +343,7 @@ pub(crate) fn turns_with_renewals(ours: &Locks, theirs: &Locks) {
     }
 }
 
-/// These URLs lead to an error of one line that contains the hint.
+/// These URLs lead to a one-line error that contains the hint.
 pub(crate) fn no_connection_is_explained<const N: usize>(urls: [(String, &str); N]) {
     for (url, what) in urls {
         let options = Options::new().ttl(TTL).patience(Duration::from_secs(2));
@@ -376,8 +376,8 @@ fn locks_are_kept_over_tls_and_wrong_certificates_are_named() {
     assert!(error.is_invalid() && said(&error).contains("/nowhere"), "{error}");
 }
 
-/// A client that is cut off loses its lock before the next holds it, and that within `slack` of its end.
-/// Returns the client and its connection.
+/// A client that is cut off loses its lock before the next client holds it, at most `slack` after the end of
+/// the lease. Returns the client and its connection.
 pub(crate) fn a_cut_off_client_loses(servers: &impl Ensemble, path: &str, slack: u64) -> (Locks, Proxy) {
     let proxy = Proxy::start(servers.address());
     let url = format!("{}{path}", servers.url());
@@ -398,7 +398,7 @@ pub(crate) fn a_cut_off_client_loses(servers: &impl Ensemble, path: &str, slack:
 
 #[test]
 fn a_client_that_is_cut_off_knows_its_loss_before_the_next_holds() {
-    // A sixth of the ttl and two seconds above it, and what etcd takes to look.
+    // A sixth of the ttl, two seconds, and etcd's checking interval.
     drop(a_cut_off_client_loses(&Etcd::start(), "", 6));
 }
 
@@ -433,7 +433,7 @@ fn what_is_wrong_with_a_server_is_said_in_one_line() {
     post("auth/user/add", r#"{"name":"app","password":"word"}"#);
     post("auth/role/add", r#"{"name":"root"}"#);
     post("auth/role/add", r#"{"name":"locks"}"#);
-    // The prefix `app/`, to before `app0`, in base64.
+    // The prefix `app/`, up to `app0`, in base64.
     let permission =
         r#"{"name":"locks","perm":{"permType":"READWRITE","key":"YXBwLw==","range_end":"YXBwMA=="}}"#;
     post("auth/role/grant", permission);
@@ -471,7 +471,7 @@ fn a_login_where_there_are_no_users_is_said() {
     assert!(all.contains("it has no users, and the URL names one"), "{all}");
 }
 
-/// Caches need the clock of a server, and a quorum members that keep ballots.
+/// Caches need a server clock, and members of a quorum must keep ballots.
 pub(crate) fn caches_and_quorums_are_refused(url: &str) {
     let all = said(&client(url).cache("c").map(drop).expect_err("no clock"));
     assert!(all.contains("no common clock"), "{all}");

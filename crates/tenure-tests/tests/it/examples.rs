@@ -1,4 +1,4 @@
-//! The examples, each run as its first lines say: as processes, some of which are killed.
+//! Runs the examples as their first lines say: as processes, some of which are killed.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -21,14 +21,14 @@ use tenure_testkit::servers::{Postgres, Server, eventually};
 
 const LIMIT: Duration = Duration::from_secs(40);
 
-/// The directory of the examples, built as these tests are.
+/// The directory of the examples, built with these flags.
 fn examples() -> &'static PathBuf {
     static BUILT: LazyLock<PathBuf> = LazyLock::new(|| {
         let test = std::env::current_exe().expect("this program");
         let profile = test.ancestors().nth(2).expect("target/PROFILE/deps/it").to_owned();
         let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         build.args(["build", "--quiet", "--workspace", "--examples"]);
-        // Cargo told this program of its package. Build scripts that read that would run again.
+        // Cargo's variables about this package would make build scripts run again.
         for (name, _) in std::env::vars_os() {
             let text = name.to_string_lossy();
             if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
@@ -53,7 +53,7 @@ fn the_page_on_writing_a_store_shows_the_whole_program() {
     assert_eq!(shown, program.collect::<Vec<_>>());
 }
 
-/// Processes of one example, which write into one file: so their lines are in true order.
+/// Processes of one example that write to one file, so that their lines are in the actual order.
 struct Crowd {
     dir: TempDir,
     processes: Vec<Child>,
@@ -97,7 +97,7 @@ impl Crowd {
         }
     }
 
-    /// Where a service listens.
+    /// The address of a service.
     fn address(&self) -> String {
         self.eventually_says("listening on ", 1);
         let said = self.said();
@@ -108,7 +108,7 @@ impl Crowd {
         kill_process(Pid::from_child(&self.processes[at]), signal).expect("it was not waited for");
     }
 
-    /// Waits until all have ended well.
+    /// Waits until all have exited successfully.
     #[track_caller]
     fn end(&mut self) -> String {
         eventually("all have ended", LIMIT, || {
@@ -149,7 +149,7 @@ fn a_lottery_draws_ten_winners_though_its_first_two_drawers_are_killed() {
     examples();
     let at = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs() + 2;
     let noon = format!("{:02}:{:02}:{:02}", at / 3_600 % 24, at / 60 % 60, at % 60);
-    // A crowd of one each: so it is known which process drew.
+    // One process per crowd, to know which of them drew.
     let mut crowds: Vec<_> = (0..4).map(|_| Crowd::start(1, "lottery", &[&store, &config, &noon])).collect();
     for place in ["place 4 is drawn", "place 10 is drawn"] {
         let mut at = None;
@@ -160,7 +160,7 @@ fn a_lottery_draws_ten_winners_though_its_first_two_drawers_are_killed() {
         let drawer = crowds.remove(at.expect("found"));
         drawer.signal(0, Signal::KILL);
     }
-    // Whether the second could commit or not, nothing is drawn twice.
+    // Whether or not the second could commit, nothing is drawn twice.
     eventually("the run is told of as done", LIMIT, || {
         let job = Locks::open(&store).and_then(|locks| {
             locks.once_per("example:lottery", tenure::Period::daily(Duration::from_secs(at % 86_400)))
@@ -216,7 +216,7 @@ fn transfers_in_both_directions_end_and_lose_nothing() {
     assert_eq!((balance("alice"), balance("bob")), (900, 1_100));
 }
 
-/// Sends a request; its answer comes when the connection ends.
+/// Sends a request; the reply ends with the connection.
 fn request(address: &str, line: &str) -> TcpStream {
     let mut connection = TcpStream::connect(address).expect("it listens");
     connection.set_read_timeout(Some(LIMIT)).expect("a limit");
@@ -254,7 +254,7 @@ fn a_service_computes_once_refuses_a_second_job_and_ends_with_its_requests_done(
     assert!(block_on(locks.inspect("example:rebuild")).expect("an answer").is_none());
 }
 
-/// The first service is paused for longer than its lease, once with a transaction open and once before it begins.
+/// The first service is paused for longer than its lease, once during a transaction and once before it.
 #[test]
 fn a_paused_sqlx_service_commits_before_the_next_holder_or_not_at_all() {
     let postgres = Postgres::start();
@@ -262,7 +262,7 @@ fn a_paused_sqlx_service_commits_before_the_next_holder_or_not_at_all() {
     let services = [0, 1].map(|_| Crowd::start(1, "sqlx", &[&url]));
     let [paused, other] = services.each_ref().map(Crowd::address);
     let lapsed = || {
-        // The name `example:close` or `example:report`, whose lease the server's clock has ended.
+        // The lock `example:close` or `example:report`, whose lease has expired by the server's clock.
         let ends = "SELECT bool_and(ends < extract(epoch FROM clock_timestamp()) * 1000)";
         eventually("its lease is over", LIMIT, || {
             query(&postgres, &format!("{ends} FROM tenure_lock WHERE name LIKE 'example:%'")) == "t"
@@ -276,7 +276,7 @@ fn a_paused_sqlx_service_commits_before_the_next_holder_or_not_at_all() {
     let refused = answer(request(&other, "POST /close"));
     assert!(refused.starts_with("HTTP/1.1 409"), "{refused}");
     services[0].signal(0, Signal::CONT);
-    // It commits what it checked in, and may learn after that that its lease was over.
+    // It commits what it checked in, and may learn afterwards that its lease had expired.
     let closed = answer(closing);
     assert_eq!(query(&postgres, "SELECT closed FROM day"), "1", "{closed}");
 
@@ -302,7 +302,7 @@ fn one_process_computes_at_each_expiry_and_without_the_guard_a_thousand_readers_
         let queries = |line: &str| line.split(' ').nth(2).and_then(|count| count.parse::<u64>().ok());
         (said.lines().map(|line| queries(line).expect("a count")).sum::<u64>(), started.elapsed())
     });
-    // All read for four seconds. One at a time computes, which takes half of one.
+    // All read for four seconds, and one at a time computes for half a second.
     let most = took.as_secs() * 2 + 1;
     assert!((3..=most).contains(&guarded), "{guarded} queries in {took:?}");
     assert!(unguarded >= 1_000, "{unguarded} queries");
@@ -323,7 +323,7 @@ fn each_process_leads_in_its_turn() {
     let (_dir, store) = file_store();
     let crowd = Crowd::start(2, "leader", &[&store]);
     for process in &crowd.processes {
-        // Both observers tell it.
+        // Both observers report it.
         crowd.eventually_says(&format!("process {} leads", process.id()), 2);
     }
     crowd.eventually_says("has resigned", 2);

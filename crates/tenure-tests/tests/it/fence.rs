@@ -1,4 +1,4 @@
-//! The texts of `tenure::fence` in the databases that run them: an old token's write is refused.
+//! The scripts of `tenure::fence` in the databases that run them: a write with an old token is refused.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
@@ -9,19 +9,19 @@ use tenure::{Locks, block_on, fence};
 use tenure_testkit::servers::{MariaDb, Postgres, Server, Value, eventually};
 
 const LIMIT: Duration = Duration::from_secs(20);
-/// Names that would end a string, or be two for a database that folds case or blanks.
+/// Names with quotes, and names that a database could confuse by folding case or blanks.
 const NAMES: [&str; 8] = ["o'clock", "a\"b", "a\\", "a;--", "Draw", "draw", "draw ", "naïve ✓"];
 
 /// How often a write followed one with a newer token.
 const FELL: &str = "SELECT count(*) FROM
     (SELECT token < lag(token) OVER (ORDER BY n) AS fell FROM draw) writes WHERE fell;";
 
-/// A text as a literal of SQL.
+/// An SQL string literal.
 fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', "''"))
 }
 
-/// A database's client, which runs one statement after the other.
+/// A command-line client that runs one statement after the other.
 struct Session {
     process: Child,
     statements: ChildStdin,
@@ -45,7 +45,7 @@ impl Session {
         writeln!(self.statements, "{statement}\n{}", self.mark).expect("it reads statements");
     }
 
-    /// What the statement sent last printed.
+    /// The output of the last statement.
     fn answer(&mut self) -> String {
         let mut said = String::new();
         loop {
@@ -64,7 +64,7 @@ impl Session {
         self.answer()
     }
 
-    /// Runs what must print nothing: no value and no error.
+    /// Runs a statement that must print neither a value nor an error.
     #[track_caller]
     fn passes(&mut self, statement: &str) {
         assert_eq!(self.run(statement), "", "{statement}");
@@ -88,7 +88,7 @@ fn psql(server: &Postgres) -> Session {
     Session::start(server.psql(), "\\echo done")
 }
 
-/// A server with the text, and with a table to write to.
+/// A server with the script installed and a table to write to.
 fn postgres() -> Postgres {
     let server = Postgres::start();
     let mut session = psql(&server);
@@ -154,7 +154,7 @@ fn a_paused_holders_late_update_is_refused_and_lands_without_the_token() {
     assert_eq!(new_holder.run("SELECT count(*) FROM draw;"), "2", "nothing refuses what does not pass");
 }
 
-/// Two transactions pass at once: the second waits for the first to end.
+/// Two transactions pass concurrently: the second waits until the first ends.
 #[track_caller]
 fn race(server: &Postgres, isolation: &str, first: &str, end: &str, second: &str) -> String {
     let (mut one, mut other) = (psql(server), psql(server));
@@ -222,7 +222,7 @@ fn in_postgres_tokens_of_racing_writers_are_written_in_order() {
     assert_eq!(observer.run("SELECT max(token) FROM draw;"), "80", "the newest is never refused");
 }
 
-/// A server with the text, and with a table to write to.
+/// A server with the script installed and a table to write to.
 fn mariadb() -> MariaDb {
     let server = MariaDb::start();
     let mut session = mariadb_session(&server);
@@ -237,7 +237,7 @@ fn mariadb_session(server: &MariaDb) -> Session {
     Session::start(client, "SELECT 'done';")
 }
 
-/// In strings of MariaDB a backslash is an escape.
+/// MariaDB treats a backslash in a string as an escape.
 fn call(name: &str, token: &str) -> String {
     format!("CALL tenure_pass({}, {token});", quoted(&name.replace('\\', "\\\\")))
 }
@@ -292,7 +292,7 @@ fn mariadb_judges_a_token_after_the_transaction_before_it_has_ended() {
         one.passes(&call(name, first));
         other.send(&call(name, second));
         let mut observer = mariadb_session(&server);
-        // InnoDB shows this table as it was until it has not been looked at for 100 ms.
+        // InnoDB caches this table for 100 ms after it was last read.
         let waits = "DO SLEEP(0.15);
             SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT';";
         eventually("the second waits for the first", LIMIT, || observer.run(waits) == "1");
@@ -318,7 +318,7 @@ fn in_mariadb_tokens_of_racing_writers_are_written_in_order() {
             let token = (round * 4 + (at * 3 + round) % 4 + 1).to_string();
             let write = format!("INSERT INTO draw (token) VALUES ({token});");
             let mut client = server.client();
-            // The client ends at a refusal, which rolls back.
+            // The client exits at a refusal, which rolls back.
             client.args(["-e", &format!("START TRANSACTION; {} {write} COMMIT;", call("race", &token))]);
             client.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the client mariadb")
         };
@@ -334,7 +334,7 @@ fn in_mariadb_tokens_of_racing_writers_are_written_in_order() {
     assert_eq!(observer.run("SELECT max(token) FROM draw;"), "40", "the newest is never refused");
 }
 
-/// A file of SQLite with the text, and with a table to write to.
+/// An SQLite file with the script installed and a table to write to.
 struct Sqlite {
     _dir: tempfile::TempDir,
     file: PathBuf,
@@ -410,7 +410,7 @@ fn in_sqlite_tokens_of_racing_writers_are_written_in_order() {
             let token = (round * 4 + (at * 3 + round) % 4 + 1).to_string();
             let write = format!("INSERT INTO draw (token) VALUES ({token});");
             let mut client = database.client();
-            // The client ends at a refusal, which rolls back.
+            // The client exits at a refusal, which rolls back.
             client.args(["-bail", &format!("BEGIN IMMEDIATE; {} {write} COMMIT;", insert("race", &token))]);
             client
                 .stdin(Stdio::null())
@@ -451,7 +451,7 @@ fn redis_writes_a_hash_unless_the_token_is_old() {
         for token in ["5", "5", "7", "18446744073709551614", "18446744073709551615"] {
             assert!(write_hash(&server, key, &[token, "winner", token]) == "OK");
         }
-        // These differ by less than a number of Lua can tell.
+        // The difference is below the precision of a Lua number.
         is_refused(&write_hash(&server, key, &["18446744073709551614", "winner", "late"]), "OLDTOKEN");
         is_refused(&write_hash(&server, key, &["9", "winner", "late"]), "OLDTOKEN");
         for wrong in ["0", "-1", "", "07", "0x10", "1e3", "7.5", "nil"] {

@@ -1,4 +1,4 @@
-//! The recipe of `book/use/fencing.md` for conditional writes, on a fake of S3: not on S3 itself.
+//! The recipe of `book/use/fencing.md` for conditional writes, on a fake of S3.
 #![expect(clippy::disallowed_methods, reason = "the fake and the racing writers are threads")]
 
 use std::collections::BTreeMap;
@@ -10,18 +10,18 @@ use std::thread;
 
 use tenure::{Locks, block_on};
 
-/// What a store of objects keeps and has been told.
+/// The state of the object store.
 #[derive(Default)]
 struct Objects {
-    /// The bytes of each path.
+    /// Content, by path.
     kept: BTreeMap<String, String>,
-    /// All bytes that were written, in order.
+    /// All content that was written, in order.
     written: Vec<String>,
-    /// How many writes it still refuses with 409, as S3 does where two come at once.
+    /// Number of writes still to be refused with 409, as S3 does for concurrent writes.
     conflicts: u32,
 }
 
-/// An ETag of S3 is a hash of the bytes: equal bytes have equal ETags.
+/// S3's ETag is a hash of the content, so equal content has equal ETags.
 fn etag(bytes: &str) -> String {
     let mut hasher = DefaultHasher::new();
     bytes.hash(&mut hasher);
@@ -29,7 +29,7 @@ fn etag(bytes: &str) -> String {
 }
 
 impl Objects {
-    /// A status, the ETag and the bytes.
+    /// The status, the ETag and the content.
     fn answer(&mut self, request: &Request) -> (u16, String, String) {
         let now = self.kept.get(&request.path);
         let header = |name: &str| request.headers.get(name).map(String::as_str);
@@ -63,7 +63,7 @@ struct Request {
     body: String,
 }
 
-/// The first line, the headers and the body of a request or of a reply.
+/// The first line, the headers and the body of a message.
 fn read_message(stream: &TcpStream) -> Option<(String, BTreeMap<String, String>, String)> {
     let mut lines = BufReader::new(stream);
     let mut next = || {
@@ -81,7 +81,7 @@ fn read_message(stream: &TcpStream) -> Option<(String, BTreeMap<String, String>,
     Some((first, headers, String::from_utf8(body).ok()?))
 }
 
-/// A fake of S3 behind HTTP, which has conditional writes.
+/// A fake of S3 with conditional writes, behind HTTP.
 struct Bucket {
     objects: Arc<Mutex<Objects>>,
     at: SocketAddr,
@@ -96,14 +96,14 @@ impl Bucket {
         thread::spawn(move || {
             for stream in listener.incoming() {
                 let mut stream = stream.expect("a connection");
-                // A connection without a request ends it.
+                // The client closed the connection.
                 let Some((first, headers, body)) = read_message(&stream) else { return };
                 let mut words = first.split(' ').map(str::to_owned);
                 let (method, path) = words.next().zip(words.next()).expect("a method and a path");
                 let request = Request { method, path, headers, body };
                 let (status, etag, bytes) = kept.lock().expect("no panic").answer(&request);
                 let length = bytes.len();
-                // A client that has gone needs no reply.
+                // Fails if the client is gone.
                 let _ = write!(
                     stream,
                     "HTTP/1.1 {status} \r\nETag: {etag}\r\nContent-Length: {length}\r\n\r\n{bytes}"
@@ -123,7 +123,7 @@ impl Bucket {
         (status.expect("a status"), headers["etag"].clone(), bytes)
     }
 
-    /// Steps 1 and 2: the condition of the write, unless a newer token is in the object.
+    /// Steps 1 and 2: the condition of the write, unless the object has a newer token.
     fn begin(&self, token: u64) -> Option<String> {
         match self.ask("GET", "", "") {
             (200, etag, bytes) => {
@@ -135,7 +135,7 @@ impl Bucket {
         }
     }
 
-    /// Step 3: whether the write landed.
+    /// Step 3: whether the write succeeded.
     fn put(&self, condition: &str, token: u64, value: &str) -> bool {
         match self.ask("PUT", condition, &format!("{token} {value}")).0 {
             200 => true,
@@ -144,7 +144,7 @@ impl Bucket {
         }
     }
 
-    /// The recipe: whether it wrote. If not, a newer token is there.
+    /// The whole recipe; `false` if there is a newer token.
     fn write(&self, token: u64, value: &str) -> bool {
         while let Some(condition) = self.begin(token) {
             if self.put(&condition, token, value) {
@@ -183,7 +183,7 @@ fn a_late_holders_object_is_refused() {
     assert!(bucket.write(newer, "next"));
     assert!(!bucket.write(late, "late"));
     assert_eq!(bucket.bytes(), format!("{newer} next"));
-    // The recipe refuses it, and not the fake: without its conditions the write lands.
+    // The recipe refuses it, not the fake: without its condition the write succeeds.
     assert!(bucket.put("", late, "late") && bucket.bytes() == format!("{late} late"));
 }
 
@@ -194,14 +194,14 @@ fn a_late_holder_that_has_read_before_is_refused() {
         let bucket = Bucket::start();
         assert!(is_new || bucket.write(late, "same"));
         let condition = bucket.begin(late).expect("it is the newest yet");
-        // The same value: the bytes differ by the token alone.
+        // With the same value, the content differs only by the token.
         assert!(bucket.write(newer, "same"));
         assert!(!bucket.put(&condition, late, "late") && !bucket.write(late, "late"));
         assert_eq!(bucket.bytes(), format!("{newer} same"));
     }
 }
 
-/// Why the token belongs into the bytes.
+/// Why the token must be part of the content.
 #[test]
 fn a_write_of_equal_bytes_goes_unseen() {
     let bucket = Bucket::start();

@@ -1,6 +1,5 @@
-//! A hold that is ended by force on real servers: what short holds pay for it, and what others can
-//! do with its messages. The conformance suite shows for each store that its holder is told at
-//! once.
+//! Holds ended by force on real servers: the cost for short holds, and what others can do with the messages.
+//! The conformance suite shows for each store that the holder is notified immediately.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -12,7 +11,7 @@ use std::time::{Duration, Instant};
 use tenure::{ForcedRelease, Guard, Locks, block_on};
 use tenure_testkit::servers::{Cluster, Server, eventually};
 
-/// What a busy machine may take. A renewal comes each 20 s.
+/// Tolerance for a busy machine, below the renewal interval of 20 s.
 const LIMIT: Duration = Duration::from_secs(15);
 
 fn locks(url: &str) -> Locks {
@@ -20,13 +19,13 @@ fn locks(url: &str) -> Locks {
     locks.with(|options| options.ttl(Duration::from_secs(60))).expect("options")
 }
 
-/// How often these servers have carried out commands that begin so.
+/// Number of commands with this prefix that the servers have executed.
 fn calls(servers: &[Server], command: &str) -> u64 {
     let stats = servers.iter().flat_map(Server::info_commandstats);
     stats.filter(|(name, _)| name.starts_with(command)).map(|(_, count)| count).sum()
 }
 
-/// The channels on which anyone listens, of both kinds.
+/// Channels with subscribers, of both kinds.
 fn channels(server: &Server) -> Vec<String> {
     let asked = [["PUBSUB", "CHANNELS"], ["PUBSUB", "SHARDCHANNELS"]];
     let said = asked.iter().map(|command| server.command(command));
@@ -59,7 +58,7 @@ fn a_hold_that_is_over_within_a_second_subscribes_to_nothing() {
     assert_eq!(calls(std::slice::from_ref(&server), "subscribe"), 0);
     assert_eq!(channels(&server), [""; 0]);
     let requests = calls(std::slice::from_ref(&server), "evalsha");
-    // Two scripts for a fair lock, and at most one for the release of a mutex.
+    // Two scripts per fair lock, and at most one for the release of a mutex.
     assert!(requests <= 151, "{requests} scripts for a hundred pairs");
 }
 
@@ -67,7 +66,7 @@ fn forged_messages_end_nothing(servers: &[Server], locks: &Locks) {
     let guards = held(locks);
     let listened = || servers.iter().map(|server| channels(server).len()).sum::<usize>();
     eventually("both are listened for", LIMIT, || listened() == 2);
-    // Those who have just begun to listen ask once.
+    // A new subscriber sends one request.
     eventually("both were asked about", LIMIT, || locks.metrics().total().renewals >= 2);
     let before = locks.metrics().total().renewals;
     let start = Instant::now();
@@ -105,7 +104,7 @@ fn a_forged_message_ends_no_hold_on_a_cluster() {
     forged_messages_end_nothing(cluster.nodes(), &locks(&cluster.url()));
 }
 
-/// A user may lock, and may not subscribe: renewals tell it.
+/// A user that may lock but not subscribe learns of it by renewals.
 #[test]
 fn who_may_not_listen_is_told_by_its_renewal() {
     let server = Server::start();
@@ -120,7 +119,6 @@ fn who_may_not_listen_is_told_by_its_renewal() {
     }
 }
 
-/// Nothing stands in the way of another kind.
 #[test]
 fn a_hold_that_is_ended_in_its_owners_name_leaves_nothing_behind() {
     let server = Server::start();

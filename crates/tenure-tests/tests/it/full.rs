@@ -1,4 +1,4 @@
-//! Servers that have no room for another connection: a wait outlasts that, whatever its patience.
+//! Servers without room for another connection: a wait outlasts that, whatever its patience.
 #![expect(clippy::disallowed_methods, reason = "these tests wait as their callers do, in real time")]
 
 use std::time::Duration;
@@ -53,7 +53,7 @@ fn a_wait_outlasts_a_full_postgresql() {
         server.limit_connections(6);
         server.run("CREATE ROLE app LOGIN; CREATE SCHEMA crowd AUTHORIZATION app");
         let mut others = Vec::new();
-        // Three of the connections are for superusers.
+        // Three connections are reserved for superusers.
         let config = server.config().replace("user=postgres", "user=app");
         let fill = async {
             while others.len() < 3 {
@@ -76,14 +76,13 @@ fn a_wait_outlasts_a_full_postgresql() {
 fn a_wait_outlasts_a_full_redis() {
     on(async {
         let server = Server::start();
-        // The connection of this test.
+        // The connection of this test fills it.
         server.command(&["CONFIG", "SET", "maxclients", "1"]);
         let room = async || drop(server.command(&["CONFIG", "SET", "maxclients", "100"]));
         outlasts_full(&server.url(), room).await;
     });
 }
 
-/// One connection is room enough.
 #[test]
 fn a_wait_outlasts_a_full_zookeeper() {
     on(async {

@@ -10,8 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The modules of a crate from the bottom to the top. A module may import those of its own row and
-/// of the rows above it here.
+/// The modules of a crate, bottom to top. A module may import those of its own row and of earlier rows.
 type Layers = &'static [&'static [&'static str]];
 
 const CORE: Layers = &[
@@ -46,8 +45,8 @@ const FRONT: Layers = &[
     ],
 ];
 
-/// The crates of the library and its tools, with a lower bound of the imports that each has: fewer
-/// would mean that this test no longer reads them.
+/// The crates of the library and its tools, with the minimum number of imports that this test must find in
+/// each.
 const CRATES: [(&str, usize); 10] = [
     ("tenure", 200),
     ("tenure-cli", 50),
@@ -61,10 +60,9 @@ const CRATES: [(&str, usize); 10] = [
     ("tenure-zookeeper", 5),
 ];
 
-/// A module by its path, without the `crate` in front.
+/// The path of a module, without `crate`.
 type Module = Vec<String>;
 
-/// A path that a file imports, and where.
 struct Import {
     line: usize,
     path: String,
@@ -77,7 +75,6 @@ struct Imports {
     of: BTreeMap<Module, Vec<Import>>,
 }
 
-/// The folder of the crates.
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
@@ -101,7 +98,7 @@ impl Imports {
         format!("{}:{} imports `{}`", self.files[module].display(), import.line, import.path)
     }
 
-    /// The imports that lead from a file back to it, if any do.
+    /// A cycle of imports through this file, if there is one.
     fn circle(&self) -> Option<String> {
         let mut done = BTreeSet::new();
         self.files.keys().find_map(|module| self.circle_from(module, &mut Vec::new(), &mut done))
@@ -132,7 +129,7 @@ impl Imports {
         None
     }
 
-    /// The imports of a module above the one that imports it.
+    /// Imports of modules above the importing one.
     fn upward(&self, layers: Layers) -> Vec<String> {
         let layer = |module: &Module| {
             let name = module.first()?;
@@ -151,7 +148,7 @@ impl Imports {
     }
 }
 
-/// All files below a directory, by the modules that they are.
+/// All files below a directory, by module path.
 fn find(directory: &Path, module: &mut Module, files: &mut BTreeMap<Module, PathBuf>) {
     for entry in fs::read_dir(directory).expect("a directory of sources") {
         let path = entry.expect("an entry").path();
@@ -192,10 +189,10 @@ fn imports(module: &Module, text: &str, files: &BTreeMap<Module, PathBuf>) -> Ve
     imports
 }
 
-/// A word, or one sign of punctuation (`::` is one), and its line.
+/// A word or a punctuation mark (`::` is one token), and its line.
 type Token = (usize, String);
 
-/// The tokens of a source without comments, texts and lifetimes.
+/// The tokens of a source without comments, string literals and lifetimes.
 fn tokens(text: &str) -> Vec<Token> {
     let (mut rest, mut line, mut tokens) = (text, 1, Vec::new());
     while let Some(first) = rest.chars().next() {
@@ -230,7 +227,7 @@ fn tokens(text: &str) -> Vec<Token> {
     tokens
 }
 
-/// The length of the text that begins here, with its quotes.
+/// The length of the string literal that starts here, with its quotes.
 fn text_len(rest: &str) -> usize {
     let mut is_escaped = true; // the first quote
     for (at, char) in rest.char_indices() {
@@ -244,7 +241,7 @@ fn text_len(rest: &str) -> usize {
     rest.len()
 }
 
-/// The same for `r"…"`, `r#"…"#` and so on; `None` if there is no such text here.
+/// The same for a raw string; `None` if none starts here.
 fn raw_text_len(rest: &str) -> Option<usize> {
     let behind = rest.strip_prefix('r')?;
     let hashes = behind.len() - behind.trim_start_matches('#').len();
@@ -253,7 +250,7 @@ fn raw_text_len(rest: &str) -> Option<usize> {
     Some(1 + hashes + 1 + body.find(&end)? + end.len())
 }
 
-/// The length of a character in quotes, or of the quote of a lifetime.
+/// The length of a character literal, or of the quote of a lifetime.
 fn char_len(rest: &str) -> usize {
     let mut chars = rest.char_indices().skip(1);
     match chars.next() {
@@ -265,7 +262,7 @@ fn char_len(rest: &str) -> usize {
     }
 }
 
-/// The tokens without the items that only tests have.
+/// The tokens without test-only items.
 fn without_tests(tokens: Vec<Token>) -> Vec<Token> {
     const MARK: [&str; 7] = ["#", "[", "cfg", "(", "test", ")", "]"];
     let mut left = Vec::new();
@@ -277,7 +274,7 @@ fn without_tests(tokens: Vec<Token>) -> Vec<Token> {
             at += 1;
             continue;
         }
-        // The item ends with its braces, or where it has none with a semicolon.
+        // The item ends with its braces, or without any at a semicolon.
         at += MARK.len();
         let is_use = tokens[at..].iter().take(6).any(|(_, token)| token == "use");
         let mut depth = 0;
@@ -297,7 +294,7 @@ fn without_tests(tokens: Vec<Token>) -> Vec<Token> {
     left
 }
 
-/// All paths of this crate, from imports and in code.
+/// All paths into this crate, in imports and in code.
 fn paths(tokens: &[Token]) -> Vec<(usize, String)> {
     let (mut paths, mut at) = (Vec::new(), 0);
     while at < tokens.len() {
@@ -312,7 +309,7 @@ fn paths(tokens: &[Token]) -> Vec<(usize, String)> {
     paths
 }
 
-/// Reads a path, or several that begin alike (`a::{b, c::d}`); returns where it ends.
+/// Parses a path or a group (`a::{b, c::d}`); returns the position after it.
 fn tree(tokens: &[Token], mut at: usize, before: &str, paths: &mut Vec<(usize, String)>) -> usize {
     let (mut path, line) = (before.to_owned(), tokens[at].0);
     while let Some((_, token)) = tokens.get(at) {
@@ -360,7 +357,7 @@ fn no_module_of_the_library_imports_one_above_it() {
     }
 }
 
-/// The crate graph keeps what the layers once did: a store imports the core and no other store.
+/// A store imports the core and no other store.
 #[test]
 fn stores_depend_on_the_core_alone() {
     for (name, _) in CRATES.iter().filter(|(name, _)| {
@@ -375,13 +372,12 @@ fn stores_depend_on_the_core_alone() {
     }
 }
 
-/// The crates that make up the library.
 fn library() -> impl Iterator<Item = &'static str> {
     let is_tool = |name: &&str| ["tenure-cli", "tenure-history", "tenure-testkit"].contains(name);
     CRATES.into_iter().map(|(name, _)| name).filter(move |name| !is_tool(name))
 }
 
-/// The types that a file defines: not associated types, which stand inside braces.
+/// The types that a file defines, without associated types, which are inside braces.
 fn type_names(tokens: &[Token]) -> Vec<&str> {
     let (mut names, mut depth) = (Vec::new(), 0);
     for (at, (_, token)) in tokens.iter().enumerate() {
@@ -403,7 +399,7 @@ fn each_type_of_the_library_has_a_name_of_its_own() {
     for name in library() {
         for path in Imports::of_crate(name).files.values() {
             let tokens = without_tests(tokens(&fs::read_to_string(path).expect("a source file")));
-            // Variants of one type for several systems stand in one file.
+            // Variants of one type for several systems are in one file.
             for name in BTreeSet::from_iter(type_names(&tokens)) {
                 defined.entry(name.to_owned()).or_default().push(path.display().to_string());
             }
@@ -424,11 +420,11 @@ fn only_the_platform_modules_name_an_operating_system() {
     const PLATFORM: [&str; 3] = ["platform", "system", "inotify"];
     let mut named = Vec::new();
     for name in library().chain(["tenure-cli"]) {
-        // A directory and the command need a Unix; their platform modules say which variant of a call they take.
+        // The file store and the command need a Unix; their platform modules select variants.
         let names = if ["tenure-file", "tenure-cli"].contains(&name) { &NAMES[..3] } else { &NAMES[..] };
         for (module, path) in Imports::of_crate(name).files {
             let is_platform = module.first().is_some_and(|name| PLATFORM.contains(&name.as_str()));
-            // Whether `file:` exists: a URL and two re-exports.
+            // A URL and two re-exports depend on whether `file:` exists.
             let opens = name == "tenure" && (module.is_empty() || module == ["open"]);
             let text = fs::read_to_string(&path).expect("a source file");
             let tokens = without_tests(tokens(&text));

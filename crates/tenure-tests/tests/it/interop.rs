@@ -1,5 +1,4 @@
-//! Beside redis-py's `Lock` on the same names: neither ever holds with the other, frees the
-//! other's, or starves.
+//! Interoperation with redis-py's `Lock` on the same names: no overlap, no foreign release, no starvation.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -31,7 +30,7 @@ fn held(mutex: &Mutex) -> Guard {
     block_on(mutex.try_lock_for(SOON)).expect("an answer").expect("it is free soon")
 }
 
-/// A Python process that has redis-py.
+/// A Python process with redis-py.
 struct Python {
     process: Child,
     orders: ChildStdin,
@@ -83,8 +82,7 @@ fn a_redis_py_process_and_ours_are_never_inside_together() {
     let mut waited = 0;
     python.order(&format!("turns app:x {TURNS}"));
     for turn in 0..TURNS {
-        // Some of the turns are waited for; most are grabbed, so that there are many, close
-        // together.
+        // Some turns wait; most only try, so that there are many in a short time.
         let guard = if turn % 10 == 0 {
             waited += 1;
             held(&mutex)
@@ -151,7 +149,7 @@ fn a_release_of_redis_py_never_frees_ours_nor_ours_its() {
     let short = Options::new().ttl(ms(100)).renewal(Renewal::Off);
     let (lasting, lapsing) = (mutex(&server, "app:x"), locks(&server).with(|_| short).expect("options"));
 
-    // Its lease lapses, ours begins, and it comes too late.
+    // Its lease expires, ours begins, and its release comes too late.
     assert_ne!(python.ask("acquire app:x 0.05 5"), "busy");
     let ours = held(&lasting);
     for late in ["release app:x", "acquire app:x 30 0"] {
@@ -161,7 +159,7 @@ fn a_release_of_redis_py_never_frees_ours_nor_ours_its() {
     }
     block_on(ours.release()).expect("it was ours all the time");
 
-    // The same with what would prolong its lease: ours keeps its own end.
+    // The same with an extension: our lease keeps its end.
     assert_ne!(python.ask("acquire app:x 0.05 5"), "busy");
     let ours = held(&lasting);
     assert_eq!(python.ask("extend app:x 3600"), "LockNotOwnedError");
@@ -170,7 +168,7 @@ fn a_release_of_redis_py_never_frees_ours_nor_ours_its() {
     assert!(server.command(&["PTTL", "app:x"]).int() <= 15_000);
     block_on(ours.release()).expect("it was ours all the time");
 
-    // And the other way round: with a release, with a renewal, and by being dropped.
+    // The reverse: by a release, by a renewal, and by a drop.
     let late: [fn(Guard); 3] = [
         |guard| assert!(block_on(guard.release()).expect_err("it was lost").is_lost()),
         |guard| assert!(block_on(guard.renew()).expect_err("it was lost").is_lost()),
@@ -209,7 +207,7 @@ fn a_redis_py_holder_is_shown_as_foreign_and_can_be_forced() {
     assert!(block_on(locks.inspect("app:x")).expect("an answer").is_none());
     assert_eq!(python.ask("release app:x"), "LockNotOwnedError");
 
-    // A waiter of redis-py takes what a forced release by tenure frees.
+    // A waiter of redis-py gets the lock after a forced release by tenure.
     let ours = held(&locks.mutex("app:x").expect("a name"));
     python.order("acquire app:x 30 5");
     std::thread::sleep(ms(100));

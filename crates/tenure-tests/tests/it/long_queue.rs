@@ -1,4 +1,4 @@
-//! Many waiters in one queue, on servers whose clients run the machine: what a turn costs.
+//! The cost of a turn with many waiters in one queue, on servers whose clients run the state machine.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -17,25 +17,24 @@ use tenure::{Locks, Options, block_on};
 use tenure_testkit::servers::{Ensemble, Etcd, Postgres, ZooKeeper, eventually};
 use tenure_testkit::setting;
 
-/// So many processes share the waiters.
+/// Processes that share the waiters.
 const PROCESSES: u64 = 4;
-/// What tells such a process how many of its tasks wait, its ttl in seconds, and its store.
+/// Arguments of such a process: its number of waiters, its ttl in seconds, and its store.
 const PART: &str = "TENURE_LINE";
 
-/// The ttl where no process dies, in seconds.
+/// The ttl in seconds where no process dies.
 const LONG: u64 = 300;
 
-/// Unless `TENURE_WAITERS` says another number.
+/// `TENURE_WAITERS` overrides it.
 fn waiters() -> u64 {
     setting("TENURE_WAITERS").unwrap_or(1_000)
 }
 
-/// So many turns are measured, unless `TENURE_TURNS` says another number.
+/// Number of measured turns; `TENURE_TURNS` overrides it.
 fn turns() -> u64 {
     setting("TENURE_TURNS").unwrap_or(100)
 }
 
-/// The memory of a process.
 fn resident(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("a status");
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a line");
@@ -47,7 +46,7 @@ fn client(url: &str, ttl: u64) -> Locks {
     Locks::open(url).expect("a store").with(|_| options).expect("options")
 }
 
-/// A process of those that wait, and its memory before they did.
+/// A waiting process, and its memory before.
 struct Waits {
     process: Child,
     before: u64,
@@ -59,7 +58,7 @@ impl Drop for Waits {
     }
 }
 
-/// Lets processes line up; they begin once all are there.
+/// Starts processes that queue up, and continue once all are in the queue.
 fn line_up(url: &str, all: u64, ttl: u64) -> (Vec<Waits>, Receiver<u64>) {
     let (tell, told) = channel();
     let (ready, is_ready) = channel();
@@ -85,7 +84,7 @@ fn line_up(url: &str, all: u64, ttl: u64) -> (Vec<Waits>, Receiver<u64>) {
     let waits = processes.into_iter().map(|mut process| {
         let before = resident(process.id());
         writeln!(process.stdin.as_ref().expect("its input"), "begin").expect("it reads");
-        // It ends when its input does.
+        // It exits when its standard input is closed.
         process.stdin.as_mut().expect("its input").flush().expect("it reads");
         Waits { process, before }
     });
@@ -116,8 +115,8 @@ fn part_of_a_line() {
     while stdin().read_line(&mut line).is_ok_and(|count| count > 0) {}
 }
 
-/// So many wait in several processes for one fair lock; then some have their turns. `requests` and
-/// `memory` are those of the server.
+/// Waiters in several processes queue for one fair lock, and some get it. `requests` and `memory` are those
+/// of the server.
 fn takes_turns(store: &str, url: &str, requests: impl Fn() -> u64, memory: impl Fn() -> u64) {
     let (all, count) = (waiters(), turns());
     let first = client(url, LONG);
@@ -134,7 +133,7 @@ fn takes_turns(store: &str, url: &str, requests: impl Fn() -> u64, memory: impl 
     let before = requests();
     let begun = Instant::now();
     block_on(guard.release()).expect("a release");
-    // The words of two processes may come in another order than their turns.
+    // Lines of two processes may arrive in another order than their turns.
     let mut tokens = Vec::new();
     for _ in 0..count {
         let token = told.recv_timeout(Duration::from_secs(60)).expect("a turn");
@@ -156,7 +155,7 @@ fn takes_turns(store: &str, url: &str, requests: impl Fn() -> u64, memory: impl 
         took / count as u32,
         each(asked as f64),
     );
-    // A turn is a release and what its successor asks. Places are refreshed in parts.
+    // A turn is a release and its successor's request. Places are refreshed in batches.
     let refreshes = (took.as_secs_f64() + 2.0) * (all as f64 / 256.0 + PROCESSES as f64 * 2.0) * 2.0;
     assert!(asked as f64 <= 5.0 * count as f64 + refreshes, "{asked} requests for {count} turns in {took:?}");
 }
@@ -168,8 +167,8 @@ fn are_in_line(locks: &Locks, all: u64) {
     });
 }
 
-/// A process with a quarter of the places dies. The others wait for that once, and not at each of
-/// its places.
+/// A process with a quarter of the places dies. The others wait for its lease once, not for each of its
+/// places.
 fn one_dies(url: &str) {
     let (all, ttl) = (400, 2);
     let first = client(url, LONG);
@@ -189,7 +188,7 @@ fn one_dies(url: &str) {
     assert_eq!(tokens.len() as u64, all - all / PROCESSES, "no token was given twice");
     let status = || block_on(first.inspect("line")).expect("an answer");
     eventually("nothing is left", Duration::from_secs(20), || status().is_none());
-    // The lease of the dead is seconds long, and there are a hundred of its places.
+    // The dead process has a hundred places, with leases of seconds.
     assert!(took < Duration::from_secs(40), "{took:?}");
 }
 
@@ -212,7 +211,7 @@ fn a_process_that_dies_in_a_long_queue_on_postgresql_costs_the_others_one_lease(
 fn a_long_queue_on_postgresql_takes_its_turns_in_order() {
     let server = Postgres::start();
     server.run("ALTER SYSTEM SET log_statement = 'all'");
-    // Without the values, which are as long as the queue.
+    // Without the parameters, which are as long as the queue.
     server.run("ALTER SYSTEM SET log_parameter_max_length = 0");
     server.run("SELECT pg_reload_conf()");
     let requests = || server.log().lines().filter(|line| line.contains("LOG:  execute ")).count() as u64;

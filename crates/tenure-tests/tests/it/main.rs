@@ -1,5 +1,4 @@
-//! The library against real servers, and against a simulated network. One program, because each
-//! program of tests costs a build and its own link.
+//! The library against real servers and a simulated network, in one program to save build and link time.
 
 mod acks;
 mod acl;

@@ -1,5 +1,5 @@
-//! What book/migrate/index.md says: the commands of other libraries, and a crew that moves from each of
-//! them to tenure while it works. On one server, and on a quorum.
+//! What book/migrate/index.md claims: the commands of other libraries, and a fleet that moves from each of
+//! them to tenure while it works, on one server and on a quorum.
 #![expect(clippy::disallowed_methods, reason = "tests against real servers take real time")]
 
 use std::sync::Barrier;
@@ -14,10 +14,10 @@ use super::quorum::nodes::Nodes;
 
 const SOON: Duration = Duration::from_secs(30);
 
-/// What a library sends for its lock; each script compares the value first.
+/// The commands of a library's lock. Each script compares the value first.
 struct Library {
     name: &'static str,
-    /// Other than `SET NX PX`.
+    /// If it is not `SET NX PX`.
     take: Option<&'static str>,
     extend: &'static str,
     release: &'static str,
@@ -30,7 +30,7 @@ const SET_AGAIN: &str = "return redis.call('GET', KEYS[1]) == ARGV[1]
     and redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2]) and 1 or 0";
 const IF_ABSENT: &str = "return redis.call('EXISTS', KEYS[1]) == 0
     and redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2]) and 1 or 0";
-/// A list beside the lock wakes one that waits.
+/// Wakes a waiter through a list beside the lock.
 const DELETE_AND_PUSH: &str = "if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
     local list = 'lock-signal:' .. string.sub(KEYS[1], #'lock:' + 1)
     redis.call('LPUSH', list, 1)
@@ -42,7 +42,7 @@ const LIBRARIES: [Library; 5] = [
     Library { name: "redlock of npm", take: Some(IF_ABSENT), extend: SET_AGAIN, release: DELETE },
     Library { name: "redis-py", take: None, extend: PEXPIRE, release: DELETE },
     Library { name: "redsync", take: None, extend: PEXPIRE, release: DELETE },
-    // Its keys begin so.
+    // The prefix of its keys.
     Library { name: "lock:python-redis-lock", take: None, extend: PEXPIRE, release: DELETE_AND_PUSH },
 ];
 
@@ -61,7 +61,7 @@ impl<'a> Foreign<'a> {
         Self { library, servers, value }
     }
 
-    /// Whether a majority says yes to a script.
+    /// Whether a script succeeds on a majority.
     fn asks(&mut self, script: &str, key: &str) -> bool {
         let command = ["EVAL", script, "1", key, &self.value, "10000"];
         let yes = |client: &mut Client| client.command(&command).expect("an answer") == Value::Int(1);
@@ -94,7 +94,7 @@ impl<'a> Foreign<'a> {
     }
 }
 
-/// Each library on one server and on a quorum of three.
+/// Each library, on one server and on a quorum of three.
 fn with_each(test: impl Fn(&Library, &[Server], &Locks)) {
     let one = [Server::start()];
     let three = Nodes::new(3);
@@ -150,7 +150,7 @@ fn a_crew_moves_from_each_library_to_ours_one_by_one_and_is_never_inside_togethe
                     let mut theirs = Foreign::new(library, servers);
                     let mutex = locks.mutex(library.name).expect("a name");
                     for turn in 0..TURNS {
-                        // The first moves at once, the last after most of its turns.
+                        // The first member moves immediately, the last after most of its turns.
                         if turn < member * 3 {
                             while !theirs.take(library.name) {
                                 sleep(Duration::from_millis(u64::from(5 + member * 7 + turn % 3)));
@@ -172,7 +172,7 @@ fn a_crew_moves_from_each_library_to_ours_one_by_one_and_is_never_inside_togethe
     });
 }
 
-/// Redisson's `RLock` is a hash: it excludes all kinds, and understands a reentrant mutex.
+/// Redisson's `RLock` is a hash: it excludes every kind, and interoperates with the reentrant mutex.
 #[test]
 fn redissons_lock_excludes_each_kind_and_fails_at_what_is_no_reentrant_mutex() {
     const HOLDER: &str = "550e8400-e29b-41d4-a716-446655440000:51";
@@ -214,7 +214,7 @@ fn a_crew_moves_to_another_name_on_other_servers_through_a_version_that_holds_bo
     let new = Locks::open(&nodes.url()).and_then(|locks| locks.mutex("new")).expect("a mutex");
     let both = Multi::new([old.clone(), new.clone()]).expect("two names");
     let inside = AtomicBool::new(false);
-    // All are at least in the second version before the first is in the third.
+    // All reach the second version before the first reaches the third.
     let (second, third) = (Barrier::new(4), AtomicU32::new(0));
     scope(|scope| {
         for member in 0..4 {

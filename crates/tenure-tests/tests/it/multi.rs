@@ -1,5 +1,4 @@
-//! Several locks at once on two stores: a directory and a real server, either of which may be
-//! silent.
+//! Several locks on two stores, a directory and a server, either of which may be silent.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -22,27 +21,27 @@ use tenure_testkit::proxy::{Fault, Proxy};
 use tenure_testkit::servers::{Server, eventually};
 
 const LIMIT: Duration = Duration::from_millis(400);
-/// What a busy machine may take longer.
+/// Tolerance for a busy machine.
 const SMALL: Duration = Duration::from_secs(5);
-/// A client that waits for one request that is not answered takes longer than that.
+/// Less than a client needs that waits for one unanswered request.
 const REQUEST: Duration = Duration::from_secs(15);
 const SOON: Duration = Duration::from_secs(10);
-/// What is gone within any test was given back.
+/// Locks that disappear within a test were released.
 const TTL: Duration = Duration::from_secs(120);
 
-/// Where a lock is.
+/// The store of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum At {
     Server,
     Directory,
 }
 
-/// The first of them is taken first.
+/// Where the locks are, in the order in which they are acquired.
 const ORDERS: [[At; 3]; 2] =
     [[At::Server, At::Server, At::Directory], [At::Directory, At::Directory, At::Server]];
 const NAMES: [&str; 3] = ["a", "b", "c"];
 
-/// Two stores, either of which can be made silent to a client of both.
+/// Two stores, each of which can be made silent for a client of both.
 struct Stores {
     server: Server,
     proxy: Proxy,
@@ -56,7 +55,7 @@ impl Stores {
         Self { server, proxy, dir: tempfile::tempdir().expect("a directory") }
     }
 
-    /// A client of one of them: what makes the server silent does not reach one that is `near`.
+    /// A client of one store; a `near` one bypasses the faults of the server.
     fn locks(&self, at: At, is_near: bool) -> Locks {
         let url = match at {
             At::Directory => format!("file:{}", self.dir.path().display()),
@@ -67,7 +66,7 @@ impl Stores {
         Locks::open(&url).and_then(|locks| locks.with(|_| options)).expect("a store")
     }
 
-    /// Three locks, where the order says, of a client that both stores have answered.
+    /// Three locks in this order, of a client that has connected to both stores.
     fn client(&self, order: [At; 3]) -> Client {
         let [server, directory] = [At::Server, At::Directory].map(|at| self.locks(at, false));
         let part = |(at, name)| {
@@ -80,12 +79,12 @@ impl Stores {
         Client { multi, locks: [server, directory] }
     }
 
-    /// Another client's lock.
+    /// A lock held by another client.
     fn hold(&self, at: At, name: &str) -> Guard {
         block_on(self.locks(at, true).mutex(name).expect("a name").lock()).expect("a free lock")
     }
 
-    /// Makes one of them silent for as long as something is done.
+    /// Makes one store silent while `what` runs.
     fn while_silent<T>(&self, at: At, what: impl FnOnce() -> T) -> T {
         match at {
             At::Server => {
@@ -102,7 +101,7 @@ impl Stores {
         }
     }
 
-    /// What is kept of locks on both, by the stores themselves.
+    /// What both stores still have of the locks.
     fn kept(&self) -> Vec<String> {
         let keys = self.server.command(&["KEYS", "*"]);
         let keys = keys.items().iter().map(|key| key.text().to_owned());
@@ -113,14 +112,13 @@ impl Stores {
     }
 }
 
-/// A client of both stores.
 struct Client {
     multi: Multi,
     locks: [Locks; 2],
 }
 
 impl Client {
-    /// Waits for all, and ends in time also if they fail.
+    /// Waits for all locks, and checks that this ends in time even if it fails.
     fn wait(&self, what: &str) -> Result<Option<MultiGuard>> {
         let started = Instant::now();
         let said = block_on(self.multi.try_lock_for(LIMIT));
@@ -129,7 +127,7 @@ impl Client {
         said
     }
 
-    /// Nothing of it is left on either store, nor on its way there.
+    /// Checks that nothing is left on either store, or on its way there.
     fn ends(self, stores: &Stores) {
         for locks in self.locks {
             block_on(locks.flush()).expect("all is given back");
@@ -178,7 +176,7 @@ fn a_wait_ends_at_its_limit_whichever_store_is_silent_and_leaves_nothing_on_eith
         let (client, what) = (stores.client(order), format!("{order:?}, {silent:?} is silent"));
         stores.while_silent(silent, || {
             assert!(client.wait(&what).expect_err("silence").is_unreachable(), "{what}");
-            // The other is not kept until that one speaks again.
+            // The lock on the other store is released without waiting for the silent one.
             let is_other = |kept: &String| kept.starts_with("lock-") == (silent == At::Server);
             eventually(&what, SOON, || !stores.kept().iter().any(is_other));
         });
@@ -206,7 +204,7 @@ fn a_wait_for_a_held_lock_ends_at_its_limit_though_the_other_store_is_silent() {
     }
 }
 
-/// A store whose grants are looked at late, and that says nothing of releases.
+/// A store whose grants are processed late, and whose releases have unknown outcomes.
 #[derive(Debug)]
 struct Odd {
     memory: Memory,
@@ -225,8 +223,7 @@ impl Decorator for Odd {
         let (late, granted) = (self.late, self.memory.call(request, within));
         async move {
             let granted = granted.await;
-            // In the poll in which it comes: a client that waits for something else as well sees
-            // both at once.
+            // In the poll in which it arrives: a client that also waits for something else sees both at once.
             thread::sleep(late);
             granted
         }

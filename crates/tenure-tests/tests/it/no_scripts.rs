@@ -1,5 +1,4 @@
-//! The mutex where the server forbids scripts: what it still promises, what it refuses, and what it
-//! sends.
+//! The mutex on a server that forbids scripts: its guarantees, refusals and commands.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -17,8 +16,8 @@ use tenure_testkit::sim::clock::{Clock, SECOND};
 use tenure_testkit::sim::executor::Sim;
 use tenure_testkit::sim_transport::SimTransport;
 
-/// What is sent to a server that forbids scripts and is played by `answer`, for an acquisition, a
-/// renewal and a release.
+/// The commands sent for an acquisition, a renewal and a release to a server that forbids scripts, played by
+/// `answer`.
 fn sent(answer: impl Fn(&[&str]) -> &'static str + Send + 'static) -> Vec<String> {
     let sim = Sim::new(Chooser::seeded(1));
     let process = sim.process(Clock::default(), 1);
@@ -39,7 +38,7 @@ fn sent(answer: impl Fn(&[&str]) -> &'static str + Send + 'static) -> Vec<String
         }
         told.lock().expect("no panic").push(words.join(" "));
         let reply = match &words[..] {
-            // As many replies as there were commands.
+            // One reply per command.
             ["EXEC"] if told.lock().expect("no panic").iter().any(|words| words.starts_with("PUBLISH")) => {
                 "*2\r\n:1\r\n:0\r\n"
             }
@@ -69,14 +68,13 @@ fn sent(answer: impl Fn(&[&str]) -> &'static str + Send + 'static) -> Vec<String
     heard.clone()
 }
 
-/// An acquire that does without a token.
+/// An acquire without a token.
 fn tokenless() -> Verb {
     let Verb::Acquire { ttl_ms, hold, wait_ms, bind, .. } = acquire() else { unreachable!("it acquires") };
     Verb::Acquire { ttl_ms, hold, fence: Fence::Optional, wait_ms, listens: None, bind }
 }
 
-/// What all servers of these tests say: the lock is taken, then it is the asker's, with some of its
-/// lease left.
+/// Replies common to all servers of these tests: the lock is granted, and later still held.
 fn plain_words(words: &[&str]) -> &'static str {
     match words {
         ["SET", _, _, "NX", ..] => "_\r\n",
@@ -145,7 +143,7 @@ fn a_mutex_without_a_token_is_taken_only_by_those_who_said_that_it_will_do() {
     let guard = block_on(unfenced(&url).mutex("x").expect("a name").lock()).expect("a free lock");
     assert_eq!(guard.fence(), 0);
     assert_eq!(server.command(&["GET", "x"]).text(), guard.owner().as_str());
-    // A client that needs a token waits for no client: it is told at once here too.
+    // A client that needs a token is refused immediately here too.
     assert!(block_on(fenced.mutex("x").expect("a name").lock()).expect_err("no token").is_unsupported());
 }
 
@@ -187,7 +185,7 @@ fn those_with_scripts_and_those_without_exclude_each_other() {
         });
         block_on(waits.expect("an answer").expect("a grant").release()).expect("a release");
     }
-    // A hold with a token is renewed, and released, where scripts have been forbidden since.
+    // A hold with a token is renewed and released although scripts have been forbidden since.
     let guard = block_on(with.mutex("x").expect("a name").lock()).expect("a free lock");
     let fence = block_on(guard.detach()).expect("a detached hold");
     let guard = block_on(without.resume("x", &fence)).expect("an answer").expect("a hold");
@@ -246,12 +244,12 @@ fn a_release_is_one_also_where_nobody_may_be_told_of_it() {
     }
 }
 
-/// The lock can be taken there, but not compared: it ends with its lease, and its holder hears why.
+/// The lock can be taken but not compared: it ends with its lease, and the holder learns why.
 #[test]
 fn where_nothing_can_be_compared_a_release_is_refused() {
     let server = server();
     for compares in ["-delifeq", "-delex"] {
-        // An error where the server does not know the command: then it cannot be called either.
+        // Fails where the server does not have the command.
         let _ = server.try_command(&["ACL", "SETUSER", "bound", compares]);
     }
     let locks = unfenced(&url(&server, "bound"));
@@ -260,7 +258,7 @@ fn where_nothing_can_be_compared_a_release_is_refused() {
     assert!(error.is_refused(), "{error}");
 }
 
-/// What stands behind a MULTI that is refused would be done, whichever client has the lock by then.
+/// Commands after a refused MULTI would be executed regardless of the holder.
 #[test]
 fn where_there_are_no_transactions_nothing_is_taken() {
     let server = server();
@@ -268,7 +266,7 @@ fn where_there_are_no_transactions_nothing_is_taken() {
         let locks = unfenced(&url(&server, user));
         let taken = block_on(locks.mutex("x").expect("a name").try_lock());
         if knows(&server, "DELIFEQ") || knows(&server, "DELEX") {
-            // Each command compares for itself there.
+            // There each command does its own comparison.
             let guard = taken.expect("an answer").expect("a free lock");
             block_on(guard.release()).expect("a release");
         } else {
@@ -304,7 +302,7 @@ fn no_request_shortens_a_lease_or_changes_what_somebody_else_has_taken_meanwhile
     assert!(refusal(asker.ask("x", acquire())).contains("unfenced"));
 }
 
-/// Whichever the server under test is: Redis 8.4 and Valkey 9 have them, Valkey 8.1 has one of two.
+/// Independent of the server under test: Redis 8.4 and Valkey 9 have both commands, Valkey 8.1 has one.
 #[test]
 fn a_servers_own_compare_commands_are_used_where_it_has_them() {
     let server = server();
@@ -314,7 +312,7 @@ fn a_servers_own_compare_commands_are_used_where_it_has_them() {
     );
     let locks = unfenced(&url(&server, "plain"));
     let guard = block_on(locks.mutex("x").expect("a name").lock()).expect("a free lock");
-    // So that there is something to lengthen.
+    // So that a renewal has an effect.
     server.command(&["PEXPIRE", "x", "5000"]);
     server.command(&["CONFIG", "RESETSTAT"]);
     block_on(guard.renew()).expect("a renewal");
@@ -360,7 +358,7 @@ fn with_own_commands(delete: &str) -> Vec<String> {
     expected.map(str::to_owned).to_vec()
 }
 
-/// And on servers before Redis 7, which do not tell what SET has found.
+/// And on servers before Redis 7, where SET does not return the old value.
 #[test]
 fn what_is_sent_to_a_server_without_compare_commands_is_as_documented() {
     let heard = sent(|words| match words {

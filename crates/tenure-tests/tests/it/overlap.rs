@@ -1,4 +1,4 @@
-//! Whether two hold at once: a holder that may lose its lock, and a rival that waits for it.
+//! Measures whether two clients hold at once: a holder that may lose its lock, and a rival that waits for it.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -12,20 +12,19 @@ use std::time::{Duration, Instant};
 use rustix::time::{ClockId, clock_gettime};
 use tenure::Guard;
 
-/// Who overlaps does so for as long as is looked.
+/// How long the holder is observed after the rival's grant.
 const LOOK: Duration = Duration::from_millis(300);
 
-/// The clock of leases.
 pub(crate) fn now() -> Duration {
     Duration::try_from(clock_gettime(ClockId::Boottime)).expect("a time")
 }
 
-/// How long, at least, the holder believed that it held after the rival was granted the lock; zero
-/// if there was no holder.
+/// How long, at least, the holder believed that it held after the rival was granted the lock; zero without a
+/// holder.
 pub(crate) fn overlap(holder: Option<&Guard>, rival: impl FnOnce() -> Guard) -> Duration {
     let over = AtomicBool::new(false);
     scope(|scope| {
-        // Also if the rival panics: a scope waits for its threads.
+        // Also if the rival panics, because a scope waits for its threads.
         let ends = Ends(&over);
         let held = scope.spawn(|| holder.map_or(Duration::ZERO, |guard| last_held(guard, &over)));
         let rival = rival();
@@ -39,7 +38,7 @@ pub(crate) fn overlap(holder: Option<&Guard>, rival: impl FnOnce() -> Guard) -> 
     })
 }
 
-/// Ends what looks at it when it is dropped.
+/// Stops the observer on drop.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -48,7 +47,7 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// The last moment at which a holder certainly believed that it held: read before it was asked.
+/// The last time at which the holder certainly believed that it held: taken before each query.
 fn last_held(guard: &Guard, over: &AtomicBool) -> Duration {
     let mut last = Duration::ZERO;
     while !over.load(Ordering::Relaxed) {

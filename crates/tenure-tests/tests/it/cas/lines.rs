@@ -1,4 +1,4 @@
-//! A line that is kept in parts, beside one that is kept whole: what requests are told is the same.
+//! A queue split into parts beside one stored whole: both must answer the same.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,18 +18,18 @@ use tenure_testkit::sim::clock::{Clock, SECOND};
 
 use super::{SECONDS, World};
 
-/// Of the process that dies, and of the one that goes on.
+/// For the process that dies, and for the other.
 const TTL_MS: [u64; 2] = [60_000, 3_000_000];
 const WITHIN: Duration = Duration::from_secs(20);
 const OWNERS: usize = 30;
 
-/// Clients in two processes, of a server with long parts and of one with short ones.
+/// Clients in two processes, of one server with long parts and one with short parts.
 struct Twins {
     stores: [[Cas; 2]; 2],
     owners: Vec<Owner>,
     spec: [LockSpec; 3],
     random: u64,
-    /// The numbers of each server, as they were told.
+    /// The numbers that each server has assigned.
     told: [BTreeMap<u64, u64>; 2],
     alone: bool,
 }
@@ -41,10 +41,10 @@ impl Twins {
         (self.random >> 33) % count
     }
 
-    /// A request, and by which of the processes.
+    /// A request, and the process that sends it.
     fn op(&mut self) -> (Op, usize) {
         let process = if self.alone { 1 } else { self.below(2) as usize };
-        // The owners of one process are the even ones.
+        // Owners with even numbers belong to one process.
         let some: Vec<Owner> = (0..5)
             .map(|_| {
                 let at = 2 * self.below(OWNERS as u64 / 2) as usize + process;
@@ -72,7 +72,7 @@ impl Twins {
         (Op { name, spec, owner: asks, request: self.below(1 << 30), verb }, process)
     }
 
-    /// An answer with the numbers of a server as ranks, and without times.
+    /// An answer with a server's numbers replaced by ranks, and without times.
     fn said(&mut self, of: usize, answer: &Answer) -> String {
         if let Answer::More(answer) = answer {
             return format!("{} and more", self.said(of, answer));
@@ -111,7 +111,7 @@ impl Twins {
         }
     }
 
-    /// Asks both servers the same, and compares.
+    /// Sends the same request to both servers, and compares.
     async fn step(&mut self) -> Result<(), String> {
         let (op, process) = self.op();
         let mut said = Vec::new();
@@ -136,7 +136,7 @@ fn rules(seed: u64) -> [LockSpec; 3] {
     }
 }
 
-/// Runs one history on both servers. Returns how many parts the longest line had.
+/// Runs one history on both servers. Returns the maximum number of parts.
 fn alike(seed: u64) -> Result<usize, String> {
     let world = World::with(seed, 2, 1 + seed as usize % 4);
     let whole = Server::with(world.sim.process(Clock::default(), seed), Versions::Lasting, 1_000);
@@ -157,7 +157,7 @@ fn alike(seed: u64) -> Result<usize, String> {
             twins.step().await?;
             most = most.max(server.parts());
         }
-        // The places of one process lapse, wherever in line they are.
+        // All places of one process expire, wherever they are in the queue.
         sim.kill(dies);
         twins.alone = true;
         sleep(Duration::from_millis(2 * TTL_MS[0])).await;
@@ -186,7 +186,7 @@ fn it_would_show_that_what_was_read_of_a_line_was_taken_for_all() {
     assert!(seen.is_some(), "it is not seen");
 }
 
-/// What is behind a part that was deleted by hand still has its turn.
+/// Waiters behind a part that was deleted by hand are still served.
 #[test]
 fn a_part_that_is_lost_costs_those_behind_it_nothing() {
     after_a_part(Server::lose_part);
@@ -197,7 +197,7 @@ fn a_part_that_is_damaged_costs_those_behind_it_nothing() {
     after_a_part(Server::damage_part);
 }
 
-/// Does this to the last part of a line, after which each that waits has its turn.
+/// Damages the last part of a queue; every waiter must still be served.
 fn after_a_part(is_broken: fn(&Server)) {
     let world = World::with(6, 2, 2);
     let (first, rest) = (world.client(0, SECONDS(20)), world.client(1, SECONDS(20)));
@@ -218,7 +218,7 @@ fn after_a_part(is_broken: fn(&Server)) {
         let (mutex, sleep) = (lock(&rest), world.sleep(1));
         world.spawn(1, async move {
             sleep(Duration::from_millis(500 + 100 * at)).await;
-            // Those whose places are lost ask again, and stand at the end.
+            // Waiters that lost their places retry, and rejoin at the tail.
             let got = mutex.try_lock_for(SECONDS(60)).await.map_err(|error| error.to_string())?;
             let guard = got.ok_or_else(|| format!("{at} waited for its turn"))?;
             guard.release().await.map_err(|error| error.to_string()).map(drop)
@@ -227,7 +227,7 @@ fn after_a_part(is_broken: fn(&Server)) {
     assert_eq!(world.outcome(), Ok(()));
 }
 
-/// A server takes so many steps in one write, and no more.
+/// A server limits the number of operations in one write.
 #[test]
 fn a_line_of_many_parts_in_which_all_have_died_goes_in_pieces() {
     const WAIT: u64 = 300;
@@ -261,7 +261,7 @@ fn a_line_of_many_parts_in_which_all_have_died_goes_in_pieces() {
     assert_eq!(world.outcome(), Ok(()));
 }
 
-/// More than fit into the write that ends their holds.
+/// More waiters than fit into the write that ends their holds.
 #[test]
 fn each_of_many_holders_is_told_that_its_hold_was_ended_by_force() {
     const HOLDERS: usize = 130;

@@ -1,5 +1,5 @@
-//! Locks by compare-and-swap on the simulated server, without faults: what requests cost, long queues, and
-//! holds that many share. `tenure/tests/sim/cas.rs` has the schedules with faults.
+//! Locks by compare-and-swap on the simulated server, without faults: the cost of requests, long queues, and
+//! shared locks. `tenure/tests/sim/cas.rs` has the schedules with faults.
 
 mod lines;
 
@@ -20,7 +20,7 @@ use tenure_testkit::sim::executor::{Process, Sim};
 /// Places in one part of a queue on real servers.
 const PART: usize = 128;
 
-/// A small world: a server and a few processes.
+/// A server and a few processes.
 struct World {
     sim: Sim,
     server: Server,
@@ -33,7 +33,6 @@ impl World {
         Self::with(seed, processes, PART)
     }
 
-    /// With this many places in one part of a queue.
     fn with(seed: u64, processes: usize, part: usize) -> Self {
         let sim = Sim::new(Chooser::seeded(seed));
         let server = Server::with(sim.process(Clock::default(), seed), Versions::Lasting, part);
@@ -41,7 +40,7 @@ impl World {
         Self { sim, server, processes, wrong: Arc::default() }
     }
 
-    /// A further client in a process.
+    /// Another client in a process.
     fn client(&self, process: usize, ttl: Duration) -> Locks {
         let runtime = Arc::clone(&self.processes[process]) as Arc<dyn Runtime>;
         let server = self.server.of(self.processes[process].id());
@@ -49,7 +48,6 @@ impl World {
         locks(Arc::new(store), runtime, Options::new().ttl(ttl)).expect("options")
     }
 
-    /// Runs a task in a process.
     fn spawn(&self, process: usize, task: impl Future<Output = Result<(), String>> + Send + 'static) {
         let wrong = Arc::clone(&self.wrong);
         let task = async move {
@@ -60,14 +58,14 @@ impl World {
         self.sim.spawn(self.processes[process].id(), task.boxed());
     }
 
-    /// Runs until nothing is left to do; what went wrong first.
+    /// Runs until nothing is left to do; returns the first error.
     fn outcome(self) -> Result<(), String> {
         let server = self.server.clone();
         self.run(120 * SECOND)?;
         if server.is_empty() { Ok(()) } else { Err("something is left".into()) }
     }
 
-    /// Runs for so long; what went wrong first.
+    /// Runs for this long; returns the first error.
     fn run(self, nanos: u64) -> Result<(), String> {
         self.sim.run(nanos, 3_000_000);
         let wrong = self.wrong.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -86,13 +84,13 @@ impl World {
 
 const SECONDS: fn(u64) -> Duration = Duration::from_secs;
 
-/// What a request may have left behind after its answer was lost does not keep others out.
+/// A request whose answer was lost leaves nothing behind that blocks others.
 fn an_undo_is_final() -> Result<(), String> {
     let world = World::new(1, 2);
     let (ours, theirs) = (world.client(0, SECONDS(10)), world.client(1, SECONDS(10)));
     let (server, sleep) = (world.server.clone(), world.sleep(0));
     world.spawn(0, async move {
-        // It keeps the handle of the process alive.
+        // Keeps the process's handle alive.
         let kept = ours.mutex("y").expect("a name").lock().await.expect("a free lock");
         server.delay_next_write(Duration::from_millis(900));
         let asked = ours.mutex("x").expect("a name").try_lock().await;
@@ -109,7 +107,7 @@ fn an_undo_is_final() -> Result<(), String> {
     world.outcome()
 }
 
-/// Of a semaphore that a client with many permits keeps busy, a dead one's are free at once too.
+/// A dead client's permits become available immediately, beside a busy client with many permits.
 fn the_dead_hold_nothing_beside_many() -> Result<(), String> {
     let world = World::new(2, 3);
     let permits = |locks: &Locks| locks.semaphore("x", 41).expect("a name");
@@ -134,7 +132,7 @@ fn the_dead_hold_nothing_beside_many() -> Result<(), String> {
     });
     let sleep = world.sleep(2);
     world.spawn(2, async move {
-        // The dead one is long gone, and the busy one was seen a moment ago.
+        // The dead client is long gone, and the busy one was seen a moment ago.
         sleep(SECONDS(10)).await;
         let busy = also_wanted.try_lock().await.map_err(|error| error.to_string())?;
         assert!(busy.is_none(), "the busy one holds it");
@@ -156,7 +154,7 @@ fn an_undone_request_keeps_nobody_out() {
     assert!(outcome.is_err());
 }
 
-/// The keep-alive of another hold has just renewed the lease that both share.
+/// The keep-alive of another hold has just renewed their shared lease.
 #[test]
 fn a_renewal_by_hand_notices_a_forced_release() {
     let world = World::new(7, 2);
@@ -172,7 +170,7 @@ fn a_renewal_by_hand_notices_a_forced_release() {
     assert_eq!(world.outcome(), Ok(()));
 }
 
-/// An operator has ended the lease of a process.
+/// An operator has revoked the lease of a process.
 #[test]
 fn holders_notice_that_their_lease_was_revoked() {
     let world = World::new(8, 2);
@@ -202,7 +200,8 @@ fn permits_of_a_dead_process_are_found_beside_those_of_a_busy_one() {
     the_dead_hold_nothing_beside_many().expect("a free permit");
 }
 
-/// What is uncontended costs one request each way, and renewals do not grow with the holds.
+/// An uncontended acquire and release take one request each, and renewals do not grow with the number of
+/// holds.
 #[test]
 fn a_pair_is_two_requests_and_a_handle_serves_all_holds() {
     let world = World::new(5, 1);
@@ -226,7 +225,7 @@ fn a_pair_is_two_requests_and_a_handle_serves_all_holds() {
                 .push(locks.mutex(format!("held{name}")).expect("a name").lock().await.expect("a free lock"));
         }
         server.requests();
-        // Once for each hold, its holder begins to listen to whether it is ended by force.
+        // Each holder subscribes once to the end of its hold.
         sleep(SECONDS(5)).await;
         let mut listening = server.requests();
         listening.retain(|what, count| !(["read", "watch"].contains(what) && *count <= 200));
@@ -253,7 +252,7 @@ fn holders_of_one_lock_share_a_watch_and_all_hear_that_it_is_ended_by_force() {
     let (ours, theirs) = (world.client(0, SECONDS(9)), world.client(1, SECONDS(9)));
     let (server, sleep) = (world.server.clone(), world.sleep(0));
     world.spawn(0, async move {
-        // Those that come after all have left watch as well.
+        // Also for clients that arrive after all others have left.
         for _ in 0..2 {
             let mut permits = Vec::new();
             for _ in 0..HOLDS {

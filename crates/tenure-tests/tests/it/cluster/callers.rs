@@ -1,4 +1,4 @@
-//! Requests of tokio tasks go over connections on their runtime, one to each node.
+//! Requests of tokio tasks use connections on their runtime, one per node.
 
 use std::future::Future;
 use std::pin::pin;
@@ -13,7 +13,6 @@ use tokio::runtime::{Builder, Runtime};
 
 use super::{SOON, locks, runtime};
 
-/// How many connections the client has.
 fn connections(server: &Server) -> usize {
     server.command(&["CLIENT", "LIST"]).text().matches(" name=tenure ").count()
 }
@@ -23,7 +22,7 @@ async fn used(locks: &Locks, name: &str) {
     guard.release().await.expect("a release");
 }
 
-/// Locks until the runtime's tasks have a connection of their own to each of these nodes.
+/// Locks until the runtime's tasks have their own connection to each of these nodes.
 fn connected(runtime: &Runtime, locks: &Locks, cluster: &Cluster, names: &[String]) {
     eventually("a connection of the runtime's own to each node", SOON, || {
         names.iter().for_each(|name| runtime.block_on(used(locks, name)));
@@ -54,7 +53,7 @@ fn tasks_have_a_connection_to_each_node_and_the_end_of_their_runtime_costs_no_lo
     });
 }
 
-/// Its release was given up in a runtime that stands still, before it was written.
+/// Its release was dropped in a blocked runtime before it was written.
 #[test]
 fn other_callers_have_a_lock_of_a_runtime_that_stands_still() {
     let cluster = Cluster::without_replicas();

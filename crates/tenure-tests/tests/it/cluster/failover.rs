@@ -3,16 +3,15 @@
 use super::*;
 use tenure_testkit::timed::in_time;
 
-/// What happens to the master of a shard.
 enum Fault {
-    /// Its replica takes over, with all that it has.
+    /// Its replica takes over with all data.
     FailOver,
     Kill,
     Stop,
 }
 
 impl Fault {
-    /// Strikes the node that serves a key, and says which that was.
+    /// Applies the fault to the node that serves a key; returns its index.
     fn strikes(&self, cluster: &Cluster, key: &str) -> usize {
         let master = cluster.owner_of(key);
         match self {
@@ -25,7 +24,6 @@ impl Fault {
         master
     }
 
-    /// Repairs what was struck.
     fn heals(&self, cluster: &Cluster, struck: usize) {
         match self {
             Self::FailOver => {}
@@ -42,14 +40,14 @@ fn a_master_that_fails_over_costs_seconds_and_nobody_who_has_lost_is_not_told() 
     let key = cluster.key_at(0, "k");
     for (what, fault) in [("failed over", Fault::FailOver), ("killed", Fault::Kill), ("stopped", Fault::Stop)]
     {
-        // A server that gives a failover up has kept its clients waiting for 5 s by then.
+        // A server that aborts a failover has blocked its clients for 5 s.
         let ttl = if let Fault::FailOver = fault { ms(15_000) } else { ms(2_000) };
         let (crowd, clients) = (Crowd::new(&key), [(); 2].map(|()| locks(&cluster.url(), ttl)));
         let holders = locks(&cluster.url(), Duration::from_secs(8));
         let mut guards = held(&holders, &key);
         let many = (0..200).map(|number| acquire(&holders, "mutex", &format!("many:{number}")));
         guards.extend(many.map(|guard| guard.expect("a free lock")));
-        // A lock of another shard is not concerned.
+        // A lock of another shard is unaffected.
         let elsewhere = held(&locks(&cluster.url(), ms(900)), &cluster.key_at(1, "e"));
         let owners: Vec<_> = guards.iter().map(|guard| (guard.owner().clone(), guard.fence())).collect();
         scope(|scope| {
@@ -101,7 +99,7 @@ fn of_a_thousand_locks_only_those_of_the_stopped_master_are_lost_and_in_time() {
     let (key, other) = (cluster.key_at(1, "x"), locks(&cluster.url(), TTL));
     cluster.nodes()[0].stop();
     let stopped = Instant::now();
-    // Meanwhile the others are served as always, to holders and newcomers.
+    // Meanwhile the other shards serve holders and newcomers as usual.
     let mut longest = Duration::ZERO;
     while stopped.elapsed() < TTL * 3 {
         let began = Instant::now();
@@ -135,7 +133,7 @@ fn of_a_thousand_locks_only_those_of_the_stopped_master_are_lost_and_in_time() {
 fn a_cluster_is_found_by_any_live_seed_and_by_the_addresses_it_announces() {
     let cluster = Cluster::without_replicas();
     let port = cluster.nodes()[2].address().port();
-    // No client listens at the first; the second is announced by another name.
+    // Nothing listens at the first address; the nodes announce the second under another name.
     let url = format!("redis-cluster://127.0.0.1:1,localhost:{port}");
     let locks = block_on(Locks::connect(&url)).expect("a cluster");
     for node in 0..3 {
@@ -157,7 +155,7 @@ fn who_only_waits_on_a_stopped_master_hears_of_a_release_on_its_replica() {
     let cluster = Cluster::start();
     let key = cluster.key_at(0, "k");
     let [holders, waiters] = [(); 2].map(|()| locks(&cluster.url(), Duration::from_secs(30)));
-    // Those who keep a place in a queue refresh it, and find out sooner.
+    // Queued waiters refresh their places, and notice sooner.
     let mut guards = held(&holders, &key);
     guards.truncate(2);
     let waited = scope(|scope| {
@@ -178,7 +176,7 @@ fn who_only_waits_on_a_stopped_master_hears_of_a_release_on_its_replica() {
         cluster.nodes()[0].stop();
         let stopped = Instant::now();
         for guard in guards {
-            // Where the first answer does not come, no client knows whether it was released there.
+            // If the first answer is lost, it is unknown whether the lock was released there.
             match block_on(guard.release()) {
                 Ok(()) => {}
                 Err(error) => assert!(error.is_unknown(), "{error:?}"),

@@ -1,4 +1,4 @@
-//! A cluster whose slots move, whose masters fail over, are killed or stopped, while locks are held
+//! A cluster whose slots migrate, and whose masters fail over or are killed or stopped, while locks are held
 //! and waited for.
 #![expect(
     clippy::disallowed_methods,
@@ -24,7 +24,7 @@ use tenure_testkit::servers::{Cluster, eventually};
 use tokio::runtime::{Builder, Runtime};
 
 const KINDS: [&str; 5] = ["mutex", "reentrant", "fair", "writer", "permit"];
-/// What a busy machine may take for something that takes no time.
+/// Tolerance for a busy machine.
 const SOON: Duration = Duration::from_secs(5);
 
 const fn ms(ms: u64) -> Duration {
@@ -35,7 +35,6 @@ fn locks(url: &str, ttl: Duration) -> Locks {
     Locks::open(url).expect("a store").with(|options| options.ttl(ttl)).expect("options")
 }
 
-/// One lock of a kind, alone.
 fn acquire(locks: &Locks, kind: &str, name: &str) -> tenure::Result<Guard> {
     block_on(acquired(locks, kind, name))
 }
@@ -51,8 +50,8 @@ async fn acquired(locks: &Locks, kind: &str, name: &str) -> tenure::Result<Guard
     }
 }
 
-/// Several clients that hand on one lock of each kind all the time. The first of them is asked on a
-/// tokio runtime.
+/// Several clients that keep handing over one lock of each kind. The first sends its requests from a tokio
+/// runtime.
 struct Crowd {
     runtime: Runtime,
     names: Vec<(&'static str, String)>,
@@ -60,7 +59,7 @@ struct Crowd {
     tallies: BTreeMap<&'static str, Mutex<Tally>>,
 }
 
-/// What was seen of one lock.
+/// Statistics of one lock.
 struct Tally {
     inside: u32,
     turns: u32,
@@ -68,12 +67,12 @@ struct Tally {
     lost: u32,
     token: u64,
     last: Instant,
-    /// The longest time in which no client had a turn.
+    /// The longest time without a grant.
     pause: Duration,
 }
 
 impl Crowd {
-    /// `key` names the slot.
+    /// `key` selects the slot.
     fn new(key: &str) -> Self {
         let names = KINDS.map(|kind| (kind, format!("{{{key}}}:{kind}"))).to_vec();
         let tally = || Tally {
@@ -93,7 +92,7 @@ impl Crowd {
         with(&mut self.tallies[kind].lock().expect("no panic while it is taken"))
     }
 
-    /// Each client takes turns at each lock, until the crowd is over.
+    /// Each client takes turns at each lock until the crowd is stopped.
     fn starts<'scope>(
         &'scope self,
         scope: &'scope Scope<'scope, '_>,
@@ -145,7 +144,7 @@ impl Crowd {
         }
     }
 
-    /// Waits until every lock had so many turns more.
+    /// Waits until every lock was granted this many times more.
     fn goes_on(&self, limit: Duration) {
         let turns: Vec<_> = KINDS.iter().map(|kind| self.tally(kind, |tally| tally.turns) + 3).collect();
         eventually("every lock is handed on", limit, || {
@@ -153,7 +152,7 @@ impl Crowd {
         });
     }
 
-    /// Forgets the pauses so far.
+    /// Resets the longest pauses.
     fn watches(&self) {
         for kind in KINDS {
             self.tally(kind, |tally| (tally.pause, tally.last) = (Duration::ZERO, Instant::now()));
@@ -175,7 +174,7 @@ impl Crowd {
         self.over.store(true, Ordering::Relaxed);
     }
 
-    /// Ends it also if the test fails first: a scope waits for its threads.
+    /// Stops the crowd even if the test fails, because a scope waits for its threads.
     fn ends_with_the_test(&self) -> impl Drop {
         struct Ends<'a>(&'a Crowd);
         impl Drop for Ends<'_> {
@@ -203,7 +202,7 @@ fn a_slot_that_moves_costs_neither_a_held_lock_nor_a_turn() {
     let (key, [from, to]) = (cluster.key_at(0, "k"), [0, 1]);
     let slot = cluster.slot(&key);
     let (crowd, clients) = (Crowd::new(&key), [(); 3].map(|()| locks(&cluster.url(), SOON)));
-    // Renewed every 200 ms, so also in the middle of each move.
+    // Renewed every 200 ms, so also during each migration.
     let guards = held(&locks(&cluster.url(), ms(600)), &key);
     scope(|scope| {
         let _ends = crowd.ends_with_the_test();
@@ -213,7 +212,7 @@ fn a_slot_that_moves_costs_neither_a_held_lock_nor_a_turn() {
             let (from, to) = if round % 2 == 0 { (from, to) } else { (to, from) };
             cluster.begin_move(slot, from, to);
             sleep(ms(250));
-            // One by one, so that a lock is here and its counter there.
+            // One key at a time, so that a lock and its counter are on different nodes.
             while cluster.move_keys(slot, from, to, 1) > 0 {
                 sleep(ms(15));
             }
@@ -256,14 +255,14 @@ fn while_a_slot_moves_its_lock_is_answered_in_time_and_granted_afterwards() {
         };
         (block_on(asked), began.elapsed())
     };
-    // Those that are held are busy, as ever, where lock and counter are on one node.
+    // Held locks stay busy wherever the lock and its counter are on one node.
     let are_busy = || {
         for (kind, guard) in KINDS.into_iter().zip(&guards) {
             let (said, took) = try_acquire(kind, guard.name().as_str());
             assert!(said.expect("an answer").is_none() && took < op_timeout, "{kind}: {took:?}");
         }
     };
-    // Of those that are free, the servers say nothing but that they should be asked later.
+    // For free locks, the servers only ask to retry later.
     let are_refused = || {
         for name in [&free, &used] {
             eventually("it is said why", 4 * SOON, || {
@@ -271,7 +270,7 @@ fn while_a_slot_moves_its_lock_is_answered_in_time_and_granted_afterwards() {
                 let error = said.expect_err("it cannot be granted yet");
                 assert!(error.is_unreachable(), "{error:?}");
                 assert!((op_timeout / 2..op_timeout + SOON).contains(&took), "{took:?}");
-                // Unless the time was over while it was asked again.
+                // Unless it timed out during a retry.
                 format!("{error:?}").contains("its slot is moving")
             });
         }
@@ -309,7 +308,7 @@ fn who_waits_hears_of_a_release_after_the_slot_has_moved_and_while_it_moves() {
         let channels = cluster.nodes()[at].command(&["PUBSUB", "SHARDCHANNELS"]);
         channels.items().iter().any(|channel| channel.text().contains(name))
     };
-    // Long leases: no client who misses the message comes in time.
+    // Leases so long that a client that misses the message would be late.
     let [holders, waiters] = [(); 2].map(|()| locks(&cluster.url(), Duration::from_secs(60)));
     for (kind, in_the_middle) in KINDS.into_iter().flat_map(|kind| [(kind, false), (kind, true)]) {
         let name = format!("{{{key}}}:{kind}:{in_the_middle}");
@@ -340,7 +339,7 @@ fn who_waits_hears_of_a_release_after_the_slot_has_moved_and_while_it_moves() {
 fn where_messages_cannot_be_sharded_all_nodes_pass_them_on() {
     let cluster = Cluster::without_replicas();
     for node in cluster.nodes() {
-        // As a server that is too old to answer what Redisson asks.
+        // Like a server too old for the query that Redisson uses.
         assert!(node.command(&["ACL", "SETUSER", "default", "-pubsub"]) == "OK");
     }
     let [holders, waiters] = [(); 2].map(|()| locks(&cluster.url(), Duration::from_secs(60)));

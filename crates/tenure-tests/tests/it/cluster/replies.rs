@@ -1,4 +1,4 @@
-//! What a node of a cluster may answer: redirections, and malformed tables of slots.
+//! Replies that a cluster node may send: redirections, and malformed slot tables.
 
 use super::*;
 

@@ -1,8 +1,8 @@
-//! The rights that a cluster asks for.
+//! The rights needed on a cluster.
 
 use super::*;
 
-/// The rights of these lines of the page, by their first word.
+/// The rights in these lines of the page, which are keyed by their first word.
 fn rights(lines: &[&str]) -> Vec<&'static str> {
     let page = include_str!("../../../../../book/operate/rights.md");
     let (_, page) = page.split_once("```acl\n").expect("a list of rights");
@@ -18,7 +18,7 @@ fn rights(lines: &[&str]) -> Vec<&'static str> {
     rights
 }
 
-/// Lets the user `app` do this and nothing else, and forgets what was denied so far.
+/// Gives the user `app` these rights only, and clears the log of denials.
 fn allow(cluster: &Cluster, rights: &[&str]) {
     let set = ["ACL", "SETUSER", "app", "reset", "on", ">pw", "resetkeys", "resetchannels", "-@all"];
     for node in cluster.nodes() {
@@ -27,7 +27,7 @@ fn allow(cluster: &Cluster, rights: &[&str]) {
     }
 }
 
-/// What was denied, anywhere.
+/// Denials on any node.
 fn denied(cluster: &Cluster) -> Vec<String> {
     let logs: Vec<_> = cluster.nodes().iter().map(|node| node.command(&["ACL", "LOG"])).collect();
     let entries = logs.iter().flat_map(|log| log.items());
@@ -38,8 +38,8 @@ fn denied(cluster: &Cluster) -> Vec<String> {
     objects.collect()
 }
 
-/// A lock is held and waited for, its slot moves on, and it is released in the middle of that; then
-/// once more, in peace.
+/// Holds and awaits a lock, migrates its slot and releases the lock meanwhile; then again without a
+/// migration.
 fn hand_over_while_it_moves(cluster: &Cluster, name: &str) -> tenure::Result<()> {
     let url = cluster.url().replace("://", "://app:pw@");
     let (from, to) = if cluster.owner_of(name) == 0 { (0, 1) } else { (1, 0) };
@@ -48,7 +48,7 @@ fn hand_over_while_it_moves(cluster: &Cluster, name: &str) -> tenure::Result<()>
     let guard = acquire(&holders, "mutex", name)?;
     scope(|scope| {
         let waiter = scope.spawn(|| acquire(&waiters, "mutex", name));
-        sleep(ms(100)); // it has asked, and waits
+        sleep(ms(100)); // until it has sent its request
         cluster.begin_move(slot, from, to);
         while cluster.move_keys(slot, from, to, 100) > 0 {}
         let released = block_on(guard.release());
@@ -80,11 +80,11 @@ fn the_rights_that_a_cluster_asks_for_are_enough_and_each_is_needed() {
     allow(&cluster, &all);
     hand_over_while_it_moves(&cluster, &name).expect("with all rights");
     assert_eq!(denied(&cluster), Vec::<String>::new());
-    // To leave a channel is asked for ten seconds later, and only where others wait meanwhile.
+    // Unsubscribing happens ten seconds later, and only if others wait meanwhile.
     for right in rights(&["cluster"]).into_iter().filter(|right| *right != "+sunsubscribe") {
         let less: Vec<_> = all.iter().copied().filter(|other| *other != right).collect();
         allow(&cluster, &less);
-        // Some are missed by a call, all by the server.
+        // Only some calls fail, but the server logs every denial.
         let _ = hand_over_while_it_moves(&cluster, &name);
         let begin = right[1..].trim_end_matches('*');
         let is_missed = denied(&cluster).iter().any(|denied| denied.starts_with(begin));
