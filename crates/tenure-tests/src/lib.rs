@@ -1,2 +1,1 @@
-//! The tests are in `tests/it`. A package of their own, so that only the library under test is
-//! built with optimisations.
+//! The tests are in `tests/it`, in a separate package so that only the library under test is optimised.

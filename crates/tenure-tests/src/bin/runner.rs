@@ -26,11 +26,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Interval at which the watch wants to run.
+/// Tick interval of the watch.
 const TICK: Duration = Duration::from_millis(10);
-/// A tick that comes this late is a stall: it can cost a test the shortest of its leases.
+/// A tick this late is a stall, which can cost a test its shortest lease.
 const STALL: Duration = Duration::from_millis(50);
-/// After so many ticks the watch looks how long each thread of the tests waited for a processor.
+/// Ticks between two checks of how long each thread waited for a processor.
 const LOOK: u32 = 10;
 
 fn main() -> ExitCode {
@@ -50,7 +50,7 @@ fn main() -> ExitCode {
 }
 
 fn run(binary: &OsStr, arguments: &[OsString]) -> io::Result<i32> {
-    // From before the first test starts: a stall may fall between the two.
+    // Start before the first test, because a stall may come in between.
     let mut log = Log::new(Instant::now());
     let tests = Arc::<AtomicU32>::default();
     let stalls = watch(&tests);
@@ -65,12 +65,12 @@ fn run(binary: &OsStr, arguments: &[OsString]) -> io::Result<i32> {
         line.clear();
     }
     let status = child.wait()?;
-    let code = status.code().unwrap_or(1); // it was killed
+    let code = status.code().unwrap_or(1); // killed by a signal
     let Some(list) = std::env::var_os("TENURE_RERUN").filter(|_| !log.failed.is_empty()) else {
         return Ok(code);
     };
 
-    // The watch sees a stall when it is over.
+    // A stall is noticed when it ends.
     thread::sleep(2 * STALL);
     let listed = Command::new(binary).args(arguments).args(["--list", "--format", "terse"]).output()?;
     let order = in_order(&String::from_utf8_lossy(&listed.stdout));
@@ -87,23 +87,23 @@ fn run(binary: &OsStr, arguments: &[OsString]) -> io::Result<i32> {
         writeln!(list, "{}\t{}\t{test}", directory.display(), Path::new(binary).display())?;
     }
     println!();
-    // Cargo goes on with the next binary, unless there is a failure without a stall.
+    // Cargo continues with the next binary unless a test failed without a stall.
     Ok(if log.failures == Some(stalled.len()) { 0 } else { code })
 }
 
-/// A time at which the machine did not run what was due.
+/// A time in which the machine did not run what was due.
 #[derive(Clone, Copy, Debug)]
 struct Stall {
     from: Instant,
     to: Instant,
 }
 
-/// Starts the thread that notes each stall of the machine, and of a thread of the process with this id, which is
-/// 0 until it runs.
+/// Starts the thread that records stalls of the machine and of the threads of this process; the pid is 0
+/// until it runs.
 fn watch(pid: &Arc<AtomicU32>) -> Arc<Mutex<Vec<Stall>>> {
     let stalls = Arc::<Mutex<Vec<Stall>>>::default();
     let (noted, pid) = (Arc::clone(&stalls), Arc::clone(pid));
-    let mut due = Instant::now() + TICK; // also while the thread does not run yet
+    let mut due = Instant::now() + TICK; // the thread may not run yet
     thread::spawn(move || {
         let mut waits = BTreeMap::new();
         for tick in 1_u32.. {
@@ -130,8 +130,7 @@ fn watch(pid: &Arc<AtomicU32>) -> Arc<Mutex<Vec<Stall>>> {
     stalls
 }
 
-/// How long each thread of a process was ready to run without a processor, since it started: the second number
-/// of its `schedstat`.
+/// How long each thread of a process has waited for a processor: the second field of `schedstat`.
 fn waits_of(pid: u32) -> BTreeMap<u64, Duration> {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let wait_of = |thread: std::fs::DirEntry| {
@@ -142,12 +141,12 @@ fn waits_of(pid: u32) -> BTreeMap<u64, Duration> {
     threads.filter_map(wait_of).collect()
 }
 
-/// The tests in a list of libtest, in the order in which it starts them.
+/// The tests in a list of libtest, in the order in which they start.
 fn in_order(list: &str) -> Vec<String> {
     list.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect()
 }
 
-/// How many tests libtest runs at a time.
+/// Number of tests that libtest runs concurrently.
 fn threads(arguments: &[OsString]) -> usize {
     let words: Vec<_> = arguments.iter().map(|word| word.to_string_lossy()).collect();
     let flag = words.iter().enumerate().find_map(|(at, word)| match word.strip_prefix("--test-threads") {
@@ -159,10 +158,10 @@ fn threads(arguments: &[OsString]) -> usize {
     flag.or_else(variable).unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from))
 }
 
-/// What libtest printed, and when.
+/// The output of libtest, with times.
 struct Log {
     started: Instant,
-    /// When each test ended, in the order of their ends.
+    /// When each test ended, in order.
     ends: Vec<Instant>,
     failed: BTreeMap<String, Instant>,
     /// The number of failures in libtest's summary.
@@ -188,7 +187,7 @@ impl Log {
         }
     }
 
-    /// When a test started: the first ones at once, and each other one when an earlier one ended.
+    /// When a test started: the first ones immediately, every other when an earlier one ended.
     fn start(&self, order: &[String], threads: usize, test: &str) -> Option<Instant> {
         let place = order.iter().position(|name| name == test)?;
         match place.checked_sub(threads) {
@@ -197,7 +196,7 @@ impl Log {
         }
     }
 
-    /// The failed tests that a stall fell into, and how long the longest stall of each was.
+    /// The failed tests that overlap a stall, and the longest stall of each.
     fn stalled(&self, order: &[String], threads: usize, stalls: &[Stall]) -> Vec<(String, Duration)> {
         let longest = |(test, end): (&String, &Instant)| {
             let start = self.start(order, threads, test)?;
@@ -268,7 +267,7 @@ mod tests {
     #[test]
     fn the_watch_notes_a_late_tick() {
         let stalls = watch(&Arc::default());
-        // Stopping this process for a moment is what a machine does that stands still.
+        // Stopping this process looks like a stall of the machine.
         let script = format!("kill -STOP {0}; sleep 0.3; kill -CONT {0}", std::process::id());
         let status = Command::new("sh").args(["-c", &script]).status().expect("a shell");
         assert!(status.success());
@@ -280,7 +279,7 @@ mod tests {
         }
     }
 
-    /// The lowest priority beside programs that take all processors.
+    /// The lowest priority, beside programs that use all processors.
     #[test]
     fn a_thread_that_gets_no_processor_has_waited() {
         let spin = "while :; do :; done";

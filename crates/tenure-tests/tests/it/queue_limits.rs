@@ -1,5 +1,4 @@
-//! Queues where something runs out: the server's memory, and the number of places that one script
-//! may look at.
+//! Queues at a limit: of the server's memory, and of the places that one script may examine.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -49,14 +48,14 @@ fn a_server_without_memory_keeps_every_hold_and_every_place() {
         server.command(&["CONFIG", "SET", "maxmemory", "1"]);
         let refused = block_on(holder.fair_mutex("new").expect("a name").try_lock());
         assert!(refused.is_err_and(|error| error.is_refused()), "a server without memory grants nothing new");
-        // Two leases: each hold is renewed several times, and the place refreshed.
+        // Two leases: each hold is renewed several times, and the place is refreshed.
         let until = Instant::now() + 2 * TTL;
         while Instant::now() < until {
             let lost: Vec<_> = guards.iter().filter(|guard| !guard.is_held()).map(Guard::name).collect();
             assert!(lost.is_empty(), "lost for want of memory: {lost:?}");
             std::thread::sleep(Duration::from_millis(20));
         }
-        // A release needs no memory, and lets the next in.
+        // A release needs no memory, and admits the next waiter.
         for guard in guards {
             let name = guard.name().clone();
             block_on(guard.release()).unwrap_or_else(|error| panic!("{name}: {error}"));
@@ -66,8 +65,8 @@ fn a_server_without_memory_keeps_every_hold_and_every_place() {
     });
 }
 
-/// As `tenure run` is when it is killed: the places stay until they lapse, and the next waiter is
-/// not held up for longer than that.
+/// Like a killed `tenure run`: its places remain until they expire, and delay the next waiter no longer than
+/// that.
 #[test]
 fn thousands_of_dead_waiters_keep_nobody_waiting() {
     const DEAD: usize = 3_000;
@@ -103,7 +102,7 @@ fn thousands_of_dead_waiters_keep_nobody_waiting() {
     let next = block_on(living.fair_mutex("x").expect("a name").try_lock_for(SOON)).expect("an answer");
     let waited = started.elapsed();
     println!("behind {DEAD} dead waiters: {waited:?}");
-    // Their places lapse after a lease; one that is called in vain keeps its place for as long.
+    // Their places expire after a lease; a place whose wake-up was lost is kept as long.
     assert!(next.is_some(), "not within {SOON:?}");
     assert!(waited < 3 * TTL, "{waited:?}");
 }
@@ -134,12 +133,11 @@ fn two_hundred_readers_are_let_in_at_once() {
     let last = guards.iter().map(|(at, _)| at.saturating_duration_since(released)).max();
     let scripts = server.info_commandstats().get("evalsha").copied().unwrap_or(0);
     println!("{READERS} readers hold {last:?} after the release, by {scripts} scripts");
-    // Without: a part of them waits for the next refresh, half a second and more later.
+    // Otherwise some of them wait for the next refresh, half a second later or more.
     assert!(last < Some(Duration::from_millis(400)), "{last:?}");
 }
 
-/// Puts so many places at `x`, of which the first `holds` hold, with leases of an hour: 10,000 by
-/// each script.
+/// Creates places at `x`, of which the first `holds` hold, with leases of an hour: 10,000 per script.
 fn crowd(server: &Server, kind: &str, capacity: usize, holds: usize, places: usize) {
     const FILL: &str = "
         local time, members = redis.call('TIME'), {}
@@ -159,7 +157,7 @@ fn crowd(server: &Server, kind: &str, capacity: usize, holds: usize, places: usi
     }
 }
 
-/// How long scripts took since the statistics were reset, by the server's own account: the median.
+/// Median duration of the scripts since the statistics were reset, as measured by the server.
 fn median(server: &Server) -> Duration {
     let latency = server.info("latencystats");
     let of_scripts = latency.get("latency_percentiles_usec_evalsha").expect("scripts ran");

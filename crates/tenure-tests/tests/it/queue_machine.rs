@@ -1,6 +1,5 @@
-//! The queue machine against what it promises, on random histories: judged from its replies alone,
-//! by a list that a person could keep on paper. The machine in Rust, and on fewer histories its
-//! twin on a server.
+//! The queue machine on random histories, checked by its replies alone against a list simple enough for
+//! paper: the machine in Rust, and on fewer histories the script on a server.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +15,7 @@ use tenure::internals::store::redis::Redis;
 use tenure::{LockName, Owner, block_on};
 use tenure_testkit::servers::{Client, Server, Value};
 
-/// A small generator: the same seed gives the same history.
+/// A random generator: the same seed gives the same history.
 struct Dice(u64);
 
 impl Dice {
@@ -28,22 +27,21 @@ impl Dice {
     }
 }
 
-/// What the asker was told of a ticket.
+/// What the replies said about a ticket.
 #[derive(Clone, Debug)]
 struct Told {
     owner: usize,
     weight: u32,
-    /// Until when the store must keep it, by the last answer or by the rules.
+    /// Until when the store must keep it.
     deadline_ms: u64,
     holds: bool,
 }
 
-/// Who answers.
 trait Machine {
     fn ask(&mut self, now: Now, op: &Op) -> (Answer, Option<Notification>);
 }
 
-/// The machine in Rust: a lock and the counter of tokens.
+/// The machine in Rust: a lock and the token counter.
 #[derive(Default)]
 struct Twin(State, u64);
 
@@ -53,7 +51,7 @@ impl Machine for Twin {
     }
 }
 
-/// The script, on a server whose clock is the history's.
+/// The script, on a server whose clock the history controls.
 struct Served {
     server: Server,
     store: Redis,
@@ -87,11 +85,11 @@ impl Machine for &mut Served {
         loop {
             match self.listener.receive().expect("a message") {
                 Value::Array(message) | Value::Push(message) if message.len() == 4 => {
-                    // An empty one says that holds were ended by force.
+                    // An empty number means that holds were ended by force.
                     let numbers = message[3].text().split(',').filter(|number| !number.is_empty());
                     tickets.extend(numbers.map(|number| number.parse::<u64>().expect("a number")));
                 }
-                // The answer to the question whether there is more.
+                // The reply to the question whether there are more messages.
                 _ => {
                     let wake = (!tickets.is_empty()).then_some(Notification::Granted { tickets });
                     return (reply, wake);
@@ -106,7 +104,7 @@ struct Bench<M> {
     now: Now,
     owners: Vec<Owner>,
     queue_spec: QueueSpec,
-    /// By number, as told.
+    /// By number.
     tickets: BTreeMap<u64, Told>,
     last_number: u64,
     /// Granted by the last request.
@@ -148,7 +146,7 @@ impl<M: Machine> Bench<M> {
             verb,
         };
         let (answer, wake) = self.machine.ask(self.now, &op);
-        // What has lapsed is dead before anything else happens.
+        // Expired tickets are dead before anything else happens.
         let now = self.now.ms;
         self.tickets.retain(|_, told| now <= told.deadline_ms);
         if let Some(Notification::Granted { tickets }) = wake {
@@ -275,7 +273,7 @@ impl<M: Machine> Bench<M> {
         }
     }
 
-    /// What holds at every moment.
+    /// The invariants.
     fn check(&mut self) {
         let used: u64 =
             self.tickets.values().filter(|told| told.holds).map(|told| u64::from(told.weight)).sum();
@@ -309,7 +307,7 @@ fn history(machine: impl Machine, seed: u64, queue_spec: QueueSpec, steps: u32) 
         };
         match dice.below(12) {
             0..=3 => drop(bench.acquire(owner, asked, Some(WAIT_MS))),
-            // One that waits does not ask for a hold at once.
+            // A waiter does not send an unqueued request.
             4 if bench
                 .ticket_of(owner)
                 .is_none_or(|number| bench.now.ms > bench.tickets[&number].deadline_ms) =>

@@ -1,5 +1,5 @@
-//! Records beside locks: the machine in Lua answers as the one in Rust, and each store keeps what a
-//! holder wrote.
+//! Records beside locks: the machines in Lua and Rust answer the same, and each store keeps what a holder
+//! wrote.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use tenure_testkit::servers::Server;
 const OPERATIONS: u64 = 4_000;
 const WITHIN: Duration = Duration::from_secs(10);
 
-/// A name of each shape that side keys distinguish, with the rule of its lock.
+/// A name of each form that side keys distinguish, with the spec of its lock.
 const KEYS: [(&str, LockSpec); 4] = [
     ("plain", LockSpec::Mutex),
     ("{tag}ged", LockSpec::Mutex),
@@ -56,7 +56,7 @@ fn the_record_machine_in_lua_answers_as_the_one_in_rust() {
         let (lock, spec) = (names[key].clone(), KEYS[key].1);
         let owner = owners[random.below(3) as usize].clone();
         let (state, record) = &mut kept[key];
-        // What has lapsed is gone on the server whenever it is looked at.
+        // The server deletes expired keys when they are read.
         state.lock.take_if(|lock| lock.is_over(now));
         let verb = match random.below(10) {
             0..3 => {
@@ -105,7 +105,7 @@ fn the_record_machine_in_lua_answers_as_the_one_in_rust() {
                 let said = block_on(store.record(op.clone(), WITHIN)).expect("a reply");
                 seen.insert(format!("{answer:?}").split([' ', '(']).next().unwrap_or_default().to_owned());
                 match (&said, &answer) {
-                    // The clock of a read is counted on, and this server's stands still.
+                    // A reader extrapolates the clock, while this server's clock stands still.
                     (RecordAnswer::Read { record, .. }, RecordAnswer::Read { record: expected, .. }) => {
                         assert_eq!(record, expected, "{op:?}");
                     }

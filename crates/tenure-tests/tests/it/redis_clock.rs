@@ -1,5 +1,5 @@
-//! A server whose clock is set to and fro, ten times a second, while locks of each kind are held
-//! and waited for.
+//! A server whose clock is moved back and forth ten times a second, while locks of each kind are held and
+//! waited for.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -15,10 +15,10 @@ use tenure::{Guard, Locks, Owner, block_on};
 use tenure_testkit::servers::Server;
 
 const KINDS: [&str; 5] = ["mutex", "reentrant", "fair", "writer", "permit"];
-/// So far ahead and behind the clock is, in turn.
+/// How far the clock is ahead and behind, alternately.
 const SWING_MS: i64 = 500;
 const SWINGS: u32 = 50;
-/// What a busy machine may take to run a thread that is ready.
+/// Scheduling delay on a busy machine.
 const BUSY: Duration = ms(500);
 const SOON: Duration = Duration::from_secs(20);
 
@@ -26,7 +26,7 @@ const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// One who takes turns at one lock.
+/// A client that takes turns at one lock.
 struct Taker<'a> {
     locks: &'a Locks,
     kind: &'static str,
@@ -34,11 +34,10 @@ struct Taker<'a> {
     hold: Duration,
 }
 
-/// One of its turns.
 struct Turn {
     asked: Instant,
     granted: Instant,
-    /// The last moment at which it certainly believed that it held: read before it was asked.
+    /// The last time at which it certainly believed that it held: taken before each query.
     last_held: Instant,
     token: u64,
     was_lost: bool,
@@ -89,7 +88,7 @@ impl Taker<'_> {
     }
 }
 
-/// The longest time for which two of different takers held.
+/// The longest time for which both takers held.
 fn overlap(takers: &[Vec<Turn>; 2]) -> Duration {
     let [one, other] = takers;
     let pairs = one.iter().flat_map(|one| other.iter().map(move |other| (one, other)));
@@ -101,9 +100,8 @@ fn overlap(takers: &[Vec<Turn>; 2]) -> Duration {
         .unwrap_or_default()
 }
 
-/// What the server is told its clock says, until the takers are done. Before it is set back a
-/// client looks: what has lapsed by then is gone, whether or not the server has come to it by
-/// itself.
+/// Moves the server's clock until the takers are done. Before each step back a client reads the keys, so that
+/// expired ones are deleted.
 fn strobe(server: &Server, start: &Barrier) {
     start.wait();
     server.clock().step_ms(SWING_MS);
@@ -148,9 +146,8 @@ fn a_swinging_server_clock_costs_a_shorter_lease_and_its_holder_hears_in_time() 
     assert!(all.get() > 0, "none was lost");
 }
 
-/// Takes turns at a lock of each kind meanwhile: in the order of asking tokens grow, and every
-/// client has a turn. `judge` is told of each kind how often it was lost, and for how long at most
-/// it was held by two.
+/// Takes turns at a lock of each kind meanwhile: tokens increase in request order, and every client gets its
+/// turn. `judge` gets the number of losses of each kind, and the longest overlap.
 fn takes_turns(ttl: Duration, hold: Duration, judge: impl Fn(&str, usize, Duration)) {
     let server = Server::with_clock();
     let clients = [(); 2].map(|()| {

@@ -1,5 +1,4 @@
-//! What a server says instead of an answer, each on a real server: what it means, and that nothing
-//! is left behind.
+//! Error replies of real servers: what each means, and that nothing is left behind.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -138,7 +137,7 @@ fn a_replica_is_asked_again_until_it_is_a_master() {
     server.command(&["CONFIG", "SET", "replica-serve-stale-data", "no"]);
     let why = not_sent(other.acquire("x"));
     assert!(why.contains("MASTERDOWN"), "{why}");
-    // A connection that says so is left, and the next one is told what it is.
+    // A connection with this error is closed, and the next one gets it in its handshake.
     for asker in [&asker, &other] {
         let why = not_sent(asker.acquire("x"));
         assert!(why.contains("this server is a replica"), "{why}");
@@ -171,7 +170,7 @@ fn a_wait_for_a_server_that_loads_its_data_ends_while_it_does_or_with_the_lock()
     let mutex = Locks::open(&server.url()).expect("a store").mutex("x").expect("a name");
     let limit = Duration::from_millis(500);
     let started = Instant::now();
-    // Beside other load the last of its requests may have had too little time for any answer.
+    // On a busy machine its last request may time out without an answer.
     let loads = |error: tenure::Error| {
         assert!(error.is_unreachable(), "{error:?}");
         error.source().expect("a cause").to_string().contains("LOADING")
@@ -187,7 +186,7 @@ fn a_wait_for_a_server_that_loads_its_data_ends_while_it_does_or_with_the_lock()
     });
 }
 
-/// A server that runs a script without end, who is asked meanwhile, and whose script it is.
+/// A server that runs a script without end, a client for requests meanwhile, and the script's client.
 fn busy_with(script: &str) -> (Server, Asker, Client) {
     let server = Server::start_with(Config::new().set("lua-time-limit", "20"));
     let asker = Asker::new(&server.url());
@@ -212,8 +211,7 @@ fn a_server_that_is_busy_with_a_script_is_asked_again() {
 #[test]
 fn a_script_that_cannot_be_stopped_is_waited_for_until_its_server_is_another() {
     let (server, asker, _busy) = busy_with("redis.call('SET', 'written', '1') while true do end");
-    // To those who ask for a lock that is no other error: UNKILLABLE is what the one hears who
-    // would stop it.
+    // UNKILLABLE is the reply to SCRIPT KILL only; requests for locks still get BUSY.
     assert_eq!(server.command(&["SCRIPT", "KILL"]).error_code(), Some("UNKILLABLE"));
     assert!(is_busy(&asker));
     server.restart();
@@ -235,7 +233,7 @@ fn a_server_with_too_many_clients_is_asked_again() {
 fn a_member_of_a_cluster_without_slots_is_asked_again_or_refuses_as_a_member() {
     let server = Server::start_with(Config::new().set("cluster-enabled", "yes"));
     let said = Asker::new(&server.url()).acquire("x");
-    // Valkey 9.1 looks first whether the keys are in one slot.
+    // Valkey 9.1 first checks that the keys share a slot.
     match said {
         Err(Failure::Refused(_)) => assert!(refusal(said).contains("this server is part of a cluster")),
         said => {
@@ -284,7 +282,7 @@ fn a_hash_is_a_foreign_holder_other_types_are_no_locks_and_at_the_counter_an_err
         (&["RPUSH", "list", "a"][..], "(list)", false),
         (&["ZADD", "zset", "1", "a"], "(zset)", false),
         (&["SADD", "set", "a"], "(set)", false),
-        (&["HSET", "hash", "a", "1"], "a", true), // as Redisson has it
+        (&["HSET", "hash", "a", "1"], "a", true), // like Redisson's
         (&["HSET", "table", "a", "1", "b", "2"], "(hash)", true),
         (&["XADD", "stream", "*", "a", "1"], "(stream)", false),
     ] {

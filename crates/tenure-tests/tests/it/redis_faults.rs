@@ -1,5 +1,5 @@
-//! A server that dies, stops or cannot be reached, and networks that lose, delay and cut: what the
-//! store makes of it.
+//! Servers that die, hang or cannot be reached, and networks that lose, delay and cut: the behaviour of the
+//! store.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -28,7 +28,7 @@ fn listen(asker: &Asker, name: &str) -> Listener {
     block_on(asker.store.subscribe(&name, LockSpec::Mutex, Purpose::Watch, SOON)).expect("a subscription")
 }
 
-/// The next message, which must come soon.
+/// The next message, within the limit.
 fn next(asker: &Asker, listeners: &mut Listener, limit: Duration) -> Notification {
     next_or_end(asker, listeners, limit).expect("a message")
 }
@@ -96,7 +96,7 @@ fn a_request_lost_with_its_connection_is_never_executed_after_a_later_one() {
     asker.renew("x").expect("an answer");
     proxy.set_on(1, Fault::Hold(Direction::ToServer));
     assert!(matches!(asker.acquire("x"), Err(Failure::Unknown(_))));
-    // The undo goes over a new connection; the old bytes come later.
+    // The undo uses a new connection; the old bytes arrive later.
     let other = Asker { within: SOON, ..asker };
     assert_eq!(other.release("x").expect("an answer"), Answer::Free);
     proxy.set_on(1, Fault::None);
@@ -119,8 +119,7 @@ fn a_hasty_request_does_not_cost_the_others_their_connection() {
     ));
     assert!(matches!(first, Err(Failure::Unknown(_))), "{first:?}");
     assert!(second.is_ok(), "{second:?}");
-    // The contract: once a later request was answered, the earlier one has taken effect or never
-    // will.
+    // The contract: once a later request was answered, the earlier one has taken effect or never will.
     assert!(server.has("x"));
     assert_eq!(proxy.connections(), 1);
 }
@@ -139,7 +138,7 @@ fn a_silent_connection_is_left_and_whatever_was_asked_on_it_is_unknown() {
     let started = Instant::now();
     let said = block_on(join_all(calls));
     assert!(said.iter().all(|said| matches!(said, Err(Failure::Unknown(_)))));
-    // The first one's time is every client's.
+    // The first client's timeout counts for every client.
     in_time(started.elapsed(), ms(5_000));
     assert!(held(&asker.acquire("x")));
     assert_eq!(proxy.connections(), 2);
@@ -167,10 +166,10 @@ fn a_reset_before_a_renewal_costs_no_lease() {
     assert!(held(&asker.acquire("x")));
     for round in 0..8 {
         proxy.reset();
-        // After several short connections in a row there is a pause of at most a second.
+        // After several short connections in a row, the backoff is at most a second.
         let most = Duration::from_secs(if round < 3 { 1 } else { 3 });
         let started = Instant::now();
-        // At most one attempt may meet the dead connection; the engine makes several.
+        // At most one attempt may use the dead connection; the engine makes several.
         let said = asker.renew("x");
         assert!(held(&said) || held(&asker.renew("x")), "{said:?}");
         in_time(started.elapsed(), most);
@@ -217,7 +216,7 @@ fn a_subscription_that_was_cut_is_made_anew_and_says_so() {
     server.restart();
     match next_or_end(&asker, &mut listeners, SOON) {
         Some(wake) => assert_eq!(wake, Notification::Reconnected),
-        // It was still down when it was dialled: a client that wants to hear more begins again.
+        // It was still down when it was dialled, so subscribe again.
         None => listeners = listen(&asker, "x"),
     }
     server.command(&["PUBLISH", "tenure:wake:0:{x}", ""]);

@@ -1,4 +1,4 @@
-//! Servers that answer garbage: one clear line for each, and no memory.
+//! Servers that send garbage: one clear line for each, and bounded memory.
 #![expect(clippy::disallowed_methods, reason = "tests against real servers measure real time")]
 
 use std::fs;
@@ -14,16 +14,16 @@ use tenure_testkit::asker::Asker;
 const MEMORY_KIB: u64 = 2 * 1024;
 const WITHIN: Duration = Duration::from_millis(400);
 
-/// What a server says in place of an answer: a beginning, and what follows it for ever.
+/// The garbage: a beginning, and an endless continuation.
 #[derive(Clone, Copy)]
 struct Hostile {
     what: &'static str,
     begins: &'static str,
-    /// How often the beginning is said.
+    /// Repetitions of the beginning.
     times: usize,
     goes_on: &'static str,
     pause: Duration,
-    /// What the client says of it in place of the answer to its login, and to its request.
+    /// The client's error in response to its login, and to its request.
     at_login: &'static str,
     at_request: &'static str,
 }
@@ -75,7 +75,7 @@ const fn garbage(
     Hostile { what, begins, times, goes_on, pause: Duration::ZERO, at_login, at_request }
 }
 
-/// Serves connections. A `polite` server is hostile only in answer to scripts.
+/// Serves connections. A `polite` server sends garbage only in reply to scripts.
 fn serve(hostile: Hostile, polite: bool) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");
@@ -83,7 +83,7 @@ fn serve(hostile: Hostile, polite: bool) -> SocketAddr {
         for stream in listener.incoming() {
             let stream = stream.expect("a connection");
             thread::spawn(move || {
-                // Until the client hangs up.
+                // Until the client closes the connection.
                 let _ = play(stream, hostile, polite);
             });
         }
@@ -133,7 +133,7 @@ fn ask(hostile: Hostile, polite: bool) -> String {
 #[test]
 fn garbage_costs_one_clear_line_and_no_memory() {
     if std::env::var_os("TENURE_HOSTILE").is_none() {
-        // Alone in a process, whose memory is measured.
+        // In a separate process, whose memory is measured.
         let mut command = Command::new(std::env::current_exe().expect("this program"));
         let name = "redis_hostile::garbage_costs_one_clear_line_and_no_memory";
         command.args(["--exact", name, "--nocapture"]).env("TENURE_HOSTILE", "1");

@@ -1,5 +1,5 @@
-//! Locks on a real server: what they cost it, what they show of other programs, and how long they
-//! wait for one that is gone.
+//! Locks on a real server: their cost, what they show of other programs, and how long they wait for a server
+//! that is gone.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -32,7 +32,7 @@ fn an_uncontended_pair_costs_three_commands_and_a_short_script() {
         let guard = block_on(mutex.try_lock()).expect("an answer").expect("a free lock");
         block_on(guard.release()).expect("a release");
     };
-    // The first is by script, and the second asks what the server has in place of the other.
+    // The first uses a script, and the second queries which other commands the server has.
     (0..2).for_each(|_| pair());
     server.command(&["CONFIG", "RESETSTAT"]);
     (0..10).for_each(|_| pair());
@@ -45,12 +45,12 @@ fn an_uncontended_pair_costs_three_commands_and_a_short_script() {
     assert_eq!(calls, expected.iter().map(|(name, calls)| ((*name).to_owned(), *calls)).collect());
 }
 
-/// Ends the newest connection in place of the next reply.
+/// Closes the newest connection instead of forwarding the next reply.
 fn cut(proxy: &Proxy) {
     proxy.set_on(proxy.connections(), Fault::CutAfterReplies(0));
 }
 
-/// What is answered although the connection of its first request ends before the reply.
+/// The result of a request whose first connection is closed before the reply.
 async fn cut_under<T>(proxy: &Proxy, asked: impl Future<Output = T>) -> T {
     let before = proxy.connections();
     cut(proxy);
@@ -76,7 +76,7 @@ fn what_may_be_asked_twice_is_asked_again_where_its_connection_ends() {
     let owner = block_on(cut_under(&proxy, guard.detach())).expect("detached");
     assert!(block_on(cut_under(&proxy, locks.renew_detached("x", &owner))).expect("an answer").is_some());
 
-    // What ends a lock is not: another may have it by then.
+    // A request that ends a hold is not retried, because another client may hold by then.
     cut(&proxy);
     assert!(block_on(locks.force_release("x")).expect_err("no answer").is_unknown());
     assert!(block_on(locks.inspect("x")).expect("an answer").is_none());
@@ -92,12 +92,12 @@ fn since_when_a_holder_holds_is_told_with_and_without_a_token() {
         status.holders[0].since().expect("a time").elapsed().unwrap_or_default()
     };
     let mutex = first.mutex("x").expect("a name");
-    // The first is by script.
+    // The first uses a script.
     block_on(block_on(mutex.lock()).expect("a grant").release()).expect("a release");
     let held = block_on(mutex.lock()).expect("a grant");
-    // By plain commands it is its owner alone.
+    // Plain commands store only the owner.
     in_time(since(false), ms(2_000));
-    // Who has waited holds from its grant on, and not since it began to wait.
+    // A waiter holds since its grant, not since it began to wait.
     let waiting = second.mutex("x").expect("a name");
     let waiter = std::thread::spawn(move || block_on(waiting.lock()).expect("a grant"));
     std::thread::sleep(ms(2_500));
@@ -113,7 +113,7 @@ fn however_many_wait_in_a_process_they_ask_at_most_twice_a_lease() {
         let mutex = locks.mutex("x").expect("a name");
         block_on(mutex.try_lock_for(wait)).expect("an answer")
     };
-    // Each caller is another owner.
+    // Each caller is a different owner.
     let reentrant = |locks: &Locks, wait| {
         let owner = Owner::new("waiter").expect("an owner");
         let reentrant = locks.reentrant_mutex("x", &owner).expect("a name");
@@ -138,8 +138,7 @@ fn fifty_wait(lock: impl Fn(&Locks, Duration) -> Option<Guard> + Sync) {
         server.command(&["CONFIG", "RESETSTAT"]);
         std::thread::sleep(ms(3_000));
         let asked = server.info_commandstats()["evalsha"];
-        // The holder renews three times a lease, and looks so at most ten times; the rest is those
-        // who wait.
+        // The holder renews three times per lease, in at most ten queries; the rest are the waiters'.
         assert!(asked <= 10 + 2 * 3, "{asked}");
     });
     drop(guard);
@@ -155,8 +154,8 @@ fn a_thousand_guards_are_renewed_over_a_slow_network_in_little_more_than_one_tri
         (0..1_000).map(|number| locks.mutex(format!("x{number}")).expect("a name")).collect();
     proxy.set(Fault::Delay(DELAY));
     let guards = block_on(try_join_all(mutexes.iter().map(|mutex| mutex.lock()))).expect("free locks");
-    // After a break in the connection all are renewed at once. A machine with other things to do
-    // may take longer over a round; the way to the server and back is part of each.
+    // After a reconnect all are renewed at once. A busy machine may take longer over a round, and each
+    // includes the round trip.
     let mut rounds = Vec::new();
     while rounds.len() < 15 && rounds.last().is_none_or(|round| *round > ms(200)) {
         server.command(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
@@ -167,8 +166,7 @@ fn a_thousand_guards_are_renewed_over_a_slow_network_in_little_more_than_one_tri
     assert!(guards.iter().all(Guard::is_held));
 }
 
-/// Waits until each of these locks was renewed once more, and says how long after the first the
-/// last was.
+/// Waits until each of these locks was renewed once more; returns the time between the first and the last.
 fn next_round(server: &Server, locks: usize) -> Duration {
     let (_, before) = leases_end(server, locks);
     let mut round = (0, 0);
@@ -179,8 +177,8 @@ fn next_round(server: &Server, locks: usize) -> Duration {
     Duration::from_millis(round.1 - round.0)
 }
 
-/// When the first and the last of these leases end, by the server's clock in ms. All are as long,
-/// so the differences are those of the renewals.
+/// The first and the last end of these leases, by the server's clock in ms. All have the same length, so the
+/// differences are those of the renewals.
 fn leases_end(server: &Server, locks: usize) -> (u64, u64) {
     const ENDS: &str = "local first, last = math.huge, 0
         for i = 0, ARGV[1] - 1 do
@@ -221,7 +219,7 @@ fn foreign_holders_are_shown() {
     let status = block_on(locks.inspect("app:foreign")).expect("an answer").expect("a holder");
     assert!(format!("{status:?}").contains("550e8400"), "{status:?}");
     assert_eq!(status.foreign().as_deref(), Some("a string of 8 bytes"));
-    // What no lock would be: a name and a number that no client could count to.
+    // Values that no lock has: too long a name, and too large a number.
     let long = "x".repeat(5_000);
     let made = || server.info("stats")["total_connections_received"].clone();
     let before = made();
@@ -283,7 +281,7 @@ fn a_forced_release_leaves_what_is_no_lock_of_this_library() {
             assert_eq!(server.command(&["EXISTS", name]).int(), 0);
         }
     }
-    // Those of this library end either way.
+    // Locks of this library are ended in both cases.
     for foreign in [false, true] {
         let all = [
             block_on(locks.mutex("a").expect("a name").lock()).expect("a free lock"),
@@ -328,7 +326,7 @@ fn keys_that_are_no_locks_are_not_waited_for() {
         }
         assert_eq!(server.command(&["DUMP", name]), before);
     }
-    // One that becomes such a key while it is waited for.
+    // A lock that becomes such a key while it is awaited.
     server.command(&["SET", "x", "another client", "PX", "60000"]);
     let waiting = std::thread::spawn({
         let mutex = locks.mutex("x").expect("a name");
@@ -403,7 +401,6 @@ fn a_guard_hears_of_an_emptied_server_within_a_round_trip_of_the_reconnect() {
     println!("told {:?} after the server was back", restarted.elapsed());
 }
 
-/// The one in the server asks by the time that the other has left, or before.
 #[test]
 fn a_release_that_is_overtaken_by_the_next_question_wakes_who_asked() {
     let server = Server::start();
@@ -437,7 +434,7 @@ fn who_cannot_be_told_asks_meanwhile() {
     let (a, b) = (ours.mutex("x").expect("a name"), theirs.mutex("x").expect("a name"));
     let guard = block_on(a.lock()).expect("a free lock");
     drop(block_on(theirs.mutex("y").expect("a name").lock()).expect("a free lock"));
-    // Both, and the one that sets it: a client that wants to listen finds no place.
+    // The two clients and this one: there is no room for a subscription.
     server.command(&["CONFIG", "SET", "maxclients", "3"]);
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| block_on(b.try_lock_for(ms(900))).expect("an answer"));
@@ -468,7 +465,7 @@ fn who_hears_nothing_any_more_asks_again_and_again() {
         let released = Instant::now();
         block_on(guard.release()).expect("a release");
         let late = waiter.join().expect("no panic").duration_since(released);
-        // Half a lease, and the pauses are at most a second.
+        // Half a lease, and a backoff of at most a second.
         in_time(late, ms(6_000));
     });
 }
@@ -493,10 +490,10 @@ fn a_forced_release_with_a_token_ends_that_grant_and_no_later_one() {
         let ForcedRelease::Ended(ended) = force(first.fence()) else { panic!("{kind}: it was held") };
         assert_eq!((ended.holders.len(), ended.holders[0].fence), (1, first.fence()), "{kind}");
         assert_eq!(force(first.fence()), ForcedRelease::Free, "{kind}");
-        // The reentrant one has the same owner as before.
+        // The reentrant lock has the same owner as before.
         let second = take();
         if kind == "mutex" {
-            // Granted by plain commands: its token is not at the server.
+            // Granted by plain commands, so its token is not on the server.
             let error = block_on(locks.force_release_token(kind, second.fence())).expect_err("no token");
             assert!(error.is_unsupported() && error.to_string().contains("owner"), "{error}");
         } else {
@@ -510,7 +507,7 @@ fn a_forced_release_with_a_token_ends_that_grant_and_no_later_one() {
     assert!(block_on(locks.force_release_token("text", 1)).expect_err("no lock").is_mismatch());
 }
 
-/// Text that was made of them would look like another client's value.
+/// As text they would look like another client's value.
 #[test]
 fn the_value_of_a_foreign_client_is_shown_byte_by_byte() {
     let server = Server::start();

@@ -1,4 +1,4 @@
-//! Connections that cannot be made, and the logins of those that can.
+//! Connections that fail, and the logins of those that succeed.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -31,7 +31,7 @@ fn a_ping_to_a_closed_port_fails_at_once_and_says_so() {
     }
 }
 
-/// And holds go on over the change.
+/// Holds survive the change.
 #[test]
 fn the_login_is_asked_for_at_each_dial() {
     let server = Server::start();
@@ -50,11 +50,11 @@ fn the_login_is_asked_for_at_each_dial() {
     let locks = locks.expect("a store").with(|options| options.ttl(ms(3_000))).expect("options");
     let guard = block_on(locks.mutex("x").expect("a name").lock()).expect("a free lock");
     set("new");
-    // A provider that fails is asked again.
+    // A provider that fails is called again.
     *password.lock().expect("no panic") = "none";
     server.command(&["CLIENT", "KILL", "USER", "locks"]);
     let asker = locks.with(|options| options.op_timeout(ms(200))).expect("options");
-    // The first requests may meet the connection that is being closed, or the pause before a dial.
+    // The first requests may use the connection that is being closed, or fall into the backoff.
     eventually("the provider's error is told", Duration::from_secs(10), || {
         block_on(asker.ping()).is_err_and(|error| error.to_string().contains("not there yet"))
     });
@@ -64,7 +64,7 @@ fn the_login_is_asked_for_at_each_dial() {
     block_on(guard.release()).expect("a release");
 }
 
-/// So a password that is changed needs no restart, and holds go on.
+/// A changed password needs no restart, and holds survive it.
 #[test]
 fn a_password_file_is_read_at_each_dial() {
     let (server, file) = (Server::start(), tempfile::NamedTempFile::new().expect("a file"));

@@ -1,5 +1,5 @@
-//! A server that is stopped, cut off, killed or emptied while a lock is held: its holder knows
-//! before any other client can hold, or, where the lock itself is gone, as soon as it can be told.
+//! A server that is stopped, cut off, killed or emptied while a lock is held: its holder knows before any
+//! other client can hold, or, if the lock itself is gone, as soon as it can learn of it.
 #![expect(clippy::disallowed_methods, reason = "tests against real servers measure real time")]
 
 use std::fs;
@@ -13,14 +13,14 @@ use tenure::{Guard, Locks, Options, block_on};
 use tenure_testkit::proxy::{Fault, Proxy};
 use tenure_testkit::servers::{Client, Config, Server, eventually};
 
-/// Long enough for a busy machine: what is asserted of them is asserted exactly.
+/// Long enough for a busy machine.
 const TTL: Duration = ms(2_400);
 const GRACE: Duration = ms(800);
-/// What the deadline leaves to the clocks.
+/// The allowance of the deadline for clock errors.
 const MARGIN: Duration = ms(26);
-/// The longest pause between two attempts to connect.
+/// The maximum backoff.
 const RECONNECT: Duration = ms(1_000);
-/// What a busy machine may take to run a thread that is ready.
+/// Scheduling delay on a busy machine.
 const BUSY: Duration = ms(500);
 const SOON: Duration = Duration::from_secs(5);
 
@@ -28,7 +28,6 @@ const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// The clock of leases.
 fn now() -> Duration {
     Duration::try_from(clock_gettime(ClockId::Boottime)).expect("a time")
 }
@@ -41,27 +40,26 @@ fn held(locks: &Locks) -> Guard {
     block_on(locks.mutex("x").expect("a name").lock()).expect("a free lock")
 }
 
-/// How long the server would keep the lock.
+/// The remaining lease on the server.
 fn left(server: &Server) -> Duration {
     ms(u64::try_from(server.command(&["PTTL", "x"]).int()).expect("a lease"))
 }
 
-/// Waits until the lock was renewed just now, so that nothing is under way.
+/// Waits for a renewal, so that nothing is in flight.
 fn just_renewed(server: &Server) {
     eventually("a renewal", SOON, || left(server) > TTL - ms(40));
 }
 
-/// What the holder of a lock saw.
+/// The observations of a holder.
 struct Seen {
-    /// The last moment at which it certainly believed that it held: read before it was asked.
+    /// The last time at which it certainly believed that it held: taken before each query.
     last_held: Duration,
-    /// When `lost()` was there.
+    /// When `lost()` resolved.
     told: Duration,
     why: String,
 }
 
-/// Watches a guard until its loss, from two sides: one client asks all the time, and one client
-/// waits to be told.
+/// Observes a guard until its loss, by polling and by waiting for `lost()`.
 fn watch(guard: &Guard) -> Seen {
     scope(|scope| {
         let told = scope.spawn(|| {
@@ -83,21 +81,21 @@ fn watch(guard: &Guard) -> Seen {
     })
 }
 
-/// What becomes of the way between the holder and the server.
+/// The fault between the holder and the server.
 enum Trouble<'a> {
     Stop,
     Network(&'a Proxy, Fault),
 }
 
-/// In trouble the holder is told `grace` before the lease ends on the server, and not much sooner;
-/// the client that waits for the lock, by its own way, gets it after that.
+/// During the fault, the holder is notified `grace` before the lease ends on the server, and not much sooner.
+/// The waiting client, which has a connection of its own, gets the lock after that.
 fn nobody_overlaps(what: &str, server: &Server, trouble: &Trouble<'_>) {
     let url = if let Trouble::Network(proxy, _) = trouble { proxy.url() } else { server.url() };
     let (holders, rivals) = (locks(&url), locks(&server.url()));
     let (mut early, mut gaps) = (Vec::new(), Vec::new());
     for round in 0..3 {
-        // On a connection that is good again: a lease counts from before its request, also while
-        // that waits to be sent.
+        // Wait for a working connection, because a lease counts from before its request, even while that
+        // waits to be sent.
         eventually("it is connected", SOON, || block_on(holders.inspect("x")).is_ok());
         let guard = held(&holders);
         just_renewed(server);
@@ -110,8 +108,8 @@ fn nobody_overlaps(what: &str, server: &Server, trouble: &Trouble<'_>) {
                 (now(), guard)
             });
             waits.wait();
-            sleep(ms(20)); // it has asked, and waits
-            // Both from below: the lease ends no sooner than this.
+            sleep(ms(20)); // until it has sent its request
+            // Both are lower bounds: the lease ends no sooner.
             let (asked, believed) = (now(), now() + guard.remaining());
             let lease_end = asked + left(server);
             match trouble {
@@ -119,11 +117,11 @@ fn nobody_overlaps(what: &str, server: &Server, trouble: &Trouble<'_>) {
                 Trouble::Network(proxy, fault) => {
                     proxy.set(*fault);
                     if *fault == Fault::Refuse {
-                        proxy.reset(); // it is new connections that it refuses
+                        proxy.reset(); // it refuses new connections only
                     }
                 }
             }
-            // A renewal on a busy machine may have come in between, and its answer may still be on its way.
+            // On a busy machine another renewal may have come in between, with its answer still in flight.
             let lease_end = lease_end + (now() + guard.remaining()).saturating_sub(believed);
             let lease_end = match trouble {
                 Trouble::Stop => lease_end,
@@ -133,8 +131,7 @@ fn nobody_overlaps(what: &str, server: &Server, trouble: &Trouble<'_>) {
                 }
             };
             let seen = watch(&guard);
-            // A server that goes on hears what had been sent to it meanwhile; what a network
-            // swallowed passes later.
+            // A resumed server processes what was sent to it meanwhile; the network delivers it later.
             if let Trouble::Stop = trouble {
                 server.cont();
             }
@@ -204,11 +201,10 @@ fn a_server_that_goes_on_in_time_costs_nothing() {
     block_on(guard.release()).expect("it was held all the time");
 }
 
-/// Kills the server under a holder and starts it again, empty, while another client tries all the
-/// time to take the lock.
+/// Kills the server under a holder and restarts it empty, while another client keeps trying to take the lock.
 fn overlaps(what: &str, down: Duration) {
     let server = Server::start();
-    // With a lease that does not end meanwhile, however long the server takes to start.
+    // With a lease that outlasts any restart.
     let patient = |options: Options| options.ttl(Duration::from_secs(600));
     let holders = Locks::open(&server.url()).and_then(|locks| locks.with(patient)).expect("a store");
     let (mut overlaps, mut late) = (Vec::new(), Vec::new());
@@ -222,7 +218,7 @@ fn overlaps(what: &str, down: Duration) {
             server.restart();
             (seen.join().expect("no panic"), rival.join().expect("no panic"))
         });
-        // A client that is at the server first.
+        // A client that reaches the server first.
         let is_loss =
             ["taken by a foreign client", "gone from the store"].iter().any(|why| seen.why.contains(why));
         assert!(is_loss, "{}", seen.why);
@@ -236,7 +232,7 @@ fn overlaps(what: &str, down: Duration) {
     print("told after the lock was another client's", what, &mut late);
 }
 
-/// Takes the lock as soon as there is a server that gives it; when that was, from above.
+/// Takes the lock as soon as a server grants it; returns an upper bound of that time.
 fn grab(server: &Server) -> Duration {
     let given_up = now() + 10 * SOON;
     loop {
@@ -277,7 +273,7 @@ fn the_first_round_trip_of_a_reconnect_tells_the_loss() {
     }
     assert!(now() - restarted < Duration::from_secs(10), "{:?}", now() - restarted);
     let log = server.command(&["SLOWLOG", "GET", "1000"]);
-    // The oldest first: what it was, and from which connection.
+    // Oldest first: the command, and its connection.
     let said = log.items().iter().rev().map(|entry| {
         let entry = entry.items();
         (entry[3].items()[0].text().to_lowercase(), entry[4].text().to_owned())
@@ -287,8 +283,8 @@ fn the_first_round_trip_of_a_reconnect_tells_the_loss() {
     let asked: Vec<&str> =
         said.iter().filter(|(_, from)| *from == holder).map(|(command, _)| &**command).collect();
     assert_eq!(asked[..5], ["hello", "client", "client", "info", "hello"], "the login");
-    // The first question is about all locks and brings its script along, so it is not asked twice.
-    // Valkey 9 logs what a script did too.
+    // The first verification covers all locks and includes its script, so it is not sent twice. Valkey 9 also
+    // logs the commands of a script.
     let asked: Vec<&str> = asked[5..].iter().copied().filter(|command| *command != "get").collect();
     assert_eq!(asked, ["eval"]);
 }
@@ -304,8 +300,7 @@ fn a_killed_server_that_stays_away_costs_the_lease() {
     assert!(seen.last_held + GRACE < lease_end && seen.why.contains("expired"), "{}", seen.why);
 }
 
-/// Kills a server if the test fails, so that no client goes on holding there: a scope waits for its
-/// threads.
+/// Kills a server if the test fails, so that clients stop holding there: a scope waits for its threads.
 struct KillsInPanic<'a>(&'a Server);
 
 impl Drop for KillsInPanic<'_> {
@@ -316,8 +311,8 @@ impl Drop for KillsInPanic<'_> {
     }
 }
 
-/// Takes the lock from a server that goes on: the holder hears of it at its next renewal, a third
-/// of the lease later at most.
+/// Removes the lock from a running server: the holder learns of it at its next renewal, at most a third of
+/// the lease later.
 fn vanishes(what: &str, server: &Server, take: impl Fn()) {
     let holders = locks(&server.url());
     let mut overlaps = Vec::new();
@@ -343,7 +338,7 @@ fn vanishes(what: &str, server: &Server, take: impl Fn()) {
 #[test]
 fn an_eviction_costs_an_overlap_until_the_next_renewal() {
     let server = Server::start();
-    // Every key of a lock has an end, so this policy takes them before keys without one.
+    // Locks have an expiry, so this policy evicts them before keys without one.
     server.command(&["CONFIG", "SET", "maxmemory-policy", "volatile-ttl"]);
     vanishes("evicted", &server, || {
         server.command(&["CONFIG", "SET", "maxmemory", "1"]);
@@ -373,14 +368,14 @@ fn a_step_of_the_clock_back_costs_no_lock_and_keeps_that_of_a_holder_that_is_gon
     assert!(guard.fence() > fence, "tokens grow over a step back");
 }
 
-/// The log of a server that writes down each change before it answers.
+/// The AOF of a server with `appendfsync always`.
 fn log_of(server: &Server) -> PathBuf {
     let dir = server.socket().with_file_name("appendonlydir");
     let files = fs::read_dir(dir).expect("a log").map(|file| file.expect("a file").path());
     files.filter(|path| path.to_string_lossy().ends_with(".incr.aof")).last().expect("what was changed")
 }
 
-/// Where each record of a log begins, and where the last one ends.
+/// The offsets of the records in an AOF, and its end.
 fn records(log: &[u8]) -> Vec<usize> {
     let line = |at: usize| {
         let length = log[at..].windows(2).position(|two| two == b"\r\n").expect("a line");
@@ -400,8 +395,8 @@ fn records(log: &[u8]) -> Vec<usize> {
     starts
 }
 
-/// Power fails, and the disk has less of the log than was said: cut off between any two records, or
-/// within one.
+/// After a power failure, the disk has less of the AOF than was acknowledged: cut off between any two
+/// records, or within one.
 #[test]
 fn a_server_that_lost_the_tail_of_its_log_invents_no_holder_and_repeats_no_token() {
     let config = Config::new().set("appendonly", "yes").set("appendfsync", "always").keep_data();

@@ -1,5 +1,5 @@
-//! Renewals of many locks on real servers: how many requests they take, and what becomes of each
-//! lock where not all can be renewed.
+//! Renewals of many locks on real servers: the number of requests, and the outcome for each lock if not all
+//! can be renewed.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use tenure::internals::store::{Failure, StoreExt};
 use tenure::{Guard, LockName, Locks, Owner, block_on};
 use tenure_testkit::servers::{Cluster, Server, eventually};
 
-/// What a busy machine may take.
+/// Tolerance for a busy machine.
 const LIMIT: Duration = Duration::from_secs(30);
 const WITHIN: Duration = Duration::from_secs(10);
 
-/// Renews every two seconds, and waits for an answer as long as a busy machine may take.
+/// Renews every two seconds, with timeouts for a busy machine.
 fn open(url: &str) -> Locks {
     let locks = Locks::open(url).expect("a store");
     locks.with(|options| options.ttl(Duration::from_secs(6)).op_timeout(WITHIN)).expect("options")
@@ -28,12 +28,11 @@ fn hold(url: &str, names: impl Iterator<Item = String>) -> (Locks, Vec<Guard>) {
     (locks, guards)
 }
 
-/// How often these servers have carried out a command.
 fn calls(servers: &[Server], command: &str) -> u64 {
     servers.iter().filter_map(|server| server.info_commandstats().get(command).copied()).sum()
 }
 
-/// Kinds that wait in order, by turns.
+/// Holds locks of each kind with a queue, alternately.
 fn hold_queues(url: &str, names: impl Iterator<Item = String>) -> (Locks, Vec<Guard>) {
     let locks = open(url);
     let taken = names.enumerate().map(|(number, name)| {
@@ -50,7 +49,7 @@ fn hold_queues(url: &str, names: impl Iterator<Item = String>) -> (Locks, Vec<Gu
     (locks, guards)
 }
 
-/// On a busy machine some are late, each by itself. Their next ones leave together again.
+/// On a busy machine some are late, each by itself. Their next ones are batched again.
 fn renewed_together(servers: &[Server], locks: &Locks, guards: &[Guard], at_least: u64) {
     let rounds: Vec<_> = (0..5)
         .map(|_| renewals_and_scripts(servers, locks, guards))
@@ -82,7 +81,7 @@ fn so_do_those_of_locks_with_queues() {
     let server = Server::start();
     let (locks, guards) = hold_queues(&server.url(), (0..900).map(|number| format!("hold:{number}")));
     renewed_together(std::slice::from_ref(&server), &locks, &guards, 10);
-    // One that is gone is told from the others.
+    // The deleted one is distinguished from the others.
     server.command(&["DEL", "hold:450"]);
     eventually("it is lost", LIMIT, || !guards[450].is_held());
     assert_eq!(guards.iter().filter(|guard| guard.is_held()).count(), 899);
@@ -119,14 +118,14 @@ fn on_a_cluster_the_renewals_of_one_slot_leave_together() {
     let (locks, guards) =
         hold(&cluster.url(), one_slot.chain((0..5).map(|number| format!("other:{number}"))));
     renewed_together(cluster.nodes(), &locks, &guards, 4);
-    // The slot moves while they are held.
+    // The slot migrates while they are held.
     let (slot, from) = (cluster.slot("{shop}"), cluster.owner_of("{shop}"));
     cluster.move_slot(slot, from, (from + 1) % 3);
-    // One script finds that out, and then each of its locks goes its own way once.
+    // One script finds that out, and then each of its locks is renewed once by itself.
     renewed_together(cluster.nodes(), &locks, &guards, 2);
 }
 
-/// A store that is asked directly, and its requests.
+/// A store used directly, and its requests.
 struct Direct {
     store: Redis,
     owners: Vec<Owner>,
@@ -191,7 +190,7 @@ fn there_is_an_answer_for_each_lock_and_no_lease_is_shortened() {
             assert!((expected - 30_000..=expected).contains(&left(number)), "{}", left(number));
         }
     }
-    // One without an end gets the first that is asked for, as by its own request.
+    // A key without an expiry gets the first one requested, as by a single renewal.
     assert!((90_000..=120_000).contains(&left(4)), "{}", left(4));
     assert_eq!((left(1), left(2), left(3)), (-2, -1, -1));
 }
@@ -203,18 +202,18 @@ fn there_is_an_answer_for_each_hold_of_a_queue() {
     direct.acquire_all();
     server.command(&["DEL", "hold:1"]);
     server.command(&["SET", "hold:2", "foreign"]);
-    // Its ticket is gone, and that of another is there.
+    // Its ticket is gone, and another's is there.
     server.command(&["RENAME", "hold:3", "hold:1"]);
-    // A semaphore of another size.
+    // A semaphore with another number of permits.
     let (fence, bind) = (Fence::Assign, Liveness::Process);
     let verb = Verb::Acquire { ttl_ms: 60_000, hold: 1, fence, wait_ms: None, listens: None, bind };
     server.command(&["DEL", "hold:4"]);
     let other = LockSpec::Queue(QueueSpec { kind: tenure::Kind::Semaphore, capacity: 5, weight: 1 });
     let op = Op { spec: other, ..direct.op(4, verb) };
     assert!(matches!(block_on(direct.store.request(op, WITHIN)), Ok(Answer::Held { .. })));
-    // It waits: its ticket is above the mark.
+    // A waiter: its ticket is above the mark.
     server.command(&["ZADD", "hold:5", "0", "#1:fair mutex:1"]);
-    // It has lapsed.
+    // An expired one.
     let ends = |number: usize| format!("!{}", direct.owners[number]);
     server.command(&["ZADD", "hold:6", "20000000000", &ends(6)]);
     let end = |number: usize| {
@@ -240,7 +239,7 @@ fn there_is_an_answer_for_each_hold_of_a_queue() {
     }
 }
 
-/// The request that says so stops at its bound, because many places there have lapsed.
+/// The request that reports it reaches its limit, because many places have expired.
 #[test]
 fn a_hold_of_many_that_is_gone_is_lost_also_behind_a_dead_crowd() {
     let server = Server::start();
@@ -252,7 +251,7 @@ fn a_hold_of_many_that_is_gone_is_lost_also_behind_a_dead_crowd() {
     let before = renewals();
     eventually("they are renewed", LIMIT, || renewals() >= before + 2);
     let before = renewals();
-    // As a failover leaves it to a replica that has not heard of the holder.
+    // As left by a failover to a replica that lacks the holder's grant.
     let (holder, mark) = (gone.owner().to_string(), gone.fence());
     let mut crowd = vec!["ZADD".to_owned(), "gone".to_owned(), "0".to_owned(), "#used".to_owned()];
     for number in 1..=1_000 {
@@ -262,12 +261,12 @@ fn a_hold_of_many_that_is_gone_is_lost_also_behind_a_dead_crowd() {
     assert_eq!(server.command(&crowd).int(), 2_000);
     assert_eq!(server.command(&["ZREM", "gone", &holder, &format!("!{holder}")]).int(), 2);
     eventually("it is lost", LIMIT, || !gone.is_held());
-    // Each renewal of both counts 2. One may have left before.
+    // Each renewal of both counts 2. One may have been sent before.
     assert!(renewals() - before <= 4, "it was renewed {} times since", renewals() - before);
     block_on(other.verify()).expect("still held");
 }
 
-/// What a server without memory still allows.
+/// What a server without free memory still allows.
 #[test]
 fn a_full_server_renews_holds_of_queues() {
     let server = Server::start();

@@ -1,7 +1,5 @@
-//! A master and its replicas: what `acks` and `restart-grace` hold in a failover, what anything
-//! less costs, and what neither may cost.
-//!
-//! `TENURE_FAILOVERS=50` makes a longer hunt of it.
+//! A master and its replicas: the guarantees of `acks` and `restart-grace` in a failover, the loss with
+//! weaker settings, and their cost. `TENURE_FAILOVERS=50` makes it a soak.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -25,7 +23,7 @@ use tenure_testkit::timed::in_time;
 const TTL: Duration = ms(1_500);
 const SOON: Duration = Duration::from_secs(20);
 
-/// Nine servers that start and fail at once are no company for cases that measure milliseconds.
+/// Servers that start and fail together must not disturb cases that measure milliseconds.
 static CROWD: RwLock<()> = RwLock::new(());
 
 /// As long as a lease.
@@ -39,7 +37,7 @@ fn locks(url: &str, terms: &str) -> Locks {
     Locks::open(&on_terms(url, terms)).expect("a store").with(|options| options.ttl(TTL)).expect("options")
 }
 
-/// With a lease that a test does not outlive.
+/// With a lease that outlasts the test.
 fn patient(url: &str, terms: &str) -> Locks {
     locks(url, terms).with(|_| Options::new()).expect("options")
 }
@@ -61,7 +59,7 @@ fn follows(replica: &Server) -> bool {
     info.get("master_link_status").is_some_and(|status| status == "up")
 }
 
-/// A master, and two replicas that are reached from it by links of their own.
+/// A master and two replicas, each with its own link.
 struct Trio {
     master: Server,
     links: [Proxy; 2],
@@ -82,7 +80,7 @@ impl Trio {
         links.iter().for_each(|link| self.links[*link].set(Fault::BlackHole));
     }
 
-    /// The first replica becomes the master; the second follows it if the old one has lost it.
+    /// Promotes the first replica; the second follows it if the old master has lost it.
     fn promote(&self, with_second: bool) {
         self.replicas[0].command(&["REPLICAOF", "NO", "ONE"]);
         if with_second {
@@ -92,22 +90,21 @@ impl Trio {
     }
 }
 
-/// One failover, and what both sides ask for.
+/// A failover, and the terms of both sides.
 struct Failover {
     ours: &'static str,
     theirs: &'static str,
     cut: &'static [usize],
-    /// Or it goes on, alone with those who still reach it.
+    /// Otherwise the old master continues, alone with the clients that reach it.
     kill: bool,
     pause: Duration,
 }
 
-/// What was seen of it.
+/// The observations.
 struct Seen {
-    /// How long, at least, a client held `x`, which was held before, and `y`, which was asked for
-    /// after the cut, on both sides.
+    /// Lower bounds of the overlap of `x`, held before the cut, and `y`, requested after it.
     overlaps: [Duration; 2],
-    /// What came of asking for `y`.
+    /// The result of requesting `y`.
     late: Result<(), Error>,
 }
 
@@ -115,7 +112,7 @@ impl Failover {
     fn run(self) -> Seen {
         let trio = Trio::start();
         let ours = locks(&trio.master.url(), self.ours);
-        // The very first use is a grace too.
+        // The very first use starts a grace too.
         block_on(block_on(ours.mutex("first").expect("a name").lock()).expect("a grant").release())
             .expect("a release");
         let x = block_on(ours.mutex("x").expect("a name").lock()).expect("a free lock");
@@ -148,7 +145,7 @@ impl Failover {
     }
 }
 
-/// Runs them a few at a time: they mostly wait.
+/// Runs them a few at a time, because they mostly wait.
 fn all(failovers: Vec<Failover>) -> Vec<Seen> {
     let _alone = CROWD.write().unwrap_or_else(PoisonError::into_inner);
     let queue = Mutex::new(failovers);
@@ -176,7 +173,7 @@ fn with_the_acks_of_all_replicas_and_a_grace_nobody_overlaps_in_a_failover() {
     let failovers = std::env::var("TENURE_FAILOVERS").map_or(5, |count| count.parse().expect("a number"));
     let each = |at: u64| Failover {
         ours: "acks=2&restart-grace=1500ms",
-        // Of the two replicas one is the master by then.
+        // One of the two replicas is the master by then.
         theirs: "acks=1&restart-grace=1500ms",
         cut: &[0, 1],
         kill: at.is_multiple_of(2),
@@ -196,13 +193,13 @@ fn with_the_acks_of_all_replicas_and_a_grace_nobody_overlaps_in_a_failover() {
     }
 }
 
-/// The controls: what shows that the test above could fail, and what less than both costs.
+/// The controls: settings with which the test above fails, and the cost of weaker settings than both.
 #[test]
 fn with_less_than_that_failovers_overlap() {
     let rows: [(&str, &str, &str, &'static [usize]); 3] = [
         ("neither", "", "", &[0, 1]),
         ("a grace without acks", GRACE, GRACE, &[0, 1]),
-        // The second replica confirms what the first, which is promoted, never hears of.
+        // The second replica confirms writes that the first, which is promoted, never receives.
         ("acks of one of two, and a grace", "acks=1&restart-grace=1500ms", GRACE, &[0]),
     ];
     let _alone = CROWD.write().unwrap_or_else(PoisonError::into_inner);
@@ -228,7 +225,7 @@ fn a_server_that_comes_back_empty_grants_nothing_until_every_lease_is_over() {
         let server = Server::start();
         let (ours, theirs) = (locks(&server.url(), terms), locks(&server.url(), terms));
         let guard = block_on(ours.mutex("x").expect("a name").lock()).expect("a free lock");
-        // So that the holder does not hear of it before its lease is over.
+        // So that the holder does not learn of it before its lease ends.
         server.stop();
         let stopped = now();
         server.restart();
@@ -284,7 +281,7 @@ fn a_promoted_server_renews_what_is_held_and_grants_nothing_for_a_while() {
         assert!(now() - asked >= least, "{:?}", now() - asked);
         let (granted, ticket) = next.join().expect("no panic");
         assert!(granted - asked >= least, "{:?}", granted - asked);
-        // Its fixture was kept, and it was there before any client who came after.
+        // Its place was kept, ahead of clients that came later.
         let after = block_on(theirs.fair_mutex("queued").expect("a name").lock()).expect("a grant");
         assert!(ticket < after.fence());
         drop(free);
@@ -319,8 +316,8 @@ fn a_server_that_cannot_says_so() {
     assert_eq!(server.command(&["EXISTS", "x"]).int(), 0);
 }
 
-/// A client that works under a lock may ask of it before each write, and several do: nothing that
-/// needs no confirmation keeps its renewals from leaving.
+/// Clients may verify a lock before each write, and several do: requests that need no confirmation must not
+/// delay its renewals.
 #[test]
 fn however_much_is_asked_about_a_lock_its_renewals_leave() {
     let trio = Trio::start();
@@ -377,8 +374,7 @@ fn a_dead_replica_stops_neither_releases_nor_what_needs_no_confirmation() {
     drop(block_on(acked.mutex("late").expect("a name").lock()).expect("a grant"));
 }
 
-/// `CLIENT UNBLOCK`, or a server that changes its role, ends a WAIT with an error, or before its
-/// time.
+/// `CLIENT UNBLOCK` or a change of role ends a WAIT with an error, or early.
 #[test]
 fn a_wait_that_is_broken_off_confirms_nothing_and_is_begun_again() {
     let trio = Trio::start();
@@ -407,7 +403,7 @@ fn a_wait_that_is_broken_off_confirms_nothing_and_is_begun_again() {
     });
 }
 
-/// What a mutex and a queue promise, they promise on these terms too.
+/// The guarantees of a mutex and a queue also hold with these terms.
 mod acked {
     use super::*;
 
@@ -417,7 +413,7 @@ mod acked {
         databases: AtomicU32,
     }
 
-    /// One for all cases that run at a time, a database for each.
+    /// Shared by all cases that run concurrently, with a database for each.
     fn pair() -> Arc<Pair> {
         static PAIR: Mutex<Weak<Pair>> = Mutex::new(Weak::new());
         let mut known = PAIR.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,11 +1,11 @@
-//! An owner who has a lock and takes it again asks the server nothing.
+//! An owner that reacquires its own lock sends no request.
 
 use std::time::Duration;
 
 use tenure::{Guard, Locks, Owner, Renewal, block_on};
 use tenure_testkit::servers::{Server, Value, eventually};
 
-/// How many requests about locks the server has carried out.
+/// Number of requests about locks that the server has executed.
 fn asked(server: &Server) -> u64 {
     let calls = server.info_commandstats();
     ["evalsha", "eval"].iter().filter_map(|name| calls.get(*name)).sum()
@@ -43,8 +43,8 @@ fn a_reentry_asks_nothing_and_the_last_release_frees() {
     assert_eq!(count_on_the_server(&server, &me), None);
 }
 
-/// The server counts two holds where the second would be renewed otherwise, or end at another time,
-/// and after a break in the connection, when it may have forgotten the first.
+/// The server counts two holds if the second has another renewal setting or end, and after a reconnect, when
+/// the server may have forgotten the first.
 #[test]
 fn a_reentry_asks_where_the_lease_of_the_first_will_not_do() {
     let server = Server::start();
@@ -109,7 +109,7 @@ fn what_was_released_by_force_here_is_not_entered_again() {
     block_on(after.verify()).expect("still held");
 }
 
-/// The others keep what they share, and the process that takes it over has its own hold.
+/// The others keep their shares, and the process that takes it over has a hold of its own.
 #[test]
 fn one_of_those_that_share_a_hold_is_detached_or_kept_for_a_time() {
     let server = Server::start();
@@ -129,7 +129,7 @@ fn one_of_those_that_share_a_hold_is_detached_or_kept_for_a_time() {
     assert_eq!(count_on_the_server(&server, &me).as_deref(), Some("1"));
 }
 
-/// A server that restarted or was promoted grants nothing for a while. What it has kept is held.
+/// A restarted or promoted server grants nothing for a while, but what it has kept is held.
 #[test]
 fn in_a_servers_grace_a_shared_hold_is_not_detached_and_not_lost() {
     let server = Server::start();
@@ -145,8 +145,7 @@ fn in_a_servers_grace_a_shared_hold_is_not_detached_and_not_lost() {
     block_on(second.release()).expect("a release");
 }
 
-/// Threads of one owner enter and leave, hand holds over and take them back, while another ends
-/// what they have by force.
+/// Threads of one owner acquire and release, detach holds and resume them, while another ends holds by force.
 #[test]
 fn whatever_the_threads_of_an_owner_do_nothing_is_left() {
     let (locks, me) = (Locks::memory(), Owner::new("me").expect("an owner"));
@@ -156,7 +155,7 @@ fn whatever_the_threads_of_an_owner_do_nothing_is_left() {
         for round in thread..thread + 3_000 {
             kept.push(block_on(lock.lock()).expect("our own"));
             match round % 11 {
-                // Nothing of a hold that was ended by force can be detached.
+                // A hold ended by force cannot be detached.
                 0 => drop(kept.pop().map(|guard| block_on(guard.detach()))),
                 1 => kept.extend(block_on(locks.resume("x", &me)).expect("an answer")),
                 2 => drop(kept.pop().map(|guard| block_on(guard.release()))),
@@ -164,7 +163,7 @@ fn whatever_the_threads_of_an_owner_do_nothing_is_left() {
                 _ => {}
             }
         }
-        // Those that are still detached.
+        // Holds that are still detached.
         while let Some(guard) = block_on(locks.resume("x", &me)).expect("an answer") {
             kept.push(guard);
         }

@@ -1,10 +1,10 @@
-//! The runner of the test binaries, which lists failures that a stall fell into.
+//! The runner of the test binaries, which lists failures that overlap a stall.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
-/// In place of a test binary: it stops its runner for a moment, as a machine does that stalls.
+/// A fake test binary that stops its runner for a moment, like a stall of the machine.
 const BINARY: &str = r#"#!/bin/sh
 case "$*" in
 *--list*) printf 'a: test\nb: test\n' ;;

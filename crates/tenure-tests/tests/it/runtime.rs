@@ -1,4 +1,4 @@
-//! Whose thread a lock lives on: nothing that a caller does to its own runtime can cost a lease.
+//! Nothing that a caller does to its own runtime can cost a lease.
 #![expect(clippy::disallowed_methods, reason = "these tests misuse threads and runtimes on purpose")]
 
 use std::future::Future;
@@ -29,7 +29,7 @@ fn is_free(locks: &Locks, name: &str) -> bool {
     block_on(locks.inspect(name)).expect("an answer").is_none()
 }
 
-/// As of a quorum's member whose last handle goes while a question to it is under way.
+/// Like a quorum whose last handle is dropped during a request to a member.
 #[test]
 fn a_timer_whose_thread_has_ended_keeps_nobody_waiting_and_does_not_panic() {
     let driver = Driver::start().expect("a thread");
@@ -44,8 +44,8 @@ fn a_timer_whose_thread_has_ended_keeps_nobody_waiting_and_does_not_panic() {
     assert!(ended, "it goes on without its thread");
 }
 
-/// As of a connection that is dialled on the runtime of a caller while the last handle goes: its
-/// sleeps end at once from then on.
+/// Like a connection that is dialled on a caller's runtime while the last handle is dropped: its sleeps end
+/// immediately from then on.
 #[test]
 fn a_task_on_a_callers_runtime_ends_with_the_client_and_keeps_no_thread() {
     struct Over(mpsc::Sender<()>);
@@ -82,7 +82,7 @@ fn a_task_that_blocks_its_runtime_costs_no_lease() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let guard = runtime.block_on(async {
         let guard = locks.mutex("x").expect("a name").lock().await.expect("a free lock");
-        thread::sleep(Duration::from_secs(5)); // sixteen leases, and nothing of this runtime is polled
+        thread::sleep(Duration::from_secs(5)); // sixteen leases during which nothing polls this runtime
         guard
     });
     assert!(guard.is_held());
@@ -99,7 +99,7 @@ fn a_runtime_that_shuts_down_with_guards_alive_neither_panics_nor_hangs() {
         .expect("a runtime");
     let guard = runtime.block_on(async {
         let (inner, waiter) = (locks.clone(), locks.clone());
-        // One guard dies with its task, one wait with its, and one guard outlives the runtime.
+        // One guard is dropped with its task, one wait with its task, and one guard outlives the runtime.
         tokio::spawn(async move {
             let _guard = inner.mutex("dies").expect("a name").lock().await.expect("a free lock");
             std::future::pending::<()>().await;
@@ -182,7 +182,7 @@ fn threads_block_side_by_side() {
 
 #[test]
 fn a_waker_that_nobody_wakes_is_no_obstacle() {
-    // A future is polled once by hand, with a waker that does nothing, and then by an executor.
+    // A future is polled once by hand with a waker that does nothing, and then by an executor.
     struct NoWaker;
     impl Wake for NoWaker {
         fn wake(self: Arc<Self>) {}
@@ -203,8 +203,7 @@ fn a_waker_that_nobody_wakes_is_no_obstacle() {
     block_on(waiting).expect("a grant").name();
 }
 
-/// As an executor does whose queue has gone: the waker is the last that keeps a task, and the task
-/// listens too.
+/// Like an executor whose queue is gone: the waker is the last owner of a task that also listens.
 #[test]
 fn a_waker_may_drop_what_it_was_to_wake() {
     struct Last(std::sync::Mutex<Option<Lost>>);
@@ -228,7 +227,7 @@ fn a_waker_may_drop_what_it_was_to_wake() {
     is_done.recv_timeout(Duration::from_secs(20)).expect("the drop of the guard ends");
 }
 
-/// What a caller's waker does on our thread may end the task that called it, and nothing else.
+/// A panic in a caller's waker on the library's thread affects only the task that called it.
 #[test]
 fn a_waker_that_panics_costs_what_it_waits_for_and_nothing_after() {
     struct Panics;
@@ -239,14 +238,14 @@ fn a_waker_that_panics_costs_what_it_waits_for_and_nothing_after() {
     }
     let locks = locks();
     let guard = lock(&locks, "x");
-    // Lost by another's hand, which the renewer finds out and tells.
+    // Ended by force, which the renewer finds out and reports.
     let mut lost = pin!(guard.lost());
     let waker = Arc::new(Panics).into();
     assert!(lost.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
     block_on(locks.force_release("x")).expect("an answer");
     thread::sleep(2 * TTL);
     assert!(!guard.is_held());
-    // The next is renewed as ever, and so is one that is waited for.
+    // The next lock is renewed as usual, also after a wait.
     let next = lock(&locks, "x");
     let inner = locks.clone();
     let waiter = thread::spawn(move || drop(lock(&inner, "x")));
@@ -256,7 +255,7 @@ fn a_waker_that_panics_costs_what_it_waits_for_and_nothing_after() {
     waiter.join().expect("a turn");
 }
 
-/// The answer is good, and no client looks at it before the lease is over.
+/// The answer is positive, but nobody reads it before the lease has expired.
 #[test]
 fn a_renewal_that_is_looked_at_too_late_says_that_the_lock_is_lost() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -272,7 +271,7 @@ fn a_renewal_that_is_looked_at_too_late_says_that_the_lock_is_lost() {
             let mut asked = ask(&guard);
             match asked.as_mut().poll(&mut context) {
                 Poll::Pending => break asked,
-                // That was quick: once more.
+                // The answer came too early: retry.
                 Poll::Ready(said) => said.expect("it is held"),
             }
         };

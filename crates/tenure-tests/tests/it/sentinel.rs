@@ -1,4 +1,4 @@
-//! Locks on whichever server the sentinels call the master, while that changes.
+//! Locks on the master that the sentinels name, while that changes.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -20,11 +20,11 @@ use tenure_testkit::servers::{Authority, Config, Sentinels, Server, eventually};
 use tenure_testkit::timed::in_time;
 
 const SOON: Duration = Duration::from_secs(5);
-/// Sentinels take one second to see that a master is lost, and one or two to agree on another; a
-/// busy machine takes longer.
+/// Sentinels need one second to detect the loss of a master, and one or two to agree on another; a busy
+/// machine takes longer.
 const FAILED_OVER: Duration = Duration::from_secs(20);
 
-/// Every case, each alone on a set of servers.
+/// Every case, each on a set of servers of its own.
 mod conformance {
     use super::*;
 
@@ -45,12 +45,11 @@ mod conformance {
     tenure_testkit::conformance!(crate::sentinel::conformance::run);
 }
 
-/// What becomes of locks of every kind that are held and waited for while another server becomes
-/// the master. How many were held on.
+/// Holds and awaits locks of every kind while another server becomes the master. Returns how many holds
+/// survived.
 fn survives(what: &str, sentinels: &Sentinels, change: impl FnOnce()) -> usize {
     let url = sentinels.url();
-    // A lease that outlives the failover: those that the new master has are held on, and those that
-    // it has not are lost.
+    // A lease that outlasts the failover: locks that the new master has stay held, the others are lost.
     let options = || Options::new().ttl(Duration::from_secs(12)).op_timeout(Duration::from_secs(2));
     let client = || Locks::open(&url).expect("a store").with(|_| options()).expect("options");
     let (ours, theirs) = (client(), client());
@@ -92,7 +91,7 @@ fn survives(what: &str, sentinels: &Sentinels, change: impl FnOnce()) -> usize {
         let changed = Instant::now();
         change();
         println!("{what}: another master after {:?}", changed.elapsed());
-        // The same server answers for all of them, and each guard knows by now how it stands.
+        // The same server answers all of them, and each guard has been verified by now.
         let verified = Instant::now();
         let mut held_until = Vec::new();
         for guard in guards {
@@ -173,24 +172,24 @@ fn a_master_that_was_demoted_without_a_word_is_left_at_its_first_refusal() {
     let old = sentinels.master();
     let mut servers = sentinels.servers().iter();
     let new = servers.find(|server| server.address() != old.address()).expect("a replica");
-    // As an operator would: no client ends our connection. The sentinels, who would undo it or end
-    // it, are not there.
+    // Like an operator, so nobody closes our connection. The sentinels, which would undo it or close it, are
+    // stopped.
     for sentinel in sentinels.sentinels() {
         sentinel.stop();
     }
     let port = new.address().port().to_string();
     assert_eq!(old.command(&["REPLICAOF", "127.0.0.1", &port]), "OK");
-    // For longer than it was acquired: a renewal within the same millisecond writes nothing.
+    // Longer than at the acquisition, because a renewal within the same millisecond writes nothing.
     let longer = Verb::Renew { ttl_ms: 60_000, hold: 1, bind: None, weight: None };
     let why = not_sent(asker.ask("x", longer));
     assert!(why.contains("READONLY"), "{why}");
-    // There is no connection, however far the next got that no client answers.
+    // There is no connection, however far the dial of the next one got.
     let why = not_sent(asker.renew("x"));
     assert!(!why.contains("READONLY"), "{why}");
     for sentinel in sentinels.sentinels() {
         sentinel.cont();
     }
-    // They undo it, or find another.
+    // They undo it, or choose another master.
     sentinels.down_after(Duration::from_secs(1));
     eventually("the lock is held or gone", FAILED_OVER, || asker.renew("x").is_ok());
 }
@@ -204,12 +203,12 @@ fn sentinels_that_are_down_or_silent_are_passed_over_and_asked_last() {
     let url = sentinels.url();
     let asker = Asker::new(&url).within(SOON);
     assert!(held(&asker.acquire("x")));
-    // Now that it is known who answers, a reconnect costs nothing.
+    // The responsive sentinel is now known, so a reconnect costs nothing.
     let started = Instant::now();
     sentinels.master().command(&["CLIENT", "KILL", "TYPE", "normal"]);
     eventually("the lock is renewed", SOON, || held(&asker.renew("x")));
     in_time(started.elapsed(), Duration::from_millis(400));
-    // And if none is left, those who ask hear of each.
+    // If no sentinel is left, the error names each.
     let master = sentinels.master();
     third.kill();
     master.command(&["CLIENT", "KILL", "TYPE", "normal"]);
@@ -238,7 +237,7 @@ fn a_service_that_no_sentinel_knows_is_refused_at_once() {
     assert!(error.is_refused() && error.source().is_some(), "{error:?}");
 }
 
-/// A fake sentinel that answers each question with this.
+/// A fake sentinel that sends this reply to each query.
 fn liar(says: String) -> SocketAddr {
     let fake = FakeRedis::start(move |words| match words {
         ["HELLO", ..] => Some("%1\r\n$4\r\nrole\r\n$8\r\nsentinel\r\n".to_owned()),
@@ -265,7 +264,7 @@ fn a_sentinel_that_lies_is_not_believed() {
     assert_eq!(master.command(&["EXISTS", "x"]).int(), 1);
     let dead = Server::start();
     dead.kill();
-    // Where no other client can be asked, it is said who said what.
+    // If no other sentinel can be asked, the error says which one replied what.
     for (liar, said) in [
         (stale, "it is now a replica"),
         (mad, "without an address"),

@@ -1,4 +1,4 @@
-//! The store of the feature `testing`: leases on tokio's clock, faults, and what was asked. The
+//! The store of the feature `testing`: leases on tokio's clock, faults, and the record of requests. The
 //! conformance suite runs over it too, and book/use/testing.md has examples of each kind.
 #![expect(clippy::disallowed_methods, reason = "users' tests sleep and spawn as these do")]
 
@@ -20,7 +20,7 @@ async fn waits_and_leases_take_no_real_time_on_a_paused_clock() -> Result<()> {
     assert!(locks.mutex("x")?.try_lock_for(3_600 * S).await?.is_none());
     let waited = begun.elapsed();
     assert!(waited >= 3_600 * S && waited < 3_601 * S, "{waited:?}");
-    // The lease of another is over when its time has passed, on the same clock.
+    // The other's lease expires on the same clock.
     std::mem::forget(other);
     let mine = locks.mutex("x")?;
     assert!(tokio::time::timeout(60 * S, mine.lock()).await.is_err());
@@ -117,7 +117,7 @@ async fn in_an_outage_nothing_is_carried_out_and_no_message_comes() -> Result<()
         drop(outages.1);
         let ended = Instant::now();
         waiting.await.expect("no panic")?.release().await?;
-        // At once where places are verified after a reconnect, else after a pause.
+        // Immediately where places are verified after a reconnect, else after a pause.
         assert!(ended.elapsed() <= 6 * S, "{wait}: {:?}", ended.elapsed());
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Locks on a real server that speaks TLS, and what is said when the two do not agree.
+//! Locks on a real server with TLS, and the errors when client and server disagree.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -15,7 +15,7 @@ use tenure_testkit::conformance::{Case, Fixture, Flavour, exclusion, guard, leas
 use tenure_testkit::servers::{Authority, Cluster, Config, Server, eventually, on_terms};
 use tenure_testkit::timed::in_time;
 
-/// A server that says it is 127.0.0.1, and asks no client who they are.
+/// A server with a certificate for 127.0.0.1, which requires no client certificate.
 fn server(authority: &Authority) -> Server {
     Server::start_with(
         Config::new().tls(authority, &authority.certify("127.0.0.1")).set("tls-auth-clients", "no"),
@@ -51,7 +51,7 @@ fn locks_of_every_kind_are_kept_over_tls() {
             });
         }
     });
-    // Nothing went past the encryption: there is no other port.
+    // Nothing bypassed the encryption, because there is no other port.
     assert!(server.info_commandstats().contains_key("evalsha"));
 }
 
@@ -65,8 +65,7 @@ fn a_lost_connection_is_made_anew_over_tls() {
     eventually("the lock is renewed", Duration::from_secs(5), || held(&asker.renew("x")));
 }
 
-/// As a managed service has it: nothing is spoken in the clear, and nodes are certified, and
-/// announced, by name.
+/// Like a managed service: no plain port, and nodes with names in certificates and announcements.
 #[test]
 fn a_tls_cluster_keeps_locks_of_every_kind_through_a_slot_move_and_a_failover() {
     let (authority, stranger) = (Authority::new(), Authority::new());
@@ -135,7 +134,7 @@ fn a_server_of_an_authority_that_nobody_trusts_is_refused() {
     let other = Authority::new();
     let why = refusal(Asker::new(&trusting(&server.url(), &other)).acquire("x"));
     assert!(why.contains("UnknownIssuer") && why.contains("ca=FILE"), "{why}");
-    // The system's authorities do not know it either.
+    // The system's authorities have not signed it either.
     let why = refusal(Asker::new(&server.url()).acquire("x"));
     assert!(why.contains("ca=FILE"), "{why}");
     in_time(started.elapsed(), Duration::from_secs(5));
@@ -210,7 +209,7 @@ fn a_server_that_does_not_speak_tls_is_named() {
     let url = server.url().replace("redis://", "rediss://");
     let authority = Authority::new();
     let url = trusting(&url, &authority);
-    // It waits for the end of a line, or complains about one that it found.
+    // The server waits for the end of a line, or complains about the line it found.
     let why = match Asker::new(&url).acquire("x") {
         Err(failure) => failure.to_string(),
         Ok(answer) => panic!("answered: {answer:?}"),
@@ -235,7 +234,7 @@ fn a_handshake_that_is_never_answered_ends_and_says_so() {
     let url = format!("rediss://{}", listener.local_addr().expect("an address"));
     let authority = Authority::new();
     let url = trusting(&url, &authority);
-    // A client that does not wait as long as a dial may take hears it too.
+    // A client with a shorter timeout than that of a dial gets the error too.
     let locks =
         Locks::open(&url).expect("a store").with(|options| options.op_timeout(Duration::from_millis(300)));
     let locks = locks.expect("options");
@@ -244,7 +243,7 @@ fn a_handshake_that_is_never_answered_ends_and_says_so() {
     let why = std::error::Error::source(&error).expect("a cause").to_string();
     assert!(error.is_unreachable() && why.contains("TLS handshake"), "{error}: {why}");
     in_time(started.elapsed(), Duration::from_secs(5));
-    // And the dial is given up: the other side sees its end.
+    // The dial is aborted: the other side sees the connection end.
     let (mut stream, _) = listener.accept().expect("a connection");
     stream.set_read_timeout(Some(Duration::from_secs(5))).expect("a timeout");
     let mut hello = Vec::new();

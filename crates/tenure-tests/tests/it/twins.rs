@@ -1,5 +1,5 @@
-//! The machines in Rust and in Lua are twins: the same requests at the same moments get the same
-//! answers and leave the same behind.
+//! The machines in Rust and in Lua are twins: the same requests at the same times get the same answers and
+//! leave the same state.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,12 +18,12 @@ use tenure::{LockName, Owner, block_on};
 use tenure_testkit::servers::{Client, Server, Value};
 use tenure_testkit::setting;
 
-/// Unless `TENURE_OPERATIONS` says another number.
+/// `TENURE_OPERATIONS` overrides it.
 const OPERATIONS: usize = 40_000;
-/// So many requests are asked at one moment; then all keys are compared.
+/// Requests at one point in time, after which all keys are compared.
 const BATCH: u64 = 24;
 const WITHIN: Duration = Duration::from_secs(10);
-/// Keys of each shape that side keys distinguish.
+/// Keys of each form that side keys distinguish.
 const KEYS: [&str; 6] = ["plain", "{tag}ged", "a}b", "sp ace", "ümlaut", "{}"];
 
 #[test]
@@ -52,7 +52,7 @@ fn the_queue_in_lua_answers_as_the_one_in_rust() {
     bench.has_seen(&["Growing", "Grown", "More asked than there is", "Set and free", "Ended", "Passed"]);
 }
 
-/// So many that what one request may sweep and let in is not all.
+/// So many that one request reaches its limits for sweeping and admitting.
 #[test]
 fn a_long_queue_in_lua_answers_as_the_one_in_rust() {
     let mut bench = Bench::new(Subject::Queue, 400, 17);
@@ -62,7 +62,7 @@ fn a_long_queue_in_lua_answers_as_the_one_in_rust() {
     bench.has_seen(&all);
 }
 
-/// Which machine is asked most.
+/// The machine that gets most requests.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Subject {
     Mutex,
@@ -70,13 +70,13 @@ enum Subject {
     Queue,
 }
 
-/// Both machines, and a clock that moves both.
+/// Both machines, and a clock for both.
 struct Bench {
     server: Server,
     store: Redis,
-    /// Hears what is published.
+    /// Receives published messages.
     listener: Client,
-    /// Looks at keys.
+    /// Reads keys.
     eye: Client,
     random: u64,
     now_us: u64,
@@ -84,7 +84,7 @@ struct Bench {
     owners: Vec<Owner>,
     states: Vec<State>,
     counter: u64,
-    /// What a place says whose client listens at this server.
+    /// The listening state of a place whose client listens at this server.
     here: Option<Listening>,
     requests: u64,
     /// The kinds of answers so far.
@@ -131,8 +131,8 @@ impl Bench {
             requests: 0,
             seen: BTreeSet::new(),
         };
-        // From here on the server knows the scripts, so requests are carried out in the order in
-        // which they were sent.
+        // From here on the server has the scripts, so requests are executed in the order in which they were
+        // sent.
         for spec in [LockSpec::Mutex, LockSpec::Reentrant, LockSpec::Queue(QueueSpec::FAIR)] {
             let warm_up = bench.op(0, 0, spec, Verb::Inspect);
             block_on(bench.store.request(warm_up, WITHIN)).expect("an answer");
@@ -160,7 +160,6 @@ impl Bench {
         }
     }
 
-    /// A number below `bound`.
     fn below(&mut self, bound: u64) -> u64 {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.random;
@@ -179,7 +178,7 @@ impl Bench {
         Op { name, spec, owner: self.owners[owner].clone(), request: self.requests, verb }
     }
 
-    /// Mostly the subject; for the queue, a kind that is this key's more often than not.
+    /// Mostly the subject; for the queue, mostly the key's usual kind.
     fn spec(&mut self, key: usize) -> LockSpec {
         let subject = match self.below(40) {
             0 => Subject::Mutex,
@@ -223,7 +222,7 @@ impl Bench {
         self.server.clock().freeze_us(self.now_us);
     }
 
-    /// What other programs, operators and evictions do.
+    /// Changes by other programs, operators and evictions.
     fn interfere(&mut self) {
         let key = self.below(KEYS.len() as u64) as usize;
         let (name, mine) = (KEYS[key], self.owners[0].clone());
@@ -292,13 +291,13 @@ impl Bench {
         self.owners.len() > 100
     }
 
-    /// Whether a text of the state stands for a type that the Rust machines do not have.
+    /// Whether a text in the state represents a type that the Rust machines do not have.
     fn is_of_another_type(&self, key: usize) -> bool {
         let lock = self.states[key].lock.as_ref().map(|lock| &lock.value);
         matches!(lock, Some(Data::Text(value)) if value.starts_with('('))
     }
 
-    /// How seldom others interfere: a queue grows only where it is left alone for a while.
+    /// How rarely others interfere: a queue grows only if it is left alone for a while.
     fn calm(&self) -> u64 {
         match self.subject {
             Subject::Queue if self.is_long() => 1_000,
@@ -319,7 +318,7 @@ impl Bench {
             }),
             _ => Fence::Assign,
         };
-        // Here, or at another server. Not often: who is passed does not fill a queue.
+        // Here, or at another server. Rarely, because skipped waiters do not fill a queue.
         let listens = match self.below(if is_long { 300 } else { 12 }) {
             0 => Listening::new(2),
             1 | 2 => self.here,
@@ -377,7 +376,7 @@ impl Bench {
         }
     }
 
-    /// Asks both machines the same; how many questions that were.
+    /// Sends the same requests to both machines; returns their number.
     fn batch(&mut self) -> usize {
         let count = 1 + self.below(BATCH);
         let ops: Vec<_> = (0..count)
@@ -426,8 +425,8 @@ impl Bench {
                 self.seen.insert("More asked than there is".to_owned());
             }
             let reply = reply.expect("an answer");
-            // The Rust machines, which have no such types, take the text that stands for one for a
-            // foreign holder.
+            // The Rust machines do not have such types, and take the text that represents one for a foreign
+            // holder.
             let answer = match (answer, &op.verb) {
                 (Answer::Busy { holder, .. }, Verb::Acquire { .. })
                     if holder.starts_with('(') && holder != "(hash)" =>
@@ -456,8 +455,8 @@ impl Bench {
         ops.len()
     }
 
-    /// What was said to the clients that are there: that some of their holds were ended by force,
-    /// and which of their tickets hold now.
+    /// Checks the messages to the clients that are there: that some of their holds were ended by force, and
+    /// which of their tickets hold now.
     fn hear_turns(&mut self, key: usize, op: &Op, before: &State, wake: Option<Notification>) {
         let tickets = |state: &State| -> BTreeMap<u64, Owner> {
             match &state.lock {
@@ -488,7 +487,7 @@ impl Bench {
         assert_eq!(heard, expected, "{op:?} on {before:?}");
     }
 
-    /// The next message, and its channel; but for those that say that holds were ended by force.
+    /// The next message and its channel, except messages about forced releases.
     fn hear(&mut self, what: &str) -> (String, String) {
         loop {
             let message = self.listener.receive();
@@ -504,7 +503,7 @@ impl Bench {
         }
     }
 
-    /// Asks for renewals of all keys in one script, and its twin for each.
+    /// Renews all keys in one script, and each in its twin.
     fn renewals(&mut self) -> usize {
         let ttl_ms = 1 + self.below(4_000);
         let verb = Verb::Renew { ttl_ms, hold: 1, bind: None, weight: None };
@@ -525,7 +524,7 @@ impl Bench {
         ops.len()
     }
 
-    /// Notes what has been seen.
+    /// Records the kind of answer.
     fn note(&mut self, key: usize, answer: &Answer, wake: Option<&Notification>) {
         let answer = match answer {
             Answer::More(answer) => {
@@ -561,7 +560,7 @@ impl Bench {
         }
     }
 
-    /// What is left at the keys is what the machine in Rust has, to the millisecond.
+    /// Checks that the keys have the state of the Rust machine, to the millisecond.
     fn compare(&mut self) {
         for key in KEYS {
             let side = side("tenure:ballot:", key);
@@ -572,8 +571,8 @@ impl Bench {
         let now = self.now();
         let mut types = Vec::new();
         for (key, state) in KEYS.iter().zip(&mut self.states) {
-            // The server deletes what has lapsed when it is looked at, so a clock that steps back
-            // does not revive it.
+            // The server deletes expired keys when they are read, so a clock that steps back does not revive
+            // them.
             state.lock.take_if(|lock| lock.expires_ms.is_some_and(|end| end < now.ms));
             state.ballot.take_if(|ballot| ballot.expires_ms.is_some_and(|end| end < now.ms));
             let [kind, left, known, known_left] = [(); 4].map(|()| self.eye.receive().expect("a reply"));
@@ -620,7 +619,7 @@ impl Bench {
     }
 }
 
-/// The set of book/contribute/protocol.md holds these tickets, and nothing else.
+/// Checks that the set of book/contribute/protocol.md has these tickets and nothing else.
 fn compare_queue(all: &[(String, String)], queue: &Queue) {
     let mut expected = BTreeMap::new();
     let mut used = 0;
@@ -662,13 +661,13 @@ fn channel(spec: LockSpec, key: &str) -> String {
     }
 }
 
-/// Two of them have one client, so that it hears of both at once.
+/// Two of them belong to one client, so that it gets messages about both together.
 fn owner(number: usize) -> Owner {
     let id = format!("{:012x}{:010x}{number:010x}", 1_700_000_000_000_u64, number / 2);
     format!("twin@h:1/{id}").parse().expect("an owner")
 }
 
-/// Whether its client listens; every second does.
+/// Whether its client listens; every second one does.
 fn is_there(owner: &Owner) -> bool {
     client(owner).ends_with(['0', '2', '4', '6', '8', 'a', 'c', 'e'])
 }
@@ -678,7 +677,7 @@ fn client(owner: &Owner) -> &str {
     &text[text.len() - 20..text.len() - 10]
 }
 
-/// Where a client hears which of its tickets hold.
+/// The channel on which a client learns which of its tickets hold.
 fn turns(key: &str, owner: &Owner) -> String {
     format!("{}:{}", side("tenure:wake:0:", key), client(owner))
 }

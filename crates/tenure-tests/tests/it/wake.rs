@@ -1,5 +1,5 @@
-//! A waiter of a queue that is not there any more when it is called: its place costs the next no
-//! time. One that is there keeps its place, whatever message it hears.
+//! A queued waiter that is gone when it is woken costs the next one no time. A waiter that is still there
+//! keeps its place, whatever message it gets.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -29,24 +29,24 @@ fn waiters(locks: &Locks) -> usize {
     found.map_or(0, |found| found.waiters.len() + found.unlisted as usize)
 }
 
-/// The owners of the places whose clients listen, as their places say.
+/// The owners of the places that are marked as listening.
 fn listening(server: &Server) -> BTreeSet<String> {
     let places = server.command(&["ZRANGE", "x", "10000000000", "(100000000000000", "BYSCORE", "WITHSCORES"]);
     let places = places.items().chunks_exact(2).map(|place| (place[0].text(), place[1].text()));
-    // Its last digits say so.
+    // The mark is in the last digits.
     let listens = |end: &str| end.parse::<f64>().expect("a number").fract() != 0.0;
     let owners =
         places.filter(|(_, end)| listens(end)).map(|(owner, _)| owner.trim_start_matches('!').to_owned());
     owners.collect()
 }
 
-/// Waits for the fair lock on a thread of its own.
+/// Waits for the fair lock on a separate thread.
 fn waits(locks: &Locks) -> thread::JoinHandle<Result<Option<Guard>>> {
     let lock = locks.fair_mutex("x").expect("a name");
     thread::spawn(move || block_on(lock.try_lock_for(SOON)))
 }
 
-/// Their places are kept for up to 5 s, and none of them lapses before the next has its turn.
+/// Their places are kept for up to 5 s, and none expires before the next gets its turn.
 #[test]
 fn waiters_that_are_gone_are_passed_at_their_turn() {
     const GONE: usize = 150;
@@ -87,14 +87,14 @@ fn waiters_that_are_gone_are_passed_at_their_turn() {
     }
 }
 
-/// What the owners of these locks have in common, and their channels end in.
+/// The part that the owners of these locks share, and with which their channels end.
 fn client_of(locks: &Locks) -> String {
     let guard = block_on(locks.mutex("whose").expect("a name").lock()).expect("a free lock");
     let owner = guard.owner().to_string();
     owner[owner.len() - 20..owner.len() - 10].to_owned()
 }
 
-/// Whether this client hears that it is called.
+/// Whether this client is subscribed to its channel.
 fn is_heard(server: &Server, client: &str) -> bool {
     let channel = format!("tenure:wake:0:{{x}}:{client}");
     server.command(&["PUBSUB", "NUMSUB", &channel]).items()[1].int() == 1
@@ -145,7 +145,7 @@ fn a_waiter_that_has_listened_anew_is_called_in_its_turn() {
 const STORE: &str = "TENURE_TEST_STORE";
 const HOLD: Duration = Duration::from_millis(20);
 
-/// Eight processes take turns, and every 0.3 s one that waits is killed, and another started.
+/// Eight processes take turns, and every 0.3 s a waiting one is killed and replaced.
 #[test]
 fn a_crowd_whose_waiters_are_killed_goes_on_at_once() {
     const PROCESSES: usize = 8;
@@ -163,14 +163,13 @@ fn a_crowd_whose_waiters_are_killed_goes_on_at_once() {
         thread::sleep(BETWEEN);
         let listening = listening(&server);
         let found = block_on(here.inspect("x")).expect("an answer").expect("they take turns");
-        // One of the last in line: its turn does not come just now. And one that listens: another
-        // keeps its place for 5 s.
+        // One near the tail, whose turn is far, and which listens: others keep their place for 5 s.
         let mut owners = found.waiters.iter().rev().filter_map(|waiter| waiter.owner.as_ref());
         let last = owners.find(|owner| listening.contains(owner.as_str())).map(Owner::pid);
         let Some(at) = members.iter().position(|member| Some(member.id()) == last) else { continue };
         members[at].kill().expect("a process");
         members[at].wait().expect("a process");
-        // On a busy machine its turn may have come before, and its lease goes on.
+        // On a busy machine it may have been granted before, and its lease still runs.
         let holds = |found: Status| found.holders.iter().any(|it| it.owner.as_ref().map(Owner::pid) == last);
         if block_on(here.inspect("x")).expect("an answer").is_some_and(holds) {
             late.push(unix_ms());
@@ -191,7 +190,7 @@ fn a_crowd_whose_waiters_are_killed_goes_on_at_once() {
     let longest = turns.windows(2).filter(|two| !is_late(two)).map(|two| two[1] - two[0]).max();
     let longest = longest.expect("turns");
     println!("{:.1} turns/s, the longest pause {longest} ms", turns.len() as f64 / took.as_secs_f64());
-    // A place that is waited for lapses 3.3 s after its process has refreshed it, at the earliest.
+    // A place that is waited for expires 3.3 s after its last refresh at the earliest.
     assert!(longest < 3_000, "no client held for {longest} ms, of {} turns in {took:?}", turns.len());
 }
 

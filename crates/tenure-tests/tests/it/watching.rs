@@ -1,4 +1,5 @@
-//! What a `Locks` tells of itself: the tables of book/operate/monitoring.md, the dashboard, and the numbers.
+//! What a `Locks` reports of itself: the tables of book/operate/monitoring.md, the dashboard, and the
+//! counters.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -22,13 +23,12 @@ fn page() -> String {
     fs::read_to_string(root().join("book/operate/monitoring.md")).expect("the page")
 }
 
-/// The names in backticks.
 fn quoted(cell: &str) -> BTreeSet<String> {
     let names = cell.split('`').skip(1).step_by(2);
     names.flat_map(|names| names.split(' ').map(str::to_owned)).collect()
 }
 
-/// The rows of the tables whose head begins so, cell by cell.
+/// The rows of the tables whose header begins like this, cell by cell.
 fn rows(head: &str) -> Vec<Vec<String>> {
     let page = page();
     let mut rows = Vec::new();
@@ -56,7 +56,7 @@ fn sources(directory: &Path, texts: &mut Vec<String>) {
     }
 }
 
-/// What the sources tell, by the events' names.
+/// The events in the sources, by name.
 fn told() -> BTreeMap<String, Told> {
     let mut texts = Vec::new();
     for name in ["", "-core", "-redis", "-file", "-postgres", "-etcd", "-zookeeper"] {
@@ -83,7 +83,7 @@ fn told() -> BTreeMap<String, Told> {
     all
 }
 
-/// The words before a `=`, up to the bracket that ends the event.
+/// The field names of an event.
 fn fields(after: &str) -> BTreeSet<String> {
     let (mut depth, mut fields, mut word) = (1, BTreeSet::new(), String::new());
     for char in after.chars() {
@@ -112,7 +112,7 @@ fn the_page_has_each_event_with_its_level_fields_and_message() {
         let [event, level, fields, message] = &row[..] else { panic!("{row:?}") };
         let event = quoted(event).pop_first().expect("a name");
         if event == "events_dropped" {
-            continue; // it is told by `tracing` itself: events.rs
+            continue; // emitted by `tracing` directly: events.rs
         }
         let (known_level, messages, known) = told.remove(&event).unwrap_or_else(|| panic!("no {event}"));
         assert_eq!((&known_level, &known), (level, &quoted(fields)), "{event}");
@@ -124,8 +124,8 @@ fn the_page_has_each_event_with_its_level_fields_and_message() {
 /// A metric's type and labels, by its name.
 type Series = BTreeMap<String, (String, BTreeSet<String>)>;
 
-/// Numbers of each sort: one lock of a group was held, lost and waited for; and of a cache, a job
-/// and an election.
+/// Counts of each sort: one lock of a group was held, lost and waited for; and those of a cache, a job and an
+/// election.
 fn used() -> Locks {
     let locks = Locks::memory().with(|options| options.groups(Groups::by_prefix(':'))).expect("options");
     block_on(use_each(&locks));
@@ -162,7 +162,7 @@ fn what_caches_jobs_and_elections_came_to_is_counted() {
     let uses: Vec<_> = total.uses.iter().map(|used| (used.what, used.result, used.count)).collect();
     let expected = [
         ("cache_reads", "fresh", 1),
-        ("cache_reads", "missing", uses[1].2), // a caller that has the lock looks once more
+        ("cache_reads", "missing", uses[1].2), // a caller that has the lock reads once more
         ("cache_fills", "filled", 1),
         ("cache_fills", "failed", 1),
         ("once_runs", "begun", 2),
@@ -176,7 +176,7 @@ fn what_caches_jobs_and_elections_came_to_is_counted() {
     assert_eq!(total.fill.count, 2);
 }
 
-/// The series of a text for Prometheus. Each line is one, or about one.
+/// The series in a text for Prometheus.
 fn series(text: &str) -> Series {
     let mut series = Series::new();
     for line in text.lines() {
@@ -198,7 +198,7 @@ fn series(text: &str) -> Series {
     series
 }
 
-/// The same as the page has it.
+/// The series in the documentation.
 fn documented() -> Series {
     let rows = rows("| name | type | labels |");
     let name = |cell: &String| quoted(cell).pop_first().expect("a name");
@@ -230,7 +230,7 @@ fn each_query_of_the_dashboard_asks_for_what_exists() {
     let mut queries = 0;
     each_query(&dashboard, &mut |query| {
         queries += 1;
-        // Words outside of quotes that are no variables of Grafana and no durations.
+        // Words outside quotes that are neither variables of Grafana nor durations.
         let words: String = query.split('"').step_by(2).collect::<Vec<_>>().join(" ");
         for word in words.split(|char: char| !char.is_alphanumeric() && !matches!(char, '_' | '$')) {
             let first = word.chars().next();
@@ -322,7 +322,7 @@ fn a_lock_that_was_waited_for_is_a_handover_and_a_detached_one_is_resumed() {
     }
 }
 
-/// Wakes by looking at what was counted.
+/// A waker that reads the counters.
 struct Looks {
     locks: Locks,
     lost: AtomicU64,
@@ -404,7 +404,7 @@ fn renewals_reconnects_and_requests_of_a_server_are_counted() {
     assert!(is_in("renew", "answered") && is_in("renew", "refused"), "{requests:?}");
 }
 
-/// Keeps what is counted through the crate `metrics`, by name and labels.
+/// A recorder of the crate `metrics`, by name and labels.
 #[derive(Clone, Default)]
 struct Kept(Arc<std::sync::Mutex<BTreeMap<String, Arc<AtomicU64>>>>);
 
@@ -416,7 +416,7 @@ impl Kept {
     }
 }
 
-/// Counts how often it was given a value.
+/// Number of values recorded.
 struct Times(Arc<AtomicU64>);
 
 impl HistogramFn for Times {
@@ -449,7 +449,7 @@ fn the_crate_metrics_gets_the_same_names_labels_and_numbers() {
     let locks = metrics::with_local_recorder(&kept, used);
     let mut heard = Series::new();
     let documented = documented();
-    // What is released in the background is counted there.
+    // Background releases are counted there.
     eventually("both have the same", Duration::from_secs(20), || {
         let text = locks.metrics().to_prometheus();
         has_the_same(&kept, &text, &documented, &mut heard)
@@ -457,7 +457,7 @@ fn the_crate_metrics_gets_the_same_names_labels_and_numbers() {
     assert_eq!(heard, documented);
 }
 
-/// Whether each number is in the text too.
+/// Whether each recorded number is in the text too.
 fn has_the_same(kept: &Kept, text: &str, documented: &Series, heard: &mut Series) -> bool {
     kept.0.lock().expect("no panic").iter().all(|(key, number)| {
         let (name, labels) = key.split_once(' ').expect("labels");
@@ -469,7 +469,7 @@ fn has_the_same(kept: &Kept, text: &str, documented: &Series, heard: &mut Series
         let labels: Vec<_> = labels.split(' ').map(|label| label.replacen('=', "=\"", 1) + "\"").collect();
         let suffix = if kind == "histogram" { "_count" } else { "" };
         let line = format!("{name}{suffix}{{{}}} {number}", labels.join(","));
-        // What never happened is left out of the text, where there are many results.
+        // Counters with many results are left out of the text until they occur.
         text.lines().any(|known| known == line) || labels.len() > 2 && number == 0
     })
 }

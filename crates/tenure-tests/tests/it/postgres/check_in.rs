@@ -12,7 +12,7 @@ use tokio::sync::Semaphore;
 use super::{SERVER, chain, connect, locks, on, schema, work_in};
 
 const TTL: Duration = Duration::from_millis(400);
-/// Of a hold that a busy machine has to renew.
+/// Longer than the lease, so the hold must be renewed.
 const LONGER: Duration = Duration::from_secs(2);
 
 fn unrenewed(locks: &Locks) -> Locks {
@@ -46,7 +46,7 @@ fn a_transaction_commits_while_its_lock_of_any_kind_is_held() {
         for guard in guards {
             let (name, owner, fence) = (guard.name().to_string(), guard.owner().to_string(), guard.fence());
             guard.release().await.expect("a release");
-            // As another driver would ask, once it is not held any more.
+            // The check of another driver, after the lock was lost.
             let transaction = client.transaction().await.expect("a transaction");
             let sql = tenure::postgres::check_sql(Some(&schema));
             let name = name.replace('\\', "\\\\");
@@ -57,7 +57,7 @@ fn a_transaction_commits_while_its_lock_of_any_kind_is_held() {
     });
 }
 
-/// A pool of sqlx, whose connections are in this schema.
+/// A pool of sqlx whose connections use this schema.
 async fn pool(schema: &str) -> PgPool {
     let options: PgConnectOptions =
         format!("postgres://postgres@{}/postgres", SERVER.place()).parse().expect("a URL");
@@ -91,7 +91,7 @@ fn sqlx_commits_while_its_lock_is_held() {
     });
 }
 
-/// The database knows that the lock is lost before its holder does.
+/// The database knows of the loss before the holder does.
 #[test]
 fn neither_driver_commits_once_the_database_has_another_holder() {
     on(async {
@@ -105,7 +105,7 @@ fn neither_driver_commits_once_the_database_has_another_holder() {
         let transaction = client.transaction().await.expect("a transaction");
         transaction.execute(&format!("INSERT INTO {schema}.work VALUES (1)"), &[]).await.expect("work");
         assert!(guard.check_in(&transaction).await.expect_err("it is lost").is_lost());
-        let _ = transaction.commit().await; // answers, and is a rollback
+        let _ = transaction.commit().await; // succeeds, but rolls back
 
         let pool = pool(&schema).await;
         let mut transaction = pool.begin().await.expect("a transaction");
@@ -131,29 +131,29 @@ fn a_paused_holder_whose_lease_is_over_cannot_commit() {
         transaction.execute(&format!("INSERT INTO {schema}.work VALUES (1)"), &[]).await.expect("work");
         let (owner, fence) = (guard.owner().to_string(), guard.fence() as i64);
         tokio::time::sleep(TTL + Duration::from_millis(100)).await;
-        // What a process does that does not know that it stood still.
+        // Like a process that does not know that it was stopped.
         let sql = tenure::postgres::check_sql(Some(&schema));
         transaction.query(&sql, &[&"x", &owner, &fence]).await.expect_err("its lease is over");
         assert!(guard.check_in(&transaction).await.expect_err("it is lost").is_lost());
-        let _ = transaction.commit().await; // answers, and is a rollback
+        let _ = transaction.commit().await; // succeeds, but rolls back
         let count: i64 =
             client.query_one(&format!("SELECT count(*) FROM {schema}.work"), &[]).await.expect("rows").get(0);
         assert_eq!(count, 0);
     });
 }
 
-/// Holders stop at any point of their transaction, for longer than their lease.
+/// Holders are stopped anywhere in their transaction, for longer than their lease.
 #[test]
 fn a_thousand_paused_holders_commit_nothing_late() {
     const HOLDERS: usize = 1_000;
     const LOCKS: usize = 100;
-    /// A server takes 300.
+    /// The server allows 300.
     const CONNECTIONS: usize = 200;
     on(async {
         let server = Arc::new(Postgres::start());
         let schema = schema();
         let url = server.url(&schema);
-        // In the order of the inserts: the next holder is let in when this transaction has ended.
+        // In the order of the inserts, because the next holder is admitted when this transaction has ended.
         server.run(&format!("CREATE SCHEMA {schema}"));
         server.run(&format!("CREATE TABLE {schema}.work (id bigserial, lock text, token bigint)"));
         let connections = Arc::new(Semaphore::new(CONNECTIONS));
@@ -208,10 +208,10 @@ fn an_open_transaction_keeps_others_out_and_lets_renewals_through() {
         let guard = locks.mutex("x").expect("a name").lock().await.expect("a guard");
         let transaction = client.transaction().await.expect("a transaction");
         guard.check_in(&transaction).await.expect("it is held");
-        // Renewals pass: without them it would be lost by now.
+        // Without renewals it would be lost by now.
         tokio::time::sleep(LONGER + TTL).await;
         guard.verify().await.expect("it is held");
-        drop(guard); // its release has to wait
+        drop(guard); // the release has to wait
         tokio::time::sleep(LONGER + TTL).await;
         assert!(other.mutex("x").expect("a name").try_lock().await.expect("an answer").is_none());
         let waits = other.mutex("x").expect("a name");
@@ -224,7 +224,7 @@ fn an_open_transaction_keeps_others_out_and_lets_renewals_through() {
     });
 }
 
-/// A release waits for the transaction, also where another client stands in line.
+/// A release waits for the transaction, even if another client is queued.
 #[test]
 fn a_hold_that_is_checked_in_is_not_handed_on() {
     on(async {

@@ -11,30 +11,28 @@ use tenure_testkit::servers::eventually;
 const CLIENTS: usize = 4;
 const TASKS: usize = 4;
 
-/// What was seen of one lock.
+/// Statistics of one lock.
 #[derive(Default)]
 struct Seen {
     held: Vec<Arc<Guard>>,
-    /// All tokens, in the order of their turns.
+    /// All tokens, in the order of the grants.
     tokens: Vec<u64>,
     overlaps: Vec<(u64, u64)>,
 }
 
-/// The tasks, until they are told to stop.
 pub(super) struct Crowd {
     threads: Vec<JoinHandle<()>>,
     stop: Arc<AtomicBool>,
     turns: Arc<AtomicU64>,
-    /// The mutex and the fair mutex.
+    /// For the mutex and the fair mutex.
     seen: Arc<[Mutex<Seen>; 2]>,
 }
 
-/// What a crowd has seen.
 pub(super) struct Outcome {
     pub(super) turns: u64,
-    /// Tokens of two turns at once, while the guards of both said that they hold.
+    /// Tokens of concurrent holds whose guards both reported that they held.
     pub(super) overlaps: Vec<(u64, u64)>,
-    /// Tokens that are not above the one before them.
+    /// Tokens not greater than the one before them.
     pub(super) setbacks: Vec<(u64, u64)>,
 }
 
@@ -62,7 +60,7 @@ impl Crowd {
         Self { threads, stop, turns, seen }
     }
 
-    /// Waits until turns go on.
+    /// Waits for further grants.
     pub(super) fn goes_on(&self) {
         let tokens = || self.seen.iter().map(|seen| seen.lock().expect("no panic").tokens.len());
         let before: Vec<usize> = tokens().collect();
@@ -71,7 +69,7 @@ impl Crowd {
         });
     }
 
-    /// Waits until each task has returned from its wait.
+    /// Stops the tasks and waits for each.
     pub(super) fn end(self) -> Outcome {
         self.stop.store(true, Ordering::SeqCst);
         for thread in self.threads {
@@ -91,7 +89,7 @@ impl Crowd {
 }
 
 impl Outcome {
-    /// Nothing was lost, and nothing given twice.
+    /// Checks that there were no overlaps and no setbacks.
     pub(super) fn is_clean(&self) {
         assert_eq!((&self.overlaps[..], &self.setbacks[..]), (&[][..], &[][..]), "of {} turns", self.turns);
     }
@@ -104,7 +102,7 @@ fn turn(locks: &Locks, at: usize, seen: &Mutex<Seen>) {
             _ => locks.fair_mutex("queue").expect("a name").lock().await,
         }
     });
-    // Without a server there is no answer.
+    // There is no answer while the server is down.
     let Ok(guard) = got.map(Arc::new) else { return thread::sleep(Duration::from_millis(10)) };
     {
         let mut seen = seen.lock().expect("no panic");

@@ -1,4 +1,4 @@
-//! What goes wrong with a server's set-up: one line that says what, and what to do.
+//! Problems of a server's set-up: one line with the problem and its fix.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use tenure::{Error, Locks, Options};
 
 use super::{SERVER, chain, schema};
 
-/// The error of a lock that cannot be had there, and all that it says.
+/// The error of an acquisition there, and its full text.
 fn refusal(url: &str) -> (Error, String) {
     let locks = Locks::open(url).expect("a URL");
     let locks = locks.with(|_| Options::new().op_timeout(Duration::from_secs(5))).expect("options");
@@ -39,7 +39,7 @@ fn a_user_who_may_not_make_the_table_is_told_its_sql_and_needs_four_rights() {
     let url = SERVER.url_as(&format!("{schema}_user"), &schema);
     let (error, text) = refusal(&url);
     assert!(error.is_refused() && text.contains("CREATE TABLE IF NOT EXISTS"), "{text}");
-    // What it said, run as one who may.
+    // The SQL in the message, run by a user who may.
     SERVER.run(&tenure::postgres::tables_sql(Some(&schema)));
     SERVER.run(&format!("GRANT USAGE ON SCHEMA {schema} TO {schema}_user"));
     let (error, text) = refusal(&url);

@@ -7,17 +7,17 @@ use tenure_testkit::servers::{Postgres, eventually};
 use super::crowd::Crowd;
 use super::{chain, locks, on, schema};
 
-/// So often a primary is killed: more in a soak, by `TENURE_FAILOVERS`.
+/// Number of failovers; `TENURE_FAILOVERS` raises it for a soak.
 fn failovers() -> u64 {
     tenure_testkit::setting("TENURE_FAILOVERS").unwrap_or(2)
 }
 
-/// A URL of both servers: a client finds the one that is no standby.
+/// A URL of both servers: clients find the primary.
 fn of_both(one: &Postgres, other: &Postgres, schema: &str) -> String {
     format!("postgres://postgres@{},{}/postgres?schema={schema}", one.place(), other.place())
 }
 
-/// The places of two servers, where one takes the place of the other again and again.
+/// Two servers that replace each other repeatedly.
 struct Places {
     primary: Postgres,
     standby: Postgres,
@@ -31,7 +31,7 @@ impl Places {
         Self { primary, standby }
     }
 
-    /// The primary dies, the standby takes its place and gets a standby where the primary was.
+    /// The primary dies, the standby is promoted, and gets a standby in the primary's place.
     fn fail_over(&mut self) {
         self.primary.crash();
         self.standby.promote();
@@ -53,7 +53,7 @@ fn a_failover_to_a_synchronous_standby_costs_no_overlap_no_token_and_no_waiter()
     crowd.end().is_clean();
 }
 
-/// What an asynchronous standby costs: it has not heard of the last grant.
+/// The cost of an asynchronous standby: it lacks the last grant.
 #[test]
 fn an_asynchronous_standby_forgets_a_grant_and_its_holder_hears_of_it() {
     on(async {
@@ -76,7 +76,7 @@ fn an_asynchronous_standby_forgets_a_grant_and_its_holder_hears_of_it() {
         let asked = Instant::now();
         let other = theirs.mutex("x").expect("a name").lock().await.expect("it is forgotten");
         assert!(other.fence() > guard.fence(), "a token twice: {} {}", other.fence(), guard.fence());
-        // Once its client is connected to the new primary, it asks after all that it holds.
+        // Once connected to the new primary, its client verifies all its holds.
         tokio::time::timeout(Duration::from_secs(20), guard.lost()).await.expect("it is told of its loss");
         println!("two clients held for {} ms at most", asked.elapsed().as_millis());
         other.release().await.expect("a release");
@@ -95,7 +95,7 @@ fn a_standby_is_named_with_what_to_do() {
         let text = chain(&error);
         assert!(text.contains("it is a standby") && text.contains("postgres://h1,h2/"), "{text}");
         assert!(!text.contains('\n'), "{text}");
-        // With both in the URL, in whichever order, the primary is found.
+        // With both in the URL, in either order, the primary is found.
         let both = locks(&of_both(&standby, &primary, &schema), Duration::from_secs(5));
         let guard = both.mutex("x").expect("a name").lock().await.expect("a guard");
         guard.release().await.expect("a release");

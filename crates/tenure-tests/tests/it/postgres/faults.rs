@@ -1,4 +1,4 @@
-//! Connections that are cut at any byte, and a server that crashes.
+//! Connections that are cut at every byte, and a server that crashes.
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -13,13 +13,12 @@ use tenure_testkit::servers::Postgres;
 use super::crowd::Crowd;
 use super::{SERVER, locks, on, schema};
 
-/// A relay in front of a server's socket, which cuts a connection after so many bytes.
+/// A relay in front of a server's socket that cuts connections after a number of bytes.
 struct Relay {
     dir: TempDir,
-    /// So many bytes pass yet, to the server and to the client, until all connections are cut.
-    /// Below zero for no limit.
+    /// Bytes left to the server and to the client before all connections are cut; negative for no limit.
     left: Arc<[AtomicI64; 2]>,
-    /// What has passed each way.
+    /// Bytes forwarded in each direction.
     passed: Arc<[AtomicU64; 2]>,
 }
 
@@ -72,7 +71,7 @@ fn pass(mut from: UnixStream, mut to: UnixStream, left: &AtomicI64, passed: &Ato
             break;
         }
         if !whole {
-            // Once: the next connection passes.
+            // Only once: the next connection is not cut.
             left.store(-1, Ordering::SeqCst);
             break;
         }
@@ -82,8 +81,8 @@ fn pass(mut from: UnixStream, mut to: UnixStream, left: &AtomicI64, passed: &Ato
     }
 }
 
-/// Acquires, renews and releases, where the connection is cut somewhere. The
-/// lock is free in the end, also before its lease is over, and no other held it meanwhile.
+/// Acquires, renews and releases while the connection is cut somewhere. Afterwards the lock is free before
+/// its lease has expired, and no other client held it meanwhile.
 #[test]
 fn a_connection_that_is_cut_at_any_byte_leaves_no_lock_behind() {
     on(async {
@@ -113,7 +112,7 @@ fn a_connection_that_is_cut_at_any_byte_leaves_no_lock_behind() {
                     let name = format!("{kind}{way}-{at}");
                     relay.cut_after(way, at);
                     turn(&name).await;
-                    // Its release goes on in the background, until it is answered.
+                    // Its release is retried in the background until it is answered.
                     let free = async {
                         loop {
                             let guard = match kind {
@@ -147,7 +146,7 @@ fn a_server_that_crashes_under_a_crowd_costs_no_overlap_no_token_and_no_waiter()
     crowd.end().is_clean();
 }
 
-/// A backend that stands still with a request is ended before the next connection is used.
+/// A backend that hangs in a request is terminated before the next connection is used.
 #[test]
 fn a_request_that_hangs_in_the_server_takes_no_effect_after_a_later_one() {
     on(async {
@@ -156,7 +155,7 @@ fn a_request_that_hangs_in_the_server_takes_no_effect_after_a_later_one() {
         let locks = locks.with(|options| options.op_timeout(Duration::from_millis(600))).expect("options");
         let mutex = locks.mutex("x").expect("a name");
         mutex.lock().await.expect("a guard").release().await.expect("a release");
-        // A table that is locked as a whole: the acquire waits in the server, and hears nothing.
+        // A lock on the whole table makes the acquire hang in the server.
         let client = super::connect(&SERVER).await;
         client
             .batch_execute(&format!("BEGIN; LOCK TABLE {schema}.tenure_lock IN ACCESS EXCLUSIVE MODE"))
@@ -165,7 +164,8 @@ fn a_request_that_hangs_in_the_server_takes_no_effect_after_a_later_one() {
         let error = mutex.try_lock().await.expect_err("no answer");
         assert!(error.is_unknown() || error.is_unreachable(), "{error}");
         client.batch_execute("COMMIT").await.expect("an unlocked table");
-        // What hung is undone or was ended: the lock is free long before its lease would be over.
+        // The hanging request was undone or terminated: the lock is free long before its lease would have
+        // expired.
         let deadline = Duration::from_secs(20);
         let free = tokio::time::timeout(deadline, async {
             loop {

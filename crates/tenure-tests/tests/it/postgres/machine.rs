@@ -1,5 +1,5 @@
-//! The statements for an uncontended mutex do what the machine does, and so do requests that are
-//! carried out together. And the sweep takes only rows of no use.
+//! The statements for an uncontended mutex and batched requests do what the state machine does, and the sweep
+//! deletes only unused rows.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use super::{SERVER, connect, locks, on, schema};
 const TTL_MS: u64 = 600_000;
 const WITHIN: Duration = Duration::from_secs(20);
 
-/// A store, and the machine beside it.
+/// A store, and a state machine beside it.
 struct Twins {
     store: Postgres,
     schema: String,
@@ -28,7 +28,7 @@ struct Twins {
     state: State,
     counter: u64,
     now_ms: u64,
-    /// The store's token for each of the machine's.
+    /// The store's token for each token of the machine.
     tokens: BTreeMap<u64, u64>,
     random: u64,
     requests: u64,
@@ -73,7 +73,7 @@ impl Twins {
         Op { name: self.name.clone(), spec: LockSpec::Mutex, owner, request: self.requests, verb }
     }
 
-    /// Asks both, one request or several at once, and compares.
+    /// Sends one request or a batch to both, and compares.
     fn step(&mut self, count: u64) {
         let ops: Vec<Op> = (0..count).map(|_| self.op()).collect();
         let asked = ops.iter().map(|op| self.store.request(op.clone(), WITHIN));
@@ -88,7 +88,7 @@ impl Twins {
         }
     }
 
-    /// The machine's answer as the store would give it. Tokens correspond one to one, and rise.
+    /// The machine's answer with the store's tokens, which correspond one to one, in the same order.
     fn with_tokens_of_store(&mut self, wanted: Answer, said: &Answer) -> Answer {
         match (wanted, said) {
             (Answer::Held { fence }, Answer::Held { fence: given }) => {
@@ -116,7 +116,7 @@ impl Twins {
         format!("{owner}#{}", self.tokens[&fence])
     }
 
-    /// All leases are over.
+    /// All leases expire.
     fn lapse(&mut self) {
         self.now_ms += 10 * TTL_MS;
         SERVER.run(&format!("UPDATE {}.tenure_lock SET ends = 1 WHERE ends > 1", self.schema));
@@ -178,7 +178,7 @@ fn the_sweep_deletes_rows_of_no_use_and_no_others() {
         let transaction = other.transaction().await.expect("a transaction");
         let lock = format!("SELECT FROM {table} WHERE name = 'locked' FOR UPDATE");
         transaction.execute(&lock, &[]).await.expect("a locked row");
-        // It waits for no transaction.
+        // The sweep waits for no transaction.
         let swept = tokio::time::timeout(Duration::from_secs(10), client.query(&sweep, &[&""])).await;
         swept.expect("it does not wait").expect("a sweep");
         let left = || SERVER.run(&format!("SELECT string_agg(name, ' ' ORDER BY name) FROM {table}"));
@@ -186,7 +186,7 @@ fn the_sweep_deletes_rows_of_no_use_and_no_others() {
         transaction.commit().await.expect("an end");
         client.query(&sweep, &[&""]).await.expect("a sweep");
         assert_eq!(left().trim(), "awaited held recent recorded");
-        // The row without a name has the token of those that are gone.
+        // The row without a name keeps the highest deleted token.
         let lowest = SERVER.run(&format!("SELECT fence FROM {table} WHERE name = ''"));
         let (lowest, token) = (lowest.parse::<u64>(), tokens.parse::<u64>());
         assert!(lowest.expect("a token") >= token.expect("a token"));

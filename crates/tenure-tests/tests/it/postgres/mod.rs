@@ -1,4 +1,4 @@
-//! Locks on PostgreSQL: what the conformance suite does not ask.
+//! Locks on PostgreSQL, beyond the conformance suite.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -23,7 +23,7 @@ use tenure::{Locks, Options};
 use tenure_testkit::servers::Postgres;
 use tokio_postgres::{Client, NoTls};
 
-/// One server for all tests that leave it alone.
+/// Shared by all tests that do not disturb it.
 pub(crate) static SERVER: LazyLock<Postgres> = LazyLock::new(|| Postgres::start().until_exit());
 
 /// A schema that no other test uses.
@@ -43,20 +43,20 @@ pub(crate) fn on(test: impl Future<Output = ()>) {
     runtime.expect("a runtime").block_on(test);
 }
 
-/// What an error says, with its causes.
+/// An error with its causes.
 fn chain(error: &tenure::Error) -> String {
     let causes = std::iter::successors(std::error::Error::source(error), |cause| cause.source());
     let causes: Vec<String> = causes.map(|cause| cause.to_string()).collect();
     format!("{error}: {}", causes.join(": "))
 }
 
-/// A schema, and in it the table `work`.
+/// Creates a schema with a table `work`.
 fn work_in(schema: &str, columns: &str) {
     SERVER.run(&format!("CREATE SCHEMA IF NOT EXISTS {schema}"));
     SERVER.run(&format!("CREATE TABLE {schema}.work ({columns})"));
 }
 
-/// A connection of a user's program to the database.
+/// A database connection of a user's program.
 pub(crate) async fn connect(server: &Postgres) -> Client {
     let (client, connection) = tokio_postgres::connect(&server.config(), NoTls).await.expect("a connection");
     tokio::spawn(connection);

@@ -1,4 +1,4 @@
-//! What stands in the table, and what is sent to the server.
+//! The rows of the table, and the number of statements.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -17,7 +17,7 @@ fn an_uncontended_mutex_takes_one_statement_each_way() {
         mutex.lock().await.expect("a guard").release().await.expect("a release");
         let client = connect(&server).await;
         let transactions = async || {
-            // A backend tells what it did once a second, or when it ends.
+            // A backend reports its statistics once a second, or when it ends.
             let sql = "SELECT sum(xact_commit)::bigint FROM pg_stat_database WHERE datname = 'postgres'";
             client.query_one(sql, &[]).await.expect("a row").get::<_, i64>(0)
         };
@@ -61,7 +61,7 @@ fn tokens_rise_whichever_way_a_lock_is_taken_and_over_clocks_that_step_back() {
                 client.batch_execute(&sql).await.expect("an update");
             }
             if turn == 6 {
-                // As if the row had been deleted since: the row without a name has its token.
+                // As if the row had been deleted since: the row without a name keeps its token.
                 let sql = format!(
                     "UPDATE {schema}.tenure_lock SET fence = (SELECT max(fence) FROM {schema}.tenure_lock) WHERE name = '';
                      DELETE FROM {schema}.tenure_lock WHERE name = 'x'"

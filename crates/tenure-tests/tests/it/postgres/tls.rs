@@ -1,4 +1,4 @@
-//! Locks over TLS, and what is said when the two do not agree.
+//! Locks over TLS, and the errors when client and server disagree.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use tenure_testkit::servers::{Authority, Postgres};
 use super::errors::says;
 use super::{locks, on};
 
-/// `postgres://…` to a server's port with these terms.
+/// A URL of a server's port with these parameters.
 fn url(server: &Postgres, terms: &str) -> String {
     format!("postgres://postgres@{}/postgres{terms}", server.address())
 }
@@ -28,7 +28,7 @@ fn locks_of_all_kinds_are_kept_over_tls() {
         ] {
             guard.release().await.expect("a release");
         }
-        // All of it, those who listen too, went through encrypted connections.
+        // All connections, those of listeners too, were encrypted.
         let plain = "SELECT count(*) FROM pg_stat_ssl JOIN pg_stat_activity USING (pid)
             WHERE application_name LIKE 'tenure-%' AND NOT ssl";
         assert_eq!(server.run(plain), "0");
@@ -45,7 +45,7 @@ fn what_is_wrong_with_certificates_is_said_in_one_line() {
     let trusting = |authority: &Authority| format!("?sslmode=verify-full&ca={}", authority.ca().display());
     says(&url(&server, &trusting(&stranger)), "ca=FILE");
     says(&url(&server, "?sslmode=verify-full"), "ca=FILE");
-    // It is certified as 127.0.0.1 alone.
+    // The certificate is for 127.0.0.1 only.
     let elsewhere = url(&server, &trusting(&authority)).replace("127.0.0.1", "localhost");
     says(&elsewhere, "localhost");
     says(&url(&server, ""), "for TLS, add ?sslmode=verify-full to the URL");

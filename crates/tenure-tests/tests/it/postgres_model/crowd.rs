@@ -1,6 +1,5 @@
-//! A crowd of several processes that take turns at one lock of each kind, while processes stand
-//! still and die, connections are cut, and holds are ended by force. A ledger judges what they are
-//! told.
+//! Several processes take turns at one lock of each kind, while processes stop and die, connections are cut,
+//! and holds are ended by force. A ledger checks what they observe.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -21,9 +20,9 @@ use super::{World, lock};
 const PROCESSES: usize = 3;
 const TASKS: usize = 2;
 const TURNS: usize = 5;
-/// Holds beside the crowd, which each process renews in batches.
+/// Additional holds, which each process renews in batches.
 const BESIDE: usize = 12;
-/// What is left of requests whose answers were lost is gone after this, once nothing goes wrong.
+/// Once faults stop, what is left of requests without answers is gone after this time.
 const SETTLED: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,13 +45,13 @@ impl Kind {
         }
     }
 
-    /// Takes the lock, and tells how much of it.
+    /// Acquires the lock; returns the guard and its weight.
     async fn take(self, locks: &Locks, owner: &Owner, random: u64) -> Result<Option<(Guard, u32)>, String> {
-        // Some give up soon: what they may have been granted is undone.
+        // Some give up soon, and what they may have been granted is undone.
         let is_patient = random >> 32 & 3 > 0;
         let limit =
             if is_patient { Duration::from_secs(60) } else { Duration::from_millis(random >> 34 & 255) };
-        // An answer may be lost: that is no failure.
+        // A lost answer is not a failure.
         let got = match self {
             Self::Mutex => locks.mutex("x").expect("a name").try_lock_for(limit).await,
             Self::Fair => locks.fair_mutex("x").expect("a name").try_lock_for(limit).await,
@@ -83,16 +82,16 @@ impl Kind {
     }
 }
 
-/// What tasks hold, as they were told.
+/// The holds, as far as the tasks know.
 struct Ledger {
     capacity: u32,
     held: Vec<(Arc<Guard>, u32)>,
     tokens: BTreeSet<u64>,
-    /// The newest token of those that held alone.
+    /// The newest token of an exclusive hold.
     alone: u64,
-    /// How many holds are being ended by force.
+    /// Number of forced releases in progress.
     forcing: u32,
-    /// Of older grants it is not known whether they were ended by force.
+    /// Older grants may have been ended by force.
     known_after: u64,
 }
 
@@ -131,7 +130,7 @@ impl Ledger {
     }
 }
 
-/// What goes wrong in the schedule of a seed.
+/// The faults in the schedule of a seed.
 #[derive(Clone, Copy, Debug)]
 struct Trouble {
     kind: Kind,
@@ -168,7 +167,6 @@ impl Trouble {
     }
 }
 
-/// One schedule.
 fn crowd(seed: u64, mistake: Mistake) -> Result<(), String> {
     let trouble = Trouble::of(seed, mistake);
     let world = World::new(seed, PROCESSES, trouble.faults);
@@ -188,13 +186,12 @@ fn crowd(seed: u64, mistake: Mistake) -> Result<(), String> {
     world.run(4 * 3_600 * SECOND).map_err(|wrong| format!("{wrong} (seed {seed}, {trouble:?})"))
 }
 
-/// A task takes its turns.
 fn turns(world: &World, trouble: Trouble, process: usize, locks: Locks, ledger: Arc<Mutex<Ledger>>) {
     let (sleep, model) = (world.sleep(process), world.model.clone());
     let runtime = Arc::clone(&world.processes[process]);
     world.spawn(process, "turns", async move {
         for turn in 0..TURNS {
-            // Else it would be let in again before its release.
+            // With the same owner it would be granted again before its release.
             let owner: Owner = format!("o@h:1/{:032x}", runtime.random_long()).parse().expect("an owner");
             let taken = trouble.kind.take(&locks, &owner, runtime.random()).await?;
             let Some((guard, weight)) = taken else { continue };
@@ -206,7 +203,7 @@ fn turns(world: &World, trouble: Trouble, process: usize, locks: Locks, ledger: 
             let by = guard.owner().to_string();
             let transaction = checks_in.then(|| model.check_in("x", &by, guard.fence()));
             sleep(Duration::from_millis(runtime.random() % 900)).await;
-            // A release waits until the transaction ends, unless others may hold too.
+            // The release of an exclusive hold waits until the transaction ends.
             let is_alone = weight == trouble.kind.capacity();
             if transaction.is_some() && is_alone && runtime.random().is_multiple_of(2) {
                 lock(&ledger).leave(&guard);
@@ -224,7 +221,7 @@ fn turns(world: &World, trouble: Trouble, process: usize, locks: Locks, ledger: 
     });
 }
 
-/// Holds of a process that are renewed together. None is lost where nothing goes wrong.
+/// Holds of a process that are renewed together. None is lost without a fault.
 fn beside(world: &World, trouble: Trouble, process: usize, locks: Locks) {
     let sleep = world.sleep(process);
     let is_quiet = !trouble.pauses && trouble.faults.late + trouble.faults.cut == 0;
@@ -247,7 +244,7 @@ fn beside(world: &World, trouble: Trouble, process: usize, locks: Locks) {
     });
 }
 
-/// Ends holds by force, and looks whether their holders are told.
+/// Ends holds by force, and checks that their holders are notified.
 fn forces(world: &World, trouble: Trouble, locks: Locks, ledger: Arc<Mutex<Ledger>>) {
     let (sleep, model) = (world.sleep(0), world.model.clone());
     let runtime = Arc::clone(&world.processes[0]);
@@ -255,7 +252,7 @@ fn forces(world: &World, trouble: Trouble, locks: Locks, ledger: Arc<Mutex<Ledge
         for _ in 0..4 {
             sleep(Duration::from_millis(200 + runtime.random() % 1_500)).await;
             lock(&ledger).forcing += 1;
-            // Without an answer it is not known whether it will be carried out.
+            // Without an answer the request may still be carried out.
             let ended: Option<Status> = loop {
                 if let Ok(ended) = locks.force_release("x").await {
                     break ended;
@@ -283,7 +280,7 @@ fn forces(world: &World, trouble: Trouble, locks: Locks, ledger: Arc<Mutex<Ledge
     });
 }
 
-/// Processes stand still, and one may die; connections are cut.
+/// Stops processes, kills one at times, and cuts connections.
 fn disturb(world: &World, trouble: Trouble) {
     let (sim, model) = (world.sim.clone(), world.model.clone());
     let ids: Vec<usize> = world.processes.iter().map(|process| process.id()).collect();
@@ -307,7 +304,7 @@ fn disturb(world: &World, trouble: Trouble) {
     world.sim.spawn(OUTSIDE, disturb.boxed());
 }
 
-/// When all turns are over, nothing goes wrong any more, and nothing is left soon.
+/// Once all turns are over and faults stop, nothing is left after a while.
 fn settle(world: &World, trouble: Trouble, seed: u64, clients: Vec<Locks>) {
     let (sim, model, tasks) = (world.sim.clone(), world.model.clone(), world.tasks.clone());
     let wrong = Arc::clone(&world.wrong);
@@ -326,7 +323,7 @@ fn settle(world: &World, trouble: Trouble, seed: u64, clients: Vec<Locks>) {
             lock(&wrong).get_or_insert(format!("left behind: {left:?}"));
         }
         if seed.is_multiple_of(16) {
-            // Rows of no use are deleted after an hour.
+            // Unused rows are deleted after an hour.
             sim.sleep_until(sim.now() + 2 * 3_600 * SECOND).await;
             let rows = model.rows();
             if rows > 0 {
@@ -342,13 +339,12 @@ fn settle(world: &World, trouble: Trouble, seed: u64, clients: Vec<Locks>) {
 fn a_crowd_takes_turns_whatever_goes_wrong() {
     let first = setting("TENURE_SEED").unwrap_or(0);
     let last = first + setting("TENURE_SCHEDULES").unwrap_or(400);
-    // The last one has shown a bug of the store.
+    // The last seed once found a bug of the store.
     for seed in (first..last).chain([669]) {
         assert_eq!(crowd(seed, Mistake::Nothing), Ok(()));
     }
 }
 
-/// The first violation of some schedules.
 fn first(bug: Option<Bug>, mistake: Mistake, seed: u64) -> Option<String> {
     plant(bug);
     let seen = (seed..seed + 300).find_map(|seed| crowd(seed, mistake).err());
@@ -373,7 +369,7 @@ fn a_crowd_shows_mistakes_in_statements() {
 
 #[test]
 fn a_crowd_shows_bugs_of_the_store() {
-    // Rare ones are looked for near a schedule that shows them.
+    // For rare bugs the search starts near a schedule that finds them.
     for (bug, word, seed) in [
         (Bug::PostgresBeforeNotEnded, "", 0),
         (Bug::PostgresCheckInForgotten, "check-in", 0),

@@ -1,6 +1,5 @@
-//! The store on PostgreSQL on a model of its server, in virtual time: conflicts, answers that are
-//! lost or late, connections that are cut, a server that is started again, messages that are
-//! missed. And the bugs that these schedules catch.
+//! The PostgreSQL store on a model of its server, in virtual time: conflicts, lost or late answers, cut
+//! connections, a restarted server, missed messages; and the bugs that these schedules catch.
 
 mod crowd;
 mod model;
@@ -30,12 +29,11 @@ struct World {
     tasks: Tasks,
 }
 
-/// The tasks of a schedule, by what they do.
+/// The tasks of a schedule, by purpose.
 #[derive(Clone, Default)]
 struct Tasks(Arc<Mutex<Vec<Weak<&'static str>>>>);
 
 impl Tasks {
-    /// Those that have not ended.
     fn running(&self) -> Vec<&'static str> {
         lock(&self.0).iter().filter_map(Weak::upgrade).map(|what| *what).collect()
     }
@@ -53,18 +51,17 @@ impl World {
         Self { sim, model, processes, wrong: Arc::default(), tasks: Tasks::default() }
     }
 
-    /// A further client in a process: its store.
+    /// The store of another client in a process.
     fn store(&self, process: usize) -> Postgres {
         Postgres::on(Arc::new(self.model.clone()), Arc::clone(&self.processes[process]) as Arc<dyn Runtime>)
     }
 
-    /// A further client in a process.
+    /// Another client in a process.
     fn client(&self, process: usize, ttl: Duration) -> Locks {
         let runtime = Arc::clone(&self.processes[process]) as Arc<dyn Runtime>;
         locks(Arc::new(self.store(process)), runtime, Options::new().ttl(ttl)).expect("options")
     }
 
-    /// Runs a task in a process.
     fn spawn(
         &self,
         process: usize,
@@ -83,7 +80,7 @@ impl World {
         self.sim.spawn(self.processes[process].id(), task.boxed());
     }
 
-    /// Runs until nothing is left to do, for so long at most; what went wrong first.
+    /// Runs until nothing is left to do, at most for this long; returns the first error.
     fn run(self, nanos: u64) -> Result<(), String> {
         let stop = self.sim.run(nanos, 5_000_000);
         let wrong = lock(&self.wrong).take().or_else(|| self.model.wrong());

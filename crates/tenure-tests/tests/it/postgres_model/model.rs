@@ -1,6 +1,6 @@
-//! A server of PostgreSQL in memory and virtual time: connections that carry out one statement
-//! after the other, each in one step or two; answers and messages that are late or lost;
-//! connections that are cut, and a server that is started again.
+//! A model of a PostgreSQL server in memory and virtual time. Connections execute one statement after the
+//! other, each in one step or two. Answers and messages may be late or lost, connections may be cut, and the
+//! server may be restarted.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,7 +19,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::table::{Mistake, Table};
 
-/// The server. Clones are the same one.
+/// Clones share the server.
 #[derive(Clone)]
 pub(crate) struct Model(Arc<Inner>);
 
@@ -30,24 +30,24 @@ struct Inner {
     faults: Faults,
 }
 
-/// How often something goes wrong, in thousandths of statements.
+/// Probabilities of faults, in thousandths of statements.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Faults {
-    /// The way to the server, or back, stands still for up to four seconds.
+    /// One direction of the connection stalls for up to four seconds.
     pub(crate) late: u64,
-    /// Nothing comes back any more.
+    /// The client receives nothing more.
     pub(crate) silent: u64,
-    /// The connection is cut: before or after what is on its way has arrived, or much later.
+    /// The connection is cut: before or after the data in flight has arrived, or much later.
     pub(crate) cut: u64,
-    /// The server crashes and starts again.
+    /// The server crashes and restarts.
     pub(crate) restart: u64,
-    /// A row is locked at that moment by another statement.
+    /// Another statement has locked the row.
     pub(crate) locked: u64,
-    /// The server's clock steps back, by up to two seconds.
+    /// The server's clock steps back by up to two seconds.
     pub(crate) back: u64,
-    /// What is wrong with a statement.
+    /// The mistake in a statement.
     pub(crate) mistake: Mistake,
-    /// As many rows are swept at once; 0 is few, so that there are many parts.
+    /// Rows swept at a time; 0 means few, so that there are many batches.
     pub(crate) part: usize,
 }
 
@@ -55,32 +55,31 @@ pub(crate) struct Faults {
 struct State {
     table: Table,
     links: BTreeMap<String, Link>,
-    /// Until when it cannot be connected to.
+    /// Until when connections are refused.
     down_until: Moment,
-    /// By how much its clock was set back.
+    /// How far its clock was set back.
     back_us: i64,
-    /// Nothing goes wrong any more.
+    /// No more faults.
     is_calm: bool,
-    /// The next statement of this sort arrives so much later; and whether its connection is cut at
-    /// once.
+    /// Delay of the next statement of this sort, and whether its connection is cut immediately.
     delayed: Vec<(&'static str, Duration, bool)>,
-    /// How many connections were made.
+    /// Number of connections so far.
     connects: u32,
-    /// How many statements of each sort there were.
+    /// Number of statements of each sort.
     statements: BTreeMap<&'static str, u32>,
 }
 
-/// A connection, as both ends and the way between them know it.
+/// A connection: both ends, and the data in between.
 struct Link {
-    /// Whether the server works on it.
+    /// Whether the server still serves it.
     is_served: bool,
-    /// Whether the server sends it messages.
+    /// Whether it has executed LISTEN.
     listens: bool,
-    /// Nothing gets back to the client.
+    /// The client receives nothing.
     is_silent: bool,
-    /// The client's end, while that is open.
+    /// The client's end while it is open.
     client: Option<Client>,
-    /// When the last of what was sent arrives at the server, and at the client.
+    /// When the last data sent arrives at the server, and at the client.
     arrives: Moment,
     answered: Moment,
 }
@@ -89,10 +88,10 @@ struct Link {
 struct Client {
     jobs: mpsc::UnboundedSender<(Moment, BoxFuture<'static, ()>)>,
     messages: mpsc::UnboundedSender<String>,
-    /// Dropped, it says that the connection is over.
+    /// Closes the connection when dropped.
     _over: oneshot::Sender<()>,
     heard: Arc<AtomicU64>,
-    /// Statements that are not answered yet.
+    /// Unanswered statements.
     asked: BTreeMap<u64, Box<dyn FnOnce() + Send>>,
     next: u64,
 }
@@ -117,28 +116,25 @@ impl Model {
         self.0.runtime.unix_micros() as i64 - self.state().back_us
     }
 
-    /// Sets the server's clock back.
     pub(crate) fn set_back(&self, by: Duration) {
         self.state().back_us += by.as_micros() as i64;
     }
 
-    /// The next statement of a sort arrives so much later; with `is_cut` its connection is cut at
-    /// once.
+    /// Delays the next statement of a sort; with `is_cut`, cuts its connection immediately.
     pub(crate) fn delay_next(&self, sort: &'static str, by: Duration, is_cut: bool) {
         self.state().delayed.push((sort, by, is_cut));
     }
 
-    /// From now on nothing goes wrong.
+    /// Stops all faults.
     pub(crate) fn calm(&self) {
         self.state().is_calm = true;
     }
 
-    /// How many statements of each sort there were since the last look.
+    /// Number of statements of each sort since the last call.
     pub(crate) fn statements(&self) -> BTreeMap<&'static str, u32> {
         std::mem::take(&mut self.state().statements)
     }
 
-    /// How many connections were made.
     pub(crate) fn connects(&self) -> u32 {
         self.state().connects
     }
@@ -148,23 +144,22 @@ impl Model {
         self.state().table.token(name) as u64
     }
 
-    /// What is held or waited for.
+    /// The locks that are held or waited for.
     pub(crate) fn left(&self) -> Vec<String> {
         let us = self.clock_us();
         self.state().table.left(us)
     }
 
-    /// How many rows there are.
     pub(crate) fn rows(&self) -> usize {
         self.state().table.rows()
     }
 
-    /// What became of a hold that was checked in.
+    /// The violation of a checked-in hold, if there was one.
     pub(crate) fn wrong(&self) -> Option<String> {
         self.state().table.wrong.take()
     }
 
-    /// Checks a hold in, if it is held: until the transaction is dropped.
+    /// Checks a hold in, if it is held, until the transaction is dropped.
     pub(crate) fn check_in(&self, name: &str, owner: &str, fence: u64) -> Option<Transaction> {
         let (us, fence) = (self.clock_us(), fence as i64);
         let is_held = self.state().table.check_in(name, owner, fence, us);
@@ -172,7 +167,7 @@ impl Model {
         is_held.then_some(Transaction { model, name, owner, fence })
     }
 
-    /// Cuts a connection at random, if there is one.
+    /// Cuts a random connection, if there is one.
     pub(crate) fn cut_one(&self) {
         let labels: Vec<String> = {
             let state = self.state();
@@ -188,18 +183,17 @@ impl Model {
         }
     }
 
-    /// Cuts all connections.
     pub(crate) fn cut_all(&self) {
         let labels: Vec<String> = self.state().links.keys().cloned().collect();
         labels.iter().for_each(|label| self.cut(label, false));
     }
 
-    /// From now on nothing comes back on any connection that there is.
+    /// Makes all current connections silent.
     pub(crate) fn silence(&self) {
         self.state().links.values_mut().for_each(|link| link.is_silent = true);
     }
 
-    /// Cuts the connections that listen.
+    /// Cuts the listening connections.
     pub(crate) fn cut_listeners(&self) {
         let labels: Vec<String> = {
             let state = self.state();
@@ -208,7 +202,7 @@ impl Model {
         labels.iter().for_each(|label| self.cut(label, false));
     }
 
-    /// Crashes and starts again a little later.
+    /// Crashes, and restarts a little later.
     pub(crate) fn restart(&self) {
         let down = Duration::from_millis(self.below(1_500));
         let mut state = self.state();
@@ -240,7 +234,7 @@ impl Model {
         self.0.runtime.sleep_until(self.now() + by)
     }
 
-    /// The client's end is closed. What is on its way still arrives, or it does not.
+    /// Closes the client's end. Data in flight arrives or is lost.
     fn cut(&self, label: &str, arrives: bool) {
         let mut state = self.state();
         let Some(link) = state.links.get_mut(label) else { return };
@@ -250,7 +244,7 @@ impl Model {
         drop(client);
     }
 
-    /// What works on a connection in the server.
+    /// The backend of a connection.
     async fn serve(self, label: String, mut jobs: mpsc::UnboundedReceiver<(Moment, BoxFuture<'static, ()>)>) {
         while let Some((arrives, job)) = jobs.recv().await {
             self.0.runtime.sleep_until(arrives).await;
@@ -260,7 +254,7 @@ impl Model {
         drop(link);
     }
 
-    /// One step of a statement, if the connection is still served; and when that was.
+    /// One step of a statement, if the connection is still served, and its time.
     fn step<T>(&self, label: &str, what: impl FnOnce(&mut Table, i64, &dyn Fn() -> bool) -> T) -> Option<T> {
         let us = self.clock_us();
         let mut state = self.state();
@@ -284,7 +278,7 @@ impl Model {
         Some(done)
     }
 
-    /// When what is sent to a client arrives there: in order.
+    /// When data sent to a client arrives, in order.
     fn answers_at(&self, link: &mut Link, is_calm: bool) -> Moment {
         let mut delay = self.delay();
         if !is_calm && self.chance(self.0.faults.late) {
@@ -302,7 +296,7 @@ impl Model {
         });
     }
 
-    /// Something arrives at a client, unless its connection is over or silent.
+    /// Delivers something to a client, unless its connection is closed or silent.
     fn hear(&self, label: &str, what: impl FnOnce(&mut Client)) {
         let mut state = self.state();
         let Some(link) = state.links.get_mut(label).filter(|link| !link.is_silent) else { return };
@@ -313,8 +307,7 @@ impl Model {
     }
 }
 
-/// A transaction of a user's program that has checked a hold in. A server that is started again
-/// breaks it off.
+/// A transaction of a user's program that has checked in a hold. A restart of the server aborts it.
 pub(crate) struct Transaction {
     model: Model,
     name: String,
@@ -328,7 +321,7 @@ impl Drop for Transaction {
     }
 }
 
-/// A statement in two steps may stand still between them.
+/// A statement in two steps may stall between them.
 async fn pause(model: &Model) {
     match model.below(40) {
         0 => model.sleep(Duration::from_millis(model.below(300))).await,
@@ -361,7 +354,7 @@ impl Server for Model {
 }
 
 impl Model {
-    /// As `Connector`: it ends the connection before, or opens no new one.
+    /// Like `Connector`: terminates the previous connection, or opens no new one.
     async fn dial(self, before: Option<String>) -> Result<ServerConnection, Failure> {
         let failed = |text: &str| Err(Failure::NotSent(Failure::cause(text)));
         let rarely = if self.state().is_calm { 0 } else { self.0.faults.cut + self.0.faults.silent };
@@ -422,7 +415,6 @@ impl Model {
     }
 }
 
-/// A connection.
 #[derive(Debug)]
 struct Line {
     model: Model,
@@ -430,7 +422,7 @@ struct Line {
     heard: Arc<AtomicU64>,
 }
 
-/// Of what is sent, that which an error leaves unknown.
+/// Whether an error leaves the outcome of a statement unknown.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Sort {
     Writes,
@@ -438,7 +430,7 @@ enum Sort {
 }
 
 impl Line {
-    /// Sends a statement, which is carried out in its turn.
+    /// Sends a statement, which is executed in order.
     fn ask<T: Send + 'static>(
         &self,
         name: &'static str,
@@ -489,7 +481,7 @@ impl Model {
         let Some(client) = &mut link.client else { return };
         let number = client.next;
         client.next += 1;
-        // What the client is told: dropped when its end is closed.
+        // The result for the client, dropped when its end is closed.
         let told: Arc<Mutex<Option<T>>> = Arc::default();
         let tell = Arc::clone(&told);
         client.asked.insert(
@@ -525,7 +517,7 @@ impl Model {
         let _ = client.jobs.send((link.arrives, work.boxed()));
         drop(state);
         if let Some((after, arrives)) = cut {
-            // Now, or while it is carried out, or when its answer is on its way.
+            // Before it is executed, during that, or while its answer is in flight.
             self.later(self.now() + after, move || model.cut(&label, arrives));
         }
         if self.chance(faults.restart) {

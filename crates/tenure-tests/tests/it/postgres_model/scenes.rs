@@ -1,4 +1,4 @@
-//! Small schedules, each of which shows one bug.
+//! Small schedules that each show one bug.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,14 +36,14 @@ fn until(
     move |ms| runtime.sleep_until(Moment(ms * MS))
 }
 
-/// What a request may have left behind after its connection was lost does not keep others out.
+/// A request whose connection was lost leaves nothing behind that blocks others.
 fn an_undo_is_final(_: Mistake) -> Result<(), String> {
     let world = World::new(1, 2, Faults::default());
     let (ours, theirs) = (world.client(0, SECONDS(60)), world.client(1, SECONDS(60)));
     let (model, sleep) = (world.model.clone(), world.sleep(0));
     world.spawn(0, "first", async move {
         ours.ping().await.map_err(text)?;
-        // It arrives when the release that undoes it is long answered.
+        // It arrives long after the release that undoes it was answered.
         model.delay_next("acquire", SECONDS(2), true);
         drop(ours.mutex("x").expect("a name").try_lock().await);
         sleep(SECONDS(20)).await;
@@ -58,7 +58,7 @@ fn an_undo_is_final(_: Mistake) -> Result<(), String> {
     world.run(60 * SECOND)
 }
 
-/// A client that asks for a free permit gets it, also where others write at that moment.
+/// A free permit is granted even if others write at that moment.
 fn a_conflict_is_not_busy(_: Mistake) -> Result<(), String> {
     let world = World::new(3, 4, Faults::default());
     for process in 0..4 {
@@ -76,7 +76,7 @@ fn a_conflict_is_not_busy(_: Mistake) -> Result<(), String> {
     world.run(60 * SECOND)
 }
 
-/// A release at any moment wakes who begins to wait.
+/// A release at any moment wakes a client that is starting to wait.
 fn a_release_is_heard(mistake: Mistake) -> Result<(), String> {
     let world = World::new(4, 2, with(mistake));
     let (ours, theirs) = (world.client(0, SECONDS(60)), world.client(1, SECONDS(60)));
@@ -105,7 +105,7 @@ fn a_release_is_heard(mistake: Mistake) -> Result<(), String> {
     world.run(120 * SECOND)
 }
 
-/// A client that waits for longer than a row remembers it still hears a release.
+/// A client that waits for longer than the row stays marked as having listeners still learns of a release.
 fn a_release_is_heard_after_a_long_wait(mistake: Mistake) -> Result<(), String> {
     let world = World::new(5, 2, with(mistake));
     let (ours, theirs) = (world.client(0, SECONDS(60)), world.client(1, SECONDS(60)));
@@ -127,7 +127,7 @@ fn a_release_is_heard_after_a_long_wait(mistake: Mistake) -> Result<(), String> 
     world.run(1_200 * SECOND)
 }
 
-/// A release while the connection that listens is cut is heard of when it is made again.
+/// A release while the listening connection is down is noticed after the reconnect.
 fn what_was_missed_is_asked_about(_: Mistake) -> Result<(), String> {
     let world = World::new(6, 2, Faults::default());
     let (ours, theirs) = (world.client(0, SECONDS(60)), world.client(1, SECONDS(60)));
@@ -147,8 +147,8 @@ fn what_was_missed_is_asked_about(_: Mistake) -> Result<(), String> {
     world.run(60 * SECOND)
 }
 
-/// What was read as a connection ended is not written on it while the next is used: that would end
-/// the next one too.
+/// A request that was read when its connection ended is not written on that connection, which would end the
+/// next one too.
 #[test]
 fn a_lost_connection_costs_no_other() {
     let world = World::new(10, 1, Faults::default());
@@ -157,7 +157,7 @@ fn a_lost_connection_costs_no_other() {
     let asks = locks.clone();
     world.spawn(0, "first", async move {
         asks.ping().await.map_err(text)?;
-        // The row of the permit is told while the process stands still; the acquire is not.
+        // The row of the permit arrives while the process is stopped; the acquire does not.
         seen.delay_next("read", MILLIS(10), false);
         seen.delay_next("acquire", MILLIS(500), false);
         at(100).await;
@@ -181,8 +181,8 @@ fn a_lost_connection_costs_no_other() {
     assert_eq!(model.connects(), 2);
 }
 
-/// A connection that has become silent is given up, also by a process that asks about one lock, and
-/// whose first request there was waiting as another was answered.
+/// A silent connection is given up, even by a process that requests a single lock and whose first request was
+/// queued when another was answered.
 fn a_silent_connection_is_given_up(_: Mistake) -> Result<(), String> {
     let world = World::new(11, 1, Faults::default());
     let (locks, model, at) = (world.client(0, SECONDS(9)), world.model.clone(), until(&world, 0));
@@ -203,7 +203,7 @@ fn a_silent_connection_is_given_up(_: Mistake) -> Result<(), String> {
     world.run(60 * SECOND)
 }
 
-/// A renewal that is written when the lease is over renews nothing.
+/// A renewal written after the end of the lease has no effect.
 fn a_late_write_is_refused(mistake: Mistake) -> Result<(), String> {
     let world = World::new(7, 1, with(mistake));
     let (store, model, at) = (world.store(0), world.model.clone(), until(&world, 0));
@@ -225,7 +225,7 @@ fn a_late_write_is_refused(mistake: Mistake) -> Result<(), String> {
     world.run(60 * SECOND)
 }
 
-/// Tokens rise over the deletion of a row, also where the server's clock is set back.
+/// Tokens increase across the deletion of a row, even if the server's clock is set back.
 fn a_row_that_is_deleted_leaves_its_token(mistake: Mistake) -> Result<(), String> {
     let world = World::new(8, 1, with(mistake));
     let (locks, model, sleep) = (world.client(0, SECONDS(9)), world.model.clone(), world.sleep(0));
@@ -247,7 +247,7 @@ fn a_row_that_is_deleted_leaves_its_token(mistake: Mistake) -> Result<(), String
     world.run(4 * 3_600 * SECOND)
 }
 
-/// Fails where a promise is broken.
+/// Fails if a guarantee is violated.
 type Scene = fn(Mistake) -> Result<(), String>;
 
 const OF_CODE: [(Bug, Scene); 6] = [
@@ -285,7 +285,8 @@ fn each_scene_fails_with_its_mistake_in_a_statement() {
     }
 }
 
-/// What is uncontended costs one statement each way, and renewals do not grow with the holds.
+/// An uncontended acquire and release take one statement each, and renewals do not grow with the number of
+/// holds.
 #[test]
 fn a_pair_is_two_statements_and_one_renews_all_holds() {
     let world = World::new(9, 1, Faults::default());
@@ -306,8 +307,7 @@ fn a_pair_is_two_statements_and_one_renews_all_holds() {
             let name = format!("held{name}");
             guards.push(locks.mutex(name).expect("a name").lock().await.map_err(text)?);
         }
-        // They begin to listen to whether they are ended by force, and are renewed for the first
-        // time, which spreads them.
+        // Until they have subscribed to forced releases, and the first renewals have spread them over time.
         sleep(SECONDS(20)).await;
         model.statements();
         sleep(SECONDS(10)).await;

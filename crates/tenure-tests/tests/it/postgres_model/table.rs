@@ -1,37 +1,35 @@
-//! The table of the locks, and what each statement of `tenure-postgres/src/statements.rs` does to it.
+//! The table of locks, and the effect of each statement of `tenure-postgres/src/statements.rs`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use tenure::internals::protocol::codec::VERSION;
 use tenure::internals::store::postgres::{LockKey, RecordColumns, Renewals, Row as Told, RowChange};
 
-/// A mistake in the text of a statement.
+/// A mistake in a statement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Mistake {
-    /// None.
     #[default]
     Nothing,
-    /// A write compares no serial number.
+    /// A write does not compare the serial number.
     SerialUncompared,
-    /// A write is carried out however late it comes.
+    /// A write is executed however late it is.
     LateWriteTaken,
-    /// A renewal compares no owner.
+    /// A renewal does not compare the owner.
     OwnerUncompared,
-    /// A write that ends a hold does not look whether it is checked in.
+    /// A write that ends a hold ignores check-ins.
     CheckInUnseen,
-    /// A release does not look whether its hold is checked in.
+    /// A release ignores that its hold is checked in.
     CheckInReleased,
-    /// A row gets the clock as its token, also where its last one is higher.
+    /// A row gets the clock as its token, even if its last token is higher.
     TokenOfClock,
-    /// A row that is deleted takes its token along.
+    /// The deletion of a row loses its token.
     TokenSwept,
-    /// No message is sent.
+    /// No notification is sent.
     NothingSaid,
 }
 
 const HOUR_US: i64 = 3_600_000_000;
 
-/// One row.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Row {
     whole: Option<String>,
@@ -46,21 +44,21 @@ pub(crate) struct Row {
     checked_in: Vec<(String, i64)>,
 }
 
-/// The table: all rows but the one without a name, of which it has the token.
+/// The table. Of the row without a name it has only the token.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     rows: BTreeMap<String, Row>,
     lowest: i64,
     mistake: Mistake,
-    /// As many rows are swept at once.
+    /// Rows swept at a time.
     part: usize,
-    /// What became of a hold that a transaction had checked in.
+    /// The violation of a checked-in hold, if there was one.
     pub(crate) wrong: Option<String>,
-    /// Messages of the statement that is carried out.
+    /// Notifications of the current statement.
     pub(crate) said: Vec<String>,
 }
 
-/// What an acquire knows before it waits for the row.
+/// The state of an acquire before it waits for the row.
 pub(crate) struct Drawn {
     us: i64,
     token: i64,
@@ -73,7 +71,7 @@ impl Row {
             && value.is_some_and(|(held_by, fence)| held_by == owner && fence == self.fence.to_string())
     }
 
-    /// Whether a hold is in what is written; its lease does not matter.
+    /// Whether this state has a hold; its lease does not matter.
     fn has(&self, owner: &str, fence: i64) -> bool {
         let (kind, value) = (self.kind.as_deref(), self.value.as_deref().unwrap_or_default());
         match kind {
@@ -299,12 +297,12 @@ impl Table {
         at.map(|at| row.checked_in.swap_remove(at));
     }
 
-    /// Open transactions are broken off.
+    /// Aborts open transactions.
     pub(crate) fn break_off(&mut self) {
         self.rows.values_mut().for_each(|row| row.checked_in.clear());
     }
 
-    /// Looks whether those that are checked in still hold.
+    /// Checks that checked-in holds are still held.
     fn judge(&mut self, name: &str) {
         let Some(row) = self.rows.get(name) else { return };
         if let Some((owner, fence)) = row.checked_in.iter().find(|(owner, fence)| !row.has(owner, *fence)) {
@@ -313,7 +311,7 @@ impl Table {
         }
     }
 
-    /// The locks that are not free: with a hold or a place whose lease is not over.
+    /// The locks with a hold or a place that has not expired.
     pub(crate) fn left(&self, us: i64) -> Vec<String> {
         let alive = self.rows.iter().filter(|(_, row)| row.value.is_some() && row.ends >= us / 1_000);
         alive.map(|(name, row)| format!("{name}: {:?}", row.value)).collect()

@@ -1,4 +1,4 @@
-//! The model beside a real server: what statements tell is the same, in random order.
+//! Compares the model with a real server: random statements have the same results.
 #![expect(clippy::disallowed_methods, reason = "a real server takes real time")]
 
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ const OWNERS: [&str; 3] = ["o@h:1/0", "o@h:1/1", "o@h:1/2"];
 const LEASE_MS: i64 = 600_000;
 const HOUR_US: i64 = 3_600_000_000;
 
-/// A statement, which is about the same rows on both servers.
+/// A statement about the same rows on both servers.
 #[derive(Clone, Debug)]
 enum Ask {
     Acquire { name: usize, owner: usize, ttl_ms: i64 },
@@ -37,15 +37,14 @@ enum Ask {
     CheckOut,
 }
 
-/// A change that is written.
 #[derive(Clone, Debug)]
 struct Written {
     name: usize,
-    /// As many reads of it ago.
+    /// Based on the row as it was this many reads ago.
     seen: usize,
     ends_hold: bool,
     is_late: bool,
-    /// A mutex, a fair mutex, or nothing; held by this owner.
+    /// A mutex, a fair mutex, or nothing; and its owner.
     lock: Option<(&'static str, usize)>,
     is_over: bool,
     /// Its token is two hours old.
@@ -54,16 +53,16 @@ struct Written {
     wake: &'static str,
 }
 
-/// A server, and what was seen of it.
+/// A server, and what was read from it.
 struct Side {
     session: Arc<dyn StatementSession>,
     listening: ServerConnection,
-    /// All that was read, by name, the newest last.
+    /// All rows read, by name, newest last.
     seen: BTreeMap<String, Vec<Row>>,
-    /// Tokens, and the serial numbers of each row, in the order in which they were seen.
+    /// Tokens, and the serial numbers of each row, in the order of their first appearance.
     tokens: BTreeMap<i64, usize>,
     serials: BTreeMap<(String, i64), usize>,
-    /// Open transactions, of the model and of the real server.
+    /// Open transactions of the model and of the real server.
     transaction: Option<Transaction>,
     is_open: bool,
     user: User,
@@ -87,13 +86,13 @@ impl Side {
         Self { session, listening, seen, tokens, serials, transaction, is_open, user, _connection }
     }
 
-    /// A token by when it was seen first.
+    /// A token, by the order of first appearance.
     fn token(&mut self, number: i64) -> String {
         let next = self.tokens.len();
         format!("t{}", self.tokens.entry(number).or_insert(next))
     }
 
-    /// A row without what depends on the clock.
+    /// A row without the values that depend on the clock.
     fn shown(&mut self, row: &Row) -> String {
         let value = row.value.as_ref().map(|value| {
             let words = value.split_inclusive([' ', '\n', '#']).map(|word| {
@@ -120,7 +119,7 @@ impl Side {
         let rows = self.seen.get(&key.name)?;
         let row = rows.iter().rev().nth(written.seen).or(rows.last())?;
         let now_ms = row.clock_us / 1_000;
-        // No two rows get the same, also where they were read at one time.
+        // Unique per row, even for rows read at the same time.
         let clock_us = row.clock_us + 1 + 1_000_000 * written.name as i64;
         let fence = if written.is_old { clock_us - 2 * HOUR_US } else { clock_us.max(row.fence + 1) };
         let ends_ms = match written.is_over || written.lock.is_none() {
@@ -154,7 +153,7 @@ impl Side {
         Some((key, change))
     }
 
-    /// What comes of a statement, without what depends on the clock.
+    /// The result of a statement, without the values that depend on the clock.
     async fn ask(&mut self, ask: &Ask) -> Result<String, StatementError> {
         let session = Arc::clone(&self.session);
         Ok(match ask {
@@ -234,7 +233,7 @@ fn key(name: usize) -> LockKey {
     LockKey { name: NAMES[name].into(), whole: (name == 3).then(|| "all of it".into()) }
 }
 
-/// What is asked next.
+/// Generates statements.
 struct Asks {
     random: u64,
     count: usize,
@@ -279,7 +278,7 @@ impl Asks {
                 let names = self.names();
                 Ask::Write { changes: names.into_iter().map(|name| self.written(name)).collect() }
             }
-            // No client listens to the other two.
+            // Nobody listens to the other two.
             32 => Ask::Await { names: vec![2 + name % 2] },
             33..=34 => {
                 let (prefix, after) = (["", "b", "c", "x"][self.below(4)], ["", "a", "b"][self.below(3)]);
@@ -310,7 +309,7 @@ fn the_model_answers_as_a_server() {
         for _ in 0..setting("TENURE_OPERATIONS").unwrap_or(600) {
             let ask = asks.next();
             let asked = match &ask {
-                // A change is of what was just read.
+                // A change is based on a fresh read.
                 Ask::Write { .. } | Ask::CheckIn { .. } => vec![&all, &ask],
                 _ => vec![&ask],
             };
@@ -333,7 +332,7 @@ fn the_model_answers_as_a_server() {
         let mut heard = Vec::new();
         for side in &mut sides {
             let mut messages: Vec<String> = Vec::new();
-            // The last one is of this sort.
+            // The last statement is of this sort.
             let last = Ask::Acquire { name: 0, owner: 0, ttl_ms: LEASE_MS };
             side.ask(&Ask::CheckOut).await.expect("an end");
             side.ask(&last).await.expect("an answer");

@@ -1,4 +1,4 @@
-//! What is promised of a mutex on every store.
+//! The conformance cases that apply to a quorum.
 
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ mod three_of_which_one_is_dead {
     tenure_testkit::conformance_mutex!(crate::quorum::conformance::three_of_which_one_is_dead::run);
 }
 
-/// In virtual time, in a few of the orders in which its tasks can run.
+/// In virtual time, with several task schedules.
 mod memory {
     use super::*;
 
@@ -64,7 +64,7 @@ mod memory {
     tenure_testkit::conformance_mutex!(crate::quorum::conformance::memory::run);
 }
 
-/// In real time, each client with its own connections.
+/// In real time, with connections of its own for each client.
 fn real(url: String, flavour: Flavour, case: for<'a> fn(&'a Fixture) -> Case<'a>) {
     let open = move || Locks::open(&url).expect("a store");
     let fixture = Fixture::in_real_time(open).with(flavour);

@@ -1,4 +1,4 @@
-//! Nodes that stand still, start empty, have wrong clocks, or are one server.
+//! Nodes that are stopped, start empty, have wrong clocks, or are the same server.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -31,8 +31,8 @@ fn held(locks: &Locks, name: &str) -> Option<Guard> {
     block_on(locks.mutex(name).expect("a name").try_lock()).expect("an answer")
 }
 
-/// It is granted as soon as most have it. A client that has it at just those may not lose one of
-/// them, and a request that the others have yet to get reaches them also after a restart.
+/// Waits until all nodes have the lock, because it is granted once a majority has it. A client must not lose
+/// a node of a bare majority, and late requests also arrive after a restart.
 fn all_have(nodes: &[Server], name: &str) {
     eventually("all have it", SOON, || nodes.iter().all(|node| node.has(name)));
 }
@@ -79,7 +79,7 @@ fn a_silent_node_costs_one_call_its_time_and_no_more() {
     let options = Options::new().op_timeout(ms(8_000));
     let locks = Locks::quorum(members).and_then(|locks| locks.with(|_| options)).expect("a quorum");
     block_on(held(&locks, "warm").expect("a free lock").release()).expect("a release");
-    // One says yes and one says no: the third would decide.
+    // One grants and one is busy, so the third would decide.
     nodes[0].command(&["SET", "x", "another client", "PX", "60000"]);
     proxy.set(Fault::BlackHole);
     let took = |name: &str| {
@@ -93,7 +93,7 @@ fn a_silent_node_costs_one_call_its_time_and_no_more() {
     let (busy, second) = took("x");
     assert!(busy);
     in_time(second, ms(800));
-    // And it is waited for again as soon as it answers.
+    // Once it answers, requests wait for it again.
     proxy.set(Fault::None);
     eventually("the third decides", SOON, || held(&locks, "x").is_some());
 }
@@ -105,8 +105,7 @@ fn a_minority_whose_clock_steps_by_an_hour_costs_nothing() {
     let options = Options::new().ttl(ttl);
     let (ours, theirs) = (locks(&nodes.url(), options.clone()), locks(&nodes.url(), options));
     let mut last = 0;
-    // A node whose clock is back counts its age from the other side of an hour, and abstains; the
-    // others are a majority.
+    // A node whose clock was set back computes a wrong uptime and abstains; the others are a majority.
     for (ahead, behind) in [(0, 1), (3, 2)] {
         let guard = held(&ours, "x").expect("a free lock");
         assert!(guard.fence() > last);
@@ -139,8 +138,7 @@ fn the_clock_of_one_node_is_no_measure_for_the_others() {
     for ahead in [2 * HOUR, 2 * 366 * 24 * HOUR] {
         let nodes = Nodes::new(3);
         let locks = locks(&nodes.url(), Options::new().ttl(ms(1_000)));
-        // It accepts no ballot of this client until it is asked with a higher one: after the first
-        // renewal.
+        // It accepts a ballot of this client only at the first renewal, which sends a higher one.
         nodes[2].clock().forward(ahead);
         let guard = held(&locks, "x").expect("a free lock");
         eventually("it is taken there too", SOON, || nodes[2].has("x"));
@@ -156,7 +154,7 @@ fn the_clock_of_one_node_is_no_measure_for_the_others() {
     }
 }
 
-/// Scripts of all nodes so far.
+/// Scripts executed by all nodes so far.
 fn scripts(nodes: &[Server]) -> u64 {
     let of = |node: &Server| {
         let stats = node.info_commandstats();
@@ -171,8 +169,7 @@ fn who_waits_for_a_bare_majority_does_not_wake_himself_and_all_others_for_ever()
     let ours = locks(&nodes.url(), Options::new().ttl(Duration::from_secs(60)).renewal(Renewal::Off));
     let guard = held(&ours, "x").expect("a free lock");
     all_have(&nodes, "x");
-    // As after a restart, or where two have asked at once: the third is free, and no renewal takes
-    // it again.
+    // As after a restart or concurrent requests: the third is free, and no renewal reacquires it.
     nodes[2].command(&["DEL", "x"]);
     let waiters: Vec<Locks> = (0..5).map(|_| locks(&nodes.url(), Options::new())).collect();
     let before = scripts(&nodes);
@@ -184,7 +181,7 @@ fn who_waits_for_a_bare_majority_does_not_wake_himself_and_all_others_for_ever()
     });
     let asked = scripts(&nodes) - before;
     assert!(asked < 600, "{asked} scripts for five who wait 4 s");
-    // Who has heard many such words hears of the release at once all the same.
+    // After many such messages, a waiter still learns of the release immediately.
     thread::scope(|scope| {
         let before = scripts(&nodes);
         let waiter =
@@ -200,7 +197,7 @@ fn who_waits_for_a_bare_majority_does_not_wake_himself_and_all_others_for_ever()
 #[test]
 fn a_node_does_not_keep_a_token_below_the_one_that_was_granted() {
     let nodes = Nodes::new(3);
-    // It has no vote, but takes the first ballot; the others want a higher one.
+    // It does not vote but accepts the first ballot; the others require a higher one.
     nodes[2].command(&["ACL", "SETUSER", "default", "-info"]);
     let ahead = SystemTime::now() + Duration::from_secs(5);
     let ahead = ahead.duration_since(UNIX_EPOCH).expect("a clock after 1970").as_micros().to_string();
@@ -216,7 +213,7 @@ fn a_node_does_not_keep_a_token_below_the_one_that_was_granted() {
     };
     let all_have_it = || nodes.iter().all(|node| node.has("x") && token(node) >= guard.fence());
     eventually("it is asked with the second too", SOON / 6, all_have_it);
-    // Where that did not come through, a renewal sees it.
+    // A renewal notices if that message was lost.
     nodes[2].command(&["SET", "x", &format!("{}#{}", guard.owner(), guard.fence() - 1), "PX", "30000"]);
     block_on(guard.renew()).expect("a renewal");
     eventually("it is asked with a higher one", SOON / 6, all_have_it);
@@ -290,13 +287,12 @@ fn nodes_that_have_started_empty_let_nobody_in_beside_the_holder() {
     let (ours, theirs) = (locks(&nodes.url(), options.clone()), locks(&nodes.url(), options));
     let guard = held(&ours, "x").expect("a free lock");
     all_have(&nodes, "x");
-    // Both at once: one after the other, the holder takes it again at the first before the second
-    // is gone.
+    // Both at once, because otherwise the holder reacquires the first before the second is down.
     nodes[1].kill();
     let started = Instant::now();
     nodes[0].restart();
     nodes[1].restart();
-    // Two of three have forgotten the lock, and its holder may not know yet.
+    // Two of three have forgotten the lock, and its holder may not know that yet.
     let mut refused = 0;
     let next = loop {
         let why = match block_on(theirs.mutex("x").expect("a name").try_lock()) {
@@ -320,7 +316,7 @@ fn nodes_that_have_started_empty_let_nobody_in_beside_the_holder() {
 #[test]
 fn a_server_that_is_there_twice_is_found_out() {
     let nodes = Nodes::new(2);
-    // By two names, so only the server itself can tell.
+    // Under two names, so that only the server itself can tell.
     let members = [nodes[0].url(), nodes[0].unix_url(), nodes[1].url()];
     let locks = Locks::quorum(members.map(|url| Locks::open(&url).expect("a store"))).expect("a quorum");
     let refused = |locks: &Locks| {
@@ -328,14 +324,13 @@ fn a_server_that_is_there_twice_is_found_out() {
         let why = error.source().expect("a cause").to_string();
         error.is_refused() && why.contains("the same server") && why.contains(&nodes[0].url())
     };
-    // The first may get through before both are known, with the votes of the two that are
-    // independent.
+    // The first request may succeed before both are identified, with the votes of two independent servers.
     eventually("it is refused", SOON, || {
         let said = block_on(locks.mutex("x").expect("a name").try_lock());
         said.is_err_and(|error| error.is_refused())
     });
     assert!(refused(&locks));
-    // Also by the answers to the first request ever, where it would be a majority alone.
+    // Also by the answers to the very first request, in which the two would be a majority.
     let dead = Server::start();
     dead.kill();
     let members = [nodes[0].url(), nodes[0].unix_url(), dead.url()];
@@ -355,8 +350,7 @@ fn who_connects_where_no_majority_answers_hears_why_when_the_time_is_over() {
     let nodes = Nodes::new(3);
     let proxies = [&nodes[1], &nodes[2]].map(|node| Proxy::start(node.address()));
     let members = [nodes[0].url(), proxies[0].url(), proxies[1].url()];
-    // The one that answers does so long after the small time of a member is over, and the other two
-    // never do.
+    // One answers long after a member's timeout, and the other two never do.
     for proxy in &proxies {
         proxy.set(Fault::BlackHole);
     }
@@ -392,7 +386,7 @@ fn nodes_that_have_just_started_say_from_when_on_they_vote() {
     let error = block_on(locks.mutex("x").expect("a name").try_lock()).expect_err("nobody votes");
     let why = error.source().expect("a cause").to_string();
     assert!(error.is_unreachable() && why.contains("does not vote before 2 s"), "{why}");
-    // A client that waits gets it as soon as they do.
+    // A waiting client gets it as soon as they vote.
     let guard = block_on(locks.mutex("x").expect("a name").try_lock_for(SOON)).expect("an answer");
     assert!(guard.is_some());
 }

@@ -1,5 +1,4 @@
-//! Every set of nodes that can fail at once, in four ways, and what a minority of them costs, in
-//! five.
+//! Every set of nodes that can fail at once, in four ways, and the cost of a failed minority, in five.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -16,30 +15,30 @@ use tenure_testkit::servers::{Server, eventually};
 
 use super::nodes::Nodes;
 
-/// What is wrong with a node.
+/// The failure of a node.
 #[derive(Clone, Copy, Debug)]
 enum Trouble {
-    /// No client listens there.
+    /// Nothing listens there.
     Down,
-    /// It does not let us in, or lets us do nothing.
+    /// It rejects the login, or scripts.
     Refusing,
-    /// It was connected to, and answers nothing any more.
+    /// It was connected, and no longer answers.
     Silent,
-    /// It answers, just after its small time is over.
+    /// It answers just after the timeout of a member.
     Late,
-    /// It has lost all that it knew, before each call.
+    /// It loses all its data before each call.
     Emptied,
 }
 
-/// Longer than the test: what is gone at its end was given back.
+/// Longer than the test, so what is gone at its end was released.
 const TTL: Duration = Duration::from_secs(60);
 const SOON: Duration = Duration::from_secs(30);
-/// How long each member is waited for in a request, where every set is tried.
+/// Timeout of a member's request where every set is tried.
 const SMALL_TIME: Duration = Duration::from_millis(800);
-/// So many sets are tried at a time.
+/// Sets tried concurrently.
 const AT_ONCE: usize = 16;
 
-/// The members of one client, with what is between them and the nodes.
+/// The members as one client reaches them.
 struct Client {
     locks: Locks,
     urls: Vec<String>,
@@ -47,7 +46,7 @@ struct Client {
 }
 
 impl Client {
-    /// Each member is waited for this long in a request.
+    /// `small` is the timeout of a member's request.
     fn new(nodes: &[Server], dead: &Server, troubled: u32, trouble: Trouble, small: Duration) -> Self {
         let mut proxies = Vec::new();
         let mut member = |(index, node): (usize, &Server)| {
@@ -64,7 +63,7 @@ impl Client {
                     let url = proxy.url();
                     let locks = block_on(Locks::connect(&url)).expect("a node that answers yet");
                     let fault = match trouble {
-                        Trouble::Late => Fault::Delay(small * 9 / 16), // each way
+                        Trouble::Late => Fault::Delay(small * 9 / 16), // in each direction
                         _ => Fault::BlackHole,
                     };
                     proxy.set(fault);
@@ -82,7 +81,7 @@ impl Client {
     }
 }
 
-/// The verdict is right, says what is wrong with whom, and nothing is left.
+/// Checks the verdict and its reasons, and that nothing is left.
 fn judge(nodes: &[Server], dead: &Server, troubled: u32, trouble: Trouble) {
     let name = format!("{trouble:?}:{troubled:b}");
     let clients = [(); 2].map(|()| Client::new(nodes, dead, troubled, trouble, SMALL_TIME));
@@ -111,8 +110,8 @@ fn judge(nodes: &[Server], dead: &Server, troubled: u32, trouble: Trouble) {
         for (index, url) in clients[0].urls.iter().enumerate() {
             let said = why.split("; ").find(|part| part.starts_with(url.as_str()));
             let is_troubled = troubled & (1 << index) != 0;
-            // It is decided as soon as it can be, and on a busy machine any client may not have
-            // answered by then.
+            // It is decided as early as possible, and on a busy machine any node may not have answered by
+            // then.
             let is_slow = said.is_some_and(|said| said.contains("answer"));
             assert!(is_slow || said.is_some() == is_troubled, "{name}: {url} in {why}");
         }
@@ -123,14 +122,14 @@ fn judge(nodes: &[Server], dead: &Server, troubled: u32, trouble: Trouble) {
     eventually(&format!("{name} is gone everywhere"), SOON, || nodes.iter().all(|node| !node.has(&name)));
 }
 
-/// Where no client listens.
+/// An address where nothing listens.
 fn dead() -> Server {
     let server = Server::start();
     server.kill();
     server
 }
 
-/// The user of that name may do everything but what locks need.
+/// The user `nobody` may do everything except run scripts.
 fn forbid_scripts_to_nobody(nodes: &[Server]) {
     for node in nodes {
         node.command(&["ACL", "SETUSER", "nobody", "on", ">right", "~*", "&*", "+@all", "-@scripting"]);
@@ -164,11 +163,11 @@ fn a_lock_on_five_is_held_exactly_if_three_can_be_asked() {
     every_set_of(5);
 }
 
-/// The same, where calls are timed.
+/// The same where calls are timed.
 const SMALLER_TIME: Duration = Duration::from_millis(250);
 
-/// How long the quickest call of each sort takes in a few turns, because other load only adds to it:
-/// the holder takes, looks and releases, and another client is refused.
+/// The duration of the quickest call of each sort in a few rounds, because other load only adds to it: the
+/// holder acquires, verifies and releases, and another client is refused.
 fn calls_take(nodes: &[Server], dead: &Server, troubled: u32, trouble: Trouble) -> [Duration; 4] {
     let clients = [(); 2].map(|()| Client::new(nodes, dead, troubled, trouble, SMALLER_TIME));
     let name = format!("costs:{trouble:?}:{troubled:b}");
@@ -187,7 +186,7 @@ fn calls_take(nodes: &[Server], dead: &Server, troubled: u32, trouble: Trouble) 
         let mut lap = |call: usize| {
             took[call].push(started.elapsed());
             if call == 0 && are_emptied {
-                // A majority is enough, and it is to outlive this.
+                // A majority would be enough, but the lock must outlive this failure.
                 eventually("all have it", SOON, || nodes.iter().all(|node| node.has(&name)));
             }
             empty();
@@ -207,7 +206,7 @@ fn calls_take(nodes: &[Server], dead: &Server, troubled: u32, trouble: Trouble) 
 
 #[test]
 fn a_troubled_minority_costs_no_call_more_than_its_small_time() {
-    // The first is not let in where it refuses, the second may do nothing.
+    // With `Refusing`, the first node rejects the login, and the second scripts.
     for (count, sets) in [(3, &[0b01, 0b10][..]), (5, &[0b11])] {
         let (nodes, dead) = (Nodes::new(count), dead());
         forbid_scripts_to_nobody(&nodes);

@@ -1,15 +1,14 @@
-//! Servers that have been up for long, and locks on a majority of them.
+//! Servers with a long uptime, and locks on a majority of them.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use tenure_testkit::servers::{Config, Server};
 
-/// How long they say that they have been up.
+/// Their reported uptime.
 const UP: Duration = Duration::from_secs(60 * 60);
 
-/// Servers for one test, empty. They go back to where they came from, because one that has just
-/// started does not vote.
+/// Empty servers for one test. They return to a pool, because a newly started one does not vote.
 #[derive(Debug)]
 pub(crate) struct Nodes(Vec<Server>);
 
@@ -36,13 +35,12 @@ impl Nodes {
         Self(nodes)
     }
 
-    /// `redis-quorum://` and their addresses.
     pub(crate) fn url(&self) -> String {
         url(&self.0)
     }
 }
 
-/// Starts a server with a clock again, empty, and lets it grow old.
+/// Restarts a server empty, with a clock, and moves that forward.
 pub(crate) fn age(server: &Server, config: Config) {
     server.clock().reset();
     server.clock().back(UP);
@@ -70,7 +68,7 @@ impl std::ops::Deref for Nodes {
 
 impl Drop for Nodes {
     fn drop(&mut self) {
-        // After a failure no client knows what state they are in.
+        // After a failure their state is unknown.
         if !std::thread::panicking() {
             self.0.retain(is_old);
             free().append(&mut self.0);

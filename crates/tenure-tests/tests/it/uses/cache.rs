@@ -20,7 +20,7 @@ fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// A closure's worth of work that can be watched and held up.
+/// A computation that can be observed and held up.
 #[derive(Clone, Default)]
 struct Work {
     begun: Arc<AtomicU64>,
@@ -90,7 +90,7 @@ fn at_each_expiry_one_caller_computes() {
             });
             join_all(readers.collect::<Vec<_>>()).await;
             let begun = work.begun();
-            // A lifetime and a computation take 550 ms.
+            // A ttl and a computation take 550 ms.
             assert!((3..=6).contains(&begun), "{}: computed {begun} times", store.name);
             assert_eq!(work.most_at_once.load(Ordering::SeqCst), 1, "{}", store.name);
         }
@@ -105,7 +105,7 @@ fn url_of_user(server: &Server, rights: &[&str]) -> String {
     server.url().replace("redis://", "redis://app:pw@")
 }
 
-/// Without messages they look now and then. That is no outage, in which each process computes.
+/// Without messages they poll, which is not an outage, in which each process computes.
 #[test]
 fn callers_that_may_not_subscribe_wait_for_the_one_that_computes() {
     let server = Server::start();
@@ -133,7 +133,7 @@ fn callers_that_may_not_subscribe_wait_for_the_one_that_computes() {
     });
 }
 
-/// The user may not touch one of the names.
+/// The user has no rights on one of the names.
 #[test]
 fn a_refusal_about_one_name_is_no_outage_for_the_others() {
     let server = Server::start();
@@ -204,7 +204,7 @@ fn a_value_that_was_computed_before_an_invalidation_is_not_kept() {
                 go.add_permits(1);
             };
             let (computed, ()) = join(computes, invalidates).await;
-            // Its own caller has it, and no other.
+            // Its own caller gets it, and no other.
             assert_eq!(computed.expect("an answer"), Ok("before".to_owned()));
             assert_eq!(slow.get().await.expect("an answer"), Some("after".to_owned()), "{}", store.name);
         }
@@ -294,7 +294,7 @@ fn absent_and_too_large_values_are_told_from_missing_ones() {
                 assert_eq!(value.await.expect("an answer"), Ok("four".to_owned()));
                 assert_eq!(cache.get::<String>().await.expect("an answer"), None);
             }
-            // Of another type.
+            // With another type.
             assert_eq!(one.cache("none").expect("a name").get::<Vec<u8>>().await.expect("an answer"), None);
         }
         .boxed()
@@ -401,7 +401,7 @@ fn processes_whose_readers_never_rest_notice_that_their_store_is_back() {
                 let cache = locks.cache("back").expect("a name").jitter(0.0).early(0.0);
                 let (work, is_over) = (work.clone(), Arc::clone(&is_over));
                 tokio::spawn(async move {
-                    // A fifth of the time for which a silent store is left alone.
+                    // A fifth of the time for which a silent store is skipped.
                     while is_over.load(Ordering::SeqCst) == 0 {
                         let value = cache.get_or_compute(ms(1_000), async || work.take(ms(200)).await).await;
                         assert!(!value.is_err_and(|error| !error.is_overdue()), "an outage is no error");
@@ -415,7 +415,7 @@ fn processes_whose_readers_never_rest_notice_that_their_store_is_back() {
         server.stop();
         tokio::time::sleep(ms(5_000)).await;
         server.cont();
-        // Two seconds have two values with the store, and ten of each client without it.
+        // Two seconds yield two values with the store, and ten per client without it.
         let settles = || async {
             let before = work.begun();
             tokio::time::sleep(ms(2_000)).await;

@@ -1,5 +1,3 @@
-//! Leaders.
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -103,7 +101,7 @@ fn a_leader_that_resigns_hands_over_at_once() {
                 (term, Instant::now())
             };
             let resigns = async {
-                // The other has the time to take its place, and if not, leads a little later.
+                // Time for the other to queue; if it is too short, the other leads a little later.
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 let (fence, at) = (term.fence(), Instant::now());
                 term.resign().await.expect("it leads");
@@ -129,7 +127,7 @@ fn a_dead_leader_is_followed_and_its_late_word_refused() {
                 one.election("dead", "one").expect("a name").campaign().await.expect("an answer");
             let since = Instant::now();
             let term = other.election("dead", "two").expect("a name").campaign().await.expect("an answer");
-            // By then the first has said for a while that it does not lead.
+            // By then the first has long reported that it does not lead.
             assert!(!stopped.is_current() && term.is_current() && term.fence() > stopped.fence());
             in_time(since.elapsed(), Duration::from_secs(5));
             let leads = other.election("dead", "").expect("a name").leader().await.expect("an answer");
@@ -151,7 +149,7 @@ fn work_ends_before_another_can_lead() {
         let (one, other) = (client(), client());
         let leading = Arc::new(AtomicU64::new(0));
         let work = |leading: Arc<AtomicU64>| {
-            /// Counts itself out when the work is dropped.
+            /// Decrements the count when the work is dropped.
             struct Out(Arc<AtomicU64>);
             impl Drop for Out {
                 fn drop(&mut self) {
@@ -169,7 +167,7 @@ fn work_ends_before_another_can_lead() {
         let lost = async {
             let leads_now = || async { leading.load(Ordering::SeqCst) == 1 };
             eventually("a leader", leads_now).await;
-            // A server that answers no renewal; the lease ends all the same.
+            // The server answers no renewal; the lease ends anyway.
             server.stop();
             let ends = || async { leading.load(Ordering::SeqCst) == 0 };
             eventually("the end of the work", ends).await;

@@ -11,7 +11,7 @@ use tenure::Locks;
 
 use super::{everywhere, on};
 
-/// So many readers on these clients fill one table.
+/// Many readers on these clients fill one table.
 async fn fills_once(clients: &[Locks]) {
     let (table, computed) = (Arc::new(Mutex::new(None::<u64>)), Arc::new(AtomicU64::new(0)));
     let readers = (0..60).map(|reader| {
@@ -51,7 +51,7 @@ fn a_quorum_is_enough_for_a_cache_of_ones_own() {
     });
 }
 
-/// One that found nothing, and gets the lock only after the first has filled the cache and gone.
+/// A client that found nothing, and gets the lock only after another has filled the cache.
 #[test]
 fn one_that_looked_before_the_cache_was_filled_does_not_fill_it_again() {
     on(async {
@@ -59,7 +59,7 @@ fn one_that_looked_before_the_cache_was_filled_does_not_fill_it_again() {
         let (table, looks) = (Arc::new(Mutex::new(None::<u64>)), Arc::new(AtomicU64::new(0)));
         let get = || {
             let found = *table.lock().expect("no panic");
-            // Others fill it between the look beside the lock and the grant.
+            // Another fills it between the look beside the lock and the grant.
             if looks.fetch_add(1, Ordering::SeqCst) == 1 {
                 *table.lock().expect("no panic") = Some(1);
             }

@@ -1,4 +1,4 @@
-//! What locks are for: caches, jobs that run once, elections. On each store that keeps records.
+//! The uses of locks (caches, jobs that run once, elections) on each store that keeps records.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -20,7 +20,7 @@ use futures_util::future::BoxFuture;
 use tenure::{Locks, Options};
 use tenure_testkit::servers::{Cluster, Ensemble, Etcd, Postgres, Server, ZooKeeper};
 
-/// A store, and the clients of it that a test wants: each with its own thread and connections.
+/// A store and its clients, each with its own thread and connections.
 struct Store {
     name: &'static str,
     url: String,
@@ -31,15 +31,14 @@ impl Store {
         self.client_with(|options| options)
     }
 
-    /// One that is patient: on a busy machine a slow answer is no silent store, without which each
-    /// would compute.
+    /// With long timeouts, because a slow answer on a busy machine must not count as a silent store, without
+    /// which each client computes.
     fn client_with(&self, change: impl FnOnce(Options) -> Options) -> Locks {
         let patient = |options: Options| change(options.op_timeout(Duration::from_secs(20)));
         Locks::open(&self.url).and_then(|locks| locks.with(patient)).expect("a store")
     }
 }
 
-/// Runs a test on every store but a quorum.
 fn everywhere(test: impl Fn(&Store) -> BoxFuture<'_, ()>) {
     static ETCD: LazyLock<Etcd> = LazyLock::new(|| Etcd::start().until_exit());
     static ZOOKEEPER: LazyLock<ZooKeeper> = LazyLock::new(crate::zookeeper::warmed);
@@ -49,7 +48,7 @@ fn everywhere(test: impl Fn(&Store) -> BoxFuture<'_, ()>) {
     }
 }
 
-/// Numbers the places of the tests.
+/// Numbers the stores of the tests.
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
 /// Runs a test on memory, on files, on one server, on a cluster and on PostgreSQL.
@@ -80,18 +79,18 @@ fn where_values_are_kept(test: impl Fn(&Store) -> BoxFuture<'_, ()>) {
 fn on_store(name: &'static str, url: String, test: impl Fn(&Store) -> BoxFuture<'_, ()>) {
     println!("on {name}");
     let store = Store { name, url };
-    // A store in memory lasts as long as a client.
+    // A store in memory exists as long as a client.
     let _first = store.client();
     on(test(&store));
 }
 
-/// Runs a future on a runtime of several threads.
+/// Runs a future on a multi-threaded runtime.
 fn on<T>(future: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     runtime.expect("a runtime").block_on(future)
 }
 
-/// Waits until a condition holds, for ten seconds at most.
+/// Waits until a condition holds, for at most ten seconds.
 async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
     let until = Instant::now() + Duration::from_secs(10);
     while !holds().await {

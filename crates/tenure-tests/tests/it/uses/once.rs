@@ -1,4 +1,4 @@
-//! Jobs that run once in a window.
+//! Jobs that run once per window.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,10 +21,10 @@ fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// When the job began, by window.
+/// Number of runs, by window.
 type Runs = Arc<Mutex<BTreeMap<SystemTime, u32>>>;
 
-/// Each client asks again and again, until the job has run in so many windows.
+/// Each client keeps trying until the job has run in this many windows.
 async fn ask_all(clients: Vec<Locks>, window: Duration, windows: usize) -> BTreeMap<SystemTime, u32> {
     let (runs, until) = (Runs::default(), Instant::now() + SOON);
     let clients = clients.into_iter().enumerate().map(|(at, locks)| {
@@ -177,7 +177,7 @@ fn a_server_whose_clock_steps_back_runs_nothing_twice_and_says_what_to_do() {
     server.clock().freeze_us(now_us);
     on(async {
         let run = async || {
-            // Its clock is asked for when a connection is new.
+            // The clock is read when a connection is opened.
             let locks = Locks::open(&server.url()).expect("a URL");
             let job = locks.once_per("clock", Duration::from_secs(60)).expect("a name");
             job.run(async |_| Ok::<_, fmt::Error>(())).await

@@ -1,4 +1,4 @@
-//! A holder is asked to stop.
+//! Stop requests to holders.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ fn a_request_to_stop_reaches_each_holder_that_it_names_and_no_later_one() {
             assert_eq!(asked.holders.len(), 2, "{}", store.name);
             let later = acquire().await;
             let asked = join(ours.stop_requested(&first), ours.stop_requested(&second));
-            // Both look each 2 s, and so does the later one.
+            // Both poll every 2 s, and so does the later one.
             let later = timeout(Duration::from_millis(2_900), ours.stop_requested(&later));
             let ((first, second), later) = join(asked, later).await;
             for request in [first, second] {

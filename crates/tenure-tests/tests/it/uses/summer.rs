@@ -35,7 +35,7 @@ async fn a_nightly_job_runs_once_a_night_where_the_clocks_of_summer_change() -> 
     let changes: Vec<_> = zone.following(clock).take(2).map(|change| change.timestamp()).collect();
     let mut told = Vec::new();
     for change in changes {
-        // From two nights before the change to two after it, a host asks twice an hour.
+        // From two nights before the change to two after it, a host tries twice an hour.
         let first = change - 48.hours();
         let until = Duration::try_from(first.duration_since(clock)).expect("it is to come");
         control.advance(until).await;
@@ -49,7 +49,7 @@ async fn a_nightly_job_runs_once_a_night_where_the_clocks_of_summer_change() -> 
             control.advance(HOUR / 2).await;
             clock += 30.minutes();
         }
-        // No night is left out, and none has two runs.
+        // No night is left out or has two runs.
         assert!(windows.windows(2).all(|two| two[0].end == two[1].start), "{windows:?}");
         let hours: Vec<_> = windows
             .iter()
@@ -66,10 +66,10 @@ async fn a_nightly_job_runs_once_a_night_where_the_clocks_of_summer_change() -> 
         let found = told.iter().find(|(hours, _)| hours.contains(&length));
         found.map(|(_, begins)| begins.iter().map(String::as_str).collect::<Vec<_>>()).unwrap_or_default()
     };
-    // In spring there is no 02:30, and the night begins at 03:30 and lasts 23 hours.
+    // In spring there is no 02:30: the night begins at 03:30 and lasts 23 hours.
     let spring = begins_around(23);
     assert_eq!(spring.iter().filter(|begin| **begin == "03:30").count(), 1, "{told:?}");
-    // In autumn it is 02:30 twice, and the night that began at the first lasts 25.
+    // In autumn there are two 02:30s, and the night that begins at the first lasts 25 hours.
     let autumn = begins_around(25);
     assert!(autumn.iter().all(|begin| *begin == "02:30"), "{told:?}");
     assert!(told.iter().all(|(hours, _)| hours.len() >= 4), "{told:?}");

@@ -1,5 +1,5 @@
-//! Locks on ZooKeeper: servers that die, stand still or are replaced, connections that are cut at
-//! each message, sessions that end, wrong URLs, rights.
+//! Locks on ZooKeeper: servers that are killed, stopped or replaced, connections that are cut at each
+//! message, expired sessions, wrong URLs, rights.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -28,11 +28,10 @@ use crate::etcd::{
 };
 use relay::{Cut, Relay};
 
-/// One server for the tests that only ask it, each with its path.
+/// Shared by the tests that do not disturb it, each with its path.
 static SERVER: LazyLock<ZooKeeper> = LazyLock::new(warmed);
 
-/// A server whose program was compiled by what it has done: a cold one takes longer than short
-/// leases.
+/// A server whose JVM is warmed up: a cold one is slower than short leases allow.
 pub(crate) fn warmed() -> ZooKeeper {
     let server = ZooKeeper::start().until_exit();
     let patient = Options::new().ttl(Duration::from_secs(60)).patience(Duration::from_secs(30));
@@ -56,10 +55,10 @@ fn listed(locks: &Locks) -> Vec<String> {
 #[test]
 fn a_killed_leader_costs_no_exclusion_no_token_and_no_waiter() {
     let ensemble = ZooKeeper::ensemble();
-    // A lock is of one kind.
+    // A lock has one kind.
     let fair = format!("{}/fair", ensemble.url());
     let crowds = killed_leaders_cost_nothing(&ensemble, [&ensemble.url(), &fair]);
-    // One that stands still is deposed too, and does not know it at first.
+    // A stopped leader is deposed too, and does not know it at first.
     let leader = ensemble.leader();
     ensemble.stop(leader);
     crowds.iter().for_each(Crowd::goes_on);
@@ -96,7 +95,7 @@ fn locks_are_kept_over_tls_and_wrong_certificates_are_named() {
     ]);
 }
 
-/// What would make a node larger than servers take is refused, and those that are there go on.
+/// A request that would make a node larger than servers accept is refused, and the others continue.
 #[test]
 fn a_lock_that_is_too_large_for_a_node_is_refused_in_one_line() {
     let patient = Options::new().ttl(Duration::from_secs(600)).op_timeout(Duration::from_secs(60));
@@ -116,7 +115,7 @@ fn a_lock_that_is_too_large_for_a_node_is_refused_in_one_line() {
         assert!(error.is_refused() && all.contains("1000000 bytes") && !all.contains('\n'), "{all}");
     }
     assert!(permits.iter().all(|permit| permit.is_held()));
-    // Those that leave make space.
+    // Released permits make room.
     for permit in permits.drain(..20) {
         block_on(permit.release()).expect("a release");
     }
@@ -126,9 +125,9 @@ fn a_lock_that_is_too_large_for_a_node_is_refused_in_one_line() {
 
 #[test]
 fn a_client_that_is_cut_off_knows_its_loss_before_the_next_holds() {
-    // A sixth of the ttl and three seconds above it, and what the server takes to look.
+    // A sixth of the ttl, three seconds, and the server's checking interval.
     let (ours, proxy) = a_cut_off_client_loses(&*SERVER, "/cut-off", 7);
-    // The session is over, and the next one serves as well.
+    // The session has ended, and the next one works as well.
     proxy.set(Fault::None);
     eventually("it locks again", Duration::from_secs(30), || {
         block_on(ours.mutex("x").expect("a name").try_lock()).is_ok_and(|guard| guard.is_some())
@@ -138,7 +137,7 @@ fn a_client_that_is_cut_off_knows_its_loss_before_the_next_holds() {
 #[test]
 fn a_lock_outlives_a_restart_of_the_server_and_not_its_replacement() {
     let server = ZooKeeper::start();
-    // Longer than a start takes beside other load.
+    // Longer than a start beside other load.
     let long = Options::new().ttl(Duration::from_secs(30));
     let (ours, theirs) = (with(&server.url(), long), client(&server.url()));
     let guard = block_on(ours.mutex("x").expect("a name").lock()).expect("a free lock");
@@ -157,7 +156,7 @@ fn a_lock_outlives_a_restart_of_the_server_and_not_its_replacement() {
     });
 }
 
-/// Acquires, waits for a renewal, releases; each may fail, but never as if the server refused.
+/// Acquires, waits for a renewal, releases. Each may fail, but never with a refusal.
 fn turn(locks: &Locks, is_fair: bool, while_held: impl Fn(&Guard)) {
     let got = take(locks, "x", is_fair, None);
     let check = |error: &tenure::Error| {
@@ -196,7 +195,7 @@ fn a_connection_that_is_cut_at_any_message_keeps_no_lock_and_costs_no_exclusion(
             });
             let was_cut = relay.was_cut();
             relay.cut_at(0, cut);
-            // The session of the cut client lives on: what was left is taken back.
+            // The session of the cut-off client survives, and what was left is undone.
             let since = Instant::now();
             let next = theirs_gets(20_000);
             assert!(next.is_some(), "{cut:?} at {request}: it stays held");
@@ -215,7 +214,7 @@ fn a_connection_that_is_cut_at_any_message_keeps_no_lock_and_costs_no_exclusion(
 fn a_pair_is_two_requests_and_renewals_do_not_grow_with_the_holds() {
     let relay = Relay::start(SERVER.address());
     let url = format!("zookeeper://{}/pairs", relay.address());
-    // Nothing is renewed or asked again meanwhile.
+    // Nothing is renewed or retried meanwhile.
     let patient = Options::new().ttl(Duration::from_secs(60)).op_timeout(Duration::from_secs(20));
     let locks = with(&url, patient);
     let warm = block_on(locks.mutex("x").expect("a name").lock()).expect("a free lock");
@@ -235,7 +234,6 @@ fn a_pair_is_two_requests_and_renewals_do_not_grow_with_the_holds() {
     let asked = relay.requests();
     assert!((2..=14).contains(&asked.len()), "{asked:?}");
     assert!(guards.iter().all(Guard::is_held));
-    // What is not there is not left there.
     for guard in guards {
         block_on(guard.release()).expect("a release");
     }
@@ -266,7 +264,7 @@ fn what_is_wrong_with_a_server_is_said_in_one_line() {
     let (all, error) = ping("zookeeper://127.0.0.1:1");
     assert!(error.is_unreachable() && all.contains("127.0.0.1:1") && all.contains("refused"), "{all}");
 
-    // A server that speaks without TLS hangs up on one that begins with it.
+    // A server without TLS closes the connection at a handshake.
     let (all, _) = ping(&SERVER.url().replace("zookeeper:", "zookeepers:"));
     assert!(all.contains("TLS"), "{all}");
 
@@ -297,7 +295,7 @@ fn what_is_wrong_with_a_server_is_said_in_one_line() {
     assert!(all.contains("no node /app/below, and does not let this client create it"), "{all}");
 }
 
-/// A server that says that it is of 3.4.
+/// A fake server of version 3.4.
 fn old_server() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");
@@ -315,7 +313,7 @@ fn old_server() -> SocketAddr {
                     }
                     let mut request = vec![0; u32::from_be_bytes(head) as usize];
                     stream.read_exact(&mut request).expect("a request");
-                    // A session of ten seconds; and to each request, that a node is not there.
+                    // A session of ten seconds, and then *no node* in reply to each request.
                     let answer = if std::mem::take(&mut is_first) {
                         let mut answer = [0i32, 10_000, 0, 7, 16].map(i32::to_be_bytes).concat();
                         answer.extend([0; 17]);
@@ -335,7 +333,7 @@ fn old_server() -> SocketAddr {
 
 #[test]
 fn a_ttl_outside_of_the_sessions_limits_is_unsupported() {
-    // Ticks of 200 ms, so sessions of 0.4 to 4 seconds unless it is set otherwise.
+    // Ticks of 200 ms, so sessions last 0.4 to 4 seconds by default.
     let server = ZooKeeper::start_with("");
     let lock = |ttl: u64| {
         let locks = with(&server.url(), Options::new().ttl(Duration::from_millis(ttl)));
@@ -367,7 +365,7 @@ fn what_needs_a_servers_clock_or_a_member_is_refused_with_the_reason() {
 #[test]
 fn the_longest_name_fits() {
     let locks = client(&format!("{}/long", SERVER.url()));
-    // Each of its bytes is three in the name of a node, and that is there three times in a step.
+    // Each of its bytes becomes three in a node name, which occurs three times in a step.
     let name = "€".repeat(tenure::LockName::MAX_BYTES / 3);
     let guard = block_on(locks.mutex(&name).expect("a name").try_lock()).expect("an answer");
     assert_eq!(listed(&locks), [name]);

@@ -11,7 +11,7 @@ use std::thread;
 pub(crate) enum Cut {
     /// Before the server has the request.
     Before,
-    /// When the server has answered it, and the client has not heard that.
+    /// After the server has answered it, before the client receives that.
     After,
 }
 
@@ -23,7 +23,7 @@ pub(crate) struct Relay {
 
 #[derive(Default)]
 struct State {
-    /// The cut comes at this request; below 1, it does not.
+    /// Requests before the cut; below 1, there is none.
     left: AtomicI64,
     is_after: AtomicBool,
     cuts: AtomicU64,
@@ -50,25 +50,24 @@ impl Relay {
         self.address
     }
 
-    /// Cuts the connection of the request of this number, counted from now.
+    /// Cuts the connection at this request, counted from now.
     pub(crate) fn cut_at(&self, request: i64, cut: Cut) {
         self.state.is_after.store(cut == Cut::After, Ordering::SeqCst);
         self.state.cuts.store(0, Ordering::SeqCst);
         self.state.left.store(request, Ordering::SeqCst);
     }
 
-    /// Whether the cut has been.
     pub(crate) fn was_cut(&self) -> bool {
         self.state.cuts.load(Ordering::SeqCst) > 0
     }
 
-    /// The numbers of the requests since the last look, without pings.
+    /// The numbers of the requests since the last call, without pings.
     pub(crate) fn requests(&self) -> Vec<i32> {
         std::mem::take(&mut *self.state.requests.lock().expect("no panic"))
     }
 }
 
-/// A message with its length in front.
+/// A message with its length prefix.
 fn message(from: &mut TcpStream) -> Option<Vec<u8>> {
     let mut all = vec![0; 4];
     from.read_exact(&mut all).ok()?;
@@ -88,7 +87,7 @@ fn forward(client: TcpStream, server: TcpStream, state: &Arc<State>) {
         let _ = (one.shutdown(Shutdown::Both), other.shutdown(Shutdown::Both));
     };
     let clone = |stream: &TcpStream| stream.try_clone().expect("a descriptor");
-    // The number of the request whose answer is not forwarded any more.
+    // The number of the request whose answer is dropped.
     let unheard = Arc::new(Mutex::new(None::<i32>));
     let (mut from, mut to) = (clone(&client), clone(&server));
     let (shared, cut) = (Arc::clone(state), Arc::clone(&unheard));
@@ -116,7 +115,7 @@ fn forward(client: TcpStream, server: TcpStream, state: &Arc<State>) {
     thread::spawn(move || {
         while let Some(answer) = message(&mut from) {
             let unheard = *unheard.lock().expect("no panic");
-            // What comes before it may have been answered yet.
+            // Earlier requests may still be answered.
             if unheard.is_some_and(|unheard| int(&answer, 4) == unheard) || to.write_all(&answer).is_err() {
                 break;
             }
