@@ -1,4 +1,4 @@
-//! What the public API promises regardless of the store, on the memory store.
+//! Guarantees of the public API that do not depend on the store, on the memory store.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use tenure::{
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// A lock that lost its prefix would be another lock, and would not exclude the first.
+/// A lock that lost its prefix would be another lock.
 #[test]
 fn a_changed_option_leaves_the_others_as_they_were() {
     let shop = Locks::memory().with(|options| options.prefix("shop:").label("till")).expect("options");
@@ -158,7 +158,7 @@ fn a_name_may_be_text_or_a_name() {
     assert!(locks.mutex(format!("tenure:{name}")).expect_err("a side key").is_invalid());
 }
 
-/// The name stands in the message escaped, though it prints as it is.
+/// The message escapes the name, although `Display` prints it unchanged.
 #[test]
 fn a_message_stays_on_one_line_whatever_the_name() {
     let locks = Locks::memory();
@@ -185,7 +185,7 @@ fn a_permit_is_one_unless_more_are_asked_for() {
     assert!(block_on(semaphore.acquire_many(4)).expect_err("too many").is_invalid());
 }
 
-/// The work had its effects: who called it must hear what it did.
+/// The work had its effects, so the caller must learn its result.
 #[test]
 fn a_loss_that_the_release_hears_of_costs_no_value() {
     let locks = Locks::memory();
@@ -219,7 +219,7 @@ fn work_that_is_stopped_has_no_value() {
     assert!(failed.value.is_none() && failed.error.is_lost());
 }
 
-/// In a function whose types are not known, and on another thread.
+/// In a generic function, and on another thread.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn generic_code_can_spawn_work_under_a_lock() {
     #[expect(clippy::disallowed_methods, reason = "a caller's own runtime")]
@@ -318,7 +318,7 @@ fn a_status_says_how_much_each_holder_has() {
     assert_eq!(share("b"), Share::Reader);
 }
 
-/// A crash of the next holder would otherwise free what the first was promised for longer.
+/// Otherwise a crash of the next holder would end the first one's `keep_for` early.
 #[test]
 fn a_resume_with_a_shorter_ttl_shortens_no_lease() {
     let long = Locks::memory().with(|options| options.ttl(LONG)).expect("options");

@@ -1,4 +1,4 @@
-//! What a `Locks` says of itself: the names and fields that dashboards are built on.
+//! The events of a `Locks`: names and fields that dashboards rely on.
 
 #[path = "common/subscriber.rs"]
 mod subscriber;
@@ -13,7 +13,7 @@ use subscriber::{Hears, Said};
 use tenure::{Locks, Options, Renewal, block_on};
 use tenure_testkit::servers::{Server, eventually};
 
-/// Keeps what is said.
+/// Collects the events.
 #[derive(Clone, Default)]
 struct Listener(Arc<Mutex<Vec<Said>>>);
 
@@ -29,7 +29,7 @@ impl Listener {
     }
 }
 
-/// What book/operate/monitoring.md says of an event or a span.
+/// What book/operate/monitoring.md documents for an event or a span.
 fn documented(name: &str) -> Option<Told> {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../book/operate/monitoring.md");
     let page = fs::read_to_string(page).expect("the page");
@@ -43,7 +43,7 @@ fn documented(name: &str) -> Option<Told> {
 #[test]
 fn events_and_the_span_are_as_the_page_has_them() {
     let listener = Listener::default();
-    // The thread of a `Locks` speaks too, so the listener is every client's.
+    // The thread of a `Locks` emits events too, so the subscriber is global.
     let kept = listener.clone();
     let keep = move |said| kept.0.lock().unwrap_or_else(PoisonError::into_inner).push(said);
     tracing::subscriber::set_global_default(Hears(keep)).expect("the only one in this program");
@@ -53,7 +53,7 @@ fn events_and_the_span_are_as_the_page_has_them() {
     let mutex = locks.mutex("x").expect("a name");
 
     let lost = block_on(brief.mutex("x").expect("a name").lock()).expect("a free lock");
-    // Waits for the lease of the one that is not renewed.
+    // Waits for the end of the lease that is not renewed.
     let guard = block_on(mutex.lock()).expect("a grant");
     assert!(block_on(lost.lost()).is_lost());
     assert!(block_on(mutex.try_lock()).expect("an answer").is_none());
@@ -62,7 +62,7 @@ fn events_and_the_span_are_as_the_page_has_them() {
     assert!(block_on(locks.fair_mutex("x").expect("a name").lock()).is_err());
     block_on(guard.release()).expect("a release");
 
-    // A server that takes back what renewals and releases need.
+    // A server that revokes the rights for renewals and releases.
     let server = Server::start();
     let locks = block_on(Locks::connect(&server.url())).expect("a server");
     let locks = locks.with(|options| options.ttl(Duration::from_secs(3))).expect("options");

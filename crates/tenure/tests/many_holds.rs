@@ -1,4 +1,4 @@
-//! Thousands of leases that one process renews at a server that is slow for so many.
+//! Thousands of leases that one process renews on a server too slow for that.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,10 +18,10 @@ use tokio::sync::oneshot;
 
 const HOLDS: usize = 3_000;
 const TTL: Duration = Duration::from_secs(2);
-/// Each third of a lease all are due, which takes longer than a third of a lease.
+/// All are due every third of a lease, and renewing them takes longer than that.
 const SERVICE: Duration = Duration::from_micros(300);
 
-/// A server that carries out one request after the other.
+/// A server that executes one request after the other.
 #[derive(Clone)]
 struct Busy(Arc<Inner>);
 
@@ -30,7 +30,7 @@ struct Inner {
     runtime: Arc<dyn Runtime>,
     free_at: Mutex<Moment>,
     renewals: AtomicUsize,
-    /// Renewals that wait for their turn, and the most that ever did.
+    /// Renewals queued at the server, and the maximum of that.
     waiting: AtomicUsize,
     most: AtomicUsize,
 }
@@ -47,7 +47,7 @@ impl Busy {
         }))
     }
 
-    /// All holds are in doubt, and so are asked about at once.
+    /// Makes the engine verify all holds.
     fn interrupt(&self) {
         self.0.kept.signals().interrupt();
     }
@@ -72,7 +72,7 @@ impl Decorator for Busy {
                 let waiting = inner.waiting.fetch_add(1, Ordering::Relaxed) + 1;
                 inner.most.fetch_max(waiting, Ordering::Relaxed);
             }
-            // It takes the server's time, also if it is not waited for any more.
+            // It takes the server's time even if the caller has timed out.
             let (server, (answer, answered)) = (Arc::clone(&inner), oneshot::channel());
             inner.runtime.spawn(
                 async move {
@@ -130,7 +130,7 @@ fn thousands_of_leases_live_on_a_server_that_is_too_slow_to_renew_all_at_once() 
                     }
                 }
                 seen.store(guards.len(), Ordering::Relaxed);
-                // A few at a time: the executor limits what one poll does.
+                // A few at a time, because the executor limits the work of one poll.
                 while !guards.is_empty() {
                     guards.truncate(guards.len() - 50);
                     runtime.sleep_until(runtime.now() + 50 * SERVICE).await;

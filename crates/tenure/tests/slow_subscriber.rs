@@ -1,4 +1,4 @@
-//! What a subscriber that blocks costs: its own events, and no lease.
+//! A subscriber that blocks costs its own events, and no lease.
 #![expect(clippy::disallowed_methods, reason = "the subscriber blocks its thread on purpose")]
 
 #[path = "common/subscriber.rs"]
@@ -15,19 +15,19 @@ use tenure::{Guard, Locks, Options, Renewal, block_on};
 use tenure_testkit::servers::Server;
 use tracing::subscriber::with_default;
 
-/// The time for which the subscriber blocks, and the lease that it must not cost.
+/// How long the subscriber blocks, and the lease that it must not cost.
 const BLOCK: Duration = Duration::from_secs(3);
 const TTL: Duration = Duration::from_secs(2);
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// What the subscriber does at the event at which it blocks, and when that is over.
+/// Signals the beginning of the block, and sets its end.
 struct Blocks {
     begins: Receiver<()>,
     is_over: Arc<AtomicBool>,
 }
 
 impl Blocks {
-    /// Opens a store whose events go to a subscriber that blocks at the first of these events.
+    /// Opens a store whose subscriber blocks at the first of these events.
     fn at(message: &'static str, block: Duration, open: impl FnOnce() -> Locks) -> (Locks, Self) {
         let (begin, begins) = channel();
         let is_over = Arc::new(AtomicBool::new(false));
@@ -57,7 +57,7 @@ fn lock(locks: &Locks, name: &str) -> Guard {
     block_on(locks.mutex(name).expect("a name").lock()).expect("a grant")
 }
 
-/// While the subscriber blocks, a lease is renewed and a waiter has its turn.
+/// While the subscriber blocks, a lease is renewed and a waiter gets its turn.
 fn nothing_else_is_lost(locks: &Locks, kept: &Guard, blocks: &Blocks) {
     let first = lock(locks, "kept:turn");
     let others = locks.clone();
@@ -106,7 +106,7 @@ fn a_subscriber_that_blocks_at_a_failed_renewal_costs_no_other_lease() {
     nothing_else_is_lost(&locks, &kept, &blocks);
 }
 
-/// As a program that ends soon after.
+/// Like a program that ends soon after.
 fn loses_one(end: impl FnOnce(Locks)) {
     let (locks, blocks) = Blocks::at("lost", Duration::from_millis(300), Locks::memory);
     let brief = Options::new().ttl(Duration::from_millis(50)).renewal(Renewal::Off);
@@ -122,7 +122,7 @@ fn loses_one(end: impl FnOnce(Locks)) {
 #[test]
 fn flush_waits_for_the_subscriber() {
     loses_one(|locks| {
-        // The last handle is never dropped: only `flush` can wait.
+        // The last handle is never dropped, so only `flush` can wait.
         std::mem::forget(locks.clone());
         block_on(locks.flush()).expect("flushed");
     });

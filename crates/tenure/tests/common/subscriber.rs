@@ -36,7 +36,7 @@ impl<F: Fn(Said) + Send + Sync + 'static> Subscriber for Hears<F> {
         metadata.target() == "tenure"
     }
 
-    /// A span is told as an event of its name, with all fields that it can have.
+    /// Reports a span as an event of its name, with all fields that it can have.
     fn new_span(&self, span: &Attributes<'_>) -> Id {
         let metadata = span.metadata();
         let mut fields: BTreeMap<_, _> =

@@ -1,5 +1,5 @@
-//! Four processes of 25 tasks take turns, and now and then one of the processes is killed: in turns
-//! one that holds and one that waits.
+//! Four processes of 25 tasks take turns, and now and then one of them is killed: alternately one that holds
+//! and one that waits.
 
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
@@ -14,38 +14,35 @@ use crate::log::{self, What, now};
 use crate::member::{Member, TASKS, TTL, capacity};
 
 const PROCESSES: usize = 4;
-/// Unless `TENURE_TURNS` says another number.
+/// `TENURE_TURNS` overrides it.
 const TURNS: usize = 15_000;
 const KILLS: usize = 6;
-/// No client holds for so long only if there is a reason. A wake-up that is lost costs more: the
-/// rest of a lease, or, where places are refreshed, a third of one.
+/// The longest time without a holder that needs no reason. A lost wake-up costs more: the rest of a lease, or
+/// a third of one where places are refreshed.
 const PAUSE: Duration = Duration::from_millis(350);
-/// A machine that lets a process sleep for so much longer than it asked for is one.
+/// A sleep that takes this much longer is a stall of the machine, which is such a reason.
 const STALL: Duration = Duration::from_millis(100);
 
-/// A kill may leave no client inside this often: for the lease of the client that held, and for
-/// places that others meet later.
+/// Pauses that one kill may cause: for the lease of a killed holder, and for places that are found later.
 const STALLS: usize = 2;
 
-/// Who is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Victim {
-    /// A process one of whose tasks holds.
+    /// A process with a task that holds.
     Holder,
-    /// One whose tasks wait, and none of them holds.
+    /// A process whose tasks wait, and none holds.
     Waiter,
 }
 
-/// Why no client may have held for a while.
+/// A reason for a pause.
 #[derive(Debug)]
 struct Reason {
     from: u64,
     to: u64,
-    /// None: it was the machine.
+    /// `None` for a stall of the machine.
     killed: Option<Victim>,
 }
 
-/// Runs a crowd at one kind of lock.
 pub(crate) fn crowd(kind: &str) {
     let server = Server::start();
     let dir = tempfile::tempdir().expect("a directory");
@@ -75,9 +72,9 @@ pub(crate) fn crowd(kind: &str) {
             let from = now();
             strike(kind, victim, &locks, &mut members);
             if since(from) > STALL {
-                reasons.push(Reason { from, to: now(), killed: None }); // some stood still
+                reasons.push(Reason { from, to: now(), killed: None }); // stopped for the strike
             }
-            // It leaves its lease or its places behind, which others meet one after the other.
+            // It leaves its lease or its places behind, which others find one after the other.
             let to = now() + 2 * TTL.as_nanos() as u64;
             reasons.push(Reason { from: now(), to, killed: Some(victim) });
             start(&mut members);
@@ -94,13 +91,13 @@ pub(crate) fn crowd(kind: &str) {
     println!("{kind}: {} turns in {:.1} s", turns(&members), took.as_secs_f64());
 }
 
-/// Kills a process that is what the store says of it while it stands still.
+/// Stops processes until the store shows one in the intended state, and kills it.
 fn strike(kind: &str, victim: Victim, locks: &Locks, members: &mut [Member]) {
     let until = now() + Duration::from_secs(30).as_nanos() as u64;
     loop {
         assert!(now() < until, "{kind}: no client is found who is a {victim:?}");
         let status = block_on(locks.inspect("crowd")).expect("an answer");
-        // One that has just come may not wait yet.
+        // A new process may not wait yet.
         let is_meant = |member: &Member| {
             member.killed.is_none()
                 && log::count(&member.log) > 0
@@ -112,7 +109,7 @@ fn strike(kind: &str, victim: Victim, locks: &Locks, members: &mut [Member]) {
         }
         let member = &mut members[meant[random(meant.len())]];
         member.stop();
-        // What it had sent before it stood still has been carried out when the second answer comes.
+        // By the second answer, everything it had sent has been executed.
         let still = [(); 2].map(|()| block_on(locks.inspect("crowd")).expect("an answer"));
         if still.iter().all(|status| is(victim, kind, member, status.as_ref())) {
             return member.kill();
@@ -121,8 +118,8 @@ fn strike(kind: &str, victim: Victim, locks: &Locks, members: &mut [Member]) {
     }
 }
 
-/// Whether a process is what is meant. One that does not hold waits; where the kind keeps a queue,
-/// that can be seen.
+/// Whether a process is in the intended state. One that does not hold waits, which the queue shows where
+/// there is one.
 fn is(victim: Victim, kind: &str, member: &Member, status: Option<&Status>) -> bool {
     let is_its = |holder: &Holder| holder.owner.as_ref().is_some_and(|owner| owner.pid() == member.pid());
     let holds = status.is_some_and(|status| status.holders.iter().any(is_its));
@@ -141,12 +138,12 @@ fn random(below: usize) -> usize {
     (RandomState::new().hash_one(0) % below as u64) as usize
 }
 
-/// Two lines each.
+/// Two lines per turn.
 fn turns(members: &[Member]) -> usize {
     members.iter().map(|member| log::count(&member.log)).sum::<usize>() / 2
 }
 
-/// The beginning or the end of a turn; ends sort before beginnings of the same moment.
+/// The beginning or end of a turn; at the same time, ends sort first.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Event {
     time: u64,
@@ -155,7 +152,7 @@ struct Event {
     fence: u64,
 }
 
-/// No client overlaps, tokens grow, and no client waits without a reason.
+/// Checks that no turns overlap, tokens increase, and pauses have reasons.
 fn judge(kind: &str, members: &[Member], reasons: &[Reason]) {
     let mut events: Vec<Event> = members.iter().flat_map(|member| events_of(kind, member)).collect();
     events.sort();
@@ -178,7 +175,7 @@ fn judge(kind: &str, members: &[Member], reasons: &[Reason]) {
     judge_pauses(kind, &pauses, reasons);
 }
 
-/// Each long pause has its own reason, and few have one.
+/// Each long pause must have its own reason, and a reason only a few pauses.
 fn judge_pauses(kind: &str, pauses: &[(u64, u64)], reasons: &[Reason]) {
     let mut excused = vec![0; reasons.len()];
     let is_long = |(since, time): &&(u64, u64)| time - since >= PAUSE.as_nanos() as u64;
@@ -205,10 +202,10 @@ fn judge_pauses(kind: &str, pauses: &[(u64, u64)], reasons: &[Reason]) {
         "{kind}: {} pauses, the longest {longest:?}; long ones after killed holders {holders}, after killed waiters {waiters}, by the machine {machine}",
         pauses.len()
     );
-    // A killed holder costs its lease, a dead head of the queue its place; and as much again for a
-    // busy machine.
+    // A killed holder costs its lease, a dead head of the queue its place; the rest is tolerance for a busy
+    // machine.
     assert!(longest < 2 * TTL + Duration::from_secs(1), "{kind}: no client for {longest:?}");
-    // No other client can hold what a killed process does: so that was one.
+    // No other client can hold what the killed process holds, so it was the holder.
     assert!(
         capacity(kind) > 1 || longest > TTL / 2,
         "{kind}: no holder was killed, the longest pause is {longest:?}"
@@ -236,7 +233,7 @@ fn events_of(kind: &str, member: &Member) -> Vec<Event> {
                 events.push(Event { time: line.time, begins: false, weight, fence });
                 inside[line.task] = None;
             }
-            // It ended at some time since the line before, if there was one.
+            // It ended at some time since the previous line, if there is one.
             What::Lost => {
                 if let Some(held) = inside[line.task].take() {
                     events.push(Event { time: held.time + 1, begins: false, weight, fence });
@@ -256,7 +253,7 @@ fn events_of(kind: &str, member: &Member) -> Vec<Event> {
     events
 }
 
-/// Only the counter of tokens is left when the longest lease is over.
+/// After the longest lease, only the token counter is left.
 fn left_behind(kind: &str, server: &Server) {
     let until = now() + (TTL + Duration::from_secs(1)).as_nanos() as u64;
     loop {

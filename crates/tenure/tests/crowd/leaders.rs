@@ -1,5 +1,5 @@
-//! An election among processes whose clocks differ. Leaders and others are killed, paused, or cut
-//! off from the server, and each process observes who leads.
+//! An election among processes with different clocks. Leaders and others are killed, paused, or cut off from
+//! the server, and each process observes the leader.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, OpenOptions};
@@ -25,12 +25,12 @@ pub(crate) const MARK: &str = "--candidate-of-an-election";
 
 const PROCESSES: usize = 6;
 const TTL: Duration = Duration::from_millis(1_200);
-/// How long most leaders lead that are not harmed.
+/// Length of most undisturbed terms.
 const TERM: Duration = Duration::from_millis(300);
-/// The first clock is so far behind, the last so far ahead.
+/// How far the first clock is behind and the last one ahead.
 const APART_MS: i64 = 5_000;
 
-/// The process itself: a candidate and an observer, until it is killed.
+/// The process: a candidate and an observer, until it is killed.
 pub(crate) fn run(args: &[String]) {
     let [url, directory, by_ms] = args else { panic!("not started by a crowd: {args:?}") };
     let path = Path::new(directory).join(format!("log-{}", std::process::id()));
@@ -42,15 +42,15 @@ pub(crate) fn run(args: &[String]) {
     runtime.block_on(join(lead(&election, note), observe(&election, note)));
 }
 
-/// Notes each time that it was told that it leads, with a moment before and one after.
+/// Records each time that the term reported itself as current, with a time before and one after.
 async fn lead(election: &Election, note: impl Fn(String)) {
     loop {
         let led = election.lead(async |term| {
-            // One of three is there long enough to be harmed.
+            // One in three terms is long enough to be disturbed.
             let time = if term.fence().is_multiple_of(3) { TERM * 8 } else { TERM };
             let resigns = now() + time.as_nanos() as u64;
             loop {
-                // Asked also after a pause that outlasted the term.
+                // Checked also after a pause that outlasted the term.
                 let before = now();
                 if term.is_current() {
                     note(format!("leads {} {before} {}\n", term.fence(), now()));
@@ -110,13 +110,13 @@ impl Drop for Crowd {
     }
 }
 
-/// What is done to one of them, until a moment.
+/// A disturbance, and its end.
 enum Harm {
     Paused(Pid),
     CutOff(usize),
 }
 
-/// Leads for 8 s, or as many as `TENURE_LEADERS` says.
+/// Leads for 8 s; `TENURE_LEADERS` overrides it.
 pub(crate) fn crowd() {
     let end = now() + Duration::from_secs(setting("TENURE_LEADERS").unwrap_or(8)).as_nanos() as u64;
     let server = Server::start();
@@ -144,7 +144,7 @@ pub(crate) fn crowd() {
                 random ^= random << 13;
                 random ^= random >> 7;
                 random ^= random << 17;
-                // Three of four are the leader, as far as the server knows.
+                // Three of four victims are the leader, as far as the server knows.
                 let leader = block_on(election.leader()).ok().flatten().map(|leader| leader.owner.pid());
                 let any = (random >> 8) as usize % PROCESSES;
                 let leads = crowd.members.iter().position(|member| Some(member.process.id()) == leader);
@@ -185,13 +185,13 @@ pub(crate) fn crowd() {
     println!("{terms} terms; {killed} processes killed, {paused} paused, {cut_off} cut off");
 }
 
-/// Returns how many terms there were.
+/// Returns the number of terms.
 fn judge(logs: &[String]) -> usize {
-    // Of each term, who was told, the first moment after and the last moment before it was told.
+    // For each term its leader, and the first and last time at which it was certainly current.
     let mut terms: BTreeMap<u64, (usize, u64, u64)> = BTreeMap::new();
     let mut elected: BTreeSet<u64> = BTreeSet::new();
     for (at, log) in logs.iter().enumerate() {
-        // A killed process leaves the half of a line.
+        // A killed process leaves half a line.
         for line in log.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n')) {
             let words: Vec<&str> = line.split(' ').collect();
             let number = |at: usize| words[at].parse::<u64>().expect("a number");

@@ -1,4 +1,4 @@
-//! What a process of a crowd was told.
+//! The log of a process.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -6,27 +6,26 @@ use std::path::Path;
 
 use tenure::diagnosis::boot_clock;
 
-/// A log that is written line by line, each of the same length and at once: a killed process leaves
-/// whole lines, and they can be counted by the file's size.
+/// A log of lines of equal length, each in a single write: a killed process leaves whole lines, and the
+/// file's size gives their number.
 pub(crate) struct Log(File);
 
 const LINE: usize = 64;
 
-/// What a line says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum What {
     /// The task held.
     Held,
-    /// It still did, and released.
+    /// It still held, and released.
     Released,
-    /// It did not any more.
+    /// It no longer held.
     Lost,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Line {
     pub(crate) what: What,
-    /// In nanoseconds, on a clock that all processes of a machine have in common.
+    /// In nanoseconds, on a clock that all processes share.
     pub(crate) time: u64,
     pub(crate) task: usize,
     pub(crate) weight: u32,
@@ -50,7 +49,7 @@ impl Log {
     }
 }
 
-/// How many lines there are.
+/// Number of lines.
 pub(crate) fn count(path: &Path) -> usize {
     fs::metadata(path).map_or(0, |log| log.len() as usize) / LINE
 }

@@ -1,8 +1,6 @@
-//! Crowds of real processes at one lock on a real server. What each task was told goes into a log,
-//! and the logs are judged when all is over.
-//!
-//! A process of a crowd is this same program, started again with other arguments: so the tests
-//! have a `main` here. Otherwise arguments choose among them by parts of their names, as usual.
+//! Crowds of real processes at one lock on a real server. Each task logs what it observes, and the logs are
+//! checked at the end. A process of a crowd is this program started again with other arguments, so the tests
+//! have their own `main`. Other arguments select tests by parts of their names, as usual.
 #![expect(clippy::disallowed_methods, clippy::disallowed_types, reason = "real processes take real time")]
 
 use std::panic::catch_unwind;
@@ -24,8 +22,7 @@ struct Test {
     run: fn(),
 }
 
-/// Side by side: a crowd that waits for the lease of a client who was killed leaves the processors
-/// to the other.
+/// Run concurrently: while one crowd waits for a killed client's lease, the other uses the processors.
 const HALVES: [&[Test]; 2] = [
     &[
         Test {
@@ -50,7 +47,7 @@ const HALVES: [&[Test]; 2] = [
     ],
 ];
 
-/// Side by side: they mostly wait.
+/// Run concurrently, because they mostly wait.
 const USES: [&[Test]; 2] = [
     &[Test { name: "a_thousand_readers_compute_a_value_once_at_each_expiry", run: stampede::crowd }],
     &[
@@ -65,7 +62,7 @@ const USES: [&[Test]; 2] = [
     ],
 ];
 
-/// By itself: it counts what a hand-over costs.
+/// Run alone, because it measures the cost of a hand-over.
 const ALONE: &[Test] = &[Test {
     name: "ten_thousand_who_wait_for_a_fair_mutex_get_it_in_order_for_two_scripts_a_turn",
     run: ten_thousand::drain,
@@ -85,7 +82,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let all = || HALVES.into_iter().chain(USES).flatten().chain(ALONE);
-    // Asked by the runner, which gives a test that the machine stalled a second try.
+    // Used by the runner, which reruns a test that failed during a stall.
     if args.iter().any(|arg| arg == "--list") {
         all().for_each(|test| println!("{}: test", test.name));
         return ExitCode::SUCCESS;

@@ -1,4 +1,4 @@
-//! A process of a crowd, from both sides.
+//! A process of a crowd, seen by itself and by the test.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -15,12 +15,12 @@ use crate::log::{Line, Log, What, now};
 /// The first argument of a process of a crowd.
 pub(crate) const MARK: &str = "--member-of-a-crowd";
 
-/// So many tasks of a process take turns.
+/// Tasks per process.
 pub(crate) const TASKS: usize = 25;
 pub(crate) const TTL: Duration = Duration::from_millis(1_200);
 const PERMITS: u32 = 5;
 
-/// How much may hold at once.
+/// Maximum concurrent holds.
 pub(crate) fn capacity(kind: &str) -> u32 {
     match kind {
         "semaphore" => PERMITS,
@@ -48,12 +48,11 @@ impl Member {
         self.child.id()
     }
 
-    /// Stops it where it is. Returns once it stands still.
+    /// Sends SIGSTOP, and waits until it has taken effect.
     pub(crate) fn stop(&self) {
         servers::stop(&self.child);
     }
 
-    /// Lets it go on.
     pub(crate) fn cont(&self) {
         self.signal(Signal::CONT);
     }
@@ -63,12 +62,12 @@ impl Member {
     }
 
     pub(crate) fn kill(&mut self) {
-        // Before the kill: until then at least it believed what it was told.
+        // Take the time before the kill: until then at least, it believed that it held.
         self.killed = Some(now());
         self.child.kill().and_then(|()| self.child.wait()).expect("a killed process");
     }
 
-    /// Waits until it has ended by itself.
+    /// Waits until it has exited.
     pub(crate) fn ends_within(&mut self, most: Duration) {
         let until = now() + most.as_nanos() as u64;
         let status = loop {
@@ -121,7 +120,7 @@ async fn take_one_turn(locks: &Locks, task: usize, log: &Log) {
     turn(guard, task, 1, log).await;
 }
 
-/// Notes only times at which the guard said afterwards that it was held.
+/// Records only times at which the guard, queried afterwards, reported that it held.
 async fn turn(guard: Guard, task: usize, weight: u32, log: &Log) {
     let note = |what| {
         let (time, fence) = (now(), guard.fence());

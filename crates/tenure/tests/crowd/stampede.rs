@@ -1,5 +1,5 @@
-//! Readers of one cached value, in several processes: how often it is computed, and how long they
-//! wait. Processes that compute are killed, and the server stands still for a while.
+//! Readers of one cached value in several processes: how often it is computed, and how long they wait.
+//! Computing processes are killed, and the server is stopped for a while.
 
 use std::convert::Infallible;
 use std::fs::{self, OpenOptions};
@@ -24,15 +24,15 @@ const PROCESSES: usize = 4;
 const READERS: usize = 250;
 const LASTS: Duration = Duration::from_secs(1);
 const COMPUTES: Duration = Duration::from_millis(200);
-/// A reader waits for another's computation for 5 s, and as long again for that of its process.
+/// A reader waits up to 5 s for another computation, and as long again for that of its own process.
 const STATED: Duration = Duration::from_millis(10_500);
-/// The lease of a computation, after which another begins where its process was killed.
+/// The lease of a computation; after a kill, the next one begins when it ends.
 const LEASE: Duration = Duration::from_secs(3);
-/// By then each process has a connection again, and has asked; both happen about once a second.
+/// By then each process has reconnected and sent a request; both are tried about once a second.
 const NOTICED: Duration = Duration::from_secs(5);
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// The process itself: reads until it is killed.
+/// The process: reads until it is killed.
 pub(crate) fn read(args: &[String]) {
     let [url, dir] = args else { panic!("not started by a crowd: {args:?}") };
     let open = |name: &str| {
@@ -81,7 +81,6 @@ async fn read_on(cache: Cache, note: impl Fn(&str, u64)) {
     }
 }
 
-/// One computation.
 #[derive(Clone, Copy, Debug)]
 struct Computation {
     pid: u32,
@@ -94,7 +93,7 @@ struct Crowd {
     server: Server,
     dir: tempfile::TempDir,
     processes: Vec<Child>,
-    /// Who was killed, and when.
+    /// Killed processes, and when.
     killed: Vec<(u32, u64)>,
 }
 
@@ -109,12 +108,12 @@ impl Crowd {
         self.processes.push(command.spawn().expect("a process"));
     }
 
-    /// Kills the process that computes, at once, and starts another.
+    /// Kills the computing process, and starts another.
     fn kill_the_computing(&mut self) {
         let mut computing = None;
         eventually("one computes", LIMIT, || {
             let last = self.computations().last().copied().filter(|last| last.ended.is_none());
-            // Not one that was killed already, while its lease lasts.
+            // Not one that was killed already and whose lease still runs.
             let process = |last: Computation| self.processes.iter().position(|one| one.id() == last.pid);
             computing = last.and_then(process);
             computing.is_some()
@@ -137,7 +136,7 @@ impl Drop for Crowd {
     }
 }
 
-/// A crowd of readers for 15 s, or as many as `TENURE_STAMPEDE` says.
+/// A crowd of readers for 15 s; `TENURE_STAMPEDE` overrides it.
 pub(crate) fn crowd() {
     let total = Duration::from_secs(setting("TENURE_STAMPEDE").unwrap_or(15));
     let outage = (total / 12).min(Duration::from_secs(5));
@@ -169,7 +168,7 @@ pub(crate) fn crowd() {
 
 fn judge(crowd: &Crowd, stopped: u64, answers: u64, took: Duration) {
     let all = crowd.computations();
-    // Without the server each process computes for itself, until it has noticed that it is back.
+    // During the outage each process computes for itself, until it notices that the server is back.
     let back = answers + ns(NOTICED);
     let is_excused = |one: &Computation| (stopped..back).contains(&one.begun);
     let (excused, judged): (Vec<Computation>, Vec<Computation>) = all.iter().partition(|one| is_excused(one));
@@ -229,7 +228,7 @@ fn judge(crowd: &Crowd, stopped: u64, answers: u64, took: Duration) {
     );
 }
 
-/// The computations so far, by their begin.
+/// The computations so far, ordered by their beginning.
 fn computations(text: &str) -> Vec<Computation> {
     let mut all: Vec<Computation> = Vec::new();
     for line in text.lines() {

@@ -1,4 +1,4 @@
-//! Ten thousand wait, in four processes.
+//! Ten thousand waiters in four processes.
 
 use std::thread;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::member::Member;
 const PROCESSES: usize = 4;
 const TASKS: usize = 2_500;
 const ALL: usize = PROCESSES * TASKS;
-/// So many places are refreshed by one script, each third of the time for which they are kept.
+/// Places refreshed by one script, at a third of the time for which they are kept.
 const BATCH: usize = 256;
 const REFRESH: Duration = Duration::from_secs(5).checked_div(3).expect("three is not zero");
 

@@ -1,5 +1,5 @@
-//! A job that runs once in each second, asked for by twenty processes whose clocks differ. Some of
-//! them are killed or paused, most of them while they run the job.
+//! A once-per-second job requested by twenty processes with different clocks. Some of them are killed or
+//! paused, most of them during a run.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,12 +21,12 @@ pub(crate) const MARK: &str = "--runner-of-a-job";
 const PROCESSES: i64 = 20;
 const WINDOW: Duration = Duration::from_secs(1);
 const JOB: Duration = Duration::from_millis(250);
-/// Longer than two windows: what a killed runner leaves behind costs some.
+/// Longer than two windows, so a killed runner costs some.
 const TTL: Duration = Duration::from_millis(2_500);
-/// The first clock is so far behind, the last so far ahead.
+/// How far the first clock is behind and the last one ahead.
 const APART_MS: i64 = 400;
 
-/// The process itself: asks until it is killed.
+/// The process: tries to run the job until it is killed.
 pub(crate) fn run(args: &[String]) {
     let [url, log, by_ms] = args else { panic!("not started by a crowd: {args:?}") };
     let log = OpenOptions::new().append(true).create(true).open(log).expect("a log");
@@ -41,7 +41,7 @@ pub(crate) fn run(args: &[String]) {
                 tokio::time::sleep(JOB).await;
                 Ok::<_, fmt::Error>(())
             });
-            // A runner that was paused for longer than its lease is told that it lost the lock.
+            // A runner that was paused for longer than its lease learns that it lost the lock.
             if let Err(error) = ran.await {
                 assert!(error.is_lost() || error.is_unreachable() || error.is_unknown(), "{error:?}");
             }
@@ -50,7 +50,7 @@ pub(crate) fn run(args: &[String]) {
     });
 }
 
-/// What the record of a window said last, and what was done to its runner.
+/// The last record of a window, and the disturbance of its runner.
 #[derive(Debug)]
 struct Told {
     pid: u32,
@@ -80,7 +80,7 @@ impl Drop for Crowd {
     }
 }
 
-/// Asks for 8 s, or as many as `TENURE_WINDOWS` says.
+/// Runs for 8 s; `TENURE_WINDOWS` overrides it.
 pub(crate) fn crowd() {
     let total = Duration::from_secs(setting("TENURE_WINDOWS").unwrap_or(8));
     let server = Server::start();
@@ -91,7 +91,7 @@ pub(crate) fn crowd() {
     }
     let job = Locks::open(&server.url()).and_then(|locks| locks.once_per("windows", WINDOW)).expect("a job");
     let mut told: BTreeMap<u64, Told> = BTreeMap::new();
-    // The runners that were killed or paused: from when to when that may cost windows.
+    // Killed or paused runners, and the time in which that may cost windows.
     let mut harmed: Vec<(u32, u64, u64)> = Vec::new();
     let mut paused: Option<(Pid, u64)> = None;
     let mut random = 0x9e37_79b9_7f4a_7c15_u64;
@@ -99,7 +99,7 @@ pub(crate) fn crowd() {
     let (begun, mut next_fault) = (micros(SystemTime::now()), 0);
     while micros(SystemTime::now()) < begun + us(total) {
         let last = match block_on(job.last()) {
-            Err(error) if error.is_unreachable() || error.is_unknown() => continue, // a starved machine
+            Err(error) if error.is_unreachable() || error.is_unknown() => continue, // CPU starvation
             last => last.expect("an answer"),
         };
         if let Some(last) = &last {
@@ -117,7 +117,7 @@ pub(crate) fn crowd() {
             random ^= random << 13;
             random ^= random >> 7;
             random ^= random << 17;
-            // Two of three are the runner, while it runs; the others are any.
+            // Two of three victims run the job at that moment; the others are arbitrary.
             let runner = last.filter(|last| last.outcome == Outcome::Running).map(|last| last.owner.pid());
             let victim = if random.is_multiple_of(3) {
                 Some((random >> 8) as usize % crowd.processes.len())
@@ -161,7 +161,7 @@ fn judge(log: &str, told: &BTreeMap<u64, Told>, harmed: &[(u32, u64, u64)]) {
     let windows = (first..=last).step_by(us(WINDOW) as usize);
     let missed: Vec<u64> = windows.filter(|window| !runs.contains_key(window)).collect();
     for window in &missed {
-        // Its own runner was harmed, or that of an earlier window was, and kept the lock.
+        // Its own runner was disturbed, or that of an earlier window was and kept the lock.
         let runner = told.range(..=*window).next_back();
         let (begun, runner) = runner.unwrap_or_else(|| panic!("no record before the window {window}"));
         let is_excused = harmed.iter().any(|(pid, from, to)| {

@@ -1,5 +1,5 @@
-//! Which of the processes that wait for a mutex are called, and what is done where one does not
-//! ask.
+//! Which of the processes that wait for a mutex are woken, and what happens if a woken process does not
+//! retry.
 
 use rustix::process::{Pid, Signal, kill_process};
 use tenure_testkit::servers;
@@ -7,7 +7,7 @@ use tenure_testkit::timed::in_time;
 
 use super::*;
 
-/// One that has found the lock busy and waits to ask again.
+/// A process that found the lock busy and waits to retry.
 struct Waiting {
     client: Client,
     owner: Owner,
@@ -28,14 +28,13 @@ impl Waiting {
     }
 }
 
-/// What stands in the file of those who wait, a line each.
+/// The lines of the file of waiters.
 fn waiting(dir: &Path) -> Vec<String> {
     let files = files(dir, "waits-");
     let text = files.first().map(|file| fs::read_to_string(file).unwrap_or_default());
     text.unwrap_or_default().lines().map(str::to_owned).collect()
 }
 
-/// The holder in a line of that file.
 fn holder(line: &str) -> &str {
     line.split(' ').nth(1).expect("a holder")
 }
@@ -56,7 +55,7 @@ fn of_sixteen_that_wait_for_a_mutex_each_release_wakes_one() {
             called = crowd[turn..].iter_mut().position(Waiting::has_heard);
             called.is_some()
         });
-        // They are called in the order in which they came, but one that looks may come first.
+        // They are woken in order of arrival, but one that polls may come first.
         crowd.swap(turn, turn + called.expect("one"));
         let Waiting { client, owner, .. } = &crowd[turn];
         assert!(is_held(&client.acquire("x", owner)));
@@ -64,7 +63,7 @@ fn of_sixteen_that_wait_for_a_mutex_each_release_wakes_one() {
         let Waiting { client, owner, .. } = &crowd[turn];
         assert_eq!(client.release("x", owner), Answer::Released { left: 0 });
     }
-    // The first two look now and then, and may see it free before the one that was called asks.
+    // The first two poll, and may see it free before the woken process retries.
     assert!(heard <= 3 * CROWD, "{CROWD} turns woke {heard}");
     assert_eq!(files(dir.path(), "waits-"), Vec::<PathBuf>::new());
 }
@@ -108,7 +107,7 @@ fn a_waiter_that_gives_up_leaves_those_who_wait() {
     drop(mutex);
 }
 
-/// Nothing else in the directory is written either, where its disk is full.
+/// Nor is anything else written in a directory on a full disk.
 #[test]
 fn one_that_cannot_be_written_down_asks_now_and_then() {
     let (dir, first) = (dir(), owner());
@@ -152,7 +151,7 @@ fn a_task_that_asks_once_and_does_not_wait_takes_no_turn_from_those_who_wait() {
     drop(next);
 }
 
-/// As where its file is another user's, or the process that looks can open no further file.
+/// As if its file belonged to another user, or the checking process could open no further file.
 #[test]
 fn one_of_which_it_cannot_be_seen_that_it_lives_is_called() {
     let (dir, first) = (dir(), owner());
@@ -172,7 +171,7 @@ fn one_of_which_it_cannot_be_seen_that_it_lives_is_called() {
     );
 }
 
-/// A task of the same process has had the lock, and left it to another process.
+/// A task of the same process has held the lock, and released it to another process.
 #[test]
 fn one_that_waits_behind_a_hold_that_its_process_has_detached_comes_in_again() {
     let (dir, first) = (dir(), owner());
@@ -190,7 +189,7 @@ fn one_that_waits_behind_a_hold_that_its_process_has_detached_comes_in_again() {
     assert_eq!(waiting(dir.path()).len(), 1);
 }
 
-/// Starts so many processes that wait for the mutex `x`, one after the other.
+/// Starts processes that wait for the mutex `x`, one after the other.
 fn processes(dir: &Path, count: usize) -> Vec<Process> {
     let start = |number| {
         let process = Process::start("wait for a mutex", dir);
@@ -205,7 +204,7 @@ fn signal(process: &Process, signal: Signal) {
     kill_process(pid, signal).expect("a process");
 }
 
-/// Without looks, the next would ask when the lease of the last holder is over: in ten minutes.
+/// Without polling, the next would retry when the last holder's lease ends, in ten minutes.
 fn the_last_gets_it_soon(break_it: impl Fn(&mut Process), broken: usize) {
     let (dir, first) = (dir(), owner());
     let client = Client::new(dir.path());
@@ -244,7 +243,7 @@ fn a_crash_of_the_holder_is_noticed_by_one_that_waits() {
     let mut line = processes(dir.path(), 2);
     while !line.is_empty() {
         holder.kill();
-        // Mostly the first. Where that gets no processor, the one behind it.
+        // Usually the first; the one behind it if the first gets no processor.
         let mut next = None;
         let took = eventually("it is noticed", || {
             next = line.iter().position(|process| process.said().is_some_and(|said| said == "held"));
@@ -256,7 +255,7 @@ fn a_crash_of_the_holder_is_noticed_by_one_that_waits() {
     }
 }
 
-/// With a watch of the directory, each of the changes would wake it.
+/// With a watch on the directory, each change would wake it.
 #[test]
 fn changes_of_other_locks_wake_none_that_waits() {
     let (dir, first, other) = (dir(), owner(), owner());

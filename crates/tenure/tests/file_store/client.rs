@@ -13,7 +13,7 @@ impl Client {
         Self::of(LockSpec::Mutex, dir)
     }
 
-    /// One that asks for locks of this kind.
+    /// A client that requests locks of this kind.
     pub(crate) fn of(spec: LockSpec, dir: &Path) -> Self {
         let driver = Driver::start().expect("a thread");
         let store = File::new(dir, "file:test", Arc::clone(&driver) as _);
@@ -56,7 +56,7 @@ impl Client {
         self.ask(name, owner, verb, 5 * SECOND).expect("an answer")
     }
 
-    /// Takes a place in a queue that no test outlives.
+    /// Takes a place in a queue that outlasts any test.
     pub(crate) fn join(&self, name: &str, owner: &Owner) -> Answer {
         let (fence, wait_ms, bind) = (Fence::Assign, Some(LONG_MS), Liveness::Process);
         self.ask(
@@ -112,7 +112,7 @@ impl Client {
         }
     }
 
-    /// Everything that is listed, over all pages.
+    /// The whole listing, over all pages.
     pub(crate) fn list(&self, prefix: &str) -> Result<Vec<String>, Failure> {
         let (mut names, mut from) = (Vec::new(), Cursor::default());
         loop {
@@ -140,7 +140,6 @@ pub(crate) fn owner() -> Owner {
     Owner::new("test").expect("an owner")
 }
 
-/// The number of a place.
 pub(crate) fn ticket(answer: &Answer) -> u64 {
     match answer {
         Answer::Held { fence: ticket } | Answer::Waiting { ticket, .. } => *ticket,
@@ -167,7 +166,7 @@ pub(crate) fn dir() -> TempDir {
     tempfile::tempdir().expect("a directory")
 }
 
-/// Waits until it is so; what it waits for takes some milliseconds.
+/// Waits until a condition holds.
 pub(crate) fn eventually(what: &str, mut is_so: impl FnMut() -> bool) -> Duration {
     let begin = Instant::now();
     while !is_so() {
@@ -193,7 +192,7 @@ pub(crate) fn record(dir: &Path) -> PathBuf {
     files[0].clone()
 }
 
-/// The message of a refusal: one line, which names this file.
+/// Checks the message of a refusal: one line, which names this file.
 #[track_caller]
 pub(crate) fn refusal<T: std::fmt::Debug>(result: Result<T, Failure>, file: &Path) -> String {
     match result {

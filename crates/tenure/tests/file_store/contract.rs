@@ -1,4 +1,4 @@
-//! What every store promises.
+//! The contract of every store.
 
 use super::*;
 use tenure_testkit::timed::in_time;
@@ -66,7 +66,7 @@ fn a_store_that_is_shut_down_says_so() {
     let client = Client::new(dir.path());
     client.inspect("x").expect("an answer");
     client.driver.stop();
-    // Of a request that comes in just that moment no process knows.
+    // The outcome of a request at just that moment is unknown.
     eventually("the thread has ended", || match client.inspect("x") {
         Ok(_) | Err(Failure::Unknown(_)) => false,
         last => {
@@ -97,7 +97,7 @@ fn a_listing_goes_on_where_its_page_ended() {
 fn tokens_grow_over_all_names_and_processes_when_the_clock_steps_back() {
     let dir = dir();
     Client::new(dir.path()).inspect("x").expect("an answer");
-    // A year ahead: as if the clock had been set back by one since.
+    // A year ahead, as if the clock had been set back by a year since.
     let file = dir.path().join("guard");
     let text = fs::read_to_string(&file).expect("the guard");
     let ahead = Driver::start().expect("a thread").unix_micros() + 31_536_000_000_000;
@@ -132,7 +132,7 @@ fn takes() -> Verb {
 fn a_request_that_waits_for_nothing_is_carried_out_where_it_is_asked() {
     let (dir, name) = (dir(), owner());
     let client = Client::new(dir.path());
-    // The first opens the directory; and a machine that is slow at the moment is no caller's.
+    // The first one opens the directory, and a slow machine may delay others.
     let mut at_once = 0;
     for _ in 0..1_000 {
         let taken = client.store.request(mutex_op(&name, takes()), SECOND).now_or_never();
@@ -161,7 +161,7 @@ fn a_release_never_passes_an_acquire_that_waits_for_the_guard() {
     }
 }
 
-/// As a crowd does: each of them has the guard for a moment, and none of them is stuck.
+/// As in a crowd: each of them holds the guard for a moment, and none hangs.
 #[test]
 fn a_guard_that_goes_from_hand_to_hand_is_waited_for_and_one_that_does_not_is_not() {
     let dir = dir();
@@ -172,7 +172,7 @@ fn a_guard_that_goes_from_hand_to_hand_is_waited_for_and_one_that_does_not_is_no
     let within = Duration::from_millis(300);
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| client.ask("x", &owner(), Verb::Inspect, within));
-        // Changes, as another process makes them while it has the guard.
+        // Changes, as by another process that holds the guard.
         for change in 0..12 {
             sleep(Duration::from_millis(100));
             fs::write(dir.path().join(format!("change-{change}")), "").expect("written");

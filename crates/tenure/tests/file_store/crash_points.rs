@@ -1,4 +1,4 @@
-//! A process that ends at any of the places at which another could see what it has done so far.
+//! A process that dies at any point at which others could see its partial changes.
 
 use super::*;
 
@@ -10,7 +10,7 @@ const KINDS: [(&str, LockSpec); 5] = [
     ("permits", TWO_OF_FIVE),
 ];
 
-/// Everything that changes a file, of each kind.
+/// Every operation that changes a file, for each kind.
 pub(crate) fn live(dir: &Path) {
     let mut client = Client::new(dir);
     for (name, spec) in KINDS {
@@ -40,7 +40,7 @@ pub(crate) fn live(dir: &Path) {
     }
 }
 
-/// Two others wait for a mutex: one is called and gets it, the other waits no more.
+/// Two others wait for a mutex: one is woken and gets it, the other stops waiting.
 fn wait_for_one_another(dir: &Path, client: &Client, name: &str) {
     let (first, second) = (owner(), owner());
     assert!(is_held(&client.acquire(name, &first)));
@@ -54,14 +54,14 @@ fn wait_for_one_another(dir: &Path, client: &Client, name: &str) {
     let [(called, listener), (other, others)] = waiting;
     assert!(is_held(&called.acquire(name, &second)));
     others.rest();
-    // Carried out behind it.
+    // Executed after it.
     assert!(matches!(other.inspect(name), Ok(Answer::Found(_))));
     assert_eq!(called.release(name, &second), Answer::Released { left: 0 });
     drop(listener);
 }
 
-/// A process that passes so many crash points and no more. Returns the greatest token that it said
-/// for each lock, and whether it lived.
+/// A process that dies after this many crash points. Returns the highest token that it printed for each lock,
+/// and whether it survived.
 fn dies(after: u64, dir: &Path) -> (Vec<(String, u64)>, bool) {
     let mut process = Process::start(&format!("live: {after}"), dir);
     let said: Vec<String> = process.lines.iter().collect();
@@ -71,8 +71,8 @@ fn dies(after: u64, dir: &Path) -> (Vec<(String, u64)>, bool) {
     (tokens.collect(), lived)
 }
 
-/// A process may end at any point: all that it had is free at once, and tokens go on above
-/// all that it was given, and the locks of others are what they were.
+/// A process may die at any point: everything it held is free immediately, later tokens are higher than those
+/// it was given, and locks of others are unaffected.
 #[test]
 fn a_process_may_end_at_every_point_and_leaves_what_the_next_can_use() {
     for others in [false, true] {

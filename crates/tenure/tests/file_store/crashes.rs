@@ -1,4 +1,4 @@
-//! A client that crashes ends what it had, at once, and only that.
+//! A crash of a client ends its own holds and places immediately, and nothing else.
 
 use super::*;
 use tenure_testkit::timed::in_time;
@@ -38,8 +38,7 @@ fn the_lock_of_a_killed_process_is_held_until_children_that_inherited_it_end() {
     let pids: Vec<_> = said.split(' ').collect();
     let client = Client::new(dir.path());
     parent.kill();
-    // A child that is just being started closes its parent's files a moment after its parent goes
-    // on.
+    // A child that is being started closes its parent's files a moment later.
     eventually("no child keeps what is bound to the process", || {
         is_held(&client.acquire("process", &owner()))
     });
@@ -125,7 +124,7 @@ fn a_process_killed_at_any_moment_leaves_a_directory_that_can_be_read() {
     }
     drop((client, queue));
     Client::new(dir.path()).inspect("x").expect("an answer");
-    // The guard and a temp file, as soon as both threads have ended.
+    // The guard and a temporary file, once both threads have ended.
     eventually("nothing else is left", || files(dir.path(), "").len() <= 2);
 }
 
@@ -145,7 +144,7 @@ fn a_killed_holder_in_a_queue_hands_on_at_once() {
         let crash = Instant::now();
         holder.kill();
         if looked_at {
-            // A client that only looks takes the dead one out, and lets no client in.
+            // An inspection removes the dead client, and grants nothing.
             found(look.inspect("x"));
         }
         let guard = waits.join().expect("a guard");
@@ -173,7 +172,7 @@ fn a_killed_waiter_costs_those_behind_it_nothing() {
     let granted = |wake: &Option<Option<Notification>>| {
         *wake == Some(Some(Notification::Granted { tickets: vec![place] }))
     };
-    // A look may have told of the first before.
+    // An earlier look may have reported the first.
     let heard = [(); 2].map(|()| second.within(SECOND, listener.next()));
     assert!(heard.iter().any(granted), "{heard:?}");
 }

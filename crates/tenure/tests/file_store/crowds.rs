@@ -3,7 +3,7 @@
 use super::*;
 use tenure_testkit::timed::in_time;
 
-/// So often a thread of a process has waited for something, in all.
+/// Number of voluntary context switches of a process.
 pub(crate) fn waits(pid: u32) -> u64 {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("Linux tells");
     let of = |task: std::io::Result<fs::DirEntry>| {
@@ -14,7 +14,7 @@ pub(crate) fn waits(pid: u32) -> u64 {
     tasks.map(of).sum()
 }
 
-/// With all waiting processes looking, each would wake a hundred times a second.
+/// If all waiting processes polled, each would wake a hundred times a second.
 #[test]
 fn a_process_in_the_middle_of_a_line_sleeps_until_it_is_called() {
     let dir = dir();
@@ -30,7 +30,7 @@ fn a_process_in_the_middle_of_a_line_sleeps_until_it_is_called() {
     let before = waits(middle.child.id());
     sleep(4 * SECOND);
     let woken = waits(middle.child.id()) - before;
-    // It refreshes its place each 1.7 s, and may have to wait for the guard then.
+    // It refreshes its place every 1.7 s, and may have to wait for the guard then.
     assert!(woken <= 60, "it woke {woken} times in 4 s");
     holder.kill();
     for mut process in line {
@@ -51,7 +51,7 @@ fn dead_waiters_by_the_hundred_cost_the_next_living_one_nothing() {
     let place = ticket(&other.join("x", &last));
     dying.kill();
     let begin = Instant::now();
-    // It takes out the dead in pieces, and says that there are more.
+    // It removes dead waiters in batches, and reports that there are more.
     assert_eq!(client.release("x", &mine), Answer::More(Box::new(Answer::Released { left: 0 })));
     let verb = Verb::Refresh { owners: Arc::new([last.clone()]), wait_ms: LONG_MS, listens: None };
     let places = eventually_some(|| match other.ask("x", &last, verb.clone(), 5 * SECOND) {
@@ -73,7 +73,7 @@ fn eventually_some<T>(mut ask: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// The sweep of a directory and the looks at what is waited for are done in pieces.
+/// The sweep of a directory and the looks at awaited locks are done in batches.
 #[test]
 fn thousands_of_locks_and_listeners_keep_no_request_waiting() {
     const LOCKS: usize = 20_000;
@@ -83,7 +83,7 @@ fn thousands_of_locks_and_listeners_keep_no_request_waiting() {
     client.acquire("model", &model);
     let text = fs::read_to_string(record(dir.path())).expect("a record");
     for number in 0..LOCKS {
-        // Damaged, each of them: what a sweep reads and leaves.
+        // All damaged, so that a sweep reads and leaves them.
         fs::write(dir.path().join(format!("lock-{number:032x}")), &text).expect("written");
     }
     let other = Client::new(dir.path());
@@ -103,7 +103,7 @@ fn thousands_of_locks_and_listeners_keep_no_request_waiting() {
     in_time(slowest, SECOND);
 }
 
-/// The boot clock of a time namespace is not the machine's.
+/// A time namespace has its own boot clock.
 #[test]
 #[cfg_attr(tenure_portable, ignore = "only Linux has time namespaces")]
 fn processes_of_two_time_namespaces_exclude_each_other() {

@@ -1,4 +1,4 @@
-//! Damaged files, and those of an earlier boot.
+//! Damaged files, and files of an earlier boot.
 
 use super::line::line;
 use super::*;
@@ -108,7 +108,7 @@ fn a_damaged_guard_is_refused_and_lets_nobody_in() {
             assert!(text.contains(advice), "{text}");
         }
     }
-    // What the message advises is safe: the records stay.
+    // The advice in the message is safe: the records stay.
     fs::remove_file(&file).expect("removed");
     assert!(is_busy(&Client::new(dir.path()).acquire("x", &owner())));
 }
@@ -143,7 +143,7 @@ fn sealed(body: &str) -> String {
     format!("{body}sum {:016x}\n", siphasher::sip::SipHasher13::new().hash(body.as_bytes()))
 }
 
-/// Puts this many more into the line of the only queue, each another owner.
+/// Adds places of other owners to the only queue.
 fn lengthen(dir: &Path, by: usize) {
     let mut text = fs::read_to_string(line(dir)).expect("a line");
     let last = text.lines().last().expect("a place").to_owned();
@@ -176,7 +176,7 @@ fn a_queue_of_ten_thousand_is_kept_and_a_full_one_lets_nobody_more_in() {
     let begin = Instant::now();
     client.join("x", &names[2]);
     let took = begin.elapsed();
-    // What stood there is not written again.
+    // Existing entries are not written again.
     let after = fs::read(line(dir.path())).expect("a line");
     assert!(after.starts_with(&before) && after.len() < before.len() + 300);
     assert!(fs::metadata(record(dir.path())).expect("a record").len() < 600);

@@ -1,4 +1,4 @@
-//! Directories that cannot be used, or are no longer what they were.
+//! Directories that cannot be used or were replaced.
 
 use super::*;
 
@@ -35,7 +35,7 @@ fn a_file_in_the_place_of_the_directory_or_its_guard_is_said() {
 #[test]
 fn a_directory_that_its_user_may_not_use_is_said() {
     let dir = dir();
-    // Below a directory that any client may pass.
+    // Below a directory that everybody may traverse.
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("set");
     let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
     let theirs = dir.path().join("theirs");
@@ -55,7 +55,7 @@ fn a_directory_that_its_user_may_not_use_is_said() {
     assert!(said.contains("Held"), "{said}");
 }
 
-/// A separate file system. Mounting takes root: without, it fails and says so.
+/// A separate file system. Mounting needs root; without, the test fails and says so.
 struct Mount(TempDir);
 
 impl Mount {
@@ -107,7 +107,7 @@ fn a_full_file_system_refuses_a_grant_and_lets_a_release_through() {
     assert!(is_held(&other.acquire("y", &owner())));
 }
 
-/// Also the first time, when no space was reserved for it.
+/// Also the first time, when no space is reserved.
 #[test]
 fn on_a_full_file_system_what_is_held_is_renewed_and_who_waits_keeps_its_place() {
     let mount = Mount::new("size=64k");
@@ -136,7 +136,7 @@ fn a_read_only_file_system_is_said() {
     let mount = Mount::new("size=64k");
     let dir = mount.0.path();
     Client::new(dir).inspect("x").expect("an answer");
-    // The store that ends writes nothing any more, but may still have its files open.
+    // A store that is closing writes nothing more, but may still have its files open.
     sleep(Duration::from_millis(100));
     mount.remount("ro");
     let text = refusal(block_on(Client::new(dir).store.ready(SECOND)), dir);
@@ -176,11 +176,11 @@ fn a_directory_that_was_removed_is_made_anew_and_nobody_holds_there() {
     assert!(is_busy(&Client::new(&path).acquire("x", &owner())));
 }
 
-/// A client that is answered asks again, from threads of their own, and the thread beneath them has
-/// more to do than that.
+/// Clients on threads of their own send the next request after each answer, and the store's thread has more
+/// to do than that.
 #[test]
 fn however_much_is_asked_what_is_held_is_renewed_and_limits_are_kept() {
-    // A busy machine gives it a turn in each third of this.
+    // A busy machine schedules it in each third of this.
     const TTL: Duration = Duration::from_secs(5);
     let dir = dir();
     let locks = Locks::open(&format!("file:{}", dir.path().display())).expect("a store");

@@ -1,10 +1,10 @@
-//! The line of those who wait: what is written of it, and that a part of it is enough.
+//! The line file: what is written to it, and that reading a part of it is enough.
 
 use tenure::internals::protocol::{self, Data, Now, State};
 
 use super::*;
 
-/// The file of the line of the only lock that has one.
+/// The only line file in the directory.
 pub(crate) fn line(dir: &Path) -> PathBuf {
     let files = files(dir, "line-");
     assert_eq!(files.len(), 1, "{files:?}");
@@ -71,7 +71,7 @@ fn hundreds_of_readers_are_let_in_together_and_no_newcomer_passes_them() {
     let last = places[places.len() - 1];
     let released = writer.release("x", &writes);
     assert_eq!(released, Answer::More(Box::new(Answer::Released { left: 0 })), "in pieces");
-    // A newcomer lets in all that are before it.
+    // A newcomer admits all waiters before it.
     let comes = reader.join("x", &late);
     let comes = if let Answer::More(answer) = comes { *answer } else { comes };
     assert!(is_held(&comes) && ticket(&comes) > last, "{comes:?}");
@@ -79,14 +79,14 @@ fn hundreds_of_readers_are_let_in_together_and_no_newcomer_passes_them() {
     assert_eq!((found.holders.len(), found.waiters.len()), (401, 0));
 }
 
-/// Asks the machine in memory and the store the same, and compares what they say.
+/// Sends the same requests to the machine in memory and to the store, and compares.
 struct Twins {
     dir: TempDir,
     clients: [Client; 2],
     spec: LockSpec,
     state: State,
     counter: u64,
-    /// What the machine's numbers are in the store.
+    /// The store's number for each number of the machine.
     numbers: std::collections::BTreeMap<u64, u64>,
 }
 
@@ -190,7 +190,7 @@ fn more(answer: Answer) -> (Answer, bool) {
     }
 }
 
-/// A part of a line gives the answers that all of it would.
+/// A part of a line gives the same answers as all of it.
 #[test]
 fn a_store_that_reads_the_front_says_what_the_machine_says_that_knows_all() {
     let seats = |kind| match kind {
@@ -211,10 +211,10 @@ fn a_store_that_reads_the_front_says_what_the_machine_says_that_knows_all() {
         let owners: Vec<Owner> = (0..150).map(|_| owner()).collect();
         for step in 0..900_u64 {
             twins.spec = rules[next(rules.len() as u64) as usize];
-            // At first more come, then more go.
+            // At first more join, then more leave.
             let goes = if step < 400 { 15 } else { 45 };
             let who = owners[next(150) as usize].clone();
-            // Mostly by the store that it came with.
+            // Mostly through the client with which it joined.
             let client = usize::from((who.as_str().as_bytes().last() == Some(&b'7')) != (next(12) == 0));
             let acquire = |wait_ms| Verb::Acquire {
                 ttl_ms: LONG_MS,

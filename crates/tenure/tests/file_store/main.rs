@@ -1,7 +1,5 @@
-//! The file store with real processes, damaged files and directories that cannot be used.
-//!
-//! A test that needs another process starts this very program again, with a role in its
-//! environment: see `process::role`.
+//! The file store with real processes, damaged files and unusable directories. A test that needs another
+//! process starts this program again, with a role in its environment: see `process::role`.
 #![expect(clippy::disallowed_methods, clippy::disallowed_types, reason = "real processes take real time")]
 #![expect(clippy::zombie_processes, reason = "some children are to outlive their parent")]
 
@@ -43,7 +41,7 @@ use client::*;
 use process::*;
 
 const SECOND: Duration = Duration::from_secs(1);
-/// A lease that no test outlives: what becomes free before it did so for another reason.
+/// A lease that outlasts any test, so whatever becomes free did so for another reason.
 const LONG_MS: u64 = 600_000;
 const FAIR: LockSpec = LockSpec::Queue(QueueSpec::FAIR);
 const READER: LockSpec = LockSpec::Queue(QueueSpec::READER);

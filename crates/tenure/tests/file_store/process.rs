@@ -1,4 +1,4 @@
-//! Other processes: this very program, with a role.
+//! Other processes: this program, with a role.
 
 use std::sync::mpsc;
 
@@ -6,7 +6,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::*;
 
-/// A busy machine is waited for.
+/// Generous, for busy machines.
 const LIMIT: Duration = Duration::from_secs(60);
 
 pub(crate) const ROLE: &str = "TENURE_TEST_ROLE";
@@ -15,7 +15,7 @@ pub(crate) const DIR: &str = "TENURE_TEST_DIR";
 pub(crate) struct Process {
     pub(crate) child: Child,
     pub(crate) stdin: Option<ChildStdin>,
-    /// What it says, without what the test harness prints.
+    /// Its output, without that of the test harness.
     pub(crate) lines: mpsc::Receiver<String>,
 }
 
@@ -24,7 +24,7 @@ impl Process {
         Self::start_under(&[], role, dir)
     }
 
-    /// Starts another process of this program, with these words before its command line.
+    /// Starts another process of this program, with a command that wraps it.
     pub(crate) fn start_under(before: &[&str], role: &str, dir: &Path) -> Self {
         let program = std::env::current_exe().expect("this program");
         let mut words: Vec<_> = before.iter().map(|word| (*word).to_owned()).collect();
@@ -51,12 +51,12 @@ impl Process {
         Self { child, stdin, lines }
     }
 
-    /// The next line that it says.
+    /// The next line of output.
     pub(crate) fn line(&mut self) -> String {
         self.lines.recv_timeout(LIMIT).expect("a word of it")
     }
 
-    /// A line that it has said.
+    /// A line that it has printed already.
     pub(crate) fn said(&self) -> Option<String> {
         self.lines.try_recv().ok()
     }
@@ -66,7 +66,7 @@ impl Process {
         self.child.wait().expect("a process to wait for");
     }
 
-    /// Lets it go on, or end.
+    /// Lets it continue, or end.
     pub(crate) fn go_on(&mut self) {
         self.stdin.take();
     }
@@ -84,7 +84,7 @@ impl Drop for Process {
     }
 }
 
-/// Says a line to the test. On its own line, since the harness leaves its own unfinished.
+/// Prints a line for the test, after a newline because the harness leaves its own line unfinished.
 pub(crate) fn say(line: &str) {
     println!("\n@{line}");
 }
@@ -93,7 +93,7 @@ pub(crate) fn wait_for_parent() {
     let _ = std::io::stdin().read_line(&mut String::new());
 }
 
-/// Not its own test: what the other processes do.
+/// Not a test: the code of the other processes.
 #[test]
 fn role() {
     let Ok(role) = std::env::var(ROLE) else { return };
@@ -161,7 +161,7 @@ fn role() {
         "hold without a socket" => {
             let (owner, name) = (owner(), LockName::new("x").expect("a name"));
             assert!(is_held(&client.acquire("x", &owner)));
-            // No file can be opened meanwhile, and no socket.
+            // Meanwhile no file and no socket can be opened.
             let most = getrlimit(Resource::Nofile);
             let none = Rlimit { current: Some(0), maximum: most.maximum };
             setrlimit(Resource::Nofile, none).expect("a limit");
@@ -231,7 +231,6 @@ fn role() {
     }
 }
 
-/// What a role asks for.
 pub(crate) fn spec(word: &str) -> LockSpec {
     match word {
         "fair" => FAIR,
@@ -251,7 +250,7 @@ pub(crate) fn locks(dir: &Path) -> Locks {
 
 pub(crate) const TURNS: usize = 300;
 
-/// Waits for the lock, then notes that it came and went, with its token.
+/// Waits for the lock, then logs its beginning and end, with the token.
 pub(crate) fn take_turn(client: &Client, mut log: &fs::File) {
     let owner = owner();
     let mut listener = client.listen("turn");
@@ -261,7 +260,7 @@ pub(crate) fn take_turn(client: &Client, mut log: &fs::File) {
             Answer::Held { fence } => break fence,
             busy => assert!(is_busy(&busy), "{busy:?}"),
         }
-        // A wake-up that another took: ask again, at the latest now and then.
+        // Another process may have taken the wake-up, so also retry periodically.
         client.within(SECOND, listener.next());
     };
     writeln!(log, "in {fence}").expect("a line");
@@ -269,7 +268,7 @@ pub(crate) fn take_turn(client: &Client, mut log: &fs::File) {
     assert_eq!(client.release("turn", &owner), Answer::Released { left: 0 });
 }
 
-/// Everything that changes a file, on one name for each kind.
+/// Every operation that changes a file, on one name for each kind.
 pub(crate) fn churn(client: &Client) {
     let owner = owner();
     let queue = |verb| {

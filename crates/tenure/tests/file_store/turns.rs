@@ -50,7 +50,7 @@ fn a_release_by_another_process_wakes_at_once_and_says_nothing_of_other_locks() 
     holder.renew("x", &name, None, LONG_MS + 1);
     let early = waiter.within(Duration::from_millis(500), listener.next());
     assert!(early.is_none(), "{early:?}");
-    // Some in a row, so that the look that is taken now and then cannot be what finds it.
+    // Several in a row, so that periodic looks cannot be what finds them.
     let begin = Instant::now();
     for _ in 0..24 {
         holder.release("x", &name);
@@ -72,7 +72,7 @@ fn a_release_within_a_store_wakes_once_and_says_whose_it_was() {
     let by = Some(name.clone());
     assert_eq!(client.within(SECOND, listener.next()), Some(Some(Notification::Free { by })));
     drop(listener);
-    // One that watches the directory may see the change before it hears of the request.
+    // A process that watches the directory may see the change before the request's own notification.
     client.acquire("x", &name);
     let mut listener = client.listen("x");
     client.release("x", &name);
@@ -100,7 +100,7 @@ fn what_holds_is_told_to_another_process_by_number_and_once() {
     refresh();
     let all = Some(Some(Notification::Granted { tickets: tickets[..2].to_vec() }));
     assert_eq!(second.within(SECOND, listener.next()), all);
-    // A refresh writes the record again, and is no news.
+    // A refresh rewrites the record, but notifies nobody.
     (0..5).for_each(|_| refresh());
     let early = second.within(Duration::from_millis(500), listener.next());
     assert!(early.is_none(), "{early:?}");
@@ -168,19 +168,19 @@ fn does_not_spin(waiters: &[Process]) {
     let used = || waiters.iter().map(|waiter| ticks(waiter.child.id())).sum::<u64>();
     let before = used();
     sleep(2 * SECOND);
-    // A tick is 10 ms: 2 % of the time at most, on a machine that does other things too.
+    // A tick is 10 ms: at most 2 % of the time, on a busy machine.
     let used = used() - before;
     assert!(used <= 4 * waiters.len() as u64, "{used} ticks of processor time in two seconds");
 }
 
-/// Processor time of a process, in hundredths of a second.
+/// CPU time of a process, in hundredths of a second.
 fn ticks(pid: u32) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("Linux tells");
     let fields: Vec<_> = stat.rsplit_once(')').expect("a name").1.split_whitespace().collect();
     fields[11..13].iter().map(|field| field.parse::<u64>().expect("a number")).sum()
 }
 
-/// As by a process that was stopped inside.
+/// As by a process that was stopped while it held the guard.
 #[test]
 fn a_guard_that_is_stuck_is_waited_for_by_one_thread() {
     let (dir, owner) = (dir(), owner());
@@ -197,18 +197,18 @@ fn a_guard_that_is_stuck_is_waited_for_by_one_thread() {
         let files = fs::read_dir("/proc/self/fd").expect("open files").flatten();
         files.filter(|file| fs::read_link(file.path()).is_ok_and(|of| of == path)).count()
     };
-    // This test's, the client's, and the thread's.
+    // This test's, the client's, and its thread's.
     assert_eq!(open(), 3);
     drop(stuck);
     eventually("the guard is given back", || client.inspect("x").is_ok() && open() == 1);
 }
 
-/// The lease of a grant counts from its turn, not from the beginning of the wait for the guard.
+/// The lease of a grant counts from its execution, not from the beginning of the wait for the guard.
 #[test]
 fn a_grant_that_waited_for_the_guard_longer_than_its_lease_is_held() {
     let dir = dir();
     let locks = Locks::open(&format!("file:{}", dir.path().display())).expect("a store");
-    // No time is left to ask again.
+    // There is no time left for a retry.
     let locks = locks.with(|options| options.ttl(SECOND).op_timeout(3 * SECOND)).expect("options");
     block_on(locks.ping()).expect("an answer");
     let stuck = fs::File::open(dir.path().join("guard")).expect("the guard");

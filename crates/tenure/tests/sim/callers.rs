@@ -1,5 +1,5 @@
-//! Requests of two runtimes over two connections: the runtime of the callers stands still, goes on,
-//! and ends at any moment, on a network that splits, delays and cuts.
+//! Requests of two runtimes over two connections. The callers' runtime is blocked, resumes and ends at any
+//! moment, on a network that splits, delays and cuts.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -26,8 +26,7 @@ use crate::grants::{Grant, check};
 const WITHIN: Duration = Duration::from_millis(300);
 const TURNS: u32 = 30;
 
-/// One of two runtimes of a program: the one of this library, with `callers`, or that of its
-/// callers.
+/// One of the two runtimes of a program: the library's, or with `callers` that of its callers.
 #[derive(Clone)]
 struct Half {
     sim: Sim,
@@ -82,7 +81,7 @@ struct Client {
 }
 
 impl Client {
-    /// Asks in one of the runtimes, and gives up after a while if it is to.
+    /// Sends a request from one of the runtimes, and may drop it after a while.
     async fn ask(&self, at: &Process, owner: &Owner, request: u64, verb: Verb, most: u64) -> Option<Answer> {
         let name = LockName::new("x").expect("a name");
         let op = Op { name, spec: LockSpec::Mutex, owner: owner.clone(), request, verb };
@@ -101,7 +100,7 @@ impl Client {
             };
             let _ = done.send(said.ok());
         }));
-        // What comes next must not be asked before.
+        // The next request must not be sent earlier.
         begun.await.ok()?;
         match select(answer, pin!(self.sleep(most))).await {
             Either::Left((answer, _)) => answer.ok()?,
@@ -123,7 +122,7 @@ impl Client {
                 let given_back = self.sim.now();
                 self.grants.lock().expect("one thread").push(Grant { token, asked, answered, given_back });
             }
-            // Also what was not answered is given back.
+            // Unanswered requests are undone too.
             loop {
                 let verb = Verb::Release { hold: 1, fence: Fence::Assign, whose: ReleaseScope::Own };
                 let at = self.somewhere();
@@ -148,7 +147,7 @@ impl Client {
     }
 }
 
-/// What a schedule came to.
+/// The outcome of a schedule.
 struct Played {
     grants: Vec<Grant>,
     connections: usize,
@@ -166,7 +165,7 @@ fn play(seed: u64) -> Played {
         let home = Half { sim: sim.clone(), process: Arc::clone(&ours), callers: Some(Arc::clone(&callers)) };
         let store = Redis::over(target, Arc::new(network.clone()), Arc::new(home));
         let (grants, id) = (Arc::clone(&grants), callers.id());
-        // It stands still, for less and for more than it is waited for, and may end.
+        // It is blocked for shorter and longer than the timeouts, and may end.
         for pause in 0..sim.choose(4) {
             let from = u64::from(pause + 1) * SECOND / 2 + sim.between(0, SECOND / 4);
             let until = from + sim.between(0, SECOND / 4);

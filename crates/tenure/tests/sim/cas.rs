@@ -1,5 +1,5 @@
-//! Stores by compare-and-swap, as on etcd and ZooKeeper, under schedules of faults in virtual time,
-//! and not one violation. And the known bugs that these schedules show.
+//! Compare-and-swap stores, like etcd and ZooKeeper, under schedules of faults in virtual time, without a
+//! violation; and the planted bugs that these schedules catch.
 
 use tenure_testkit::sim::cas;
 use tenure_testkit::sim::hunt::Hunt;

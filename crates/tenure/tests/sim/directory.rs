@@ -1,4 +1,4 @@
-//! The real file store under schedules of faults in virtual time, and not one violation.
+//! The real file store under schedules of faults in virtual time, without a violation.
 
 use tenure_testkit::sim::files;
 use tenure_testkit::sim::hunt::Hunt;

@@ -1,4 +1,4 @@
-//! Grants of a mutex, as the clients of a schedule saw them.
+//! Grants of a mutex, as seen by the clients of a schedule.
 
 use tenure_testkit::sim::clock::TrueTime;
 
@@ -11,7 +11,7 @@ pub(crate) struct Grant {
     pub(crate) given_back: TrueTime,
 }
 
-/// Asserts that they exclude each other, and that their tokens rise.
+/// Checks that they exclude each other and that their tokens increase.
 pub(crate) fn check(seed: u64, grants: &[Grant]) {
     for first in grants {
         for next in grants.iter().filter(|next| next.answered > first.answered) {

@@ -1,5 +1,5 @@
-//! The simulations: seeded schedules of faults on one server, on a quorum, in a directory and on a
-//! simulated network, and the known bugs that they catch.
+//! The simulations: seeded schedules of faults on one server, on a quorum, in a directory and on a simulated
+//! network, and the planted bugs that they catch.
 
 mod callers;
 #[cfg(tenure_planted)]

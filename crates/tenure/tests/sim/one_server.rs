@@ -1,9 +1,6 @@
-//! The real faces and the real engine under two hundred thousand schedules of faults, and not one
-//! violation.
-//!
-//! A failure names its regime and its seed, and the command that plays that schedule again and
-//! prints what happened in it: `TENURE_REGIME=… TENURE_SEED=… scripts/test --test sim
-//! one_server::replay -- --ignored --nocapture`.
+//! The real handles and the real engine under two hundred thousand schedules of faults, without a violation.
+//! A failure names its regime and its seed, and the command that replays the schedule and prints its events:
+//! `TENURE_REGIME=… TENURE_SEED=… scripts/test --test sim one_server::replay -- --ignored --nocapture`.
 
 use tenure_testkit::sim::hunt::Hunt;
 use tenure_testkit::sim::regime::Regime;
@@ -12,14 +9,14 @@ use tenure_testkit::sim::world;
 
 const HUNT: Hunt =
     Hunt { run: world::run_in, replay: world::replay, regimes: &Regime::ALL, again: "one_server::replay" };
-/// On a server that runs the scripts as well.
+/// On a server that also runs the scripts.
 const SCRIPTS: Hunt = Hunt {
     run: world::run_scripts,
     replay: world::replay_scripts,
     regimes: &Regime::ALL,
     again: "one_server::again_on_scripts",
 };
-/// By processes that renew several locks together.
+/// With processes that renew several locks in one request.
 const TOGETHER: Hunt = Hunt {
     run: world::run_together,
     replay: world::replay_together,
@@ -32,13 +29,13 @@ fn no_schedule_violates_a_promise() {
     HUNT.no_violation_in(60_000);
 }
 
-/// Fewer, because a script takes longer than its twin.
+/// Fewer, because a script is slower than its twin.
 #[test]
 fn the_scripts_themselves_answer_as_the_machines_in_every_schedule() {
     SCRIPTS.no_violation_in(2_000);
 }
 
-/// An engine does so for stores that can: see `RenewsMany`.
+/// Used by the engine for stores that support it: see `RenewsMany`.
 #[test]
 fn no_schedule_does_where_renewals_leave_together() {
     TOGETHER.no_violation_in(10_000);

@@ -1,5 +1,5 @@
-//! Mutexes by plain commands, byte by byte: two clients on a network that splits, delays and cuts,
-//! and a server that loses its counter of tokens.
+//! Mutexes by plain commands, byte by byte: two clients on a network that splits, delays and cuts, and a
+//! server that loses its token counter.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -46,14 +46,14 @@ impl Client {
                 let given_back = self.sim.now();
                 self.grants.lock().expect("one thread").push(Grant { token, asked, answered, given_back });
             }
-            // Also what was not answered is given back.
+            // Unanswered requests are undone too.
             loop {
                 let verb = Verb::Release { hold: 1, fence: Fence::Assign, whose: ReleaseScope::Own };
                 if self.ask(&owner, u64::from(2 * turn + 1), verb).await.is_some() {
                     break;
                 }
             }
-            // Now and then for longer than the counter is trusted.
+            // Sometimes for longer than the counter is trusted.
             let pause = if self.sim.choose(8) == 0 { 1_100 } else { u64::from(self.sim.choose(300)) };
             self.sleep(pause * MS).await;
         }
@@ -64,7 +64,7 @@ impl Client {
     }
 }
 
-/// Plays a schedule: which grants there were, and how many commands took the place of scripts.
+/// Plays a schedule; returns its grants, and whether plain commands replaced scripts.
 fn play(seed: u64) -> (Vec<Grant>, bool) {
     let sim = Sim::new(Chooser::seeded(seed));
     let network = SimTransport::new(&sim, true).direct();

@@ -1,5 +1,5 @@
-//! The simulation can fail: each known bug, switched on, is caught within so many schedules, and by
-//! the check that it should be caught by. `scripts/test` builds with these bugs.
+//! The simulation can fail: it catches each planted bug within a number of schedules, by the check that
+//! should catch it. `scripts/test` builds with these bugs.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +13,7 @@ use tenure_testkit::sim::report::Report;
 use tenure_testkit::sim::{cas, files, quorum, scenarios, world};
 use tenure_testkit::{plant, setting};
 
-/// By which invariant each bug is caught, and within how many schedules.
+/// The invariant that catches each bug, and the maximum number of schedules.
 const CAUGHT: &[(Bug, &str, u64)] = &[
     (Bug::DeadlineFromReply, "exclusion within validity", 1_000),
     (Bug::ElapsedIgnored, "reporting", 1_000),
@@ -107,9 +107,9 @@ const CAUGHT: &[(Bug, &str, u64)] = &[
     (Bug::NewcomerLeaves, "first come, first served", 1_000),
 ];
 
-/// A seed shortly before one that shows a rare bug, so that the test command need not run thousands
-/// of schedules for it. After a change of the simulation another seed may show it: the hunt goes on
-/// from here for as many schedules as [`CAUGHT`] says. `TENURE_SEED=0` hunts from the first seed.
+/// A seed shortly before one that catches a rare bug, so that the test need not run thousands of schedules
+/// for it. After a change of the simulation another seed may catch it: the search starts here and runs up to
+/// the number of schedules in [`CAUGHT`]. `TENURE_SEED=0` starts with the first seed.
 const STARTS: &[(Bug, u64)] = &[
     (Bug::EndTakenForTold, 1_600),
     (Bug::LossTakenForRelease, 1_650),
@@ -134,7 +134,7 @@ const STARTS: &[(Bug, u64)] = &[
     (Bug::RetryForgotten, 28_100),
 ];
 
-/// So are bugs of the engine on a quorum: what is judged there can fail there.
+/// Bugs of the engine that show on a quorum.
 const CAUGHT_ON_A_QUORUM: &[(Bug, &str, u64)] = &[
     (Bug::DeadlineFromReply, "exclusion within validity", 5_000),
     (Bug::ElapsedIgnored, "reporting", 5_000),
@@ -148,7 +148,7 @@ const CAUGHT_ON_A_QUORUM: &[(Bug, &str, u64)] = &[
     (Bug::NoGrace, "exclusion within validity", 5_000),
 ];
 
-/// And in a directory.
+/// Bugs that show in a directory.
 const CAUGHT_IN_A_DIRECTORY: &[(Bug, &str, u64)] = &[
     (Bug::DeadlineFromReply, "exclusion within validity", 200),
     (Bug::NoMargin, "exclusion within validity", 200),
@@ -163,7 +163,7 @@ const CAUGHT_IN_A_DIRECTORY: &[(Bug, &str, u64)] = &[
     (Bug::RefreshedTooLate, "nothing is left behind", 500),
 ];
 
-/// Bugs of the client of stores by compare-and-swap.
+/// Bugs of compare-and-swap stores.
 const CAUGHT_BY_COMPARE_AND_SWAP: &[(Bug, &str, u64)] = &[
     (Bug::CasUnfenced, "nothing is left behind", 5_000),
     (Bug::CasDeathIgnored, "progress", 5_000),
@@ -174,7 +174,7 @@ const CAUGHT_BY_COMPARE_AND_SWAP: &[(Bug, &str, u64)] = &[
     (Bug::CasHandleOfAnother, "no stale release, no revival", 5_000),
 ];
 
-/// Runs a schedule of the simulation that is for this bug.
+/// Runs a schedule of the simulation that suits this bug.
 fn run(bug: Bug, seed: u64) -> Report {
     let regimes = regimes(bug);
     run_in(regimes[(seed % regimes.len() as u64) as usize], bug, seed)
@@ -212,8 +212,7 @@ fn is_in(bugs: &[(Bug, &str, u64)], bug: Bug) -> bool {
     bugs.iter().any(|(known, ..)| *known == bug)
 }
 
-/// In which regimes a bug is looked for, by turns: in that which is steered to it, where it is rare
-/// in all others.
+/// The regimes in which a bug is searched, alternately: a dedicated one if it is rare in all others.
 fn regimes(bug: Bug) -> &'static [Regime] {
     match bug {
         Bug::CallMissed | Bug::SilenceOfOne => &[Regime::Rush],
@@ -236,8 +235,7 @@ fn regimes(bug: Bug) -> &'static [Regime] {
     }
 }
 
-/// How many schedules it takes until a bug is caught by its check, from this seed on, and in which
-/// regime.
+/// Number of schedules until a bug is caught by its check, from this seed on, and the regime.
 fn caught(
     run: impl Fn(u64) -> Report,
     bug: Bug,
@@ -254,10 +252,10 @@ fn caught(
     caught
 }
 
-/// Looks for each of these bugs in as many schedules as it is said to take, from its start on.
+/// Checks that each of these bugs is caught in as many schedules as stated, from its start on.
 fn all_are_caught(bugs: &[(Bug, &str, u64)], starts: &[(Bug, u64)], run: impl Fn(Bug, u64) -> Report) {
     let start = |bug: Bug| starts.iter().find(|(known, _)| *known == bug).map_or(0, |(_, start)| *start);
-    // One of them may show as a panic, many times.
+    // One of them may show as many panics.
     panic::set_hook(Box::new(|_| {}));
     let mut missed = Vec::new();
     for (bug, invariant, within) in bugs {
@@ -295,7 +293,7 @@ fn bugs_of_stores_by_compare_and_swap_are_caught() {
     all_are_caught(CAUGHT_BY_COMPARE_AND_SWAP, &[], run);
 }
 
-/// By any check: none of these schedules violates a promise without its bug.
+/// By any check, because without their bugs these schedules have no violation.
 #[test]
 fn rare_bugs_of_stores_by_compare_and_swap_are_caught() {
     for (bug, regime, first) in [
@@ -314,15 +312,15 @@ fn rare_bugs_of_stores_by_compare_and_swap_are_caught() {
     }
 }
 
-/// A version that began again is not the one that was seen.
+/// A version number that restarts at the same value is not the same version.
 #[test]
 fn a_server_that_does_not_compare_creations_is_caught() {
     let is_caught = (0..500).any(|seed| cas::run_with(Versions::Alone, seed).violation.is_some());
     assert!(is_caught);
 }
 
-/// What callers see by themselves, and by which of its checks the judge of `tenure stress` finds
-/// it, within twenty thousand schedules.
+/// Bugs that callers can observe, and the check of the judge of `tenure stress` that finds each within twenty
+/// thousand schedules.
 const SEEN: [(Bug, &str); 13] = [
     (Bug::DeadlineFromReply, "exclusion"),
     (Bug::NoMargin, "exclusion"),
@@ -339,7 +337,7 @@ const SEEN: [(Bug, &str); 13] = [
     (Bug::TokensByCounter, "tokens"),
 ];
 
-/// It knows nothing of servers, and is what judges histories of real ones.
+/// The judge knows nothing of servers, and also judges histories of real ones.
 #[test]
 fn what_callers_can_see_of_a_planted_bug_is_seen_in_their_history_alone() {
     for (bug, check) in SEEN {
@@ -375,8 +373,8 @@ fn every_bug_is_looked_for_once() {
     assert_eq!(Bug::ALL.into_iter().find(|bug| !is_looked_for(bug)), None);
 }
 
-/// After how many schedules each is caught, or `TENURE_BUG` alone, and in `TENURE_REGIME` alone,
-/// from `TENURE_MEDIANS` different seeds on: for the table in `book/archive/planted-bugs.md`.
+/// The number of schedules until each bug is caught (`TENURE_BUG` and `TENURE_REGIME` select), from
+/// `TENURE_MEDIANS` different seeds on, for the table in `book/archive/planted-bugs.md`.
 #[test]
 #[ignore = "a tool: needs TENURE_MEDIANS"]
 fn medians() {
@@ -429,7 +427,7 @@ fn medians() {
     rows.iter().for_each(|(_, row)| println!("{row}"));
 }
 
-/// So is a machine that is not what its script is.
+/// A machine that differs from its script is caught too.
 #[test]
 fn a_machine_that_differs_from_its_script_is_caught() {
     for bug in [Bug::ReleaseWithoutCompare, Bug::ReentryBumpsToken, Bug::DowngradeWakesNobody] {

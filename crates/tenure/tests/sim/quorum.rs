@@ -1,4 +1,4 @@
-//! The real quorum under schedules of faults, and not one violation.
+//! The real quorum under schedules of faults, without a violation.
 
 use tenure_testkit::sim::hunt::Hunt;
 use tenure_testkit::sim::quorum;

@@ -1,5 +1,4 @@
-//! The Redis store over a network that cuts, splits, merges and delays at every byte, in virtual
-//! time.
+//! The Redis store over a network that cuts, splits, merges and delays at every byte, in virtual time.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,10 +17,10 @@ use tenure_testkit::sim::executor::{Process, Sim, Stop};
 use tenure_testkit::sim_transport::{Cut, Direction, SimTransport, Then};
 
 const WITHIN: Duration = Duration::from_millis(300);
-/// What is asked for here, in ms, and how long the counter outlives it.
+/// The requested ttl in ms, and how much longer the counter lives.
 const TTL_MS: i64 = 30_000;
 
-/// One life of a client: it takes a lock, renews it and gives it back, and then another owner does.
+/// One life of a client: it acquires a lock, renews and releases it, and then another owner does.
 struct Incarnation {
     sim: Sim,
     network: SimTransport,
@@ -29,7 +28,7 @@ struct Incarnation {
     calls: Arc<Mutex<Vec<Call>>>,
 }
 
-/// What became of one request.
+/// The outcome of a request.
 struct Call {
     op: Op,
     sent: TrueTime,
@@ -45,7 +44,7 @@ impl Incarnation {
         Self { sim, network, process, calls: Arc::default() }
     }
 
-    /// Runs it to its end, and lets late bytes arrive.
+    /// Runs to its end, and lets late bytes arrive.
     fn run(&self) {
         let target = Target::parse("redis://ann:secret@network/3").expect("a URL");
         let runtime = Arc::clone(&self.process) as Arc<dyn Runtime>;
@@ -56,7 +55,7 @@ impl Incarnation {
         assert!(stop != Stop::Steps, "it turns in circles");
     }
 
-    /// What must hold after each fault of the network.
+    /// Invariants after each fault of the network.
     fn check(&self) -> Result<(), String> {
         let calls = self.calls.lock().map_err(|_| "it panicked")?;
         let executed = self.network.executed();
@@ -102,8 +101,8 @@ impl Incarnation {
         }
     }
 
-    /// After each request and each cut: all locks end, and the holder is the last that asked. A
-    /// client that was answered that all is given back holds nothing.
+    /// After each request and each cut: every lock has an expiry, and the holder is the last requester. A
+    /// client whose releases were all answered holds nothing.
     fn check_what_was_kept(&self, calls: &[Call]) -> Result<(), String> {
         for look in self.network.looks() {
             let lasts = |(key, left): &&(String, i64)| match &**key {
@@ -146,7 +145,7 @@ impl Asker {
             let released = self.insist(&owner, release()).await;
             assert!(matches!(released, Answer::Released { .. } | Answer::Free), "{released:?}");
         }
-        // The store stays, and with it what it does by itself.
+        // The store stays open, with its background work.
         self.runtime.sleep_until(self.runtime.now() + Duration::from_secs(20)).await;
     }
 
@@ -161,7 +160,7 @@ impl Asker {
         said
     }
 
-    /// Asks until there is an answer, as the engine does.
+    /// Retries until there is an answer, like the engine.
     async fn insist(&self, owner: &Owner, verb: Verb) -> Answer {
         for _ in 0..20 {
             if let Ok(answer) = self.ask(owner, verb.clone()).await {
@@ -173,7 +172,7 @@ impl Asker {
     }
 }
 
-/// How many bytes the first connection carries when nothing fails.
+/// Bytes that the first connection carries in each direction without a fault.
 fn whole() -> [u64; 2] {
     let life = Incarnation::new(0, false);
     life.run();
@@ -189,8 +188,8 @@ fn a_connection_may_be_cut_after_any_byte() {
         for after in 0..=bytes {
             for then in [Then::Reset, Then::Silence, Then::Late(250 * MS), Then::Late(2 * SECOND)] {
                 let life = Incarnation::new(after, false);
-                // For one byte of a request in four: it takes longer than all the rest, and of a
-                // reply the server knows nothing.
+                // For one byte of a request in four, because this takes longer than everything else, and the
+                // server does not notice a lost reply.
                 if (direction, then) == (Direction::ToServer, Then::Reset) && after % 4 == 0 {
                     life.network.run_scripts();
                 }
@@ -236,8 +235,7 @@ fn the_same_seed_gives_the_same_bytes() {
     }
 }
 
-/// The check would find it: where old connections cannot be ended, what was lost with one may come
-/// late.
+/// The check detects it: where old connections cannot be closed, a lost request may be executed late.
 #[test]
 fn without_the_end_of_the_old_connection_a_late_acquire_leaves_a_lock_for_nobody() {
     let found = (0..whole()[0]).any(|after| {
@@ -271,8 +269,7 @@ fn bugs_of_the_connection_are_found() {
     }
 }
 
-/// Bytes said in place of the reply to the first acquire; the first life then ends as if nothing
-/// had been said.
+/// Sends these bytes instead of the reply to the first acquire; the first life must then end as usual.
 fn spoiled(with: impl Fn(Vec<u8>) -> Vec<u8> + Send + 'static) -> Incarnation {
     let life = Incarnation::new(1, false);
     // Reply 0 is NOSCRIPT.
@@ -331,7 +328,7 @@ fn noise_in_place_of_a_reply_makes_nothing_panic_and_grants_nothing() {
             reply
         });
         life.run();
-        // A digit of a token may be another one; everything else is noticed.
+        // A changed digit of a token goes unnoticed; everything else is detected.
         let calls = life.calls.lock().expect("no panic");
         let executed = life.network.executed();
         for call in calls.iter() {
@@ -345,7 +342,7 @@ fn noise_in_place_of_a_reply_makes_nothing_panic_and_grants_nothing() {
     }
 }
 
-/// The limit may leave the last question no time to be answered: what was said before it counts.
+/// The limit may leave the last request no time: the answer before it counts.
 #[test]
 fn a_wait_of_any_length_in_a_queue_blocked_by_another_program_ends_busy() {
     let bulk = |text: &str| format!("${}\r\n{text}\r\n", text.len());
@@ -355,7 +352,7 @@ fn a_wait_of_any_length_in_a_queue_blocked_by_another_program_ends_busy() {
         [_, _, _, _, _, "acquire", owner, request, ..] => {
             Some(format!("*5\r\n{}{}{}{}:-1\r\n", bulk(owner), bulk(request), bulk("busy"), bulk("(zset)")))
         }
-        // What was asked for last, and not answered.
+        // The last request, which was not answered.
         [_, _, _, _, "release", owner, request, ..] => {
             Some(format!("*3\r\n{}{}{}", bulk(owner), bulk(request), bulk("free")))
         }
@@ -388,13 +385,13 @@ struct Scene {
     locks: Locks,
 }
 
-/// One request, and a lease that is longer than anything that is waited for but its end.
+/// Timeout of one request, with a lease longer than any wait except for its end.
 const REQUEST: Duration = Duration::from_secs(1);
 const LEASE: Duration = Duration::from_secs(30);
-/// For so long a release is repeated at least.
+/// Minimum time for which a release is retried.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// Plays something to its end in virtual time.
+/// Runs a scene to its end in virtual time.
 fn play<F: Future<Output = ()> + Send + 'static>(act: impl FnOnce(Scene) -> F) {
     let sim = Sim::new(Chooser::seeded(1));
     let (network, process) = (SimTransport::new(&sim, false), sim.process(Clock::default(), 1));
@@ -423,7 +420,7 @@ impl Scene {
         self.runtime.sleep_until(self.runtime.now() + time).await;
     }
 
-    /// Releases, and is told after the time of one request that no client knows what became of it.
+    /// Releases, and learns after the timeout of one request that the outcome is unknown.
     async fn release_that_nobody_answers(&self, guard: Guard) {
         let (started, lost) = (self.runtime.now(), guard.lost());
         let error = guard.release().await.expect_err("no server answers");
@@ -460,7 +457,7 @@ fn an_unanswered_release_is_unknown_and_repeating_it_spares_the_next_holder() {
         scene.network.cut(0, Cut { direction: Direction::ToClient, after, then: Then::Silence });
         scene.release_that_nobody_answers(guard).await;
         assert_eq!(scene.network.holder("x"), None);
-        // The next holds before the release has been repeated for the last time.
+        // The next client holds before the last retry of the release.
         let next = scene.held().await;
         scene.sleep(LEASE / 2).await;
         next.verify().await.expect("it is held");
@@ -481,7 +478,7 @@ fn a_release_that_is_never_answered_is_given_up_some_time_after_its_lease() {
         assert_eq!(scene.network.holder("x"), None, "its lease is over");
         scene.sleep(2 * SILENCE).await;
         scene.locks.flush().await.expect("it was given up");
-        // What was sent and swallowed comes late, and is no client's any more.
+        // A swallowed request arrives late, and has no effect.
         let executed = scene.network.executed().len();
         scene.network.let_pass();
         scene.sleep(LEASE / 5).await;
@@ -516,10 +513,10 @@ fn a_late_grant_to_a_wait_that_ended_is_released_before_flush_returns() {
     }
 }
 
-/// A server, or a proxy before it, that ends all connections after each answer.
+/// A server, or a proxy in front of it, that closes every connection after each reply.
 #[test]
 fn a_server_that_ends_each_connection_is_dialled_at_most_twice_a_second() {
-    // A holder listens too: a connection for requests, and one for messages.
+    // A holder has a connection for requests and one for messages.
     let connections = 2;
     for waits in [false, true] {
         play(move |scene| async move {
@@ -531,7 +528,7 @@ fn a_server_that_ends_each_connection_is_dialled_at_most_twice_a_second() {
             }
             let (dials, until) = (scene.network.connections(), scene.runtime.now() + DIALLED);
             while scene.runtime.now() < until {
-                // Answered or not: what counts is that the server is asked as soon as it can be.
+                // Answered or not, the server must get a request as soon as possible.
                 let _ = scene.locks.inspect("y").await;
                 scene.network.lose();
                 scene.sleep(Duration::from_millis(1)).await;
@@ -539,7 +536,7 @@ fn a_server_that_ends_each_connection_is_dialled_at_most_twice_a_second() {
             let dials = scene.network.connections() - dials;
             let most = connections * (2 * DIALLED.as_secs() as usize + FIRST);
             assert!((most / 4..=most).contains(&dials), "{dials} dials, waits: {waits}");
-            // One that has lasted is made again at once.
+            // After a connection that lasted, the reconnect is immediate.
             scene.sleep(Duration::from_secs(5)).await;
             guard.verify().await.expect("still held");
             for _ in 0..3 {
@@ -556,7 +553,6 @@ fn a_server_that_ends_each_connection_is_dialled_at_most_twice_a_second() {
     }
 }
 
-/// How long the server does so, and how many dials come before the pauses have grown to half a
-/// second.
+/// For how long the server does so, and how many dials come before the backoff has grown to half a second.
 const DIALLED: Duration = Duration::from_secs(60);
 const FIRST: usize = 12;

@@ -1,5 +1,4 @@
-//! Renewals that leave together, byte by byte: a connection that is cut within them, and replies
-//! that are not theirs.
+//! Batched renewals, byte by byte: a connection that is cut within them, and swapped replies.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -20,9 +19,9 @@ const TTL: Duration = Duration::from_secs(3);
 struct Life {
     sim: Sim,
     network: SimTransport,
-    /// How many scripts have renewed several locks.
+    /// Number of scripts that renewed several locks.
     together: Arc<AtomicUsize>,
-    /// Which of the locks the guards say are held at the end, and what was wrong meanwhile.
+    /// The locks that the guards report as held at the end, and violations before.
     outcome: Arc<Mutex<(Vec<&'static str>, Vec<String>)>>,
 }
 
@@ -41,8 +40,7 @@ impl Life {
         Self { sim, network, together, outcome: Arc::default() }
     }
 
-    /// Runs it. `when_held` is told how many bytes each way of the first connection has carried by
-    /// then.
+    /// `when_held` gets the number of bytes that the first connection has carried in each direction by then.
     fn run(&self, when_held: impl FnOnce([u64; 2]) + Send + 'static) {
         let process = self.sim.process(Clock::default(), 1);
         let target = Target::parse("redis://network").expect("a URL");
@@ -100,7 +98,7 @@ fn a_connection_that_is_cut_within_renewals_of_many_costs_no_lock() {
     let held_at = *held_at.lock().expect("one thread");
     let mut lives = 0;
     for (way, direction) in [Direction::ToServer, Direction::ToClient].into_iter().enumerate() {
-        // The first requests of many and their replies.
+        // Covers the first batches and their replies.
         let end = whole.network.passed(0)[way].min(held_at[way] + 1_500);
         for after in (held_at[way]..end).step_by(3) {
             for then in [Then::Reset, Then::Silence, Then::Late(250 * MS), Then::Late(SECOND)] {
@@ -115,12 +113,11 @@ fn a_connection_that_is_cut_within_renewals_of_many_costs_no_lock() {
     assert!(lives > 1_000, "{lives} lives: this shows little");
 }
 
-/// A reply of one string.
 fn line(text: &str) -> Vec<u8> {
     format!("${}\r\n{text}\r\n", text.len()).into_bytes()
 }
 
-/// A lock is taken over, and the reply that should tell of it is another.
+/// A lock is taken over, and the reply that should report it is replaced.
 fn spoiled(what: &str, with: impl Fn(&str) -> Vec<u8> + Send + 'static) -> Life {
     let life = Life::new();
     let (network, mut is_taken) = (life.network.clone(), false);
@@ -130,8 +127,7 @@ fn spoiled(what: &str, with: impl Fn(&str) -> Vec<u8> + Send + 'static) -> Life 
                 server.take_over("c", &Owner::new("other").expect("an owner"));
             }
         });
-        // Replies are counted: that of each acquisition, and that to the first, which had not
-        // brought its script.
+        // Skips the replies to the acquisitions, and to the first renewal, which was sent without its script.
         network.spoil(HELD.len() + 1, move |reply| {
             let text = String::from_utf8(reply).expect("text");
             let (_, said) = text.trim_end().split_once("\r\n").unwrap_or_else(|| panic!("{text}"));
