@@ -27,17 +27,17 @@ use topology::{Topology, random};
 
 /// The lease of each hold.
 const TTL: Duration = Duration::from_secs(1);
-/// Between two faults of the servers, on average.
+/// Mean interval between faults of the servers.
 const EVERY: Duration = Duration::from_millis(700);
-/// Between two kills, and two stops, of clients, on average.
+/// Mean interval between kills, and between stops, of clients.
 const CLIENTS: Duration = Duration::from_secs(3);
-/// How many locks of each kind.
+/// Locks of each kind.
 const NAMES: &str = "8";
-/// How many tasks in each of the processes.
+/// Tasks in each process.
 const TASKS: &str = "20";
-/// No fault lasts so long, with what it takes to be found out.
+/// Longer than any fault and its detection.
 const STALL: Duration = Duration::from_secs(30);
-/// The end is quiet, so that what is left behind can be told.
+/// No faults at the end, so that leftovers can be attributed.
 const QUIET: Duration = Duration::from_secs(3);
 
 fn main() -> ExitCode {
@@ -53,7 +53,7 @@ fn main() -> ExitCode {
     stress.args(["stress", "--store", &topology.url(), "--for", &seconds(length), "--ttl", &seconds(TTL)]);
     stress.args(["--kill", "--pause", "--every", &seconds(CLIENTS), "--stall", &seconds(STALL)]);
     stress.args(["--names", NAMES, "--tasks", TASKS]);
-    // Its verdict has a file, because its output is not read while faults are made.
+    // The verdict goes to a file, because its output is not read during faults.
     let verdict = tempfile::NamedTempFile::new().expect("a file");
     stress.stdin(Stdio::null()).stdout(verdict.reopen().expect("the same file"));
     let begun = Instant::now();

@@ -1,4 +1,4 @@
-//! Servers, and what may happen to them without the loss of a lock.
+//! Servers, and faults that must not cost a lock.
 
 use std::cell::Cell;
 use std::hash::{BuildHasher, RandomState};
@@ -9,28 +9,27 @@ use tenure_testkit::proxy::{Direction, Fault, Proxy};
 use tenure_testkit::servers::{Cluster, Config, Sentinels, Server, Value};
 
 pub(crate) enum Topology {
-    /// Behind a network that fails; what it acknowledged is on its disk.
+    /// Behind a faulty network; everything acknowledged is on its disk.
     Single {
         server: Box<Server>,
         proxy: Proxy,
     },
     Sentinel(Sentinels),
-    /// How long a node may be away before it counts as lost, and how long ago a master handed over.
+    /// After what absence a node counts as failed, and when a master last handed over.
     Cluster {
         cluster: Cluster,
         handed_over: Cell<Instant>,
     },
-    /// Five, each behind its proxy; at most two are in trouble at once, and two have clocks that
-    /// are an hour off.
+    /// Five, each behind its proxy; at most two fail at once, and the clocks of two are an hour off.
     Quorum {
         servers: Vec<Server>,
         proxies: Vec<Proxy>,
     },
 }
 
-/// A node of a quorum that has just started does not vote: these have been up for long.
+/// Their reported uptime, because a node of a quorum that has just started does not vote.
 const UP: Duration = Duration::from_secs(3 * 60 * 60);
-/// A node of a cluster that says nothing for so long is taken for lost.
+/// A cluster node that is silent for this long counts as failed.
 const AWAY: Duration = Duration::from_secs(8);
 const HOUR_MS: i64 = 60 * 60 * 1_000;
 
@@ -47,7 +46,7 @@ impl Topology {
             "sentinel" => Self::Sentinel(Sentinels::start()),
             "cluster" => {
                 let cluster = Cluster::start();
-                // What a replica does not have yet would be lost if it were elected.
+                // Writes that a replica lacks would be lost by its election.
                 for node in cluster.nodes() {
                     node.command(&["CONFIG", "SET", "cluster-node-timeout", &AWAY.as_millis().to_string()]);
                 }
@@ -55,7 +54,7 @@ impl Topology {
             }
             "quorum" => {
                 let servers: Vec<Server> = (0..5).map(|_| old()).collect();
-                // Two of them are wrong from the beginning.
+                // Two clocks are wrong from the beginning.
                 servers[0].clock().step_ms(HOUR_MS);
                 servers[1].clock().step_ms(-HOUR_MS);
                 let proxies = servers.iter().map(network).collect();
@@ -91,7 +90,7 @@ impl Topology {
         }
     }
 
-    /// One fault, from its beginning to its end; what it was, if there was one.
+    /// One fault, from its beginning to its end; returns its name, if there was one.
     pub(crate) fn break_and_heal(&self, ttl: Duration) -> Option<&'static str> {
         Some(match self {
             Self::Single { server, proxy } => match below(8) {
@@ -108,7 +107,7 @@ impl Topology {
                     one.cont();
                     "sentinel stopped"
                 }
-                // Shorter than what makes it taken for lost.
+                // Too short to count as failed.
                 2 => brief(sentinels.master(), ttl),
                 _ => {
                     hang_up(sentinels.master());
@@ -117,7 +116,7 @@ impl Topology {
             },
             Self::Cluster { cluster, handed_over } => match below(4) {
                 0 => return slot_moved(cluster),
-                // Masters vote once in twice the time after which one is taken for lost.
+                // Masters vote once per twice the node timeout.
                 1 if handed_over.get().elapsed() > 3 * AWAY => {
                     cluster.fail_over(cluster.owner(below(16_384) as u16)?);
                     cluster.settles();
@@ -152,28 +151,28 @@ impl Topology {
                         "connections to a minority reset"
                     }
                 };
-                // Those who were away are asked again by then; the next two fail after that.
+                // By then requests use the recovered nodes again, so the next two may fail.
                 sleep(ttl);
                 said
             }
         })
     }
 
-    /// One fault that may cost a lock, by what the guarantees rest on: the negative control.
+    /// One fault outside the guarantees, which may cost a lock: the negative control.
     pub(crate) fn do_harm(&self, ttl: Duration) -> &'static str {
         match self {
             Self::Single { server, .. } => {
                 server.restart_with(Config::new());
                 "server restarted empty"
             }
-            // The master goes on until it hears of it.
+            // The old master continues until it learns of it.
             Self::Sentinel(sentinels) => {
                 sentinels.fail_over();
                 sentinels.settles();
                 "failover that sentinels were asked for"
             }
             Self::Cluster { .. } => panic!("no harm is known here that is not known of a single server"),
-            // Those who were granted by just a majority have a minority less.
+            // Locks on a bare majority lose some of their members.
             Self::Quorum { servers, .. } => {
                 let first = below(5);
                 let minority = [first, (first + 1 + below(4)) % 5];
@@ -188,8 +187,7 @@ impl Topology {
         }
     }
 
-    /// Keys that are no counters, once every lease and every queue's tail is over; none is known of
-    /// several servers.
+    /// Keys other than counters, once every lease has expired; unknown for several servers.
     pub(crate) fn keys_left(&self) -> Option<usize> {
         let Self::Single { server, .. } = self else { return None };
         sleep(Duration::from_secs(2));
@@ -198,7 +196,7 @@ impl Topology {
     }
 }
 
-/// A server that has been up for long, by its clock.
+/// A server with a long uptime, by its clock.
 fn old() -> Server {
     let server = Server::with_clock();
     server.clock().back(UP);
@@ -255,8 +253,7 @@ fn network(proxy: &Proxy, ttl: Duration) -> &'static str {
     name
 }
 
-/// The slot of some lock goes to another master, with all that is in it; clients ask the wrong one
-/// until they hear of it.
+/// Migrates the slot of some lock with its keys; clients ask the wrong node until they learn of it.
 fn slot_moved(cluster: &Cluster) -> Option<&'static str> {
     let [from, to] = [cluster.owner(below(16_384) as u16)?, cluster.owner(below(16_384) as u16)?];
     let key = cluster.nodes()[from].command(&["RANDOMKEY"]);
@@ -267,12 +264,12 @@ fn slot_moved(cluster: &Cluster) -> Option<&'static str> {
     Some("slot of a lock moved")
 }
 
-/// Any number below this one.
+/// A random number below this one.
 fn below(below: usize) -> usize {
     (RandomState::new().hash_one(0) % below as u64) as usize
 }
 
-/// Any time up to this one.
+/// A random time up to this one.
 pub(crate) fn random(most: Duration) -> Duration {
     most.mul_f64(below(1_000) as f64 / 1_000.0)
 }

@@ -1,4 +1,4 @@
-//! `tenure bench`: it measures, ends in time, and leaves nothing.
+//! `tenure bench` measures, ends in time, and leaves nothing behind.
 
 use std::fs;
 use std::time::Duration;
@@ -12,8 +12,8 @@ use crate::env::TestEnv;
 
 const PARTS: [&str; 4] = ["uncontended", "contended", "hand-over", "renewal"];
 
-/// Measures for a second, and checks that each part has both sides. Where a busy machine leaves no
-/// time for one of them, it measures for longer.
+/// Measures for a second, and checks that each part has both sides; for longer where a busy machine leaves no
+/// time for one.
 fn measured(env: &TestEnv, url: &str) -> Value {
     let measure = |seconds: u64| {
         let length = format!("{seconds}s");
@@ -87,7 +87,7 @@ fn a_bench_refuses_names_that_are_in_use() {
     bench().exits_with(75).says("in use");
     fs::write(env.path("end"), "").expect("a file");
     holder.wait().exits_with(0);
-    // A key that would be taken for the bare one, and is not.
+    // A key at the name of the bare lock that holds other data.
     server.command(&["SET", "b:bare", "data"]);
     bench().exits_with(75).says("earlier use");
     assert_eq!(server.command(&["GET", "b:bare"]).text(), "data");

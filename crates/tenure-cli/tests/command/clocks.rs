@@ -1,4 +1,4 @@
-//! `--once-per` on hosts whose clocks differ.
+//! `--once-per` on hosts with different clocks.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,7 +12,7 @@ use tenure_testkit::servers::{Server, eventually};
 
 use crate::env::{Running, TestEnv, random};
 
-/// Moves the wall clock of a program by as many seconds as a variable says.
+/// Shifts the wall clock of a program by the seconds in a variable.
 const SHIM: &str = r#"
 #define _GNU_SOURCE
 #include <stdlib.h>
@@ -35,7 +35,7 @@ fn shim(env: &TestEnv) -> PathBuf {
     library
 }
 
-/// As on a host whose clock is off by so many seconds.
+/// As on a host whose clock is off by this many seconds.
 fn with_offset(library: &PathBuf, mut command: Command, seconds: i64) -> Command {
     command.env("LD_PRELOAD", library).env("CLOCK_OFFSET", seconds.to_string());
     command
@@ -46,7 +46,7 @@ fn fifty_hosts_whose_clocks_differ_run_a_job_at_most_once_in_each_period() {
     const PERIOD: u64 = 3;
     let (env, server) = (TestEnv::new(), Server::start());
     let library = shim(&env);
-    // The shim works: tokens of a directory are made from this machine's clock.
+    // Checks the shim: tokens of a directory are made from this machine's clock.
     let token = |seconds| {
         let command = env.tenure_run_command(["-q", "token", "-c", "echo $TENURE_FENCE"]);
         let said = env.run(with_offset(&library, command, seconds)).exits_with(0);
@@ -55,8 +55,8 @@ fn fifty_hosts_whose_clocks_differ_run_a_job_at_most_once_in_each_period() {
     let before = token(0);
     assert!(token(1_000) > before + 900_000_000);
 
-    // The job tells when it began by the server's clock: the record says so first. What it asked
-    // the clock itself could come in the next period.
+    // The job prints the server's time of its beginning from the record, because a reading of its own could
+    // fall into the next period.
     let port = server.address().port().to_string();
     let script = format!("redis-cli -p {port} GET 'tenure:rec:once:{{job}}' | head -1 >> runs");
     let period = format!("{PERIOD}s");
@@ -65,7 +65,7 @@ fn fifty_hosts_whose_clocks_differ_run_a_job_at_most_once_in_each_period() {
         let options = ["-q", "-E", "0", "--store", &url, "--once-per", &period, "job", "-c", script];
         env.start(with_offset(&library, env.tenure_run_command(options), seconds))
     };
-    // On a busy machine some get no answer in the time that a server has.
+    // On a busy machine some requests time out.
     let ends = |host: Running| {
         let said = host.wait();
         assert!(matches!(said.code(), Some(0 | 69) | None), "{said:?}");
@@ -90,7 +90,7 @@ fn fifty_hosts_whose_clocks_differ_run_a_job_at_most_once_in_each_period() {
     }
     assert!(runs.values().all(|count| *count == 1), "{runs:?}");
     assert!(!runs.is_empty() && *runs.keys().next().expect("a run") >= started / PERIOD, "{runs:?}");
-    // It goes on in a later period, at the latest when the lease of a killed runner is over.
+    // It runs again in a later period, at the latest when a killed runner's lease has ended.
     eventually("another run", Duration::from_secs(60), || {
         ends(host("touch again", 0));
         env.path("again").exists()

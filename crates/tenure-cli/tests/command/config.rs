@@ -1,5 +1,4 @@
-//! `tenure.toml`, the environment and flags: which wins, what is refused, and that no password is
-//! told.
+//! `tenure.toml`, the environment and flags: precedence, errors, and that no password is printed.
 
 use std::fs;
 
@@ -8,13 +7,12 @@ use tenure_testkit::servers::{Config, Server};
 
 use crate::env::TestEnv;
 
-/// Writes the file of the user.
 fn write(env: &TestEnv, text: &str) {
     fs::create_dir_all(env.path("config")).expect("a directory");
     fs::write(env.path("config/tenure.toml"), text).expect("a file");
 }
 
-/// What `tenure config --json` says of a key: its value, and where that is from.
+/// A key in `tenure config --json`: its value, and the source of that.
 fn told(env: &TestEnv, verb: Option<&str>, key: &str) -> (String, String) {
     let said = env.run(env.tenure(["config", "--json"])).exits_with(0).says_nothing();
     let all: Value = serde_json::from_str(&said.stdout).expect("JSON");
@@ -76,7 +74,7 @@ fn a_file_sets_flags_of_all_verbs_or_of_one_and_a_flag_wins() {
     env.tenure_run(["-n", "x", "--", "true"]).exits_with(7).says("busy");
     env.tenure_run(["-E", "9", "x", "--", "true"]).exits_with(9).says("busy");
     env.run(env.tenure(["acquire", "-n", "x"])).exits_with(75).says("busy");
-    // In place of that of the user.
+    // Instead of the user's file.
     fs::write(env.path("other.toml"), "[run]\nbusy-code = 8\n").expect("a file");
     let other = ["--config", "other.toml", "run", "--prefix", "app:", "-n", "x", "--", "true"];
     env.run(env.tenure(other)).exits_with(8).says("busy");
@@ -127,7 +125,7 @@ fn config_tells_where_each_value_is_from_and_no_password() {
         let said = said.exits_with(0).says_nothing();
         assert!(!said.stdout.contains("hush") && !said.stdout.contains("hu/sh"), "{said:?}");
     }
-    // What is printed is a file that says the same.
+    // The output is a file with the same settings.
     fs::write(env.path("copy.toml"), env.run(env.tenure(["config"])).stdout).expect("a file");
     env.run(env.tenure(["--config", "copy.toml", "config"])).exits_with(0).says_nothing();
 }
@@ -164,7 +162,7 @@ fn the_password_of_the_store_does_not_reach_the_command() {
     let url = format!("redis://{at}?password-file={}", env.path("password").display());
     let said = run(&url);
     assert!(said.contains(&format!("TENURE_STORE={url}\n")) && !said.contains("hush"), "{said}");
-    // A run inside is refused, and does not take a lock in another store.
+    // A nested run is refused, instead of taking a lock in another store.
     let mut command = env.tenure_run_command(["x", "--", crate::env::BINARY, "run", "y", "--", "true"]);
     command.env("TENURE_STORE", format!("redis://:hush@{at}"));
     env.run(command).exits_with(69).says("NOAUTH");

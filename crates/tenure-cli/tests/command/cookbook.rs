@@ -17,7 +17,7 @@ fn recipe(name: &str) -> &'static str {
     text.split_once("```").expect("its end").0
 }
 
-/// A program that the recipes call, as a script of the shell.
+/// A shell script in place of a program that the recipes call.
 pub(crate) fn program(env: &TestEnv, name: &str, script: &str) {
     fs::create_dir_all(env.path("bin")).expect("a directory");
     let _ = symlink(BINARY, env.path("bin/tenure"));
@@ -26,7 +26,7 @@ pub(crate) fn program(env: &TestEnv, name: &str, script: &str) {
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("its mode");
 }
 
-/// A shell that finds these programs.
+/// A shell with these programs on its path.
 pub(crate) fn shell(env: &TestEnv, script: &str, variables: &[(&str, &str)]) -> Command {
     let mut command = env.program("sh");
     let path = format!("{}:{}", env.path("bin").display(), std::env::var("PATH").unwrap_or_default());
@@ -38,10 +38,10 @@ fn start(env: &TestEnv, name: &str, variables: &[(&str, &str)]) -> Running {
     env.start(shell(env, recipe(name), variables))
 }
 
-/// A script that writes when it begins and when it ends, so that an overlap can be seen.
+/// A script that logs its beginning and end, to reveal overlaps.
 const SPAN: &str = "echo begin >> log; sleep 0.1; echo end >> log";
 
-/// How many ran at once at most, by what `SPAN` wrote.
+/// Maximum concurrent runs in the log of `SPAN`.
 fn most_at_once(log: &str) -> i32 {
     let (mut now, mut most) = (0, 0);
     for line in log.lines() {
@@ -96,7 +96,7 @@ fn one_pipeline_deploys_at_a_time_and_a_cancelled_one_ends() {
 
 #[test]
 fn steps_in_separate_processes_are_under_one_lock() {
-    // Only Linux tells when a descriptor is closed.
+    // Only on Linux the closing of a descriptor can be detected.
     let recipes = if cfg!(tenure_portable) { &["steps"][..] } else { &["steps", "descriptor"] };
     for recipe in recipes {
         let env = TestEnv::new();
@@ -191,7 +191,7 @@ fn another_host_leads_when_the_leader_ends() {
     for host in &hosts {
         host.signal(Signal::KILL);
     }
-    // Each loop's own `tenure elect` goes on without it, and is ended too.
+    // Each loop's own `tenure elect` survives it, and is ended too.
     env.run(env.tenure(["release", "--force", "api"]));
     let left = env.run(shell(&env, "ps -eo pid=,args=", &[])).stdout;
     let payloads = ["--payload a:1 api", "--payload b:1 api"];

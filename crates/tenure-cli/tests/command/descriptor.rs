@@ -1,4 +1,4 @@
-//! `tenure acquire --fd`: a lock that lasts as long as a descriptor of a script is open.
+//! `tenure acquire --fd`: a lock that lasts as long as a script's descriptor is open.
 
 use std::fs;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use tenure_testkit::servers::Server;
 
 use crate::env::{BINARY, Running, TestEnv};
 
-/// Starts a script of a shell, in which `tenure` is the program.
+/// Starts a shell script that can call `tenure`.
 fn script(env: &TestEnv, shell: &str, text: &str) -> Running {
     let mut command = env.program(shell);
     let text = format!("tenure() {{ {BINARY} \"$@\"; }}\n{text}");
@@ -16,7 +16,7 @@ fn script(env: &TestEnv, shell: &str, text: &str) -> Running {
     env.start(command)
 }
 
-/// What the shells write when they hold the lock, and what makes them go on.
+/// Runs while a shell holds the lock, until the test creates `go`.
 const HELD: &str = "touch held; while [ ! -e go ]; do sleep 0.02; done";
 
 #[test]
@@ -35,7 +35,7 @@ fn a_lock_lasts_until_its_descriptor_is_closed_on_every_store() {
         assert_eq!(running.stdout(), "", "nothing is printed");
         let waiter = env.start(env.tenure_run_command(["--store", &store, "x", "--", "touch", "next"]));
         fs::write(env.path("go"), "").expect("a file");
-        // Its lease is an hour: only the closed descriptor frees it, though the script goes on.
+        // Its lease is an hour: only the closed descriptor frees it, although the script continues.
         waiter.wait().exits_with(0);
         running.eventually("it went on", || env.path("closed").exists());
         assert!(env.path("next").exists() && !running.has_ended());
@@ -117,7 +117,7 @@ fn what_keeps_a_lock_in_the_background_keeps_no_descriptor_of_the_script() {
     let text = "exec 7>inherited; flock 7; tenure acquire --hold --ttl 1h x > owner || exit
         tenure acquire --fd 9 y 9>file || exit; exec 7>&-; flock -w 10 inherited true; echo code $?";
     assert_eq!(script(&env, "sh", text).wait().exits_with(0).stdout, "code 0\n");
-    // The lock y was free as soon as the script went on, though its command line had a descriptor.
+    // Descriptor 9 of y was open for one command only.
     env.tenure_run(["-w", "10", "y", "--", "true"]).exits_with(0);
     let file = env.path("inherited").canonicalize().expect("a file");
     for process in fs::read_dir("/proc").expect("processes").flatten() {

@@ -1,4 +1,4 @@
-//! `tenure doctor`: each bad set-up is found, and a good one has no finding.
+//! `tenure doctor` finds each bad set-up, and nothing in a good one.
 
 use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
@@ -11,12 +11,12 @@ use tenure_testkit::servers::{Cluster, Config, Sentinels, Server, eventually};
 
 use crate::env::TestEnv;
 
-/// What a server for locks is set to.
+/// The recommended settings of a server for locks.
 pub(crate) fn good() -> Config {
     Config::new().set("appendonly", "yes").set("appendfsync", "always")
 }
 
-/// The object that is printed, and the code that belongs to it.
+/// The JSON output, after checking its exit code.
 pub(crate) fn told(env: &TestEnv, url: &str, more: &[&str]) -> Value {
     let said = env.run(env.tenure([&["doctor", "--json", "--store", url], more].concat()));
     let told: Value = serde_json::from_str(&said.stdout).unwrap_or_else(|error| panic!("{error}: {said:?}"));
@@ -25,10 +25,10 @@ pub(crate) fn told(env: &TestEnv, url: &str, more: &[&str]) -> Value {
     told
 }
 
-/// The checks that found something; each has something to say in every part.
+/// The checks with findings, all of whose parts must have text.
 pub(crate) fn found(env: &TestEnv, url: &str, more: &[&str]) -> BTreeSet<String> {
     let told = told(env, url, more);
-    println!("{told}"); // shown where the test fails
+    println!("{told}"); // shown if the test fails
     let findings = told["findings"].as_array().expect("findings").iter();
     findings
         .map(|finding| {
@@ -40,9 +40,9 @@ pub(crate) fn found(env: &TestEnv, url: &str, more: &[&str]) -> BTreeSet<String>
         .collect()
 }
 
-/// The keys of a server, without the counter of tokens, which all locks share, and ballots.
+/// The keys of a server, without the shared token counter and ballots.
 pub(crate) fn left(server: &Server) -> Vec<String> {
-    // Not KEYS: a test counts whether that is ever asked.
+    // Not KEYS, because a test counts its calls.
     let page = server.command(&["SCAN", "0", "COUNT", "10000"]);
     let keys = page.items()[1].items().iter().map(|key| key.text().to_owned());
     keys.filter(|key| !key.starts_with("tenure:fence") && !key.starts_with("tenure:ballot:")).collect()
@@ -65,10 +65,10 @@ fn a_good_server_has_no_finding_and_nothing_is_left_on_it() {
     assert!(!calls.contains_key("keys") && !calls.contains_key("config|set"), "{calls:?}");
     let said = env.run(env.tenure(["doctor", "--store", &url])).exits_with(0).says_nothing();
     assert!(said.stdout.ends_with("\nno findings\n"), "{said:?}");
-    // In another database, through a socket, and as the restart-grace replaces persistence.
+    // In another database, through a socket, and with restart-grace in place of persistence.
     server.command(&["CONFIG", "SET", "appendonly", "no", "repl-backlog-ttl", "0"]);
     let url = format!("{}?db=3&restart-grace=60s", server.unix_url());
-    // A server that has just been seen for the first time grants nothing for the grace.
+    // A server grants nothing for the grace after its first use.
     assert!(found(&env, &url, &[]).is_subset(&checks(["trial"])));
 }
 
@@ -122,7 +122,7 @@ fn rights_that_a_user_lacks_are_told_as_the_line_that_gives_them() {
     let server =
         Server::start_with(good().user("app on >pw resetkeys resetchannels -@all ~app:* +ping +get"));
     let url = server.url().replace("redis://", "redis://app:pw@");
-    // What it says is enough, and it takes no more than a few rounds.
+    // Following its advice is enough, in a few rounds.
     for round in 0.. {
         let told = told(&env, &url, &["--prefix", "app:"]);
         let fixes = |list: &str, field: &str| -> Vec<String> {
@@ -183,7 +183,7 @@ fn each_master_of_a_cluster_is_looked_at() {
     let env = TestEnv::new();
     let cluster = Cluster::start_with(&good().set("min-replicas-to-write", "1"));
     assert_eq!(found(&env, &cluster.url(), &[]), checks([]));
-    // A failover takes 5 s here, and a lease may have two thirds left when it begins.
+    // A failover takes 5 s here, and may begin when two thirds of a lease are left.
     assert_eq!(found(&env, &cluster.url(), &["--ttl", "8s"]), checks([]));
     assert_eq!(found(&env, &cluster.url(), &["--ttl", "7s"]), checks(["failover"]));
     cluster.masters()[1].command(&["CONFIG", "SET", "maxmemory-policy", "volatile-lru"]);

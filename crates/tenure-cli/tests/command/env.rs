@@ -1,5 +1,4 @@
-//! A scratch store, and commands that are waited for with a limit and say everything when they
-//! fail.
+//! A scratch directory, and commands with a time limit that print everything when they fail.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -31,7 +30,7 @@ impl TestEnv {
         self.dir.path().join(name)
     }
 
-    /// The directory of the store that is used unless a test names one.
+    /// The directory of the default store.
     pub(crate) fn store(&self) -> PathBuf {
         self.path("tenure")
     }
@@ -40,13 +39,13 @@ impl TestEnv {
         format!("file:{}", self.store().display())
     }
 
-    /// What a command wrote into a file of this directory.
+    /// A file that a command wrote to this directory.
     pub(crate) fn read(&self, name: &str) -> String {
         fs::read_to_string(self.path(name)).unwrap_or_default()
     }
 
-    /// Any program, here, with this store as the default. It ignores no signal that the parent of
-    /// the tests ignores, as `nohup` does.
+    /// A program with this store as the default. It ignores no signals, even if the parent of the tests does
+    /// (`nohup`).
     pub(crate) fn program(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("/usr/bin/env");
         command.arg("--default-signal=HUP,INT,QUIT,PIPE,TERM,USR1,USR2,TSTP,TTIN,TTOU,XFSZ");
@@ -63,12 +62,12 @@ impl TestEnv {
         command
     }
 
-    /// `tenure` as a user who is not root, by way of a program that is told to run it.
+    /// `tenure` as a user other than root, started by a program such as `setpriv`.
     pub(crate) fn as_user(&self, id: u32, by: &[&str]) -> Command {
         let binary = self.path("tenure-for-all");
         if !binary.exists() {
-            // Not written by this process: a child that another test forks would have it open for
-            // writing, and it could not run.
+            // Written by another process: a child forked by another test would have it open for writing, and
+            // it could not be executed.
             let mut copy = self.program("install");
             copy.args(["-m", "755", BINARY]).arg(&binary);
             self.run(copy).exits_with(0);
@@ -83,7 +82,7 @@ impl TestEnv {
         command
     }
 
-    /// Starts a command with its two streams in files.
+    /// Starts a command with its output in files.
     pub(crate) fn start(&self, mut command: Command) -> Running {
         let number = self.commands.fetch_add(1, Ordering::Relaxed);
         let (out, err) = (self.path(&format!("{number}.out")), self.path(&format!("{number}.err")));
@@ -93,13 +92,12 @@ impl TestEnv {
         Running { line: shorten(&format!("{command:?}")), child, out, err, started }
     }
 
-    /// Runs a command to its end.
     pub(crate) fn run(&self, command: Command) -> Outcome {
         self.start(command).wait()
     }
 
-    /// Runs it until it was quick enough, five times at most: other work may keep the machine busy.
-    /// What the start of a program takes by itself does not count.
+    /// Runs it until it was quick enough, at most five times, because the machine may be busy. The time to
+    /// start a program does not count.
     #[track_caller]
     pub(crate) fn within(&self, limit: Duration, mut run: impl FnMut() -> Outcome) -> Outcome {
         for round in 1.. {
@@ -114,7 +112,6 @@ impl TestEnv {
         unreachable!("it returned or failed")
     }
 
-    /// `tenure run …` to its end.
     pub(crate) fn tenure_run<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Outcome {
         self.run(self.tenure_run_command(args))
     }
@@ -125,7 +122,7 @@ impl TestEnv {
         command
     }
 
-    /// `tenure run NAME sh -c SCRIPT`, once the script has said `up` in a file `up`.
+    /// Starts `tenure run NAME sh -c SCRIPT`, and waits until the script has created the file `up`.
     pub(crate) fn start_script(&self, options: &[&str], name: &str, script: &str) -> Running {
         let _ = fs::remove_file(self.path("up"));
         let script = script.replace("READY", "echo $$ > up.new && mv up.new up");
@@ -136,13 +133,13 @@ impl TestEnv {
         running
     }
 
-    /// Has one lead `api` for a moment.
+    /// Leads `api` for a moment.
     pub(crate) fn elect(&self, store: &str, payload: &str) -> Outcome {
         let elect = ["elect", "--store", store, "--payload", payload, "api", "--", "true"];
         self.run(self.tenure(elect)).exits_with(0)
     }
 
-    /// The same, until this watch shows it: a term that is over before it watches is not shown.
+    /// The same, until this watch shows it, because a term that ends before the watch starts is not shown.
     pub(crate) fn elect_until_watched(&self, watch: &Running, store: &str, payload: &str) {
         let shown = format!("resigned: {payload}, term ");
         watch.eventually("it watches", || {
@@ -151,7 +148,7 @@ impl TestEnv {
         });
     }
 
-    /// Keeps the store from answering, as a process does that is stopped in the middle of a change.
+    /// Blocks the store, like a process that is stopped in the middle of a change.
     pub(crate) fn silence_the_store(&self) -> File {
         let guard = File::open(self.store().join("guard")).expect("a store that was used");
         let end = now() + LIMIT;
@@ -161,7 +158,7 @@ impl TestEnv {
         guard
     }
 
-    /// The number that a script left in a file.
+    /// The pid that a script wrote to a file.
     pub(crate) fn pid(&self, name: &str) -> Pid {
         self.read(name).trim().parse().ok().and_then(Pid::from_raw).expect("a pid")
     }
@@ -199,7 +196,7 @@ impl Running {
         waitid(WaitId::Pid(self.pid()), look).expect("it is our child").is_some()
     }
 
-    /// Waits until something is so, which it must be within the limit.
+    /// Waits until a condition holds, and fails at the limit.
     #[track_caller]
     pub(crate) fn eventually(&self, what: &str, mut is_so: impl FnMut() -> bool) {
         let end = now() + LIMIT;
@@ -260,7 +257,7 @@ impl Outcome {
         self
     }
 
-    /// Says one line of our own, with these words in it.
+    /// Checks that it printed one line of tenure's own, with these words.
     #[track_caller]
     pub(crate) fn says(self, words: &str) -> Self {
         let line = self.stderr.strip_suffix('\n').unwrap_or("");
@@ -271,7 +268,7 @@ impl Outcome {
         self
     }
 
-    /// Says that among what the command says.
+    /// The same, among output of the command.
     #[track_caller]
     pub(crate) fn says_among_others(self, words: &str) -> Self {
         let own: Vec<&str> = self.stderr.lines().filter(|line| line.starts_with("tenure: ")).collect();
@@ -295,7 +292,7 @@ impl fmt::Debug for Outcome {
 
 pub(crate) fn is_alive(pid: Pid) -> bool {
     let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
-    // A zombie runs no more.
+    // A zombie no longer runs.
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
 
@@ -303,7 +300,7 @@ pub(crate) fn now() -> Duration {
     Duration::from_nanos(boot_clock().0)
 }
 
-/// A number below `below`, of no quality at all.
+/// A number below `below`, random enough for tests.
 pub(crate) fn random(below: u64) -> u64 {
     static STATE: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
     let step = STATE.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed) ^ now().as_nanos() as u64;

@@ -1,4 +1,4 @@
-//! The exit status, and what the command finds when it runs.
+//! The exit status, and the environment of the command.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -96,7 +96,7 @@ fn descriptors_that_a_service_manager_passes_reach_the_command() {
     let words: Vec<&str> = said.split_whitespace().collect();
     assert_eq!((words[0], words[1]), (words[2], "1"), "{said}");
     assert!(said.ends_with("what is behind it\n"), "{said}");
-    // Those of another process stay what they are.
+    // Sockets of another process are left alone.
     assert!(found("1").starts_with("1 1 "));
 }
 

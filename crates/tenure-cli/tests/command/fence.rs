@@ -1,4 +1,4 @@
-//! `tenure fence`: it prints the library's texts, which the databases' own clients can run.
+//! `tenure fence` prints the library's scripts, which the databases' own clients can run.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -7,7 +7,7 @@ use tenure_testkit::servers::{Postgres, Server};
 
 use crate::env::TestEnv;
 
-/// Feeds a client with a text. Returns what it printed.
+/// Runs a client with this input; returns its output.
 #[track_caller]
 fn fed(mut client: Command, text: &str) -> String {
     let mut child = client.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();

@@ -1,4 +1,4 @@
-//! More commands than a server takes connections.
+//! More commands than the server has connections.
 
 use tenure_testkit::servers::{Config, Ensemble, Postgres, Server, ZooKeeper};
 
@@ -6,7 +6,7 @@ use crate::env::TestEnv;
 
 const WARNING: &str = "accepts no more connections";
 
-/// All get their turns, and say at most once that they waited for a connection.
+/// All get their turns, and report at most once that they waited for a connection.
 fn all_run(url: &str) {
     const COMMANDS: usize = 20;
     let env = TestEnv::new();

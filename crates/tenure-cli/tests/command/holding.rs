@@ -1,5 +1,5 @@
-//! How long a run holds its lock, and what its command gets at the end: `--min-hold`,
-//! `--max-hold`, `--splay`, `--on-lost`, `--kill-after` and `-c`.
+//! How long a run holds its lock, and how its command ends: `--min-hold`, `--max-hold`, `--splay`,
+//! `--on-lost`, `--kill-after` and `-c`.
 
 use std::fs;
 use std::time::Duration;
@@ -15,7 +15,7 @@ fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// Takes the lock away, as an operator would.
+/// Forces the lock open.
 fn force(env: &TestEnv) -> Outcome {
     env.run(env.tenure(["release", "--force", "x"])).exits_with(0)
 }
@@ -42,7 +42,7 @@ fn a_command_that_ends_soon_keeps_the_lock_for_the_least_hold() {
         assert!(said.took >= ms(800), "{said:?}");
         env.tenure_run(["-n", "x", "true"]).exits_with(0);
     }
-    // One that takes longer is not held up.
+    // A longer command is not delayed.
     env.within(ms(2_000), || env.tenure_run(["--min-hold", "1ms", "x", "true"]).exits_with(0));
 }
 
@@ -52,7 +52,7 @@ fn a_signal_ends_the_least_hold_and_the_lock_is_released() {
     let command = env.tenure_run_command(["--min-hold", "1h", "x", "-c", "touch done; exit 3"]);
     let running = env.start(command);
     running.eventually("the command has run", || env.path("done").exists());
-    // It may still be a process for a moment, which would get the signal.
+    // For a moment it may still be a process that would get the signal.
     running.eventually("the command has ended", || {
         let children = format!("/proc/{0}/task/{0}/children", running.pid().as_raw_nonzero());
         fs::read_to_string(children).unwrap().trim().is_empty()
@@ -143,7 +143,7 @@ fn a_lost_lock_is_only_said_where_it_is_ignored() {
     let script = "READY; while [ ! -e end ]; do sleep 0.02; done; exit 7";
     let running = env.start_script(&[TTL, &["--on-lost", "ignore"]].concat(), "x", script);
     force(&env);
-    // Past the moment at which it is told, and its whole lease.
+    // After the moment at which it is told to end, and its whole lease.
     let end = now() + ms(1_200);
     running.eventually("it runs on", || now() > end);
     env.tenure_run(["-n", "x", "true"]).exits_with(0);
@@ -163,7 +163,7 @@ fn a_command_that_does_not_end_when_told_to_is_killed_after_the_time() {
         assert!((ms(300)..ms(3_000)).contains(&(now() - told)), "{:?}", now() - told);
         env.tenure_run(["-n", "x", "true"]).exits_with(0);
     }
-    // USR1 asks for no end.
+    // USR1 does not ask it to end.
     let script = "trap : USR1; READY; while [ ! -e end ]; do sleep 0.02; done";
     let running = env.start_script(&["--kill-after", "1ms"], "x", script);
     running.signal(Signal::USR1);

@@ -1,5 +1,4 @@
-//! Names, durations and directories: each works, or gets one line that says what is wrong, and a
-//! documented code.
+//! Names, durations and directories: each works, or gets a one-line error and a documented code.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -140,7 +139,7 @@ fn what_is_no_lease_is_told_what_one_is() {
     ] {
         env.tenure_run(options.iter().chain(&["x", "--", "true"])).exits_with(0).says_nothing();
     }
-    // The shortest; a busy machine may take longer than that to answer, or to run the command.
+    // The shortest; a busy machine may be too slow for it.
     let shortest = env.tenure_run(["--ttl", "50ms", "x", "--", "true"]);
     assert!(matches!(shortest.code(), Some(0 | 69 | 79)), "{shortest:?}");
 }
@@ -187,7 +186,7 @@ fn a_directory_that_is_missing_is_made() {
             .says_nothing();
         assert!(store.is_dir(), "{name}");
     }
-    // Relative to where we are.
+    // Relative to the working directory.
     env.tenure_run(["--store", "file:here", "x", "--", "true"]).exits_with(0).says_nothing();
     assert!(env.path("here").is_dir());
     env.tenure_run(["--store", "file:", "x", "--", "true"]).exits_with(64).says("directory");
@@ -226,11 +225,11 @@ fn a_directory_that_does_not_exist_is_an_error_to_all_but_run() {
     let store = format!("file:{path}");
     env.tenure_run(["--store", &store, "x", "--", "true"]).exits_with(0).says_nothing();
     env.run(env.tenure(["status", "--store", &store, "x"])).exits_with(1).says_nothing();
-    // The default directory is made by the first run.
+    // The first run creates the default directory.
     env.run(env.tenure(["status", "x"])).exits_with(1).says_nothing();
 }
 
-/// The command as a user who is not root, to whom permissions mean something.
+/// The command as a user other than root, to whom permissions apply.
 fn as_nobody(env: &TestEnv, args: &[&str]) -> Command {
     let mut command = env.as_user(65534, &[]);
     command.args(args);
@@ -257,7 +256,7 @@ fn a_directory_that_cannot_be_used_is_told_with_its_path() {
         ("file:/proc/tenure".to_owned(), "/proc/tenure"),
     ];
     for (store, path) in &stores {
-        // What is not there is not made to be looked at.
+        // Reading verbs do not create the directory.
         let all = [&["run", "x", "--", "touch", "ran"][..], &["status", "x"], &["list"]];
         for args in &all[..if store == "file:/proc/tenure" { 1 } else { 3 }] {
             let (verb, rest) = args.split_first().unwrap();

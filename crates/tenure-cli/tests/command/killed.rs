@@ -4,7 +4,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::env::{LIMIT, TestEnv, is_alive, now};
 
-/// The words before a command by which it changes its user, so that the kernel forgets to kill it.
+/// A prefix that changes the user of a command, so that the kernel's parent death signal is cleared.
 pub(crate) fn another_user() -> &'static [&'static str] {
     match rustix::process::geteuid().is_root() {
         true => &["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"],
@@ -26,7 +26,7 @@ pub(crate) fn with_rights_for_all(env: &TestEnv) {
     std::fs::set_permissions(env.path(""), std::fs::Permissions::from_mode(0o777)).unwrap();
 }
 
-/// Runs these words under the lock, and kills the wrapper when the file `up` has a process number.
+/// Runs these words under the lock, and kills the wrapper when the file `up` has a pid.
 fn kill_the_wrapper_of(env: &TestEnv, words: &[&str]) -> Pid {
     let mut command = env.tenure_run_command(["x", "--"]);
     command.args(words);
@@ -60,7 +60,7 @@ fn what_a_command_that_changed_its_user_started_dies_with_the_wrapper() {
 #[test]
 fn a_command_that_left_its_group_gets_signals_and_dies_with_its_wrapper() {
     let env = TestEnv::new();
-    // It joins the group of its child.
+    // It joins its child's group.
     let script = r#"
 import os, signal, time
 child = os.fork()
@@ -87,7 +87,7 @@ while True:
     eventually_gone(command);
     std::fs::remove_file(env.path("up")).unwrap();
 
-    // Told to end, and stopped when the lease is lost.
+    // Told to end, or stopped because the lease is lost.
     for by_loss in [false, true] {
         let mut command = env.tenure_run_command(["--ttl", "900ms", "y", "--"]);
         command.args(words);
@@ -105,7 +105,7 @@ while True:
     }
 }
 
-/// The limit of what can be done without the rights of a service manager, as the manual says.
+/// A documented limitation without the rights of a service manager.
 #[test]
 fn what_moved_to_a_session_of_its_own_escapes_and_keeps_a_file_lock() {
     let env = TestEnv::new();
@@ -122,7 +122,7 @@ fn what_a_command_left_in_the_background_outlives_the_wrapper_that_ended() {
     let env = TestEnv::new();
     let script = "sleep 60 & echo $! > up";
     env.tenure_run(["x", "--", "sh", "-c", script]).exits_with(0);
-    // The wrapper has waited for its watchdog.
+    // The watchdog has ended with the wrapper.
     assert!(is_alive(env.pid("up")));
     kill_process(env.pid("up"), Signal::KILL).unwrap();
 }

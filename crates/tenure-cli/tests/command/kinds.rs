@@ -6,7 +6,7 @@ use rustix::process::Signal;
 
 use crate::env::{BINARY, Running, TestEnv, is_alive};
 
-/// Goes on until the test writes a file `end`.
+/// Runs until the test creates the file `end`.
 const UNTIL_END: &str = "READY; while [ ! -e end ]; do sleep 0.02; done";
 
 impl TestEnv {
@@ -14,18 +14,18 @@ impl TestEnv {
         fs::write(self.path("end"), "").unwrap();
     }
 
-    /// What `status` says, line by line.
+    /// The lines of `status`.
     fn status(&self, name: &str) -> Vec<String> {
         let said = self.run(self.tenure(["status", name])).stdout;
         said.lines().filter(|line| !line.starts_with("store: ")).map(str::to_owned).collect()
     }
 
-    /// How many lines of `status` begin so.
+    /// Number of lines of `status` with this prefix.
     fn count(&self, name: &str, role: &str) -> usize {
         self.status(name).iter().filter(|line| line.starts_with(role)).count()
     }
 
-    /// A run that has a place behind so many others.
+    /// Starts a run that waits behind this many others.
     fn start_waiter(&self, options: &[&str], name: &str, script: &str, before: usize) -> Running {
         let mut command = self.tenure_run_command(options);
         command.args([name, "--", "sh", "-c", script]);
@@ -70,7 +70,7 @@ fn readers_share_and_a_writer_is_alone() {
     env.tenure_run(["-ns", "x", "--", "true"]).exits_with(0);
     env.tenure_run(["-nx", "x", "--", "touch", "ran"]).exits_with(75).says("busy");
     let writer = env.start_waiter(&["-x"], "x", "ls end && echo written", 0);
-    // Behind a writer that waits.
+    // Behind a waiting writer.
     env.tenure_run(["-ns", "x", "--", "touch", "ran"]).exits_with(75);
     env.end();
     assert!(writer.wait().exits_with(0).stdout.contains("written"));
@@ -288,7 +288,7 @@ fn of_several_locks_those_that_others_hold_are_named() {
         .exits_with(75)
         .says("lock `d` is busy: alice@")
         .says("; and lock `b` is busy: alice@");
-    // It holds `a` meanwhile, and does not wait for itself.
+    // It holds `a` meanwhile, and does not count as waiting for itself.
     let said = run(&["-v", "-w", "0.5"]).exits_with(75);
     let lines: Vec<&str> = said.stderr.lines().collect();
     assert!(lines.len() == 2 && lines[1].contains("lock `b` is busy"), "{said:?}");
@@ -296,7 +296,7 @@ fn of_several_locks_those_that_others_hold_are_named() {
     env.end();
     holder.wait().exits_with(0);
 
-    // What others hold is not always in the way.
+    // Holds of others do not always block it.
     fs::remove_file(env.path("end")).unwrap();
     let reader = env.start_script(&["-s"], "r", UNTIL_END);
     let writer = env.start_script(&["-x"], "w", UNTIL_END);
@@ -328,10 +328,10 @@ fn a_run_that_would_wait_for_itself_says_so() {
         let said = nested(outer, &[&["-w", "0.4"], inner].concat()).exits_with(75);
         assert!(said.stderr.lines().next().unwrap().contains("would wait for itself"), "{said:?}");
     }
-    // Through another run between them.
+    // Through another run in between.
     let deep = [BINARY, "run", "z", "--", BINARY, "run", "x", "true"];
     env.tenure_run([&["x", "--"][..], &deep].concat()).exits_with(75);
-    // What fits beside what is held, waits for nothing.
+    // Compatible requests do not wait.
     let fits: [(&[&str], &[&str]); 3] =
         [(&["-s", "x"], &["-s", "x"]), (&["--slots", "2", "x"], &["--slots", "2", "x"]), (&["x"], &["y"])];
     for (outer, inner) in fits {

@@ -1,4 +1,4 @@
-//! Limits of the system on what a process may have.
+//! System limits on the resources of a process.
 
 use std::process::Command;
 
@@ -6,9 +6,9 @@ use tenure_testkit::servers::Server;
 
 use crate::env::{BINARY, TestEnv, random};
 
-/// The command, where it may have so many threads and processes.
+/// The command, with a limit on threads and processes.
 fn with_threads(env: &TestEnv, count: u32, args: &[&str]) -> Command {
-    // They are counted for each user, or each user namespace: this one is new.
+    // They are counted per user or user namespace, so use a new one.
     let limit = format!("--nproc={count}");
     let id = 100_000 + u32::try_from(random(1_000_000)).expect("it is small");
     let mut command = env.as_user(id, &["unshare", "--user", "prlimit", &limit]);
@@ -35,8 +35,7 @@ fn a_warning_that_no_thread_can_be_had_for_ends_nothing() {
     let env = TestEnv::new();
     let servers = [Server::start(), Server::start()];
     let even = format!("redis-quorum://{},{}", servers[0].address(), servers[1].address());
-    // Which of its threads is the last that starts is not the question: it says so, and does not
-    // break.
+    // Whichever of its threads fails to start, it reports that and does not crash.
     for count in 1..=3 {
         let args = ["run", "--ttl", "1s", "-w", "30", "--store", &even, "x", "--", "touch", "ran"];
         let said = env.run(with_threads(&env, count, &args)).exits_with(125);
@@ -61,7 +60,7 @@ fn a_file_that_may_not_grow_is_told_and_the_command_has_that_signal_as_ever() {
     };
     let script = r#"{ (ulimit -f 0; exec "$0" run x -- touch ran); echo "code $?"; } 2>&1 | cat"#;
     let command = bash(script);
-    // Where even what is said goes into a pipe.
+    // Even if the output goes to a pipe.
     let said = env.run(command).exits_with(0).stdout;
     assert!(
         said.starts_with("tenure: ") && said.contains("too large") && said.ends_with("code 69\n"),

@@ -10,7 +10,7 @@ fn hold(env: &TestEnv, options: &[&str], name: &str) -> Running {
     env.start_script(options, name, "READY; exec sleep 100")
 }
 
-/// The names that are listed, in their order.
+/// The listed names, in order.
 fn names(env: &TestEnv, args: &[&str]) -> Vec<String> {
     let said = env.run(env.tenure([&["list"], args].concat())).exits_with(0).says_nothing();
     said.stdout.lines().map(|line| line.split('\t').next().expect("a name").to_owned()).collect()

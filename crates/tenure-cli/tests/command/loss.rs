@@ -1,5 +1,4 @@
-//! The lease is lost while the command runs: it is stopped, and gone before another can get the
-//! lease.
+//! The lease is lost while the command runs: it is stopped, and gone before another client can hold.
 
 use std::fs;
 use std::process::Stdio;
@@ -13,7 +12,7 @@ use crate::env::{LIMIT, Running, TestEnv, is_alive, now};
 
 const TTL: &[&str] = &["--ttl", "900ms"];
 
-/// Takes the lock away, as an operator would.
+/// Forces the lock open.
 fn force(env: &TestEnv, name: &str) {
     let locks = block_on(Locks::connect(&env.url())).expect("the store");
     let whose = block_on(locks.force_release(name)).expect("an answer");

@@ -1,5 +1,5 @@
-//! How a run ends: each fate of the lock, each way in which a command takes a signal, with a
-//! terminal and without.
+//! How a run ends: every fate of the lock, every way in which a command handles a signal, with and without a
+//! terminal.
 
 use std::fs;
 use std::thread;
@@ -11,7 +11,7 @@ use tenure::{Locks, block_on};
 use crate::env::{LIMIT, TestEnv, is_alive, now};
 use crate::terminal::Session;
 
-/// What the command does with signals, and whether it has a child that ignores them.
+/// How the command handles signals, and whether it has a child that ignores them.
 #[derive(Clone, Copy, Debug)]
 enum Child {
     Obeys,
@@ -21,9 +21,9 @@ enum Child {
 
 #[derive(Clone, Copy, Debug)]
 enum Fate {
-    /// The command ends by itself with this code.
+    /// The command exits with this code.
     Exits(i32),
-    /// The lock is kept, and this signal reaches `tenure run`.
+    /// The lock is kept, and `tenure run` gets this signal.
     Signalled(Signal),
     Lost,
     ServerGone,
@@ -32,7 +32,7 @@ enum Fate {
 const LINES: usize = 200;
 
 impl Child {
-    /// Writes its lines and a file `up`, and ends with the code in the file `end`.
+    /// Logs its signals, creates a file `up`, and exits with the code in the file `end`.
     fn script(self) -> String {
         let lines = format!("i=0; while [ $i -lt {LINES} ]; do i=$((i+1)); echo line $i; done; ");
         let wait = "while [ ! -e end ]; do sleep 0.02; done; exit $(cat end)";
@@ -48,7 +48,7 @@ impl Child {
     }
 }
 
-/// The code that is documented for it.
+/// The documented exit code.
 fn code(child: Child, fate: Fate) -> i32 {
     match (fate, child) {
         (Fate::Exits(code), _) => code,
@@ -67,7 +67,7 @@ fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Runs one case, and says how it differs from what is documented.
+/// Runs one case, and reports differences from the documentation.
 fn check(on_terminal: bool, child: Child, fate: Fate) {
     let env = TestEnv::new();
     let case = format!("terminal {on_terminal}, {child:?}, {fate:?}");
@@ -120,7 +120,7 @@ fn check(on_terminal: bool, child: Child, fate: Fate) {
     assert!(!is_alive(command), "{case}: the command is left over");
     if matches!(child, Child::Forks) {
         let grandchild: Pid = env.pid("grandchild");
-        // A child that ignores the signal of a lock that is kept is the command's own affair.
+        // While the lock is kept, a child that ignores the signal is the command's own business.
         if matches!(fate, Fate::Signalled(_)) {
             fs::write(env.path("end"), "0").expect("a file");
         }
@@ -188,7 +188,7 @@ fn a_command_in_the_foreground_shares_the_group_the_keys_and_the_terminal() {
     let same = "test $(ps -o pgid= $$) = $(ps -o pgid= $PPID)";
     env.tenure_run(["--foreground", "x", "-c", same]).exits_with(0);
     env.tenure_run(["x", "-c", same]).exits_with(1);
-    // A key reaches it once, and it reads. A trap just before `read` would run after it.
+    // It gets a key once, and reads input. A trap set just before `read` would run after it.
     let script = r#"trap 'echo got; on=1' INT; echo ready; until [ $on ]; do sleep 0.02; done
         read line; echo "line $line"; exit 4"#;
     fs::write(env.path("script"), script).expect("a file");
@@ -200,7 +200,7 @@ fn a_command_in_the_foreground_shares_the_group_the_keys_and_the_terminal() {
     session.expect("line text");
     let screen = session.exits_with(4);
     assert_eq!(screen.matches("got").count(), 1, "{screen}");
-    // A signal reaches the command alone, and a loss stops it.
+    // Only the command gets a signal, and a loss stops it.
     let running = env.start_script(&["--foreground"], "x", "READY; exec sleep 30");
     running.signal(Signal::INT);
     running.wait().exits_with(130);

@@ -1,4 +1,4 @@
-//! As the first process of a container, or as a subreaper, the wrapper waits for orphans.
+//! As process 1 of a container, or as a subreaper, the wrapper reaps orphans.
 
 use std::fs;
 use std::process::Command;
@@ -7,7 +7,7 @@ use rustix::process::{Signal, geteuid};
 
 use crate::env::{BINARY, TestEnv};
 
-/// Leaves five orphans that end, and a child of its own whose status it reads after that.
+/// Leaves five orphans that end, and a child whose status it reads afterwards.
 const SCRIPT: &str = r#"
 sh -c 'exit 9' & own=$!
 for orphan in 1 2 3 4 5; do sh -c '(sleep 0.1; exit 4) & exit 0'; done
@@ -17,7 +17,7 @@ wait $own; echo "own $?"
 exit 3
 "#;
 
-/// How many zombies the first process of the container sees.
+/// Number of zombies in the container.
 const ZOMBIES: &str = "grep -l '^State:.Z' /proc/[0-9]*/status 2>/dev/null | wc -l";
 
 fn container(env: &TestEnv) -> Command {
@@ -33,7 +33,7 @@ fn container(env: &TestEnv) -> Command {
 #[cfg_attr(tenure_portable, ignore = "only Linux makes a program the parent of orphans")]
 fn the_first_process_of_a_container_reaps_orphans_and_keeps_the_status_of_its_command() {
     let env = TestEnv::new();
-    // Its own child stays one until its parent waits for it.
+    // Its own child stays a zombie until its parent waits for it.
     let until_reaped = format!("sleep 0.3; until [ $({ZOMBIES}) -le 1 ]; do sleep 0.02; done; touch up");
     let script = SCRIPT.replace("touch up", &until_reaped);
     let mut command = container(&env);

@@ -1,4 +1,4 @@
-//! What is said, and where: `-q`, `-v`, `--help`, `status` and `list`.
+//! The output: `-q`, `-v`, `--help`, `status` and `list`.
 
 use std::fs;
 use std::io::Write;
@@ -132,7 +132,7 @@ fn list_has_a_line_for_each_lock_that_is_held() {
     assert_eq!(names(&[]), [""; 0]);
 }
 
-/// What `--json` says, line by line.
+/// The lines of `--json`.
 fn json(env: &TestEnv, code: i32, args: &[&str]) -> Vec<Value> {
     let said = env.run(env.tenure(args)).exits_with(code).says_nothing();
     said.stdout.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
@@ -206,7 +206,7 @@ fn a_holder_is_told_by_user_host_process_and_label() {
     holder.signal(Signal::TERM);
     holder.wait().exits_with(143);
     waiter.wait().exits_with(0);
-    // The command's own words are told only by that.
+    // The command line of the run appears nowhere.
     let holder = env.start_script(&[], "x", ": secret; READY; exec sleep 30");
     let told = env.run(env.tenure(["status", "--json", "x"])).exits_with(0).stdout;
     assert!(!told.contains("secret") && told.contains(r#""label":"""#), "{told}");
@@ -228,8 +228,7 @@ fn standard_error_may_be_closed() {
     assert!(said.took < Duration::from_secs(5));
 }
 
-/// Runs a command whose standard error is full and not read; returns its code. `meanwhile` gets its
-/// process.
+/// Runs a command whose standard error is full and not read; returns its code. `meanwhile` gets its pid.
 fn unread(mut command: Command, mut meanwhile: impl FnMut(Pid) -> bool) -> Option<i32> {
     let (_reader, mut writer) = std::io::pipe().expect("a pipe");
     rustix::fs::fcntl_setfl(&writer, rustix::fs::OFlags::NONBLOCK).expect("a flag");

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use crate::env::TestEnv;
 
-/// What the command's own help lists.
+/// The verbs listed by `--help`.
 fn verbs(env: &TestEnv) -> Vec<String> {
     let help = env.run(env.tenure(["--help"])).exits_with(0).stdout;
     let lines = help.lines().skip_while(|line| *line != "Commands:").skip(1);

@@ -1,5 +1,4 @@
-//! `tenure doctor` on set-ups that take more than a setting: each is made on real servers, and
-//! found.
+//! `tenure doctor` on set-ups that take more than a setting: each is created on real servers, and found.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -26,7 +25,7 @@ fn a_save_that_failed_is_found() {
     server.command(&["BGSAVE"]);
     eventually("the save has failed", SOON, || server.info("persistence")["rdb_last_bgsave_status"] == "err");
     assert!(found(&env, &server.url(), &[]).contains("save"));
-    // It is no finding any more when a later one succeeds.
+    // A later success removes the finding.
     set("dir", &env.path(".").display().to_string());
     server.command(&["BGSAVE"]);
     eventually("the save is done", SOON, || server.info("persistence")["rdb_last_bgsave_status"] == "ok");
@@ -52,7 +51,7 @@ fn keys_that_were_evicted_are_found_after_the_policy_was_mended() {
     assert_eq!(found(&env, &server.url(), &[]), checks([]));
 }
 
-/// Passes bytes on to a server, and says another version than the server's in its answers.
+/// A relay to a server that replaces the version in its replies.
 fn with_version(server: &Server, from: String, to: String) -> u16 {
     assert_eq!(from.len(), to.len(), "lengths stand before texts");
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -90,7 +89,7 @@ fn an_old_version_is_found() {
     let info = server.info("server");
     let field = if info.contains_key("valkey_version") { "valkey_version" } else { "redis_version" };
     let version = &info[field];
-    // The same length, and older than any that is tested.
+    // Of the same length, and too old.
     let old: String = version.chars().map(|char| if char.is_ascii_digit() { '1' } else { char }).collect();
     let port = with_version(&server, format!("{field}:{version}"), format!("{field}:{old}"));
     assert_eq!(found(&env, &format!("redis://127.0.0.1:{port}"), &[]), checks(["version"]));
@@ -128,7 +127,7 @@ fn slots_without_a_node_and_masters_without_a_replica_are_found() {
     assert!(findings.contains("replicas"), "{findings:?}");
 }
 
-/// Gives each connection to the next of these servers, as a balancer does.
+/// Distributes connections among these servers in turn, like a balancer.
 fn balancer(servers: [SocketAddr; 2]) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("an address").port();
@@ -162,20 +161,20 @@ fn several_servers_behind_one_address_are_found_and_one_is_a_note() {
             && finding["what"].as_str().is_some_and(|it| it.contains("several servers"))
     };
     assert!(findings.as_array().expect("findings").iter().any(is_it), "{findings}");
-    // Bytes that are only passed on cost no lock.
+    // A plain relay costs no lock.
     let told = told_of(balancer([first, first]));
     assert_eq!(told["findings"], serde_json::json!([]), "{told}");
     assert!(
         told["notes"][0]["check"] == "proxy" && told["notes"].as_array().map(Vec::len) == Some(1),
         "{told}"
     );
-    // Nor is there anything on the way to the server itself, by either kind of address.
+    // There is no relay to the server itself, under either kind of address.
     for url in [url(first.port()), format!("redis://localhost:{}", first.port()), servers[0].unix_url()] {
         assert_eq!(self::told(&env, &url, &[])["notes"], serde_json::json!([]), "{url}");
     }
 }
 
-/// Passes the requests of one connection on by two, in turns; those of a login by both.
+/// Distributes the requests of one connection over two, in turn; those of a login go to both.
 fn multiplexer(server: &Server) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("an address").port();
@@ -204,7 +203,7 @@ fn multiplexer(server: &Server) -> u16 {
     port
 }
 
-/// What a server says until it is quiet for a moment.
+/// What a server sends until it pauses.
 fn answer_of(server: &mut TcpStream) -> Vec<u8> {
     let (mut answer, mut bytes) = (Vec::new(), vec![0; 1 << 16]);
     server.set_read_timeout(Some(Duration::from_secs(2))).expect("a limit");

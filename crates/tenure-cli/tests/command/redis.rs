@@ -1,5 +1,4 @@
-//! The command and a Redis server: one that fails under it, one that is busy, and what is shown of
-//! it.
+//! The command and a Redis server that fails or is busy, and what it shows of the server.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -15,14 +14,14 @@ use crate::env::{Outcome, Running, TestEnv, is_alive, now};
 
 const TTL_MS: u64 = 3_000;
 const GRACE_MS: u64 = 1_000;
-/// Says when it is told to end, and does not.
+/// Logs that it is told to end, and ignores that.
 const STUBBORN: &str = "trap 'echo > told' TERM; READY; while :; do sleep 0.01; done";
 
 fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// A stubborn script under the lock `x` of this store.
+/// Starts a stubborn script under the lock `x` of this store.
 fn start(env: &TestEnv, url: &str) -> (Running, Pid) {
     let (ttl, grace) = (format!("{TTL_MS}ms"), format!("{GRACE_MS}ms"));
     let options = ["--store", url, "--ttl", &ttl, "--grace", &grace];
@@ -30,7 +29,7 @@ fn start(env: &TestEnv, url: &str) -> (Running, Pid) {
     (running, env.pid("up"))
 }
 
-/// When the lease ends on the server, from below; with a renewal just behind and so none under way.
+/// A lower bound of the lease's end on the server, just after a renewal, so that none is in flight.
 fn lease_end(server: &Server, running: &Running) -> Duration {
     let mut end = Duration::ZERO;
     running.eventually("a renewal", || {
@@ -42,7 +41,7 @@ fn lease_end(server: &Server, running: &Running) -> Duration {
     end
 }
 
-/// When the child was told to end, and when it was gone; both from above.
+/// Upper bounds of when the child was told to end, and of when it was gone.
 fn watch(env: &TestEnv, running: &Running, child: Pid) -> (Duration, Duration) {
     let (mut told, mut gone) = (None, None);
     running.eventually("the child is gone", || {
@@ -57,8 +56,8 @@ fn watch(env: &TestEnv, running: &Running, child: Pid) -> (Duration, Duration) {
     (told.expect("it was told before"), gone.expect("it is gone"))
 }
 
-/// While the lock exists and no server answers, the child is gone before the lease ends. Then
-/// another may hold.
+/// While the server does not answer but still has the lock, the child is gone before the lease ends and
+/// another client can hold.
 fn gone_in_time(what: &str, server: &Server, url: &str, spoil: impl Fn(), restore: impl Fn()) {
     let env = TestEnv::new();
     let (running, child) = start(&env, url);
@@ -72,8 +71,8 @@ fn gone_in_time(what: &str, server: &Server, url: &str, spoil: impl Fn(), restor
         lease_end - gone
     );
     restore();
-    running.wait().exits_with(79).says_among_others("lost"); // the shell may say of its `sleep` that it was ended
-    // What was still on its way to the server costs one lease more at most.
+    running.wait().exits_with(79).says_among_others("lost"); // the shell may report the end of its `sleep`
+    // Requests still in flight to the server cost at most one more lease.
     let next = env.run(env.tenure(["run", "--store", &server.url(), "-w", "5", "x", "--", "true"]));
     next.exits_with(0).says_nothing();
 }
@@ -103,8 +102,7 @@ fn a_network_that_refuses_costs_the_child_its_life_before_the_lease_is_over() {
     gone_in_time("refused", &server, &proxy.url(), spoil, || proxy.set(Fault::None));
 }
 
-/// Where the server has lost the lock, the child is gone within `grace` of the moment tenure is
-/// told.
+/// If the server has lost the lock, the child is gone within `grace` of the moment tenure learns of it.
 fn gone_within_grace(what: &str, server: &Server, empty: impl Fn()) {
     let env = TestEnv::new();
     let (running, child) = start(&env, &server.url());
@@ -112,11 +110,11 @@ fn gone_within_grace(what: &str, server: &Server, empty: impl Fn()) {
     empty();
     let emptied = now();
     let (told, gone) = watch(&env, &running, child);
-    // Told from above, gone from below: both are looked for every 2 ms.
+    // Both are polled every 2 ms.
     assert!(gone < told + ms(GRACE_MS), "{what}: {:?} after it was told", gone - told);
     let told = told.saturating_sub(emptied);
     println!("{what}: told {told:?} after it was there again, gone {:?} after", gone - emptied);
-    running.wait().exits_with(79).says_among_others("lost"); // the shell may say of its `sleep` that it was ended
+    running.wait().exits_with(79).says_among_others("lost"); // the shell may report the end of its `sleep`
 }
 
 #[test]
@@ -228,7 +226,7 @@ fn status_and_list_show_holders_of_ours_and_of_others() {
     let said = ask(&["status", "app:nobody"]).exits_with(1).says_nothing();
     assert!(said.stdout.starts_with("free\nstore: redis://"), "{said:?}");
 
-    // Without a prefix, no string can be told from any other that is no lock.
+    // Without a prefix, locks of other programs cannot be told from other strings.
     for (args, names) in [
         (&["list"][..], &["app:ours"][..]),
         (&["list", "app:"], &["app:foreign", "app:forever", "app:ours"]),
@@ -272,7 +270,7 @@ fn a_password_in_the_environment_is_never_shown() {
         with(&wrong, env.tenure(args)).exits_with(69).says("WRONGPASS");
         with(&malformed, env.tenure(args)).exits_with(64).says("URL");
     }
-    // Lost, and down.
+    // The server is down, and has lost its data.
     let mut command =
         env.tenure(["run", "--ttl", "900ms", "x", "--", "sh", "-c", "echo > up; exec sleep 30"]);
     command.env("TENURE_STORE", &right);
@@ -319,16 +317,15 @@ fn what_a_grant_rests_on_can_be_asked_for() {
     run(&plain, &[]).exits_with(64).says("unfenced");
     assert_eq!(run(&plain, &["--unfenced"]).exits_with(0).says_nothing().stdout, "0\n");
     run(&server.url(), &["-w", "0.5", "--acks", "1"]).exits_with(69).says("replicas");
-    // The first use of a server costs one.
+    // The first use of a server starts a grace.
     run(&server.url(), &["-n", "--restart-grace", "1s"]).exits_with(75).says("busy");
     run(&server.url(), &["-w", "20", "--restart-grace", "1s"]).exits_with(0).says_nothing();
-    // The same in the URL, and twice.
+    // In the URL, and in both places.
     let url = format!("{}?restart-grace=1s", server.url());
     run(&url, &["-w", "20"]).exits_with(0).says_nothing();
     run(&url, &["-w", "20", "--restart-grace", "1000ms"]).exits_with(0).says_nothing();
 }
 
-/// The lease is renewed also where standard error is not read.
 #[test]
 fn a_warning_that_is_not_read_delays_no_renewal() {
     let env = TestEnv::new();
@@ -346,7 +343,7 @@ fn a_warning_that_is_not_read_delays_no_renewal() {
     assert!(now() - started < ms(30_000));
 }
 
-/// It may be behind its master, and knows of no lock there that it has not been told of.
+/// A replica may lag behind its master, and lack locks.
 #[test]
 fn a_replica_is_not_believed() {
     let env = TestEnv::new();
@@ -359,7 +356,7 @@ fn a_replica_is_not_believed() {
         let args = [&args[..1], &["--store", &url], &args[1..]].concat();
         env.run(env.tenure(args)).exits_with(69).says("this server is a replica; name its master");
     }
-    // It is asked again each time: it may be promoted.
+    // It is queried again each time, because it may be promoted.
     let waiter = env.start(env.tenure_run_command(["--store", &url, "-w", "30", "y", "--", "true"]));
     replica.command(&["REPLICAOF", "NO", "ONE"]);
     waiter.wait_for(ms(40_000)).exits_with(0).says_nothing();
@@ -419,7 +416,8 @@ fn a_forced_release_leaves_what_is_no_lock_and_says_what_it_is() {
     run("release", &["text"]).exits_with(64).says("--force");
 }
 
-/// Once when it stops, once when it is back. Each minute between would make this a long test.
+/// Once when the server stops answering, once when it is back. The minute between repeated reports would make
+/// this a long test.
 #[test]
 fn a_wait_says_that_its_server_does_not_answer_and_that_it_is_back() {
     let env = TestEnv::new();
@@ -433,7 +431,7 @@ fn a_wait_says_that_its_server_does_not_answer_and_that_it_is_back() {
         server.stop();
         waiter.eventually("it says so", || own(&waiter).len() == 2 * round + 1);
         assert!(own(&waiter)[2 * round].contains("still waiting"), "{waiter:?}");
-        // What is said once is not said at the next look.
+        // The report is not repeated at the next check.
         std::thread::sleep(ms(4_500));
         assert_eq!(own(&waiter).len(), 2 * round + 1, "{waiter:?}");
         server.cont();

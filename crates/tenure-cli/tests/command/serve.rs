@@ -15,7 +15,7 @@ use tenure_testkit::servers::Server;
 
 use crate::env::{Running, TestEnv, now};
 
-/// Starts it at a free port; returns its address too.
+/// Starts it on a free port; also returns its address.
 fn serve(env: &TestEnv, options: &[&str]) -> (Running, String) {
     let running =
         env.start(env.tenure([&["serve", "--listen", "127.0.0.1:0", "--every", "50ms"], options].concat()));
@@ -25,7 +25,7 @@ fn serve(env: &TestEnv, options: &[&str]) -> (Running, String) {
     (running, at.to_owned())
 }
 
-/// The status, the headers and the body of an answer.
+/// The status, the headers and the body of a response.
 fn ask(at: &str, line: &str, host: &str) -> (u16, String, String) {
     let mut stream = TcpStream::connect(at).expect("a connection");
     write!(stream, "{line} HTTP/1.1\r\nHost: {host}\r\n\r\n").expect("a request");
@@ -125,7 +125,7 @@ fn chromium(env: &TestEnv, options: &[&str], url: &str) -> Command {
     browser
 }
 
-/// What a browser shows at this address after the page's scripts have run.
+/// The page at this address after its scripts have run.
 fn browser(env: &TestEnv, url: &str) -> String {
     let shown = env.run(chromium(env, &["--virtual-time-budget=3000", "--dump-dom"], url));
     assert_eq!(shown.code(), Some(0), "scripts/install-test-needs installs it: {shown:?}");
@@ -172,12 +172,12 @@ fn the_page_shows_holds_waits_hand_overs_and_losses() {
         &["In 10 minutes 2 holds", "Nobody waits<", "<span class=\"end\">holds</span>"],
     );
 
-    // Nobody renews it.
+    // Not renewed.
     let forget = || env.run(env.tenure(["acquire", "--ttl", "6s", "forgotten"])).exits_with(0);
     forget();
     server.eventually("it expires", || {
         let end = lock_told(&at, "forgotten")["holds"][0]["end"].clone();
-        // On a busy machine no look may have come in the second half of the lease.
+        // On a busy machine there may be no refresh in the second half of the lease.
         if end == "released" {
             forget();
         }
@@ -265,7 +265,7 @@ fn a_browser_draws_the_page_in_light_and_dark_wide_and_narrow() {
         ];
         let drawn = env.run(chromium(&env, &options, &format!("http://{at}/#{key}")));
         assert_eq!(drawn.code(), Some(0), "{drawn:?}");
-        // A refused style or script is told on the console.
+        // The console reports a refused style or script.
         assert!(!drawn.stderr.contains("Refused"), "{drawn:?}");
         pictures.push(fs::read(file).expect("a picture"));
     }
@@ -273,7 +273,7 @@ fn a_browser_draws_the_page_in_light_and_dark_wide_and_narrow() {
     assert_ne!(pictures[0], pictures[1], "the scheme of the system changes the page");
 }
 
-/// A process and its descendants with the processor time of each, which Linux counts in hundredths of a second.
+/// A process and its descendants with their CPU time, which Linux counts in hundredths of a second.
 fn family(root: Pid) -> Vec<(Pid, Duration)> {
     let all: Vec<(Pid, Pid, Duration)> = fs::read_dir("/proc")
         .expect("processes")
@@ -334,7 +334,7 @@ fn the_page_of_500_locks_with_50_changes_a_second_costs_little() {
         let share = |at: usize| (after[at] - before[at]).as_secs_f64() / took.as_secs_f64() * 100.0;
         measured.push((seconds * 50, took, share(0), share(1)));
     }
-    // The browser is started by a script, which it would survive.
+    // The browser is started by a script, which it would outlive.
     for (pid, _) in family(page.pid()) {
         let _ = kill_process(pid, Signal::KILL);
     }

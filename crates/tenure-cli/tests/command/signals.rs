@@ -1,4 +1,4 @@
-//! Signals: they reach the command, once, at any moment.
+//! Signals reach the command once, at any moment.
 
 use std::fs;
 use std::thread::sleep;
@@ -39,7 +39,7 @@ fn a_command_that_ignores_a_signal_keeps_the_lock_until_it_ends() {
         (name, running)
     };
     let all = FORWARDED.map(ignore);
-    sleep(Duration::from_millis(2_100)); // longer than a lease, which must have been renewed
+    sleep(Duration::from_millis(2_100)); // longer than a lease, so it must have been renewed
     for (name, running) in &all {
         assert!(!running.has_ended(), "{running:?}");
         env.tenure_run(["-n", name, "--", "true"]).exits_with(75);

@@ -1,5 +1,4 @@
-//! A lock that outlives the processes that ask for it: `acquire`, `renew`, `verify`, `release`
-//! and `wait`.
+//! A lock that outlives the processes that acquire it: `acquire`, `renew`, `verify`, `release` and `wait`.
 
 use std::time::Duration;
 
@@ -20,7 +19,7 @@ impl TestEnv {
         said.stdout.trim_end().to_owned()
     }
 
-    /// The process that keeps the lock of this owner in the background.
+    /// The background process that renews the lock of this owner.
     fn renewing(&self, owner: &str) -> Pid {
         let is_keeper = |pid: &i32| {
             let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -44,7 +43,7 @@ fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
 
 /// The whole life of a hold, on any store and of any kind.
 fn lives(env: &TestEnv, store: &[&str], kind: &[&str]) {
-    // The members of a quorum vote once they have been up for a lease.
+    // Members of a quorum vote once they have been up for a lease.
     let (ttl, renewed_to) = ("10s", "20s");
     let verb = |verb: &str, args: &[&str]| env.verb(verb, &[store, args].concat());
     let owner = env.acquire(&[store, kind, &["x", "--ttl", ttl, "-w", "20"]].concat());
@@ -52,7 +51,7 @@ fn lives(env: &TestEnv, store: &[&str], kind: &[&str]) {
     verb("verify", &by_owner).exits_with(0).says_nothing();
     verb("status", &["x"]).exits_with(0);
     verb("renew", &[&by_owner[..], &["--ttl", renewed_to]].concat()).exits_with(0).says_nothing();
-    // A member of a quorum that answered last may have been asked only now.
+    // The request to the last member of a quorum may still be in flight.
     eventually("its lease is longer", || {
         let left = verb("status", &["--json", "x"]).exits_with(0).stdout;
         let left: Value = serde_json::from_str(&left).expect("JSON");
@@ -95,7 +94,7 @@ fn others_are_excluded_until_the_release_or_the_end_of_the_lease() {
     env.tenure_run(["-n", "x", "--", "touch", "ran"]).exits_with(75);
     env.verb("release", &["x", "--owner", &owner]).exits_with(0);
     env.tenure_run(["-n", "x", "--", "true"]).exits_with(0);
-    // Nothing renews it.
+    // Not renewed.
     let owner = env.acquire(&["x", "--ttl", "300ms"]);
     env.tenure_run(["-w", "5", "x", "--", "true"]).exits_with(0);
     env.verb("renew", &["x", "--owner", &owner]).exits_with(79).says("not held");
@@ -131,7 +130,7 @@ fn a_lock_is_kept_until_it_is_released() {
         let store = ["--store", &store];
         let owner = env.acquire(&[&store[..], &["--hold", "--ttl", "400ms", "x"]].concat());
         let renewing = env.renewing(&owner);
-        // Past several leases, a waiter finds it held.
+        // After several leases, a waiter still finds it held.
         env.verb("wait", &[&store[..], &["-w", "1.5", "x"]].concat()).exits_with(75).says("is held by");
         env.verb("verify", &[&store[..], &["x", "--owner", &owner]].concat()).exits_with(0);
         env.verb("release", &[&store[..], &["x", "--owner", &owner]].concat()).exits_with(0);
@@ -238,7 +237,7 @@ fn an_owner_that_no_one_gets_leaves_no_lock() {
     command.args(["-c", r#""$0" acquire --ttl 1h x > /dev/full"#, BINARY]);
     env.run(command).exits_with(125).says("the lock was released");
     env.verb("status", &["x"]).exits_with(1);
-    // A wait that a signal ended has taken nothing either.
+    // A wait that was ended by a signal has taken nothing either.
     let owner = env.acquire(&["--fair", "x"]);
     let waiter = env.start(env.tenure(["acquire", "--fair", "x"]));
     waiter.eventually("it waits", || env.verb("status", &["x"]).stdout.contains("waiter"));
@@ -260,7 +259,7 @@ fn a_closed_standard_output_takes_no_lock() {
         shell(&format!(r#""$0" acquire --ttl 1h {options} x >&-"#)).exits_with(125).says("is closed");
         env.verb("status", &["x"]).exits_with(1);
     }
-    // Who is to release the lock need not be told.
+    // Nobody needs the owner, because the end of the shell releases the lock.
     shell(r#""$0" acquire --hold --while-pid $$ x >&-; "$0" status x"#).exits_with(0);
     let owner = env.acquire(&["y"]);
     for full in [">&-", "> /dev/full"] {

@@ -1,4 +1,4 @@
-//! The wrapper stands still or is killed, and its watchdog does what is left to do.
+//! The wrapper is stopped or killed, and its watchdog takes over.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// The other process of a wrapper, which is not its command.
+/// The child of a wrapper that is not its command.
 pub(crate) fn watchdog_of(wrapper: &Running) -> Pid {
     let mut found = None;
     wrapper.eventually("its watchdog is there", || {
@@ -57,13 +57,13 @@ fn cont(pid: Pid) {
     kill_process(pid, Signal::CONT).expect("it runs");
 }
 
-/// When it was gone, from above.
+/// An upper bound of when it was gone.
 fn gone(pid: Pid) -> Duration {
     eventually("the command is gone", SOON, || !is_alive(pid));
     now()
 }
 
-/// `tenure` with these words, once a script that `sh` runs has written its number.
+/// Starts `tenure` with these arguments; returns once the script run by `sh` has written its pid.
 fn start(env: &TestEnv, words: &[&str], script: &str) -> Running {
     start_with(env, env.tenure(words), script)
 }
@@ -77,24 +77,24 @@ fn start_with(env: &TestEnv, mut command: Command, script: &str) -> Running {
     running
 }
 
-/// Stops a wrapper; returns whether its command was gone when its lease could end at the earliest.
+/// Stops a wrapper; returns whether its command was gone before its lease could end.
 fn ends_in_time(env: &TestEnv, running: &Running) -> bool {
     let command = env.pid("up");
-    // A renewal was answered, so the first deadline is not the last.
+    // A renewal was answered, so the first deadline has moved.
     sleep(TTL / 2);
     running.signal(Signal::STOP);
-    // Nothing renews it after this.
+    // From here on nothing renews it.
     let stopped = now();
     sleep(TTL.saturating_sub(now() - stopped));
     !is_alive(command)
 }
 
-/// `tenure` with these words, with locks of their own in a store that others use too.
+/// Arguments with a prefix of their own in a shared store.
 fn words_on<'a>(store: &'a str, prefix: &'a str, words: &[&'a str]) -> Vec<&'a str> {
     [&words[..1], &["--store", store, "--prefix", prefix], &words[1..]].concat()
 }
 
-/// A wrapper with these words stops: its command ends within its lease, the next holder begins, and
+/// A wrapper with these arguments is stopped: its command ends within its lease, the next holder begins, and
 /// the wrapper reports the loss when it resumes.
 #[track_caller]
 pub(crate) fn stopped(store: &str, words: &[&str]) {
@@ -112,7 +112,7 @@ pub(crate) fn stopped(store: &str, words: &[&str]) {
         () => "TERM\n",
     };
     assert_eq!(env.read("told"), told, "{words:?}");
-    // Before the wrapper resumes: only the end of its lease can admit it.
+    // The wrapper is still stopped, so only the end of its lease can admit the next.
     let next = [&words[..], &["x", "--", "true"]].concat();
     let next = env.run(env.tenure(next));
     match words.contains(&"--once-per") {
@@ -177,7 +177,7 @@ fn nothing_is_killed_while_one_of_both_stands_still_at_a_time() {
     let script = "READY; while [ ! -e end ]; do sleep 0.02; done; exit 3";
     let running = start(&env, &["run", "--ttl", "1500ms"], script);
     let watchdog = watchdog_of(&running);
-    // Longer than a lease, and than what is told to it in one.
+    // Longer than a lease.
     stop(watchdog);
     sleep(ms(2_000));
     for pid in [running.pid(), watchdog].repeat(2) {
@@ -190,7 +190,7 @@ fn nothing_is_killed_while_one_of_both_stands_still_at_a_time() {
     running.wait().exits_with(3).says_nothing();
 }
 
-/// The wrapper, its watchdog and its command stand still past the lease, and then go on.
+/// The wrapper, its watchdog and its command are stopped past the lease, and then resumed.
 fn stand_still_together(freeze: impl FnOnce(&[Pid]), thaw: impl FnOnce(&[Pid])) {
     let env = TestEnv::new();
     let running =
@@ -216,7 +216,7 @@ fn what_stood_still_together_is_judged_first_when_it_goes_on() {
     );
 }
 
-/// A cgroup of version 2, removed when it is dropped.
+/// A cgroup of version 2, removed on drop.
 struct Cgroup(PathBuf);
 
 impl Cgroup {
@@ -265,7 +265,7 @@ fn a_frozen_cgroup_is_judged_first_when_it_goes_on() {
     );
 }
 
-/// On a machine that has slept for some minutes: its two clocks differ by that.
+/// As on a machine that has slept for some minutes, by which its two clocks differ.
 fn on_a_machine_that_slept(env: &TestEnv, words: &[&str]) -> Command {
     let mut command = env.program("unshare");
     if !rustix::process::geteuid().is_root() {
@@ -302,8 +302,8 @@ fn planted_bugs_of_the_deadline_are_caught() {
     running.wait().exits_with(79);
 }
 
-/// Eight hosts' worth of wrappers want one lock, while one process of each stands still at times. A
-/// command writes when it was there, and two of them never were at once.
+/// Wrappers of eight hosts contend for one lock, while one process of each is stopped at times. Commands log
+/// when they ran, and no two overlap.
 fn hunt(time: Duration) {
     let (env, server) = (TestEnv::new(), Server::start());
     let script = r#"
@@ -323,7 +323,7 @@ while (now := time.clock_gettime_ns(time.CLOCK_BOOTTIME)) < until:
         env.start(env.tenure_run_command(words))
     };
     let mut wrappers: Vec<Running> = (0..8).map(|_| wrapper()).collect();
-    // Which process of each stands still, and until when.
+    // The stopped process of each, and until when.
     let mut stopped: Vec<Option<(Pid, Duration)>> = vec![None; wrappers.len()];
     let (end, mut lost) = (now() + time, 0);
     while now() < end {
@@ -342,7 +342,7 @@ while (now := time.clock_gettime_ns(time.CLOCK_BOOTTIME)) < until:
             }
             Some(_) => {}
             None => {
-                // Only one that holds the lock has a watchdog. Others are stopped at times.
+                // Only a wrapper that holds has a watchdog. Others are stopped at times.
                 let watchdog = children_of(wrappers[at].pid()).into_iter().find(|child| is_watchdog(*child));
                 if watchdog.is_some() || random(200) == 0 {
                     let pid = watchdog.filter(|_| random(3) == 0).unwrap_or_else(|| wrappers[at].pid());
@@ -380,7 +380,7 @@ fn commands_of_wrappers_that_stand_still_at_random_never_overlap() {
     hunt(ms(9_000));
 }
 
-/// `TENURE_STOPS` says for how many seconds.
+/// `TENURE_STOPS` sets the duration in seconds.
 #[test]
 #[ignore = "takes minutes; scripts/soak runs it"]
 fn commands_never_overlap_for_minutes() {
@@ -388,7 +388,7 @@ fn commands_never_overlap_for_minutes() {
     hunt(Duration::from_secs(seconds));
 }
 
-/// A wrapper with these words is killed, and the next one, with the same words, begins soon.
+/// A wrapper with these arguments is killed, and the next one, with the same arguments, begins soon.
 #[track_caller]
 pub(crate) fn killed(store: &str, words: &[&str]) {
     let env = TestEnv::new();
@@ -398,7 +398,7 @@ pub(crate) fn killed(store: &str, words: &[&str]) {
     let running = start(&env, &words, "trap '' TERM; READY; while :; do sleep 0.01; done");
     let command = env.pid("up");
     let next = |more: &[&str]| env.tenure([&words[..], more, &["x", "--", "touch", "next"]].concat());
-    // A job is not waited for: it is tried again.
+    // A job does not wait, so it is retried.
     let waits = !words.contains(&"--once-per");
     let waiter = waits.then(|| {
         let waiter = env.start(next(&["-v"]));
@@ -433,7 +433,7 @@ fn the_next_begins_soon_after_a_wrapper_was_killed() {
     killed("", &["run"]);
 }
 
-/// Holds of a fleet that share an owner are given back one by one.
+/// Holds of a fleet that share an owner are released one by one.
 #[test]
 fn a_killed_wrapper_gives_back_its_own_hold_alone() {
     let (env, server) = (TestEnv::new(), Server::start());

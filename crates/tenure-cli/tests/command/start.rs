@@ -1,4 +1,4 @@
-//! The shell commands of book/start, as they stand there, with small programs in place of `sleep`, `cargo` and so on.
+//! The shell commands of book/start, with small programs in place of `sleep`, `cargo` and so on.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use crate::tmux::Tmux;
 const TUTORIAL: &str = include_str!("../../../../book/start/tutorial.md");
 const REDIS: &str = include_str!("../../../../book/start/redis.md");
 
-/// The blocks of a page. A block that is added needs a place in its test.
+/// The blocks of a page. A new block needs a place in its test.
 fn blocks<const COUNT: usize>(page: &'static str) -> [&'static str; COUNT] {
     let blocks = page.split("```sh\n").skip(1).map(|rest| rest.split("```").next().unwrap_or(rest));
     blocks.collect::<Vec<_>>().try_into().expect("as many blocks as the test runs")
@@ -22,7 +22,7 @@ fn lines(block: &str) -> impl Iterator<Item = &str> {
     block.lines().map(|line| line.split("  #").next().unwrap_or(line).trim_end())
 }
 
-/// An environment with the programs of the pages. `sleep 10` lasts until there is a file `go`.
+/// An environment with the programs of the pages. `sleep 10` runs until there is a file `go`.
 fn prepare() -> TestEnv {
     let env = TestEnv::new();
     program(

@@ -1,5 +1,3 @@
-//! `tenure stop`.
-
 use std::fs;
 use std::time::Duration;
 
@@ -23,7 +21,7 @@ fn a_stop_ends_the_commands_that_hold_and_says_who_asked() {
         for holder in holders {
             holder.wait().exits_with(143).says("asked to stop by alice@").says(": deploy at 9");
         }
-        // One that comes later is not meant.
+        // The request does not apply to later holders.
         let script = "READY; while [ ! -e end ]; do sleep 0.02; done";
         let (later, start) = (env.start_script(&store, "x", script), crate::env::now());
         later.eventually("it has looked twice", || (crate::env::now() - start).as_secs() >= 5);
@@ -44,7 +42,7 @@ fn a_leader_and_a_job_are_asked_too() {
         assert_eq!(stop(&[of, "x"]).exits_with(1).says_nothing().stdout, "free\n");
         let holder = env.start(env.tenure([holds, &store[..], &["x", "-c", script]].concat()));
         holder.eventually("it holds", || env.path("up").exists());
-        // A lock of this name is another thing.
+        // A lock of this name is something else.
         stop(&["x"]).exits_with(1);
         let said = stop(&[of, "--reason", "it hangs", "x"]).exits_with(0).says_nothing().stdout;
         assert!(said.starts_with("stopped: alice@"), "{said}");
@@ -75,11 +73,11 @@ fn a_forced_release_reaches_the_command_long_before_its_renewal() {
     env.tenure_run(["x", "true"]).exits_with(0);
     let server = Server::start();
     for store in [env.url(), server.url()] {
-        // Its first renewal is after a minute.
+        // Its first renewal would be after a minute.
         let holder = env.start_script(&["--store", &store, "--ttl", "1h"], "x", "READY; exec sleep 60");
         let forced = env.run(env.tenure(["release", "--store", &store, "--force", "x"])).exits_with(0);
         assert!(forced.stdout.ends_with("if no message reaches it\n"), "{forced:?}");
-        // The next holder is not meant.
+        // The request does not apply to the next holder.
         let next =
             env.start_script(&["--store", &store], "x", "READY; while [ ! -e end ]; do sleep 0.02; done");
         let said = holder.wait_for(Duration::from_secs(30)).exits_with(79);

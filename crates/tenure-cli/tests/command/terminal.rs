@@ -19,13 +19,13 @@ pub(crate) struct Session {
     child: Child,
     keys: OwnedFd,
     screen: String,
-    /// How much of it was already expected.
+    /// Length of the output that was already matched.
     read: usize,
 }
 
 impl Session {
     pub(crate) fn start(env: &TestEnv, args: &[&str]) -> Self {
-        let close = OpenptFlags::from_bits_retain(OFlags::CLOEXEC.bits()); // macOS does not name it
+        let close = OpenptFlags::from_bits_retain(OFlags::CLOEXEC.bits()); // not named on macOS
         let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | close;
         let keys = openpt(flags).unwrap();
         grantpt(&keys).unwrap();
@@ -55,7 +55,7 @@ impl Session {
         }
     }
 
-    /// Waits for this text to appear after what was expected before.
+    /// Waits for this text in the output after the last match.
     #[track_caller]
     pub(crate) fn expect(&mut self, text: &str) {
         let end = now() + LIMIT;

@@ -1,4 +1,4 @@
-//! A terminal multiplexer, whose screens a test can read.
+//! A terminal multiplexer whose screens a test can read.
 
 use std::process::Command;
 use std::thread::sleep;
@@ -13,7 +13,7 @@ pub(crate) struct Tmux<'a> {
 }
 
 impl<'a> Tmux<'a> {
-    /// Runs a script of the shell on a screen of this size. `$TENURE` is the program.
+    /// Runs a shell script on a screen of this size. `$TENURE` is the program.
     pub(crate) fn start(env: &'a TestEnv, columns: u32, rows: u32, script: &str) -> Self {
         // A server that is being killed still has its socket.
         let socket = env.path(&format!("tmux-{:x}", random(u64::MAX))).display().to_string();
@@ -47,27 +47,26 @@ impl<'a> Tmux<'a> {
         self.told(&["resize-window", "-x", &columns.to_string(), "-y", &rows.to_string()]);
     }
 
-    /// The lines of the screen.
     pub(crate) fn screen(&self) -> Vec<String> {
         self.told(&["capture-pane", "-p"]).lines().map(str::to_owned).collect()
     }
 
-    /// The screen with the sequences that colour it.
+    /// The screen with its colour sequences.
     pub(crate) fn coloured(&self) -> String {
         self.told(&["capture-pane", "-p", "-e"])
     }
 
-    /// The terminal of the program, as a path.
+    /// The path of the program's terminal.
     pub(crate) fn tty(&self) -> String {
         self.told(&["display-message", "-p", "#{pane_tty}"]).trim().to_owned()
     }
 
-    /// Whether a program shows a second screen in place of the usual one.
+    /// Whether the program uses the alternate screen.
     pub(crate) fn is_alternate(&self) -> bool {
         self.told(&["display-message", "-p", "#{alternate_on}"]).trim() == "1"
     }
 
-    /// Waits until the screen is so, and returns it.
+    /// Waits until the screen matches, and returns it.
     #[track_caller]
     pub(crate) fn until(&self, what: &str, mut is_so: impl FnMut(&[String]) -> bool) -> Vec<String> {
         let end = now() + LIMIT;

@@ -1,4 +1,4 @@
-//! `tenure top` in a terminal multiplexer: its screens, its keys, and the terminal after its end.
+//! `tenure top` in a terminal multiplexer: its screens, its keys, and the state of the terminal afterwards.
 
 use std::fs::File;
 use std::process::Command;
@@ -14,7 +14,7 @@ use crate::tmux::Tmux;
 const HEADER: &str = "NAME         KIND      PERMITS WAIT FOR     LEASE              HELD BY";
 const FOOT: &str = "q quit  ↑↓ select  enter details  s sort  / filter  f force  space pause";
 
-/// A mutex, a semaphore, and a fair mutex that is waited for.
+/// A mutex, a semaphore, and a fair mutex with a waiter.
 fn locks(env: &TestEnv, store: &[&str]) -> Vec<Running> {
     let hold = |options: &[&str], name: &str| {
         env.start_script(&[store, &["--ttl", "1h"], options].concat(), name, "READY; exec sleep 100")
@@ -29,7 +29,7 @@ fn locks(env: &TestEnv, store: &[&str]) -> Vec<Running> {
     all
 }
 
-/// The cells below the header, each from the column of its header on.
+/// The cells below the header, by the columns of the header.
 fn cells(screen: &[String]) -> Vec<[String; 7]> {
     let starts: Vec<usize> = ["NAME", "KIND", "PERMITS", "WAIT", "FOR", "LEASE", "HELD BY"]
         .map(|title| HEADER.find(title).expect("a title"))
@@ -73,7 +73,7 @@ fn assert_screen(screen: &[String], columns: usize, rows: usize) {
 fn the_screen_of_top_fits_its_terminal_and_follows_its_size() {
     let env = TestEnv::new();
     let _locks = locks(&env, &[]);
-    // Its parent is no tmux, which lets its own children go on when they stop.
+    // Under another parent than tmux, which resumes its own children when they stop.
     let script = "sh -c 'echo $$ > top; exec $TENURE top --every 200ms'";
     let terminal = Tmux::start(&env, 80, 24, script);
     assert_screen(&terminal.expect(FOOT), 80, 24);
@@ -85,12 +85,12 @@ fn the_screen_of_top_fits_its_terminal_and_follows_its_size() {
     let is_small =
         |screen: &[String]| screen.len() == 24 && screen[23] == FOOT && screen[5].starts_with("render");
     assert_screen(&terminal.until("it has the old size", is_small), 80, 24);
-    // A terminal that is too small for the table is no panic.
+    // A terminal that is too small for the table causes no panic.
     terminal.resize(20, 3);
     terminal.until("it is small", |screen| screen.len() == 3);
     terminal.resize(80, 24);
     assert_screen(&terminal.until("it has the old size", is_small), 80, 24);
-    // It stands still meanwhile, and sees the old size only.
+    // It is stopped meanwhile, so it knows the old size only.
     let (process, tty) = (env.pid("top"), File::open(terminal.tty()).expect("a terminal"));
     kill_process(process, Signal::STOP).expect("it runs");
     for (columns, rows) in [(20, 3), (80, 24)] {
@@ -118,7 +118,7 @@ fn keys_select_a_lock_show_its_history_and_filter() {
     );
     let is_line = |line: &String| line.starts_with("  ·") && line.ends_with('▓');
     terminal.until("it has a time line", |screen| screen.iter().any(is_line));
-    // The waiter gets it and ends: both are in its history.
+    // The waiter gets the lock and ends, so both are in its history.
     held[1].signal(Signal::TERM);
     let screen = terminal.expect("queue: free");
     assert!(
@@ -176,7 +176,6 @@ fn top_outlives_a_store_that_comes_and_goes_and_never_asks_for_all_keys_at_once(
     terminal.until("it ends", |_| !terminal.is_alternate());
 }
 
-/// What `stty` says of a terminal.
 fn settings(tty: &str) -> String {
     let said = Command::new("stty").args(["-F", tty, "-a"]).output().expect("stty");
     String::from_utf8(said.stdout).expect("text")

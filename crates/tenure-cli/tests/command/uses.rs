@@ -1,4 +1,4 @@
-//! What locks are for, from the command line: a job once in a period, and a leader.
+//! The uses of locks from the command line: a job once per period, and a leader.
 
 use std::fs;
 use std::time::Duration;
@@ -25,16 +25,16 @@ fn a_job_runs_once_in_a_period_and_the_next_is_told_which_run_it_was() {
         run("digest", &["-E", "0", "-q"], "echo ran >> digest").exits_with(0).says_nothing();
         assert_eq!(env.read("digest"), "ran\n", "{url}");
         fs::remove_file(env.path("digest")).expect("a file");
-        // One that failed may run again.
+        // A failed job may run again.
         run("failing", &[], "exit 3").exits_with(3);
         run("failing", &[], "test \"$TENURE_FENCE\" -gt 0").exits_with(0);
         run("failing", &[], "exit 3").exits_with(75);
-        // A job is no lock of this name.
+        // A job is not a lock of this name.
         env.tenure_run(["--store", &url, "-n", "digest", "true"]).exits_with(0);
     }
 }
 
-/// A job, a leader and a request to stop, on a store whose clients run the machine.
+/// A job, a leader and a stop request, on a store whose clients run the state machine.
 pub(crate) fn a_job_and_a_leader(env: &TestEnv, url: &str) {
     let once =
         |name: &str, script: &str| env.tenure_run(["--store", url, "--once-per", LONG, name, "-c", script]);
@@ -71,7 +71,7 @@ fn a_job_that_runs_is_said_to_and_its_window_stays_closed_when_its_runner_dies()
     running.wait();
     let asked = || env.tenure_run(["--once-per", LONG, "digest", "true"]).exits_with(75);
     eventually("its lock is free", SOON, || asked().stderr.contains("by a run that died"));
-    // Unless its end is to open the window.
+    // `--retry-lost` opens the window.
     let again = ["--once-per", LONG, "--retry-lost", "digest", "-c", "touch again"];
     env.tenure_run(again).exits_with(0).says_nothing();
     assert!(env.path("again").exists());
@@ -168,7 +168,7 @@ fn a_candidate_prints_each_change_of_who_leads() {
         let said = first.wait().exits_with(143);
         assert_eq!(words(&said.stderr)[..2], ["tenure: elected: a", "tenure: resigned: a"], "{said:?}");
         assert_eq!(said.stdout, "");
-        // Its command is over before the observer looks again.
+        // Its command ends before the observer polls again.
         let said = second.wait().exits_with(0);
         let all = ["elected: a", "resigned: a", "elected: b", "resigned: b"];
         assert_eq!(words(&said.stderr), all.map(|change| format!("tenure: {change}")), "{said:?}");

@@ -1,5 +1,5 @@
-//! Every verb where the store is down, silent or refuses the login, where its name is missing, and
-//! where a flag is misspelled: one line, its code, and soon.
+//! Every verb with a store that is down, silent or rejects the login, with a missing name and with a
+//! misspelled flag: one line, its code, and soon.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::tmux::Tmux;
 
 const OWNER: &str = "alice/@host:1/00000000000000000000000000000001";
 
-/// Each verb that asks a store, with what it needs; a part before NAME, and NAME with the rest.
+/// Each verb that uses a store, with its arguments before NAME, and NAME with the rest.
 const VERBS: [(&str, &[&str], &[&str]); 16] = [
     ("run", &[], &["x", "--", "touch", "ran"]),
     ("acquire", &[], &["x"]),
@@ -35,7 +35,7 @@ fn words<'a>(url: &'a str, (verb, before, after): (&'a str, &[&'a str], &[&'a st
     [&[verb, "--store", url], before, after].concat()
 }
 
-/// All verbs on this store exit with 69, and say this in one line.
+/// Checks that all verbs on this store exit with 69 and one line with these words.
 fn all_fail(env: &TestEnv, url: &str, says: &[&str], limit: Duration) {
     for verb in VERBS {
         let said = env.within(limit, || env.run(env.tenure(words(url, verb))));
@@ -72,7 +72,7 @@ fn every_verb_says_within_a_second_that_its_store_is_down() {
 fn no_verb_pings_a_store_that_answers() {
     let (env, server) = (TestEnv::new(), Server::start());
     for verb in [&["run", "x", "true"][..], &["status", "x"], &["list"], &["leader", "x"], &["wait", "x"]] {
-        // On a busy machine an answer may take long enough for a ping.
+        // On a busy machine an answer may be so slow that a ping is sent.
         eventually(verb[0], 10 * SECOND, || {
             server.command(&["CONFIG", "RESETSTAT"]);
             env.run(env.tenure([&verb[..1], &["--store", &server.url()], &verb[1..]].concat()));
@@ -88,7 +88,7 @@ fn every_verb_says_that_its_store_does_not_answer() {
     server.stop();
     let _silence = env.silence_the_store();
     let url = server.url();
-    // Most wait for 20 s for an answer, so all do at once.
+    // Most wait 20 s for an answer, so run them concurrently.
     let all = VERBS.map(|verb| (verb.0, env.start(env.tenure(words(&url, verb)))));
     let of_directory =
         [(&["-n"][..], "cannot reach store"), (&[], "with -w DURATION it is retried for that long")];

@@ -9,25 +9,25 @@ use crate::env::{TestEnv, now};
 use crate::stands_still::{killed, stopped};
 use crate::uses::a_job_and_a_leader;
 
-/// One server is enough: to start it takes seconds.
+/// One server for all, because starting it takes seconds.
 #[test]
 fn the_verbs_work_on_zookeeper() {
     let (env, server) = (TestEnv::new(), ZooKeeper::start());
     let url = format!("{}/command", server.url());
     let program = env!("CARGO_BIN_EXE_tenure");
 
-    // Held, shown, listed, and gone.
+    // Held, shown, listed, and released.
     let script = "\"$0\" list --store \"$1\"; \"$0\" status --store \"$1\" nightly; true";
     let said =
         env.run(env.tenure(["run", "--store", &url, "nightly", "--", "sh", "-c", script, program, &url]));
     let has_both = ["nightly\tmutex", "held as a mutex"].iter().all(|text| said.stdout.contains(text));
     assert!(said.code() == Some(0) && has_both, "{said:?}");
-    // Its tokens tell no time.
+    // Its tokens are not times.
     assert!(!said.stdout.contains(", for "), "{said:?}");
     let said = env.run(env.tenure(["list", "--store", &url]));
     assert!(said.code() == Some(0) && !said.stdout.contains("nightly"), "{said:?}");
 
-    // A hold that no process keeps is a session that no connection keeps: its end is its ttl.
+    // A hold without a process is a session without a connection, which ends with its ttl.
     let said = env.run(env.tenure(["acquire", "--store", &url, "--ttl", "30s", "kept"]));
     assert!(said.code() == Some(0), "{said:?}");
     let said = env.run(env.tenure(["status", "--store", &url, "kept"]));
@@ -46,7 +46,7 @@ fn the_verbs_work_on_zookeeper() {
     let took = now() - begun;
     assert!(took < Duration::from_secs(10), "{took:?}");
 
-    // The doctor has nothing to say of it, and says what keeps a lock from being taken.
+    // The doctor has no findings, but reports why a lock cannot be acquired.
     assert_eq!(found(&env, &url, &[]), checks([]));
     let said = env.run(env.tenure(["doctor", "--store", "zookeeper://127.0.0.1:1"]));
     assert!(said.code() == Some(69) && said.stderr.contains("127.0.0.1:1"), "{said:?}");

@@ -8,10 +8,9 @@ use rustix::process::{Pid, Signal};
 
 use crate::env::{LIMIT, Running, TestEnv, is_alive, now, random};
 
-/// Holds another flock for as long as it lives. A process that does not get it at once overlaps
-/// with another, if that one still runs. The system closes the descriptors of one that has died in
-/// no promised order, so its liveness may end a moment before this flock; it has no program any
-/// more then.
+/// Holds another flock for its lifetime. A process that does not get it immediately overlaps with another, if
+/// that one still runs. A dying process closes its descriptors in no specified order, so its liveness may end
+/// a moment before this flock, when its program has already ended.
 const ALONE: &str = "exec 8>>alone
     flock -n 8 || { readlink /proc/$(tail -n 1 ran)/exe >/dev/null 2>&1 && echo overlap >> bad; flock 8; }
     echo $$ >> ran
@@ -19,7 +18,7 @@ const ALONE: &str = "exec 8>>alone
 
 #[test]
 fn a_killed_wrapper_takes_its_command_along_and_no_two_overlap_in_200_kills() {
-    // Four names side by side, fifty kills each, always with another contender waiting or starting.
+    // Four names concurrently, fifty kills each, always with another contender waiting or starting.
     thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(fifty_kills);
@@ -32,7 +31,7 @@ fn fifty_kills() {
     let start = || env.start(env.tenure_run_command(["x", "--", "sh", "-c", ALONE]));
     let mut contenders: Vec<Running> = vec![start(), start()];
     for round in 0..50 {
-        // The one that has its turn, and one at any moment, by turns.
+        // Alternately the holder, and any of them.
         let victim = match round % 2 {
             0 => the_one_that_runs(&env, &contenders),
             _ => random(2) as usize,
@@ -43,7 +42,7 @@ fn fifty_kills() {
         drop(victim);
         contenders.push(start());
     }
-    // The one that still waits gets in.
+    // The remaining waiter gets the lock.
     let before = env.read("ran").lines().count();
     let last = contenders.pop().expect("two of them");
     drop(contenders);
@@ -62,7 +61,7 @@ fn fifty_kills() {
     assert!(before >= 10, "only {before} turns: this showed nothing");
 }
 
-/// Waits until one of them has started its command, and says which.
+/// Waits until one of them has started its command; returns its index.
 fn the_one_that_runs(env: &TestEnv, contenders: &[Running]) -> usize {
     let end = now() + LIMIT;
     loop {

@@ -1,4 +1,4 @@
-//! Many real processes at once, in another binary than the tests that measure time.
+//! Many real processes at once, in a separate binary from the tests that measure time.
 #![allow(
     missing_docs,
     clippy::disallowed_methods,

@@ -1,4 +1,4 @@
-//! `tenure stress`: it finds nothing where nothing is wrong, and what is wrong where something is.
+//! `tenure stress` finds the violations of a faulty store, and none elsewhere.
 
 use std::fs;
 use std::process::Command;
@@ -10,7 +10,7 @@ use tenure_testkit::servers::{Config, Server, eventually};
 
 use crate::env::{Outcome, Running, TestEnv};
 
-/// A busy machine is waited for; none of these is about time.
+/// Generous for a busy machine, because none of these tests measures time.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn stress(env: &TestEnv, store: &str, args: &[&str]) -> Command {
@@ -19,7 +19,7 @@ fn stress(env: &TestEnv, store: &str, args: &[&str]) -> Command {
     command
 }
 
-/// The words behind the name of a line of the verdict.
+/// The rest of a line of the verdict, by its label.
 fn line(outcome: &Outcome, name: &str) -> String {
     let found = outcome.stdout.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
     found.unwrap_or_else(|| panic!("no {name}: {outcome:?}")).to_owned()
@@ -59,7 +59,7 @@ fn a_store_that_keeps_what_it_said_passes_while_processes_are_killed_and_stopped
             });
         }
     });
-    // A queue's key is there for a second more than its last ticket.
+    // The key of a queue outlives its last ticket by a second.
     eventually("only counters are left", Duration::from_secs(5), || {
         let keys = server.command(&["KEYS", "*"]);
         keys.items().iter().all(|key| key.text().starts_with("tenure:fence"))
@@ -80,7 +80,7 @@ fn a_hook_that_fails_is_no_success_and_is_told() {
 #[test]
 fn a_store_that_is_emptied_by_the_hook_is_found_out_with_both_histories() {
     let (env, server) = (TestEnv::new(), Server::start());
-    // The hook asks, this test empties, and the hook waits until it has.
+    // The hook signals this test, which empties the server, and waits until it has.
     let hook = "touch empty; while [ -e empty ]; do sleep 0.02; done";
     let args = ["--for", "3s", "--kind", "mutex", "--names", "1", "--every", "100ms", "--hook", hook];
     let running = env.start(stress(&env, &server.url(), &args));

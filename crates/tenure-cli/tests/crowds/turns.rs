@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::env::TestEnv;
 
-/// Says when it is in and when it is out, in one file, without starting anything.
+/// Logs the beginning and end of a turn, without starting a process.
 const TURN: &str = r#"echo "in $TENURE_FENCE" >> log; echo "out $TENURE_FENCE" >> log"#;
 
 #[test]

@@ -1,5 +1,5 @@
-//! Processes that are started at once: five hundred that wait for one fair lock, and as many
-//! that ask a silent store. `TENURE_CROWD` sets another number.
+//! Processes started at once: five hundred that wait for one fair lock, and as many on a silent store.
+//! `TENURE_CROWD` sets another number.
 
 use std::fs;
 use std::thread::sleep;
@@ -13,10 +13,10 @@ fn crowd() -> usize {
     std::env::var("TENURE_CROWD").map_or(500, |count| count.parse().expect("a number"))
 }
 
-/// A busy machine is waited for.
+/// Generous for a busy machine.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// How many wait, as the record of the only lock says.
+/// Number of waiters in the record of the only lock.
 fn waiting(env: &TestEnv) -> usize {
     let records = fs::read_dir(env.store()).expect("a store").filter_map(Result::ok);
     let texts = records.filter(|entry| entry.file_name().to_string_lossy().starts_with("lock-"));
@@ -25,7 +25,7 @@ fn waiting(env: &TestEnv) -> usize {
     line.rsplit(' ').next().and_then(|count| count.parse().ok()).unwrap_or(0)
 }
 
-/// Processor time of a process, in hundredths of a second.
+/// CPU time of a process, in hundredths of a second.
 fn ticks(running: &Running) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{}/stat", running.pid().as_raw_nonzero()));
     let stat = stat.expect("it waits");
@@ -36,7 +36,7 @@ fn ticks(running: &Running) -> u64 {
 #[test]
 fn of_a_crowd_that_waits_in_one_queue_none_fails() {
     let (env, count) = (TestEnv::new(), crowd());
-    // Five hundred that start at once leave it little of the processor.
+    // Five hundred starting processes leave it little CPU time.
     let holder =
         env.start_script(&["--fair", "--ttl", "5m"], "x", "READY; while [ ! -e go ]; do sleep 0.1; done");
     let crowd: Vec<Running> =
@@ -50,7 +50,7 @@ fn of_a_crowd_that_waits_in_one_queue_none_fails() {
         sleep(Duration::from_millis(50));
     }
     let used = || crowd.iter().map(ticks).sum::<u64>();
-    // The last to come have still to hear whether they are first.
+    // The last waiters have yet to learn whether they are first.
     sleep(Duration::from_secs(2));
     let (before, begun) = (used(), now());
     sleep(Duration::from_secs(10));
@@ -66,7 +66,7 @@ fn of_a_crowd_that_waits_in_one_queue_none_fails() {
     println!("{count} turns took {:?}", now() - begun);
 }
 
-/// The store is silent for longer than a command that is alone needs to be answered.
+/// The store is silent for longer than a lone command needs for an answer.
 fn at_once(env: &TestEnv, words: &[&str], code: i32, silence: impl FnOnce(Duration)) {
     let (begun, count) = (now(), crowd());
     let words = [words, &["-q", "x", "--", "true"]].concat();
