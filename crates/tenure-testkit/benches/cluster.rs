@@ -24,7 +24,6 @@ use tokio::runtime::Builder;
 const TASKS: usize = 64;
 const ROUNDS: usize = 9;
 const ROUND: Duration = Duration::from_millis(700);
-/// What every compare-and-delete looks like.
 const COMPARE_AND_DELETE: &str =
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0";
 
@@ -51,7 +50,7 @@ fn main() {
         })
     };
     let theirs = || count(|task, until| bare_pairs(connection.clone(), &sha, task, until));
-    // Warms both sides up.
+    // Warms up both sides.
     ours();
     theirs();
     let mut rounds: Vec<_> = (0..ROUNDS).map(|_| (ours(), theirs())).collect();
@@ -83,7 +82,7 @@ fn bare(cluster: &Cluster) -> ClusterConnection {
     receiver.recv().expect("a connection")
 }
 
-/// Pairs on its own key until then.
+/// Pairs on its own key until this time.
 async fn bare_pairs(mut connection: ClusterConnection, sha: &str, task: usize, until: Instant) -> u32 {
     let key = format!("bare:{task}");
     let mut pairs = 0;
@@ -105,7 +104,7 @@ fn command(words: &[&str]) -> redis::Cmd {
     command
 }
 
-/// Pairs a second of so many tasks on the calling thread.
+/// Pairs per second of this many tasks on the calling thread.
 fn count<F: Future<Output = u32>>(task: impl Fn(usize, Instant) -> F) -> f64 {
     let started = Instant::now();
     let until = started + ROUND;

@@ -1,6 +1,4 @@
-//! How many whole schedules one core runs in a second: a new world each, with its processes, tasks,
-//! faults and checks.
-//!
+//! Complete schedules per second on one core: a new world each, with its processes, tasks, faults and checks.
 //! `cargo bench -p tenure-testkit --bench schedules`
 
 use tenure_testkit::sim::regime::LockKind;
@@ -25,7 +23,7 @@ fn count(what: &str, schedule: impl Fn(u64) -> Report) {
         grants += report.grants;
         lasted += report.lasted;
     }
-    // Of one core, not of the clock on the wall, which counts other programs too.
+    // CPU time, because wall-clock time includes other programs.
     let each = SCHEDULES as f64;
     println!(
         "{what}: {:.0} schedules per second of one core; each {:.0} polls, {:.1} grants, {:.0} virtual s",
@@ -36,7 +34,7 @@ fn count(what: &str, schedule: impl Fn(u64) -> Report) {
     );
 }
 
-/// For how long this thread had a core, in seconds.
+/// CPU time of this thread, in seconds.
 fn on_core() -> f64 {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").expect("Linux says what a thread took");
     let nanos = text.split(' ').next().and_then(|text| text.parse::<f64>().ok()).expect("a number first");

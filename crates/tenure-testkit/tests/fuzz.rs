@@ -1,4 +1,4 @@
-//! The noise finds what it should, within its limits.
+//! The fuzzer finds planted defects within its limits.
 
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -60,7 +60,7 @@ fn row(what: &str, ours: f64, bare: f64, reach: &str) {
     println!("{what:<66} {ours:>10.1} {bare:>10.1} {:>8.2} {reach:>9}", ours / bare);
 }
 
-/// So many a second.
+/// Operations per second.
 fn rate(mut pair: impl FnMut()) -> f64 {
     let (start, mut count) = (Instant::now(), 0);
     while start.elapsed() < ROUND {
@@ -88,11 +88,9 @@ fn pairs(store: &str, url: &str, bare: &Bare) {
     row(&what, median(all), median(theirs), ">= 0.9");
 }
 
-/// Requests of one pair, less those of a client that does nothing, beside those of the recipe that
-/// the server's own library has.
-///
-/// etcd's `concurrency.Mutex` puts and reads in one transaction, and deletes. ZooKeeper's recipe
-/// creates a node, lists its siblings, and deletes it.
+/// Requests of one pair, without those of an idle client, beside those of the server's own recipe. etcd's
+/// `concurrency.Mutex` puts and reads in one transaction, and deletes. ZooKeeper's recipe creates a node,
+/// lists its siblings, and deletes it.
 fn requests_of_a_pair(store: &str, url: &str, requests: &impl Fn() -> f64) {
     const PAIRS: u32 = 200;
     let locks = Locks::open(url).expect("a store");
@@ -107,7 +105,7 @@ fn requests_of_a_pair(store: &str, url: &str, requests: &impl Fn() -> f64) {
     row(&format!("{store}: requests of a pair, beside the recipe"), each, recipe, "-");
 }
 
-/// Turns of 1 ms, of tasks in two clients: the share of the ideal.
+/// Turns of 1 ms of tasks in two clients: the share of the ideal.
 fn hand_over(store: &str, url: &str) {
     const TURN: Duration = Duration::from_millis(1);
     let (start, length) = (Instant::now(), Duration::from_secs(5));
@@ -137,8 +135,8 @@ fn hand_over(store: &str, url: &str) {
     row(&what, f64::from(turns), ideal, ">= 0.8");
 }
 
-/// Requests a second of clients that wait, less those of one that holds. On ZooKeeper the pings of
-/// their session are among them.
+/// Requests per second of waiting clients, without those of the holder. On ZooKeeper they include the pings
+/// of the sessions.
 fn waiters(store: &str, url: &str, requests: &impl Fn() -> f64) {
     const LENGTH: Duration = Duration::from_secs(10);
     let holder = Locks::open(url).expect("a store");

@@ -1,4 +1,4 @@
-//! What a lock costs without a server. `cargo bench -p tenure --bench locks`
+//! The cost of a lock without a server.
 //!
 //! Prints a median of several rounds, with the least and the greatest, so that a noisy machine
 //! shows.
@@ -25,7 +25,7 @@ const ROUND: Duration = Duration::from_millis(700);
 
 fn main() {
     println!("{:<58} {:>10} {:>10} {:>10}", "", "median", "least", "greatest");
-    // First and once: later rounds would be given the memory that the first one left.
+    // First and only once, because later rounds would reuse the memory of the first.
     let bytes = bytes_per_guard(&Locks::memory());
     println!("{:<58} {bytes:>10.0}", "memory: bytes per held guard, 10,000 held");
     report("memory: uncontended pairs/s, one task", || pairs_per_s(&Locks::memory()));
@@ -41,7 +41,7 @@ fn main() {
     });
 }
 
-/// The file store beside what it cannot do without, in turns.
+/// The file store beside its unavoidable system calls, alternating.
 fn on_files(place: &str, parent: &Path) {
     let Ok(dir) = tempfile::tempdir_in(parent) else { return println!("file, {place}: no directory there") };
     let locks = Locks::open(&format!("file:{}", dir.path().display())).expect("a store");
@@ -62,7 +62,7 @@ fn on_files(place: &str, parent: &Path) {
     print("share of the bare pairs, by processor", 2, &|round| round[0].per_cpu_s / round[1].per_cpu_s);
 }
 
-/// A lock by hand: a file that is written and renamed under a `flock`, and unlinked under it.
+/// A handmade lock: under a `flock`, a file is written and renamed, and later unlinked.
 struct Bare {
     dir: OwnedFd,
     guard: OwnedFd,
@@ -100,15 +100,15 @@ impl Bare {
     }
 }
 
-/// With numbers for each group of names.
+/// With counters for groups of names.
 fn grouped() {
     let by_prefix = |options: tenure::Options| options.groups(tenure::metrics::Groups::by_prefix('i'));
     let locks = Locks::memory().with(by_prefix).expect("options");
     report("the same, counted by a rule of groups", || cpu_of_pair(&locks));
 }
 
-/// What the thread computes for one acquire and release, in nanoseconds. What other programs do
-/// counts less than in the time of day.
+/// CPU time of the thread for one acquire and release, in nanoseconds, which other programs affect less than
+/// wall-clock time.
 fn cpu_of_pair(locks: &Locks) -> f64 {
     const PAIRS: u32 = 200_000;
     let mutex = locks.mutex("pairs").expect("a name");
@@ -129,8 +129,7 @@ fn report(what: &str, mut measure: impl FnMut() -> f64) {
     println!("{what:<58} {:>10.0} {:>10.0} {:>10.0}", rounds[ROUNDS / 2], rounds[0], rounds[ROUNDS - 1]);
 }
 
-/// How many pairs there were in a second, and in one of the processor's time: other programs change
-/// the second less.
+/// Pairs per second of wall-clock time and of CPU time; other programs affect the latter less.
 struct Rate {
     per_s: f64,
     per_cpu_s: f64,
@@ -164,8 +163,7 @@ fn per_s(mut pair: impl FnMut()) -> Rate {
     Rate { per_s, per_cpu_s }
 }
 
-/// The growth of the process while so many are held. What the store itself keeps of a lock is in it
-/// too.
+/// Memory per held lock, including the store's own.
 fn bytes_per_guard(locks: &Locks) -> f64 {
     const GUARDS: usize = 10_000;
     let locks = locks.with(|options| options.label("bench").ttl(Duration::from_secs(60))).expect("options");

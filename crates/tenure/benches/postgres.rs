@@ -53,7 +53,7 @@ fn bare(server: &Postgres) -> Client {
     receiver.recv().expect("a connection")
 }
 
-/// So many a second.
+/// Operations per second.
 fn rate(mut pair: impl FnMut()) -> f64 {
     let (start, mut count) = (Instant::now(), 0);
     while start.elapsed() < ROUND {
@@ -105,7 +105,7 @@ fn pairs(server: &Postgres) {
     row("the same beside pg_advisory_lock and pg_advisory_unlock", ours, median(session), "-");
 }
 
-/// Turns of 1 ms, of tasks in two clients: the share of the time in which one of them holds.
+/// Turns of 1 ms of tasks in two clients: the share of the time in which one of them holds.
 fn hand_over(server: &Postgres) {
     const TURN: Duration = Duration::from_millis(1);
     let url = server.url("bench");
@@ -137,16 +137,16 @@ fn hand_over(server: &Postgres) {
 }
 
 fn transactions(server: &Postgres) -> f64 {
-    // A backend tells what it did once a second.
+    // A backend reports its statistics once a second.
     thread::sleep(Duration::from_millis(1_500));
     let sql = "SELECT sum(xact_commit) FROM pg_stat_database WHERE datname = 'postgres'";
     server.run(sql).parse().expect("a number")
 }
 
-/// A backend that does nothing tells after ten seconds what it did: statements are prepared once.
+/// An idle backend reports its statistics after ten seconds; statements are prepared only once.
 const SETTLES: Duration = Duration::from_secs(12);
 
-/// How many transactions there are in so long.
+/// Number of transactions within this time.
 fn within(server: &Postgres, length: Duration) -> f64 {
     let before = transactions(server);
     thread::sleep(length);
@@ -157,7 +157,7 @@ fn count(what: &str, count: f64, reach: &str) {
     println!("{what:<66} {count:>10.2} {:>10} {:>8} {reach:>9}", "-", "-");
 }
 
-/// Transactions a second of those who wait, less those of a server on which no client waits.
+/// Transactions per second of waiting clients, without those of an idle server.
 fn waiters(server: &Postgres) {
     const LENGTH: Duration = Duration::from_secs(20);
     let url = server.url("bench");

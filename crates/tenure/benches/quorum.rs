@@ -25,7 +25,6 @@ use tokio::runtime::Builder;
 const ROUNDS: usize = 9;
 const ROUND: Duration = Duration::from_millis(700);
 const TTL: Duration = Duration::from_secs(2);
-/// What every compare-and-delete looks like.
 const COMPARE_AND_DELETE: &str =
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0";
 
@@ -41,7 +40,7 @@ fn main() {
     let beside = compare(|| pairs(&mutex), || bare.pairs());
     row("quorum of five: uncontended pairs/s", beside, ">= 0.75");
 
-    // The fifth is reached through a proxy in both, so that only its silence is the difference.
+    // Both reach the fifth through a proxy, so that only its silence differs.
     let proxies = [(); 2].map(|()| Proxy::start(servers[4].address()));
     let behind = |proxy: &Proxy| [&healthy[..4], &[at(proxy.url())]].concat();
     let [well, ill] = proxies.each_ref().map(|proxy| self::mutex(&behind(proxy)));
@@ -89,7 +88,7 @@ fn pair(mutex: &Mutex) {
     block_on(async { mutex.lock().await.expect("a free lock").release().await }).expect("a release");
 }
 
-/// Pairs a second.
+/// Pairs per second.
 fn pairs(mutex: &Mutex) -> f64 {
     let (started, mut pairs) = (Instant::now(), 0_u32);
     while started.elapsed() < ROUND {
@@ -99,7 +98,7 @@ fn pairs(mutex: &Mutex) -> f64 {
     f64::from(pairs) / started.elapsed().as_secs_f64()
 }
 
-/// Connections to all five, whose driver has its own thread, as ours has.
+/// Connections to all five, driven by a separate thread like ours.
 struct Bare {
     connections: Vec<MultiplexedConnection>,
     sha: String,
@@ -139,8 +138,7 @@ impl Bare {
         Self { connections, sha }
     }
 
-    /// Pairs a second: each of the two commands goes to all five at once, and all five answers are
-    /// waited for.
+    /// Pairs per second: both commands are sent to all five, and all five replies are awaited.
     fn pairs(&self) -> f64 {
         let (started, mut pairs) = (Instant::now(), 0_u32);
         while started.elapsed() < ROUND {

@@ -1,10 +1,10 @@
-//! The tokens of a quorum, checked in every order in which its messages can arrive: the real mutex
-//! machine on each node, and clients that may do all that the protocol lets them do.
+//! The tokens of a quorum in every order in which its messages can arrive: the real mutex machine on each
+//! node, and clients that do anything that the protocol allows.
 //!
-//! There is no clock in it. A client proposes any ballot it likes, a lease may end at any moment, a
-//! reply may be lost, a request may arrive when its sender has long given up. What must hold all
-//! the same: no two grants have the same token, and a client that begins to ask after a grant is
-//! known gets a higher one. Where leases are kept, there is one holder at a time as well.
+//! There is no clock. A client proposes any ballot, a lease may end at any moment, a reply may be lost, and a
+//! request may arrive long after its sender has given up. The invariants: no two grants have the same token,
+//! and a client whose request starts after a grant is known gets a higher one. Where leases are kept, there
+//! is also at most one holder.
 
 use smallvec::{SmallVec, smallvec};
 use stateright::{Checker, HasDiscoveries, Model, Property};
@@ -16,26 +16,26 @@ use tenure::{LockName, Owner};
 
 use crate::is_large;
 
-/// A number of a node's clock; ballots are counted from here.
+/// A node's clock; ballots are counted from here.
 const EPOCH: u64 = 1_700_000_000_000_000;
 const NOW: Now = Now { ms: EPOCH / 1_000, unix_us: EPOCH };
 
-/// What a node does with a ballot.
+/// How a node handles a ballot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Node {
     /// The mutex machine.
     Machine,
-    /// The same, except that it accepts a ballot that it has seen already.
+    /// The same, but it accepts a ballot that it has seen already.
     AcceptsEqual,
-    /// Counts its own grants; the client takes the highest number of a majority. What comes to mind
-    /// first, and is wrong.
+    /// Counts its own grants; the client takes the highest number of a majority. The obvious design, which is
+    /// wrong.
     Counts,
 }
 
 /// When a lease ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Leases {
-    /// At any moment: clocks lie.
+    /// At any moment, because clocks may be wrong.
     EndAnyhow,
     /// Not before its holder knows that it has ended.
     AreKept,
@@ -46,33 +46,33 @@ struct Quorum {
     nodes: usize,
     node: Node,
     leases: Leases,
-    /// A node may start again without its ballot.
+    /// A node may restart without its ballot.
     forgets: bool,
-    /// Per client: how often it acquires.
+    /// Acquisitions per client.
     attempts: &'static [u8],
-    /// How often it may propose a higher ballot within one attempt.
+    /// Maximum higher ballots within one attempt.
     rounds: u8,
     /// The highest ballot.
     most: u8,
 }
 
-/// One acquisition of one client: it has its own owner.
+/// One acquisition of one client, with its own owner.
 type Who = u8;
 
-/// What a node keeps.
+/// The state of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Kept {
     stored: u8,
     held: Option<(Who, u8)>,
 }
 
-/// A node, and what concerns it alone.
+/// A node, and the messages to it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Place {
     kept: Kept,
-    /// Which clients count it among their votes.
+    /// Clients that count its vote.
     votes: u8,
-    /// On their way to it; in order, so that equal worlds are equal.
+    /// Requests in flight to it; sorted, so that equal worlds are equal.
     letters: SmallVec<[Letter; 6]>,
 }
 
@@ -82,7 +82,7 @@ enum Request {
     Release,
 }
 
-/// A request on its way.
+/// A request in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Letter {
     who: Who,
@@ -95,9 +95,9 @@ enum Phase {
     Idle,
     Asking {
         ballot: u8,
-        /// The highest token that was known when this ballot was proposed.
+        /// The highest token known when this ballot was proposed.
         floor: u8,
-        /// The highest number that they told, where they count.
+        /// The highest number in the replies, where nodes count.
         highest: u8,
         rounds: u8,
     },
@@ -106,30 +106,30 @@ enum Phase {
     },
 }
 
-/// Small: tens of millions of them are kept.
+/// Small, because tens of millions of them are kept.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct World {
-    /// Sorted: which of them is which makes no difference.
+    /// Sorted, because nodes are interchangeable.
     nodes: SmallVec<[Place; 3]>,
-    /// Attempts begun, and what became of the last.
+    /// Attempts started, and the state of the last one.
     clients: SmallVec<[(u8, Phase); 2]>,
     /// The tokens of all grants.
     granted: u32,
-    /// A token was given twice, or was not above one that was known when it was asked for.
+    /// A token was given twice, or was not above one known at its request.
     is_broken: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// A client begins to ask with this ballot, or goes on with a higher one.
+    /// A client proposes this ballot: its first, or a higher one.
     Propose(u8, u8),
-    /// A request to a node arrives; its answer does, or is lost.
+    /// A request reaches a node, and its reply arrives or is lost.
     Deliver(u8, u8, bool),
-    /// A client gives up or gives back, and says so or dies.
+    /// A client gives up or releases, with or without sending that.
     Leave(u8, bool),
     /// A node's lease ends.
     Lapse(u8),
-    /// A node starts again with nothing.
+    /// A node restarts empty.
     Forget(u8),
 }
 
@@ -138,13 +138,13 @@ fn who(client: u8, attempt: u8) -> Who {
 }
 
 impl Quorum {
-    /// Leases that end anyhow, and as many ballots as there are attempts.
+    /// Leases that end at any moment, and as many ballots as attempts.
     fn of(nodes: usize, attempts: &'static [u8]) -> Self {
         let (node, leases) = (Node::Machine, Leases::EndAnyhow);
         Self { nodes, node, leases, forgets: false, attempts, rounds: 1, most: attempts.iter().sum() }
     }
 
-    /// A node answers: the token under which the asker holds now, if it does.
+    /// A node's answer: the token under which the requester holds now, if it does.
     fn answer(&self, kept: &mut Kept, letter: Letter) -> Option<u8> {
         if self.node == Node::Counts {
             return count(kept, letter);
@@ -212,9 +212,9 @@ fn count(kept: &mut Kept, letter: Letter) -> Option<u8> {
     }
 }
 
-/// What happens.
+/// Steps.
 impl Quorum {
-    /// `None` where it cannot.
+    /// `None` if the step is impossible.
     fn take(&self, world: &mut World, step: Step) -> Option<()> {
         match step {
             Step::Propose(client, ballot) => {
@@ -242,7 +242,7 @@ impl Quorum {
                     && is_heard
                     && *attempt == letter.who % 8
                     && let Phase::Asking { ballot, floor, highest, .. } = phase
-                    // A vote is a node that holds exactly what is asked for now.
+                    // A node votes if it holds exactly what is requested now.
                     && (told == *ballot || self.node == Node::Counts)
                 {
                     node.votes |= 1 << client;
@@ -293,7 +293,7 @@ impl World {
         }
     }
 
-    /// Forgets who had voted for a client.
+    /// Discards the votes for a client.
     fn clear(&mut self, client: u8) {
         self.nodes.iter_mut().for_each(|node| node.votes &= !(1 << client));
     }
@@ -329,7 +329,7 @@ impl Model for Quorum {
                 Phase::Asking { ballot, rounds, .. } if *rounds < self.rounds => *ballot,
                 _ => self.most,
             };
-            // Where nodes count, there is nothing to propose.
+            // Where nodes count, clients propose nothing.
             let most = if self.node == Node::Counts { self.most.min(above + 1) } else { self.most };
             steps.extend((above + 1..=most).map(|ballot| Step::Propose(id, ballot)));
             if *phase != Phase::Idle {
@@ -337,7 +337,7 @@ impl Model for Quorum {
             }
         }
         for (index, node) in world.nodes.iter().enumerate() {
-            // Of equals, one is enough.
+            // One of several equal nodes is enough.
             if index > 0 && *node == world.nodes[index - 1] {
                 continue;
             }
@@ -381,7 +381,7 @@ impl Model for Quorum {
 const ORDER: &str = "tokens are unique and grow";
 const EXCLUSION: &str = "one holder at a time, where leases are kept";
 
-/// Explores everything and says how much that was.
+/// Explores all states, and prints their number.
 fn explore(what: &str, model: Quorum) -> impl Checker<Quorum> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let checker = model.checker().threads(threads).spawn_bfs().join();
@@ -408,7 +408,7 @@ fn there_is_one_holder_where_leases_are_kept() {
     }
 }
 
-/// The check can fail: each of these is a mistake that a client has made.
+/// The check can fail: it catches each of these mistakes of clients.
 #[test]
 fn a_node_that_counts_or_accepts_twice_or_forgets_is_found_out() {
     let three = Quorum::of(3, &[2, 1]);

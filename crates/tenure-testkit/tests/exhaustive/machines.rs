@@ -1,6 +1,6 @@
-//! The three machines, explored to the end at small sizes: every order of every request of a few
-//! askers, at every moment of a few leases. Judged by what the askers were told, and by nothing
-//! else that the machine keeps, but for one question: whether a client waits who fits.
+//! The three machines, explored completely at small sizes: every order of the requests of a few clients, at
+//! every moment of a few leases. Judged by the replies alone, except for one question: whether a client waits
+//! although it fits.
 
 use std::sync::Arc;
 
@@ -17,17 +17,17 @@ use crate::is_large;
 
 const EPOCH: u64 = 1_000;
 
-/// Who may ask, and for what.
+/// The clients, and their requests.
 #[derive(Clone, Debug)]
 struct Askers {
     askers: Vec<Asker>,
     capacity: u32,
-    /// What it may be set to.
+    /// Capacities that may be set.
     sizes: &'static [u32],
     wait: u64,
-    /// How long it goes on.
+    /// The length of the exploration.
     horizon: u64,
-    /// A known mistake that is made on purpose.
+    /// A mistake made on purpose.
     bug: Option<Bug>,
 }
 
@@ -37,7 +37,7 @@ struct Asker {
     hold: u64,
     spec: LockSpec,
     weight: u32,
-    /// The first one's is longer.
+    /// The first client's is longer.
     ttl: u64,
 }
 
@@ -47,7 +47,7 @@ struct World {
     counter: u64,
     now: u64,
     told: Vec<Told>,
-    /// How much may hold, and how much did before the last step.
+    /// The capacity, and the weight in use before the last step.
     capacity: u32,
     used: u32,
     /// The highest token of all grants.
@@ -55,16 +55,16 @@ struct World {
     broken: Option<&'static str>,
 }
 
-/// What an asker knows.
+/// What a client knows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Told {
-    /// Until when it holds, and under which token.
+    /// The end of its hold, and the token.
     holds: Option<(u64, u64)>,
-    /// What it weighs by now.
+    /// Its current weight.
     weight: u32,
-    /// It has asked to become the writer, and others may read still.
+    /// It waits to become the writer while others may still read.
     grows: bool,
-    /// Its place in the queue, and until when that is kept.
+    /// Its place in the queue, and the end of that.
     place: Option<(u64, u64)>,
 }
 
@@ -95,7 +95,7 @@ impl Askers {
         Self { askers: askers.collect(), capacity, sizes: &[], wait: 1, horizon, bug: None }
     }
 
-    /// Each with its own owner.
+    /// Each client with its own owner.
     fn queue(seats: &[QueueSpec], horizon: u64) -> Self {
         let askers = seats
             .iter()
@@ -135,7 +135,7 @@ impl Askers {
             for number in tickets {
                 let mut told = world.told.iter_mut().zip(&self.askers);
                 match told.find(|(told, _)| told.place.is_some_and(|(place, _)| place == number)) {
-                    // Until when it holds it knows already.
+                    // It already knows the end of its hold.
                     Some((told, asker)) => {
                         let until = told.place.take().map_or(0, |(_, until)| until);
                         if until < world.now || told.holds.is_some() {
@@ -145,8 +145,8 @@ impl Askers {
                         grants.push(number);
                     }
                     None => {
-                        // One that waits to become the writer, when no other holds. The asker may
-                        // leave.
+                        // A reader that waits to become the writer, if no other client holds. The requester
+                        // may be leaving.
                         let is_it =
                             |told: &Told| told.grows && told.holds.is_some_and(|(_, token)| token == number);
                         let is_other =
@@ -215,11 +215,11 @@ impl Askers {
         answer
     }
 
-    /// It was told that it holds, until then if not longer.
+    /// It learned that it holds, at least until then.
     fn held(&self, world: &mut World, index: usize, fence: u64, until: u64, grants: &mut Vec<u64>) {
         let Asker { owner, weight, .. } = &self.askers[index];
         let same = |(asker, told): (&Asker, &Told)| (asker.owner == *owner).then_some(told.holds).flatten();
-        // Another hold of its owner keeps the token, and the lock.
+        // Another hold of its owner keeps the token and the lock.
         let known = self.askers.iter().zip(&world.told).find_map(same);
         match known {
             Some((_, token)) if token != fence => world.broken = Some("a token changed under its holder"),
@@ -232,7 +232,7 @@ impl Askers {
             (told.weight, told.holds) = (*weight, Some((until, fence)));
         }
         told.place = None;
-        // One lease for all holds of an owner.
+        // All holds of an owner share one lease.
         for (asker, told) in self.askers.iter().zip(&mut world.told) {
             if let Some((old, _)) = told.holds.as_mut().filter(|_| asker.owner == *owner) {
                 *old = until.max(*old);
@@ -250,7 +250,7 @@ impl Askers {
             }
         }
         let holders = owners.len();
-        // What holds more than was set since goes on, and what came before may be alone.
+        // Holds above a reduced capacity continue, and a place from before it may hold alone.
         if used > world.capacity.max(world.used) && holders > 1 {
             world.broken = Some("more hold than may");
         }
@@ -268,7 +268,7 @@ impl Askers {
     }
 }
 
-/// It was told that it has a place, and until when if that was what it asked for.
+/// It learned that it has a place, and its end if it requested that.
 fn waits(world: &mut World, index: usize, ticket: u64, until: Option<u64>) {
     let told = &mut world.told[index];
     match (told.place, until) {
@@ -284,7 +284,7 @@ fn is_anybodys(world: &World) -> bool {
     world.told.iter().any(|told| told.holds.is_some() || told.place.is_some())
 }
 
-/// It was told that it has nothing.
+/// It learned that it has nothing.
 fn is_out(world: &mut World, index: usize) {
     let told = &world.told[index];
     if told.holds.is_some() || told.place.is_some() {
@@ -314,7 +314,7 @@ impl Model for Askers {
     fn actions(&self, world: &World, steps: &mut Vec<Step>) {
         for (index, told) in world.told.iter().enumerate() {
             steps.extend([Step::Ask(index), Step::Release(index)]);
-            // Also by who has nothing, or no more.
+            // Also by clients that hold nothing, or no longer.
             steps.push(Step::Renew(index));
             if self.is_queue() {
                 steps.extend([Step::AskAndWait(index), Step::Refresh(index)]);
@@ -381,8 +381,7 @@ impl Model for Askers {
                 self.ask(&mut next, index, verb);
             }
             Step::Force(index) => {
-                // The client that holds learns it later: it is told here, because nothing is
-                // promised to it any more.
+                // The holder learns of it later; here it is immediate, because it is promised nothing more.
                 for told in &mut next.told {
                     (told.holds, told.grows) = (None, false);
                 }
@@ -405,7 +404,7 @@ impl Model for Askers {
         Some(next)
     }
 
-    /// Time ends, and so must numbers that are given within one moment.
+    /// Time ends, and so must numbers that are assigned within one moment.
     fn within_boundary(&self, world: &World) -> bool {
         world.counter <= EPOCH + self.horizon + 1
     }
@@ -417,7 +416,7 @@ impl Model for Askers {
 
 const PROMISES: &str = "what askers were told is kept";
 
-/// Every machine at a small size, and at larger ones if they are asked for.
+/// Every machine at a small size, and at larger ones on request.
 fn machines() -> Vec<(&'static str, Askers)> {
     let more = u64::from(is_large());
     vec![
@@ -458,7 +457,7 @@ fn every_machine_keeps_what_it_told_in_every_order() {
     }
 }
 
-/// The check can fail: each mistake that a machine can make is found in one of them.
+/// The check can fail: it finds each planted mistake in one of the machines.
 #[test]
 #[cfg(tenure_planted)]
 fn every_mistake_of_a_machine_is_found() {

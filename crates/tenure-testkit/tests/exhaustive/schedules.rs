@@ -1,6 +1,6 @@
-//! The real engine in every schedule of a small world: two or three tasks in two processes, one
-//! lock, and each fate that a message can have. A depth-first walk over all choices: who runs next,
-//! when each begins, gives up and goes, and which of their messages are lost.
+//! The real engine in every schedule of a small world: two or three tasks in two processes, one lock, and
+//! every fate of each message. A depth-first walk over all choices: which task runs next, when each starts,
+//! gives up and releases, and which messages are lost.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,7 +23,7 @@ use tenure_testkit::sim::executor::{Process, Sim};
 
 use crate::is_large;
 
-/// One way.
+/// In one direction.
 const LATENCY: u64 = MS;
 const TTL: Duration = Duration::from_millis(60);
 
@@ -37,13 +37,13 @@ enum Kind {
 #[derive(Clone, Copy, Debug)]
 struct Small {
     kind: Kind,
-    /// How many tasks each process has.
+    /// Tasks per process.
     tasks: &'static [usize],
-    /// How many messages may be lost.
+    /// Maximum lost messages.
     losses: u32,
 }
 
-/// The way to the server, from one process.
+/// The connection of one process to the server.
 #[derive(Clone)]
 struct Wire {
     sim: Sim,
@@ -66,7 +66,7 @@ fn server(server: &Mutex<Server>) -> std::sync::MutexGuard<'_, Server> {
     server.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What becomes of a request.
+/// The fate of a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Answered,
@@ -187,12 +187,12 @@ impl Drop for Subscription {
     }
 }
 
-/// What the tasks say of themselves.
+/// What the tasks report.
 #[derive(Default)]
 struct ReferenceModel {
     inside: Vec<Arc<Guard>>,
     done: usize,
-    /// When the last was done.
+    /// When the last one ended.
     ended: u64,
     wrong: Option<&'static str>,
 }
@@ -210,7 +210,7 @@ impl Task {
         if self.sim.choose(2) == 1 {
             self.sleep(3 * LATENCY / 2).await;
         }
-        // Never, while the request is on its way, while the answer is, while it waits for its turn.
+        // Never, during the request, during the answer, during the wait.
         let patience = [SECOND, LATENCY / 2, 3 * LATENCY / 2, 7 * LATENCY / 2][self.sim.choose(4) as usize];
         let guard = {
             let lock: BoxFuture<'static, Result<Guard>> = match self.kind {
@@ -258,7 +258,7 @@ impl Task {
 }
 
 impl Small {
-    /// One schedule, and what went wrong in it.
+    /// Runs one schedule; returns the violation.
     fn run(self, sim: &Sim) -> Option<&'static str> {
         let (shared, model) =
             (Arc::new(Mutex::new(Server::default())), Arc::new(Mutex::new(ReferenceModel::default())));
@@ -284,9 +284,9 @@ impl Small {
             }
         }
         sim.run(2 * SECOND, 20_000);
-        // Releases in the background, and the lease of what no client could release.
+        // For background releases, and leases that no client could release.
         sim.run(3 * SECOND, 40_000);
-        // What was lost with a message goes with its lease, everything else at once.
+        // A hold whose message was lost ends with its lease, everything else immediately.
         let lost = self.losses - losses.load(Ordering::Relaxed);
         let at = sim.now() + SECOND + u64::from(lost) * TTL.as_nanos() as u64;
         let now = Now { ms: at / MS, unix_us: at / 1_000 };
@@ -296,7 +296,7 @@ impl Small {
         match model.wrong {
             Some(wrong) => Some(wrong),
             None if model.done < tasks => Some("a task has not ended"),
-            // A lease is longer than all turns together: a client waited for its end.
+            // A lease is longer than all turns together, so a client waited for its end.
             None if lost == 0 && model.ended > 3 * TTL.as_nanos() as u64 / 4 => {
                 Some("it was free, and a client waited")
             }
@@ -305,8 +305,8 @@ impl Small {
         }
     }
 
-    /// Walks over all schedules: how many there were, and what went wrong, with the choices that
-    /// lead there.
+    /// Walks over all schedules; returns their number and the first violation, with the choices that lead to
+    /// it.
     fn walk(self) -> (u64, Option<(&'static str, Vec<u32>)>) {
         let (mut next, mut count) = (Some(Vec::new()), 0);
         while let Some(choices) = next {

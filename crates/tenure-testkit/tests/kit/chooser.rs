@@ -1,4 +1,4 @@
-//! Choices are made again as they were made.
+//! Replayed choices are the recorded ones.
 
 use tenure_testkit::sim::chooser::{Chooser, next_in_order};
 

@@ -1,4 +1,4 @@
-//! The executor by itself.
+//! The executor alone.
 
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
@@ -9,8 +9,8 @@ use tenure_testkit::sim::chooser::Chooser;
 use tenure_testkit::sim::clock::{Clock, MS, SECOND, TrueTime};
 use tenure_testkit::sim::executor::{OUTSIDE, Sim, Stop};
 
-/// Three processes whose tasks sleep, spawn, wake one another and are paused and killed; returns
-/// the hash and the order of what happened.
+/// Three processes whose tasks sleep, spawn, wake one another, and are paused and killed. Returns the hash
+/// and the order of events.
 fn run(seed: u64) -> (u64, Vec<(TrueTime, u32)>) {
     let sim = Sim::new(Chooser::seeded(seed));
     let seen: Arc<Mutex<Vec<(TrueTime, u32)>>> = Arc::default();

@@ -1,5 +1,5 @@
-//! The fake server against a real one: the same random commands and the same answers, at a clock
-//! that both share.
+//! Compares the fake server with a real one: the same random commands get the same replies, on a shared
+//! clock.
 
 use tenure_testkit::fake_redis::Keyspace;
 use tenure_testkit::servers::{Server, Value};

@@ -1,4 +1,4 @@
-//! The test kit does what the tests that use it believe.
+//! The test kit does what its users assume.
 
 mod chooser;
 mod clock;

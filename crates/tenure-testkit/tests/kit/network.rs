@@ -1,4 +1,4 @@
-//! The network of the simulation, by itself: what overtakes what, and what a parting does.
+//! The simulated network alone: the order of messages, and partitions.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -15,7 +15,7 @@ use tenure_testkit::sim::regime::Faults;
 
 const WITHIN: Duration = Duration::from_secs(1);
 
-/// One server, two processes, and the order in which things happen.
+/// One server, two processes, and the order of events.
 struct Bench {
     sim: Sim,
     network: Network,
@@ -33,7 +33,7 @@ impl Bench {
         Self { sim, network, processes, seen: Arc::default() }
     }
 
-    /// A process asks at a moment; its answer is seen as `answered`.
+    /// A process sends a request; its answer is recorded as `answered`.
     fn asks(&self, at: u64, process: usize, verb: Verb, answered: &'static str) {
         let (sim, process) = (self.sim.clone(), &self.processes[process]);
         let (store, seen) = (self.network.store(process), Arc::clone(&self.seen));
@@ -48,7 +48,7 @@ impl Bench {
         self.sim.spawn(process.id(), Box::pin(task));
     }
 
-    /// A process listens from the beginning; its first message is seen as `told`.
+    /// A process subscribes at the beginning; its first message is recorded as `told`.
     fn listens(&self, process: usize) {
         let process = &self.processes[process];
         let (store, seen) = (self.network.store(process), Arc::clone(&self.seen));

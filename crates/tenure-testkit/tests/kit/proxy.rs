@@ -1,4 +1,4 @@
-//! The proxy does to a connection exactly what it was told.
+//! The proxy affects connections exactly as configured.
 #![expect(clippy::disallowed_methods, clippy::disallowed_types, reason = "real sockets take real time")]
 #![expect(clippy::unwrap_used, reason = "a helper of a test may fail it")]
 
@@ -24,12 +24,12 @@ fn dial(proxy: &Proxy) -> Client {
     Client::dial(proxy.address()).unwrap()
 }
 
-/// Whether a new connection gets an answer.
+/// Whether a new connection gets a reply.
 fn answers(proxy: &Proxy) -> bool {
     Client::dial(proxy.address()).and_then(|mut client| client.command(&["PING"])).is_ok()
 }
 
-/// A server that only listens, a client, and the proxy between.
+/// A server that only listens, a client, and a proxy in between.
 fn wired() -> (TcpStream, TcpStream, Proxy) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let proxy = Proxy::start(listener.local_addr().unwrap());
@@ -41,7 +41,7 @@ fn wired() -> (TcpStream, TcpStream, Proxy) {
     (client, server, proxy)
 }
 
-/// What comes until the end of the connection.
+/// Everything received until the end of the connection.
 fn all(mut socket: &TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
     socket.read_to_end(&mut bytes).unwrap();
@@ -73,7 +73,7 @@ fn a_connection_is_cut_after_exactly_n_bytes_to_the_server() {
         let (mut client, server, proxy) = wired();
         proxy.set(Fault::CutAfterBytes(Direction::ToServer, n as u64));
         client.write_all(SET).unwrap();
-        client.write_all(SET).unwrap_or_default(); // the end may be here before
+        client.write_all(SET).unwrap_or_default(); // the connection may have ended before
         assert_eq!(all(&server), SET[..n]);
         assert_eq!(client.read(&mut [0; 9]).unwrap_or_default(), 0);
     }
@@ -212,7 +212,7 @@ fn a_delay_is_a_latency_and_not_a_bottleneck() {
         client.receive().unwrap();
         assert!(i > 0 || start.elapsed() >= 2 * delay);
     }
-    assert!(start.elapsed() < 40 * delay, "{:?}", start.elapsed()); // 2 are ideal, 400 would be one after the other
+    assert!(start.elapsed() < 40 * delay, "{:?}", start.elapsed()); // 2 would be ideal, 400 sequential
 }
 
 #[test]

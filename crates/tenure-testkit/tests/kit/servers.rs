@@ -1,4 +1,4 @@
-//! The kit's servers do what the tests that stand on them believe.
+//! The kit's servers do what their users assume.
 #![expect(clippy::disallowed_methods, clippy::disallowed_types, reason = "real servers take real time")]
 
 use std::collections::BTreeSet;
@@ -39,7 +39,7 @@ fn a_server_is_gone_when_its_test_panics_even_if_it_was_stopped() {
     assert!(pid != 0 && !runs(pid));
 }
 
-/// Runs itself once more, as the process that is killed.
+/// Runs this program again, as the process that is killed.
 #[test]
 fn a_server_is_gone_when_its_test_process_is_killed() {
     if std::env::var_os("TENURE_TEST_VICTIM").is_some() {
@@ -179,7 +179,7 @@ fn a_client_of_version_3_hears_messages_between_its_replies() {
     assert_eq!(client.command(&["PING"]).unwrap(), "PONG");
 }
 
-/// What the server's TIME says, in µs.
+/// The server's TIME, in µs.
 fn time_us(server: &Server) -> i64 {
     let time = server.command(&["TIME"]);
     time.items()[0].int() * 1_000_000 + time.items()[1].int()
@@ -192,7 +192,7 @@ fn the_clock_moves_time_and_ttls_together() {
     let (start, real) = (time_us(&server), Instant::now());
     server.command(&["SET", "short", "1", "PX", &HOUR.to_string()]);
     server.command(&["SET", "long", "1", "PX", &(3 * HOUR).to_string()]);
-    // What is left must be what it was, less the step, less the real time that passed meanwhile.
+    // The remaining time must have shrunk by the step and by the elapsed real time.
     let near = |left: i64, expected: i64| {
         let passed = real.elapsed().as_millis() as i64;
         assert!(
@@ -225,7 +225,7 @@ fn a_frozen_clock_says_what_the_test_says_also_to_scripts_and_over_a_restart() {
     let script = "local t = redis.call('TIME'); return t[1] .. ' ' .. t[2]";
     assert_eq!(server.command(&["EVAL", script, "0"]), "1700000001 122456");
     server.clock().step_ms(1);
-    assert_eq!(server.command(&["PTTL", "key"]), 0); // a key is still there in the ms in which it ends
+    assert_eq!(server.command(&["PTTL", "key"]), 0); // a key still exists in its last ms
     server.clock().step_ms(1);
     assert_eq!(server.command(&["PTTL", "key"]), -2);
     server.restart();
@@ -273,7 +273,7 @@ fn sentinels_find_another_master() {
     let sentinels = Sentinels::start();
     let (old, new) = (sentinels.master(), sentinels.fail_over());
     assert_ne!(old.address(), new.address());
-    sentinels.settles(); // the old one follows
+    sentinels.settles(); // the old one becomes a replica
     new.kill();
     assert_ne!(sentinels.fails_over_from(new).address(), new.address());
 }

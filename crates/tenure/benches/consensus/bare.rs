@@ -1,4 +1,4 @@
-//! The bare requests: a connection on its own thread, which asks as soon as it is told to.
+//! The bare requests: a connection on its own thread.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -13,7 +13,7 @@ use tonic::client::Grpc;
 use tonic::transport::{Channel, Endpoint};
 use tonic_prost::ProstCodec;
 
-/// A key, or node, that is made and removed.
+/// A key or node that is created and deleted.
 const NAME: &str = "/bare";
 const VALUE: &str = "user/label@host:1234/0123456789abcdef0123456789abcdef";
 
@@ -24,7 +24,7 @@ pub(crate) struct Bare {
 }
 
 impl Bare {
-    /// Makes and removes it.
+    /// Creates and deletes it.
     pub(crate) fn pair(&self) {
         for _ in 0..2 {
             self.asks.send(()).expect("the thread lives");

@@ -1,4 +1,4 @@
-//! The same where a replica confirms each acquisition before it counts.
+//! The same with a replica that confirms each acquisition.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use tenure_testkit::servers::{Config, Server, eventually};
 
 use crate::pairs::{bare, compare, count, load};
 
-/// Pairs on its own key until then, with a WAIT behind each of the two commands.
+/// Pairs on its own key until this time, with a WAIT after each of the two commands.
 async fn bare_pairs(mut connection: MultiplexedConnection, sha: String, task: usize, until: Instant) -> u32 {
     let key = format!("bare:{task}");
     let mut pairs = 0;

@@ -1,4 +1,4 @@
-//! What it costs to wait and to hold.
+//! The cost of waiting and holding.
 
 use std::fs;
 use std::thread;
@@ -24,7 +24,7 @@ fn waiting(server: &Server) {
         runtime.spawn(async move { drop(mutex.lock().await) });
     }
     thread::sleep(Duration::from_secs(1));
-    // The renewals of the holder and the pings of the two connections are not what waiting costs.
+    // Without the holder's renewals and the pings of the two connections.
     let commands = || -> f64 {
         let stats = server.info_commandstats();
         stats

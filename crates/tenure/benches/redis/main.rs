@@ -32,7 +32,7 @@ mod wake;
 const ROUNDS: usize = 9;
 const ROUND: Duration = Duration::from_millis(700);
 
-/// What is measured, how it is called, and how good it is meant to be.
+/// The title of a measurement, and its function.
 type Row = (&'static str, fn(&str, &Server));
 
 const ROWS: [Row; 16] = [
@@ -88,7 +88,7 @@ fn now() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// This program again, as another process.
+/// Starts another process of this program.
 fn start(args: &[&str]) -> Child {
     Command::new(std::env::current_exe().expect("this program"))
         .args(args)
@@ -98,7 +98,7 @@ fn start(args: &[&str]) -> Child {
         .expect("a process")
 }
 
-/// A lock of any kind that has one holder.
+/// A lock of any kind with one holder.
 enum Lock {
     Mutex(Mutex),
     Reentrant(ReentrantMutex),

@@ -1,4 +1,4 @@
-//! A lock that no client else wants: taken and given back, again and again.
+//! An uncontended lock, acquired and released repeatedly.
 
 use std::thread;
 use std::time::Instant;
@@ -12,7 +12,6 @@ use tokio::runtime::Builder;
 
 use crate::{Lock, ROUND, ROUNDS, median, row};
 
-/// What every compare-and-delete looks like.
 const COMPARE_AND_DELETE: &str =
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0";
 
@@ -56,7 +55,7 @@ async fn bare_pair(connection: &mut MultiplexedConnection, key: &str, sha: &str)
     assert_eq!(deleted, 1);
 }
 
-/// Pairs on its own key until then.
+/// Pairs on its own key until this time.
 async fn bare_pairs(mut connection: MultiplexedConnection, sha: String, task: usize, until: Instant) -> u32 {
     let key = format!("bare:{task}");
     let mut pairs = 0;
@@ -71,9 +70,9 @@ pub(crate) async fn load(connection: &mut MultiplexedConnection) -> String {
     redis::cmd("SCRIPT").arg("LOAD").arg(COMPARE_AND_DELETE).query_async(connection).await.expect("a SHA")
 }
 
-/// Both sides in turns, and the medians.
+/// Alternates both sides, and prints the medians.
 pub(crate) fn compare(what: &str, ours: impl Fn() -> f64, theirs: impl Fn() -> f64, reach: f64) {
-    // Warms both sides up.
+    // Warms up both sides.
     ours();
     theirs();
     let (mut all_ours, mut all_bare, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
@@ -107,7 +106,7 @@ pub(crate) fn pairs(what: &str, server: &Server, kind: &str, tasks: usize, reach
         },
         reach,
     );
-    // As a program without a runtime locks: its requests cross to our thread.
+    // As in a program without a runtime, whose requests cross to our thread.
     connection = bare(&url);
     compare(
         "    the same by block_on; both clients have a thread of their own",
@@ -129,7 +128,7 @@ fn our_pairs(locks: &Locks, kind: &str, task: usize, until: Instant) -> impl Fut
     }
 }
 
-/// Pairs a second of so many tasks.
+/// Pairs per second of this many tasks.
 pub(crate) async fn count<F: Future<Output = u32>>(tasks: usize, task: impl Fn(usize, Instant) -> F) -> f64 {
     let started = Instant::now();
     let until = started + ROUND;

@@ -1,4 +1,4 @@
-//! What a place in a queue costs the server, by what stands before it.
+//! The server's cost of a place in a queue, by the number of places before it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,8 +16,7 @@ use crate::{median, row};
 
 const TIMES: usize = 1_000;
 
-/// By `INFO commandstats`: the time of the command itself, without what it takes to read it and to
-/// answer.
+/// From `INFO commandstats`: the time of the command itself, without reading it and writing the reply.
 pub(crate) fn server_time(what: &str, server: &Server) {
     let driver = Driver::start().expect("a thread");
     let store: Arc<dyn Store> = Arc::new(Redis::open(&server.url(), driver).expect("a store"));
@@ -48,7 +47,7 @@ pub(crate) fn server_time(what: &str, server: &Server) {
     row(&format!("{what}: behind 10,000"), many, set, many / set, "<= 10");
 }
 
-/// Takes one more place at each of these names, for as long as clients take one.
+/// Takes one more place at each of these names.
 fn take_places(store: &dyn Store, names: &[String]) {
     let places = names.iter().map(|name| {
         let verb = Verb::Acquire {
@@ -70,7 +69,7 @@ fn take_places(store: &dyn Store, names: &[String]) {
     }
 }
 
-/// Microseconds a call.
+/// Microseconds per call.
 fn server_time_of(server: &Server, command: &str, calls: impl FnOnce()) -> f64 {
     server.command(&["CONFIG", "RESETSTAT"]);
     calls();

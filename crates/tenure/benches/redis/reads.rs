@@ -1,4 +1,4 @@
-//! Reads of a cached value that need no computation, beside a bare `GET` of the same bytes.
+//! Reads of a cached value without a computation, beside a bare `GET` of the same bytes.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -23,7 +23,7 @@ pub(crate) fn reads(what: &str, server: &Server, tasks: usize, is_stale: bool) {
     let value = async || Ok::<_, Infallible>(VALUE.to_owned());
     let Ok(_) = block_on(cache.get_or_compute(lasts, value)).expect("an answer");
     if is_stale {
-        // Another process computes for as long as this is measured.
+        // Another process computes for the whole measurement.
         let other = Locks::open(&url).expect("a store").cache("read").expect("a name").stale(HOUR);
         thread::spawn(move || {
             thread::sleep(Duration::from_millis(5));

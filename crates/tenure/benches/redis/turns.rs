@@ -1,4 +1,4 @@
-//! A lock that all want all the time: who gets it next, and how soon.
+//! A lock with constant contention: the order and the delay of grants.
 
 use std::collections::BTreeMap;
 use std::process::Child;
@@ -11,10 +11,10 @@ use tokio::runtime::Builder;
 
 use crate::{Lock, median, now, row, start};
 
-/// One turn: when it began and ended, whose it was, and its token.
+/// A turn: its beginning, end, owner and token.
 type Turn = (u64, u64, String, u64);
 
-/// So many tasks of this process take turns for two seconds; every turn is printed.
+/// Tasks of this process take turns for two seconds; prints every turn.
 pub(crate) fn process(url: &str, kind: &str, tasks: usize) {
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
     let locks = Locks::open(url).expect("a store");
@@ -64,7 +64,7 @@ pub(crate) fn turns(what: &str, server: &Server, kind: &str, processes: usize, t
         }
         turns.sort();
         assert!(turns.is_sorted_by(|one, next| one.1 <= next.0 && one.3 < next.3), "one after the other");
-        // Only while all of them are there.
+        // Only while all of them are running.
         let (from, to) = (turns[0].0 + 300_000_000, turns[0].0 + 1_800_000_000);
         turns.retain(|(began, ended, ..)| *began >= from && *ended <= to);
         let holds: f64 = turns.iter().map(|(began, ended, ..)| (ended - began) as f64 / 1e9).sum::<f64>()

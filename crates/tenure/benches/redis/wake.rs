@@ -1,4 +1,4 @@
-//! How soon a client in another process has what was released here.
+//! The delay of a hand-over to a client in another process.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout};
@@ -12,7 +12,7 @@ use tokio::runtime::Builder;
 use crate::pairs::bare;
 use crate::{Lock, median, now, row, start};
 
-/// Another process with one line in and one line out.
+/// Another process, controlled by lines.
 struct Peer {
     child: Child,
     input: ChildStdin,
@@ -44,7 +44,7 @@ impl Drop for Peer {
     }
 }
 
-/// Waits for the lock each time it is told to, and says when it had it.
+/// Waits for the lock on each line, and prints the time of the grant.
 pub(crate) fn waiter(url: &str, kind: &str) {
     let locks = Locks::open(url).expect("a store");
     let lock = Lock::new(&locks, kind, "wake");
@@ -56,7 +56,7 @@ pub(crate) fn waiter(url: &str, kind: &str) {
     }
 }
 
-/// Leads each time it is told to, and says when it did.
+/// Campaigns on each line, and prints when it leads.
 pub(crate) fn candidate(url: &str) {
     let election = Locks::open(url).expect("a store").election("wake", "peer").expect("a name");
     for _ in std::io::stdin().lines() {
@@ -67,8 +67,7 @@ pub(crate) fn candidate(url: &str) {
     }
 }
 
-/// The bare hop: hears a message, sends one command if it is to ask, and says when it had what it
-/// wanted.
+/// The bare hop: receives a message, sends one command if configured, and prints the time of the result.
 pub(crate) fn hop(url: &str, then: &str) {
     let client = redis::Client::open(url).expect("a URL");
     let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
@@ -91,7 +90,7 @@ pub(crate) fn hop(url: &str, then: &str) {
     });
 }
 
-/// From a leader's resignation to the next leader, beside a message alone.
+/// From a leader's resignation to the next leader, beside a single message.
 pub(crate) fn election(what: &str, server: &Server) {
     let url = server.url();
     let election = Locks::open(&url).expect("a store").election("wake", "this").expect("a name");
@@ -101,7 +100,7 @@ pub(crate) fn election(what: &str, server: &Server) {
     });
 }
 
-/// The waiter is told and asks; so does the bare one.
+/// The waiter gets a message and sends a request, like the bare side.
 pub(crate) fn mutex(what: &str, server: &Server) {
     wake_up(what, &server.url(), "mutex", "ask");
 }
@@ -127,7 +126,7 @@ fn wake_up(what: &str, url: &str, kind: &str, then: &str) {
     );
 }
 
-/// The medians of a hand-over to a peer and of a message to the bare one, in turns.
+/// The medians of a hand-over to a peer and of a message to the bare one, alternating.
 fn wake_up_by<T>(
     what: &str,
     url: &str,

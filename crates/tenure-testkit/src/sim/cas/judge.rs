@@ -1,7 +1,5 @@
-//! What the server reports to the oracle.
-//!
-//! On such a server a hold lasts until its client takes it out, or until the handle ends that it is
-//! bound to. So the oracle takes the end of the handle for that of the lease.
+//! Reports to the oracle. On such a server a hold lasts until its client removes it or its handle ends, so
+//! the oracle takes the end of the handle as that of the lease.
 
 use std::collections::BTreeMap;
 
@@ -17,10 +15,9 @@ use crate::sim::oracle::{Executed, Oracle};
 use crate::sim::request::Shown;
 use crate::sim::server::LockView;
 
-/// How long a client relies on its last look at a handle of another client.
+/// How long a client relies on its last check of another client's handle.
 const LOOKS: TrueTime = 500 * MS;
 
-/// Reports to the oracle.
 pub(super) struct Judge {
     pub(super) sim: Sim,
     pub(super) oracle: Oracle,
@@ -36,7 +33,7 @@ pub(super) struct Look {
 }
 
 impl Look {
-    /// The token of a reentrant owner, whose holds keep their numbers when it comes again.
+    /// The token of a reentrant owner, whose holds keep their numbers at a re-entry.
     fn fence(&self) -> Option<&str> {
         match &self.lock.as_ref()?.value {
             Data::Hash(hash) => hash.get("#fence").map(String::as_str),
@@ -44,7 +41,7 @@ impl Look {
         }
     }
 
-    /// How many holds of a reentrant owner are detached.
+    /// Number of detached holds of a reentrant owner.
     fn detached(&self) -> u32 {
         match self.lock.as_ref().map(|lock| &lock.value) {
             Some(Data::Hash(hash)) => hash.get("#0").and_then(|count| count.parse().ok()).unwrap_or(0),
@@ -52,7 +49,7 @@ impl Look {
         }
     }
 
-    /// To what a request has bound a hold of a reentrant owner that was bound to something else.
+    /// The new binding of a reentrant owner's hold, if a request changed it.
     fn moves(&self, Told { op, answer, .. }: &Told) -> Option<Liveness> {
         let Verb::Renew { hold, bind: Some(bind), .. } = op.verb else { return None };
         let is_bound = self.bound.iter().any(|bound| bound.number == hold);
@@ -60,7 +57,7 @@ impl Look {
         (is_moved && matches!(answer, Answer::Held { .. })).then_some(bind)
     }
 
-    /// Whether a request has given this hold or place back, or bound the hold to something else.
+    /// Whether a request has released or rebound this hold or place.
     fn releases(&self, told: &Told, bound: &Bound) -> bool {
         let Told { op, answer, .. } = told;
         match op.verb {
@@ -69,7 +66,7 @@ impl Look {
                 let is_it = op.spec != LockSpec::Reentrant || hold == bound.number;
                 matches!(answer, Answer::Released { .. }) && is_it
             }
-            // A hold that is detached has the number 0.
+            // Detached holds have the number 0.
             Verb::Renew { hold, .. } => match self.moves(told) {
                 Some(Liveness::Lease) => bound.number == hold,
                 Some(Liveness::Process | Liveness::Work) => bound.number == 0,
@@ -79,14 +76,14 @@ impl Look {
         }
     }
 
-    /// Whether this number is that of a place that waits.
+    /// Whether this is the number of a waiting place.
     fn waits(&self, number: u64) -> bool {
         matches!(self.lock.as_ref().map(|lock| &lock.value), Some(Data::Queue(queue)) if number > queue.mark)
     }
 }
 
 impl Judge {
-    /// A lock as it stands.
+    /// The current state of a lock.
     pub(super) fn look(&self, state: &State, name: &LockName) -> Look {
         let Some(stored) = state.locks.get(name) else { return Look::default() };
         let part = |id| state.parts.get(&(name.clone(), id)).map(String::as_str);
@@ -94,7 +91,7 @@ impl Judge {
         stands(stored, part, end).map_or_else(Look::default, |(bound, lock)| Look { bound, lock })
     }
 
-    /// A write was carried out. `added`: what its requests have to add to their numbers.
+    /// A write was executed. `added` is the offset of the numbers in its requests.
     pub(super) fn committed(
         &self,
         state: &State,
@@ -109,7 +106,7 @@ impl Judge {
             .iter()
             .any(|told| matches!(told.op.verb, Verb::Release { whose, .. } if whose != ReleaseScope::Own));
         let is_again = before.fence() != after.fence();
-        // Those that are detached have the number 0 together, and end together.
+        // Detached holds share the number 0, and end together.
         let moves = told.iter().filter_map(|told| before.moves(told));
         let detached = moves.fold(before.detached(), |detached, to| match to {
             Liveness::Lease => detached + 1,
@@ -122,7 +119,7 @@ impl Judge {
             let is_left = !is_again
                 && after.bound.iter().any(|other| left(&other))
                 && (!is_detached || are_detached_left);
-            // Those of another client that lives are none of this one's.
+            // Not those of another living client.
             let is_own = state.handles.get(&bound.handle).is_none_or(|life| life.process == process);
             let is_ended_by_force = is_forced && !before.waits(bound.number);
             !is_left && is_own && !is_ended_by_force && !told.iter().any(|told| before.releases(told, bound))
@@ -131,7 +128,7 @@ impl Judge {
         if !gone.is_empty() {
             self.sim.note(|| format!("p{process}: takes out {gone:?}"));
             self.oracle.unbound(name, &gone);
-            // What is left of a reentrant owner ends with the last of its other holds.
+            // The rest of a reentrant owner's state ends with the last of its other holds.
             let asks = |owner: &Owner| told.iter().any(|told| told.op.owner == *owner);
             let lapses =
                 |owner: &Owner| LockView::at(at, after.lock.as_ref()?, self.clock)?.share(owner)?.lapses;
@@ -144,7 +141,7 @@ impl Judge {
             let answer = counted(answer, added);
             self.sim.mark(at ^ process as u64);
             self.sim.note(|| format!("server: p{process}: {}: {answer:?}", Shown(op)));
-            // Those that are carried out together may count several holds of one owner.
+            // A batch may count several holds of one owner.
             let counts = left.lock.as_ref().map(|lock| &lock.value);
             let between = match (counts, &after.lock) {
                 (Some(Data::Hash(_)), Some(lock)) if told.len() > 1 => {
@@ -177,7 +174,7 @@ impl Judge {
         }
     }
 
-    /// Handles end at another moment now.
+    /// The ends of handles have changed.
     pub(super) fn extended(&self, state: &State) {
         let at = self.sim.now();
         let looks: BTreeMap<&LockName, Look> =
@@ -188,7 +185,7 @@ impl Judge {
         });
     }
 
-    /// What is bound to a handle that lives.
+    /// Entries bound to living handles.
     pub(super) fn left(&self, state: &State) -> Vec<String> {
         let all = state.locks.keys().flat_map(|name| self.look(state, name).bound);
         let alive = all.filter(|bound| state.handles.contains_key(&bound.handle));
@@ -196,7 +193,7 @@ impl Judge {
     }
 }
 
-/// An answer with its numbers counted on from the creation of the lock.
+/// An answer with its numbers relative to the creation of the lock.
 fn counted(answer: &Answer, added: u64) -> Answer {
     match answer {
         Answer::Held { fence } => Answer::Held { fence: fence + added },

@@ -1,4 +1,4 @@
-//! Locks by compare-and-swap, as on etcd and ZooKeeper, in the simulated world.
+//! Locks by compare-and-swap, like those on etcd and ZooKeeper, in the simulated world.
 
 mod judge;
 mod server;
@@ -23,8 +23,7 @@ use judge::Judge;
 
 pub use server::{Server, Versions};
 
-/// What can happen to such a server. It has no clock that judges leases, forgets nothing that it
-/// has written, and knows no scripts.
+/// Faults of such a server. It has no clock that decides about leases, loses no writes, and runs no scripts.
 pub const REGIMES: &[Regime] = &[
     Regime::Quiet,
     Regime::Lossy,
@@ -51,38 +50,39 @@ pub fn run_in(regime: Regime, seed: u64) -> Report {
     schedule(regime, seed, false, None)
 }
 
-/// Runs the schedule of a seed in a regime and writes down what happens.
+/// Runs the schedule of a seed in a regime, and prints its events.
 pub fn replay(regime: Regime, seed: u64) -> Report {
     schedule(regime, seed, true, None)
 }
 
-/// Runs the schedule of a seed on a server that compares so.
+/// Runs the schedule of a seed on a server with this kind of versions.
 pub fn run_with(versions: Versions, seed: u64) -> Report {
     schedule(REGIMES[(seed % REGIMES.len() as u64) as usize], seed, false, Some(versions))
 }
 
-/// The numbers of a schedule on such a server.
+/// The parameters of a schedule on such a server.
 fn plan(sim: &Sim, regime: Regime) -> Plan {
     let mut plan = Plan::draw(sim, regime);
-    // A watch tells of each change once, and no request has its time from the server.
+    // A watch reports each change once, and requests do not use the server's time.
     (plan.faults.repeat_wake, plan.faults.limit, plan.faults.again) = (0, 0, 0);
     (plan.passes, plan.trips) = (false, 8);
-    // A key that is deleted by hand is not noticed by a renewal, and a handle not until it is kept alive next.
+    // A renewal does not notice a key deleted by hand, and a revoked handle is noticed at its next
+    // keep-alive.
     plan.node_faults.delete = 0;
-    // The life of a handle: see `cas::leases`.
+    // The lifetime of a handle: see `cas::leases`.
     let ttl = plan.ttl;
-    // A hold that is being released lasts for two seconds more.
+    // A hold that is being released lasts two seconds longer.
     plan.session = (ttl / 6 + lease::margin(ttl)).as_nanos() as TrueTime + 5 * SECOND;
     plan.strict_from += plan.session * u64::from(!regime.is_calm());
     plan
 }
 
 fn schedule(regime: Regime, seed: u64, keep_log: bool, versions: Option<Versions>) -> Report {
-    // Not the choices of the schedule of another store that has this seed.
+    // With other choices than the schedule of another store with this seed.
     let sim = Sim::new(Chooser::seeded(Rng::new(seed ^ u64::MAX >> 2).next()));
     let plan = plan(&sim, regime);
     let drawn = if sim.chance(500) { Versions::Lasting } else { Versions::OfCreations };
-    // Lines in parts, which are short enough to be met.
+    // Split queues, with parts short enough to matter.
     let part = [128, 1, 2, 3][sim.choose(4) as usize];
     let world = World::new(sim, seed, plan, keep_log, |sim, oracle, clock| {
         let runtime = sim.process(clock, seed) as Arc<dyn Runtime>;
@@ -135,7 +135,7 @@ impl Driver for Server {
 }
 
 impl Server {
-    /// A true time on the server's clock; 0 stays what it is.
+    /// A true time on the server's clock; 0 is kept.
     fn shows(&self, at: TrueTime) -> Moment {
         let clock = self.inner.judge.as_ref().map(|judge| judge.clock);
         Moment(clock.filter(|_| at > 0).map_or(at, |clock| clock.shows(at)))

@@ -1,5 +1,5 @@
-//! A server that compares and swaps, in memory: its conflicts, handles and watches, and what goes
-//! wrong between it and its clients.
+//! A compare-and-swap server in memory: its conflicts, handles and watches, and the faults between it and its
+//! clients.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,13 +25,13 @@ use crate::sim::executor::{OUTSIDE, ProcessId, lock};
 use crate::sim::network::Parting;
 use crate::sim::regime::Faults;
 
-/// Most steps of one write, as in etcd's default settings.
+/// Maximum operations in one write, as in etcd's default settings.
 const STEPS: usize = 128;
 
-/// Places in one part of a line on real servers.
+/// Places in one part of a queue on real servers.
 const PART: usize = 128;
 
-/// A handle that ends later than this is not worth waiting for: no request takes so long.
+/// Handles that end later than this are not aimed at, because no request takes so long.
 const NEAR: Duration = Duration::from_millis(1_200);
 
 /// A connection to the server.
@@ -50,20 +50,20 @@ pub(super) struct Inner {
     pub(super) judge: Option<Judge>,
 }
 
-/// What the server compares before it writes.
+/// What the server compares before a write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Versions {
-    /// Versions that grow over deletions, as on etcd.
+    /// Versions that increase across deletions, as on etcd.
     #[default]
     Lasting,
-    /// Versions that begin again with each creation, and which creation it is, as on ZooKeeper. Its
-    /// watches tell that something has changed, and what is there is read afterwards.
+    /// Versions that restart with each creation, compared together with the creation, as on ZooKeeper. Its
+    /// watches only report that something has changed, and the client reads it afterwards.
     OfCreations,
-    /// The same by a backend that forgets to compare the creation: a known bug.
+    /// The same in a backend that forgets to compare the creation: a planted bug.
     Alone,
 }
 
-/// What becomes of a request on its way.
+/// The fate of a request.
 struct Fate {
     arrives: Moment,
     is_carried_out: bool,
@@ -71,12 +71,12 @@ struct Fate {
 }
 
 impl Server {
-    /// A server without faults, whose lines are divided as on real servers.
+    /// A server without faults, whose queues are split as on real servers.
     pub fn new(runtime: Arc<dyn Runtime>) -> Self {
         Self::with(runtime, Versions::Lasting, PART)
     }
 
-    /// The same, with so many places in one part of a line.
+    /// The same, with this many places in one part of a queue.
     pub fn with(runtime: Arc<dyn Runtime>, versions: Versions, part: usize) -> Self {
         Self::judged(runtime, versions, part, Faults { latency: (0, 4 * MS), ..Faults::NONE }, None)
     }
@@ -107,12 +107,12 @@ impl Server {
         self.inner.runtime.now()
     }
 
-    /// Lets the next write be carried out so much later, and its answer be lost.
+    /// Delays the next write by this, and loses its answer.
     pub fn delay_next_write(&self, by: Duration) {
         self.state().delayed = Some(by);
     }
 
-    /// How many requests of each sort there were since the last look.
+    /// Number of requests of each sort since the last call.
     pub fn requests(&self) -> BTreeMap<&'static str, u32> {
         std::mem::take(&mut self.state().requests)
     }
@@ -123,17 +123,17 @@ impl Server {
         state.locks.is_empty() && state.parts.is_empty()
     }
 
-    /// How many parts there are of all lines.
+    /// Number of parts of all queues.
     pub fn parts(&self) -> usize {
         self.state().parts.len()
     }
 
-    /// Loses a part of a line, as if it was deleted by hand.
+    /// Deletes a part of a queue, as if by hand.
     pub fn lose_part(&self) {
         self.state().parts.pop_last();
     }
 
-    /// Writes something else over a part of a line.
+    /// Overwrites a part of a queue with something else.
     pub fn damage_part(&self) {
         if let Some(mut part) = self.state().parts.last_entry() {
             "something else".clone_into(part.get_mut());
@@ -144,7 +144,7 @@ impl Server {
         self.inner.runtime.random() % count.max(1)
     }
 
-    /// A duration within these bounds in nanoseconds: short ones are as likely as long ones.
+    /// A duration within these bounds in nanoseconds, on a logarithmic scale.
     fn span(&self, low: u64, high: u64) -> Duration {
         let bits = u64::BITS - high.saturating_sub(low).leading_zeros();
         let most = 1_u64 << self.below(u64::from(bits) + 1).min(63);
@@ -161,7 +161,7 @@ impl Server {
         }
     }
 
-    /// Something goes wrong between this process and the server.
+    /// Records a fault between this process and the server.
     fn has_failed(&self, event: Event) {
         self.count(event);
         if let Some(judge) = &self.inner.judge {
@@ -178,7 +178,7 @@ impl Server {
         self.inner.runtime.spawn(task.boxed());
     }
 
-    /// What a message takes one way.
+    /// The latency of a message in one direction.
     fn latency(&self, state: &State) -> Duration {
         let Faults { latency: (low, high), late: (late, most), edge, .. } = state.faults;
         let (now, first) = (self.now(), state.handles.values().map(|life| life.end).min());
@@ -186,7 +186,7 @@ impl Server {
             && self.chance(edge)
         {
             self.count(Event::AtEdge);
-            // At the end of a handle, or just beside it.
+            // At the end of a handle, or close to it.
             let beside = if self.chance(state.faults.exact) { 3 * MS } else { self.below(6 * MS) };
             let delay =
                 (end.since(now) + Duration::from_nanos(beside)).saturating_sub(Duration::from_millis(3));
@@ -208,7 +208,7 @@ impl Server {
         }
     }
 
-    /// Draws what becomes of a request. `None` where it is not sent.
+    /// Draws the fate of a request; `None` if it is not sent.
     fn fate(&self, state: &mut State, sort: &'static str) -> Option<Fate> {
         let now = self.now();
         *state.requests.entry(sort).or_default() += 1;
@@ -256,7 +256,7 @@ impl Server {
                 let cuts = Arc::clone(&state.ends.entry(server.process).or_default().cuts);
                 let promise = match fate.is_answered {
                     true => Some(promise),
-                    // Half of them are noticed at once, because the connection ends.
+                    // Half of them are noticed immediately, because the connection ends.
                     false if server.chance(500) => {
                         state.silent.push(Box::new(promise));
                         None
@@ -317,7 +317,7 @@ impl Server {
         }
     }
 
-    /// Ends handles that were not kept. A server that stands still does so afterwards.
+    /// Ends handles that were not kept alive; not during a stall of the server.
     fn purge(&self, state: &mut State) {
         let now = self.now();
         if now < state.stalled_until {
@@ -339,7 +339,7 @@ impl Server {
         }
     }
 
-    /// Tells watchers, each in the order of the changes.
+    /// Notifies watchers, each in the order of the changes.
     fn tell(&self, state: &mut State, is_meant: impl Fn(&Watcher) -> bool, seen: &WatchNotice) {
         let now = self.now();
         state.watches.retain(|watcher| !watcher.sender.is_closed());
@@ -371,7 +371,7 @@ impl Server {
             let (sender, coming, of) =
                 (watcher.sender.clone(), Arc::clone(&watcher.coming), watcher.name.clone());
             let is_read = self.inner.versions != Versions::Lasting;
-            // The first that is on its way: tasks that are due together run in any order.
+            // The first one in flight, because tasks that are due together run in any order.
             self.later(watcher.last, move |server| match lock(&coming).pop_front() {
                 Some(WatchNotice::Lock(_)) if is_read => {
                     drop(sender.send(WatchNotice::Lock(server.state().locks.get(&of).cloned())));
@@ -380,7 +380,7 @@ impl Server {
                 None => {}
             });
         }
-        // One that misses an event ends: there are no gaps.
+        // A watch that misses an event ends: there are no gaps.
         cut.into_iter().rev().for_each(|at| drop(state.watches.remove(at)));
     }
 
@@ -444,10 +444,10 @@ impl Server {
         Committed::Done { stamp, record }
     }
 
-    /// Lets a handle live for its whole life again.
+    /// Restarts the lifetime of a handle.
     fn set_end(&self, state: &mut State, handle: Handle, from: Moment) -> Option<u64> {
         let life = state.handles.get_mut(&handle)?;
-        // On whole milliseconds, in which the oracle counts.
+        // In whole milliseconds, like the oracle's times.
         life.end = Moment((from + life.life).0.next_multiple_of(MS));
         let (end, marker) = (life.end, life.marker);
         self.later(end, |server| server.purge(&mut server.state()));
@@ -458,9 +458,9 @@ impl Server {
     }
 }
 
-/// What goes wrong.
+/// Faults.
 impl Server {
-    /// The connection of a process ends. What it has sent may still arrive.
+    /// Cuts the connection of a process. What it has sent may still arrive.
     pub(super) fn cut(&self, process: ProcessId) {
         let now = self.now();
         let mut state = self.state();
@@ -481,7 +481,7 @@ impl Server {
         state.watches.retain(|watcher| watcher.process != process);
     }
 
-    /// The watches of a process end, and it hears nothing for so long.
+    /// Ends the watches of a process, and delays its events.
     pub(super) fn delay_events(&self, process: ProcessId, by: u64) {
         let until = self.now() + self.span(MS / 10, by);
         let mut state = self.state();
@@ -499,12 +499,12 @@ impl Server {
         state.watches.retain(|watcher| watcher.process != process);
     }
 
-    /// Keeps a process from the server.
+    /// Disconnects a process from the server.
     pub(super) fn part(&self, process: ProcessId, parting: Parting) {
         self.state().ends.entry(process).or_default().parting = parting;
     }
 
-    /// The server stands still.
+    /// Stalls the server.
     pub(super) fn stall(&self, until: Moment) {
         let mut state = self.state();
         state.stalled_until = state.stalled_until.max(until);
@@ -512,7 +512,7 @@ impl Server {
         self.later(until, |server| server.purge(&mut server.state()));
     }
 
-    /// The server starts again, with all that it had. It gives each handle its whole life again.
+    /// Restarts the server with all its data, and each handle with its full lifetime.
     pub(super) fn restart(&self) {
         let up_at = self.now() + self.span(MS, 1_500 * MS);
         self.stall(up_at);
@@ -528,7 +528,7 @@ impl Server {
         }
     }
 
-    /// An operator ends the handles of a process.
+    /// Revokes the handles of a process, as an operator would.
     pub fn revoke(&self, process: ProcessId) {
         let mut state = self.state();
         let of_process = state.handles.iter().filter(|(_, life)| life.process == process);
@@ -536,7 +536,7 @@ impl Server {
         handles.into_iter().for_each(|handle| self.end(&mut state, handle));
     }
 
-    /// From now on nothing goes wrong.
+    /// Stops all faults.
     pub(super) fn heal(&self) {
         let mut state = self.state();
         state.faults = Faults::NONE;
@@ -582,7 +582,7 @@ impl Backend for Server {
 
     fn open(&self, life: Duration, _is_kept: bool) -> BoxFuture<'static, Result<(Handle, u64), Failure>> {
         self.ask("open", move |server, state| {
-            // Not in a row: a number that is one off is no other handle.
+            // Not consecutive, so that an off-by-one number is not another handle.
             state.next += 16;
             state.revision += 1;
             let (handle, marker, process) = (state.next, state.revision, server.process);

@@ -1,4 +1,4 @@
-//! What the simulated server keeps.
+//! The state of the simulated server.
 
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
@@ -19,24 +19,24 @@ pub(super) struct State {
     pub(super) revision: u64,
     pub(super) locks: BTreeMap<LockName, Stored>,
     pub(super) records: BTreeMap<LockName, String>,
-    /// Parts of lines.
+    /// Parts of queues.
     pub(super) parts: BTreeMap<(LockName, u64), String>,
     pub(super) handles: BTreeMap<Handle, Life>,
     pub(super) next: Handle,
     pub(super) watches: Vec<Watcher>,
     pub(super) ends: BTreeMap<ProcessId, End>,
     pub(super) faults: Faults,
-    /// The server stands still until then.
+    /// The server is stalled until then.
     pub(super) stalled_until: Moment,
-    /// Answers that never come, until all heals.
+    /// Answers that are not sent, until the faults stop.
     pub(super) silent: Vec<Box<dyn Any + Send>>,
-    /// The next write is carried out so much later, and its answer lost.
+    /// The next write is executed this much later, and its answer lost.
     pub(super) delayed: Option<Duration>,
-    /// How many requests of each sort there were.
+    /// Number of requests of each sort.
     pub(super) requests: BTreeMap<&'static str, u32>,
 }
 
-/// The life of a handle.
+/// The lifetime of a handle.
 pub(super) struct Life {
     pub(super) life: Duration,
     pub(super) end: Moment,
@@ -50,7 +50,7 @@ pub(super) struct Watcher {
     pub(super) process: ProcessId,
     /// When the last event arrives.
     pub(super) last: Moment,
-    /// Events on their way.
+    /// Events in flight.
     pub(super) coming: Arc<Mutex<VecDeque<WatchNotice>>>,
     pub(super) sender: mpsc::UnboundedSender<WatchNotice>,
 }
@@ -58,11 +58,11 @@ pub(super) struct Watcher {
 /// A process's end of the network.
 #[derive(Default)]
 pub(super) struct End {
-    /// Tells requests on their way that the connection is cut.
+    /// Tells requests in flight that the connection is cut.
     pub(super) cuts: Arc<Notify>,
-    /// What arrives later is not carried out any more.
+    /// Requests that arrive later are not executed.
     pub(super) arrives_until: Option<Moment>,
-    /// Events are told from then on.
+    /// Events are delivered from then on.
     pub(super) hears_from: Moment,
     /// By the server's clock.
     pub(super) parting: Parting,

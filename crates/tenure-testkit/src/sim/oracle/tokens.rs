@@ -57,8 +57,8 @@ impl ReferenceModel {
         let is_late =
             |owned: &Owned| owned.taken.contains(&token) || owned.doubted.contains(&token) || owned.is_back;
         if self.is_forced(owner) || owned.is_some_and(is_late) {
-            // The guard is late, after the grant of a client that was admitted beside it; or it is counted
-            // beside a hold that came back, and has that hold's token.
+            // The guard is late, after the grant of a client admitted beside it; or it shares the token of a
+            // hold that reappeared.
             return;
         }
         if given != Some(token) {

@@ -284,7 +284,7 @@ impl Task {
         Ok(())
     }
 
-    /// What the oracle is told of a grant.
+    /// The grant, as reported to the oracle.
     fn told(&self, options: &Options, cut: Cut, asked_at: TrueTime, is_resumed: bool) -> Told {
         let (lease, grace) = (options.ttl.min(options.max_hold.unwrap_or(options.ttl)), options.grace);
         let (margin, wait) = (lease / 100 + Duration::from_millis(3), lease::wait(lease));

@@ -102,7 +102,7 @@ pub(super) struct Owned {
     pub(super) granted_at: TrueTime,
     pub(super) set_at: TrueTime,
     pub(super) lapses: TrueTime,
-    /// Until when it may believe in its lease at most, by what it was told.
+    /// The latest time until which it may believe in its lease.
     pub(super) told_until: TrueTime,
     /// Tokens with which it may have been told of a longer lease than it had: see [`ReferenceModel::doubt`].
     pub(super) doubted: Vec<u64>,
@@ -369,8 +369,7 @@ impl ReferenceModel {
         }
         let is_one = self.locks.get(&executed.op.name).is_some_and(|lock| lock.sort != LockKind::Reentrant);
         owned.doubted.retain(|doubted| !is_one || *doubted != token);
-        // A hold that had grown, and is smaller again on a server that went back, is not what its guard was
-        // told.
+        // A hold that had grown, and shrank when the server was rewound, is not what its guard believes.
         let place = self.locks.get(&executed.op.name).and_then(|lock| lock.place(owner));
         let weight = place.map_or(0, |place| place.weight);
         let guards = self
