@@ -48,7 +48,7 @@ pub enum Bug {
     ReleaseOfAnother,
     /// A refresh revives an expired place.
     LapsedWaiterRevived,
-    /// A waiter that never said it listens is removed when its wake-up reaches no subscriber.
+    /// A waiter that is not marked as listening is removed when its wake-up reaches no subscriber.
     ListeningIgnored,
     /// A waiter is admitted even if its wake-up reaches no subscriber.
     NobodyCalled,
@@ -73,7 +73,7 @@ pub enum Bug {
     /// Waiters of the same process are woken when a release is queued rather than when it is sent. Includes
     /// [`EndTakenForTold`](Self::EndTakenForTold), without which it costs only a request.
     WakeBeforeWrite,
-    /// A waiter that saw a hold before its release does not expect it to end any more.
+    /// A waiter that saw a hold before its release no longer expects it to end.
     EndTakenForTold,
     /// A release that finds no hold reports success.
     LossTakenForRelease,
@@ -177,7 +177,7 @@ pub enum Bug {
     MaxHoldFromWait,
     /// A lock is requested again under the owner whose release is still in flight.
     AskedForAsReleased,
-    /// A waiter that learns of its grant from a refresh starts with the remaining lease, however short.
+    /// A waiter granted by a refresh starts with the remaining lease, however short.
     RefreshedWithTooLittle,
     /// A place that may have been woken before the subscription was open is not checked until its next
     /// refresh.
@@ -275,7 +275,7 @@ pub enum Bug {
     RecordedAfterRun,
     /// An observer receives only the newest change.
     TermSkipped,
-    /// A leader is told that it leads until it resigns, even after its lease has expired.
+    /// A leader reports that it leads until it resigns, even after its lease has expired.
     LeaderToldLate,
     /// A holder does not learn that its hold was ended by force.
     ForcedUnheard,

@@ -5,6 +5,7 @@ use std::fmt;
 /// The kinds of locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Sort {
+    /// One holder, in no particular order.
     Mutex,
     /// One holder, first come, first served.
     Fair,
