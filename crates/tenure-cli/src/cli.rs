@@ -77,17 +77,16 @@ pub(crate) enum Command {
     /// Exits with 0 if it was held. With --owner alone it prints nothing.
     ///
     /// --force is for a lock whose holder is gone or stuck, when its lease takes too long to end.
-    /// The next waiter gets the lock. `tenure run` is told by a message, usually at once, or else
-    /// at its next renewal, after at most a third of its ttl. Until then its CMD runs beside that
-    /// of the next holder, and only fencing tokens distinguish the two. Prints what was ended, as
-    /// `tenure status` does, and how long the old CMD may run.
+    /// The next waiter gets the lock. The old `tenure run` learns of it by a message, usually at
+    /// once, or at its next renewal, after at most a third of its ttl. Until then its CMD runs
+    /// beside that of the next holder, and only fencing tokens distinguish them. Prints what was
+    /// ended, as `tenure status` does, and how long the old CMD may run.
     Release(Release),
     /// Asks the commands that run under a lock to end, and waits until they have.
     ///
     /// Each CMD of `tenure run` and `tenure elect` gets TERM within 2s, and its lock is released
-    /// when it has ended. A command that ignores it runs on and keeps the lock, until `tenure
-    /// release --force`. A lock of `tenure acquire --hold` is released. Other holders are asked
-    /// too, and may ignore it.
+    /// when it has ended. A command that ignores it keeps the lock until `tenure release --force`.
+    /// A lock of `tenure acquire --hold` is released. Other holders may ignore the request.
     Stop(Stop),
     #[command(name = KEEP, hide = true)]
     Keep(Keep),
@@ -267,9 +266,9 @@ pub(crate) struct Elect {
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true, help_heading = "Election")]
     pub(crate) payload: Option<String>,
 
-    /// Text for people beside this leader's user, host and process: up to 256 bytes
+    /// Text shown beside the leader's user, host and process, such as a URL: up to 256 bytes
     ///
-    /// Such as the URL of a job. Visible to everyone who can see the election.
+    /// Visible to everyone who can see the election.
     #[arg(
         long,
         value_name = "TEXT",
@@ -391,8 +390,8 @@ pub(crate) struct Request {
 
     /// Grant nothing for this long on a server that was promoted, restarted or lost its data
     ///
-    /// Short for `restart-grace=DURATION` in the store's URL. Use the longest --ttl of all
-    /// clients. One server or Sentinel only.
+    /// As `restart-grace=DURATION` in the store's URL. Use the longest --ttl of all clients. One
+    /// server or Sentinel only.
     #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true, help_heading = "Lock")]
     pub(crate) restart_grace: Option<Duration>,
 
@@ -402,10 +401,9 @@ pub(crate) struct Request {
     #[arg(long, conflicts_with = "kind", help_heading = "Lock")]
     pub(crate) unfenced: bool,
 
-    /// Text for people beside this holder's user, host and process: up to 256 bytes
+    /// Text shown beside the holder's user, host and process, such as a URL: up to 256 bytes
     ///
-    /// Shown by `status`, `list` and `top`, such as the URL of a job. Visible to everyone who can
-    /// see the lock.
+    /// Visible to everyone who can see the lock, in `status`, `list` and `top`.
     #[arg(
         long,
         value_name = "TEXT",
@@ -439,8 +437,8 @@ impl Request {
 pub(crate) struct Acks {
     /// Replicas that must confirm each grant and renewal
     ///
-    /// Short for `acks=N` in the store's URL: every client of the lock must use the same N. Not on
-    /// a store without replicas.
+    /// As `acks=N` in the store's URL: all clients of a lock must use the same N. Only on stores
+    /// with replicas.
     #[arg(long = "acks", value_name = "N", value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true, help_heading = "Lock")]
     pub(crate) replicas: Option<u32>,
 }

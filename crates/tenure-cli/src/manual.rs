@@ -90,12 +90,12 @@ Examples:
   tenure doctor --store redis-sentinel://s1,s2,s3/locks?acks=2 --ttl 30s --json";
 
 pub(crate) const BENCH_MANUAL: &str = "\
-It measures four operations, alternating with the bare commands that one would write without tenure:
-acquiring and releasing a free lock, clients taking turns at one lock, the hand-over from one client
-to a waiter, and the renewal of a lease. The bare commands are SET NX PX with a script that compares
-and deletes, polled every 5 ms while the lock is busy, and PEXPIRE; on a quorum they go to all
-members at once; in a directory they are flock and a file that is written and renamed. They wait for
-no replicas, detect no loss, and have no token.
+Measures four operations, alternating with the bare commands that they replace: acquiring and
+releasing a free lock, clients taking turns at one lock, the hand-over from one client to a waiter,
+and the renewal of a lease. The bare commands are SET NX PX with a script that compares and deletes,
+polled every 5 ms while the lock is busy, and PEXPIRE; on a quorum they go to all members at once;
+in a directory they are flock and a file that is written and renamed. They wait for no replicas,
+detect no loss, and have no token.
 
 All clients are connections of this process. The bars of the histograms are logarithmic.
 
@@ -143,8 +143,9 @@ Examples:
 
 pub(crate) const TOP_MANUAL: &str = "\
 A hand-over is counted when a lock has another holder than at the last refresh, so several between
-two refreshes count once. A bar shows the time left, relative to the longest lease seen of this holder.
-The history of a lock begins with the first refresh: its last ten minutes as a line, and its holds.
+two refreshes count once. A bar shows the time left, relative to the longest lease seen of this
+holder. The history of a lock begins with the first refresh: its last ten minutes as a line, and its
+holds.
 
 On a server each refresh walks all keys with SCAN and asks about each lock. Refreshes take at most
 2 % of the time: with 10,000 locks on a local Redis one took 0.5 s, every 24 s, and the server 0.4 %
@@ -197,15 +198,14 @@ Examples:
 
 pub(crate) const STRESS_MANUAL: &str = "\
 Processes of this program take turns at a few locks in every way: they wait, try once, give up, drop
-the request at any moment, and hold for less than a millisecond or longer than a lease. Each writes
-a history of replies and times. The histories must show that no two incompatible holds overlapped
-(readers, writers and permits are counted), that tokens grew, that no lock stayed free for long
-while a task waited, and that nothing is left at the end. The names are new with each run and begin
-with `stress-`; other locks of the store are not touched.
+the request at any moment, and hold for less than a millisecond or longer than a lease. Their
+histories must show that no two incompatible holds overlapped (readers, writers and permits are
+counted), that tokens grew, that no lock stayed free for long while a task waited, and that nothing
+is left at the end. The names are new with each run and begin with `stress-`; other locks of the
+store are not touched.
 
-The verdict is printed at the end: acquisitions and how they ended, failures, faults, the longest
-stall, what is left behind, and each violation with the histories of both holders. Progress goes to
-standard error.
+Prints acquisitions and how they ended, failures, faults, the longest stall, what is left behind,
+and each violation with the histories of both holders. Progress goes to standard error.
 
 A violation means that the store lost what it had acknowledged, that its clock jumped, or that
 tenure has a bug. Expect it if a server is emptied, is killed without persistence, fails over or
@@ -240,14 +240,12 @@ Environment of CMD:
   TENURE_NAME    the lock's name, as given here; with --also, this and the next two are about NAME
                  itself
   TENURE_OWNER   the owner that holds it
-  TENURE_FENCE   the fencing token: grows with each grant; a resource that keeps the largest it
-                 has seen can refuse smaller ones
+  TENURE_FENCE   the fencing token, which grows with each grant
   TENURE_TTL_MS  the lease in milliseconds
   TENURE_HELD    the owners of all locks that CMD runs under. A nested run that waits without -w for
                  a lock which one of them holds exits with 75 (or -E)
   LISTEN_PID     CMD's process id, if it was this program's (systemd's sockets)
-  With a `file:` store CMD inherits one descriptor for each lock besides its streams, which shows
-  others that the work goes on.
+  With a `file:` store CMD inherits a descriptor for each lock, which keeps the lock held.
 
 Signals:
   INT, TERM, HUP, QUIT, USR1, USR2 and WINCH are passed on once, to CMD's process group. The lease
@@ -285,8 +283,8 @@ In a container:
   As process 1, or as a subreaper, this program reaps orphans, so no zombies are left.
 
 On macOS and FreeBSD:
-  After sleep, the watchdog notices within 250 ms that the lease is over. If it is killed together
-  with this program, CMD runs on; Linux ends it. Orphans are not reaped.
+  After sleep, the watchdog notices within 250 ms that the lease has ended. If it is killed together
+  with this program, CMD runs on; Linux kills it. Orphans are not reaped.
 
 Durations:
   90, 0.5 (seconds), 1500ms, 30s, 5m, 1h30m, 1d: the same everywhere.
@@ -344,13 +342,13 @@ Exit status:
   125  tenure itself failed
   128 + N  signal N ended the wait
 
-With --hold the lock is renewed until it is released, also if the script is gone: give it the shell
-as --while-pid. If the background process is killed, the lock is free when its lease ends, and on
-the `file:` store at once. When it loses the lock it ends, and the script is not told: call `tenure
-verify` before each step that must not run without the lock.
+With --hold a background process renews the lock until it is released, even if the script has died:
+pass the shell as --while-pid. If that process is killed, the lock is free when its lease ends, on
+the `file:` store at once. If it loses the lock, it exits without telling the script: call `tenure
+verify` before each step that needs the lock.
 
-With --fd the background process releases the lock when the descriptor is closed: by `exec 9>&-`, at
-the end of the subshell or the script, and when that is killed. It works on every store.
+With --fd it releases the lock when the descriptor is closed: by `exec 9>&-`, at the end of the
+subshell or script, or when that is killed.
 
 Examples:
   T=$(tenure acquire deploy --ttl 10m -w 5m) || exit
