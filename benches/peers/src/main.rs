@@ -16,10 +16,10 @@ use futures_timer::Delay;
 use rustix::time::{ClockId, clock_gettime};
 use sides::{Bare, BareTurns, Rslock, Side, Tenure};
 
-/// Turns that ended; in `keep`, locks that are held.
+/// Completed turns; in `keep`, held locks.
 static TURNS: AtomicU64 = AtomicU64::new(0);
 static LOST: AtomicU64 = AtomicU64::new(0);
-/// The task, when it got the lock, and when it gave the lock back.
+/// The task, and the times of its grant and release.
 static ROWS: Mutex<Vec<[u64; 3]>> = Mutex::new(Vec::new());
 
 struct Run {
@@ -93,7 +93,7 @@ impl Run {
         finish((now() - start) as f64 / 1e9);
     }
 
-    /// Each task locks, holds, unlocks and rests until the time is over, which it returns.
+    /// Each task locks, holds, unlocks and pauses until the time is over; returns the time taken.
     async fn turns<S: Side>(&self, side: &S, seconds: f64) -> f64 {
         let mut sides = Vec::new();
         for _ in 0..self.tasks {

@@ -23,7 +23,7 @@ pub(crate) trait Side: Clone + Send + Sync + 'static {
 
     fn unlock(&self, held: Self::Held) -> impl Future<Output = ()> + Send;
 
-    /// Takes all of them and has them renewed; counts those that are held, and those that are lost.
+    /// Acquires all of them and keeps them renewed; counts held and lost ones.
     fn keep(&self, keys: Vec<String>) -> impl Future<Output = ()> + Send;
 }
 
@@ -33,7 +33,7 @@ async fn connect(url: &str) -> MultiplexedConnection {
     client.get_multiplexed_async_connection_with_config(&config).await.expect("a connection")
 }
 
-/// No lock: the commands that every lock on one server needs, without a token and without waiting.
+/// No lock: the minimal commands for a lock on one server, without a token and without waiting.
 #[derive(Clone)]
 pub(crate) struct Bare {
     connection: MultiplexedConnection,

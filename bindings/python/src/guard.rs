@@ -342,7 +342,7 @@ impl Hold {
         }))
     }
 
-    /// Changes what a leader tells others.
+    /// Changes a leader's payload.
     fn update(&self, payload: String) -> PyResult<Op> {
         let slot = Arc::clone(self.slot.get()?);
         let shared = self.take()?;

@@ -375,7 +375,7 @@ impl Lock {
         self.acquire(Wait::Forever)
     }
 
-    /// Asks once, or waits for at most `limit` seconds; `None` if the lock is busy.
+    /// Tries once, or waits for at most `limit` seconds; `None` if the lock is busy.
     #[pyo3(signature = (limit=None))]
     fn try_lock(&self, limit: Option<f64>) -> PyResult<Op> {
         let wait = match limit {

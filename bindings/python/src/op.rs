@@ -19,9 +19,9 @@ use crate::reactor::{Reactor, Task};
 pub type Convert = Box<dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send>;
 type Work = Pin<Box<dyn Future<Output = Convert> + Send>>;
 
-/// How often a blocked main thread looks for signals, which only it handles.
+/// How often a blocked main thread checks for signals, which only it handles.
 const SIGNALS: Duration = Duration::from_millis(25);
-/// Other threads have nothing to look for.
+/// Other threads have nothing to check.
 const IDLE: Duration = Duration::from_secs(3_600);
 /// How long an abandoned request may take to be answered and undone before its thread goes on.
 const UNDO: Duration = Duration::from_millis(10);
@@ -69,7 +69,7 @@ impl Cancel {
 
 /// What the library asks of Python in the middle of a call: to compute the value of a cache.
 pub trait Exchange: Send + Sync {
-    /// Whether there is a question that is not answered; asks once.
+    /// Whether there is an unanswered question; true once.
     fn take_question(&self) -> bool;
     /// Answers it.
     fn reply(&self, py: Python<'_>, reply: PyResult<Bound<'_, PyAny>>) -> PyResult<()>;
@@ -85,7 +85,7 @@ enum State {
     Over,
 }
 
-/// A call of the library that has not begun, is under way, or is done.
+/// A call of the library: not started, in progress, or done.
 #[pyclass(frozen, module = "tenure._native")]
 pub struct Op {
     state: Owned<Mutex<State>>,
@@ -98,7 +98,7 @@ enum Stop {
     Done(Convert),
     Asked,
     Cancelled,
-    /// To look for signals, or because the time is over.
+    /// To check for signals, or at the timeout.
     Slice,
 }
 
@@ -263,10 +263,10 @@ impl Op {
         self.answer(py, Err(PyErr::from_value(error)))
     }
 
-    /// Ends the call: what it has got is given back.
+    /// Ends the call: what it acquired is released.
     fn cancel(&self, py: Python<'_>) -> PyResult<()> {
         match self.set(State::Over)? {
-            // Its thread finds the signal, and drops the future there.
+            // Its thread sees the signal, and drops the future there.
             State::Running => {
                 self.set(State::Running)?;
                 self.cancel.set();

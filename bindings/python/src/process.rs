@@ -128,7 +128,7 @@ impl Process {
         self.runtime().block_on(async {
             let all = async {
                 for root in &roots {
-                    // The store may be gone, and then the leases end by themselves.
+                    // If the store is unreachable, the leases expire.
                     let _ = root.locks().flush().await;
                 }
             };
@@ -182,7 +182,7 @@ impl<T> Drop for Owned<T> {
     }
 }
 
-/// Ends what this process waits for and holds, within `seconds`. For `atexit`.
+/// Cancels all waits and releases all holds, within `seconds`. For `atexit`.
 #[pyfunction]
 pub fn close(py: Python<'_>, seconds: f64) {
     py.detach(|| Process::current().close(Duration::from_secs_f64(seconds)));

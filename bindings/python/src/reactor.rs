@@ -14,13 +14,13 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use crate::op::Op;
 use crate::process::{Owned, Process, lock};
 
-/// The calls that can go on.
+/// The calls to poll.
 struct Ready {
     queue: Mutex<Vec<u64>>,
     fd: OwnedFd,
 }
 
-/// A call under way.
+/// A call in progress.
 pub struct Task {
     ready: Arc<Ready>,
     id: u64,
@@ -61,12 +61,12 @@ struct Entry {
     sink: Py<PyAny>,
 }
 
-/// The calls under way in one event loop, by their ids.
+/// The calls in progress in one event loop, by id.
 #[derive(Default)]
 pub struct Entries(Mutex<BTreeMap<u64, Entry>>);
 
 impl Entries {
-    /// Drops what the calls wait for. The objects of Python stay.
+    /// Drops the futures of the calls; their Python objects stay.
     pub fn end(&self) {
         let ended: Vec<_> = lock(&self.0).values().map(|entry| entry.op.get().end()).collect();
         drop(ended);
@@ -101,12 +101,12 @@ impl Reactor {
         Ok(Self { ready, entries: Owned::new(entries), next: AtomicU64::new(0) })
     }
 
-    /// The descriptor that is readable while calls can go on.
+    /// The descriptor that is readable while calls are ready.
     fn fileno(&self) -> PyResult<i32> {
         Ok(self.ready.get()?.fd.as_raw_fd())
     }
 
-    /// Polls the calls that can go on, and tells the sinks of those that are done.
+    /// Polls the calls that are ready, and notifies the sinks of those that are done.
     fn turn(&self, py: Python<'_>) -> PyResult<()> {
         let (ready, all) = (self.ready.get()?, &self.entries.get()?.0);
         let ids = {
@@ -133,14 +133,14 @@ impl Reactor {
         Ok(())
     }
 
-    /// Forgets a call that was cancelled.
+    /// Removes a cancelled call.
     pub fn forget(&self, id: u64) -> PyResult<()> {
         let entry = lock(&self.entries.get()?.0).remove(&id);
         drop(entry);
         Ok(())
     }
 
-    /// Blocks until calls can go on. For a thread without an event loop.
+    /// Blocks until calls are ready. For a thread without an event loop.
     fn wait(&self, py: Python<'_>) -> PyResult<()> {
         let ready = self.ready.get()?;
         py.detach(|| {
@@ -155,7 +155,7 @@ impl Reactor {
         Ok(())
     }
 
-    /// The number of calls under way.
+    /// The number of calls in progress.
     fn __len__(&self) -> PyResult<usize> {
         Ok(lock(&self.entries.get()?.0).len())
     }

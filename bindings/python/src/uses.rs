@@ -1,4 +1,4 @@
-//! What locks are for: caches, jobs that run once, elections.
+//! Uses of locks: caches, jobs that run once, elections.
 
 use std::future::poll_fn;
 use std::ops::Range;
@@ -321,7 +321,7 @@ impl Election {
 
 #[pymethods]
 impl Election {
-    /// Waits to be the leader: a hold.
+    /// Waits until this process leads.
     fn campaign(&self) -> PyResult<Op> {
         let (election, root) = (self.election.get()?.clone(), Arc::clone(self.root.get()?));
         Ok(Op::new(async move {

@@ -40,7 +40,7 @@ class Loss:
         return end if isinstance(end, LostError) else None
 
     def wait(self, timeout: Optional[Seconds] = None) -> bool:
-        """Blocks until the lock is lost (`True`), released (`False`), or the time is over (`False`)."""
+        """Blocks until the lock is lost (`True`) or released (`False`), or until the timeout (`False`)."""
         op = self._native.wait()
         if not op.run(optional_seconds(timeout)):
             return False
@@ -86,7 +86,7 @@ class Guard:
 
     @property
     def owner(self) -> str:
-        """Who holds the lock, as others see it: `user/label@host:pid/id`."""
+        """The owner, as others see it: `user/label@host:pid/id`."""
         return self._hold.owner
 
     def is_held(self) -> bool:
@@ -159,7 +159,7 @@ class Guard:
         run(self._hold.release())
 
     async def arelease(self) -> None:
-        """As `release`, in an event loop. If the task is cancelled, the release goes on in the background."""
+        """As `release`, in an event loop. If the task is cancelled, the release continues in the background."""
         await wait(self._hold.release())
 
     def detach(self) -> str:
@@ -174,7 +174,7 @@ class Guard:
         return owner
 
     def keep_for(self, time: Seconds) -> None:
-        """Gives up the guard but leaves the lock taken for this time, so that work is not repeated at once."""
+        """Gives up the guard but keeps the lock taken for this time, so that work is not repeated immediately."""
         run(self._hold.keep_for(seconds(time)))
 
     async def akeep_for(self, time: Seconds) -> None:
@@ -217,7 +217,7 @@ class Guard:
                 self._report(failed, error)
 
     def _report(self, failed: Error, error: Optional[BaseException]) -> None:
-        """A loss is raised, unless the block failed anyway. A release without an answer goes on in the background."""
+        """Raises a loss, unless the block failed anyway. A release without an answer continues in the background."""
         if error is None and isinstance(failed, LostError):
             raise failed
         _log.debug("the release of %s failed: %s", self.name, failed)
@@ -243,7 +243,7 @@ class RwGuard(Guard):
     __slots__ = ()
 
     def downgrade(self) -> None:
-        """Makes a writer or an upgradeable reader a reader. No other writer gets in between."""
+        """Makes a writer or an upgradeable reader a reader. No other writer can hold in between."""
         run(self._hold.downgrade())
 
     async def adowngrade(self) -> None:
@@ -251,7 +251,7 @@ class RwGuard(Guard):
         await wait(self._hold.downgrade())
 
     def upgrade(self, timeout: Optional[Seconds] = None) -> bool:
-        """Makes an upgradeable reader the writer once the other readers have left; `False` if the time is over."""
+        """Makes an upgradeable reader the writer once the other readers have left; `False` at the timeout."""
         upgraded: bool = run(self._hold.upgrade(optional_seconds(timeout)))
         return upgraded
 
@@ -298,12 +298,12 @@ class MultiGuard(Guard):
 
 
 class Term(Guard):
-    """A term as the leader of an election. It is resigned at the end of its `with` block."""
+    """A leader's term. The leader resigns at the end of its `with` block."""
 
     __slots__ = ()
 
     def update(self, payload: str) -> None:
-        """Changes what the leader tells others."""
+        """Changes the leader's payload."""
         run(self._hold.update(payload))
 
     async def aupdate(self, payload: str) -> None:

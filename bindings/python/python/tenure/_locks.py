@@ -36,7 +36,7 @@ class Options(TypedDict, total=False):
     max_hold: Seconds
     """Maximum time one guard may hold the lock, however often it is renewed. Default: no limit."""
     grace: Seconds
-    """How long before another client can get the lock its loss is announced. At most a third of the lease."""
+    """How long before another client can get the lock its loss is reported. At most a third of the lease."""
     inherit_liveness: bool
     """Binds the hold to child processes too, on `file:` stores."""
     op_timeout: Seconds
@@ -50,7 +50,7 @@ class Options(TypedDict, total=False):
     unfenced: bool
     """Allows a mutex without a fencing token on a server that forbids scripts."""
     group_by: str
-    """A character: metrics are counted by what stands before it in a lock's name."""
+    """A character: metrics are grouped by the part of a lock's name before it."""
 
 
 _TIMES = ("ttl", "max_hold", "grace", "op_timeout", "patience")
@@ -152,7 +152,7 @@ class Locks:
         await wait(self._opened().ping())
 
     def flush(self) -> None:
-        """Waits for the releases in the background, for at most `op_timeout`."""
+        """Waits for background releases, for at most `op_timeout`."""
         run(self._opened().flush())
 
     async def aflush(self) -> None:
@@ -491,7 +491,7 @@ class Locks:
         return _status(await wait(self._opened().force_release(name)))
 
     def resume(self, name: str, owner: str) -> Optional[Guard]:
-        """Takes over a hold that `Guard.detach` gave up, perhaps in another process; `None` if it is over.
+        """Takes over a hold that `Guard.detach` gave up, perhaps in another process; `None` if it has ended.
 
         >>> import tenure
         >>> locks = tenure.connect("memory:")
@@ -509,7 +509,7 @@ class Locks:
         return None if hold is None else Guard(hold)
 
     def renew_detached(self, name: str, owner: str) -> Optional[float]:
-        """Extends a detached hold to a full ttl, and returns its remaining seconds; `None` if it is over."""
+        """Extends a detached hold to a full ttl, and returns its remaining seconds; `None` if it has ended."""
         left: Optional[float] = run(self._opened().renew_detached(name, owner))
         return left
 
@@ -519,7 +519,7 @@ class Locks:
         return left
 
     def metrics(self) -> Metrics:
-        """What this process has counted on this store.
+        """The metrics of this process and store.
 
         >>> import tenure
         >>> locks = tenure.connect("memory:")
@@ -568,7 +568,7 @@ def of_testing(native: _native.Locks) -> Locks:
 
 
 class Lock(Generic[G]):
-    """What all kinds of locks have: `lock`, `try_lock`, `with` and `async with`."""
+    """Common to all kinds of locks: `lock`, `try_lock`, `with` and `async with`."""
 
     _kind = "lock"
     _guard_type: type[Guard] = Guard
@@ -616,7 +616,7 @@ class Lock(Generic[G]):
         return self._guard(await wait(self._opened().lock()))
 
     def try_lock(self, timeout: Optional[Seconds] = None) -> Optional[G]:
-        """Asks once, or waits for at most `timeout`. Returns `None` if the lock is busy."""
+        """Tries once, or waits for at most `timeout`. Returns `None` if the lock is busy."""
         hold = run(self._opened().try_lock(optional_seconds(timeout)))
         return None if hold is None else self._guard(hold)
 
@@ -626,7 +626,7 @@ class Lock(Generic[G]):
         return None if hold is None else self._guard(hold)
 
     def busy(self, timeout: Optional[Seconds]) -> BusyError:
-        """The error of a wait that is over."""
+        """The error of a wait that timed out."""
         waited = "" if timeout is None else f": it was not granted within {seconds(timeout):g} s"
         return BusyError(f"lock `{self.name}` is busy{waited}", self.name, self._locks.url)
 
@@ -817,7 +817,7 @@ class Semaphore(Lock[Guard]):
         taken: int,
     ) -> None:
         self.permits = permits
-        """The number of permits in all."""
+        """The total number of permits."""
         self._taken = taken
         super().__init__(locks, name, timeout, on_lost, options)
 

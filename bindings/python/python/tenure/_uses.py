@@ -1,4 +1,4 @@
-"""What locks are for: caches, jobs that run once, elections."""
+"""Uses of locks: caches, jobs that run once, elections."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Cache:
         return self._loaded(await wait(self._opened().get(self._codec)))
 
     def get_or_compute(self, compute: Callable[[], Any]) -> Any:
-        """The value, which `compute` makes if necessary. It may return `Absent`; the value is then `None`."""
+        """The value, computed by `compute` if necessary. It may return `Absent`; the value is then `None`."""
         op = self._opened().compute(self._codec)
         return self._loaded(run_with(op, lambda: self._dumped(compute())))
 
@@ -97,7 +97,7 @@ class Cache:
         return self._loaded(await wait_with(op, self._answer(compute)))
 
     def invalidate(self) -> None:
-        """Discards the value: after the commit that outdates it. A computation in progress is not stored."""
+        """Discards the value; call it after the outdating commit. A computation in progress is not stored."""
         run(self._opened().invalidate())
 
     async def ainvalidate(self) -> None:
@@ -189,7 +189,7 @@ class OncePer:
         return None if hold is None else Turn(hold)
 
     def run(self, job: Callable[..., T], *args: Any, **kwargs: Any) -> Run[T]:
-        """Runs the job unless it has run in this window. What is returned is true if it ran here."""
+        """Runs the job unless it has run in this window. The result is true if it ran here."""
         turn = self.try_begin()
         if turn is None:
             return Run(False)
@@ -253,7 +253,7 @@ class Election:
         self.name = name
         """The name, without the prefix."""
         self.payload = payload
-        """What a leader elected here tells others."""
+        """The payload of a leader elected here."""
         self._locks = locks
         self._handle: Optional[_native.Election] = None
         self._generation = -1
@@ -266,7 +266,7 @@ class Election:
         return self._handle
 
     def campaign(self) -> Term:
-        """Waits to be the leader."""
+        """Waits until this process leads."""
         return Term(run(self._opened().campaign()))
 
     async def acampaign(self) -> Term:

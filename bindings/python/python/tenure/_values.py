@@ -56,7 +56,7 @@ class Status:
     unlisted: int
     """The number of holders and waiters beyond the first thousand."""
     foreign: Optional[str]
-    """What another program keeps at the name; `None` for a lock of tenure."""
+    """What another program stored under the name; `None` for a lock of tenure."""
 
     @classmethod
     def of(cls, values: Optional[Mapping[str, Any]]) -> Optional[Status]:
@@ -85,7 +85,7 @@ class Change:
     """`elected`, `updated`, `resigned`, `missed` or `rewritten`."""
     leader: Optional[Leader] = None
     missed: int = 0
-    """The number of changes that are no longer known, of `missed`."""
+    """For `missed`, the number of changes that are no longer known."""
 
     @classmethod
     def of(cls, change: tuple[str, Any]) -> Change:
@@ -120,7 +120,7 @@ class LastRun:
 
 @dataclass(frozen=True)
 class Run(Generic[T]):
-    """What came of a job that runs once: true if it ran here."""
+    """The result of a job that runs once: true if it ran here."""
 
     ran: bool
     value: Optional[T] = None
@@ -132,17 +132,17 @@ class Run(Generic[T]):
 
 @dataclass(frozen=True)
 class Histogram:
-    """How long something took, each time, in seconds."""
+    """A histogram of durations in seconds."""
 
     count: int
     sum: float
     buckets: list[tuple[float, int]] = field(repr=False)
-    """How many took at most so long. Each bucket includes those before it."""
+    """Cumulative: the number of durations up to each bound."""
 
 
 @dataclass(frozen=True)
 class LockMetrics:
-    """The numbers of one kind of lock in one group."""
+    """The counters of one kind of lock in one group."""
 
     group: str
     kind: str
@@ -163,7 +163,7 @@ class LockMetrics:
     uses: dict[tuple[str, str], int]
     """Outcomes of caches, jobs and elections, such as `("cache_fills", "filled")`."""
     fill: Histogram
-    """How long it took to compute a value of a cache."""
+    """Time to compute a value of a cache."""
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> LockMetrics:
@@ -175,7 +175,7 @@ class LockMetrics:
 
 @dataclass(frozen=True)
 class Metrics:
-    """What this process has counted on a store."""
+    """The metrics of this process and one store."""
 
     store: str
     total: LockMetrics
@@ -184,7 +184,7 @@ class Metrics:
     """Requests to the store, by verb and result."""
     reconnects: int
     prometheus: str = field(repr=False)
-    """The numbers as text for Prometheus."""
+    """The metrics as text for Prometheus."""
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Metrics:

@@ -1,9 +1,9 @@
-"""For the tests of programs that lock: a store without a server, whose faults a test chooses.
+"""Tools for testing programs that use locks: a store without a server, with faults that the test injects.
 
 >>> from tenure import testing
 >>> locks, control = testing.store()
 >>> guard = locks.mutex("nightly").lock()
->>> control.advance(60)  # a minute passes at once, and the lease is renewed meanwhile
+>>> control.advance(60)  # a minute passes immediately; the lease is renewed meanwhile
 >>> guard.is_held()
 True
 >>> control.lose("nightly")
@@ -65,19 +65,19 @@ class Control:
         return Fault(self._native.hold_elsewhere(name))
 
     def elsewhere(self) -> Locks:
-        """The locks of another process on the same store, which no fault concerns."""
+        """The locks of another process on the same store, which faults do not affect."""
         return of_testing(self._native.elsewhere())
 
     def outage(self) -> Fault:
-        """Makes the store unreachable: requests fail at once, and messages are lost."""
+        """Makes the store unreachable: requests fail immediately, and messages are lost."""
         return Fault(self._native.outage())
 
     def slow(self, delay: Seconds) -> None:
-        """From now on requests are answered only after `delay`. Zero ends that."""
+        """Delays answers from now on. Zero turns this off."""
         self._native.slow(seconds(delay))
 
     def advance(self, time: Seconds) -> None:
-        """Lets time pass at once. Leases are renewed meanwhile, and end, each when it is due."""
+        """Lets time pass immediately. Leases are renewed meanwhile, and expire when they are due."""
         run(self._native.advance(seconds(time)))
 
     async def aadvance(self, time: Seconds) -> None:
@@ -85,15 +85,15 @@ class Control:
         await wait(self._native.advance(seconds(time)))
 
     def suspend(self, time: Seconds) -> None:
-        """Sets the clock ahead at once, as for a machine that was suspended: nothing is renewed meanwhile."""
+        """Moves the clock forward in one step, as after a suspend of the machine: nothing is renewed meanwhile."""
         self._native.suspend(seconds(time))
 
     def requests(self) -> list[str]:
-        """What the program has asked of the store, such as `acquire nightly: held`."""
+        """The program's requests to the store, such as `acquire nightly: held`."""
         return self._native.requests()
 
     def forget_requests(self) -> None:
-        """Forgets the requests so far."""
+        """Clears the record of requests."""
         self._native.forget_requests()
 
 
