@@ -64,31 +64,31 @@ struct AckState {
     queue: Vec<Unconfirmed>,
     next: u64,
     /// Number of unanswered requests per lock on this connection.
-    here: BTreeMap<LockName, usize>,
+    in_flight: BTreeMap<LockName, usize>,
     /// Requests per lock that may be in flight on the shared connection.
-    there: BTreeMap<LockName, There>,
+    main: BTreeMap<LockName, MainRequests>,
     /// How many replicas confirmed the last grant that fell short, until a grant succeeds.
     short: Option<String>,
     closed: bool,
 }
 
 #[derive(Default)]
-struct There {
+struct MainRequests {
     /// By sequence number: whether the request is in flight (`true`) or still waits for its turn.
     asking: BTreeMap<u64, bool>,
     /// Number of requests that were abandoned without an answer.
-    left: usize,
+    abandoned: usize,
 }
 
-impl There {
+impl MainRequests {
     fn is_empty(&self) -> bool {
-        self.asking.is_empty() && self.left == 0
+        self.asking.is_empty() && self.abandoned == 0
     }
 
     /// Whether a request with this sequence number has to wait: for earlier requests, and for those that have
     /// overtaken it.
     fn holds_back(&self, id: u64) -> bool {
-        self.left > 0 || self.asking.iter().any(|(other, on_its_way)| *other < id || *on_its_way)
+        self.abandoned > 0 || self.asking.iter().any(|(other, is_sent)| *other < id || *is_sent)
     }
 }
 
@@ -172,33 +172,33 @@ impl AckChannel {
 
     /// Admits a request about a lock to the shared connection, after the unanswered ones here. `None` if this
     /// channel was never used.
-    pub(crate) async fn beside(
+    pub(crate) async fn admit(
         self: &Arc<Self>,
         name: &LockName,
         deadline: Moment,
-    ) -> Result<Option<OtherRequest>, Failure> {
+    ) -> Result<Option<MainRequest>, Failure> {
         if !self.used.load(Ordering::Acquire) {
             return Ok(None);
         }
-        self.pass_beside(name, deadline).boxed().await.map(Some)
+        self.admit_in_turn(name, deadline).boxed().await.map(Some)
     }
 
-    async fn pass_beside(
+    async fn admit_in_turn(
         self: &Arc<Self>,
         name: &LockName,
         deadline: Moment,
-    ) -> Result<OtherRequest, Failure> {
+    ) -> Result<MainRequest, Failure> {
         // Registered before waiting, so that later requests on this channel stay behind it.
         let in_flight = {
             let mut state = self.state();
             let id = state.number();
-            state.there.entry(name.clone()).or_default().asking.insert(id, false);
-            OtherRequest { ack_channel: Arc::clone(self), name: name.clone(), id }
+            state.main.entry(name.clone()).or_default().asking.insert(id, false);
+            MainRequest { ack_channel: Arc::clone(self), name: name.clone(), id }
         };
         loop {
             let mut settled = pin!(self.settled.notified());
             settled.as_mut().enable();
-            if self.state().lets_pass(name, in_flight.id) {
+            if self.state().admits(name, in_flight.id) {
                 return Ok(in_flight);
             }
             if self.runtime.now() >= deadline {
@@ -211,19 +211,19 @@ impl AckChannel {
 
     async fn serve(self: Arc<Self>) {
         // Requests that left on the shared connection before this channel was first used were not recorded.
-        let mut unnoted = true;
-        let (mut main, mut knows) = (0, None);
+        let mut flush_first = true;
+        let (mut main, mut checked) = (0, None);
         loop {
-            let rung = self.notify.notified();
+            let notified = self.notify.notified();
             if self.state().closed {
                 return;
             }
-            if unnoted || self.has_left() {
-                unnoted = !self.pass().await && unnoted;
+            if flush_first || self.has_abandoned() {
+                flush_first = !self.flush_main().await && flush_first;
             }
-            let batch = if unnoted { Vec::new() } else { self.take() };
+            let batch = if flush_first { Vec::new() } else { self.take() };
             let Some(latest) = batch.iter().map(|pending| pending.deadline).max() else {
-                rung.await;
+                notified.await;
                 continue;
             };
             let until = latest.min(self.runtime.now() + WAIT_MAX);
@@ -233,37 +233,38 @@ impl AckChannel {
                 self.hang_up();
             }
             let pipeline =
-                match self.link.pipeline(until).await.and_then(|pipeline| self.beside_main(pipeline)) {
+                match self.link.pipeline(until).await.and_then(|pipeline| self.same_server_as_main(pipeline))
+                {
                     Ok(pipeline) => pipeline,
                     Err(failure) => {
                         self.fail(batch, &failure);
                         continue;
                     }
                 };
-            if !knows.as_ref().is_some_and(|known| Arc::ptr_eq(known, &pipeline)) {
+            if !checked.as_ref().is_some_and(|known| Arc::ptr_eq(known, &pipeline)) {
                 if let Err(failure) = can_wait(&pipeline, until).await {
                     self.fail(batch, &failure);
                     continue;
                 }
-                knows = Some(Arc::clone(&pipeline));
+                checked = Some(Arc::clone(&pipeline));
             }
             // Do not send requests whose callers have left.
             let (gone, batch) =
                 batch.into_iter().partition::<Vec<_>, _>(|pending| pending.answer.is_closed());
             gone.iter().for_each(|pending| self.settle(&pending.op.name));
             match self.send(&pipeline, batch).await {
-                BatchResult::Well => {}
+                BatchResult::Confirmed => {}
                 // There may be no replicas left: check again, so that the next requests fail before they are
                 // sent.
-                BatchResult::Short => knows = None,
-                BatchResult::Unknown(names) => self.give_up(&pipeline, names).await,
+                BatchResult::TooFew => checked = None,
+                BatchResult::Unknown(names) => self.reconnect_after(&pipeline, names).await,
             }
         }
     }
 
     /// The same pipeline, if it leads to the same server as the shared connection. Two connections may have
     /// been told of different masters.
-    fn beside_main(&self, pipeline: Arc<Pipeline>) -> Result<Arc<Pipeline>, Failure> {
+    fn same_server_as_main(&self, pipeline: Arc<Pipeline>) -> Result<Arc<Pipeline>, Failure> {
         match self.main.open_line() {
             Some(main) if main.to != pipeline.to => {
                 let cause =
@@ -277,19 +278,20 @@ impl AckChannel {
     }
 
     /// Whether a queued request is about a lock with an abandoned request on the shared connection.
-    fn has_left(&self) -> bool {
+    fn has_abandoned(&self) -> bool {
         let state = self.state();
-        let has_left =
-            |pending: &Unconfirmed| state.there.get(&pending.op.name).is_some_and(|there| there.left > 0);
-        state.queue.iter().any(has_left)
+        let is_abandoned = |pending: &Unconfirmed| {
+            state.main.get(&pending.op.name).is_some_and(|requests| requests.abandoned > 0)
+        };
+        state.queue.iter().any(is_abandoned)
     }
 
     /// Flushes the shared connection with a PING: everything sent on it before was carried out or never will
     /// be. If that fails, all queued requests fail with `NotSent`.
-    async fn pass(&self) -> bool {
+    async fn flush_main(&self) -> bool {
         let left: Vec<_> = {
             let state = self.state();
-            state.there.iter().map(|(name, there)| (name.clone(), there.left)).collect()
+            state.main.iter().map(|(name, requests)| (name.clone(), requests.abandoned)).collect()
         };
         let until = self.runtime.now() + WAIT_MAX;
         let passed = async {
@@ -301,10 +303,10 @@ impl AckChannel {
         match failure {
             None => {
                 for (name, count) in left {
-                    if let Some(there) = state.there.get_mut(&name) {
-                        there.left -= count;
-                        if there.is_empty() {
-                            state.there.remove(&name);
+                    if let Some(requests) = state.main.get_mut(&name) {
+                        requests.abandoned -= count;
+                        if requests.is_empty() {
+                            state.main.remove(&name);
                         }
                     }
                 }
@@ -327,11 +329,11 @@ impl AckChannel {
         let mut state = self.state();
         let mut batch = Vec::new();
         for mut pending in std::mem::take(&mut state.queue) {
-            if state.there.get(&pending.op.name).is_some_and(|there| there.holds_back(pending.id)) {
+            if state.main.get(&pending.op.name).is_some_and(|requests| requests.holds_back(pending.id)) {
                 pending.is_due = true;
                 state.queue.push(pending);
             } else {
-                *state.here.entry(pending.op.name.clone()).or_default() += 1;
+                *state.in_flight.entry(pending.op.name.clone()).or_default() += 1;
                 batch.push(pending);
             }
         }
@@ -349,10 +351,10 @@ impl AckChannel {
     fn settle(&self, name: &LockName) {
         {
             let mut state = self.state();
-            if let Some(here) = state.here.get_mut(name) {
-                *here -= 1;
-                if *here == 0 {
-                    state.here.remove(name);
+            if let Some(count) = state.in_flight.get_mut(name) {
+                *count -= 1;
+                if *count == 0 {
+                    state.in_flight.remove(name);
                 }
             }
         }
@@ -420,7 +422,7 @@ impl AckChannel {
             }
             batch = sorted.unknown;
         }
-        if short { BatchResult::Short } else { BatchResult::Well }
+        if short { BatchResult::TooFew } else { BatchResult::Confirmed }
     }
 
     /// Answers requests that need no confirmation. Each was carried out or never will be.
@@ -466,12 +468,12 @@ impl AckChannel {
 
     /// The locks with requests in flight, and how many.
     fn names(&self) -> BTreeMap<LockName, usize> {
-        self.state().here.clone()
+        self.state().in_flight.clone()
     }
 
     /// Closes a connection whose requests have unknown outcomes. They are settled once the next connection is
     /// open, because it kills this one first.
-    async fn give_up(&self, pipeline: &Pipeline, names: BTreeMap<LockName, usize>) {
+    async fn reconnect_after(&self, pipeline: &Pipeline, names: BTreeMap<LockName, usize>) {
         pipeline.hang_up();
         while self.link.pipeline(self.runtime.now() + WAIT_MAX).await.is_err() {
             if self.state().closed {
@@ -485,9 +487,9 @@ impl AckChannel {
 }
 
 enum BatchResult {
-    Well,
+    Confirmed,
     /// Too few replicas confirmed.
-    Short,
+    TooFew,
     /// The connection was lost; the outcome of requests about these locks is unknown.
     Unknown(BTreeMap<LockName, usize>),
 }
@@ -507,11 +509,11 @@ impl AckState {
 
     /// Whether a request with this sequence number may leave on the shared connection; if so, it counts as in
     /// flight.
-    fn lets_pass(&mut self, name: &LockName, id: u64) -> bool {
+    fn admits(&mut self, name: &LockName, id: u64) -> bool {
         let is_before = |pending: &Unconfirmed| pending.is_due && pending.id < id && pending.op.name == *name;
-        let passes = !self.here.contains_key(name) && !self.queue.iter().any(is_before);
-        if passes && let Some(there) = self.there.get_mut(name) {
-            there.asking.insert(id, true);
+        let passes = !self.in_flight.contains_key(name) && !self.queue.iter().any(is_before);
+        if passes && let Some(requests) = self.main.get_mut(name) {
+            requests.asking.insert(id, true);
         }
         passes
     }
@@ -555,30 +557,30 @@ impl Unconfirmed {
 }
 
 /// A request on the shared connection, until it is answered.
-pub(crate) struct OtherRequest {
+pub(crate) struct MainRequest {
     ack_channel: Arc<AckChannel>,
     name: LockName,
     id: u64,
 }
 
-impl OtherRequest {
+impl MainRequest {
     /// It was carried out or never will be.
     pub(crate) fn answered(self) {
-        if let Some(there) = self.ack_channel.state().there.get_mut(&self.name) {
-            there.asking.remove(&self.id);
+        if let Some(requests) = self.ack_channel.state().main.get_mut(&self.name) {
+            requests.asking.remove(&self.id);
         }
     }
 }
 
-impl Drop for OtherRequest {
+impl Drop for MainRequest {
     fn drop(&mut self) {
         {
             let mut state = self.ack_channel.state();
-            if let Some(there) = state.there.get_mut(&self.name) {
+            if let Some(requests) = state.main.get_mut(&self.name) {
                 // In flight without an answer: the outcome is unknown.
-                there.left += usize::from(there.asking.remove(&self.id) == Some(true));
-                if there.is_empty() {
-                    state.there.remove(&self.name);
+                requests.abandoned += usize::from(requests.asking.remove(&self.id) == Some(true));
+                if requests.is_empty() {
+                    state.main.remove(&self.name);
                 }
             }
         }

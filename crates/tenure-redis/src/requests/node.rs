@@ -172,7 +172,7 @@ impl Node {
             let value = self.ack_channel.ask(op, context, deadline).boxed().await?;
             return Ok(replies::read(&value, op));
         }
-        let in_flight = self.ack_channel.beside(&op.name, deadline).await?;
+        let in_flight = self.ack_channel.admit(&op.name, deadline).await?;
         let reading = run(pipeline, op, context, deadline).await;
         if let (Some(in_flight), Ok(_) | Err(Failure::NotSent(_) | Failure::Refused(_))) =
             (in_flight, &reading)
