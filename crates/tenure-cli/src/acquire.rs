@@ -77,8 +77,8 @@ fn refuse_reentrant(kind: &Kind) -> Result<(), Failure> {
     if !kind.reentrant {
         return Ok(());
     }
-    let message = "--reentrant: one owner may hold such a lock several times, so an owner alone does not \
-                   name a hold; use `tenure run --reentrant`";
+    let message = "--reentrant: one owner may hold such a lock several times, so an owner does not \
+                   identify a hold; use `tenure run --reentrant`";
     Err(Failure { code: exit::USAGE, message: message.into() })
 }
 
@@ -117,7 +117,7 @@ fn start_keeper(args: &Acquire, owner: &Owner) -> Result<(), Failure> {
             Err(Failure { code: code.parse().unwrap_or(exit::OWN), message: message.into() })
         }
         None => {
-            let message = "the process that keeps the lock ended at once".into();
+            let message = "the process that keeps the lock exited immediately".into();
             Err(Failure { code: exit::OWN, message })
         }
     }

@@ -232,7 +232,7 @@ fn setting(
         DeValue::Integer(number) => number.as_str().to_owned(),
         DeValue::Float(number) => number.as_str().to_owned(),
         DeValue::Boolean(truth) => truth.to_string(),
-        _ => return Err(format!("line {line}: `{key}` must be a text, a number, true or false")),
+        _ => return Err(format!("line {line}: `{key}` must be a string, a number, true or false")),
     };
     Ok(Setting { verb: verb.map(str::to_owned), key: key.to_owned(), value, line })
 }

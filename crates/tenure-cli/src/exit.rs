@@ -65,10 +65,7 @@ pub(crate) fn advice(message: &str) -> Option<&'static str> {
             "it requires a password: use redis://:PASSWORD@HOST, or add ?password-file=FILE to the URL",
         ),
         ("WRONGPASS", "correct the user or the password in the store's URL"),
-        (
-            "OOM command not allowed",
-            "its memory is full: raise maxmemory, or delete what is not needed there",
-        ),
+        ("OOM command not allowed", "its memory is full: raise maxmemory, or delete unneeded data"),
         ("NOPERM", "`tenure doctor` prints the rights that this user lacks"),
         ("Connection refused", "no server listens there: start it, or correct the store's URL"),
         ("failed to lookup address", "correct the host in the store's URL"),

@@ -49,7 +49,10 @@ async fn until_over(args: &Keep, last: Option<Last>) -> Result<(), Failure> {
     let locks = store::open(&args.store, Terms::default(), |options| options.ttl(args.ttl))?;
     let owner: Owner = args.owner.parse()?;
     let Some(guard) = locks.resume(&args.name, &owner).await? else {
-        return Err(Failure { code: LOST, message: "the lease was over before it could be kept".into() });
+        return Err(Failure {
+            code: LOST,
+            message: "the lease expired before the lock could be kept".into(),
+        });
     };
     say_kept();
     release_at_the_end_of(last, &locks, guard).await;

@@ -91,9 +91,9 @@ impl Of {
                  its command then runs on until it notices"
             ),
             Self::Election(election) => {
-                format!("election {:?} is still led by {shown}; end that process", election.name())
+                format!("election {:?} is still led by {shown}; kill that process", election.name())
             }
-            Self::Job(job) => format!("job {:?} is still run by {shown}; end that process", job.name()),
+            Self::Job(job) => format!("job {:?} is still run by {shown}; kill that process", job.name()),
         }
     }
 }

@@ -92,7 +92,7 @@ impl Wanted<'_> {
             let asked_once = request.wait.is_none() && !request.no_wait && error.is_unreachable();
             let mut failure = Failure::from(error);
             if asked_once && advice(&failure.message).is_none() {
-                failure.message.push_str("; with -w DURATION it is retried for that long");
+                failure.message.push_str("; use -w DURATION to retry for that long");
             }
             failure
         })?;
@@ -112,7 +112,7 @@ impl Wanted<'_> {
         let held = ancestors::hold(self).await;
         for status in &held {
             let (name, holders) = (&status.name, status::holders(status));
-            let advice = if request.wait.is_some() { "" } else { "; with -w DURATION it waits all the same" };
+            let advice = if request.wait.is_some() { "" } else { "; use -w DURATION to wait anyway" };
             voice.say(format_args!(
                 "lock {name} is held by a run that started this one, which would wait for itself: {holders}{advice}"
             ));

@@ -26,7 +26,7 @@ pub(super) async fn check(seeds: &[Target], setup: &Setup, report: &mut Report) 
                     "nodes",
                     &seed.address.to_string(),
                     format!("the node of the URL does not answer: {error}"),
-                    "a client that starts while the others are down does not find the cluster",
+                    "a client that starts while the others are down cannot find the cluster",
                     "start it, or take it out of the URL",
                 );
                 failure = Some(error);
@@ -53,7 +53,7 @@ pub(super) async fn check(seeds: &[Target], setup: &Setup, report: &mut Report) 
                     &at,
                     format!("the node reports cluster state {state}"),
                     "locks of slots that no node serves are not granted",
-                    "bring back the nodes that are down, or assign their slots: redis-cli --cluster fix",
+                    "restart the failed nodes, or assign their slots: redis-cli --cluster fix",
                 );
             }
         }
@@ -67,7 +67,7 @@ pub(super) async fn check(seeds: &[Target], setup: &Setup, report: &mut Report) 
         report.find(
             "coverage",
             &at,
-            format!("{} of {SLOTS} slots are served by no node", SLOTS - covered),
+            format!("no node serves {} of {SLOTS} slots", SLOTS - covered),
             "locks of these slots are not granted",
             "assign the slots: redis-cli --cluster fix",
         );
@@ -81,8 +81,8 @@ pub(super) async fn check(seeds: &[Target], setup: &Setup, report: &mut Report) 
                     "nodes",
                     &at,
                     format!("the master does not answer: {error}"),
-                    "no lock of its slots is granted to clients on this machine",
-                    "start it, or let it announce an address that clients reach (cluster-announce-ip)",
+                    "clients on this machine get no locks of its slots",
+                    "start it, or let it announce an address that clients can reach (cluster-announce-ip)",
                 );
                 continue;
             }
@@ -93,7 +93,7 @@ pub(super) async fn check(seeds: &[Target], setup: &Setup, report: &mut Report) 
                 "replicas",
                 &at,
                 "the master has no replica",
-                "while it is down no lock of its slots is granted, and what it loses is lost",
+                "while it is down, no lock of its slots is granted, and data that it loses is gone",
                 "add a replica: redis-cli --cluster add-node … --cluster-slave",
             );
         }
@@ -115,7 +115,7 @@ async fn settings(server: &mut Server, setup: &Setup, report: &mut Report) -> Re
                 timeout.as_millis(),
                 setup.ttl.as_millis()
             ),
-            "a failover takes that and some 3 s more; a lease of the shard has two thirds left, and its holder loses it",
+            "a failover takes about 3 s longer, when two thirds of a lease may be left, so holders lose their locks",
             "lower cluster-node-timeout, or use longer leases (--ttl)",
         );
     }
@@ -125,7 +125,7 @@ async fn settings(server: &mut Server, setup: &Setup, report: &mut Report) -> Re
             "coverage",
             &server.at,
             "cluster-require-full-coverage is yes",
-            "one shard that is down makes all others refuse their locks",
+            "if one shard is down, all others refuse locks",
             "CONFIG SET cluster-require-full-coverage no on each node",
         );
     }

@@ -36,15 +36,15 @@ pub(super) fn check(path: &str, report: &mut Report) -> Result<(), Failure> {
             "file-system",
             &at,
             "the directory is on a FUSE file system, which may be a network",
-            "locks hold on this machine only, and a network file system may lose what they rest on",
-            "use a directory of a local disk; for several machines a server: --store redis://HOST",
+            "locks hold on this machine only, and a network file system may lose them",
+            "use a directory on a local disk, or for several machines a server: --store redis://HOST",
         ),
         Some(name) => report.find(
             "file-system",
             &at,
             format!("the directory is on a network file system ({name})"),
             "locks hold on this machine only, although other machines see the directory",
-            "use a directory of a local disk; for several machines a server: --store redis://HOST",
+            "use a directory on a local disk, or for several machines a server: --store redis://HOST",
         ),
         None => {}
     }
@@ -81,7 +81,7 @@ pub(super) fn check(path: &str, report: &mut Report) -> Result<(), Failure> {
                 &at,
                 format!("{free} of {all} {what} of the file system are free"),
                 "each grant writes a file; on a full file system no lock is granted",
-                "free some space, or use a directory of another file system",
+                "free some space, or use a directory on another file system",
             );
         }
     }

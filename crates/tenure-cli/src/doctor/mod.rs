@@ -175,8 +175,8 @@ async fn try_a_lock(locks: &Locks, name: &str, report: &mut Report) {
             "trial",
             locks.url(),
             format!("cannot acquire a lock with a new name: {}", output::chain(&error)),
-            "every other lock of this store is refused in the same way",
-            "fix what the message names, and run `tenure doctor` again",
+            "other locks of this store would be refused too",
+            "fix the cause, and run `tenure doctor` again",
         );
     }
 }

@@ -27,7 +27,7 @@ pub(super) async fn check(url: &str, at: &str, ttl: Duration, report: &mut Repor
             "fsync",
             at,
             "fsync is off",
-            "a crash of the machine loses grants that were acknowledged, or the whole database",
+            "a crash of the machine loses acknowledged grants, or the whole database",
             "set fsync = on in postgresql.conf",
         );
     }
@@ -36,7 +36,7 @@ pub(super) async fn check(url: &str, at: &str, ttl: Duration, report: &mut Repor
             "full-page-writes",
             at,
             "full_page_writes is off",
-            "a crash of the machine may leave a torn page of the table of locks",
+            "a crash of the machine may leave a torn page in the locks table",
             "set full_page_writes = on, unless the file system writes whole pages",
         );
     }
@@ -46,7 +46,7 @@ pub(super) async fn check(url: &str, at: &str, ttl: Duration, report: &mut Repor
             "synchronous-commit",
             at,
             "synchronous_commit is off",
-            "a crash of the server loses grants of the last moments that were acknowledged",
+            "a crash of the server loses the last acknowledged grants",
             "ALTER ROLE … SET synchronous_commit = on for the user of the locks",
         );
     } else if server.setting("commit of this user") == "off" {
@@ -57,9 +57,9 @@ pub(super) async fn check(url: &str, at: &str, ttl: Duration, report: &mut Repor
         report.find(
             "standby",
             at,
-            format!("{} standbys follow, and no commit waits for one", server.standbys),
-            "a failover forgets the last grants, and another client may get locks that are held",
-            "set synchronous_standby_names, or let what is written compare the token (book/use/fencing.md)",
+            format!("{} standbys, none of them synchronous", server.standbys),
+            "a failover loses the last grants, so another client may get a held lock",
+            "set synchronous_standby_names, or let the database compare tokens (book/use/fencing.md)",
         );
     }
     if server.setting("autovacuum") == "off" {
@@ -67,7 +67,7 @@ pub(super) async fn check(url: &str, at: &str, ttl: Duration, report: &mut Repor
             "autovacuum",
             at,
             "autovacuum is off",
-            "each change of a lock leaves a dead row, and requests become slower without end",
+            "each change of a lock leaves a dead row, so requests become slower and slower",
             "set autovacuum = on",
         );
     }

@@ -32,8 +32,8 @@ async fn several_servers(server: &Server, target: &Target, report: &mut Report) 
             report.find(
                 "proxy",
                 &server.at,
-                format!("this address leads to several servers, as those with the run_id {id} and {other}"),
-                "each of them grants the same lock, to clients that happen to reach it",
+                format!("this address leads to several servers, such as those with run_id {id} and {other}"),
+                "each of them grants the same lock to the clients that reach it",
                 "name one server in the URL, or its sentinels (redis-sentinel://), and no balancer",
             );
             return Ok(());
@@ -59,9 +59,9 @@ async fn shared_connection(server: &mut Server, report: &mut Report) -> Result<b
             report.find(
                 "proxy",
                 &server.at,
-                "a proxy passes the requests of one connection on by several",
-                "a request that was lost can be carried out late, after another client got the lock",
-                "name the server itself in the URL, or let the proxy keep a connection for each client",
+                "a proxy distributes the requests of one connection over several",
+                "a lost request can be executed late, after another client got the lock",
+                "name the server itself in the URL, or configure the proxy to keep one connection per client",
             );
             return Ok(true);
         }
@@ -91,8 +91,8 @@ async fn another_address(server: &mut Server, report: &mut Report) -> Result<(),
             "proxy",
             &server.at,
             format!(
-                "the server sees this client at {seen}, so a proxy or address translation is between: it must \
-                 end the connection to the server when the client's ends, and must hold no request back"
+                "the server sees this client at {seen}, so there is a proxy or address translation in between: it must \
+                 close its connection to the server when the client's closes, and must not hold back requests"
             ),
         );
     }

@@ -17,8 +17,8 @@ pub(super) async fn check(members: &[Target], setup: &Setup, report: &mut Report
             "members",
             &all.join(","),
             format!("the quorum has {count} members"),
-            "it survives no more failures than a quorum of one member less",
-            "name three or five servers on as many machines",
+            "it survives no more failures than with one member fewer",
+            "use three or five servers on separate machines",
         );
     }
     let mut any_answers = false;
@@ -46,7 +46,7 @@ pub(super) async fn check(members: &[Target], setup: &Setup, report: &mut Report
                     "members",
                     &at,
                     format!("the member does not answer: {error}"),
-                    "fewer further failures leave the quorum without a majority",
+                    "the quorum survives fewer further failures",
                     "start it, or correct its address or login",
                 );
                 failure = Some(error);

@@ -176,7 +176,7 @@ pub(super) async fn check(
             None => report.note(
                 "rights",
                 &server.at,
-                format!("user {user} lacks rights of the line `{}`; to give them: {rule}", line.name),
+                format!("user {user} lacks rights of the line `{}`; to grant them: {rule}", line.name),
             ),
         }
     }

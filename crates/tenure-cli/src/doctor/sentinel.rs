@@ -37,7 +37,7 @@ pub(super) async fn check(sentinels: &Sentinels, setup: &Setup, report: &mut Rep
             "sentinels",
             &target.address.to_string(),
             format!("the sentinel does not answer: {error}"),
-            "one sentinel less is left to agree on a failover, and to tell clients of it",
+            "one sentinel fewer can agree on a failover and direct clients to the master",
             "start it, or take it out of the URL",
         );
     }
@@ -47,8 +47,8 @@ pub(super) async fn check(sentinels: &Sentinels, setup: &Setup, report: &mut Rep
             "sentinels",
             &named.iter().cloned().collect::<Vec<_>>().join(","),
             "the sentinels name different masters",
-            "two clients may each get a lock from another server",
-            "wait for the end of the failover; if it lasts, SENTINEL RESET the one that is wrong",
+            "two clients may get the same lock from different servers",
+            "wait until the failover ends; if they still differ, run SENTINEL RESET on the wrong one",
         );
     }
     examine(master, setup, report).await?;
@@ -98,8 +98,8 @@ async fn ask(
             report.find(
                 "rights",
                 &at,
-                format!("the sentinel does not say who the master is: {error}"),
-                "without it clients do not find the master",
+                format!("the sentinel does not report the master: {error}"),
+                "without it clients cannot find the master",
                 "give the sentinel's user +sentinel|get-master-addr-by-name",
             );
             None
@@ -109,7 +109,7 @@ async fn ask(
                 "sentinels",
                 &at,
                 format!("the sentinel knows no service {service:?}"),
-                "it does not lead clients to the master",
+                "it cannot direct clients to the master",
                 "correct the service in the URL, or SENTINEL MONITOR it",
             );
             None
@@ -138,7 +138,7 @@ fn settings(fields: &[ConsoleReply], in_url: usize, at: &str, setup: &Setup, rep
             "sentinels",
             at,
             format!("it knows of {sentinels} sentinels, itself included"),
-            "with fewer than three, one that fails leaves no majority for a failover",
+            "with fewer than three, one failure leaves no majority for a failover",
             "run three sentinels on three machines",
         );
     }
@@ -151,7 +151,7 @@ fn settings(fields: &[ConsoleReply], in_url: usize, at: &str, setup: &Setup, rep
                 "sentinels",
                 at,
                 format!("its quorum is {quorum}, and there are {sentinels} sentinels"),
-                "no failover will ever begin",
+                "no failover can start",
                 format!("SENTINEL SET SERVICE quorum {} on each sentinel", sentinels / 2 + 1),
             );
         } else if quorum < 2 {
@@ -175,7 +175,7 @@ fn settings(fields: &[ConsoleReply], in_url: usize, at: &str, setup: &Setup, rep
                 down_after.as_millis(),
                 setup.ttl.as_millis()
             ),
-            "a failover takes that and some 3 s more; a lease has two thirds left, and its holder loses it",
+            "a failover takes about 3 s longer, when two thirds of a lease may be left, so holders lose their locks",
             "lower down-after-milliseconds, or use longer leases (--ttl)",
         );
     }

@@ -125,8 +125,8 @@ impl Server {
                 "eviction",
                 &self.at,
                 format!("maxmemory-policy is {policy}{without_limit}"),
-                "a server that is short of memory deletes locks, and a second client then holds them",
-                "CONFIG SET maxmemory-policy noeviction; give a cache another server",
+                "a server short of memory evicts locks, and a second client can hold them",
+                "CONFIG SET maxmemory-policy noeviction; put caches on another server",
             );
         }
         if let Some(evicted) = self.number("evicted_keys").filter(|evicted| *evicted > 0) {
@@ -134,7 +134,7 @@ impl Server {
                 "evicted",
                 &self.at,
                 format!("{} evicted since the server started", plural(evicted, "key was")),
-                "locks may have been among them, and a second client then held them",
+                "locks may have been among them, so that two clients held them",
                 "raise maxmemory, or give locks a server of their own; CONFIG RESETSTAT resets the count",
             );
         }
@@ -145,7 +145,7 @@ impl Server {
                 &self.at,
                 format!("{used} of {limit} bytes of maxmemory are used"),
                 "a full server refuses new locks (OOM); it renews those that are held",
-                "raise maxmemory, or delete what is not needed",
+                "raise maxmemory, or delete unneeded data",
             );
         }
     }
@@ -158,7 +158,7 @@ impl Server {
                 "role",
                 &self.at,
                 "the server is a replica",
-                "tenure refuses it: a replica does not have every lock, and takes no writes",
+                "tenure refuses it: a replica may lack locks, and accepts no writes",
                 format!("name its master in the URL{master}, or the sentinels: redis-sentinel://"),
             );
         }
@@ -170,9 +170,9 @@ impl Server {
                 report.find(
                     "save",
                     &self.at,
-                    format!("the server's last try to {what} its data failed"),
+                    format!("the server's last attempt to {what} its data failed"),
                     "it refuses to grant and to renew (MISCONF), and holders lose their locks",
-                    "read the server's log: most often its disk is full or not writable",
+                    "see the server's log: usually its disk is full or not writable",
                 );
             }
         }
@@ -188,7 +188,7 @@ impl Server {
                 "persistence",
                 &self.at,
                 "appendonly is no",
-                "a server that restarts has forgotten all or the newest locks, and grants them again",
+                "a restarted server has lost all or the newest locks, and grants them again",
                 format!("set appendonly yes and appendfsync always{instead}"),
             );
         } else if let Some(sync) = self.setting("persistence", "appendfsync", report).await?
@@ -198,7 +198,7 @@ impl Server {
                 "persistence",
                 &self.at,
                 format!("appendfsync is {sync}"),
-                "a machine that crashes forgets the locks of the last second or more, and grants them again",
+                "a crash of the machine loses the locks of the last second or more, which are granted again",
                 format!("set appendfsync always{instead}"),
             );
         }
@@ -216,7 +216,7 @@ impl Server {
                 "acks",
                 &self.at,
                 format!("the URL has acks={acks}, and the server has {}", plural(count, "replica")),
-                "no lock is granted or renewed without the confirmation of that many",
+                "without that many confirmations no lock is granted or renewed",
                 "start the missing replicas, or lower acks in the URL of every client",
             );
         } else if acks > 0 && acks < count {
@@ -243,7 +243,7 @@ impl Server {
                     "replicas",
                     &self.at,
                     format!("there are {}, and min-replicas-to-write is 0", plural(count, "replica")),
-                    "a master that is cut off goes on granting beside the one that replaced it",
+                    "a master that is cut off keeps granting beside its replacement",
                     "set min-replicas-to-write 1 and min-replicas-max-lag 10 on each of these servers",
                 );
             }
@@ -292,7 +292,7 @@ impl Server {
                 "clock",
                 &self.at,
                 format!("the server's clock differs from this machine's by {:.1} s", off.as_secs_f64()),
-                "a clock that is set right by a step ends leases early, and a second client then holds",
+                "correcting the clock by a step ends leases early, and a second client can hold",
                 "run chrony or ntpd on both machines, and let them slew the clock",
             );
         }
@@ -375,9 +375,13 @@ impl Server {
             report.find(
                 "keys",
                 &self.at,
-                format!("{} without an end in {prefix}, as `{}`", plural(endless, "key"), Line(&example)),
-                "a lock of such a name is never free, and its data is taken for a lock",
-                "give locks a prefix of their own (--prefix), and delete what was a lock",
+                format!(
+                    "{} without an expiry in {prefix}, such as `{}`",
+                    plural(endless, "key"),
+                    Line(&example)
+                ),
+                "a lock with such a name would never be free",
+                "give locks their own prefix (--prefix), and delete stale locks",
             );
         }
         Ok(())

@@ -12,7 +12,7 @@ pub(super) fn of_the_url(setup: &Setup, url: &str, report: &mut Report) {
                 "restart-grace",
                 url,
                 format!("the URL has acks={} and no restart-grace", setup.acks),
-                "a server that restarts or is promoted grants at once what its old clients still hold",
+                "a restarted or promoted server immediately grants locks that its old clients still hold",
                 format!("add restart-grace={}s to the URL of every client", setup.ttl.as_secs().max(1)),
             );
         }

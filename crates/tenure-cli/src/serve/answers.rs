@@ -79,9 +79,9 @@ impl Pages {
                 kinds.iter().map(|(kind, counts)| (format!("{{kind={}}}", quoted(kind)), of(counts) as f64));
             values.collect::<Vec<_>>()
         };
-        metric("tenure_locks", "gauge", "Locks that are held.", by_kind(|(locks, ..)| *locks));
-        metric("tenure_holders", "gauge", "Holders that are listed.", by_kind(|(_, holders, _)| *holders));
-        metric("tenure_waiters", "gauge", "Waiters that are listed.", by_kind(|(.., waiters)| *waiters));
+        metric("tenure_locks", "gauge", "Held locks.", by_kind(|(locks, ..)| *locks));
+        metric("tenure_holders", "gauge", "Listed holders.", by_kind(|(_, holders, _)| *holders));
+        metric("tenure_waiters", "gauge", "Listed waiters.", by_kind(|(.., waiters)| *waiters));
         metric(
             "tenure_handoffs_total",
             "counter",
@@ -99,16 +99,16 @@ impl Pages {
         let age = |row: &Row| Some(now.saturating_sub(row.since()?).as_secs_f64());
         metric("tenure_lock_held_seconds", "gauge", "How long a lock has been held.", each(&age));
         let left = |row: &Row| Some(seen.lease(row, now)?.0.as_secs_f64());
-        metric("tenure_lock_lease_seconds", "gauge", "What is left of the lease of a lock.", each(&left));
+        metric("tenure_lock_lease_seconds", "gauge", "Remaining lease of a lock.", each(&left));
         let used = |row: &Row| row.permits.map(|(used, _)| f64::from(used));
-        metric("tenure_lock_permits_used", "gauge", "Permits of a semaphore in use.", each(&used));
+        metric("tenure_lock_permits_used", "gauge", "Permits in use of a semaphore.", each(&used));
         let permits = |row: &Row| row.permits.map(|(_, all)| f64::from(all));
         metric("tenure_lock_permits", "gauge", "Permits of a semaphore.", each(&permits));
         let without = seen.rows.len().saturating_sub(self.series);
         metric(
             "tenure_locks_without_series",
             "gauge",
-            "Locks beyond those that have metrics of their own.",
+            "Locks without metrics of their own.",
             one(without as f64),
         );
         text

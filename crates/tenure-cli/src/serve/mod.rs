@@ -191,9 +191,11 @@ fn answered(request: &Request<Incoming>, page: &answers::Pages, seen: &Shared) -
     let host = request.headers().get("host").and_then(|host| host.to_str().ok()).unwrap_or_default();
     let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
     let (status, kind, text) = match (request.method(), request.uri().path()) {
-        (&Method::GET | &Method::HEAD, _) if !page.may_ask(host) => {
-            (StatusCode::FORBIDDEN, "text/plain", "this address is for programs of this machine\n".to_owned())
-        }
+        (&Method::GET | &Method::HEAD, _) if !page.may_ask(host) => (
+            StatusCode::FORBIDDEN,
+            "text/plain",
+            "this address serves only programs on this machine\n".to_owned(),
+        ),
         (&Method::GET | &Method::HEAD, "/") => {
             (StatusCode::OK, "text/html; charset=utf-8", answers::PAGE.to_owned())
         }

@@ -182,7 +182,7 @@ async fn force(locks: Locks, name: String, tokens: Vec<u64>) -> Result<String, F
         }
     }
     Ok(match ended {
-        0 => format!("{name}: these holds had ended before"),
+        0 => format!("{name}: these holds had already ended"),
         _ => format!("{name}: {} ended", crate::output::plural(ended, "hold")),
     })
 }
