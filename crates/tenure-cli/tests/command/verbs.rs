@@ -90,8 +90,7 @@ fn every_verb_says_that_its_store_does_not_answer() {
     let url = server.url();
     // Most wait 20 s for an answer, so run them concurrently.
     let all = VERBS.map(|verb| (verb.0, env.start(env.tenure(words(&url, verb)))));
-    let of_directory =
-        [(&["-n"][..], "cannot reach store"), (&[], "use -w DURATION to retry for that long")];
+    let of_directory = [(&["-n"][..], "cannot reach store"), (&[], "use -w DURATION to retry for that long")];
     let of_directory = of_directory.map(|(options, says)| {
         let words = [options, &["x", "--", "touch", "ran"]].concat();
         (says, env.start(env.tenure_run_command(words)))
