@@ -30,8 +30,8 @@ pub(crate) async fn wait(args: &Wait) -> Result<u8, Failure> {
     if let Some(found) = last.as_ref().filter(|found| limit.is_none() && found.holders.iter().any(is_above)) {
         let (name, holders) = (&found.name, status::holders(found));
         let message = format!(
-            "lock {name:?} is held by a run that started this one, which would wait for itself: {holders}; with -w \
-             DURATION it waits all the same"
+            "lock {name:?} is held by a run that started this one, which would wait for itself: {holders}; use -w \
+             DURATION to wait anyway"
         );
         return Err(Failure { code: BUSY, message });
     }

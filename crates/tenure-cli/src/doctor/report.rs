@@ -78,7 +78,7 @@ impl Report {
         }
         for Finding { check, at, what, why, fix } in &self.findings {
             let _ = writeln!(text, "\n{check} ({}): {}", Line(at), Line(what));
-            let _ = writeln!(text, "  why: {why}\n  do:  {}", Line(fix));
+            let _ = writeln!(text, "  why: {why}\n  fix: {}", Line(fix));
         }
         for (how, remarks) in [("note", &self.notes), ("not checked", &self.unchecked)] {
             for Remark { check, at, what } in remarks {
