@@ -217,7 +217,7 @@ impl PrimaryConnector {
             _ => failure::of_login(error, &self.target),
         })?;
         let row =
-            rows.first().ok_or_else(|| Failure::NotSent(Failure::cause("it said nothing of itself")))?;
+            rows.first().ok_or_else(|| Failure::NotSent(Failure::cause("it did not report its settings")))?;
         if let Some(text) = too_old(row.get(0)) {
             return Err(Failure::Refused(Failure::cause(text)));
         }

@@ -151,7 +151,7 @@ fn lock(row: &Row) -> Result<Option<ExpiringValue<Data>>, Failure> {
     let data = kind.parse::<Kind>().ok().and_then(|kind| codec::decode(kind, value));
     let data = data.ok_or_else(|| {
         Failure::Refused(Failure::cause(format!(
-            "its row does not read as a {kind}: another program wrote it"
+            "cannot read its row as a {kind}: another program wrote it"
         )))
     })?;
     Ok(Some(ExpiringValue { value: data, expires_ms: Some(unsigned(row.ends_ms.unwrap_or(0))) }))

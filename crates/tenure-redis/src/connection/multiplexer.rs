@@ -375,7 +375,7 @@ impl MultiplexerState {
                     return Err(Malformed("a push on a connection without subscriptions"));
                 }
                 if !self.is_push && self.unanswered.is_empty() {
-                    return Err(Malformed("a reply that nothing was asked for"));
+                    return Err(Malformed("an unsolicited reply"));
                 }
             }
             let tape = if self.is_push { &mut self.push } else { &mut self.reply };
