@@ -294,7 +294,7 @@ impl Notifications {
                     DEBUG,
                     target: "tenure",
                     "message_unexpected",
-                    "unexpected message: the subscription is opened again"
+                    "unexpected message: resubscribing"
                 );
                 return false;
             }

@@ -40,7 +40,7 @@ const ALL: [Hostile; 9] = [
         "list that is too long",
         "list that is too long",
     ),
-    garbage("50 replies for one", "+OK\r\n", 50, "", "nothing was asked for", "neither list nor string"),
+    garbage("50 replies for one", "+OK\r\n", 50, "", "an unsolicited reply", "neither list nor string"),
     garbage("pushes", ">1\r\n+x\r\n", 1, ">1\r\n+x\r\n", "without subscriptions", "without subscriptions"),
     Hostile {
         pause: Duration::from_millis(500),
