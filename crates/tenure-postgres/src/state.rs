@@ -150,9 +150,7 @@ fn lock(row: &Row) -> Result<Option<ExpiringValue<Data>>, Failure> {
     let (Some(kind), Some(value)) = (&row.kind, &row.value) else { return Ok(None) };
     let data = kind.parse::<Kind>().ok().and_then(|kind| codec::decode(kind, value));
     let data = data.ok_or_else(|| {
-        Failure::Refused(Failure::cause(format!(
-            "cannot read its row as a {kind}: another program wrote it"
-        )))
+        Failure::Refused(Failure::cause(format!("cannot read its row as a {kind}: another program wrote it")))
     })?;
     Ok(Some(ExpiringValue { value: data, expires_ms: Some(unsigned(row.ends_ms.unwrap_or(0))) }))
 }
