@@ -164,7 +164,7 @@ fn a_job_begins_only_where_its_window_is_open() {
             assert!(ran.is_some(), "{}", store.name);
             let wrong = locks.once_per("wrong", ms(1)).expect("a name");
             let error = wrong.run(async |_| Ok::<_, fmt::Error>(())).await.expect_err("too short");
-            assert!(error.is_invalid() && error.to_string().contains("10 ms"), "{error}");
+            assert!(error.is_invalid() && error.to_string().contains("10ms"), "{error}");
         }
         .boxed()
     });
