@@ -83,6 +83,44 @@ impl LockName {
     }
 }
 
+/// What a URL's `namespace` puts before all keys of a store; may be absent. Clients with different namespaces
+/// share nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Namespace(Option<Arc<str>>);
+
+impl Namespace {
+    /// What [`checked`](Self::checked) accepts. The length is that of an identifier of PostgreSQL, which
+    /// truncates longer ones.
+    pub const FORM: &str = "1 to 63 ASCII letters, digits and `-_.:/`";
+
+    /// The namespace, if the text is valid.
+    #[must_use]
+    pub fn checked(text: &str) -> Option<Self> {
+        let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:/".contains(&byte);
+        ((1..=63).contains(&text.len()) && text.bytes().all(is_valid)).then(|| Self(Some(text.into())))
+    }
+
+    /// The text; empty without a namespace.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        self.0.as_deref().unwrap_or_default()
+    }
+
+    /// Puts the namespace before a name.
+    pub fn precede(&self, name: &mut LockName) {
+        if let Some(namespace) = &self.0 {
+            *name = LockName::in_store([namespace, name.as_str()].concat());
+        }
+    }
+
+    /// Removes the namespace from a name that has it.
+    pub fn leave(&self, name: &mut LockName) {
+        if let Some(rest) = self.0.as_deref().and_then(|namespace| name.0.strip_prefix(namespace)) {
+            *name = LockName(rest.into());
+        }
+    }
+}
+
 /// Prefix of the names of locks with records.
 pub const USE: &str = "tenure:use:";
 

@@ -30,9 +30,9 @@ use crate::table::{ClusterNode, SlotTable};
 use crate::topology::Address;
 use crate::topology::Target;
 use crate::topology::slots::{self, ClusterView, Redirect};
-use crate::topology::{Terms, Topology};
+use crate::topology::{Access, Terms, Topology};
 use tenure_core::moment::Moment;
-use tenure_core::name::LockName;
+use tenure_core::name::{LockName, Namespace};
 use tenure_core::protocol::record::{RecordAnswer, RecordOp, RecordVerb};
 use tenure_core::protocol::{Answer, LockSpec, Op, Verb};
 use tenure_core::runtime::Runtime;
@@ -71,6 +71,7 @@ struct ClusterInner {
     seeds: Vec<Target>,
     url: Arc<str>,
     terms: Terms,
+    namespace: Namespace,
     /// Shared by the connections to all nodes. Also interrupted when a node takes over slots without having
     /// served any before: a promoted replica may lack writes that the old master acknowledged.
     signals: Signals,
@@ -93,6 +94,8 @@ struct Map {
     /// Number of failed topology refreshes, and the last reason.
     failures: u64,
     failure: Option<Failure>,
+    /// Length of the namespace.
+    namespace: usize,
 }
 
 impl Cluster {
@@ -103,8 +106,8 @@ impl Cluster {
 
     /// A store whose connections are opened by `dial`.
     pub fn over(seeds: Vec<Target>, dial: Arc<dyn Dial>, runtime: Arc<dyn Runtime>) -> Self {
-        let url = Topology::Cluster(seeds.clone()).shown();
-        let terms = seeds.first().map(|seed| seed.access.terms).unwrap_or_default();
+        let topology = Topology::Cluster(seeds.clone());
+        let (url, Access { terms, namespace, .. }) = (topology.shown(), topology.access());
         let map = Map {
             table: SlotTable::default(),
             publish: None,
@@ -112,11 +115,13 @@ impl Cluster {
             replicas: Vec::new(),
             failures: 0,
             failure: None,
+            namespace: namespace.as_str().len(),
         };
         let (map, changed, trouble) = (Locked::new(map), Notify::new(), Arc::default());
         let signals = Signals::default();
         let inner =
-            Arc::new(ClusterInner { runtime, dial, seeds, url, terms, signals, map, changed, trouble });
+            ClusterInner { runtime, dial, seeds, url, terms, namespace, signals, map, changed, trouble };
+        let inner = Arc::new(inner);
         inner.runtime.spawn(topology_refresh(Arc::downgrade(&inner)).boxed());
         Self(inner)
     }
@@ -129,7 +134,8 @@ impl Drop for ClusterInner {
 }
 
 impl Store for Cluster {
-    fn call(&self, request: StoreRequest, within: Duration) -> StoreFuture<StoreReply> {
+    fn call(&self, mut request: StoreRequest, within: Duration) -> StoreFuture<StoreReply> {
+        request.enter(&self.0.namespace);
         let inner = Arc::clone(&self.0);
         let deadline = move |inner: &ClusterInner| inner.runtime.now() + within;
         match request {
@@ -152,15 +158,22 @@ impl Store for Cluster {
         purpose: Purpose<'_>,
         within: Duration,
     ) -> StoreFuture<Listener> {
-        let (inner, name, client) = (Arc::clone(&self.0), name.clone(), purpose.client(spec));
+        let (inner, mut name, client) = (Arc::clone(&self.0), name.clone(), purpose.client(spec));
+        inner.namespace.precede(&mut name);
         async move { inner.listen(&name, spec, client, inner.runtime.now() + within).await }.boxed()
     }
 
     /// Scans one master after the other, each like a single server. A lock whose slot migrates during the
     /// listing may be listed twice or not at all.
     fn list(&self, prefix: &str, from: Cursor, within: Duration) -> StoreFuture<Page> {
-        let (inner, prefix) = (Arc::clone(&self.0), prefix.to_owned());
-        async move { inner.list(&prefix, &from, inner.runtime.now() + within).await }.boxed()
+        let inner = Arc::clone(&self.0);
+        let prefix = [inner.namespace.as_str(), prefix].concat();
+        async move {
+            let mut page = inner.list(&prefix, &from, inner.runtime.now() + within).await?;
+            page.locks.iter_mut().for_each(|(name, _)| inner.namespace.leave(name));
+            Ok(page)
+        }
+        .boxed()
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -170,6 +183,8 @@ impl Store for Cluster {
     /// Accepts only names whose side keys and channel share the lock's slot. Renews only locks of one slot
     /// together, because a script can only touch keys of one slot.
     fn placement(&self, name: &LockName, spec: LockSpec) -> Placement {
+        let mut name = name.clone();
+        self.0.namespace.precede(&mut name);
         let supported = if keys::share_a_slot(spec, name.as_str()) { Ok(()) } else { Err(TWO_SLOTS) };
         let slot = keys::slot(name.as_str());
         let shard = self.0.map().table.owner(slot).map(|owner| Arc::clone(&owner.shown));
@@ -451,7 +466,7 @@ impl ClusterInner {
             (owner.and_then(|owner| owner.node.link.open_line()), map.space())
         };
         if let (Some(pipeline), Publish::Sharded) = (pipeline, space.publish) {
-            let channel = keys::channel(space.db, op.spec, op.name.as_str());
+            let channel = keys::channel(space, op.spec, op.name.as_str());
             let _ = pipeline.ask(&command(&[space.publish.command(), &channel, ""]), deadline).await;
         }
     }
@@ -469,7 +484,7 @@ impl ClusterInner {
         let mut turns = Turns::default();
         loop {
             let (member, space) = self.known(deadline, |map| map.owner(slot)).await?;
-            let channel = keys::subscribed(space.db, spec, name.as_str(), client);
+            let channel = keys::subscribed(space, spec, name.as_str(), client);
             let is_counted = client.is_some() && space.counts_listeners();
             let notifications = &member.node.notifications;
             let listens = notifications.listen(channel, space.publish, is_counted, spec, deadline);
@@ -658,7 +673,8 @@ impl ClusterInner {
 
 impl Map {
     fn space(&self) -> Keyspace {
-        Keyspace { db: 0, publish: self.publish.unwrap_or(Publish::Plain), has_slots: true }
+        let publish = self.publish.unwrap_or(Publish::Plain);
+        Keyspace { db: 0, publish, has_slots: true, namespace: self.namespace }
     }
 
     fn owner(&self, slot: u16) -> Option<(Arc<ClusterNode>, Keyspace)> {

@@ -10,12 +10,14 @@ use tokio::sync::oneshot;
 
 use crate::connection::{Connection, Connector, Network};
 use crate::replies::failure::not_sent;
-use crate::requests::keys;
+use crate::requests::{Keyspace, Publish, keys};
 use crate::resp::Value;
 use crate::resp::encode::command;
-use crate::topology::{Address, Sentinels, Target, Terms, Topology};
+use crate::topology::{Access, Address, Sentinels, Target, Topology};
 use tenure_core::error::{Error, Result};
+use tenure_core::name::Namespace;
 use tenure_core::net::by;
+use tenure_core::protocol::LockSpec;
 use tenure_core::runtime::{Driver, Runtime};
 use tenure_core::store::Failure;
 
@@ -136,11 +138,6 @@ impl Target {
     pub fn user(&self) -> Option<&str> {
         self.access.login.user.as_deref()
     }
-
-    /// The conditions under which its locks are granted.
-    pub fn terms(&self) -> Terms {
-        self.access.terms
-    }
 }
 
 impl Sentinels {
@@ -151,31 +148,63 @@ impl Sentinels {
 }
 
 impl Topology {
-    /// The conditions under which its servers grant locks.
-    pub fn terms(&self) -> Terms {
+    /// The login, the terms and the namespace of the servers that keep its locks.
+    pub fn access(&self) -> Access {
         match self {
-            Self::Server(target) => target.access.terms,
-            Self::Sentinel(sentinels) => sentinels.master.terms,
+            Self::Server(target) => target.access.clone(),
+            Self::Sentinel(sentinels) => sentinels.master.clone(),
             Self::Cluster(at) | Self::Quorum(at) => {
-                at.first().map(|target| target.access.terms).unwrap_or_default()
+                at.first().map(|target| target.access.clone()).unwrap_or_default()
             }
         }
     }
 }
 
-/// The key of the token counter: one per database, or one per slot on a cluster.
-pub fn fence_key(name: &str, in_cluster: bool) -> String {
-    if in_cluster { keys::counter_in_slot(name) } else { keys::COUNTER.to_owned() }
+/// The names that a lock has on a server.
+#[derive(Debug)]
+pub struct LockKeys {
+    space: Keyspace,
+    /// The lock's key.
+    pub lock: String,
 }
 
-/// The key of a lock's highest ballot, on a quorum member.
-pub fn ballot_key(name: &str) -> String {
-    keys::ballot(name)
-}
+impl LockKeys {
+    /// The lock of this name in a database.
+    pub fn new(namespace: &Namespace, db: u32, name: &str, in_cluster: bool) -> Self {
+        let length = namespace.as_str().len();
+        let space = Keyspace { db, publish: Publish::Plain, has_slots: in_cluster, namespace: length };
+        Self { space, lock: [namespace.as_str(), name].concat() }
+    }
 
-/// The wake-up channel of the mutex with this name.
-pub fn wake_channel(db: u32, name: &str) -> String {
-    keys::channel(db, tenure_core::protocol::LockSpec::Mutex, name)
+    /// The key of the token counter: one per database, or one per slot on a cluster.
+    pub fn fence(&self) -> String {
+        keys::counter(self.space, &self.lock).into_owned()
+    }
+
+    /// The key of the epoch.
+    pub fn epoch(&self) -> String {
+        keys::epoch(self.space, &self.lock).into_owned()
+    }
+
+    /// The key of the highest ballot, on a quorum member.
+    pub fn ballot(&self) -> String {
+        keys::ballot(self.space, &self.lock)
+    }
+
+    /// The wake-up channel of a mutex.
+    pub fn wake(&self) -> String {
+        keys::channel(self.space, LockSpec::Mutex, &self.lock)
+    }
+
+    /// The wake-up channel of a reentrant mutex.
+    pub fn wake_reentrant(&self) -> String {
+        keys::channel(self.space, LockSpec::Reentrant, &self.lock)
+    }
+
+    /// The channel of the messages that replicas confirm.
+    pub fn acks(&self) -> String {
+        keys::acks(self.space, &self.lock).into_owned()
+    }
 }
 
 /// The SCAN pattern that matches keys with this prefix.

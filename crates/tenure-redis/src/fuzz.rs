@@ -9,12 +9,13 @@ use crate::messages::meant;
 use crate::replies;
 use crate::replies::failure;
 use crate::requests::keys::{ballot, channel, share_a_slot, slot};
+use crate::requests::{Keyspace, Publish};
 use crate::resp::Value;
 use crate::resp::parse::{Malformed, Parser, Tape};
 use crate::topology::sentinel::SentinelResolver;
 use crate::topology::slots::{ClusterView, Redirect};
 use crate::topology::{Access, Address, Sentinels, Target, Terms, Topology};
-use tenure_core::name::LockName;
+use tenure_core::name::{LockName, Namespace};
 use tenure_core::net::url::{Login, Password};
 use tenure_core::owner::Owner;
 use tenure_core::protocol::{LockSpec, Notification, Op, QueueSpec, Verb};
@@ -224,13 +225,15 @@ fn whatever_a_url_says_its_shown_form_says_the_same_and_no_password() {
     });
 }
 
-/// What a URL must preserve when shown and read again: addresses, databases, terms, and the Sentinel service.
-fn places(topology: &Topology) -> Vec<(String, u32, Terms)> {
-    let at = |target: &Target| (format!("{:?}", target.address), target.access.db, target.access.terms);
+/// What a URL must preserve when shown and read again: addresses, databases, terms, namespace, and the Sentinel
+/// service.
+fn places(topology: &Topology) -> Vec<(String, u32, Terms, Namespace)> {
+    let of = |at: String, access: &Access| (at, access.db, access.terms, access.namespace.clone());
+    let at = |target: &Target| of(format!("{:?}", target.address), &target.access);
     match topology {
         Topology::Server(target) => vec![at(target)],
         Topology::Sentinel(Sentinels { at: all, service, master }) => {
-            all.iter().map(at).chain([(service.clone(), master.db, master.terms)]).collect()
+            all.iter().map(at).chain([of(service.clone(), master)]).collect()
         }
         Topology::Cluster(all) | Topology::Quorum(all) => all.iter().map(at).collect(),
     }
@@ -274,10 +277,13 @@ fn whatever_a_lock_is_called_its_side_keys_are_in_its_slot() {
         let name = String::from_utf8_lossy(bytes);
         for spec in RULES {
             if !name.is_empty() && share_a_slot(spec, &name) {
-                assert_eq!(
-                    (slot(&ballot(&name)), slot(&channel(3, spec, &name))),
-                    (slot(&name), slot(&name))
-                );
+                for namespace in ["", "app:"] {
+                    let (key, namespace) = (format!("{namespace}{name}"), namespace.len());
+                    let space = Keyspace { db: 3, publish: Publish::Plain, has_slots: false, namespace };
+                    for side in [ballot(space, &key), channel(space, spec, &key)] {
+                        assert_eq!(slot(&side), slot(&key), "{side}");
+                    }
+                }
             }
         }
         match LockName::new(&name) {

@@ -37,7 +37,7 @@ use futures_util::future::FutureExt;
 
 pub use cluster::Cluster;
 pub use connection::{Dial, Dialled, Stream};
-pub use console::{Console, ConsoleReply, ballot_key, fence_key, keys_with, wake_channel};
+pub use console::{Console, ConsoleReply, LockKeys, keys_with};
 pub use requests::scripted;
 pub use resp::{ServerError, Value};
 pub use topology::{Access, Address, Sentinels, Target, Terms, Topology};
@@ -47,7 +47,7 @@ use requests::node::Node;
 use requests::{Keyspace, Publish, RequestContext, refused};
 use resp::encode::command;
 use tenure_core::error::{Error, Result};
-use tenure_core::name::LockName;
+use tenure_core::name::{LockName, Namespace};
 use tenure_core::protocol::record::RecordVerb;
 use tenure_core::protocol::{LockSpec, Verb};
 use tenure_core::runtime::Runtime;
@@ -62,6 +62,7 @@ pub struct Redis {
     runtime: Arc<dyn Runtime>,
     node: Arc<Node>,
     context: RequestContext,
+    namespace: Namespace,
     /// Whether the server is resolved through sentinels.
     is_led: bool,
     url: Arc<str>,
@@ -140,17 +141,16 @@ impl Redis {
 
     /// A store on whichever server the sentinels name as master.
     pub(crate) fn led(sentinels: Sentinels, runtime: Arc<dyn Runtime>) -> Self {
-        let Access { db, terms, .. } = sentinels.master;
+        let access = sentinels.master.clone();
         let url = Topology::Sentinel(sentinels.clone()).shown();
         let connector = Connector::led(Arc::clone(&runtime), Network::of(&runtime), sentinels);
-        Self { is_led: true, ..Self::with(connector, db, terms, url, runtime) }
+        Self { is_led: true, ..Self::with(connector, access, url, runtime) }
     }
 
     /// A store on one server whose connections are opened by `dial`.
     pub fn over(target: Target, dial: Arc<dyn Dial>, runtime: Arc<dyn Runtime>) -> Self {
-        let Access { db, terms, .. } = target.access;
-        let url = target.shown();
-        Self::with(Connector::only(Arc::clone(&runtime), dial, target), db, terms, url, runtime)
+        let (access, url) = (target.access.clone(), target.shown());
+        Self::with(Connector::only(Arc::clone(&runtime), dial, target), access, url, runtime)
     }
 
     /// The same store without the plain-command fast path: every request runs a script, as behind a proxy.
@@ -159,16 +159,19 @@ impl Redis {
         self
     }
 
-    fn with(connector: Connector, db: u32, terms: Terms, url: Arc<str>, runtime: Arc<dyn Runtime>) -> Self {
-        let space = Keyspace { db, publish: Publish::Plain, has_slots: false };
+    fn with(connector: Connector, access: Access, url: Arc<str>, runtime: Arc<dyn Runtime>) -> Self {
+        let Access { db, terms, namespace, .. } = access;
+        let length = namespace.as_str().len();
+        let space = Keyspace { db, publish: Publish::Plain, has_slots: false, namespace: length };
         let node = Arc::new(Node::new(connector, Signals::default(), Arc::clone(&url)));
         let context = RequestContext { space, asking: false, terms };
-        Self { runtime, node, context, is_led: false, url }
+        Self { runtime, node, context, namespace, is_led: false, url }
     }
 }
 
 impl Store for Redis {
-    fn call(&self, request: StoreRequest, within: Duration) -> StoreFuture<StoreReply> {
+    fn call(&self, mut request: StoreRequest, within: Duration) -> StoreFuture<StoreReply> {
+        request.enter(&self.namespace);
         let (node, context) = (Arc::clone(&self.node), self.context);
         match request {
             StoreRequest::Lock(op) => async move {
@@ -207,8 +210,9 @@ impl Store for Redis {
         within: Duration,
     ) -> StoreFuture<Listener> {
         let Self { runtime, node, context: RequestContext { space, .. }, .. } = self.clone();
-        let client = purpose.client(spec);
-        let channel = requests::keys::subscribed(space.db, spec, name.as_str(), client);
+        let (client, mut name) = (purpose.client(spec), name.clone());
+        self.namespace.precede(&mut name);
+        let channel = requests::keys::subscribed(space, spec, name.as_str(), client);
         let is_counted = client.is_some() && space.counts_listeners();
         let deadline = runtime.now() + within;
         async move { node.notifications.listen(channel, space.publish, is_counted, spec, deadline).await }
@@ -219,8 +223,14 @@ impl Store for Redis {
     /// has no index of names. A lock may be listed twice. Locks written by other programs are listed only
     /// with a non-empty prefix.
     fn list(&self, prefix: &str, from: Cursor, within: Duration) -> StoreFuture<Page> {
-        let (Self { runtime, node, context, .. }, prefix) = (self.clone(), prefix.to_owned());
-        async move { node.list(&prefix, &from, context, runtime.now() + within).await }.boxed()
+        let Self { runtime, node, context, namespace, .. } = self.clone();
+        let prefix = [namespace.as_str(), prefix].concat();
+        async move {
+            let mut page = node.list(&prefix, &from, context, runtime.now() + within).await?;
+            page.locks.iter_mut().for_each(|(name, _)| namespace.leave(name));
+            Ok(page)
+        }
+        .boxed()
     }
 
     fn capabilities(&self) -> Capabilities {

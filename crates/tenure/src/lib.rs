@@ -157,6 +157,7 @@ pub use uses::value::Json;
 /// For the command, and its `tenure doctor`. Exempt from semver: nothing else should use this module.
 #[doc(hidden)]
 pub mod diagnosis {
+    pub use tenure_core::name::Namespace;
     pub use tenure_core::net::url::without_password;
     pub use tenure_core::platform::{boot_clock, host};
     #[cfg(unix)]
@@ -165,8 +166,7 @@ pub mod diagnosis {
     pub use tenure_postgres::{Diagnosis, diagnose_postgres};
     #[cfg(feature = "redis")]
     pub use tenure_redis::{
-        Address, Console, ConsoleReply, Sentinels, Target, Topology, ballot_key, fence_key, keys_with,
-        wake_channel,
+        Address, Console, ConsoleReply, LockKeys, Sentinels, Target, Topology, keys_with,
     };
     #[cfg(feature = "zookeeper")]
     pub use tenure_zookeeper::client_limits as zookeeper_client_limits;

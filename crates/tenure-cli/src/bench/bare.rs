@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use futures_util::future::{join, join_all};
 use rustix::fs::{FlockOperation, flock};
-use tenure::diagnosis::{Console, ConsoleReply, Target, Topology, ballot_key};
+use tenure::diagnosis::{Console, ConsoleReply, LockKeys, Namespace, Target, Topology};
 use tokio::time::sleep;
 
 use super::samples::Times;
@@ -178,6 +178,7 @@ pub(super) struct Servers {
     key: String,
     ttl_ms: String,
     is_quorum: bool,
+    namespace: Namespace,
 }
 
 /// A connection to each server.
@@ -193,6 +194,8 @@ impl Servers {
         ttl: Duration,
         clients: usize,
     ) -> Result<Self, Failure> {
+        let namespace = topology.access().namespace;
+        let key = format!("{}{key}", namespace.as_str());
         let targets = targets(topology, &key).await?;
         let mut all = Vec::new();
         for number in 0..clients {
@@ -206,14 +209,15 @@ impl Servers {
             all.push(Client { value: format!("{key}/{number}"), consoles });
         }
         let is_quorum = matches!(topology, Topology::Quorum(_));
-        Ok(Self { clients: all, key, ttl_ms: ttl.as_millis().to_string(), is_quorum })
+        Ok(Self { clients: all, key, ttl_ms: ttl.as_millis().to_string(), is_quorum, namespace })
     }
 }
 
 impl Servers {
     /// The keys of these names and of the bare lock that no other lock uses.
     fn kept(&self, names: &[String]) -> Vec<String> {
-        let ballots = names.iter().filter(|_| self.is_quorum).map(|name| ballot_key(name));
+        let ballot = |name: &String| LockKeys::new(&self.namespace, 0, name, false).ballot();
+        let ballots = names.iter().filter(|_| self.is_quorum).map(ballot);
         ballots.chain([self.key.clone()]).collect()
     }
 }

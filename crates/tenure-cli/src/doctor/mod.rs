@@ -33,7 +33,7 @@ mod zookeeper;
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
-use tenure::diagnosis::{Address, Console, Target, Topology};
+use tenure::diagnosis::{Address, Console, Namespace, Target, Topology};
 use tenure::{LockName, Locks};
 
 use crate::cli::Doctor;
@@ -52,6 +52,7 @@ struct Setup {
     prefix: String,
     /// The name of the trial lock, with the prefix.
     trial: String,
+    namespace: Namespace,
     layout: Layout,
 }
 
@@ -108,7 +109,8 @@ pub(crate) async fn doctor(args: &Doctor) -> Result<u8, Failure> {
         locks
     } else {
         let topology = Topology::parse(&url)?;
-        let terms = topology.terms();
+        let access = topology.access();
+        let terms = access.terms;
         // A longer lease is reported below, and an error of the library.
         let locks = open(args, terms.restart_grace.map_or(args.ttl, |grace| args.ttl.min(grace)))?;
         let setup = Setup {
@@ -117,6 +119,7 @@ pub(crate) async fn doctor(args: &Doctor) -> Result<u8, Failure> {
             restart_grace: terms.restart_grace,
             prefix: args.store.prefix.clone(),
             trial: format!("{}{name}", args.store.prefix),
+            namespace: access.namespace,
             layout: match topology {
                 Topology::Server(_) => Layout::Server,
                 Topology::Sentinel(_) => Layout::Sentinel,

@@ -1,7 +1,7 @@
 //! Checks the user's permissions: each is tried with a name that no lock has, and no trial writes.
 
 use tenure::Error;
-use tenure::diagnosis::{ConsoleReply, ballot_key, fence_key, wake_channel};
+use tenure::diagnosis::{ConsoleReply, LockKeys, Namespace};
 
 use super::report::Report;
 use super::server::Server;
@@ -12,15 +12,13 @@ struct Line {
     name: &'static str,
     /// What is refused without them. `None` makes a missing permission a note instead of a finding.
     costs: Option<&'static str>,
-    /// Each permission with the command that tries it: `K` is a lock's key, `F` its counter, `C` its channel,
-    /// `R` the channel of a reentrant mutex. The arguments make the command fail or change nothing, after the
+    /// Each permission with the command that tries it: `K` is a lock's key, `F` its counter, `B` its ballot, `E`
+    /// the epoch, `C` its channel, `R` that of a reentrant mutex, `A` that of `acks`. The arguments make the command fail or change nothing, after the
     /// server has checked permissions.
     tries: &'static [(&'static str, &'static str)],
 }
 
 const NO_SCRIPT: &str = "EVALSHA 0000000000000000000000000000000000000000 1 K";
-/// Prefix of a reentrant mutex's channel.
-const REDISSON: &str = "redisson_lock__channel:";
 const LOCK: &str = "without them no lock is granted";
 
 const ALWAYS: Line = Line {
@@ -102,12 +100,12 @@ const LIST: Line = Line {
 const ACKS: Line = Line {
     name: "acks",
     costs: Some("without them no lock is granted with `acks`"),
-    tries: &[("+wait", "WAIT 0 1"), ("+publish", "PUBLISH tenure:wake:acks x")],
+    tries: &[("+wait", "WAIT 0 1"), ("+publish", "PUBLISH A x")],
 };
 const GRACE: Line = Line {
     name: "restart-grace",
     costs: Some("without them no lock is granted with `restart-grace`"),
-    tries: &[("epoch", "GET tenure:epoch"), ("+info", "INFO replication")],
+    tries: &[("epoch", "GET E"), ("+info", "INFO replication")],
 };
 const SENTINEL: Line = Line {
     name: "sentinel",
@@ -159,11 +157,13 @@ pub(super) async fn check(
         lines.extend([&REENTRANT, &QUEUE]);
     }
     lines.extend([&OTHERS, &LIST]);
+    let mut lacks_keys = false;
     for line in lines {
         let missing = missing(line, server, setup).await?;
         if missing.is_empty() {
             continue;
         }
+        lacks_keys |= missing.iter().any(|rule| rule.starts_with('~'));
         let rule = format!("ACL SETUSER {user} {}", missing.join(" "));
         match line.costs {
             Some(why) => report.find(
@@ -179,6 +179,14 @@ pub(super) async fn check(
                 format!("user {user} lacks rights of the line `{}`; to grant them: {rule}", line.name),
             ),
         }
+    }
+    if lacks_keys && setup.namespace == Namespace::default() {
+        let begin = if setup.prefix.is_empty() { "TEXT" } else { &setup.prefix };
+        let what = format!(
+            "where user {user} is to have ~{begin}* and &{begin}* alone, ?namespace={begin} in the URL of all clients, \
+             instead of a prefix, keeps everything there"
+        );
+        report.note("rights", &server.at, what);
     }
     Ok(())
 }
@@ -212,7 +220,7 @@ async fn missing(line: &Line, server: &mut Server, setup: &Setup) -> Result<Vec<
     for (right, command) in line.tries {
         let reply = attempt(server, command, setup).await?;
         let ConsoleReply::Error(error) = reply else { continue };
-        let prefix = &setup.prefix;
+        let (namespace, prefix) = (setup.namespace.as_str(), &setup.prefix);
         let rule = if refuses_the_command(&error) {
             match *right {
                 "key" => "+pttl",
@@ -223,15 +231,18 @@ async fn missing(line: &Line, server: &mut Server, setup: &Setup) -> Result<Vec<
         } else if !error.starts_with("NOPERM") {
             continue;
         } else if error.contains("channel") {
-            if command.contains("tenure:wake:acks") {
+            if !namespace.is_empty() {
+                format!("&{namespace}*")
+            } else if command.contains(" A ") {
                 "&tenure:wake:acks".to_owned()
             } else if command.contains(" R ") {
-                format!("&{REDISSON}?{prefix}*")
+                format!("&redisson_lock__channel:?{prefix}*")
             } else {
                 format!("&tenure:wake:{}:?{prefix}*", server.db)
             }
         } else {
             match *right {
+                _ if !namespace.is_empty() => format!("~{namespace}*"),
                 "fence" if server.is_in_cluster() => "~tenure:fence:*".to_owned(),
                 "fence" => "~tenure:fence".to_owned(),
                 "ballot" => format!("~tenure:ballot:?{prefix}*"),
@@ -252,12 +263,15 @@ fn refuses_the_command(error: &str) -> bool {
 }
 
 async fn attempt(server: &mut Server, command: &str, setup: &Setup) -> Result<ConsoleReply, Error> {
+    let keys = LockKeys::new(&setup.namespace, server.db, &setup.trial, server.is_in_cluster());
     let words = command.split(' ').map(|word| match word {
-        "K" => setup.trial.clone(),
-        "F" => fence_key(&setup.trial, server.is_in_cluster()),
-        "B" => ballot_key(&setup.trial),
-        "R" => format!("{REDISSON}{{{}}}", setup.trial),
-        "C" => wake_channel(server.db, &setup.trial),
+        "K" => keys.lock.clone(),
+        "F" => keys.fence(),
+        "B" => keys.ballot(),
+        "E" => keys.epoch(),
+        "C" => keys.wake(),
+        "R" => keys.wake_reentrant(),
+        "A" => keys.acks(),
         word => word.to_owned(),
     });
     let words: Vec<String> = words.collect();

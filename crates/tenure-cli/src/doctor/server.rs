@@ -330,7 +330,8 @@ impl Server {
 
     /// Looks for keys under the prefix without expiry, because tenure's locks always expire.
     async fn keys(&mut self, setup: &Setup, report: &mut Report) -> Result<(), Error> {
-        let (mut cursor, pattern) = ("0".to_owned(), keys_with(&setup.prefix));
+        let begin = format!("{}{}", setup.namespace.as_str(), setup.prefix);
+        let (mut cursor, pattern) = ("0".to_owned(), keys_with(&begin));
         let (mut seen, mut endless, mut example) = (0, 0, None);
         while seen < KEYS {
             let reply = self.ask(&["SCAN", &cursor, "MATCH", &pattern, "COUNT", PAGE]).await?;
@@ -349,7 +350,8 @@ impl Server {
             // Count at least a whole page, because SCAN visits that many keys even if the pattern matches
             // fewer.
             seen += PAGE.parse::<usize>().unwrap_or(1).max(keys.len());
-            for key in keys.iter().filter_map(text).filter(|key| !key.starts_with("tenure:")) {
+            // Token counters have no expiry, those of other namespaces included.
+            for key in keys.iter().filter_map(text).filter(|key| !key.contains("tenure:")) {
                 match self.ask(&["PTTL", key]).await? {
                     ConsoleReply::Int(-1) => {
                         endless += 1;
@@ -368,15 +370,15 @@ impl Server {
             cursor = next;
         }
         if let Some(example) = example {
-            let prefix = match setup.prefix.as_str() {
+            let place = match begin.as_str() {
                 "" => "the database".to_owned(),
-                prefix => format!("the prefix `{}`", Line(prefix)),
+                begin => format!("the keys that begin with `{}`", Line(begin)),
             };
             report.find(
                 "keys",
                 &self.at,
                 format!(
-                    "{} without an expiry in {prefix}, such as `{}`",
+                    "{} without an expiry in {place}, such as `{}`",
                     plural(endless, "key"),
                     Line(&example)
                 ),

@@ -151,6 +151,29 @@ fn rights_that_a_user_lacks_are_told_as_the_line_that_gives_them() {
 }
 
 #[test]
+fn a_user_of_one_prefix_is_told_of_the_namespace_and_needs_no_other_right() {
+    let env = TestEnv::new();
+    let server = Server::start_with(good().user("app on >pw resetkeys resetchannels ~app:* &app:* +@all"));
+    let url = server.url().replace("redis://", "redis://app:pw@");
+    let names_it = |told: &Value| {
+        let mut notes = told["notes"].as_array().expect("notes").iter();
+        notes.any(|note| note["what"].as_str().is_some_and(|what| what.contains("?namespace=app:")))
+    };
+    let by_prefix = told(&env, &url, &["--prefix", "app:"]);
+    assert!(by_prefix["findings"][0]["check"] == "rights" && names_it(&by_prefix), "{by_prefix}");
+    let by_namespace = told(&env, &url, &["--namespace", "app:"]);
+    assert_eq!(by_namespace["findings"], serde_json::json!([]), "{by_namespace}");
+    assert_eq!(by_namespace["notes"], serde_json::json!([]), "{by_namespace}");
+    assert!(left(&server).iter().all(|key| key == "app:tenure:fence"), "{:?}", left(&server));
+    // Without a counter's expiry as a finding, also for those who see more.
+    assert_eq!(found(&env, &server.url(), &[]), checks([]));
+    server.command(&["ACL", "SETUSER", "app", "resetkeys", "resetchannels"]);
+    let bare = told(&env, &url, &["--namespace", "app:"]);
+    let fix = bare["findings"][0]["fix"].as_str().expect("a fix");
+    assert_eq!(fix, "ACL SETUSER app ~app:*", "{bare}");
+}
+
+#[test]
 fn a_server_without_scripts_and_a_replica_are_found() {
     let env = TestEnv::new();
     let config = good().set("rename-command", "EVAL \"\"").set("rename-command", "EVALSHA \"\"");

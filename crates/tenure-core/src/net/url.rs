@@ -13,7 +13,7 @@ use percent_encoding::percent_decode_str;
 
 use super::{Address, Tls};
 use crate::error::{Error, Result};
-use crate::name::Quoted;
+use crate::name::{Namespace, Quoted};
 use crate::store::Failure;
 
 /// What the URLs of a store look like.
@@ -306,6 +306,33 @@ impl<'a> StoreUrl<'a> {
         self.take_as(key, "the path of a file", |path| (!path.is_empty()).then(|| path.into()))
     }
 
+    /// Takes the parameter `namespace`.
+    ///
+    /// # Errors
+    /// `is_invalid` if it is empty, too long or has a character that not every store can have in a key.
+    pub fn namespace(&mut self) -> Result<Namespace> {
+        Ok(self.take_as("namespace", Namespace::FORM, Namespace::checked)?.unwrap_or_default())
+    }
+
+    /// As [`namespace`](Self::namespace), for a store whose keys begin with it. A separator at its end keeps
+    /// `app` and `apple` apart.
+    ///
+    /// # Errors
+    /// Also `is_invalid` without a separator, and for `tenure:`, which begins the keys of clients without a
+    /// namespace.
+    pub fn key_namespace(&mut self) -> Result<Namespace> {
+        let namespace = self.namespace()?;
+        let text = namespace.as_str();
+        if !text.is_empty() && !text.ends_with(['-', '_', '.', ':', '/']) {
+            let what = format!("parameter `namespace` must end with one of `-_.:/`, as in `{text}:`");
+            return Err(self.syntax.wrong(&what));
+        }
+        if text.starts_with("tenure:") {
+            return Err(self.syntax.wrong("parameter `namespace` must not begin with `tenure:`"));
+        }
+        Ok(namespace)
+    }
+
     /// Takes the certificate files.
     ///
     /// # Errors
@@ -381,7 +408,7 @@ mod tests {
         tls: "tests://",
         needs_user: true,
         needs_password: true,
-        parameters: &["ca", "cert", "key", "number", "password-file"],
+        parameters: &["ca", "cert", "key", "namespace", "number", "password-file"],
     };
 
     #[test]
@@ -409,17 +436,28 @@ mod tests {
             ("test://u:hush%4@a", "password has a % without"),
             ("test://%ff:hush@a", "user is not UTF-8"),
             ("test://u%00:hush@a", "user contains a zero byte"),
-            ("test://u:hu?sh@a", "unknown parameter, expected one of ca, cert, key, number"),
+            ("test://u:hu?sh@a", "unknown parameter, expected one of ca, cert, key, namespace, number"),
             ("test://a?number=1&number=1", "`number` is given twice"),
             ("test://a?number=x", "`number` must be small"),
             ("test://a?number=1&ca=f", "`ca` needs TLS, as with tests://"),
             ("tests://a?ca=", "`ca` must be"),
             ("tests://a?cert=f", "`cert` and `key`"),
             ("tests://a?key=f", "`cert` and `key`"),
+            ("test://a?namespace=", "`namespace` must be 1 to 63 ASCII letters"),
+            ("test://a?namespace=a%7Bb%7D:", "`namespace` must be"),
+            ("test://a?namespace=a%0A:", "`namespace` must be"),
+            ("test://a?namespace=%C3%A4:", "`namespace` must be"),
+            (
+                "test://a?namespace=0123456789012345678901234567890123456789012345678901234567890123:",
+                "`namespace` must be",
+            ),
+            ("test://a?namespace=app", "`namespace` must end with one of `-_.:/`, as in `app:`"),
+            ("test://a?namespace=tenure:", "`namespace` must not begin with `tenure:`"),
         ] {
             let read = |mut parts: StoreUrl<'_>| {
                 parts.login()?;
                 parts.hosts(9)?;
+                parts.key_namespace()?;
                 parts.take_as("number", "small", |text| text.parse::<u8>().ok())?;
                 if parts.scheme() == "tests" {
                     parts.tls()?;

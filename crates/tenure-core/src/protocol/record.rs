@@ -106,9 +106,8 @@ pub fn lock_name(kind: &str, full: &LockName) -> LockName {
 }
 
 /// The key of the record beside a lock.
-pub fn key(lock: &LockName) -> String {
-    let name = lock.as_str();
-    ["tenure:rec:", name.strip_prefix(USE).unwrap_or(name)].concat()
+pub fn key(namespace: &str, name: &str) -> String {
+    [namespace, "tenure:rec:", name.strip_prefix(USE).unwrap_or(name)].concat()
 }
 
 /// The name of a side key. Two keys never share one. On a cluster it is in the same slot as the key, where

@@ -5,6 +5,7 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt, Map, join_all};
 
 use super::{Failure, Store, StoreFuture};
+use crate::name::Namespace;
 use crate::protocol::record::{RecordAnswer, RecordOp};
 use crate::protocol::{Answer, Op};
 
@@ -18,6 +19,17 @@ pub enum StoreRequest {
     /// Renewals of different locks of one [group](super::Placement::renewal_group), at most
     /// [`renewals`](super::Capabilities::renewals) of them.
     Renewals(Vec<Op>),
+}
+
+impl StoreRequest {
+    /// Puts a namespace before the names.
+    pub fn enter(&mut self, namespace: &Namespace) {
+        match self {
+            Self::Lock(op) => namespace.precede(&mut op.name),
+            Self::Record(op) => namespace.precede(&mut op.lock),
+            Self::Renewals(ops) => ops.iter_mut().for_each(|op| namespace.precede(&mut op.name)),
+        }
+    }
 }
 
 /// The answer to a [`StoreRequest`] of the same variant.

@@ -11,6 +11,7 @@
 //! about the lock leaves here. A request that was held back once is not overtaken again, so renewals get
 //! through however busy a lock is.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,7 +26,7 @@ use crate::connection::pipeline::Pipeline;
 use crate::connection::supervisor::Supervisor;
 use crate::replies::bytes;
 use crate::replies::failure::{self, not_sent};
-use crate::requests::{RequestContext, ScriptRequest, answered, refused};
+use crate::requests::{RequestContext, ScriptRequest, answered, keys, refused};
 use crate::resp::Value;
 use crate::resp::encode::{Commands, command};
 use tenure_core::moment::Moment;
@@ -40,9 +41,6 @@ use tenure_core::sync::Locked;
 const WAIT_MAX: Duration = Duration::from_secs(1);
 /// Additional time allowed for a reply.
 const LATE: Duration = Duration::from_millis(500);
-/// A message without subscribers that is replicated to every replica: `WAIT` covers only this connection's
-/// writes, and a request that found everything as it should be has written nothing.
-const MARK: [&str; 3] = ["PUBLISH", "tenure:wake:acks", ""];
 
 /// The connection, and the requests queued for it.
 pub(crate) struct AckChannel {
@@ -242,7 +240,7 @@ impl AckChannel {
                     }
                 };
             if !checked.as_ref().is_some_and(|known| Arc::ptr_eq(known, &pipeline)) {
-                if let Err(failure) = can_wait(&pipeline, until).await {
+                if let Err(failure) = can_wait(&pipeline, &batch[0], until).await {
                     self.fail(batch, &failure);
                     continue;
                 }
@@ -377,7 +375,7 @@ impl AckChannel {
             let patience = (longest - longest / 8).clamp(Duration::from_millis(1), WAIT_MAX);
             let wait = command(&["WAIT", &acks.to_string(), &patience.as_millis().to_string()]);
             let until = now + patience + LATE;
-            let mut commands = command(&MARK);
+            let mut commands = batch[0].mark();
             batch.iter().for_each(|pending| pending.write(&mut commands, in_full));
             let replies = async {
                 match pipeline.ask_all(&commands, until).await {
@@ -547,12 +545,23 @@ impl Drop for Queued<'_> {
 }
 
 impl Unconfirmed {
+    /// The channel of [`mark`](Self::mark).
+    fn channel(&self) -> Cow<'static, str> {
+        keys::acks(self.context.space, self.op.name.as_str())
+    }
+
+    /// A message without subscribers that is replicated to every replica: `WAIT` covers only this connection's
+    /// writes, and a request that found everything as it should be has written nothing.
+    fn mark(&self) -> Commands {
+        command(&["PUBLISH", &self.channel(), ""])
+    }
+
     fn write(&self, out: &mut Commands, in_full: bool) {
         let (request, asking) = (ScriptRequest::new(&self.op, self.context.space), self.context.asking);
         if asking {
             out.command(&["ASKING"]);
         }
-        request.guarded(self.context.terms).write(out, in_full || asking);
+        request.guarded(self.context).write(out, in_full || asking);
     }
 }
 
@@ -598,8 +607,8 @@ fn is_grant(reply: &Value) -> bool {
 }
 
 /// Checks that the server supports WAIT and has replicas.
-async fn can_wait(pipeline: &Pipeline, until: Moment) -> Result<(), Failure> {
-    let (mark, wait, role) = (command(&MARK), command(&["WAIT", "0", "0"]), command(&["ROLE"]));
+async fn can_wait(pipeline: &Pipeline, pending: &Unconfirmed, until: Moment) -> Result<(), Failure> {
+    let (mark, wait, role) = (pending.mark(), command(&["WAIT", "0", "0"]), command(&["ROLE"]));
     let needed = join(pipeline.ask(&mark, until), pipeline.ask(&wait, until));
     let ((mark, wait), role) = join(needed, pipeline.ask(&role, until)).await;
     for reply in [mark?, wait?] {
@@ -607,7 +616,7 @@ async fn can_wait(pipeline: &Pipeline, until: Moment) -> Result<(), Failure> {
             return Err(match refused(pipeline, &error) {
                 Failure::Refused(why) => Failure::impossible(format!(
                     "`acks` needs WAIT and PUBLISH to `{}`, which this user may not use ({why})",
-                    MARK[1]
+                    pending.channel()
                 )),
                 failure => failure,
             });

@@ -4,28 +4,71 @@
 //! the name in `{}` nor appending to it ensures both: `x` and `{x}` would share `{x}:fence`, and a key
 //! appended to `a}b` would be in another slot.
 
+use std::borrow::Cow;
 use std::sync::LazyLock;
 
+use crate::requests::Keyspace;
 use crate::resp::encode::decimal;
 use crate::topology::slots::SLOTS;
+use tenure_core::name::LockName;
 use tenure_core::owner::Client;
 use tenure_core::protocol::LockSpec;
-use tenure_core::protocol::record::{beside, marks, tag};
+use tenure_core::protocol::record::{self, marks, tag};
 
-/// The key of a server's epoch: its replication id, and since when that is known.
-pub(crate) const EPOCH: &str = "tenure:epoch";
-
-/// The key of the token counter, shared by all locks of a database.
+/// The key of the token counter, shared by all locks of a database, or of a namespace in it.
 pub(crate) const COUNTER: &str = "tenure:fence";
 
-/// The token counter of a slot on a cluster. Its hash tag is a number that hashes to the lock's slot.
-pub(crate) fn counter_in_slot(key: &str) -> String {
-    format!("{COUNTER}:{{{}}}", NUMBERS[usize::from(slot(key))])
+impl Keyspace {
+    /// The namespace of a lock's key. It precedes the names of the lock's side keys as well.
+    pub(crate) fn namespace(self, key: &str) -> &str {
+        &key[..self.namespace]
+    }
+
+    /// The name of a lock, for people.
+    pub(crate) fn name(self, key: &LockName) -> &str {
+        &key.as_str()[self.namespace..]
+    }
+
+    /// A key or channel that all locks of the namespace share.
+    fn shared(self, key: &str, what: &'static str) -> Cow<'static, str> {
+        match self.namespace(key) {
+            "" => Cow::Borrowed(what),
+            namespace => Cow::Owned([namespace, what].concat()),
+        }
+    }
+}
+
+/// The key of a server's epoch: its replication id, and since when that is known.
+pub(crate) fn epoch(space: Keyspace, key: &str) -> Cow<'static, str> {
+    space.shared(key, "tenure:epoch")
+}
+
+/// The channel of the messages that replicas confirm.
+pub(crate) fn acks(space: Keyspace, key: &str) -> Cow<'static, str> {
+    space.shared(key, "tenure:wake:acks")
+}
+
+/// The key of the token counter. A cluster has one for each slot: its hash tag is a number that hashes to the
+/// lock's slot.
+pub(crate) fn counter(space: Keyspace, key: &str) -> Cow<'static, str> {
+    match space.has_slots {
+        false => space.shared(key, COUNTER),
+        true => {
+            let number = NUMBERS[usize::from(slot(key))];
+            Cow::Owned(format!("{}{COUNTER}:{{{number}}}", space.namespace(key)))
+        }
+    }
 }
 
 /// The key of the highest ballot that a quorum member has seen for a lock.
-pub(crate) fn ballot(key: &str) -> String {
-    beside("tenure:ballot:", key)
+pub(crate) fn ballot(space: Keyspace, key: &str) -> String {
+    let (before, after) = marks(key);
+    [space.namespace(key), "tenure:ballot:", before, key, after].concat()
+}
+
+/// The key of the record beside a lock.
+pub(crate) fn record(space: Keyspace, lock: &LockName) -> String {
+    record::key(space.namespace(lock.as_str()), space.name(lock))
 }
 
 /// For each slot, the smallest number whose decimal digits hash to it.
@@ -46,27 +89,33 @@ static NUMBERS: LazyLock<Box<[u32]>> = LazyLock::new(|| {
 
 /// A lock's wake-up channel. Channels are shared by all databases of a server, so the name includes the
 /// database. The reentrant kind uses Redisson's channel name.
-pub(crate) fn channel(db: u32, spec: LockSpec, key: &str) -> String {
-    with_channel(db, spec, key, |parts| parts.concat())
+pub(crate) fn channel(space: Keyspace, spec: LockSpec, key: &str) -> String {
+    with_channel(space, spec, key, |parts| parts.concat())
 }
 
 /// Like `channel`, in parts.
-pub(crate) fn with_channel<T>(db: u32, spec: LockSpec, key: &str, then: impl FnOnce(&[&str]) -> T) -> T {
+pub(crate) fn with_channel<T>(
+    space: Keyspace,
+    spec: LockSpec,
+    key: &str,
+    then: impl FnOnce(&[&str]) -> T,
+) -> T {
+    let namespace = space.namespace(key);
     match spec {
-        LockSpec::Reentrant if key.contains('{') => then(&["redisson_lock__channel:", key]),
-        LockSpec::Reentrant => then(&["redisson_lock__channel:{", key, "}"]),
+        LockSpec::Reentrant if key.contains('{') => then(&[namespace, "redisson_lock__channel:", key]),
+        LockSpec::Reentrant => then(&[namespace, "redisson_lock__channel:{", key, "}"]),
         LockSpec::Mutex | LockSpec::Queue(_) => {
             let (before, after) = marks(key);
             let mut digits = [0; 20];
-            let db = std::str::from_utf8(decimal(db.into(), &mut digits)).unwrap_or_default();
-            then(&["tenure:wake:", db, ":", before, key, after])
+            let db = std::str::from_utf8(decimal(space.db.into(), &mut digits)).unwrap_or_default();
+            then(&[namespace, "tenure:wake:", db, ":", before, key, after])
         }
     }
 }
 
 /// The channel of a subscription: the lock's, or one client's.
-pub(crate) fn subscribed(db: u32, spec: LockSpec, key: &str, client: Option<Client>) -> String {
-    client.map_or_else(|| channel(db, spec, key), |client| turns(db, spec, key, client))
+pub(crate) fn subscribed(space: Keyspace, spec: LockSpec, key: &str, client: Option<Client>) -> String {
+    client.map_or_else(|| channel(space, spec, key), |client| turns(space, spec, key, client))
 }
 
 /// The channel on which one client's waiters learn of their grants. Scripts derive it from the lock's channel
@@ -74,8 +123,8 @@ pub(crate) fn subscribed(db: u32, spec: LockSpec, key: &str, client: Option<Clie
 ///
 /// It can coincide with the channel of a lock that has a hash tag and a name ending the same way. Subscribers
 /// there get spurious wake-ups, which are harmless, because ticket numbers are unique within a database.
-fn turns(db: u32, spec: LockSpec, key: &str, client: Client) -> String {
-    format!("{}:{client}", channel(db, spec, key))
+fn turns(space: Keyspace, spec: LockSpec, key: &str, client: Client) -> String {
+    format!("{}:{client}", channel(space, spec, key))
 }
 
 fn has_tag(key: &str) -> bool {
@@ -132,7 +181,14 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+    use crate::requests::Publish;
     use tenure_core::protocol::QueueSpec;
+
+    const CLUSTER: Keyspace = Keyspace { db: 0, publish: Publish::Plain, has_slots: true, namespace: 0 };
+
+    fn in_db(db: u32) -> Keyspace {
+        Keyspace { db, publish: Publish::Plain, has_slots: false, namespace: 0 }
+    }
 
     const ODD: [&str; 16] = [
         "x", "{x}", "{{x}}", "a}b", "a{b", "a{}b", "{}", "}", "{", "a{b}c", "{a}{b}", "=x", "~x", "~a}b",
@@ -152,7 +208,13 @@ mod tests {
     fn two_names_never_share_a_side_key() {
         let all: BTreeSet<_> = ODD
             .iter()
-            .flat_map(|key| [ballot(key), channel(0, LockSpec::Mutex, key), channel(1, LockSpec::Mutex, key)])
+            .flat_map(|key| {
+                [
+                    ballot(in_db(0), key),
+                    channel(in_db(0), LockSpec::Mutex, key),
+                    channel(in_db(1), LockSpec::Mutex, key),
+                ]
+            })
             .collect();
         assert_eq!(all.len(), 3 * ODD.len());
     }
@@ -160,15 +222,18 @@ mod tests {
     #[test]
     fn a_side_key_shares_the_slot_of_its_lock_unless_it_is_marked() {
         for key in ODD {
-            let side = ballot(key);
+            let side = ballot(in_db(0), key);
             if !side.starts_with("tenure:ballot:~") {
                 assert_eq!(hashed(&side), hashed(key), "{key}");
             }
         }
-        assert_eq!(ballot("orders"), "tenure:ballot:{orders}");
-        assert_eq!(channel(3, LockSpec::Mutex, "{shop}:orders"), "tenure:wake:3:={shop}:orders");
-        assert_eq!(channel(3, LockSpec::Reentrant, "{shop}:orders"), "redisson_lock__channel:{shop}:orders");
-        assert_eq!(channel(3, LockSpec::Reentrant, "orders"), "redisson_lock__channel:{orders}");
+        assert_eq!(ballot(in_db(0), "orders"), "tenure:ballot:{orders}");
+        assert_eq!(channel(in_db(3), LockSpec::Mutex, "{shop}:orders"), "tenure:wake:3:={shop}:orders");
+        assert_eq!(
+            channel(in_db(3), LockSpec::Reentrant, "{shop}:orders"),
+            "redisson_lock__channel:{shop}:orders"
+        );
+        assert_eq!(channel(in_db(3), LockSpec::Reentrant, "orders"), "redisson_lock__channel:{orders}");
     }
 
     #[test]
@@ -176,10 +241,10 @@ mod tests {
         let client = Client::from(&"@h:1/0123456789ab0123456789abcdef0123".parse().expect("an owner"));
         let spec = LockSpec::Queue(QueueSpec::FAIR);
         for key in ODD.iter().filter(|key| share_a_slot(spec, key)) {
-            assert_eq!(slot(&turns(0, spec, key, client)), slot(key), "{key}");
+            assert_eq!(slot(&turns(in_db(0), spec, key, client)), slot(key), "{key}");
         }
-        assert_eq!(turns(3, spec, "orders", client), "tenure:wake:3:{orders}:0123456789");
-        assert_eq!(turns(0, spec, "a{b}c", client), "tenure:wake:0:=a{b}c:0123456789");
+        assert_eq!(turns(in_db(3), spec, "orders", client), "tenure:wake:3:{orders}:0123456789");
+        assert_eq!(turns(in_db(0), spec, "a{b}c", client), "tenure:wake:0:=a{b}c:0123456789");
     }
 
     #[test]
@@ -202,8 +267,9 @@ mod tests {
     fn what_shares_a_slot_is_known_without_hashing() {
         for key in ODD {
             for spec in [LockSpec::Mutex, LockSpec::Reentrant, LockSpec::Queue(QueueSpec::FAIR)] {
-                let together =
-                    [ballot(key), channel(0, spec, key)].iter().all(|side| slot(side) == slot(key));
+                let together = [ballot(in_db(0), key), channel(in_db(0), spec, key)]
+                    .iter()
+                    .all(|side| slot(side) == slot(key));
                 assert_eq!(share_a_slot(spec, key), together, "{spec:?} {key}");
             }
         }
@@ -212,9 +278,44 @@ mod tests {
     #[test]
     fn a_counter_shares_the_slot_of_each_lock_that_it_counts_for() {
         for key in ODD {
-            assert_eq!(slot(&counter_in_slot(key)), slot(key), "{key}");
+            assert_eq!(slot(&counter(CLUSTER, key)), slot(key), "{key}");
         }
-        assert_eq!(counter_in_slot("orders"), counter_in_slot("{orders}:1"));
+        assert_eq!(counter(CLUSTER, "orders"), counter(CLUSTER, "{orders}:1"));
+    }
+
+    #[test]
+    fn a_namespace_precedes_every_key_and_moves_no_side_key_to_another_slot() {
+        let spec = LockSpec::Queue(QueueSpec::FAIR);
+        for name in ODD {
+            let key = format!("app:{name}");
+            let lock = LockName::in_store(key.clone());
+            for space in [in_db(0), CLUSTER].map(|space| Keyspace { namespace: 4, ..space }) {
+                let beside = [
+                    counter(space, &key).into_owned(),
+                    ballot(space, &key),
+                    record(space, &lock),
+                    channel(space, LockSpec::Mutex, &key),
+                    channel(space, LockSpec::Reentrant, &key),
+                    channel(space, spec, &key),
+                ];
+                let of_all = [epoch(space, &key), acks(space, &key)].map(Cow::into_owned);
+                for side in beside.iter().chain(&of_all) {
+                    assert!(side.starts_with("app:tenure:") || side.starts_with("app:redisson"), "{side}");
+                }
+                assert_eq!(share_a_slot(spec, &key), share_a_slot(spec, name), "{name}");
+                if space.has_slots && share_a_slot(spec, &key) {
+                    for side in [&beside[0], &beside[1], &beside[3], &beside[5]] {
+                        assert_eq!(slot(side), slot(&key), "{side}");
+                    }
+                }
+                assert_eq!(space.name(&lock), name);
+            }
+        }
+        let space = Keyspace { namespace: 4, ..in_db(3) };
+        assert_eq!(channel(space, LockSpec::Mutex, "app:orders"), "app:tenure:wake:3:{app:orders}");
+        assert_eq!(counter(space, "app:orders"), "app:tenure:fence");
+        let job = LockName::in_store("app:tenure:use:once:{nightly}".into());
+        assert_eq!(record(space, &job), "app:tenure:rec:once:{nightly}");
     }
 
     #[test]

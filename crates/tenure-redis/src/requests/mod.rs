@@ -75,6 +75,8 @@ pub(crate) struct Keyspace {
     pub(crate) publish: Publish,
     /// Each slot has its own token counter, because a script cannot reach other slots.
     pub(crate) has_slots: bool,
+    /// Length in bytes of the namespace that precedes each lock's name.
+    pub(crate) namespace: usize,
 }
 
 impl Keyspace {
@@ -98,7 +100,7 @@ pub(crate) struct ScriptRequest<'a> {
     pub(crate) script: &'static Script,
     pub(crate) keys: (&'a str, Option<Cow<'static, str>>),
     pub(crate) args: Vec<Cow<'a, str>>,
-    epoch: Option<&'static str>,
+    epoch: Option<Cow<'static, str>>,
 }
 
 impl<'a> ScriptRequest<'a> {
@@ -131,12 +133,12 @@ impl<'a> ScriptRequest<'a> {
     }
 
     /// The request under these terms: with a restart grace, acquisitions use the guarded script.
-    pub(crate) fn guarded(mut self, terms: Terms) -> Self {
+    pub(crate) fn guarded(mut self, RequestContext { space, terms, .. }: RequestContext) -> Self {
         if let Some(grace) = terms.restart_grace
             && self.args[0] == "acquire"
         {
             self.script = self.script.guarded.unwrap_or(self.script);
-            self.epoch = Some(keys::EPOCH);
+            self.epoch = Some(keys::epoch(space, self.keys.0));
             self.number(lease::millis(grace));
         }
         self
@@ -147,7 +149,7 @@ impl<'a> ScriptRequest<'a> {
             Verb::Acquire { ttl_ms, fence, .. } => {
                 match fence {
                     Fence::Assign | Fence::Optional => self.with_counter(space),
-                    Fence::Ballot(_) => self.with_ballot(),
+                    Fence::Ballot(_) => self.with_ballot(space),
                 }
                 self.number(*ttl_ms).ballot(*fence);
             }
@@ -160,7 +162,7 @@ impl<'a> ScriptRequest<'a> {
             }
             Verb::Release { fence, whose, .. } => {
                 if let Fence::Ballot(_) = fence {
-                    self.with_ballot();
+                    self.with_ballot(space);
                 }
                 self.ballot(*fence).text(match whose {
                     ReleaseScope::Own | ReleaseScope::Named => "mine",
@@ -226,14 +228,11 @@ impl<'a> ScriptRequest<'a> {
     /// The counter's key is passed only where it is needed, because a request about a single key is never
     /// split by a migrating slot.
     fn with_counter(&mut self, space: Keyspace) {
-        self.keys.1 = Some(match space.has_slots {
-            true => Cow::Owned(keys::counter_in_slot(self.keys.0)),
-            false => Cow::Borrowed(keys::COUNTER),
-        });
+        self.keys.1 = Some(keys::counter(space, self.keys.0));
     }
 
-    fn with_ballot(&mut self) {
-        self.keys.1 = Some(Cow::Owned(keys::ballot(self.keys.0)));
+    fn with_ballot(&mut self, space: Keyspace) {
+        self.keys.1 = Some(Cow::Owned(keys::ballot(space, self.keys.0)));
     }
 
     fn text(&mut self, text: &'a str) -> &mut Self {
@@ -273,7 +272,7 @@ impl<'a> ScriptRequest<'a> {
     }
 
     fn channel(&mut self, spec: LockSpec, space: Keyspace) -> &mut Self {
-        self.owned(keys::channel(space.db, spec, self.keys.0)).text(space.publish.command())
+        self.owned(keys::channel(space, spec, self.keys.0)).text(space.publish.command())
     }
 
     /// Encodes the request: with the script's text if `in_full`, otherwise with its SHA-1.
@@ -286,7 +285,7 @@ impl<'a> ScriptRequest<'a> {
             false => out.arg("EVALSHA").arg(self.script.sha),
         };
         out.number(keys as u64).arg(lock);
-        for key in [counter, self.epoch].into_iter().flatten() {
+        for key in [counter, self.epoch.as_deref()].into_iter().flatten() {
             out.arg(key);
         }
         for text in &self.args {
@@ -327,13 +326,13 @@ pub(crate) fn refused(pipeline: &Pipeline, error: &ServerError) -> Failure {
 }
 
 /// Warns that a release succeeded but its message could not be published.
-pub(crate) fn warn_unheard(store: &Arc<str>, op: &Op, why: &str) {
+pub(crate) fn warn_unheard(store: &Arc<str>, op: &Op, space: Keyspace, why: &str) {
     event!(
         WARN,
         target: SETUP,
         "wake_refused",
         "cannot wake the waiters",
-        lock = text(&op.name),
+        lock = text(space.name(&op.name)),
         store = text(store),
         why = why.to_owned(),
     );

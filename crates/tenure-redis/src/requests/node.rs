@@ -116,7 +116,7 @@ impl Node {
                     self.pairs.learned(&*self.runtime, &op.name, &answer);
                 }
                 if let Some(why) = unheard {
-                    warn_unheard(&self.url, op, &why);
+                    warn_unheard(&self.url, op, context.space, &why);
                 }
                 Ok(answer)
             }
@@ -129,7 +129,7 @@ impl Node {
                     target: "tenure",
                     "connection_given_up",
                     "unexpected reply: closing the connection",
-                    lock = text(&op.name),
+                    lock = text(context.space.name(&op.name)),
                     store = text(&self.url),
                     what = what,
                 );
@@ -198,7 +198,7 @@ impl Node {
         let pattern = keys::pattern(prefix);
         let scan = ["SCAN", cursor, "MATCH", &pattern, "COUNT", "250", "TYPE", kind];
         let value = answered(&pipeline, pipeline.ask(&command(&scan), deadline).await?)?;
-        let Some((next, names)) = scanned(&value) else {
+        let Some((next, names)) = scanned(&value, context.space.namespace) else {
             pipeline.hang_up();
             return Err(Failure::Unknown(Failure::cause("a malformed reply to SCAN")));
         };
@@ -217,7 +217,8 @@ impl Node {
                 found => found?,
             };
             if let Some(found) = found
-                && (!prefix.is_empty() || found.holders.iter().chain(&found.waiters).any(is_ours))
+                && (prefix.len() > context.space.namespace
+                    || found.holders.iter().chain(&found.waiters).any(is_ours))
             {
                 page.locks.push((name.clone(), found));
             }
@@ -274,7 +275,7 @@ async fn run(
     context: RequestContext,
     deadline: Moment,
 ) -> Result<Reading, Failure> {
-    let request = ScriptRequest::new(op, context.space).guarded(context.terms);
+    let request = ScriptRequest::new(op, context.space).guarded(context);
     if context.asking {
         // Rare, and must not need a third round trip: send the script in full.
         let asked = pipeline.send(deadline, |out| request.write(out.command(&["ASKING"]), true))?;
@@ -348,14 +349,18 @@ async fn look_at_text(
     })
 }
 
-/// The next cursor and the names in a reply to SCAN, without keys that cannot be lock names.
-fn scanned(value: &Value) -> Option<(&str, Vec<LockName>)> {
+/// The next cursor and the keys in a reply to SCAN, without those that cannot be locks.
+fn scanned(value: &Value, namespace: usize) -> Option<(&str, Vec<LockName>)> {
     let Value::Array(parts) = value else { return None };
     let [next, Value::Array(keys)] = &parts[..] else { return None };
     let next = std::str::from_utf8(replies::bytes(next)?).ok()?;
     let mut names: Vec<_> = keys
         .iter()
-        .filter_map(|key| LockName::new(std::str::from_utf8(replies::bytes(key)?).ok()?).ok())
+        .filter_map(|key| {
+            let key = std::str::from_utf8(replies::bytes(key)?).ok()?;
+            LockName::new(key.get(namespace..)?).ok()?;
+            Some(LockName::in_store(key.to_owned()))
+        })
         .collect();
     names.sort();
     names.dedup();

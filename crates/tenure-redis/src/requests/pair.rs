@@ -108,7 +108,9 @@ impl Pairs {
             return Ok(PairOutcome::NOT);
         }
         match op.verb {
-            Verb::Acquire { ttl_ms, .. } => self.acquire(runtime, pipeline, op, ttl_ms, deadline).await,
+            Verb::Acquire { ttl_ms, .. } => {
+                self.acquire(runtime, pipeline, op, ttl_ms, context, deadline).await
+            }
             _ => self.release(store, pipeline, op, context, deadline).await,
         }
     }
@@ -119,6 +121,7 @@ impl Pairs {
         pipeline: &Pipeline,
         op: &Op,
         ttl_ms: u64,
+        context: RequestContext,
         deadline: Moment,
     ) -> Result<PairOutcome, Failure> {
         let now = runtime.now();
@@ -135,7 +138,12 @@ impl Pairs {
         let asks = pipeline.delete.get().is_none();
         let pair = pipeline.send(deadline, |out| {
             out.begin(6).arg("SET").arg(name).arg(owner).arg("NX").arg("PX").number(ttl_ms);
-            out.extend(&COUNT);
+            match context.space.namespace(name) {
+                "" => out.extend(&COUNT),
+                namespace => {
+                    out.begin(2).arg("INCR").parts(&[namespace, keys::COUNTER]);
+                }
+            }
             out.command(&["GET", name]);
             if asks {
                 out.command(&HAS_DELETE);
@@ -187,7 +195,7 @@ impl Pairs {
         let (name, owner, space) = (op.name.as_str(), op.owner.as_str(), context.space);
         let publish = space.publish.command();
         let channel = |out: &mut Commands| {
-            keys::with_channel(space.db, op.spec, name, |parts| {
+            keys::with_channel(space, op.spec, name, |parts| {
                 out.parts(parts);
             });
         };
@@ -205,7 +213,7 @@ impl Pairs {
             let (deleted, told) = both?.read(read).await?;
             if deleted == Some(Value::Int(1)) {
                 if let Some(Value::ServerError(error)) = told {
-                    warn_unheard(store, op, &error.to_string());
+                    warn_unheard(store, op, space, &error.to_string());
                 }
                 return Ok(PairOutcome::Answered(Answer::Released { left: 0 }));
             }

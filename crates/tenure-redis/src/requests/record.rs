@@ -15,7 +15,7 @@ use crate::resp::encode::{Commands, command};
 use tenure_core::events::{event, text};
 use tenure_core::moment::Moment;
 use tenure_core::protocol::LockSpec;
-use tenure_core::protocol::record::{self, Put, Record, RecordAnswer, RecordOp, RecordVerb, Then};
+use tenure_core::protocol::record::{Put, Record, RecordAnswer, RecordOp, RecordVerb, Then};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{Failure, SETUP};
 
@@ -30,9 +30,9 @@ pub(crate) async fn ask(
         RecordVerb::Read => read(runtime, pipeline, op, context, deadline).await?,
         RecordVerb::Put(put) => {
             let value = run(pipeline, op, context, deadline).await?;
-            written(&value, put.owner.as_str(), op)
+            written(&value, put.owner.as_str(), op, context)
         }
-        RecordVerb::Void => written(&run(pipeline, op, context, deadline).await?, "", op),
+        RecordVerb::Void => written(&run(pipeline, op, context, deadline).await?, "", op, context),
     };
     answer.ok_or_else(|| {
         // Replies can no longer be matched with requests.
@@ -50,7 +50,7 @@ async fn read(
     deadline: Moment,
 ) -> Result<Option<RecordAnswer>, Failure> {
     let sent = runtime.now();
-    let get = command(&["GET", &record::key(&op.lock)]);
+    let get = command(&["GET", &keys::record(context.space, &op.lock)]);
     let known = pipeline.clock().and_then(|clock| clock.read(sent));
     let (value, now_us) = match known {
         Some(_) => (send(pipeline, &get, context, deadline).await?, known),
@@ -121,8 +121,8 @@ fn script(op: &RecordOp, context: RequestContext, by_name: bool) -> Commands {
     let mut commands = Commands::default();
     let args = if let RecordVerb::Put(_) = op.verb { 9 } else { 4 };
     let command = commands.begin(5 + args).arg(verb).arg(text).arg("2");
-    command.arg(op.lock.as_str()).arg(record::key(&op.lock));
-    let channel = keys::channel(context.space.db, LockSpec::Mutex, op.lock.as_str());
+    command.arg(op.lock.as_str()).arg(keys::record(context.space, &op.lock));
+    let channel = keys::channel(context.space, LockSpec::Mutex, op.lock.as_str());
     let publish = context.space.publish.command();
     match &op.verb {
         RecordVerb::Put(Put { owner, window, keep_ms, then, value }) => {
@@ -145,7 +145,7 @@ fn script(op: &RecordOp, context: RequestContext, by_name: bool) -> Commands {
     commands
 }
 
-fn written(value: &Value, asker: &str, op: &RecordOp) -> Option<RecordAnswer> {
+fn written(value: &Value, asker: &str, op: &RecordOp, context: RequestContext) -> Option<RecordAnswer> {
     let Value::Array(parts) = value else { return None };
     let [owner, answer, rest @ ..] = &parts[..] else { return None };
     if bytes(owner)? != asker.as_bytes() {
@@ -164,7 +164,7 @@ fn written(value: &Value, asker: &str, op: &RecordOp) -> Option<RecordAnswer> {
             target: SETUP,
             "wake_refused",
             "cannot wake the waiters",
-            lock = text(&op.lock),
+            lock = text(context.space.name(&op.lock)),
             why = String::from_utf8_lossy(why).into_owned(),
         );
     }

@@ -20,7 +20,10 @@ pub struct Scripted {
 impl Scripted {
     /// The request for `op` on a server with database 0 and plain Pub/Sub.
     pub fn new(op: &Op) -> Self {
-        let request = ScriptRequest::new(op, Keyspace { db: 0, publish: Publish::Plain, has_slots: false });
+        let request = ScriptRequest::new(
+            op,
+            Keyspace { db: 0, publish: Publish::Plain, has_slots: false, namespace: 0 },
+        );
         let (lock, counter) = (request.keys.0.to_owned(), request.keys.1.map(Into::into));
         let keys = [Some(lock), counter].into_iter().flatten().collect();
         let args = request.args.into_iter().map(Into::into).collect();

@@ -18,7 +18,7 @@ use crate::connection::scriptless::{Delete, HAS_DELETE, Scriptless};
 use crate::connection::supervisor::Supervisor;
 use crate::replies::{self, bytes};
 use crate::requests::keys;
-use crate::requests::{Publish, RequestContext, answered, refused, warn_unheard};
+use crate::requests::{Keyspace, RequestContext, answered, refused, warn_unheard};
 use crate::resp::encode::{Commands, command};
 use crate::resp::{ServerError, Value};
 use crate::topology::Terms;
@@ -93,8 +93,7 @@ impl Scriptless {
             delete,
             pipeline,
             op,
-            publish: context.space.publish,
-            db: context.space.db,
+            space: context.space,
             deadline,
         };
         // Another client's value may not be text, so the compare commands cannot match it.
@@ -159,8 +158,7 @@ struct ScriptlessRequest<'a> {
     delete: Option<Delete>,
     pipeline: &'a Pipeline,
     op: &'a Op,
-    publish: Publish,
-    db: u32,
+    space: Keyspace,
     deadline: Moment,
 }
 
@@ -183,7 +181,7 @@ impl ScriptlessRequest<'_> {
             Verb::Release { whose, .. } => {
                 let (answer, unheard) = self.release(whose).await?;
                 if let Some(why) = unheard {
-                    warn_unheard(url, self.op, &why);
+                    warn_unheard(url, self.op, self.space, &why);
                 }
                 Ok(answer)
             }
@@ -334,8 +332,8 @@ impl ScriptlessRequest<'_> {
                 Some(Delete::DelEx) => &["DELEX", key, "IFEQ", &value],
                 None => &["DEL", key],
             };
-            let channel = keys::channel(self.db, self.op.spec, key);
-            let publish: &[&str] = &[self.publish.command(), &channel, &by];
+            let channel = keys::channel(self.space, self.op.spec, key);
+            let publish: &[&str] = &[self.space.publish.command(), &channel, &by];
             let both = [delete, publish];
             let done = self.at_once(&both[..if unheard.is_none() { 2 } else { 1 }]).await;
             match done {

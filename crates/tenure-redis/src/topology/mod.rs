@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use tenure_core::credentials::Provider;
+use tenure_core::name::Namespace;
 pub use tenure_core::net::Address;
 use tenure_core::net::Tls;
 use tenure_core::net::url::Login;
@@ -57,7 +58,10 @@ pub struct Access {
     pub(crate) provider: Option<Provider>,
     /// TLS settings; `None` for plain TCP.
     pub(crate) tls: Option<Tls>,
-    pub(crate) terms: Terms,
+    /// The terms.
+    pub terms: Terms,
+    /// Begins all keys and channels.
+    pub namespace: Namespace,
 }
 
 /// Conditions under which locks are granted. Part of the store's URL, because all clients of a lock must
@@ -105,15 +109,12 @@ impl Topology {
             Self::Server(target) => target.shown(),
             Self::Sentinel(Sentinels { at, service, master }) => {
                 let service = utf8_percent_encode(service, SERVICE);
-                of("sentinel", at, &format_args!("/{service}/{}{}", master.db, master.terms.after('?')))
+                of("sentinel", at, &format_args!("/{service}/{}{}", master.db, master.query('?')))
             }
-            Self::Cluster(at) => {
-                let terms = at.first().map(|target| target.access.terms).unwrap_or_default();
-                of("cluster", at, &terms.after('?'))
-            }
+            Self::Cluster(at) => of("cluster", at, &self.access().query('?')),
             Self::Quorum(at) => {
-                let db = at.first().map_or(0, |target| target.access.db);
-                of("quorum", at, &format_args!("/{db}"))
+                let access = self.access();
+                of("quorum", at, &format_args!("/{}{}", access.db, access.query('?')))
             }
         }
     }
@@ -122,11 +123,11 @@ impl Topology {
 impl Target {
     /// The URL without credentials.
     pub fn shown(&self) -> Arc<str> {
-        let (address, Access { db, terms, .. }) = (&self.address, &self.access);
-        let scheme = self.access.scheme();
+        let Self { address, access } = self;
+        let (db, scheme) = (access.db, access.scheme());
         match address {
-            Address::Tcp(..) => format!("{scheme}://{address}/{db}{}", terms.after('?')).into(),
-            Address::Unix(_) => format!("{scheme}+unix://{address}?db={db}{}", terms.after('&')).into(),
+            Address::Tcp(..) => format!("{scheme}://{address}/{db}{}", access.query('?')).into(),
+            Address::Unix(_) => format!("{scheme}+unix://{address}?db={db}{}", access.query('&')).into(),
         }
     }
 
@@ -141,6 +142,30 @@ impl Access {
     fn scheme(&self) -> &'static str {
         if self.tls.is_some() { "rediss" } else { "redis" }
     }
+
+    /// The terms and the namespace as URL query parameters, starting with `separator`; empty if there are none.
+    fn query(&self, mut separator: char) -> String {
+        let mut query = String::new();
+        let mut part = |key: &str, value: &str| {
+            query.push(separator);
+            query.push_str(&format!("{key}={value}"));
+            separator = '&';
+        };
+        let Terms { acks, restart_grace } = self.terms;
+        if acks > 0 {
+            part("acks", &acks.to_string());
+        }
+        if let Some(grace) = restart_grace {
+            let whole = grace.subsec_millis() == 0;
+            let text =
+                if whole { format!("{}s", grace.as_secs()) } else { format!("{}ms", grace.as_millis()) };
+            part("restart-grace", &text);
+        }
+        if self.namespace != Namespace::default() {
+            part("namespace", self.namespace.as_str());
+        }
+        query
+    }
 }
 
 impl Terms {
@@ -152,26 +177,6 @@ impl Terms {
             member,
             ..Capabilities::SERVER
         }
-    }
-
-    /// The terms as URL query parameters, starting with `separator`; empty if there are none.
-    fn after(self, mut separator: char) -> String {
-        let mut query = String::new();
-        let mut part = |key: &str, value: String| {
-            query.push(separator);
-            query.push_str(&format!("{key}={value}"));
-            separator = '&';
-        };
-        if self.acks > 0 {
-            part("acks", self.acks.to_string());
-        }
-        if let Some(grace) = self.restart_grace {
-            let whole = grace.subsec_millis() == 0;
-            let text =
-                if whole { format!("{}s", grace.as_secs()) } else { format!("{}ms", grace.as_millis()) };
-            part("restart-grace", text);
-        }
-        query
     }
 }
 

@@ -14,7 +14,7 @@
 //! `sentinel-password-file` name a file that holds the password; `user@` then has none.
 //!
 //! For a lock kept by one server and its replicas, the query may set terms: `acks=N` for servers with
-//! replicas, `restart-grace=30s` for a single server or Sentinel.
+//! replicas, `restart-grace=30s` for a single server or Sentinel. `namespace=app:` begins all keys.
 
 use std::time::Duration;
 
@@ -45,6 +45,7 @@ const SYNTAX: Syntax = Syntax {
         "key",
         "acks",
         "restart-grace",
+        "namespace",
     ],
 };
 
@@ -119,13 +120,13 @@ impl Topology {
         }
         let login = url.login()?;
         let tls_files = if tls { Some(url.tls()?) } else { None };
-        let terms = terms(&mut url, form)?;
+        let (terms, namespace) = (terms(&mut url, form)?, url.key_namespace()?);
         let (service, path) = match form {
             Form::Sentinel => url.path().split_once('/').unwrap_or((url.path(), "")),
             _ => ("", url.path()),
         };
         let db = if path.is_empty() { 0 } else { database(path)? };
-        let access = Access { db, login, provider: None, tls: tls_files, terms };
+        let access = Access { db, login, provider: None, tls: tls_files, terms, namespace };
         let topology = match form {
             Form::Server | Form::Unix => {
                 let [address] = &url.hosts(PORT)?[..] else {
@@ -186,9 +187,9 @@ fn unix(mut url: StoreUrl<'_>) -> Result<Target> {
     // Other clients call it `pass`.
     let key = if url.has("pass") { "pass" } else { "password" };
     let login = url.query_login("user", key, "password-file")?;
-    let terms = terms(&mut url, Form::Unix)?;
+    let (terms, namespace) = (terms(&mut url, Form::Unix)?, url.key_namespace()?);
     url.end()?;
-    let access = Access { db, login, terms, ..Access::default() };
+    let access = Access { db, login, terms, namespace, ..Access::default() };
     Ok(Target { address: Address::Unix(path.into()), access })
 }
 
@@ -397,6 +398,26 @@ mod tests {
     }
 
     #[test]
+    fn a_namespace_is_that_of_all_servers_and_is_shown() {
+        for shown in [
+            "redis://h:1/0?namespace=app:",
+            "redis://h:1/2?acks=1&namespace=team/app.",
+            "redis+unix:///s?db=0&namespace=app:",
+            "redis-sentinel://a:1/s/0?namespace=app:",
+            "redis-cluster://a:1,b:1?acks=1&namespace=app:",
+            "redis-quorum://a:1,b:1,c:1/0?namespace=app:",
+        ] {
+            let topology = several(shown);
+            assert_eq!(&*topology.shown(), shown);
+            let namespace = topology.access().namespace;
+            assert!(shown.ends_with(&format!("namespace={}", namespace.as_str())), "{shown}");
+            if let Topology::Cluster(at) | Topology::Quorum(at) = &topology {
+                assert!(at.iter().all(|target| target.access.namespace == namespace), "{shown}");
+            }
+        }
+    }
+
+    #[test]
     fn a_program_built_without_encryption_says_so() {
         for url in ["rediss://h", "valkeys-quorum://a,b,c"] {
             let unsupported = Topology::parse(url).is_err_and(|error| error.is_unsupported());
@@ -432,6 +453,9 @@ mod tests {
             ("redis-sentinel://a/s?sentinel-user=x", "`sentinel-password`"),
             ("redis://h?acks=0", "at least 1"),
             ("redis://h?acks=all", "at least 1"),
+            ("redis://h?namespace=", "1 to 63 ASCII letters"),
+            ("redis+unix:///s?namespace={a}:", "1 to 63 ASCII letters"),
+            ("redis-quorum://a,b,c?namespace=app", "end with one of"),
             ("redis://h?acks=-1", "at least 1"),
             ("redis://h?acks", "at least 1"),
             ("redis://h?restart-grace=0s", "50ms"),

@@ -30,7 +30,7 @@ fn page() -> BTreeMap<&'static str, Vec<&'static str>> {
     lines.lines().map(line).collect()
 }
 
-fn rights(lines: &[&str]) -> Vec<&'static str> {
+pub(crate) fn rights(lines: &[&str]) -> Vec<&'static str> {
     let page = page();
     let mut rights: Vec<_> = lines.iter().flat_map(|line| page[line].clone()).collect();
     rights.sort_unstable();
@@ -39,7 +39,7 @@ fn rights(lines: &[&str]) -> Vec<&'static str> {
 }
 
 /// Gives the user `app` these rights only, and clears the log of denials.
-fn allow(server: &Server, rights: &[&str]) {
+pub(crate) fn allow(server: &Server, rights: &[&str]) {
     let set = ["ACL", "SETUSER", "app", "reset"].into_iter().chain(NOTHING.split(' '));
     // A client that may query the server's commands uses the ones it finds.
     let deletes = [("DELIFEQ", "+delifeq"), ("DELEX", "+delex")];
@@ -52,7 +52,7 @@ fn allow(server: &Server, rights: &[&str]) {
     assert_eq!(server.command(&["ACL", "LOG", "RESET"]), "OK");
 }
 
-fn denied(server: &Server) -> Vec<String> {
+pub(crate) fn denied(server: &Server) -> Vec<String> {
     let log = server.command(&["ACL", "LOG"]);
     let entries = log.items().iter().map(|entry| {
         let pairs = entry.items().chunks_exact(2);
@@ -88,7 +88,7 @@ fn hand_over(hold: impl Fn() -> Result<Guard>, wait: impl Fn() -> Result<Guard> 
 }
 
 /// Everything that can be done with one kind of lock.
-fn use_kind(kind: &str, url: &str) -> Result<()> {
+pub(crate) fn use_kind(kind: &str, url: &str) -> Result<()> {
     let (ours, theirs) = (locks(url)?, locks(url)?);
     match kind {
         "mutex" => {
@@ -124,7 +124,7 @@ fn use_kind(kind: &str, url: &str) -> Result<()> {
     }
 }
 
-const KINDS: [&str; 3] = ["mutex", "reentrant", "queue"];
+pub(crate) const KINDS: [&str; 3] = ["mutex", "reentrant", "queue"];
 
 #[test]
 fn locks_of_each_kind_need_no_other_right() {
