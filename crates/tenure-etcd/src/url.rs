@@ -1,9 +1,10 @@
 //! Parses `etcd://[USER:PASSWORD@]HOST[:PORT][,HOST[:PORT]...][/PREFIX]`, and `etcds://` with an optional
-//! `?ca=FILE&cert=FILE&key=FILE`.
+//! `?ca=FILE&cert=FILE&key=FILE`. `?namespace=TEXT` begins all keys, before the prefix.
 
 use std::fmt;
 
 use tenure_core::error::Result;
+use tenure_core::name::Namespace;
 use tenure_core::net::url::{Login, Syntax};
 use tenure_core::net::{Address, Tls};
 
@@ -13,7 +14,7 @@ const SYNTAX: Syntax = Syntax {
     tls: "etcds://",
     needs_user: true,
     needs_password: true,
-    parameters: &["password-file", "ca", "cert", "key"],
+    parameters: &["password-file", "ca", "cert", "key", "namespace"],
 };
 const PORT: u16 = 2379;
 /// The default key prefix.
@@ -24,8 +25,9 @@ const PREFIX: &str = "tenure/";
 pub(super) struct EtcdTarget {
     /// `HOST:PORT` of each server.
     pub(super) places: Vec<String>,
-    /// The prefix of all keys, with a trailing slash.
+    /// The prefix of all keys, which begins with the namespace and ends with a slash.
     pub(super) prefix: String,
+    namespace: Namespace,
     pub(super) login: Login,
     pub(super) tls: Option<Tls>,
 }
@@ -41,17 +43,22 @@ impl EtcdTarget {
         let login = url.login()?;
         let places = url.hosts(PORT)?.iter().map(Address::to_string).collect();
         let path = SYNTAX.decoded(url.path().trim_end_matches('/'), "path")?;
+        let namespace = url.key_namespace()?;
         url.end()?;
-        let prefix = if path.is_empty() { PREFIX.to_owned() } else { format!("{path}/") };
-        Ok(Self { places, prefix, login, tls })
+        let path = if path.is_empty() { PREFIX.to_owned() } else { format!("{path}/") };
+        let prefix = format!("{}{path}", namespace.as_str());
+        Ok(Self { places, prefix, namespace, login, tls })
     }
 
     /// The URL without the login and the files.
     pub(super) fn shown(&self) -> String {
         let scheme = if self.tls.is_some() { "etcds" } else { "etcd" };
-        let path = if self.prefix == PREFIX { "" } else { self.prefix.trim_end_matches('/') };
+        let namespace = self.namespace.as_str();
+        let path = &self.prefix[namespace.len()..];
+        let path = if path == PREFIX { "" } else { path.trim_end_matches('/') };
         let slash = if path.is_empty() { "" } else { "/" };
-        format!("{scheme}://{}{slash}{path}", self.places.join(","))
+        let query = if namespace.is_empty() { String::new() } else { format!("?namespace={namespace}") };
+        format!("{scheme}://{}{slash}{path}{query}", self.places.join(","))
     }
 }
 
@@ -74,6 +81,13 @@ mod tests {
         let password = target.login.password().expect("a password");
         assert_eq!((target.login.user.as_deref(), password.as_deref()), (Some("u"), Some("p@q")));
         assert_eq!((target.prefix.as_str(), target.shown().as_str()), (PREFIX, "etcds://a:2379"));
+        for (url, prefix) in [
+            ("etcd://a:1?namespace=app:", "app:tenure/"),
+            ("etcd://a:1/x/y?namespace=team/app/", "team/app/x/y/"),
+        ] {
+            let target = EtcdTarget::parse(url).expect("a URL");
+            assert_eq!((target.prefix.as_str(), target.shown().as_str()), (prefix, url));
+        }
     }
 
     #[test]
@@ -82,6 +96,7 @@ mod tests {
             ("etcdx://a", "unknown scheme"),
             ("etcd://:p@a", "without a user"),
             ("etcd://u@a", "without a password"),
+            ("etcd://a?namespace=app", "end with one of"),
             ("etcd://a?x=1", "password-file, ca, cert, key"),
             ("etcd://a?ca=/x", "etcds"),
         ] {

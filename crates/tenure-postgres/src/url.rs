@@ -1,8 +1,8 @@
 //! Parses the URL: servers, credentials and options.
 //!
 //! `postgres://[user[:password]@]host[:port][,host[:port]…][/database][?…]`, or `postgresql://`. A host that
-//! begins with `/`, percent-encoded, is the directory of a socket. The query may have `schema`,
-//! `password-file`, `sslmode`, `ca`, `cert`, `key` and `pgbouncer`.
+//! begins with `/`, percent-encoded, is the directory of a socket. The query may have `schema`, or
+//! `namespace` with the same meaning, `password-file`, `sslmode`, `ca`, `cert`, `key` and `pgbouncer`.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -21,7 +21,7 @@ const SYNTAX: Syntax = Syntax {
     tls: "sslmode=verify-full",
     needs_user: false,
     needs_password: false,
-    parameters: &["schema", "password-file", "sslmode", "ca", "cert", "key", "pgbouncer"],
+    parameters: &["schema", "namespace", "password-file", "sslmode", "ca", "cert", "key", "pgbouncer"],
 };
 const PORT: u16 = 5432;
 
@@ -56,6 +56,11 @@ impl PostgresTarget {
         let user = login.user.clone().unwrap_or_else(|| "postgres".to_owned());
         let database = if database.is_empty() { user.clone() } else { database };
         let schema = url.take("schema").filter(|schema| !schema.is_empty());
+        let namespace = Some(url.namespace()?.as_str().to_owned()).filter(|text| !text.is_empty());
+        if schema.is_some() && namespace.is_some() {
+            return Err(SYNTAX.wrong("both `schema` and `namespace`, which is the schema"));
+        }
+        let schema = schema.or(namespace);
         let modes = "verify-full or disable, because other modes do not check which server answers";
         let is_encrypted = url.take_as("sslmode", modes, |mode| match mode {
             "verify-full" => Some(true),
@@ -163,6 +168,8 @@ mod tests {
         assert_eq!(socket.addresses, [Address::Unix("/run/pg/.s.PGSQL.5432".into())]);
         assert_eq!(&*socket.shown(), "postgres://%2Frun%2Fpg:5432/app");
         assert_eq!(PostgresTarget::parse("postgres://h").expect("a target").database, "postgres");
+        let target = PostgresTarget::parse("postgres://h?namespace=app").expect("a target");
+        assert_eq!(target, PostgresTarget::parse("postgres://h?schema=app").expect("a target"));
     }
 
     #[test]
@@ -178,6 +185,8 @@ mod tests {
             ("postgres://h/?ca=/x", "verify-full"),
             ("postgres://%2Frun/?sslmode=verify-full", "socket"),
             ("postgres://h/?pgbouncer=yes", "pgbouncer"),
+            ("postgres://h/?schema=a&namespace=b", "both `schema` and `namespace`"),
+            ("postgres://h/?namespace=", "`namespace` must be 1 to 63"),
         ] {
             let error = PostgresTarget::parse(url).expect_err(url);
             let text = error.to_string();

@@ -1,9 +1,10 @@
 //! Parses ZooKeeper URLs: `zookeeper://[USER:PASSWORD@]HOST[:PORT][,HOST[:PORT]...][/PATH]`, and
-//! `zookeepers://` with an optional `?ca=FILE&cert=FILE&key=FILE`.
+//! `zookeepers://` with an optional `?ca=FILE&cert=FILE&key=FILE`. `?namespace=TEXT` names a node above the path.
 
 use std::fmt;
 
 use tenure_core::error::Result;
+use tenure_core::name::Namespace;
 use tenure_core::net::url::{Login, Syntax, require_tls};
 use tenure_core::net::{Address, Tls};
 
@@ -13,7 +14,7 @@ const SYNTAX: Syntax = Syntax {
     tls: "zookeepers://",
     needs_user: true,
     needs_password: true,
-    parameters: &["password-file", "ca", "cert", "key"],
+    parameters: &["password-file", "ca", "cert", "key", "namespace"],
 };
 const PORT: u16 = 2181;
 const TLS_PORT: u16 = 2281;
@@ -26,6 +27,7 @@ pub(super) struct ZooKeeperTarget {
     pub(super) places: Vec<Address>,
     /// The parent of all nodes.
     pub(super) prefix: String,
+    namespace: Namespace,
     pub(super) login: Login,
     pub(super) tls: Option<Tls>,
 }
@@ -42,7 +44,13 @@ impl ZooKeeperTarget {
         if login.user.as_ref().is_some_and(|user| user.contains(':')) {
             return Err(SYNTAX.wrong("the user contains a colon, which no user of ZooKeeper does"));
         }
-        let target = Self { places: url.hosts(port)?, prefix: prefix(url.path())?, login, tls };
+        let (namespace, path) = (url.namespace()?, prefix(url.path())?);
+        let above = match namespace.as_str() {
+            "" => String::new(),
+            namespace => node(namespace.trim_end_matches('/'))?,
+        };
+        let target =
+            Self { places: url.hosts(port)?, prefix: format!("{above}{path}"), namespace, login, tls };
         url.end()?;
         if target.tls.is_some() {
             require_tls(&target.shown().into())?;
@@ -53,9 +61,15 @@ impl ZooKeeperTarget {
     /// The URL without the login and the files.
     pub(super) fn shown(&self) -> String {
         let scheme = if self.tls.is_some() { "zookeepers" } else { "zookeeper" };
-        let path = if self.prefix == PREFIX { "" } else { &self.prefix };
+        let namespace = self.namespace.as_str();
+        let (above, query) = match namespace.trim_end_matches('/') {
+            "" => (0, String::new()),
+            node => (1 + node.len(), format!("?namespace={namespace}")),
+        };
+        let path = &self.prefix[above..];
+        let path = if path == PREFIX { "" } else { path };
         let places: Vec<String> = self.places.iter().map(Address::to_string).collect();
-        format!("{scheme}://{}{path}", places.join(","))
+        format!("{scheme}://{}{path}{query}", places.join(","))
     }
 }
 
@@ -68,9 +82,10 @@ impl fmt::Debug for ZooKeeperTarget {
 /// The node path from the path of the URL.
 fn prefix(path: &str) -> Result<String> {
     let path = SYNTAX.decoded(path.trim_end_matches('/'), "path")?;
-    if path.is_empty() {
-        return Ok(PREFIX.to_owned());
-    }
+    if path.is_empty() { Ok(PREFIX.to_owned()) } else { node(&path) }
+}
+
+fn node(path: &str) -> Result<String> {
     let parts: Vec<&str> = path.split('/').collect();
     if parts.iter().any(|part| part.is_empty() || matches!(*part, "." | "..")) {
         return Err(SYNTAX.wrong("the path has an empty, `.` or `..` segment"));
@@ -108,6 +123,13 @@ mod tests {
         let password = target.login.password().expect("a password");
         assert_eq!((target.login.user.as_deref(), password.as_deref()), (Some("u"), Some("p@q")));
         assert_eq!((target.prefix.as_str(), target.shown().as_str()), (PREFIX, "zookeeper://a:2181"));
+        for (url, prefix) in [
+            ("zookeeper://a:1?namespace=app", "/app/tenure"),
+            ("zookeeper://a:1/x/y?namespace=team/app/", "/team/app/x/y"),
+        ] {
+            let target = parsed(url);
+            assert_eq!((target.prefix.as_str(), target.shown().as_str()), (prefix, url));
+        }
     }
 
     #[test]
@@ -127,6 +149,10 @@ mod tests {
             ("zookeeper://a/b/../c", "dot"),
             ("zookeeper://a/b%01", "character"),
             ("zookeeper://a/zookeeper/x", "for itself"),
+            ("zookeeper://a?namespace=", "`namespace` must be 1 to 63"),
+            ("zookeeper://a?namespace=/", "empty"),
+            ("zookeeper://a?namespace=a/../b", "dot"),
+            ("zookeeper://a?namespace=zookeeper/x", "for itself"),
             ("zookeeper://a?x=1", "password-file, ca, cert, key"),
             ("zookeeper://a?ca=/x", "zookeepers"),
             ("zookeeper+tls://a", "unknown scheme"),

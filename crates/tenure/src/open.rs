@@ -151,6 +151,13 @@ fn meant(scheme: &str) -> Option<&'static str> {
 /// Opens the store that a URL names. Does no I/O.
 pub(crate) fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
     let scheme = opening.url.split_once(':').map(|(scheme, _)| scheme);
+    // Otherwise a part of the path, or of the name.
+    if let Some("file" | "memory") = scheme
+        && opening.url.contains("?namespace=")
+    {
+        let what = "store URL: `namespace` is for stores on servers, name another directory, or another `memory:NAME`";
+        return Err(Error::invalid(what));
+    }
     match (entry(opening.url), scheme) {
         (Some(entry), Some(scheme)) if opening.login.is_some() && !entry.has_login => {
             let message = format!("store {scheme} has no login: open it without one");
