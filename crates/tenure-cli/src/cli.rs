@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rustix::process::Signal;
+use tenure::diagnosis::Namespace;
 use tenure_history::line::Sort;
 
 use crate::duration::{duration, some_time};
@@ -138,6 +139,13 @@ pub(crate) struct Store {
     /// Keeps a password out of the arguments and the environment. Default: $TENURE_STORE_FILE.
     #[arg(id = "file", long = "store-file", value_name = "FILE", help_heading = "Store")]
     pub(crate) file: Option<PathBuf>,
+
+    /// Namespace that this client shares with the store's other clients, such as app:
+    ///
+    /// Short for `namespace=TEXT` in the store's URL. Every key, counter and message lies under it; clients
+    /// with different namespaces do not exclude each other. Not for file:DIR.
+    #[arg(long, value_name = "TEXT", value_parser = namespace, help_heading = "Store")]
+    pub(crate) namespace: Option<String>,
 
     /// Text put before each name to make the store's key
     #[arg(
@@ -327,6 +335,10 @@ pub(crate) enum OnLost {
     Signal(Signal),
     Kill,
     Ignore,
+}
+
+fn namespace(text: &str) -> Result<String, String> {
+    Namespace::checked(text).map(|_| text.to_owned()).ok_or_else(|| format!("expected {}", Namespace::FORM))
 }
 
 fn on_lost(text: &str) -> Result<OnLost, String> {

@@ -116,6 +116,16 @@ impl Terms {
     /// Adds the terms to the URL. A flag that contradicts the URL is an error, because all clients of a lock
     /// must agree.
     fn in_url(self, url: String) -> Result<String, Failure> {
+        let scheme = scheme(&url);
+        let flag = self.acks.map(|_| "acks").or(self.restart_grace.map(|_| "restart-grace"));
+        if let Some(flag) = flag
+            && !Topology::knows(scheme)
+        {
+            let scheme = scheme.escape_debug();
+            return Err(usage(format!(
+                "--{flag} is for Redis and Valkey servers with replicas, and the store's URL begins with `{scheme}:`"
+            )));
+        }
         let url = match self.acks {
             None => url,
             Some(acks) => with_part(url, "acks", &acks.to_string(), |told| told.parse() == Ok(acks))?,
@@ -132,6 +142,21 @@ impl Terms {
     }
 }
 
+fn usage(message: String) -> Failure {
+    Failure { code: USAGE, message }
+}
+
+/// Adds the namespace given by the flag.
+fn in_namespace(url: String, namespace: Option<&str>) -> Result<String, Failure> {
+    match namespace {
+        None => Ok(url),
+        Some(_) if scheme(&url) == "file" => {
+            Err(usage("--namespace is for stores on servers: name another directory instead".into()))
+        }
+        Some(namespace) => with_part(url, "namespace", namespace, |told| told == namespace),
+    }
+}
+
 /// Adds a parameter to the URL's query, unless it is there.
 fn with_part(
     url: String,
@@ -139,14 +164,6 @@ fn with_part(
     value: &str,
     is_same: impl FnOnce(&str) -> bool,
 ) -> Result<String, Failure> {
-    let usage = |message| Failure { code: USAGE, message };
-    let scheme = scheme(&url);
-    if !Topology::knows(scheme) {
-        let scheme = scheme.escape_debug();
-        return Err(usage(format!(
-            "--{key} is for Redis and Valkey servers with replicas, and the store's URL begins with `{scheme}:`"
-        )));
-    }
     let query = url.split_once('?').map(|(_, query)| query);
     let told =
         query.unwrap_or_default().split('&').find_map(|pair| pair.strip_prefix(key)?.strip_prefix('='));
@@ -288,7 +305,7 @@ pub(crate) fn url(args: &Store) -> Result<String, Failure> {
             "a memory: store is not shared between processes; use --store file:DIR or a server".into();
         return Err(Failure { code: USAGE, message });
     }
-    Ok(url)
+    in_namespace(url, args.namespace.as_deref())
 }
 
 /// The store in the user's state directory, according to the XDG base directory specification.
@@ -356,6 +373,22 @@ mod tests {
                 failure.code == USAGE && says.iter().all(|says| failure.message.contains(says)),
                 "{failure:?}"
             );
+        }
+    }
+
+    #[test]
+    fn a_namespace_is_a_part_of_the_url_of_a_server() {
+        for (url, expected) in [
+            ("redis://h", "redis://h?namespace=app:"),
+            ("redis+unix:///s?db=1", "redis+unix:///s?db=1&namespace=app:"),
+            ("etcd://h?namespace=app:", "etcd://h?namespace=app:"),
+        ] {
+            assert_eq!(in_namespace(url.into(), Some("app:")).expect(url), expected);
+            assert_eq!(in_namespace(url.into(), None).expect(url), url);
+        }
+        for (url, says) in [("redis://h?namespace=b:", "`namespace=b:`"), ("file:x", "another directory")] {
+            let failure = in_namespace(url.into(), Some("app:")).expect_err(url);
+            assert!(failure.code == USAGE && failure.message.contains(says), "{failure:?}");
         }
     }
 

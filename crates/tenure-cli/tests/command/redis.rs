@@ -442,3 +442,37 @@ fn a_wait_says_that_its_server_does_not_answer_and_that_it_is_back() {
     waiter.wait_for(ms(30_000)).exits_with(0);
     holder.wait().exits_with(0);
 }
+
+#[test]
+fn namespaces_are_apart_and_names_are_shown_without_them() {
+    let (env, server) = (TestEnv::new(), Server::start());
+    let url = server.url();
+    let both = [
+        ("--namespace=a:", url.clone(), 75), // the same namespace: busy
+        ("--namespace=b:", url.clone(), 0),  // another: free
+        ("--prefix=y", format!("{url}?namespace=a:"), 0), // in the URL, and a prefix besides
+    ];
+    let holder = env.start_script(&["--store", &url, "--namespace", "a:"], "x", STUBBORN);
+    env.pid("up");
+    for (flag, url, code) in both {
+        env.run(env.tenure(["run", "-n", flag, "--store", &url, "x", "--", "true"])).exits_with(code);
+    }
+    let listed = env.run(env.tenure(["list", "--json", "--namespace", "a:", "--store", &url])).exits_with(0);
+    assert!(listed.stdout.contains(r#""name":"x""#) && !listed.stdout.contains("a:x"), "{listed:?}");
+    let status = env.run(env.tenure(["status", "--namespace", "a:", "--store", &url, "x"])).exits_with(0);
+    assert!(!status.stdout.contains("a:x"), "{status:?}");
+    env.run(env.tenure(["status", "--namespace", "b:", "--store", &url, "x"])).exits_with(1);
+    assert!(server.has("a:x") && server.has("a:tenure:fence") && !server.has("x"));
+    drop(holder);
+    for (store, namespace, says) in [
+        (&*format!("{url}?namespace=a:"), "b:", "all clients of a lock must agree"),
+        (&*url, "b", "must end with one of"),
+        (&*url, "", "expected 1 to 63 ASCII letters"),
+        (&*url, "{b}:", "expected 1 to 63 ASCII letters"),
+        (&*url, "tenure:", "must not begin with `tenure:`"),
+        ("file:x", "b:", "another directory"),
+    ] {
+        let said = env.run(env.tenure(["status", "--store", store, "--namespace", namespace, "x"]));
+        said.exits_with(64).says(says);
+    }
+}
