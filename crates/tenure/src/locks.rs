@@ -105,6 +105,10 @@ impl Locks {
     /// that restarted or was promoted grants nothing for that long. Both are explained
     /// [below](#terms-of-a-store).
     ///
+    /// On servers, `?namespace=app:` puts a text before all keys and channels, so that a user with rights on that
+    /// text alone can lock, and applications share nothing. Clients with different namespaces do not exclude each
+    /// other. On PostgreSQL it is the schema. A directory has none.
+    ///
     /// `?password-file=FILE` reads the password from a file with a single line; the URL then has `USER@`
     /// without a password. The file is read at each dial, so a changed password needs no restart.
     ///
