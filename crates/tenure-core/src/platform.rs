@@ -16,11 +16,11 @@ pub use imp::LocalStream;
 /// |---|---|---|
 /// | Linux | `CLOCK_BOOTTIME` | clock_gettime(2): includes any time that the system is suspended |
 /// | macOS | `CLOCK_MONOTONIC_RAW` | clock_gettime(3): continues to increment while the system is asleep |
-/// | FreeBSD | `CLOCK_MONOTONIC` | clock_gettime(2): increments even while the system is suspended |
+/// | FreeBSD 15 | `CLOCK_MONOTONIC` | clock_gettime(2): increments even while the system is suspended |
 /// | Windows | `QueryPerformanceCounter` | includes sleep, hibernation and standby |
 ///
-/// Other systems get their monotonic clock, which may stop during sleep: a process there may take a lock for
-/// held until its next request fails.
+/// Earlier FreeBSD and other systems get their monotonic clock, which may stop during sleep: a process there may
+/// take a lock for held until its next request fails.
 #[must_use]
 pub fn boot_clock() -> Moment {
     imp::boot_clock()

@@ -18,9 +18,12 @@
 pub mod asker;
 pub mod conformance;
 pub mod fake_redis;
+#[cfg(unix)]
 pub mod fuzz;
 pub mod interop;
+#[cfg(unix)]
 pub mod proxy;
+#[cfg(unix)]
 pub mod servers;
 pub mod sim;
 pub mod sim_transport;

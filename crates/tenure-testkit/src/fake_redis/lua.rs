@@ -8,8 +8,7 @@ use mlua::{Error, Function, Lua, MultiValue, Table};
 use redis::Value;
 
 use super::data::Database;
-use super::error;
-use crate::servers::message;
+use super::{error, message};
 
 /// The interpreter, with a cache of compiled scripts.
 pub(super) struct Scripts {

@@ -37,6 +37,14 @@ fn error(text: &str) -> Value {
     parse_redis_value(line.as_bytes()).expect("an error is one line")
 }
 
+/// An error as on the wire: the code, then the details.
+pub(crate) fn message(error: &redis::ServerError) -> String {
+    match error.details() {
+        Some(details) => format!("{} {details}", error.code()),
+        None => error.code().to_owned(),
+    }
+}
+
 /// The keys of a server, with its commands and scripts. Clones share them.
 #[derive(Clone)]
 pub struct Keyspace {

@@ -82,7 +82,6 @@ pub use pgbouncer::PgBouncer;
 pub use postgres::Postgres;
 pub use process::stop;
 pub use reply::Value;
-pub(crate) use reply::message;
 pub use sentinel::Sentinels;
 pub use zookeeper::ZooKeeper;
 

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::fake_redis::message;
+
 /// A reply. Maps are flattened to alternating keys and values, as in RESP2; doubles are their text.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Value {
@@ -118,13 +120,5 @@ impl From<redis::Value> for Value {
             redis::Value::Attribute { data, .. } => (*data).into(),
             other => panic!("no test asks for {other:?}"),
         }
-    }
-}
-
-/// An error as on the wire: the code, then the details.
-pub(crate) fn message(error: &redis::ServerError) -> String {
-    match error.details() {
-        Some(details) => format!("{} {details}", error.code()),
-        None => error.code().to_owned(),
     }
 }

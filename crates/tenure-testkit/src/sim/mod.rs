@@ -39,7 +39,7 @@ pub mod coverage;
 pub mod driver;
 pub mod event;
 pub mod executor;
-#[cfg(tenure_planted)]
+#[cfg(all(tenure_planted, unix))]
 pub mod files;
 pub mod hunt;
 mod lock_request;

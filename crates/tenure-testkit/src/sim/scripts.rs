@@ -7,8 +7,7 @@ use tenure::internals::store::Client;
 use tenure::internals::store::redis::scripted::{Scripted, heard, read};
 use tenure::internals::store::redis::{ServerError, Value as Reply};
 
-use crate::fake_redis::Keyspace;
-use crate::servers::message;
+use crate::fake_redis::{Keyspace, message};
 
 thread_local! {
     /// Shared, because creating one takes longer than a schedule.
