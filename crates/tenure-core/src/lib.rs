@@ -9,6 +9,7 @@
 //! | [`protocol`] | requests, answers, and the state machine of each kind of lock |
 //! | [`store`] | the `Store` trait, subscriptions, and the in-memory store |
 //! | [`cas`] | locks on servers with compare-and-swap |
+//! | [`rows`] | locks on SQL databases |
 //! | [`net`] | TLS, deadlines and backoff for stores on servers |
 //! | [`platform`] | what differs between operating systems |
 //! | [`runtime`] | the only access to time, randomness, tasks and timers |
@@ -31,6 +32,7 @@ pub mod parse;
 pub mod planted;
 pub mod platform;
 pub mod protocol;
+pub mod rows;
 pub mod runtime;
 pub mod store;
 pub mod sync;

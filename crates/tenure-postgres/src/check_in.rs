@@ -6,33 +6,18 @@ use futures_util::future::{BoxFuture, FutureExt};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 
-use super::names::LockKey;
 use super::statements::{Which, check};
 use super::url::PostgresTarget;
-use super::{failure, state, takes};
-use tenure_core::error::Result;
-use tenure_core::name::LockName;
-use tenure_core::owner::Owner;
-use tenure_core::store::Failure;
+use super::{failure, takes};
+use tenure_core::rows::{LockKey, signed};
+use tenure_core::store::{CheckedHold, Failure, Transaction};
 
-/// An open transaction of a PostgreSQL driver, which [`Guard::check_in`] ties to a lock.
-///
-/// Implemented for a reference to a transaction of `tokio-postgres` and, with the feature `sqlx`, for a mutable
-/// reference to one of `sqlx`. Not meant to be implemented elsewhere: other drivers run [`check_sql`].
-///
-/// [`Guard::check_in`]: https://docs.rs/tenure/latest/tenure/struct.Guard.html#method.check_in
-/// [`check_sql`]: https://docs.rs/tenure/latest/tenure/postgres/fn.check_sql.html
-pub trait Transaction: Send {
-    /// Runs the check. `false` if the hold is over; the transaction cannot commit then.
-    #[doc(hidden)]
-    fn run<'a>(self, check: &'a HoldCheck) -> BoxFuture<'a, Result<bool, Failure>>
-    where
-        Self: 'a;
-}
+/// PostgreSQL, as the database of a [`Transaction`].
+#[derive(Debug)]
+pub enum PostgreSql {}
 
 /// The statement that checks a hold in, and its parameters.
-#[derive(Debug)]
-pub struct HoldCheck {
+struct HoldCheck {
     sql: String,
     name: String,
     owner: String,
@@ -40,32 +25,27 @@ pub struct HoldCheck {
 }
 
 impl HoldCheck {
-    /// The check of a hold on the store of a URL.
-    ///
-    /// # Errors
-    /// If that store is not on PostgreSQL.
-    pub fn new(url: &str, name: &LockName, owner: &Owner, fence: u64) -> Result<Self, Failure> {
-        if !url.split_once(':').is_some_and(|(scheme, _)| takes(scheme)) {
-            let text = "check_in needs a lock on PostgreSQL";
-            return Err(Failure::impossible(text));
+    fn new(hold: &CheckedHold) -> Result<Self, Failure> {
+        if !hold.is_in(takes) {
+            return Err(Failure::impossible("this transaction of PostgreSQL needs a lock on PostgreSQL"));
         }
-        let target = PostgresTarget::parse(url).map_err(|error| Failure::Refused(Arc::new(error)))?;
+        let target = PostgresTarget::parse(&hold.url).map_err(|error| Failure::Refused(Arc::new(error)))?;
         Ok(Self {
             sql: check(&target.table()),
-            name: LockKey::of(name).name,
-            owner: owner.to_string(),
-            fence: state::signed(fence),
+            name: LockKey::of(&hold.name).name,
+            owner: hold.owner.to_string(),
+            fence: signed(hold.fence),
         })
     }
 }
 
-impl Transaction for &tokio_postgres::Transaction<'_> {
-    fn run<'a>(self, check: &'a HoldCheck) -> BoxFuture<'a, Result<bool, Failure>>
+impl Transaction<PostgreSql> for &tokio_postgres::Transaction<'_> {
+    fn run<'a>(self, hold: &'a CheckedHold) -> BoxFuture<'a, Result<bool, Failure>>
     where
         Self: 'a,
     {
         async move {
-            let HoldCheck { sql, name, owner, fence } = check;
+            let HoldCheck { sql, name, owner, fence } = &HoldCheck::new(hold)?;
             let arguments: [(&(dyn ToSql + Sync), Type); 3] =
                 [(name, Type::TEXT), (owner, Type::TEXT), (fence, Type::INT8)];
             match self.query_typed(sql, &arguments).await {
@@ -79,13 +59,13 @@ impl Transaction for &tokio_postgres::Transaction<'_> {
 }
 
 #[cfg(feature = "sqlx")]
-impl Transaction for &mut sqlx::Transaction<'_, sqlx::Postgres> {
-    fn run<'a>(self, check: &'a HoldCheck) -> BoxFuture<'a, Result<bool, Failure>>
+impl Transaction<PostgreSql> for &mut sqlx::Transaction<'_, sqlx::Postgres> {
+    fn run<'a>(self, hold: &'a CheckedHold) -> BoxFuture<'a, Result<bool, Failure>>
     where
         Self: 'a,
     {
         async move {
-            let HoldCheck { sql, name, owner, fence } = check;
+            let HoldCheck { sql, name, owner, fence } = &HoldCheck::new(hold)?;
             let checked = sqlx::query(sql).bind(name).bind(owner).bind(fence).persistent(false);
             match checked.execute(&mut **self).await {
                 Ok(_) => Ok(true),

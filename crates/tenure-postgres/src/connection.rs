@@ -3,15 +3,12 @@
 
 use std::fmt;
 use std::future::poll_fn;
-use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::task::{Context, Poll};
+use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt, select, try_join_all};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::{mpsc, oneshot};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
@@ -19,13 +16,13 @@ use tokio_postgres::{AsyncMessage, Client, Config};
 
 use super::failure;
 use super::line::StatementLine;
-use super::server::{Server, ServerConnection};
 use super::statements::{ALL, Statements, Which};
 use super::tls::Encryption;
 use super::url::{PostgresTarget, quoted};
 use tenure_core::events::{event, text};
 use tenure_core::moment::Moment;
-use tenure_core::net::{Address, Dialled, Stream, by, dial};
+use tenure_core::net::{Address, Counted, Dialled, by, dial};
+use tenure_core::rows::{Server, ServerConnection, none_usable};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{Failure, FullWarning, SETUP};
 use tenure_core::sync::Locked;
@@ -82,8 +79,8 @@ impl Server for PrimaryConnector {
         self.stage.lock().clone()
     }
 
-    fn is_pooled(&self) -> bool {
-        self.target.is_pooled
+    fn has_notifications(&self) -> bool {
+        !self.target.is_pooled
     }
 
     fn shown(&self) -> Arc<str> {
@@ -121,16 +118,7 @@ impl PrimaryConnector {
                 Err(failure) => said.push((address, failure)),
             }
         }
-        let is_refused = said.iter().all(|(_, failure)| matches!(failure, Failure::Refused(_)));
-        if let [(_, failure)] = &said[..] {
-            return Err(failure.clone());
-        }
-        let text: Vec<_> = said.iter().map(|(address, failure)| format!("{address}: {failure}")).collect();
-        if said.iter().any(|(_, failure)| failure.is_full()) {
-            return Err(Failure::full(text.join("; ")));
-        }
-        let cause = Failure::cause(text.join("; "));
-        Err(if is_refused { Failure::Refused(cause) } else { Failure::NotSent(cause) })
+        Err(none_usable(&said))
     }
 
     async fn by<F: Future>(&self, deadline: Moment, work: F) -> Result<F::Output, Failure> {
@@ -146,7 +134,7 @@ impl PrimaryConnector {
         let dialled = dial(address, &*self.runtime).await;
         let Dialled { stream, .. } = dialled.map_err(|error| Failure::NotSent(Arc::new(error)))?;
         let heard = Arc::new(AtomicU64::new(0));
-        let stream = Counted { stream, heard: Arc::clone(&heard) };
+        let stream = Counted::new(stream, Arc::clone(&heard));
         let label = format!("tenure-{:016x}", self.runtime.random());
         let mut config = Config::new();
         config.user(&target.user).dbname(&target.database).application_name(&label);
@@ -327,44 +315,6 @@ fn too_old(version: i32) -> Option<String> {
         let major = version / 10_000;
         format!("PostgreSQL 14 or later is needed, got {major}")
     })
-}
-
-/// A stream that counts its reads.
-struct Counted {
-    stream: Pin<Box<dyn Stream>>,
-    heard: Arc<AtomicU64>,
-}
-
-impl AsyncRead for Counted {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        into: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let read = self.stream.as_mut().poll_read(context, into);
-        if read.is_ready() {
-            self.heard.fetch_add(1, Ordering::Relaxed);
-        }
-        read
-    }
-}
-
-impl AsyncWrite for Counted {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        self.stream.as_mut().poll_write(context, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.stream.as_mut().poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.stream.as_mut().poll_shutdown(context)
-    }
 }
 
 #[cfg(test)]

@@ -1,14 +1,11 @@
 //! Server settings for `tenure doctor`.
 
-use std::sync::Arc;
-
 use futures_util::future::FutureExt;
-use tokio::sync::oneshot;
 
 use super::connection::PrimaryConnector;
 use super::url::PostgresTarget;
-use tenure_core::error::{Error, Result};
-use tenure_core::runtime::{Driver, Runtime};
+use tenure_core::error::Result;
+use tenure_core::rows::diagnose;
 use tenure_core::store::Failure;
 
 /// Version and settings of a server.
@@ -39,16 +36,7 @@ impl Diagnosis {
 pub async fn diagnose_postgres(url: &str) -> Result<Diagnosis> {
     let target = PostgresTarget::parse(url)?;
     let url = target.shown();
-    let driver = Driver::start().map_err(|error| Error::no_thread(&url, error))?;
-    let runtime = Arc::clone(&driver) as Arc<dyn Runtime>;
-    let connector = PrimaryConnector::new(Arc::clone(&runtime), target);
-    // The driver's task opens the streams, because the caller's runtime may lack I/O.
-    let (tell, told) = oneshot::channel();
-    runtime.spawn(async move { drop(tell.send(ask(&connector).await)) }.boxed());
-    let ended = |_| Failure::NotSent(Failure::cause("the thread of this connection has ended"));
-    let diagnosis = told.await.map_err(ended).flatten();
-    driver.stop();
-    diagnosis.map_err(|failure| Error::unreached(&url, failure))
+    diagnose(&url, |runtime| async move { ask(&PrimaryConnector::new(runtime, target)).await }.boxed()).await
 }
 
 async fn ask(connector: &PrimaryConnector) -> Result<Diagnosis, Failure> {

@@ -10,13 +10,12 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Statement};
 
 use super::failure;
-use super::names::LockKey;
-use super::server::{
-    RecordColumns, Renewals, Row, RowChange, StatementError, StatementResult, StatementSession,
-};
-use super::state::signed;
 use super::statements::Which;
 use super::url::quoted;
+use tenure_core::rows::{
+    LockKey, RecordColumns, Renewals, Row, RowChange, StatementError, StatementResult, StatementSession,
+    signed,
+};
 use tenure_core::store::Failure;
 
 /// A connection's statements.

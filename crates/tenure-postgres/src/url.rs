@@ -61,13 +61,7 @@ impl PostgresTarget {
             return Err(SYNTAX.wrong("both `schema` and `namespace`, which is the schema"));
         }
         let schema = schema.or(namespace);
-        let modes = "verify-full or disable, because other modes do not check which server answers";
-        let is_encrypted = url.take_as("sslmode", modes, |mode| match mode {
-            "verify-full" => Some(true),
-            "disable" => Some(false),
-            _ => None,
-        });
-        let tls = if is_encrypted? == Some(true) { Some(url.tls()?) } else { None };
+        let tls = url.sslmode(&addresses)?;
         let is_pooled = url.take_as("pgbouncer", "0 or 1", |value| match value {
             "0" => Some(false),
             "1" => Some(true),
@@ -75,9 +69,6 @@ impl PostgresTarget {
         });
         let is_pooled = is_pooled?.unwrap_or(false);
         url.end()?;
-        if tls.is_some() && addresses.iter().any(|address| matches!(address, Address::Unix(_))) {
-            return Err(SYNTAX.wrong("a socket has no TLS, expected sslmode=disable"));
-        }
         let shown = shown(&addresses, &database, schema.as_deref(), tls.as_ref(), is_pooled);
         if tls.is_some() {
             require_tls(&shown)?;

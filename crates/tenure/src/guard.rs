@@ -21,6 +21,8 @@ use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, Liveness, LockSpec, QueueSpec, Verb, lease};
 use crate::run_error::RunError;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+use crate::store::{CheckedHold, Transaction};
 
 /// A held lock, returned by `lock`, `acquire` and similar methods.
 ///
@@ -274,13 +276,13 @@ impl Guard {
         self.still()
     }
 
-    /// Makes a PostgreSQL transaction commit only if this lock is held until then.
+    /// Makes a database transaction commit only if this lock is held until then.
     ///
     /// The lock's table and the rows that the transaction changes are in the same database, so the database
     /// itself verifies the hold within the transaction, and no margin for clocks or pauses is needed. Call it
-    /// at any point of the transaction: with `&transaction` of the crate `tokio-postgres`, or with
-    /// `&mut transaction` of `sqlx` (feature `sqlx`). [`postgres::check_sql`](crate::postgres::check_sql) is the
-    /// equivalent for other drivers.
+    /// at any point of the transaction: on PostgreSQL with `&transaction` of the crate `tokio-postgres`, and on
+    /// PostgreSQL and MySQL with `&mut transaction` of `sqlx` (feature `sqlx`). `postgres::check_sql` and
+    /// `mysql::check_sql` are the equivalents for other drivers.
     ///
     /// ```no_run
     /// # async fn f(guard: tenure::Guard, client: &mut tokio_postgres::Client)
@@ -295,13 +297,17 @@ impl Guard {
     ///
     /// # Guarantees
     /// Once this returns, no other client gets the lock until the transaction ends, even if the lease expires
-    /// while this process is paused. Renewals continue. If the lock is no longer held, the transaction is in
-    /// a failed state and cannot commit.
+    /// while this process is paused. If the lock is no longer held, roll the transaction back; on PostgreSQL it
+    /// is in a failed state and cannot commit.
     ///
-    /// The check protects the lock's row from takeover with `FOR KEY SHARE`, which can delay waiters: if the
+    /// On PostgreSQL renewals continue. The check protects the lock's row from takeover with `FOR KEY SHARE`, which can delay waiters: if the
     /// lease expires while a transaction is open, the lock becomes free up to 100 ms after the transaction
     /// has ended. The server's `idle_in_transaction_session_timeout` bounds that delay. If several clients
     /// hold the lock, no lapsed hold of any of them is taken over meanwhile.
+    ///
+    /// On MySQL the lock's row does not change while the transaction is open, not even by a renewal. A
+    /// transaction that outlasts the lease can commit safely, but this guard, and all others of the same lock,
+    /// report a loss. Choose a [`ttl`](crate::Options::ttl) of more than twice the longest transaction.
     ///
     /// Commit first, then release, because a release waits for the transaction. If other clients hold the
     /// lock too (readers, permits of a semaphore), a release of this hold does not wait.
@@ -310,20 +316,22 @@ impl Guard {
     /// The transaction may be checked in or in a failed state: roll it back.
     ///
     /// # Errors
-    /// `is_lost` if the lock is no longer held. `is_unsupported` if the lock is not in PostgreSQL.
+    /// `is_lost` if the lock is no longer held. `is_unsupported` if the lock is in another store.
     /// `is_unreachable` or `is_refused` with the server's message; at isolation levels above `READ COMMITTED`
     /// the server may also report that the row has changed.
-    #[cfg(feature = "postgres")]
-    pub async fn check_in(&self, transaction: impl tenure_postgres::Transaction) -> Result<()> {
+    #[cfg(any(feature = "mysql", feature = "postgres"))]
+    pub async fn check_in<Database>(&self, transaction: impl Transaction<Database>) -> Result<()> {
         if let Some(lost) = self.outcome() {
             return Err(lost);
         }
         let (store, lease) = (&self.shared.engine.store, self.lease());
-        let checked = async {
-            let check = tenure_postgres::HoldCheck::new(store.url(), &lease.name, &lease.owner, lease.fence)?;
-            transaction.run(&check).await
+        let hold = CheckedHold {
+            url: Arc::clone(store.url()),
+            name: lease.name.clone(),
+            owner: lease.owner.clone(),
+            fence: lease.fence,
         };
-        match checked.await {
+        match transaction.run(&hold).await {
             Ok(true) => Ok(()),
             Ok(false) => {
                 let reason = "the transaction found another owner or an expired lease";

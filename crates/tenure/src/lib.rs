@@ -198,7 +198,7 @@ pub mod internals {
     /// The interface of a store.
     pub mod store {
         pub use crate::store::*;
-        pub use tenure_core::cas;
+        pub use tenure_core::{cas, rows};
         #[cfg(feature = "etcd")]
         pub use tenure_etcd as etcd;
         #[cfg(unix)]

@@ -1,10 +1,11 @@
 //! Locks on PostgreSQL: the SQL that goes with them.
 //!
-//! [`Guard::check_in`](crate::Guard::check_in) makes a [`Transaction`] of `tokio-postgres` or `sqlx` commit only
+//! [`Guard::check_in`](crate::Guard::check_in) makes a transaction of `tokio-postgres` or `sqlx` commit only
 //! while a lock is held. [`check_sql`] is its statement, for other drivers.
 //! [`tables_sql`] makes the table, where the locks' own user may not.
 
-pub use tenure_postgres::Transaction;
+pub use tenure_core::store::Transaction;
+pub use tenure_postgres::PostgreSql;
 use tenure_postgres::{check, table_in, tables};
 
 /// The statement that checks a lock in: run it in the transaction that is to commit only while the

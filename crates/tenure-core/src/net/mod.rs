@@ -10,12 +10,15 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, lookup_host};
 
 use crate::moment::Moment;
@@ -30,6 +33,57 @@ pub use tls::{encrypt, failure_of};
 /// An open byte stream.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+
+/// A stream that counts its reads, so that a client can tell a silent connection from a slow server.
+pub struct Counted {
+    stream: Pin<Box<dyn Stream>>,
+    heard: Arc<AtomicU64>,
+}
+
+impl Counted {
+    /// Counts the reads of this stream in `heard`.
+    pub fn new(stream: Pin<Box<dyn Stream>>, heard: Arc<AtomicU64>) -> Self {
+        Self { stream, heard }
+    }
+}
+
+impl fmt::Debug for Counted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Counted").field(&self.heard).finish()
+    }
+}
+
+impl AsyncRead for Counted {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let read = self.stream.as_mut().poll_read(context, into);
+        if read.is_ready() {
+            self.heard.fetch_add(1, Ordering::Relaxed);
+        }
+        read
+    }
+}
+
+impl AsyncWrite for Counted {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.stream.as_mut().poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream.as_mut().poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream.as_mut().poll_shutdown(context)
+    }
+}
 
 /// The address of a server.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -177,8 +231,6 @@ pub fn pause(tries: u32, random: u64) -> Duration {
 #[cfg(test)]
 mod tests {
     use std::net::{TcpListener, TcpStream as Blocking};
-    use std::sync::Arc;
-
     use tokio::sync::oneshot;
 
     use super::*;

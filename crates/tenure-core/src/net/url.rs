@@ -345,6 +345,26 @@ impl<'a> StoreUrl<'a> {
         Ok(Tls { ca, identity: cert.zip(key) })
     }
 
+    /// Takes `sslmode` and, with TLS, the certificate files.
+    ///
+    /// # Errors
+    /// `is_invalid` for another mode, for TLS to a socket, and as [`tls`](Self::tls).
+    pub fn sslmode(&mut self, addresses: &[Address]) -> Result<Option<Tls>> {
+        let modes = "verify-full or disable, because other modes do not check which server answers";
+        let is_encrypted = self.take_as("sslmode", modes, |mode| match mode {
+            "verify-full" => Some(true),
+            "disable" => Some(false),
+            _ => None,
+        });
+        if is_encrypted? != Some(true) {
+            return Ok(None);
+        }
+        if addresses.iter().any(|address| matches!(address, Address::Unix(_))) {
+            return Err(self.syntax.wrong("a socket has no TLS, expected sslmode=disable"));
+        }
+        self.tls().map(Some)
+    }
+
     /// Rejects parameters that were not taken.
     ///
     /// # Errors

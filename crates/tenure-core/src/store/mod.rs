@@ -1,5 +1,6 @@
 //! The [`Store`] trait, which every backend implements, and the types in its signatures.
 
+mod check_in;
 mod decorator;
 mod error;
 mod full;
@@ -26,6 +27,7 @@ use crate::runtime::Runtime;
 
 pub use crate::error::Cause;
 pub use crate::owner::Client;
+pub use check_in::{CheckedHold, Transaction};
 pub use decorator::Decorator;
 pub use full::{FirstConnection, FullWarning};
 pub use request::{StoreExt, StoreReply, StoreRequest, Typed};

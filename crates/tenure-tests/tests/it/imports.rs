@@ -20,7 +20,7 @@ const CORE: Layers = &[
     &["protocol"],
     &["store"],
     &["net"],
-    &["cas"],
+    &["cas", "rows"],
 ];
 
 const FRONT: Layers = &[
@@ -54,7 +54,7 @@ const CRATES: [(&str, usize); 10] = [
     ("tenure-etcd", 2),
     ("tenure-file", 20),
     ("tenure-history", 3),
-    ("tenure-postgres", 20),
+    ("tenure-postgres", 10),
     ("tenure-redis", 40),
     ("tenure-testkit", 50),
     ("tenure-zookeeper", 5),

@@ -20,7 +20,7 @@ struct Seen {
     overlaps: Vec<(u64, u64)>,
 }
 
-pub(super) struct Crowd {
+pub(crate) struct Crowd {
     threads: Vec<JoinHandle<()>>,
     stop: Arc<AtomicBool>,
     turns: Arc<AtomicU64>,
@@ -28,16 +28,16 @@ pub(super) struct Crowd {
     seen: Arc<[Mutex<Seen>; 2]>,
 }
 
-pub(super) struct Outcome {
-    pub(super) turns: u64,
+pub(crate) struct Outcome {
+    pub(crate) turns: u64,
     /// Tokens of concurrent holds whose guards both reported that they held.
-    pub(super) overlaps: Vec<(u64, u64)>,
+    pub(crate) overlaps: Vec<(u64, u64)>,
     /// Tokens not greater than the one before them.
-    pub(super) setbacks: Vec<(u64, u64)>,
+    pub(crate) setbacks: Vec<(u64, u64)>,
 }
 
 impl Crowd {
-    pub(super) fn start(url: &str, ttl: Duration) -> Self {
+    pub(crate) fn start(url: &str, ttl: Duration) -> Self {
         let (stop, turns) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let seen: Arc<[Mutex<Seen>; 2]> = Arc::default();
         let mut threads = Vec::new();
@@ -61,7 +61,7 @@ impl Crowd {
     }
 
     /// Waits for further grants.
-    pub(super) fn goes_on(&self) {
+    pub(crate) fn goes_on(&self) {
         let tokens = || self.seen.iter().map(|seen| seen.lock().expect("no panic").tokens.len());
         let before: Vec<usize> = tokens().collect();
         eventually("turns go on at both locks", Duration::from_secs(60), || {
@@ -70,7 +70,7 @@ impl Crowd {
     }
 
     /// Stops the tasks and waits for each.
-    pub(super) fn end(self) -> Outcome {
+    pub(crate) fn end(self) -> Outcome {
         self.stop.store(true, Ordering::SeqCst);
         for thread in self.threads {
             eventually("no waiter is lost", Duration::from_secs(60), || thread.is_finished());
@@ -90,7 +90,7 @@ impl Crowd {
 
 impl Outcome {
     /// Checks that there were no overlaps and no setbacks.
-    pub(super) fn is_clean(&self) {
+    pub(crate) fn is_clean(&self) {
         assert_eq!((&self.overlaps[..], &self.setbacks[..]), (&[][..], &[][..]), "of {} turns", self.turns);
     }
 }

@@ -57,5 +57,5 @@ fn a_quorum_of_postgresql_is_refused_with_the_reason() {
     let member = Locks::open(&SERVER.url(&schema())).expect("a URL");
     let members = [member.clone(), member.clone(), member];
     let error = Locks::quorum(members).expect_err("no quorum");
-    assert!(chain(&error).contains("PostgreSQL"), "{error}");
+    assert!(chain(&error).contains("its table keeps no ballots"), "{error}");
 }

@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::thread;
@@ -14,7 +15,7 @@ use super::crowd::Crowd;
 use super::{SERVER, locks, on, schema};
 
 /// A relay in front of a server's socket that cuts connections after a number of bytes.
-struct Relay {
+pub(crate) struct Relay {
     dir: TempDir,
     /// Bytes left to the server and to the client before all connections are cut; negative for no limit.
     left: Arc<[AtomicI64; 2]>,
@@ -23,12 +24,13 @@ struct Relay {
 }
 
 impl Relay {
-    fn start(server: &Postgres) -> Self {
+    /// A relay to this socket, on a socket of this name in a directory of its own.
+    pub(crate) fn start(to: PathBuf, name: &str) -> Self {
         let dir = tempfile::tempdir().expect("a directory");
-        let listener = UnixListener::bind(dir.path().join(".s.PGSQL.5432")).expect("a socket");
+        let listener = UnixListener::bind(dir.path().join(name)).expect("a socket");
         let left = Arc::new([AtomicI64::new(-1), AtomicI64::new(-1)]);
         let passed = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
-        let (to, limits, counts) = (server.socket(), Arc::clone(&left), Arc::clone(&passed));
+        let (limits, counts) = (Arc::clone(&left), Arc::clone(&passed));
         thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
                 let Ok(server) = UnixStream::connect(&to) else { continue };
@@ -43,9 +45,9 @@ impl Relay {
         Self { dir, left, passed }
     }
 
-    fn url(&self, schema: &str) -> String {
-        let dir = self.dir.path().to_str().expect("UTF-8").replace('/', "%2F");
-        format!("postgres://postgres@{dir}/postgres?schema={schema}")
+    /// Its directory, as a host in a URL.
+    pub(crate) fn place(&self) -> String {
+        self.dir.path().to_str().expect("UTF-8").replace('/', "%2F")
     }
 
     fn passed(&self, way: usize) -> u64 {
@@ -81,16 +83,21 @@ fn pass(mut from: UnixStream, mut to: UnixStream, left: &AtomicI64, passed: &Ato
     }
 }
 
-/// Acquires, renews and releases while the connection is cut somewhere. Afterwards the lock is free before
-/// its lease has expired, and no other client held it meanwhile.
 #[test]
 fn a_connection_that_is_cut_at_any_byte_leaves_no_lock_behind() {
+    let relay = Relay::start(SERVER.socket(), ".s.PGSQL.5432");
+    let schema = schema();
+    let url = format!("postgres://postgres@{}/postgres?schema={schema}", relay.place());
+    cut_everywhere(&relay, &url, &SERVER.url(&schema));
+}
+
+/// Acquires, renews and releases while the connection is cut somewhere. Afterwards the lock is free before
+/// its lease has expired, and no other client held it meanwhile.
+pub(crate) fn cut_everywhere(relay: &Relay, relayed: &str, direct: &str) {
     on(async {
-        let relay = Relay::start(&SERVER);
-        let schema = schema();
         let ttl = Duration::from_secs(60);
-        let other = locks(&SERVER.url(&schema), ttl);
-        let locks = locks(&relay.url(&schema), ttl);
+        let other = locks(direct, ttl);
+        let locks = locks(relayed, ttl);
         let locks = locks.with(|options| options.op_timeout(Duration::from_secs(5))).expect("options");
         for kind in ["mutex", "fair"] {
             let turn = async |name: &str| {

@@ -2,6 +2,7 @@
 //! deletes only unused rows.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -9,8 +10,8 @@ use tenure::internals::Driver;
 use tenure::internals::protocol::{
     self, Answer, Fence, Liveness, LockSpec, Now, Op, ReleaseScope, State, Verb,
 };
-use tenure::internals::store::StoreExt;
-use tenure::internals::store::postgres::{Postgres, sweep_sql};
+use tenure::internals::store::postgres::{open, sweep_sql};
+use tenure::internals::store::{Opening, Store, StoreExt};
 use tenure::{LockName, Owner, block_on};
 use tenure_testkit::setting;
 
@@ -21,7 +22,7 @@ const WITHIN: Duration = Duration::from_secs(20);
 
 /// A store, and a state machine beside it.
 struct Twins {
-    store: Postgres,
+    store: Arc<dyn Store>,
     schema: String,
     owners: Vec<Owner>,
     name: LockName,
@@ -37,8 +38,8 @@ struct Twins {
 impl Twins {
     fn new(seed: u64) -> Self {
         let schema = schema();
-        let driver = Driver::start().expect("a thread");
-        let store = Postgres::open(&SERVER.url(&schema), driver).expect("a store");
+        let runtime = Driver::start().expect("a thread");
+        let store = open(Opening { url: &SERVER.url(&schema), runtime, login: None }).expect("a store");
         let owners = (0..3).map(|_| Owner::new("twin").expect("an owner")).collect();
         let (state, tokens) = (State::default(), BTreeMap::new());
         let name = LockName::new("x").expect("a name");

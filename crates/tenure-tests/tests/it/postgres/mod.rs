@@ -6,10 +6,10 @@
 )]
 
 mod check_in;
-mod crowd;
+pub(crate) mod crowd;
 mod errors;
 mod failover;
-mod faults;
+pub(crate) mod faults;
 mod machine;
 mod pooled;
 mod rows;
@@ -44,7 +44,7 @@ pub(crate) fn on(test: impl Future<Output = ()>) {
 }
 
 /// An error with its causes.
-fn chain(error: &tenure::Error) -> String {
+pub(crate) fn chain(error: &tenure::Error) -> String {
     let causes = std::iter::successors(std::error::Error::source(error), |cause| cause.source());
     let causes: Vec<String> = causes.map(|cause| cause.to_string()).collect();
     format!("{error}: {}", causes.join(": "))

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
-use tenure::internals::store::postgres::Postgres;
+use tenure::internals::store::rows::RowStore;
 use tenure::internals::{Runtime, locks};
 use tenure::{Locks, Options};
 use tenure_testkit::sim::chooser::Chooser;
@@ -52,8 +52,8 @@ impl World {
     }
 
     /// The store of another client in a process.
-    fn store(&self, process: usize) -> Postgres {
-        Postgres::on(Arc::new(self.model.clone()), Arc::clone(&self.processes[process]) as Arc<dyn Runtime>)
+    fn store(&self, process: usize) -> RowStore {
+        RowStore::on(Arc::new(self.model.clone()), Arc::clone(&self.processes[process]) as Arc<dyn Runtime>)
     }
 
     /// Another client in a process.

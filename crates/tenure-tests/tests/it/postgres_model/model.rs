@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
 use tenure::internals::store::Failure;
-use tenure::internals::store::postgres::{
+use tenure::internals::store::rows::{
     LockKey, Renewals, Row, RowChange, Server, ServerConnection, StatementError, StatementResult,
     StatementSession,
 };
@@ -344,8 +344,8 @@ impl Server for Model {
         "a model".into()
     }
 
-    fn is_pooled(&self) -> bool {
-        false
+    fn has_notifications(&self) -> bool {
+        true
     }
 
     fn shown(&self) -> Arc<str> {

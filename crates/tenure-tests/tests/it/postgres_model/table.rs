@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tenure::internals::protocol::codec::VERSION;
-use tenure::internals::store::postgres::{LockKey, RecordColumns, Renewals, Row as Told, RowChange};
+use tenure::internals::store::rows::{LockKey, RecordColumns, Renewals, Row as Told, RowChange};
 
 /// A mistake in a statement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

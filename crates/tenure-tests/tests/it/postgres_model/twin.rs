@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use tenure::internals::protocol::ExpiringValue;
 use tenure::internals::protocol::record::Record;
-use tenure::internals::store::postgres::{
-    LockKey, Postgres, Renewals, Row, RowChange, Server, ServerConnection, StatementError, StatementSession,
+use tenure::internals::store::postgres::server;
+use tenure::internals::store::rows::{
+    LockKey, Renewals, Row, RowChange, Server, ServerConnection, StatementError, StatementSession,
 };
 use tenure::internals::{Driver, Runtime};
 use tenure_testkit::setting;
@@ -296,7 +297,7 @@ fn the_model_answers_as_a_server() {
     on(async {
         let schema = schema();
         let driver = Driver::start().expect("a thread") as Arc<dyn Runtime>;
-        let real = Postgres::server(&SERVER.url(&schema), Arc::clone(&driver)).expect("a URL");
+        let real = server(&SERVER.url(&schema), Arc::clone(&driver)).expect("a URL");
         let model = Model::new(driver, Faults { part: 500, ..Faults::default() });
         let sql = tenure::postgres::check_sql(Some(&schema));
         let mut sides = [

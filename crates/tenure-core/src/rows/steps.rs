@@ -13,10 +13,10 @@ use super::names::LockKey;
 use super::server::{Renewals, Row, RowChange, StatementError, StatementSession};
 use super::state::{SeenRow, messages, signed, unsigned};
 use super::worker::{SWEEP, StatementWorker, UnderWay, share};
-use tenure_core::moment::Moment;
-use tenure_core::planted::{Bug, planted};
-use tenure_core::protocol::{Answer, Fence, LockSpec, Notification, ReleaseScope, Verb};
-use tenure_core::store::Failure;
+use crate::moment::Moment;
+use crate::planted::{Bug, planted};
+use crate::protocol::{Answer, Fence, LockSpec, Notification, ReleaseScope, Verb};
+use crate::store::Failure;
 
 /// Maximum requests about one lock that are executed together.
 const TOGETHER: usize = 256;

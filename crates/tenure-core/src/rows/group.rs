@@ -6,11 +6,11 @@ use super::inbox::QueuedOp;
 use super::names::LockKey;
 use super::server::RowChange;
 use super::state::{SeenRow, messages};
-use tenure_core::owner::Owner;
-use tenure_core::planted::{Bug, planted};
-use tenure_core::protocol::record::{self, Record, RecordAnswer, RecordVerb, Then};
-use tenure_core::protocol::{self, Answer, ExpiringValue, Op, ReleaseScope, State, Verb, codec};
-use tenure_core::store::Failure;
+use crate::owner::Owner;
+use crate::planted::{Bug, planted};
+use crate::protocol::record::{self, Record, RecordAnswer, RecordVerb, Then};
+use crate::protocol::{self, Answer, ExpiringValue, Op, ReleaseScope, State, Verb, codec};
+use crate::store::Failure;
 
 /// An answer.
 pub(super) enum GroupAnswer {

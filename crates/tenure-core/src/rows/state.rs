@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use super::names::LockKey;
 use super::server::Row;
-use tenure_core::owner::Owner;
-use tenure_core::planted::{Bug, planted};
-use tenure_core::protocol::codec::{self, VERSION};
-use tenure_core::protocol::queue::{Queue, Ticket};
-use tenure_core::protocol::record::Record;
-use tenure_core::protocol::{Data, ExpiringValue, Found, Kind, Notification, Now, State, found};
-use tenure_core::store::Failure;
+use crate::owner::Owner;
+use crate::planted::{Bug, planted};
+use crate::protocol::codec::{self, VERSION};
+use crate::protocol::queue::{Queue, Ticket};
+use crate::protocol::record::Record;
+use crate::protocol::{Data, ExpiringValue, Found, Kind, Notification, Now, State, found};
+use crate::store::Failure;
 
 /// Maximum time between the read and the write of a row; a later write is rejected and the row read again.
 /// The machine does not depend on this limit. It is generous, so that an overloaded server gets no additional
@@ -164,11 +164,15 @@ fn now(us: i64) -> Now {
     Now { ms: unsigned(us) / 1_000, unix_us: unsigned(us) }
 }
 
-pub(super) fn unsigned(number: i64) -> u64 {
+/// A number of a column; negative ones read as zero.
+#[must_use]
+pub fn unsigned(number: i64) -> u64 {
     number.try_into().unwrap_or(0)
 }
 
-pub(super) fn signed(number: u64) -> i64 {
+/// A number for a column.
+#[must_use]
+pub fn signed(number: u64) -> i64 {
     number.try_into().unwrap_or(i64::MAX)
 }
 

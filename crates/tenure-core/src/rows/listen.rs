@@ -1,8 +1,8 @@
 //! Notifications for waiters, on a separate connection that all of this process's listeners share.
 //!
 //! It opens for the first listener and stays open a little longer than the last. Each row records until when
-//! clients listen, because a release without listeners sends no notification. Behind a pooler there are no
-//! notifications; listeners poll four times a second instead.
+//! clients listen, because a release without listeners sends no notification. Where the server sends
+//! none, listeners poll instead.
 
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,13 +17,14 @@ use tokio::sync::Notify;
 use super::names::LockKey;
 use super::server::{Server, ServerConnection};
 use super::state::heard;
-use tenure_core::moment::Moment;
-use tenure_core::net::{by, pause};
-use tenure_core::planted::{Bug, planted};
-use tenure_core::protocol::Notification;
-use tenure_core::runtime::Runtime;
-use tenure_core::store::{Failure, FirstConnection, Listener, Publisher};
-use tenure_core::sync::Locked;
+use super::worker::share;
+use crate::moment::Moment;
+use crate::net::{by, pause};
+use crate::planted::{Bug, planted};
+use crate::protocol::Notification;
+use crate::runtime::Runtime;
+use crate::store::{Failure, FirstConnection, Listener, Publisher};
+use crate::sync::Locked;
 
 /// How long the connection stays open after the last listener has left.
 const KEPT: Duration = Duration::from_secs(5);
@@ -34,8 +35,10 @@ const ANSWER: Duration = Duration::from_secs(2);
 /// Interval at which the rows are marked again as having listeners. The mark lasts for five minutes, which is
 /// longer.
 const AGAIN: Duration = Duration::from_secs(120);
-/// Polling interval of listeners behind a pooler.
-const ASKS: Duration = Duration::from_millis(250);
+/// Range of the polling interval of waiters, which grows with the wait: a hand-over costs about a tenth of it.
+const POLLS: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(250)];
+/// Longest polling interval of watchers and holders.
+const WATCHES: Duration = Duration::from_secs(1);
 
 /// The listeners, and the task that serves their connection.
 pub(super) struct NotificationHub {
@@ -85,16 +88,17 @@ impl NotificationHub {
         self.state.lock()
     }
 
-    /// Subscribes to a lock; ready once the subscription is active.
+    /// Subscribes to a lock; ready once the subscription is active. Where it polls, a waiter polls more often.
     pub(super) async fn listen(
         self: &Arc<Self>,
         key: LockKey,
+        is_waiter: bool,
         within: Duration,
     ) -> Result<Listener, Failure> {
         let deadline = self.runtime.now() + within;
         let name = key.name.clone();
-        if self.server.is_pooled() {
-            return Ok(self.ask_again_and_again());
+        if !self.server.has_notifications() {
+            return Ok(self.polling(if is_waiter { POLLS[1] } else { WATCHES }));
         }
         let listener = Listener::new(|publisher| Box::new(self.enter(key, publisher)) as Box<dyn Any + Send>);
         let confirmed = async {
@@ -117,16 +121,18 @@ impl NotificationHub {
         }
     }
 
-    /// A listener for polling: it is told at each interval that it may have missed something.
-    fn ask_again_and_again(&self) -> Listener {
+    /// A listener for polling: it is told at growing intervals that it may have missed something.
+    fn polling(&self, longest: Duration) -> Listener {
         let runtime = Arc::clone(&self.runtime);
         Listener::new(|publisher| {
             let spawner = Arc::clone(&runtime);
             spawner.spawn(
                 async move {
+                    let since = runtime.now();
                     while !publisher.is_over() {
-                        let pause = runtime.sleep_until(runtime.now() + ASKS);
-                        select(pin!(publisher.over()), pause).await;
+                        let most = (runtime.now().since(since) / 4).clamp(POLLS[0], longest);
+                        let jittered = most.mul_f64(0.5 + 0.5 * share(runtime.random()));
+                        select(pin!(publisher.over()), runtime.sleep_until(runtime.now() + jittered)).await;
                         publisher.say(Notification::Reconnected);
                     }
                 }

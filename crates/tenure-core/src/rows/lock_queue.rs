@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use super::group::Group;
 use super::inbox::QueuedRequest;
 use super::names::LockKey;
-use tenure_core::moment::Moment;
+use crate::moment::Moment;
 
 pub(super) struct LockQueue {
     pub(super) key: LockKey,

@@ -8,12 +8,12 @@ use futures_util::future::BoxFuture;
 use tokio::sync::{Notify, oneshot};
 
 use super::server::{Row, Server};
-use tenure_core::moment::Moment;
-use tenure_core::protocol::record::{RecordAnswer, RecordOp};
-use tenure_core::protocol::{Answer, Op};
-use tenure_core::runtime::Runtime;
-use tenure_core::store::{Failure, FirstConnection, Signals};
-use tenure_core::sync::Locked;
+use crate::moment::Moment;
+use crate::protocol::record::{RecordAnswer, RecordOp};
+use crate::protocol::{Answer, Op};
+use crate::runtime::Runtime;
+use crate::store::{Failure, FirstConnection, Signals};
+use crate::sync::Locked;
 
 /// Sends the answer to a caller.
 pub(super) type ReplySender<T> = oneshot::Sender<Result<T, Failure>>;

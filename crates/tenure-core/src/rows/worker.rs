@@ -20,11 +20,11 @@ use super::inbox::{Inbox, QueuedOp, QueuedRequest};
 use super::lock_queue::{LockQueue, QueueStep};
 use super::names::LockKey;
 use super::server::{RowChange, ServerConnection, StatementSession};
-use tenure_core::events::event;
-use tenure_core::moment::Moment;
-use tenure_core::net::pause;
-use tenure_core::planted::{Bug, planted};
-use tenure_core::store::Failure;
+use crate::events::event;
+use crate::moment::Moment;
+use crate::net::pause;
+use crate::planted::{Bug, planted};
+use crate::store::Failure;
 
 /// A connection is considered dead if a request timed out and nothing was received for this long since the
 /// request was sent or queued behind another. Without this minimum, one caller with a short timeout on a slow
@@ -163,7 +163,7 @@ impl StatementWorker {
                     target: "tenure",
                     "connection_silent",
                     "no reply from the store: closing its connection",
-                    server = tenure_core::events::text(self.inbox.server.shown()),
+                    server = crate::events::text(self.inbox.server.shown()),
                 );
                 break;
             }

@@ -1,12 +1,12 @@
 //! Lock names as stored in the column `name`: unchanged where possible.
 //!
-//! Text in PostgreSQL cannot contain a zero byte, and an index entry is limited to about 2,700 bytes. A
+//! Text in an SQL database may not contain a zero byte, and an index entry is limited to about 2,700 bytes. A
 //! backslash is therefore doubled and a zero byte written as `\0`. If the result is too long, the column has
 //! its beginning, `\~` and a hash, and the column `whole` has all of it.
 
 use siphasher::sip128::SipHasher13;
 
-use tenure_core::name::LockName;
+use crate::name::LockName;
 
 /// Maximum length in bytes of a name stored unchanged.
 const LONGEST: usize = 1_000;
@@ -23,7 +23,9 @@ pub struct LockKey {
 }
 
 impl LockKey {
-    pub(super) fn of(name: &LockName) -> Self {
+    /// The key of the lock with this name.
+    #[must_use]
+    pub fn of(name: &LockName) -> Self {
         let escaped = escaped(name.as_str());
         if escaped.len() <= LONGEST {
             return Self { name: escaped, whole: None };

@@ -1,17 +1,20 @@
-//! The interface between the store and a server: connections, statements and notifications. `connection` and
-//! `line` implement it for a real server, and the tests with a model.
+//! The interface between the store and a server: connections, statements and notifications. Each
+//! store implements it for its server, and the tests with a model.
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, FutureExt, ready};
 use tokio::sync::{mpsc, oneshot};
 
 use super::names::LockKey;
-use tenure_core::protocol::ExpiringValue;
-use tenure_core::protocol::record::Record;
-use tenure_core::store::Failure;
+use crate::error::Error;
+use crate::net::Address;
+use crate::protocol::ExpiringValue;
+use crate::protocol::record::Record;
+use crate::runtime::{Driver, Runtime};
+use crate::store::Failure;
 
 /// A server, or several of which one is the primary.
 pub trait Server: fmt::Debug + Send + Sync + 'static {
@@ -22,8 +25,8 @@ pub trait Server: fmt::Debug + Send + Sync + 'static {
     /// What a connection attempt is waiting for.
     fn stage(&self) -> String;
 
-    /// Whether a pooler is in between, so that there are no notifications.
-    fn is_pooled(&self) -> bool;
+    /// Whether the server sends notifications. Without them, waiters poll.
+    fn has_notifications(&self) -> bool;
 
     /// The URL without credentials.
     fn shown(&self) -> Arc<str>;
@@ -86,10 +89,14 @@ pub trait StatementSession: fmt::Debug + Send + Sync + 'static {
     fn write<'a>(&'a self, changes: &'a [(LockKey, RowChange)]) -> StatementResult<'a, BTreeSet<String>>;
 
     /// Marks rows as having listeners, for five minutes.
-    fn note_listeners<'a>(&'a self, keys: &'a [LockKey]) -> StatementResult<'a, ()>;
+    fn note_listeners<'a>(&'a self, _keys: &'a [LockKey]) -> StatementResult<'a, ()> {
+        ready(Ok(())).boxed()
+    }
 
-    /// Subscribes to the notifications about this table's locks.
-    fn listen(&self) -> StatementResult<'_, ()>;
+    /// Subscribes to the notifications about this table's locks, where the server sends any.
+    fn listen(&self) -> StatementResult<'_, ()> {
+        ready(Ok(())).boxed()
+    }
 
     /// A page of the locks with this name prefix, after this name.
     fn list<'a>(&'a self, prefix: &'a str, after: &'a str) -> StatementResult<'a, Vec<Row>>;
@@ -169,4 +176,38 @@ pub struct RowChange {
     /// Messages for listeners, one per line. Those that start with `!` are sent even if the row is not marked
     /// as having listeners.
     pub wake: String,
+}
+
+/// The failure where none of these servers could be used.
+#[must_use]
+pub fn none_usable(said: &[(&Address, Failure)]) -> Failure {
+    if let [(_, failure)] = said {
+        return failure.clone();
+    }
+    let text: Vec<_> = said.iter().map(|(address, failure)| format!("{address}: {failure}")).collect();
+    if said.iter().any(|(_, failure)| failure.is_full()) {
+        return Failure::full(text.join("; "));
+    }
+    let cause = Failure::cause(text.join("; "));
+    let is_refused = said.iter().all(|(_, failure)| matches!(failure, Failure::Refused(_)));
+    if is_refused { Failure::Refused(cause) } else { Failure::NotSent(cause) }
+}
+
+/// Asks a server on a thread of its own, because the caller's runtime may lack I/O.
+///
+/// # Errors
+/// `is_unreachable` or `is_refused`, as the failure says.
+pub async fn diagnose<T: Send + 'static>(
+    url: &Arc<str>,
+    ask: impl FnOnce(Arc<dyn Runtime>) -> BoxFuture<'static, Result<T, Failure>>,
+) -> Result<T, Error> {
+    let driver = Driver::start().map_err(|error| Error::no_thread(url, error))?;
+    let runtime = Arc::clone(&driver) as Arc<dyn Runtime>;
+    let (tell, told) = oneshot::channel();
+    let asking = ask(Arc::clone(&runtime));
+    runtime.spawn(async move { drop(tell.send(asking.await)) }.boxed());
+    let ended = |_| Failure::NotSent(Failure::cause("the thread of this connection has ended"));
+    let diagnosis = told.await.map_err(ended).flatten();
+    driver.stop();
+    diagnosis.map_err(|failure| Error::unreached(url, failure))
 }
