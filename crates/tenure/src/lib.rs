@@ -55,6 +55,7 @@
 //! | feature | default | |
 //! |---|---|---|
 //! | `postgres` | no | PostgreSQL servers, and `Guard::check_in` |
+//! | `mysql` | no | MySQL and MariaDB servers; with `sqlx`, `Guard::check_in` there |
 //! | `sqlx` | no | `postgres`, and `Guard::check_in` for transactions of sqlx 0.8 |
 //! | `etcd` | no | `etcd://` and `etcds://` |
 //! | `zookeeper` | no | `zookeeper://` and `zookeepers://` |
@@ -93,6 +94,8 @@ mod locks;
 pub mod metrics;
 mod multi;
 mod mutex;
+#[cfg(feature = "mysql")]
+pub mod mysql;
 mod open;
 mod options;
 #[cfg(feature = "postgres")]
@@ -162,6 +165,8 @@ pub mod diagnosis {
     pub use tenure_core::platform::{boot_clock, host};
     #[cfg(unix)]
     pub use tenure_file::shared_file_system;
+    #[cfg(feature = "mysql")]
+    pub use tenure_mysql::{MysqlDiagnosis, diagnose_mysql};
     #[cfg(feature = "postgres")]
     pub use tenure_postgres::{Diagnosis, diagnose_postgres};
     #[cfg(feature = "redis")]
@@ -203,6 +208,8 @@ pub mod internals {
         pub use tenure_etcd as etcd;
         #[cfg(unix)]
         pub use tenure_file as file;
+        #[cfg(feature = "mysql")]
+        pub use tenure_mysql as mysql;
         #[cfg(feature = "postgres")]
         pub use tenure_postgres as postgres;
         #[cfg(feature = "redis")]

@@ -24,6 +24,13 @@ const STORES: &[StoreEntry] = &[
         shown: tenure_postgres::shown,
         has_login: false,
     },
+    #[cfg(feature = "mysql")]
+    StoreEntry {
+        takes: tenure_mysql::takes,
+        open: tenure_mysql::open,
+        shown: tenure_mysql::shown,
+        has_login: false,
+    },
     #[cfg(feature = "etcd")]
     StoreEntry {
         takes: tenure_etcd::takes,
@@ -78,10 +85,12 @@ fn redis(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
 
 /// What schemes of stores begin with that a feature brings, the feature, and whether this build has
 /// it.
-const FEATURES: [(&str, &str, bool); 5] = [
+const FEATURES: [(&str, &str, bool); 7] = [
     ("redis", "redis", cfg!(feature = "redis")),
     ("valkey", "redis", cfg!(feature = "redis")),
     ("postgres", "postgres", cfg!(feature = "postgres")),
+    ("mysql", "mysql", cfg!(feature = "mysql")),
+    ("mariadb", "mysql", cfg!(feature = "mysql")),
     ("etcd", "etcd", cfg!(feature = "etcd")),
     ("zookeeper", "zookeeper", cfg!(feature = "zookeeper")),
 ];
@@ -135,6 +144,7 @@ fn meant(scheme: &str) -> Option<&'static str> {
             }
         }
         () if has("postgres") || has("psql") || scheme == "pg" => "postgres:",
+        () if has("mysql") || has("mariadb") => "mysql:",
         () if has("etcd") => {
             if is_tls || scheme.contains("https") {
                 "etcds:"
@@ -174,8 +184,8 @@ pub(crate) fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
             }
             // The store of this process alone is not offered: the client that asks for it by
             // mistake has no lock at all.
-            let reads = "store URL: expected `file:DIR`, `redis://HOST`, `postgres://HOST`, `etcd://HOST` or \
-                         `zookeeper://HOST`";
+            let reads = "store URL: expected `file:DIR`, `redis://HOST`, `postgres://HOST`, \
+                         `mysql://USER@HOST/DATABASE`, `etcd://HOST` or `zookeeper://HOST`";
             let url = opening.url;
             Err(Error::invalid(match scheme {
                 Some(scheme) if let Some(meant) = meant(scheme) => {
@@ -233,7 +243,8 @@ mod tests {
             ("memcached", None),
             ("http", None),
             ("https", None),
-            ("mysql", None),
+            ("mysql+pymysql", Some("mysql:")),
+            ("maraidb", Some("mysql:")),
             ("s3", None),
         ] {
             assert_eq!(meant(scheme), expected, "{scheme}");

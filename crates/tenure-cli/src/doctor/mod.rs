@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `cluster` | checks of a cluster |
 //! | `file` | checks of a directory |
+//! | `mysql` | checks of a MySQL or MariaDB server |
 //! | `postgres` | checks of a PostgreSQL server |
 //! | `proxy` | detection of proxies and balancers |
 //! | `quorum` | checks of a quorum |
@@ -19,6 +20,8 @@
 
 mod cluster;
 mod file;
+#[cfg(feature = "mysql")]
+mod mysql;
 mod postgres;
 mod proxy;
 mod quorum;
@@ -94,6 +97,12 @@ pub(crate) async fn doctor(args: &Doctor) -> Result<u8, Failure> {
     } else if scheme.starts_with("postgres") {
         let locks = open(args, args.ttl)?;
         postgres::check(&url, locks.url(), args.ttl, &mut report).await?;
+        try_a_lock(&locks, &name, &mut report).await;
+        locks
+    } else if ["mysql", "mariadb"].contains(&scheme) {
+        let locks = open(args, args.ttl)?;
+        #[cfg(feature = "mysql")]
+        mysql::check(&url, locks.url(), &mut report).await?;
         try_a_lock(&locks, &name, &mut report).await;
         locks
     } else if ["etcd", "etcds", "zookeeper", "zookeepers"].contains(&scheme) {

@@ -103,12 +103,17 @@ pub(super) async fn check(url: &str, at: &str, ttl: Duration, report: &mut Repor
         );
         report.note("connections", at, what);
     }
+    compare_clocks(server.clock_us, at, report);
+    Ok(())
+}
+
+/// Notes a server whose clock differs from that of this machine.
+pub(super) fn compare_clocks(clock_us: i64, at: &str, report: &mut Report) {
     let now = Duration::from_secs(clock_gettime(ClockId::Realtime).tv_sec.unsigned_abs());
-    let theirs = Duration::from_micros(server.clock_us.try_into().unwrap_or(0));
+    let theirs = Duration::from_micros(clock_us.try_into().unwrap_or(0));
     let offset = now.abs_diff(theirs);
     if offset > OFFSET {
         let what = format!("its clock and that of this machine differ by {} s", offset.as_secs());
         report.note("clock", at, what);
     }
-    Ok(())
 }

@@ -26,6 +26,7 @@ mod limits;
 mod list;
 mod loss;
 mod matrix;
+mod mysql;
 mod orphans;
 mod output;
 mod pages;

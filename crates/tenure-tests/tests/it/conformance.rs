@@ -8,7 +8,7 @@ use tenure::internals::store::memory::Memory;
 use tenure::internals::{locks, testing_client};
 use tenure::{Locks, Options, block_on};
 use tenure_testkit::conformance::{Case, Fixture, Flavour, in_virtual_time};
-use tenure_testkit::servers::{Cluster, Ensemble, Etcd, Postgres, Server, ZooKeeper};
+use tenure_testkit::servers::{Cluster, Ensemble, Etcd, MariaDb, Postgres, Server, ZooKeeper};
 use tokio::runtime::Builder;
 
 /// Each client is a `Locks` with its own thread, descriptors and holder file, like another process;
@@ -82,6 +82,20 @@ mod postgres {
     }
 
     tenure_testkit::conformance!(crate::conformance::postgres::run);
+}
+
+/// One server for all cases, with a database for each.
+mod mysql {
+    use super::*;
+
+    fn run(flavour: Flavour, case: for<'a> fn(&'a Fixture) -> Case<'a>) {
+        static SERVER: LazyLock<MariaDb> = LazyLock::new(|| MariaDb::start().until_exit());
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let database = format!("case{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        block_on(case(&real(&SERVER.url(&database)).with(flavour)));
+    }
+
+    tenure_testkit::conformance!(crate::conformance::mysql::run);
 }
 
 /// The simulated compare-and-swap server, in virtual time.

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use tenure::{Locks, Options};
-use tenure_testkit::servers::{Ensemble, Postgres, Server, ZooKeeper};
+use tenure_testkit::servers::{Ensemble, MariaDb, Postgres, Server, ZooKeeper};
 use tokio::time::{sleep, timeout};
 use tokio_postgres::NoTls;
 use tokio_postgres::error::SqlState;
@@ -69,6 +69,19 @@ fn a_wait_outlasts_a_full_postgresql() {
         };
         timeout(LIMIT, fill).await.expect("three connections");
         outlasts_full(&server.url_as("app", "crowd"), async || drop(others)).await;
+    });
+}
+
+/// One connection is room enough.
+#[test]
+fn a_wait_outlasts_a_full_mariadb() {
+    on(async {
+        let server = MariaDb::start_with(&["--max-user-connections=1"]);
+        server.run("CREATE USER app; GRANT ALL ON app.* TO app");
+        let url = server.url_as("app", "app");
+        let other = Locks::open(&url).expect("a store");
+        other.mutex("z").expect("a name").lock().await.expect("a guard").release().await.expect("a release");
+        outlasts_full(&url, async || drop(other)).await;
     });
 }
 

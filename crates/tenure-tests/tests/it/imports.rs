@@ -35,6 +35,7 @@ const FRONT: Layers = &[
         "locks",
         "multi",
         "mutex",
+        "mysql",
         "postgres",
         "reentrant",
         "rwlock",
@@ -47,13 +48,14 @@ const FRONT: Layers = &[
 
 /// The crates of the library and its tools, with the minimum number of imports that this test must find in
 /// each.
-const CRATES: [(&str, usize); 10] = [
+const CRATES: [(&str, usize); 11] = [
     ("tenure", 200),
     ("tenure-cli", 50),
     ("tenure-core", 50),
     ("tenure-etcd", 2),
     ("tenure-file", 20),
     ("tenure-history", 3),
+    ("tenure-mysql", 10),
     ("tenure-postgres", 10),
     ("tenure-redis", 40),
     ("tenure-testkit", 50),

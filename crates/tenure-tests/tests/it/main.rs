@@ -25,6 +25,7 @@ mod long_queue;
 mod map_store;
 mod migrating;
 mod multi;
+mod mysql;
 mod namespace;
 mod no_scripts;
 mod overlap;

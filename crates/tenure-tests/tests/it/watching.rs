@@ -59,7 +59,7 @@ fn sources(directory: &Path, texts: &mut Vec<String>) {
 /// The events in the sources, by name.
 fn told() -> BTreeMap<String, Told> {
     let mut texts = Vec::new();
-    for name in ["", "-core", "-redis", "-file", "-postgres", "-etcd", "-zookeeper"] {
+    for name in ["", "-core", "-redis", "-file", "-mysql", "-postgres", "-etcd", "-zookeeper"] {
         sources(&root().join(format!("crates/tenure{name}/src")), &mut texts);
     }
     let mut all: BTreeMap<String, Told> = BTreeMap::new();

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::BoxFuture;
 use tenure::{Locks, Options};
-use tenure_testkit::servers::{Cluster, Ensemble, Etcd, Postgres, Server, ZooKeeper};
+use tenure_testkit::servers::{Cluster, Ensemble, Etcd, MariaDb, Postgres, Server, ZooKeeper};
 
 /// A store and its clients, each with its own thread and connections.
 struct Store {
@@ -51,7 +51,7 @@ fn everywhere(test: impl Fn(&Store) -> BoxFuture<'_, ()>) {
 /// Numbers the stores of the tests.
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
-/// Runs a test on memory, on files, on one server, on a cluster and on PostgreSQL.
+/// Runs a test on memory, on files, on one server, on a cluster, on PostgreSQL and on MariaDB.
 fn where_values_are_kept(test: impl Fn(&Store) -> BoxFuture<'_, ()>) {
     static CLUSTER: LazyLock<Mutex<Cluster>> =
         LazyLock::new(|| Mutex::new(Cluster::start().calm().until_exit()));
@@ -65,12 +65,15 @@ fn where_values_are_kept(test: impl Fn(&Store) -> BoxFuture<'_, ()>) {
     let file = format!("file:{}", dir.path().display());
     static POSTGRES: LazyLock<Postgres> = LazyLock::new(|| Postgres::start().until_exit());
     let postgres = POSTGRES.url(&format!("uses{}", NEXT.fetch_add(1, Ordering::Relaxed)));
+    static MARIADB: LazyLock<MariaDb> = LazyLock::new(|| MariaDb::start().until_exit());
+    let mysql = MARIADB.url(&format!("uses{}", NEXT.fetch_add(1, Ordering::Relaxed)));
     for (name, url) in [
         ("memory", memory),
         ("file", file),
         ("redis", server.url()),
         ("cluster", cluster.url()),
         ("postgres", postgres),
+        ("mysql", mysql),
     ] {
         on_store(name, url, &test);
     }

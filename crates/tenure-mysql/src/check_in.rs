@@ -1,0 +1,42 @@
+//! Checks a hold in, within a transaction of the caller's driver.
+
+#[cfg(feature = "sqlx")]
+use futures_util::future::{BoxFuture, FutureExt};
+#[cfg(feature = "sqlx")]
+use tenure_core::rows::LockKey;
+#[cfg(feature = "sqlx")]
+use tenure_core::store::{CheckedHold, Failure, Transaction};
+
+/// MySQL or MariaDB, as the database of a [`Transaction`](tenure_core::store::Transaction).
+#[derive(Debug)]
+pub enum MySql {}
+
+#[cfg(feature = "sqlx")]
+impl Transaction<MySql> for &mut sqlx::Transaction<'_, sqlx::MySql> {
+    fn run<'a>(self, hold: &'a CheckedHold) -> BoxFuture<'a, Result<bool, Failure>>
+    where
+        Self: 'a,
+    {
+        async move {
+            let database = super::url::database_of(&hold.url).filter(|_| hold.is_in(super::takes));
+            let Some(database) = database else {
+                return Err(Failure::impossible(
+                    "this transaction of MySQL needs a lock on MySQL or MariaDB",
+                ));
+            };
+            let (key, owner) = (LockKey::of(&hold.name), hold.owner.to_string());
+            let sql = super::statements::check(&database, &key, &owner, hold.fence);
+            match sqlx::query(&sql).persistent(false).fetch_all(&mut **self).await {
+                Ok(rows) => Ok(!rows.is_empty()),
+                Err(sqlx::Error::Database(error)) => {
+                    match error.try_downcast::<sqlx::mysql::MySqlDatabaseError>() {
+                        Ok(error) => Err(super::failure::reported(error.number(), error.message())),
+                        Err(error) => Err(Failure::Refused(Failure::cause(error.to_string()))),
+                    }
+                }
+                Err(error) => Err(Failure::NotSent(std::sync::Arc::new(error))),
+            }
+        }
+        .boxed()
+    }
+}

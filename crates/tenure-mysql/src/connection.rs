@@ -1,0 +1,263 @@
+//! Opens connections: dials, logs in, checks the server, creates the table, and terminates the previous
+//! connection.
+
+use std::fmt;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, Either, FutureExt, select};
+use tokio::sync::{mpsc, oneshot};
+
+use super::session::{MysqlSession, RowFields, StatementJob};
+use super::statements::{self, hex};
+use super::url::MysqlTarget;
+use super::wire::{MysqlWire, StatementReply, Values, WireError};
+use tenure_core::events::{event, text};
+use tenure_core::net::{Address, Counted, by, dial};
+use tenure_core::rows::{Server, ServerConnection, none_usable};
+use tenure_core::runtime::Runtime;
+use tenure_core::store::{Failure, FullWarning, SETUP};
+use tenure_core::sync::Locked;
+
+/// Timeout until a new connection is usable.
+const DIAL: Duration = Duration::from_secs(3);
+/// Interval at which the end of the previous connection is awaited.
+const ENDING: Duration = Duration::from_millis(20);
+const READ_ONLY: &str = "it takes no writes: read_only is on, as on a replica; name the primary in the URL, or all \
+                         servers, as in mysql://USER@h1,h2/DATABASE";
+
+/// Opens connections to whichever server takes writes.
+pub(super) struct MysqlConnector {
+    runtime: Arc<dyn Runtime>,
+    target: MysqlTarget,
+    /// Whether the warning that the server may lose acknowledged grants was logged.
+    warned: AtomicBool,
+    full: FullWarning,
+    /// Progress of the connection attempt, for error messages.
+    stage: Locked<String>,
+}
+
+/// An open connection, logged in.
+pub(super) struct OpenSession {
+    pub(super) session: Arc<MysqlSession>,
+    over: oneshot::Receiver<()>,
+    hangup: oneshot::Sender<()>,
+}
+
+impl Server for MysqlConnector {
+    fn connect<'a>(&'a self, before: Option<&'a str>) -> BoxFuture<'a, Result<ServerConnection, Failure>> {
+        async move {
+            let opened = self.dial_all(before).await;
+            let opened = opened.inspect_err(|failure| self.full.note(self.target.shown(), failure));
+            let OpenSession { session, over, hangup } = opened?;
+            let (_, messages) = mpsc::unbounded_channel();
+            Ok(ServerConnection { session, messages, over, hangup })
+        }
+        .boxed()
+    }
+
+    fn stage(&self) -> String {
+        self.stage.lock().clone()
+    }
+
+    fn has_notifications(&self) -> bool {
+        false
+    }
+
+    fn shown(&self) -> Arc<str> {
+        self.target.shown()
+    }
+}
+
+impl fmt::Debug for MysqlConnector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("MysqlConnector").field(&self.target.shown()).finish()
+    }
+}
+
+impl MysqlConnector {
+    pub(super) fn new(runtime: Arc<dyn Runtime>, target: MysqlTarget) -> Self {
+        let stage = Locked::new("no server has been dialled".to_owned());
+        Self { runtime, target, warned: AtomicBool::new(false), full: FullWarning::default(), stage }
+    }
+
+    fn set_stage(&self, stage: String) {
+        *self.stage.lock() = stage;
+    }
+
+    /// Dials the servers in order until one takes writes. The connection `before` is terminated on the server
+    /// first, so that none of its pending statements executes after one of the new connection.
+    pub(super) async fn dial_all(&self, before: Option<&str>) -> Result<OpenSession, Failure> {
+        let mut said = Vec::new();
+        for address in &self.target.addresses {
+            let deadline = self.runtime.now() + DIAL;
+            let opened = by(&*self.runtime, deadline, self.open(address, before)).await;
+            let late =
+                || Failure::NotSent(Failure::cause(format!("no connection in time: {}", self.stage())));
+            match opened.unwrap_or_else(|| Err(late())) {
+                Ok(connection) => return Ok(connection),
+                Err(failure) => said.push((address, failure)),
+            }
+        }
+        Err(none_usable(&said))
+    }
+
+    async fn open(&self, address: &Address, before: Option<&str>) -> Result<OpenSession, Failure> {
+        let target = &self.target;
+        self.set_stage(format!("{address} has not been reached"));
+        let dialled =
+            dial(address, &*self.runtime).await.map_err(|error| Failure::NotSent(Arc::new(error)))?;
+        let heard = Arc::new(AtomicU64::new(0));
+        let stream = Counted::new(dialled.stream, Arc::clone(&heard));
+        self.set_stage(format!("{address} has not answered the login"));
+        let password = target.login.password()?.unwrap_or_default();
+        let host = matches!(address, Address::Tcp(..)).then(|| address.host());
+        let wire = MysqlWire::log_in(Box::pin(stream), host, target, &password).await;
+        let mut wire = wire.map_err(WireError::login)?;
+        self.set_stage(format!("{address} has not answered about itself"));
+        let label = format!("tenure-{:016x}", self.runtime.random());
+        let longest = self.prepare(&mut wire, &label, before).await?;
+        let (jobs, asked) = mpsc::unbounded_channel();
+        let ((hangup, hung), (done, over)) = (oneshot::channel(), oneshot::channel());
+        self.runtime.spawn(
+            async move {
+                select(hung, pin!(serve(wire, asked))).await;
+                let _ = done.send(());
+            }
+            .boxed(),
+        );
+        let session = Arc::new(MysqlSession { jobs, heard, label, longest, contended: Locked::default() });
+        Ok(OpenSession { session, over, hangup })
+    }
+
+    /// Checks the server, terminates the previous connection, and creates the table if it is missing. Returns
+    /// the maximum length of a statement.
+    async fn prepare(
+        &self,
+        wire: &mut MysqlWire,
+        label: &str,
+        before: Option<&str>,
+    ) -> Result<usize, Failure> {
+        let ask = format!(
+            "SELECT VERSION(), @@global.read_only, @@innodb_flush_log_at_trx_commit, @@log_bin, @@sync_binlog,
+                @@max_allowed_packet, (SELECT COUNT(*) FROM information_schema.tables
+                    WHERE table_schema = DATABASE() AND table_name = 'tenure_lock'),
+                GET_LOCK({}, 0)",
+            hex(label)
+        );
+        let row = first(wire.run(&ask).await.map_err(WireError::login)?);
+        let row = RowFields(&row);
+        let version = row.text(0);
+        if let Some(text) = too_old(&version) {
+            return Err(Failure::Refused(Failure::cause(text)));
+        }
+        if !matches!(&*row.text(1), "0" | "OFF") {
+            // A replica may lack its primary's latest locks. It may also become the primary, so this is transient.
+            return Err(Failure::NotSent(Failure::cause(READ_ONLY)));
+        }
+        let is_durable = row.number(2) == Some(1) && (row.number(3) == Some(0) || row.number(4) == Some(1));
+        if !is_durable && !self.warned.swap(true, Ordering::Relaxed) {
+            event!(
+                WARN,
+                target: SETUP,
+                "server_may_forget",
+                "the server may lose acknowledged grants when it crashes",
+                store = text(self.target.shown()),
+                innodb_flush_log_at_trx_commit = row.text(2),
+                sync_binlog = row.text(4),
+            );
+        }
+        // Where the server can, it reports a locked row at once. MySQL waits for at least a second.
+        let wait = if is_mariadb(&version) { 0 } else { 1 };
+        let settings = [
+            "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED".to_owned(),
+            format!(
+                "SET SESSION autocommit = 1, sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION',
+                    innodb_lock_wait_timeout = {wait}, lock_wait_timeout = 2, wait_timeout = 28800"
+            ),
+        ];
+        for sql in settings {
+            wire.run(&sql).await.map_err(WireError::login)?;
+        }
+        if let Some(before) = before {
+            self.end(wire, before).await?;
+        }
+        if row.number(6) == Some(0) {
+            for sql in [statements::table(), statements::LOWEST.to_owned()] {
+                wire.run(&sql).await.map_err(WireError::tables)?;
+            }
+        }
+        Ok(row.number(5).and_then(|bytes| bytes.try_into().ok()).unwrap_or(usize::MAX))
+    }
+
+    /// Terminates the connection that holds a named lock, and waits until it is gone. A restarted server has
+    /// ended all connections, and no other connection holds that lock.
+    async fn end(&self, wire: &mut MysqlWire, before: &str) -> Result<(), Failure> {
+        self.set_stage("the server has not ended the previous connection".to_owned());
+        loop {
+            let holder = format!("SELECT IS_USED_LOCK({})", hex(before));
+            let holder = first(wire.run(&holder).await.map_err(WireError::login)?);
+            let Some(id) = RowFields(&holder).number(0) else { return Ok(()) };
+            match wire.run(&format!("KILL CONNECTION {id}")).await {
+                Err(WireError::Server(error)) if error.is_unknown_thread() => {}
+                killed => drop(killed.map_err(WireError::login)?),
+            }
+            self.runtime.sleep_until(self.runtime.now() + ENDING).await;
+        }
+    }
+}
+
+/// Runs one statement after the other until the connection ends or is no longer needed.
+async fn serve(mut wire: MysqlWire, mut asked: mpsc::UnboundedReceiver<StatementJob>) {
+    loop {
+        let job = match select(pin!(asked.recv()), pin!(wire.over())).await {
+            Either::Left((Some(job), _)) => job,
+            _ => return,
+        };
+        let (sql, reply) = job;
+        let said = wire.run(&sql).await;
+        let is_over = said.as_ref().is_err_and(WireError::ends_connection);
+        let _ = reply.send(said);
+        if is_over {
+            return;
+        }
+    }
+}
+
+fn first(reply: StatementReply) -> Values {
+    match reply {
+        StatementReply::Rows(rows) => rows.into_iter().next().unwrap_or_default(),
+        StatementReply::Changed { .. } => Values::new(),
+    }
+}
+
+fn is_mariadb(version: &str) -> bool {
+    version.contains("MariaDB")
+}
+
+/// The error for a server version that is too old: one without `SKIP LOCKED`.
+fn too_old(version: &str) -> Option<String> {
+    let mut numbers = version.split(['.', '-']).map(|number| number.parse().unwrap_or(0));
+    let found: [u32; 2] = [numbers.next()?, numbers.next().unwrap_or(0)];
+    let (server, oldest) = if is_mariadb(version) { ("MariaDB", [10, 6]) } else { ("MySQL", [8, 0]) };
+    (found < oldest).then(|| {
+        let ([major, minor], [a, b]) = (found, oldest);
+        format!("{server} {a}.{b} or later is needed, got {major}.{minor}")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_without_skip_locked_are_refused_in_one_line() {
+        assert_eq!(too_old("10.5.9-MariaDB").as_deref(), Some("MariaDB 10.6 or later is needed, got 10.5"));
+        assert_eq!(too_old("5.7.44-log").as_deref(), Some("MySQL 8.0 or later is needed, got 5.7"));
+        for version in ["10.6.0-MariaDB", "10.11.19-MariaDB-0+deb12u1", "11.4.2-MariaDB", "8.0.36", "9.1.0"] {
+            assert_eq!(too_old(version), None, "{version}");
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! Server settings for `tenure doctor`.
+
+use futures_util::future::FutureExt;
+
+use super::connection::MysqlConnector;
+use super::session::RowFields;
+use super::statements::CLOCK;
+use super::url::MysqlTarget;
+use super::wire::{StatementReply, WireError};
+use tenure_core::error::Result;
+use tenure_core::rows::diagnose;
+use tenure_core::store::Failure;
+
+/// Version and settings of a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MysqlDiagnosis {
+    /// Its version, as in `VERSION()`.
+    pub version: String,
+    /// `innodb_flush_log_at_trx_commit`.
+    pub flush: i64,
+    /// `sync_binlog`, if it writes a binary log.
+    pub sync_binlog: Option<i64>,
+    /// `max_connections`.
+    pub max_connections: i64,
+    /// Open connections.
+    pub connections: i64,
+    /// Its clock, in microseconds since 1970.
+    pub clock_us: i64,
+    /// Whether it is a node of a cluster in which several servers take writes.
+    pub is_multi_primary: bool,
+}
+
+/// Connects as a store does, and reads the settings.
+///
+/// # Errors
+/// `is_unreachable` without an answer in time, `is_refused` where the server refuses.
+pub async fn diagnose_mysql(url: &str) -> Result<MysqlDiagnosis> {
+    let target = MysqlTarget::parse(url)?;
+    let url = target.shown();
+    diagnose(&url, |runtime| async move { ask(&MysqlConnector::new(runtime, target)).await }.boxed()).await
+}
+
+async fn ask(connector: &MysqlConnector) -> Result<MysqlDiagnosis, Failure> {
+    let open = connector.dial_all(None).await?;
+    let ask = async |sql: String| {
+        let reply = open.session.run(sql).await.map_err(WireError::login)?;
+        Ok(if let StatementReply::Rows(rows) = reply { rows } else { Vec::new() })
+    };
+    let settings = format!(
+        "SELECT VERSION(), @@innodb_flush_log_at_trx_commit, IF(@@log_bin, @@sync_binlog, NULL), @@max_connections, {CLOCK}"
+    );
+    let settings = ask(settings).await?;
+    let status = "SHOW GLOBAL STATUS WHERE Variable_name IN ('Threads_connected', 'wsrep_cluster_size')";
+    let status = ask(status.to_owned()).await?;
+    let status = |name: &str| {
+        let row = status.iter().find(|row| RowFields(row).text(0).eq_ignore_ascii_case(name))?;
+        RowFields(row).number(1)
+    };
+    let row = RowFields(
+        settings.first().ok_or_else(|| Failure::NotSent(Failure::cause("it reported no settings")))?,
+    );
+    Ok(MysqlDiagnosis {
+        version: row.text(0),
+        flush: row.number(1).unwrap_or(0),
+        sync_binlog: row.number(2),
+        max_connections: row.number(3).unwrap_or(0),
+        connections: status("Threads_connected").unwrap_or(0),
+        clock_us: row.number(4).unwrap_or(0),
+        is_multi_primary: status("wsrep_cluster_size").unwrap_or(0) > 0,
+    })
+}

@@ -1,0 +1,122 @@
+//! Maps server errors to failures: retryable or refused. An error rolls back the whole statement, so it had
+//! no effect.
+
+use std::io;
+use std::sync::Arc;
+
+use tenure_core::net::failure_of;
+use tenure_core::store::Failure;
+
+use super::statements::tables;
+use super::wire::{ReportedError, WireError};
+
+// Codes of the errors that mean something to a store. MariaDB and MySQL share them.
+
+const CONNECTIONS: [u16; 3] = [1040, 1203, 1226];
+/// Another transaction has locked the row, or inserted it.
+const CONTENDED: [u16; 5] = [1020, 1062, 1205, 1213, 3572];
+/// The server takes no writes.
+const READ_ONLY: [u16; 3] = [1290, 1792, 1836];
+/// A shutdown, a killed connection, a node without its cluster, a dropped table.
+const ENDS: [u16; 6] = [1047, 1053, 1146, 1927, 3169, 4031];
+/// A full disk or table, an interrupted statement, network errors.
+const PASSES: [u16; 8] = [1021, 1114, 1158, 1159, 1160, 1161, 1180, 1317];
+const UNKNOWN_THREAD: u16 = 1094;
+const LOGIN: [u16; 2] = [1045, 1698];
+const NO_DATABASE: u16 = 1049;
+const NO_RIGHTS: [u16; 4] = [1044, 1142, 1143, 1227];
+const TOO_LONG: u16 = 1153;
+const BINLOG: u16 = 1665;
+
+impl ReportedError {
+    /// Whether the statement did nothing because another transaction has the row.
+    pub(super) fn is_contended(&self) -> bool {
+        CONTENDED.contains(&self.code)
+    }
+
+    /// Whether a connection to terminate does not exist any more.
+    pub(super) fn is_unknown_thread(&self) -> bool {
+        self.code == UNKNOWN_THREAD
+    }
+
+    fn is_read_only(&self) -> bool {
+        READ_ONLY.contains(&self.code)
+    }
+
+    fn failure(&self) -> Failure {
+        let hint = match self.code {
+            code if LOGIN.contains(&code) => "; check the user and password in the store's URL",
+            NO_DATABASE => "; create it, or correct the store's URL",
+            code if NO_RIGHTS.contains(&code) => {
+                "; the user needs SELECT, INSERT, UPDATE and DELETE on the table tenure_lock"
+            }
+            TOO_LONG => "; raise max_allowed_packet",
+            BINLOG => "; set binlog_format = ROW or MIXED",
+            _ if self.is_read_only() => "; it may be a replica now",
+            _ => "",
+        };
+        let text = format!("{} ({}){hint}", self.message.replace('\n', " "), self.code);
+        if CONNECTIONS.contains(&self.code) {
+            return Failure::full(text);
+        }
+        let passes = [&CONTENDED[..], &READ_ONLY, &ENDS, &PASSES];
+        match passes.concat().contains(&self.code) {
+            true => Failure::NotSent(Failure::cause(text)),
+            false => Failure::Refused(Failure::cause(text)),
+        }
+    }
+}
+
+impl WireError {
+    /// The failure of a statement, which may have changed something if no reply came.
+    pub(super) fn failure(self, writes: bool) -> Failure {
+        match self {
+            Self::Server(error) => error.failure(),
+            Self::Refused(failure) => failure,
+            Self::Io(error) if writes => Failure::Unknown(Arc::new(error)),
+            Self::Io(error) => Failure::NotSent(Arc::new(error)),
+        }
+    }
+
+    /// The failure of a login. No statement was sent on the connection yet.
+    pub(super) fn login(self) -> Failure {
+        match self {
+            Self::Io(error) => failure_of(&error, "sslmode=disable").unwrap_or_else(|| {
+                let is_silent = error.kind() == io::ErrorKind::UnexpectedEof;
+                let text = "it closed the connection during the login";
+                Failure::NotSent(if is_silent { Failure::cause(text) } else { Arc::new(error) })
+            }),
+            error => error.failure(false),
+        }
+    }
+
+    /// The failure of creating the table.
+    pub(super) fn tables(self) -> Failure {
+        match self {
+            Self::Server(error) if NO_RIGHTS.contains(&error.code) || error.is_read_only() => {
+                Failure::Refused(Failure::cause(format!(
+                    "table tenure_lock is missing or not visible, and this user may not create it ({}); its owner \
+                     can create it with: {}",
+                    error.message,
+                    tables()
+                )))
+            }
+            error => error.failure(false),
+        }
+    }
+
+    /// Whether the connection is useless after this error: the server closes it, or has changed underneath it.
+    pub(super) fn ends_connection(&self) -> bool {
+        match self {
+            Self::Server(error) => error.is_read_only() || ENDS.contains(&error.code),
+            Self::Io(_) => true,
+            Self::Refused(_) => false,
+        }
+    }
+}
+
+/// The failure for an error that the server reported to another driver.
+#[cfg(feature = "sqlx")]
+pub(super) fn reported(code: u16, message: &str) -> Failure {
+    ReportedError { code, message: message.to_owned() }.failure()
+}

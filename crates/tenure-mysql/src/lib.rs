@@ -1,0 +1,56 @@
+//! Locks on MySQL and MariaDB: each lock is a row of one table. `tenure_core::rows` decides which statements
+//! to send and runs the state machine on the rows; this crate sends them.
+//!
+//! `connection` dials servers, `wire` speaks their protocol, and `session` sends the statements, whose SQL is
+//! in `statements`. `url` parses the URL, `failure` maps server errors, and `diagnosis` reads server settings.
+//! `check_in` runs in transactions of the caller. The server sends no notifications, so waiters poll.
+
+mod check_in;
+mod connection;
+mod diagnosis;
+mod failure;
+mod session;
+mod statements;
+mod url;
+mod wire;
+
+use std::sync::Arc;
+
+pub use check_in::MySql;
+pub use diagnosis::{MysqlDiagnosis, diagnose_mysql};
+pub use statements::{check, tables};
+use tenure_core::error::Result;
+use tenure_core::rows::{RowStore, Server};
+use tenure_core::runtime::Runtime;
+use tenure_core::store::{Opening, Store};
+
+use connection::MysqlConnector;
+use url::MysqlTarget;
+
+/// Whether this URL scheme belongs to this store.
+#[must_use]
+pub fn takes(scheme: &str) -> bool {
+    matches!(scheme, "mysql" | "mariadb")
+}
+
+/// Opens the store of a URL, without I/O.
+///
+/// # Errors
+/// `is_invalid`, with the part of the URL that is wrong.
+pub fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
+    let server = server(opening.url, Arc::clone(&opening.runtime))?;
+    Ok(Arc::new(RowStore::on(server, opening.runtime)))
+}
+
+/// The URL without its login, if it is valid.
+pub fn shown(url: &str) -> Option<String> {
+    MysqlTarget::parse(url).ok().map(|target| target.shown().to_string())
+}
+
+/// The server or servers that a URL names.
+///
+/// # Errors
+/// As [`open`].
+pub fn server(url: &str, runtime: Arc<dyn Runtime>) -> Result<Arc<dyn Server>> {
+    Ok(Arc::new(MysqlConnector::new(runtime, MysqlTarget::parse(url)?)))
+}

@@ -1,0 +1,206 @@
+//! The SQL statements. Each is a transaction of its own, so that no row stays locked during a round trip.
+//!
+//! Texts are hexadecimal literals, which no character set and no SQL mode changes.
+
+use std::fmt::Write;
+
+use tenure_core::protocol::codec::VERSION;
+use tenure_core::rows::{LockKey, RowChange, signed};
+
+/// Creates the table.
+const TABLE: &str = include_str!("tables.sql");
+/// The row with an empty name, which keeps the greatest token of the deleted rows.
+pub(super) const LOWEST: &str = "INSERT IGNORE INTO tenure_lock (name) VALUES (X'')";
+/// Checks a hold in.
+const CHECK: &str = include_str!("check.sql");
+
+/// The weight, deadline and owner of a ticket, in the state of a queue.
+const LINE: &str = "SUBSTRING_INDEX(SUBSTRING_INDEX(value, CONCAT(X'0a', {fence}, ' '), -1), X'0a', 1)";
+
+/// The server's clock at the beginning of the statement, in microseconds since 1970.
+pub(super) const CLOCK: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
+
+/// Rows are deleted an hour after their last use, because no statement that read the clock before then can
+/// still be running.
+const HOUR_US: &str = "3600000000";
+
+/// `LAST_INSERT_ID(expr)` returns the token, and one or two changed rows mean that it was granted. The row
+/// decides in `UPDATE`, whose assignments see those before them.
+const ACQUIRE: &str = "
+INSERT INTO tenure_lock (name, whole, kind, value, ends, fence, serial)
+SELECT {name}, {whole}, 'mutex', CONCAT({owner}, '#', LAST_INSERT_ID(token)), us DIV 1000 + {ttl}, token, us
+FROM (SELECT us, GREATEST(us, COALESCE((SELECT fence + 1 FROM tenure_lock WHERE name = X''), 0)) AS token
+      FROM (SELECT {clock} AS us) AS clock) AS drawn
+WHERE NOT EXISTS (SELECT 1 FROM tenure_lock AS known WHERE known.name = {name} AND known.value IS NOT NULL)
+ON DUPLICATE KEY UPDATE
+    fence = IF({free}, LAST_INSERT_ID(GREATEST(tenure_lock.fence + 1, VALUES(fence))), tenure_lock.fence),
+    kind = IF({free}, VALUES(kind), tenure_lock.kind), ends = IF({free}, VALUES(ends), tenure_lock.ends),
+    serial = IF({free}, tenure_lock.serial + 1, tenure_lock.serial),
+    value = IF({free}, CONCAT({owner}, '#', tenure_lock.fence), tenure_lock.value)";
+const FREE: &str = "tenure_lock.value IS NULL AND tenure_lock.version = '{version}'";
+
+const HELD: &str = "name = {name} AND version = '{version}' AND kind = 'mutex'
+    AND value = CONCAT({owner}, '#', fence) AND ends >= {clock} DIV 1000";
+const RELEASE: &str = "
+UPDATE tenure_lock SET kind = NULL, value = NULL, ends = 0, serial = serial + 1 WHERE {held}";
+const RENEW: &str = "
+UPDATE tenure_lock SET ends = GREATEST(ends, {clock} DIV 1000 + {ttl}), serial = serial + 1,
+    fence = LAST_INSERT_ID(fence) WHERE {held}";
+
+const READ: &str = "
+SELECT name, version, kind, value, ends, fence, serial, {clock}, NULL{record} FROM tenure_lock WHERE name IN (X''{names})";
+
+const INSERT: &str = "
+INSERT INTO tenure_lock (name, whole, kind, value, ends, fence, serial, record, record_at, record_ends)
+SELECT {name}, {whole}, {kind}, {value}, {ends}, {fence}, us, {record}
+FROM (SELECT {clock} AS us) AS clock WHERE {until} >= us DIV 1000";
+const UPDATE: &str = "
+UPDATE tenure_lock SET kind = {kind}, value = {value}, ends = {ends}, fence = {fence}, serial = serial + 1{record}
+WHERE name = {name} AND serial = {serial} AND {until} >= {clock} DIV 1000";
+
+/// Names are UTF-8, in which no byte is FF.
+const LIST: &str = "
+SELECT name, version, kind, value, ends, fence, serial, {clock}, whole FROM tenure_lock
+WHERE name >= {prefix} AND name > {after} AND name < CONCAT({prefix}, X'FF') AND value IS NOT NULL
+ORDER BY name LIMIT 500";
+
+const PAGE: &str = "
+SELECT name, fence, {old} FROM tenure_lock WHERE name > {after} ORDER BY name LIMIT 500";
+const OLD: &str = "fence < {clock} - {hour} AND ends < ({clock} - {hour}) DIV 1000
+    AND (record IS NULL OR record_ends < {clock} DIV 1000)";
+
+pub(super) fn acquire(key: &LockKey, owner: &str, ttl_ms: i64) -> String {
+    let parts =
+        [("name", hex(&key.name)), ("whole", whole(key)), ("owner", hex(owner)), ("ttl", ttl_ms.to_string())];
+    filled(&ACQUIRE.replace("{free}", FREE), &parts)
+}
+
+pub(super) fn release(name: &str, owner: &str) -> String {
+    filled(&RELEASE.replace("{held}", HELD), &[("name", hex(name)), ("owner", hex(owner))])
+}
+
+pub(super) fn renew(name: &str, owner: &str, ttl_ms: i64) -> String {
+    let parts = [("name", hex(name)), ("owner", hex(owner)), ("ttl", ttl_ms.to_string())];
+    filled(&RENEW.replace("{held}", HELD), &parts)
+}
+
+pub(super) fn read(names: &[String], with_records: bool) -> String {
+    let names: String = names.iter().map(|name| format!(", {}", hex(name))).collect();
+    let record = if with_records { ", record, record_at, record_ends" } else { "" };
+    filled(READ, &[("record", record.to_owned()), ("names", names)])
+}
+
+pub(super) fn write(key: &LockKey, change: &RowChange) -> String {
+    let (kind, value) = change.lock.as_ref().map(|(kind, value)| (*kind, value.as_str())).unzip();
+    let record = change.record.as_ref().map(|record| {
+        let ends = record.as_ref().and_then(|record| record.expires_ms);
+        let (bytes, at) = record.as_ref().map(|record| (&*record.value.value, record.value.at_us)).unzip();
+        [null(bytes.map(hex)), null(at.map(signed)), null(ends.map(signed))]
+    });
+    let parts = [
+        ("name", hex(&key.name)),
+        ("kind", null(kind.map(hex))),
+        ("value", null(value.map(hex))),
+        ("ends", signed(change.ends_ms).to_string()),
+        ("fence", signed(change.fence).to_string()),
+        ("until", signed(change.until_ms).to_string()),
+    ];
+    match change.serial {
+        None => {
+            let record = record.map_or_else(|| "NULL, NULL, NULL".to_owned(), |record| record.join(", "));
+            filled(INSERT, &[&parts[..], &[("whole", whole(key)), ("record", record)]].concat())
+        }
+        Some(serial) => {
+            let record = record.map_or_else(String::new, |[bytes, at, ends]| {
+                format!(", record = {bytes}, record_at = {at}, record_ends = {ends}")
+            });
+            filled(UPDATE, &[&parts[..], &[("serial", serial.to_string()), ("record", record)]].concat())
+        }
+    }
+}
+
+/// Finds out whether another transaction has locked the row, without waiting for it.
+pub(super) fn probe(name: &str) -> String {
+    format!("SELECT name FROM tenure_lock WHERE name IN (X'', {}) FOR UPDATE SKIP LOCKED", hex(name))
+}
+
+pub(super) fn list(prefix: &str, after: &str) -> String {
+    filled(LIST, &[("prefix", hex(prefix)), ("after", hex(after))])
+}
+
+/// A page of rows: the name, the token, and whether the row is unused.
+pub(super) fn page(after: &str) -> String {
+    filled(&PAGE.replace("{old}", OLD), &[("after", hex(after))])
+}
+
+/// Keeps the greatest token of rows that are about to be deleted.
+pub(super) fn raise(fence: u64) -> String {
+    format!(
+        "INSERT INTO tenure_lock (name, fence) VALUES (X'', {fence})
+         ON DUPLICATE KEY UPDATE fence = GREATEST(tenure_lock.fence, {fence})"
+    )
+}
+
+/// Deletes a row if it is still unused.
+pub(super) fn delete(name: &[u8]) -> String {
+    filled(&format!("DELETE FROM tenure_lock WHERE name = {{name}} AND {OLD}"), &[("name", hex(name))])
+}
+
+/// The statement that checks a hold in: see `tenure::mysql::check_sql`.
+#[must_use]
+pub fn check(database: &str, key: &LockKey, owner: &str, fence: u64) -> String {
+    let parts = [
+        ("table", format!("{}.tenure_lock", quoted(database))),
+        ("name", hex(&key.name)),
+        ("owner", hex(owner)),
+        ("fence", fence.to_string()),
+    ];
+    one_line(&filled(&CHECK.replace("{line}", LINE), &parts))
+}
+
+/// The SQL that creates the table; see `tenure::mysql::tables_sql`.
+#[must_use]
+pub fn tables() -> String {
+    format!("{}; {LOWEST}", table())
+}
+
+pub(super) fn table() -> String {
+    one_line(&filled(TABLE, &[]))
+}
+
+/// A quoted SQL identifier.
+fn quoted(name: &str) -> String {
+    format!("`{}`", name.replace('`', "``"))
+}
+
+fn whole(key: &LockKey) -> String {
+    null(key.whole.as_ref().map(hex))
+}
+
+/// A literal of bytes.
+pub(super) fn hex(bytes: impl AsRef<[u8]>) -> String {
+    let bytes = bytes.as_ref();
+    let mut literal = String::with_capacity(bytes.len() * 2 + 3);
+    literal.push_str("X'");
+    for byte in bytes {
+        let _ = write!(literal, "{byte:02x}");
+    }
+    literal.push('\'');
+    literal
+}
+
+fn null(value: Option<impl ToString>) -> String {
+    value.map_or_else(|| "NULL".to_owned(), |value| value.to_string())
+}
+
+fn filled(text: &str, parts: &[(&str, String)]) -> String {
+    let mut text = text.replace("{clock}", CLOCK).replace("{hour}", HOUR_US).replace("{version}", VERSION);
+    for (part, value) in parts {
+        text = text.replace(&format!("{{{part}}}"), value);
+    }
+    text
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}

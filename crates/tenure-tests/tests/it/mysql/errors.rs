@@ -1,0 +1,141 @@
+//! What goes wrong with a server's set-up: one line that says what, and what to do.
+
+use std::time::Duration;
+
+use tenure::{Error, Locks, Options};
+use tenure_testkit::servers::{Authority, MariaDb};
+
+use super::{SERVER, database, locks};
+use crate::postgres::chain;
+
+/// The error of a lock that cannot be had there, and all that it says.
+fn refusal(url: &str) -> (Error, String) {
+    let locks = Locks::open(url).expect("a URL");
+    let locks = locks.with(|_| Options::new().op_timeout(Duration::from_secs(5))).expect("options");
+    let error = tenure::block_on(locks.mutex("x").expect("a name").try_lock()).expect_err("no lock");
+    let text = chain(&error);
+    assert!(!text.contains('\n'), "{text}");
+    (error, text)
+}
+
+fn says(url: &str, what: &str) {
+    let (_, text) = refusal(url);
+    assert!(text.contains(what), "{url}: {text}");
+}
+
+fn works(url: &str) {
+    let locks = locks(url, Duration::from_secs(15));
+    tenure::block_on(async {
+        for guard in [
+            locks.mutex("x").expect("a name").lock().await,
+            locks.fair_mutex("y").expect("a name").lock().await,
+        ] {
+            guard.expect("a guard").release().await.expect("a release");
+        }
+    });
+}
+
+#[test]
+fn problems_of_the_setup_are_named_in_one_line() {
+    let (name, url) = database();
+    SERVER.run("CREATE USER IF NOT EXISTS secret IDENTIFIED BY 'wörd'; CREATE USER IF NOT EXISTS locked ACCOUNT LOCK");
+    SERVER.run(&format!("GRANT ALL ON {name}.* TO secret"));
+    says(&url.replace(&name, "nothing"), "Unknown database 'nothing' (1049); create it");
+    for login in ["stranger", "secret", "secret:word"] {
+        says(&SERVER.url_as(login, &name), "check the user and password in the store's URL");
+    }
+    says(&SERVER.url_as("locked", &name), "locked");
+    works(&SERVER.url_as("secret:w%C3%B6rd", &name));
+    says("mysql://me@%2Fnowhere/app", "No such file");
+    says("mysql://me@127.0.0.1:1/app", "refused");
+    let socket = SERVER.socket().display().to_string().replace('/', "%2F");
+    works(&format!("mariadb://root@{socket}/{name}"));
+}
+
+#[test]
+fn a_user_who_may_not_make_the_table_is_told_its_sql_and_needs_four_rights() {
+    let (name, _) = database();
+    let user = format!("{name}_user");
+    SERVER
+        .run(&format!(
+            "CREATE USER {user}; GRANT USAGE ON *.* TO {user}; GRANT SELECT ON {name}.other TO {user}"
+        ))
+        .clear();
+    let url = SERVER.url_as(&user, &name);
+    let (error, text) = refusal(&url);
+    assert!(error.is_refused() && text.contains("CREATE TABLE IF NOT EXISTS tenure_lock"), "{text}");
+    // What it said, run as one who may.
+    SERVER.run(&format!("USE {name}; {}", tenure::mysql::tables_sql()));
+    SERVER.run(&format!("GRANT SELECT ON {name}.tenure_lock TO {user}"));
+    let (error, text) = refusal(&url);
+    assert!(error.is_refused() && text.contains("SELECT, INSERT, UPDATE and DELETE"), "{text}");
+    SERVER.run(&format!("GRANT INSERT, UPDATE, DELETE ON {name}.tenure_lock TO {user}"));
+    works(&url);
+}
+
+#[test]
+fn a_server_that_becomes_read_only_is_named_and_left() {
+    let mut server = MariaDb::start_with(&["--read-only=1"]);
+    says(&server.url_as("root", "app"), "it takes no writes: read_only is on");
+    server.run("SET GLOBAL read_only = 0; CREATE USER app; GRANT ALL ON app.* TO app");
+    let url = server.url_as("app", "app");
+    let locks = locks(&url, Duration::from_secs(15));
+    let locks = locks.with(|options| options.op_timeout(Duration::from_secs(2))).expect("options");
+    tenure::block_on(async {
+        let mutex = locks.mutex("x").expect("a name");
+        mutex.lock().await.expect("a guard").release().await.expect("a release");
+        server.run("SET GLOBAL read_only = 1");
+        let error = mutex.try_lock().await.expect_err("no lock");
+        assert!(
+            chain(&error).contains("read_only") || chain(&error).contains("read-only"),
+            "{}",
+            chain(&error)
+        );
+        assert!(error.is_unreachable(), "{error}");
+        server.run("SET GLOBAL read_only = 0");
+        mutex.lock().await.expect("a guard").release().await.expect("a release");
+    });
+    server.crash();
+}
+
+#[test]
+fn locks_are_kept_over_tls_and_wrong_certificates_are_named() {
+    let (authority, stranger) = (Authority::new(), Authority::new());
+    let server = MariaDb::with_tls(&authority.certify("127.0.0.1"));
+    server.run("CREATE USER secret IDENTIFIED BY 'word' REQUIRE SSL; GRANT ALL ON app.* TO secret");
+    let trusting = |authority: &Authority| format!("?sslmode=verify-full&ca={}", authority.ca().display());
+    let url = |terms: &str| format!("{}{terms}", server.url_as("secret:word", "app"));
+    works(&url(&trusting(&authority)));
+    says(&url(""), "check the user and password");
+    says(&url(&trusting(&stranger)), "ca=FILE");
+    says(&url(&trusting(&authority)).replace("127.0.0.1", "localhost"), "localhost");
+    says(&url("?sslmode=verify-full&ca=/nowhere"), "/nowhere");
+    let plain = format!("{}{}", SERVER.url_as("root", "app"), trusting(&authority));
+    says(&plain, "it does not use TLS; without TLS, use sslmode=disable");
+}
+
+#[test]
+fn a_record_above_max_allowed_packet_is_refused_and_the_connection_stays() {
+    let (_, url) = database();
+    let locks = locks(&url, Duration::from_secs(15));
+    tenure::block_on(async {
+        let long = "n".repeat(60_000);
+        let guard = locks.mutex(&*long).expect("a name").lock().await.expect("a guard");
+        guard.release().await.expect("a release");
+    });
+    let mut server = MariaDb::start_with(&["--max-allowed-packet=65536"]);
+    let (error, text) = {
+        let locks = locks_on(&server);
+        let error = tenure::block_on(locks.mutex("n".repeat(60_000)).expect("a name").try_lock())
+            .expect_err("too long");
+        let text = chain(&error);
+        works(&server.url_as("root", "app"));
+        (error, text)
+    };
+    assert!(error.is_refused() && text.contains("max_allowed_packet is 65536"), "{text}");
+    server.crash();
+}
+
+fn locks_on(server: &MariaDb) -> Locks {
+    locks(&server.url_as("root", "app"), Duration::from_secs(15))
+}
