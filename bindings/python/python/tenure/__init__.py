@@ -95,7 +95,7 @@ def connect(url: str, **options: _Unpack[Options]) -> Locks:
 
     The URL is `redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE]`, `rediss://…` (TLS), `redis+unix:///SOCKET`,
     `redis-sentinel://…`, `redis-cluster://…`, `redis-quorum://…`, `file:DIR` (the processes of one machine), or
-    `memory:` (this process). Builds with the features have `postgres://…`, `etcd://…` and `zookeeper://…` too.
+    `memory:` (this process). Builds with the features have `postgres://…`, `mysql://…`, `etcd://…` and `zookeeper://…` too.
 
     >>> connect("memory:", ttl=60, prefix="shop:").url
     'memory:'

@@ -8,6 +8,7 @@
 mod check_in;
 mod errors;
 mod faults;
+mod login;
 mod rows;
 
 use std::sync::LazyLock;
