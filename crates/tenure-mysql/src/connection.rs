@@ -40,20 +40,14 @@ pub(super) struct MysqlConnector {
 }
 
 /// An open connection, logged in.
-pub(super) struct OpenSession {
-    pub(super) session: Arc<MysqlSession>,
-    over: oneshot::Receiver<()>,
-    hangup: oneshot::Sender<()>,
-}
+type OpenSession = (Arc<MysqlSession>, ServerConnection);
 
 impl Server for MysqlConnector {
     fn connect<'a>(&'a self, before: Option<&'a str>) -> BoxFuture<'a, Result<ServerConnection, Failure>> {
         async move {
             let opened = self.dial_all(before).await;
             let opened = opened.inspect_err(|failure| self.full.note(self.target.shown(), failure));
-            let OpenSession { session, over, hangup } = opened?;
-            let (_, messages) = mpsc::unbounded_channel();
-            Ok(ServerConnection { session, messages, over, hangup })
+            opened.map(|(_, connection)| connection)
         }
         .boxed()
     }
@@ -129,7 +123,8 @@ impl MysqlConnector {
             .boxed(),
         );
         let session = Arc::new(MysqlSession { jobs, heard, label, longest, contended: Locked::default() });
-        Ok(OpenSession { session, over, hangup })
+        let (_, messages) = mpsc::unbounded_channel();
+        Ok((Arc::clone(&session), ServerConnection { session, messages, over, hangup }))
     }
 
     /// Checks the server, terminates the previous connection, and creates the table if it is missing. Returns

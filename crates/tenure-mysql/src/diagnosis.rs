@@ -41,9 +41,9 @@ pub async fn diagnose_mysql(url: &str) -> Result<MysqlDiagnosis> {
 }
 
 async fn ask(connector: &MysqlConnector) -> Result<MysqlDiagnosis, Failure> {
-    let open = connector.dial_all(None).await?;
+    let (session, _connection) = connector.dial_all(None).await?;
     let ask = async |sql: String| {
-        let reply = open.session.run(sql).await.map_err(WireError::login)?;
+        let reply = session.run(sql).await.map_err(WireError::login)?;
         Ok(if let StatementReply::Rows(rows) = reply { rows } else { Vec::new() })
     };
     let settings = format!(

@@ -1,7 +1,6 @@
 //! Sends the statements of `statements`, one after the other, and reads their replies.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,10 +17,14 @@ use tenure_core::rows::{
 use tenure_core::store::Failure;
 use tenure_core::sync::Locked;
 
+/// Maximum rows that are remembered as contended.
+const REMEMBERED: usize = 1_000;
+
 /// A statement for the connection's task, and the sender of its reply.
 pub(super) type StatementJob = (String, oneshot::Sender<Result<StatementReply, WireError>>);
 
 /// A connection's statements.
+#[derive(Debug)]
 pub(super) struct MysqlSession {
     pub(super) jobs: mpsc::UnboundedSender<StatementJob>,
     /// Number of completed reads.
@@ -33,12 +36,6 @@ pub(super) struct MysqlSession {
     /// Rows that were locked when they were last written. They are probed before the next attempt, because
     /// a server that waits for a row would delay all statements behind this one.
     pub(super) contended: Locked<BTreeSet<String>>,
-}
-
-impl fmt::Debug for MysqlSession {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("MysqlSession").field(&self.label).finish()
-    }
 }
 
 impl MysqlSession {
@@ -76,7 +73,11 @@ impl MysqlSession {
         let changed = self.run(sql).await;
         let is_contended = matches!(&changed, Err(WireError::Server(error)) if error.is_contended());
         if is_contended {
-            self.contended.lock().insert(name.to_owned());
+            let mut contended = self.contended.lock();
+            if contended.len() >= REMEMBERED {
+                contended.clear();
+            }
+            contended.insert(name.to_owned());
             return Ok(None);
         }
         self.contended.lock().remove(name);
