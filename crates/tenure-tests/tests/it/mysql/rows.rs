@@ -1,5 +1,6 @@
 //! The rows of the table, and the statements that change them.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tenure::internals::Driver;
@@ -57,8 +58,9 @@ fn unused_rows_are_swept_and_their_tokens_are_never_given_again() {
         // Swept rows are old, so that their tokens are smaller than the clock; unless that was set back.
         let table = format!("{name}.tenure_lock");
         SERVER.run(&format!("UPDATE {table} SET fence = 7 WHERE name IN ('old', 'held')"));
-        let runtime = Driver::start().expect("a thread");
-        let connection = server(&url, runtime).expect("a URL").connect(None).await.expect("a connection");
+        let driver = Driver::start().expect("a thread");
+        let server = server(&url, Arc::clone(&driver) as _).expect("a URL");
+        let connection = server.connect(None).await.expect("a connection");
         assert_eq!(connection.session.sweep("").await.expect("a page"), Some("used".to_owned()));
         assert_eq!(connection.session.sweep("used").await.expect("a page"), None);
         let left = SERVER.run(&format!("SELECT name, fence > 0 FROM {table} ORDER BY name"));
