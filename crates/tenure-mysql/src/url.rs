@@ -124,7 +124,7 @@ mod tests {
             "mysql://me:secret@host/app?other=1",
             "postgres://me:secret@host/app",
         ] {
-            let error = MysqlTarget::parse(url).expect_err(url).to_string();
+            let error = MysqlTarget::parse(url).err().expect(url).to_string();
             assert!(!error.contains("secret"), "{error}");
         }
     }
