@@ -34,7 +34,8 @@ async fn take_and_leave(args: &Acquire, voice: Voice) -> Result<u8, Failure> {
     }
     let (mut signals, _too_large) = work::signals()?;
     let locks = store::open(&request.store, take::terms(request), |options| take::options(request, options))?;
-    let guards = match (Wanted { request, also: &[], locks: &locks, voice }).take(&mut signals).await? {
+    let wanted = Wanted { request, also: &[], locks: &locks, voice, is_rerun: false };
+    let guards = match wanted.take(&mut signals).await? {
         Ok(guards) => guards,
         Err(code) => return Ok(code),
     };

@@ -173,6 +173,8 @@ pub(crate) struct Run {
     pub(crate) min_hold: Option<Duration>,
 
     /// Hold the lock at most this long, then stop CMD as if the lease were lost
+    ///
+    /// Not with --retry-lost, which would rerun it.
     #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true, help_heading = "Lock")]
     pub(crate) max_hold: Option<Duration>,
 
@@ -189,20 +191,21 @@ pub(crate) struct Run {
     /// Run CMD at most once per period, on whichever host asks first
     ///
     /// Periods count from 1970: 1h is once in each hour, UTC. A CMD that failed may run again in
-    /// its window. Implies -n. Not on a quorum. On etcd and ZooKeeper the clock of this host decides
+    /// its window. Implies -n, so it takes no -w. Not on a quorum. On etcd and ZooKeeper the clock of this host decides
     /// which period it is: where clocks differ, CMD runs early or late by the difference, but never
     /// twice in a period.
     ///
-    /// NAME is then the name of a job and not of a lock: `tenure stop --job` finds it, and
-    /// `status` does not.
+    /// NAME is then the name of a job and not of a lock: `tenure status` prints its last run, and
+    /// `tenure stop --job` stops it.
     #[arg(long, value_name = "PERIOD", value_parser = duration, allow_hyphen_values = true, conflicts_with_all = ["kind", "also", "wait", "unfenced", "min_hold"], help_heading = "Lock")]
     pub(crate) once_per: Option<Duration>,
 
     /// Wait for the lock again and rerun CMD after the lock was lost
     ///
-    /// Any number of times. Each wait lasts as long as -w says, and a signal that asked CMD to end
-    /// ends the retries. With --once-per, CMD may also run again in its window after a run that died
-    /// or lost its lock, on any host.
+    /// Any number of times. Each wait lasts as long as -w says, and without -w survives a minute
+    /// without the store. If the lock is busy at its end, or at once with -n or --once-per, the exit
+    /// code is 75. A signal that asked CMD to end ends the retries. With --once-per, CMD may also run
+    /// again in its window after a run that died or lost its lock, on any host.
     #[arg(long, conflicts_with = "max_hold", help_heading = "Waiting")]
     pub(crate) retry_lost: bool,
 

@@ -45,11 +45,12 @@ async fn under_lock(args: &Run, voice: Voice) -> Result<u8, Failure> {
         return Ok(of_signal(signal));
     }
     let (min_hold, job) = (args.min_hold, &args.job);
+    let mut is_rerun = false;
     loop {
         let held = match args.once_per {
-            Some(period) => begin(args, &locks, period, &mut signals, voice).await?,
+            Some(period) => begin(args, &locks, period, is_rerun, &mut signals).await?,
             None => {
-                let wanted = Wanted { request, also: &args.also, locks: &locks, voice };
+                let wanted = Wanted { request, also: &args.also, locks: &locks, voice, is_rerun };
                 wanted.take(&mut signals).await?.map(Held::Locks)
             }
         };
@@ -58,7 +59,10 @@ async fn under_lock(args: &Run, voice: Voice) -> Result<u8, Failure> {
         match held {
             Err(code) => return Ok(code),
             Ok(held) => match work.once(held, &mut signals).await? {
-                Ended::Lost if args.retry_lost => voice.say("waiting for the lock again (--retry-lost)"),
+                Ended::Lost if args.retry_lost => {
+                    voice.say("waiting for the lock again (--retry-lost)");
+                    is_rerun = true;
+                }
                 ended => return Ok(ended.code()),
             },
         }
@@ -71,17 +75,22 @@ async fn begin(
     args: &Run,
     locks: &Locks,
     period: Duration,
+    is_rerun: bool,
     signals: &mut Signals,
-    voice: Voice,
 ) -> Result<Result<Held, u8>, Failure> {
     let frees = if args.retry_lost { Frees::FailureOrLoss } else { Frees::Failure };
     let once = locks.once_per(&args.request.name, period)?.frees(frees);
-    let begun = async { Ok::<_, Failure>(store::unless_absent(locks, once.try_begin()).await??) };
+    let begun = async {
+        Ok::<_, Failure>(match is_rerun {
+            true => once.try_begin().await?,
+            false => store::unless_absent(locks, once.try_begin()).await??,
+        })
+    };
     match signals.or_end(begun).await {
         Ok(Ok(Some(turn))) => Ok(Ok(Held::Turn(turn))),
         Ok(Ok(None)) => {
             let last = once.last().await?;
-            voice.say(last.map_or_else(
+            args.request.voice().say(last.map_or_else(
                 || format!("job {:?} has begun in this window", once.name()),
                 |last| told(once.name(), &last),
             ));

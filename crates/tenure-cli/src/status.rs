@@ -27,7 +27,7 @@ pub(crate) async fn status(args: &Status) -> Result<u8, Failure> {
     Ok(code)
 }
 
-/// A running election or job of this name, which are not locks. Empty if the store does not support them, or
+/// A running election, and the last run of a job, of this name, which are not locks. Empty if the store does not support them, or
 /// if the user may not read them.
 async fn of_uses(locks: &Locks, name: &str) -> String {
     let mut lines = String::new();
@@ -39,10 +39,16 @@ async fn of_uses(locks: &Locks, name: &str) -> String {
     }
     if let Ok(job) = locks.once_per(name, ANY_PERIOD)
         && let Ok(Some(run)) = job.last().await
-        && run.outcome == Outcome::Running
     {
-        let who = table::who(&run.owner);
-        let _ = writeln!(lines, "job of this name: run by {who}; see `tenure stop --job`");
+        let begun = run.begun.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let (who, ago) = (table::who(&run.owner), Span(clock::unix().saturating_sub(begun)));
+        let how = match run.outcome {
+            Outcome::Running => "running; see `tenure stop --job`".to_owned(),
+            Outcome::Done => "done".to_owned(),
+            Outcome::Failed(why) => format!("failed: {}", Line(&why)),
+            _ => "died or lost its lock".to_owned(),
+        };
+        let _ = writeln!(lines, "job of this name: run by {who}, begun {ago} ago: {how}");
     }
     lines
 }

@@ -52,7 +52,7 @@ impl Wanted<'_> {
 
     /// Waits for the locks as long as requested.
     async fn granted(&self, multi: &Multi) -> Result<Option<MultiGuard>, Failure> {
-        let Self { request, locks, voice, .. } = *self;
+        let Self { request, locks, voice, is_rerun, .. } = *self;
         let start = clock::now();
         let aside = async {
             if request.wait.is_some() {
@@ -62,7 +62,7 @@ impl Wanted<'_> {
             }
             let silence = async {
                 // Without a limit, the first request reports it.
-                if request.wait.is_none() {
+                if request.wait.is_none() && !is_rerun {
                     sleep(store::PATIENCE).await;
                 }
                 self.say_of_silence().await;
@@ -75,6 +75,7 @@ impl Wanted<'_> {
                 _ if request.no_wait => once.await?,
                 Some(limit) if limit.is_zero() => once.await?,
                 Some(limit) => multi.try_lock_for(limit).await?,
+                None if is_rerun => Some(multi.lock().await?),
                 // Try once first, so that an unreachable store is reported at once, however long the lock may
                 // take.
                 None => match unless_full(once.await)? {
@@ -89,7 +90,8 @@ impl Wanted<'_> {
                 Failed::Lock(error) => error,
                 Failed::NotThere(failure) => return failure,
             };
-            let asked_once = request.wait.is_none() && !request.no_wait && error.is_unreachable();
+            let asked_once =
+                request.wait.is_none() && !request.no_wait && !is_rerun && error.is_unreachable();
             let mut failure = Failure::from(error);
             if asked_once && advice(&failure.message).is_none() {
                 failure.message.push_str("; use -w DURATION to retry for that long");

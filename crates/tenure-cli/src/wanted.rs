@@ -12,6 +12,8 @@ pub(crate) struct Wanted<'a> {
     pub(crate) also: &'a [String],
     pub(crate) locks: &'a Locks,
     pub(crate) voice: Voice,
+    /// After a loss (`--retry-lost`), which the store's absence may have caused: an absent store is waited for.
+    pub(crate) is_rerun: bool,
 }
 
 impl Wanted<'_> {

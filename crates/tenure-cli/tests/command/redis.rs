@@ -476,3 +476,26 @@ fn namespaces_are_apart_and_names_are_shown_without_them() {
         said.exits_with(64).says(says);
     }
 }
+
+#[test]
+fn a_run_that_lost_its_lock_waits_for_its_server_to_return() {
+    let env = TestEnv::new();
+    let server = Server::start();
+    let url = server.url();
+    for more in [&[][..], &["--once-per", "1d"]] {
+        let options = [&["--store", &url, "--ttl", "900ms", "--retry-lost"], more].concat();
+        let script = "echo ran >> turns; READY; while [ ! -e end ]; do sleep 0.02; done";
+        let running = env.start_script(&options, "x", script);
+        server.kill();
+        running.eventually("it waits", || running.stderr().contains("waiting for the lock again"));
+        // A first request to a port that refuses fails after a tenth of that.
+        std::thread::sleep(ms(2_000));
+        server.restart();
+        running.eventually("it runs again", || env.read("turns").lines().count() == 2);
+        std::fs::write(env.path("end"), "").expect("a file");
+        running.wait_for(ms(30_000)).exits_with(0);
+        for file in ["turns", "end"] {
+            std::fs::remove_file(env.path(file)).expect("a file");
+        }
+    }
+}

@@ -20,13 +20,19 @@ fn a_job_runs_once_in_a_period_and_the_next_is_told_which_run_it_was() {
             let options = [&["--store", &url, "--once-per", LONG], options].concat();
             env.tenure_run(options.into_iter().chain([name, "-c", script]))
         };
+        let last = |name: &str, how: &str| {
+            let said = env.run(env.tenure(["status", "--store", &url, name])).exits_with(1);
+            assert!(said.stdout.contains(how), "{said:?}");
+        };
         run("digest", &[], "echo ran >> digest; exit 0").exits_with(0).says_nothing();
         run("digest", &[], "echo ran >> digest").exits_with(75).says("has run in this window");
         run("digest", &["-E", "0", "-q"], "echo ran >> digest").exits_with(0).says_nothing();
         assert_eq!(env.read("digest"), "ran\n", "{url}");
+        last("digest", " ago: done\n");
         fs::remove_file(env.path("digest")).expect("a file");
         // A failed job may run again.
         run("failing", &[], "exit 3").exits_with(3);
+        last("failing", " ago: failed: exit status: 3\n");
         run("failing", &[], "test \"$TENURE_FENCE\" -gt 0").exits_with(0);
         run("failing", &[], "exit 3").exits_with(75);
         // A job is not a lock of this name.
@@ -71,6 +77,8 @@ fn a_job_that_runs_is_said_to_and_its_window_stays_closed_when_its_runner_dies()
     running.wait();
     let asked = || env.tenure_run(["--once-per", LONG, "digest", "true"]).exits_with(75);
     eventually("its lock is free", SOON, || asked().stderr.contains("by a run that died"));
+    let status = env.run(env.tenure(["status", "digest"])).exits_with(1);
+    assert!(status.stdout.contains(" ago: died or lost its lock\n"), "{status:?}");
     // `--retry-lost` opens the window.
     let again = ["--once-per", LONG, "--retry-lost", "digest", "-c", "touch again"];
     env.tenure_run(again).exits_with(0).says_nothing();
@@ -206,7 +214,11 @@ fn status_tells_of_an_election_and_a_job_of_the_name() {
             running.wait();
         }
         fs::remove_file(leads).expect("a file");
-        assert!(!status().contains("of this name"));
+        let said = status();
+        assert!(
+            !said.contains("election of this name") && said.contains(" ago: failed: signal: 15"),
+            "{said}"
+        );
     }
 }
 

@@ -150,25 +150,43 @@ impl LockMetrics {
     }
 
     fn add(&mut self, other: &Self) {
-        let numbers = [
-            (&mut self.acquired, other.acquired),
-            (&mut self.busy, other.busy),
-            (&mut self.timed_out, other.timed_out),
-            (&mut self.cancelled, other.cancelled),
-            (&mut self.failed, other.failed),
-            (&mut self.waiting, other.waiting),
-            (&mut self.handovers, other.handovers),
-            (&mut self.held, other.held),
-            (&mut self.resumed, other.resumed),
-            (&mut self.renewals, other.renewals),
-            (&mut self.failed_renewals, other.failed_renewals),
-        ];
-        numbers.into_iter().for_each(|(sum, number)| *sum += number);
-        self.losses.iter_mut().zip(&other.losses).for_each(|(sum, number)| sum.1 += number.1);
-        self.wait.add(&other.wait);
-        self.hold.add(&other.hold);
-        self.fill.add(&other.fill);
-        for used in &other.uses {
+        // Without `..`, so that no new number is forgotten.
+        let Self {
+            group: _,
+            kind: _,
+            acquired,
+            busy,
+            timed_out,
+            cancelled,
+            failed,
+            waiting,
+            handovers,
+            held,
+            resumed,
+            renewals,
+            failed_renewals,
+            losses,
+            wait,
+            hold,
+            fill,
+            uses,
+        } = other;
+        self.acquired += acquired;
+        self.busy += busy;
+        self.timed_out += timed_out;
+        self.cancelled += cancelled;
+        self.failed += failed;
+        self.waiting += waiting;
+        self.handovers += handovers;
+        self.held += held;
+        self.resumed += resumed;
+        self.renewals += renewals;
+        self.failed_renewals += failed_renewals;
+        self.losses.iter_mut().zip(losses).for_each(|(sum, number)| sum.1 += number.1);
+        self.wait.add(wait);
+        self.hold.add(hold);
+        self.fill.add(fill);
+        for used in uses {
             let is_same = |known: &&mut UseMetrics| (known.what, known.result) == (used.what, used.result);
             match self.uses.iter_mut().find(is_same) {
                 Some(known) => known.count += used.count,

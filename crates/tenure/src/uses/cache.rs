@@ -576,7 +576,7 @@ impl Cache {
                     DEBUG,
                     target: "tenure",
                     "value_refused",
-                    "value refused: its computation took too long, or it was invalidated",
+                    "value refused: its lock was lost meanwhile, or it was invalidated",
                     lock = text(self.name()),
                     store = text(self.record.engine().store.url()),
                 );
