@@ -1,5 +1,4 @@
-//! What each Rust side does, with the settings that its library has by itself. An error ends the
-//! run.
+//! The Rust sides, with the default settings of their libraries. An error ends the run.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;

@@ -1,13 +1,12 @@
-//! Real servers, broken on purpose for as long as you like, under `tenure stress`, which kills and
-//! stops its processes meanwhile.
+//! Breaks real servers on purpose, under `tenure stress`, which kills and stops its processes meanwhile.
 //!
 //! ```text
 //! cargo bench -p tenure-cli --bench soak -- [TOPOLOGY [SECONDS [harm]]]
 //! ```
-//!
-//! TOPOLOGY is single, sentinel, cluster or quorum. Without `harm`, only faults that cost no lock.
-//! With `harm`, only faults that may lose an acknowledged lock: no persistence, sentinels that
-//! promote a replica, clocks that step. They must be expected to let two in. The last lines are the
+//! TOPOLOGY is single, sentinel, cluster or quorum. Without `harm`, only faults that must not cost a lock.
+//! With `harm`, only faults that may lose an acknowledged lock, so that two clients can hold: no persistence,
+//! sentinels that promote a replica, clocks that step. Ends with a report. The exit code is 1 if a violation
+//! was found, or, with `harm`, if none was.
 //! report. The exit code is 1 if a violation was found, or, with `harm`, if none was.
 #![allow(
     clippy::disallowed_methods,

@@ -1,4 +1,4 @@
-//! The workers as seen by their parent: started, observed, killed, paused, and told to end.
+//! The workers as seen by their parent: started, observed, killed, paused and stopped.
 #![expect(clippy::disallowed_methods, reason = "a thread reads what each worker says")]
 
 use std::collections::BTreeMap;
@@ -122,7 +122,7 @@ impl Crew {
     /// Kills a random worker (SIGKILL) and starts another. `false` if there was none.
     pub(super) fn kill_one(&mut self, dice: &Dice) -> io::Result<bool> {
         let Some(worker) = self.any(dice) else { return Ok(false) };
-        // Take the time before the kill: until then at least, it believed what it was told.
+        // Take the time before the kill: until then at least, it believed that it held.
         worker.killed = Some(now());
         worker.child.kill()?;
         self.start()?;

@@ -1,5 +1,4 @@
-//! A worker process: many tasks acquire a few locks in every possible way, and write down what they were
-//! told.
+//! A worker process: many tasks acquire a few locks in every possible way, and log what they observe.
 #![expect(clippy::disallowed_methods, reason = "a worker uses real time and a thread that reads its input")]
 
 use std::cell::Cell;

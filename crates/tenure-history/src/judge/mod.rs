@@ -1,4 +1,4 @@
-//! Looks for violations in what tasks were told: a pure function of their histories, in order of time.
+//! Looks for violations in what tasks observed: a pure function of their histories, in order of time.
 //!
 //! A hold counts from the moment when its task was told of the grant to the last moment at which its guard,
 //! when queried, reported that it held: for all of that time the guard promised exclusion.

@@ -66,7 +66,7 @@ impl ReferenceModel {
         self.check_turn(at, name, owner);
     }
 
-    /// A holder was told that its weight is now `weight`.
+    /// A holder learned that its weight is now `weight`.
     pub(super) fn check_alone(&mut self, at: TrueTime, name: &LockName, owner: &Owner, weight: u32) {
         let Some(lock) = self.locks.get(name) else { return };
         let (used, most) = (lock.used(), u64::from(lock.capacity));
@@ -181,7 +181,7 @@ impl ReferenceModel {
         }
     }
 
-    /// A client was told that it holds nothing.
+    /// A client learned that it holds nothing.
     pub(super) fn check_gone(&mut self, at: TrueTime, executed: &Executed<'_>, owner: &Owner) {
         let name = &executed.op.name;
         let Some(lock) = self.locks.get(name) else { return };

@@ -83,7 +83,7 @@ pub(super) struct Place {
     pub(super) lapses: TrueTime,
     /// Whether it is bound to its process.
     is_bound: bool,
-    /// Whether it was told when to retry, as the first in line is.
+    /// Whether it knows when to retry, as the first in line does.
     pub(super) knows: bool,
     /// The holds of a reentrant owner with their processes, and the number of detached ones.
     live: Vec<(u64, ProcessId)>,
