@@ -116,7 +116,7 @@ fn strobe(server: &Server, start: &Barrier) {
     server.clock().reset();
 }
 
-/// As on a board without a clock, before it has asked for the time.
+/// Like a board without a battery-backed clock, before it has synchronized its time.
 #[test]
 fn a_queue_is_refused_where_the_clock_stands_at_the_beginning_of_time() {
     let server = Server::with_clock();

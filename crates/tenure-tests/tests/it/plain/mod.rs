@@ -1,7 +1,7 @@
-//! A second client that knows book/contribute/protocol.md and nothing else: it sends plain commands, and locks
-//! together with this library. `page` is how it reads: what it sends and understands is taken from
-//! there, and where the page is wrong it fails. In `redisson` it does what that documentation says
-//! of an `RLock`, command by command, and in `versions` it is the client of another version.
+//! A second client, written from book/contribute/protocol.md alone: it sends plain commands, and
+//! interoperates with this library. `page` parses the documentation, from which this client takes what it
+//! sends and expects, so that it fails where the page is wrong. `redisson` follows the commands documented
+//! for an `RLock`, and `versions` is a client of another version.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -30,7 +30,7 @@ fn locks(server: &Server) -> Locks {
     Locks::open(&server.url()).expect("a store").with(|options| options.ttl(ms(3_000))).expect("options")
 }
 
-/// A lock of some kind; of a queue it takes more to say which.
+/// A kind of lock, with the parameters of a queue.
 #[derive(Clone, Copy)]
 struct Lock {
     machine: Machine,
@@ -43,7 +43,7 @@ const REENTRANTS: Lock = Lock { machine: Machine::Reentrant, ..MUTEXES };
 const FAIR: Lock = Lock { machine: Machine::Queue, kind: "fair mutex", permits: "" };
 const READ_WRITE: Lock = Lock { kind: "read-write lock", ..FAIR };
 
-/// What was answered, by the names that the page gives to its parts.
+/// An answer, by the page's names of its parts.
 #[derive(Debug)]
 struct Said {
     word: String,
@@ -51,7 +51,6 @@ struct Said {
 }
 
 impl Said {
-    /// One part, as a word.
     fn part(&self, name: &str) -> String {
         word(self.value(name))
     }
@@ -61,12 +60,12 @@ impl Said {
         &found.unwrap_or_else(|| panic!("no {name} in {self:?}")).1
     }
 
-    /// A part that is there several times.
+    /// A part that occurs several times.
     fn all(&self, name: &str) -> Vec<String> {
         self.parts.iter().filter(|(part, _)| *part == name).map(|(_, value)| word(value)).collect()
     }
 
-    /// Checks that a reply is as the page has it.
+    /// Checks that a reply has the documented form.
     fn read(machine: Machine, is_line: bool, said: &str, values: &[Value]) -> Self {
         assert!(!is_line || page::lines().contains(&said), "{said} as one string");
         let parts = page::parts(machine, said);
@@ -99,12 +98,12 @@ impl Plain {
         Self { client: server.client().expect("a connection"), owner, request: 0 }
     }
 
-    /// Asks about the lock `x`, with these arguments by name.
+    /// Sends a request about the lock `x`, with these arguments by name.
     fn ask(&mut self, lock: Lock, verb: &str, given: &[(&str, &str)]) -> Said {
         self.ask_by(lock.machine.script(), lock, verb, given)
     }
 
-    /// The same by another script.
+    /// The same with another script.
     fn ask_by(&mut self, script: &str, lock: Lock, verb: &str, given: &[(&str, &str)]) -> Said {
         self.request += 1;
         let request = self.request.to_string();
@@ -145,14 +144,14 @@ impl Plain {
         reply
     }
 
-    /// Listens; what is said comes out of [`Plain::hear`].
+    /// Subscribes; [`Plain::hear`] returns the messages.
     fn listen(server: &Server, channel: &str) -> Self {
         let mut listener = Self::new(server, 'e');
         listener.command(&["SUBSCRIBE", channel]);
         listener
     }
 
-    /// Listens to what all clients are told who wait for this lock in a queue.
+    /// Subscribes to the messages for all clients that wait in the queue of this lock.
     fn listen_to_turns(server: &Server, name: &str) -> Self {
         let mut listener = Self::new(server, 'e');
         let channel = format!("{}:??????????", page::channel(Machine::Queue, name));
@@ -173,7 +172,7 @@ fn word(value: &Value) -> String {
     }
 }
 
-/// The arguments in the page's order: those that are given, and what follows from the lock itself.
+/// The arguments in documented order: the given ones, and those that follow from the lock itself.
 fn arguments(lock: Lock, verb: &str, given: &[(&str, &str)]) -> Vec<String> {
     let names = page::arguments(lock.machine, verb);
     for (name, _) in given {
@@ -188,7 +187,7 @@ fn arguments(lock: Lock, verb: &str, given: &[(&str, &str)]) -> Vec<String> {
             "capacity" => Some(page::header(lock.kind, lock.permits).1),
             "channel" => Some(page::channel(lock.machine, "x")),
             "publish" => Some("PUBLISH".to_owned()),
-            // It does not say where it listens: it is never passed.
+            // It is not marked as listening, so it is never skipped.
             "listens" => Some(String::new()),
             _ => None,
         };
@@ -211,7 +210,6 @@ fn enter(hold: &'static str) -> [(&'static str, &'static str); 2] {
     [("hold", hold), ("ttl", "30000")]
 }
 
-/// A renewal of one.
 fn renew(hold: &'static str, bind: &'static str) -> [(&'static str, &'static str); 3] {
     [("hold", hold), ("ttl", "30000"), ("bind", bind)]
 }
@@ -314,7 +312,7 @@ fn another_client_takes_its_turn_in_our_queue() {
     let waiting = plain.ask(FAIR, "acquire", &[("ttl", "30000"), ("weight", "1"), ("wait", "20000")]);
     assert_eq!(waiting.word, "waiting");
     let ticket = waiting.part("ticket");
-    // The first in line is told when the holder's lease ends.
+    // The head of the queue learns when the holder's lease ends.
     assert!((1..=3_001).contains(&waiting.part("retry").parse::<u64>().expect("a number")), "{waiting:?}");
     std::thread::scope(|scope| {
         let behind = scope.spawn(|| block_on(fair.lock()).expect("a grant"));
@@ -336,7 +334,7 @@ fn another_client_takes_its_turn_in_our_queue() {
 fn readers_of_another_client_are_let_in_together_when_our_writer_is_done() {
     let server = Server::start();
     let (locks, mut readers) = (locks(&server), ['a', 'b'].map(|digit| Plain::new(&server, digit)));
-    // Two owners of one client, who are told together.
+    // Two owners of one client, which gets one message for both.
     readers[1].owner = format!("plain@elsewhere:7/{}{}{}", "b".repeat(12), "a".repeat(10), "b".repeat(10));
     let lock = locks.rwlock("x").expect("a name");
     let mut listener = Plain::listen_to_turns(&server, "x");
@@ -347,7 +345,7 @@ fn readers_of_another_client_are_let_in_together_when_our_writer_is_done() {
         assert_eq!(waiting.word, "waiting");
         waiting.part("ticket")
     });
-    // One request for both places, and for one that no client has.
+    // One request for both places, and for one that does not exist.
     let [first, second] = [readers[0].owner.clone(), readers[1].owner.clone()];
     let refresh =
         [("wait", "20000"), ("owner", &*first), ("owner", &*second), ("owner", "nobody@nowhere:1/")];
@@ -424,7 +422,7 @@ fn a_mutex_that_is_kept_by_commands_excludes_and_wakes_ours_and_ours_it() {
             .map(|command| plain.command(&command.iter().map(String::as_str).collect::<Vec<_>>()))
             .collect()
     };
-    // A null reply is the grant.
+    // A null reply is a grant.
     assert_eq!(act("acquire")[0], Value::Nil);
     assert!(block_on(mutex.try_lock()).expect("an answer").is_none());
     server.command(&["PEXPIRE", "x", "20000"]);
@@ -480,7 +478,7 @@ fn every_kind_of_ours_is_listed_and_another_kind_is_named() {
     assert!(other.is_mismatch() && other.to_string().ends_with("a sorted set"), "{other}");
 }
 
-/// Waits until a client listens.
+/// Waits until a client is subscribed.
 fn heard_by_one(server: &Server, channel: &str) {
     eventually(|| server.command(&["PUBSUB", "NUMSUB", channel]).items()[1].int() == 1);
 }

@@ -1,15 +1,15 @@
-//! What book/contribute/protocol.md says, taken from its own tables: keys, arguments and their order, replies,
-//! channels, headers and commands.
+//! Parses book/contribute/protocol.md: keys, arguments and their order, replies, channels, headers and
+//! commands.
 
 use std::sync::LazyLock;
 
 use super::{MUTEX, QUEUE, REENTRANT};
 
 const PAGE: &str = include_str!("../../../../../book/contribute/protocol.md");
-/// The page with single spaces: where a sentence breaks its line does not matter.
+/// The page with single spaces, so that line breaks do not matter.
 static PROSE: LazyLock<String> = LazyLock::new(|| PAGE.split_whitespace().collect::<Vec<_>>().join(" "));
 
-/// Which script, and so which column of a table.
+/// The script, and its column in a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Machine {
     Mutex,
@@ -32,25 +32,25 @@ impl Machine {
 pub(crate) struct Part {
     pub(crate) name: &'static str,
     pub(crate) is_int: bool,
-    /// It is there as often as it takes.
+    /// It may occur several times.
     pub(crate) repeats: bool,
-    /// It is this very word.
+    /// It is this literal word.
     pub(crate) is_literal: bool,
 }
 
-/// The rows of the table whose first line begins so, cell by cell.
+/// The rows of the table whose header begins like this, cell by cell.
 fn table(head: &str) -> Vec<Vec<&'static str>> {
     let start = PAGE.find(head).unwrap_or_else(|| panic!("no such table: {head}"));
     let rows = PAGE[start..].lines().skip(2).take_while(|line| line.starts_with('|'));
     rows.map(|row| row.trim_matches('|').split('|').map(str::trim).collect()).collect()
 }
 
-/// What stands between backticks.
+/// The texts in backticks.
 fn quoted(text: &'static str) -> Vec<&'static str> {
     text.split('`').skip(1).step_by(2).collect()
 }
 
-/// What stands in backticks behind these words.
+/// The text in backticks after these words.
 pub(crate) fn quoted_after(words: &str) -> &'static str {
     quoted(behind(words)).first().expect("something in backticks")
 }
@@ -60,7 +60,7 @@ fn behind(words: &str) -> &'static str {
     &PROSE[at + words.len()..]
 }
 
-/// The word behind these.
+/// The word after these.
 pub(crate) fn word_after(words: &str) -> &'static str {
     behind(words)
         .split(|end: char| end.is_whitespace() || ",.;".contains(end))
@@ -78,36 +78,34 @@ pub(crate) fn keys(verb: &str) -> Vec<&'static str> {
     request(verb)[1].split(", ").filter(|key| !key.starts_with("and ")).collect()
 }
 
-/// The names of a request's arguments behind the verb, the owner and the number; the last may be
-/// there several times.
+/// The names of a request's arguments after the verb, the owner and the number; the last may be repeated.
 pub(crate) fn arguments(machine: Machine, verb: &str) -> Vec<&'static str> {
     request(verb)[2 + machine as usize].split_whitespace().collect()
 }
 
-/// The first arguments of each request.
+/// The leading arguments of each request.
 pub(crate) fn first_arguments() -> Vec<&'static str> {
     let said = behind("All arguments begin with ").split(':').next().expect("a sentence");
     said.split([',', ' ']).filter(|word| ["verb", "owner", "request"].contains(word)).collect()
 }
 
-/// The key of a lock with the ballot and the channel that belong to it, by the page's own examples
-/// of each sort of name.
+/// A lock's key with its ballot and channel, from the page's examples of each form of name.
 pub(crate) fn side_keys() -> Vec<[&'static str; 3]> {
     let rows = table("| the lock's key | its ballot |").into_iter();
     rows.map(|row| [0, 1, 2].map(|cell| *quoted(row[cell]).last().expect("an example"))).collect()
 }
 
-/// The counter of tokens of a database.
+/// The token counter of a database.
 pub(crate) fn counter() -> &'static str {
     quoted_after("All locks of a database have one counter of tokens,")
 }
 
-/// What stands behind a token that was counted for the request.
+/// The suffix of a token drawn for the request.
 pub(crate) fn counted() -> &'static str {
     quoted_after("Behind the token of a mutex stands")
 }
 
-/// Where the end of its holds is told.
+/// The channel that announces the end of holds.
 pub(crate) fn channel(machine: Machine, name: &str) -> String {
     let [example, _, channel] = plain_row();
     let channel =
@@ -120,7 +118,7 @@ fn plain_row() -> [&'static str; 3] {
     plain.expect("a name of letters only")
 }
 
-/// The header of a queue and its capacity; a semaphore has so many permits.
+/// The header of a queue and its capacity, for a semaphore with this many permits.
 pub(crate) fn header(kind: &str, permits: &str) -> (String, String) {
     let rows = table("| KIND | CAPACITY | weight |");
     let row = rows.iter().find(|row| quoted(row[0]) == [kind]).unwrap_or_else(|| panic!("no kind: {kind}"));
@@ -136,21 +134,21 @@ pub(crate) fn weight_to_write() -> &'static str {
     weight.rsplit(' ').next().expect("a number")
 }
 
-/// The words that come as one string, with what belongs to them.
+/// The answers that are sent as one string, with their parts.
 pub(crate) fn lines() -> Vec<&'static str> {
     let end = "come as one bulk string instead";
     let sentence = PROSE[..PROSE.find(end).expect("a sentence")].rsplit(". ").next().expect("a sentence");
     quoted(sentence)
 }
 
-/// What belongs to the answer with this word.
+/// The parts of the answer with this word.
 pub(crate) fn parts(machine: Machine, word: &str) -> Vec<Part> {
     let rows = table("| word | then | means |");
     let at = rows
         .iter()
         .position(|row| quoted(row[0]) == [word])
         .unwrap_or_else(|| panic!("no such answer: {word}"));
-    // A row without a word goes on with the one above: one for each machine.
+    // A row without a word continues the one above: one for each machine.
     let further = rows[at + 1..].iter().take_while(|row| row[0].is_empty()).count();
     let cell = rows[at + (machine as usize).min(further)][1];
     let cell = match cell.split_once(": ") {
@@ -170,14 +168,13 @@ fn part(text: &'static str) -> Part {
     Part { name, is_int, repeats, is_literal }
 }
 
-/// The indented command that ends a connection.
+/// The indented command that closes a connection.
 pub(crate) fn end_of_a_connection() -> &'static str {
     PAGE.lines().find_map(|line| line.strip_prefix("    CLIENT ").map(|_| line.trim())).expect("a command")
 }
 
-/// The commands of a mutex where scripts are forbidden, on any server: those that are quoted in the
-/// right column, behind the last colon or semicolon; "the same" is what stands in the left one,
-/// before the colon.
+/// The commands of a mutex where scripts are forbidden, on any server: the quoted ones in the right column,
+/// after the last colon or semicolon. "the same" refers to the left column, before the colon.
 pub(crate) fn without_scripts(what: &str) -> Vec<Vec<&'static str>> {
     let rows = table("| | a server with `DELIFEQ`");
     let row = rows.iter().find(|row| row[0] == what).unwrap_or_else(|| panic!("no row: {what}"));

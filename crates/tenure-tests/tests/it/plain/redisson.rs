@@ -13,7 +13,7 @@ impl Redisson {
         Self(Plain::new(server, 'f'))
     }
 
-    /// What is left of the lease of the client that has it, unless this holder does now.
+    /// The remaining lease of the current holder, unless this one holds now.
     fn lock(&mut self) -> Result<(), i64> {
         let exists = self.0.command(&["EXISTS", "x"]).int() == 1;
         if exists && self.0.command(&["HEXISTS", "x", HOLDER]).int() == 0 {
@@ -24,7 +24,7 @@ impl Redisson {
         Ok(())
     }
 
-    /// Whether it is free now; `None` where it is not this holder's.
+    /// Whether it is free now; `None` if this holder did not hold it.
     fn unlock(&mut self) -> Option<bool> {
         if self.0.command(&["HEXISTS", "x", HOLDER]).int() == 0 {
             return None;
@@ -62,7 +62,7 @@ fn its_lock_excludes_ours_through_all_its_holds_and_its_last_unlock_wakes_us() {
         heard_by_one(&server, CHANNEL);
         assert_eq!(redisson.unlock(), Some(false));
         assert!(block_on(ours.try_lock()).expect("an answer").is_none());
-        // By now it asks once a second, so that it comes sooner is the message's doing.
+        // By now it polls once a second, so a faster grant is due to the message.
         std::thread::sleep(ms(4_000));
         assert_eq!(redisson.unlock(), Some(true));
         let released = Instant::now();
@@ -75,7 +75,7 @@ fn its_lock_excludes_ours_through_all_its_holds_and_its_last_unlock_wakes_us() {
 #[test]
 fn our_lock_excludes_it_through_all_our_holds_and_our_last_release_wakes_it() {
     let server = Server::start();
-    // Two clients, because the server does not hear of a re-entry through the same.
+    // Two clients, because a re-entry through the same one sends no request.
     let (ours, more, mut redisson) = (locks(&server), locks(&server), Redisson::new(&server));
     let me = Owner::new("me").expect("an owner");
     let (ours, more) = (ours.reentrant_mutex("x", &me), more.reentrant_mutex("x", &me));
@@ -120,7 +120,7 @@ fn its_force_unlock_is_a_loss_to_us() {
     redisson.force_unlock();
     let lost = block_on(guard.lost());
     assert!(lost.is_lost() && !guard.is_held(), "{lost}");
-    // Not only when the lease would have ended.
+    // Before the lease would have ended.
     in_time(started.elapsed(), ms(1_800));
     assert_eq!(redisson.lock(), Ok(()));
 }

@@ -1,8 +1,6 @@
-//! Two versions at once, as during an upgrade: one runs the scripts of today under its own SHA, the
-//! other is this library.
-//!
-//! There is one version yet, so both run one text. Once a version is out and a script changes, the
-//! old text is kept beside this file, and [`Version`] runs it.
+//! Two versions at once, as during an upgrade: one runs today's scripts under its own SHA, the other is this
+//! library. There is only one version yet, so both run the same text. After a release, the old text of a
+//! changed script is kept beside this file, and [`Version`] runs it.
 
 use std::sync::Mutex;
 use std::thread::scope;
@@ -22,7 +20,7 @@ struct Version {
 }
 
 impl Version {
-    /// `mark` makes it another script that does the same.
+    /// `mark` makes it a different script with the same effect.
     fn new(server: &Server, digit: char, kind: &'static str, mark: &str) -> Self {
         let lock = match kind {
             "mutex" => MUTEXES,
@@ -75,7 +73,7 @@ fn acquire(locks: &Locks, kind: &str, wait: Duration) -> Option<Guard> {
     let asked = async {
         match kind {
             "mutex" => locks.mutex("x")?.try_lock_for(wait).await,
-            // With its own owner each time, as all others.
+            // With its own owner each time, like all others.
             "reentrant" => locks.reentrant_mutex("x", &Owner::new("me")?)?.try_lock_for(wait).await,
             "fair" => locks.fair_mutex("x")?.try_lock_for(wait).await,
             "writer" => Ok(locks.rwlock("x")?.try_write_for(wait).await?.map(Guard::from)),
@@ -87,7 +85,7 @@ fn acquire(locks: &Locks, kind: &str, wait: Duration) -> Option<Guard> {
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// All kinds at once, each on its own server.
+/// All kinds concurrently, each on its own server.
 fn with_each(it: impl Fn(&'static str) + Sync) {
     scope(|scope| {
         for kind in KINDS {
@@ -103,7 +101,7 @@ fn two_versions_take_turns_at_each_machine_and_tokens_grow_over_all() {
     with_each(|kind| {
         let server = Server::start();
         let ours = locks(&server);
-        // Who is inside, and the last token.
+        // The holder, and the last token.
         let book = Mutex::new((None, 0));
         let enters = |who: &'static str, token: u64| {
             let mut book = book.lock().expect("no panic");
@@ -128,7 +126,7 @@ fn two_versions_take_turns_at_each_machine_and_tokens_grow_over_all() {
                         assert!(version.holds());
                         leaves();
                         assert!(version.release());
-                        std::thread::sleep(ms(5)); // it does not wait in line: let others have their turn
+                        std::thread::sleep(ms(5)); // it does not queue: let others have their turn
                     }
                 });
             }
@@ -167,7 +165,7 @@ fn holds_and_waits_outlive_a_flush_of_the_scripts_and_their_replacement() {
             let next = waiter.join().expect("no panic");
             assert!(next.fence() > token, "{kind}: {} after {token}", next.fence());
         });
-        // The same hold through one text and another.
+        // The same hold through two different texts.
         let mut one = Version::new(&server, 'b', kind, "");
         let mut token = None;
         eventually(|| {
@@ -180,7 +178,7 @@ fn holds_and_waits_outlive_a_flush_of_the_scripts_and_their_replacement() {
     });
 }
 
-/// What is kept otherwise by a version that does not exist yet.
+/// Data in the format of a version that does not exist yet.
 #[test]
 fn what_a_later_version_keeps_otherwise_is_held_by_somebody_else_and_left_as_it_is() {
     let server = Server::start();
