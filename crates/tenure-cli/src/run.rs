@@ -19,7 +19,7 @@ use crate::wanted::Wanted;
 use crate::work::{self, Ended, Work};
 use crate::{asked, clock, store, take};
 
-/// Runs a command under a lock; returns the code to exit with.
+/// Runs a command under a lock; returns the exit code.
 pub(crate) fn run(args: &Run) -> u8 {
     let voice = args.request.voice();
     asked::run(voice, under_lock(args, voice))
@@ -69,8 +69,7 @@ async fn under_lock(args: &Run, voice: Voice) -> Result<u8, Failure> {
     }
 }
 
-/// Begins the job in this window, if no run has: otherwise says which, and returns the code to exit
-/// with.
+/// Begins the job unless it has run in this window; otherwise reports that run and returns the exit code.
 async fn begin(
     args: &Run,
     locks: &Locks,
@@ -101,7 +100,7 @@ async fn begin(
     }
 }
 
-/// The run that keeps another from its window.
+/// The message about the run that closed the window.
 fn told(name: &LockName, last: &LastRun) -> String {
     let what = match last.outcome {
         Outcome::Running => "is running",

@@ -155,7 +155,7 @@ mod linux {
                     if self.holders.values().any(|watched| *watched == event.wd()) {
                         seen.push(DirectoryEvent::HolderClosed);
                     }
-                    continue; // else it is said of a watch that has ended
+                    continue; // else the event belongs to a watch that has ended
                 }
                 if events.intersects(
                     ReadFlags::DELETE_SELF | ReadFlags::MOVE_SELF | ReadFlags::IGNORED | ReadFlags::UNMOUNT,

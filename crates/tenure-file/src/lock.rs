@@ -1,6 +1,6 @@
 //! One lock as a request reads and writes it: its record and as much of its line file as the request needs.
 //!
-//! The record is written last and says which bytes of the line are valid. Changes made to the line before
+//! The record is written last and states which bytes of the line are valid. Changes made to the line before
 //! that are correct on their own: a refreshed or an abandoned ticket.
 
 use std::os::fd::OwnedFd;

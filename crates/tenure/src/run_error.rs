@@ -44,7 +44,7 @@ impl<T> fmt::Display for RunError<T> {
     }
 }
 
-/// Says of the value only whether there is one: its type need not be `Debug`.
+/// Shows only whether there is a value, whose type need not be `Debug`.
 impl<T> fmt::Debug for RunError<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RunError")
