@@ -74,6 +74,7 @@ pub(super) fn plain(
     async move {
         let rows = match plain {
             PlainStatement::List { prefix, after } => session.list(&prefix, &after).await,
+            PlainStatement::Read { names } => session.read(&names, false).await,
             PlainStatement::Ping => session.ping().await.map(|()| Vec::new()),
         };
         Done::Plain(number, rows)

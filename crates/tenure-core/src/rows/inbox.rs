@@ -35,6 +35,8 @@ pub(super) enum QueuedOp {
 pub(super) enum PlainStatement {
     /// A page of the listing.
     List { prefix: String, after: String },
+    /// The rows of these locks.
+    Read { names: Vec<String> },
     /// A no-op that shows that the server answers.
     Ping,
 }

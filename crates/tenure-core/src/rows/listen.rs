@@ -14,16 +14,17 @@ use std::time::Duration;
 use futures_util::future::{Either, FutureExt, select};
 use tokio::sync::Notify;
 
+use super::inbox::{Inbox, PlainStatement, QueuedOp};
 use super::names::LockKey;
 use super::server::{Server, ServerConnection};
-use super::state::heard;
+use super::state::{RowSight, heard};
 use super::worker::share;
 use crate::moment::Moment;
 use crate::net::{by, pause};
 use crate::planted::{Bug, planted};
 use crate::protocol::Notification;
 use crate::runtime::Runtime;
-use crate::store::{Failure, FirstConnection, Listener, Publisher};
+use crate::store::{Failure, Listener, Publisher};
 use crate::sync::Locked;
 
 /// How long the connection stays open after the last listener has left.
@@ -35,16 +36,17 @@ const ANSWER: Duration = Duration::from_secs(2);
 /// Interval at which the rows are marked again as having listeners. The mark lasts for five minutes, which is
 /// longer.
 const AGAIN: Duration = Duration::from_secs(120);
-/// Range of the polling interval of waiters, which grows with the wait: a hand-over costs about a tenth of it.
+/// Range of the interval at which one statement polls all locks that this process waits for: short after a
+/// change, and growing without one.
 const POLLS: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(250)];
-/// Longest polling interval of watchers and holders.
+/// Polling interval of watchers and holders.
 const WATCHES: Duration = Duration::from_secs(1);
 
 /// The listeners, and the task that serves their connection.
 pub(super) struct NotificationHub {
     server: Arc<dyn Server>,
     runtime: Arc<dyn Runtime>,
-    first: Arc<FirstConnection>,
+    inbox: Arc<Inbox>,
     state: Locked<ListenState>,
     /// Wakes the connection's task.
     work: Notify,
@@ -75,13 +77,10 @@ struct ListenedLock {
 }
 
 impl NotificationHub {
-    pub(super) fn new(
-        server: Arc<dyn Server>,
-        runtime: Arc<dyn Runtime>,
-        first: Arc<FirstConnection>,
-    ) -> Arc<Self> {
+    pub(super) fn new(inbox: Arc<Inbox>) -> Arc<Self> {
+        let (server, runtime) = (Arc::clone(&inbox.server), Arc::clone(&inbox.runtime));
         let (state, work, told) = (Locked::default(), Notify::new(), Notify::new());
-        Arc::new(Self { server, runtime, first, state, work, told })
+        Arc::new(Self { server, runtime, inbox, state, work, told })
     }
 
     fn state(&self) -> MutexGuard<'_, ListenState> {
@@ -97,10 +96,13 @@ impl NotificationHub {
     ) -> Result<Listener, Failure> {
         let deadline = self.runtime.now() + within;
         let name = key.name.clone();
-        if !self.server.has_notifications() {
-            return Ok(self.polling(if is_waiter { POLLS[1] } else { WATCHES }));
+        if !self.server.has_notifications() && !is_waiter {
+            return Ok(self.polling());
         }
         let listener = Listener::new(|publisher| Box::new(self.enter(key, publisher)) as Box<dyn Any + Send>);
+        if !self.server.has_notifications() {
+            return Ok(listener);
+        }
         let confirmed = async {
             loop {
                 let mut told = pin!(self.told.notified());
@@ -121,18 +123,16 @@ impl NotificationHub {
         }
     }
 
-    /// A listener for polling: it is told at growing intervals that it may have missed something.
-    fn polling(&self, longest: Duration) -> Listener {
+    /// A listener that is told at intervals that it may have missed something.
+    fn polling(&self) -> Listener {
         let runtime = Arc::clone(&self.runtime);
         Listener::new(|publisher| {
             let spawner = Arc::clone(&runtime);
             spawner.spawn(
                 async move {
-                    let since = runtime.now();
                     while !publisher.is_over() {
-                        let most = (runtime.now().since(since) / 4).clamp(POLLS[0], longest);
-                        let jittered = most.mul_f64(0.5 + 0.5 * share(runtime.random()));
-                        select(pin!(publisher.over()), runtime.sleep_until(runtime.now() + jittered)).await;
+                        let pause = WATCHES.mul_f64(0.5 + 0.5 * share(runtime.random()));
+                        select(pin!(publisher.over()), runtime.sleep_until(runtime.now() + pause)).await;
                         publisher.say(Notification::Reconnected);
                     }
                 }
@@ -140,6 +140,42 @@ impl NotificationHub {
             );
             Box::new(())
         })
+    }
+
+    /// Reads the rows of the locks that are waited for, and reports changes, while there are any.
+    async fn poll_rows(self: Arc<Self>) {
+        let runtime = Arc::clone(&self.runtime);
+        let (mut seen, mut pause) = (BTreeMap::<String, RowSight>::new(), POLLS[0]);
+        loop {
+            let names: Vec<String> = {
+                let mut state = self.state();
+                state.runs = !state.closed && !state.locks.is_empty();
+                if !state.runs {
+                    return;
+                }
+                state.locks.keys().cloned().collect()
+            };
+            seen.retain(|name, _| names.binary_search(name).is_ok());
+            let plain = PlainStatement::Read { names };
+            let ask = |reply| QueuedOp::Plain { plain, at_once: false, reply };
+            // A closed inbox answers no more.
+            let rows = by(&*runtime, runtime.now() + ANSWER, self.inbox.ask(ANSWER, ask)).await;
+            let rows = rows.and_then(Result::ok).unwrap_or_default();
+            pause = (pause * 3 / 2).min(POLLS[1]);
+            for row in rows {
+                let sight = RowSight::of(&row);
+                if seen.get(&row.name) != Some(&sight) {
+                    self.tell(&row.name, &sight.wake());
+                    seen.insert(row.name, sight);
+                    pause = POLLS[0];
+                }
+            }
+            let jittered = pause.mul_f64(0.5 + 0.5 * share(runtime.random()));
+            let (work, timer) = (pin!(self.work.notified()), runtime.sleep_until(runtime.now() + jittered));
+            if let Either::Left(_) = select(work, timer).await {
+                pause = POLLS[0];
+            }
+        }
     }
 
     /// Adds a listener, and starts the connection's task if it is not running.
@@ -161,7 +197,11 @@ impl NotificationHub {
         state.left = None;
         if !state.runs && !state.closed {
             state.runs = true;
-            self.runtime.spawn(Arc::clone(self).serve().boxed());
+            let hub = Arc::clone(self);
+            self.runtime.spawn(match self.server.has_notifications() {
+                true => hub.serve().boxed(),
+                false => hub.poll_rows().boxed(),
+            });
         } else if is_new {
             self.work.notify_one();
         }
@@ -193,7 +233,7 @@ impl NotificationHub {
         let runtime = Arc::clone(&self.runtime);
         let mut tries = 0;
         loop {
-            let connected = match self.first.yields() {
+            let connected = match self.inbox.first.yields() {
                 Some(failure) => Err(failure),
                 None => self.server.connect(None).await,
             };
@@ -263,7 +303,7 @@ impl NotificationHub {
         loop {
             let now = runtime.now();
             let Some(until) = self.is_needed_until(now) else { return true };
-            if self.first.is_starved() {
+            if self.inbox.first.is_starved() {
                 return false;
             }
             let is_again = now >= again_at;
@@ -290,7 +330,7 @@ impl NotificationHub {
                 }
             }
             let timer = runtime.sleep_until(until.min(alive_until).min(again_at));
-            let (work, starved) = (pin!(self.work.notified()), pin!(self.first.starved()));
+            let (work, starved) = (pin!(self.work.notified()), pin!(self.inbox.first.starved()));
             let (work, message) = (select(work, starved), pin!(messages.recv()));
             match select(select(message, select(work, timer)), &mut over).await {
                 Either::Left((Either::Left((Some(message), _)), _)) => self.hear(&message),
@@ -340,7 +380,11 @@ impl NotificationHub {
 
     fn hear(&self, message: &str) {
         let Some((name, wake)) = heard(message) else { return };
-        if let Some(lock) = self.state().locks.get(&name) {
+        self.tell(&name, &wake);
+    }
+
+    fn tell(&self, name: &str, wake: &Notification) {
+        if let Some(lock) = self.state().locks.get(name) {
             lock.listeners.values().for_each(|listener| listener.say(wake.clone()));
         }
     }

@@ -64,8 +64,8 @@ impl RowStore {
     /// A store on this server; sends nothing before its first use.
     pub fn on(server: Arc<dyn Server>, runtime: Arc<dyn Runtime>) -> Self {
         let (url, work) = (server.shown(), |inbox| StatementWorker::new(inbox).run().boxed());
-        let inbox = Inbox::new(Arc::clone(&server), Arc::clone(&runtime), work);
-        let notifications = NotificationHub::new(server, runtime, Arc::clone(&inbox.first));
+        let inbox = Inbox::new(server, runtime, work);
+        let notifications = NotificationHub::new(Arc::clone(&inbox));
         Self { inner: Arc::new(RowStoreInner { inbox, notifications }), url }
     }
 

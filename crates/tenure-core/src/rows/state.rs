@@ -155,6 +155,37 @@ fn lock(row: &Row) -> Result<Option<ExpiringValue<Data>>, Failure> {
     Ok(Some(ExpiringValue { value: data, expires_ms: Some(unsigned(row.ends_ms.unwrap_or(0))) }))
 }
 
+/// What a waiter has to know of a row.
+#[derive(PartialEq, Eq)]
+pub(super) enum RowSight {
+    /// The value, if there is a lock, and the last token.
+    Value(Option<String>, i64),
+    /// The holders of a queue: their tickets and weights.
+    Holders(Vec<(u64, u32)>),
+}
+
+impl RowSight {
+    pub(super) fn of(row: &Row) -> Self {
+        match lock(row).ok().flatten().map(|lock| lock.value) {
+            Some(Data::Queue(queue)) => {
+                let holders = queue.tickets().take_while(|(number, _)| *number <= queue.mark);
+                Self::Holders(holders.map(|(number, ticket)| (number, ticket.weight)).collect())
+            }
+            _ => Self::Value(row.value.clone(), row.fence),
+        }
+    }
+
+    /// What to tell waiters of a change.
+    pub(super) fn wake(&self) -> Notification {
+        match self {
+            Self::Value(..) => Notification::Reconnected,
+            Self::Holders(holders) => {
+                Notification::Granted { tickets: holders.iter().map(|(number, _)| *number).collect() }
+            }
+        }
+    }
+}
+
 /// A row as shown in a listing.
 pub(super) fn listed(row: &Row) -> Option<Found> {
     found(&State { lock: lock(row).ok()?, ballot: None }, now(row.clock_us))

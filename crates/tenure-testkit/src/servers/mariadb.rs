@@ -16,7 +16,7 @@ use super::postgres::{as_nobody, give_to_nobody};
 use super::process::Process;
 use super::{eventually, sweep_dirs_at_exit};
 
-/// A `mariadbd` without durability. Dropping it ends the server and removes its directory.
+/// A `mariadbd` without fsync. Dropping it ends the server and removes its directory.
 #[derive(Debug)]
 pub struct MariaDb {
     /// Declared first, so that the process ends before its directory is removed.
@@ -94,7 +94,7 @@ impl MariaDb {
         let port = format!("--port={}", self.port.number());
         let fixed = ["--no-defaults", "--bind-address=127.0.0.1", "--skip-name-resolve", NO_AIO, SMALL_LOG];
         let quick =
-            ["--innodb-flush-log-at-trx-commit=0", "--innodb-buffer-pool-size=32M", "--max-connections=300"];
+            ["--innodb-flush-log-at-trx-commit=2", "--innodb-buffer-pool-size=32M", "--max-connections=300"];
         let places = [
             option("datadir", dir, "data"),
             option("tmpdir", dir, TEMPORARY),
