@@ -87,17 +87,15 @@ pub(crate) fn open_existing_with(
     terms: Terms,
     change: impl FnOnce(Options) -> Options,
 ) -> Result<Locks, Failure> {
-    let named = named(args)?;
-    if let Some(path) =
-        named.is_said().then(|| named.url()).transpose()?.as_deref().and_then(|url| url.strip_prefix("file:"))
-    {
+    let url = url_with(args, terms)?;
+    if let Some(path) = url.strip_prefix("file:").filter(|_| named(args).is_ok_and(|named| named.is_said())) {
         let directory = Path::new(path.strip_prefix("//").unwrap_or(path));
         // Distinguish a missing directory from an unreadable one, which the store reports.
         if directory.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
             return Err(missing(directory));
         }
     }
-    open(args, terms, change)
+    open_at(&url, &args.prefix, change)
 }
 
 /// The error for a directory that does not exist.

@@ -464,6 +464,12 @@ fn namespaces_are_apart_and_names_are_shown_without_them() {
     env.run(env.tenure(["status", "--namespace", "b:", "--store", &url, "x"])).exits_with(1);
     assert!(server.has("a:x") && server.has("a:tenure:fence") && !server.has("x"));
     drop(holder);
+    // A warning of the store itself has the name, too.
+    server.command(&["ACL", "SETUSER", "app", "on", ">pw", "resetchannels", "~a:*", "+@all"]);
+    let app = url.replace("redis://", "redis://app:pw@");
+    let said = env.run(env.tenure(["run", "--namespace=a:", "--store", &app, "y", "--", "true"]));
+    assert!(said.stderr.contains("cannot wake the waiters (lock y, "), "{said:?}");
+    said.exits_with(0);
     for (store, namespace, says) in [
         (&*format!("{url}?namespace=a:"), "b:", "all clients of a lock must agree"),
         (&*url, "b", "must end with one of"),
