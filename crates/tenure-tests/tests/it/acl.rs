@@ -88,8 +88,12 @@ fn hand_over(hold: impl Fn() -> Result<Guard>, wait: impl Fn() -> Result<Guard> 
 }
 
 /// Everything that can be done with one kind of lock.
-pub(crate) fn use_kind(kind: &str, url: &str) -> Result<()> {
-    let (ours, theirs) = (locks(url)?, locks(url)?);
+fn use_kind(kind: &str, url: &str) -> Result<()> {
+    use_kind_of(kind, &locks(url)?, &locks(url)?, Duration::from_millis(30))
+}
+
+/// As `use_kind`, by two clients. `patience` is the wait of a waiter that gives up.
+pub(crate) fn use_kind_of(kind: &str, ours: &Locks, theirs: &Locks, patience: Duration) -> Result<()> {
     match kind {
         "mutex" => {
             let (a, b) = (ours.mutex("{m}utex")?, theirs.mutex("{m}utex")?);
@@ -112,7 +116,7 @@ pub(crate) fn use_kind(kind: &str, url: &str) -> Result<()> {
             hand_over(|| block_on(a.lock()), || block_on(b.lock()))?;
             // An abandoned wait leaves the queue.
             let held = block_on(a.lock())?;
-            assert!(block_on(b.try_lock_for(Duration::from_millis(30)))?.is_none());
+            assert!(block_on(b.try_lock_for(patience))?.is_none());
             block_on(held.release())?;
             let (a, b) = (ours.rwlock("w")?, theirs.rwlock("w")?);
             hand_over(|| block_on(a.write()).map(Guard::from), || block_on(b.read()).map(Guard::from))?;

@@ -10,7 +10,7 @@ use tenure::{Change, LockName, Locks, Options, Owner, block_on};
 use tenure_testkit::asker::Asker;
 use tenure_testkit::servers::{Cluster, Config, Ensemble, Etcd, Postgres, Server, ZooKeeper, eventually};
 
-use crate::acl::{KINDS, allow, denied, rights, use_kind};
+use crate::acl::{KINDS, allow, denied, rights, use_kind_of};
 
 const SOON: Duration = Duration::from_secs(20);
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -19,9 +19,9 @@ fn client(url: &str) -> Locks {
     Locks::open(url).expect(url).with(|_| Options::new().op_timeout(SOON)).expect("options")
 }
 
-/// The names of all locks of a client.
-async fn listed(locks: &Locks) -> Vec<String> {
-    let (mut names, mut listing) = (Vec::new(), locks.list("").expect("a prefix"));
+/// The names of a client's locks that begin with this.
+async fn listed(locks: &Locks, begin: &str) -> Vec<String> {
+    let (mut names, mut listing) = (Vec::new(), locks.list(begin).expect("a prefix"));
     while let Some(status) = listing.next().await.expect("an answer") {
         names.push(status.name.to_string());
     }
@@ -32,10 +32,11 @@ async fn listed(locks: &Locks) -> Vec<String> {
 
 /// Every kind of lock, and all that is done with names, but for caches.
 fn use_everything(url: &str) {
-    for kind in KINDS {
-        use_kind(kind, url).unwrap_or_else(|error| panic!("{url}: {kind}: {error:?}"));
-    }
     let (ours, theirs) = (client(url), client(url));
+    for kind in KINDS {
+        use_kind_of(kind, &ours, &theirs, SOON / 10)
+            .unwrap_or_else(|error| panic!("{url}: {kind}: {error:?}"));
+    }
     block_on(async {
         let fill = ours.fill("table").expect("a name");
         let filled = fill.run(async || Ok::<Option<u8>, Infallible>(None), async |_| Ok(1));
@@ -56,7 +57,7 @@ fn use_everything(url: &str) {
         let asked = theirs.request_stop("held", "now").await.expect("an answer").expect("it is held");
         assert_eq!(asked.name.as_str(), "held");
         assert_eq!(ours.stop_requested(&held).await.expect("an answer").reason, "now");
-        assert_eq!(listed(&theirs).await.iter().filter(|name| *name == "held").count(), 1);
+        assert_eq!(listed(&theirs, "").await.iter().filter(|name| *name == "held").count(), 1);
         let ended = theirs.force_release("held").await.expect("an answer").expect("it was held");
         assert_eq!(ended.name.as_str(), "held");
     });
@@ -98,7 +99,10 @@ fn share_nothing(urls: [&str; 2]) {
         let permit = other.semaphore("s", 2).expect("a name").acquire_many(2).await.expect("permits");
         permit.release().await.expect("a release");
         let writer = other.rwlock("r").expect("a name").write().await.expect("a lock");
-        assert_eq!((listed(&one).await, listed(&other).await), (names(["f", "r", "s", "x"]), names(["r"])));
+        assert_eq!(
+            (listed(&one, "").await, listed(&other, "").await),
+            (names(["f", "r", "s", "x"]), names(["r"]))
+        );
         drop(writer);
 
         let elections = [&one, &other].map(|locks| locks.election("e", locks.url()).expect("a name"));
@@ -263,6 +267,8 @@ fn other_programs_lock_with_the_full_key() {
     server.command(&["HINCRBY", "app:r", "550e8400-e29b-41d4-a716-446655440000:51", "1"]);
     assert!(block_on(mutex.try_lock()).expect("an answer").is_none());
     assert!(block_on(reentrant.try_lock()).expect("an answer").is_none());
+    // Without a prefix, a listing has the locks of tenure only.
+    assert_eq!([block_on(listed(&locks, "")), block_on(listed(&locks, "x"))], [names([]), names(["x"])]);
 }
 
 #[test]
