@@ -152,6 +152,10 @@ pub enum Bug {
     PostgresCheckInForgotten,
     /// The same when its own release admits the next waiter.
     PostgresHandOverUnseen,
+    /// A write that was late is taken for one that an open transaction kept out.
+    PostgresLateTakenForCheckIn,
+    /// A row is written although the lease that it grants is over by then.
+    PostgresDeadGrantWritten,
     /// No margin for stores that count whole milliseconds.
     NoRounding,
     /// The loss of a lease is not announced ahead of its end.

@@ -11,6 +11,7 @@ use crate::planted::{Bug, planted};
 use crate::protocol::record::{self, Record, RecordAnswer, RecordVerb, Then};
 use crate::protocol::{self, Answer, ExpiringValue, Op, ReleaseScope, State, Verb, codec};
 use crate::store::Failure;
+use crate::store::observe::Notes;
 
 /// An answer.
 pub(super) enum GroupAnswer {
@@ -33,6 +34,7 @@ struct GroupedLock {
     record: Option<ExpiringValue<Record>>,
     counter: u64,
     wake: Vec<String>,
+    notes: Notes,
 }
 
 impl Group {
@@ -40,8 +42,9 @@ impl Group {
     /// that no other client may end a hold of the lock, not even an expired one.
     pub(super) fn run(key: &LockKey, seen: &SeenRow, asks: &[&QueuedOp], is_checked_in: bool) -> Self {
         let state = if is_checked_in { seen.spared() } else { seen.state.clone() };
-        let mut now =
-            GroupedLock { state, record: seen.record.clone(), counter: seen.counter, wake: Vec::new() };
+        let (record, counter, wake, notes) =
+            (seen.record.clone(), seen.counter, Vec::new(), Notes::default());
+        let mut now = GroupedLock { state, record, counter, wake, notes };
         let asking: BTreeSet<&Owner> = asks.iter().filter_map(|ask| releases(ask)).collect();
         let mut all = now.clone();
         let mut said: Vec<_> = asks.iter().map(|ask| Ok(all.apply(key, seen, ask))).collect();
@@ -85,6 +88,7 @@ impl GroupedLock {
                 let (answer, wake) = protocol::apply(&mut self.state, &mut self.counter, seen.now, op);
                 let forced = protocol::forced(op, &answer);
                 self.wake.extend(forced.iter().flat_map(|wake| messages(key, wake)));
+                self.notes.add(op, (&answer, &wake), &self.state);
                 (GroupAnswer::Lock(answer), wake)
             }
             QueuedOp::Record(op, _) => {
@@ -113,6 +117,7 @@ impl GroupedLock {
         // The removal of an expired lock need not be written.
         let is_same = state.lock == seen.state.lock || state.lock.is_none() && seen.state.is_over(seen.now);
         if is_same && !has_new_record && self.counter == seen.counter && self.wake.is_empty() {
+            self.notes.unwritten();
             return None;
         }
         let lock =
@@ -120,12 +125,16 @@ impl GroupedLock {
         Some(RowChange {
             serial: seen.serial,
             ends_hold: seen.ends_hold(&state, asking) && !planted(Bug::PostgresCheckInForgotten),
-            until_ms: seen.is_steady_until(),
+            until_ms: seen.is_steady_until(match planted(Bug::PostgresDeadGrantWritten) {
+                true => &seen.state,
+                false => &state,
+            }),
             lock,
             ends_ms: state.lock.as_ref().and_then(|lock| lock.expires_ms).unwrap_or(0),
             fence: self.counter,
             record: has_new_record.then_some(self.record),
             wake: self.wake.join("\n"),
+            notes: self.notes,
         })
     }
 }

@@ -25,9 +25,13 @@ pub(super) enum QueueStep {
     Fast {
         sent: Moment,
     },
-    Reading,
+    Reading {
+        sent: Moment,
+    },
     Writing {
         group: Group,
+        /// An answer from before then says that the write was not late.
+        until: Moment,
     },
 }
 

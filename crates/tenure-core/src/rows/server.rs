@@ -1,5 +1,5 @@
 //! The interface between the store and a server: connections, statements and notifications. Each
-//! store implements it for its server, and the tests with a model.
+//! store implements it for its server, and `sim/rows` of the test kit for a simulated one.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -15,6 +15,7 @@ use crate::protocol::ExpiringValue;
 use crate::protocol::record::Record;
 use crate::runtime::{Driver, Runtime};
 use crate::store::Failure;
+use crate::store::observe::Notes;
 
 /// A server, or several of which one is the primary.
 pub trait Server: fmt::Debug + Send + Sync + 'static {
@@ -176,6 +177,8 @@ pub struct RowChange {
     /// Messages for listeners, one per line. Those that start with `!` are sent even if the row is not marked
     /// as having listeners.
     pub wake: String,
+    /// The requests that the change carries out.
+    pub notes: Notes,
 }
 
 /// The failure where none of these servers could be used.

@@ -45,12 +45,16 @@ impl SeenRow {
         Ok(Self { state: State { lock, ballot: None }, record, counter, serial: row.serial, now })
     }
 
-    /// Until when the machine would decide the same: until something live expires.
-    pub(super) fn is_steady_until(&self) -> u64 {
-        let ends = self.state.lock.iter().flat_map(|lock| match &lock.value {
-            Data::Queue(queue) => queue.tickets().map(|(_, ticket)| ticket.deadline_ms).collect(),
-            _ => Vec::from_iter(lock.expires_ms),
-        });
+    /// Until when the machine would decide the same: until something live expires, before or after the
+    /// decision.
+    pub(super) fn is_steady_until(&self, after: &State) -> u64 {
+        let ends =
+            [&self.state, after].into_iter().flat_map(|state| &state.lock).flat_map(|lock| {
+                match &lock.value {
+                    Data::Queue(queue) => queue.tickets().map(|(_, ticket)| ticket.deadline_ms).collect(),
+                    _ => Vec::from_iter(lock.expires_ms),
+                }
+            });
         let ends = ends.chain(self.record.as_ref().and_then(|record| record.expires_ms));
         let last = self.now.ms.saturating_add(LATE_MS);
         ends.filter(|end| *end >= self.now.ms).fold(last, u64::min)

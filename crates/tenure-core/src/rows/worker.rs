@@ -271,11 +271,11 @@ impl StatementWorker {
                     let failure = match lock.step {
                         QueueStep::Fast { .. } => Failure::Unknown(late()),
                         // The write includes the effects of all requests of the group, this one too.
-                        QueueStep::Writing { ref mut group } => {
+                        QueueStep::Writing { ref mut group, .. } => {
                             group.forget(at);
                             Failure::Unknown(late())
                         }
-                        QueueStep::Idle | QueueStep::Reading => Failure::NotSent(late()),
+                        QueueStep::Idle | QueueStep::Reading { .. } => Failure::NotSent(late()),
                     };
                     lock.running.remove(at).ask.fail(failure);
                 }
@@ -350,7 +350,7 @@ impl StatementWorker {
         for (key, _) in mem::take(&mut self.writes).into_iter().flatten() {
             // It was not sent, so the row is read again.
             if let Some(lock) = self.locks.get_mut(&key.name) {
-                lock.step = QueueStep::Reading;
+                lock.step = QueueStep::Idle;
             }
         }
         let names: Vec<String> = self.locks.keys().cloned().collect();
@@ -360,7 +360,7 @@ impl StatementWorker {
                 QueueStep::Fast { .. } | QueueStep::Writing { .. } => {
                     self.fail(&name, &Failure::Unknown(cause()))
                 }
-                QueueStep::Idle | QueueStep::Reading => {
+                QueueStep::Idle | QueueStep::Reading { .. } => {
                     lock.step = QueueStep::Idle;
                     (lock.tries, lock.met) = (0, None);
                     self.ready.insert(name);

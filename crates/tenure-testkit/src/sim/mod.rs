@@ -14,6 +14,7 @@
 //! | [`event`] | events that schedules should contain, and how often they occurred |
 //! | [`executor`] | tasks, timers and processes in virtual time |
 //! | `files` | processes that share a directory; only with `--cfg tenure_planted`, which makes the file store report each request |
+//! | `host` | the machine of a simulated server that is not Redis |
 //! | [`hunt`] | running many schedules, for the tests of all simulations |
 //! | `lock_request` | what a task acquires |
 //! | [`network`] | the network between processes and a server: delays, losses, cut connections |
@@ -24,6 +25,7 @@
 //! | [`regressions`] | schedules that once found a bug |
 //! | [`report`] | the outcome of a schedule |
 //! | `request` | a request in flight |
+//! | `rows` | stores whose locks are rows of a table: PostgreSQL; only with `--cfg tenure_planted` |
 //! | `scenarios` | schedules written by hand; only with `--cfg tenure_planted` |
 //! | [`scripts`] | the real scripts, compared with their Rust twins |
 //! | [`server`] | the simulated server |
@@ -41,6 +43,8 @@ pub mod event;
 pub mod executor;
 #[cfg(all(tenure_planted, unix))]
 pub mod files;
+#[cfg(tenure_planted)]
+mod host;
 pub mod hunt;
 mod lock_request;
 pub mod network;
@@ -51,6 +55,8 @@ pub mod regime;
 pub mod regressions;
 pub mod report;
 mod request;
+#[cfg(tenure_planted)]
+pub mod rows;
 #[cfg(tenure_planted)]
 pub mod scenarios;
 pub mod scripts;

@@ -312,3 +312,25 @@ pub const CAS: &[Regression] = &[
     found("events of a watch came out of order in the simulated world", Regime::LateMessages, 101_623, None),
     found("a detached hold that had lapsed counted beside the next", Regime::Quiet, 100_523, None),
 ];
+
+/// On PostgreSQL.
+pub const ROWS: &[Regression] = &[
+    found(
+        "a waiter stood behind a grant that was over when its row was written",
+        Regime::Slow,
+        182,
+        Some(Bug::PostgresDeadGrantWritten),
+    ),
+    found(
+        "late writes were taken for an open transaction, and a free lock was not granted",
+        Regime::Slow,
+        3_000_082,
+        Some(Bug::PostgresLateTakenForCheckIn),
+    ),
+    found(
+        "a waiter was let in as the clock was stepped, unseen by the oracle",
+        Regime::Stepping,
+        1_000_411,
+        None,
+    ),
+];

@@ -31,8 +31,6 @@ mod no_scripts;
 mod overlap;
 mod plain;
 mod postgres;
-#[cfg(tenure_planted)]
-mod postgres_model;
 mod queue_limits;
 mod queue_machine;
 mod quorum;

@@ -14,3 +14,7 @@ mod planted;
 mod quorum;
 mod redis_bytes;
 mod renewal_bytes;
+#[cfg(tenure_planted)]
+mod rows;
+#[cfg(tenure_planted)]
+mod rows_scenes;

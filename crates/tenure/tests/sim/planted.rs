@@ -10,7 +10,7 @@ use tenure_testkit::sim::cas::Versions;
 use tenure_testkit::sim::oracle::members::ONE_TRIP;
 use tenure_testkit::sim::regime::Regime;
 use tenure_testkit::sim::report::Report;
-use tenure_testkit::sim::{cas, files, quorum, scenarios, world};
+use tenure_testkit::sim::{cas, files, quorum, rows, scenarios, world};
 use tenure_testkit::{plant, setting};
 
 /// The invariant that catches each bug, and the maximum number of schedules.
@@ -174,6 +174,24 @@ const CAUGHT_BY_COMPARE_AND_SWAP: &[(Bug, &str, u64)] = &[
     (Bug::CasHandleOfAnother, "no stale release, no revival", 5_000),
 ];
 
+/// Bugs of the store on PostgreSQL. `rows_scenes` has a schedule for each of the others, which are rare here.
+const CAUGHT_ON_POSTGRESQL: &[(Bug, &str, u64)] = &[
+    (Bug::PostgresConflictIsBusy, "reporting", 1_000),
+    (Bug::PostgresDeadGrantWritten, "a waiter that fits is let in", 1_000),
+];
+
+/// Bugs of the engine and of the machines, also there.
+const CAUGHT_ON_POSTGRESQL_TOO: &[(Bug, &str, u64)] = &[
+    (Bug::DeadlineFromReply, "exclusion within validity", 1_000),
+    (Bug::NoMargin, "exclusion within validity", 1_000),
+    (Bug::RenewalRecreates, "no stale release, no revival", 1_000),
+    (Bug::LossUnannounced, "reporting", 1_000),
+    (Bug::DropLeaves, "nothing is left behind", 1_000),
+    (Bug::OneEndsAll, "each hold counts once", 1_000),
+    (Bug::ReentryBumpsToken, "token order", 1_000),
+    (Bug::LeaverPromotesNobody, "a waiter that fits is let in", 1_000),
+];
+
 /// Runs a schedule of the simulation that suits this bug.
 fn run(bug: Bug, seed: u64) -> Report {
     let regimes = regimes(bug);
@@ -204,6 +222,7 @@ fn run_in(regime: Regime, bug: Bug, seed: u64) -> Report {
         | Bug::NearUntold
         | Bug::LateRefusal => files::run_in(regime, seed),
         _ if is_in(CAUGHT_BY_COMPARE_AND_SWAP, bug) => cas::run_in(regime, seed),
+        _ if is_in(CAUGHT_ON_POSTGRESQL, bug) => rows::run_in(regime, seed),
         _ => world::run_in(regime, seed),
     }
 }
@@ -231,6 +250,7 @@ fn regimes(bug: Bug) -> &'static [Regime] {
         | Bug::CalledInVainLeft
         | Bug::NearUntold => files::REGIMES,
         _ if is_in(CAUGHT_BY_COMPARE_AND_SWAP, bug) => cas::REGIMES,
+        _ if is_in(CAUGHT_ON_POSTGRESQL, bug) => rows::REGIMES,
         _ => &Regime::ALL,
     }
 }
@@ -291,6 +311,12 @@ fn what_is_judged_in_a_directory_can_fail_there() {
 #[test]
 fn bugs_of_stores_by_compare_and_swap_are_caught() {
     all_are_caught(CAUGHT_BY_COMPARE_AND_SWAP, &[], run);
+}
+
+#[test]
+fn bugs_on_postgresql_are_caught() {
+    all_are_caught(CAUGHT_ON_POSTGRESQL, &[], run);
+    all_are_caught(CAUGHT_ON_POSTGRESQL_TOO, &[], |_, seed| rows::run(seed));
 }
 
 /// By any check, because without their bugs these schedules have no violation.
@@ -387,7 +413,7 @@ fn medians() {
     let run = |bug, seed| regime.map_or_else(|| run(bug, seed), |regime| run_in(regime, bug, seed));
     let is_meant = |bug: Bug| only.as_ref().is_none_or(|only| *only == format!("{bug:?}"));
     panic::set_hook(Box::new(|_| {}));
-    let all: Vec<_> = CAUGHT.iter().chain(CAUGHT_BY_COMPARE_AND_SWAP).collect();
+    let all: Vec<_> = CAUGHT.iter().chain(CAUGHT_BY_COMPARE_AND_SWAP).chain(CAUGHT_ON_POSTGRESQL).collect();
     let next = AtomicUsize::new(0);
     let rows: Mutex<Vec<(usize, String)>> = Mutex::default();
     thread::scope(|scope| {

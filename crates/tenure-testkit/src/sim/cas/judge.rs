@@ -9,21 +9,15 @@ use tenure::internals::store::observe::Told;
 use tenure::{LockName, Owner};
 
 use super::state::State;
-use crate::sim::clock::{Clock, MS, TrueTime};
-use crate::sim::executor::{ProcessId, Sim};
-use crate::sim::oracle::{Executed, Oracle};
+use crate::sim::clock::{MS, TrueTime};
+use crate::sim::executor::ProcessId;
+use crate::sim::host::Judge;
+use crate::sim::oracle::Executed;
 use crate::sim::request::Shown;
 use crate::sim::server::LockView;
 
 /// How long a client relies on its last check of another client's handle.
 const LOOKS: TrueTime = 500 * MS;
-
-pub(super) struct Judge {
-    pub(super) sim: Sim,
-    pub(super) oracle: Oracle,
-    /// The server's clock.
-    pub(super) clock: Clock,
-}
 
 /// A lock on the server.
 #[derive(Default)]

@@ -8,18 +8,18 @@ use std::sync::Arc;
 
 use tenure::internals::protocol::lease;
 use tenure::internals::store::cas::Cas;
-use tenure::internals::{Moment, Runtime, Store};
+use tenure::internals::{Runtime, Store};
 
 use super::chooser::{Chooser, Rng};
 use super::clock::{SECOND, TrueTime};
 use super::driver::{Driver, Scene};
 use super::executor::{Process, ProcessId, Sim};
+use super::host::Judge;
 use super::network::Parting;
 use super::node_faults::NodeFault;
 use super::regime::{Plan, Regime};
 use super::report::Report;
 use super::world::World;
-use judge::Judge;
 
 pub use server::{Server, Versions};
 
@@ -109,11 +109,12 @@ impl Driver for Server {
         match fault {
             NodeFault::Cut => self.cut(*process),
             NodeFault::DelayMessages => self.delay_events(*process, scene.plan.faults.messages_late),
-            NodeFault::Stall => self.stall(self.shows(scene.until())),
+            NodeFault::Stall => self.stall(self.host.shows(scene.until())),
             NodeFault::Forget => self.restart(),
             NodeFault::Part => {
                 let Parting { requests, replies, messages, loses } = Parting::draw(sim, scene.until());
-                let [requests, replies, messages] = [requests, replies, messages].map(|at| self.shows(at).0);
+                let [requests, replies, messages] =
+                    [requests, replies, messages].map(|at| self.host.shows(at).0);
                 self.part(*process, Parting { requests, replies, messages, loses });
             }
             NodeFault::Pause
@@ -130,14 +131,6 @@ impl Driver for Server {
     }
 
     fn left(&self) -> Vec<String> {
-        self.inner.judge.as_ref().map_or_else(Vec::new, |judge| judge.left(&self.state()))
-    }
-}
-
-impl Server {
-    /// A true time on the server's clock; 0 is kept.
-    fn shows(&self, at: TrueTime) -> Moment {
-        let clock = self.inner.judge.as_ref().map(|judge| judge.clock);
-        Moment(clock.filter(|_| at > 0).map_or(at, |clock| clock.shows(at)))
+        self.host.judge.as_ref().map_or_else(Vec::new, |judge| judge.left(&self.state()))
     }
 }

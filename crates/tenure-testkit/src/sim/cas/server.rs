@@ -17,11 +17,11 @@ use tenure::internals::store::{Cursor, Failure};
 use tenure::internals::{Moment, Runtime};
 use tokio::sync::{mpsc, oneshot};
 
-use super::judge::Judge;
 use super::state::{End, Life, State, Watcher};
 use crate::sim::clock::MS;
 use crate::sim::event::Event;
 use crate::sim::executor::{OUTSIDE, ProcessId, lock};
+use crate::sim::host::{Host, Judge};
 use crate::sim::network::Parting;
 use crate::sim::regime::Faults;
 
@@ -31,23 +31,19 @@ const STEPS: usize = 128;
 /// Places in one part of a queue on real servers.
 const PART: usize = 128;
 
-/// Handles that end later than this are not aimed at, because no request takes so long.
-const NEAR: Duration = Duration::from_millis(1_200);
-
 /// A connection to the server.
 #[derive(Clone)]
 pub struct Server {
-    pub(super) inner: Arc<Inner>,
+    pub(super) host: Arc<Host>,
+    inner: Arc<Inner>,
     /// The process that is connected.
     process: ProcessId,
 }
 
-pub(super) struct Inner {
-    runtime: Arc<dyn Runtime>,
+struct Inner {
     state: Mutex<State>,
     versions: Versions,
     part: usize,
-    pub(super) judge: Option<Judge>,
 }
 
 /// What the server compares before a write.
@@ -89,14 +85,14 @@ impl Server {
         judge: Option<Judge>,
     ) -> Self {
         let state = Mutex::new(State { faults, ..State::default() });
-        let inner = Inner { runtime, state, versions, part, judge };
-        Self { inner: Arc::new(inner), process: OUTSIDE }
+        let inner = Arc::new(Inner { state, versions, part });
+        Self { host: Arc::new(Host { runtime, judge }), inner, process: OUTSIDE }
     }
 
     /// The connection of a process.
     #[must_use]
     pub fn of(&self, process: ProcessId) -> Self {
-        Self { inner: Arc::clone(&self.inner), process }
+        Self { process, ..self.clone() }
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
@@ -104,7 +100,7 @@ impl Server {
     }
 
     fn now(&self) -> Moment {
-        self.inner.runtime.now()
+        self.host.now()
     }
 
     /// Delays the next write by this, and loses its answer.
@@ -140,72 +136,15 @@ impl Server {
         }
     }
 
-    fn below(&self, count: u64) -> u64 {
-        self.inner.runtime.random() % count.max(1)
-    }
-
-    /// A duration within these bounds in nanoseconds, on a logarithmic scale.
-    fn span(&self, low: u64, high: u64) -> Duration {
-        let bits = u64::BITS - high.saturating_sub(low).leading_zeros();
-        let most = 1_u64 << self.below(u64::from(bits) + 1).min(63);
-        Duration::from_nanos((low + self.below(most)).min(high.max(low)))
-    }
-
-    fn chance(&self, permille: u32) -> bool {
-        permille > 0 && self.below(1_000) < u64::from(permille)
-    }
-
-    fn count(&self, event: Event) {
-        if let Some(judge) = &self.inner.judge {
-            judge.sim.count(event);
-        }
-    }
-
-    /// Records a fault between this process and the server.
-    fn has_failed(&self, event: Event) {
-        self.count(event);
-        if let Some(judge) = &self.inner.judge {
-            judge.oracle.has_failed(self.process);
-        }
-    }
-
     fn later(&self, at: Moment, what: impl FnOnce(&Self) + Send + 'static) {
-        let (server, wait) = (self.clone(), self.inner.runtime.sleep_until(at));
-        let task = async move {
-            wait.await;
-            what(&server);
-        };
-        self.inner.runtime.spawn(task.boxed());
+        let server = self.clone();
+        self.host.later(at, move || what(&server));
     }
 
-    /// The latency of a message in one direction.
+    /// The time a message takes in one direction.
     fn latency(&self, state: &State) -> Duration {
-        let Faults { latency: (low, high), late: (late, most), edge, .. } = state.faults;
-        let (now, first) = (self.now(), state.handles.values().map(|life| life.end).min());
-        if let Some(end) = first.filter(|end| *end > now && end.since(now) < NEAR)
-            && self.chance(edge)
-        {
-            self.count(Event::AtEdge);
-            // At the end of a handle, or close to it.
-            let beside = if self.chance(state.faults.exact) { 3 * MS } else { self.below(6 * MS) };
-            let delay =
-                (end.since(now) + Duration::from_nanos(beside)).saturating_sub(Duration::from_millis(3));
-            self.is_slow(delay, high);
-            return delay;
-        }
-        if self.chance(late) {
-            let delay = self.span(high, most);
-            self.count(Event::Late);
-            self.is_slow(delay, high);
-            return delay;
-        }
-        self.span(low, high)
-    }
-
-    fn is_slow(&self, delay: Duration, usual: u64) {
-        if let Some(judge) = self.inner.judge.as_ref().filter(|_| delay.as_nanos() > u128::from(usual)) {
-            judge.oracle.has_failed(self.process);
-        }
+        let first = state.handles.values().map(|life| life.end).min();
+        self.host.latency(&state.faults, self.process, first)
     }
 
     /// Draws the fate of a request; `None` if it is not sent.
@@ -213,8 +152,8 @@ impl Server {
         let now = self.now();
         *state.requests.entry(sort).or_default() += 1;
         let faults = state.faults;
-        if self.chance(faults.refuse) {
-            self.has_failed(Event::NotSent);
+        if self.host.chance(faults.refuse) {
+            self.host.has_failed(self.process, Event::NotSent);
             return None;
         }
         let delay = self.latency(state);
@@ -223,14 +162,15 @@ impl Server {
         let (parting, hears_from) = (*parting, *hears_from);
         let is_parted = now.0 < parting.requests;
         if is_parted {
-            self.count(Event::Parted);
+            self.host.count(Event::Parted);
         }
         let is_spared = faults.once && *has_lost;
-        let loses_request = !is_spared && self.chance(faults.lose_request);
-        let loses_answer = !is_spared && !loses_request && self.chance(faults.lose_reply);
+        let loses_request = !is_spared && self.host.chance(faults.lose_request);
+        let loses_answer = !is_spared && !loses_request && self.host.chance(faults.lose_reply);
         if loses_request || loses_answer {
             *has_lost = true;
-            self.has_failed(if loses_request { Event::RequestLost } else { Event::ReplyLost });
+            self.host
+                .has_failed(self.process, if loses_request { Event::RequestLost } else { Event::ReplyLost });
         }
         let begins = Moment(now.0.max(parting.requests)).max(if sort == "watch" { hears_from } else { now });
         Some(Fate {
@@ -256,8 +196,8 @@ impl Server {
                 let cuts = Arc::clone(&state.ends.entry(server.process).or_default().cuts);
                 let promise = match fate.is_answered {
                     true => Some(promise),
-                    // Half of them are noticed immediately, because the connection ends.
-                    false if server.chance(500) => {
+                    // Half of them are noticed at once, because the connection ends.
+                    false if server.host.chance(500) => {
                         state.silent.push(Box::new(promise));
                         None
                     }
@@ -291,7 +231,7 @@ impl Server {
         let now = self.now();
         let mut state = self.state();
         if now < state.stalled_until {
-            self.count(Event::Stalled);
+            self.host.count(Event::Stalled);
             let until = state.stalled_until;
             drop(state);
             return self.later(until, move |server| server.arrive(sort, promise, what));
@@ -302,9 +242,7 @@ impl Server {
         }
         let parting = end.parting;
         self.purge(&mut state);
-        if let Some(judge) = &self.inner.judge {
-            judge.sim.note(|| format!("server: p{}: {sort}", self.process));
-        }
+        self.host.note(|| format!("server: p{}: {sort}", self.process));
         let told = what(self, &mut state);
         if now.0 < parting.replies && parting.loses {
             state.silent.push(Box::new(promise));
@@ -331,7 +269,7 @@ impl Server {
     }
 
     fn end(&self, state: &mut State, handle: Handle) {
-        if let Some(judge) = &self.inner.judge {
+        if let Some(judge) = &self.host.judge {
             judge.ended(state, handle);
         }
         if state.handles.remove(&handle).is_some() {
@@ -353,17 +291,17 @@ impl Server {
             let end = state.ends.entry(process).or_default();
             let (from, parting) = (end.hears_from.max(Moment(end.parting.messages)), end.parting);
             if now < end.hears_from {
-                self.count(Event::Unheard);
+                self.host.count(Event::Unheard);
             }
-            if parting.loses && now.0 < parting.messages || self.chance(faults.lose_wake) {
-                self.count(Event::MessageLost);
+            if parting.loses && now.0 < parting.messages || self.host.chance(faults.lose_wake) {
+                self.host.count(Event::MessageLost);
                 cut.push(at);
                 continue;
             }
-            let mut delay = self.span(faults.latency.0, faults.latency.1);
-            if self.chance(faults.late_wake.0) {
-                self.count(Event::MessageLate);
-                delay += self.span(MS, faults.late_wake.1);
+            let mut delay = self.host.span(faults.latency.0, faults.latency.1);
+            if self.host.chance(faults.late_wake.0) {
+                self.host.count(Event::MessageLate);
+                delay += self.host.span(MS, faults.late_wake.1);
             }
             let watcher = &mut state.watches[at];
             watcher.last = (watcher.last + Duration::from_nanos(1)).max(now.max(from) + delay);
@@ -399,7 +337,7 @@ impl Server {
         if !stands || !fits || marker != Some(change.guard.1) {
             return Committed::Conflict { stored, marker };
         }
-        let before = self.inner.judge.as_ref().map(|judge| judge.look(state, &change.name));
+        let before = self.host.judge.as_ref().map(|judge| judge.look(state, &change.name));
         for PartChange { id, text, .. } in change.parts {
             match text {
                 Some(text) => drop(state.parts.insert((change.name.clone(), id), text)),
@@ -432,7 +370,7 @@ impl Server {
                 life.marker = version;
             }
         }
-        if let (Some(judge), Some(before)) = (&self.inner.judge, before) {
+        if let (Some(judge), Some(before)) = (&self.host.judge, before) {
             let added = if stored.is_none() { stamp.base } else { 0 };
             judge.committed(state, self.process, &change.name, before, change.notes.told(), added);
         }
@@ -451,7 +389,7 @@ impl Server {
         life.end = Moment((from + life.life).0.next_multiple_of(MS));
         let (end, marker) = (life.end, life.marker);
         self.later(end, |server| server.purge(&mut server.state()));
-        if let Some(judge) = &self.inner.judge {
+        if let Some(judge) = &self.host.judge {
             judge.extended(state);
         }
         Some(marker)
@@ -466,9 +404,9 @@ impl Server {
         let mut state = self.state();
         let end = state.ends.entry(process).or_default();
         if Arc::strong_count(&end.cuts) > 1 {
-            self.of(process).has_failed(Event::Cut);
+            self.host.has_failed(process, Event::Cut);
         }
-        if self.chance(500) {
+        if self.host.chance(500) {
             end.arrives_until = Some(now);
             let until = now + Duration::from_nanos(1);
             self.of(process).later(until, move |server| {
@@ -483,7 +421,7 @@ impl Server {
 
     /// Ends the watches of a process, and delays its events.
     pub(super) fn delay_events(&self, process: ProcessId, by: u64) {
-        let until = self.now() + self.span(MS / 10, by);
+        let until = self.now() + self.host.span(MS / 10, by);
         let mut state = self.state();
         let end = state.ends.entry(process).or_default();
         end.hears_from = end.hears_from.max(until);
@@ -493,7 +431,7 @@ impl Server {
     /// A process dies.
     pub(super) fn silence(&self, process: ProcessId) {
         let now = self.now();
-        let until = if self.chance(500) { now } else { now + self.span(0, 100 * MS) };
+        let until = if self.host.chance(500) { now } else { now + self.host.span(0, 100 * MS) };
         let mut state = self.state();
         state.ends.entry(process).or_default().arrives_until = Some(until);
         state.watches.retain(|watcher| watcher.process != process);
@@ -514,9 +452,9 @@ impl Server {
 
     /// Restarts the server with all its data, and each handle with its full lifetime.
     pub(super) fn restart(&self) {
-        let up_at = self.now() + self.span(MS, 1_500 * MS);
+        let up_at = self.now() + self.host.span(MS, 1_500 * MS);
         self.stall(up_at);
-        self.count(Event::Forgotten);
+        self.host.count(Event::Forgotten);
         let processes: Vec<ProcessId> = self.state().ends.keys().copied().collect();
         processes.into_iter().for_each(|process| self.cut(process));
         let mut state = self.state();

@@ -45,7 +45,7 @@ const POLL: TrueTime = 1_000;
 const LOOKS: u32 = 10_000;
 
 /// Start of all wall clocks, in microseconds since 1970.
-const EPOCH_US: u64 = 1_700_000_000_000_000;
+pub(crate) const EPOCH_US: u64 = 1_700_000_000_000_000;
 
 /// Index of a process. Process 0 is the outside, which injects the faults and has none itself.
 pub type ProcessId = usize;

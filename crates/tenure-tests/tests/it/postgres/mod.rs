@@ -14,6 +14,8 @@ mod machine;
 mod pooled;
 mod rows;
 mod tls;
+#[cfg(tenure_planted)]
+mod twin;
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};

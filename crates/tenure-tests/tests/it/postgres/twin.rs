@@ -1,4 +1,4 @@
-//! Compares the model with a real server: random statements have the same results.
+//! The simulated server beside a real one: statements in random order have the same results.
 #![expect(clippy::disallowed_methods, reason = "a real server takes real time")]
 
 use std::collections::BTreeMap;
@@ -7,16 +7,17 @@ use std::time::Duration;
 
 use tenure::internals::protocol::ExpiringValue;
 use tenure::internals::protocol::record::Record;
+use tenure::internals::store::observe::Notes;
 use tenure::internals::store::postgres::server;
 use tenure::internals::store::rows::{
-    LockKey, Renewals, Row, RowChange, Server, ServerConnection, StatementError, StatementSession,
+    self, LockKey, Renewals, Row, RowChange, ServerConnection, StatementError, StatementSession,
 };
 use tenure::internals::{Driver, Runtime};
 use tenure_testkit::setting;
+use tenure_testkit::sim::rows::{Mistake, Server, Transaction};
 use tokio_postgres::Client;
 
-use super::model::{Faults, Model, Transaction};
-use crate::postgres::{SERVER, connect, on, schema};
+use super::{SERVER, connect, on, schema};
 
 const NAMES: [&str; 4] = ["a", "b", "bb", "c"];
 const OWNERS: [&str; 3] = ["o@h:1/0", "o@h:1/1", "o@h:1/2"];
@@ -63,7 +64,7 @@ struct Side {
     /// Tokens, and the serial numbers of each row, in the order of their first appearance.
     tokens: BTreeMap<i64, usize>,
     serials: BTreeMap<(String, i64), usize>,
-    /// Open transactions of the model and of the real server.
+    /// Open transactions, of the simulated server and of the real one.
     transaction: Option<Transaction>,
     is_open: bool,
     user: User,
@@ -71,12 +72,12 @@ struct Side {
 }
 
 enum User {
-    Model(Model),
+    Simulated(Server),
     Real(Client, String),
 }
 
 impl Side {
-    async fn new(server: &dyn Server, user: User) -> Self {
+    async fn new(server: &dyn rows::Server, user: User) -> Self {
         let ServerConnection { session, messages, over, hangup } =
             server.connect(None).await.expect("a server");
         let listening = server.connect(None).await.expect("a server");
@@ -150,6 +151,7 @@ impl Side {
                 .map(|line| format!("{line} {}", key.name))
                 .collect::<Vec<_>>()
                 .join("\n"),
+            notes: Notes::default(),
         };
         Some((key, change))
     }
@@ -203,8 +205,8 @@ impl Side {
                 let (fence, owner) = (rows[0].fence, OWNERS[*owner]);
                 self.token(fence);
                 self.is_open = match &self.user {
-                    User::Model(model) => {
-                        self.transaction = model.check_in(&key.name, owner, fence as u64);
+                    User::Simulated(simulated) => {
+                        self.transaction = simulated.check_in(&key.name, owner, fence as u64);
                         self.transaction.is_some()
                     }
                     User::Real(client, sql) => {
@@ -293,16 +295,16 @@ impl Asks {
 }
 
 #[test]
-fn the_model_answers_as_a_server() {
+fn the_simulated_server_answers_as_a_real_one() {
     on(async {
         let schema = schema();
         let driver = Driver::start().expect("a thread") as Arc<dyn Runtime>;
         let real = server(&SERVER.url(&schema), Arc::clone(&driver)).expect("a URL");
-        let model = Model::new(driver, Faults { part: 500, ..Faults::default() });
+        let simulated = Server::new(driver, Mistake::Nothing, 500);
         let sql = tenure::postgres::check_sql(Some(&schema));
         let mut sides = [
             Side::new(&*real, User::Real(connect(&SERVER).await, sql)).await,
-            Side::new(&model, User::Model(model.clone())).await,
+            Side::new(&simulated, User::Simulated(simulated.clone())).await,
         ];
         let mut asks = Asks { random: 5, count: 0, is_open: false };
         let mut counts: BTreeMap<String, u32> = BTreeMap::new();

@@ -1,0 +1,139 @@
+//! Stores whose locks are rows of a table, as on PostgreSQL, in the simulated world.
+
+mod server;
+mod table;
+
+use std::sync::Arc;
+
+use tenure::internals::store::rows::RowStore;
+use tenure::internals::{Runtime, Store};
+
+use super::chooser::{Chooser, Rng};
+use super::driver::{Driver, Scene};
+use super::executor::{Process, ProcessId, Sim};
+use super::host::Judge;
+use super::network::Parting;
+use super::node_faults::NodeFault;
+use super::regime::{Plan, Regime};
+use super::report::Report;
+use super::world::World;
+
+pub use server::{Server, Transaction};
+pub use table::Mistake;
+
+/// What can happen to such a server. It has no token counter that could be evicted, and knows no scripts.
+pub const REGIMES: &[Regime] = &[
+    Regime::Quiet,
+    Regime::Lossy,
+    Regime::Slow,
+    Regime::Pausing,
+    Regime::Killing,
+    Regime::Drifting,
+    Regime::Tiny,
+    Regime::Storm,
+    Regime::Forgetting,
+    Regime::Parted,
+    Regime::Rewinding,
+    Regime::Stepping,
+    Regime::Brink,
+    Regime::LateMessages,
+    Regime::Hiccup,
+    Regime::Rush,
+    Regime::Outage,
+    Regime::OnTheDot,
+    Regime::Fleeting,
+    Regime::Flapping,
+];
+
+/// Runs the schedule of a seed, in the regime that the seed selects.
+pub fn run(seed: u64) -> Report {
+    run_with(Mistake::Nothing, seed)
+}
+
+/// Runs the schedule of a seed in a regime.
+pub fn run_in(regime: Regime, seed: u64) -> Report {
+    schedule(regime, seed, false, Mistake::Nothing)
+}
+
+/// Runs the schedule of a seed in a regime and writes down what happens.
+pub fn replay(regime: Regime, seed: u64) -> Report {
+    schedule(regime, seed, true, Mistake::Nothing)
+}
+
+/// Runs the schedule of a seed on a server with this mistake.
+pub fn run_with(mistake: Mistake, seed: u64) -> Report {
+    schedule(REGIMES[(seed % REGIMES.len() as u64) as usize], seed, false, mistake)
+}
+
+/// The numbers of a schedule on such a server.
+fn plan(sim: &Sim, regime: Regime) -> Plan {
+    let mut plan = Plan::draw(sim, regime);
+    // A notification arrives once, and no statement has its time from the server.
+    (plan.faults.repeat_wake, plan.faults.limit, plan.faults.again) = (0, 0, 0);
+    (plan.passes, plan.trips) = (false, 10);
+    // Most requests are two statements, which wait for those of other tasks and are repeated after a conflict.
+    let (low, high) = plan.faults.latency;
+    plan.faults.latency = (low / 5, high / 5);
+    plan
+}
+
+fn schedule(regime: Regime, seed: u64, keep_log: bool, mistake: Mistake) -> Report {
+    // Not the choices of the schedule of another store that has this seed.
+    let sim = Sim::new(Chooser::seeded(Rng::new(seed ^ u64::MAX >> 3).next()));
+    let plan = plan(&sim, regime);
+    let world = World::new(sim, seed, plan, keep_log, |sim, oracle, clock| {
+        let runtime = sim.process(clock, seed) as Arc<dyn Runtime>;
+        let judge = Judge { sim: sim.clone(), oracle: oracle.clone(), clock };
+        let server = Server::judged(runtime, plan.faults, mistake, 3, Some(judge));
+        if plan.node_faults.rewind > 0 {
+            server.remember();
+        }
+        Arc::new(server)
+    });
+    world.run()
+}
+
+impl Driver for Server {
+    fn open(&self, process: &Arc<Process>) -> Arc<dyn Store> {
+        let runtime = Arc::clone(process) as Arc<dyn Runtime>;
+        Arc::new(RowStore::on(Arc::new(self.of(process.id())), runtime))
+    }
+
+    fn silence(&self, process: ProcessId) {
+        self.silence(process);
+    }
+
+    fn strike(&self, fault: NodeFault, scene: &Scene<'_>) {
+        let Scene { sim, plan, process, .. } = scene;
+        sim.note(|| format!("p{process}: {fault:?}"));
+        match fault {
+            NodeFault::Cut => self.cut_of(*process, false),
+            NodeFault::DelayMessages => self.delay_messages(*process, plan.faults.messages_late),
+            NodeFault::Stall => self.stall(self.host.shows(scene.until())),
+            NodeFault::Forget => self.restart(),
+            NodeFault::Delete => self.delete(scene.name()),
+            NodeFault::Rewind => self.rewind(sim.now().saturating_sub(plan.span(sim, plan.lease()))),
+            NodeFault::Part => {
+                let Parting { requests, replies, messages, loses } = Parting::draw(sim, scene.until());
+                let [requests, replies, messages] =
+                    [requests, replies, messages].map(|at| self.host.shows(at).0);
+                self.part(*process, Parting { requests, replies, messages, loses });
+            }
+            NodeFault::Step => {
+                let Some(stepper) = scene.stepper else { return };
+                let (server, names) = (self.clone(), scene.workload.names.clone());
+                let step = move || server.set_off(stepper.next(server.off()), &names);
+                stepper.strike(sim, plan.heals_at, step);
+            }
+            NodeFault::Pause | NodeFault::Kill | NodeFault::Evict => {}
+        }
+    }
+
+    fn heal(&self) {
+        self.heal();
+    }
+
+    fn left(&self) -> Vec<String> {
+        self.left()
+    }
+}

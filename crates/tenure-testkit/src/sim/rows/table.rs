@@ -1,0 +1,408 @@
+//! The table of the locks, and the effect of each statement of `tenure-postgres/src/statements.rs` on it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tenure::internals::protocol::codec::{self, VERSION};
+use tenure::internals::protocol::{
+    self, Answer, Data, ExpiringValue, Fence, Liveness, LockSpec, Now, Op, ReleaseScope, State, Verb,
+};
+use tenure::internals::store::observe::Told;
+use tenure::internals::store::rows::{LockKey, RecordColumns, Renewals, Row as Read, RowChange};
+use tenure::{LockName, Owner};
+
+/// A mistake in a statement.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mistake {
+    /// None.
+    #[default]
+    Nothing,
+    /// A write does not compare the serial number.
+    SerialUncompared,
+    /// A write is executed however late it is.
+    LateWriteTaken,
+    /// A renewal does not compare the owner.
+    OwnerUncompared,
+    /// A write that ends a hold ignores check-ins.
+    CheckInUnseen,
+    /// A release ignores that its hold is checked in.
+    CheckInReleased,
+    /// A row gets the clock as its token, even if its last token is higher.
+    TokenOfClock,
+    /// The deletion of a row loses its token.
+    TokenSwept,
+    /// No notification is sent.
+    NothingSaid,
+}
+
+const HOUR_US: i64 = 3_600_000_000;
+
+#[derive(Clone, Debug, Default)]
+struct Row {
+    whole: Option<String>,
+    kind: Option<String>,
+    value: Option<String>,
+    ends: i64,
+    fence: i64,
+    serial: i64,
+    awaited: i64,
+    record: Option<RecordColumns>,
+    /// The holds that open transactions have checked in: `FOR KEY SHARE`.
+    checked_in: Vec<(String, i64)>,
+}
+
+/// All rows but the one without a name, of which it has the token.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Table {
+    rows: BTreeMap<String, Row>,
+    lowest: i64,
+    mistake: Mistake,
+    /// Messages of the current statement.
+    pub(super) said: Vec<String>,
+    /// Requests that the current statement carries out.
+    pub(super) told: Vec<Told>,
+}
+
+/// What an acquire knows before it waits for the row.
+#[derive(Clone, Copy)]
+pub(super) struct Drawn {
+    us: i64,
+    token: i64,
+}
+
+impl Row {
+    fn state(&self) -> State {
+        let data = || codec::decode(self.kind.as_ref()?.parse().ok()?, self.value.as_ref()?);
+        let lock = data().map(|value| ExpiringValue { value, expires_ms: Some(self.ends as u64) });
+        State { lock, ballot: None }
+    }
+
+    fn is_mutex_of(&self, owner: &str) -> bool {
+        self.kind.as_deref() == Some("mutex")
+            && self.value.as_deref() == Some(&*format!("{owner}#{}", self.fence))
+    }
+
+    /// When a hold that is written here ends.
+    fn end_of(&self, owner: &str, fence: i64) -> Option<i64> {
+        let end = match self.state().lock?.value {
+            Data::Text(value) => (value == format!("{owner}#{fence}")).then_some(self.ends),
+            Data::Hash(hash) => {
+                let is_it = hash.contains_key(owner) && hash.get("#fence") == Some(&fence.to_string());
+                is_it.then_some(self.ends)
+            }
+            Data::Queue(queue) => {
+                let mut holds = queue.tickets().take_while(|(number, _)| *number <= queue.mark);
+                let hold =
+                    holds.find(|(number, ticket)| *number == fence as u64 && ticket.owner.as_str() == owner);
+                hold.map(|(_, ticket)| ticket.deadline_ms as i64)
+            }
+        };
+        end.map(|end| end.min(self.ends))
+    }
+}
+
+impl Table {
+    pub(super) fn new(mistake: Mistake) -> Self {
+        Self { mistake, ..Self::default() }
+    }
+
+    /// A request that one statement carries out.
+    fn tell(&mut self, name: &str, owner: &str, verb: Verb, answer: Answer) {
+        // Owners outside of a schedule may be any text.
+        let (Ok(name), Ok(owner)) = (LockName::new(name), owner.parse()) else { return };
+        let after = self.state(&name);
+        let op = Op { name, spec: LockSpec::Mutex, owner, request: 0, verb };
+        self.told.push(Told { op, answer, wake: None, after });
+    }
+
+    /// The lock of this name.
+    pub(super) fn state(&self, name: &LockName) -> State {
+        self.rows.get(name.as_str()).map_or_else(State::default, Row::state)
+    }
+
+    pub(super) fn draw(&self, name: &str, us: i64) -> Option<Drawn> {
+        let is_held = self.rows.get(name).is_some_and(|row| row.value.is_some());
+        (!is_held).then_some(Drawn { us, token: us.max(self.lowest + 1) })
+    }
+
+    pub(super) fn acquire(
+        &mut self,
+        key: &LockKey,
+        owner: &str,
+        ttl_ms: i64,
+        drawn: &Drawn,
+        us: i64,
+    ) -> Option<i64> {
+        let Drawn { us, token } = Drawn { us: drawn.us.min(us), ..*drawn };
+        let of_clock = self.mistake == Mistake::TokenOfClock;
+        let row = match self.rows.get_mut(&key.name) {
+            Some(row) if row.value.is_some() => return None,
+            Some(row) => {
+                row.fence = if of_clock { us } else { token.max(row.fence + 1) };
+                row.serial += 1;
+                row
+            }
+            None => {
+                let row = Row { whole: key.whole.clone(), fence: token, serial: us, ..Row::default() };
+                self.rows.entry(key.name.clone()).or_insert(row)
+            }
+        };
+        row.kind = Some("mutex".into());
+        row.value = Some(format!("{owner}#{}", row.fence));
+        row.ends = us / 1_000 + ttl_ms;
+        let token = row.fence;
+        let (ttl_ms, fence, bind) = (ttl_ms as u64, Fence::Assign, Liveness::Lease);
+        let verb = Verb::Acquire { ttl_ms, hold: 1, fence, wait_ms: None, listens: None, bind };
+        self.tell(&key.name, owner, verb, Answer::Held { fence: token as u64 });
+        Some(token)
+    }
+
+    pub(super) fn release(&mut self, name: &str, owner: &str, message: &str, us: i64) -> bool {
+        let spares = self.mistake != Mistake::CheckInReleased;
+        let Some(row) = self.rows.get_mut(name) else { return false };
+        if !row.is_mutex_of(owner) || row.ends < us / 1_000 || spares && !row.checked_in.is_empty() {
+            return false;
+        }
+        (row.kind, row.value, row.ends) = (None, None, 0);
+        row.serial += 1;
+        if row.awaited >= us / 1_000 && self.mistake != Mistake::NothingSaid {
+            self.said.push(message.to_owned());
+        }
+        let verb = Verb::Release { hold: 1, fence: Fence::Assign, whose: ReleaseScope::Own };
+        self.tell(name, owner, verb, Answer::Released { left: 0 });
+        true
+    }
+
+    pub(super) fn renew(
+        &mut self,
+        renewals: &Renewals,
+        us: i64,
+        is_locked: &dyn Fn() -> bool,
+    ) -> Vec<(String, i64)> {
+        let mistake = self.mistake;
+        let mut renewed = Vec::new();
+        for ((name, owner), ttl_ms) in renewals.names.iter().zip(&renewals.owners).zip(&renewals.ttls_ms) {
+            let Some(row) = self.rows.get_mut(name) else { continue };
+            let is_owner = match mistake {
+                Mistake::OwnerUncompared => row.kind.as_deref() == Some("mutex"),
+                _ => row.is_mutex_of(owner),
+            };
+            if is_owner && row.ends >= us / 1_000 && !is_locked() {
+                row.ends = row.ends.max(us / 1_000 + ttl_ms);
+                row.serial += 1;
+                let token = row.fence;
+                let verb = Verb::Renew { ttl_ms: *ttl_ms as u64, hold: 1, bind: None, weight: None };
+                self.tell(name, owner, verb, Answer::Held { fence: token as u64 });
+                renewed.push((name.clone(), token));
+            }
+        }
+        renewed
+    }
+
+    pub(super) fn read(&self, names: &[String], with_records: bool, us: i64) -> Vec<Read> {
+        let told = |name: &String| {
+            let row = self.rows.get(name);
+            Read {
+                name: name.clone(),
+                whole: None,
+                version: row.map(|_| VERSION.to_owned()),
+                kind: row.and_then(|row| row.kind.clone()),
+                value: row.and_then(|row| row.value.clone()),
+                ends_ms: row.map(|row| row.ends),
+                fence: row.map_or(self.lowest, |row| row.fence),
+                serial: row.map(|row| row.serial),
+                clock_us: us,
+                record: row.and_then(|row| row.record.clone()).filter(|_| with_records),
+            }
+        };
+        names.iter().map(told).collect()
+    }
+
+    /// Whether a change comes in time.
+    pub(super) fn is_in_time(&self, change: &RowChange, us: i64) -> bool {
+        change.until_ms as i64 >= us / 1_000 || self.mistake == Mistake::LateWriteTaken
+    }
+
+    pub(super) fn write(
+        &mut self,
+        changes: &[(LockKey, RowChange)],
+        us: i64,
+        is_locked: &dyn Fn() -> bool,
+    ) -> BTreeSet<String> {
+        let mut written = BTreeSet::new();
+        for (key, change) in changes {
+            let is_spared = |row: &Row| {
+                change.ends_hold && !row.checked_in.is_empty() && self.mistake != Mistake::CheckInUnseen
+            };
+            let awaited = match (self.rows.get_mut(&key.name), change.serial) {
+                (Some(row), Some(serial)) => {
+                    let is_same = row.serial == serial || self.mistake == Mistake::SerialUncompared;
+                    if !is_same || is_spared(row) || is_locked() {
+                        continue;
+                    }
+                    row.serial += 1;
+                    replace(row, change);
+                    row.awaited
+                }
+                (None, None) => {
+                    let mut row = Row { whole: key.whole.clone(), serial: us, ..Row::default() };
+                    replace(&mut row, change);
+                    self.rows.insert(key.name.clone(), row);
+                    0
+                }
+                _ => continue,
+            };
+            let heard = change.wake.lines().filter(|line| line.starts_with('!') || awaited >= us / 1_000);
+            if self.mistake != Mistake::NothingSaid {
+                self.said.extend(heard.map(str::to_owned));
+            }
+            self.told.extend_from_slice(change.notes.told());
+            written.insert(key.name.clone());
+        }
+        written
+    }
+
+    pub(super) fn note_listeners(&mut self, keys: &[LockKey], us: i64) {
+        let ms = us / 1_000;
+        for key in keys {
+            match self.rows.get_mut(&key.name) {
+                Some(row) if row.awaited > ms + 240_000 => {}
+                Some(row) => {
+                    row.awaited = ms + 300_000;
+                    row.serial += 1;
+                }
+                None => {
+                    let (whole, fence) = (key.whole.clone(), self.lowest);
+                    let row = Row { whole, fence, serial: us, awaited: ms + 300_000, ..Row::default() };
+                    self.rows.insert(key.name.clone(), row);
+                }
+            }
+        }
+    }
+
+    pub(super) fn list(&self, prefix: &str, after: &str, us: i64) -> Vec<Read> {
+        let names = self
+            .rows
+            .iter()
+            .filter(|(name, row)| name.starts_with(prefix) && name.as_str() > after && row.value.is_some());
+        let names: Vec<String> = names.map(|(name, _)| name.clone()).take(500).collect();
+        let whole =
+            |told: Read| Read { whole: self.rows[&told.name].whole.clone(), fence: 0, serial: None, ..told };
+        self.read(&names, false, us).into_iter().map(whole).collect()
+    }
+
+    pub(super) fn sweep(
+        &mut self,
+        after: &str,
+        page: usize,
+        us: i64,
+        is_locked: &dyn Fn() -> bool,
+    ) -> Option<String> {
+        let part: Vec<String> =
+            self.rows.keys().filter(|name| name.as_str() > after).take(page).cloned().collect();
+        for name in &part {
+            let row = &self.rows[name];
+            let is_old = row.fence < us - HOUR_US && row.ends.max(row.awaited) < (us - HOUR_US) / 1_000;
+            let record = row.record.as_ref();
+            let is_recorded =
+                record.is_some_and(|record| record.ends_ms.is_none_or(|ends| ends >= us / 1_000));
+            if is_old && !is_recorded && row.checked_in.is_empty() && !is_locked() {
+                if self.mistake != Mistake::TokenSwept {
+                    self.lowest = self.lowest.max(row.fence);
+                }
+                self.rows.remove(name);
+            }
+        }
+        part.last().cloned()
+    }
+
+    /// Checks a hold in, if it is held.
+    pub(super) fn check_in(&mut self, name: &str, owner: &str, fence: i64, us: i64) -> bool {
+        let Some(row) = self.rows.get_mut(name) else { return false };
+        let is_held = row.end_of(owner, fence).is_some_and(|end| end >= us / 1_000);
+        if is_held {
+            row.checked_in.push((owner.to_owned(), fence));
+        }
+        is_held
+    }
+
+    /// Ends a transaction that has checked a hold in.
+    pub(super) fn check_out(&mut self, name: &str, owner: &str, fence: i64) {
+        let Some(row) = self.rows.get_mut(name) else { return };
+        let at = row.checked_in.iter().position(|(by, token)| by == owner && *token == fence);
+        at.map(|at| row.checked_in.swap_remove(at));
+    }
+
+    /// Aborts open transactions.
+    pub(super) fn break_off(&mut self) {
+        self.rows.values_mut().for_each(|row| row.checked_in.clear());
+    }
+
+    /// Deletes a row, as an operator would. That clients listen stays noted: else the next release would be
+    /// noticed only when they ask again by themselves.
+    pub(super) fn delete(&mut self, name: &LockName, us: i64) -> bool {
+        let Some(row) = self.rows.get_mut(name.as_str()) else { return false };
+        let fresh = Row { fence: self.lowest, serial: us, awaited: row.awaited, ..Row::default() };
+        std::mem::replace(row, fresh).value.is_some()
+    }
+
+    /// Makes sure that a row is written by no statement that read it, or did not find it, before.
+    pub(super) fn touch(&mut self, name: &LockName, us: i64) {
+        let fresh = || Row { fence: self.lowest, serial: us, ..Row::default() };
+        self.rows.entry(name.as_str().to_owned()).or_insert_with(fresh).serial += 1;
+    }
+
+    /// Removes expired holds, as the next request of any client would.
+    pub(super) fn settle(&mut self, us: i64) {
+        for (name, row) in &mut self.rows {
+            let mut state = row.state();
+            let Some(spec) = state.lock.as_ref().map(|lock| match &lock.value {
+                Data::Text(_) => LockSpec::Mutex,
+                Data::Hash(_) => LockSpec::Reentrant,
+                Data::Queue(queue) => LockSpec::of(queue.kind, Some(queue.capacity)),
+            }) else {
+                continue;
+            };
+            let owner: Owner = format!("sweeper@sim:1/{:032x}", 0).parse().expect("an owner");
+            let verb = Verb::Release { hold: 1, fence: Fence::Assign, whose: ReleaseScope::Own };
+            let op = Op { name: LockName::new(name).expect("a name"), spec, owner, request: 0, verb };
+            let (now, mut counter) = (Now { ms: us as u64 / 1_000, unix_us: us as u64 }, row.fence as u64);
+            let (answer, wake) = protocol::apply(&mut state, &mut counter, now, &op);
+            self.told.push(Told { op, answer, wake, after: state.clone() });
+            row.value = state.lock.as_ref().map(|lock| codec::encode(&lock.value));
+            row.kind = row.kind.take().filter(|_| row.value.is_some());
+            row.ends = state.lock.and_then(|lock| lock.expires_ms).unwrap_or(0) as i64;
+        }
+    }
+
+    /// When the next lease ends, after this moment.
+    pub(super) fn next_end(&self, us: i64) -> Option<i64> {
+        let ends = self.rows.values().filter_map(|row| row.state().lock).flat_map(|lock| match lock.value {
+            Data::Queue(queue) => queue.tickets().map(|(_, ticket)| ticket.deadline_ms).collect(),
+            _ => Vec::from_iter(lock.expires_ms),
+        });
+        ends.map(|ms| (ms as i64 + 1) * 1_000).filter(|end| *end > us).min()
+    }
+
+    /// The locks that are not free: with a hold or a place that has not expired.
+    pub(super) fn left(&self, us: i64) -> Vec<String> {
+        let now = Now { ms: us as u64 / 1_000, unix_us: us as u64 };
+        let alive = self.rows.iter().filter(|(_, row)| protocol::found(&row.state(), now).is_some());
+        alive.map(|(name, row)| format!("{name}: {:?}", row.value)).collect()
+    }
+
+    pub(super) fn rows(&self) -> usize {
+        self.rows.len()
+    }
+}
+
+fn replace(row: &mut Row, change: &RowChange) {
+    (row.kind, row.value) = change.lock.clone().map(|(kind, value)| (kind.to_owned(), value)).unzip();
+    (row.ends, row.fence) = (change.ends_ms as i64, change.fence as i64);
+    if let Some(record) = &change.record {
+        row.record = record.as_ref().map(|record| RecordColumns {
+            bytes: record.value.value.to_vec(),
+            at_us: record.value.at_us as i64,
+            ends_ms: record.expires_ms.map(|ends| ends as i64),
+        });
+    }
+}

@@ -1,0 +1,444 @@
+//! Small schedules on PostgreSQL, for what no regime draws, or draws rarely: each shows one bug or one mistake
+//! in a statement.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, FutureExt, join};
+use tenure::internals::planted::Bug;
+use tenure::internals::protocol::{Answer, Fence, Liveness, LockSpec, Op, QueueSpec, Verb};
+use tenure::internals::store::StoreExt;
+use tenure::internals::store::rows::RowStore;
+use tenure::internals::{Moment, Runtime, locks};
+use tenure::{Kind, LockName, Locks, Options};
+use tenure_testkit::plant;
+use tenure_testkit::sim::chooser::Chooser;
+use tenure_testkit::sim::clock::{Clock, MS, SECOND};
+use tenure_testkit::sim::executor::{Process, Sim, Stop};
+use tenure_testkit::sim::rows::{Mistake, Server};
+
+const SECONDS: fn(u64) -> Duration = Duration::from_secs;
+const MILLIS: fn(u64) -> Duration = Duration::from_millis;
+
+type Outcome = Result<(), String>;
+
+fn text(error: impl ToString) -> String {
+    error.to_string()
+}
+
+/// A server, and processes that use it.
+struct Scene {
+    sim: Sim,
+    server: Server,
+    processes: Vec<Arc<Process>>,
+    /// The first failure, and the number of tasks that have not ended.
+    state: Arc<Mutex<(Option<String>, u32)>>,
+}
+
+impl Scene {
+    fn new(processes: usize, mistake: Mistake) -> Self {
+        let sim = Sim::new(Chooser::seeded(1));
+        let server = Server::new(sim.process(Clock::default(), 1), mistake, 3);
+        let processes = (0..processes).map(|_| sim.process(Clock::default(), 1)).collect();
+        Self { sim, server, processes, state: Arc::default() }
+    }
+
+    fn store(&self, process: usize) -> RowStore {
+        let process = &self.processes[process];
+        RowStore::on(Arc::new(self.server.of(process.id())), Arc::clone(process) as Arc<dyn Runtime>)
+    }
+
+    fn client(&self, process: usize, ttl: Duration) -> Locks {
+        let runtime = Arc::clone(&self.processes[process]) as Arc<dyn Runtime>;
+        locks(Arc::new(self.store(process)), runtime, Options::new().ttl(ttl)).expect("options")
+    }
+
+    /// Sleeps until a time of the schedule, in milliseconds.
+    fn at(&self, process: usize) -> impl Fn(u64) -> BoxFuture<'static, ()> + use<> {
+        let runtime = Arc::clone(&self.processes[process]);
+        move |ms| runtime.sleep_until(Moment(ms * MS))
+    }
+
+    fn spawn(&self, process: usize, task: impl Future<Output = Outcome> + Send + 'static) {
+        let (state, sim) = (Arc::clone(&self.state), self.sim.clone());
+        state.lock().expect("one thread").1 += 1;
+        let task = async move {
+            let outcome = task.await;
+            let mut state = state.lock().expect("one thread");
+            state.1 -= 1;
+            if let Err(failure) = outcome {
+                state.0.get_or_insert(failure);
+                sim.halt();
+            }
+        };
+        self.sim.spawn(self.processes[process].id(), task.boxed());
+    }
+
+    /// Runs until nothing is left to do, for at most this many seconds.
+    fn run(self, seconds: u64) -> Outcome {
+        let stop = self.sim.run(seconds * SECOND, 5_000_000);
+        let (failure, left) = self.state.lock().expect("one thread").clone();
+        self.sim.end();
+        match failure {
+            Some(failure) => Err(failure),
+            None if stop != Stop::Halted && left > 0 => Err(format!("{left} tasks have not ended")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What a request may have left behind after its connection was lost does not keep others out.
+fn an_undo_is_final(_: Mistake) -> Outcome {
+    let scene = Scene::new(2, Mistake::Nothing);
+    let (ours, theirs) = (scene.client(0, SECONDS(60)), scene.client(1, SECONDS(60)));
+    let (server, at) = (scene.server.clone(), scene.at(0));
+    scene.spawn(0, async move {
+        ours.ping().await.map_err(text)?;
+        // It arrives when the release that undoes it is long answered.
+        server.delay_next("acquire", SECONDS(2), true);
+        drop(ours.mutex("x").expect("a name").try_lock().await);
+        at(20_000).await;
+        Ok(())
+    });
+    let at = scene.at(1);
+    scene.spawn(1, async move {
+        at(8_000).await;
+        let got = theirs.mutex("x").expect("a name").try_lock().await.map_err(text)?;
+        got.map(drop).ok_or_else(|| "a request that was undone keeps others out".into())
+    });
+    scene.run(60)
+}
+
+/// A release at any moment wakes a client that begins to wait.
+fn a_release_is_heard(mistake: Mistake) -> Outcome {
+    let scene = Scene::new(2, mistake);
+    let (ours, theirs) = (scene.client(0, SECONDS(60)), scene.client(1, SECONDS(60)));
+    let at = scene.at(0);
+    scene.spawn(0, async move {
+        for turn in 0..60 {
+            at(turn * 1_000).await;
+            let guard = ours.mutex(format!("x{turn}")).expect("a name").lock().await.map_err(text)?;
+            at(turn * 1_000 + 500 + turn).await;
+            guard.release().await.map_err(text)?;
+        }
+        Ok(())
+    });
+    let (at, server) = (scene.at(1), scene.server.clone());
+    scene.spawn(1, async move {
+        for turn in 0..60 {
+            at(turn * 1_000 + 500).await;
+            server.delay_next("note_listeners", MILLIS(30), false);
+            let mutex = theirs.mutex(format!("x{turn}")).expect("a name");
+            if mutex.try_lock_for(MILLIS(450)).await.map_err(text)?.is_none() {
+                return Err(format!("a release was not heard in turn {turn}"));
+            }
+        }
+        Ok(())
+    });
+    scene.run(120)
+}
+
+/// A client that waits for longer than a row remembers it still hears a release.
+fn a_release_is_heard_after_a_long_wait(mistake: Mistake) -> Outcome {
+    let scene = Scene::new(2, mistake);
+    let (ours, theirs) = (scene.client(0, SECONDS(60)), scene.client(1, SECONDS(60)));
+    let at = scene.at(0);
+    scene.spawn(0, async move {
+        let guard = ours.mutex("x").expect("a name").lock().await.map_err(text)?;
+        at(1_000_000).await;
+        guard.release().await.map_err(text)
+    });
+    let (at, runtime) = (scene.at(1), Arc::clone(&scene.processes[1]));
+    scene.spawn(1, async move {
+        at(1_000).await;
+        let guard = theirs.mutex("x").expect("a name").lock().await.map_err(text)?;
+        let late = runtime.now().since(Moment(1_000_000 * MS));
+        drop(guard);
+        if late > MILLIS(100) { Err(format!("a release was heard after {late:?}")) } else { Ok(()) }
+    });
+    scene.run(1_200)
+}
+
+/// A release while the connection that listens is cut is made up for when the next one listens.
+fn a_missed_release_is_asked_about(_: Mistake) -> Outcome {
+    let scene = Scene::new(2, Mistake::Nothing);
+    let (ours, theirs) = (scene.client(0, SECONDS(60)), scene.client(1, SECONDS(60)));
+    let (at, server) = (scene.at(0), scene.server.clone());
+    scene.spawn(0, async move {
+        let guard = ours.mutex("x").expect("a name").lock().await.map_err(text)?;
+        at(5_000).await;
+        server.cut_listeners();
+        guard.release().await.map_err(text)
+    });
+    let at = scene.at(1);
+    scene.spawn(1, async move {
+        at(1_000).await;
+        let got = theirs.mutex("x").expect("a name").try_lock_for(SECONDS(9)).await.map_err(text)?;
+        got.map(drop).ok_or_else(|| "a release while no client listened is missed".into())
+    });
+    scene.run(60)
+}
+
+/// What was read as a connection ended is not written on it while the next is used: that would end the next
+/// one too.
+#[test]
+fn a_lost_connection_costs_no_other() {
+    let scene = Scene::new(1, Mistake::Nothing);
+    let (asks, server, at) = (scene.client(0, SECONDS(9)), scene.server.clone(), scene.at(0));
+    let (sim, seen, process) = (scene.sim.clone(), server.clone(), scene.processes[0].id());
+    scene.spawn(0, async move {
+        asks.ping().await.map_err(text)?;
+        // The row of the permit is told while the process stands still; the acquire is not.
+        seen.delay_next("read", MILLIS(10), false);
+        seen.delay_next("acquire", MILLIS(500), false);
+        at(100).await;
+        let (permits, mutex) = (asks.semaphore("s", 4).expect("a name"), asks.mutex("x").expect("a name"));
+        let next = async {
+            at(101).await;
+            mutex.try_lock().await
+        };
+        let _ = join(permits.try_acquire(), next).await;
+        at(5_000).await;
+        Ok(())
+    });
+    let stopped = sim.clone();
+    scene.sim.at(105 * MS, move || stopped.pause(process));
+    let cut = server.clone();
+    scene.sim.at(150 * MS, move || {
+        cut.cut_all();
+        sim.resume(process);
+    });
+    assert_eq!(scene.run(60), Ok(()));
+    assert_eq!(server.connects(), 2);
+}
+
+/// A connection that has become silent is given up, also by a process that asks about one lock, and whose
+/// first request there was waiting as another was answered.
+fn a_silent_connection_is_given_up(_: Mistake) -> Outcome {
+    let scene = Scene::new(1, Mistake::Nothing);
+    let (locks, server, at) = (scene.client(0, SECONDS(9)), scene.server.clone(), scene.at(0));
+    scene.spawn(0, async move {
+        let mutex = locks.fair_mutex("x").expect("a name");
+        locks.ping().await.map_err(text)?;
+        at(100).await;
+        server.delay_next("ping", MILLIS(50), false);
+        server.delay_next("read", MILLIS(300), false);
+        let silence = async {
+            at(250).await;
+            server.silence_all();
+        };
+        let _ = join(join(locks.ping(), mutex.try_lock()), silence).await;
+        let got = mutex.try_lock_for(SECONDS(10)).await.map_err(text)?;
+        got.map(drop).ok_or_else(|| "the process goes on with a dead connection".into())
+    });
+    scene.run(60)
+}
+
+fn acquire(name: &LockName, spec: LockSpec, owner: u32, ttl_ms: u64) -> Op {
+    let (hold, fence, bind) = (1, Fence::Assign, Liveness::Process);
+    let verb = Verb::Acquire { ttl_ms, hold, fence, wait_ms: None, listens: None, bind };
+    op(name, spec, owner, verb)
+}
+
+fn renew(name: &LockName, spec: LockSpec, owner: u32, ttl_ms: u64) -> Op {
+    op(name, spec, owner, Verb::Renew { ttl_ms, hold: 1, bind: None, weight: None })
+}
+
+fn op(name: &LockName, spec: LockSpec, owner: u32, verb: Verb) -> Op {
+    let owner = format!("o@h:1/{owner:032x}").parse().expect("an owner");
+    Op { name: name.clone(), spec, owner, request: 1, verb }
+}
+
+/// Tokens rise over the deletion of a row, also where the server's clock is set back.
+fn a_row_that_is_deleted_leaves_its_token(mistake: Mistake) -> Outcome {
+    let scene = Scene::new(1, mistake);
+    let (locks, server, at) = (scene.client(0, SECONDS(9)), scene.server.clone(), scene.at(0));
+    let take = |locks: Locks| async move {
+        let guard = locks.mutex("x").expect("a name").lock().await.map_err(text)?;
+        let token = guard.fence();
+        guard.release().await.map_err(text).map(|()| token)
+    };
+    scene.spawn(0, async move {
+        let before = take(locks.clone()).await?;
+        at(3 * 3_600 * 1_000).await;
+        if server.rows() > 0 {
+            return Err("a row of no use is kept".into());
+        }
+        server.set_off(-4 * 3_600 * SECOND as i64, &[]);
+        let after = take(locks).await?;
+        if after > before { Ok(()) } else { Err(format!("tokens: {after} after {before}")) }
+    });
+    scene.run(4 * 3_600)
+}
+
+/// A hold that an open transaction has checked in is not taken, although its lease is over.
+fn a_hold_that_is_checked_in_is_not_taken(mistake: Mistake) -> Outcome {
+    let scene = Scene::new(2, mistake);
+    let (ours, theirs) = (scene.client(0, SECONDS(1)), scene.client(1, SECONDS(1)));
+    let (server, sim, at) = (scene.server.clone(), scene.sim.clone(), scene.at(1));
+    let process = scene.processes[0].id();
+    scene.spawn(1, async move {
+        let guard = ours.fair_mutex("x").expect("a name").lock().await.map_err(text)?;
+        let hold = server.check_in("x", guard.owner().as_str(), guard.fence());
+        let hold = hold.ok_or("it is not checked in")?;
+        sim.pause(process);
+        at(3_000).await;
+        let mutex = theirs.fair_mutex("x").expect("a name");
+        if let Ok(Some(_)) = mutex.try_lock_for(SECONDS(2)).await {
+            return Err("a hold that is checked in was taken".into());
+        }
+        drop(hold);
+        let got = mutex.try_lock_for(SECONDS(2)).await.map_err(text)?;
+        sim.resume(process);
+        got.map(drop).ok_or_else(|| "a transaction that is over keeps others out".into())
+    });
+    scene.run(60)
+}
+
+/// A release does not hand a lock on while an open transaction has checked it in.
+fn a_release_waits_for_a_transaction(kind: Kind, mistake: Mistake) -> Outcome {
+    let scene = Scene::new(2, mistake);
+    let (ours, theirs) = (scene.client(0, SECONDS(60)), scene.client(1, SECONDS(60)));
+    let (server, at) = (scene.server.clone(), scene.at(0));
+    let take = move |locks: Locks| async move {
+        match kind {
+            Kind::Mutex => locks.mutex("x").expect("a name").lock().await,
+            _ => locks.fair_mutex("x").expect("a name").lock().await,
+        }
+        .map_err(text)
+    };
+    let is_open = Arc::new(Mutex::new(true));
+    let open = Arc::clone(&is_open);
+    scene.spawn(0, async move {
+        let guard = take(ours).await?;
+        let hold = server.check_in("x", guard.owner().as_str(), guard.fence());
+        let hold = hold.ok_or("it is not checked in")?;
+        at(2_000).await;
+        let ends = async {
+            at(4_000).await;
+            *open.lock().expect("one thread") = false;
+            drop(hold);
+        };
+        let _ = join(guard.release(), ends).await;
+        Ok(())
+    });
+    let at = scene.at(1);
+    scene.spawn(1, async move {
+        at(1_000).await;
+        drop(take(theirs).await?);
+        match *is_open.lock().expect("one thread") {
+            true => Err("a hold that is checked in was handed on".into()),
+            false => Ok(()),
+        }
+    });
+    scene.run(60)
+}
+
+fn a_release_from_a_queue_waits_for_a_transaction(mistake: Mistake) -> Outcome {
+    a_release_waits_for_a_transaction(Kind::Fair, mistake)
+}
+
+fn a_release_of_a_mutex_waits_for_a_transaction(mistake: Mistake) -> Outcome {
+    a_release_waits_for_a_transaction(Kind::Mutex, mistake)
+}
+
+/// An expired hold that is renewed, because a transaction has checked in another hold of its lock, is held.
+fn an_expired_hold_beside_a_transaction_is_renewed(mistake: Mistake) -> Outcome {
+    let scene = Scene::new(1, mistake);
+    let (store, server, at) = (scene.store(0), scene.server.clone(), scene.at(0));
+    scene.spawn(0, async move {
+        let (name, spec) = (LockName::new("x").expect("a name"), LockSpec::Queue(QueueSpec::permits(2, 1)));
+        let first = acquire(&name, spec, 1, 60_000);
+        let owner = first.owner.clone();
+        let Answer::Held { fence } = store.request(first, SECONDS(2)).await.map_err(text)? else {
+            return Err("a free permit was not granted".into());
+        };
+        store.request(acquire(&name, spec, 2, 500), SECONDS(2)).await.map_err(text)?;
+        let hold = server.check_in("x", owner.as_str(), fence).ok_or("it is not checked in")?;
+        at(700).await;
+        let renewed = store.request(renew(&name, spec, 2, 5_000), SECONDS(2)).await.map_err(text)?;
+        drop(hold);
+        let taken = store.request(acquire(&name, spec, 3, 5_000), SECONDS(2)).await.map_err(text)?;
+        match (renewed, taken) {
+            (Answer::Held { .. }, Answer::Busy { .. }) => Ok(()),
+            answers => Err(format!("two of two permits are held: {answers:?}")),
+        }
+    });
+    scene.run(60)
+}
+
+/// Fails where a promise is broken.
+type Play = fn(Mistake) -> Outcome;
+
+const OF_CODE: [(Bug, Play); 8] = [
+    (Bug::PostgresSilenceUnseen, a_silent_connection_is_given_up),
+    (Bug::PostgresBeforeNotEnded, an_undo_is_final),
+    (Bug::PostgresHeardTooSoon, a_release_is_heard),
+    (Bug::PostgresListensOnce, a_release_is_heard_after_a_long_wait),
+    (Bug::PostgresMissedUnsaid, a_missed_release_is_asked_about),
+    (Bug::PostgresCheckInForgotten, a_hold_that_is_checked_in_is_not_taken),
+    (Bug::PostgresHandOverUnseen, a_release_from_a_queue_waits_for_a_transaction),
+    (Bug::PostgresExtendedUnwritten, an_expired_hold_beside_a_transaction_is_renewed),
+];
+
+const OF_STATEMENTS: [(Mistake, Play); 5] = [
+    (Mistake::TokenSwept, a_row_that_is_deleted_leaves_its_token),
+    (Mistake::NothingSaid, a_release_is_heard),
+    (Mistake::NothingSaid, a_release_is_heard_after_a_long_wait),
+    (Mistake::CheckInUnseen, a_hold_that_is_checked_in_is_not_taken),
+    (Mistake::CheckInReleased, a_release_of_a_mutex_waits_for_a_transaction),
+];
+
+#[test]
+fn each_scene_goes_well_and_fails_with_its_bug() {
+    for (bug, scene) in OF_CODE {
+        assert_eq!(scene(Mistake::Nothing), Ok(()), "without {bug:?}");
+        plant(Some(bug));
+        let outcome = scene(Mistake::Nothing);
+        plant(None);
+        assert!(outcome.is_err(), "{bug:?} is not seen in its scene");
+    }
+}
+
+#[test]
+fn each_scene_fails_with_its_mistake_in_a_statement() {
+    for (mistake, scene) in OF_STATEMENTS {
+        assert_eq!(scene(Mistake::Nothing), Ok(()), "without {mistake:?}");
+        assert!(scene(mistake).is_err(), "{mistake:?} is not seen in its scene");
+    }
+}
+
+/// An uncontended acquisition and its release are a statement each, and renewals do not grow with the holds.
+#[test]
+fn a_pair_is_two_statements_and_one_renews_all_holds() {
+    let scene = Scene::new(1, Mistake::Nothing);
+    let (locks, server, at) = (scene.client(0, SECONDS(30)), scene.server.clone(), scene.at(0));
+    scene.spawn(0, async move {
+        locks.ping().await.map_err(text)?;
+        server.statements();
+        for turn in 0..10 {
+            let guard = locks.mutex(format!("{turn}")).expect("a name").lock().await.map_err(text)?;
+            guard.release().await.map_err(text)?;
+        }
+        let pairs = server.statements();
+        if pairs.values().sum::<u32>() != 20 {
+            return Err(format!("ten pairs: {pairs:?}"));
+        }
+        let mut guards = Vec::new();
+        for name in 0..200 {
+            let name = format!("held{name}");
+            guards.push(locks.mutex(name).expect("a name").lock().await.map_err(text)?);
+        }
+        // They begin to listen to whether they are ended by force, and are renewed for the first time, which
+        // spreads them.
+        at(22_000).await;
+        server.statements();
+        at(32_000).await;
+        let renewals = server.statements();
+        if renewals.values().sum::<u32>() > 30 || !guards.iter().all(tenure::Guard::is_held) {
+            return Err(format!("a third of a lease of 200 holds: {renewals:?}"));
+        }
+        Ok(())
+    });
+    assert_eq!(scene.run(120), Ok(()));
+}
