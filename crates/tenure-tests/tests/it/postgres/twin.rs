@@ -20,7 +20,11 @@ use tokio_postgres::Client;
 use super::{SERVER, connect, on, schema};
 
 const NAMES: [&str; 4] = ["a", "b", "bb", "c"];
-const OWNERS: [&str; 3] = ["o@h:1/0", "o@h:1/1", "o@h:1/2"];
+const OWNERS: [&str; 3] = [
+    "o@h:1/00000000000000000000000000000000",
+    "o@h:1/00000000000000000000000000000001",
+    "o@h:1/00000000000000000000000000000002",
+];
 const LEASE_MS: i64 = 600_000;
 const HOUR_US: i64 = 3_600_000_000;
 
