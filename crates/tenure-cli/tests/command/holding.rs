@@ -35,12 +35,14 @@ fn a_command_that_ends_soon_keeps_the_lock_for_the_least_hold() {
     let env = TestEnv::new();
     for (script, code) in [("touch done", 0), ("touch done; exit 7", 7)] {
         let _ = fs::remove_file(env.path("done"));
+        fs::write(env.path("before"), "").unwrap();
         let running = env.start(env.tenure_run_command(["--min-hold", "800ms", "x", "-c", script]));
         running.eventually("the command has run", || env.path("done").exists());
-        env.tenure_run(["-n", "x", "true"]).exits_with(75);
+        env.tenure_run(["x", "-c", "touch next"]).exits_with(0);
+        let written = |name| fs::metadata(env.path(name)).and_then(|file| file.modified()).unwrap();
+        let until_next = written("next").duration_since(written("before")).unwrap();
         let said = running.wait().exits_with(code).says_nothing();
-        assert!(said.took >= ms(800), "{said:?}");
-        env.tenure_run(["-n", "x", "true"]).exits_with(0);
+        assert!(said.took >= ms(800) && until_next >= ms(800), "{until_next:?}, {said:?}");
     }
     // A longer command is not delayed.
     env.within(ms(2_000), || env.tenure_run(["--min-hold", "1ms", "x", "true"]).exits_with(0));
