@@ -1,6 +1,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::{Either, FutureExt, select};
+
 use super::{RecordHandle, put};
 use crate::engine::EngineHandle;
 use crate::error::Result;
@@ -9,6 +11,7 @@ use crate::options::Options;
 use crate::owner::Owner;
 use crate::protocol::LockSpec;
 use crate::protocol::record::{Record, RecordAnswer};
+use crate::store::{Listener, Purpose};
 
 /// A request to stop, returned by [`Locks::stop_requested`](crate::Locks::stop_requested),
 /// [`Term::stop_requested`](crate::Term::stop_requested) and
@@ -24,6 +27,8 @@ pub struct StopRequest {
 
 /// Polling interval of a holder.
 const LOOK: Duration = Duration::from_secs(2);
+/// The same where a watch reports each request.
+const LOOK_WATCHED: Duration = Duration::from_secs(60);
 /// How long a request is kept. It names its holders, so an old request stops no one else.
 const KEPT: Duration = Duration::from_secs(3_600);
 
@@ -64,9 +69,30 @@ pub(crate) async fn request(record: &RecordHandle, holders: &[Owner], reason: &s
 
 /// Waits until this holder of a lock is asked to stop.
 pub(crate) async fn requested(record: &RecordHandle, owner: &Owner) -> Result<StopRequest> {
-    let engine = record.engine();
+    let (engine, lock) = (record.engine(), &record.lock);
+    // Most holds end before the first look.
+    let (mut watch, mut pause) = (None::<Listener>, LOOK);
     loop {
-        engine.runtime.sleep_until(engine.now() + LOOK).await;
+        let timer = engine.runtime.sleep_until(engine.now() + pause);
+        let is_over = match &mut watch {
+            Some(listener) => match select(listener.next().boxed(), timer).await {
+                Either::Left((message, _)) => message.is_none(),
+                Either::Right(_) => false,
+            },
+            None => {
+                timer.await;
+                false
+            }
+        };
+        if is_over {
+            watch = None;
+        }
+        // Where clients decide, servers report each change to a watch, and watches share a connection.
+        if watch.is_none() && engine.store.capabilities().client_decides {
+            let within = lock.options.op_timeout;
+            watch = engine.store.subscribe(&lock.full, lock.spec, Purpose::Watch, within).await.ok();
+        }
+        pause = if watch.is_some() { LOOK_WATCHED } else { LOOK };
         match record.read().await {
             Ok(seen) => {
                 if let Some(request) = seen.record.as_ref().and_then(|record| read(record, owner)) {
