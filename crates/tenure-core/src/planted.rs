@@ -133,6 +133,14 @@ pub enum Bug {
     CasPlacesExtended,
     /// A renewal waits for the keep-alive of another task, whose answer may be lost.
     CasKeepAwaited,
+    /// A place is taken for kept although its handle was not.
+    CasPlaceUnproven,
+    /// Places of other clients count as expired.
+    CasLivingPassed,
+    /// A hold that was granted to a waiter is renewed by the short handle of its place.
+    CasShortLeaseUnderHold,
+    /// A granted place counts as removed while its hold moves to another handle.
+    CasMovingHoldRemoved,
     /// A new PostgreSQL connection is used without first terminating the previous one on the server.
     PostgresBeforeNotEnded,
     /// A row changed by another client is answered as a busy lock.

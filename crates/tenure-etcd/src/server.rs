@@ -185,7 +185,8 @@ impl EtcdCluster {
         Ok((handle, done.header.unwrap_or_default().revision as u64))
     }
 
-    async fn keep(self, handle: Handle) -> Result<Option<u64>, Failure> {
+    /// False if the lease is gone.
+    async fn touch(self, handle: Handle) -> Result<bool, Failure> {
         let channel = self.channel().await?;
         let message = stream::iter([LeaseId { id: handle as i64 }]);
         let request = self.signed(message, &channel).await?;
@@ -199,7 +200,11 @@ impl EtcdCluster {
         let Some(kept) = kept else {
             return Err(Failure::Unknown(Failure::cause("etcd ended a keep-alive without an answer")));
         };
-        if kept.ttl <= 0 {
+        Ok(kept.ttl > 0)
+    }
+
+    async fn keep(self, handle: Handle) -> Result<Option<u64>, Failure> {
+        if !self.clone().touch(handle).await? {
             return Ok(None);
         }
         let range = RangeRequest { key: self.marker(handle), ..RangeRequest::default() };
@@ -420,6 +425,10 @@ impl Backend for EtcdCluster {
 
     fn keep(&self, handle: Handle) -> BoxFuture<'static, Result<Option<u64>, Failure>> {
         Self::keep(self.clone(), handle).boxed()
+    }
+
+    fn touch(&self, handle: Handle) -> BoxFuture<'static, Result<bool, Failure>> {
+        Self::touch(self.clone(), handle).boxed()
     }
 
     fn close(&self, handle: Handle) -> BoxFuture<'static, Result<(), Failure>> {

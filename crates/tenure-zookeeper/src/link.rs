@@ -19,6 +19,7 @@ use super::jute::Reader;
 use super::messages::{ConnectRequest, WatcherEvent, close, fixed};
 use tenure_core::moment::Moment;
 use tenure_core::net::{by, pause};
+use tenure_core::runtime::Runtime;
 use tenure_core::store::Failure;
 use tenure_core::sync::Locked;
 
@@ -90,6 +91,7 @@ enum LinkCall {
 pub(super) struct Link {
     calls: mpsc::UnboundedSender<LinkCall>,
     shared: Arc<LinkShared>,
+    runtime: Arc<dyn Runtime>,
     /// The session timeout granted by the server.
     pub(super) life: Duration,
 }
@@ -101,6 +103,8 @@ struct LinkShared(Locked<LinkState>);
 struct LinkState {
     is_over: bool,
     is_connected: bool,
+    /// When the server last answered.
+    heard_at: Option<Moment>,
     /// Number of the current connection.
     connection: u64,
     watches: BTreeMap<u64, WatchedNodes>,
@@ -130,7 +134,7 @@ impl Link {
         let task =
             SessionTask { dialer, shared: Arc::clone(&shared), calls: received, session, lives, silence };
         runtime.spawn(task.run(wire, at).boxed());
-        Ok(Self { calls, shared, life })
+        Ok(Self { calls, shared, runtime, life })
     }
 
     /// Whether the session has ended, or its connection if it ends with that.
@@ -181,6 +185,17 @@ impl Link {
             state.watches.insert(id, WatchedNodes { path, ends_below, news });
         }
         (id, heard)
+    }
+
+    /// Whether the server has answered a request or a ping within this time.
+    pub(super) fn heard_within(&self, time: Duration) -> bool {
+        let heard_at = self.shared.lock().heard_at;
+        heard_at.is_some_and(|at| self.runtime.now().since(at) < time)
+    }
+
+    /// Ends the watches, which their readers take for the end of the connection.
+    pub(super) fn end_watches(&self) {
+        self.shared.lock().watches.clear();
     }
 
     pub(super) fn unwatch(&self, id: u64) {
@@ -389,7 +404,9 @@ impl SessionTask {
                             }
                         }
                     }
-                    asked_at = (!batches.is_empty()).then(|| runtime.now());
+                    let now = runtime.now();
+                    self.shared.lock().heard_at = Some(now);
+                    asked_at = (!batches.is_empty()).then_some(now);
                 }
             }
         };

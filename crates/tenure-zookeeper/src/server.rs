@@ -1,6 +1,6 @@
 //! A ZooKeeper ensemble as a compare-and-swap backend.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard};
@@ -41,8 +41,12 @@ const PLAIN_LIFE: Duration = Duration::from_secs(10);
 const LONGEST: usize = 1_048_575;
 /// Maximum size of a lock, within [`LONGEST`].
 const LIMIT: usize = 1_000_000;
+/// A server that was heard of within this time is there: sessions send a ping each second.
+const HEARD: Duration = Duration::from_secs(2);
 /// Locks per page of a listing.
 const PAGE: usize = 500;
+/// Up to this many markers are looked at one by one, and more by their list.
+const LISTED: usize = 8;
 /// The oldest supported version.
 const OLDEST: [u32; 2] = [3, 6];
 
@@ -52,7 +56,7 @@ struct EnsembleShared {
     links: Locked<Links>,
     /// Lets one task at a time open a session, while the others wait for it.
     opening: Turn<()>,
-    /// Whether the server's version was checked, which takes a connection of its own.
+    /// Whether a server was asked for its version, which takes a connection of its own.
     is_new_enough: AtomicBool,
     /// Number of lock nodes created by this client.
     created: AtomicU64,
@@ -388,23 +392,25 @@ impl Ensemble {
         }
     }
 
-    async fn keep(self, handle: Handle) -> Result<Option<u64>, Failure> {
+    /// Proves that a handle is alive. Returns the version of its marker if that `is_read`, and 0 otherwise.
+    async fn prove(self, handle: Handle, is_read: bool) -> Result<Option<u64>, Failure> {
         let Some(link) = self.links().own.get(&handle).cloned() else { return Ok(None) };
         let path = self.nodes().marker(handle);
         // A no-op that a majority commits, sent on the session itself, proves the session alive.
         let step = multi(&[MultiOp::Check { path: &path, version: ANY }]);
-        let replies = match link.ask(vec![step, exists(&path, false)], None).await {
+        let read = is_read.then(|| exists(&path, false));
+        let replies = match link.ask(std::iter::once(step).chain(read).collect(), None).await {
             Ok((_, replies)) => replies,
             Err(_) if link.is_over() => return Ok(self.forget(handle)),
             Err(failure) => return Err(failure),
         };
-        let [step, marker] = &replies[..] else { return Err(unreadable()) };
+        let (step, marker) = replies.split_first().ok_or_else(unreadable)?;
         match (step.code, self.stepped(step)) {
             (code::SESSION_EXPIRED, _) | (_, Ok(Err((_, code::SESSION_EXPIRED | code::NO_NODE)))) => {
                 Ok(self.forget(handle))
             }
             (_, Ok(Err((_, code)))) => Err(self.nodes().failure(code)),
-            (_, Ok(Ok(_))) => self.nodes().marked(marker),
+            (_, Ok(Ok(_))) => marker.first().map_or(Ok(Some(0)), |marker| self.nodes().marked(marker)),
             (_, Err(failure)) => Err(failure),
         }
     }
@@ -416,7 +422,10 @@ impl Ensemble {
     }
 
     async fn close(self, handle: Handle) -> Result<(), Failure> {
-        self.forget(handle);
+        let link = self.links().own.remove(&handle);
+        // Its watches begin again on another session, and it ends with the last request on it.
+        link.iter().for_each(|link| link.end_watches());
+        drop(link);
         let path = self.nodes().marker(handle);
         let replies = self.ask(vec![MultiOp::Delete { path: &path, version: ANY }.alone()]).await?;
         let [reply] = &replies[..] else { return Err(unreadable()) };
@@ -433,11 +442,31 @@ impl Ensemble {
     }
 
     async fn living(self, handles: Vec<Handle>) -> Result<Vec<bool>, Failure> {
+        if handles.len() > LISTED {
+            return self.living_of_all(handles).await;
+        }
         let looks = handles.iter().map(|handle| exists(&self.nodes().marker(*handle), false));
         let replies = self.ask(std::iter::once(self.barrier()).chain(looks).collect()).await?;
         let (barrier, found) = replies.split_first().ok_or_else(unreadable)?;
         self.passed(barrier)?;
         found.iter().map(|reply| Ok(self.nodes().marked(reply)?.is_some())).collect()
+    }
+
+    /// The same by the names of all markers, for so many handles that a request each would cost more.
+    async fn living_of_all(self, handles: Vec<Handle>) -> Result<Vec<bool>, Failure> {
+        let all = get_children(self.nodes().leases().trim_end_matches('/'));
+        let replies = self.ask(vec![self.barrier(), all]).await?;
+        let [barrier, markers] = &replies[..] else { return Err(unreadable()) };
+        self.passed(barrier)?;
+        let markers = match markers.code {
+            code::NO_NODE => Vec::new(),
+            _ => {
+                self.nodes().ok(markers)?;
+                Reader(&markers.body).texts().ok_or_else(unreadable)?
+            }
+        };
+        let living: BTreeSet<String> = markers.into_iter().map(Into::into).collect();
+        Ok(handles.into_iter().map(|handle| living.contains(&format!("{handle:x}"))).collect())
     }
 
     async fn watch(self, name: LockName, what: Watched) -> Result<Box<dyn LockWatch>, Failure> {
@@ -487,6 +516,11 @@ impl Ensemble {
     }
 
     async fn ready(self) -> Result<(), Failure> {
+        // The server answers the pings of a session, and drops its clients when it loses its majority.
+        let is_heard = |link: &Arc<Link>| link.is_connected() && link.heard_within(HEARD);
+        if self.0.is_new_enough.load(Ordering::Relaxed) && self.links().own.values().any(is_heard) {
+            return Ok(());
+        }
         let replies = self.ask(vec![self.barrier(), exists(self.nodes().prefix(), false)]).await?;
         let [barrier, there] = &replies[..] else { return Err(unreadable()) };
         if !self.0.is_new_enough.load(Ordering::Relaxed)
@@ -497,9 +531,9 @@ impl Ensemble {
                 let what = format!("ZooKeeper {version} is too old: tenure needs 3.6 or newer");
                 return Err(Failure::Refused(Failure::cause(what)));
             }
-            self.0.is_new_enough.store(true, Ordering::Relaxed);
         }
         self.passed(barrier)?;
+        self.0.is_new_enough.store(true, Ordering::Relaxed);
         if there.code == code::NO_NODE { Ok(()) } else { self.nodes().ok(there) }
     }
 
@@ -580,7 +614,16 @@ impl Backend for Ensemble {
     }
 
     fn keep(&self, handle: Handle) -> BoxFuture<'static, Result<Option<u64>, Failure>> {
-        Self::keep(self.clone(), handle).boxed()
+        Self::prove(self.clone(), handle, true).boxed()
+    }
+
+    fn touch(&self, handle: Handle) -> BoxFuture<'static, Result<bool, Failure>> {
+        Self::prove(self.clone(), handle, false).map(|proven| Ok(proven?.is_some())).boxed()
+    }
+
+    /// The pings of a session keep it.
+    fn keeps_handles(&self) -> bool {
+        true
     }
 
     fn close(&self, handle: Handle) -> BoxFuture<'static, Result<(), Failure>> {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, FutureExt};
 
 use crate::name::LockName;
 use crate::store::observe::Notes;
@@ -162,6 +162,17 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Renews a handle for its full lifetime, and then reads the version of its marker. `None`: the handle is
     /// gone.
     fn keep(&self, handle: Handle) -> BoxFuture<'static, Result<Option<u64>, Failure>>;
+
+    /// Renews a handle for its full lifetime. False: the handle is gone.
+    fn touch(&self, handle: Handle) -> BoxFuture<'static, Result<bool, Failure>> {
+        self.keep(handle).map(|marker| Ok(marker?.is_some())).boxed()
+    }
+
+    /// Whether a handle lives as long as its client is connected. A [`touch`](Self::touch) then only proves that
+    /// it does.
+    fn keeps_handles(&self) -> bool {
+        false
+    }
 
     /// Closes a handle.
     fn close(&self, handle: Handle) -> BoxFuture<'static, Result<(), Failure>>;

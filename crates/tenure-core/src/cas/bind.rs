@@ -6,11 +6,13 @@ use std::time::Duration;
 use super::WriteState;
 use super::backend::Handle;
 use super::client::{CasClient, not_sent};
-use super::leases::{About, KeptHandle, life, table_hold};
+use super::leases::{About, KeptHandle, PLACE_WAIT, life, place_life, table_hold, usable};
+use super::notes::plain;
 use super::records::RecordPart;
 use super::view::{Binding, LockSnapshot};
+use crate::planted::{Bug, planted};
 use crate::protocol::lease::millis;
-use crate::protocol::{Liveness, Op, Verb};
+use crate::protocol::{Answer, Liveness, Op, Verb};
 use crate::store::Failure;
 
 /// The handle to which a request binds a hold or place.
@@ -51,7 +53,38 @@ pub(super) struct BatchMember<'a> {
     pub(super) beside: Option<RecordPart<'a>>,
 }
 
+impl BatchMember<'_> {
+    /// Whether it is answered with a place that lives by the handle of places.
+    pub(super) fn takes_place(&self, answer: &Answer) -> bool {
+        matches!((&self.op.verb, plain(answer)), (Verb::Acquire { .. }, Answer::Waiting { .. }))
+            && self.bind.is_some_and(|bind| !bind.is_detached)
+    }
+
+    /// What its hold or place is bound to, if places are bound to `place`.
+    pub(super) fn bound(&self, answer: &Answer, place: Option<Handle>) -> Option<Bind> {
+        let handle = place.filter(|_| self.takes_place(answer));
+        self.bind.map(|bind| Bind { handle: handle.unwrap_or(bind.handle), ..bind })
+    }
+}
+
 impl CasClient {
+    /// The handle for the places of these requests.
+    pub(super) async fn place_handle(&self, members: &[BatchMember<'_>]) -> Result<Handle, Failure> {
+        let terms = members.iter().filter_map(|of| match of.op.verb {
+            Verb::Acquire { ttl_ms, wait_ms, .. } => Some((wait_ms.unwrap_or(ttl_ms), ttl_ms)),
+            _ => None,
+        });
+        let (wait_ms, ttl_ms) = terms.max().unwrap_or_default();
+        let wait = Duration::from_millis(wait_ms);
+        let life = place_life(Duration::from_millis(ttl_ms), wait);
+        match (self.lease_of_life(life, wait, None).await, members.first().and_then(|of| of.bind)) {
+            (Ok(lease), _) => Ok(lease.handle),
+            // The server has no handle of this life.
+            (Err(Failure::Refused(_)), Some(bind)) => Ok(bind.handle),
+            (Err(failure), _) => Err(failure),
+        }
+    }
+
     /// The handle for the hold or place of this request, kept alive for long enough.
     pub(super) async fn bind(self: &Arc<Self>, op: &Op) -> Result<Option<Bind>, Failure> {
         match op.verb {
@@ -66,8 +99,13 @@ impl CasClient {
                 let now = self.now();
                 let ends = self.ends(&op.name, &view, now);
                 let own = view.entries().into_iter().filter(|(_, owner, _)| *owner == op.owner);
-                let left_ms =
-                    own.filter_map(|(number, _, _)| ends.get(&number)).map(|end| end - now.ms).max();
+                let left_ms = own.filter_map(|(number, owner, hold)| {
+                    let left_ms = ends.get(&number)? - now.ms;
+                    let mut table = self.table.lock();
+                    let is_place = table.hold(&op.name, &(owner, hold)).is_some_and(|hold| hold.is_place());
+                    Some(if is_place { left_ms.min(millis(PLACE_WAIT)) } else { left_ms })
+                });
+                let left_ms = left_ms.max();
                 let ttl = Duration::from_millis(left_ms.unwrap_or(0).max(ttl_ms));
                 self.bind_to(bind, ttl, ttl).await.map(Some)
             }
@@ -77,9 +115,10 @@ impl CasClient {
                 let handle = self.table.lock().hold(&op.name, &key).map(|hold| hold.handle);
                 let Some(handle) = handle else { return Ok(None) };
                 let Some(known) = self.lease_of(handle) else { return Ok(None) };
-                let lease = match known.life >= life(ttl) {
+                let is_long = known.life >= life(ttl) || planted(Bug::CasShortLeaseUnderHold);
+                let lease = match is_long {
                     true => self.kept(known.life, ttl).await?,
-                    false => self.lease(ttl, ttl, None).await?,
+                    false => self.lease(ttl, ttl).await?,
                 };
                 Ok(Some(Bind::to(&lease, ttl)))
             }
@@ -99,7 +138,7 @@ impl CasClient {
                     lives
                 };
                 for known in lives {
-                    if known < life(wait) {
+                    if usable(known) < wait {
                         return Err(Failure::impossible("a place cannot be kept for longer than its lease"));
                     }
                     self.kept(known, wait).await?;
@@ -112,7 +151,7 @@ impl CasClient {
 
     async fn bind_to(self: &Arc<Self>, to: Liveness, ttl: Duration, need: Duration) -> Result<Bind, Failure> {
         match to {
-            Liveness::Process | Liveness::Work => Ok(Bind::to(&self.lease(ttl, need, None).await?, ttl)),
+            Liveness::Process | Liveness::Work => Ok(Bind::to(&self.lease(ttl, need).await?, ttl)),
             Liveness::Lease => {
                 let (handle, _) = self.backend.open(life(ttl), false).await.map_err(not_sent)?;
                 Ok(Bind { handle, ttl, is_detached: true })

@@ -233,17 +233,13 @@ impl CasClient {
         Ok(())
     }
 
-    /// A handle that lives at least for `need` from now on and was kept alive within `age`.
-    pub(super) async fn lease(
-        &self,
-        ttl: Duration,
-        need: Duration,
-        age: Option<Duration>,
-    ) -> Result<KeptHandle, Failure> {
-        self.lease_of_life(life(ttl), need, age).await
+    /// A handle for holds of this ttl that lives at least for `need` from now on.
+    pub(super) async fn lease(&self, ttl: Duration, need: Duration) -> Result<KeptHandle, Failure> {
+        self.lease_of_life(life(ttl), need, None).await
     }
 
-    /// The same for a handle of this lifetime. Concurrent requests share one keep-alive, but wait for its answer
+    /// A handle of this lifetime that lives at least for `need` from now on, and whose marker was read within
+    /// `age`. Concurrent requests share one keep-alive, but wait for its answer
     /// only for a part of `need`: the answer may be lost, and its task may have more time than a renewal has.
     pub(super) async fn lease_of_life(
         &self,
@@ -254,7 +250,7 @@ impl CasClient {
         let class = life.as_secs();
         let known = || {
             let (lease, now) = (self.table.lock().leases.get(&class).copied(), self.runtime.now());
-            let is_recent = |lease: &KeptHandle| age.is_none_or(|age| now.since(lease.kept) < age);
+            let is_recent = |lease: &KeptHandle| age.is_none_or(|age| now.since(lease.marked) < age);
             lease.map(|lease| (lease, lease.left(now) >= need && is_recent(&lease)))
         };
         if let Some((lease, true)) = known() {
@@ -274,16 +270,27 @@ impl CasClient {
             let sent = self.runtime.now();
             match known() {
                 Some((lease, true)) => return Ok(lease),
-                Some((lease, false)) => match self.backend.keep(lease.handle).await.map_err(not_sent)? {
-                    Some(marker) => {
-                        return Ok(self.table.lock().kept(KeptHandle { marker, kept: sent, ..lease }));
+                Some((lease, false)) => {
+                    let handle = lease.handle;
+                    let kept = match age {
+                        Some(_) => self.backend.keep(handle).await.map(|marker| Some((marker?, sent))),
+                        None => {
+                            let lives = self.backend.touch(handle).await;
+                            lives.map(|lives| lives.then_some((lease.marker, lease.marked)))
+                        }
+                    };
+                    match kept.map_err(not_sent)? {
+                        Some((marker, marked)) => {
+                            let lease = KeptHandle { marker, marked, kept: sent, ..lease };
+                            return Ok(self.table.lock().kept(lease));
+                        }
+                        None => self.lost(handle),
                     }
-                    None => self.lost(lease.handle),
-                },
+                }
                 None if own.is_none() => own = Some(turn.lock().await),
                 None => {
                     let (handle, marker) = self.backend.open(life, true).await.map_err(not_sent)?;
-                    let lease = KeptHandle { handle, life, marker, kept: sent };
+                    let lease = KeptHandle { handle, life, marker, marked: sent, kept: sent };
                     self.table.lock().leases.insert(class, lease);
                     return Ok(lease);
                 }
@@ -298,7 +305,7 @@ impl CasClient {
             Duration::ZERO => UNDECLARED,
             ttl => ttl.max(TTL_MIN),
         };
-        self.lease(declared, Duration::ZERO, None).await
+        self.lease(declared, Duration::ZERO).await
     }
 
     /// Records the loss of a handle and of everything bound to it.
@@ -313,12 +320,21 @@ impl CasClient {
         self.signals.interrupt();
     }
 
-    /// Checks which handles of other clients are alive, up to `most` of them. Recent results are reused.
+    /// Checks which handles of other clients are alive, up to `most` of them, or all if some of those are not:
+    /// the dead of a crashed rack are removed together. Recent results are reused.
     pub(super) async fn look_at(&self, view: &LockSnapshot, most: usize) -> Result<(), Failure> {
+        if self.look_at_first(view, most).await? && most < usize::MAX {
+            self.look_at_first(view, usize::MAX).await?;
+        }
+        Ok(())
+    }
+
+    /// Returns whether one of the first is gone.
+    async fn look_at_first(&self, view: &LockSnapshot, most: usize) -> Result<bool, Failure> {
         /// No server tracks lifetimes with a finer resolution.
         const FRESH: Duration = Duration::from_millis(500);
         let now = self.runtime.now();
-        let mut handles = Vec::new();
+        let (mut handles, mut is_any_gone) = (Vec::new(), false);
         {
             let mut table = self.table.lock();
             let mut met = BTreeSet::new();
@@ -330,7 +346,10 @@ impl CasClient {
                 }
                 let is_known = match table.others.get(&handle) {
                     Some(Some(at)) => now.since(*at) < FRESH,
-                    Some(None) => true,
+                    Some(None) => {
+                        is_any_gone = true;
+                        true
+                    }
                     None => false,
                 };
                 if !is_known {
@@ -342,7 +361,7 @@ impl CasClient {
             }
         }
         if handles.is_empty() {
-            return Ok(());
+            return Ok(is_any_gone);
         }
         let asked = match planted(Bug::CasHandleOfAnother) {
             true => handles.iter().map(|handle| handle + 1).collect(),
@@ -351,9 +370,10 @@ impl CasClient {
         let living = self.backend.living(asked).await.map_err(not_sent)?;
         let mut table = self.table.lock();
         for (handle, lives) in handles.into_iter().zip(living) {
+            is_any_gone |= !lives;
             table.saw(handle, lives.then_some(now));
         }
-        Ok(())
+        Ok(is_any_gone)
     }
 
     /// The expiry of each hold and place of a lock that has not expired.
@@ -362,7 +382,7 @@ impl CasClient {
         let mut ends = BTreeMap::new();
         for (number, owner, hold) in view.entries() {
             let Some(binding) = view.bindings.get(&number) else { continue };
-            let own = table.hold(name, &(owner, hold)).filter(|own| own.handle == binding.handle);
+            let own = table.hold(name, &(owner, hold)).filter(|own| own.is_bound_to(binding.handle));
             let own = own.map(|own| own.end_ms);
             let is_gone = table.others.get(&binding.handle) == Some(&None);
             let end_ms = match own {
@@ -370,6 +390,7 @@ impl CasClient {
                 Some(end_ms) => end_ms,
                 // A hold of this client that it has no record of has already been removed.
                 None if table.lease_of(binding.handle).is_some() => 0,
+                None if planted(Bug::CasLivingPassed) && view.waits(number) => 0,
                 None => now.ms.saturating_add(binding.ttl_ms),
             };
             if end_ms >= now.ms {
@@ -395,6 +416,32 @@ impl CasClient {
             page.locks.extend(found.map(|found| (name, found)));
         }
         Ok(page)
+    }
+
+    /// Closes the handles that nothing has been bound to for a while: that of places once all of them hold, and
+    /// that of holds in a process that only waits.
+    pub(super) fn close_idle(self: &Arc<Self>) {
+        const IDLE: Duration = Duration::from_secs(5);
+        let now = self.runtime.now();
+        let idle = {
+            let mut table = self.table.lock();
+            // A look at all holds, so not by each of their renewals.
+            if table.leases.len() < 2 || now.since(table.cleared) < IDLE {
+                return;
+            }
+            table.cleared = now;
+            let holds = table.holds.values().flat_map(BTreeMap::values);
+            let handles = |hold: &ClientHold| [Some(hold.handle), hold.former];
+            let bound: BTreeSet<Handle> = holds.flat_map(handles).flatten().collect();
+            let mut idle = Vec::new();
+            table.leases.retain(|_, lease| {
+                let is_idle = now.since(lease.kept) >= IDLE && !bound.contains(&lease.handle);
+                idle.extend(is_idle.then_some(lease.handle));
+                !is_idle
+            });
+            idle
+        };
+        idle.into_iter().for_each(|handle| self.close(handle));
     }
 
     /// Closes a handle in the background. If that fails, it expires by itself.

@@ -13,7 +13,8 @@ use super::backend::Handle;
 use crate::moment::Moment;
 use crate::name::LockName;
 use crate::owner::Owner;
-use crate::protocol::lease::margin;
+use crate::planted::{Bug, planted};
+use crate::protocol::lease::{margin, millis};
 use crate::protocol::{LockSpec, Op};
 use crate::sync::Locked;
 
@@ -21,19 +22,38 @@ use crate::sync::Locked;
 /// elections take a second as usual.
 const RESERVE: Duration = Duration::from_secs(1);
 
+/// The lifetime of the handle of places, which decides how long a dead waiter holds others up. etcd grants no
+/// less than 2 s, and ZooKeeper no session of less than two ticks, 4 s.
+const PLACE_LIFE: Duration = Duration::from_secs(3);
+/// How long a place is kept without a refresh: almost what such a handle guarantees.
+pub const PLACE_WAIT: Duration = Duration::from_millis(1_900);
+
 /// The lifetime of a handle for holds of this ttl, in whole seconds.
 pub(super) fn life(ttl: Duration) -> Duration {
     let least = ttl + ttl / 6 + margin(ttl) + RESERVE;
     Duration::from_secs(least.as_secs() + u64::from(least.subsec_nanos() > 0))
 }
 
-/// A handle that is kept alive for all holds of its lifetime class.
+/// The lifetime of a handle for places that are kept for `wait`, of locks with this ttl.
+pub(super) fn place_life(ttl: Duration, wait: Duration) -> Duration {
+    let life = life(ttl);
+    if wait <= usable(PLACE_LIFE) { life.min(PLACE_LIFE) } else { life }
+}
+
+/// The part of a handle's lifetime that its client may rely on.
+pub(super) fn usable(life: Duration) -> Duration {
+    life.saturating_sub(RESERVE).saturating_sub(margin(life))
+}
+
+/// A handle that is kept alive for all holds or places of its lifetime class.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct KeptHandle {
     pub(super) handle: Handle,
     pub(super) life: Duration,
     /// The last known version of its marker.
     pub(super) marker: u64,
+    /// When the marker was last read.
+    pub(super) marked: Moment,
     /// When the last confirmed keep-alive was sent.
     pub(super) kept: Moment,
 }
@@ -41,9 +61,12 @@ pub(super) struct KeptHandle {
 impl KeptHandle {
     /// Minimum remaining lifetime.
     pub(super) fn left(&self, now: Moment) -> Duration {
-        (self.kept + self.life.saturating_sub(RESERVE).saturating_sub(margin(self.life))).since(now)
+        (self.kept + usable(self.life)).since(now)
     }
 }
+
+/// How often the refresh of a place reads the lock although a watch reports its changes.
+const LOOK: Duration = Duration::from_secs(30);
 
 /// Identifies a hold or place of this client, beside the name of its lock: the owner and the hold number.
 pub(super) type HoldKey = (Owner, u64);
@@ -64,12 +87,18 @@ pub(super) enum About {
 pub(super) struct ClientHold {
     pub(super) spec: LockSpec,
     pub(super) handle: Handle,
+    /// The handle before, while a request that moves the hold may not have been carried out yet.
+    pub(super) former: Option<Handle>,
     /// Its expiry by this machine's clock.
     pub(super) end_ms: u64,
     /// Its token, once it is known to hold.
     pub(super) token: Option<u64>,
     /// Its ticket number, once known.
     pub(super) ticket: Option<u64>,
+    /// When the last request was sent that found the place waiting.
+    pub(super) looked: Option<Moment>,
+    /// When the place was last refreshed: its waiter relies on it for [`PLACE_WAIT`] from then on.
+    pub(super) refreshed: Moment,
     /// The version of its handle's marker before the lock was last read. A client that ends a hold by force
     /// writes the marker, so the hold exists as long as the marker has this version.
     pub(super) verified: u64,
@@ -77,6 +106,17 @@ pub(super) struct ClientHold {
     pub(super) record: Option<Option<String>>,
     /// It is being removed.
     pub(super) is_ending: bool,
+}
+
+impl ClientHold {
+    pub(super) fn is_bound_to(&self, handle: Handle) -> bool {
+        self.handle == handle || self.former == Some(handle) && !planted(Bug::CasMovingHoldRemoved)
+    }
+
+    /// Whether it is not known to hold: it waits, or was granted and not renewed yet.
+    pub(super) fn is_place(&self) -> bool {
+        self.token.is_none()
+    }
 }
 
 /// The handles and holds known to one client.
@@ -87,6 +127,10 @@ pub(super) struct HoldTable {
     pub(super) holds: BTreeMap<LockName, BTreeMap<HoldKey, ClientHold>>,
     /// Handles of other clients, with the time they were last seen alive, or `None` for those that are gone.
     pub(super) others: BTreeMap<Handle, Option<Moment>>,
+    /// The number of open watches of each lock, and the time of the last event that its waiters must look into.
+    pub(super) watched: BTreeMap<LockName, (usize, Moment)>,
+    /// When idle handles were last closed.
+    pub(super) cleared: Moment,
 }
 
 impl HoldTable {
@@ -97,14 +141,16 @@ impl HoldTable {
         self.leases.values_mut().find(|lease| lease.handle == handle)
     }
 
-    /// Records a keep-alive. Returns the most recent one of the handle.
+    /// Records a keep-alive. Returns the most recent state of the handle.
     pub(super) fn kept(&mut self, lease: KeptHandle) -> KeptHandle {
         match self.lease_of(lease.handle) {
-            Some(known) if known.kept < lease.kept => {
-                *known = lease;
-                lease
+            Some(known) => {
+                known.kept = known.kept.max(lease.kept);
+                if known.marked < lease.marked {
+                    (known.marker, known.marked) = (lease.marker, lease.marked);
+                }
+                *known
             }
-            Some(known) => *known,
             // It was lost meanwhile; whatever needs it finds that out.
             None => lease,
         }
@@ -121,6 +167,35 @@ impl HoldTable {
 
     pub(super) fn hold(&mut self, name: &LockName, key: &HoldKey) -> Option<&mut ClientHold> {
         self.holds.get_mut(name)?.get_mut(key)
+    }
+
+    /// A place that is granted has no more of its lease than its client may rely on.
+    pub(super) fn becomes_hold(&mut self, name: &LockName, key: &HoldKey, is_held: bool, now_ms: u64) {
+        if let Some(hold) = self.hold(name, key).filter(|hold| is_held && hold.is_place()) {
+            hold.end_ms = hold.end_ms.min(now_ms.saturating_add(millis(PLACE_WAIT)));
+        }
+    }
+
+    /// Makes the next refreshes of a lock's places read the lock.
+    pub(super) fn doubt_places(&mut self, name: &LockName, now: Moment) {
+        if let Some((_, since)) = self.watched.get_mut(name) {
+            *since = now;
+        }
+    }
+
+    /// The ticket of a place that waits, unless the lock has to be read to know.
+    pub(super) fn seen_waiting(
+        &mut self,
+        name: &LockName,
+        owner: &Owner,
+        now: Moment,
+    ) -> Option<(u64, KeptHandle)> {
+        let since = self.watched.get(name)?.1;
+        let hold = self.hold(name, &(owner.clone(), 0))?;
+        let (ticket, handle, looked) = (hold.ticket?, hold.handle, hold.looked?);
+        let is_recent = looked > since && now.since(looked) < LOOK;
+        let lease = self.lease_of(handle).copied().filter(|_| is_recent)?;
+        Some((ticket, lease))
     }
 
     /// Makes the next renewals of this owner's holds read the lock instead of relying on the marker.

@@ -55,6 +55,7 @@ use crate::store::{
     StoreReply, StoreRequest,
 };
 use client::CasClient;
+pub use leases::PLACE_WAIT;
 #[cfg(tenure_planted)]
 pub use view::{Bound, stands};
 
@@ -198,6 +199,7 @@ impl Store for Cas {
         Capabilities {
             client_decides: true,
             shares_leases: true,
+            place_max: PLACE_WAIT,
             member: Err("its servers form a quorum of their own"),
             ..Capabilities::SERVER
         }

@@ -3,14 +3,21 @@
 use std::sync::Arc;
 
 use super::backend::Handle;
-use super::bind::{BatchMember, Bind};
+use super::bind::Bind;
 use super::client::CasClient;
 use super::leases::{ClientHold, HoldKey, HoldTable, table_hold};
+use crate::moment::Moment;
 use crate::protocol::lease::millis;
 use crate::protocol::{Answer, Liveness, LockSpec, Op, Place, ReleaseScope, Verb};
 
 /// Time after a release request during which its hold is not removed as expired.
 const RELEASE_MS: u64 = 2_000;
+
+/// How long a place lasts from a request that keeps it for `wait_ms`. Its client may be late with the next one:
+/// the place lives by its handle, and only its own client removes it sooner.
+fn place_end(wait_ms: u64) -> u64 {
+    wait_ms.saturating_mul(3)
+}
 
 /// The record of a hold or place before a request, and the expiry recorded for that request.
 pub(super) type Former = Option<(HoldKey, Option<ClientHold>, u64)>;
@@ -19,18 +26,22 @@ impl CasClient {
     /// Extends the holds that a request is about, so that they do not expire while it is in flight. No other
     /// client removes them while their handle is alive.
     pub(super) fn touch(&self, op: &Op) {
-        let now_ms = self.now().ms;
+        let (now, now_ms) = (self.runtime.now(), self.now().ms);
         let mut table = self.table.lock();
-        let mut until = |key: &HoldKey, end_ms: u64| {
+        let mut until = |key: &HoldKey, lasts_ms: u64, place_ms: u64| {
             if let Some(hold) = table.hold(&op.name, key).filter(|hold| hold.end_ms >= now_ms) {
-                hold.end_ms = hold.end_ms.max(now_ms.saturating_add(end_ms));
+                let lasts_ms = if hold.is_place() { place_ms } else { lasts_ms };
+                hold.end_ms = hold.end_ms.max(now_ms.saturating_add(lasts_ms));
+                hold.refreshed = now;
             }
         };
         match &op.verb {
-            Verb::Renew { ttl_ms, .. } => until(&key(op, false), *ttl_ms),
-            Verb::Release { whose: ReleaseScope::Own, .. } => until(&key(op, false), RELEASE_MS),
+            Verb::Renew { ttl_ms, .. } => until(&key(op, false), *ttl_ms, *ttl_ms),
+            Verb::Release { whose: ReleaseScope::Own, .. } => {
+                until(&key(op, false), RELEASE_MS, RELEASE_MS);
+            }
             Verb::Refresh { owners, wait_ms, .. } => {
-                owners.iter().for_each(|owner| until(&(owner.clone(), 0), *wait_ms));
+                owners.iter().for_each(|owner| until(&(owner.clone(), 0), *wait_ms, place_end(*wait_ms)));
             }
             _ => {}
         }
@@ -38,7 +49,7 @@ impl CasClient {
 
     /// Records the holds and places that a request may be granted or may extend. Returns the expiry of a hold
     /// or place that is bound.
-    fn enter(self: &Arc<Self>, op: &Op, answer: &Answer, bind: Option<Bind>) -> Option<u64> {
+    fn enter(self: &Arc<Self>, op: &Op, answer: &Answer, bind: Option<Bind>, begun: Moment) -> Option<u64> {
         let now_ms = self.now().ms;
         let mut table = self.table.lock();
         let end_ms = match (&op.verb, plain(answer)) {
@@ -48,8 +59,9 @@ impl CasClient {
             ) => {
                 let bind = bind?;
                 let is_held = matches!(answer, Answer::Held { .. });
-                let lasts = if is_held { *ttl_ms } else { wait_ms.unwrap_or(*ttl_ms) };
+                let lasts = if is_held { *ttl_ms } else { place_end(wait_ms.unwrap_or(*ttl_ms)) };
                 let key = (op.owner.clone(), bound_hold(op, *hold, bind.is_detached));
+                table.becomes_hold(&op.name, &key, is_held, now_ms);
                 enter(&mut table, op, key, bind.handle, now_ms.saturating_add(lasts))
             }
             (Verb::Renew { ttl_ms, hold, .. }, Answer::Held { .. } | Answer::Growing { .. }) => {
@@ -61,14 +73,19 @@ impl CasClient {
                 } else {
                     *ttl_ms
                 };
+                table.becomes_hold(&op.name, &key, true, now_ms);
                 enter(&mut table, op, key, bind.handle, now_ms.saturating_add(lasts))
             }
             (Verb::Refresh { owners, wait_ms, .. }, Answer::Places { places, .. }) => {
                 for (owner, place) in owners.iter().zip(places) {
                     let Some(hold) = table.hold(&op.name, &(owner.clone(), 0)) else { continue };
-                    if *place != Place::Gone {
-                        hold.end_ms = hold.end_ms.max(now_ms.saturating_add(*wait_ms));
-                    }
+                    let lasts = match place {
+                        Place::Gone => 0,
+                        Place::Held { .. } => *wait_ms,
+                        Place::Waiting { .. } => place_end(*wait_ms),
+                    };
+                    hold.end_ms = hold.end_ms.max(now_ms.saturating_add(lasts));
+                    hold.looked = matches!(place, Place::Waiting { .. }).then_some(begun);
                 }
                 return None;
             }
@@ -80,20 +97,20 @@ impl CasClient {
     }
 
     /// Records what a request may be granted, before it is sent. Returns the former record.
-    pub(super) fn enter_first(self: &Arc<Self>, of: &BatchMember<'_>, answer: &Answer) -> Former {
-        let key = of.bind.map(|bind| key(of.op, bind.is_detached));
+    pub(super) fn enter_first(self: &Arc<Self>, op: &Op, answer: &Answer, bind: Option<Bind>) -> Former {
+        let key = bind.map(|bind| key(op, bind.is_detached));
         let former = key.map(|key| {
-            let former = self.table.lock().hold(&of.op.name, &key).cloned();
+            let former = self.table.lock().hold(&op.name, &key).cloned();
             (key, former)
         });
-        let noted = self.enter(of.op, answer, of.bind).unwrap_or(0);
+        let noted = self.enter(op, answer, bind, self.runtime.now()).unwrap_or(0);
         former.map(|(key, former)| (key, former, noted))
     }
 
     /// Undoes [`enter_first`](Self::enter_first) for a request that was not carried out.
-    pub(super) fn restore_first(&self, of: &BatchMember<'_>, former: Former) {
+    pub(super) fn restore_first(&self, op: &Op, former: Former) {
         if let Some((key, former, noted)) = former {
-            self.restore(of.op, &key, former, noted);
+            self.restore(op, &key, former, noted);
         }
     }
 
@@ -118,9 +135,9 @@ impl CasClient {
         op: &Op,
         answer: &Answer,
         bind: Option<Bind>,
-        marker: Option<u64>,
+        (marker, begun): (Option<u64>, Moment),
     ) {
-        self.enter(op, answer, bind);
+        self.enter(op, answer, bind, begun);
         let mut table = self.table.lock();
         let (hold, is_bound) = match op.verb {
             Verb::Acquire { hold, .. } => (hold, true),
@@ -133,7 +150,7 @@ impl CasClient {
         match plain(answer) {
             Answer::Held { fence } | Answer::Growing { fence, .. } if is_bound => {
                 if let Some(hold) = table.hold(&op.name, &key) {
-                    hold.token = Some(*fence);
+                    (hold.token, hold.former) = (Some(*fence), None);
                     hold.verified = marker.unwrap_or(0);
                 }
                 // A hold that was detached or resumed has another key from now on.
@@ -146,7 +163,8 @@ impl CasClient {
             }
             Answer::Waiting { ticket, .. } => {
                 if let Some(hold) = table.hold(&op.name, &key) {
-                    hold.ticket = Some(*ticket);
+                    (hold.ticket, hold.looked) = (Some(*ticket), Some(begun));
+                    hold.refreshed = self.runtime.now();
                 }
             }
             Answer::Held { .. } | Answer::Growing { .. } | Answer::Resized => {}
@@ -161,14 +179,20 @@ fn enter(table: &mut HoldTable, op: &Op, key: HoldKey, handle: Handle, end_ms: u
     let fresh = ClientHold {
         spec: op.spec,
         handle,
+        former: None,
         end_ms,
         token: None,
         ticket: None,
+        looked: None,
+        refreshed: Moment::default(),
         verified: 0,
         record: None,
         is_ending: false,
     };
     let hold = holds.entry(key).or_insert(fresh);
+    if hold.handle != handle {
+        hold.former = Some(hold.handle);
+    }
     hold.handle = handle;
     hold.end_ms = hold.end_ms.max(end_ms);
     hold.end_ms

@@ -9,7 +9,7 @@ use super::WriteState;
 use super::backend::{Committed, Handle, Stored, Swap, ValueChange};
 use super::bind::BatchMember;
 use super::client::{CasClient, WriteInFlight, left, not_sent};
-use super::leases::{About, ClientHold, KeptHandle, life, table_hold};
+use super::leases::{About, ClientHold, KeptHandle, life, table_hold, usable};
 use super::notes::{number, plain};
 use super::parts::{Sizes, Written};
 use super::records::RecordPart;
@@ -49,6 +49,9 @@ impl CasClient {
         if let Some(answer) = self.renewed_here(op).await? {
             return Ok(answer);
         }
+        if let Some(answer) = self.refreshed_here(op).await? {
+            return Ok(answer);
+        }
         self.touch(op);
         self.call_about(op, sent, About::Request, None).await
     }
@@ -86,7 +89,8 @@ impl CasClient {
         let Some(ClientHold { handle, token: Some(_), end_ms, .. }) = known else { return Ok(None) };
         let life_of = self.table.lock().lease_of(handle).map(|lease| lease.life);
         let ttl = Duration::from_millis(ttl_ms);
-        if end_ms < self.now().ms || life_of.is_none_or(|known| known < life(ttl)) {
+        let is_short = |known| known < life(ttl) && !planted(Bug::CasShortLeaseUnderHold);
+        if end_ms < self.now().ms || life_of.is_none_or(is_short) {
             return Ok(None);
         }
         let Some(class) = life_of else { return Ok(None) };
@@ -101,9 +105,37 @@ impl CasClient {
         }
         known.end_ms = known.end_ms.max(now_ms.saturating_add(ttl_ms));
         drop(table);
+        self.close_idle();
         let answer = Answer::Held { fence };
         observe::unwritten(op, &answer);
         Ok(Some(answer))
+    }
+
+    /// Refreshes places without reading the lock, as long as a watch reports each change that concerns them:
+    /// their handle is kept alive, or lives by itself.
+    async fn refreshed_here(self: &Arc<Self>, op: &Op) -> Result<Option<Answer>, Failure> {
+        let Verb::Refresh { owners, wait_ms, .. } = &op.verb else { return Ok(None) };
+        let wait = Duration::from_millis(*wait_ms);
+        let waiting = || -> Option<Vec<(u64, KeptHandle)>> {
+            let (mut table, now) = (self.table.lock(), self.runtime.now());
+            owners.iter().map(|owner| table.seen_waiting(&op.name, owner, now)).collect()
+        };
+        let Some(places) = waiting() else { return Ok(None) };
+        let mut lives: Vec<Duration> = places.iter().map(|(_, lease)| lease.life).collect();
+        lives.dedup();
+        if wait.is_zero() || lives.iter().any(|life| usable(*life) < wait) {
+            return Ok(None);
+        }
+        if !self.backend.keeps_handles() && !planted(Bug::CasPlaceUnproven) {
+            for life in lives {
+                self.lease_of_life(life, wait, None).await?;
+            }
+        }
+        let Some(places) = waiting() else { return Ok(None) };
+        self.touch(op);
+        self.close_idle();
+        let places = places.into_iter().map(|(ticket, _)| Place::Waiting { ticket }).collect();
+        Ok(Some(Answer::Places { places, retry_in_ms: None }))
     }
 
     async fn run(
@@ -129,6 +161,7 @@ impl CasClient {
         let name = &first.name;
         let looks = matches!(first.verb, Verb::Inspect | Verb::Refresh { .. } | Verb::Renew { .. });
         let comes = matches!(first.verb, Verb::Acquire { .. });
+        let (begun, mut place) = (self.runtime.now(), None);
         let (mut seen, mut is_fresh) = (known.stored.clone(), false);
         // The version of the guard's marker before the read: see `ClientHold::verified`.
         let mut proven = None;
@@ -148,7 +181,7 @@ impl CasClient {
                 (is_fresh, proven) = (true, guard.map(|guard| guard.marker));
             }
             let MachineResult { view, after, written, record, answers, living, notes, is_cleared } =
-                match self.tried(members, &seen, known).await? {
+                match self.tried(members, &seen, known, &mut place).await? {
                     Some(tried) => tried,
                     // The lock has changed meanwhile.
                     None => {
@@ -156,7 +189,10 @@ impl CasClient {
                         continue;
                     }
                 };
-            let asked = || members.iter().zip(&answers).filter_map(|(of, said)| Some((of, said.as_ref()?)));
+            let asked = || {
+                let answered = members.iter().zip(&answers);
+                answered.filter_map(|(of, said)| Some((of, said.as_ref()?, of.bound(said.as_ref()?, place))))
+            };
             let is_kept = written.parts.is_empty()
                 && written.text.as_deref() == seen.as_ref().map(|stored| stored.text.as_str());
             let is_same = is_kept && record == ValueChange::Keep;
@@ -164,7 +200,7 @@ impl CasClient {
                 if !is_fresh {
                     continue;
                 }
-                asked().for_each(|(of, answer)| self.settle(of.op, answer, of.bind, proven));
+                asked().for_each(|(of, answer, bind)| self.settle(of.op, answer, bind, (proven, begun)));
                 notes.unwritten();
                 known.stored.clone_from(&seen);
                 return Ok(answers);
@@ -181,15 +217,16 @@ impl CasClient {
                 Some(guard) => guard,
                 None => self.any_lease().await?,
             };
-            let sents = asked().map(|(of, _)| of.sent.clone()).collect();
+            let sents = asked().map(|(of, ..)| of.sent.clone()).collect();
             let Some(in_flight) = WriteInFlight::new(self, sents) else { continue };
             // Record possible grants before sending: if the answer is lost, they are removed in time.
-            let former: Vec<_> = asked().map(|(of, answer)| self.enter_first(of, answer)).collect();
-            let owners: Vec<_> = asked().map(|(of, _)| &of.op.owner).collect();
+            let former: Vec<_> =
+                asked().map(|(of, answer, bind)| self.enter_first(of.op, answer, bind)).collect();
+            let owners: Vec<_> = asked().map(|(of, ..)| &of.op.owner).collect();
             let mut victims = victims(&view, &after, &living, &owners);
             let untold = victims.split_off(VICTIMS.min(victims.len()));
             let reads_record =
-                name.as_str().starts_with(USE) && asked().any(|(of, answer)| is_grant(of.op, answer));
+                name.as_str().starts_with(USE) && asked().any(|(of, answer, _)| is_grant(of.op, answer));
             let change = Swap {
                 name: name.clone(),
                 seen: seen.as_ref().map(|stored| stored.stamp),
@@ -212,7 +249,8 @@ impl CasClient {
                         .collect();
                     for (of, answer) in members.iter().zip(&answers) {
                         if let Some(answer) = answer {
-                            self.settle(of.op, answer, of.bind, Some(guard.marker));
+                            let bind = of.bound(answer, place);
+                            self.settle(of.op, answer, bind, (Some(guard.marker), begun));
                             if is_grant(of.op, answer)
                                 && let Some(hold) = self.table.lock().hold(name, &(of.op.owner.clone(), 0))
                             {
@@ -230,11 +268,12 @@ impl CasClient {
                 }
                 Ok(Committed::Conflict { stored, marker }) => {
                     in_flight.known();
-                    for ((of, _), former) in asked().zip(former) {
-                        self.restore_first(of, former);
+                    for ((of, ..), former) in asked().zip(former) {
+                        self.restore_first(of.op, former);
                     }
                     if planted(Bug::CasUncompared) {
-                        asked().for_each(|(of, answer)| self.settle(of.op, answer, of.bind, marker));
+                        asked()
+                            .for_each(|(of, answer, bind)| self.settle(of.op, answer, bind, (marker, begun)));
                         return Ok(answers);
                     }
                     if planted(Bug::CasConflictIsBusy) {
@@ -255,7 +294,7 @@ impl CasClient {
                 Err(failure @ Failure::Unknown(_)) => return Err(failure),
                 Err(failure) => {
                     in_flight.known();
-                    asked().zip(former).for_each(|((of, _), former)| self.restore_first(of, former));
+                    asked().zip(former).for_each(|((of, ..), former)| self.restore_first(of.op, former));
                     return Err(failure);
                 }
             }
@@ -270,6 +309,7 @@ impl CasClient {
         members: &[BatchMember<'_>],
         seen: &Option<Stored>,
         known: &Known,
+        place: &mut Option<Handle>,
     ) -> Result<Option<MachineResult>, Failure> {
         let Some(BatchMember { op: Op { name, verb, .. }, .. }) = members.first() else { return Ok(None) };
         let base = seen.as_ref().map_or(0, |stored| stored.stamp.base);
@@ -291,7 +331,7 @@ impl CasClient {
                 let mut record = ValueChange::Keep;
                 let answers: Vec<Option<Answer>> = members
                     .iter()
-                    .map(|BatchMember { op, sent, bind, beside, .. }| {
+                    .map(|of @ BatchMember { op, sent, beside, .. }| {
                         let here = !sent.is_left();
                         if let Some(beside) = beside {
                             let (answer, change) = here.then(|| beside.apply(&mut state, self.dated(now)))?;
@@ -302,11 +342,19 @@ impl CasClient {
                         let (answer, wake) = here.then(|| protocol::apply(&mut state, &mut last, now, op))?;
                         let answer = self.further_back(&view, op, answer);
                         notes.add(op, (&answer, &wake), &state);
+                        let bind = of.bound(&answer, *place);
                         let number = bind.and_then(|bind| Some((number(op, &answer)?, bind.binding())));
                         bound.extend(number);
                         Some(answer)
                     })
                     .collect();
+                let waits = |(of, answer): (&BatchMember<'_>, &Option<Answer>)| {
+                    answer.as_ref().is_some_and(|answer| of.takes_place(answer))
+                };
+                if place.is_none() && members.iter().zip(&answers).any(waits) {
+                    *place = Some(self.place_handle(members).await?);
+                    continue;
+                }
                 if view.is_enough(&state) || planted(Bug::CasFrontIsAll) {
                     let after = view.after(state, last, &bound);
                     tried = Some((after, answers, notes, record));

@@ -174,6 +174,11 @@ impl LockSnapshot {
         self.data.as_ref().map(entries).unwrap_or_default()
     }
 
+    /// Whether this is the number of a place that waits.
+    pub(super) fn waits(&self, number: u64) -> bool {
+        matches!(&self.data, Some(Data::Queue(queue)) if number > queue.mark)
+    }
+
     /// The state for the machine. `ends` has the end of each hold and place that has not expired.
     pub(super) fn state(&self, ends: &BTreeMap<u64, u64>) -> State {
         let end = |number: u64| ends.get(&number).copied();
@@ -196,9 +201,9 @@ impl LockSnapshot {
                 last.map(|last| ExpiringValue { value: Data::Hash(hash), expires_ms: Some(last) })
             }
             Some(Data::Queue(queue)) => {
-                let tickets = queue.tickets().map(|(number, ticket)| {
-                    // An expired ticket stays until the machine sweeps it.
-                    (number, Ticket { deadline_ms: end(number).unwrap_or(0), ..ticket.clone() })
+                // All that have expired go at once: the machine sweeps only some for each request.
+                let tickets = queue.tickets().filter_map(|(number, ticket)| {
+                    Some((number, Ticket { deadline_ms: end(number)?, ..ticket.clone() }))
                 });
                 let queue = rebuilt(&queue, queue.mark, tickets);
                 // A capacity that was set explicitly is kept until it is set again.

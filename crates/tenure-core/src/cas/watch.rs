@@ -1,15 +1,17 @@
 //! Watches the changes of one lock and notifies its waiters and holders.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{Either, FutureExt, select};
 
-use super::backend::{LockWatch, Stored, WatchNotice, Watched};
+use super::backend::{Handle, LockWatch, Stored, WatchNotice, Watched};
 use super::client::CasClient;
 use super::holders::{HoldSubscriber, Holders};
+use super::leases::{KeptHandle, PLACE_WAIT};
 use super::view::LockSnapshot;
+use crate::moment::Moment;
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
@@ -116,13 +118,23 @@ impl Audience {
         }
     }
 
-    fn tell(&mut self, client: &CasClient, name: &LockName, view: Option<LockSnapshot>) {
+    /// Whether waiters rely on it for the changes of their places.
+    fn reports_places(&self) -> bool {
+        matches!(self, Self::Waiter { .. })
+    }
+
+    async fn tell(&mut self, client: &CasClient, name: &LockName, view: Option<LockSnapshot>) {
         match self {
             Self::Observer(publisher) => publisher.say(Notification::Free { by: None }),
             Self::Waiter { publisher, told } => {
-                if let Some(news) = news(view, told) {
-                    publisher.say(news);
+                let Some(mut news) = news(view, told) else { return };
+                client.table.lock().doubt_places(name, client.runtime.now());
+                if let Notification::Granted { tickets } = &news
+                    && !client.still_lives(name, tickets).await
+                {
+                    news = Notification::Reconnected;
                 }
+                publisher.say(news);
             }
             Self::Holders(holders) => {
                 let mut table = holders.table();
@@ -134,7 +146,10 @@ impl Audience {
     }
 
     /// Reports that events may have been missed.
-    fn tell_to_ask(&self) {
+    fn tell_to_ask(&self, client: &CasClient, name: &LockName) {
+        if self.reports_places() {
+            client.table.lock().doubt_places(name, client.runtime.now());
+        }
         match self {
             Self::Waiter { publisher, .. } | Self::Observer(publisher) => {
                 publisher.say(Notification::Reconnected);
@@ -148,6 +163,58 @@ impl Audience {
     }
 }
 
+impl CasClient {
+    /// Proves the handles of granted places alive where nothing has proven that since their last refresh.
+    async fn still_lives(&self, name: &LockName, granted: &[u64]) -> bool {
+        if !self.backend.keeps_handles() || planted(Bug::CasPlaceUnproven) {
+            return true;
+        }
+        let mut relied: BTreeMap<Handle, Moment> = BTreeMap::new();
+        for hold in self.table.lock().holds.get(name).into_iter().flat_map(BTreeMap::values) {
+            if hold.ticket.is_some_and(|ticket| granted.contains(&ticket)) {
+                let until = relied.entry(hold.handle).or_default();
+                *until = (*until).max(hold.refreshed + PLACE_WAIT);
+            }
+        }
+        for (handle, until) in relied {
+            let Some(KeptHandle { life, .. }) = self.lease_of(handle) else { return false };
+            let proven = self.lease_of_life(life, until.since(self.runtime.now()), None).await;
+            if !proven.is_ok_and(|lease| lease.handle == handle) {
+                return false;
+            }
+        }
+        true
+    }
+}
+
+/// An open watch that reports each change of the places of a lock.
+struct OpenWatch {
+    client: Arc<CasClient>,
+    name: LockName,
+}
+
+impl OpenWatch {
+    fn new(client: &Arc<CasClient>, name: &LockName) -> Self {
+        let now = client.runtime.now();
+        let mut table = client.table.lock();
+        let (count, since) = table.watched.entry(name.clone()).or_default();
+        (*count, *since) = (*count + 1, now);
+        drop(table);
+        Self { client: Arc::clone(client), name: name.clone() }
+    }
+}
+
+impl Drop for OpenWatch {
+    fn drop(&mut self) {
+        let mut table = self.client.table.lock();
+        let Some((count, since)) = table.watched.get_mut(&self.name) else { return };
+        (*count, *since) = (*count - 1, self.client.runtime.now());
+        if *count == 0 {
+            table.watched.remove(&self.name);
+        }
+    }
+}
+
 /// Forwards events until no receiver is left.
 async fn tell(
     client: Arc<CasClient>,
@@ -156,6 +223,7 @@ async fn tell(
     mut watch: Box<dyn LockWatch>,
     mut stands: Option<Stored>,
 ) {
+    let mut _open = audience.reports_places().then(|| OpenWatch::new(&client, &name));
     loop {
         let next = match select(watch.next(), audience.over().boxed()).await {
             Either::Left((next, _)) => next,
@@ -169,16 +237,17 @@ async fn tell(
                 {
                     client.saw(&name, stored);
                 }
-                audience.tell(&client, &name, view);
+                audience.tell(&client, &name, view).await;
                 stands = stored;
             }
             Ok(WatchNotice::Gone(handle)) => {
                 client.lost(handle);
                 if is_bound(stands.as_ref(), handle) {
-                    audience.tell_to_ask();
+                    audience.tell_to_ask(&client, &name);
                 }
             }
             Err(_) => {
+                _open = None;
                 watch = loop {
                     let pause = client.runtime.sleep_until(client.runtime.now() + PAUSE);
                     if let Either::Right(_) = select(pause, audience.over().boxed()).await {
@@ -202,9 +271,10 @@ async fn tell(
                     }
                 };
                 if let Audience::Holders(_) = audience {
-                    audience.tell(&client, &name, LockSnapshot::read(stands.as_ref()));
+                    audience.tell(&client, &name, LockSnapshot::read(stands.as_ref())).await;
                 }
-                audience.tell_to_ask();
+                _open = audience.reports_places().then(|| OpenWatch::new(&client, &name));
+                audience.tell_to_ask(&client, &name);
             }
         }
     }

@@ -68,10 +68,11 @@ pub fn first_spread(ttl: Duration, hold: u64) -> Duration {
 }
 
 /// When to renew a lease that is shorter than its ttl but not about to be lost. Not at once, because most
-/// holds are released by then, and the request would delay the next waiter.
-pub fn whole_at(granted: Moment, ttl: Duration) -> Moment {
+/// holds are released by then, and the request would delay the next waiter; but with half of the lease left, for
+/// retries.
+pub fn whole_at(granted: Moment, ttl: Duration, deadline: Moment) -> Moment {
     const MOST: Duration = Duration::from_millis(500);
-    granted + (ttl / 6).min(MOST)
+    granted + (ttl / 6).min(MOST).min(deadline.since(granted) / 2)
 }
 
 /// When a holder subscribes to forced releases: after a second, because most holds end before. `None` if its

@@ -141,6 +141,7 @@ mod tests {
         liveness: HoldLiveness::Handle,
         messages_grant: false,
         shares_leases: false,
+        place_max: Duration::from_secs(3),
         restart_grace: Some(Duration::from_secs(7)),
         member: Err("no member"),
         renewals: 7,

@@ -22,6 +22,7 @@ use tokio::sync::mpsc::error::TrySendError;
 use crate::credentials::Provider;
 use crate::name::LockName;
 use crate::owner::Owner;
+use crate::protocol::lease;
 use crate::protocol::{Found, Kind, Listening, LockSpec, Notification};
 use crate::runtime::Runtime;
 
@@ -213,6 +214,8 @@ pub struct Capabilities {
     /// cannot be kept for longer than its acquisition asked for, and a renewal may succeed without reading the
     /// lock.
     pub shares_leases: bool,
+    /// Maximum time that a place in a queue is kept without a refresh.
+    pub place_max: Duration,
     /// The restart grace: a server that may have forgotten leases answers `Busy` to every acquisition for
     /// this long, even to the holder. It is also the maximum ttl.
     pub restart_grace: Option<Duration>,
@@ -233,10 +236,16 @@ impl Capabilities {
         liveness: HoldLiveness::Lease,
         messages_grant: true,
         shares_leases: false,
+        place_max: lease::WAIT_MAX,
         restart_grace: None,
         member: Err("it keeps no ballots"),
         renewals: 64,
     };
+
+    /// How long a place in the queue of a lock with this ttl is kept without a refresh.
+    pub fn wait(&self, ttl: Duration) -> Duration {
+        lease::wait(ttl).min(self.place_max)
+    }
 }
 
 /// What a store can do for one lock.

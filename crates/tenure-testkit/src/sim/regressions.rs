@@ -282,7 +282,7 @@ pub const CAS: &[Regression] = &[
     found(
         "a renewal waited for the keep-alive of another task, whose answer was lost",
         Regime::Hiccup,
-        2_456,
+        2_460,
         Some(Bug::CasKeepAwaited),
     ),
     found(
@@ -295,19 +295,31 @@ pub const CAS: &[Regression] = &[
         "the request for a hold that had lapsed took over another hold of its owner",
         Regime::Storm,
         10_658,
-        Some(Bug::CasExpiredTakesDetached),
+        None,
     ),
     found(
         "places that asked for different times were refreshed for the longest, and outlived their session",
         Regime::Drifting,
-        104_981,
+        5,
         Some(Bug::CasPlacesExtended),
     ),
     found(
         "a place whose number was unknown stayed in its part of the queue when it had lapsed",
         Regime::Lossy,
-        2_308,
+        6_241,
         Some(Bug::CasLostPlaceUnread),
+    ),
+    found(
+        "a granted place was believed in although its session had ended before",
+        Regime::Drifting,
+        1_787,
+        None,
+    ),
+    found(
+        "a hold counted as removed while it moved from the short handle of its place",
+        Regime::Rush,
+        319,
+        Some(Bug::CasMovingHoldRemoved),
     ),
     found("events of a watch came out of order in the simulated world", Regime::LateMessages, 101_623, None),
     found("a detached hold that had lapsed counted beside the next", Regime::Quiet, 100_523, None),

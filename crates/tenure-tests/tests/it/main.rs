@@ -8,6 +8,7 @@ mod candidates;
 mod cas;
 mod cluster;
 mod conformance;
+mod dead_waiters;
 mod etcd;
 mod examples;
 mod fence;

@@ -258,8 +258,8 @@ impl Acquisition {
     /// The request for the lock. If it takes a ticket, the subscription to the queue's messages is kept.
     fn question(&self, wait: bool) -> Call<'_> {
         let ttl = self.options.lease();
-        let wait_ms =
-            (wait && matches!(self.spec, LockSpec::Queue(_))).then(|| lease::millis(lease::wait(ttl)));
+        let place = || lease::millis(self.engine.store.capabilities().wait(ttl));
+        let wait_ms = (wait && matches!(self.spec, LockSpec::Queue(_))).then(place);
         let (ttl_ms, hold, bind) = (lease::millis(ttl), self.hold, bind(&self.options));
         let fence = if self.options.unfenced { Fence::Optional } else { Fence::Assign };
         let newcomer = wait_ms.and_then(|_| self.engine.ticket_queues.newcomer(&self.name));

@@ -129,11 +129,11 @@ impl Lease {
     /// A grant that was set by `request`.
     pub(super) fn granted(terms: LeaseTerms, role: Role, request: Granting) -> Self {
         let Granting { sent, answered, first, whole } = request;
+        let deadline = lease::deadline(sent, answered, first);
         let extent = match first >= whole {
             true => Extent::Whole { sent },
-            false => Extent::Part { whole_at: lease::whole_at(answered, terms.ttl) },
+            false => Extent::Part { whole_at: lease::whole_at(answered, terms.ttl, deadline) },
         };
-        let deadline = lease::deadline(sent, answered, first);
         let state = LeaseState { extent, deadline, ..LeaseState::new(sent, Hearing::Later) };
         Self { terms, role, state: Locked::new(state) }
     }

@@ -172,6 +172,10 @@ const CAUGHT_BY_COMPARE_AND_SWAP: &[(Bug, &str, u64)] = &[
     (Bug::CasUncompared, "token order", 5_000),
     (Bug::CasFrontIsAll, "a waiter that fits is let in", 5_000),
     (Bug::CasHandleOfAnother, "no stale release, no revival", 5_000),
+    (Bug::CasPlaceUnproven, "exclusion within validity", 5_000),
+    (Bug::CasLivingPassed, "no stale release, no revival", 5_000),
+    (Bug::CasShortLeaseUnderHold, "exclusion within validity", 5_000),
+    (Bug::CasMovingHoldRemoved, "exclusion within validity", 5_000),
 ];
 
 /// Bugs of the store on PostgreSQL. `rows_scenes` has a schedule for each of the others, which are rare here.
@@ -323,10 +327,10 @@ fn bugs_on_postgresql_are_caught() {
 #[test]
 fn rare_bugs_of_stores_by_compare_and_swap_are_caught() {
     for (bug, regime, first) in [
-        (Bug::CasTakenOutBeside, Regime::Storm, 11_600),
+        (Bug::CasTakenOutBeside, Regime::Storm, 11_657),
         (Bug::CasKeepAwaited, Regime::Hiccup, 2_400),
-        (Bug::CasLostPlaceUnread, Regime::Lossy, 2_250),
-        (Bug::CasExpiredTakesDetached, Regime::Storm, 10_600),
+        (Bug::CasLostPlaceUnread, Regime::Lossy, 6_200),
+        (Bug::CasExpiredTakesDetached, Regime::Storm, 11_657),
         (Bug::CasPlacesExtended, Regime::Drifting, 0),
     ] {
         plant(Some(bug));

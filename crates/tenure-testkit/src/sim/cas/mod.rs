@@ -7,7 +7,7 @@ mod state;
 use std::sync::Arc;
 
 use tenure::internals::protocol::lease;
-use tenure::internals::store::cas::Cas;
+use tenure::internals::store::cas::{self, Cas};
 use tenure::internals::{Runtime, Store};
 
 use super::chooser::{Chooser, Rng};
@@ -71,6 +71,7 @@ fn plan(sim: &Sim, regime: Regime) -> Plan {
     plan.node_faults.delete = 0;
     // The lifetime of a handle: see `cas::leases`.
     let ttl = plan.ttl;
+    plan.place_max = cas::PLACE_WAIT;
     // A hold that is being released lasts two seconds longer.
     plan.session = (ttl / 6 + lease::margin(ttl)).as_nanos() as TrueTime + 5 * SECOND;
     plan.strict_from += plan.session * u64::from(!regime.is_calm());
@@ -96,7 +97,7 @@ fn schedule(regime: Regime, seed: u64, keep_log: bool, versions: Option<Versions
 impl Driver for Server {
     fn open(&self, process: &Arc<Process>) -> Arc<dyn Store> {
         let runtime = Arc::clone(process) as Arc<dyn Runtime>;
-        Arc::new(Cas::new(Arc::new(self.of(process.id())), "cas:sim", runtime))
+        Arc::new(Cas::new(Arc::new(self.client(process)), "cas:sim", runtime))
     }
 
     fn silence(&self, process: ProcessId) {

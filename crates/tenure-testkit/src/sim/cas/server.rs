@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::state::{End, Life, State, Watcher};
 use crate::sim::clock::MS;
 use crate::sim::event::Event;
-use crate::sim::executor::{OUTSIDE, ProcessId, lock};
+use crate::sim::executor::{OUTSIDE, Process, ProcessId, lock};
 use crate::sim::host::{Host, Judge};
 use crate::sim::network::Parting;
 use crate::sim::regime::Faults;
@@ -31,6 +31,9 @@ const STEPS: usize = 128;
 /// Places in one part of a queue on real servers.
 const PART: usize = 128;
 
+/// How often a client like that of ZooKeeper sends a ping.
+const PING: Duration = Duration::from_secs(1);
+
 /// A connection to the server.
 #[derive(Clone)]
 pub struct Server {
@@ -38,7 +41,12 @@ pub struct Server {
     inner: Arc<Inner>,
     /// The process that is connected.
     process: ProcessId,
+    /// Keeps this client's sessions, as on ZooKeeper, until the client ends.
+    pings: Option<Arc<Pings>>,
 }
+
+/// Where the pings of a client are sent from; dropped with the client.
+struct Pings(Arc<dyn Runtime>);
 
 struct Inner {
     state: Mutex<State>,
@@ -86,13 +94,44 @@ impl Server {
     ) -> Self {
         let state = Mutex::new(State { faults, ..State::default() });
         let inner = Arc::new(Inner { state, versions, part });
-        Self { host: Arc::new(Host { runtime, judge }), inner, process: OUTSIDE }
+        Self { host: Arc::new(Host { runtime, judge }), inner, process: OUTSIDE, pings: None }
     }
 
     /// The connection of a process.
     #[must_use]
     pub fn of(&self, process: ProcessId) -> Self {
-        Self { process, ..self.clone() }
+        Self { process, pings: None, ..self.clone() }
+    }
+
+    /// The connection of a client in a process. On a server like ZooKeeper it keeps the client's handles.
+    #[must_use]
+    pub fn client(&self, process: &Arc<Process>) -> Self {
+        let pings = || Arc::new(Pings(Arc::clone(process) as Arc<dyn Runtime>));
+        let pings = (self.inner.versions != Versions::Lasting).then(pings);
+        Self { pings, ..self.of(process.id()) }
+    }
+
+    /// Sends pings for a handle of this client until it is gone, or the client.
+    fn ping(&self, handle: Handle) {
+        let Some(client) = &self.pings else { return };
+        let (server, runtime, client) =
+            (self.of(self.process), Arc::clone(&client.0), Arc::downgrade(client));
+        let pings = {
+            let runtime = Arc::clone(&runtime);
+            async move {
+                while client.strong_count() > 0 {
+                    runtime.sleep_until(runtime.now() + PING).await;
+                    let ping = move |server: &Self, state: &mut State| {
+                        server.set_end(state, handle, server.now()).is_some()
+                    };
+                    let late = runtime.sleep_until(runtime.now() + PING);
+                    if let Either::Left((Ok(false), _)) = select(server.ask("ping", ping), late).await {
+                        return;
+                    }
+                }
+            }
+        };
+        runtime.spawn(pings.boxed());
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
@@ -518,8 +557,8 @@ impl Backend for Server {
         self.ask("commit", move |server, state| server.commit_now(state, change))
     }
 
-    fn open(&self, life: Duration, _is_kept: bool) -> BoxFuture<'static, Result<(Handle, u64), Failure>> {
-        self.ask("open", move |server, state| {
+    fn open(&self, life: Duration, is_kept: bool) -> BoxFuture<'static, Result<(Handle, u64), Failure>> {
+        let opened = self.ask("open", move |server, state| {
             // Not consecutive, so that an off-by-one number is not another handle.
             state.next += 16;
             state.revision += 1;
@@ -527,11 +566,28 @@ impl Backend for Server {
             state.handles.insert(handle, Life { life, end: Moment(0), marker, process });
             server.set_end(state, handle, server.now());
             (handle, marker)
-        })
+        });
+        let client = self.clone();
+        async move {
+            let (handle, marker) = opened.await?;
+            if is_kept {
+                client.ping(handle);
+            }
+            Ok((handle, marker))
+        }
+        .boxed()
+    }
+
+    fn keeps_handles(&self) -> bool {
+        self.pings.is_some()
     }
 
     fn keep(&self, handle: Handle) -> BoxFuture<'static, Result<Option<u64>, Failure>> {
         self.ask("keep", move |server, state| server.set_end(state, handle, server.now()))
+    }
+
+    fn touch(&self, handle: Handle) -> BoxFuture<'static, Result<bool, Failure>> {
+        self.ask("touch", move |server, state| server.set_end(state, handle, server.now()).is_some())
     }
 
     fn close(&self, handle: Handle) -> BoxFuture<'static, Result<(), Failure>> {

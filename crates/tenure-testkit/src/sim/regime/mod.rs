@@ -194,6 +194,8 @@ pub struct Plan {
     pub node_faults: NodeFaults,
     /// The lease.
     pub ttl: Duration,
+    /// Maximum time that the store keeps a place without a refresh.
+    pub place_max: Duration,
     /// How long a wait without a limit continues while nothing answers.
     pub patience: Duration,
     /// Maximum time for which clients hold or wait, and by which a server goes back, if that is independent
@@ -299,7 +301,7 @@ impl Plan {
 
     /// How long a place in a queue is kept, in true time.
     pub fn wait(&self) -> TrueTime {
-        lease::wait(self.ttl).as_nanos() as TrueTime + self.drift() + self.session
+        lease::wait(self.ttl).min(self.place_max).as_nanos() as TrueTime + self.drift() + self.session
     }
 
     /// Draws the plan of a schedule in one regime.
@@ -310,6 +312,7 @@ impl Plan {
             faults: Faults::NONE,
             node_faults: NodeFaults::default(),
             ttl: ttl(2 * SECOND, 20 * SECOND),
+            place_max: lease::WAIT_MAX,
             patience: Duration::from_secs(60),
             brief: None,
             ppm: 100,

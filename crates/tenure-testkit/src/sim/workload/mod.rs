@@ -287,7 +287,8 @@ impl Task {
     /// The grant, as reported to the oracle.
     fn told(&self, options: &Options, cut: Cut, asked_at: TrueTime, is_resumed: bool) -> Told {
         let (lease, grace) = (options.ttl.min(options.max_hold.unwrap_or(options.ttl)), options.grace);
-        let (margin, wait) = (lease / 100 + Duration::from_millis(3), lease::wait(lease));
+        let margin = lease / 100 + Duration::from_millis(3);
+        let wait = lease::wait(lease).min(self.workload.plan.place_max);
         Told {
             asked_at,
             is_resumed,

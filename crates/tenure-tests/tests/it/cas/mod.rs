@@ -2,6 +2,7 @@
 //! shared locks. `tenure/tests/sim/cas.rs` has the schedules with faults.
 
 mod lines;
+mod waiters;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -34,8 +35,13 @@ impl World {
     }
 
     fn with(seed: u64, processes: usize, part: usize) -> Self {
+        Self::of(Versions::Lasting, seed, processes, part)
+    }
+
+    /// On a server like etcd or ZooKeeper.
+    fn of(versions: Versions, seed: u64, processes: usize, part: usize) -> Self {
         let sim = Sim::new(Chooser::seeded(seed));
-        let server = Server::with(sim.process(Clock::default(), seed), Versions::Lasting, part);
+        let server = Server::with(sim.process(Clock::default(), seed), versions, part);
         let processes = (0..processes).map(|_| sim.process(Clock::default(), seed)).collect();
         Self { sim, server, processes, wrong: Arc::default() }
     }
@@ -43,7 +49,7 @@ impl World {
     /// Another client in a process.
     fn client(&self, process: usize, ttl: Duration) -> Locks {
         let runtime = Arc::clone(&self.processes[process]) as Arc<dyn Runtime>;
-        let server = self.server.of(self.processes[process].id());
+        let server = self.server.client(&self.processes[process]);
         let store = Cas::new(Arc::new(server), "cas:sim", Arc::clone(&runtime));
         locks(Arc::new(store), runtime, Options::new().ttl(ttl)).expect("options")
     }

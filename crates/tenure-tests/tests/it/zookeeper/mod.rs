@@ -241,6 +241,43 @@ fn a_pair_is_two_requests_and_renewals_do_not_grow_with_the_holds() {
 }
 
 #[test]
+fn clients_that_wait_ask_next_to_nothing() {
+    const CLIENTS: usize = 10;
+    let relay = Relay::start(SERVER.address());
+    let (direct, url) =
+        (format!("{}/waiting", SERVER.url()), format!("zookeeper://{}/waiting", relay.address()));
+    let holder = Locks::open(&direct).expect("a store");
+    let guard = block_on(holder.fair_mutex("x").expect("a name").lock()).expect("a free lock");
+    let wait = |_| {
+        let url = url.clone();
+        thread::spawn(move || {
+            let locks = Locks::open(&url).expect("a store");
+            let guard = block_on(locks.fair_mutex("x").expect("a name").lock()).expect("a turn");
+            block_on(guard.release()).expect("a release");
+        })
+    };
+    let waiting: Vec<_> = (0..CLIENTS).map(wait).collect();
+    eventually("all wait", Duration::from_secs(60), || {
+        block_on(holder.inspect("x"))
+            .is_ok_and(|found| found.is_some_and(|found| found.waiters.len() == CLIENTS))
+    });
+    // The session that each has opened for a hold ends.
+    let mut closed = 0;
+    eventually("idle sessions end", Duration::from_secs(60), || {
+        closed += relay.requests().iter().filter(|number| **number == -11).count();
+        closed >= CLIENTS
+    });
+    thread::sleep(Duration::from_secs(1));
+    relay.requests();
+    thread::sleep(Duration::from_secs(3));
+    let asked = relay.requests();
+    println!("{CLIENTS} waiting clients, in 3 s: {asked:?}");
+    assert!(asked.len() <= CLIENTS * 3 * 3 / 10, "{asked:?}");
+    block_on(guard.release()).expect("a release");
+    waiting.into_iter().for_each(|waiting| waiting.join().expect("no panic"));
+}
+
+#[test]
 fn any_name_is_a_nodes_name() {
     let locks = client(&format!("{}/names/with/parts", SERVER.url()));
     let names = [".", "..", "a/b", "/", "%2F", "50%", "ä€😀", "\u{0}\u{1f}\u{7f}\u{9f}\u{f8ff}", " ", "x\ny"];

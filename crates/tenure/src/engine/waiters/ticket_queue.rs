@@ -55,7 +55,7 @@ impl TicketQueues {
     ) -> WaitHandle<KeepPlaces> {
         let Waiting { ticket, sent, retry_at } = place;
         let place = self.place(engine, ask.name.clone(), ask, |queue| {
-            let wait = lease::wait(ask.options.lease());
+            let wait = engine.store.capabilities().wait(ask.options.lease());
             let note = TicketPlace { sent, wait, may_have_missed: queue.known.may_have_missed(sent) };
             queue.known.refresh_at = queue.known.refresh_at.min(note.refresh_at());
             queue.known.retry_at = earlier(queue.known.retry_at, retry_at);
