@@ -122,7 +122,7 @@ fn an_open_transaction_keeps_others_out_after_the_lease() {
 }
 
 /// Holders stop at any point of their transaction, for longer than their lease. With `TENURE_HOLDERS=1000` this is
-/// the run that book/trust/mysql.md records.
+/// the run that book/trust/evidence.md records.
 #[test]
 fn paused_holders_commit_nothing_late() {
     let holders = setting("TENURE_HOLDERS").unwrap_or(120) as usize;

@@ -18,7 +18,7 @@ fn a_connection_that_is_cut_at_any_byte_leaves_no_lock_behind() {
     cut_everywhere(&relay, &format!("mysql://root@{}%2Fsocket/{name}", relay.place()), &url);
 }
 
-/// With `TENURE_KILLS=100` this is the run that book/trust/mysql.md records.
+/// With `TENURE_KILLS=100` this is the run that book/trust/evidence.md records.
 #[test]
 fn a_server_that_is_killed_under_a_crowd_costs_no_overlap_no_token_and_no_waiter() {
     let mut server = MariaDb::start();
