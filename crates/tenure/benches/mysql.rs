@@ -2,7 +2,7 @@
 //!
 //! `cargo bench -p tenure --features mysql,sqlx --bench mysql` starts a server, without fsync. Rounds of all sides
 //! take turns, so that a machine that slows down slows all; a row is the median of its rounds.
-#![expect(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
+#![expect(clippy::disallowed_methods, clippy::disallowed_types, reason = "a benchmark reads the clock")]
 
 use std::time::{Duration, Instant};
 
