@@ -387,7 +387,8 @@ pub(crate) struct Request {
     /// Wait at most this long; 0 is -n
     ///
     /// Without -n and -w: wait until granted. An unreachable store is retried to the end of -w.
-    /// Without -w, for 20s if it has never answered, and later for a minute.
+    /// Without -w, a refused connection fails at once and a silent store after 20s, or after a
+    /// minute during a wait.
     #[arg(short = 'w', long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true, help_heading = "Waiting")]
     pub(crate) wait: Option<Duration>,
 

@@ -229,9 +229,9 @@ Exit status:
    64  usage: invalid flag, name, duration or URL
    65  the name is in use as another kind of lock, or with another number of permits
    69  the store did not answer, or refused
-   75  busy: another holds the lock, or did to the end of -w (-E chooses another code); or the run
-       would wait for itself; or the job has run in this window of --once-per
-   79  the lease was lost; CMD has been stopped, was not started, or may have ended without it
+   75  busy until the end of -w (-E chooses another code); or a run above this one holds the lock;
+       or the job has run in this window of --once-per
+   79  the lease was lost; CMD was stopped or not started, or may have ended after the loss
   125  tenure itself failed
   126  CMD cannot be executed
   127  CMD was not found
@@ -262,8 +262,8 @@ When the lease is lost:
   CMD's group gets TERM, and KILL shortly before the end of the grace, so that all of it is gone
   before another holder can get the lock. The lease is lost when no renewal is answered before the
   grace begins, with the defaults after 5 to 10 s without an answer, or when the store reports
-  another holder (forced open, expired while the machine slept).
-  Then that holder may run beside CMD during the grace.
+  another holder (forced open, expired while the machine slept). In the latter case that holder
+  may run beside CMD during the grace.
 
   --on-lost changes what CMD gets. --max-hold ends the hold in the same way, and with 79.
 
