@@ -7,7 +7,6 @@ use super::WriteState;
 use super::backend::Handle;
 use super::client::{CasClient, not_sent};
 use super::leases::{About, KeptHandle, PLACE_WAIT, life, place_life, table_hold, usable};
-use super::notes::plain;
 use super::records::RecordPart;
 use super::view::{Binding, LockSnapshot};
 use crate::planted::{Bug, planted};
@@ -163,4 +162,8 @@ impl CasClient {
     pub(super) async fn kept(&self, class: Duration, need: Duration) -> Result<KeptHandle, Failure> {
         self.lease_of_life(class, need, Some(need / 6)).await
     }
+}
+
+pub(super) fn plain(answer: &Answer) -> &Answer {
+    if let Answer::More(answer) = answer { answer } else { answer }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::backend::Handle;
-use super::bind::Bind;
+use super::bind::{Bind, plain};
 use super::client::CasClient;
 use super::leases::{ClientHold, HoldKey, HoldTable, table_hold};
 use crate::moment::Moment;
@@ -226,8 +226,4 @@ pub(super) fn number(op: &Op, answer: &Answer) -> Option<u64> {
         | Answer::Waiting { ticket: number, .. } => Some(number),
         _ => None,
     }
-}
-
-pub(super) fn plain(answer: &Answer) -> &Answer {
-    if let Answer::More(answer) = answer { answer } else { answer }
 }

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use super::WriteState;
 use super::backend::{Committed, Handle, Stored, Swap, ValueChange};
-use super::bind::BatchMember;
+use super::bind::{BatchMember, plain};
 use super::client::{CasClient, WriteInFlight, left, not_sent};
 use super::leases::{About, ClientHold, KeptHandle, life, table_hold, usable};
-use super::notes::{number, plain};
+use super::notes::number;
 use super::parts::{Sizes, Written};
 use super::records::RecordPart;
 use super::turns::Known;

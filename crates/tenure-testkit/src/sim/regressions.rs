@@ -293,9 +293,9 @@ pub const CAS: &[Regression] = &[
     ),
     found(
         "the request for a hold that had lapsed took over another hold of its owner",
-        Regime::Storm,
-        10_658,
-        None,
+        Regime::OnTheDot,
+        2_085,
+        Some(Bug::CasExpiredTakesDetached),
     ),
     found(
         "places that asked for different times were refreshed for the longest, and outlived their session",

@@ -330,7 +330,7 @@ fn rare_bugs_of_stores_by_compare_and_swap_are_caught() {
         (Bug::CasTakenOutBeside, Regime::Storm, 11_657),
         (Bug::CasKeepAwaited, Regime::Hiccup, 2_400),
         (Bug::CasLostPlaceUnread, Regime::Lossy, 6_200),
-        (Bug::CasExpiredTakesDetached, Regime::Storm, 11_657),
+        (Bug::CasExpiredTakesDetached, Regime::OnTheDot, 2_000),
         (Bug::CasPlacesExtended, Regime::Drifting, 0),
     ] {
         plant(Some(bug));

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tenure::internals::Runtime;
 use tenure::{Guard, Locks};
+use tenure_testkit::setting;
 use tenure_testkit::sim::cas::Versions;
 use tenure_testkit::sim::clock::{MS, SECOND};
 
@@ -92,11 +93,12 @@ fn a_dead_waiter_holds_the_next_up_for_three_seconds() {
     }
 }
 
-/// They go in one change.
+/// They go in one change. `TENURE_DEAD` sets their number.
 #[test]
-fn a_thousand_dead_waiters_hold_the_next_up_no_longer() {
+fn many_dead_waiters_hold_the_next_up_no_longer() {
+    let dead = setting("TENURE_DEAD").unwrap_or(100) as usize;
     for versions in [Versions::Lasting, Versions::OfCreations] {
-        let after = next_after(1_000, versions, Kind::Fair);
+        let after = next_after(dead, versions, Kind::Fair);
         println!("{versions:?}: {after:?}");
         assert!(after < Duration::from_secs(4), "{after:?}");
     }
