@@ -65,6 +65,7 @@ impl MysqlTarget {
 }
 
 /// The database of a store, by its [shown](MysqlTarget::shown) URL.
+#[cfg(any(test, feature = "sqlx"))]
 pub(super) fn database_of(shown: &str) -> Option<String> {
     let (scheme, rest) = shown.split_once("://")?;
     let path = rest.split('?').next()?.split_once('/')?.1;
