@@ -125,6 +125,8 @@ pub enum Bug {
     CasHandleOfAnother,
     /// An expired hold is removed concurrently with a request of its owner that may have extended it.
     CasTakenOutBeside,
+    /// An answer extends an expired hold, which another request of this client may be removing.
+    CasLapsedConfirmed,
     /// An expired place with an unknown number is removed without reading the parts of its queue.
     CasLostPlaceUnread,
     /// The request for an expired hold takes over a detached hold of the same owner.

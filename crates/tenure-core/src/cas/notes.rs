@@ -7,6 +7,7 @@ use super::bind::{Bind, plain};
 use super::client::CasClient;
 use super::leases::{ClientHold, HoldKey, HoldTable, table_hold};
 use crate::moment::Moment;
+use crate::planted::{Bug, planted};
 use crate::protocol::lease::millis;
 use crate::protocol::{Answer, Liveness, LockSpec, Op, Place, ReleaseScope, Verb};
 
@@ -48,49 +49,58 @@ impl CasClient {
     }
 
     /// Records the holds and places that a request may be granted or may extend. Returns the expiry of a hold
-    /// or place that is bound.
-    fn enter(self: &Arc<Self>, op: &Op, answer: &Answer, bind: Option<Bind>, begun: Moment) -> Option<u64> {
+    /// or place that is bound; 0 if one that the answer confirms has expired.
+    ///
+    /// A write in flight may be removing what has expired, so no answer revives it: only a write that is yet to
+    /// be sent does, because the server carries out just one of the two.
+    fn enter(
+        self: &Arc<Self>,
+        op: &Op,
+        answer: &Answer,
+        bind: Option<Bind>,
+        begun: Moment,
+        is_sent: bool,
+    ) -> Option<u64> {
         let now_ms = self.now().ms;
         let mut table = self.table.lock();
-        let end_ms = match (&op.verb, plain(answer)) {
-            (
-                Verb::Acquire { ttl_ms, hold, wait_ms, .. },
-                answer @ (Answer::Held { .. } | Answer::Waiting { .. }),
-            ) => {
-                let bind = bind?;
-                let is_held = matches!(answer, Answer::Held { .. });
-                let lasts = if is_held { *ttl_ms } else { place_end(wait_ms.unwrap_or(*ttl_ms)) };
-                let key = (op.owner.clone(), bound_hold(op, *hold, bind.is_detached));
-                table.becomes_hold(&op.name, &key, is_held, now_ms);
-                enter(&mut table, op, key, bind.handle, now_ms.saturating_add(lasts))
+        let (hold, lasts, is_held) = match (&op.verb, plain(answer)) {
+            (Verb::Acquire { ttl_ms, hold, .. }, Answer::Held { .. }) => (*hold, *ttl_ms, true),
+            (Verb::Acquire { ttl_ms, hold, wait_ms, .. }, Answer::Waiting { .. }) => {
+                (*hold, place_end(wait_ms.unwrap_or(*ttl_ms)), false)
             }
-            (Verb::Renew { ttl_ms, hold, .. }, Answer::Held { .. } | Answer::Growing { .. }) => {
-                let bind = bind?;
-                let key = (op.owner.clone(), bound_hold(op, *hold, bind.is_detached));
+            (Verb::Renew { ttl_ms, hold, bind: to, .. }, Answer::Held { .. } | Answer::Growing { .. }) => {
                 // A hold that is bound to another handle keeps what is left of its lease.
-                let lasts = if matches!(op.verb, Verb::Renew { bind: Some(_), .. }) {
-                    millis(bind.ttl)
-                } else {
-                    *ttl_ms
-                };
-                table.becomes_hold(&op.name, &key, true, now_ms);
-                enter(&mut table, op, key, bind.handle, now_ms.saturating_add(lasts))
+                (*hold, if to.is_some() { millis(bind?.ttl) } else { *ttl_ms }, true)
             }
             (Verb::Refresh { owners, wait_ms, .. }, Answer::Places { places, .. }) => {
+                let mut is_any_over = false;
                 for (owner, place) in owners.iter().zip(places) {
                     let Some(hold) = table.hold(&op.name, &(owner.clone(), 0)) else { continue };
+                    hold.looked = None;
                     let lasts = match place {
-                        Place::Gone => 0,
+                        Place::Gone => continue,
+                        _ if hold.end_ms < now_ms => {
+                            is_any_over = true;
+                            continue;
+                        }
                         Place::Held { .. } => *wait_ms,
                         Place::Waiting { .. } => place_end(*wait_ms),
                     };
                     hold.end_ms = hold.end_ms.max(now_ms.saturating_add(lasts));
                     hold.looked = matches!(place, Place::Waiting { .. }).then_some(begun);
                 }
-                return None;
+                return is_any_over.then_some(0);
             }
             _ => return None,
         };
+        let bind = bind?;
+        let key = (op.owner.clone(), bound_hold(op, hold, bind.is_detached));
+        let is_over = table.hold(&op.name, &key).is_none_or(|hold| hold.end_ms < now_ms);
+        if is_sent && is_over && !planted(Bug::CasLapsedConfirmed) {
+            return Some(0);
+        }
+        table.becomes_hold(&op.name, &key, is_held, now_ms);
+        let end_ms = enter(&mut table, op, key, bind.handle, now_ms.saturating_add(lasts));
         drop(table);
         self.sweep(end_ms);
         Some(end_ms)
@@ -98,12 +108,16 @@ impl CasClient {
 
     /// Records what a request may be granted, before it is sent. Returns the former record.
     pub(super) fn enter_first(self: &Arc<Self>, op: &Op, answer: &Answer, bind: Option<Bind>) -> Former {
+        let now_ms = self.now().ms;
         let key = bind.map(|bind| key(op, bind.is_detached));
         let former = key.map(|key| {
-            let former = self.table.lock().hold(&op.name, &key).cloned();
+            let mut former = self.table.lock().hold(&op.name, &key).cloned();
+            if let Some(former) = former.as_mut().filter(|former| former.end_ms < now_ms) {
+                former.end_ms = 0;
+            }
             (key, former)
         });
-        let noted = self.enter(op, answer, bind, self.runtime.now()).unwrap_or(0);
+        let noted = self.enter(op, answer, bind, self.runtime.now(), false).unwrap_or(0);
         former.map(|(key, former)| (key, former, noted))
     }
 
@@ -119,8 +133,9 @@ impl CasClient {
         let mut table = self.table.lock();
         match former {
             Some(former) => {
-                // Another request may have extended it meanwhile.
-                if let Some(hold) = table.hold(&op.name, key).filter(|hold| hold.end_ms == noted) {
+                // Another request may have extended it meanwhile, if it had not expired.
+                let is_restored = |hold: &&mut ClientHold| hold.end_ms == noted || former.end_ms == 0;
+                if let Some(hold) = table.hold(&op.name, key).filter(is_restored) {
                     (hold.handle, hold.end_ms) = (former.handle, former.end_ms);
                     self.sweep_sooner(former.end_ms);
                 }
@@ -129,21 +144,22 @@ impl CasClient {
         }
     }
 
-    /// Records the result of a request for this client's holds.
+    /// Records the result of a request for this client's holds. False if one that the answer confirms has
+    /// expired: the answer stands only if it was written.
     pub(super) fn settle(
         self: &Arc<Self>,
         op: &Op,
         answer: &Answer,
         bind: Option<Bind>,
         (marker, begun): (Option<u64>, Moment),
-    ) {
-        self.enter(op, answer, bind, begun);
+    ) -> bool {
+        let stands = self.enter(op, answer, bind, begun, true) != Some(0);
         let mut table = self.table.lock();
         let (hold, is_bound) = match op.verb {
             Verb::Acquire { hold, .. } => (hold, true),
             Verb::Renew { hold, .. } => (hold, bind.is_some()),
             Verb::Release { hold, whose: ReleaseScope::Own, .. } => (hold, true),
-            _ => return,
+            _ => return stands,
         };
         let is_detached = bind.is_some_and(|bind| bind.is_detached);
         let key: HoldKey = (op.owner.clone(), bound_hold(op, hold, is_detached));
@@ -163,13 +179,14 @@ impl CasClient {
             }
             Answer::Waiting { ticket, .. } => {
                 if let Some(hold) = table.hold(&op.name, &key) {
-                    (hold.ticket, hold.looked) = (Some(*ticket), Some(begun));
+                    (hold.ticket, hold.looked) = (Some(*ticket), stands.then_some(begun));
                     hold.refreshed = self.runtime.now();
                 }
             }
             Answer::Held { .. } | Answer::Growing { .. } | Answer::Resized => {}
             _ => table.forget(&op.name, &key),
         }
+        stands
     }
 }
 

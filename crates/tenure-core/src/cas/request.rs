@@ -200,7 +200,13 @@ impl CasClient {
                 if !is_fresh {
                     continue;
                 }
-                asked().for_each(|(of, answer, bind)| self.settle(of.op, answer, bind, (proven, begun)));
+                let stand = asked().fold(true, |stand, (of, answer, bind)| {
+                    self.settle(of.op, answer, bind, (proven, begun)) && stand
+                });
+                if !stand {
+                    is_fresh = false;
+                    continue;
+                }
                 notes.unwritten();
                 known.stored.clone_from(&seen);
                 return Ok(answers);
@@ -272,8 +278,9 @@ impl CasClient {
                         self.restore_first(of.op, former);
                     }
                     if planted(Bug::CasUncompared) {
-                        asked()
-                            .for_each(|(of, answer, bind)| self.settle(of.op, answer, bind, (marker, begun)));
+                        asked().for_each(|(of, answer, bind)| {
+                            _ = self.settle(of.op, answer, bind, (marker, begun))
+                        });
                         return Ok(answers);
                     }
                     if planted(Bug::CasConflictIsBusy) {

@@ -323,6 +323,12 @@ pub const CAS: &[Regression] = &[
     ),
     found("events of a watch came out of order in the simulated world", Regime::LateMessages, 101_623, None),
     found("a detached hold that had lapsed counted beside the next", Regime::Quiet, 100_523, None),
+    found(
+        "a late answer revived a hold that had lapsed, while another request of its client removed it",
+        Regime::Storm,
+        11_656,
+        Some(Bug::CasLapsedConfirmed),
+    ),
 ];
 
 /// On PostgreSQL.

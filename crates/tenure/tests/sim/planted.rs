@@ -327,7 +327,8 @@ fn bugs_on_postgresql_are_caught() {
 #[test]
 fn rare_bugs_of_stores_by_compare_and_swap_are_caught() {
     for (bug, regime, first) in [
-        (Bug::CasTakenOutBeside, Regime::Storm, 11_657),
+        (Bug::CasTakenOutBeside, Regime::Slow, 24_400),
+        (Bug::CasLapsedConfirmed, Regime::Storm, 11_600),
         (Bug::CasKeepAwaited, Regime::Hiccup, 2_400),
         (Bug::CasLostPlaceUnread, Regime::Lossy, 6_200),
         (Bug::CasExpiredTakesDetached, Regime::OnTheDot, 2_000),
