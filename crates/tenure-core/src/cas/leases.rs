@@ -189,9 +189,10 @@ impl HoldTable {
         name: &LockName,
         owner: &Owner,
         now: Moment,
+        now_ms: u64,
     ) -> Option<(u64, KeptHandle)> {
         let since = self.watched.get(name)?.1;
-        let hold = self.hold(name, &(owner.clone(), 0))?;
+        let hold = self.hold(name, &(owner.clone(), 0)).filter(|hold| hold.end_ms >= now_ms)?;
         let (ticket, handle, looked) = (hold.ticket?, hold.handle, hold.looked?);
         let is_recent = looked > since && now.since(looked) < LOOK;
         let lease = self.lease_of(handle).copied().filter(|_| is_recent)?;

@@ -117,8 +117,8 @@ impl CasClient {
         let Verb::Refresh { owners, wait_ms, .. } = &op.verb else { return Ok(None) };
         let wait = Duration::from_millis(*wait_ms);
         let waiting = || -> Option<Vec<(u64, KeptHandle)>> {
-            let (mut table, now) = (self.table.lock(), self.runtime.now());
-            owners.iter().map(|owner| table.seen_waiting(&op.name, owner, now)).collect()
+            let (mut table, now, now_ms) = (self.table.lock(), self.runtime.now(), self.now().ms);
+            owners.iter().map(|owner| table.seen_waiting(&op.name, owner, now, now_ms)).collect()
         };
         let Some(places) = waiting() else { return Ok(None) };
         let mut lives: Vec<Duration> = places.iter().map(|(_, lease)| lease.life).collect();
@@ -131,8 +131,8 @@ impl CasClient {
                 self.lease_of_life(life, wait, None).await?;
             }
         }
-        let Some(places) = waiting() else { return Ok(None) };
         self.touch(op);
+        let Some(places) = waiting() else { return Ok(None) };
         self.close_idle();
         let places = places.into_iter().map(|(ticket, _)| Place::Waiting { ticket }).collect();
         Ok(Some(Answer::Places { places, retry_in_ms: None }))

@@ -329,6 +329,13 @@ pub const CAS: &[Regression] = &[
         11_656,
         Some(Bug::CasLapsedConfirmed),
     ),
+    found(
+        "a place that had lapsed was refreshed without a request, granted by a message, and removed",
+        Regime::Tiny,
+        14_280,
+        None,
+    ),
+    found("the same", Regime::Parted, 30_897, None),
 ];
 
 /// On PostgreSQL.
