@@ -127,7 +127,7 @@ mod tests {
             ("[doctor]\ngrace = 1", ["unknown key `grace` in [doctor]", "ttl"]),
             ("ttl = \"soon\"", ["line 1: `ttl`: invalid value 'soon'", "30s"]),
             ("[run]\nbusy-code = 256", ["line 2: `busy-code`", "256"]),
-            ("prefix = [1]", ["line 1: `prefix` must be", "text"]),
+            ("prefix = [1]", ["line 1: `prefix` must be", "a string"]),
             ("store = \"a\"\nstore-file = \"b\"", ["line 2", "both set"]),
             ("ttl = ", ["line 1", ""]),
         ] {

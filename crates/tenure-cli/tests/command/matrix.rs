@@ -90,7 +90,11 @@ fn check(on_terminal: bool, child: Child, fate: Fate) {
     });
     let (wrapper, command) = (env.pid("wrapper"), env.pid("up"));
     match fate {
-        Fate::Exits(code) => fs::write(env.path("end"), code.to_string()).expect("a file"),
+        Fate::Exits(code) => {
+            // Renamed, because the script reads it as soon as it exists.
+            fs::write(env.path("code"), code.to_string()).expect("a file");
+            fs::rename(env.path("code"), env.path("end")).expect("a file");
+        }
         Fate::Signalled(signal) => kill_process(wrapper, signal).expect("it runs"),
         Fate::Lost => {
             let locks = block_on(Locks::connect(&env.url())).expect("the store");
