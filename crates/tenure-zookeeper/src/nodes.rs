@@ -34,9 +34,14 @@ impl Nodes {
         format!("{}/record/{}", self.prefix(), encoded(name.as_str()))
     }
 
+    /// The parent of the markers.
+    pub(super) fn marker_parent(&self) -> String {
+        format!("{}/lease", self.prefix())
+    }
+
     /// The common prefix of the markers' paths.
     pub(super) fn leases(&self) -> String {
-        format!("{}/lease/", self.prefix())
+        format!("{}/", self.marker_parent())
     }
 
     pub(super) fn marker(&self, handle: Handle) -> String {

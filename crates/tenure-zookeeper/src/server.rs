@@ -454,7 +454,7 @@ impl Ensemble {
 
     /// The same by the names of all markers, for so many handles that a request each would cost more.
     async fn living_of_all(self, handles: Vec<Handle>) -> Result<Vec<bool>, Failure> {
-        let all = get_children(self.nodes().leases().trim_end_matches('/'));
+        let all = get_children(&self.nodes().marker_parent());
         let replies = self.ask(vec![self.barrier(), all]).await?;
         let [barrier, markers] = &replies[..] else { return Err(unreadable()) };
         self.passed(barrier)?;
@@ -473,7 +473,7 @@ impl Ensemble {
         let link = self.link().await?;
         let (path, first) = match what {
             Watched::Lock => {
-                let leases = watch_below(self.nodes().leases().trim_end_matches('/'));
+                let leases = watch_below(&self.nodes().marker_parent());
                 (self.nodes().lock_path(&name), Some(leases))
             }
             Watched::Record => (self.nodes().record_path(&name), None),
