@@ -103,7 +103,7 @@ pub(super) fn apply(
         }
     }
     // A reader that waits to become the writer needs one too.
-    let told = if let Answer::More(answer) = &answer { answer } else { &answer };
+    let told = answer.plain();
     if let Answer::Growing { fence, .. } = told
         && let Some(holder) = bindings.holder_of(*fence)
     {
@@ -219,8 +219,7 @@ fn binding(op: &Op, answer: &Answer) -> Option<(u64, Liveness)> {
         Verb::Renew { hold, bind, .. } => (hold, bind?),
         _ => return None,
     };
-    let answer = if let Answer::More(answer) = answer { answer } else { answer };
-    match *answer {
+    match *answer.plain() {
         Answer::Held { .. } if op.spec == LockSpec::Reentrant => Some((hold, bind)),
         Answer::Held { fence: number } | Answer::Waiting { ticket: number, .. } => Some((number, bind)),
         _ => None,

@@ -55,7 +55,7 @@ pub(super) struct BatchMember<'a> {
 impl BatchMember<'_> {
     /// Whether it is answered with a place that lives by the handle of places.
     pub(super) fn takes_place(&self, answer: &Answer) -> bool {
-        matches!((&self.op.verb, plain(answer)), (Verb::Acquire { .. }, Answer::Waiting { .. }))
+        matches!((&self.op.verb, answer.plain()), (Verb::Acquire { .. }, Answer::Waiting { .. }))
             && self.bind.is_some_and(|bind| !bind.is_detached)
     }
 
@@ -162,8 +162,4 @@ impl CasClient {
     pub(super) async fn kept(&self, class: Duration, need: Duration) -> Result<KeptHandle, Failure> {
         self.lease_of_life(class, need, Some(need / 6)).await
     }
-}
-
-pub(super) fn plain(answer: &Answer) -> &Answer {
-    if let Answer::More(answer) = answer { answer } else { answer }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::backend::Handle;
-use super::bind::{Bind, plain};
+use super::bind::Bind;
 use super::client::CasClient;
 use super::leases::{ClientHold, HoldKey, HoldTable, table_hold};
 use crate::moment::Moment;
@@ -63,7 +63,7 @@ impl CasClient {
     ) -> Option<u64> {
         let now_ms = self.now().ms;
         let mut table = self.table.lock();
-        let (hold, lasts, is_held) = match (&op.verb, plain(answer)) {
+        let (hold, lasts, is_held) = match (&op.verb, answer.plain()) {
             (Verb::Acquire { ttl_ms, hold, .. }, Answer::Held { .. }) => (*hold, *ttl_ms, true),
             (Verb::Acquire { ttl_ms, hold, wait_ms, .. }, Answer::Waiting { .. }) => {
                 (*hold, place_end(wait_ms.unwrap_or(*ttl_ms)), false)
@@ -163,7 +163,7 @@ impl CasClient {
         };
         let is_detached = bind.is_some_and(|bind| bind.is_detached);
         let key: HoldKey = (op.owner.clone(), bound_hold(op, hold, is_detached));
-        match plain(answer) {
+        match answer.plain() {
             Answer::Held { fence } | Answer::Growing { fence, .. } if is_bound => {
                 if let Some(hold) = table.hold(&op.name, &key) {
                     (hold.token, hold.former) = (Some(*fence), None);
@@ -236,7 +236,7 @@ pub(super) fn number(op: &Op, answer: &Answer) -> Option<u64> {
         Verb::Renew { hold, bind, .. } => (hold, bind == Some(Liveness::Lease)),
         _ => return None,
     };
-    match *plain(answer) {
+    match *answer.plain() {
         Answer::Held { .. } if op.spec == LockSpec::Reentrant => Some(bound_hold(op, hold, detaches)),
         Answer::Held { fence: number }
         | Answer::Growing { fence: number, .. }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::WriteState;
 use super::backend::{Committed, Handle, Stored, Swap, ValueChange};
-use super::bind::{BatchMember, plain};
+use super::bind::BatchMember;
 use super::client::{CasClient, WriteInFlight, left, not_sent};
 use super::leases::{About, ClientHold, KeptHandle, life, table_hold, usable};
 use super::notes::number;
@@ -592,7 +592,7 @@ fn unbound<'a>(op: &'a Op, view: &LockSnapshot, living: &BTreeMap<u64, u64>) -> 
 }
 
 fn is_grant(op: &Op, answer: &Answer) -> bool {
-    matches!((&op.verb, plain(answer)), (Verb::Acquire { .. }, Answer::Held { .. }))
+    matches!((&op.verb, answer.plain()), (Verb::Acquire { .. }, Answer::Held { .. }))
 }
 
 /// The client's handle was lost while a request was in flight.

@@ -372,6 +372,12 @@ impl Answer {
         Self::More(Box::new(self))
     }
 
+    /// The answer without that mark.
+    #[must_use]
+    pub fn plain(&self) -> &Self {
+        if let Self::More(answer) = self { answer } else { self }
+    }
+
     /// The answer, and the time from which a lease that it granted counts, if the store knows.
     pub fn timed(self) -> (Self, Option<Moment>) {
         match self {
@@ -664,10 +670,9 @@ pub fn apply_calling(
 /// The additional notification after a forced end of holds in a queue, which makes the holders check whether
 /// they still hold. For the other kinds the notification of [`apply`] already reports each end.
 pub fn forced(op: &Op, answer: &Answer) -> Option<Notification> {
-    let answer = if let Answer::More(answer) = answer { answer } else { answer };
     let Verb::Release { whose, .. } = op.verb else { return None };
     let is_queue = matches!(op.spec, LockSpec::Queue(_));
-    let is_forced = match answer {
+    let is_forced = match answer.plain() {
         Answer::Found(_) => whose.is_forced(),
         Answer::Released { .. } => whose == ReleaseScope::Named,
         _ => false,
