@@ -144,28 +144,28 @@ pub enum Bug {
     /// A granted place counts as removed while its hold moves to another handle.
     CasMovingHoldRemoved,
     /// A new PostgreSQL connection is used without first terminating the previous one on the server.
-    PostgresBeforeNotEnded,
+    RowsBeforeNotEnded,
     /// A row changed by another client is answered as a busy lock.
-    PostgresConflictIsBusy,
+    RowsConflictIsBusy,
     /// A subscription is confirmed before the row says that a client listens.
-    PostgresHeardTooSoon,
+    RowsHeardTooSoon,
     /// A row records once that a client listens, and this is not refreshed when it expires.
-    PostgresListensOnce,
+    RowsListensOnce,
     /// Notifications missed while the listening connection was down are not made up for by a request.
-    PostgresMissedUnsaid,
+    RowsMissedUnsaid,
     /// An expired hold is kept because a transaction has checked in another hold of its lock; its owner is
     /// told that it was extended, but the row is not updated.
-    PostgresExtendedUnwritten,
+    RowsExtendedUnwritten,
     /// A queued request does not reveal that the connection is silent.
-    PostgresSilenceUnseen,
+    RowsSilenceUnseen,
     /// A hold that a transaction may have checked in is treated like any other.
-    PostgresCheckInForgotten,
+    RowsCheckInForgotten,
     /// The same when its own release admits the next waiter.
-    PostgresHandOverUnseen,
+    RowsHandOverUnseen,
     /// A write that was late is taken for one that an open transaction kept out.
-    PostgresLateTakenForCheckIn,
+    RowsLateTakenForCheckIn,
     /// A row is written although the lease that it grants is over by then.
-    PostgresDeadGrantWritten,
+    RowsDeadGrantWritten,
     /// No margin for stores that count whole milliseconds.
     NoRounding,
     /// The loss of a lease is not announced ahead of its end.

@@ -48,7 +48,7 @@ impl Group {
         let asking: BTreeSet<&Owner> = asks.iter().filter_map(|ask| releases(ask)).collect();
         let mut all = now.clone();
         let mut said: Vec<_> = asks.iter().map(|ask| Ok(all.apply(key, seen, ask))).collect();
-        let extending: BTreeSet<&str> = match planted(Bug::PostgresExtendedUnwritten) {
+        let extending: BTreeSet<&str> = match planted(Bug::RowsExtendedUnwritten) {
             true => BTreeSet::new(),
             false => asks.iter().flat_map(|ask| extends(ask)).map(Owner::as_str).collect(),
         };
@@ -124,8 +124,8 @@ impl GroupedLock {
             state.lock.as_ref().map(|lock| (codec::kind(&lock.value).as_str(), codec::encode(&lock.value)));
         Some(RowChange {
             serial: seen.serial,
-            ends_hold: seen.ends_hold(&state, asking) && !planted(Bug::PostgresCheckInForgotten),
-            until_ms: seen.is_steady_until(match planted(Bug::PostgresDeadGrantWritten) {
+            ends_hold: seen.ends_hold(&state, asking) && !planted(Bug::RowsCheckInForgotten),
+            until_ms: seen.is_steady_until(match planted(Bug::RowsDeadGrantWritten) {
                 true => &seen.state,
                 false => &state,
             }),

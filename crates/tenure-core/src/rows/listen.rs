@@ -297,7 +297,7 @@ impl NotificationHub {
             Some(Ok(())) => {}
             _ => return false,
         }
-        let again = if planted(Bug::PostgresListensOnce) { 100 * AGAIN } else { AGAIN };
+        let again = if planted(Bug::RowsListensOnce) { 100 * AGAIN } else { AGAIN };
         let (mut count, mut alive_until, mut again_at) =
             (session.heard(), runtime.now() + IDLE, runtime.now() + again);
         loop {
@@ -312,7 +312,7 @@ impl NotificationHub {
                 if is_again {
                     again_at = now + again;
                 }
-                if planted(Bug::PostgresHeardTooSoon) {
+                if planted(Bug::RowsHeardTooSoon) {
                     self.awaited(&keys);
                 }
                 match by(runtime, now + ANSWER, session.note_listeners(&keys)).await {
@@ -369,7 +369,7 @@ impl NotificationHub {
             if names.contains(&**name)
                 && !mem::replace(&mut lock.is_heard, true)
                 && mem::take(&mut lock.was_heard)
-                && !planted(Bug::PostgresMissedUnsaid)
+                && !planted(Bug::RowsMissedUnsaid)
             {
                 lock.listeners.values().for_each(|listener| listener.say(Notification::Reconnected));
             }

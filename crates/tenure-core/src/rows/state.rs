@@ -68,7 +68,7 @@ impl SeenRow {
         if ended.peek().is_none() {
             return false;
         }
-        let is_last = match planted(Bug::PostgresHandOverUnseen) {
+        let is_last = match planted(Bug::RowsHandOverUnseen) {
             true => after.is_empty(),
             false => before.is_disjoint(&after),
         };

@@ -319,13 +319,13 @@ impl StatementWorker {
             self.answered(name, group.said);
             return;
         }
-        if planted(Bug::PostgresConflictIsBusy) {
+        if planted(Bug::RowsConflictIsBusy) {
             let busy = || GroupAnswer::Lock(Answer::Busy { holder: String::new(), left_ms: Some(1) });
             let said = (0..lock.running.len()).map(|_| Ok(busy())).collect();
             return self.answered(name, said);
         }
         lock.tries += 1;
-        if now > until && !planted(Bug::PostgresLateTakenForCheckIn) {
+        if now > until && !planted(Bug::RowsLateTakenForCheckIn) {
             // The write may have been late, which says nothing about the row.
             lock.tries = lock.tries.min(VAIN - 1);
         }

@@ -116,7 +116,7 @@ impl StatementWorker {
             match connected {
                 Ok(connection) => {
                     let since = self.now();
-                    if !planted(Bug::PostgresBeforeNotEnded) {
+                    if !planted(Bug::RowsBeforeNotEnded) {
                         before = Some(connection.session.label().to_owned());
                     }
                     self.failure = None;
@@ -234,7 +234,7 @@ impl StatementWorker {
             let lock = self.locks.entry(name.clone()).or_insert_with(|| LockQueue::new(key));
             if lock.is_idle() {
                 self.ready.insert(name);
-            } else if let Some(heard) = heard.filter(|_| !planted(Bug::PostgresSilenceUnseen)) {
+            } else if let Some(heard) = heard.filter(|_| !planted(Bug::RowsSilenceUnseen)) {
                 // It is queued behind another request, and may be the only evidence that the connection is
                 // dead, because the requests in flight may have timed out before.
                 self.sent.insert(request.number, (now, heard));

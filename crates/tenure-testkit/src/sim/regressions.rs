@@ -344,13 +344,13 @@ pub const ROWS: &[Regression] = &[
         "a waiter stood behind a grant that was over when its row was written",
         Regime::Slow,
         182,
-        Some(Bug::PostgresDeadGrantWritten),
+        Some(Bug::RowsDeadGrantWritten),
     ),
     found(
         "late writes were taken for an open transaction, and a free lock was not granted",
         Regime::Slow,
         3_000_082,
-        Some(Bug::PostgresLateTakenForCheckIn),
+        Some(Bug::RowsLateTakenForCheckIn),
     ),
     found(
         "a waiter was let in as the clock was stepped, unseen by the oracle",

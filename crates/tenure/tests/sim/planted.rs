@@ -180,8 +180,8 @@ const CAUGHT_BY_COMPARE_AND_SWAP: &[(Bug, &str, u64)] = &[
 
 /// Bugs of the store on PostgreSQL. `rows_scenes` has a schedule for each of the others, which are rare here.
 const CAUGHT_ON_POSTGRESQL: &[(Bug, &str, u64)] = &[
-    (Bug::PostgresConflictIsBusy, "reporting", 1_000),
-    (Bug::PostgresDeadGrantWritten, "a waiter that fits is let in", 1_000),
+    (Bug::RowsConflictIsBusy, "reporting", 1_000),
+    (Bug::RowsDeadGrantWritten, "a waiter that fits is let in", 1_000),
 ];
 
 /// Bugs of the engine and of the machines, also there.

@@ -371,14 +371,14 @@ fn an_expired_hold_beside_a_transaction_is_renewed(mistake: Mistake) -> Outcome 
 type Play = fn(Mistake) -> Outcome;
 
 const OF_CODE: [(Bug, Play); 8] = [
-    (Bug::PostgresSilenceUnseen, a_silent_connection_is_given_up),
-    (Bug::PostgresBeforeNotEnded, an_undo_is_final),
-    (Bug::PostgresHeardTooSoon, a_release_is_heard),
-    (Bug::PostgresListensOnce, a_release_is_heard_after_a_long_wait),
-    (Bug::PostgresMissedUnsaid, a_missed_release_is_asked_about),
-    (Bug::PostgresCheckInForgotten, a_hold_that_is_checked_in_is_not_taken),
-    (Bug::PostgresHandOverUnseen, a_release_from_a_queue_waits_for_a_transaction),
-    (Bug::PostgresExtendedUnwritten, an_expired_hold_beside_a_transaction_is_renewed),
+    (Bug::RowsSilenceUnseen, a_silent_connection_is_given_up),
+    (Bug::RowsBeforeNotEnded, an_undo_is_final),
+    (Bug::RowsHeardTooSoon, a_release_is_heard),
+    (Bug::RowsListensOnce, a_release_is_heard_after_a_long_wait),
+    (Bug::RowsMissedUnsaid, a_missed_release_is_asked_about),
+    (Bug::RowsCheckInForgotten, a_hold_that_is_checked_in_is_not_taken),
+    (Bug::RowsHandOverUnseen, a_release_from_a_queue_waits_for_a_transaction),
+    (Bug::RowsExtendedUnwritten, an_expired_hold_beside_a_transaction_is_renewed),
 ];
 
 const OF_STATEMENTS: [(Mistake, Play); 5] = [
