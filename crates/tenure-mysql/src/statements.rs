@@ -72,16 +72,16 @@ const OLD: &str = "fence < {clock} - {hour} AND ends < ({clock} - {hour}) DIV 10
 pub(super) fn acquire(key: &LockKey, owner: &str, ttl_ms: i64) -> String {
     let parts =
         [("name", hex(&key.name)), ("whole", whole(key)), ("owner", hex(owner)), ("ttl", ttl_ms.to_string())];
-    filled(&ACQUIRE.replace("{free}", FREE), &parts)
+    filled(ACQUIRE, &parts)
 }
 
 pub(super) fn release(name: &str, owner: &str) -> String {
-    filled(&RELEASE.replace("{held}", HELD), &[("name", hex(name)), ("owner", hex(owner))])
+    filled(RELEASE, &[("name", hex(name)), ("owner", hex(owner))])
 }
 
 pub(super) fn renew(name: &str, owner: &str, ttl_ms: i64) -> String {
     let parts = [("name", hex(name)), ("owner", hex(owner)), ("ttl", ttl_ms.to_string())];
-    filled(&RENEW.replace("{held}", HELD), &parts)
+    filled(RENEW, &parts)
 }
 
 pub(super) fn read(names: &[String], with_records: bool) -> String {
@@ -130,7 +130,7 @@ pub(super) fn list(prefix: &str, after: &str) -> String {
 
 /// A page of rows: the name, the token, and whether the row is unused.
 pub(super) fn page(after: &str) -> String {
-    filled(&PAGE.replace("{old}", OLD), &[("after", hex(after))])
+    filled(PAGE, &[("after", hex(after))])
 }
 
 /// Keeps the greatest token of rows that are about to be deleted.
@@ -143,7 +143,7 @@ pub(super) fn raise(fence: u64) -> String {
 
 /// Deletes a row if it is still unused.
 pub(super) fn delete(name: &[u8]) -> String {
-    filled(&format!("DELETE FROM tenure_lock WHERE name = {{name}} AND {OLD}"), &[("name", hex(name))])
+    filled("DELETE FROM tenure_lock WHERE name = {name} AND {old}", &[("name", hex(name))])
 }
 
 /// The statement that checks a hold in: see `tenure::mysql::check_sql`.
@@ -155,7 +155,7 @@ pub fn check(database: &str, key: &LockKey, owner: &str, fence: u64) -> String {
         ("owner", hex(owner)),
         ("fence", fence.to_string()),
     ];
-    one_line(&filled(&CHECK.replace("{line}", LINE), &parts))
+    filled(&one_line(CHECK), &parts)
 }
 
 /// The SQL that creates the table; see `tenure::mysql::tables_sql`.
@@ -193,12 +193,30 @@ fn null(value: Option<impl ToString>) -> String {
     value.map_or_else(|| "NULL".to_owned(), |value| value.to_string())
 }
 
+/// The statement with its parts, which are not searched for further parts: a database may be named `{owner}`.
 fn filled(text: &str, parts: &[(&str, String)]) -> String {
-    let mut text = text.replace("{clock}", CLOCK).replace("{hour}", HOUR_US).replace("{version}", VERSION);
-    for (part, value) in parts {
-        text = text.replace(&format!("{{{part}}}"), value);
+    let mut filled = String::with_capacity(2 * text.len());
+    fill(&mut filled, text, parts);
+    filled
+}
+
+fn fill(filled: &mut String, mut text: &str, parts: &[(&str, String)]) {
+    while let Some((before, after)) = text.split_once('{') {
+        let (name, after) = after.split_once('}').expect("a part ends");
+        filled.push_str(before);
+        match name {
+            "free" => fill(filled, FREE, parts),
+            "held" => fill(filled, HELD, parts),
+            "old" => fill(filled, OLD, parts),
+            "line" => fill(filled, LINE, parts),
+            "clock" => filled.push_str(CLOCK),
+            "hour" => filled.push_str(HOUR_US),
+            "version" => filled.push_str(VERSION),
+            _ => filled.push_str(&parts.iter().find(|(part, _)| *part == name).expect("a value").1),
+        }
+        text = after;
     }
-    text
+    filled.push_str(text);
 }
 
 fn one_line(text: &str) -> String {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sqlx::MySqlPool;
 use sqlx::mysql::MySqlPoolOptions;
-use tenure::{Guard, Locks, Options, Renewal};
+use tenure::{Guard, LockName, Locks, Options, Owner, Renewal};
 use tenure_testkit::servers::MariaDb;
 use tenure_testkit::setting;
 
@@ -64,6 +64,13 @@ fn a_transaction_commits_while_its_lock_of_any_kind_is_held() {
             assert_eq!(SERVER.run(&sql), "", "{lock}");
         }
     });
+}
+
+#[test]
+fn the_name_of_a_database_is_not_taken_for_a_part_of_the_statement() {
+    let (lock, owner) = (LockName::new("x").expect("a name"), Owner::new("me").expect("an owner"));
+    let sql = tenure::mysql::check_sql("a  {owner}`", &lock, &owner, 1);
+    assert!(sql.starts_with("SELECT 1 FROM `a  {owner}```.tenure_lock WHERE name = X'78' AND"), "{sql}");
 }
 
 #[test]
