@@ -4,6 +4,7 @@ use tenure_testkit::servers::MariaDb;
 
 use crate::doctor::{checks, found};
 use crate::env::TestEnv;
+use crate::postgres::is_held_shown_and_listed;
 use crate::stands_still::killed;
 
 /// Servers of tests do not flush their log.
@@ -22,14 +23,6 @@ fn the_doctor_finds_what_a_server_on_mariadb_may_forget_and_its_connections() {
 fn a_lock_on_mariadb_is_held_shown_and_listed_and_ends_with_its_command() {
     let (env, server) = (TestEnv::new(), MariaDb::start());
     let url = server.url_as("root", "app").replace("mysql:", "mariadb:");
-    let script = "\"$0\" list --store \"$1\"; \"$0\" status --store \"$1\" nightly; true";
-    let program = env!("CARGO_BIN_EXE_tenure");
-    let said =
-        env.run(env.tenure(["run", "--store", &url, "nightly", "--", "sh", "-c", script, program, &url]));
-    let has_both = ["nightly\tmutex", "held as a mutex"].iter().all(|text| said.stdout.contains(text));
-    assert!(said.code() == Some(0) && has_both, "{said:?}");
-    let said = env.run(env.tenure(["list", "--store", &url]));
-    assert!(said.code() == Some(0) && !said.stdout.contains("nightly"), "{said:?}");
-    env.run(env.tenure(["stress", "--store", &url, "--for", "2s"])).exits_with(0);
+    is_held_shown_and_listed(&env, &url);
     killed(&url, &["run", "--once-per", "1d", "--retry-lost"]);
 }

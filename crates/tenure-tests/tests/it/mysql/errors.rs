@@ -2,26 +2,12 @@
 
 use std::time::Duration;
 
-use tenure::{Error, Locks, Options};
+use tenure::Locks;
 use tenure_testkit::servers::{Authority, MariaDb};
 
 use super::{SERVER, database, locks};
 use crate::postgres::chain;
-
-/// The error of a lock that cannot be had there, and all that it says.
-fn refusal(url: &str) -> (Error, String) {
-    let locks = Locks::open(url).expect("a URL");
-    let locks = locks.with(|_| Options::new().op_timeout(Duration::from_secs(5))).expect("options");
-    let error = tenure::block_on(locks.mutex("x").expect("a name").try_lock()).expect_err("no lock");
-    let text = chain(&error);
-    assert!(!text.contains('\n'), "{text}");
-    (error, text)
-}
-
-fn says(url: &str, what: &str) {
-    let (_, text) = refusal(url);
-    assert!(text.contains(what), "{url}: {text}");
-}
+use crate::postgres::errors::{refusal, says};
 
 fn works(url: &str) {
     let locks = locks(url, Duration::from_secs(15));

@@ -7,7 +7,7 @@ use tenure::{Error, Locks, Options};
 use super::{SERVER, chain, schema};
 
 /// The error of an acquisition there, and its full text.
-fn refusal(url: &str) -> (Error, String) {
+pub(crate) fn refusal(url: &str) -> (Error, String) {
     let locks = Locks::open(url).expect("a URL");
     let locks = locks.with(|_| Options::new().op_timeout(Duration::from_secs(5))).expect("options");
     let error = tenure::block_on(locks.mutex("x").expect("a name").try_lock()).expect_err("no lock");
@@ -16,7 +16,7 @@ fn refusal(url: &str) -> (Error, String) {
     (error, text)
 }
 
-pub(super) fn says(url: &str, what: &str) {
+pub(crate) fn says(url: &str, what: &str) {
     let (_, text) = refusal(url);
     assert!(text.contains(what), "{url}: {text}");
 }

@@ -7,7 +7,7 @@
 
 mod check_in;
 pub(crate) mod crowd;
-mod errors;
+pub(crate) mod errors;
 mod failover;
 pub(crate) mod faults;
 mod machine;
