@@ -191,9 +191,9 @@ pub(crate) struct Run {
     /// Run CMD at most once per period, on whichever host asks first
     ///
     /// Periods count from 1970: 1h is once in each hour, UTC. A CMD that failed may run again in
-    /// its window. Implies -n, so it takes no -w. Not on a quorum. On etcd and ZooKeeper the clock of this host decides
-    /// which period it is: where clocks differ, CMD runs early or late by the difference, but never
-    /// twice in a period.
+    /// its window. Implies -n, so it takes no -w. Not on a quorum. On etcd and ZooKeeper the clock of
+    /// this host decides which period it is: where clocks differ, CMD runs early or late by the
+    /// difference, but never twice in a period.
     ///
     /// NAME is then the name of a job and not of a lock: `tenure status` prints its last run, and
     /// `tenure stop --job` stops it.

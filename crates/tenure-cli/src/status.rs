@@ -27,8 +27,8 @@ pub(crate) async fn status(args: &Status) -> Result<u8, Failure> {
     Ok(code)
 }
 
-/// A running election, and the last run of a job, of this name, which are not locks. Empty if the store does not support them, or
-/// if the user may not read them.
+/// The running election and the last run of the job of this name, which are not locks. Empty if the store does
+/// not support them, or if the user may not read them.
 async fn of_uses(locks: &Locks, name: &str) -> String {
     let mut lines = String::new();
     if let Ok(election) = locks.election(name, "")

@@ -13,8 +13,8 @@ struct Line {
     /// What is refused without them. `None` makes a missing permission a note instead of a finding.
     costs: Option<&'static str>,
     /// Each permission with the command that tries it: `K` is a lock's key, `F` its counter, `B` its ballot, `E`
-    /// the epoch, `C` its channel, `R` that of a reentrant mutex, `A` that of `acks`. The arguments make the command fail or change nothing, after the
-    /// server has checked permissions.
+    /// the epoch, `C` its channel, `R` that of a reentrant mutex, `A` that of `acks`. The arguments make the
+    /// command fail or change nothing, after the server has checked permissions.
     tries: &'static [(&'static str, &'static str)],
 }
 

@@ -239,8 +239,8 @@ impl CasClient {
     }
 
     /// A handle of this lifetime that lives at least for `need` from now on, and whose marker was read within
-    /// `age`. Concurrent requests share one keep-alive, but wait for its answer
-    /// only for a part of `need`: the answer may be lost, and its task may have more time than a renewal has.
+    /// `age`. Concurrent requests share one keep-alive, but wait for its answer only for a part of `need`: the
+    /// answer may be lost, and its task may have more time than a renewal has.
     pub(super) async fn lease_of_life(
         &self,
         life: Duration,
