@@ -164,21 +164,22 @@ fn the_sweep_deletes_rows_of_no_use_and_no_others() {
         let table = format!("{schema}.tenure_lock");
         let now = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
         let fence = format!("{now} - 2 * 3600000000");
-        SERVER.run(&format!(
-            "UPDATE {table} SET fence = {fence}, awaited = 0 WHERE name NOT IN ('', 'recent')"
-        ));
-        SERVER.run(&format!("UPDATE {table} SET ends = {now} / 1000 + 60000 WHERE name = 'held'"));
-        SERVER.run(&format!("UPDATE {table} SET awaited = {now} / 1000 WHERE name = 'awaited'"));
-        SERVER.run(&format!(
-            "UPDATE {table} SET record = 'x', record_ends = {now} / 1000 + 60000 WHERE name = 'recorded'"
-        ));
-        let tokens = SERVER.run(&format!("SELECT fence FROM {table} WHERE name = 'old'"));
-        let sweep = sweep_sql(&table);
-        let client = connect(&SERVER).await;
         let mut other = connect(&SERVER).await;
         let transaction = other.transaction().await.expect("a transaction");
-        let lock = format!("SELECT FROM {table} WHERE name = 'locked' FOR UPDATE");
+        let lock = format!("UPDATE {table} SET fence = {fence}, awaited = 0 WHERE name = 'locked'");
         transaction.execute(&lock, &[]).await.expect("a locked row");
+        // In one statement, because the client sweeps too, at a random time.
+        let tokens = SERVER.run(&format!(
+            "WITH aged AS (UPDATE {table} SET fence = {fence}, \
+             awaited = CASE name WHEN 'awaited' THEN {now} / 1000 ELSE 0 END, \
+             ends = CASE name WHEN 'held' THEN {now} / 1000 + 60000 ELSE ends END, \
+             record = CASE name WHEN 'recorded' THEN 'x' ELSE record END, \
+             record_ends = CASE name WHEN 'recorded' THEN {now} / 1000 + 60000 ELSE record_ends END \
+             WHERE name IN ('old', 'held', 'awaited', 'recorded') RETURNING name, fence) \
+             SELECT fence FROM aged WHERE name = 'old'"
+        ));
+        let sweep = sweep_sql(&table);
+        let client = connect(&SERVER).await;
         // The sweep waits for no transaction.
         let swept = tokio::time::timeout(Duration::from_secs(10), client.query(&sweep, &[&""])).await;
         swept.expect("it does not wait").expect("a sweep");
