@@ -1,4 +1,4 @@
-//! Exit codes: the command's own, 128 + N for a signal, and one for each failure of tenure.
+//! Exit codes: that of CMD, 128 + N for a signal, and one for each failure of tenure.
 
 use std::io;
 use std::os::unix::process::ExitStatusExt;
@@ -22,13 +22,13 @@ pub(crate) const MISMATCH: u8 = 65;
 pub(crate) const STORE: u8 = 69;
 /// The lock is busy, or was until the end of the wait.
 pub(crate) const BUSY: u8 = 75;
-/// The lease was lost while the command ran.
+/// The lease was lost while CMD ran.
 pub(crate) const LOST: u8 = 79;
 /// An internal failure of this program.
 pub(crate) const OWN: u8 = 125;
-/// The command exists but cannot be executed.
+/// CMD exists but cannot be executed.
 pub(crate) const NOT_EXECUTABLE: u8 = 126;
-/// The command does not exist.
+/// CMD does not exist.
 pub(crate) const NOT_FOUND: u8 = 127;
 
 /// A reason to stop, with its exit code.
@@ -87,7 +87,7 @@ pub(crate) fn of_error(error: &tenure::Error) -> u8 {
     }
 }
 
-/// The exit code for the command's exit status, as in a shell.
+/// The exit code for CMD's exit status, as in a shell.
 pub(crate) fn of_status(status: ExitStatus) -> u8 {
     match (status.code(), status.signal()) {
         (Some(code), _) => (code & 0xff) as u8,
@@ -104,7 +104,7 @@ fn of_raw_signal(signal: i32) -> u8 {
     128 + (signal & 0x7f) as u8
 }
 
-/// The exit code for a command that could not be started, as in a shell.
+/// The exit code for a CMD that could not be started, as in a shell.
 pub(crate) fn of_exec(error: &io::Error) -> u8 {
     if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE }
 }

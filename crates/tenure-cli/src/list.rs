@@ -141,6 +141,9 @@ fn table(found: &Found, redrawn_of: Option<&Locks>) -> String {
     let rows = size.map_or(24, |size| usize::from(size.ws_row)).max(4);
     let longest = found.iter().map(|(row, _)| row.name.chars().count()).max().unwrap_or(0);
     let name = longest.clamp(4, columns / 3);
+    let [kind, permits, wait] = [15, 7, 4];
+    // Without the two spaces after each of four columns, and one column so that no terminal wraps the line.
+    let holders = columns.saturating_sub(name + kind + permits + wait + 4 * 2 + 1);
     let mut text = String::new();
     let mut most = found.len();
     if let Some(locks) = redrawn_of {
@@ -150,17 +153,9 @@ fn table(found: &Found, redrawn_of: Option<&Locks>) -> String {
         most = rows - 3;
     }
     let mut line = |cells: [&str; 5]| {
-        let [first, kind, used, waiting, holders] = cells;
-        let left = columns.saturating_sub(name + 35);
-        let line = format!(
-            "{}  {}  {}  {}  {}",
-            fitted(first, name),
-            fitted(kind, 15),
-            fitted(used, 7),
-            fitted(waiting, 4),
-            fitted(holders, left)
-        );
-        let _ = writeln!(text, "{}", line.trim_end());
+        let widths = [name, kind, permits, wait, holders];
+        let line = cells.iter().zip(widths).map(|(cell, width)| fitted(cell, width)).collect::<Vec<_>>();
+        let _ = writeln!(text, "{}", line.join("  ").trim_end());
     };
     line(["NAME", "KIND", "PERMITS", "WAIT", "HOLDERS"]);
     for (row, status) in found.iter().take(most) {

@@ -2,10 +2,11 @@
 
 pub(crate) const STATUS_CODES: &str = "\
 With --json, one object on one line: `name`, `store`, `held`, `kind`, `permits` (of a semaphore),
-`holders` and, in their order, `waiters`; each with `owner`, `foreign` (what another program stored
-there, as \"a string of 36 bytes\"), `user`, `host`, `pid`, `label` (of --label), `since_ms` (Unix
-time), `remaining_ms` (of its lease), `fence` (its token) and `weight` (permits, or the number of
-holds; of a read-write lock, 1 reads). Unknown values are null.
+`holders` and, in their order, `waiters`, and `unlisted` (how many more there are). Holders and
+waiters have `owner`, `foreign` (what another program stored there, as \"a string of 36 bytes\"),
+`user`, `host`, `pid`, `label` (of --label), `since_ms` (Unix time), `remaining_ms` (of its lease),
+`fence` (its token) and `weight` (permits, or the number of holds; of a read-write lock, 1 reads).
+Unknown values are null.
 
 Exit status:
     0  held
@@ -49,6 +50,9 @@ Examples:
   tenure stop --election api -w 1m";
 
 pub(crate) const LIST_CODES: &str = "\
+Where no terminal shows it, each lock is a line of name, kind, holders, waiters and permits,
+separated by tabs. Its texts are for people and may change; scripts use --json.
+
 Exit status:
     0  all held locks were listed
    64  usage: invalid flag or URL
@@ -71,9 +75,9 @@ Checks:
   others    settings of PostgreSQL and MySQL; connection limits of these and of ZooKeeper
   file:     network file systems, permissions of the directory, free space
 
-Each finding has three lines: what it is, why it hurts a lock, and what to do. Then come the rights
-that this user lacks for other kinds of locks, and what this user may not read. For a full answer
-run it as a user with the rights for CONFIG GET, INFO and SCAN.
+Each finding has three lines: what it is, why it hurts a lock, and what to do. Then come notes,
+which cost no lock, such as rights that this user lacks for other kinds of locks, and what could not
+be checked. For a full answer run it as a user with the rights for CONFIG GET, INFO and SCAN.
 
 With --json, one object: `store`, `servers` (what each reported), `findings` (each with `check`,
 `at`, `what`, `why`, `fix`), and `notes` and `unchecked` (each with `check`, `at`, `what`).

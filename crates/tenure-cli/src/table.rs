@@ -1,4 +1,4 @@
-//! The locks of a store as rows, which `list` and `top` show, sort and filter.
+//! The locks of a store as rows, which `list`, `top` and `serve` show; `list` and `top` sort and filter them.
 
 use std::cmp::Ordering;
 use std::fmt::Write;

@@ -1,7 +1,9 @@
 //! `tenure doctor`: finds problems in a store's setup that would cost locks.
 //!
-//! It queries the servers through [`tenure::diagnosis`], and each check adds to a [`report`]. Nothing is
-//! written except one lock with a new random name, whose counter is deleted as well.
+//! It queries the servers through [`tenure::diagnosis`], and each check adds to a [`report`]. It acquires and
+//! releases one lock with a new random name, which leaves only the token counter that all locks share.
+//!
+//! A ping and that lock check all of etcd, so it has no module.
 //!
 //! | module | what it holds |
 //! |---|---|

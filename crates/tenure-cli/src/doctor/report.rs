@@ -33,7 +33,7 @@ pub(super) struct Report {
 }
 
 impl Report {
-    /// Adds a finding: what it is, why it harms locks, and how to fix it.
+    /// Adds a finding, for which the command exits with 1: what it is, why it harms locks, and how to fix it.
     pub(super) fn find(
         &mut self,
         check: &'static str,
@@ -46,11 +46,13 @@ impl Report {
         self.findings.push(Finding { check, at, what, why, fix });
     }
 
+    /// Adds what is worth knowing but costs no lock. It does not affect the exit code.
     pub(super) fn note(&mut self, check: &'static str, at: &str, what: impl Into<String>) {
         self.notes.push(Remark { check, at: at.to_owned(), what: what.into() });
     }
 
-    /// Reports that something could not be checked, and why. Duplicates are dropped.
+    /// Reports that a server or user did not allow a check, and why. It does not affect the exit code.
+    /// Duplicates are dropped.
     pub(super) fn cannot_check(&mut self, check: &'static str, at: &str, why: impl Into<String>) {
         let what = why.into();
         if !self.unchecked.iter().any(|known| known.check == check && known.at == at && known.what == what) {

@@ -83,9 +83,9 @@ impl Pages {
         metric("tenure_holders", "gauge", "Listed holders.", by_kind(|(_, holders, _)| *holders));
         metric("tenure_waiters", "gauge", "Listed waiters.", by_kind(|(.., waiters)| *waiters));
         metric(
-            "tenure_handoffs_total",
+            "tenure_observed_handovers_total",
             "counter",
-            "Hand-overs seen. Several between two refreshes count once.",
+            "Hand-overs observed. Several between two refreshes count once.",
             one(seen.handovers_total as f64),
         );
         let now = clock::unix();

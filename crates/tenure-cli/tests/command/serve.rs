@@ -50,7 +50,7 @@ fn metrics_and_json_tell_the_locks_their_waiters_and_their_history() {
     let (server, at) = serve(&env, &[]);
     let has = |line: &str| get(&at, "/metrics").lines().any(|one| one == line);
     server.eventually("all is shown", || has("tenure_lock_waiters{lock=\"queue\"} 1"));
-    for line in ["tenure_up 1", "tenure_locks{kind=\"fair mutex\"} 1", "tenure_handoffs_total 0"] {
+    for line in ["tenure_up 1", "tenure_locks{kind=\"fair mutex\"} 1", "tenure_observed_handovers_total 0"] {
         assert!(has(line), "{line}: {}", get(&at, "/metrics"));
     }
     // Each line is a comment, or a name with a number.
@@ -60,7 +60,7 @@ fn metrics_and_json_tell_the_locks_their_waiters_and_their_history() {
     }
     held.signal(Signal::TERM);
     held.wait().exits_with(143);
-    server.eventually("the hand-over is shown", || has("tenure_handoffs_total 1"));
+    server.eventually("the hand-over is shown", || has("tenure_observed_handovers_total 1"));
     let told: Value = serde_json::from_str(&get(&at, "/locks.json")).expect("JSON");
     let lock = &told["locks"][0];
     assert_eq!((&lock["name"], &lock["waiting"]), (&"queue".into(), &0.into()), "{told}");
@@ -166,7 +166,9 @@ fn the_page_shows_holds_waits_hand_overs_and_losses() {
 
     queue.signal(Signal::TERM);
     queue.wait().exits_with(143);
-    server.eventually("the hand-over is shown", || get(&at, "/metrics").contains("tenure_handoffs_total 1"));
+    server.eventually("the hand-over is shown", || {
+        get(&at, "/metrics").contains("tenure_observed_handovers_total 1")
+    });
     assert_shows(
         &page_of("lock%2Fqueue"),
         &["In 10 minutes 2 holds", "Nobody waits<", "<span class=\"end\">holds</span>"],
