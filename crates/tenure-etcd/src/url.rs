@@ -1,5 +1,6 @@
 //! Parses `etcd://[USER:PASSWORD@]HOST[:PORT][,HOST[:PORT]...][/PREFIX]`, and `etcds://` with an optional
-//! `?ca=FILE&cert=FILE&key=FILE`. `?namespace=TEXT` begins all keys, before the prefix.
+//! `?ca=FILE&cert=FILE&key=FILE`. `?password-file=FILE` replaces the password, and `?namespace=TEXT` begins
+//! all keys, before the prefix.
 
 use std::fmt;
 
@@ -64,7 +65,7 @@ impl EtcdTarget {
 
 impl fmt::Debug for EtcdTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Target").field(&self.shown()).finish()
+        f.debug_tuple("EtcdTarget").field(&self.shown()).finish()
     }
 }
 

@@ -89,7 +89,7 @@ impl PostgresTarget {
 
 impl fmt::Debug for PostgresTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Target").field(&self.shown).finish()
+        f.debug_tuple("PostgresTarget").field(&self.shown).finish()
     }
 }
 

@@ -75,7 +75,7 @@ impl ZooKeeperTarget {
 
 impl fmt::Debug for ZooKeeperTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Target").field(&self.shown()).finish()
+        f.debug_tuple("ZooKeeperTarget").field(&self.shown()).finish()
     }
 }
 

@@ -72,9 +72,9 @@
 //! [`Locks::metrics`] counts acquisitions, waits, holds, renewals, losses and requests.
 //!
 //! [`tracing`](https://docs.rs/tracing) events and spans have the target `tenure`. The field `event` holds
-//! the name of the event, which is stable across versions: `lock_acquired`, `lock_busy`, `lock_timed_out`,
-//! `lock_cancelled`, `lock_failed`, `lock_released`, `lock_lost`, `renewal_failed` and others.
-//! `book/operate/monitoring.md` lists all of them with their fields.
+//! the name of the event, which only a breaking version changes: `lock_acquired`, `lock_busy`,
+//! `lock_timed_out`, `lock_cancelled`, `lock_failed`, `lock_released`, `lock_lost`, `renewal_failed` and
+//! others. `book/operate/monitoring.md` lists all of them with their fields.
 //!
 //! A subscriber that blocks cannot cost a lease, because events from the thread of the `Locks` are queued for
 //! it. They go to the subscriber of the thread that opened the `Locks`, or else to the global one.

@@ -37,9 +37,9 @@ const ANSWER: Duration = Duration::from_secs(2);
 /// longer.
 const AGAIN: Duration = Duration::from_secs(120);
 /// Range of the interval at which one statement polls all locks that this process waits for: short after a
-/// change, and growing without one.
+/// change, and growing without one. Jitter shortens each interval by up to half.
 const POLLS: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(250)];
-/// Polling interval of watchers and holders.
+/// Polling interval of watchers and holders. Jitter shortens it by up to half.
 const WATCHES: Duration = Duration::from_secs(1);
 
 /// The listeners, and the task that serves their connection.

@@ -42,7 +42,7 @@ pub(crate) fn acquire(wanted: &Wanted<'_>) -> impl Future<Output = Result<Option
             RequestOutcome::Answered(AcquireOutcome::Held(held, at)) => {
                 Ok(Some(Granted { held, handed_over: false, at }))
             }
-            // Boxed, because few acquisitions get here and every one would carry the future's size.
+            // Boxed, because few acquisitions get here, and otherwise the future of each would be as large.
             asked => {
                 let limit = policy.limit(&ask, wanted.wait);
                 let course = Course::new(ask, policy, limit).run(asked);
@@ -69,7 +69,7 @@ pub(crate) fn acquire(wanted: &Wanted<'_>) -> impl Future<Output = Result<Option
 /// A granted lock.
 struct Granted {
     held: Hold,
-    /// Whether it was handed over to a waiter.
+    /// Whether it was granted after waiting in a queue of this process.
     handed_over: bool,
     at: Moment,
 }
@@ -152,7 +152,7 @@ enum NextStep {
     Ticket(Waiting),
 }
 
-/// An acquisition that waits.
+/// An acquisition that its first request did not end: it waits, or with [`Policy::Once`] retries.
 struct Course {
     engine: Arc<Engine>,
     ask: Arc<Acquisition>,
@@ -208,7 +208,7 @@ impl Course {
                 // queue.
                 Some(turn) => drop(turn),
             }
-            self.renew();
+            self.restart();
             (self.attempt, self.heard_at, self.busy_at) = (0, at, None);
             asked = self.request().await;
         }
@@ -229,7 +229,7 @@ impl Course {
     }
 
     /// Continues with a new hold id, because the previous hold has expired and is being released.
-    fn renew(&mut self) {
+    fn restart(&mut self) {
         self.ask = Arc::new(self.ask.anew());
     }
 
@@ -279,7 +279,7 @@ impl Course {
             RequestOutcome::Answered(AcquireOutcome::Silent(failure)) => Ok(NextStep::Local(Some(failure))),
             RequestOutcome::Answered(AcquireOutcome::Lapsed(held)) => {
                 drop(held);
-                self.renew();
+                self.restart();
                 Ok(NextStep::Local(Some(too_slow())))
             }
             _ => Ok(NextStep::Local(None)),
@@ -305,7 +305,7 @@ impl Course {
             }
             RequestOutcome::Answered(AcquireOutcome::Silent(failure)) => failure,
             _ => {
-                self.renew();
+                self.restart();
                 too_slow()
             }
         };
@@ -355,7 +355,7 @@ async fn before<F: Future>(engine: &Engine, limit: Option<Moment>, future: Pin<&
     }
 }
 
-/// Counts an acquisition and logs its end. It counts as cancelled if dropped before.
+/// Counts an acquisition and logs its end, which is its cancellation if this is dropped first.
 struct AcquireSpan<'a> {
     wanted: &'a Wanted<'a>,
     since: Moment,
@@ -430,7 +430,7 @@ impl<'a> AcquireSpan<'a> {
                 DEBUG,
                 target: "tenure",
                 "lock_cancelled",
-                "the wait was cancelled",
+                "the acquisition was cancelled",
                 lock = lock(),
                 kind = kind,
                 store = store(),

@@ -243,7 +243,7 @@ impl Acquisition {
                 };
                 self.maybe.store(maybe, Ordering::Release);
                 match asked {
-                    // Its ticket is not in the local queue yet.
+                    // The ticket queue does not have its ticket yet.
                     AcquireOutcome::Waiting(_) => {}
                     // The request may still be executed.
                     AcquireOutcome::Silent(_) if !planted(Bug::NewcomerLeaves) => {}
@@ -255,7 +255,7 @@ impl Acquisition {
         }
     }
 
-    /// The request for the lock. If it takes a ticket, the subscription to the queue's messages is kept.
+    /// The request for the lock. If it takes a ticket, the ticket queue keeps its subscription.
     fn question(&self, wait: bool) -> Call<'_> {
         let ttl = self.options.lease();
         let place = || lease::millis(self.engine.store.capabilities().wait(ttl));

@@ -170,7 +170,7 @@ impl fmt::Debug for Engine {
     }
 }
 
-/// The default delay before attempt `n + 1`: 50 ms × 1.5ⁿ, at most 1 s.
+/// Delay before retry `attempt`, counted from 0: 50 ms × 1.5ⁿ, at most 1 s.
 fn backoff(attempt: u32) -> Duration {
     const FIRST: Duration = Duration::from_millis(50);
     const MOST: Duration = Duration::from_secs(1);

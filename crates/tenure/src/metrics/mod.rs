@@ -1,5 +1,6 @@
-//! Counters of one `Locks`: acquisitions, waits, holds, renewals, losses and requests. They are atomics that
-//! are always incremented; [`Snapshot`] reads them, and [`Groups`] bounds their number.
+//! Counters of one `Locks`: acquisitions, holds, renewals, losses, requests, and the outcomes of caches, jobs
+//! and elections. They are atomics that count whether or not a program reads them as a [`Snapshot`]; with the
+//! feature `metrics`, each change also goes to the crate of that name. [`Groups`] bounds their number.
 
 #[cfg(feature = "metrics")]
 mod facade;
@@ -51,10 +52,11 @@ const BOUNDS_US: [u64; 14] = [
     3_600_000_000,
 ];
 
-/// The counters of one acquisition and its hold.
+/// Where an acquisition and its hold are counted: an index into [`Metrics::counters`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Meter {
     group: u8,
+    /// An index into [`KINDS`].
     kind: u8,
 }
 
@@ -271,14 +273,13 @@ impl Metrics {
 
     /// The counters of a lock: `name` is what the caller passed, `full` the name in the store.
     pub(crate) fn meter(&self, groups: &Groups, name: &LockName, full: &LockName, spec: LockSpec) -> Meter {
-        let kind = match full.as_str().strip_prefix(USE).and_then(|rest| rest.split_once(':')) {
-            Some(("cache", _)) => 5,
-            Some(("fill", _)) => 6,
-            Some(("once", _)) => 7,
-            Some(("elect", _)) => 8,
-            _ => spec.kind() as u8,
+        let label = match full.as_str().strip_prefix(USE).and_then(|rest| rest.split_once(':')) {
+            Some((label @ ("cache" | "fill" | "once"), _)) => label,
+            Some(("elect", _)) => "election",
+            _ => spec.kind().as_str(),
         };
-        Meter { group: self.names.slot(groups, name), kind }
+        let kind = KINDS.iter().position(|kind| *kind == label).expect("each kind has its label");
+        Meter { group: self.names.slot(groups, name), kind: kind as u8 }
     }
 
     fn of(&self, meter: Meter) -> &Counters {

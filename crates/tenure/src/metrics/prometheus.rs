@@ -44,8 +44,8 @@ impl Snapshot {
     /// The text that Prometheus scrapes (text format 0.0.4; content type
     /// `text/plain; version=0.0.4`).
     ///
-    /// The names and labels are those of `book/operate/monitoring.md`. They do not change between versions;
-    /// new ones may come.
+    /// `book/operate/monitoring.md` lists the names and labels. Only a breaking version renames or removes
+    /// any.
     ///
     /// ```
     /// # tenure::block_on(async {

@@ -5,9 +5,9 @@ use super::{
     UseResult,
 };
 
-/// The counters of a [`Locks`](crate::Locks) and its clones at one moment: see
-/// [`Locks::metrics`](crate::Locks::metrics). Each is exact and never decreases. They are read one after the
-/// other, so two of them may differ by what happened in between.
+/// The metrics of a [`Locks`](crate::Locks) and its clones at one moment: see
+/// [`Locks::metrics`](crate::Locks::metrics). Each is exact, and only the gauges `waiting` and `held` can
+/// decrease. They are read one after the other, so two of them may differ by what happened in between.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Snapshot {
@@ -22,7 +22,7 @@ pub struct Snapshot {
     pub reconnects: u64,
 }
 
-/// The counters of one kind of lock in one group.
+/// The metrics of one kind of lock in one group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LockMetrics {
@@ -35,11 +35,11 @@ pub struct LockMetrics {
     pub acquired: u64,
     /// Acquisitions that tried once and found the lock busy.
     pub busy: u64,
-    /// Acquisitions that timed out.
+    /// Acquisitions whose wait reached its limit while the lock was busy.
     pub timed_out: u64,
-    /// Acquisitions whose future was dropped.
+    /// Acquisitions whose future was dropped, whether or not they had to wait.
     pub cancelled: u64,
-    /// Acquisitions that failed.
+    /// Acquisitions that ended with an error, also because the store was silent at the limit.
     pub failed: u64,
     /// Acquisitions in progress.
     pub waiting: u64,
@@ -73,9 +73,9 @@ pub struct UseMetrics {
     /// `cache_reads`, `cache_fills`, `once_runs`, `terms`.
     pub what: &'static str,
     /// For a read `fresh`, `stale` (or due early), `absent` (known not to exist), `missing`. For a fill
-    /// `filled`; `refused` (it took too long, or the value was invalidated); `unkept` (too large, or not
-    /// accepted by the store); `alone` (without the lock); `failed`. For a run `begun`, `done`, `failed`. For
-    /// a term `elected`, `updated`, `resigned`.
+    /// `filled`; `refused` (meanwhile, the lock was lost or the value invalidated); `unkept` (too large, or
+    /// not accepted by the store); `alone` (without the lock); `failed`. For a run `begun`, `done`, `failed`.
+    /// For a term `elected`, `updated`, `resigned`.
     pub result: &'static str,
     /// How often it occurred.
     pub count: u64,
