@@ -162,6 +162,12 @@ pub enum Bug {
     RowsCheckInForgotten,
     /// The same when its own release admits the next waiter.
     RowsHandOverUnseen,
+    /// A waiter is admitted although its session has ended.
+    RowsSessionUnseen,
+    /// A waiter is passed although its client has a new session since its old one was found ended.
+    RowsSessionReplaced,
+    /// The row that names a session is kept when the session is no longer needed.
+    RowsSessionKept,
     /// A write that was late is taken for one that an open transaction kept out.
     RowsLateTakenForCheckIn,
     /// A row is written although the lease that it grants is over by then.

@@ -12,7 +12,7 @@ use super::statements;
 use super::wire::{StatementReply, Values, WireError};
 use tenure_core::rows::{
     LockKey, RecordColumns, Renewals, Row, RowChange, StatementError, StatementResult, StatementSession,
-    unsigned,
+    WriteOutcome, unsigned,
 };
 use tenure_core::store::Failure;
 use tenure_core::sync::Locked;
@@ -180,10 +180,11 @@ impl StatementSession for MysqlSession {
         .boxed()
     }
 
-    fn write<'a>(&'a self, changes: &'a [(LockKey, RowChange)]) -> StatementResult<'a, BTreeSet<String>> {
+    fn write<'a>(&'a self, changes: &'a [(LockKey, RowChange)]) -> StatementResult<'a, WriteOutcome> {
         async move {
             let each = changes.iter().map(|(key, change)| (&key.name, statements::write(key, change)));
-            Ok(self.change_all(each).await?.into_iter().map(|(name, _)| name).collect())
+            let written = self.change_all(each).await?.into_iter().map(|(name, _)| name).collect();
+            Ok(WriteOutcome { written, ..WriteOutcome::default() })
         }
         .boxed()
     }

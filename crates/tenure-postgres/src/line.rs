@@ -1,6 +1,5 @@
 //! Sends the statements of `statements` to a real server.
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,8 +12,8 @@ use super::failure;
 use super::statements::Which;
 use super::url::quoted;
 use tenure_core::rows::{
-    LockKey, RecordColumns, Renewals, Row, RowChange, StatementError, StatementResult, StatementSession,
-    signed,
+    ExpectedSession, LockKey, RecordColumns, Renewals, Row, RowChange, SessionCheck, StatementError,
+    StatementResult, StatementSession, WriteOutcome, signed,
 };
 use tenure_core::store::Failure;
 
@@ -117,10 +116,10 @@ impl StatementSession for StatementLine {
         .boxed()
     }
 
-    fn write<'a>(&'a self, changes: &'a [(LockKey, RowChange)]) -> StatementResult<'a, BTreeSet<String>> {
+    fn write<'a>(&'a self, changes: &'a [(LockKey, RowChange)]) -> StatementResult<'a, WriteOutcome> {
         async move {
             let columns = Columns::of(changes);
-            let arguments: [&(dyn ToSql + Sync); 15] = [
+            let arguments: [&(dyn ToSql + Sync); 19] = [
                 &columns.names,
                 &columns.wholes,
                 &columns.serials,
@@ -136,9 +135,24 @@ impl StatementSession for StatementLine {
                 &columns.record_ends,
                 &columns.wakes,
                 &self.channel,
+                &columns.locks,
+                &columns.clients,
+                &columns.ended,
+                &columns.lives,
             ];
             let rows = self.ask(Which::Write, &arguments).await?;
-            Ok(rows.iter().map(|row| row.get(0)).collect())
+            let mut outcome = WriteOutcome::default();
+            for row in rows {
+                let (client, session): (Option<String>, Option<String>) = (row.get(2), row.get(3));
+                match client {
+                    None => _ = outcome.written.insert(row.get(0)),
+                    Some(client) => {
+                        let ended = outcome.refused.entry(row.get(0)).or_default();
+                        ended.extend(session.map(|session| (client, session)));
+                    }
+                }
+            }
+            Ok(outcome)
         }
         .boxed()
     }
@@ -151,9 +165,19 @@ impl StatementSession for StatementLine {
         .boxed()
     }
 
+    fn forget_sessions<'a>(&'a self, keys: &'a [LockKey]) -> StatementResult<'a, ()> {
+        async move {
+            let (names, sessions): (Vec<_>, Vec<_>) = keys.iter().map(|key| (&key.name, &key.whole)).unzip();
+            self.ask(Which::Forget, &[&names, &sessions]).await.map(drop)
+        }
+        .boxed()
+    }
+
     fn listen(&self) -> StatementResult<'_, ()> {
         async move {
-            let listening = self.client.batch_execute(&format!("LISTEN {}", quoted(&self.channel))).await;
+            let (channel, label) = (quoted(&self.channel), &self.label);
+            let sql = format!("LISTEN {channel}; SELECT pg_advisory_lock(hashtextextended('{label}', 0))");
+            let listening = self.client.batch_execute(&sql).await;
             listening.map_err(|error| failed(error, Which::Ping))
         }
         .boxed()
@@ -235,6 +259,12 @@ struct Columns<'a> {
     record_at: Vec<Option<i64>>,
     record_ends: Vec<Option<i64>>,
     wakes: Vec<&'a str>,
+    /// The sessions that the changes depend on: the row to change, that of the client, the session if it is
+    /// one that has ended, and whether it must live or must have ended.
+    locks: Vec<&'a str>,
+    clients: Vec<&'a str>,
+    ended: Vec<Option<&'a str>>,
+    lives: Vec<Option<bool>>,
 }
 
 impl<'a> Columns<'a> {
@@ -257,6 +287,17 @@ impl<'a> Columns<'a> {
             columns.record_ends.push(record.and_then(|record| record.expires_ms).map(signed));
             columns.records.push(record.map(|record| &*record.value.value));
             columns.wakes.push(&change.wake);
+            for SessionCheck { client, expects } in &change.sessions {
+                let (ended, lives) = match expects {
+                    ExpectedSession::Lives => (None, Some(true)),
+                    ExpectedSession::Ended(session) => (Some(&**session), Some(false)),
+                    ExpectedSession::Any => (None, None),
+                };
+                columns.locks.push(name);
+                columns.clients.push(client);
+                columns.ended.push(ended);
+                columns.lives.push(lives);
+            }
         }
         columns
     }

@@ -22,6 +22,8 @@ pub(super) enum Which {
     Write,
     /// Marks rows as having listeners.
     Await,
+    /// Deletes the rows of clients that name these sessions.
+    Forget,
     /// A page of the locks.
     List,
     /// Deletes unused rows among one page of rows.
@@ -30,7 +32,7 @@ pub(super) enum Which {
     Ping,
 }
 
-pub(super) const ALL: [Which; 10] = [
+pub(super) const ALL: [Which; 11] = [
     Which::Acquire,
     Which::Release,
     Which::Renew,
@@ -38,6 +40,7 @@ pub(super) const ALL: [Which; 10] = [
     Which::ReadRecords,
     Which::Write,
     Which::Await,
+    Which::Forget,
     Which::List,
     Which::Sweep,
     Which::Ping,
@@ -100,14 +103,23 @@ SELECT asked.name, l.version, l.kind, l.value, l.ends, coalesce(l.fence, lowest.
 FROM unnest($1::text[]) AS asked (name)
 LEFT JOIN {table} AS l ON l.name = asked.name LEFT JOIN {table} AS lowest ON lowest.name = ''";
 
+/// A session holds the exclusive lock of its name. Only one that has ended lets this transaction share it.
 const WRITE: &str = "
-WITH asked AS MATERIALIZED (
+WITH looked AS MATERIALIZED (
+    SELECT place.lock, place.client, l.whole AS session, place.lives,
+        CASE WHEN l.whole = place.ended THEN true
+            WHEN l.awaited >= {clock} / 1000 THEN pg_try_advisory_xact_lock_shared(hashtextextended(l.whole, 0))
+            ELSE false END AS has_ended
+    FROM unnest($16::text[], $17::text[], $18::text[], $19::bool[]) AS place (lock, client, ended, lives)
+    LEFT JOIN {table} AS l ON l.name = place.client),
+refused AS MATERIALIZED (SELECT DISTINCT lock FROM looked WHERE lives = has_ended),
+asked AS MATERIALIZED (
     SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bool[], $5::bigint[], $6::text[],
             $7::text[], $8::bigint[], $9::bigint[], $10::bool[], $11::bytea[], $12::bigint[],
             $13::bigint[], $14::text[])
         AS asked (name, whole, serial, ends_hold, until, kind, value, ends, fence, puts, record, record_at,
             record_ends, wake)
-    WHERE until >= {clock} / 1000),
+    WHERE until >= {clock} / 1000 AND name NOT IN (SELECT lock FROM refused)),
 gently AS MATERIALIZED (
     SELECT l.name FROM {table} AS l JOIN asked ON l.name = asked.name
     WHERE l.serial = asked.serial AND NOT asked.ends_hold FOR NO KEY UPDATE OF l SKIP LOCKED),
@@ -131,8 +143,10 @@ made AS (
     RETURNING name, awaited)
 SELECT done.name, (
     SELECT count(pg_notify($15, message)) FROM unnest(string_to_array(asked.wake, chr(10))) AS message
-    WHERE message LIKE '!%' OR done.awaited >= {clock} / 1000)
-FROM (SELECT * FROM changed UNION ALL SELECT * FROM made) AS done JOIN asked ON asked.name = done.name";
+    WHERE message LIKE '!%' OR done.awaited >= {clock} / 1000), NULL, NULL
+FROM (SELECT * FROM changed UNION ALL SELECT * FROM made) AS done JOIN asked ON asked.name = done.name
+UNION ALL
+SELECT lock, 0, client, CASE WHEN has_ended THEN session END FROM looked WHERE lock IN (SELECT lock FROM refused)";
 
 /// The mark lasts for five minutes; clients that listen longer renew it.
 const AWAIT: &str = "
@@ -141,10 +155,15 @@ SELECT asked.name, asked.whole, coalesce((SELECT fence FROM {table} WHERE name =
     {clock} / 1000 + 300000
 FROM unnest($1::text[], $2::text[]) AS asked (name, whole)
 WHERE NOT EXISTS (
-    SELECT FROM {table} AS known WHERE known.name = asked.name AND known.awaited > {clock} / 1000 + 240000)
+    SELECT FROM {table} AS known WHERE known.name = asked.name AND known.awaited > {clock} / 1000 + 240000
+        AND known.whole IS NOT DISTINCT FROM asked.whole)
 ORDER BY asked.name
-ON CONFLICT (name) DO UPDATE SET awaited = excluded.awaited, serial = l.serial + 1
+ON CONFLICT (name) DO UPDATE SET whole = excluded.whole, awaited = excluded.awaited, serial = l.serial + 1
 RETURNING name";
+
+const FORGET: &str = "
+DELETE FROM {table} AS l USING unnest($1::text[], $2::text[]) AS ended (name, session)
+WHERE l.name = ended.name AND l.whole = ended.session";
 
 const LIST: &str = "
 SELECT name, whole, version, kind, value, ends, {clock} FROM {table}
@@ -190,6 +209,7 @@ impl Statements {
             Which::ReadRecords => READ_RECORDS,
             Which::Write => WRITE,
             Which::Await => AWAIT,
+            Which::Forget => FORGET,
             Which::List => LIST,
             Which::Sweep => SWEEP,
             Which::Ping => "SELECT 1",
@@ -256,8 +276,12 @@ impl Which {
                 Type::INT8_ARRAY,
                 Type::TEXT_ARRAY,
                 Type::TEXT,
+                Type::TEXT_ARRAY,
+                Type::TEXT_ARRAY,
+                Type::TEXT_ARRAY,
+                Type::BOOL_ARRAY,
             ],
-            Self::Await => &[Type::TEXT_ARRAY, Type::TEXT_ARRAY],
+            Self::Await | Self::Forget => &[Type::TEXT_ARRAY, Type::TEXT_ARRAY],
             Self::List => &[Type::TEXT, Type::TEXT],
             Self::Sweep => &[Type::TEXT],
             Self::Ping => &[],

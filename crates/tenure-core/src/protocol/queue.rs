@@ -489,6 +489,14 @@ impl Queue {
         next.is_some_and(|(_, ticket)| self.fits(ticket.weight))
     }
 
+    /// The head of the queue, if it does not fit and a later waiter would.
+    pub fn blocks(&self) -> Option<(u64, &Ticket)> {
+        let mut waiting = self.waiting();
+        let (number, head) = waiting.next().filter(|(_, ticket)| !self.fits(ticket.weight))?;
+        let smaller = |ticket: &Ticket| ticket.weight < head.weight && self.fits(ticket.weight);
+        waiting.any(|(_, ticket)| smaller(ticket)).then_some((number, head))
+    }
+
     /// Whether this weight fits beside the current holders. A weight above a capacity that was reduced later
     /// may hold alone.
     fn fits(&self, weight: u32) -> bool {

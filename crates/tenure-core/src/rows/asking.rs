@@ -1,13 +1,12 @@
 //! Sends the worker's statements, each as a future of its result.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use futures_util::future::{BoxFuture, FutureExt};
 
 use super::inbox::PlainStatement;
 use super::names::LockKey;
-use super::server::{Renewals, Row, RowChange, StatementError, StatementSession};
+use super::server::{Renewals, Row, RowChange, StatementError, StatementSession, WriteOutcome};
 
 /// The result of a statement.
 pub(super) enum Done {
@@ -15,7 +14,7 @@ pub(super) enum Done {
     Released(String, Result<bool, StatementError>),
     Renewed(Vec<String>, Result<Vec<(String, i64)>, StatementError>),
     Read(Vec<String>, Result<Vec<Row>, StatementError>),
-    Wrote(Vec<String>, Result<BTreeSet<String>, StatementError>),
+    Wrote(Vec<String>, Result<WriteOutcome, StatementError>),
     Plain(u64, Result<Vec<Row>, StatementError>),
     Swept(Result<Option<String>, StatementError>),
 }
@@ -75,6 +74,9 @@ pub(super) fn plain(
         let rows = match plain {
             PlainStatement::List { prefix, after } => session.list(&prefix, &after).await,
             PlainStatement::Read { names } => session.read(&names, false).await,
+            PlainStatement::ForgetSessions { keys } => {
+                session.forget_sessions(&keys).await.map(|()| Vec::new())
+            }
             PlainStatement::Ping => session.ping().await.map(|()| Vec::new()),
         };
         Done::Plain(number, rows)

@@ -1,15 +1,22 @@
 //! Executes requests about one lock together: the answers, and the change to write.
 
+use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::mem;
+use std::sync::Arc;
 
 use super::inbox::QueuedOp;
+use super::lock_queue::LockQueue;
 use super::names::LockKey;
 use super::server::RowChange;
+use super::sessions::checks;
 use super::state::{SeenRow, messages};
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::record::{self, Record, RecordAnswer, RecordVerb, Then};
-use crate::protocol::{self, Answer, ExpiringValue, Op, ReleaseScope, State, Verb, codec};
+use crate::protocol::{
+    self, Answer, ExpiringValue, Listening, Notification, Op, ReleaseScope, State, Verb, codec,
+};
 use crate::store::Failure;
 use crate::store::observe::Notes;
 
@@ -35,16 +42,19 @@ struct GroupedLock {
     counter: u64,
     wake: Vec<String>,
     notes: Notes,
+    /// The owners of waiting tickets that were removed because their session has ended.
+    passed: Vec<Owner>,
 }
 
 impl Group {
     /// Runs the machines on a row. `is_checked_in` means that an open transaction has checked a hold in, so
     /// that no other client may end a hold of the lock, not even an expired one.
-    pub(super) fn run(key: &LockKey, seen: &SeenRow, asks: &[&QueuedOp], is_checked_in: bool) -> Self {
+    pub(super) fn run(lock: &LockQueue, seen: &SeenRow, asks: &[&QueuedOp], is_checked_in: bool) -> Self {
+        let key = &lock.key;
         let state = if is_checked_in { seen.spared() } else { seen.state.clone() };
         let (record, counter, wake, notes) =
             (seen.record.clone(), seen.counter, Vec::new(), Notes::default());
-        let mut now = GroupedLock { state, record, counter, wake, notes };
+        let mut now = GroupedLock { state, record, counter, wake, notes, passed: seen.passed.clone() };
         let asking: BTreeSet<&Owner> = asks.iter().filter_map(|ask| releases(ask)).collect();
         let mut all = now.clone();
         let mut said: Vec<_> = asks.iter().map(|ask| Ok(all.apply(key, seen, ask))).collect();
@@ -69,8 +79,12 @@ impl Group {
                 said.push(Ok(answer));
             }
         }
+        let own = asks.iter().filter_map(|ask| asker(ask)).map(Owner::client).collect();
+        let passed = mem::take(&mut now.passed);
+        let states = [&seen.state, &now.state];
+        let sessions = checks(states, &passed, &own, &lock.ended, lock.looks);
         let change = now.change(seen, is_checked_in.then_some(&extending), &asking);
-        Self { said, change }
+        Self { said, change: change.map(|change| RowChange { sessions, ..change }) }
     }
 
     /// Drops the answer of a request that was answered otherwise.
@@ -85,10 +99,13 @@ impl GroupedLock {
     fn apply(&mut self, key: &LockKey, seen: &SeenRow, ask: &QueuedOp) -> GroupAnswer {
         let (said, wake) = match ask {
             QueuedOp::Lock(op, _) => {
-                let (answer, wake) = protocol::apply(&mut self.state, &mut self.counter, seen.now, op);
+                // What blocked others is passed by the first request.
+                let before = if self.notes.is_empty() { 0 } else { self.passed.len() };
+                let (answer, wake) = self.apply_whole(seen, op);
                 let forced = protocol::forced(op, &answer);
                 self.wake.extend(forced.iter().flat_map(|wake| messages(key, wake)));
                 self.notes.add(op, (&answer, &wake), &self.state);
+                self.notes.pass(&self.passed[before..]);
                 (GroupAnswer::Lock(answer), wake)
             }
             QueuedOp::Record(op, _) => {
@@ -99,6 +116,46 @@ impl GroupedLock {
         };
         self.wake.extend(wake.iter().flat_map(|wake| messages(key, wake)));
         said
+    }
+
+    /// Runs a request without the limit of its work, which is for servers that others wait for meanwhile. A
+    /// caller whose own answer may change repeats its request itself.
+    fn apply_whole(&mut self, seen: &SeenRow, op: &Op) -> (Answer, Option<Notification>) {
+        let passed = RefCell::new(mem::take(&mut self.passed));
+        // Only the waiters whose session has ended are marked as listening.
+        let lives = |listens: Option<Listening>, owner: &Owner| {
+            if listens.is_some() {
+                passed.borrow_mut().push(owner.clone());
+            }
+            listens.is_none()
+        };
+        let (state, counter) = (&mut self.state, &mut self.counter);
+        let (answer, mut wake) = protocol::apply_calling(state, counter, seen.now, op, &lives);
+        let is_final = |answer: &Answer| !matches!(answer, Answer::Busy { .. } | Answer::Found(_));
+        let answer = match answer {
+            Answer::More(answer) if is_final(&answer) => {
+                let rest = Verb::Refresh { owners: Arc::new([]), wait_ms: 0, listens: None };
+                let rest = Op { verb: rest, ..op.clone() };
+                loop {
+                    let (more, next) = protocol::apply_calling(state, counter, seen.now, &rest, &lives);
+                    match (&mut wake, next) {
+                        (
+                            Some(Notification::Granted { tickets }),
+                            Some(Notification::Granted { tickets: next }),
+                        ) => {
+                            tickets.extend(next);
+                        }
+                        (wake, next) => *wake = next.or(wake.take()),
+                    }
+                    if !matches!(more, Answer::More(_)) {
+                        break *answer;
+                    }
+                }
+            }
+            answer => answer,
+        };
+        self.passed = passed.into_inner();
+        (answer, wake)
     }
 
     /// The change to write. `spared`, set if a hold is checked in, are the owners whose holds the requests
@@ -134,6 +191,7 @@ impl GroupedLock {
             fence: self.counter,
             record: has_new_record.then_some(self.record),
             wake: self.wake.join("\n"),
+            sessions: Vec::new(),
             notes: self.notes,
         })
     }
@@ -147,6 +205,15 @@ fn extends(ask: &QueuedOp) -> &[Owner] {
             std::slice::from_ref(owner)
         }
         _ => &[],
+    }
+}
+
+/// The owner whose client sends a request, if it is known to be its own.
+fn asker(ask: &QueuedOp) -> Option<&Owner> {
+    match ask {
+        QueuedOp::Lock(Op { verb: Verb::Release { whose: ReleaseScope::Named, .. }, .. }, _) => None,
+        QueuedOp::Lock(op, _) => Some(&op.owner),
+        _ => releases(ask),
     }
 }
 

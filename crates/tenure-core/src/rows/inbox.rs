@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use tokio::sync::{Notify, oneshot};
 
+use super::names::LockKey;
 use super::server::{Row, Server};
 use crate::moment::Moment;
 use crate::protocol::record::{RecordAnswer, RecordOp};
@@ -37,6 +38,8 @@ pub(super) enum PlainStatement {
     List { prefix: String, after: String },
     /// The rows of these locks.
     Read { names: Vec<String> },
+    /// Deletes the rows of clients that name these sessions.
+    ForgetSessions { keys: Vec<LockKey> },
     /// A no-op that shows that the server answers.
     Ping,
 }

@@ -1,8 +1,9 @@
 //! Notifications for waiters, on a separate connection that all of this process's listeners share.
 //!
 //! It opens for the first listener and stays open a little longer than the last. Each row records until when
-//! clients listen, because a release without listeners sends no notification. Where the server sends
-//! none, listeners poll instead.
+//! clients listen, because a release without listeners sends no notification. While a client waits in a queue,
+//! another row names this session (see `sessions`). Where the server sends no notifications, listeners poll
+//! instead.
 
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,12 +16,13 @@ use futures_util::future::{Either, FutureExt, select};
 use tokio::sync::Notify;
 
 use super::inbox::{Inbox, PlainStatement, QueuedOp};
-use super::names::LockKey;
+use super::names::{LockKey, client_row};
 use super::server::{Server, ServerConnection};
 use super::state::{RowSight, heard};
 use super::worker::share;
 use crate::moment::Moment;
 use crate::net::{by, pause};
+use crate::owner::Client;
 use crate::planted::{Bug, planted};
 use crate::protocol::Notification;
 use crate::runtime::Runtime;
@@ -58,6 +60,10 @@ pub(super) struct NotificationHub {
 struct ListenState {
     locks: BTreeMap<String, ListenedLock>,
     next: u64,
+    /// The clients with waiters in queues, and the number of their listeners.
+    clients: BTreeMap<Client, usize>,
+    /// The rows of clients, and the session of this process that each names.
+    named: BTreeMap<String, String>,
     /// Whether the connection's task is running.
     runs: bool,
     closed: bool,
@@ -88,10 +94,12 @@ impl NotificationHub {
     }
 
     /// Subscribes to a lock; ready once the subscription is active. Where it polls, a waiter polls more often.
+    /// `client` waits in the lock's queue.
     pub(super) async fn listen(
         self: &Arc<Self>,
         key: LockKey,
         is_waiter: bool,
+        client: Option<Client>,
         within: Duration,
     ) -> Result<Listener, Failure> {
         let deadline = self.runtime.now() + within;
@@ -99,7 +107,8 @@ impl NotificationHub {
         if !self.server.has_notifications() && !is_waiter {
             return Ok(self.polling());
         }
-        let listener = Listener::new(|publisher| Box::new(self.enter(key, publisher)) as Box<dyn Any + Send>);
+        let enter = |publisher| Box::new(self.enter(key, client, publisher)) as Box<dyn Any + Send>;
+        let listener = Listener::new(enter);
         if !self.server.has_notifications() {
             return Ok(listener);
         }
@@ -179,7 +188,12 @@ impl NotificationHub {
     }
 
     /// Adds a listener, and starts the connection's task if it is not running.
-    fn enter(self: &Arc<Self>, key: LockKey, publisher: Publisher) -> ListenRegistration {
+    fn enter(
+        self: &Arc<Self>,
+        key: LockKey,
+        client: Option<Client>,
+        publisher: Publisher,
+    ) -> ListenRegistration {
         let mut state = self.state();
         let (id, name) = (state.next, key.name.clone());
         state.next += 1;
@@ -193,7 +207,12 @@ impl NotificationHub {
         let lock = state.locks.entry(name.clone()).or_insert_with(fresh);
         lock.listeners.insert(id, publisher);
         lock.refused = None;
-        let is_new = !lock.is_heard;
+        let mut is_new = !lock.is_heard;
+        if let Some(client) = client {
+            let count = state.clients.entry(client).or_default();
+            *count += 1;
+            is_new |= *count == 1;
+        }
         state.left = None;
         if !state.runs && !state.closed {
             state.runs = true;
@@ -205,12 +224,20 @@ impl NotificationHub {
         } else if is_new {
             self.work.notify_one();
         }
-        ListenRegistration { notifications: Arc::downgrade(self), name, id }
+        ListenRegistration { notifications: Arc::downgrade(self), name, id, client }
     }
 
-    fn leave(&self, name: &str, id: u64) {
+    fn leave(&self, name: &str, id: u64, client: Option<Client>) {
         let now = self.runtime.now();
         let mut state = self.state();
+        if let Some(client) = client
+            && let Some(count) = state.clients.get_mut(&client)
+        {
+            *count -= 1;
+            if *count == 0 {
+                state.clients.remove(&client);
+            }
+        }
         if let Some(lock) = state.locks.get_mut(name) {
             lock.listeners.remove(&id);
             if lock.listeners.is_empty() {
@@ -252,10 +279,25 @@ impl NotificationHub {
                 }
             }
             if self.rests() {
+                self.forget().await;
                 return;
             }
             runtime.sleep_until(runtime.now() + pause(tries.max(1), runtime.random())).await;
         }
+    }
+
+    /// Deletes the rows that name a session which is no longer needed: its end would count as that of the
+    /// client, whose next place may be older than its next session.
+    async fn forget(&self) {
+        let named = mem::take(&mut self.state().named);
+        if named.is_empty() || self.inbox.is_closed() || planted(Bug::RowsSessionKept) {
+            return;
+        }
+        let key = |(name, session)| LockKey { name, whole: Some(session) };
+        let plain = PlainStatement::ForgetSessions { keys: named.into_iter().map(key).collect() };
+        let forget = self.inbox.ask(ANSWER, |reply| QueuedOp::Plain { plain, at_once: false, reply });
+        // A closed inbox answers no more.
+        by(&*self.runtime, self.runtime.now() + ANSWER, forget).await;
     }
 
     /// Whether the task has nothing left to do and ends.
@@ -302,12 +344,16 @@ impl NotificationHub {
             (session.heard(), runtime.now() + IDLE, runtime.now() + again);
         loop {
             let now = runtime.now();
-            let Some(until) = self.is_needed_until(now) else { return true };
+            let Some(until) = self.is_needed_until(now) else {
+                self.forget().await;
+                return true;
+            };
             if self.inbox.first.is_starved() {
+                self.forget().await;
                 return false;
             }
             let is_again = now >= again_at;
-            let keys = self.to_await(is_again);
+            let keys = self.to_await(session.label(), is_again);
             if !keys.is_empty() {
                 if is_again {
                     again_at = now + again;
@@ -354,11 +400,19 @@ impl NotificationHub {
         Some(until)
     }
 
-    /// The locks whose rows are to be marked as having listeners.
-    fn to_await(&self, is_again: bool) -> Vec<LockKey> {
-        let state = self.state();
-        let locks = state.locks.values().filter(|lock| is_again || !lock.is_heard);
-        locks.map(|lock| lock.key.clone()).collect()
+    /// The rows to be marked as having listeners, those of clients in queues included.
+    fn to_await(&self, session: &str, is_again: bool) -> Vec<LockKey> {
+        let mut state = self.state();
+        let ListenState { locks, clients, named, .. } = &mut *state;
+        let locks = locks.values().filter(|lock| is_again || !lock.is_heard);
+        let mut keys: Vec<LockKey> = locks.map(|lock| lock.key.clone()).collect();
+        let rows: Vec<String> = clients.keys().map(|client| client_row(*client)).collect();
+        let is_named = |row: &String| named.get(row).is_some_and(|known| known == session);
+        let fresh: Vec<String> = rows.into_iter().filter(|row| !is_named(row)).collect();
+        named.extend(fresh.iter().map(|row| (row.clone(), session.to_owned())));
+        let rows = if is_again { named.keys().cloned().collect() } else { fresh };
+        keys.extend(rows.into_iter().map(|name| LockKey { name, whole: Some(session.to_owned()) }));
+        keys
     }
 
     /// Confirms the subscriptions of rows that were marked.
@@ -399,12 +453,13 @@ struct ListenRegistration {
     notifications: Weak<NotificationHub>,
     name: String,
     id: u64,
+    client: Option<Client>,
 }
 
 impl Drop for ListenRegistration {
     fn drop(&mut self) {
         if let Some(notifications) = self.notifications.upgrade() {
-            notifications.leave(&self.name, self.id);
+            notifications.leave(&self.name, self.id, self.client);
         }
     }
 }

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use super::group::Group;
 use super::inbox::QueuedRequest;
 use super::names::LockKey;
+use super::sessions::EndedSessions;
 use crate::moment::Moment;
 
 pub(super) struct LockQueue {
@@ -17,6 +18,10 @@ pub(super) struct LockQueue {
     pub(super) tries: u32,
     /// The row's serial at the last failed write.
     pub(super) met: Option<i64>,
+    /// Sessions that a write for the running requests found ended.
+    pub(super) ended: EndedSessions,
+    /// How many further sessions the next write looks at.
+    pub(super) looks: usize,
 }
 
 pub(super) enum QueueStep {
@@ -38,7 +43,8 @@ pub(super) enum QueueStep {
 impl LockQueue {
     pub(super) fn new(key: LockKey) -> Self {
         let (queue, running) = (VecDeque::new(), Vec::new());
-        Self { key, queue, running, step: QueueStep::Idle, tries: 0, met: None }
+        let ended = EndedSessions::new();
+        Self { key, queue, running, step: QueueStep::Idle, tries: 0, met: None, ended, looks: 0 }
     }
 
     pub(super) fn is_idle(&self) -> bool {

@@ -5,7 +5,8 @@
 //! machines on the rows that `state` decodes. `listen` receives notifications on a second connection, or
 //! polls where the server has none.
 //!
-//! `server` is the interface to a server, which each store implements. `names` escapes lock names.
+//! `server` is the interface to a server, which each store implements. `names` escapes lock names, and
+//! `sessions` passes waiters that are gone.
 
 mod asking;
 mod group;
@@ -14,6 +15,7 @@ mod listen;
 mod lock_queue;
 mod names;
 mod server;
+mod sessions;
 mod state;
 mod steps;
 mod worker;
@@ -36,8 +38,9 @@ use listen::NotificationHub;
 pub use names::LockKey;
 pub use server::{
     RecordColumns, Renewals, Row, RowChange, Server, ServerConnection, StatementError, StatementResult,
-    StatementSession, diagnose, none_usable,
+    StatementSession, WriteOutcome, diagnose, none_usable,
 };
+pub use sessions::{EndedSessions, ExpectedSession, SessionCheck};
 pub use state::{signed, unsigned};
 use worker::StatementWorker;
 
@@ -100,7 +103,8 @@ impl Store for RowStore {
     ) -> StoreFuture<Listener> {
         let (store, key) = (self.clone(), LockKey::of(name));
         let is_waiter = matches!(purpose, Purpose::Ask | Purpose::Turns(_));
-        async move { store.inner.notifications.listen(key, is_waiter, within).await }.boxed()
+        let client = if let Purpose::Turns(client) = purpose { Some(client) } else { None };
+        async move { store.inner.notifications.listen(key, is_waiter, client, within).await }.boxed()
     }
 
     fn list(&self, prefix: &str, from: Cursor, within: Duration) -> StoreFuture<Page> {

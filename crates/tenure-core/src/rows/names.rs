@@ -3,10 +3,13 @@
 //! Text in an SQL database may not contain a zero byte, and an index entry is limited to about 2,700 bytes. A
 //! backslash is therefore doubled and a zero byte written as `\0`. If the result is too long, the column has
 //! its beginning, `\~` and a hash, and the column `whole` has all of it.
+//!
+//! A row whose name is `\!` and a client names the client's session in `whole`: see `sessions`.
 
 use siphasher::sip128::SipHasher13;
 
 use crate::name::LockName;
+use crate::owner::Client;
 
 /// Maximum length in bytes of a name stored unchanged.
 const LONGEST: usize = 1_000;
@@ -34,6 +37,11 @@ impl LockKey {
         let (high, low) = (hash.h1, hash.h2);
         Self { name: format!("{}\\~{high:016x}{low:016x}", beginning(&escaped)), whole: Some(escaped) }
     }
+}
+
+/// The column `name` of the row that names a client's session.
+pub(super) fn client_row(client: Client) -> String {
+    format!("\\!{client}")
 }
 
 /// The name of the lock with these columns; `None` if they are invalid.
@@ -97,5 +105,7 @@ mod tests {
         assert_eq!(once.len(), names.len());
         assert_eq!(name_of("a\\x", None), None);
         assert_eq!(name_of("", None), None);
+        let client = crate::owner::Owners::new(7).client();
+        assert_eq!(name_of(&client_row(client), None), None);
     }
 }

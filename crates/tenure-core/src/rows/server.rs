@@ -1,7 +1,7 @@
 //! The interface between the store and a server: connections, statements and notifications. Each
 //! store implements it for its server, and `sim/rows` of the test kit for a simulated one.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -9,6 +9,7 @@ use futures_util::future::{BoxFuture, FutureExt, ready};
 use tokio::sync::{mpsc, oneshot};
 
 use super::names::LockKey;
+use super::sessions::{EndedSessions, SessionCheck};
 use crate::error::Error;
 use crate::net::Address;
 use crate::protocol::ExpiringValue;
@@ -86,15 +87,22 @@ pub trait StatementSession: fmt::Debug + Send + Sync + 'static {
     /// Reads the rows of locks and the server's clock. A lock without a row yields one too.
     fn read<'a>(&'a self, names: &'a [String], with_records: bool) -> StatementResult<'a, Vec<Row>>;
 
-    /// Replaces the rows that are unchanged since they were read, and returns their names.
-    fn write<'a>(&'a self, changes: &'a [(LockKey, RowChange)]) -> StatementResult<'a, BTreeSet<String>>;
+    /// Replaces the rows that are unchanged since they were read, if their [checks](RowChange::sessions) pass.
+    fn write<'a>(&'a self, changes: &'a [(LockKey, RowChange)]) -> StatementResult<'a, WriteOutcome>;
 
-    /// Marks rows as having listeners, for five minutes.
+    /// Marks rows as having listeners, for five minutes. The row of a client names its session meanwhile, in
+    /// the column `whole`.
     fn note_listeners<'a>(&'a self, _keys: &'a [LockKey]) -> StatementResult<'a, ()> {
         ready(Ok(())).boxed()
     }
 
-    /// Subscribes to the notifications about this table's locks, where the server sends any.
+    /// Deletes the rows of clients that still name these sessions.
+    fn forget_sessions<'a>(&'a self, _keys: &'a [LockKey]) -> StatementResult<'a, ()> {
+        ready(Ok(())).boxed()
+    }
+
+    /// Subscribes to the notifications about this table's locks, where the server sends any. From then on
+    /// the server can tell whether the session of this [label](Self::label) has ended.
     fn listen(&self) -> StatementResult<'_, ()> {
         ready(Ok(())).boxed()
     }
@@ -108,6 +116,15 @@ pub trait StatementSession: fmt::Debug + Send + Sync + 'static {
 
     /// A no-op that shows that the server answers.
     fn ping(&self) -> StatementResult<'_, ()>;
+}
+
+/// The result of a write.
+#[derive(Debug, Default)]
+pub struct WriteOutcome {
+    /// The names of the rows that were replaced.
+    pub written: BTreeSet<String>,
+    /// The names of the rows whose checks failed, and the sessions found ended.
+    pub refused: BTreeMap<String, EndedSessions>,
 }
 
 /// Leases to extend with one statement, as columns.
@@ -177,6 +194,8 @@ pub struct RowChange {
     /// Messages for listeners, one per line. Those that start with `!` are sent even if the row is not marked
     /// as having listeners.
     pub wake: String,
+    /// The sessions that it depends on, where the server knows sessions.
+    pub sessions: Vec<SessionCheck>,
     /// The requests that the change carries out.
     pub notes: Notes,
 }

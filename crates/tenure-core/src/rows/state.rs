@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::names::LockKey;
 use super::server::Row;
+use super::sessions::{EndedSessions, mark};
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::codec::{self, VERSION};
@@ -32,17 +33,21 @@ pub(super) struct SeenRow {
     /// `None` without a row.
     pub(super) serial: Option<i64>,
     pub(super) now: Now,
+    /// The owners of waiting tickets that were removed because their session has ended.
+    pub(super) passed: Vec<Owner>,
 }
 
 impl SeenRow {
-    /// Decodes a row.
-    pub(super) fn of(row: &Row) -> Result<Self, Failure> {
+    /// Decodes a row. Marks the waiters whose session has ended.
+    pub(super) fn of(row: &Row, ended: &EndedSessions) -> Result<Self, Failure> {
         let record = row.record.as_ref().map(|record| {
             let value = Record { at_us: unsigned(record.at_us), value: Arc::from(&*record.bytes) };
             ExpiringValue { value, expires_ms: record.ends_ms.map(unsigned) }
         });
         let (lock, counter, now) = (lock(row)?, unsigned(row.fence), now(row.clock_us));
-        Ok(Self { state: State { lock, ballot: None }, record, counter, serial: row.serial, now })
+        let mut state = State { lock, ballot: None };
+        let passed = mark(&mut state, ended);
+        Ok(Self { state, record, counter, serial: row.serial, now, passed })
     }
 
     /// Until when the machine would decide the same: until something live expires, before or after the
@@ -117,9 +122,9 @@ impl SeenRow {
 
 fn with_ends(queue: &Queue, end: impl Fn(u64, u64) -> u64) -> Queue {
     let mut changed = queue.without_tickets();
-    for (number, Ticket { owner, weight, deadline_ms, .. }) in queue.tickets() {
-        let deadline_ms = end(number, *deadline_ms);
-        changed.insert(number, Ticket { owner: owner.clone(), weight: *weight, deadline_ms, listens: None });
+    for (number, ticket) in queue.tickets() {
+        let deadline_ms = end(number, ticket.deadline_ms);
+        changed.insert(number, Ticket { deadline_ms, ..ticket.clone() });
     }
     changed
 }

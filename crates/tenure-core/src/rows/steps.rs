@@ -10,7 +10,8 @@ use super::group::{Group, GroupAnswer};
 use super::inbox::{QueuedOp, QueuedRequest};
 use super::lock_queue::QueueStep;
 use super::names::LockKey;
-use super::server::{Renewals, Row, RowChange, StatementError, StatementSession};
+use super::server::{Renewals, Row, RowChange, StatementError, StatementSession, WriteOutcome};
+use super::sessions::{EndedSessions, LOOKS};
 use super::state::{SeenRow, messages, signed, unsigned};
 use super::worker::{SWEEP, StatementWorker, UnderWay, share};
 use crate::moment::Moment;
@@ -175,9 +176,12 @@ impl StatementWorker {
                 self.read(names, &rows);
                 true
             }
-            Done::Wrote(names, Ok(written)) => {
+            Done::Wrote(names, Ok(WriteOutcome { written, mut refused })) => {
                 for name in names {
-                    self.wrote(&name, written.contains(&name));
+                    match refused.remove(&name) {
+                        Some(ended) => self.refused(&name, ended),
+                        None => self.wrote(&name, written.contains(&name)),
+                    }
                 }
                 true
             }
@@ -242,6 +246,7 @@ impl StatementWorker {
             answer(request.ask, said);
         }
         (lock.step, lock.tries, lock.met) = (QueueStep::Idle, 0, None);
+        (lock.ended, lock.looks) = (EndedSessions::new(), 0);
         if lock.is_over() {
             self.locks.remove(name);
         } else {
@@ -271,7 +276,7 @@ impl StatementWorker {
                 self.again(&name);
                 continue;
             }
-            let seen = match rows.remove(name.as_str()).map(SeenRow::of) {
+            let seen = match rows.remove(name.as_str()).map(|row| SeenRow::of(row, &lock.ended)) {
                 Some(Ok(seen)) => seen,
                 Some(Err(failure)) => {
                     self.fail(&name, &failure);
@@ -288,7 +293,7 @@ impl StatementWorker {
                 (lock.tries, lock.met) = (lock.tries.min(VAIN - 1), serial);
             }
             let asks: Vec<&QueuedOp> = lock.running.iter().map(|request| &request.ask).collect();
-            let group = Group::run(&lock.key, &seen, &asks, is_checked_in);
+            let group = Group::run(lock, &seen, &asks, is_checked_in);
             match group {
                 Group { change: None, said } => self.answered(&name, said),
                 mut group => {
@@ -306,6 +311,14 @@ impl StatementWorker {
         if !changes.is_empty() {
             self.writes.push(changes);
         }
+    }
+
+    /// Runs the requests again, which now pass the waiters whose session has ended.
+    fn refused(&mut self, name: &str, ended: EndedSessions) {
+        let Some(lock) = self.locks.get_mut(name) else { return };
+        let [first, most] = LOOKS;
+        (lock.ended, lock.looks) = (ended, (4 * lock.looks).clamp(first, most));
+        self.again(name);
     }
 
     /// Processes the result of a write.

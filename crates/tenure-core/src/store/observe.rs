@@ -1,6 +1,7 @@
 //! Requests that a client decides and a server only stores, recorded for the oracle of the simulated server.
 //! Builds without planted bugs record nothing.
 
+use crate::owner::Owner;
 use crate::protocol::{Answer, Notification, Op, State};
 
 /// The requests carried out by one write.
@@ -17,6 +18,8 @@ pub struct Told {
     pub op: Op,
     /// Its answer.
     pub answer: Answer,
+    /// Waiters that it removed at their turn, because their client is gone.
+    pub passed: Vec<Owner>,
     /// The notification of the state machine.
     pub wake: Option<Notification>,
     /// The lock after the request.
@@ -29,10 +32,26 @@ impl Notes {
         #[cfg(tenure_planted)]
         if UNWRITTEN.with_borrow(Option::is_some) {
             let (op, answer, wake, after) = (op.clone(), answer.clone(), wake.clone(), after.clone());
-            self.told.push(Told { op, answer, wake, after });
+            self.told.push(Told { op, answer, passed: Vec::new(), wake, after });
         }
         #[cfg(not(tenure_planted))]
         let _ = (self, op, answer, wake, after);
+    }
+
+    /// Whether no request is recorded.
+    pub fn is_empty(&self) -> bool {
+        #[cfg(tenure_planted)]
+        return self.told.is_empty();
+        #[cfg(not(tenure_planted))]
+        true
+    }
+
+    /// Records that the last request has removed these waiters.
+    pub fn pass(&mut self, passed: &[Owner]) {
+        #[cfg(tenure_planted)]
+        self.told.last_mut().into_iter().for_each(|told| told.passed.extend_from_slice(passed));
+        #[cfg(not(tenure_planted))]
+        let _ = (self, passed);
     }
 
     /// Reports the requests as answered without a write, because they change nothing.

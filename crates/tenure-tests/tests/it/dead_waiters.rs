@@ -11,60 +11,77 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tenure::{Locks, block_on};
-use tenure_testkit::servers::{Ensemble, Etcd, ZooKeeper, eventually};
+use tenure_testkit::servers::{Ensemble, Etcd, Postgres, ZooKeeper, eventually};
 use tenure_testkit::setting;
 use tenure_testkit::timed::in_time;
 
-/// The store of a process that waits.
+/// The store of a process that waits, and the kind of its lock.
 const STORE: &str = "TENURE_WAITS_AT";
+const KIND: &str = "TENURE_WAITS_FOR";
+
+/// The kinds that keep a queue. Of `writer`, the dead write, and those before and after them read.
+const KINDS: [&str; 3] = ["fair", "slots", "writer"];
 
 #[test]
 #[ignore = "a process of those below"]
 fn a_process_that_waits() {
     let Ok(url) = env::var(STORE) else { return };
     let locks = Locks::open(&url).expect("a store");
-    let _guard = block_on(locks.fair_mutex("line").expect("a name").lock()).expect("a turn");
+    let _guard = enter(&locks, &env::var(KIND).expect("a kind"), true);
     loop {
         thread::park();
     }
 }
 
-fn waiting_process(url: &str) -> Child {
-    let mut command = Command::new(env::current_exe().expect("this program"));
-    command.args(["--exact", "dead_waiters::a_process_that_waits", "--ignored", "--nocapture"]);
-    command.env(STORE, url).stdout(Stdio::null()).spawn().expect("a process")
+/// Waits for the lock of this kind, which is also its name.
+fn enter(locks: &Locks, kind: &str, is_dead: bool) -> Box<dyn Send> {
+    let entered: tenure::Result<Box<dyn Send>> = block_on(async {
+        Ok(match kind {
+            "fair" => Box::new(locks.fair_mutex(kind)?.lock().await?),
+            "slots" => Box::new(locks.semaphore(kind, 1)?.acquire().await?),
+            _ if is_dead => Box::new(locks.rwlock(kind)?.write().await?),
+            _ => Box::new(locks.rwlock(kind)?.read().await?),
+        })
+    });
+    entered.expect("a turn")
 }
 
-/// How long after the release the next one enters, if so many processes before it were killed.
-fn next_after(url: &str, dead: usize) -> Duration {
+fn waiting_process(url: &str, kind: &str) -> Child {
+    let mut command = Command::new(env::current_exe().expect("this program"));
+    command.args(["--exact", "dead_waiters::a_process_that_waits", "--ignored", "--nocapture"]);
+    command.env(STORE, url).env(KIND, kind).stdout(Stdio::null()).spawn().expect("a process")
+}
+
+/// How long after the release the next one enters, if so many processes before it were killed and the server
+/// has `noticed`.
+fn next_after(url: &str, kind: &'static str, dead: usize, noticed: impl Fn()) -> Duration {
     let locks = Locks::open(url).expect("a store");
-    let fair = locks.fair_mutex("line").expect("a name");
-    let guard = block_on(fair.lock()).expect("a free lock");
+    let guard = enter(&locks, kind, false);
     let waits = |count: usize| {
         eventually("all wait", Duration::from_secs(60), || {
-            block_on(locks.inspect("line"))
+            block_on(locks.inspect(kind))
                 .is_ok_and(|found| found.is_some_and(|found| found.waiters.len() == count))
         });
     };
-    let mut processes: Vec<Child> = (0..dead).map(|_| waiting_process(url)).collect();
+    let mut processes: Vec<Child> = (0..dead).map(|_| waiting_process(url, kind)).collect();
     waits(dead);
+    let others = locks.clone();
     let next = thread::spawn(move || {
-        let guard = block_on(fair.lock()).expect("a turn");
-        let entered = Instant::now();
-        block_on(guard.release()).expect("a release");
-        entered
+        let _guard = enter(&others, kind, false);
+        Instant::now()
     });
     waits(dead + 1);
     processes.iter_mut().for_each(|process| process.kill().expect("a process"));
     processes.iter_mut().for_each(|process| assert!(process.wait().is_ok()));
+    noticed();
     let released = Instant::now();
-    block_on(guard.release()).expect("a release");
+    drop(guard);
     next.join().expect("no panic") - released
 }
 
 fn is_soon(name: &str, server: &impl Ensemble, most: Duration) {
     for dead in [1, setting("TENURE_DEAD").unwrap_or(4)] {
-        let after = next_after(&server.url(), dead as usize);
+        let after = next_after(&server.url(), "fair", dead as usize, || ());
         println!("{name}: after {dead} dead waiters the next one enters {after:?} after the release");
         in_time(after, most);
     }
@@ -80,4 +97,23 @@ fn on_etcd_a_killed_waiter_costs_a_few_seconds() {
 #[test]
 fn on_zookeeper_a_killed_waiter_costs_a_few_seconds() {
     is_soon("ZooKeeper", &ZooKeeper::start(), Duration::from_secs(5));
+}
+
+/// Their sessions have ended. The bound is half a second and the delays of a busy machine.
+#[test]
+fn on_postgres_killed_waiters_cost_next_to_nothing() {
+    let server = Postgres::start();
+    let noticed = || {
+        let living = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'";
+        eventually("their sessions end", Duration::from_secs(30), || server.run(living) == "1");
+    };
+    for kind in KINDS {
+        for dead in [1, setting("TENURE_DEAD").unwrap_or(10)] {
+            let after = next_after(&server.url("waits"), kind, dead as usize, noticed);
+            println!(
+                "PostgreSQL, {kind}: after {dead} dead waiters the next one enters {after:?} after the release"
+            );
+            in_time(after, Duration::from_secs(2));
+        }
+    }
 }

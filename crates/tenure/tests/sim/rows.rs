@@ -31,6 +31,7 @@ fn mistakes_in_statements_are_caught() {
         (Mistake::OwnerUncompared, "every hold has an end"),
         (Mistake::TokenOfClock, "token order"),
         (Mistake::NothingSaid, "progress"),
+        (Mistake::SessionsEnded, "first come, first served"),
     ] {
         let caught = (0..1_000).find(|seed| rows::run_with(mistake, *seed).violates(invariant));
         println!("{mistake:?}: {caught:?}, {invariant}");

@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt, join};
 use tenure::internals::planted::Bug;
-use tenure::internals::protocol::{Answer, Fence, Liveness, LockSpec, Op, QueueSpec, Verb};
+use tenure::internals::protocol::{Answer, Fence, Liveness, LockSpec, Op, QueueSpec, ReleaseScope, Verb};
 use tenure::internals::store::StoreExt;
 use tenure::internals::store::rows::RowStore;
 use tenure::internals::{Moment, Runtime, locks};
 use tenure::{Kind, LockName, Locks, Options};
-use tenure_testkit::plant;
 use tenure_testkit::sim::chooser::Chooser;
 use tenure_testkit::sim::clock::{Clock, MS, SECOND};
 use tenure_testkit::sim::executor::{Process, Sim, Stop};
 use tenure_testkit::sim::rows::{Mistake, Server};
+use tenure_testkit::{plant, setting};
 
 const SECONDS: fn(u64) -> Duration = Duration::from_secs;
 const MILLIS: fn(u64) -> Duration = Duration::from_millis;
@@ -234,6 +234,186 @@ fn a_silent_connection_is_given_up(_: Mistake) -> Outcome {
     scene.run(60)
 }
 
+/// The kinds that keep a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Line {
+    Fair,
+    Slots,
+    /// The first holder and the next one read; the dead write.
+    Writer,
+}
+
+/// Waits for the lock; the dead ones as writers before readers.
+async fn enter(locks: Locks, line: Line, is_dead: bool) -> Result<Guards, String> {
+    Ok(match line {
+        Line::Fair => Box::new(locks.fair_mutex("x").expect("a name").lock().await.map_err(text)?),
+        Line::Slots => Box::new(locks.semaphore("x", 1).expect("a name").acquire().await.map_err(text)?),
+        Line::Writer if is_dead => Box::new(locks.rwlock("x").expect("a name").write().await.map_err(text)?),
+        Line::Writer => Box::new(locks.rwlock("x").expect("a name").read().await.map_err(text)?),
+    })
+}
+
+type Guards = Box<dyn Send>;
+
+/// How long after the release the next one enters if so many waiting processes before it were killed.
+fn next_after(dead: usize, line: Line) -> Result<Duration, String> {
+    let scene = Scene::new(dead + 2, Mistake::Nothing);
+    let entered = Arc::new(Mutex::new(None));
+    let (locks, at) = (scene.client(0, SECONDS(15)), scene.at(0));
+    scene.spawn(0, async move {
+        let guard = enter(locks, line, false).await?;
+        at(8_000).await;
+        drop(guard);
+        Ok(())
+    });
+    for process in 1..dead + 2 {
+        // They join one after the other within four seconds, the one that lives last.
+        let joins = 100 + process as u64 * 4_000 / (dead as u64 + 1);
+        let is_dead = process <= dead;
+        let (locks, at, entered) = (scene.client(process, SECONDS(15)), scene.at(process), entered.clone());
+        let runtime = Arc::clone(&scene.processes[process]);
+        let waits = async move {
+            at(joins).await;
+            let _guard = enter(locks, line, is_dead).await?;
+            *entered.lock().expect("one thread") = Some(runtime.now());
+            Ok(())
+        };
+        match is_dead {
+            true => scene.sim.spawn(runtime_id(&scene, process), waits.map(|_: Outcome| ()).boxed()),
+            false => scene.spawn(process, waits),
+        }
+    }
+    let (sim, dies) = (scene.sim.clone(), (1..=dead).map(|at| runtime_id(&scene, at)).collect::<Vec<_>>());
+    scene.sim.at(7_900 * MS, move || dies.iter().for_each(|id| sim.kill(*id)));
+    scene.run(120)?;
+    let entered = entered.lock().expect("one thread").ok_or("the next one has not entered")?;
+    Ok(entered.since(Moment(8_000 * MS)))
+}
+
+fn runtime_id(scene: &Scene, process: usize) -> usize {
+    scene.processes[process].id()
+}
+
+fn dead_waiters_are_passed_at_once(_: Mistake) -> Outcome {
+    for line in [Line::Fair, Line::Slots, Line::Writer] {
+        for dead in [1, 10, setting("TENURE_DEAD").unwrap_or(100) as usize] {
+            let after = next_after(dead, line)?;
+            println!("{line:?}, {dead} dead: {after:?}");
+            if after > MILLIS(300) {
+                return Err(format!("{line:?}: the next one enters {after:?} after {dead} dead"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A fair mutex is held; process 1 and then process 2 wait, and both enter in this order after `released` s.
+fn two_enter_in_order(scene: Scene, released: u64, joins: [u64; 2]) -> Outcome {
+    let order = Arc::new(Mutex::new(Vec::new()));
+    for process in 0..3 {
+        let (locks, at) = (scene.client(process, SECONDS(15)), scene.at(process));
+        let order = Arc::clone(&order);
+        let joins = [0, joins[0], joins[1]][process];
+        scene.spawn(process, async move {
+            at(joins).await;
+            let guard = locks.fair_mutex("x").expect("a name").lock().await.map_err(text)?;
+            if process == 0 {
+                at(released).await;
+            } else {
+                order.lock().expect("one thread").push(process);
+            }
+            guard.release().await.map_err(text)
+        });
+    }
+    scene.run(120)?;
+    let order = order.lock().expect("one thread");
+    if *order == [1, 2] { Ok(()) } else { Err(format!("they entered in the order {order:?}")) }
+}
+
+/// A waiter that has a new session by the time of the grant keeps its turn.
+fn a_new_session_keeps_the_turn(_: Mistake) -> Outcome {
+    let scene = Scene::new(3, Mistake::Nothing);
+    let server = scene.server.clone();
+    scene.sim.at(9_999 * MS, move || {
+        server.cut_listeners();
+        // The look finds no session, and the grant comes when there is one again.
+        server.delay_next("read", MILLIS(1), false);
+        server.delay_next("read", MILLIS(700), false);
+    });
+    two_enter_in_order(scene, 10_000, [9_200, 9_300])
+}
+
+/// A client whose session has been closed keeps the turn of its next place, for which it does not listen yet.
+fn a_closed_session_is_not_held_against_a_client(_: Mistake) -> Outcome {
+    let scene = Scene::new(3, Mistake::Nothing);
+    let (locks, server) = (scene.client(1, SECONDS(15)), scene.server.clone());
+    let (holder, at) = (scene.client(0, SECONDS(15)), scene.at(0));
+    scene.spawn(0, async move {
+        let guard = holder.fair_mutex("before").expect("a name").lock().await.map_err(text)?;
+        at(500).await;
+        guard.release().await.map_err(text)
+    });
+    let (at, order) = (scene.at(1), Arc::new(Mutex::new(Vec::new())));
+    let ours = Arc::clone(&order);
+    scene.spawn(1, async move {
+        at(100).await;
+        let guard = locks.fair_mutex("before").expect("a name").lock().await.map_err(text)?;
+        guard.release().await.map_err(text)?;
+        // Its session is closed meanwhile, and the next one opens late.
+        at(20_000).await;
+        server.delay_next("listen", MILLIS(1_500), false);
+        let guard = locks.fair_mutex("x").expect("a name").lock().await.map_err(text)?;
+        ours.lock().expect("one thread").push(1);
+        guard.release().await.map_err(text)
+    });
+    for process in [0, 2] {
+        let (locks, at, order) = (scene.client(process, SECONDS(15)), scene.at(process), order.clone());
+        scene.spawn(process, async move {
+            at(if process == 0 { 19_000 } else { 20_200 }).await;
+            let guard = locks.fair_mutex("x").expect("a name").lock().await.map_err(text)?;
+            if process == 0 {
+                at(20_500).await;
+            } else {
+                order.lock().expect("one thread").push(2);
+            }
+            guard.release().await.map_err(text)
+        });
+    }
+    scene.run(120)?;
+    let order = order.lock().expect("one thread");
+    if *order == [1, 2] { Ok(()) } else { Err(format!("they entered in the order {order:?}")) }
+}
+
+/// A place of a client that names no session, as those of older clients, ends with its lease.
+#[test]
+fn a_place_without_a_session_is_not_passed() {
+    let scene = Scene::new(1, Mistake::Nothing);
+    let store = scene.store(0);
+    scene.spawn(0, async move {
+        let (name, spec) = (LockName::new("x").expect("a name"), LockSpec::Queue(QueueSpec::FAIR));
+        let ask = |op| store.request(op, SECONDS(2));
+        ask(acquire(&name, spec, 1, 60_000)).await.map_err(text)?;
+        let Op { owner, verb: Verb::Acquire { ttl_ms, hold, fence, bind, .. }, .. } =
+            acquire(&name, spec, 2, 60_000)
+        else {
+            unreachable!()
+        };
+        // An owner of another client.
+        let owner = format!("{}f{}", &owner.as_str()[..18], &owner.as_str()[19..]).parse().expect("an owner");
+        let verb = Verb::Acquire { ttl_ms, hold, fence, wait_ms: Some(5_000), listens: None, bind };
+        let waits = Op { name: name.clone(), spec, owner, request: 1, verb };
+        let renews = Op { verb: Verb::Renew { ttl_ms, hold, bind: None, weight: None }, ..waits.clone() };
+        let waiting = ask(waits).await.map_err(text)?;
+        let whose = ReleaseScope::Own;
+        let released = ask(op(&name, spec, 1, Verb::Release { hold, fence, whose })).await.map_err(text)?;
+        match (waiting, released, ask(renews).await.map_err(text)?) {
+            (Answer::Waiting { .. }, Answer::Released { .. }, Answer::Held { .. }) => Ok(()),
+            answers => Err(format!("{answers:?}")),
+        }
+    });
+    assert_eq!(scene.run(60), Ok(()));
+}
+
 fn acquire(name: &LockName, spec: LockSpec, owner: u32, ttl_ms: u64) -> Op {
     let (hold, fence, bind) = (1, Fence::Assign, Liveness::Process);
     let verb = Verb::Acquire { ttl_ms, hold, fence, wait_ms: None, listens: None, bind };
@@ -370,7 +550,7 @@ fn an_expired_hold_beside_a_transaction_is_renewed(mistake: Mistake) -> Outcome 
 /// Fails where a promise is broken.
 type Play = fn(Mistake) -> Outcome;
 
-const OF_CODE: [(Bug, Play); 8] = [
+const OF_CODE: [(Bug, Play); 11] = [
     (Bug::RowsSilenceUnseen, a_silent_connection_is_given_up),
     (Bug::RowsBeforeNotEnded, an_undo_is_final),
     (Bug::RowsHeardTooSoon, a_release_is_heard),
@@ -379,6 +559,9 @@ const OF_CODE: [(Bug, Play); 8] = [
     (Bug::RowsCheckInForgotten, a_hold_that_is_checked_in_is_not_taken),
     (Bug::RowsHandOverUnseen, a_release_from_a_queue_waits_for_a_transaction),
     (Bug::RowsExtendedUnwritten, an_expired_hold_beside_a_transaction_is_renewed),
+    (Bug::RowsSessionUnseen, dead_waiters_are_passed_at_once),
+    (Bug::RowsSessionReplaced, a_new_session_keeps_the_turn),
+    (Bug::RowsSessionKept, a_closed_session_is_not_held_against_a_client),
 ];
 
 const OF_STATEMENTS: [(Mistake, Play); 5] = [

@@ -131,7 +131,7 @@ impl Judge {
                 is_left.then(|| lapses(owner)).flatten()
             });
         }
-        for Told { op, answer, wake, after: left } in told {
+        for Told { op, answer, wake, after: left, .. } in told {
             let answer = counted(answer, added);
             self.sim.mark(at ^ process as u64);
             self.sim.note(|| format!("server: p{process}: {}: {answer:?}", Shown(op)));

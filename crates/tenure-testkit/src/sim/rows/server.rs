@@ -1,7 +1,7 @@
 //! A server with a table of locks, in memory: connections that execute one statement after the other, each in
 //! one step or two, and what goes wrong between it and its clients.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -13,7 +13,7 @@ use tenure::internals::store::Failure;
 use tenure::internals::store::observe::Told;
 use tenure::internals::store::rows::{
     self, LockKey, Renewals, Row, RowChange, ServerConnection, StatementError, StatementResult,
-    StatementSession,
+    StatementSession, WriteOutcome,
 };
 use tenure::internals::{Moment, Runtime};
 use tenure::{LockName, Owner};
@@ -25,7 +25,7 @@ use crate::sim::event::Event;
 use crate::sim::executor::{EPOCH_US, OUTSIDE, ProcessId, lock};
 use crate::sim::host::{Host, Judge};
 use crate::sim::network::Parting;
-use crate::sim::oracle::Executed;
+use crate::sim::oracle::{Executed, Passed};
 use crate::sim::regime::Faults;
 use crate::sim::request::Shown;
 use crate::sim::server::LockView;
@@ -237,6 +237,8 @@ impl Server {
             return None;
         }
         let before = past.as_ref().map(|_| table.clone());
+        table.sessions =
+            links.iter().filter(|(_, link)| link.listens).map(|(label, _)| label.clone()).collect();
         let refuse = faults.refuse;
         let done = what(table, us, &|| self.host.chance(refuse));
         let (told, said) = (std::mem::take(&mut table.told), std::mem::take(&mut table.said));
@@ -252,16 +254,24 @@ impl Server {
     fn report(&self, state: &State, process: ProcessId, told: &[Told]) {
         let Some(judge) = &self.host.judge else { return };
         let (at, clock) = (judge.sim.now(), Self::clock(judge, state));
-        for Told { op, answer, wake, after } in told {
+        for Told { op, answer, passed, wake, after } in told {
             judge.sim.mark(at ^ process as u64);
             judge.sim.note(|| format!("server: p{process}: {}: {answer:?}", Shown(op)));
             let after = after.lock.as_ref().and_then(|lock| LockView::at(at, lock, clock));
             // The lease of an acquire counts from before it waits for the row, and may be over.
             if after.is_some() || !matches!(answer, Answer::Held { .. }) {
                 let wake = wake.as_ref();
-                judge.oracle.executed(&Executed { process, op, answer, wake, passed: &[], after });
+                let passed: Vec<Passed> = passed.iter().map(|owner| Self::passed(state, owner)).collect();
+                judge.oracle.executed(&Executed { process, op, answer, wake, passed: &passed, after });
             }
         }
+    }
+
+    /// A waiter that was removed, and its process if that has a session.
+    fn passed(state: &State, owner: &Owner) -> Passed {
+        let session = state.table.session(&format!("\\!{}", owner.client()));
+        let link = session.and_then(|(session, _)| state.links.get(session)).filter(|link| link.listens);
+        Passed { owner: owner.clone(), process: link.map(|link| link.process) }
     }
 
     /// Sends messages to all connections that listen.
@@ -785,7 +795,7 @@ impl StatementSession for Line {
         self.ask_once("read", move |table, us, _| table.read(&names, with_records, us))
     }
 
-    fn write<'a>(&'a self, changes: &'a [(LockKey, RowChange)]) -> StatementResult<'a, BTreeSet<String>> {
+    fn write<'a>(&'a self, changes: &'a [(LockKey, RowChange)]) -> StatementResult<'a, WriteOutcome> {
         let mut changes = changes.to_vec();
         self.ask_once("write", move |table, us, is_locked| {
             changes.retain(|(_, change)| table.is_in_time(change, us));
@@ -796,6 +806,11 @@ impl StatementSession for Line {
     fn note_listeners<'a>(&'a self, keys: &'a [LockKey]) -> StatementResult<'a, ()> {
         let keys = keys.to_vec();
         self.ask_once("note_listeners", move |table, us, _| table.note_listeners(&keys, us))
+    }
+
+    fn forget_sessions<'a>(&'a self, keys: &'a [LockKey]) -> StatementResult<'a, ()> {
+        let keys = keys.to_vec();
+        self.ask_once("forget_sessions", move |table, _, _| table.forget_sessions(&keys))
     }
 
     fn listen(&self) -> StatementResult<'_, ()> {

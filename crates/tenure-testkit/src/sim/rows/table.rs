@@ -7,7 +7,10 @@ use tenure::internals::protocol::{
     self, Answer, Data, ExpiringValue, Fence, Liveness, LockSpec, Now, Op, ReleaseScope, State, Verb,
 };
 use tenure::internals::store::observe::Told;
-use tenure::internals::store::rows::{LockKey, RecordColumns, Renewals, Row as Read, RowChange};
+use tenure::internals::store::rows::{
+    EndedSessions, ExpectedSession, LockKey, RecordColumns, Renewals, Row as Read, RowChange, SessionCheck,
+    WriteOutcome,
+};
 use tenure::{LockName, Owner};
 
 /// A mistake in a statement.
@@ -32,6 +35,8 @@ pub enum Mistake {
     TokenSwept,
     /// No notification is sent.
     NothingSaid,
+    /// Every session counts as ended.
+    SessionsEnded,
 }
 
 const HOUR_US: i64 = 3_600_000_000;
@@ -56,6 +61,8 @@ pub(super) struct Table {
     rows: BTreeMap<String, Row>,
     lowest: i64,
     mistake: Mistake,
+    /// The sessions that have not ended.
+    pub(super) sessions: BTreeSet<String>,
     /// Messages of the current statement.
     pub(super) said: Vec<String>,
     /// Requests that the current statement carries out.
@@ -111,7 +118,7 @@ impl Table {
         let (Ok(name), Ok(owner)) = (LockName::new(name), owner.parse()) else { return };
         let after = self.state(&name);
         let op = Op { name, spec: LockSpec::Mutex, owner, request: 0, verb };
-        self.told.push(Told { op, answer, wake: None, after });
+        self.told.push(Told { op, answer, passed: Vec::new(), wake: None, after });
     }
 
     /// The lock of this name.
@@ -227,9 +234,13 @@ impl Table {
         changes: &[(LockKey, RowChange)],
         us: i64,
         is_locked: &dyn Fn() -> bool,
-    ) -> BTreeSet<String> {
-        let mut written = BTreeSet::new();
+    ) -> WriteOutcome {
+        let WriteOutcome { mut written, mut refused } = WriteOutcome::default();
         for (key, change) in changes {
+            if let Some(ended) = self.refuses(change, us) {
+                refused.insert(key.name.clone(), ended);
+                continue;
+            }
             let is_spared = |row: &Row| {
                 change.ends_hold && !row.checked_in.is_empty() && self.mistake != Mistake::CheckInUnseen
             };
@@ -258,15 +269,50 @@ impl Table {
             self.told.extend_from_slice(change.notes.told());
             written.insert(key.name.clone());
         }
-        written
+        WriteOutcome { written, refused }
+    }
+
+    /// The sessions found ended, if the change expects otherwise.
+    fn refuses(&self, change: &RowChange, us: i64) -> Option<EndedSessions> {
+        let (mut ended, mut is_refused) = (EndedSessions::new(), false);
+        for SessionCheck { client, expects } in &change.sessions {
+            let session = self.session(client);
+            let has_ended = session.filter(|(session, until)| match expects {
+                ExpectedSession::Ended(known) if known == session => true,
+                _ if *until < us / 1_000 => false,
+                _ => !self.sessions.contains(*session) || self.mistake == Mistake::SessionsEnded,
+            });
+            is_refused |= match expects {
+                ExpectedSession::Lives => has_ended.is_some(),
+                ExpectedSession::Ended(_) => has_ended.is_none(),
+                ExpectedSession::Any => false,
+            };
+            ended.extend(has_ended.map(|(session, _)| (client.clone(), session.to_owned())));
+        }
+        is_refused.then_some(ended)
+    }
+
+    /// The session that a client's row names, and until when.
+    pub(super) fn session(&self, client: &str) -> Option<(&str, i64)> {
+        let row = self.rows.get(client)?;
+        Some((row.whole.as_deref()?, row.awaited))
+    }
+
+    pub(super) fn forget_sessions(&mut self, keys: &[LockKey]) {
+        for LockKey { name, whole } in keys {
+            if self.rows.get(name).is_some_and(|row| row.whole == *whole) {
+                self.rows.remove(name);
+            }
+        }
     }
 
     pub(super) fn note_listeners(&mut self, keys: &[LockKey], us: i64) {
         let ms = us / 1_000;
         for key in keys {
             match self.rows.get_mut(&key.name) {
-                Some(row) if row.awaited > ms + 240_000 => {}
+                Some(row) if row.awaited > ms + 240_000 && row.whole == key.whole => {}
                 Some(row) => {
+                    row.whole = key.whole.clone();
                     row.awaited = ms + 300_000;
                     row.serial += 1;
                 }
@@ -367,7 +413,7 @@ impl Table {
             let op = Op { name: LockName::new(name).expect("a name"), spec, owner, request: 0, verb };
             let (now, mut counter) = (Now { ms: us as u64 / 1_000, unix_us: us as u64 }, row.fence as u64);
             let (answer, wake) = protocol::apply(&mut state, &mut counter, now, &op);
-            self.told.push(Told { op, answer, wake, after: state.clone() });
+            self.told.push(Told { op, answer, passed: Vec::new(), wake, after: state.clone() });
             row.value = state.lock.as_ref().map(|lock| codec::encode(&lock.value));
             row.kind = row.kind.take().filter(|_| row.value.is_some());
             row.ends = state.lock.and_then(|lock| lock.expires_ms).unwrap_or(0) as i64;

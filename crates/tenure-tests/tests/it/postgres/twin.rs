@@ -10,7 +10,8 @@ use tenure::internals::protocol::record::Record;
 use tenure::internals::store::observe::Notes;
 use tenure::internals::store::postgres::server;
 use tenure::internals::store::rows::{
-    self, LockKey, Renewals, Row, RowChange, ServerConnection, StatementError, StatementSession,
+    self, ExpectedSession, LockKey, Renewals, Row, RowChange, ServerConnection, SessionCheck, StatementError,
+    StatementSession, WriteOutcome,
 };
 use tenure::internals::{Driver, Runtime};
 use tenure_testkit::setting;
@@ -25,21 +26,57 @@ const OWNERS: [&str; 3] = [
     "o@h:1/00000000000000000000000000000001",
     "o@h:1/00000000000000000000000000000002",
 ];
+/// Rows of clients, and the name of a session that has ended.
+const CLIENTS: [&str; 2] = ["\\!000000000a", "\\!000000000b"];
+const GONE: &str = "tenure-0";
 const LEASE_MS: i64 = 600_000;
 const HOUR_US: i64 = 3_600_000_000;
 
 /// A statement about the same rows on both servers.
 #[derive(Clone, Debug)]
 enum Ask {
-    Acquire { name: usize, owner: usize, ttl_ms: i64 },
-    Release { name: usize, owner: usize, message: String },
-    Renew { names: Vec<usize>, owner: usize },
-    Read { names: Vec<usize>, with_records: bool },
-    Write { changes: Vec<Written> },
-    Await { names: Vec<usize> },
-    List { prefix: &'static str, after: &'static str },
+    Acquire {
+        name: usize,
+        owner: usize,
+        ttl_ms: i64,
+    },
+    Release {
+        name: usize,
+        owner: usize,
+        message: String,
+    },
+    Renew {
+        names: Vec<usize>,
+        owner: usize,
+    },
+    Read {
+        names: Vec<usize>,
+        with_records: bool,
+    },
+    Write {
+        changes: Vec<Written>,
+    },
+    Await {
+        names: Vec<usize>,
+    },
+    /// The row of a client names the session of the listening connection, or one that has ended.
+    Name {
+        client: usize,
+        lives: bool,
+    },
+    Forget {
+        client: usize,
+        lives: bool,
+    },
+    List {
+        prefix: &'static str,
+        after: &'static str,
+    },
     Sweep,
-    CheckIn { name: usize, owner: usize },
+    CheckIn {
+        name: usize,
+        owner: usize,
+    },
     CheckOut,
 }
 
@@ -57,6 +94,8 @@ struct Written {
     is_old: bool,
     record: Option<bool>,
     wake: &'static str,
+    /// The client whose session it depends on, and the expectation: it lives, or has ended; or none.
+    session: Option<(usize, Option<bool>)>,
 }
 
 /// A server, and what was read from it.
@@ -120,6 +159,11 @@ impl Side {
         format!("{name} {whole:?} {version:?} {kind:?} {value:?} {ends:?} {fence} {serial:?} {record:?}")
     }
 
+    fn client_key(&self, client: usize, lives: bool) -> LockKey {
+        let session = if lives { self.listening.session.label() } else { GONE };
+        LockKey { name: CLIENTS[client].into(), whole: Some(session.into()) }
+    }
+
     fn change(&self, written: &Written) -> Option<(LockKey, RowChange)> {
         let key = key(written.name);
         let rows = self.seen.get(&key.name)?;
@@ -155,6 +199,7 @@ impl Side {
                 .map(|line| format!("{line} {}", key.name))
                 .collect::<Vec<_>>()
                 .join("\n"),
+            sessions: written.session.iter().map(|(client, lives)| check(*client, *lives)).collect(),
             notes: Notes::default(),
         };
         Some((key, change))
@@ -192,7 +237,21 @@ impl Side {
             }
             Ask::Write { changes } => {
                 let changes: Vec<_> = changes.iter().filter_map(|written| self.change(written)).collect();
-                format!("{:?}", session.write(&changes).await?)
+                let WriteOutcome { written, refused } = session.write(&changes).await?;
+                match refused.is_empty() {
+                    true => format!("{written:?}"),
+                    false => {
+                        format!("{written:?} {refused:?}").replace(self.listening.session.label(), "ours")
+                    }
+                }
+            }
+            Ask::Name { client, lives } => {
+                let key = self.client_key(*client, *lives);
+                format!("{:?}", session.note_listeners(&[key]).await?)
+            }
+            Ask::Forget { client, lives } => {
+                let key = self.client_key(*client, *lives);
+                format!("{:?}", session.forget_sessions(&[key]).await?)
             }
             Ask::Await { names } => {
                 let keys: Vec<LockKey> = names.iter().map(|name| key(*name)).collect();
@@ -236,6 +295,15 @@ impl Side {
     }
 }
 
+fn check(client: usize, lives: Option<bool>) -> SessionCheck {
+    let expects = match lives {
+        Some(true) => ExpectedSession::Lives,
+        Some(false) => ExpectedSession::Ended(GONE.into()),
+        None => ExpectedSession::Any,
+    };
+    SessionCheck { client: CLIENTS[client].into(), expects }
+}
+
 fn key(name: usize) -> LockKey {
     LockKey { name: NAMES[name].into(), whole: (name == 3).then(|| "all of it".into()) }
 }
@@ -270,13 +338,15 @@ impl Asks {
             is_old: self.below(4) == 0,
             record: [None, Some(false), Some(true)][self.below(6).min(2)].filter(|_| self.below(2) == 0),
             wake: ["", ".heard", "!said", ".heard\n!said"][self.below(4)],
+            session: (self.below(3) == 0)
+                .then(|| (self.below(2), [None, Some(false), Some(true)][self.below(3)])),
         }
     }
 
     fn next(&mut self) -> Ask {
         self.count += 1;
         let (name, owner) = (self.below(NAMES.len()), self.below(2));
-        match self.below(40) {
+        match self.below(46) {
             0..=8 => Ask::Acquire { name, owner, ttl_ms: if self.below(5) == 0 { -1_000 } else { LEASE_MS } },
             9..=15 => Ask::Release { name, owner, message: format!("release {}", self.count) },
             16..=19 => Ask::Renew { names: self.names(), owner },
@@ -292,6 +362,8 @@ impl Asks {
                 Ask::List { prefix, after }
             }
             35..=36 => Ask::Sweep,
+            37..=40 => Ask::Name { client: owner, lives: self.below(2) == 0 },
+            41 => Ask::Forget { client: owner, lives: self.below(2) == 0 },
             _ if self.is_open => Ask::CheckOut,
             _ => Ask::CheckIn { name, owner },
         }
@@ -354,6 +426,7 @@ fn the_simulated_server_answers_as_a_real_one() {
                 is_old: false,
                 record: None,
                 wake: "!the end",
+                session: None,
             };
             side.ask(&Ask::Write { changes: vec![end] }).await.expect("an answer");
             while messages.last().is_none_or(|message| !message.starts_with("!the end")) {
