@@ -36,12 +36,13 @@ fn a_process_that_waits() {
 /// Waits for the lock of this kind, which is also its name.
 fn enter(locks: &Locks, kind: &str, is_dead: bool) -> Box<dyn Send> {
     let entered: tenure::Result<Box<dyn Send>> = block_on(async {
-        Ok(match kind {
+        let guard: Box<dyn Send> = match kind {
             "fair" => Box::new(locks.fair_mutex(kind)?.lock().await?),
             "slots" => Box::new(locks.semaphore(kind, 1)?.acquire().await?),
             _ if is_dead => Box::new(locks.rwlock(kind)?.write().await?),
             _ => Box::new(locks.rwlock(kind)?.read().await?),
-        })
+        };
+        Ok(guard)
     });
     entered.expect("a turn")
 }
@@ -52,9 +53,9 @@ fn waiting_process(url: &str, kind: &str) -> Child {
     command.env(STORE, url).env(KIND, kind).stdout(Stdio::null()).spawn().expect("a process")
 }
 
-/// How long after the release the next one enters, if so many processes before it were killed and the server
-/// has `noticed`.
-fn next_after(url: &str, kind: &'static str, dead: usize, noticed: impl Fn()) -> Duration {
+/// How long after the release the next one enters, if so many processes before it were killed. `settles` waits
+/// until the server knows of so many that wait.
+fn next_after(url: &str, kind: &'static str, dead: usize, settles: impl Fn(usize)) -> Duration {
     let locks = Locks::open(url).expect("a store");
     let guard = enter(&locks, kind, false);
     let waits = |count: usize| {
@@ -71,9 +72,10 @@ fn next_after(url: &str, kind: &'static str, dead: usize, noticed: impl Fn()) ->
         Instant::now()
     });
     waits(dead + 1);
+    settles(dead + 1);
     processes.iter_mut().for_each(|process| process.kill().expect("a process"));
     processes.iter_mut().for_each(|process| assert!(process.wait().is_ok()));
-    noticed();
+    settles(1);
     let released = Instant::now();
     drop(guard);
     next.join().expect("no panic") - released
@@ -81,7 +83,7 @@ fn next_after(url: &str, kind: &'static str, dead: usize, noticed: impl Fn()) ->
 
 fn is_soon(name: &str, server: &impl Ensemble, most: Duration) {
     for dead in [1, setting("TENURE_DEAD").unwrap_or(4)] {
-        let after = next_after(&server.url(), "fair", dead as usize, || ());
+        let after = next_after(&server.url(), "fair", dead as usize, |_| ());
         println!("{name}: after {dead} dead waiters the next one enters {after:?} after the release");
         in_time(after, most);
     }
@@ -103,13 +105,14 @@ fn on_zookeeper_a_killed_waiter_costs_a_few_seconds() {
 #[test]
 fn on_postgres_killed_waiters_cost_next_to_nothing() {
     let server = Postgres::start();
-    let noticed = || {
-        let living = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'";
-        eventually("their sessions end", Duration::from_secs(30), || server.run(living) == "1");
+    let settles = |count: usize| {
+        let living = "SELECT count(*) FROM waits.tenure_lock JOIN pg_locks ON locktype = 'advisory'
+            AND (classid::bigint << 32 | objid::bigint) = hashtextextended(whole, 0) WHERE name LIKE '\\\\!%'";
+        eventually("sessions", Duration::from_secs(30), || server.run(living) == count.to_string());
     };
     for kind in KINDS {
         for dead in [1, setting("TENURE_DEAD").unwrap_or(10)] {
-            let after = next_after(&server.url("waits"), kind, dead as usize, noticed);
+            let after = next_after(&server.url("waits"), kind, dead as usize, settles);
             println!(
                 "PostgreSQL, {kind}: after {dead} dead waiters the next one enters {after:?} after the release"
             );

@@ -796,11 +796,8 @@ impl StatementSession for Line {
     }
 
     fn write<'a>(&'a self, changes: &'a [(LockKey, RowChange)]) -> StatementResult<'a, WriteOutcome> {
-        let mut changes = changes.to_vec();
-        self.ask_once("write", move |table, us, is_locked| {
-            changes.retain(|(_, change)| table.is_in_time(change, us));
-            table.write(&changes, us, is_locked)
-        })
+        let changes = changes.to_vec();
+        self.ask_once("write", move |table, us, is_locked| table.write(&changes, us, is_locked))
     }
 
     fn note_listeners<'a>(&'a self, keys: &'a [LockKey]) -> StatementResult<'a, ()> {

@@ -225,7 +225,7 @@ impl Table {
     }
 
     /// Whether a change comes in time.
-    pub(super) fn is_in_time(&self, change: &RowChange, us: i64) -> bool {
+    fn is_in_time(&self, change: &RowChange, us: i64) -> bool {
         change.until_ms as i64 >= us / 1_000 || self.mistake == Mistake::LateWriteTaken
     }
 
@@ -239,6 +239,9 @@ impl Table {
         for (key, change) in changes {
             if let Some(ended) = self.refuses(change, us) {
                 refused.insert(key.name.clone(), ended);
+                continue;
+            }
+            if !self.is_in_time(change, us) {
                 continue;
             }
             let is_spared = |row: &Row| {
