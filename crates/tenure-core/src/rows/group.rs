@@ -6,10 +6,9 @@ use std::mem;
 use std::sync::Arc;
 
 use super::inbox::QueuedOp;
-use super::lock_queue::LockQueue;
 use super::names::LockKey;
 use super::server::RowChange;
-use super::sessions::checks;
+use super::sessions::{KnownSessions, checks};
 use super::state::{SeenRow, messages};
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
@@ -49,8 +48,13 @@ struct GroupedLock {
 impl Group {
     /// Runs the machines on a row. `is_checked_in` means that an open transaction has checked a hold in, so
     /// that no other client may end a hold of the lock, not even an expired one.
-    pub(super) fn run(lock: &LockQueue, seen: &SeenRow, asks: &[&QueuedOp], is_checked_in: bool) -> Self {
-        let key = &lock.key;
+    pub(super) fn run(
+        key: &LockKey,
+        seen: &SeenRow,
+        asks: &[&QueuedOp],
+        is_checked_in: bool,
+        sessions: &KnownSessions,
+    ) -> Self {
         let state = if is_checked_in { seen.spared() } else { seen.state.clone() };
         let (record, counter, wake, notes) =
             (seen.record.clone(), seen.counter, Vec::new(), Notes::default());
@@ -82,7 +86,7 @@ impl Group {
         let own = asks.iter().filter_map(|ask| asker(ask)).map(Owner::client).collect();
         let passed = mem::take(&mut now.passed);
         let states = [&seen.state, &now.state];
-        let sessions = checks(states, &passed, &own, &lock.ended, lock.looks);
+        let sessions = checks(states, &passed, &own, sessions);
         let change = now.change(seen, is_checked_in.then_some(&extending), &asking);
         Self { said, change: change.map(|change| RowChange { sessions, ..change }) }
     }

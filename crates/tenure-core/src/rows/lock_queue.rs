@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use super::group::Group;
 use super::inbox::QueuedRequest;
 use super::names::LockKey;
-use super::sessions::EndedSessions;
+use super::sessions::KnownSessions;
 use crate::moment::Moment;
 
 pub(super) struct LockQueue {
@@ -18,10 +18,7 @@ pub(super) struct LockQueue {
     pub(super) tries: u32,
     /// The row's serial at the last failed write.
     pub(super) met: Option<i64>,
-    /// Sessions that a write for the running requests found ended.
-    pub(super) ended: EndedSessions,
-    /// How many further sessions the next write looks at.
-    pub(super) looks: usize,
+    pub(super) sessions: KnownSessions,
 }
 
 pub(super) enum QueueStep {
@@ -43,8 +40,8 @@ pub(super) enum QueueStep {
 impl LockQueue {
     pub(super) fn new(key: LockKey) -> Self {
         let (queue, running) = (VecDeque::new(), Vec::new());
-        let ended = EndedSessions::new();
-        Self { key, queue, running, step: QueueStep::Idle, tries: 0, met: None, ended, looks: 0 }
+        let sessions = KnownSessions::default();
+        Self { key, queue, running, step: QueueStep::Idle, tries: 0, met: None, sessions }
     }
 
     pub(super) fn is_idle(&self) -> bool {

@@ -17,6 +17,15 @@ use crate::protocol::{Data, Listening, State, end};
 /// next one of its client has another name.
 pub type EndedSessions = BTreeMap<String, String>;
 
+/// What is known of the sessions of a lock's waiters while its requests run.
+#[derive(Default)]
+pub(super) struct KnownSessions {
+    /// Those that a write found ended.
+    pub(super) ended: EndedSessions,
+    /// How many further ones the next write looks at.
+    pub(super) looks: usize,
+}
+
 /// Marks a ticket of a client whose session has ended.
 const ENDED: Option<Listening> = Listening::new(1);
 /// Further waiters looked at once one was found ended: at first, and at most. Each takes a lock of the
@@ -73,8 +82,7 @@ pub(super) fn checks(
     [before, after]: [&State; 2],
     passed: &[Owner],
     own: &BTreeSet<Client>,
-    ended: &EndedSessions,
-    looks: usize,
+    KnownSessions { ended, looks }: &KnownSessions,
 ) -> Vec<SessionCheck> {
     if planted(Bug::RowsSessionUnseen) {
         return Vec::new();
@@ -97,9 +105,9 @@ pub(super) fn checks(
             checks.entry(client_row(client)).or_insert(ExpectedSession::Lives);
             has_looked = true;
         }
-        if has_looked && looks > 0 {
+        if has_looked && *looks > 0 {
             let next: BTreeSet<Client> =
-                after.waiting().filter_map(|(_, ticket)| others(ticket)).take(looks).collect();
+                after.waiting().filter_map(|(_, ticket)| others(ticket)).take(*looks).collect();
             for client in next {
                 checks.entry(client_row(client)).or_insert(ExpectedSession::Any);
             }

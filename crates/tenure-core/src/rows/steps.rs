@@ -11,7 +11,7 @@ use super::inbox::{QueuedOp, QueuedRequest};
 use super::lock_queue::QueueStep;
 use super::names::LockKey;
 use super::server::{Renewals, Row, RowChange, StatementError, StatementSession, WriteOutcome};
-use super::sessions::{EndedSessions, LOOKS};
+use super::sessions::{EndedSessions, KnownSessions, LOOKS};
 use super::state::{SeenRow, messages, signed, unsigned};
 use super::worker::{SWEEP, StatementWorker, UnderWay, share};
 use crate::moment::Moment;
@@ -246,7 +246,7 @@ impl StatementWorker {
             answer(request.ask, said);
         }
         (lock.step, lock.tries, lock.met) = (QueueStep::Idle, 0, None);
-        (lock.ended, lock.looks) = (EndedSessions::new(), 0);
+        lock.sessions = KnownSessions::default();
         if lock.is_over() {
             self.locks.remove(name);
         } else {
@@ -276,7 +276,7 @@ impl StatementWorker {
                 self.again(&name);
                 continue;
             }
-            let seen = match rows.remove(name.as_str()).map(|row| SeenRow::of(row, &lock.ended)) {
+            let seen = match rows.remove(name.as_str()).map(|row| SeenRow::of(row, &lock.sessions.ended)) {
                 Some(Ok(seen)) => seen,
                 Some(Err(failure)) => {
                     self.fail(&name, &failure);
@@ -293,7 +293,7 @@ impl StatementWorker {
                 (lock.tries, lock.met) = (lock.tries.min(VAIN - 1), serial);
             }
             let asks: Vec<&QueuedOp> = lock.running.iter().map(|request| &request.ask).collect();
-            let group = Group::run(lock, &seen, &asks, is_checked_in);
+            let group = Group::run(&lock.key, &seen, &asks, is_checked_in, &lock.sessions);
             match group {
                 Group { change: None, said } => self.answered(&name, said),
                 mut group => {
@@ -317,7 +317,8 @@ impl StatementWorker {
     fn refused(&mut self, name: &str, ended: EndedSessions) {
         let Some(lock) = self.locks.get_mut(name) else { return };
         let [first, most] = LOOKS;
-        (lock.ended, lock.looks) = (ended, (4 * lock.looks).clamp(first, most));
+        let looks = (4 * lock.sessions.looks).clamp(first, most);
+        lock.sessions = KnownSessions { ended, looks };
         self.again(name);
     }
 
