@@ -32,7 +32,8 @@ use tenure_core::store::{Cause, Failure};
 use tenure_core::sync::Locked;
 
 /// A connection is dead if a request is past its deadline and no reply at all arrived for this long since it
-/// was sent. With less, one impatient caller on a slow network would cost all callers the connection.
+/// was sent. With less, one impatient caller on a slow network would cost all callers the connection. If only
+/// some of its replies arrived, the server has left one out, and would stay one reply behind.
 const SILENCE: Duration = Duration::from_millis(200);
 /// From this many unanswered requests on, the task yields once before it writes, so that other tasks' requests
 /// leave in the same packet. With fewer, client and server would only wait for each other. It also yields if
@@ -99,6 +100,8 @@ struct Unanswered {
     generation: u64,
     /// Number of outstanding replies.
     missing: u32,
+    /// Some of its replies have arrived.
+    is_begun: bool,
     sent: Moment,
     /// When the watch checks it.
     due: Moment,
@@ -180,11 +183,12 @@ impl Multiplexer {
         let missing = state.out.count() - before;
         let (slot, generation) = state.slot();
         let heard = state.heard;
-        let (is_late, unanswered) = (false, &mut state.unanswered);
+        let (is_begun, is_late, unanswered) = (false, false, &mut state.unanswered);
         unanswered.push_back(Unanswered {
             slot,
             generation,
             missing,
+            is_begun,
             sent,
             due,
             heard,
@@ -351,6 +355,7 @@ impl MultiplexerState {
                 slot.outcome = SlotState::Late;
                 request.is_late = true;
             }
+            is_silent |= request.is_late && request.is_begun;
             if request.is_late && request.heard == *heard {
                 let end = request.sent + SILENCE;
                 is_silent |= end <= now;
@@ -415,7 +420,8 @@ impl MultiplexerState {
     fn replied(&mut self, wakers: &mut Vec<Waker>) {
         let Some(request) = self.unanswered.front_mut() else { return };
         request.missing -= 1;
-        if request.missing > 0 {
+        request.is_begun = request.missing > 0;
+        if request.is_begun {
             return;
         }
         let slot = &mut self.slots[request.slot];
@@ -952,5 +958,23 @@ mod tests {
         scene.say("+OK\r\n");
         drop(timed(700, 701));
         assert!(!open.has_unanswered() && !open.state().overdue(at(2_000)).1, "its caller left in time");
+    }
+
+    #[test]
+    fn a_connection_that_leaves_a_reply_out_is_over() {
+        let mut scene = Scene::new(false);
+        let open = scene.open.shared();
+        let at = |ms: u64| Moment(0) + Duration::from_millis(ms);
+        let pair = |sent: u64| {
+            let times = Times { sent: at(sent), due: at(sent + 10) };
+            open.send(times, |out| _ = out.command(&["A"]).command(&["B"])).expect("an open connection")
+        };
+        let _whole = pair(0);
+        scene.say("+OK\r\n+OK\r\n");
+        assert!(!open.state().overdue(at(10)).1);
+        let _begun = pair(20);
+        scene.say("+OK\r\n");
+        assert!(!open.state().overdue(at(29)).1);
+        assert!(open.state().overdue(at(30)).1);
     }
 }

@@ -49,7 +49,7 @@ static GUARDED_QUEUE: Script = Script {
 /// The release of a mutex by its holder.
 pub(crate) static RELEASE: Script = Script {
     text: include_str!("../scripts/release.lua"),
-    sha: "8b597ab1313d898281aca460bc0b1f5936dd0b9b",
+    sha: "32b42b5c0e9029f2bb7b6eabcad4dfaee922e7e7",
     guarded: None,
 };
 

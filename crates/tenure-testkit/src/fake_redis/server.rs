@@ -90,6 +90,14 @@ pub(crate) struct Said {
     pub(crate) killed: Vec<u64>,
 }
 
+impl Said {
+    fn publish(&mut self, channel: &str, text: &str) {
+        let (length, of_text) = (channel.len(), text.len());
+        let message = format!(">3\r\n$7\r\nmessage\r\n${length}\r\n{channel}\r\n${of_text}\r\n{text}\r\n");
+        self.published.push((channel.to_owned(), message.into_bytes()));
+    }
+}
+
 const NULL: &[u8] = b"_\r\n";
 const HELLO: &[u8] = b"%2\r\n$6\r\nserver\r\n$5\r\nredis\r\n$5\r\nproto\r\n:3\r\n";
 
@@ -255,7 +263,10 @@ impl Server {
                 }
                 format!(":{}\r\n", u8::from(is_it)).into_bytes()
             }
-            ["PUBLISH", _, _] => b":0\r\n".to_vec(),
+            ["PUBLISH", channel, text] => {
+                said.publish(channel, text);
+                b":0\r\n".to_vec()
+            }
             ["EVALSHA", ..] if !self.knows_script => b"-NOSCRIPT No matching script.\r\n".to_vec(),
             ["EVALSHA" | "EVAL", _, keys, rest @ ..] => {
                 self.knows_script = true;
@@ -282,9 +293,9 @@ impl Server {
         }
         // The first argument of the short release is the owner.
         let is_short = args[0].contains('@');
-        let (op, channel) = match is_short {
-            true => (release(keys[0], args[0], args[1]), args.get(2)),
-            false => (op(keys, args), args.get(5)),
+        let (op, channel, held) = match is_short {
+            true => (release(keys[0], args[0], args[1]), None, self.holder(keys[0], now)),
+            false => (op(keys, args), args.get(5), None),
         };
         let state = self.locks.entry(keys[0].to_owned()).or_default();
         let counter = self.counter;
@@ -299,16 +310,10 @@ impl Server {
             assert!(lock.expires_ms.is_some() && matches!(lock.value, Data::Text(_)), "a key without a TTL");
         }
         if let (Some(Notification::Free { by }), Some(channel)) = (wake, channel) {
-            let by = by.map_or(String::new(), |owner| owner.to_string());
-            let message = format!(
-                ">3\r\n$7\r\nmessage\r\n${}\r\n{channel}\r\n${}\r\n{by}\r\n",
-                channel.len(),
-                by.len()
-            );
-            said.published.push(((*channel).to_owned(), message.into_bytes()));
+            said.publish(channel, &by.map_or(String::new(), |owner| owner.to_string()));
         }
-        let reply = match answer {
-            Answer::Released { .. } => reply(&op, &answer, is_new),
+        let reply = match (&answer, held) {
+            (Answer::Released { .. }, Some(value)) => format!("${}\r\n{value}\r\n", value.len()).into_bytes(),
             // Nothing was done: the long script decides.
             _ if is_short => NULL.to_vec(),
             _ => reply(&op, &answer, is_new),
