@@ -233,9 +233,11 @@ Exit status:
    64  usage: invalid flag, name, duration or URL
    65  the name is in use as another kind of lock, or with another number of permits
    69  the store did not answer, or refused
-   75  busy until the end of -w (-E chooses another code); or a run above this one holds the lock;
-       or the job has run in this window of --once-per
-   79  the lease was lost; CMD was stopped or not started, or may have ended after the loss
+   75  busy (-E chooses another code): with -n, or until the end of -w, the lock was held or the
+       server in its restart-grace; or a run above this one holds the lock; or the job of --once-per
+       is running, or has run, died or lost its lock in this window
+   79  the lease was lost, or --max-hold was reached; CMD was stopped or not started, or may have
+       ended after the loss
   125  tenure itself failed
   126  CMD cannot be executed
   127  CMD was not found
