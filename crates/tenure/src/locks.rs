@@ -95,6 +95,7 @@ impl Locks {
     /// | `redis-cluster://[[USER]:PASSWORD@]HOST[:PORT],…`, also `valkey-cluster://` | on the cluster that contains these nodes |
     /// | `redis-quorum://[[USER]:PASSWORD@]HOST[:PORT],…[/DATABASE]`, also `valkey-quorum://` | on a [majority](Self::quorum) of these servers |
     /// | `postgres://…`, with the feature `postgres` | in a table of this database |
+    /// | `mysql://…`, also `mariadb://`, with the feature `mysql` | in a table of this database |
     /// | `etcd://…`, `etcds://…`, with the feature `etcd` | on this etcd |
     /// | `zookeeper://…`, `zookeepers://…`, with the feature `zookeeper` | on this ZooKeeper |
     ///
