@@ -12,37 +12,37 @@ pub(crate) struct Script {
 
 pub(crate) static MUTEX: Script = Script {
     text: include_str!("../scripts/mutex.lua"),
-    sha: "37d7153695fa3877066f9e3f7eb6d6cd1f44cdd8",
+    sha: "47432cf6f0ed8c84ee65b30d75f44ba68594b0a5",
     guarded: Some(&GUARDED_MUTEX),
 };
 
 static GUARDED_MUTEX: Script = Script {
     text: concat!(include_str!("../scripts/grace.lua"), include_str!("../scripts/mutex.lua")),
-    sha: "30a4d7aea0f9fa99f2f67f2cf0b902693fb7ff1f",
+    sha: "7b21fb51214bdc74cb43a3cce436e877c733ab0c",
     guarded: None,
 };
 
 pub(crate) static REENTRANT: Script = Script {
     text: include_str!("../scripts/reentrant.lua"),
-    sha: "2f821576efbc787bc440ea51407279639b294cf0",
+    sha: "e3e7237a3d3b742f8e5f6d98fb953d2aa6699c23",
     guarded: Some(&GUARDED_REENTRANT),
 };
 
 static GUARDED_REENTRANT: Script = Script {
     text: concat!(include_str!("../scripts/grace.lua"), include_str!("../scripts/reentrant.lua")),
-    sha: "d2343be2f796d9f93db5296c83142f3273378ea5",
+    sha: "592a6d6f6d0ed7204d41e9780d774c3139a87745",
     guarded: None,
 };
 
 pub(crate) static QUEUE: Script = Script {
     text: include_str!("../scripts/queue.lua"),
-    sha: "01722bc5a0bd7818b2cfa3dc7c7e479aebf8c8d5",
+    sha: "e88499b1a85a05c97679f41c79ce04212bb427e4",
     guarded: Some(&GUARDED_QUEUE),
 };
 
 static GUARDED_QUEUE: Script = Script {
     text: concat!(include_str!("../scripts/grace.lua"), include_str!("../scripts/queue.lua")),
-    sha: "4d3e1b4fe81db902e582dcc2979206b672f6ea90",
+    sha: "b56d921f681d999216da7a994f57d0f9394dfd3a",
     guarded: None,
 };
 
@@ -56,20 +56,20 @@ pub(crate) static RELEASE: Script = Script {
 /// Batched renewals of mutexes by their holders.
 pub(crate) static RENEW: Script = Script {
     text: include_str!("../scripts/renew.lua"),
-    sha: "31d18961c52ff1145612b8cc292d7a4312d4ccb9",
+    sha: "d9436ef6e92ff4a4c50bd3a1df712dff30dde12b",
     guarded: None,
 };
 
 /// Batched renewals of queue holds.
 pub(crate) static RENEW_QUEUE: Script = Script {
     text: include_str!("../scripts/renew_queue.lua"),
-    sha: "e147654a6217d70aa3d536326a3d9596577d6d66",
+    sha: "38c19eec820008838a6717b8a2c2dda61ccfa732",
     guarded: None,
 };
 
 pub(crate) static RECORD: Script = Script {
     text: include_str!("../scripts/record.lua"),
-    sha: "ad6ecb09ac52f0d8e298e0a5af98738adbe375b2",
+    sha: "baec929d5f2ef99e1a54ff1a6d0949f3b4204960",
     guarded: None,
 };
 

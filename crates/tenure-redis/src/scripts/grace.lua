@@ -1,13 +1,12 @@
--- The grace of a server that is not the one that it was: put before the text of a machine, for
--- acquire alone.
+-- Restart grace, prepended to the script of a machine for acquire only.
 --
--- A server that has restarted, or was promoted, has another replication id. It may not know a lease
--- that still runs, so it grants nothing until the longest can be over. The same where the epoch is
--- gone: everything else may be, too.
+-- A server that restarted or was promoted has a new replication id and may have lost leases that still
+-- run, so it grants nothing until the longest possible lease has expired. The same applies if the epoch
+-- is missing, because other keys may be missing too.
 --
--- KEYS   the last: the epoch, as ID:MS, a replication id and since when it is known
--- ARGV   the last: grace_ms
--- Reply  in grace { owner, request, busy, (restart), left_ms }, else that of the machine
+-- KEYS   last: the epoch, ID:MS, a replication id and since when (server's clock, ms) it is known
+-- ARGV   last: grace_ms
+-- Reply  during the grace { owner, request, busy, (restart), left_ms }, otherwise the machine's
 do
   local epoch = KEYS[#KEYS]
   local id = string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')
@@ -18,8 +17,8 @@ do
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
   local known, since = string.match(redis.call('GET', epoch) or '', '^(%x+):(%d+)$')
   if known ~= id or tonumber(since) > now then
-    -- Also where the clock was ahead when it was written: no client waits for it to come there
-    -- again.
+    -- An epoch in the future was written while the clock was ahead: replace it, rather than wait for
+    -- the clock to catch up.
     since = now
     redis.call('SET', epoch, id .. ':' .. string.format('%.0f', now), 'PX', '2592000000')
   elseif redis.call('PTTL', epoch) < 1296000000 then

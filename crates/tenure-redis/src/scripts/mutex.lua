@@ -1,39 +1,42 @@
--- The mutex machine: one string, owner#token, with a TTL. Twin of mutex.rs: its functions in the
--- same order, as sections, because on the server to define a function costs as much as to call a
--- command. Who was granted by plain commands has written the owner alone.
+-- The mutex machine: one string, owner#token, with a TTL. A hold acquired by plain commands is the owner
+-- alone, without a token.
+--
+-- Twin of mutex.rs: the same functions in the same order, but inlined as sections, because defining a Lua
+-- function costs the server as much as calling a command.
 --
 -- KEYS   1 the lock
---        2 for acquire and detach, the counter of tokens; with a ballot, the highest ballot seen
--- ARGV   acquire owner request ttl_ms ballot         ballot: '' lets the server assign the token
---        renew   owner request ttl_ms detach      detach: the hold gets a token where it has none
+--        2 the token counter, for acquire and detach; with a ballot: the highest ballot seen
+-- ARGV   acquire owner request ttl_ms ballot            ballot: '' if the server assigns the token
+--        renew   owner request ttl_ms [detach]          detach: assigns a token to a hold without one
 --        release owner request ballot whose channel publish
---                whose: mine | anyone | foreign      publish: PUBLISH, or SPUBLISH on a cluster that has it
+--                whose: mine | anyone | foreign: anyone, and strings of other programs
+--                publish: PUBLISH, or SPUBLISH on a cluster that has it
 --        inspect owner request
--- Reply  { owner, request, answer, ... }, and held and released as one string, with spaces, because a list takes longer;
---        where the answer is one of
+-- Reply  { owner, request, answer, ... }. held and released are one string, separated by spaces, because
+--        a list takes longer. The answers:
 --        held token [new]      busy holder left_ms     free       released [unheard]
---        found mutex holder left_ms unheard            mismatch kind [capacity]
---        nolock type           behind ballot         ahead
---        new:     its token was counted for this request
---        left_ms: -1 where there is no TTL
---        holder:  the value, its first 1024 bytes; of a hash its only field; of anything else the type, as (list)
---        unheard: '', or why those who wait could not be told; only where a hold has ended
--- Message on the channel: the owner, or the value, whose hold has ended.
+--        found mutex holder left_ms [unheard]          mismatch kind [capacity]
+--        nolock type           behind ballot           ahead
+--        new:     the token was drawn from the counter for this request
+--        left_ms: -1 if there is no TTL
+--        holder:  the first 1024 bytes of the value; for a hash its only field; otherwise the type, as (list)
+--        unheard: the error with which publishing failed, or ''; present only if a hold ended
+-- Message on the channel: the owner, or the value, whose hold ended.
 
 local lock, counter = KEYS[1], KEYS[2]
 local verb, owner, request = ARGV[1], ARGV[2], ARGV[3]
 
--- standing: what is at the key, as the asker sees it. Held: the token of the asker's hold. Theirs:
--- the answer, if another client has it.
+-- ownership: the lock from the requester's point of view.
+-- held: the token of the requester's hold. theirs: the answer if the key has another value.
 local value, held, theirs = redis.pcall('GET', lock), nil, nil
 local is_text = type(value) == 'string'
 if type(value) == 'table' then
   if string.sub(value.err, 1, 9) ~= 'WRONGTYPE' then
     return value
   end
-  -- other_kind: a mismatch where tenure wrote it, busy where it is foreign. A client that looks, or
-  -- ends it, asks again by its kind. What may_be_lock is waited for: a hash, as Redisson writes it,
-  -- and the queue of a later version.
+  -- other_kind: mismatch for a lock of this library, busy for a foreign value. After a mismatch, a client
+  -- that inspects or ends the lock retries by its kind. Clients wait only for what may_be_lock: a hash,
+  -- as Redisson writes it, or the queue of a later version.
   local type, other, capacity = redis.call('TYPE', lock).ok, nil, nil
   local may_be_lock = type == 'hash'
   value = '(' .. type .. ')'
@@ -72,8 +75,8 @@ if verb == 'acquire' or held == '0' and ARGV[5] == 'detach' then
   end
   local ttl_ms, ballot, token = ARGV[4], verb == 'acquire' and ARGV[5] or '', held
   if ballot == '' and (not held or held == '0') then
-    -- assign: above the last token and not below the clock. Written before the lock itself. Also
-    -- where its owner holds without a token: by plain commands, whose answer was lost.
+    -- assign: above the last token and not below the clock. Written before the lock itself. Also if the
+    -- owner holds without a token, after plain commands whose reply was lost.
     local time = redis.call('TIME')
     local now, last = time[1] * 1000000 + time[2], tonumber(redis.call('GET', counter) or '0')
     if not last or last > now + 31536000000000 then
@@ -82,8 +85,8 @@ if verb == 'acquire' or held == '0' and ARGV[5] == 'detach' then
     token = string.format('%.0f', math.max(last + 1, now))
     redis.call('SET', counter, token)
   elseif ballot ~= '' and not (held and tonumber(ballot) <= tonumber(held)) then
-    -- accept: a ballot above all this node has seen. One that has seen none, or forgot, answers
-    -- from its clock.
+    -- accept: a ballot above all that this node has seen. A node without a stored ballot decides by its
+    -- clock.
     local time = redis.call('TIME')
     local now = time[1] * 1000000 + time[2]
     local stored = tonumber(redis.call('GET', counter) or '') or now - 10000000
@@ -97,18 +100,18 @@ if verb == 'acquire' or held == '0' and ARGV[5] == 'detach' then
     token = ballot
   end
   if token ~= held then
-    -- A hold that gets another token must not have its lease shortened either.
+    -- A hold that gets a new token must not have its lease shortened either.
     local left = held and redis.call('PTTL', lock) or 0
     redis.call('SET', lock, owner .. '#' .. token, 'PX', left > tonumber(ttl_ms) and left or ttl_ms)
     return owner .. ' ' .. request .. ' held ' .. token .. (ballot == '' and ' new' or '')
   end
-  -- The same grant again.
+  -- A repeated acquire: the same grant, renewed.
   verb = 'renew'
 end
 
 if verb == 'renew' then
   if held then
-    -- extend: no request ever shortens a lease; only release ends one.
+    -- extend: no request ever shortens a lease; only a release ends it.
     if redis.call('PTTL', lock) < tonumber(ARGV[4]) then
       redis.call('PEXPIRE', lock, ARGV[4])
     end
@@ -121,9 +124,9 @@ local by
 if verb == 'release' then
   local ballot, whose = ARGV[4], ARGV[5]
   if ballot ~= '' then
-    -- raise: also where nothing is held, because the acquire that this undoes may still be on its
-    -- way. What would be refused anyhow is not noted: a number that is far ahead would spend those
-    -- of all, and one that is old would stand for all that a node has seen that forgot.
+    -- raise: even if nothing is held, because the acquire that this undoes may still be in flight.
+    -- Ballots that would be rejected anyway are not stored: one far ahead would use up the numbers for
+    -- every client, and an old one would become the only ballot of a node that has forgotten its own.
     local stored, raised = redis.call('GET', counter), nil
     local last = tonumber(stored or '')
     if last and tonumber(ballot) <= last then
@@ -135,15 +138,15 @@ if verb == 'release' then
         raised = ballot
       end
     end
-    -- By pcall: a server without memory takes back what it has given. All it fails to note then is
-    -- the undo of an acquire that it would refuse too.
+    -- By pcall, so that a release succeeds on a server that is out of memory. The ballot that it fails to
+    -- store would only fend off an acquire that the server refuses too.
     local noted = raised and redis.pcall('SET', counter, raised, 'PX', '2592000000')
     local ends = held and whose == 'mine' and tonumber(held) <= tonumber(ballot)
     if type(noted) == 'table' and noted.err and not ends then
       return noted
     end
-    -- standing_for: it gives back what was taken with its ballot or a lower one. The owner may have
-    -- asked again since, and that request may have come first.
+    -- ownership_for: a release undoes only grants of its ballot or a lower one. The owner may have sent a
+    -- new request since, and that may have arrived first.
     if held and whose == 'mine' and not ends then
       return { owner, request, 'busy', value, redis.call('PTTL', lock) }
     end
@@ -156,7 +159,7 @@ if verb == 'release' then
   end
 end
 
--- inspect, and what a release of anyone ends.
+-- inspect, and release of anyone or foreign.
 local answer
 if not by then
   if not value then
@@ -164,8 +167,8 @@ if not by then
   end
   answer = { owner, request, 'found', 'mutex', value, redis.call('PTTL', lock) }
   if verb == 'release' then
-    -- is_lock: what another program wrote is left alone, unless it is a string and foreign ones are
-    -- meant too.
+    -- is_lock: values of other programs are left alone, except strings if the request includes foreign
+    -- ones.
     local who, host, id, rest = string.match(value, '^([%w._%%:/-]*)@([%w._-]*):%d+/([0-9a-f]+)(.*)$')
     local is_lock = who and #who <= 833 and #host <= 64 and #id == 32 and (rest == '' or string.match(rest, '^#%d+$'))
     if not is_lock and not (is_text and ARGV[5] == 'foreign') then
@@ -176,7 +179,7 @@ if not by then
 end
 if verb == 'release' then
   redis.call('DEL', lock)
-  -- By pcall: a release stays a release where the user has no right to the channel.
+  -- By pcall, because the hold is over even if the user may not publish.
   local told = redis.pcall(ARGV[7], ARGV[6], by)
   local unheard = type(told) == 'table' and told.err or ''
   if not answer and unheard == '' then

@@ -1,45 +1,49 @@
--- The queue machine: tickets in one sorted set, with a TTL. Twin of queue.rs: its functions as
--- sections, in the order in which a request passes them, because on the server to define a function
--- costs as much as to call a command.
+-- The queue machine: tickets in one sorted set, with a TTL. Twin of queue.rs: the same functions, but inlined
+-- as sections, in the order in which a request passes through them, because defining a Lua function costs
+-- the server as much as calling a command.
 --
--- The set, by its scores. Nothing is read that grows with the queue, except by inspect and for a
--- release of anyone.
---   up to 0    with the sign turned: #1:KIND:CAPACITY, the mark; and #used, the weight of those that hold. So these two come
---              first, and behind them the ticket that lapses next. #1:KIND:=CAPACITY where the capacity was set: then it is
---              also that of clients which were opened with another, and the set is kept without a ticket
---   from 1e10  !OWNER: until when its ticket lives, in milliseconds. Behind the point, in 4096ths,
---              where its client listens: a number that this script works out of the server's run_id,
---              and of PUBLISH or SPUBLISH. 0: it has not said so
---   from 1e14  OWNER: the number of its ticket. It holds if that is at or below the mark
---   from 8e15  +OWNER: 8e15 and the weight of its ticket, where that is not 1
+-- Members of the set, by score:
+--   <= 0     the negated score is the value of
+--              #1:KIND:CAPACITY    the header: the mark, which is the number of the last admitted ticket
+--              #1:KIND:=CAPACITY   the same if the capacity was set explicitly: it overrides that of the
+--                                  clients, and the set is kept without tickets
+--              #used               the total weight of the holders
+--            These two come first, and after them the ticket that expires next.
+--   >= 1e10  !OWNER: when its ticket expires, in ms. The fraction, in 4096ths, is where its client listens: a
+--            number derived from the server's run_id and from PUBLISH or SPUBLISH; 0 if unknown
+--   >= 1e14  OWNER: the number of its ticket, which holds if it is at or below the mark
+--   >= 8e15  +OWNER: 8e15 plus the weight of its ticket, if that is not 1
 --
--- KEYS   1 the lock   2 the counter of tokens: for acquire
+-- Only inspect and a release of anyone read an amount that grows with the queue.
+--
+-- KEYS   1 the lock   2 the token counter, for acquire
 -- ARGV   acquire owner request header capacity channel publish ttl_ms weight wait_ms listens
---        renew   owner request header capacity channel publish ttl_ms weight           weight: '' leaves it; one that has more
---                than half of a read-write lock may take more, and is growing while that does not fit beside the others
+--        renew   owner request header capacity channel publish ttl_ms weight
+--                weight: '' leaves it unchanged. A ticket with more than half of a read-write lock may become
+--                heavier, and is growing while that does not fit beside the other holders
 --        refresh owner request header capacity channel publish wait_ms listens owner...
 --        release owner request header capacity channel publish whose
---                whose: mine | anyone | named, by another client
+--                whose: mine | anyone | named: mine, requested by another client
 --        resize  owner request header capacity channel publish kept_ms                 header: with the =
 --        inspect owner request header capacity channel publish
---        header: #1:KIND:CAPACITY, where KIND is fair mutex, read-write lock or semaphore
+--        header:  #1:KIND:CAPACITY, where KIND is fair mutex, read-write lock or semaphore
 --        publish: PUBLISH, or SPUBLISH on a cluster that has it
---        wait_ms: of acquire, '' asks once
---        listens: see !OWNER; '' if the client does not, or if not all who listen are counted
--- Reply  { owner, request, answer, ... }, and held, waiting, growing and released as one string, with spaces, because a list takes
---        longer; where the answer is one of
+--        wait_ms: '' in an acquire that does not queue
+--        listens: as for !OWNER; '' if the client does not listen, or PUBLISH does not count all subscribers
+-- Reply  { owner, request, answer, ... }. held, waiting, growing and released are one string, separated by
+--        spaces, because a list takes longer. The answers:
 --        held token            waiting ticket retry_in_ms      busy holder left_ms        free        released        resized
 --        growing token retry_in_ms
 --        places mark retry_in_ms ticket...                     mismatch kind [capacity]                          nolock type
 --        found kind capacity { holder, left_ms, weight ... } { waiter, left_ms, weight ... } unlisted
---        behind each of them, and only if it is so: more, where the script stopped at its bound, so that it has to be
---        asked again at once; and why those who hold now could not be told
---        ticket:      '' where it is gone
---        retry_in_ms: -1 for all but the first in line
---        left_ms:     -1 where there is no TTL
--- Message on the channel, a colon and the client, which is the first 10 of the last 20 digits of
--- its owners: its tickets that hold now, with commas. An empty one: what it holds may have been
--- ended by force.
+--        Each may be followed by more, if the script reached a limit and the client has to retry at once, and
+--        by the error with which notifying a holder failed.
+--        ticket:      '' if it is gone
+--        retry_in_ms: -1 for all but the head of the queue
+--        left_ms:     -1 if there is no TTL
+-- Message on the channel, a colon and the client, which is the first 10 of the last 20 digits of its owners:
+-- those of its tickets that now hold, separated by commas. An empty one: one of its holds may have been
+-- released by another client.
 
 local lock, counter, call = KEYS[1], KEYS[2], redis.call
 local verb, owner, request, header, capacity = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
@@ -54,12 +58,12 @@ if now_us < 1e14 then
   return redis.error_reply('ERR the clock of this server is before March 1973, and a queue counts by it')
 end
 
--- release, by the only one there.
+-- release, fast path: the owner has the only ticket.
 local count, own = (verb == 'acquire' and capacity == 1 or ARGV[8] == 'mine') and redis.pcall('ZCARD', lock), nil
 if verb == 'release' and type(count) == 'number' and count < 6 then
   own = call('ZMSCORE', lock, owner, ends, header)
   if own[1] and own[3] then
-    -- Behind the two members of the header, two or three are its own.
+    -- Besides the header and #used there are two or three members, all of this owner.
     call('DEL', lock)
     if tonumber(own[2]) < now then
       return { owner, request, 'free' }
@@ -68,11 +72,11 @@ if verb == 'release' and type(count) == 'number' and count < 6 then
   end
 end
 
--- acquire, of a newcomer behind a holder, where one at a time holds and nothing has lapsed: its
--- ticket goes to the end, and all else stays as it is.
+-- acquire, fast path: with capacity 1, a holder and no expired tickets, the new ticket is appended and
+-- nothing else changes.
 local micros = string.sub('00000' .. time[2], -6)
 if verb == 'acquire' and type(count) == 'number' and count > 3 and ARGV[10] ~= '' and ARGV[9] == '1' and call('ZRANGE', lock, '0', '0')[1] == header
-  -- #used is -1, and there is no deadline below the clock.
+  -- 0 if a ticket holds, which puts #used at -1, and no deadline has passed.
   and call('ZCOUNT', lock, '(-0.5', '(' .. time[1] .. string.sub(micros, 1, 3)) == 0
   and not call('ZSCORE', lock, owner) then
   local number, wait_ms = time[1] .. micros, tonumber(ARGV[10])
@@ -82,11 +86,11 @@ if verb == 'acquire' and type(count) == 'number' and count > 3 and ARGV[10] ~= '
     if call('PTTL', lock) < wait_ms then
       call('PEXPIREAT', lock, now + wait_ms)
     end
-    -- Behind the header, two members are the holder's: it is the first in line then.
+    -- Without other waiters there were four members: header, #used and two of the holder.
     local retry_in_ms = count > 4 and -1 or math.floor(call('ZRANGE', lock, '2', '2', 'WITHSCORES')[2]) - now + 1
     return owner .. ' ' .. request .. ' waiting ' .. number .. ' ' .. retry_in_ms
   end
-  -- Not below the last token, and above each number here: see assign.
+  -- The clock is not above the last token, or not above all tickets: undo, and leave it to assign.
   if last then
     call('SET', counter, last)
   else
@@ -96,8 +100,8 @@ end
 
 local top = count == 0 and {} or redis.pcall('ZRANGE', lock, '0', '2', 'WITHSCORES')
 
--- mismatch: what stands at the name, if it is not a queue of this kind and capacity. Looking is
--- free to all, and a capacity that was set is followed.
+-- mismatch: the key is not a queue of this kind and capacity. Inspection is always allowed, and an
+-- explicitly set capacity is adopted.
 if top[1] ~= header and (top[1] or top.err) then
   if top.err and string.sub(top.err, 1, 9) ~= 'WRONGTYPE' then
     return top
@@ -107,7 +111,7 @@ if top[1] ~= header and (top[1] or top.err) then
     local ours, set, of = string.match(top[1], '^#1:([%a -]+):(=?)(%d+)$')
     local is_set = set == '='
     if not ours then
-      -- A later version's queue may be a lock.
+      -- The queue of a later version may be a lock.
       holder, may_be_lock = '(zset)', string.match(top[1], '^#%d+:')
     elseif looks or (is_set or follows) and ours == string.match(header, '^#1:(.+):') then
       header, capacity, follows = top[1], tonumber(of), follows or is_set
@@ -116,7 +120,7 @@ if top[1] ~= header and (top[1] or top.err) then
       if longest[2] and tonumber(longest[2]) >= now then
         return { owner, request, 'mismatch', ours, of }
       end
-      -- All of it has lapsed: the newcomer's kind and capacity are in force.
+      -- Every ticket has expired: the newcomer's kind and capacity apply.
       call('UNLINK', lock)
       top = {}
     end
@@ -144,7 +148,7 @@ if top[1] ~= header and (top[1] or top.err) then
   end
 end
 
--- What the set says. Absent, it is an empty queue. First: when the next ticket lapses.
+-- The state of the queue; a missing key is an empty queue. first: when the next ticket expires.
 local is_new, mark, used, first, number, deadline = not top[1], 0, 0, nil, nil, nil
 if not is_new then
   mark, used, first = 0 - top[2], 0 - top[4], tonumber(top[6])
@@ -157,8 +161,8 @@ if not is_new then
   end
 end
 
--- found: holders and waiters, without what has lapsed: 1,000 of them, and how many there are beside
--- them. It looks at 8,000 tickets at most.
+-- found: up to 1,000 holders and waiters without expired ones, and the number of further ones. Examines up
+-- to 8,000 tickets.
 local answer = { owner, request, 'free' }
 if looks and not is_new then
   local living, listed, holders, waiters, from = call('ZCOUNT', lock, now, '(1e14'), 0, {}, {}, '1e14'
@@ -191,8 +195,8 @@ if verb == 'inspect' then
   return answer
 end
 
--- sweep: removes what has lapsed, 64 tickets at most. Then it answers more, and the next request
--- removes the rest.
+-- sweep: removes up to 64 expired tickets. At that limit the answer says more, and the next request removes
+-- the rest.
 local mark_was, used_was, thinned, more, was_over, unheard = mark, used, false, false, used > capacity and string.format('%.0f', mark), nil
 if first and first < now then
   local dead, names = call('ZRANGE', lock, '1e10', '(' .. now, 'BYSCORE', 'LIMIT', '0', '64'), {}
@@ -210,7 +214,7 @@ if first and first < now then
   call('ZREM', lock, unpack(dead))
   call('ZREM', lock, unpack(names))
   thinned = true
-  -- number_of: a ticket that has lapsed is dead, also when the sweep did not get to it.
+  -- number_of: an expired ticket is removed here, even if the sweep did not reach it.
   if number and deadline < now then
     local weight = call('ZSCORE', lock, '+' .. owner)
     if call('ZREM', lock, owner, ends, '+' .. owner) > 0 and tonumber(number) <= mark then
@@ -220,11 +224,11 @@ if first and first < now then
   end
   first = tonumber(call('ZRANGE', lock, '2', '2', 'WITHSCORES')[2])
   if not first and not follows then
-    -- Swept empty, it has no kind; its numbers go on.
+    -- A queue swept empty has no kind. New numbers still start above its mark.
     call('DEL', lock)
     is_new, used = true, 0
   elseif used ~= used_was then
-    -- At once: what comes below may fail where the user has no right to the counter.
+    -- Written now, because the commands below fail if the user may not access the counter.
     call('ZADD', lock, 0 - used, '#used')
     used_was = used
   end
@@ -242,9 +246,9 @@ if is_new and verb ~= 'acquire' and verb ~= 'resize' then
   return answer
 end
 
--- What frees permits: to be lighter, or to leave. Places are refreshed before a waiter is let in.
--- A server without memory refuses ZADD, unless a write that needs none came before it. So one does
--- wherever what is held or kept is prolonged: PEXPIREAT, or a ZREM of nothing.
+-- Verbs that may free permits, and refresh, which extends places before any waiter is admitted.
+-- A server that is out of memory refuses ZADD, unless the script has already written by a command that needs
+-- no memory. Extensions therefore begin with PEXPIREAT, or with a ZREM that removes nothing.
 local lease_ms, due, mine, lasts, goes_on, weighs, grows = tonumber(ARGV[8]), nil, nil, first or 0, false, false, false
 if verb == 'renew' then
   -- weigh
@@ -298,8 +302,8 @@ elseif verb == 'refresh' then
     call('ZADD', lock, unpack(longer))
   end
 elseif verb == 'release' and looks then
-  -- 250 holders at most. While there may be more of them, no waiter is let in: the next request
-  -- could not tell one from another.
+  -- Up to 250 holders. While more may be left, admit no waiter: the next request could not distinguish it
+  -- from them.
   local holders, names = call('ZRANGE', lock, '1e14', string.format('%.0f', mark), 'BYSCORE', 'LIMIT', '0', '250'), {}
   for i = 1, #holders do
     names[3 * i - 2], names[3 * i - 1], names[3 * i] = '+' .. holders[i], holders[i], '!' .. holders[i]
@@ -312,7 +316,7 @@ elseif verb == 'release' and looks then
     call('ZREM', lock, unpack(names))
   end
   for i = 1, #holders do
-    -- Their clients may ask at once whether they hold still.
+    -- The empty message makes their clients check their holds at once.
     local client = string.sub(holders[i], -20, -11)
     if not names[client] then
       names[client] = redis.pcall(ARGV[7], ARGV[6] .. ':' .. client, '')
@@ -329,7 +333,7 @@ elseif verb == 'release' and number then
   answer[3] = 'released'
   if ARGV[8] == 'named' then
     thinned = true
-    -- Its client may ask at once whether it holds still.
+    -- The empty message makes its client check its holds at once.
     local told = redis.pcall(ARGV[7], ARGV[6] .. ':' .. string.sub(owner, -20, -11), '')
     unheard = type(told) == 'table' and told.err or nil
   end
@@ -342,14 +346,14 @@ elseif verb == 'resize' then
   mark_was, used_was = mark, used
 end
 
--- promote: lets in from the front while it fits, 64 at most. The first alone, since mostly no other
--- fits behind it. Then they are called, but for those who are answered. By pcall: what has happened
--- stays so where the user has no right to the channel.
+-- promote: admits waiters from the head while they fit, up to 64, and notifies their clients, except for
+-- tickets of the requester. Reads one ticket first, because mostly no second one fits. Publishes by pcall,
+-- because the change is made even if the user may not publish.
 local called, let_in, here, vacant = {}, 0, nil, used < capacity and not goes_on and 1 or 0
 while vacant > 0 and not is_new do
   local waiting
   if capacity == 1 and not follows then
-    -- None holds: behind the header are as many deadlines as tickets.
+    -- No ticket holds: after header and #used come the deadlines, and then as many tickets.
     local at = tostring(call('ZCARD', lock) / 2 + 1)
     waiting = call('ZRANGE', lock, at, at, 'WITHSCORES')
   else
@@ -361,8 +365,8 @@ while vacant > 0 and not is_new do
   end
   local weights = n > 0 and (capacity > 1 or follows) and call('ZMSCORE', lock, unpack(names)) or {}
   for i = 1, n do
-    local weight = weights[i] and weights[i] - 8e15 or 1 -- of a capacity of 1 nobody asks for more
-    -- What is more than all there is, because less was set since it came, is let in alone.
+    local weight = weights[i] and weights[i] - 8e15 or 1 -- with a capacity of 1 all weigh 1
+    -- A ticket that weighs more than the whole capacity, because that was reduced, is admitted alone.
     if used + math.min(weight, capacity) > capacity then
       break
     end
@@ -377,7 +381,7 @@ while vacant > 0 and not is_new do
   end
   vacant = fits == vacant and math.min(64 - let_in, capacity - used) or 0
   if vacant <= 0 and mark ~= mark_was then
-    -- The first write comes before the first message: what a server refuses, no client hears.
+    -- Written before the first message, so that no client is notified of a grant that the server refuses.
     if answer[3] ~= 'released' then
       call('ZREM', lock, '')
     end
@@ -390,8 +394,8 @@ while vacant > 0 and not is_new do
         unheard = told.err
       end
       for j = 1, told == 0 and #its or 0 do
-        -- It is gone, if its client has said that it listens at this server: the ticket is
-        -- removed, and the next is let in.
+        -- No subscriber received it. If the client said that it listens at this server, it is gone:
+        -- remove the ticket and admit the next.
         local who, weight = its[j][1], its[j][2]
         local listens = (call('ZSCORE', lock, '!' .. who) or 0) % 1 * 4096
         if listens > 0 and here == nil then
@@ -411,7 +415,7 @@ while vacant > 0 and not is_new do
       used_was, first = used, tonumber(call('ZRANGE', lock, '2', '2', 'WITHSCORES')[2])
       vacant = let_in < 64 and used < capacity and 1 or 0
       if not first and not follows then
-        -- As if it were swept empty.
+        -- As for a queue that was swept empty.
         call('DEL', lock)
         is_new, used = true, 0
       end
@@ -420,24 +424,24 @@ while vacant > 0 and not is_new do
 end
 more = more or goes_on or let_in == 64
 
--- acquire: a new ticket, unless it has one, or asks once and is not let in at once.
+-- acquire: creates a ticket, unless the owner has one, or does not queue and cannot hold at once.
 local is_first, inserted = false, false
 if verb == 'acquire' and not number then
   local weight, wait_ms, listens = tonumber(ARGV[9]), tonumber(ARGV[10]), (tonumber(ARGV[11]) or 0) / 4096
   local waits = false
   if capacity == 1 and not follows and not is_new then
-    -- Behind the header, two members are the holder's.
+    -- Without waiters there are at most four members: header, #used and two of a holder.
     waits = call('ZCARD', lock) > 4
   elseif not is_new then
     waits = call('ZCOUNT', lock, string.format('(%.0f', mark), '(8e15') > 0
   end
   local lets_in = not waits and used + weight <= capacity
   if weight > capacity then
-    -- It would wait for ever.
+    -- It would wait forever.
     answer = { owner, request, 'mismatch', string.match(header, '^#1:(.+):'), string.format('%.0f', capacity) }
   elseif lets_in or wait_ms then
-    -- assign: not below the clock, and above the last token and each number here, because the
-    -- counter may have been lost. Written before the ticket. Mostly that is the clock.
+    -- assign: not below the clock, above the last token, and above all tickets, because the counter may
+    -- have been lost. Written before the ticket: first the clock, which mostly is the number.
     local ticket = now_us
     number = time[1] .. micros
     local before = call('SET', counter, number, 'GET')
@@ -471,7 +475,7 @@ if verb == 'acquire' and not number then
     is_first, inserted = not waits and not lets_in, true
     answer[3], answer[4] = lets_in and 'held' or 'waiting', number
   else
-    -- busy: the first holder, as a mutex would show it.
+    -- busy: the first holder, in the form of a mutex's answer.
     local one = call('ZRANGE', lock, '1e14', '(8e15', 'BYSCORE', 'LIMIT', '0', '1', 'WITHSCORES')
     if one[1] then
       local left_ms = call('ZSCORE', lock, '!' .. one[1]) - now
@@ -479,7 +483,7 @@ if verb == 'acquire' and not number then
     end
   end
 elseif number and (verb == 'acquire' or verb == 'renew') then
-  -- extend: no request ever shortens a lease. A renewal gives one that waits nothing.
+  -- extend: no request ever shortens a lease. Renewals leave the lease of a waiter unchanged.
   local holds = tonumber(number) <= mark
   local term_ms = holds and lease_ms or verb == 'acquire' and tonumber(ARGV[10])
   local lives_until = term_ms and math.max(math.floor(deadline), now + term_ms)
@@ -502,8 +506,8 @@ elseif mine then
   is_first = true
 end
 
--- settle: forgets an empty queue, and lets the key live as long as the ticket that meant to stay
--- longest.
+-- settle: removes an empty queue, unless its capacity was set explicitly, and makes the key expire with its
+-- last ticket.
 local is_over = is_new and not due
 if not is_over and thinned and not follows and call('ZCARD', lock) == 2 then
   call('DEL', lock)
@@ -522,7 +526,7 @@ if mark ~= mark_was or used ~= used_was then
   call('ZADD', lock, 0 - mark, header, 0 - used, '#used')
 end
 if is_new then
-  -- By pcall: no key is left without an end.
+  -- By pcall, to delete the key if its TTL cannot be set.
   local set = redis.pcall('PEXPIREAT', lock, due)
   if type(set) == 'table' then
     call('DEL', lock)
@@ -532,8 +536,8 @@ elseif due and due > lasts and call('PTTL', lock) < due - now then
   call('PEXPIREAT', lock, due)
 end
 
--- retry_in_ms: when the first in line should ask again if it hears nothing: when the next ticket
--- lapses. Others need not.
+-- retry_in_ms: when the head of the queue should retry if no message arrives: when the next ticket expires.
+-- Other waiters need not retry.
 if is_first and not inserted then
   local head = call('ZRANGE', lock, string.format('(%.0f', mark), '(8e15', 'BYSCORE', 'LIMIT', '0', '1', 'WITHSCORES')
   is_first = head[2] and (head[2] == number or mine and mine[head[2]])
@@ -550,8 +554,8 @@ if more then
   answer[#answer + 1] = 'more'
 end
 
--- upgraded: what a holder of a read-write lock has taken fits since this request. It is the only
--- one.
+-- upgraded: the increased weight of a holder of a read-write lock fits since this request, because it is the
+-- only holder left.
 if was_over and used == capacity and string.sub(header, 4, 7) == 'read' then
   local only = call('ZRANGE', lock, '1e14', was_over, 'BYSCORE', 'LIMIT', '0', '1', 'WITHSCORES')
   if only[2] and not (weighs and only[2] == number) then

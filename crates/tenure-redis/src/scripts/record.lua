@@ -1,20 +1,20 @@
--- The record machine: one string beside a lock, which only the lock's holder writes. Twin of
--- record.rs.
+-- The record machine: one string beside a lock, which only the lock's holder may write. Twin of record.rs.
 --
 -- KEYS   1 the lock   2 its record
--- ARGV   put owner from to keep_ms then channel publish value      from, to: '' or microseconds
---                then: '', release: ends the hold of a mutex too, or tell: tells those who listen
+-- ARGV   put owner from to keep_ms then channel publish value
+--                from, to: the window in which the write is accepted, in microseconds, or ''
+--                then: '' | release, which ends the hold of a mutex | tell, which notifies subscribers
 --        void '' channel publish
 -- Reply  { owner, answer, ... }, where the answer is one of
 --        stored now unheard    not_held    outside_window now       voided unheard
 --        now:     the server's clock, in microseconds since 1970
---        unheard: '', or why those who wait could not be told
--- Record now and the value, with a space between them.
--- Message on the channel: the owner who has written, or nothing.
+--        unheard: the error with which publishing failed, or ''
+-- Record: the time of the write (now) and the value, separated by a space.
+-- Message on the channel: the owner that wrote, or nothing after void.
 
 local lock, record, verb, owner = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
 
--- By pcall: a release stays a release where the user has no right to the channel.
+-- By pcall, because the change is made even if the user may not publish.
 local function tell(publish, channel)
   local told = redis.pcall(publish, channel, owner)
   return type(told) == 'table' and told.err or ''
@@ -36,7 +36,7 @@ if type(value) == 'string' then
 elseif value and string.sub(value.err, 1, 9) ~= 'WRONGTYPE' then
   return value
 elseif value and redis.call('TYPE', lock).ok == 'zset' then
-  -- A queue: its mark, and the owner's ticket with its end.
+  -- A queue: its ticket is at or below the mark and has not expired.
   local top = redis.call('ZRANGE', lock, 0, 0, 'WITHSCORES')
   local ticket = redis.call('ZMSCORE', lock, owner, '!' .. owner)
   held = string.sub(top[1], 1, 3) == '#1:' and ticket[1] and ticket[2] and tonumber(ticket[1]) <= 0 - top[2]

@@ -1,33 +1,34 @@
--- The reentrant machine: one hash, owner -> hold count, with a TTL, as Redisson's RLock writes it.
--- Twin of reentrant.rs: its functions in the same order, as sections.
+-- The reentrant machine: one hash, owner -> hold count, with a TTL, in the format of Redisson's RLock.
+-- Twin of reentrant.rs: the same functions in the same order, inlined as sections (see mutex.lua).
 --
--- The hash: OWNER, how often it holds; and fields of tenure, which begin with #: #fence, the token;
--- #HOLD, a hold that is counted; #0, how many holds are detached. It is never left with fields of
--- tenure alone.
+-- Fields of the hash: OWNER, its hold count; and those of tenure, which begin with #: #fence, the token;
+-- #HOLD, a counted hold; #0, the number of detached holds. The hash is never left with only fields of
+-- tenure, which to Redisson would be a lock without a holder.
 --
--- KEYS   1 the lock   2 the counter of tokens: for acquire
+-- KEYS   1 the lock   2 the token counter, for acquire
 -- ARGV   acquire owner request hold ttl_ms
 --        renew   owner request hold ttl_ms bind      bind: detach | resume | ''
 --        release owner request hold whose channel publish
 --                whose: mine | anyone                publish: PUBLISH, or SPUBLISH on a cluster that has it
 --        inspect owner request
---        hold: a number in lower-case hexadecimal, not 0; for a release of anyone the token that is to end, or 0 for any
--- Reply  { owner, request, answer, ... }, and held and released as one string, with spaces, because a list takes longer;
---        where the answer is one of
+--        hold: a number in lower-case hexadecimal, not 0; for a release of anyone the token to end, or 0 for any
+-- Reply  { owner, request, answer, ... }. held and released are one string, separated by spaces, because
+--        a list takes longer. The answers:
 --        held token        busy holder left_ms        free        released left [unheard]
---        found reentrant mutex holder left_ms count unheard            mismatch kind [capacity]
---        holder:  owner#token; a foreign client's only field; of what is neither the type, as (hash)
---        left_ms: -1 where there is no TTL
---        unheard: '', or why those who wait could not be told; only where a hold has ended
--- Message on the channel: 0, where a lock has become free.
+--        found reentrant mutex holder left_ms count [unheard]          mismatch kind [capacity]
+--        nolock type
+--        holder:  owner#token; the only field of a foreign client's hash; otherwise the type, as (hash)
+--        left_ms: -1 if there is no TTL
+--        unheard: the error with which publishing failed, or ''; present only if a hold ended
+-- Message on the channel: 0, when the lock becomes free.
 
 local lock, counter, call = KEYS[1], KEYS[2], redis.call
 local verb, owner, request, hold = ARGV[1], ARGV[2], ARGV[3], '#' .. (ARGV[4] or '')
 local looks = verb == 'inspect' or ARGV[5] == 'anyone'
 
--- standing: what is at the key, as the asker sees it. Count: how often it holds. Found: who does,
--- if others are meant as well; busy or mismatch, if another client has it. A client that acquires
--- mostly finds nothing.
+-- ownership: the lock from the requester's point of view.
+-- count: its holds. found: the holder, for inspect and release of anyone. theirs: the answer if another
+-- owner holds. An acquire checks the TTL first, because mostly the key does not exist.
 local left_ms, fields = verb == 'acquire' and call('PTTL', lock), {}
 if left_ms ~= -2 then
   fields = redis.pcall('HMGET', lock, owner, hold, '#fence', '#0')
@@ -44,9 +45,9 @@ if not count or looks then
       return { owner, request, 'free' }
     end
   elseif type == 'hash' then
-    -- found, holder: the holder, in the form of a mutex's value; of what is no lock of Redisson's
-    -- either, the type.
-    -- is_lock: a token, and one tenure owner with a count.
+    -- found, holder: the holder in the format of a mutex's value, or the type if the hash is not a Redisson
+    -- lock either.
+    -- is_lock: a token, and a single owner of this library, with a count.
     local holder, times, ours, holders = '(hash)', '1', (tonumber(fence) or 0) > 0, 0
     if ours or call('HLEN', lock) == 1 then
       local all = call('HGETALL', lock)
@@ -64,15 +65,15 @@ if not count or looks then
     found = { owner, request, 'found', 'reentrant mutex', holder, left_ms, times }
     theirs = { owner, request, 'busy', holder, left_ms }
   else
-    -- other_kind: a mismatch where tenure wrote it, busy where it is foreign. A client that looks,
-    -- or ends it, asks again by its kind.
+    -- other_kind: mismatch for a lock of this library, busy for a foreign value. After a mismatch, a client
+    -- that inspects or ends the lock retries by its kind.
     local kind, capacity, holder = 'mutex', nil, '(' .. type .. ')'
     local may_be_lock = type == 'string'
     if type == 'zset' then
       local first = call('ZRANGE', lock, 0, 0)[1]
       kind, capacity = string.match(first, '^#1:([%a -]+):=?(%d+)$')
       kind, holder = kind or 'mutex', not kind and holder
-      -- A later version's queue.
+      -- The queue of a later version.
       may_be_lock = string.match(first, '^#%d+:')
     elseif type == 'string' then
       holder = call('GETRANGE', lock, 0, 1023)
@@ -103,7 +104,7 @@ if verb == 'acquire' then
     fence = string.format('%.0f', math.max(last + 1, now))
     call('SET', counter, fence)
     call('HSET', lock, owner, '1', hold, '1', '#fence', fence)
-    -- By pcall: no key is left without an end.
+    -- By pcall, to delete the key if its TTL cannot be set.
     local set = redis.pcall('PEXPIRE', lock, ARGV[5])
     if type(set) == 'table' then
       call('DEL', lock)
@@ -118,7 +119,7 @@ elseif verb == 'renew' then
   if theirs then
     return theirs
   elseif bind == 'detach' and fields[2] then
-    -- Detached, a hold loses its number: the client that resumes has another.
+    -- A detached hold loses its number, because the client that resumes it uses another.
     call('HDEL', lock, hold)
     call('HSET', lock, '#0', (detached or 0) + 1)
   elseif bind == 'resume' and not fields[2] and detached then
@@ -134,14 +135,14 @@ elseif verb == 'renew' then
 end
 
 if verb == 'acquire' or verb == 'renew' then
-  -- extend: no request ever shortens a lease: the other holds of the same owner count on it.
+  -- extend: no request ever shortens a lease, because the owner's other holds rely on it.
   if (left_ms or call('PTTL', lock)) < tonumber(ARGV[5]) then
     call('PEXPIRE', lock, ARGV[5])
   end
   return owner .. ' ' .. request .. ' held ' .. (fence or '0')
 end
 
--- release, and what inspect finds.
+-- inspect and release.
 local answer = found
 if verb == 'inspect' then
   return answer
@@ -159,7 +160,7 @@ elseif not is_lock or hold ~= '#0' and tonumber(ARGV[4], 16) ~= tonumber(fence) 
   return theirs
 end
 call('DEL', lock)
--- By pcall: a release stays a release where the user has no right to the channel.
+-- By pcall, because the hold is over even if the user may not publish.
 local told = redis.pcall(ARGV[7], ARGV[6], '0')
 local unheard = type(told) == 'table' and told.err or ''
 if not answer and unheard == '' then
