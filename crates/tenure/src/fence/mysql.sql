@@ -1,4 +1,4 @@
--- Refuses writes of a lock's former holders: CALL tenure_pass('draw', 42), first in the
+-- Rejects writes by former holders of a lock: CALL tenure_pass('draw', 42), first in the
 -- transaction. MariaDB 10.2, MySQL 5.7 or later, with InnoDB. Run this once, as a migration.
 
 CREATE TABLE tenure_fence (
@@ -6,8 +6,8 @@ CREATE TABLE tenure_fence (
     token BIGINT NOT NULL
 ) ENGINE = InnoDB;
 
--- Signals 45000 if a newer token has passed, the token is below 1, or one of both is null.
--- DELIMITER is for the client `mysql`. A driver sends the procedure without it and without `//`.
+-- Signals 45000 if a newer token has passed, the token is below 1, or an argument is null.
+-- DELIMITER is for the `mysql` client. Drivers send the procedure without it and without `//`.
 DELIMITER //
 CREATE PROCEDURE tenure_pass(lock_name VARBINARY(1024), lock_token BIGINT)
 BEGIN

@@ -1,4 +1,4 @@
--- Refuses writes of a lock's former holders: SELECT tenure_pass('draw', 42), first in the
+-- Rejects writes by former holders of a lock: SELECT tenure_pass('draw', 42), first in the
 -- transaction. PostgreSQL 9.5 or later. Run this once, as a migration.
 
 CREATE TABLE tenure_fence (
@@ -6,7 +6,7 @@ CREATE TABLE tenure_fence (
     token bigint NOT NULL CHECK (token > 0)
 );
 
--- Raises TN001 if a newer token has passed, 23514 if the token is below 1, 23502 if one is null.
+-- Raises TN001 if a newer token has passed, 23514 if the token is below 1, 23502 if an argument is null.
 CREATE FUNCTION tenure_pass(lock_name text, lock_token bigint) RETURNS void
 LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 BEGIN

@@ -1,8 +1,8 @@
--- Writes fields of a hash, unless its field `#token` is a newer token.
--- KEYS: the hash. ARGV: the token, then fields and their values in turn.
--- Replies with OK, or with an error that begins with OLDTOKEN or BADTOKEN, and nothing is written.
+-- Writes fields of a hash, unless the hash has a newer token in its field `#token`.
+-- KEYS: the hash. ARGV: the token, then fields and values in turn.
+-- Replies OK. An error that begins with OLDTOKEN or BADTOKEN means that nothing was written.
 
--- As decimal numbers, exact at any length.
+-- Compares decimal numbers of any length exactly.
 local function less(a, b)
     return #a < #b or #a == #b and a < b
 end
@@ -16,7 +16,7 @@ if seen and less(token, seen) then
     return redis.error_reply('OLDTOKEN ' .. token .. ' is older than ' .. seen)
 end
 
--- The token comes last, so that no field of the caller's takes its place.
+-- The token comes last, so that no field of the caller overwrites it.
 local fields = { unpack(ARGV, 2) }
 fields[#fields + 1] = '#token'
 fields[#fields + 1] = token

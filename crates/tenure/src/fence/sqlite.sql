@@ -1,4 +1,4 @@
--- Refuses writes of a lock's former holders: INSERT INTO tenure_pass VALUES ('draw', 42), first in
+-- Rejects writes by former holders of a lock: INSERT INTO tenure_pass VALUES ('draw', 42), first in
 -- the transaction. SQLite 3.24 or later. Run this once, as a migration.
 
 CREATE TABLE tenure_fence (
@@ -8,7 +8,7 @@ CREATE TABLE tenure_fence (
 
 CREATE VIEW tenure_pass AS SELECT name, token FROM tenure_fence;
 
--- Fails with SQLITE_CONSTRAINT_TRIGGER if a newer token has passed, or a value cannot be right.
+-- Fails with SQLITE_CONSTRAINT_TRIGGER if a newer token has passed, or a value is invalid.
 CREATE TRIGGER tenure_pass_insert INSTEAD OF INSERT ON tenure_pass
 BEGIN
     SELECT RAISE(ABORT, 'tenure: want a name and a token above 0')
