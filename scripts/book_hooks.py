@@ -1,13 +1,13 @@
-"""What MkDocs needs changed in pages that GitHub shows too."""
+"""Adapts pages that GitHub renders too to MkDocs."""
 
 import re
 
 
 def on_page_markdown(markdown, page, **_):
-    # The search shows decision notes last, and troubleshooting first.
+    # Search results: troubleshooting first, decision notes last.
     boosts = {"decisions/": 0.2, "operate/troubleshooting": 3}
     page.meta["search"] = {"boost": next((boost for start, boost in boosts.items() if page.url.startswith(start)), 1)}
-    # rustdoc's attributes of a code block are no language.
+    # Drop rustdoc's attributes from the language of a code block.
     markdown = re.sub(r"^```rust,\S+$", "```rust", markdown, flags=re.M)
-    # Within a table GitHub wants a pipe in code escaped, and Python-Markdown wants it as it is.
+    # In tables, GitHub needs pipes in code to be escaped, and Python-Markdown needs them plain.
     return re.sub(r"`[^`\n]*`", lambda code: code[0].replace(r"\|", "|"), markdown)
