@@ -1,6 +1,6 @@
-"""The Python sides of `scripts/peers` with threads, one client: redis-py's lock, python-redis-lock, and tenure.
+"""The threaded Python sides of `scripts/peers`, with one client each: redis-py's lock, python-redis-lock, and tenure.
 
-Words and protocol as in src/main.rs; settings as the libraries have them by themselves.
+Arguments and protocol as in src/main.rs; default settings.
 """
 
 import os
@@ -12,7 +12,7 @@ import traceback
 import redis
 from words import action, finish, hold, port, ready, rest, rows, say, seconds, share, side, spread, tasks, ttl
 
-client = redis.Redis(port=port, max_connections=2000)  # a pool: a connection for each thread that asks
+client = redis.Redis(port=port, max_connections=2000)  # a pool: one connection per active thread
 
 if side == "redis-py":
 
@@ -48,7 +48,7 @@ def in_thread(work, *words):
     def works():
         try:
             work(*words)
-        except Exception:  # an error of any task ends the run
+        except Exception:  # an error in any task ends the run
             traceback.print_exc()
             os._exit(1)
 
@@ -56,7 +56,7 @@ def in_thread(work, *words):
 
 
 def turns_for(seconds):
-    """Each task locks, holds, unlocks and rests until the time is over: how long, and how many turns."""
+    """Each task locks, holds, unlocks and rests until the time is over; returns the time taken and the turns."""
     start, ended = time.monotonic_ns(), [0] * tasks
     end = start + int(seconds * 1e9)
 
@@ -108,4 +108,4 @@ else:
     for lock in kept:
         lock.acquire()
     look_on(lambda: len(kept))
-os._exit(0)  # threads may wait for ever
+os._exit(0)  # threads may wait forever

@@ -1,5 +1,5 @@
 // The Node side of `scripts/peers`: redlock on one connection of ioredis.
-// Words and protocol as in src/main.rs; settings as the library has them, but waiters never give up.
+// Arguments and protocol as in src/main.rs; default settings, except that waiters never give up.
 import { createRequire } from "node:module";
 import { createInterface } from "node:readline";
 
@@ -9,11 +9,11 @@ const Redlock = require("redlock").default;
 
 const action = process.argv[3];
 const [port, seconds, tasks, share, ttl, hold, spread, rest] = process.argv.slice(4).map(Number);
-const rows = []; // the task, when it got the lock, and when it gave the lock back
+const rows = []; // the task, and the times of its grant and release
 let turns = 0, lost = 0;
 
 const redlock = new Redlock([new Redis({ host: "127.0.0.1", port })], { retryCount: -1 });
-redlock.on("error", () => {}); // one for each attempt on a held key
+redlock.on("error", () => {}); // emitted for each attempt on a held key
 const now = () => Number(process.hrtime.bigint());
 const sleep = (ms) => new Promise((done) => setTimeout(done, ms));
 const say = (line) => new Promise((done) => process.stdout.write(line + "\n", done));
@@ -26,11 +26,11 @@ async function ready() {
 
 async function finish(took) {
   await say(JSON.stringify({ seconds: took / 1e9, turns, lost, rows }));
-  await input.next(); // /proc is read until then
+  await input.next(); // scripts/peers reads /proc until then
   process.exit(0);
 }
 
-// Each task locks, holds, unlocks and rests until the time is over, which it returns.
+// Each task locks, holds, unlocks and rests until the time is over; returns the time taken.
 async function turnsFor(seconds) {
   const start = now(), end = start + seconds * 1e9;
   turns = 0;
@@ -48,7 +48,7 @@ async function turnsFor(seconds) {
       if (rest) await sleep(rest);
     }
   };
-  for (let task = 0; task < tasks; task++) work(task); // an error of any task ends the run
+  for (let task = 0; task < tasks; task++) work(task); // an error in any task ends the run
   await sleep(Math.max(0, end - now()) / 1e6);
   return now() - start;
 }

@@ -1,6 +1,6 @@
-"""The asyncio side of `scripts/peers`: tenure's Python package, one client.
+"""The asyncio side of `scripts/peers`: tenure's Python package, with one client.
 
-Words and protocol as in src/main.rs.
+Arguments and protocol as in src/main.rs.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from words import action, finish, hold, port, ready, rest, rows, seconds, share,
 
 
 async def turns_for(locks, seconds):
-    """Each task locks, holds, unlocks and rests until the time is over: how long, and how many turns."""
+    """Each task locks, holds, unlocks and rests until the time is over; returns the time taken and the turns."""
     start, ended = time.monotonic_ns(), [0] * tasks
     end = start + int(seconds * 1e9)
 

@@ -1,4 +1,4 @@
-"""The words that `scripts/peers` gives the Python sides, and the lines that it reads: see src/main.rs."""
+"""The arguments of the Python sides of `scripts/peers`, and the lines that they print: see src/main.rs."""
 
 import json
 import os
@@ -6,7 +6,7 @@ import sys
 
 side, action = sys.argv[1:3]
 port, seconds, tasks, share, ttl, hold, spread, rest = map(int, sys.argv[3:])
-rows = []  # the task, when it got the lock, and when it gave the lock back
+rows = []  # the task, and the times of its grant and release
 
 
 def say(line):
@@ -21,4 +21,4 @@ def ready():
 
 def finish(took, turns):
     say(json.dumps({"seconds": took / 1e9, "turns": turns, "lost": 0, "rows": rows}))
-    sys.stdin.readline()  # /proc is read until then
+    sys.stdin.readline()  # scripts/peers reads /proc until then

@@ -1,9 +1,8 @@
-//! The Rust sides of `scripts/peers`, which starts this program and says what a run does:
-//! `peers SIDE ACTION PORT SECONDS TASKS SHARE TTL HOLD SPREAD REST`, with times in ms after
-//! SECONDS.
+//! The Rust sides of `scripts/peers`, which passes the arguments
+//! `SIDE ACTION PORT SECONDS TASKS SHARE TTL HOLD SPREAD REST`, with times after SECONDS in milliseconds.
 //!
-//! The program connects, prints `ready`, awaits a line, works, prints its numbers as JSON, and
-//! stays until its input ends. `locks.py` and `redlock.mjs` do the same for their libraries.
+//! The program connects, prints `ready`, awaits a line, works, prints its results as JSON, and stays until
+//! its input ends. `locks.py`, `tasks.py` and `redlock.mjs` do the same for their libraries.
 
 mod sides;
 
@@ -69,7 +68,7 @@ impl Run {
                     let side = side.of_task().await;
                     tokio::spawn(async move {
                         let _held = side.lock(&key(0, 0)).await;
-                        TURNS.fetch_add(1, Relaxed); // two hold: scripts/peers calls the run failed
+                        TURNS.fetch_add(1, Relaxed); // two holders: scripts/peers fails the run
                     });
                 }
                 self.look_on().await;
@@ -133,7 +132,7 @@ fn key(group: u64, turn: u64) -> String {
     format!("peers:{group}:{turn}")
 }
 
-/// Nanoseconds of the clock that all processes of the machine share.
+/// Nanoseconds of the monotonic clock, which all processes of the machine share.
 fn now() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
@@ -150,7 +149,7 @@ fn finish(seconds: f64) -> ! {
     let (turns, lost) = (TURNS.load(Relaxed), LOST.load(Relaxed));
     let rows = ROWS.lock().expect("no panic").clone();
     say(&format!(r#"{{"seconds": {seconds:.6}, "turns": {turns}, "lost": {lost}, "rows": {rows:?}}}"#));
-    stdin().read_line(&mut String::new()).expect("the end"); // /proc is read until then
+    stdin().read_line(&mut String::new()).expect("the end"); // scripts/peers reads /proc until then
     std::process::exit(0)
 }
 

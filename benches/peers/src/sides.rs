@@ -13,7 +13,7 @@ use crate::{LOST, TURNS};
 pub(crate) trait Side: Clone + Send + Sync + 'static {
     type Held: Send + 'static;
 
-    /// What one task uses: the client that all tasks share, unless a side says otherwise.
+    /// The client of one task. By default all tasks share one.
     fn of_task(&self) -> impl Future<Output = Self> + Send {
         async { self.clone() }
     }
@@ -22,7 +22,7 @@ pub(crate) trait Side: Clone + Send + Sync + 'static {
 
     fn unlock(&self, held: Self::Held) -> impl Future<Output = ()> + Send;
 
-    /// Acquires all of them and keeps them renewed; counts held and lost ones.
+    /// Acquires these locks and keeps them renewed; counts held and lost ones.
     fn keep(&self, keys: Vec<String>) -> impl Future<Output = ()> + Send;
 }
 
@@ -88,8 +88,8 @@ impl Side for Bare {
     }
 }
 
-/// No lock either: one entry of a list goes round, and the server wakes the next task. It has a
-/// connection for each task, and no lease.
+/// No lock either: one entry of a list is passed around, and the server wakes the next task. One connection
+/// per task, and no lease.
 #[derive(Clone)]
 pub(crate) struct BareTurns {
     url: String,

@@ -1,5 +1,6 @@
-//! The cost of a run under an idle lock: `tenure run x -- true` beside `flock FILE true`, alternating. `cargo
-//! bench -p tenure-cli`
+//! The cost of a run under an idle lock: `tenure run x -- true` compared with `flock FILE true`, alternating.
+//!
+//! `cargo bench -p tenure-cli`
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "a benchmark reads the clock")]
 
 use std::process::{Command, Stdio};

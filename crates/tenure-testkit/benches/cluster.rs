@@ -1,9 +1,8 @@
-//! What a lock on a cluster costs, beside the bare commands through the cluster client of redis-rs
-//! in the same run.
+//! The cost of a lock on a cluster, compared with the bare commands through redis-rs' cluster client in the
+//! same run.
 //!
-//! `cargo bench -p tenure-testkit --bench cluster` starts three masters. Both clients'
-//! drivers run on their own thread, and rounds of both take turns; a row is the median of its
-//! rounds.
+//! `cargo bench -p tenure-testkit --bench cluster` starts three masters. Each client's driver has its own
+//! thread. Rounds of both sides alternate; a row is the median of its rounds.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,

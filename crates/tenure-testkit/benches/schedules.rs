@@ -1,11 +1,12 @@
-//! Complete schedules per second on one core: a new world each, with its processes, tasks, faults and checks.
+//! Complete schedules per second on one core, each with a new world of processes, tasks, faults and checks.
+//!
 //! `cargo bench -p tenure-testkit --bench schedules`
 
 use tenure_testkit::sim::regime::LockKind;
 use tenure_testkit::sim::report::Report;
 use tenure_testkit::sim::world::{run, run_of};
 
-/// A few seconds' worth.
+/// Enough for a few seconds.
 const SCHEDULES: u64 = 30_000;
 
 fn main() {

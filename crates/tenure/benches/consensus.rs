@@ -1,10 +1,9 @@
-//! What a lock on etcd and on ZooKeeper costs, beside their bare requests in the same run.
+//! The cost of a lock on etcd and on ZooKeeper, compared with their bare requests in the same run.
 //!
-//! `cargo bench -p tenure --features etcd,zookeeper --bench consensus` starts one server of each,
-//! whose files are in memory. Rounds of both sides take turns, so that a machine that slows down
-//! slows both; a row is the median of its rounds. The bare connection has its own thread too, as
-//! ours has. It asks etcd for a transaction that puts a key which is not there, and for a delete.
-//! It asks ZooKeeper for create and delete.
+//! `cargo bench -p tenure --features etcd,zookeeper --bench consensus` starts one server of each, with its
+//! files in memory. Rounds of both sides alternate, so that a slow phase of the machine affects both; a row
+//! is the median of its rounds. Like ours, the bare connection has its own thread. On etcd it puts a key in a
+//! transaction, unless the key exists, and deletes it. On ZooKeeper it creates and deletes a node.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -88,9 +87,9 @@ fn pairs(store: &str, url: &str, bare: &Bare) {
     row(&what, median(all), median(theirs), ">= 0.9");
 }
 
-/// Requests of one pair, without those of an idle client, beside those of the server's own recipe. etcd's
-/// `concurrency.Mutex` puts and reads in one transaction, and deletes. ZooKeeper's recipe creates a node,
-/// lists its siblings, and deletes it.
+/// Requests of one pair, without those of an idle client, compared with those of the server's own recipe.
+/// etcd's `concurrency.Mutex` puts and reads in one transaction, and deletes. ZooKeeper's recipe creates a
+/// node, lists its siblings, and deletes it.
 fn requests_of_a_pair(store: &str, url: &str, requests: &impl Fn() -> f64) {
     const PAIRS: u32 = 200;
     let locks = Locks::open(url).expect("a store");
@@ -105,7 +104,7 @@ fn requests_of_a_pair(store: &str, url: &str, requests: &impl Fn() -> f64) {
     row(&format!("{store}: requests of a pair, beside the recipe"), each, recipe, "-");
 }
 
-/// Turns of 1 ms of tasks in two clients: the share of the ideal.
+/// Tasks of two clients take turns of 1 ms; measures the share of the ideal rate.
 fn hand_over(store: &str, url: &str) {
     const TURN: Duration = Duration::from_millis(1);
     let (start, length) = (Instant::now(), Duration::from_secs(5));

@@ -1,7 +1,6 @@
 //! The cost of a lock without a server.
 //!
-//! Prints a median of several rounds, with the least and the greatest, so that a noisy machine
-//! shows.
+//! Prints the median, minimum and maximum of several rounds, which reveal a noisy machine.
 #![expect(clippy::disallowed_methods, clippy::disallowed_types, reason = "a benchmark reads the clock")]
 
 #[path = "../tests/common/subscriber.rs"]
@@ -25,7 +24,7 @@ const ROUND: Duration = Duration::from_millis(700);
 
 fn main() {
     println!("{:<58} {:>10} {:>10} {:>10}", "", "median", "least", "greatest");
-    // First and only once, because later rounds would reuse the memory of the first.
+    // First, and only once, because later rounds would reuse the memory.
     let bytes = bytes_per_guard(&Locks::memory());
     println!("{:<58} {bytes:>10.0}", "memory: bytes per held guard, 10,000 held");
     report("memory: uncontended pairs/s, one task", || pairs_per_s(&Locks::memory()));
@@ -41,7 +40,7 @@ fn main() {
     });
 }
 
-/// The file store beside its unavoidable system calls, alternating.
+/// The file store compared with its unavoidable system calls, alternating.
 fn on_files(place: &str, parent: &Path) {
     let Ok(dir) = tempfile::tempdir_in(parent) else { return println!("file, {place}: no directory there") };
     let locks = Locks::open(&format!("file:{}", dir.path().display())).expect("a store");
@@ -62,7 +61,7 @@ fn on_files(place: &str, parent: &Path) {
     print("share of the bare pairs, by processor", 2, &|round| round[0].per_cpu_s / round[1].per_cpu_s);
 }
 
-/// A handmade lock: under a `flock`, a file is written and renamed, and later unlinked.
+/// A handmade lock: writes and renames a file under a `flock`, and later unlinks it.
 struct Bare {
     dir: OwnedFd,
     guard: OwnedFd,

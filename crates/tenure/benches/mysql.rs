@@ -1,7 +1,8 @@
-//! What an uncontended lock on MariaDB costs, beside bare statements and `GET_LOCK` of sqlx in the same run.
+//! The cost of an uncontended lock on MariaDB, compared with bare statements and `GET_LOCK` through sqlx in
+//! the same run.
 //!
-//! `cargo bench -p tenure --features mysql,sqlx --bench mysql` starts a server, without fsync. Rounds of all sides
-//! take turns, so that a machine that slows down slows all; a row is the median of its rounds.
+//! `cargo bench -p tenure --features mysql,sqlx --bench mysql` starts a server without fsync. Rounds of all
+//! sides alternate, so that a slow phase of the machine affects all; a row is the median of its rounds.
 #![expect(clippy::disallowed_methods, clippy::disallowed_types, reason = "a benchmark reads the clock")]
 
 use std::time::{Duration, Instant};
@@ -66,7 +67,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// So many a second.
+/// Operations per second.
 fn rate(mut pair: impl FnMut()) -> f64 {
     let (start, mut count) = (Instant::now(), 0);
     while start.elapsed() < ROUND {

@@ -1,8 +1,8 @@
-//! What a lock on PostgreSQL costs, beside the bare statements of the same driver in the same run.
+//! The cost of a lock on PostgreSQL, compared with bare statements through the same driver in the same run.
 //!
-//! `cargo bench -p tenure --features postgres --bench postgres` starts a server, without fsync.
-//! Rounds of both sides take turns, so that a machine that slows down slows both; a row is the
-//! median of its rounds. The bare connection has its own thread too, as ours has.
+//! `cargo bench -p tenure --features postgres --bench postgres` starts a server without fsync. Rounds of both
+//! sides alternate, so that a slow phase of the machine affects both; a row is the median of its rounds. Like
+//! ours, the bare connection has its own thread.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -105,7 +105,7 @@ fn pairs(server: &Postgres) {
     row("the same beside pg_advisory_lock and pg_advisory_unlock", ours, median(session), "-");
 }
 
-/// Turns of 1 ms of tasks in two clients: the share of the time in which one of them holds.
+/// Tasks of two clients take turns of 1 ms; measures the share of the time in which the lock is held.
 fn hand_over(server: &Postgres) {
     const TURN: Duration = Duration::from_millis(1);
     let url = server.url("bench");
@@ -180,7 +180,7 @@ fn waiters(server: &Postgres) {
     block_on(waiting.flush()).expect("an end");
 }
 
-/// A thousand holds of one client, over two leases.
+/// A thousand holds of one client for the time of two leases.
 fn renewals(server: &Postgres) {
     const TTL: Duration = Duration::from_secs(6);
     let idle = within(server, 2 * TTL);
@@ -192,7 +192,7 @@ fn renewals(server: &Postgres) {
     thread::sleep(SETTLES);
     let leases = (2.0 * TTL.as_secs_f64() + 1.5) / TTL.as_secs_f64();
     let each = (within(server, 2 * TTL) - idle) / leases;
-    // A lease is renewed after a third of it.
+    // The client renews at a third of the lease.
     count("1,000 holds: transactions for each renewal of all", each / 3.0, "<= 2");
     count("the same for each lease", each, "-");
     assert!(guards.iter().all(|guard| guard.is_held()));

@@ -1,10 +1,9 @@
-//! What a lock on a majority of five servers costs, beside the bare two commands sent to all five
-//! at once in the same run.
+//! The cost of a lock on a majority of five servers, compared with the two bare commands sent to all five at
+//! once in the same run.
 //!
-//! `cargo bench -p tenure --bench quorum` starts its servers, and waits until they are old enough
-//! to vote. Rounds of both sides take turns; a row is the median of its rounds. Then one of the
-//! five is black-holed while everything is connected, and the same is measured again beside a
-//! quorum of healthy ones.
+//! `cargo bench -p tenure --bench quorum` starts its servers, and waits until they are old enough to vote.
+//! Rounds of both sides alternate; a row is the median of its rounds. Then one connected server of the five
+//! is black-holed, and the quorum is compared with a healthy one.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -30,7 +29,7 @@ const COMPARE_AND_DELETE: &str =
 
 fn main() {
     let servers: [Server; 5] = Server::several();
-    // They do not vote before.
+    // Servers do not vote before.
     thread::sleep(TTL + Duration::from_millis(1_100));
     let at = |address: String| address.trim_start_matches("redis://").to_owned();
     let healthy: Vec<String> = servers.iter().map(|server| at(server.url())).collect();
@@ -40,7 +39,7 @@ fn main() {
     let beside = compare(|| pairs(&mutex), || bare.pairs());
     row("quorum of five: uncontended pairs/s", beside, ">= 0.75");
 
-    // Both reach the fifth through a proxy, so that only its silence differs.
+    // Both reach the fifth server through a proxy, so that only its silence differs.
     let proxies = [(); 2].map(|()| Proxy::start(servers[4].address()));
     let behind = |proxy: &Proxy| [&healthy[..4], &[at(proxy.url())]].concat();
     let [well, ill] = proxies.each_ref().map(|proxy| self::mutex(&behind(proxy)));

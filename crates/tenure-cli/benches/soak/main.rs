@@ -7,7 +7,6 @@
 //! With `harm`, only faults that may lose an acknowledged lock, so that two clients can hold: no persistence,
 //! sentinels that promote a replica, clocks that step. Ends with a report. The exit code is 1 if a violation
 //! was found, or, with `harm`, if none was.
-//! report. The exit code is 1 if a violation was found, or, with `harm`, if none was.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -34,9 +33,9 @@ const CLIENTS: Duration = Duration::from_secs(3);
 const NAMES: &str = "8";
 /// Tasks in each process.
 const TASKS: &str = "20";
-/// Longer than any fault and its detection.
+/// Time without progress that counts as a stall: longer than any fault and its detection.
 const STALL: Duration = Duration::from_secs(30);
-/// No faults at the end, so that leftovers can be attributed.
+/// Time without faults at the end, so that leftovers can be attributed.
 const QUIET: Duration = Duration::from_secs(3);
 
 fn main() -> ExitCode {

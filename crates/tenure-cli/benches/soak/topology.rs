@@ -9,25 +9,25 @@ use tenure_testkit::proxy::{Direction, Fault, Proxy};
 use tenure_testkit::servers::{Cluster, Config, Sentinels, Server, Value};
 
 pub(crate) enum Topology {
-    /// Behind a faulty network; everything acknowledged is on its disk.
+    /// One server behind a faulty network. Everything acknowledged is on its disk.
     Single {
         server: Box<Server>,
         proxy: Proxy,
     },
     Sentinel(Sentinels),
-    /// After what absence a node counts as failed, and when a master last handed over.
+    /// A cluster, and the time of its last failover.
     Cluster {
         cluster: Cluster,
         handed_over: Cell<Instant>,
     },
-    /// Five, each behind its proxy; at most two fail at once, and the clocks of two are an hour off.
+    /// Five servers, each behind a proxy. At most two fail at once, and the clocks of two are an hour off.
     Quorum {
         servers: Vec<Server>,
         proxies: Vec<Proxy>,
     },
 }
 
-/// Their reported uptime, because a node of a quorum that has just started does not vote.
+/// Uptime that the servers report, because a quorum ignores the votes of a node that has just started.
 const UP: Duration = Duration::from_secs(3 * 60 * 60);
 /// A cluster node that is silent for this long counts as failed.
 const AWAY: Duration = Duration::from_secs(8);
@@ -165,7 +165,7 @@ impl Topology {
                 server.restart_with(Config::new());
                 "server restarted empty"
             }
-            // The old master continues until it learns of it.
+            // The old master continues until it learns of the failover.
             Self::Sentinel(sentinels) => {
                 sentinels.fail_over();
                 sentinels.settles();

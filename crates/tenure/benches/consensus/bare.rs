@@ -69,7 +69,7 @@ impl Bare {
             stream.set_nodelay(true).expect("a socket");
             let text = |text: &str| [&(text.len() as i32).to_be_bytes()[..], text.as_bytes()].concat();
             let int = |number: i32| number.to_be_bytes();
-            // A session of a minute.
+            // A session timeout of one minute.
             let connect = [&[0; 12][..], &int(60_000), &[0; 8], &int(16), &[0; 17]].concat();
             exchange(&mut stream, &connect);
             let rights = [&int(1)[..], &int(31), &text("world"), &text("anyone")].concat();

@@ -1,4 +1,4 @@
-//! The same with a replica that confirms each acquisition.
+//! An uncontended lock with a replica that confirms each acquisition.
 
 use std::time::{Duration, Instant};
 

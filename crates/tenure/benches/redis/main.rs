@@ -1,13 +1,10 @@
-//! What a lock on a server costs, beside the bare commands of the same client library in the same
-//! run.
+//! The cost of a lock on a server, compared with bare commands through redis-rs in the same run.
 //!
-//! `cargo bench -p tenure --bench redis` starts a `redis-server`. The bare client's
-//! driver has its own thread too, as ours has: the other way to run it, on the caller's
-//! thread, is printed beside it. Rounds of both sides take turns, so that a machine that slows down
-//! slows both; a row is the median of its rounds.
+//! `cargo bench -p tenure --bench redis` starts a `redis-server`. Like ours, the bare client's driver has its
+//! own thread; figures with the driver on the caller's thread are printed beside. Rounds of both sides
+//! alternate, so that a slow phase of the machine affects both; a row is the median of its rounds.
 //!
-//! Arguments choose among the rows by parts of their names: `-- pairs` measures the uncontended
-//! ones alone.
+//! Arguments select rows by parts of their names: `-- pairs` measures only uncontended pairs.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -98,7 +95,7 @@ fn start(args: &[&str]) -> Child {
         .expect("a process")
 }
 
-/// A lock of any kind with one holder.
+/// A lock of any kind that has one holder at a time.
 enum Lock {
     Mutex(Mutex),
     Reentrant(ReentrantMutex),

@@ -106,7 +106,7 @@ pub(crate) fn pairs(what: &str, server: &Server, kind: &str, tasks: usize, reach
         },
         reach,
     );
-    // As in a program without a runtime, whose requests cross to our thread.
+    // A program without a runtime, whose requests cross to our thread.
     connection = bare(&url);
     compare(
         "    the same by block_on; both clients have a thread of their own",

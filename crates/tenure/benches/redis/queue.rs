@@ -1,4 +1,4 @@
-//! The server's cost of a place in a queue, by the number of places before it.
+//! The server's cost of a place in a queue, by the number of places ahead of it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::{median, row};
 
 const TIMES: usize = 1_000;
 
-/// From `INFO commandstats`: the time of the command itself, without reading it and writing the reply.
+/// From `INFO commandstats`: execution time, without parsing the request and writing the reply.
 pub(crate) fn server_time(what: &str, server: &Server) {
     let driver = Driver::start().expect("a thread");
     let store: Arc<dyn Store> = Arc::new(Redis::open(&server.url(), driver).expect("a store"));
@@ -47,7 +47,7 @@ pub(crate) fn server_time(what: &str, server: &Server) {
     row(&format!("{what}: behind 10,000"), many, set, many / set, "<= 10");
 }
 
-/// Takes one more place at each of these names.
+/// Takes one more place in the queue of each of these names.
 fn take_places(store: &dyn Store, names: &[String]) {
     let places = names.iter().map(|name| {
         let verb = Verb::Acquire {

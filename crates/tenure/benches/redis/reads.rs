@@ -1,4 +1,4 @@
-//! Reads of a cached value without a computation, beside a bare `GET` of the same bytes.
+//! Reads of a cached value without a computation, compared with a bare `GET` of the same bytes.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -14,7 +14,7 @@ const VALUE: &str =
     "a value of some hundred bytes, which is what a small object of an application has in JSON, as here";
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// Reads/s. At most 1.2 times as long as a bare read is at least 0.83 of its rate.
+/// Reads per second. The target, at most 1.2 times the time of a bare read, is at least 0.83 of its rate.
 pub(crate) fn reads(what: &str, server: &Server, tasks: usize, is_stale: bool) {
     let url = server.url();
     let locks = Locks::open(&url).expect("a store");
@@ -23,7 +23,7 @@ pub(crate) fn reads(what: &str, server: &Server, tasks: usize, is_stale: bool) {
     let value = async || Ok::<_, Infallible>(VALUE.to_owned());
     let Ok(_) = block_on(cache.get_or_compute(lasts, value)).expect("an answer");
     if is_stale {
-        // Another process computes for the whole measurement.
+        // Another process computes during the whole measurement.
         let other = Locks::open(&url).expect("a store").cache("read").expect("a name").stale(HOUR);
         thread::spawn(move || {
             thread::sleep(Duration::from_millis(5));

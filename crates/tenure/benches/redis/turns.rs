@@ -64,7 +64,7 @@ pub(crate) fn turns(what: &str, server: &Server, kind: &str, processes: usize, t
         }
         turns.sort();
         assert!(turns.is_sorted_by(|one, next| one.1 <= next.0 && one.3 < next.3), "one after the other");
-        // Only while all of them are running.
+        // Only while all processes run.
         let (from, to) = (turns[0].0 + 300_000_000, turns[0].0 + 1_800_000_000);
         turns.retain(|(began, ended, ..)| *began >= from && *ended <= to);
         let holds: f64 = turns.iter().map(|(began, ended, ..)| (ended - began) as f64 / 1e9).sum::<f64>()

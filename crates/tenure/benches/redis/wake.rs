@@ -12,7 +12,7 @@ use tokio::runtime::Builder;
 use crate::pairs::bare;
 use crate::{Lock, median, now, row, start};
 
-/// Another process, controlled by lines.
+/// Another process, controlled by lines on its standard input.
 struct Peer {
     child: Child,
     input: ChildStdin,
@@ -90,7 +90,7 @@ pub(crate) fn hop(url: &str, then: &str) {
     });
 }
 
-/// From a leader's resignation to the next leader, beside a single message.
+/// From a leader's resignation to the next leader, compared with a single message.
 pub(crate) fn election(what: &str, server: &Server) {
     let url = server.url();
     let election = Locks::open(&url).expect("a store").election("wake", "this").expect("a name");
