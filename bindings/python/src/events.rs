@@ -16,7 +16,7 @@ use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::process::Process;
 
-/// The numbers of `logging`, from the least severe.
+/// The levels of `logging`, least severe first.
 const LEVELS: [(LevelFilter, u8); 5] = [
     (LevelFilter::TRACE, 5),
     (LevelFilter::DEBUG, 10),
@@ -25,7 +25,7 @@ const LEVELS: [(LevelFilter, u8); 5] = [
     (LevelFilter::ERROR, 40),
 ];
 
-/// The number from which on events are delivered.
+/// Minimum level of the events that are delivered.
 static LEAST: AtomicU8 = AtomicU8::new(30);
 /// `tenure._log.emit(level, message, fields)`.
 static EMIT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
@@ -116,7 +116,7 @@ impl Subscriber for ToLogging {
     fn exit(&self, _: &Id) {}
 }
 
-/// Delivers events from this level of `logging` on.
+/// Sets the minimum level of the events that are delivered, as a number of `logging`.
 #[pyfunction]
 pub fn set_log_level(level: u8) {
     if LEAST.swap(level, Ordering::Relaxed) != level {
@@ -125,6 +125,6 @@ pub fn set_log_level(level: u8) {
 }
 
 pub fn install() {
-    // Another import of this module has installed it.
+    // An error means that an earlier import of this module has installed it.
     let _ = tracing::subscriber::set_global_default(ToLogging);
 }

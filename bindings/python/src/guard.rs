@@ -74,7 +74,7 @@ impl Held {
     }
 }
 
-/// A guard, and the requests that use it: a release waits for them.
+/// A guard that concurrent requests share. A release waits for them.
 struct Shared {
     held: Arc<Held>,
     idle: Arc<Notify>,
@@ -108,7 +108,7 @@ impl Shared {
         Use { held: Some(Arc::clone(&self.held)), idle: Arc::clone(&self.idle) }
     }
 
-    /// The guard itself, once no request uses it.
+    /// Waits until no request uses the guard, and returns it.
     async fn into_held(self) -> Held {
         let Self { mut held, idle } = self;
         loop {
@@ -121,7 +121,7 @@ impl Shared {
     }
 }
 
-/// Where a guard is until it is released.
+/// Holds the guard until it is released.
 #[derive(Default)]
 pub struct Slot(Mutex<Option<Shared>>);
 

@@ -36,8 +36,8 @@ impl Root {
 impl Drop for Root {
     fn drop(&mut self) {
         let mut locks = self.locks.take();
-        // The drop may wait for releases in flight and for the log, which needs the GIL. At the end of the
-        // interpreter there is nothing left to wait for.
+        // The drop may wait for releases in flight and for the log, which needs the GIL. When the interpreter
+        // shuts down, nothing is left to wait for.
         if !Process::current().is_closing() {
             let _ = Python::try_attach(|py| {
                 let locks = locks.take();
@@ -48,7 +48,7 @@ impl Drop for Root {
     }
 }
 
-/// Raises the error of a result.
+/// Converts an error of the library into an exception.
 pub fn checked<T>(result: tenure::Result<T>) -> PyResult<T> {
     result.map_err(|error| error::of(&error))
 }
@@ -61,7 +61,7 @@ pub fn owner(text: &str) -> PyResult<Owner> {
 #[pyclass(frozen, module = "tenure._native")]
 pub struct Locks {
     locks: Owned<tenure::Locks>,
-    /// Dropped last, because its drop may wait, without the GIL. As in all handles.
+    /// Dropped last, in all handles, because its drop may wait, without the GIL.
     root: Owned<Arc<Root>>,
 }
 

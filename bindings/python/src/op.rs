@@ -15,15 +15,15 @@ use crate::error;
 use crate::process::{Owned, Process, lock};
 use crate::reactor::{Reactor, Task};
 
-/// Makes the result, on the thread that asked for it.
+/// Creates the Python result, on the thread that requests it.
 pub type Convert = Box<dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send>;
 type Work = Pin<Box<dyn Future<Output = Convert> + Send>>;
 
-/// How often a blocked main thread checks for signals, which only it handles.
+/// Interval at which a blocked main thread checks for signals, which only it handles.
 const SIGNALS: Duration = Duration::from_millis(25);
-/// Other threads have nothing to check.
+/// Interval of other threads, which have nothing to check.
 const IDLE: Duration = Duration::from_secs(3_600);
-/// How long an abandoned request may take to be answered and undone before its thread goes on.
+/// Time for an abandoned request to be answered and undone, before its thread continues.
 const UNDO: Duration = Duration::from_millis(10);
 
 /// Converts a result of the library.
@@ -67,9 +67,9 @@ impl Cancel {
     }
 }
 
-/// What the library asks of Python in the middle of a call: to compute the value of a cache.
+/// A question of the library to Python during a call: to compute the value of a cache.
 pub trait Exchange: Send + Sync {
-    /// Whether there is an unanswered question; true once.
+    /// Whether there is a new question. True once per question.
     fn take_question(&self) -> bool;
     /// Answers it.
     fn reply(&self, py: Python<'_>, reply: PyResult<Bound<'_, PyAny>>) -> PyResult<()>;
@@ -80,7 +80,7 @@ enum State {
     /// Being polled, perhaps on a blocked thread.
     Running,
     Done(Convert),
-    /// Python is to answer the exchange.
+    /// Waits for Python to answer the exchange.
     Asked(Work),
     Over,
 }
@@ -98,7 +98,7 @@ enum Stop {
     Done(Convert),
     Asked,
     Cancelled,
-    /// To check for signals, or at the timeout.
+    /// The interval ended: check for signals and the timeout.
     Slice,
 }
 
@@ -116,7 +116,7 @@ impl Op {
         self.exchange.as_ref().is_some_and(|exchange| exchange.take_question())
     }
 
-    /// Polls the future in an event loop. Ready once it is done, asks, or is cancelled.
+    /// Polls the future in an event loop. Ready once the call is done, asks a question, or is cancelled.
     pub fn poll(&self, context: &mut Context<'_>) -> PyResult<Poll<()>> {
         let mut work = match self.set(State::Running)? {
             State::Pending(work) => work,
@@ -154,7 +154,7 @@ impl Op {
         runtime.block_on(async { tokio::time::timeout(most, step).await }).unwrap_or(Stop::Slice)
     }
 
-    /// Takes the future of a call in an event loop, or what it has got, to be dropped. Needs no GIL.
+    /// Takes the future or the result of a call in an event loop, for the caller to drop. Needs no GIL.
     pub fn end(&self) -> Option<impl Send + use<>> {
         let mut state = lock(self.state.get().ok()?);
         match *state {
@@ -163,7 +163,7 @@ impl Op {
         }
     }
 
-    /// Drops the future. The runtime goes on for a moment, because no other thread may be there to read the
+    /// Drops the future, and runs the runtime for a moment, because there may be no other thread to read the
     /// answer to a request in flight.
     fn abandon(py: Python<'_>, work: Work) {
         py.detach(|| {
@@ -175,8 +175,7 @@ impl Op {
 
 #[pymethods]
 impl Op {
-    /// Blocks until the call is done; `False` after `timeout` seconds. `True` if the result is there, or a
-    /// question.
+    /// Blocks until there is a result or a question (`True`), or until the timeout in seconds (`False`).
     #[pyo3(signature = (timeout=None))]
     fn run(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
         let process = Process::current();
@@ -228,8 +227,8 @@ impl Op {
         }
     }
 
-    /// Begins the call in an event loop. Returns its id there, and then calls `sink.set_result(None)` once it
-    /// is done; `None` if it is done already.
+    /// Begins the call in an event loop. Returns its id there, and calls `sink.set_result(None)` once it is
+    /// done; returns `None` if it is done already.
     fn start(slf: &Bound<'_, Self>, reactor: &Reactor, sink: Py<PyAny>) -> PyResult<Option<u64>> {
         let task: Arc<Task> = reactor.add(slf.clone().unbind(), sink)?;
         let poll = slf.get().poll(&mut Context::from_waker(&task.waker()));
@@ -239,7 +238,7 @@ impl Op {
         Ok(poll?.is_pending().then(|| task.id()))
     }
 
-    /// The result. Raises the error of the call.
+    /// Returns the result or raises the error of the call.
     fn result(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         match self.set(State::Over)? {
             State::Done(convert) => convert(py),
@@ -250,7 +249,7 @@ impl Op {
         }
     }
 
-    /// Whether Python is to answer a question: `reply` or `fail`.
+    /// Whether the call waits for an answer, by `reply` or `fail`.
     fn is_asking(&self) -> PyResult<bool> {
         Ok(matches!(*lock(self.state.get()?), State::Asked(_)))
     }
@@ -266,7 +265,7 @@ impl Op {
     /// Ends the call: what it acquired is released.
     fn cancel(&self, py: Python<'_>) -> PyResult<()> {
         match self.set(State::Over)? {
-            // Its thread sees the signal, and drops the future there.
+            // The blocked thread notices this and drops the future.
             State::Running => {
                 self.set(State::Running)?;
                 self.cancel.set();

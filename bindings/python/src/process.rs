@@ -1,4 +1,5 @@
-//! The state of this process. A fork leaves it behind: threads do not survive one, and mutexes may be held.
+//! The state of this process. A forked child starts anew, because threads do not survive a fork, and their
+//! mutexes may be locked forever.
 
 use std::collections::BTreeMap;
 use std::process;
@@ -15,7 +16,7 @@ use crate::locks::Root;
 use crate::op::Cancel;
 use crate::reactor::Entries;
 
-/// What one process owns.
+/// The state of one process.
 #[derive(Default)]
 pub struct Process {
     id: u32,
@@ -24,9 +25,9 @@ pub struct Process {
     child: OnceLock<Box<Self>>,
     runtime: OnceLock<Runtime>,
     next: AtomicU64,
-    /// Guards that are not released.
+    /// Unreleased guards.
     holds: Mutex<BTreeMap<u64, Weak<Slot>>>,
-    /// Calls that block their thread.
+    /// Calls that block a thread.
     waits: Mutex<BTreeMap<u64, Arc<Cancel>>>,
     reactors: Mutex<Vec<Weak<Entries>>>,
     roots: Mutex<Vec<Weak<Root>>>,
@@ -54,8 +55,8 @@ impl Process {
         process
     }
 
-    /// Runs the requests of blocked threads, on whichever of them has the runtime. A request on another
-    /// thread would cost two switches.
+    /// Runs the requests of blocked threads, on one of these threads. A separate thread would cost two
+    /// context switches per request.
     pub fn runtime(&self) -> &Runtime {
         self.runtime.get_or_init(|| {
             Builder::new_current_thread().enable_all().build().expect("the system has a file descriptor left")
@@ -92,7 +93,7 @@ impl Process {
         reactors.push(Arc::downgrade(entries));
     }
 
-    /// Lets the end of the interpreter cancel a call that blocks this thread.
+    /// Registers a call that blocks this thread, so that the shutdown of the interpreter can cancel it.
     pub fn waiting(&'static self, cancel: &Arc<Cancel>) -> Waiting {
         let id = self.id();
         lock(&self.waits).insert(id, Arc::clone(cancel));
@@ -102,7 +103,7 @@ impl Process {
         Waiting { process: self, id }
     }
 
-    /// Cancels what waits, releases every guard, and waits for the releases.
+    /// Cancels all waits, releases all guards, and waits for the releases.
     fn close(&self, most: Duration) {
         self.is_closing.store(true, Ordering::Release);
         for cancel in lock(&self.waits).values() {

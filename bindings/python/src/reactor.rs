@@ -49,7 +49,7 @@ impl Wake for Task {
         let mut queue = lock(&self.ready.queue);
         queue.push(self.id);
         if queue.len() == 1 {
-            // A counter: it blocks for no reader, and it cannot overflow.
+            // The write never blocks: an eventfd is a counter, which will not overflow.
             let _ = rustix::io::write(&self.ready.fd, &1_u64.to_ne_bytes());
         }
     }

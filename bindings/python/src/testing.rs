@@ -1,4 +1,4 @@
-//! The store of `tenure.testing`, on a thread of its own.
+//! The store of `tenure.testing`, on its own thread.
 
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
@@ -19,12 +19,12 @@ struct Thread(#[expect(dead_code, reason = "its drop is the message")] oneshot::
 
 struct Testing {
     control: tenure::testing::Control,
-    /// Of the thread, whose clock and timers the store uses.
+    /// The runtime of the store's thread, whose clock and timers the store uses.
     runtime: Handle,
     _root: Arc<Root>,
 }
 
-/// What a test does to a store.
+/// Controls a store from a test.
 #[pyclass(frozen, module = "tenure._native")]
 pub struct Control(Owned<Testing>);
 
@@ -76,7 +76,7 @@ impl Control {
         let Testing { control, runtime, .. } = self.0.get()?;
         let (control, runtime, by) = (control.clone(), runtime.clone(), error::seconds("time", seconds)?);
         Ok(Op::new(async move {
-            // It fails if the thread has ended, and its clock with it.
+            // An error means that the thread, and its clock, has ended.
             let _ = runtime.spawn(async move { control.advance(by).await }).await;
             done(Ok(()))
         }))
@@ -97,7 +97,7 @@ impl Control {
     }
 }
 
-/// A hold of another process, or an outage, until it is ended.
+/// A hold of another process, or an outage. Lasts until `end`.
 #[pyclass(frozen, module = "tenure._native")]
 pub struct Elsewhere(Mutex<Option<Box<dyn Send>>>);
 

@@ -184,7 +184,7 @@ impl Cache {
         Ok(Self::new(cache, root))
     }
 
-    /// The stored bytes of a codec: `bytes`, `text` or `json`.
+    /// The stored bytes. `codec` is `bytes`, `text` or `json`.
     fn get(&self, codec: &str) -> PyResult<Op> {
         let cache = self.cache.get()?.clone();
         Ok(match codec {
@@ -194,7 +194,7 @@ impl Cache {
         })
     }
 
-    /// The bytes; asks for `(bytes or None, ttl)` if they are to be computed.
+    /// The stored bytes, or those that Python computes: `(bytes or None, ttl)`.
     fn compute(&self, codec: &str) -> PyResult<Op> {
         let (cache, question) = (self.cache.get()?.clone(), Arc::new(Compute::default()));
         let asked = Arc::clone(&question);
@@ -206,7 +206,7 @@ impl Cache {
         Ok(op.with_exchange(asked))
     }
 
-    /// As `compute`, even if bytes are stored.
+    /// Like `compute`, but computes even if bytes are stored.
     fn refresh(&self, codec: &str, ttl: f64) -> PyResult<Op> {
         let (cache, question) = (self.cache.get()?.clone(), Arc::new(Compute::default()));
         let (asked, ttl) = (Arc::clone(&question), error::seconds("ttl", ttl)?);
@@ -231,7 +231,7 @@ pub struct OncePer {
     root: Owned<Arc<Root>>,
 }
 
-/// The window of a Python function from seconds since 1970 to such a range.
+/// Calls a Python function that returns the window of a time, in seconds since 1970.
 fn window(function: &Py<PyAny>, now: SystemTime) -> Range<SystemTime> {
     let seconds = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
     let time = |seconds: f64| UNIX_EPOCH + Duration::try_from_secs_f64(seconds).unwrap_or_default();

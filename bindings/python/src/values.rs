@@ -1,4 +1,4 @@
-//! What the library reports, as dictionaries. The package makes data classes of them.
+//! Reports of the library as dictionaries, which the package turns into data classes.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -7,7 +7,7 @@ use pyo3::types::{PyBytes, PyDict, PyList};
 use tenure::metrics::{Histogram, LockMetrics, Snapshot};
 use tenure::{Holder, LastRun, Leader, Outcome, Share, Status};
 
-/// Converts a value, or gives `None`.
+/// Converts a value, or returns `None`.
 pub fn optional<T>(
     py: Python<'_>,
     value: Option<T>,

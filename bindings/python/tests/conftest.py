@@ -20,7 +20,7 @@ import redis
 import tenure
 
 ROOT = Path(__file__).resolve().parents[3]
-# A program that a shell starts in the background ignores SIGINT, and so would what it starts.
+# A shell starts background programs with SIGINT ignored, which their children inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DIES_WITH_US = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
@@ -82,7 +82,7 @@ _numbers = itertools.count()
 
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
-    """A lock of this test alone."""
+    """The name of a lock that only this test uses."""
     return f"{request.node.name}-{next(_numbers)}"
 
 
@@ -92,7 +92,7 @@ def locks(shared_locks: tenure.Locks) -> tenure.Locks:
 
 
 class Program:
-    """A Python program of its own. Its lines are read one by one."""
+    """A Python program in its own process. The test reads its lines one by one."""
 
     def __init__(self, source: str, *arguments: str) -> None:
         self.process = subprocess.Popen(
@@ -115,7 +115,7 @@ class Program:
         self.process.stdin.flush()
 
     def end(self, seconds: float = 30) -> str:
-        """Waits for its end, which must be a success, and returns the rest of what it wrote."""
+        """Waits until the program exits successfully, and returns the rest of its output."""
         out, errors = self.process.communicate(timeout=seconds)
         assert self.process.returncode == 0, f"status {self.process.returncode}: {errors}"
         assert "Traceback" not in errors and "panicked" not in errors, errors
@@ -139,7 +139,7 @@ def program() -> Iterator[Callable[..., Program]]:
 
 @pytest.fixture(autouse=True)
 def limit() -> Iterator[None]:
-    """A test that hangs ends the run, and says where it stands."""
+    """A test that hangs ends the run with a traceback."""
     faulthandler.dump_traceback_later(180, exit=True, file=sys.__stderr__)
     yield
     faulthandler.cancel_dump_traceback_later()

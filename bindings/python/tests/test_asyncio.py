@@ -83,7 +83,7 @@ def test_tasks_take_turns(locks: tenure.Locks, name: str) -> None:
 
 
 class CancelledAt:
-    """Awaits some work whose task is cancelled at the nth suspension: in it, or once what it waits for is done."""
+    """Awaits work whose task is cancelled at the nth suspension: during it, or when the awaited future is done."""
 
     def __init__(self, work: Awaitable[object], number: int, late: bool) -> None:
         self.work, self.number, self.late = work, number, late
@@ -144,7 +144,7 @@ def test_a_task_cancelled_at_any_await_leaves_nothing_held(
 
     async def main() -> None:
         cancelled = set[str]()
-        # A reply that comes at once suspends nothing, so the stage of a suspension is not its number.
+        # An immediate reply does not suspend, so the nth suspension is not always in the same stage.
         for attempt in range(10_000):
             if not await cancel_at(attempt % 3, late, work):
                 cancelled.add(stage)
@@ -205,7 +205,7 @@ def test_a_task_ended_by_a_loss_sees_the_reason(locks: tenure.Locks, name: str) 
                     await asyncio.sleep(60)
         assert isinstance(lost.value.__cause__, asyncio.CancelledError)
         assert [str(reason) for reason in reasons] == [str(lost.value)]
-        # The task goes on as one that was never cancelled.
+        # The task continues as if it was never cancelled.
         await asyncio.sleep(0)
         guard = await locks.mutex(name).alock()
         await locks.aforce_release(name)
@@ -267,7 +267,7 @@ def test_loops_come_and_go(locks: tenure.Locks, name: str) -> None:
         return await locks.mutex(name).alock()
 
     for _ in range(3):
-        guard = asyncio.run(take())  # open beyond its loop
+        guard = asyncio.run(take())  # outlives its loop
         assert guard.is_held()
         guard.release()
     kept = asyncio.run(take())

@@ -1,4 +1,4 @@
-"""The pages of `docs` and the README: each is a program, which runs here as it stands there."""
+"""Runs the programs in `docs` and the README unchanged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def written(page: str, to: Path) -> None:
-    """Writes each block into the file that its first line names."""
+    """Writes each block to the file that its first line names."""
     for block in BLOCK.findall((PACKAGE / "docs" / page).read_text()):
         named = re.match(r"# (\S+\.py)\n", block)
         assert named, f"a block of {page} names no file: {block[:40]}"

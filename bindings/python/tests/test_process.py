@@ -1,4 +1,4 @@
-"""Signals, forks, threads and the end of the interpreter. Each case is a program of its own."""
+"""Signals, forks, threads and interpreter shutdown. Each case is a separate program."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def test_a_child_does_not_keep_a_file_lock_of_its_parent(tmp_path: Path, name: s
     parent.process.wait()
     try:
         assert locks.mutex("x").try_lock(timeout=20) is not None
-        os.kill(child, 0)  # it is still there
+        os.kill(child, 0)  # it is still alive
     finally:
         os.kill(child, signal.SIGKILL)
 

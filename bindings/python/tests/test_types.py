@@ -1,4 +1,4 @@
-"""The types of the package, in the strict modes of two checkers, and the examples in its documentation."""
+"""The types of the package under two strict type checkers, and the examples in docstrings."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_each_public_thing_is_documented_and_async_twins_exist() -> None:
 
 
 def test_the_import_is_light() -> None:
-    """What takes long to import waits for its first use."""
+    """Slow modules are imported on first use."""
     listed = subprocess.run(
         [sys.executable, "-c", "import sys, tenure; print(*sys.modules)"], capture_output=True, text=True, check=True
     ).stdout.split()

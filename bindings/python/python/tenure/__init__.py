@@ -8,7 +8,7 @@ charging
 >>> if guard := locks.mutex("noon").try_lock(timeout=2):  # None when busy
 ...     guard.release()
 
-Each method that asks the store has a twin for event loops, whose name begins with an `a`: `await lock.alock()`.
+Each method that asks the store has an async variant, whose name begins with an `a`: `await lock.alock()`.
 Locks and guards work in `with` and in `async with`.
 """
 
@@ -70,7 +70,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Imports the modules of uses and values when they are first needed."""
+    """Imports the modules of uses and values on first use."""
     if name in __all__:
         from importlib import import_module
 
@@ -82,7 +82,7 @@ def __getattr__(name: str) -> object:
 
 
 def open_lazily(url: str, **options: _Unpack[Options]) -> Locks:
-    """Opens a store without I/O; the first use dials. For module level, and for programs that start before
+    """Opens a store without I/O; the first use connects. For module level, and for programs that start before
     their store.
 
     >>> locks = open_lazily("redis://127.0.0.1:1")
@@ -91,11 +91,12 @@ def open_lazily(url: str, **options: _Unpack[Options]) -> Locks:
 
 
 def connect(url: str, **options: _Unpack[Options]) -> Locks:
-    """Opens a store and checks that it answers. `options` are those of all its locks: see `Options`.
+    """Opens a store and checks that it answers. `options` apply to all its locks: see `Options`.
 
     The URL is `redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE]`, `rediss://…` (TLS), `redis+unix:///SOCKET`,
     `redis-sentinel://…`, `redis-cluster://…`, `redis-quorum://…`, `file:DIR` (the processes of one machine), or
-    `memory:` (this process). Builds with the features have `postgres://…`, `mysql://…`, `etcd://…` and `zookeeper://…` too.
+    `memory:` (this process). Builds with these features also have `postgres://…`, `mysql://…`, `etcd://…` and
+    `zookeeper://…`.
 
     >>> connect("memory:", ttl=60, prefix="shop:").url
     'memory:'
@@ -106,7 +107,7 @@ def connect(url: str, **options: _Unpack[Options]) -> Locks:
 
 
 async def aconnect(url: str, **options: _Unpack[Options]) -> Locks:
-    """As `connect`, in an event loop."""
+    """Like `connect`, in an event loop."""
     locks = opened(url, options)
     await locks.aping()
     return locks
@@ -123,7 +124,7 @@ def quorum(*members: Locks) -> Locks:
     return quorum_of(list(members))
 
 
-# How long the end of the interpreter may wait for releases. Leases of unanswered ones end by themselves.
+# How long interpreter shutdown may wait for releases. Unanswered ones are left to their leases.
 _CLOSE = 2.0
 
 

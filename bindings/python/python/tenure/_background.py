@@ -1,4 +1,4 @@
-"""A thread that waits for the loss of locks, where there is no event loop to do it."""
+"""A thread that waits for the loss of locks, for programs without an event loop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Sink:
         self._done = done
 
     def start(self, reactor: _native.Reactor) -> Optional[int]:
-        """Begins the call. Returns its id, or `None` if it is done."""
+        """Begins the call. Returns its id, or `None` if it is done already."""
         id = self._op.start(reactor, self)
         if id is None:
             self.set_result(None)

@@ -1,4 +1,4 @@
-"""The exceptions, which say the same as the errors of the library and the command."""
+"""The exceptions. Messages are the same as in the library and the command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fork leaves behind. A child has no threads of the library, so it opens its stores again."""
+"""Fork handling. A child has none of the library's threads, so it opens its stores again."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def close_files_below(directory: str) -> None:
-    """Closes the descriptors of files in a directory that this child got from its parent.
+    """Closes the descriptors of files in a directory that this child inherited from its parent.
 
-    The parent's holds in a `file:` store end with the last process that has their files open, and a child
-    must not keep them alive.
+    A hold in a `file:` store lasts as long as any process has its files open, and a child must not keep the
+    parent's holds alive.
     """
     for number in os.listdir("/proc/self/fd"):
         try:

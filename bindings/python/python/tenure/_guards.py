@@ -137,12 +137,12 @@ class Guard:
         return CancelOnLoss(self._hold.lost())
 
     def verify(self) -> None:
-        """Asks the store whether the lock is still held: right before a write that cannot be fenced. Raises
+        """Asks the store whether the lock is still held, for use right before a write that cannot be fenced. Raises
         `LostError` if it is not."""
         run(self._hold.verify())
 
     async def averify(self) -> None:
-        """As `verify`, in an event loop."""
+        """Like `verify`, in an event loop."""
         await wait(self._hold.verify())
 
     def renew(self) -> None:
@@ -150,7 +150,7 @@ class Guard:
         run(self._hold.renew())
 
     async def arenew(self) -> None:
-        """As `renew`, in an event loop."""
+        """Like `renew`, in an event loop."""
         await wait(self._hold.renew())
 
     def release(self) -> None:
@@ -159,7 +159,7 @@ class Guard:
         run(self._hold.release())
 
     async def arelease(self) -> None:
-        """As `release`, in an event loop. If the task is cancelled, the release continues in the background."""
+        """Like `release`, in an event loop. If the task is cancelled, the release continues in the background."""
         await wait(self._hold.release())
 
     def detach(self) -> str:
@@ -169,7 +169,7 @@ class Guard:
         return owner
 
     async def adetach(self) -> str:
-        """As `detach`, in an event loop."""
+        """Like `detach`, in an event loop."""
         owner: str = await wait(self._hold.detach())
         return owner
 
@@ -178,7 +178,7 @@ class Guard:
         run(self._hold.keep_for(seconds(time)))
 
     async def akeep_for(self, time: Seconds) -> None:
-        """As `keep_for`, in an event loop."""
+        """Like `keep_for`, in an event loop."""
         await wait(self._hold.keep_for(seconds(time)))
 
     def _is_over(self, error: Optional[BaseException]) -> bool:
@@ -247,7 +247,7 @@ class RwGuard(Guard):
         run(self._hold.downgrade())
 
     async def adowngrade(self) -> None:
-        """As `downgrade`, in an event loop."""
+        """Like `downgrade`, in an event loop."""
         await wait(self._hold.downgrade())
 
     def upgrade(self, timeout: Optional[Seconds] = None) -> bool:
@@ -256,7 +256,7 @@ class RwGuard(Guard):
         return upgraded
 
     async def aupgrade(self, timeout: Optional[Seconds] = None) -> bool:
-        """As `upgrade`, in an event loop."""
+        """Like `upgrade`, in an event loop."""
         upgraded: bool = await wait(self._hold.upgrade(optional_seconds(timeout)))
         return upgraded
 
@@ -307,7 +307,7 @@ class Term(Guard):
         run(self._hold.update(payload))
 
     async def aupdate(self, payload: str) -> None:
-        """As `update`, in an event loop."""
+        """Like `update`, in an event loop."""
         await wait(self._hold.update(payload))
 
     def __enter__(self) -> Term:
@@ -327,7 +327,7 @@ class Turn(Guard):
         run(self._hold.fail(str(why)))
 
     async def afail(self, why: object) -> None:
-        """As `fail`, in an event loop."""
+        """Like `fail`, in an event loop."""
         await wait(self._hold.fail(str(why)))
 
     def _end(self, error: Optional[BaseException]) -> _native.Op:
@@ -385,6 +385,6 @@ class CancelOnLoss:
         if self._reason is None or task is None:
             return
         if hasattr(task, "uncancel") and task.uncancel() > self._cancels:
-            return  # somebody else has cancelled the task too
+            return  # the task was also cancelled by other code
         if kind is None or issubclass(kind, asyncio.CancelledError):
             raise self._reason from error

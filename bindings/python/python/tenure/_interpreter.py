@@ -1,4 +1,4 @@
-"""Refuses subinterpreters, which the extension does not support: imported before it."""
+"""Refuses subinterpreters, which the extension does not support. Imported before the extension."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ _fork.in_child(_close_files)
 
 
 def open_url(url: str) -> _native.Locks:
-    # A child got a copy of its parent's memory, with the parent's locks in it.
+    # A child has a copy of its parent's memory, with the parent's locks in it.
     if url.startswith("memory:") and url != "memory:" and _fork.generation:
         url = f"{url} of process {os.getpid()}"
     return _native.Locks.open(url)
@@ -148,7 +148,7 @@ class Locks:
         run(self._opened().ping())
 
     async def aping(self) -> None:
-        """As `ping`, in an event loop."""
+        """Like `ping`, in an event loop."""
         await wait(self._opened().ping())
 
     def flush(self) -> None:
@@ -156,7 +156,7 @@ class Locks:
         run(self._opened().flush())
 
     async def aflush(self) -> None:
-        """As `flush`, in an event loop."""
+        """Like `flush`, in an event loop."""
         await wait(self._opened().flush())
 
     def mutex(
@@ -188,7 +188,7 @@ class Locks:
         on_lost: Optional[Callable[[LostError], object]] = None,
         **options: Unpack[Options],
     ) -> FairMutex:
-        """A lock with one holder at a time, first come, first served. Arguments as of `mutex`."""
+        """A lock with one holder at a time, first come, first served. Arguments as for `mutex`."""
         return FairMutex(self, name, timeout, on_lost, options)
 
     def reentrant_mutex(
@@ -201,7 +201,7 @@ class Locks:
         **options: Unpack[Options],
     ) -> ReentrantMutex:
         """A lock with one owner at a time, who may hold it several times. The owner is the running task, or
-        else the thread, unless `owner` names another. Other arguments as of `mutex`.
+        else the thread, unless `owner` names another. Other arguments as for `mutex`.
 
         >>> import tenure
         >>> tree = tenure.connect("memory:").reentrant_mutex("tree")
@@ -219,7 +219,7 @@ class Locks:
         on_lost: Optional[Callable[[LostError], object]] = None,
         **options: Unpack[Options],
     ) -> RwLock:
-        """A lock with many readers or one writer. Arguments as of `mutex`.
+        """A lock with many readers or one writer. Arguments as for `mutex`.
 
         >>> import tenure
         >>> config = tenure.connect("memory:").rwlock("config")
@@ -238,7 +238,7 @@ class Locks:
         on_lost: Optional[Callable[[LostError], object]] = None,
         **options: Unpack[Options],
     ) -> Semaphore:
-        """A lock with this number of permits, on which all users of the name must agree. Other arguments as of
+        """A lock with this number of permits, on which all users of the name must agree. Other arguments as for
         `mutex`.
 
         >>> import tenure
@@ -374,8 +374,8 @@ class Locks:
         })  # fmt: skip
 
     def cached(self, name: str, ttl: Seconds, **options: Any) -> Callable[[F], F]:
-        """A decorator that keeps what a function returns, sync or async. `name` may contain its arguments in
-        braces. Options as of `cache`.
+        """A decorator that caches the results of a function, sync or async. `name` may contain its arguments in
+        braces. Options as for `cache`.
 
         >>> import tenure
         >>> locks = tenure.connect("memory:")
@@ -459,7 +459,7 @@ class Locks:
         return _status(run(self._opened().inspect(name)))
 
     async def ainspect(self, name: str) -> Optional[Status]:
-        """As `inspect`, in an event loop."""
+        """Like `inspect`, in an event loop."""
         return _status(await wait(self._opened().inspect(name)))
 
     def list(self, prefix: str = "") -> Iterator[Status]:
@@ -476,7 +476,7 @@ class Locks:
             yield status
 
     async def alist(self, prefix: str = "") -> AsyncIterator[Status]:
-        """As `list`, in an event loop."""
+        """Like `list`, in an event loop."""
         listing = self._opened().list(prefix)
         while (status := _status(await wait(listing.next()))) is not None:
             yield status
@@ -487,7 +487,7 @@ class Locks:
         return _status(run(self._opened().force_release(name)))
 
     async def aforce_release(self, name: str) -> Optional[Status]:
-        """As `force_release`, in an event loop."""
+        """Like `force_release`, in an event loop."""
         return _status(await wait(self._opened().force_release(name)))
 
     def resume(self, name: str, owner: str) -> Optional[Guard]:
@@ -504,7 +504,7 @@ class Locks:
         return None if hold is None else Guard(hold)
 
     async def aresume(self, name: str, owner: str) -> Optional[Guard]:
-        """As `resume`, in an event loop."""
+        """Like `resume`, in an event loop."""
         hold = await wait(self._opened().resume(name, owner))
         return None if hold is None else Guard(hold)
 
@@ -514,7 +514,7 @@ class Locks:
         return left
 
     async def arenew_detached(self, name: str, owner: str) -> Optional[float]:
-        """As `renew_detached`, in an event loop."""
+        """Like `renew_detached`, in an event loop."""
         left: Optional[float] = await wait(self._opened().renew_detached(name, owner))
         return left
 
@@ -612,7 +612,7 @@ class Lock(Generic[G]):
         return self._guard(run(self._opened().lock()))
 
     async def alock(self) -> G:
-        """As `lock`, in an event loop. The cancellation of the task leaves the queue."""
+        """Like `lock`, in an event loop. Cancelling the task leaves the queue."""
         return self._guard(await wait(self._opened().lock()))
 
     def try_lock(self, timeout: Optional[Seconds] = None) -> Optional[G]:
@@ -621,7 +621,7 @@ class Lock(Generic[G]):
         return None if hold is None else self._guard(hold)
 
     async def atry_lock(self, timeout: Optional[Seconds] = None) -> Optional[G]:
-        """As `try_lock`, in an event loop."""
+        """Like `try_lock`, in an event loop."""
         hold = await wait(self._opened().try_lock(optional_seconds(timeout)))
         return None if hold is None else self._guard(hold)
 
@@ -737,7 +737,7 @@ class ReentrantMutex(Lock[Guard]):
         return count
 
     async def ahold_count(self) -> int:
-        """As `hold_count`, in an event loop."""
+        """Like `hold_count`, in an event loop."""
         count: int = await wait(self._opened().hold_count())
         return count
 
@@ -825,7 +825,7 @@ class Semaphore(Lock[Guard]):
         return native.semaphore(self.name, self.permits, self._taken)
 
     def many(self, permits: int) -> Semaphore:
-        """The same semaphore, of which each acquisition takes this number of permits."""
+        """The same semaphore, but each acquisition takes this number of permits."""
         return Semaphore(self._locks, self.name, self._timeout, self._on_lost, {}, self.permits, permits)
 
     def set_permits(self, permits: int) -> None:
@@ -833,7 +833,7 @@ class Semaphore(Lock[Guard]):
         run(self._locks._opened().set_permits(self.name, permits))
 
     async def aset_permits(self, permits: int) -> None:
-        """As `set_permits`, in an event loop."""
+        """Like `set_permits`, in an event loop."""
         await wait(self._locks._opened().set_permits(self.name, permits))
 
 

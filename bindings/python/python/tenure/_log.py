@@ -1,4 +1,4 @@
-"""Events of the library, through `logging`."""
+"""Passes events of the library to `logging`."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ def emit(target: str, level: int, message: str, fields: list[tuple[str, str]]) -
 
 
 def follow() -> None:
-    """Tells the library from which level on events are wanted."""
+    """Passes the effective log level to the library."""
     logging: Any = sys.modules.get("logging")
     level = _WARNING if logging is None else logging.getLogger("tenure").getEffectiveLevel()
     _native.set_log_level(max(1, min(level, 50)))
 
 
 def debug(message: str, *arguments: object) -> None:
-    """Logs what the package itself has to say."""
+    """Logs a message of the package itself."""
     logging: Any = sys.modules.get("logging")
     if logging is not None:
         logging.getLogger("tenure").debug(message, *arguments)
 
 
 def exception(message: str, *arguments: object) -> None:
-    """Logs the exception that is handled."""
+    """Logs the exception being handled."""
     import logging
 
     logging.getLogger("tenure").exception(message, *arguments)

@@ -1,4 +1,4 @@
-"""The extension. Its objects belong to the process that made them: in another, they raise `ForkedError`."""
+"""The extension. Its objects belong to the process that created them, and raise `ForkedError` in any other."""
 
 from typing import Any, Literal, Optional, Protocol, final
 

@@ -21,7 +21,7 @@ Open = Callable[[], _native.Locks]
 
 @dataclass(frozen=True)
 class Absent:
-    """What a computation for a cache returns if there is no value. Nobody computes again for `ttl` seconds."""
+    """Returned by a computation for a cache if there is no value. Nobody computes again for `ttl` seconds."""
 
     ttl: float
 
@@ -74,7 +74,7 @@ class Cache:
         return self._loaded(run(self._opened().get(self._codec)))
 
     async def aget(self) -> Any:
-        """As `get`, in an event loop."""
+        """Like `get`, in an event loop."""
         return self._loaded(await wait(self._opened().get(self._codec)))
 
     def get_or_compute(self, compute: Callable[[], Any]) -> Any:
@@ -83,7 +83,7 @@ class Cache:
         return self._loaded(run_with(op, lambda: self._dumped(compute())))
 
     async def aget_or_compute(self, compute: Callable[[], Awaitable[Any]]) -> Any:
-        """As `get_or_compute`, in an event loop; `compute` is an async function."""
+        """Like `get_or_compute`, in an event loop; `compute` is an async function."""
         return self._loaded(await wait_with(self._opened().compute(self._codec), self._answer(compute)))
 
     def refresh(self, compute: Callable[[], Any]) -> Any:
@@ -92,7 +92,7 @@ class Cache:
         return self._loaded(run_with(op, lambda: self._dumped(compute())))
 
     async def arefresh(self, compute: Callable[[], Awaitable[Any]]) -> Any:
-        """As `refresh`, in an event loop; `compute` is an async function."""
+        """Like `refresh`, in an event loop; `compute` is an async function."""
         op = self._opened().refresh(self._codec, self.ttl)
         return self._loaded(await wait_with(op, self._answer(compute)))
 
@@ -101,7 +101,7 @@ class Cache:
         run(self._opened().invalidate())
 
     async def ainvalidate(self) -> None:
-        """As `invalidate`, in an event loop."""
+        """Like `invalidate`, in an event loop."""
         await wait(self._opened().invalidate())
 
     def _answer(self, compute: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[tuple[Optional[bytes], float]]]:
@@ -184,7 +184,7 @@ class OncePer:
         return None if hold is None else Turn(hold)
 
     async def atry_begin(self) -> Optional[Turn]:
-        """As `try_begin`, in an event loop."""
+        """Like `try_begin`, in an event loop."""
         hold = await wait(self._opened().begin())
         return None if hold is None else Turn(hold)
 
@@ -197,7 +197,7 @@ class OncePer:
             return Run(True, job(*args, **kwargs))
 
     async def arun(self, job: Callable[..., Awaitable[T]], *args: Any, **kwargs: Any) -> Run[T]:
-        """As `run`, in an event loop, for an async function. It is cancelled if the lock is lost."""
+        """Like `run`, in an event loop, for an async function. It is cancelled if the lock is lost."""
         turn = await self.atry_begin()
         if turn is None:
             return Run(False)
@@ -210,7 +210,7 @@ class OncePer:
         return LastRun.of(run(self._opened().last()))
 
     async def alast(self) -> Optional[LastRun]:
-        """As `last`, in an event loop."""
+        """Like `last`, in an event loop."""
         return LastRun.of(await wait(self._opened().last()))
 
     def reset(self) -> None:
@@ -218,7 +218,7 @@ class OncePer:
         run(self._opened().reset())
 
     async def areset(self) -> None:
-        """As `reset`, in an event loop."""
+        """Like `reset`, in an event loop."""
         await wait(self._opened().reset())
 
     def __repr__(self) -> str:
@@ -270,7 +270,7 @@ class Election:
         return Term(run(self._opened().campaign()))
 
     async def acampaign(self) -> Term:
-        """As `campaign`, in an event loop."""
+        """Like `campaign`, in an event loop."""
         return Term(await wait(self._opened().campaign()))
 
     def leader(self) -> Optional[Leader]:
@@ -279,7 +279,7 @@ class Election:
         return None if leader is None else Leader(**leader)
 
     async def aleader(self) -> Optional[Leader]:
-        """As `leader`, in an event loop."""
+        """Like `leader`, in an event loop."""
         leader = await wait(self._opened().leader())
         return None if leader is None else Leader(**leader)
 

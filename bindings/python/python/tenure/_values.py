@@ -1,4 +1,4 @@
-"""What stores report."""
+"""Reports of stores."""
 
 from __future__ import annotations
 

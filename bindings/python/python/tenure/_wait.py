@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 from . import _fork, _native
 from ._errors import Error
 
-# What few programs need is imported on its first use: asyncio alone takes longer than all the rest.
+# Imported on first use: asyncio alone takes longer to import than the rest of the package.
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Awaitable, Callable
@@ -43,7 +43,7 @@ def run(op: _native.Op) -> Any:
 
 
 def run_with(op: _native.Op, answer: Callable[[], tuple[Optional[bytes], float]]) -> Any:
-    """As `run`, for a call that asks for a value."""
+    """Like `run`, for a call that asks for a value."""
     op.run()
     while op.is_asking():
         try:
@@ -58,7 +58,7 @@ def run_with(op: _native.Op, answer: Callable[[], tuple[Optional[bytes], float]]
 
 
 def reactor_of(loop: asyncio.AbstractEventLoop) -> _native.Reactor:
-    """What runs the calls of an event loop."""
+    """The reactor of an event loop."""
     reactor = _reactors.get(loop)
     if reactor is None:
         for other in list(_reactors):
@@ -70,13 +70,13 @@ def reactor_of(loop: asyncio.AbstractEventLoop) -> _native.Reactor:
 
 
 async def wait(op: _native.Op) -> Any:
-    """Waits in an event loop. The cancellation of the task cancels the call."""
+    """Waits in an event loop. Cancelling the task cancels the call."""
     await _step(op)
     return op.result()
 
 
 async def wait_with(op: _native.Op, answer: Callable[[], Awaitable[tuple[Optional[bytes], float]]]) -> Any:
-    """As `wait`, for a call that asks for a value."""
+    """Like `wait`, for a call that asks for a value."""
     await _step(op)
     while op.is_asking():
         try:
@@ -102,7 +102,7 @@ async def _step(op: _native.Op) -> None:
     try:
         await future
     except BaseException:
-        # Even if the call is done: what it has got is given back.
+        # Even if the call is done, so that what it acquired is released.
         op.cancel()
         reactor.forget(id)
         raise
@@ -122,7 +122,7 @@ async def _step_in_thread(op: _native.Op) -> None:
 
 
 def current() -> object:
-    """The task that runs, or else the number of the thread."""
+    """The running task, or else the id of the thread."""
     loop = running_loop()
     if loop is not None:
         return sys.modules["asyncio"].current_task(loop) or get_ident()

@@ -45,13 +45,13 @@ class Fault:
 
 
 class Control:
-    """What a test does to the store of `store`."""
+    """Controls the store that `store` returned with it."""
 
     def __init__(self, native: _native.Control) -> None:
         self._native = native
 
     def lose(self, name: str) -> bool:
-        """Ends all holds of this name, as a server does that has forgotten them. Returns whether there were any."""
+        """Ends all holds of this name, as if the server had lost them. Returns whether there were any."""
         return self._native.lose(name)
 
     def hold_elsewhere(self, name: str) -> Fault:
@@ -81,7 +81,7 @@ class Control:
         run(self._native.advance(seconds(time)))
 
     async def aadvance(self, time: Seconds) -> None:
-        """As `advance`, in an event loop."""
+        """Like `advance`, in an event loop."""
         await wait(self._native.advance(seconds(time)))
 
     def suspend(self, time: Seconds) -> None:
@@ -98,7 +98,7 @@ class Control:
 
 
 def store() -> tuple[Locks, Control]:
-    """A store in memory for one test, and the control of it."""
+    """A store in memory for one test, and its control."""
     if not hasattr(_native, "testing_store"):
         raise UnsupportedError("this build is without the feature testing")
     locks, control = _native.testing_store()
