@@ -49,7 +49,7 @@ static GUARDED_QUEUE: Script = Script {
 /// The release of a mutex by its holder.
 pub(crate) static RELEASE: Script = Script {
     text: include_str!("../scripts/release.lua"),
-    sha: "32b42b5c0e9029f2bb7b6eabcad4dfaee922e7e7",
+    sha: "ca2b85485f925c6ee3a29349d03fa985d98069a3",
     guarded: None,
 };
 
