@@ -93,8 +93,8 @@ impl NotificationHub {
         self.state.lock()
     }
 
-    /// Subscribes to a lock; ready once the subscription is active. Where it polls, a waiter polls more often.
-    /// `client` waits in the lock's queue.
+    /// Subscribes to a lock; ready once the subscription is active. If the server sends no notifications, the
+    /// listener polls, and a waiter's polls more often. `client` waits in the lock's queue.
     pub(super) async fn listen(
         self: &Arc<Self>,
         key: LockKey,
