@@ -31,7 +31,7 @@ pub(super) enum QueueStep {
         sent: Moment,
     },
     Writing {
-        group: Group,
+        group: Box<Group>,
         /// An answer from before then says that the write was not late.
         until: Moment,
     },

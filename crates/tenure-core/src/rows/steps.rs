@@ -303,7 +303,7 @@ impl StatementWorker {
                         QueueStep::Reading { sent } => sent + steady,
                         _ => self.inbox.runtime.now(),
                     };
-                    lock.step = QueueStep::Writing { group, until };
+                    lock.step = QueueStep::Writing { group: Box::new(group), until };
                     changes.push((lock.key.clone(), change));
                 }
             }
