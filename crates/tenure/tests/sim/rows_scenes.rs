@@ -270,7 +270,8 @@ fn next_after(dead: usize, line: Line) -> Result<Duration, String> {
         // They join one after the other within four seconds, the one that lives last.
         let joins = 100 + process as u64 * 4_000 / (dead as u64 + 1);
         let is_dead = process <= dead;
-        let (locks, at, entered) = (scene.client(process, SECONDS(15)), scene.at(process), entered.clone());
+        let (locks, at, entered) =
+            (scene.client(process, SECONDS(15)), scene.at(process), Arc::clone(&entered));
         let runtime = Arc::clone(&scene.processes[process]);
         let waits = async move {
             at(joins).await;
@@ -367,7 +368,7 @@ fn a_closed_session_is_not_held_against_a_client(_: Mistake) -> Outcome {
         guard.release().await.map_err(text)
     });
     for process in [0, 2] {
-        let (locks, at, order) = (scene.client(process, SECONDS(15)), scene.at(process), order.clone());
+        let (locks, at, order) = (scene.client(process, SECONDS(15)), scene.at(process), Arc::clone(&order));
         scene.spawn(process, async move {
             at(if process == 0 { 19_000 } else { 20_200 }).await;
             let guard = locks.fair_mutex("x").expect("a name").lock().await.map_err(text)?;
