@@ -80,8 +80,8 @@ impl Hunt {
             coverage.missing().into_iter().map(|event| format!("{event:?} in {regime:?}")).collect::<Vec<_>>()
         };
         let unseen: Vec<_> = all.coverage.iter().flat_map(unseen).collect();
-        assert!(unseen.is_empty(), "never happened: {unseen:?}");
         self.accuse(all.violations);
+        assert!(unseen.is_empty(), "never happened: {unseen:?}");
     }
 
     /// Reports one violation of each sort in each regime, with how to replay the first.
