@@ -205,7 +205,7 @@ impl Scene {
             let (at, process) = (sim.now(), sim.current());
             sim.note(|| format!("p{process}: {}: {answer:?}", Shown(op)));
             let after = after.and_then(|record| LockView::at(at, record, clock));
-            oracle.executed(&Executed { process, op, answer, wake, passed: &[], after });
+            oracle.executed(&Executed { process, op, answer, wake, passed: &[], together: &[], after });
             // A request is carried out within the caller's poll, and takes its time there.
             sim.pass();
         })));

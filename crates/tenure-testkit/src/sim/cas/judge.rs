@@ -131,6 +131,7 @@ impl Judge {
                 is_left.then(|| lapses(owner)).flatten()
             });
         }
+        let owners: Vec<&Owner> = told.iter().map(|told| &told.op.owner).collect();
         for Told { op, answer, wake, after: left, .. } in told {
             let answer = counted(answer, added);
             self.sim.mark(at ^ process as u64);
@@ -146,8 +147,9 @@ impl Judge {
             };
             let lock = between.as_ref().or(after.lock.as_ref());
             let view = lock.and_then(|lock| LockView::at(at, lock, self.clock));
-            let wake = wake.as_ref();
-            self.oracle.executed(&Executed { process, op, answer: &answer, wake, passed: &[], after: view });
+            let (answer, wake, together) = (&answer, wake.as_ref(), &owners[..]);
+            let passed = &[];
+            self.oracle.executed(&Executed { process, op, answer, wake, passed, together, after: view });
         }
         // Each hold of a reentrant owner has its own handle.
         if matches!(after.lock.as_ref().map(|lock| &lock.value), Some(Data::Hash(_))) {

@@ -364,7 +364,7 @@ impl Network {
         let after = inner.server.view(now, &op.name);
         if let Some(oracle) = &self.oracle {
             let (answer, wake, passed) = (&answer, wake.as_ref(), &passed);
-            oracle.executed(&Executed { process, op, answer, wake, passed, after });
+            oracle.executed(&Executed { process, op, answer, wake, passed, together: &[], after });
         }
         for wake in wake.into_iter().chain(protocol::forced(op, &answer)) {
             self.tell(&mut inner, op, &wake);

@@ -138,7 +138,7 @@ impl ReferenceModel {
         }
         let asked = |owner: &Owner| match &op.verb {
             Verb::Refresh { owners, .. } => owners.contains(owner),
-            _ => op.owner == *owner,
+            _ => op.owner == *owner || executed.together.contains(&owner),
         };
         let is_released = match executed.answer {
             Answer::Released { left: 0 } => true,
@@ -154,12 +154,17 @@ impl ReferenceModel {
             let weight = share.map_or(0, |share| share.weight);
             let count = if lock.sort == LockKind::Reentrant { place.count() } else { place.weight };
             let (by, of) = (&op.owner, &place.owner);
+            // A session lasts longer than the leases that are bound to it, and they may move to another.
+            let least = match self.owners.get(of) {
+                Some(owned) if self.plan.session > 0 => place.lapses.min(owned.told_until()),
+                _ => place.lapses,
+            };
             match lapses {
                 _ if asked(of) && is_released => None,
                 None if is_passed(of) => None,
                 None => Some(format!("a request of {by} ended the place of {of}: {:?}", op.verb)),
-                Some(lapses) if lapses + self.plan.session < place.lapses => {
-                    let less = (place.lapses - lapses) / 1_000;
+                Some(lapses) if lapses < least => {
+                    let less = (least - lapses) / 1_000;
                     Some(format!("a request of {by} shortened the lease of {of} by {less} µs: {:?}", op.verb))
                 }
                 Some(lapses) if !asked(of) && (lapses != place.lapses || weight != count) => {

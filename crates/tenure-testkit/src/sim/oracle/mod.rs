@@ -128,6 +128,9 @@ pub struct Executed<'a> {
     pub wake: Option<&'a Notification>,
     /// Waiters removed because their clients could not be notified.
     pub passed: &'a [Passed],
+    /// The owners of all requests that were carried out with it, in one write. `after` is the state after the
+    /// last of them.
+    pub together: &'a [&'a Owner],
     /// What is at the key now.
     pub after: Option<LockView<'a>>,
 }
@@ -325,7 +328,10 @@ impl Oracle {
             let Some(owned) = model.owners.get_mut(&op.owner) else { return };
             match op.verb {
                 Verb::Acquire { .. } => owned.grants += 1,
-                Verb::Renew { .. } => owned.told_at = Some(sim.now()),
+                Verb::Renew { ttl_ms, .. } => {
+                    owned.told_at = Some(sim.now());
+                    owned.tells(sim.now(), op, ttl_ms, true);
+                }
                 _ => {}
             }
         })

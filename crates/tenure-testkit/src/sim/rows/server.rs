@@ -262,7 +262,8 @@ impl Server {
             if after.is_some() || !matches!(answer, Answer::Held { .. }) {
                 let wake = wake.as_ref();
                 let passed: Vec<Passed> = passed.iter().map(|owner| Self::passed(state, owner)).collect();
-                judge.oracle.executed(&Executed { process, op, answer, wake, passed: &passed, after });
+                let (passed, together) = (&passed[..], &[][..]);
+                judge.oracle.executed(&Executed { process, op, answer, wake, passed, together, after });
             }
         }
     }

@@ -408,7 +408,7 @@ impl Task {
             let still = self.oracle().still_held(self.process.id(), name, outer.owner(), &before);
             let is_strict = asked_at >= self.workload.plan.strict_from && still > 0;
             if is_strict
-                && sim.now() > asked_at + AT_ONCE
+                && sim.now() > asked_at + AT_ONCE.max(self.workload.plan.trip().as_nanos() as TrueTime)
                 && sim.ran_since(self.process.id(), asked_at)
                 && !matches!(cut, Cut::Neglect(..))
             {

@@ -11,7 +11,9 @@ mod requests;
 
 use std::collections::BTreeMap;
 
-use tenure::internals::protocol::{Answer, Liveness, Notification, Place as Told, ReleaseScope, Verb};
+use tenure::internals::protocol::{
+    Answer, Liveness, LockSpec, Notification, Op, Place as Told, ReleaseScope, Verb,
+};
 use tenure::{LockName, Owner};
 
 use super::history::History;
@@ -102,8 +104,9 @@ pub(super) struct Owned {
     pub(super) granted_at: TrueTime,
     pub(super) set_at: TrueTime,
     pub(super) lapses: TrueTime,
-    /// The latest time until which it may believe in its lease.
-    pub(super) told_until: TrueTime,
+    /// Until when it may believe in the lease of each of its holds. Detached holds share the number 0, and so
+    /// do all holds of a lock that is not reentrant.
+    told: BTreeMap<u64, TrueTime>,
     /// Tokens with which it may have been told of a longer lease than it had: see [`ReferenceModel::doubt`].
     pub(super) doubted: Vec<u64>,
     /// Its place reappeared because the server went back.
@@ -261,6 +264,9 @@ impl ReferenceModel {
                 0 => place.detached = 0,
                 _ => place.live.retain(|(live, _)| *live != number),
             }
+            if let Some(owned) = self.owners.get_mut(owner) {
+                owned.forgets(number);
+            }
             if place.count() > 0 {
                 return;
             }
@@ -359,18 +365,19 @@ impl ReferenceModel {
             Verb::Acquire { ttl_ms, .. } | Verb::Renew { ttl_ms, .. } => ttl_ms,
             Verb::Release { .. } | Verb::Resize | Verb::Inspect => return,
         };
-        // Minus what the holder deducts for clocks and rounding.
-        let until = at + (told_ms * MS * 99 / 100).saturating_sub(2 * MS);
-        owned.told_until = if is_new { until } else { owned.told_until.max(until) };
+        if is_new {
+            owned.told.clear();
+        }
+        let place = self.locks.get(&executed.op.name).and_then(|lock| lock.place(owner));
+        owned.tells(at, executed.op, told_ms, place.is_some_and(|place| place.detached > 0));
         owned.is_back &= !is_new;
         owned.was_let_in &= !is_new;
-        if owned.lapses < owned.told_until {
+        if owned.lapses < owned.told_until() {
             return;
         }
         let is_one = self.locks.get(&executed.op.name).is_some_and(|lock| lock.sort != LockKind::Reentrant);
         owned.doubted.retain(|doubted| !is_one || *doubted != token);
         // A hold that had grown, and shrank when the server was rewound, is not what its guard believes.
-        let place = self.locks.get(&executed.op.name).and_then(|lock| lock.place(owner));
         let weight = place.map_or(0, |place| place.weight);
         let guards = self
             .holds
@@ -416,6 +423,36 @@ impl ReferenceModel {
 }
 
 impl Owned {
+    /// A request lets it believe in a lease of this length.
+    pub(super) fn tells(&mut self, at: TrueTime, op: &Op, told_ms: u64, is_any_detached: bool) {
+        // Minus what the holder deducts for clocks and rounding.
+        let until = at + (told_ms * MS * 99 / 100).saturating_sub(2 * MS);
+        let (hold, moved) = match op.verb {
+            _ if op.spec != LockSpec::Reentrant => (0, None),
+            Verb::Acquire { bind: Liveness::Lease, .. } => (0, None),
+            Verb::Renew { hold, bind: Some(Liveness::Lease), .. } => (0, Some(hold)),
+            Verb::Renew { hold, bind: Some(_), .. } => (hold, Some(0)),
+            Verb::Acquire { hold, .. } | Verb::Renew { hold, .. } => (hold, None),
+            _ => (0, None),
+        };
+        let kept = moved.and_then(|moved| match moved == 0 && is_any_detached {
+            true => self.told.get(&moved).copied(),
+            false => self.told.remove(&moved),
+        });
+        let told = self.told.entry(hold).or_default();
+        *told = (*told).max(until).max(kept.unwrap_or(0));
+    }
+
+    /// One of a reentrant owner's holds has ended.
+    pub(super) fn forgets(&mut self, hold: u64) {
+        self.told.remove(&hold);
+    }
+
+    /// The latest time until which it may believe in its lease.
+    pub(super) fn told_until(&self) -> TrueTime {
+        self.told.values().copied().max().unwrap_or(0)
+    }
+
     pub(super) fn new(at: TrueTime) -> Self {
         Self {
             process: 0,
@@ -425,7 +462,7 @@ impl Owned {
             granted_at: at,
             set_at: at,
             lapses: at,
-            told_until: 0,
+            told: BTreeMap::new(),
             doubted: Vec::new(),
             is_back: false,
             was_let_in: false,

@@ -1,7 +1,5 @@
 //! The effect of each request on the model.
 
-use tenure::internals::protocol::LockSpec;
-
 use super::*;
 
 impl ReferenceModel {
@@ -219,6 +217,9 @@ impl ReferenceModel {
             let place = &mut lock.places[known];
             place.live.retain(|(live, _)| live != hold);
             let count = place.count();
+            if let Some(owned) = self.owners.get_mut(owner) {
+                owned.forgets(*hold);
+            }
             self.check_left(at, name, owner, count, left);
             if left > 0 {
                 return self.check_count(at, executed, owner);
