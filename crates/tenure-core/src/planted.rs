@@ -133,7 +133,17 @@ pub enum Bug {
     CasExpiredTakesDetached,
     /// Places that asked for different times are refreshed together for the longest.
     CasPlacesExtended,
-    /// A renewal waits for the keep-alive of another task, whose answer may be lost.
+    /// A hold is moved from a handle that is gone, though it has expired.
+    CasExpiredMoved,
+    /// A hold whose detach got no answer is kept for no longer than a place.
+    CasDetachedIsPlace,
+    /// A place is bound to a handle that was closed as idle meanwhile.
+    CasPlaceOnClosed,
+    /// A holder that died just before a watch opened counts as alive, because it was when last seen.
+    CasDeathBeforeWatch,
+    /// An answer from before the end of a handle hides that it is gone.
+    CasGoneRevived,
+    /// A renewal waits for a request of another task, whose answer may be lost.
     CasKeepAwaited,
     /// A place is taken for kept although its handle was not.
     CasPlaceUnproven,

@@ -119,7 +119,8 @@ impl EtcdCluster {
         let read = |key| RequestOp::from(OpRequest::Range(RangeRequest { key, ..RangeRequest::default() }));
         success.extend(change.reads_record.then(|| read(self.record_key(&change.name))));
         success.extend(change.victims.iter().map(|victim| self.write_marker(*victim)));
-        let compare = vec![self.is_marker(handle, Some(marker)), stands];
+        let mut compare = vec![self.is_marker(handle, Some(marker)), stands];
+        compare.extend(change.moved_from.iter().map(|handle| self.is_marker(*handle, None)));
         let failure = vec![read(key), read(self.marker(handle))];
         let mut done = self.txn(TxnRequest { compare, success, failure }).await?;
         if done.succeeded {

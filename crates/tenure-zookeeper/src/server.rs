@@ -214,14 +214,17 @@ impl Ensemble {
         let (lock, record) = (&change.lock, self.nodes().record_path(&change.name));
         // Whether the record is assumed to exist.
         let mut is_there = true;
-        let mut victims: Vec<String> =
-            change.victims.iter().map(|handle| self.nodes().marker(*handle)).collect();
+        let markers =
+            |handles: &[Handle]| handles.iter().map(|handle| self.nodes().marker(*handle)).collect();
+        let (mut victims, moved_from): (Vec<String>, Vec<String>) =
+            (markers(&change.victims), markers(&change.moved_from));
         let parts: Vec<(String, &PartChange)> =
             change.parts.iter().map(|part| (part_path(&path, part.id), part)).collect();
         let (mut has_room, link) = (false, self.link().await?);
         loop {
             let guarded = i32::try_from(version - 1).unwrap_or(ANY - 1);
             let mut steps = vec![MultiOp::Check { path: &marker, version: guarded }];
+            steps.extend(moved_from.iter().map(|path| MultiOp::Check { path, version: ANY }));
             let (lasts, rights) = (Lasts::Always, self.nodes().rights);
             let create = |path| MultiOp::Create { path, data: "", lasts, rights };
             // Children are deleted before their parents.

@@ -57,6 +57,9 @@ pub struct Swap {
     /// Handles of other clients whose holds this change ends. Their markers are written in the same step.
     /// Together with the parts there are at most little more than a hundred.
     pub victims: Vec<Handle>,
+    /// Also expects these handles to be alive: holds or places move from them to another handle, and what was
+    /// bound to a handle that is gone has expired.
+    pub moved_from: Vec<Handle>,
     /// The requests that it carries out, for the oracle of the simulation.
     pub notes: Notes,
 }

@@ -70,7 +70,8 @@ impl CasClient {
     /// The handle for the places of these requests.
     pub(super) async fn place_handle(&self, members: &[BatchMember<'_>]) -> Result<Handle, Failure> {
         let terms = members.iter().filter_map(|of| match of.op.verb {
-            Verb::Acquire { ttl_ms, wait_ms, .. } => Some((wait_ms.unwrap_or(ttl_ms), ttl_ms)),
+            // A request that takes no place has no say in how long the others' places live.
+            Verb::Acquire { ttl_ms, wait_ms, .. } => Some((wait_ms.unwrap_or(0), ttl_ms)),
             _ => None,
         });
         let (wait_ms, ttl_ms) = terms.max().unwrap_or_default();

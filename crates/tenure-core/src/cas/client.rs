@@ -27,6 +27,12 @@ use crate::runtime::Runtime;
 use crate::store::{Cursor, Failure, Page, Signals};
 use crate::sync::Locked;
 
+/// How long a renewal of a lease waits for a request of another task, whose answer may be lost, before it goes
+/// ahead: the other task may have more time than the renewal has.
+pub(super) fn patience(lease: Duration) -> Duration {
+    if planted(Bug::CasKeepAwaited) { Duration::MAX } else { lease / 24 }
+}
+
 /// The turns of owners, per lock.
 type OwnerTurns = BTreeMap<(LockName, Owner), Arc<Turn<()>>>;
 
@@ -239,8 +245,7 @@ impl CasClient {
     }
 
     /// A handle of this lifetime that lives at least for `need` from now on, and whose marker was read within
-    /// `age`. Concurrent requests share one keep-alive, but wait for its answer only for a part of `need`: the
-    /// answer may be lost, and its task may have more time than a renewal has.
+    /// `age`. Concurrent requests share one keep-alive, but wait for its answer only for a part of `need`.
     pub(super) async fn lease_of_life(
         &self,
         life: Duration,
@@ -260,11 +265,7 @@ impl CasClient {
             let mut keeping = self.keeping.lock();
             Arc::clone(keeping.entry(class).or_default())
         };
-        let patience = match planted(Bug::CasKeepAwaited) {
-            true => Duration::MAX,
-            false => need / 12,
-        };
-        let until = self.runtime.now() + patience;
+        let until = self.runtime.now() + patience(need);
         let mut own = by(&*self.runtime, until, turn.lock().boxed()).await;
         loop {
             let sent = self.runtime.now();
@@ -322,21 +323,33 @@ impl CasClient {
 
     /// Checks which handles of other clients are alive, up to `most` of them, or all if some of those are not:
     /// the dead of a crashed rack are removed together. Recent results are reused.
-    pub(super) async fn look_at(&self, view: &LockSnapshot, most: usize) -> Result<(), Failure> {
-        if self.look_at_first(view, most).await? && most < usize::MAX {
-            self.look_at_first(view, usize::MAX).await?;
+    pub(super) async fn look_at(
+        &self,
+        name: &LockName,
+        view: &LockSnapshot,
+        most: usize,
+    ) -> Result<(), Failure> {
+        if self.look_at_first(name, view, most).await? && most < usize::MAX {
+            self.look_at_first(name, view, usize::MAX).await?;
         }
         Ok(())
     }
 
     /// Returns whether one of the first is gone.
-    async fn look_at_first(&self, view: &LockSnapshot, most: usize) -> Result<bool, Failure> {
+    async fn look_at_first(
+        &self,
+        name: &LockName,
+        view: &LockSnapshot,
+        most: usize,
+    ) -> Result<bool, Failure> {
         /// No server tracks lifetimes with a finer resolution.
         const FRESH: Duration = Duration::from_millis(500);
         let now = self.runtime.now();
         let (mut handles, mut is_any_gone) = (Vec::new(), false);
         {
             let mut table = self.table.lock();
+            let opened = table.watched.get(name).map(|watched| watched.opened);
+            let opened = opened.filter(|_| !planted(Bug::CasDeathBeforeWatch));
             let mut met = BTreeSet::new();
             for binding in view.bindings.values() {
                 let handle = binding.handle;
@@ -345,7 +358,7 @@ impl CasClient {
                     continue;
                 }
                 let is_known = match table.others.get(&handle) {
-                    Some(Some(at)) => now.since(*at) < FRESH,
+                    Some(Some(at)) => now.since(*at) < FRESH && opened.is_none_or(|opened| *at > opened),
                     Some(None) => {
                         is_any_gone = true;
                         true
@@ -406,7 +419,7 @@ impl CasClient {
         for (name, stored) in listed.locks {
             // Values that are not locks are reported by requests for them.
             let Some(view) = LockSnapshot::read(Some(&stored)) else { continue };
-            self.look_at(&view, usize::MAX).await?;
+            self.look_at(&name, &view, usize::MAX).await?;
             let now = self.now();
             let state = view.state(&self.ends(&name, &view, now));
             let found = protocol::found(&state, now).map(|mut found| {

@@ -113,10 +113,21 @@ impl ClientHold {
         self.handle == handle || self.former == Some(handle) && !planted(Bug::CasMovingHoldRemoved)
     }
 
-    /// Whether it is not known to hold: it waits, or was granted and not renewed yet.
+    /// Whether it is a place in a queue that is not known to hold: it waits, or was granted and not renewed yet.
     pub(super) fn is_place(&self) -> bool {
-        self.token.is_none()
+        self.token.is_none() && (matches!(self.spec, LockSpec::Queue(_)) || planted(Bug::CasDetachedIsPlace))
     }
+}
+
+/// The open watches of one lock.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct OpenWatches {
+    pub(super) count: usize,
+    /// When one of them opened or closed last. What was known before about handles does not count, because no
+    /// watch may have reported their ends.
+    pub(super) opened: Moment,
+    /// The last event that the waiters must look into.
+    pub(super) since: Moment,
 }
 
 /// The handles and holds known to one client.
@@ -127,8 +138,7 @@ pub(super) struct HoldTable {
     pub(super) holds: BTreeMap<LockName, BTreeMap<HoldKey, ClientHold>>,
     /// Handles of other clients, with the time they were last seen alive, or `None` for those that are gone.
     pub(super) others: BTreeMap<Handle, Option<Moment>>,
-    /// The number of open watches of each lock, and the time of the last event that its waiters must look into.
-    pub(super) watched: BTreeMap<LockName, (usize, Moment)>,
+    pub(super) watched: BTreeMap<LockName, OpenWatches>,
     /// When idle handles were last closed.
     pub(super) cleared: Moment,
 }
@@ -178,8 +188,8 @@ impl HoldTable {
 
     /// Makes the next refreshes of a lock's places read the lock.
     pub(super) fn doubt_places(&mut self, name: &LockName, now: Moment) {
-        if let Some((_, since)) = self.watched.get_mut(name) {
-            *since = now;
+        if let Some(watched) = self.watched.get_mut(name) {
+            watched.since = now;
         }
     }
 
@@ -191,7 +201,7 @@ impl HoldTable {
         now: Moment,
         now_ms: u64,
     ) -> Option<(u64, KeptHandle)> {
-        let since = self.watched.get(name)?.1;
+        let since = self.watched.get(name)?.since;
         let hold = self.hold(name, &(owner.clone(), 0)).filter(|hold| hold.end_ms >= now_ms)?;
         let (ticket, handle, looked) = (hold.ticket?, hold.handle, hold.looked?);
         let is_recent = looked > since && now.since(looked) < LOOK;
@@ -214,11 +224,16 @@ impl HoldTable {
         }
     }
 
+    /// Records whether a handle is alive. One that is gone stays gone, because an answer from before its end may
+    /// arrive after the notice of it.
     pub(super) fn saw(&mut self, handle: Handle, alive: Option<Moment>) {
         if self.others.len() >= Self::OTHERS {
             self.others.clear();
         }
-        self.others.insert(handle, alive);
+        let known = self.others.entry(handle).or_insert(alive);
+        if known.is_some() || planted(Bug::CasGoneRevived) {
+            *known = alive;
+        }
     }
 }
 

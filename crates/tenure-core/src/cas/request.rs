@@ -1,14 +1,16 @@
 //! Requests about one lock: read, run the machine, compare-and-swap.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
+
+use futures_util::future::FutureExt;
 
 use super::WriteState;
 use super::backend::{Committed, Handle, Stored, Swap, ValueChange};
 use super::bind::BatchMember;
-use super::client::{CasClient, WriteInFlight, left, not_sent};
+use super::client::{CasClient, WriteInFlight, left, not_sent, patience};
 use super::leases::{About, ClientHold, KeptHandle, life, table_hold, usable};
 use super::notes::number;
 use super::parts::{Sizes, Written};
@@ -16,6 +18,7 @@ use super::records::RecordPart;
 use super::turns::Known;
 use super::view::LockSnapshot;
 use crate::name::{LockName, USE};
+use crate::net::by;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::{self, Answer, Data, Fence, Liveness, LockSpec, Op, Place, ReleaseScope, Verb};
@@ -70,7 +73,14 @@ impl CasClient {
         }
         let mine = self.owner_turn(&op.name, &op.owner);
         let turn = self.turn(&op.name);
-        let _mine = mine.lock().await;
+        let _mine = match (&op.verb, mine.try_lock()) {
+            (_, Ok(mine)) => Some(mine),
+            (Verb::Renew { ttl_ms, bind: None, weight: None, .. }, Err(_)) => {
+                let until = self.runtime.now() + patience(Duration::from_millis(*ttl_ms));
+                by(&*self.runtime, until, mine.lock().boxed()).await
+            }
+            (_, Err(_)) => Some(mine.lock().await),
+        };
         match (&op.verb, turn.try_lock()) {
             (_, Ok(mut known)) => self.run((op, beside), sent, about, &mut known).await,
             // Concurrent acquisitions are batched into one write.
@@ -228,9 +238,17 @@ impl CasClient {
             // Record possible grants before sending: if the answer is lost, they are removed in time.
             let former: Vec<_> =
                 asked().map(|(of, answer, bind)| self.enter_first(of.op, answer, bind)).collect();
+            // Another task may have closed it as idle before this request was recorded.
+            if place.is_some_and(|place| self.lease_of(place).is_none()) && !planted(Bug::CasPlaceOnClosed) {
+                in_flight.known();
+                asked().zip(former).for_each(|((of, ..), former)| self.restore_first(of.op, former));
+                (place, is_fresh) = (None, false);
+                continue;
+            }
             let owners: Vec<_> = asked().map(|(of, ..)| &of.op.owner).collect();
             let mut victims = victims(&view, &after, &living, &owners);
             let untold = victims.split_off(VICTIMS.min(victims.len()));
+            let moved_from = moved_from(&first.verb, &view, &after, &living);
             let reads_record =
                 name.as_str().starts_with(USE) && asked().any(|(of, answer, _)| is_grant(of.op, answer));
             let change = Swap {
@@ -242,6 +260,7 @@ impl CasClient {
                 reads_record,
                 parts: written.parts.clone(),
                 victims,
+                moved_from: moved_from.clone(),
                 notes,
             };
             match self.backend.commit(change).await {
@@ -287,6 +306,10 @@ impl CasClient {
                         let busy = Answer::Busy { holder: String::new(), left_ms: Some(1) };
                         return Ok(vec![Some(busy); members.len()]);
                     }
+                    let stamp = |stored: &Option<Stored>| stored.as_ref().map(|stored| stored.stamp);
+                    if stamp(&stored) == stamp(&seen) && marker == Some(guard.marker) {
+                        self.find_lost(moved_from).await?;
+                    }
                     (seen, is_fresh, proven) = (stored, true, marker);
                     known.found(&seen);
                     match marker {
@@ -310,6 +333,17 @@ impl CasClient {
         Err(Failure::NotSent(Failure::cause(busy)))
     }
 
+    /// Looks for lost handles among these.
+    async fn find_lost(&self, handles: Vec<Handle>) -> Result<(), Failure> {
+        if handles.is_empty() {
+            return Ok(());
+        }
+        let living = self.backend.living(handles.clone()).await.map_err(not_sent)?;
+        let lost = handles.into_iter().zip(living).filter(|(_, lives)| !lives);
+        lost.for_each(|(handle, _)| self.lost(handle));
+        Ok(())
+    }
+
     /// Runs the machine on the stored value. `None` if the value has changed meanwhile.
     async fn tried(
         &self,
@@ -326,7 +360,7 @@ impl CasClient {
         };
         let most = if matches!(verb, Verb::Inspect) { usize::MAX } else { LOOKED_AT };
         loop {
-            self.look_at(&view, most).await?;
+            self.look_at(name, &view, most).await?;
             let now = self.now();
             let living = self.ends(name, &view, now);
             let mut lacks: Vec<usize> =
@@ -433,7 +467,16 @@ impl CasClient {
                 };
                 all().into_iter().take_while(is_listed).collect()
             }
-            Verb::Refresh { .. } | Verb::Resize => Vec::new(),
+            // Places that have expired go with the answer.
+            Verb::Refresh { ref owners, .. } => {
+                let (mut table, now_ms) = (self.table.lock(), self.now().ms);
+                let expired = owners.iter().filter_map(|owner| {
+                    let hold = table.hold(&of.op.name, &(owner.clone(), 0))?;
+                    hold.ticket.filter(|_| hold.end_ms < now_ms)
+                });
+                expired.filter_map(about).collect()
+            }
+            Verb::Resize => Vec::new(),
             Verb::Acquire { .. } | Verb::Renew { .. } | Verb::Release { .. } => {
                 if queue.number(&of.op.owner).is_some() {
                     return Vec::new();
@@ -610,6 +653,31 @@ fn counted(answer: Answer, added: u64) -> Answer {
         Answer::More(answer) => counted(*answer, added).and_more(),
         answer => answer,
     }
+}
+
+/// The handles from which a request moves living holds and places to another.
+fn moved_from(
+    verb: &Verb,
+    before: &LockSnapshot,
+    after: &LockSnapshot,
+    living: &BTreeMap<u64, u64>,
+) -> Vec<Handle> {
+    if !matches!(verb, Verb::Acquire { .. } | Verb::Renew { .. }) || planted(Bug::CasExpiredMoved) {
+        return Vec::new();
+    }
+    let handle = |view: &LockSnapshot, number: &u64| view.bindings.get(number).map(|binding| binding.handle);
+    // The detached holds of a reentrant owner share the number 0, and one of them may leave the others.
+    let is_taken_over = match verb {
+        Verb::Renew { hold, bind: Some(Liveness::Process | Liveness::Work), .. } => {
+            !before.bindings.contains_key(hold) && after.bindings.contains_key(hold)
+        }
+        _ => false,
+    };
+    let moved = living
+        .keys()
+        .filter(|number| handle(before, number) != handle(after, number) || is_taken_over && **number == 0);
+    let handles: BTreeSet<Handle> = moved.filter_map(|number| handle(before, number)).collect();
+    handles.into_iter().collect()
 }
 
 /// The handles of living holds that these requests end but that belong to other owners.

@@ -373,7 +373,8 @@ impl Server {
         let stands = stored.as_ref().map(|stored| compared(stored.stamp)) == change.seen.map(compared);
         let there = |part: &PartChange| state.parts.contains_key(&(change.name.clone(), part.id));
         let fits = change.parts.iter().all(|part| there(part) != part.is_new);
-        if !stands || !fits || marker != Some(change.guard.1) {
+        let lasts = change.moved_from.iter().all(|handle| state.handles.contains_key(handle));
+        if !stands || !fits || !lasts || marker != Some(change.guard.1) {
             return Committed::Conflict { stored, marker };
         }
         let before = self.host.judge.as_ref().map(|judge| judge.look(state, &change.name));

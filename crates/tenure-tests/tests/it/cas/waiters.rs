@@ -3,6 +3,7 @@
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
+use futures_util::future::{FutureExt, join, join_all};
 use tenure::internals::Runtime;
 use tenure::{Guard, Locks};
 use tenure_testkit::setting;
@@ -39,6 +40,17 @@ async fn enter(locks: Locks, kind: Kind, is_dead: bool) -> Result<Box<dyn Send>,
     })
 }
 
+/// Requests that take no place; the dead have some in one write with the one that waits.
+async fn try_to_enter(locks: Locks, kind: Kind) {
+    let name = "line";
+    let tried = match kind {
+        Kind::Fair => locks.fair_mutex(name).expect("a name").try_lock().await.map(drop),
+        Kind::Slots => locks.semaphore(name, 1).expect("a name").try_acquire().await.map(drop),
+        Kind::Writer => locks.rwlock(name).expect("a name").try_write().await.map(drop),
+    };
+    drop(tried);
+}
+
 /// How long after the release the next one enters if so many waiting processes before it were killed.
 fn next_after(dead: usize, versions: Versions, kind: Kind) -> Duration {
     let world = World::of(versions, 3, dead + 2, PART);
@@ -66,7 +78,9 @@ fn next_after(dead: usize, versions: Versions, kind: Kind) -> Duration {
         let joins = 100 + at as u64 * 4_000 / (dead as u64 + 1);
         world.spawn(process, async move {
             sleep(Duration::from_millis(joins)).await;
-            let guard = enter(locks, kind, is_dead).await?;
+            let tried = (0..if is_dead { 2 } else { 0 }).map(|_| try_to_enter(locks.clone(), kind).boxed());
+            let (_, guard) = join(join_all(tried), enter(locks.clone(), kind, is_dead)).await;
+            let guard = guard?;
             let _ = entered.send(now());
             drop(guard);
             sleep(SECONDS(1)).await;
