@@ -69,12 +69,16 @@ impl BatchMember<'_> {
 impl CasClient {
     /// The handle for the places of these requests.
     pub(super) async fn place_handle(&self, members: &[BatchMember<'_>]) -> Result<Handle, Failure> {
-        let terms = members.iter().filter_map(|of| match of.op.verb {
-            // A request that takes no place has no say in how long the others' places live.
-            Verb::Acquire { ttl_ms, wait_ms, .. } => Some((wait_ms.unwrap_or(0), ttl_ms)),
-            _ => None,
-        });
-        let (wait_ms, ttl_ms) = terms.max().unwrap_or_default();
+        let terms = || {
+            members.iter().filter_map(|of| match of.op.verb {
+                Verb::Acquire { ttl_ms, wait_ms, .. } => Some((wait_ms, ttl_ms)),
+                _ => None,
+            })
+        };
+        // A request that takes no place has no say in how long the others' places live.
+        let places = terms().filter_map(|(wait_ms, ttl_ms)| Some((wait_ms?, ttl_ms)));
+        let longest = places.max().or_else(|| terms().map(|(_, ttl_ms)| (ttl_ms, ttl_ms)).max());
+        let (wait_ms, ttl_ms) = longest.unwrap_or_default();
         let wait = Duration::from_millis(wait_ms);
         let life = place_life(Duration::from_millis(ttl_ms), wait);
         match (self.lease_of_life(life, wait, None).await, members.first().and_then(|of| of.bind)) {
