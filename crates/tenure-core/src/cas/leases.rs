@@ -119,17 +119,6 @@ impl ClientHold {
     }
 }
 
-/// The open watches of one lock.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct OpenWatches {
-    pub(super) count: usize,
-    /// When one of them opened or closed last. What was known before about handles does not count, because no
-    /// watch may have reported their ends.
-    pub(super) opened: Moment,
-    /// The last event that the waiters must look into.
-    pub(super) since: Moment,
-}
-
 /// The handles and holds known to one client.
 #[derive(Debug, Default)]
 pub(super) struct HoldTable {
@@ -138,7 +127,8 @@ pub(super) struct HoldTable {
     pub(super) holds: BTreeMap<LockName, BTreeMap<HoldKey, ClientHold>>,
     /// Handles of other clients, with the time they were last seen alive, or `None` for those that are gone.
     pub(super) others: BTreeMap<Handle, Option<Moment>>,
-    pub(super) watched: BTreeMap<LockName, OpenWatches>,
+    /// The number of open watches of each lock, and the time of the last event that its waiters must look into.
+    pub(super) watched: BTreeMap<LockName, (usize, Moment)>,
     /// When idle handles were last closed.
     pub(super) cleared: Moment,
 }
@@ -188,8 +178,8 @@ impl HoldTable {
 
     /// Makes the next refreshes of a lock's places read the lock.
     pub(super) fn doubt_places(&mut self, name: &LockName, now: Moment) {
-        if let Some(watched) = self.watched.get_mut(name) {
-            watched.since = now;
+        if let Some((_, since)) = self.watched.get_mut(name) {
+            *since = now;
         }
     }
 
@@ -201,7 +191,7 @@ impl HoldTable {
         now: Moment,
         now_ms: u64,
     ) -> Option<(u64, KeptHandle)> {
-        let since = self.watched.get(name)?.since;
+        let since = self.watched.get(name)?.1;
         let hold = self.hold(name, &(owner.clone(), 0)).filter(|hold| hold.end_ms >= now_ms)?;
         let (ticket, handle, looked) = (hold.ticket?, hold.handle, hold.looked?);
         let is_recent = looked > since && now.since(looked) < LOOK;

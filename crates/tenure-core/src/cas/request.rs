@@ -360,7 +360,7 @@ impl CasClient {
         };
         let most = if matches!(verb, Verb::Inspect) { usize::MAX } else { LOOKED_AT };
         loop {
-            self.look_at(name, &view, most).await?;
+            self.look_at(&view, most).await?;
             let now = self.now();
             let living = self.ends(name, &view, now);
             let mut lacks: Vec<usize> =

@@ -335,7 +335,6 @@ fn rare_bugs_of_stores_by_compare_and_swap_are_caught() {
         (Bug::CasPlacesExtended, Regime::Drifting, 0),
         (Bug::CasExpiredMoved, Regime::Fleeting, 24_400),
         (Bug::CasPlaceOnClosed, Regime::Rush, 800_900),
-        (Bug::CasDeathBeforeWatch, Regime::Slow, 801_500),
         (Bug::CasDetachedIsPlace, Regime::LateMessages, 703_600),
         (Bug::CasGoneRevived, Regime::Lossy, 704_400),
     ] {
