@@ -10,6 +10,7 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, Either, FutureExt, select};
 use tokio::sync::{mpsc, oneshot};
 
+use super::failure::UNKNOWN_THREAD;
 use super::session::{MysqlSession, RowFields, StatementJob};
 use super::statements::{self, hex};
 use super::url::MysqlTarget;
@@ -23,6 +24,8 @@ use tenure_core::sync::Locked;
 
 /// Timeout until a new connection is usable.
 const DIAL: Duration = Duration::from_secs(3);
+/// Maximum length of a statement. The texts in it have at most half of that, since they are hexadecimal.
+const LONGEST: usize = 64 << 20;
 /// Interval at which the end of the previous connection is awaited.
 const ENDING: Duration = Duration::from_millis(20);
 const READ_ONLY: &str = "it takes no writes: read_only is on, as on a replica; name the primary in the URL, or all \
@@ -122,7 +125,7 @@ impl MysqlConnector {
             }
             .boxed(),
         );
-        let session = Arc::new(MysqlSession { jobs, heard, label, longest, contended: Locked::default() });
+        let session = Arc::new(MysqlSession { jobs, heard, label, longest, rows: Locked::default() });
         let (_, messages) = mpsc::unbounded_channel();
         Ok((Arc::clone(&session), ServerConnection { session, messages, over, hangup }))
     }
@@ -184,7 +187,7 @@ impl MysqlConnector {
                 wire.run(&sql).await.map_err(WireError::tables)?;
             }
         }
-        Ok(row.number(5).and_then(|bytes| bytes.try_into().ok()).unwrap_or(usize::MAX))
+        Ok(row.number(5).and_then(|bytes| bytes.try_into().ok()).unwrap_or(LONGEST).min(LONGEST))
     }
 
     /// Terminates the connection that holds a named lock, and waits until it is gone. A restarted server has
@@ -196,7 +199,7 @@ impl MysqlConnector {
             let holder = first(wire.run(&holder).await.map_err(WireError::login)?);
             let Some(id) = RowFields(&holder).number(0) else { return Ok(()) };
             match wire.run(&format!("KILL CONNECTION {id}")).await {
-                Err(WireError::Server(error)) if error.is_unknown_thread() => {}
+                Err(WireError::Server(error)) if error.code == UNKNOWN_THREAD => {}
                 killed => drop(killed.map_err(WireError::login)?),
             }
             self.runtime.sleep_until(self.runtime.now() + ENDING).await;
@@ -222,10 +225,7 @@ async fn serve(mut wire: MysqlWire, mut asked: mpsc::UnboundedReceiver<Statement
 }
 
 fn first(reply: StatementReply) -> Values {
-    match reply {
-        StatementReply::Rows(rows) => rows.into_iter().next().unwrap_or_default(),
-        StatementReply::Changed { .. } => Values::new(),
-    }
+    reply.rows.into_iter().next().unwrap_or_default()
 }
 
 fn is_mariadb(version: &str) -> bool {

@@ -6,7 +6,7 @@ use super::connection::MysqlConnector;
 use super::session::RowFields;
 use super::statements::CLOCK;
 use super::url::MysqlTarget;
-use super::wire::{StatementReply, WireError};
+use super::wire::WireError;
 use tenure_core::error::Result;
 use tenure_core::rows::diagnose;
 use tenure_core::store::Failure;
@@ -42,10 +42,7 @@ pub async fn diagnose_mysql(url: &str) -> Result<MysqlDiagnosis> {
 
 async fn ask(connector: &MysqlConnector) -> Result<MysqlDiagnosis, Failure> {
     let (session, _connection) = connector.dial_all(None).await?;
-    let ask = async |sql: String| {
-        let reply = session.run(sql).await.map_err(WireError::login)?;
-        Ok(if let StatementReply::Rows(rows) = reply { rows } else { Vec::new() })
-    };
+    let ask = async |sql: String| session.run(sql).await.map(|reply| reply.rows).map_err(WireError::login);
     let settings = format!(
         "SELECT VERSION(), @@innodb_flush_log_at_trx_commit, IF(@@log_bin, @@sync_binlog, NULL), @@max_connections, {CLOCK}"
     );

@@ -21,7 +21,8 @@ const READ_ONLY: [u16; 3] = [1290, 1792, 1836];
 const ENDS: [u16; 6] = [1047, 1053, 1146, 1927, 3169, 4031];
 /// A full disk or table, an interrupted statement, network errors.
 const PASSES: [u16; 8] = [1021, 1114, 1158, 1159, 1160, 1161, 1180, 1317];
-const UNKNOWN_THREAD: u16 = 1094;
+/// A connection to terminate does not exist any more.
+pub(super) const UNKNOWN_THREAD: u16 = 1094;
 const LOGIN: [u16; 2] = [1045, 1698];
 const NO_DATABASE: u16 = 1049;
 const NO_RIGHTS: [u16; 4] = [1044, 1142, 1143, 1227];
@@ -32,11 +33,6 @@ impl ReportedError {
     /// Whether the statement did nothing because another transaction has the row.
     pub(super) fn is_contended(&self) -> bool {
         CONTENDED.contains(&self.code)
-    }
-
-    /// Whether a connection to terminate does not exist any more.
-    pub(super) fn is_unknown_thread(&self) -> bool {
-        self.code == UNKNOWN_THREAD
     }
 
     fn is_read_only(&self) -> bool {
@@ -73,6 +69,7 @@ impl WireError {
         match self {
             Self::Server(error) => error.failure(),
             Self::Refused(failure) => failure,
+            Self::TooLong(text) => Failure::Refused(Failure::cause(text)),
             Self::Io(error) if writes => Failure::Unknown(Arc::new(error)),
             Self::Io(error) => Failure::NotSent(Arc::new(error)),
         }
@@ -110,7 +107,7 @@ impl WireError {
         match self {
             Self::Server(error) => error.is_read_only() || ENDS.contains(&error.code),
             Self::Io(_) => true,
-            Self::Refused(_) => false,
+            Self::Refused(_) | Self::TooLong(_) => false,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Sends the statements of `statements`, one after the other, and reads their replies.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +17,7 @@ use tenure_core::rows::{
 use tenure_core::store::Failure;
 use tenure_core::sync::Locked;
 
-/// Maximum rows that are remembered as contended.
+/// Maximum rows that are remembered.
 const REMEMBERED: usize = 1_000;
 
 /// A statement for the connection's task, and the sender of its reply.
@@ -33,9 +33,9 @@ pub(super) struct MysqlSession {
     pub(super) label: String,
     /// Maximum length of a statement.
     pub(super) longest: usize,
-    /// Rows that were locked when they were last written. They are probed before the next attempt, because
-    /// a server that waits for a row would delay all statements behind this one.
-    pub(super) contended: Locked<BTreeSet<String>>,
+    /// Rows that exist, and whether another transaction had locked them at the last write. Those are probed
+    /// first, because a server that waits for a row delays all statements behind this one.
+    pub(super) rows: Locked<BTreeMap<String, bool>>,
 }
 
 impl MysqlSession {
@@ -43,12 +43,10 @@ impl MysqlSession {
     pub(super) async fn run(&self, sql: String) -> Result<StatementReply, WireError> {
         // The command byte precedes the statement.
         if sql.len() >= self.longest {
-            let text = format!(
-                "the statement is {} bytes long, and the server's max_allowed_packet is {}",
-                sql.len(),
-                self.longest
-            );
-            return Err(WireError::Refused(Failure::Refused(Failure::cause(text))));
+            let (len, longest) = (sql.len(), self.longest);
+            let text =
+                format!("a statement of {len} bytes, expected less than {longest} (max_allowed_packet)");
+            return Err(WireError::TooLong(text));
         }
         let (reply, received) = oneshot::channel();
         let _ = self.jobs.send((sql, reply));
@@ -57,34 +55,32 @@ impl MysqlSession {
         received.await.map_err(closed).flatten()
     }
 
-    async fn rows(&self, sql: String) -> Result<Vec<Values>, StatementError> {
-        match self.run(sql).await.map_err(|error| failed(error, false))? {
-            StatementReply::Rows(rows) => Ok(rows),
-            StatementReply::Changed { .. } => Ok(Vec::new()),
-        }
+    async fn query(&self, sql: String) -> Result<Vec<Values>, StatementError> {
+        self.run(sql).await.map(|reply| reply.rows).map_err(|error| failed(error, false))
     }
 
     /// Changes one row. Returns the value of `LAST_INSERT_ID`, or `None` if the row was not changed, for example
     /// because another transaction has it.
     async fn change(&self, name: &str, sql: String) -> Result<Option<u64>, StatementError> {
-        if self.contended.lock().contains(name) && self.rows(statements::probe(name)).await?.is_empty() {
+        let is_contended = self.rows.lock().get(name) == Some(&true);
+        if is_contended && self.query(statements::probe(name)).await?.is_empty() {
             return Ok(None);
         }
-        let changed = self.run(sql).await;
-        let is_contended = matches!(&changed, Err(WireError::Server(error)) if error.is_contended());
-        if is_contended {
-            let mut contended = self.contended.lock();
-            if contended.len() >= REMEMBERED {
-                contended.clear();
-            }
-            contended.insert(name.to_owned());
-            return Ok(None);
+        let (known, changed) = match self.run(sql).await {
+            Ok(StatementReply { changed: 1.., id, .. }) => (Some(false), Ok(Some(id))),
+            Ok(_) => (None, Ok(None)),
+            Err(WireError::Server(error)) if error.is_contended() => (Some(true), Ok(None)),
+            Err(error) => (None, Err(failed(error, true))),
+        };
+        let mut rows = self.rows.lock();
+        if rows.len() >= REMEMBERED {
+            rows.clear();
         }
-        self.contended.lock().remove(name);
-        match changed.map_err(|error| failed(error, true))? {
-            StatementReply::Changed { rows: 1.., id } => Ok(Some(id)),
-            _ => Ok(None),
+        match known {
+            Some(is_contended) => drop(rows.insert(name.to_owned(), is_contended)),
+            None => drop(rows.remove(name)),
         }
+        changed
     }
 
     /// Changes rows one after the other, up to the first error. Returns those that were changed.
@@ -130,7 +126,11 @@ impl StatementSession for MysqlSession {
         ttl_ms: i64,
     ) -> StatementResult<'a, Option<i64>> {
         async move {
-            let token = self.change(&key.name, statements::acquire(key, owner, ttl_ms)).await?;
+            let sql = match self.rows.lock().contains_key(&key.name) {
+                true => statements::reacquire(&key.name, owner, ttl_ms),
+                false => statements::acquire(key, owner, ttl_ms),
+            };
+            let token = self.change(&key.name, sql).await?;
             Ok(token.and_then(|token| token.try_into().ok()))
         }
         .boxed()
@@ -154,17 +154,23 @@ impl StatementSession for MysqlSession {
     fn read<'a>(&'a self, names: &'a [String], with_records: bool) -> StatementResult<'a, Vec<Row>> {
         async move {
             let sql = || statements::read(names, with_records);
-            let mut rows = self.rows(sql()).await?;
+            let reply = self.run(sql()).await;
+            if let (Err(WireError::TooLong(_)), [_, _, ..]) = (&reply, names) {
+                let (first, last) = names.split_at(names.len() / 2);
+                let mut rows = self.read(first, with_records).await?;
+                rows.extend(self.read(last, with_records).await?);
+                return Ok(rows);
+            }
+            let mut rows = reply.map_err(|error| failed(error, false))?.rows;
             if !rows.iter().any(|row| RowFields(row).text(0).is_empty()) {
-                self.run(statements::LOWEST.to_owned()).await.map_err(|error| failed(error, false))?;
-                rows = self.rows(sql()).await?;
+                self.query(statements::LOWEST.to_owned()).await?;
+                rows = self.query(sql()).await?;
             }
             let mut rows: Vec<Row> = rows.iter().map(row).collect();
             let lowest = rows.iter().position(|row| row.name.is_empty()).map(|at| rows.swap_remove(at));
-            let lowest = lowest.ok_or_else(|| StatementError {
-                failure: Failure::NotSent(Failure::cause("the table lacks the row with an empty name")),
-                ends_connection: false,
-            })?;
+            let cause = || Failure::cause("the table lacks the row with an empty name");
+            let lowest =
+                lowest.ok_or_else(|| failed(WireError::Refused(Failure::NotSent(cause())), false))?;
             let known: BTreeSet<String> = rows.iter().map(|row| row.name.clone()).collect();
             let missing = names.iter().filter(|name| !known.contains(*name));
             rows.extend(missing.map(|name| Row {
@@ -190,12 +196,13 @@ impl StatementSession for MysqlSession {
     }
 
     fn list<'a>(&'a self, prefix: &'a str, after: &'a str) -> StatementResult<'a, Vec<Row>> {
-        async move { Ok(self.rows(statements::list(prefix, after)).await?.iter().map(row).collect()) }.boxed()
+        async move { Ok(self.query(statements::list(prefix, after)).await?.iter().map(row).collect()) }
+            .boxed()
     }
 
     fn sweep<'a>(&'a self, after: &'a str) -> StatementResult<'a, Option<String>> {
         async move {
-            let rows = self.rows(statements::page(after)).await?;
+            let rows = self.query(statements::page(after)).await?;
             let is_old = |row: &&Values| RowFields(row).number(2) == Some(1);
             let fences = rows.iter().filter(is_old).filter_map(|row| RowFields(row).number(1));
             let mut changes = Vec::new();
@@ -217,7 +224,7 @@ impl StatementSession for MysqlSession {
     }
 
     fn ping(&self) -> StatementResult<'_, ()> {
-        async move { self.rows("SELECT 1".to_owned()).await.map(drop) }.boxed()
+        async move { self.query("SELECT 1".to_owned()).await.map(drop) }.boxed()
     }
 }
 

@@ -39,6 +39,12 @@ ON DUPLICATE KEY UPDATE
     value = IF({free}, CONCAT({owner}, '#', tenure_lock.fence), tenure_lock.value)";
 const FREE: &str = "tenure_lock.value IS NULL AND tenure_lock.version = '{version}'";
 
+/// The same where the row exists: the server takes half the time.
+const REACQUIRE: &str = "
+UPDATE tenure_lock SET fence = LAST_INSERT_ID(GREATEST(fence + 1, {clock})), kind = 'mutex',
+    value = CONCAT({owner}, '#', fence), ends = {clock} DIV 1000 + {ttl}, serial = serial + 1
+WHERE name = {name} AND value IS NULL AND version = '{version}'";
+
 const HELD: &str = "name = {name} AND version = '{version}' AND kind = 'mutex'
     AND value = CONCAT({owner}, '#', fence) AND ends >= {clock} DIV 1000";
 const RELEASE: &str = "
@@ -46,6 +52,10 @@ UPDATE tenure_lock SET kind = NULL, value = NULL, ends = 0, serial = serial + 1 
 const RENEW: &str = "
 UPDATE tenure_lock SET ends = GREATEST(ends, {clock} DIV 1000 + {ttl}), serial = serial + 1,
     fence = LAST_INSERT_ID(fence) WHERE {held}";
+
+const PROBE: &str = "
+SELECT name FROM tenure_lock
+WHERE name = IF(EXISTS (SELECT 1 FROM tenure_lock AS known WHERE known.name = {name}), {name}, X'') FOR UPDATE SKIP LOCKED";
 
 const READ: &str = "
 SELECT name, version, kind, value, ends, fence, serial, {clock}, NULL{record} FROM tenure_lock WHERE name IN (X''{names})";
@@ -60,7 +70,7 @@ WHERE name = {name} AND serial = {serial} AND {until} >= {clock} DIV 1000";
 
 /// Names are UTF-8, in which no byte is FF.
 const LIST: &str = "
-SELECT name, version, kind, value, ends, fence, serial, {clock}, whole FROM tenure_lock
+SELECT name, version, kind, value, ends, NULL, NULL, {clock}, whole FROM tenure_lock
 WHERE name >= {prefix} AND name > {after} AND name < CONCAT({prefix}, X'FF') AND value IS NOT NULL
 ORDER BY name LIMIT 500";
 
@@ -70,18 +80,23 @@ const OLD: &str = "fence < {clock} - {hour} AND ends < ({clock} - {hour}) DIV 10
     AND (record IS NULL OR record_ends < {clock} DIV 1000)";
 
 pub(super) fn acquire(key: &LockKey, owner: &str, ttl_ms: i64) -> String {
-    let parts =
-        [("name", hex(&key.name)), ("whole", whole(key)), ("owner", hex(owner)), ("ttl", ttl_ms.to_string())];
-    filled(ACQUIRE, &parts)
+    filled(ACQUIRE, &[&hold(&key.name, owner, ttl_ms)[..], &[("whole", whole(key))]].concat())
+}
+
+pub(super) fn reacquire(name: &str, owner: &str, ttl_ms: i64) -> String {
+    filled(REACQUIRE, &hold(name, owner, ttl_ms))
 }
 
 pub(super) fn release(name: &str, owner: &str) -> String {
-    filled(RELEASE, &[("name", hex(name)), ("owner", hex(owner))])
+    filled(RELEASE, &hold(name, owner, 0))
 }
 
 pub(super) fn renew(name: &str, owner: &str, ttl_ms: i64) -> String {
-    let parts = [("name", hex(name)), ("owner", hex(owner)), ("ttl", ttl_ms.to_string())];
-    filled(RENEW, &parts)
+    filled(RENEW, &hold(name, owner, ttl_ms))
+}
+
+fn hold(name: &str, owner: &str, ttl_ms: i64) -> [(&'static str, String); 3] {
+    [("name", hex(name)), ("owner", hex(owner)), ("ttl", ttl_ms.to_string())]
 }
 
 pub(super) fn read(names: &[String], with_records: bool) -> String {
@@ -119,9 +134,10 @@ pub(super) fn write(key: &LockKey, change: &RowChange) -> String {
     }
 }
 
-/// Finds out whether another transaction has locked the row, without waiting for it.
+/// Finds out whether another transaction has locked the row, without waiting for it. A row without a name stands
+/// in for one that does not exist.
 pub(super) fn probe(name: &str) -> String {
-    format!("SELECT name FROM tenure_lock WHERE name IN (X'', {}) FOR UPDATE SKIP LOCKED", hex(name))
+    filled(PROBE, &[("name", hex(name))])
 }
 
 pub(super) fn list(prefix: &str, after: &str) -> String {

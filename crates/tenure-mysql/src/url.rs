@@ -65,7 +65,7 @@ impl MysqlTarget {
 }
 
 /// The database of a store, by its [shown](MysqlTarget::shown) URL.
-#[cfg(any(test, feature = "sqlx"))]
+#[cfg(feature = "sqlx")]
 pub(super) fn database_of(shown: &str) -> Option<String> {
     let (scheme, rest) = shown.split_once("://")?;
     let path = rest.split('?').next()?.split_once('/')?.1;
@@ -91,42 +91,5 @@ fn address(address: Address) -> Result<Address> {
             Ok(Address::Unix(SYNTAX.decoded(host, "socket")?.into()))
         }
         _ => Ok(address),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_url_names_servers_user_and_database() {
-        let target = MysqlTarget::parse("mariadb://me:p%40ss@a,[::1]:6000/my%20app").expect("a target");
-        let at = [Address::Tcp("a".into(), 3306), Address::Tcp("::1".into(), 6000)];
-        assert_eq!((&target.addresses[..], &*target.user, &*target.database), (&at[..], "me", "my app"));
-        assert_eq!(&*target.shown(), "mysql://a:3306,[::1]:6000/my app");
-        assert_eq!(database_of(&target.shown()).as_deref(), Some("my app"));
-        let socket = MysqlTarget::parse("mysql://me@%2Frun%2Fmy.sock/app").expect("a target");
-        assert_eq!(socket.addresses, [Address::Unix("/run/my.sock".into())]);
-        assert_eq!(
-            MysqlTarget::parse(&socket.shown().replace("//", "//me@")).expect("it").addresses.len(),
-            1
-        );
-    }
-
-    #[test]
-    fn an_invalid_url_is_refused_without_its_password() {
-        for url in [
-            "mysql://me:secret@host",
-            "mysql://me:secret@host/a%2Fb",
-            "mysql://host/app",
-            "mysql:host",
-            "mysql://me:secret@host/app?sslmode=require",
-            "mysql://me:secret@host/app?ca=x",
-            "mysql://me:secret@host/app?other=1",
-            "postgres://me:secret@host/app",
-        ] {
-            let error = MysqlTarget::parse(url).err().expect(url).to_string();
-            assert!(!error.contains("secret"), "{error}");
-        }
     }
 }

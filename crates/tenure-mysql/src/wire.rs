@@ -13,8 +13,12 @@ use tenure_core::store::Failure;
 
 /// Maximum payload of a packet; a longer message continues in the next one.
 const LONGEST: usize = 0xff_ffff;
-/// Maximum message that is accepted before the login.
-const GREETING: usize = 1 << 16;
+/// Maximum message, unless it is a row.
+const SHORT: usize = 1 << 16;
+/// Maximum bytes of a query's rows, which is above what is ever written to one row.
+const ROWS: usize = 128 << 20;
+/// Maximum columns of a query.
+const COLUMNS: u64 = 16;
 /// `utf8mb4_general_ci`, which every supported server knows.
 const UTF8: u8 = 45;
 
@@ -32,6 +36,8 @@ pub(super) enum WireError {
     Server(ReportedError),
     /// A retry cannot succeed.
     Refused(Failure),
+    /// A statement or its rows are too long. The connection stays usable.
+    TooLong(String),
 }
 
 /// An error that the server reported.
@@ -51,12 +57,13 @@ impl From<io::Error> for WireError {
 pub(super) type Values = Vec<Option<Vec<u8>>>;
 
 /// The reply to a statement.
-#[derive(Debug)]
-pub(super) enum StatementReply {
-    /// A change: the number of changed rows, and the value of `LAST_INSERT_ID(expr)`.
-    Changed { rows: u64, id: u64 },
+#[derive(Debug, Default)]
+pub(super) struct StatementReply {
     /// The rows of a query.
-    Rows(Vec<Values>),
+    pub(super) rows: Vec<Values>,
+    /// The number of changed rows, and the value of `LAST_INSERT_ID(expr)`.
+    pub(super) changed: u64,
+    pub(super) id: u64,
 }
 
 /// A logged-in connection. A reply has no number: it belongs to the statement before it, so a connection whose
@@ -76,7 +83,7 @@ impl MysqlWire {
         password: &str,
     ) -> Result<Self, WireError> {
         let mut wire = Self { stream: BufReader::new(stream), sequence: 0 };
-        let greeting = wire.receive(GREETING).await?;
+        let greeting = wire.receive(SHORT).await?;
         let greeting = MysqlGreeting::of(&failed(greeting)?).ok_or_else(malformed)?;
         let mut flags = CAPABILITIES;
         if let Some(tls) = &target.tls {
@@ -97,7 +104,7 @@ impl MysqlWire {
         response.extend([&proof, target.database.as_bytes(), b"\0", plugin.as_bytes(), b"\0"].concat());
         wire.send(&response).await?;
         loop {
-            let message = failed(wire.receive(GREETING).await?)?;
+            let message = failed(wire.receive(SHORT).await?)?;
             match message.split_first() {
                 Some((0x00, _)) => return Ok(wire),
                 // The account uses another plugin than the server's default.
@@ -137,26 +144,36 @@ impl MysqlWire {
     pub(super) async fn run(&mut self, sql: &str) -> Result<StatementReply, WireError> {
         self.sequence = 0;
         self.send(&[b"\x03", sql.as_bytes()].concat()).await?;
-        let first = failed(self.receive(usize::MAX).await?)?;
+        let first = failed(self.receive(SHORT).await?)?;
         let mut head = MessageBytes(&first);
         if first.first() == Some(&0) {
             head.take(1).ok_or_else(malformed)?;
-            let (rows, id) = head.number().zip(head.number()).ok_or_else(malformed)?;
-            return Ok(StatementReply::Changed { rows, id });
+            let (changed, id) = head.number().zip(head.number()).ok_or_else(malformed)?;
+            return Ok(StatementReply { changed, id, ..StatementReply::default() });
         }
-        let columns = head.number().ok_or_else(malformed)? as usize;
+        let columns = head.number().filter(|columns| *columns <= COLUMNS).ok_or_else(malformed)?;
         for _ in 0..=columns {
-            self.receive(usize::MAX).await?;
+            self.receive(SHORT).await?;
         }
-        let mut rows = Vec::new();
-        loop {
-            let row = failed(self.receive(usize::MAX).await?)?;
+        let (mut rows, mut bytes) = (Vec::new(), 0);
+        // Rows that are too long are read to their end and dropped.
+        while bytes < 16 * ROWS {
+            let row = failed(self.receive(ROWS).await?)?;
             if row.first() == Some(&0xfe) && row.len() < 9 {
-                return Ok(StatementReply::Rows(rows));
+                return match bytes {
+                    ..=ROWS => Ok(StatementReply { rows, ..StatementReply::default() }),
+                    _ => Err(WireError::TooLong(format!("rows of {bytes} bytes, expected at most {ROWS}"))),
+                };
+            }
+            bytes += row.len() + columns as usize * size_of::<Option<Vec<u8>>>();
+            if bytes > ROWS {
+                rows = Vec::new();
+                continue;
             }
             let mut row = MessageBytes(&row);
             rows.push((0..columns).map(|_| row.value()).collect::<Option<Values>>().ok_or_else(malformed)?);
         }
+        Err(too_long().into())
     }
 
     /// Completes when the server closes the connection, or sends anything, which means the same between
@@ -190,8 +207,11 @@ impl MysqlWire {
             self.stream.read_exact(&mut head).await?;
             let [a, b, c, sequence] = head;
             let len = u32::from_le_bytes([a, b, c, 0]) as usize;
-            if sequence != self.sequence || message.len() + len > longest {
+            if sequence != self.sequence {
                 return Err(malformed());
+            }
+            if message.len() + len > longest {
+                return Err(too_long());
             }
             self.sequence = self.sequence.wrapping_add(1);
             let begin = message.len();
@@ -280,6 +300,10 @@ fn failed(message: Vec<u8>) -> Result<Vec<u8>, WireError> {
 
 fn malformed() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "it does not follow the MySQL protocol")
+}
+
+fn too_long() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "its reply is too long for any request")
 }
 
 fn text(bytes: &[u8]) -> String {

@@ -130,32 +130,37 @@ fn ask(hostile: Hostile, polite: bool) -> String {
     said
 }
 
+/// Runs a test in a separate process, whose memory can be measured.
+pub(crate) fn alone(name: &str, test: impl FnOnce()) {
+    if std::env::var_os("TENURE_HOSTILE").is_some() {
+        return test();
+    }
+    let mut command = Command::new(std::env::current_exe().expect("this program"));
+    command.args(["--exact", name, "--nocapture"]).env("TENURE_HOSTILE", "1");
+    let output = command.output().expect("a process");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&[output.stdout, output.stderr].concat()));
+}
+
+/// How much more memory this process has meanwhile, at most, in KiB.
+pub(crate) fn memory<T>(ask: impl FnOnce() -> T) -> (T, u64) {
+    // Resets the peak.
+    fs::write("/proc/self/clear_refs", "5").expect("Linux lets a process do that");
+    let idle = kib("VmRSS:");
+    let said = ask();
+    (said, kib("VmHWM:").saturating_sub(idle))
+}
+
 #[test]
 fn garbage_costs_one_clear_line_and_no_memory() {
-    if std::env::var_os("TENURE_HOSTILE").is_none() {
-        // In a separate process, whose memory is measured.
-        let mut command = Command::new(std::env::current_exe().expect("this program"));
-        let name = "redis_hostile::garbage_costs_one_clear_line_and_no_memory";
-        command.args(["--exact", name, "--nocapture"]).env("TENURE_HOSTILE", "1");
-        let output = command.output().expect("a process");
-        assert!(
-            output.status.success(),
-            "{}",
-            String::from_utf8_lossy(&[output.stdout, output.stderr].concat())
-        );
-        return;
-    }
-    let (warm, _) = (ask(ALL[0], true), ask(ALL[0], false));
-    println!("{warm}");
-    for (hostile, polite) in ALL.into_iter().flat_map(|hostile| [(hostile, false), (hostile, true)]) {
-        // Resets the peak.
-        fs::write("/proc/self/clear_refs", "5").expect("Linux lets a process do that");
-        let idle = kib("VmRSS:");
-        let said = ask(hostile, polite);
-        let more = kib("VmHWM:").saturating_sub(idle);
-        let expected = if polite { hostile.at_request } else { hostile.at_login };
-        println!("{}: {more} KiB: {said}", hostile.what);
-        assert!(said.contains(expected) && !said.contains('\n'), "{}: {said:?}", hostile.what);
-        assert!(more <= MEMORY_KIB, "{}: {more} KiB", hostile.what);
-    }
+    alone("redis_hostile::garbage_costs_one_clear_line_and_no_memory", || {
+        let (warm, _) = (ask(ALL[0], true), ask(ALL[0], false));
+        println!("{warm}");
+        for (hostile, polite) in ALL.into_iter().flat_map(|hostile| [(hostile, false), (hostile, true)]) {
+            let (said, more) = memory(|| ask(hostile, polite));
+            let expected = if polite { hostile.at_request } else { hostile.at_login };
+            println!("{}: {more} KiB: {said}", hostile.what);
+            assert!(said.contains(expected) && !said.contains('\n'), "{}: {said:?}", hostile.what);
+            assert!(more <= MEMORY_KIB, "{}: {more} KiB", hostile.what);
+        }
+    });
 }

@@ -8,7 +8,7 @@ use tenure_testkit::setting;
 
 use super::{SERVER, database, locks};
 use crate::postgres::crowd::Crowd;
-use crate::postgres::faults::{Relay, cut_everywhere};
+use crate::postgres::faults::{Relay, cut_a_crowd, cut_everywhere};
 use crate::postgres::on;
 
 #[test]
@@ -16,6 +16,13 @@ fn a_connection_that_is_cut_at_any_byte_leaves_no_lock_behind() {
     let (name, url) = database();
     let relay = Relay::start(SERVER.socket(), "socket");
     cut_everywhere(&relay, &format!("mysql://root@{}%2Fsocket/{name}", relay.place()), &url);
+}
+
+#[test]
+fn cuts_under_a_crowd_cost_no_overlap_no_token_and_no_waiter() {
+    let (name, _) = database();
+    let relay = Relay::start(SERVER.socket(), "socket");
+    cut_a_crowd(&relay, &format!("mysql://root@{}%2Fsocket/{name}", relay.place()));
 }
 
 /// With `TENURE_KILLS=100` this is the run that book/trust/evidence.md records.

@@ -17,7 +17,7 @@ const SHA2: &str = "c876be776514aa42bf140a673bfe4fb34b84eb0e405f48171f74c510ba39
 const NATIVE: &str = "cc81847ea83bf866cf00317c544c5b99622b0f7e";
 const FAST: &[u8] = &[1, 3];
 const FULL: &[u8] = &[1, 4];
-const OK: &[u8] = &[0, 0, 0, 2, 0, 0, 0];
+pub(super) const OK: &[u8] = &[0, 0, 0, 2, 0, 0, 0];
 
 /// How the server continues after the first proof.
 #[derive(Clone, Copy, PartialEq)]
@@ -42,13 +42,17 @@ fn serve(script: Script) -> SocketAddr {
     address
 }
 
-fn log_in(mut client: TcpStream, script: Script) -> io::Result<()> {
+pub(super) fn greet(client: &mut TcpStream) -> io::Result<()> {
     let mut greeting = b"\x0a8.0.36\0\x01\0\0\0".to_vec();
     greeting.extend(&NONCE[..8]);
     // Without TLS: all other capabilities that count here.
     greeting.extend(b"\0\xff\xf7\x2d\x02\0\xff\xc1\x15\0\0\0\0\0\0\0\0\0\0");
     greeting.extend([&NONCE[8..], b"\0caching_sha2_password\0"].concat());
-    send(&mut client, 0, &greeting)?;
+    send(client, 0, &greeting)
+}
+
+fn log_in(mut client: TcpStream, script: Script) -> io::Result<()> {
+    greet(&mut client)?;
     let (mut at, response) = receive(&mut client)?;
     let mut is_right = holds(&response, SHA2);
     match script {
@@ -83,12 +87,12 @@ fn holds(message: &[u8], hex: &str) -> bool {
     shown.contains(hex)
 }
 
-fn send(client: &mut TcpStream, sequence: u8, message: &[u8]) -> io::Result<()> {
-    let len = message.len() as u8;
-    client.write_all(&[&[len, 0, 0, sequence], message].concat())
+pub(super) fn send(client: &mut TcpStream, sequence: u8, message: &[u8]) -> io::Result<()> {
+    let len = (message.len() as u32).to_le_bytes();
+    client.write_all(&[&len[..3], &[sequence], message].concat())
 }
 
-fn receive(client: &mut TcpStream) -> io::Result<(u8, Vec<u8>)> {
+pub(super) fn receive(client: &mut TcpStream) -> io::Result<(u8, Vec<u8>)> {
     let mut head = [0; 4];
     client.read_exact(&mut head)?;
     let mut message = vec![0; usize::from(head[0]) + 256 * usize::from(head[1])];

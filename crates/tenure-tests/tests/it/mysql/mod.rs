@@ -7,6 +7,7 @@
 mod check_in;
 mod errors;
 mod faults;
+mod hostile;
 mod login;
 mod rows;
 
@@ -21,7 +22,7 @@ use tenure_testkit::servers::MariaDb;
 static SERVER: LazyLock<MariaDb> = LazyLock::new(|| MariaDb::start().until_exit());
 
 /// A database that no other test uses, and the URL of a store there.
-fn database() -> (String, String) {
+pub(crate) fn database() -> (String, String) {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let name = format!("test{}", NEXT.fetch_add(1, Ordering::Relaxed));
     let url = SERVER.url(&name);

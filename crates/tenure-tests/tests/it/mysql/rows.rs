@@ -3,17 +3,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use sqlx::{Connection, MySqlConnection};
 use tenure::internals::Driver;
 use tenure::internals::store::mysql::server;
+use tenure::internals::store::rows::{LockKey, ServerConnection};
 use tenure_testkit::servers::MariaDb;
 
 use super::{SERVER, database, locks};
 use crate::postgres::on;
 
-/// The number of statements that a server has run.
-fn statements(server: &MariaDb) -> u64 {
+/// The number of statements of this kind that a server has run.
+fn statements(server: &MariaDb, kind: &str) -> u64 {
     server
-        .run("SHOW GLOBAL STATUS LIKE 'Questions'")
+        .run(&format!("SHOW GLOBAL STATUS LIKE '{kind}'"))
         .rsplit_once('\t')
         .expect("a row")
         .1
@@ -31,10 +33,10 @@ fn an_uncontended_mutex_takes_one_statement_each_way() {
         tenure::block_on(async { mutex.lock().await.expect("a guard").release().await.expect("a release") })
     };
     pair();
-    let idle = { (statements(&server), statements(&server)) };
-    let before = statements(&server);
+    let idle = { (statements(&server, "Questions"), statements(&server, "Questions")) };
+    let before = statements(&server, "Questions");
     (0..PAIRS).for_each(|_| pair());
-    let all = statements(&server) - before;
+    let all = statements(&server, "Questions") - before;
     assert_eq!(all - (idle.1 - idle.0), 2 * PAIRS);
 }
 
@@ -71,6 +73,76 @@ fn unused_rows_are_swept_and_their_tokens_are_never_given_again() {
         let next = locks.mutex("old").expect("a name").lock().await.expect("a guard");
         assert_eq!(next.fence(), far + 1);
         drop(guard);
+    });
+}
+
+async fn connect(url: &str) -> ServerConnection {
+    let server = server(url, Driver::start().expect("a thread")).expect("a URL");
+    server.connect(None).await.expect("a connection")
+}
+
+/// MySQL would wait for the row for a second, and all other statements of the process with it.
+#[test]
+fn a_row_that_was_locked_is_not_waited_for_again() {
+    on(async {
+        let server = MariaDb::start();
+        let url = server.url_as("root", "app");
+        let ServerConnection { session, over: _over, hangup: _hangup, .. } = connect(&url).await;
+        let acquire = async || {
+            let key = LockKey { name: "x".into(), whole: None };
+            let token = session.acquire(&key, "me", 60_000).await.expect("an answer");
+            let is_held = token.is_some();
+            (is_held, is_held && session.release("x", "me", "").await.expect("an answer"))
+        };
+        assert_eq!(acquire().await, (true, true));
+        let mut other = MySqlConnection::connect(&url).await.expect("a connection");
+        let mut transaction = other.begin().await.expect("a transaction");
+        let lock = sqlx::raw_sql("SELECT * FROM tenure_lock WHERE name = 'x' FOR UPDATE");
+        lock.execute(&mut *transaction).await.expect("a locked row");
+        assert_eq!(acquire().await, (false, false));
+        let before = statements(&server, "Com_update");
+        assert_eq!(acquire().await, (false, false));
+        assert_eq!(statements(&server, "Com_update"), before);
+        transaction.rollback().await.expect("an end");
+        assert_eq!(acquire().await, (true, true));
+        // A row that is gone is not taken for a locked one.
+        server.run("DELETE FROM app.tenure_lock WHERE name = 'x'");
+        assert_eq!((acquire().await, acquire().await), ((false, false), (true, true)));
+    });
+}
+
+#[test]
+fn a_read_of_many_locks_stays_below_max_allowed_packet() {
+    on(async {
+        let server = MariaDb::start_with(&["--max-allowed-packet=65536"]);
+        let url = server.url_as("root", "app");
+        let ServerConnection { session, over: _over, hangup: _hangup, .. } = connect(&url).await;
+        let names: Vec<String> = (0..3_000).map(|at| format!("{at:0100}")).collect();
+        let key = LockKey { name: names[1_999].clone(), whole: None };
+        let token = session.acquire(&key, "me", 60_000).await.expect("an answer");
+        let rows = session.read(&names, false).await.expect("rows");
+        let mut read: Vec<&String> = rows.iter().map(|row| &row.name).collect();
+        read.sort();
+        assert!(read.into_iter().eq(&names));
+        let held: Vec<_> = rows.iter().filter(|row| row.value.is_some()).collect();
+        assert!(matches!(&held[..], [row] if row.name == key.name && Some(row.fence) == token));
+    });
+}
+
+#[test]
+fn rows_that_are_too_long_together_are_read_one_after_the_other() {
+    on(async {
+        let (name, url) = database();
+        let ServerConnection { session, over: _over, hangup: _hangup, .. } = connect(&url).await;
+        // 140 MB.
+        SERVER.run(&format!(
+            "INSERT INTO {name}.tenure_lock (name, record) SELECT seq, REPEAT('x', 10000000) FROM seq_1_to_14"
+        ));
+        let names: Vec<String> = (1..=14).map(|at: u32| at.to_string()).collect();
+        let rows = session.read(&names, true).await.expect("rows");
+        let lens = rows.iter().map(|row| row.record.as_ref().map_or(0, |record| record.bytes.len()));
+        assert_eq!(lens.collect::<Vec<_>>(), [10_000_000; 14]);
+        session.ping().await.expect("the connection stays");
     });
 }
 

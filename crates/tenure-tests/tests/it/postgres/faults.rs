@@ -141,6 +141,22 @@ pub(crate) fn cut_everywhere(relay: &Relay, relayed: &str, direct: &str) {
 }
 
 #[test]
+fn cuts_under_a_crowd_cost_no_overlap_no_token_and_no_waiter() {
+    let relay = Relay::start(SERVER.socket(), ".s.PGSQL.5432");
+    cut_a_crowd(&relay, &format!("postgres://postgres@{}/postgres?schema={}", relay.place(), schema()));
+}
+
+pub(crate) fn cut_a_crowd(relay: &Relay, relayed: &str) {
+    let crowd = Crowd::start(relayed, Duration::from_secs(2));
+    for cut in 0..8 {
+        crowd.goes_on();
+        relay.cut_after(cut % 2, 83 * cut as u64);
+    }
+    crowd.goes_on();
+    crowd.end().is_clean();
+}
+
+#[test]
 fn a_server_that_crashes_under_a_crowd_costs_no_overlap_no_token_and_no_waiter() {
     let mut server = Postgres::start();
     let crowd = Crowd::start(&server.url(&schema()), Duration::from_secs(2));
