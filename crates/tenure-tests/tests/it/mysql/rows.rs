@@ -76,9 +76,11 @@ fn unused_rows_are_swept_and_their_tokens_are_never_given_again() {
     });
 }
 
-async fn connect(url: &str) -> ServerConnection {
-    let server = server(url, Driver::start().expect("a thread")).expect("a URL");
-    server.connect(None).await.expect("a connection")
+/// A connection, and the thread that it lives on.
+async fn connect(url: &str) -> (ServerConnection, Arc<Driver>) {
+    let driver = Driver::start().expect("a thread");
+    let server = server(url, Arc::clone(&driver) as _).expect("a URL");
+    (server.connect(None).await.expect("a connection"), driver)
 }
 
 /// MySQL would wait for the row for a second, and all other statements of the process with it.
@@ -87,7 +89,7 @@ fn a_row_that_was_locked_is_not_waited_for_again() {
     on(async {
         let server = MariaDb::start();
         let url = server.url_as("root", "app");
-        let ServerConnection { session, over: _over, hangup: _hangup, .. } = connect(&url).await;
+        let (ServerConnection { session, over: _over, hangup: _hangup, .. }, _driver) = connect(&url).await;
         let acquire = async || {
             let key = LockKey { name: "x".into(), whole: None };
             let token = session.acquire(&key, "me", 60_000).await.expect("an answer");
@@ -116,7 +118,7 @@ fn a_read_of_many_locks_stays_below_max_allowed_packet() {
     on(async {
         let server = MariaDb::start_with(&["--max-allowed-packet=65536"]);
         let url = server.url_as("root", "app");
-        let ServerConnection { session, over: _over, hangup: _hangup, .. } = connect(&url).await;
+        let (ServerConnection { session, over: _over, hangup: _hangup, .. }, _driver) = connect(&url).await;
         let names: Vec<String> = (0..3_000).map(|at| format!("{at:0100}")).collect();
         let key = LockKey { name: names[1_999].clone(), whole: None };
         let token = session.acquire(&key, "me", 60_000).await.expect("an answer");
@@ -133,7 +135,7 @@ fn a_read_of_many_locks_stays_below_max_allowed_packet() {
 fn rows_that_are_too_long_together_are_read_one_after_the_other() {
     on(async {
         let (name, url) = database();
-        let ServerConnection { session, over: _over, hangup: _hangup, .. } = connect(&url).await;
+        let (ServerConnection { session, over: _over, hangup: _hangup, .. }, _driver) = connect(&url).await;
         // 140 MB.
         SERVER.run(&format!(
             "INSERT INTO {name}.tenure_lock (name, record) SELECT seq, REPEAT('x', 10000000) FROM seq_1_to_14"

@@ -150,7 +150,7 @@ impl Side {
             });
             words.collect::<String>()
         });
-        let ends = row.ends_ms.map(|ends| ends > row.clock_us / 1_000);
+        let ends = row.ends_ms.filter(|_| row.version.is_some()).map(|ends| ends > row.clock_us / 1_000);
         let (fence, next) = (self.token(row.fence), self.serials.len());
         let serial = row.serial.map(|serial| *self.serials.entry((row.name.clone(), serial)).or_insert(next));
         let record =
