@@ -14,7 +14,7 @@ use tenure::{Kind, LockName, Locks, Options};
 use tenure_testkit::sim::chooser::Chooser;
 use tenure_testkit::sim::clock::{Clock, MS, SECOND};
 use tenure_testkit::sim::executor::{Process, Sim, Stop};
-use tenure_testkit::sim::rows::{Mistake, Server};
+use tenure_testkit::sim::rows::{Database, Mistake, Server};
 use tenure_testkit::{plant, setting};
 
 const SECONDS: fn(u64) -> Duration = Duration::from_secs;
@@ -38,7 +38,7 @@ struct Scene {
 impl Scene {
     fn new(processes: usize, mistake: Mistake) -> Self {
         let sim = Sim::new(Chooser::seeded(1));
-        let server = Server::new(sim.process(Clock::default(), 1), mistake, 3);
+        let server = Server::new(sim.process(Clock::default(), 1), mistake, Database::Postgres, 3);
         let processes = (0..processes).map(|_| sim.process(Clock::default(), 1)).collect();
         Self { sim, server, processes, state: Arc::default() }
     }

@@ -229,13 +229,14 @@ impl Oracle {
         let warned = model.holds.iter().filter(|hold| hold.grace > 0 && hold.owner == owner);
         let warned: Vec<_> = warned.map(|hold| (hold.id, hold.grace)).collect();
         let let_in_at = owned.let_in_at.filter(|at| *at == self.sim.now());
+        let telling = progress::TELLING + model.plan.polls;
         drop(model);
         for (id, grace) in warned {
             self.warns(id, &owner, lapses, grace);
         }
         if let Some(at) = let_in_at {
             let (oracle, owner) = (self.clone(), owner.clone());
-            self.sim.at(at + progress::TELLING, move || oracle.told(&owner, at));
+            self.sim.at(at + telling, move || oracle.told(&owner, at));
         }
         let oracle = self.clone();
         self.sim.at(lapses, move || oracle.lapsed(&owner, lapses));

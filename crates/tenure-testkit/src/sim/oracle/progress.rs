@@ -25,7 +25,7 @@ impl ReferenceModel {
     pub(super) fn check_prompt(&mut self, at: TrueTime, name: &LockName, free_since: TrueTime, sim: &Sim) {
         let free_since = free_since.max(self.plan.strict_from);
         let hand_over = if self.members.is_some() { AMONG_MEMBERS } else { HAND_OVER };
-        let most = hand_over + self.plan.drift();
+        let most = hand_over + self.plan.polls + self.plan.drift();
         if at <= free_since + most || self.locks.get(name).is_some_and(|lock| lock.places.len() > 1) {
             return;
         }

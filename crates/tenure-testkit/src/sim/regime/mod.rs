@@ -236,6 +236,8 @@ pub struct Plan {
     /// Maximum time until a waiter notices the end of a lease without a message. On a server, the waiter
     /// knows when it ends.
     pub looks: TrueTime,
+    /// Maximum interval at which waiters poll, where the server sends no messages.
+    pub polls: TrueTime,
     /// Whether all wall clocks agree within what a quorum member tolerates.
     pub is_near: bool,
     /// Permille of acquisitions that are preceded by a forced release.
@@ -332,6 +334,7 @@ impl Plan {
             heals_at: 0,
             strict_from: 0,
             looks: 0,
+            polls: 0,
             is_near: false,
             forced: 0,
             session: 0,

@@ -1,4 +1,4 @@
-//! Stores whose locks are rows of a table, as on PostgreSQL, in the simulated world.
+//! Stores whose locks are rows of a table, as on PostgreSQL and MySQL, in the simulated world.
 
 mod server;
 mod table;
@@ -9,6 +9,7 @@ use tenure::internals::store::rows::RowStore;
 use tenure::internals::{Runtime, Store};
 
 use super::chooser::{Chooser, Rng};
+use super::clock::MS;
 use super::driver::{Driver, Scene};
 use super::executor::{Process, ProcessId, Sim};
 use super::host::Judge;
@@ -17,9 +18,10 @@ use super::node_faults::NodeFault;
 use super::regime::{Plan, Regime};
 use super::report::Report;
 use super::world::World;
+use table::Table;
 
 pub use server::{Server, Transaction};
-pub use table::Mistake;
+pub use table::{Database, Mistake};
 
 /// What can happen to such a server. It has no token counter that could be evicted, and knows no scripts.
 pub const REGIMES: &[Regime] = &[
@@ -47,27 +49,38 @@ pub const REGIMES: &[Regime] = &[
 
 /// Runs the schedule of a seed, in the regime that the seed selects.
 pub fn run(seed: u64) -> Report {
-    run_with(Mistake::Nothing, seed)
+    run_with(Mistake::Nothing, Database::Postgres, seed)
 }
 
-/// Runs the schedule of a seed in a regime.
+/// Runs the schedule of a seed in a regime, on PostgreSQL.
 pub fn run_in(regime: Regime, seed: u64) -> Report {
-    schedule(regime, seed, false, Mistake::Nothing)
+    schedule(regime, seed, false, Mistake::Nothing, Database::Postgres)
 }
 
-/// Runs the schedule of a seed in a regime and writes down what happens.
+/// Runs the schedule of a seed in a regime, on PostgreSQL, and writes down what happens.
 pub fn replay(regime: Regime, seed: u64) -> Report {
-    schedule(regime, seed, true, Mistake::Nothing)
+    schedule(regime, seed, true, Mistake::Nothing, Database::Postgres)
+}
+
+/// Runs the schedule of a seed in a regime, on MySQL.
+pub fn run_in_mysql(regime: Regime, seed: u64) -> Report {
+    schedule(regime, seed, false, Mistake::Nothing, Database::Mysql)
+}
+
+/// Runs the schedule of a seed in a regime, on MySQL, and writes down what happens.
+pub fn replay_mysql(regime: Regime, seed: u64) -> Report {
+    schedule(regime, seed, true, Mistake::Nothing, Database::Mysql)
 }
 
 /// Runs the schedule of a seed on a server with this mistake.
-pub fn run_with(mistake: Mistake, seed: u64) -> Report {
-    schedule(REGIMES[(seed % REGIMES.len() as u64) as usize], seed, false, mistake)
+pub fn run_with(mistake: Mistake, database: Database, seed: u64) -> Report {
+    schedule(REGIMES[(seed % REGIMES.len() as u64) as usize], seed, false, mistake, database)
 }
 
 /// The numbers of a schedule on such a server.
-fn plan(sim: &Sim, regime: Regime) -> Plan {
+fn plan(sim: &Sim, regime: Regime, database: Database) -> Plan {
     let mut plan = Plan::draw(sim, regime);
+    plan.polls = if database == Database::Mysql { 250 * MS } else { 0 };
     // A notification arrives once, and no statement has its time from the server.
     (plan.faults.repeat_wake, plan.faults.limit, plan.faults.again) = (0, 0, 0);
     (plan.passes, plan.trips) = (false, 10);
@@ -77,14 +90,14 @@ fn plan(sim: &Sim, regime: Regime) -> Plan {
     plan
 }
 
-fn schedule(regime: Regime, seed: u64, keep_log: bool, mistake: Mistake) -> Report {
+fn schedule(regime: Regime, seed: u64, keep_log: bool, mistake: Mistake, database: Database) -> Report {
     // Not the choices of the schedule of another store that has this seed.
     let sim = Sim::new(Chooser::seeded(Rng::new(seed ^ u64::MAX >> 3).next()));
-    let plan = plan(&sim, regime);
+    let plan = plan(&sim, regime, database);
     let world = World::new(sim, seed, plan, keep_log, |sim, oracle, clock| {
         let runtime = sim.process(clock, seed) as Arc<dyn Runtime>;
         let judge = Judge { sim: sim.clone(), oracle: oracle.clone(), clock };
-        let server = Server::judged(runtime, plan.faults, mistake, 3, Some(judge));
+        let server = Server::judged(runtime, plan.faults, Table::new(mistake, database), 3, Some(judge));
         if plan.node_faults.rewind > 0 {
             server.remember();
         }

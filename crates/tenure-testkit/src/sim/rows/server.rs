@@ -19,7 +19,7 @@ use tenure::internals::{Moment, Runtime};
 use tenure::{LockName, Owner};
 use tokio::sync::{mpsc, oneshot};
 
-use super::table::{Mistake, Table};
+use super::table::{Database, Mistake, Table};
 use crate::sim::clock::{Clock, MS, TrueTime};
 use crate::sim::event::Event;
 use crate::sim::executor::{EPOCH_US, OUTSIDE, ProcessId, lock};
@@ -107,19 +107,19 @@ struct End {
 
 impl Server {
     /// A server without faults, for processes that a test starts.
-    pub fn new(runtime: Arc<dyn Runtime>, mistake: Mistake, page: usize) -> Self {
-        Self::judged(runtime, Faults::NONE, mistake, page, None)
+    pub fn new(runtime: Arc<dyn Runtime>, mistake: Mistake, database: Database, page: usize) -> Self {
+        Self::judged(runtime, Faults::NONE, Table::new(mistake, database), page, None)
     }
 
     pub(super) fn judged(
         runtime: Arc<dyn Runtime>,
         faults: Faults,
-        mistake: Mistake,
+        table: Table,
         page: usize,
         judge: Option<Judge>,
     ) -> Self {
         let state = State {
-            table: Table::new(mistake),
+            table,
             past: None,
             links: BTreeMap::new(),
             ends: BTreeMap::new(),
@@ -190,6 +190,11 @@ impl Server {
         let is_held = state.table.check_in(name, owner, fence, us);
         let (server, name, owner) = (self.clone(), name.to_owned(), owner.to_owned());
         is_held.then(|| Transaction { server, name, owner, fence })
+    }
+
+    /// Whether it is MySQL, whose clients poll.
+    fn polls(&self) -> bool {
+        self.state().table.database == Database::Mysql
     }
 
     fn later(&self, at: Moment, what: impl FnOnce(&Self) + Send + 'static) {
@@ -692,11 +697,11 @@ impl rows::Server for Server {
     }
 
     fn has_notifications(&self) -> bool {
-        true
+        !self.polls()
     }
 
     fn shown(&self) -> Arc<str> {
-        "postgres:sim".into()
+        "rows:sim".into()
     }
 }
 
@@ -738,6 +743,31 @@ impl Line {
         step: impl FnOnce(&mut Table, i64, &dyn Fn() -> bool) -> T + Send + 'static,
     ) -> StatementResult<'static, T> {
         self.ask(name, |server, label| async move { server.step(&label, step) }.boxed())
+    }
+
+    /// Changes of several rows: one step, or on MySQL a statement and a step for each.
+    fn ask_each<C: Send + 'static, T: Send + 'static>(
+        &self,
+        name: &'static str,
+        mut changes: Vec<C>,
+        step: fn(&mut Table, &[C], i64, &dyn Fn() -> bool) -> T,
+    ) -> StatementResult<'static, Vec<T>> {
+        self.ask(name, move |server, label| {
+            async move {
+                let together = if server.polls() { 1 } else { changes.len() };
+                let mut done = Vec::new();
+                while !changes.is_empty() {
+                    let part: Vec<C> = changes.drain(..together).collect();
+                    done.push(server.step(&label, |table, us, is_locked| step(table, &part, us, is_locked))?);
+                    if !changes.is_empty() {
+                        let delay = server.latency(&server.state(), server.process);
+                        server.sleep(delay).await;
+                    }
+                }
+                Some(done)
+            }
+            .boxed()
+        })
     }
 }
 
@@ -787,8 +817,10 @@ impl StatementSession for Line {
 
     fn renew<'a>(&'a self, renewals: &'a Renewals) -> StatementResult<'a, Vec<(String, i64)>> {
         let Renewals { names, owners, ttls_ms } = renewals;
-        let renewals = Renewals { names: names.clone(), owners: owners.clone(), ttls_ms: ttls_ms.clone() };
-        self.ask_once("renew", move |table, us, is_locked| table.renew(&renewals, us, is_locked))
+        let each = names.iter().cloned().zip(owners.iter().cloned()).zip(ttls_ms);
+        let each = each.map(|((name, owner), ttl_ms)| (name, owner, *ttl_ms));
+        let parts = self.ask_each("renew", each.collect(), Table::renew);
+        async move { parts.await.map(|parts| parts.concat()) }.boxed()
     }
 
     fn read<'a>(&'a self, names: &'a [String], with_records: bool) -> StatementResult<'a, Vec<Row>> {
@@ -797,8 +829,15 @@ impl StatementSession for Line {
     }
 
     fn write<'a>(&'a self, changes: &'a [(LockKey, RowChange)]) -> StatementResult<'a, WriteOutcome> {
-        let changes = changes.to_vec();
-        self.ask_once("write", move |table, us, is_locked| table.write(&changes, us, is_locked))
+        let parts = self.ask_each("write", changes.to_vec(), Table::write);
+        let merged = |parts: Vec<WriteOutcome>| {
+            parts.into_iter().fold(WriteOutcome::default(), |mut all, part| {
+                all.written.extend(part.written);
+                all.refused.extend(part.refused);
+                all
+            })
+        };
+        async move { parts.await.map(merged) }.boxed()
     }
 
     fn note_listeners<'a>(&'a self, keys: &'a [LockKey]) -> StatementResult<'a, ()> {

@@ -8,7 +8,7 @@ use tenure::internals::protocol::{
 };
 use tenure::internals::store::observe::Told;
 use tenure::internals::store::rows::{
-    EndedSessions, ExpectedSession, LockKey, RecordColumns, Renewals, Row as Read, RowChange, SessionCheck,
+    EndedSessions, ExpectedSession, LockKey, RecordColumns, Row as Read, RowChange, SessionCheck,
     WriteOutcome,
 };
 use tenure::{LockName, Owner};
@@ -37,6 +37,19 @@ pub enum Mistake {
     NothingSaid,
     /// Every session counts as ended.
     SessionsEnded,
+    /// A write of a row that another transaction has locked is reported as written.
+    LockedReported,
+}
+
+/// The database of a simulated server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Database {
+    /// Sends notifications. A batch of changes is one transaction.
+    #[default]
+    Postgres,
+    /// Sends no notifications. Each change is a transaction of its own, and none applies to a row with a hold
+    /// that is checked in.
+    Mysql,
 }
 
 const HOUR_US: i64 = 3_600_000_000;
@@ -61,6 +74,7 @@ pub(super) struct Table {
     rows: BTreeMap<String, Row>,
     lowest: i64,
     mistake: Mistake,
+    pub(super) database: Database,
     /// The sessions that have not ended.
     pub(super) sessions: BTreeSet<String>,
     /// Messages of the current statement.
@@ -108,8 +122,8 @@ impl Row {
 }
 
 impl Table {
-    pub(super) fn new(mistake: Mistake) -> Self {
-        Self { mistake, ..Self::default() }
+    pub(super) fn new(mistake: Mistake, database: Database) -> Self {
+        Self { mistake, database, ..Self::default() }
     }
 
     /// A request that one statement carries out.
@@ -181,19 +195,20 @@ impl Table {
 
     pub(super) fn renew(
         &mut self,
-        renewals: &Renewals,
+        renewals: &[(String, String, i64)],
         us: i64,
         is_locked: &dyn Fn() -> bool,
     ) -> Vec<(String, i64)> {
-        let mistake = self.mistake;
+        let (mistake, mysql) = (self.mistake, self.database == Database::Mysql);
         let mut renewed = Vec::new();
-        for ((name, owner), ttl_ms) in renewals.names.iter().zip(&renewals.owners).zip(&renewals.ttls_ms) {
+        for (name, owner, ttl_ms) in renewals {
             let Some(row) = self.rows.get_mut(name) else { continue };
             let is_owner = match mistake {
                 Mistake::OwnerUncompared => row.kind.as_deref() == Some("mutex"),
                 _ => row.is_mutex_of(owner),
             };
-            if is_owner && row.ends >= us / 1_000 && !is_locked() {
+            let is_spared = mysql && !row.checked_in.is_empty();
+            if is_owner && row.ends >= us / 1_000 && !is_spared && !is_locked() {
                 row.ends = row.ends.max(us / 1_000 + ttl_ms);
                 row.serial += 1;
                 let token = row.fence;
@@ -245,12 +260,17 @@ impl Table {
                 continue;
             }
             let is_spared = |row: &Row| {
-                change.ends_hold && !row.checked_in.is_empty() && self.mistake != Mistake::CheckInUnseen
+                (change.ends_hold || self.database == Database::Mysql)
+                    && !row.checked_in.is_empty()
+                    && self.mistake != Mistake::CheckInUnseen
             };
             let awaited = match (self.rows.get_mut(&key.name), change.serial) {
                 (Some(row), Some(serial)) => {
                     let is_same = row.serial == serial || self.mistake == Mistake::SerialUncompared;
                     if !is_same || is_spared(row) || is_locked() {
+                        if is_same && self.mistake == Mistake::LockedReported {
+                            written.insert(key.name.clone());
+                        }
                         continue;
                     }
                     row.serial += 1;
@@ -277,6 +297,9 @@ impl Table {
 
     /// The sessions found ended, if the change expects otherwise.
     fn refuses(&self, change: &RowChange, us: i64) -> Option<EndedSessions> {
+        if self.database == Database::Mysql {
+            return None;
+        }
         let (mut ended, mut is_refused) = (EndedSessions::new(), false);
         for SessionCheck { client, expects } in &change.sessions {
             let session = self.session(client);

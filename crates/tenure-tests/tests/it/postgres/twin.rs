@@ -1,24 +1,27 @@
-//! The simulated server beside a real one: statements in random order have the same results.
+//! Simulated servers beside real ones: statements in random order have the same results.
 #![expect(clippy::disallowed_methods, reason = "a real server takes real time")]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use sqlx::{Connection, MySqlConnection};
 use tenure::internals::protocol::ExpiringValue;
 use tenure::internals::protocol::record::Record;
 use tenure::internals::store::observe::Notes;
-use tenure::internals::store::postgres::server;
 use tenure::internals::store::rows::{
     self, ExpectedSession, LockKey, Renewals, Row, RowChange, ServerConnection, SessionCheck, StatementError,
     StatementSession, WriteOutcome,
 };
+use tenure::internals::store::{mysql, postgres};
 use tenure::internals::{Driver, Runtime};
+use tenure::{LockName, Owner};
 use tenure_testkit::setting;
-use tenure_testkit::sim::rows::{Mistake, Server, Transaction};
+use tenure_testkit::sim::rows::{Database, Mistake, Server, Transaction};
 use tokio_postgres::Client;
 
 use super::{SERVER, connect, on, schema};
+use crate::mysql as mariadb;
 
 const NAMES: [&str; 4] = ["a", "b", "bb", "c"];
 const OWNERS: [&str; 3] = [
@@ -116,7 +119,8 @@ struct Side {
 
 enum User {
     Simulated(Server),
-    Real(Client, String),
+    Postgres(Client, String),
+    Mysql(MySqlConnection, String),
 }
 
 impl Side {
@@ -267,12 +271,24 @@ impl Side {
                 let rows = session.read(std::slice::from_ref(&key.name), false).await?;
                 let (fence, owner) = (rows[0].fence, OWNERS[*owner]);
                 self.token(fence);
-                self.is_open = match &self.user {
+                self.is_open = match &mut self.user {
                     User::Simulated(simulated) => {
                         self.transaction = simulated.check_in(&key.name, owner, fence as u64);
                         self.transaction.is_some()
                     }
-                    User::Real(client, sql) => {
+                    User::Mysql(client, database) => {
+                        run(client, "BEGIN").await;
+                        let (lock, by) = (LockName::new(&*key.name), owner.parse::<Owner>());
+                        let (lock, by) = (lock.expect("a name"), by.expect("an owner"));
+                        let sql = tenure::mysql::check_sql(database, &lock, &by, fence as u64);
+                        let is_held =
+                            !sqlx::raw_sql(&sql).fetch_all(&mut *client).await.expect("rows").is_empty();
+                        if !is_held {
+                            run(client, "ROLLBACK").await;
+                        }
+                        is_held
+                    }
+                    User::Postgres(client, sql) => {
                         client.batch_execute("BEGIN").await.expect("a transaction");
                         let is_held = client.query(sql, &[&key.name, &owner, &fence]).await.is_ok();
                         if !is_held {
@@ -285,8 +301,10 @@ impl Side {
             }
             Ask::CheckOut => {
                 self.transaction = None;
-                if let User::Real(client, _) = &self.user {
-                    client.batch_execute("ROLLBACK").await.expect("an end");
+                match &mut self.user {
+                    User::Postgres(client, _) => client.batch_execute("ROLLBACK").await.expect("an end"),
+                    User::Mysql(client, _) => run(client, "ROLLBACK").await,
+                    User::Simulated(_) => {}
                 }
                 self.is_open = false;
                 String::new()
@@ -302,6 +320,10 @@ fn check(client: usize, lives: Option<bool>) -> SessionCheck {
         None => ExpectedSession::Any,
     };
     SessionCheck { client: CLIENTS[client].into(), expects }
+}
+
+async fn run(client: &mut MySqlConnection, sql: &str) {
+    sqlx::raw_sql(sql).execute(client).await.expect("an answer");
 }
 
 fn key(name: usize) -> LockKey {
@@ -370,44 +392,67 @@ impl Asks {
     }
 }
 
+/// Sends the same statements in random order to a real server and a simulated one.
+async fn compare(sides: &mut [Side; 2], has_listeners: bool) {
+    let mut asks = Asks { random: 5, count: 0, is_open: false };
+    let mut counts: BTreeMap<String, u32> = BTreeMap::new();
+    let all = Ask::Read { names: (0..NAMES.len()).collect(), with_records: true };
+    for _ in 0..setting("TENURE_OPERATIONS").unwrap_or(600) {
+        let ask = asks.next();
+        let asked = match &ask {
+            Ask::Await { .. } | Ask::Name { .. } | Ask::Forget { .. } if !has_listeners => continue,
+            // A change is based on a fresh read.
+            Ask::Write { .. } | Ask::CheckIn { .. } => vec![&all, &ask],
+            _ => vec![&ask],
+        };
+        for ask in asked {
+            let mut said = Vec::new();
+            for side in &mut *sides {
+                said.push(side.ask(ask).await.unwrap_or_else(|failed| panic!("{ask:?}: {failed:?}")));
+            }
+            assert_eq!(said[0], said[1], "{ask:?}, statement {}", asks.count);
+            let sort = format!("{ask:?}").split(' ').next().unwrap_or_default().to_owned();
+            let is_done = !matches!(&*said[0], "None" | "false" | "[]" | "{}");
+            *counts.entry(format!("{sort} {is_done}")).or_default() += 1;
+        }
+        asks.is_open = sides[0].is_open;
+    }
+    let is_covered = |sort: &str| counts.get(sort).is_some_and(|count| *count > 2);
+    let sorts = ["Acquire", "Release", "Renew", "Write", "CheckIn"];
+    let mut both = sorts.iter().flat_map(|sort| [format!("{sort} true"), format!("{sort} false")]);
+    assert!(both.all(|sort| is_covered(&sort)), "{counts:?}");
+}
+
 #[test]
-fn the_simulated_server_answers_as_a_real_one() {
+fn simulated_mysql_answers_as_mariadb() {
+    on(async {
+        let (database, url) = mariadb::database();
+        let driver = Driver::start().expect("a thread") as Arc<dyn Runtime>;
+        let real = mysql::server(&url, Arc::clone(&driver)).expect("a URL");
+        let simulated = Server::new(driver, Mistake::Nothing, Database::Mysql, 500);
+        let client = MySqlConnection::connect(&url).await.expect("a connection");
+        let mut sides = [
+            Side::new(&*real, User::Mysql(client, database)).await,
+            Side::new(&simulated, User::Simulated(simulated.clone())).await,
+        ];
+        compare(&mut sides, false).await;
+    });
+}
+
+#[test]
+fn simulated_postgresql_answers_as_a_real_one() {
     on(async {
         let schema = schema();
         let driver = Driver::start().expect("a thread") as Arc<dyn Runtime>;
-        let real = server(&SERVER.url(&schema), Arc::clone(&driver)).expect("a URL");
-        let simulated = Server::new(driver, Mistake::Nothing, 500);
+        let real = postgres::server(&SERVER.url(&schema), Arc::clone(&driver)).expect("a URL");
+        let simulated = Server::new(driver, Mistake::Nothing, Database::Postgres, 500);
         let sql = tenure::postgres::check_sql(Some(&schema));
         let mut sides = [
-            Side::new(&*real, User::Real(connect(&SERVER).await, sql)).await,
+            Side::new(&*real, User::Postgres(connect(&SERVER).await, sql)).await,
             Side::new(&simulated, User::Simulated(simulated.clone())).await,
         ];
-        let mut asks = Asks { random: 5, count: 0, is_open: false };
-        let mut counts: BTreeMap<String, u32> = BTreeMap::new();
+        compare(&mut sides, true).await;
         let all = Ask::Read { names: (0..NAMES.len()).collect(), with_records: true };
-        for _ in 0..setting("TENURE_OPERATIONS").unwrap_or(600) {
-            let ask = asks.next();
-            let asked = match &ask {
-                // A change is based on a fresh read.
-                Ask::Write { .. } | Ask::CheckIn { .. } => vec![&all, &ask],
-                _ => vec![&ask],
-            };
-            for ask in asked {
-                let mut said = Vec::new();
-                for side in &mut sides {
-                    said.push(side.ask(ask).await.unwrap_or_else(|failed| panic!("{ask:?}: {failed:?}")));
-                }
-                assert_eq!(said[0], said[1], "{ask:?}, statement {}", asks.count);
-                let sort = format!("{ask:?}").split(' ').next().unwrap_or_default().to_owned();
-                let is_done = !matches!(&*said[0], "None" | "false" | "[]" | "{}");
-                *counts.entry(format!("{sort} {is_done}")).or_default() += 1;
-            }
-            asks.is_open = sides[0].is_open;
-        }
-        let is_covered = |sort: &str| counts.get(sort).is_some_and(|count| *count > 2);
-        let sorts = ["Acquire", "Release", "Renew", "Write", "CheckIn"];
-        let mut both = sorts.iter().flat_map(|sort| [format!("{sort} true"), format!("{sort} false")]);
-        assert!(both.all(|sort| is_covered(&sort)), "{counts:?}");
         let mut heard = Vec::new();
         for side in &mut sides {
             let mut messages: Vec<String> = Vec::new();
