@@ -33,6 +33,9 @@ use crate::sync::Locked;
 
 /// Renewals due within this time of each other are sent together.
 const BATCH: Duration = Duration::from_millis(250);
+/// Up to this many holds, renewals that can share requests are sent in a burst. Spread over the interval, each
+/// request would find the server's caches cold.
+const BURST: usize = 2_048;
 /// Number of renewals in one request that cost a store as much as a single one.
 const AS_ONE: usize = 16;
 
@@ -60,13 +63,13 @@ impl Schedule {
         self.due.insert((due, lease.hold), Arc::clone(lease));
     }
 
-    /// When a lease needs attention while nothing is in flight for it. If more leases are held than fit into
-    /// one request, renewals are due `sooner`, so that leases granted together spread out.
-    fn first_due(&self, lease: &Lease, sooner: fn(&Lease) -> Duration, together: usize) -> Moment {
+    /// When a lease needs attention while nothing is in flight for it. If more leases are held than are renewed
+    /// in one burst, renewals are due `sooner`, so that leases granted together spread out.
+    fn first_due(&self, lease: &Lease, sooner: fn(&Lease) -> Duration, engine: &Engine) -> Moment {
         let state = lease.state();
         let lost = state.lost_at(lease);
         let due = match state.renew_at(lease) {
-            Some(renew) if renew <= lost && self.due.len() > together => renew - sooner(lease),
+            Some(renew) if renew <= lost && self.due.len() > burst(engine, lease) => renew - sooner(lease),
             Some(renew) => renew.min(lost),
             None => lost,
         };
@@ -127,7 +130,7 @@ impl Renewer {
         if engine.listeners.is_full() || schedule.due.len() >= forced::MOST {
             lease.set_hearing(Hearing::Again);
         }
-        let due = schedule.first_due(lease, Lease::first_spread, together(engine));
+        let due = schedule.first_due(lease, Lease::first_spread, engine);
         schedule.put(lease, due);
         if schedule.wakes(due) {
             self.notify.notify_one();
@@ -175,10 +178,22 @@ impl Renewer {
     }
 }
 
-/// Maximum renewals sent together before they are due, in one request. With more holds, renewals spread over
-/// time.
+/// Maximum renewals in one request.
 fn together(engine: &Engine) -> usize {
     engine.store.capabilities().renewals
+}
+
+/// Maximum renewals sent together with this one before they are due. With more holds, renewals spread over time.
+fn burst(engine: &Engine, lease: &Lease) -> usize {
+    match group(engine, lease) {
+        Some(_) => BURST.max(together(engine)),
+        None => together(engine),
+    }
+}
+
+/// The group of leases that can share a request with it.
+fn group(engine: &Engine, lease: &Lease) -> Option<u16> {
+    engine.store.placement(&lease.name, lease.spec).renewal_group
 }
 
 struct RenewerTask {
@@ -291,18 +306,17 @@ impl RenewerTask {
     fn look(&mut self) -> Option<Moment> {
         let now = self.engine.now();
         let (mut lost, mut due, mut listening) = (Vec::new(), Vec::new(), Vec::new());
-        let most = together(&self.engine);
         let until = {
             let mut schedule = self.engine.renewer.schedule();
             if schedule.closed {
                 return None;
             }
             let is_due = schedule.first().is_some_and(|first| first <= now);
-            if is_due || schedule.due.len() <= most {
-                let mut together = 0;
+            if is_due || schedule.due.len() <= together(&self.engine) {
+                let mut early_ones = 0;
                 for ((at, _), lease) in schedule.due.range(..=(now + BATCH, u64::MAX)) {
-                    together += usize::from(*at > now);
-                    if together > most {
+                    early_ones += usize::from(*at > now);
+                    if early_ones > burst(&self.engine, lease) {
                         break;
                     }
                     if now >= lease.lost_at() {
@@ -318,7 +332,7 @@ impl RenewerTask {
                     if listen_at.is_some_and(|at| at <= now) {
                         lease.set_hearing(Hearing::Again);
                         listening.push(Arc::clone(lease));
-                        let next = schedule.first_due(lease, Lease::first_spread, most);
+                        let next = schedule.first_due(lease, Lease::first_spread, &self.engine);
                         if !is_doubtful && next > now {
                             schedule.put(lease, next);
                             return false;
@@ -373,7 +387,7 @@ impl RenewerTask {
                 break;
             }
             let asked = RenewalRequest::new(first.remove(), now);
-            let group = self.group(&asked);
+            let group = asked.renews.then(|| group(&self.engine, &asked.lease)).flatten();
             free = free.saturating_sub(if group.is_some() { 1 } else { AS_ONE });
             match group {
                 None => self.ask(vec![asked], now),
@@ -390,12 +404,6 @@ impl RenewerTask {
         }
         batches.into_values().filter(|batch| !batch.is_empty()).for_each(|batch| self.ask(batch, now));
         if self.ready.is_empty() { None } else { self.window.opens_at() }
-    }
-
-    /// The group of leases that can share a request with it.
-    fn group(&self, asked: &RenewalRequest) -> Option<u16> {
-        let placement = |lease: &Lease| self.engine.store.placement(&lease.name, lease.spec);
-        asked.renews.then(|| placement(&asked.lease).renewal_group)?
     }
 
     fn ask(&mut self, asked: Vec<RenewalRequest>, sent: Moment) {
@@ -453,8 +461,7 @@ impl RenewerTask {
                         if lease.listens_again(now) && !self.engine.listeners.is_full() {
                             ListenerCount::listen(&self.engine, &lease);
                         }
-                        let together = together(&self.engine);
-                        self.engine.renewer.schedule().first_due(&lease, Lease::spread, together)
+                        self.engine.renewer.schedule().first_due(&lease, Lease::spread, &self.engine)
                     }
                 }
             }
