@@ -278,7 +278,7 @@ impl Side {
                     }
                     User::Mysql(client, database) => {
                         run(client, "BEGIN").await;
-                        let (lock, by) = (LockName::new(&*key.name), owner.parse::<Owner>());
+                        let (lock, by) = (LockName::new(&key.name), owner.parse::<Owner>());
                         let (lock, by) = (lock.expect("a name"), by.expect("an owner"));
                         let sql = tenure::mysql::check_sql(database, &lock, &by, fence as u64);
                         let is_held =
