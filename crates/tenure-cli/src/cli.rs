@@ -79,9 +79,10 @@ pub(crate) enum Command {
     ///
     /// --force is for a lock whose holder is gone or stuck, when its lease takes too long to end.
     /// The next waiter gets the lock. The old `tenure run` learns of it by a message, usually at
-    /// once, or at its next renewal, after at most a third of its ttl. Until then its CMD runs
-    /// beside that of the next holder, and only fencing tokens distinguish them. Prints what was
-    /// ended, as `tenure status` does, and how long the old CMD may run.
+    /// once, or at its next renewal, after at most a third of its ttl; if it cannot reach the store,
+    /// when its lease would have ended. Until then its CMD runs beside that of the next holder, and
+    /// only fencing tokens distinguish them. Prints what was ended, as `tenure status` does, and
+    /// the latest end of the old CMD.
     Release(Release),
     /// Asks the commands that run under a lock to end, and waits until they have.
     ///

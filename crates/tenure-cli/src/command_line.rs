@@ -105,8 +105,22 @@ fn one_line(error: &clap::Error, words_given: &[OsString]) -> String {
     let command = Cli::command();
     let meant = words_given.get(1).and_then(|word| command.find_subcommand(word));
     let meant = meant.map_or_else(String::new, |command| format!(" {}", command.get_name()));
-    let similar = similar(error);
+    let similar = place(error, words_given).unwrap_or_else(|| similar(error));
     format!("{}{similar}; `tenure{meant} --help` says more", words.join(" "))
+}
+
+/// A hint about a flag of the verbs that was written before the verb.
+fn place(error: &clap::Error, words_given: &[OsString]) -> Option<String> {
+    let ContextValue::String(flag) = error.get(ContextKind::InvalidArg)? else { return None };
+    let command = Cli::command();
+    let is_verb = |word: &OsString| command.find_subcommand(word).is_some();
+    let before = words_given.iter().skip(1).take_while(|word| !is_verb(word));
+    let is_before =
+        before.into_iter().any(|word| word.to_str().is_some_and(|word| word.starts_with(&**flag)));
+    let name = flag.trim_start_matches('-');
+    let mut flags = command.get_subcommands().flat_map(clap::Command::get_arguments);
+    let is_known = flags.any(|known| known.get_long() == Some(name));
+    (is_before && is_known).then(|| "; write it after the verb".to_owned())
 }
 
 /// The flag, verb or value that was probably meant.
@@ -169,6 +183,20 @@ mod tests {
         assert_eq!(run(&["x", "--", "ls", "-l"]).expect("a run").job.command, ["ls", "-l"]);
         assert_eq!(run(&["x", "--", "-odd"]).expect("a run").job.command, ["-odd"]);
         assert_eq!(run(&["--", "-x", "ls", "-l"]).expect("a run").job.command, ["ls", "-l"]);
+    }
+
+    #[test]
+    fn a_flag_before_its_verb_is_said_to_belong_after_it() {
+        let line = |words: &[&str]| {
+            let words: Vec<OsString> = ["tenure"].iter().chain(words).map(OsString::from).collect();
+            one_line(&Cli::try_parse_from(&words).expect_err("no command"), &words)
+        };
+        for words in [&["--store", "X", "run", "x", "ls"][..], &["--store=X", "status", "x"]] {
+            assert!(line(words).contains("'--store'") && line(words).contains("; write it after the verb;"));
+        }
+        for words in [&["--frobnicate", "run", "x", "ls"][..], &["run", "--acks-of", "x", "ls"]] {
+            assert!(!line(words).contains("after the verb"), "{}", line(words));
+        }
     }
 
     #[test]

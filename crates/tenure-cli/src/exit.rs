@@ -60,6 +60,13 @@ impl From<tenure::Error> for Failure {
 /// A hint for a store that did not answer or refused, derived from the message.
 pub(crate) fn advice(message: &str) -> Option<&'static str> {
     let known = [
+        // Before what the causes in it say.
+        (
+            "master at ",
+            "during a failover, run the command again or use -w DURATION; `tenure doctor` asks each sentinel",
+        ),
+        ("the password file ", "correct `password-file` in the store's URL, or the file"),
+        ("(password file: ", "correct the user in the store's URL, or the password in that file"),
         (
             "NOAUTH",
             "it requires a password: use redis://:PASSWORD@HOST, or add ?password-file=FILE to the URL",
@@ -144,6 +151,11 @@ mod tests {
         );
         assert!(advice("Connection refused (os error 111)").is_some_and(|it| it.contains("start it")));
         assert!(advice("refused: OOM command not allowed").is_some_and(|it| it.contains("maxmemory")));
+        let of_sentinels = |who: &str| {
+            let text = format!("no master of service `s` was found ({who}a:1: not sent: Connection refused)");
+            advice(&text).unwrap_or_default()
+        };
+        assert!(of_sentinels("master at ").contains("failover") && of_sentinels("").contains("start it"));
         assert_eq!(advice("no answer within 1s"), None);
     }
 

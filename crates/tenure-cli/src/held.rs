@@ -6,12 +6,13 @@ use std::slice;
 use std::time::Duration;
 
 use futures_util::future::{FutureExt, select_all};
-use tenure::{Guard, Locks, Lost, MultiGuard, Result, StopRequest, Term, Turn};
+use tenure::{Frees, Guard, Locks, Lost, MultiGuard, Result, StopRequest, Term, Turn};
 
 pub(crate) enum Held {
     /// NAME itself comes first: see `kind::all`.
     Locks(MultiGuard),
-    Turn(Turn),
+    /// With what reopens the window of the job.
+    Turn(Turn, Frees),
     Term(Term),
 }
 
@@ -20,7 +21,7 @@ impl Held {
     pub(crate) fn guards(&self) -> &[Guard] {
         match self {
             Self::Locks(guards) => guards,
-            Self::Turn(turn) => slice::from_ref(turn.guard()),
+            Self::Turn(turn, _) => slice::from_ref(turn.guard()),
             Self::Term(term) => slice::from_ref(term.guard()),
         }
     }
@@ -36,7 +37,7 @@ impl Held {
     pub(crate) fn lost(&self) -> Lost {
         match self {
             Self::Locks(guards) => guards.lost(),
-            Self::Turn(turn) => turn.lost(),
+            Self::Turn(turn, _) => turn.lost(),
             Self::Term(term) => term.lost(),
         }
     }
@@ -48,7 +49,7 @@ impl Held {
                 let requested = guards.iter().map(|guard| told(locks.stop_requested(guard)).boxed_local());
                 return select_all(requested).await.0;
             }
-            Self::Turn(turn) => turn.stop_requested().boxed_local(),
+            Self::Turn(turn, _) => turn.stop_requested().boxed_local(),
             Self::Term(term) => term.stop_requested().boxed_local(),
         };
         told(requested).await
@@ -57,9 +58,22 @@ impl Held {
     /// Ends the hold after the command exited with `status`. A failed job may run again within its window.
     pub(crate) async fn end(self, status: ExitStatus) -> Result<()> {
         match self {
-            Self::Turn(turn) if status.success() => turn.succeed().await,
-            Self::Turn(turn) => turn.fail(status).await,
+            Self::Turn(turn, _) if status.success() => turn.succeed().await,
+            Self::Turn(turn, _) => turn.fail(status).await,
             held => held.give_back("").await,
+        }
+    }
+
+    /// What is reported if [`end`](Self::end) gets no answer.
+    pub(crate) fn if_not_ended(&self) -> &'static str {
+        match self {
+            Self::Turn(_, Frees::FailureOrLoss) => {
+                "result not stored, and the run counts as lost: the job may run again in this window"
+            }
+            Self::Turn(..) => {
+                "result not stored, and the run counts as lost: the job does not run again in this window"
+            }
+            Self::Locks(_) | Self::Term(_) => "lock not released; others wait until its lease ends",
         }
     }
 
@@ -67,7 +81,7 @@ impl Held {
     pub(crate) async fn give_back(self, why: &str) -> Result<()> {
         match self {
             Self::Locks(guards) => guards.release().await,
-            Self::Turn(turn) => turn.fail(why).await,
+            Self::Turn(turn, _) => turn.fail(why).await,
             Self::Term(term) => term.resign().await,
         }
     }

@@ -1,17 +1,57 @@
 //! Locks and holders as JSON. Fields may be added, but are never removed.
 
-use std::time::UNIX_EPOCH;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
-use tenure::{Holder, Locks, Share, Status};
+use tenure::{Holder, Locks, Outcome, Share, Status};
+
+use crate::status::Uses;
 
 /// One lock as an object on one line.
 pub(crate) fn lock(locks: &Locks, name: &str, status: Option<&Status>) -> String {
+    format!("{}\n", object(locks, name, status))
+}
+
+/// The same with the leader and the last run of this name.
+pub(crate) fn with_uses(locks: &Locks, name: &str, status: Option<&Status>, uses: &Uses) -> String {
+    let mut object = object(locks, name, status);
+    object["leader"] = uses.leader.as_ref().map_or(Value::Null, |leader| {
+        json!({
+            "owner": leader.owner.as_str(),
+            "fence": leader.fence,
+            "payload": leader.payload,
+        })
+    });
+    object["last_run"] = uses.last_run.as_ref().map_or(Value::Null, |run| {
+        let (outcome, error) = match &run.outcome {
+            Outcome::Running => ("running", None),
+            Outcome::Done => ("done", None),
+            Outcome::Failed(why) => ("failed", Some(why)),
+            _ => ("lost", None),
+        };
+        json!({
+            "owner": run.owner.as_str(),
+            "fence": run.fence,
+            "begun_ms": since_1970_ms(run.begun),
+            "window_end_ms": since_1970_ms(run.window.end),
+            "outcome": outcome,
+            "error": error,
+            "remaining_ms": run.remaining.map(|left| left.as_millis() as u64),
+        })
+    });
+    format!("{object}\n")
+}
+
+fn since_1970_ms(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}
+
+fn object(locks: &Locks, name: &str, status: Option<&Status>) -> Value {
     let foreign = status.and_then(Status::foreign);
     let all = |holders: &[Holder]| {
         holders.iter().map(|one| holder(one, foreign.as_deref())).collect::<Vec<Value>>()
     };
-    let object = json!({
+    json!({
         "name": name,
         "store": locks.url(),
         "held": status.is_some(),
@@ -20,8 +60,7 @@ pub(crate) fn lock(locks: &Locks, name: &str, status: Option<&Status>) -> String
         "holders": status.map_or(Vec::new(), |status| all(&status.holders)),
         "waiters": status.map_or(Vec::new(), |status| all(&status.waiters)),
         "unlisted": status.map_or(0, |status| status.unlisted),
-    });
-    format!("{object}\n")
+    })
 }
 
 /// A holder or waiter. For another program's data: the type of value at the name, not the value.

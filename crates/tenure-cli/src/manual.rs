@@ -6,6 +6,9 @@ With --json, one object on one line: `name`, `store`, `held`, `kind`, `permits` 
 waiters have `owner`, `foreign` (what another program stored there, as \"a string of 36 bytes\"),
 `user`, `host`, `pid`, `label` (of --label), `since_ms` (Unix time), `remaining_ms` (of its lease),
 `fence` (its token) and `weight` (permits, or the number of holds; of a read-write lock, 1 reads).
+`status` adds, of an election and a job of this name, `leader` (`owner`, `fence`, `payload`) and
+`last_run` (`owner`, `fence`, `begun_ms`, `window_end_ms`, `outcome`: running, done, failed or lost,
+`error`, `remaining_ms` of its lease).
 Unknown values are null.
 
 Exit status:

@@ -60,15 +60,15 @@ fn ended(name: &str, aim: &str, came_to: ForcedRelease) -> Result<Option<Status>
         ForcedRelease::Ended(status) => Ok(Some(status)),
         ForcedRelease::Other(status) => {
             let (name, holders) = (LockName::new(name)?, status::holders(&status));
-            let message = format!("lock {name} is not held {aim}; it is held by {holders}");
+            let message = format!("lock {name:?} is not held {aim}; it is held by {holders}");
             Err(Failure { code: BUSY, message })
         }
         other => unreachable!("all that a release can find: {other:?}"),
     }
 }
 
-/// How long the holders' commands may continue if the message does not reach them: they end before their
-/// leases would have.
+/// How long the holders may continue if no request or message of theirs gets through: until their leases would
+/// have ended.
 fn runs_on(ended: &Status) -> Option<String> {
     if ended.foreign().is_some() {
         return None;
@@ -76,7 +76,7 @@ fn runs_on(ended: &Status) -> Option<String> {
     let leases: Option<Vec<Duration>> = ended.holders.iter().map(|holder| holder.remaining).collect();
     let longest = Span(leases?.into_iter().max()?);
     Some(match ended.holders.len() {
-        1 => format!("its command may run for up to {longest} more, if no message reaches it\n"),
-        _ => format!("their commands may run for up to {longest} more, if no message reaches them\n"),
+        1 => format!("its holder may go on for up to {longest} more, if it cannot reach the store\n"),
+        _ => format!("their holders may go on for up to {longest} more, if they cannot reach the store\n"),
     })
 }

@@ -86,7 +86,7 @@ async fn begin(
         })
     };
     match signals.or_end(begun).await {
-        Ok(Ok(Some(turn))) => Ok(Ok(Held::Turn(turn))),
+        Ok(Ok(Some(turn))) => Ok(Ok(Held::Turn(turn, frees))),
         Ok(Ok(None)) => {
             let last = once.last().await?;
             args.request.voice().say(last.map_or_else(
@@ -109,7 +109,8 @@ fn told(name: &LockName, last: &LastRun) -> String {
     };
     let end = last.window.end.duration_since(UNIX_EPOCH).unwrap_or_default();
     let left = Span(end.saturating_sub(clock::unix()));
-    format!("job {name:?} {what}: {}; the window ends in {left}", last.owner)
+    let lease = last.remaining.map_or(String::new(), |left| format!(", {} left", Span(left)));
+    format!("job {name:?} {what}: {}{lease}; the window ends in {left}", last.owner)
 }
 
 fn check_holds(args: &Run) -> Result<(), Failure> {

@@ -1,9 +1,10 @@
 //! `tenure status`: the holders of a lock.
 
-use std::fmt::Write;
+use std::fmt::{self, Write};
 use std::time::Duration;
 
-use tenure::{Holder, Locks, Outcome};
+use futures_util::future::join;
+use tenure::{Holder, LastRun, Leader, Locks, Outcome};
 
 use crate::cli::Status;
 use crate::clock;
@@ -19,38 +20,54 @@ pub(crate) const ANY_PERIOD: Duration = Duration::from_secs(86_400);
 pub(crate) async fn status(args: &Status) -> Result<u8, Failure> {
     let locks = store::open_existing(&args.store)?;
     let found = store::unless_absent(&locks, locks.inspect(&args.name)).await??;
-    let code = tell(&locks, "held", &args.name, found.as_ref(), args.json)?;
-    if found.is_none() && !args.json {
-        output::print(of_uses(&locks, &args.name).await)
-            .map_err(|error| Failure::own("cannot print", &error))?;
-    }
-    Ok(code)
+    let lines = match args.json {
+        true => json::with_uses(&locks, &args.name, found.as_ref(), &Uses::of(&locks, &args.name).await),
+        false if found.is_none() => {
+            lock(&locks, "held", None) + &Uses::of(&locks, &args.name).await.to_string()
+        }
+        false => lock(&locks, "held", found.as_ref()),
+    };
+    print(found.as_ref(), &lines)
 }
 
-/// The running election and the last run of the job of this name, which are not locks. Empty if the store does
-/// not support them, or if the user may not read them.
-async fn of_uses(locks: &Locks, name: &str) -> String {
-    let mut lines = String::new();
-    if let Ok(election) = locks.election(name, "")
-        && let Ok(Some(leader)) = election.leader().await
-    {
-        let who = table::who(&leader.owner);
-        let _ = writeln!(lines, "election of this name: led by {who}; see `tenure leader`");
+/// The running election and the last run of the job of this name, which are not locks. `None` also if the store
+/// does not support them, or if the user may not read them.
+pub(crate) struct Uses {
+    pub(crate) leader: Option<Leader>,
+    pub(crate) last_run: Option<LastRun>,
+}
+
+impl Uses {
+    async fn of(locks: &Locks, name: &str) -> Self {
+        let leader = async { locks.election(name, "").ok()?.leader().await.ok()? };
+        let last_run = async { locks.once_per(name, ANY_PERIOD).ok()?.last().await.ok()? };
+        let (leader, last_run) = join(leader, last_run).await;
+        Self { leader, last_run }
     }
-    if let Ok(job) = locks.once_per(name, ANY_PERIOD)
-        && let Ok(Some(run)) = job.last().await
-    {
-        let begun = run.begun.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-        let (who, ago) = (table::who(&run.owner), Span(clock::unix().saturating_sub(begun)));
-        let how = match run.outcome {
-            Outcome::Running => "running; see `tenure stop --job`".to_owned(),
-            Outcome::Done => "done".to_owned(),
-            Outcome::Failed(why) => format!("failed: {}", Line(&why)),
-            _ => "died or lost its lock".to_owned(),
-        };
-        let _ = writeln!(lines, "job of this name: run by {who}, begun {ago} ago: {how}");
+}
+
+impl fmt::Display for Uses {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(leader) = &self.leader {
+            let who = table::who(&leader.owner);
+            writeln!(f, "election of this name: led by {who}; see `tenure leader`")?;
+        }
+        if let Some(run) = &self.last_run {
+            let begun = run.begun.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+            let (who, ago) = (table::who(&run.owner), Span(clock::unix().saturating_sub(begun)));
+            let how = match &run.outcome {
+                Outcome::Running => {
+                    let left = run.remaining.map_or(String::new(), |left| format!(", {} left", Span(left)));
+                    format!("running{left}; see `tenure stop --job`")
+                }
+                Outcome::Done => "done".to_owned(),
+                Outcome::Failed(why) => format!("failed: {}", Line(why)),
+                _ => "died or lost its lock".to_owned(),
+            };
+            writeln!(f, "job of this name: run by {who}, begun {ago} ago: {how}")?;
+        }
+        Ok(())
     }
-    lines
 }
 
 /// Prints the state of a lock; returns the exit code.
@@ -61,11 +78,17 @@ pub(crate) fn tell(
     found: Option<&tenure::Status>,
     as_json: bool,
 ) -> Result<u8, Failure> {
-    let lines = match found {
-        found if as_json => json::lock(locks, name, found),
-        Some(found) => format!("{}store: {}\n", held(how, found), Line(locks.url())),
-        None => format!("free\nstore: {}\n", Line(locks.url())),
-    };
+    let lines = if as_json { json::lock(locks, name, found) } else { lock(locks, how, found) };
+    print(found, &lines)
+}
+
+/// The state of a lock, on several lines.
+fn lock(locks: &Locks, how: &str, found: Option<&tenure::Status>) -> String {
+    let state = found.map_or_else(|| "free\n".to_owned(), |found| held(how, found));
+    format!("{state}store: {}\n", Line(locks.url()))
+}
+
+fn print(found: Option<&tenure::Status>, lines: &str) -> Result<u8, Failure> {
     output::print(lines).map_err(|error| Failure::own("cannot print", &error))?;
     Ok(if found.is_some() { 0 } else { exit::FREE })
 }

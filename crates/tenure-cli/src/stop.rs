@@ -6,12 +6,12 @@
 
 use std::time::Duration;
 
-use tenure::{Election, LockName, Locks, OncePer, Outcome, Owner, Status};
+use tenure::{Election, LastRun, LockName, Locks, OncePer, Outcome, Owner, Status};
 use tokio::time::sleep;
 
 use crate::cli::Stop;
 use crate::exit::{BUSY, FREE, Failure};
-use crate::output;
+use crate::output::{self, Span};
 use crate::{clock, status, store, table};
 
 /// Maximum poll interval.
@@ -59,6 +59,8 @@ struct Holders {
     shown: String,
     /// The status, for a lock.
     status: Option<Status>,
+    /// The time left of its lease, for a job.
+    left: Option<Duration>,
 }
 
 impl Of {
@@ -69,7 +71,7 @@ impl Of {
             Self::Election(election) => {
                 election.request_stop(reason).await?.map(|leader| Holders::one(leader.owner))
             }
-            Self::Job(job) => job.request_stop(reason).await?.map(|run| Holders::one(run.owner)),
+            Self::Job(job) => job.request_stop(reason).await?.map(Holders::of_run),
         })
     }
 
@@ -79,12 +81,12 @@ impl Of {
             Self::Election(election) => election.leader().await?.map(|leader| Holders::one(leader.owner)),
             Self::Job(job) => {
                 let run = job.last().await?.filter(|run| run.outcome == Outcome::Running);
-                run.map(|run| Holders::one(run.owner))
+                run.map(Holders::of_run)
             }
         })
     }
 
-    fn is_still_held(&self, Holders { shown, .. }: &Holders) -> String {
+    fn is_still_held(&self, Holders { shown, left, .. }: &Holders) -> String {
         match self {
             Self::Lock(_, name) => format!(
                 "lock {name:?} is still held by {shown}; `tenure release --force` ends the hold itself, and \
@@ -93,7 +95,12 @@ impl Of {
             Self::Election(election) => {
                 format!("election {:?} is still led by {shown}; kill that process", election.name())
             }
-            Self::Job(job) => format!("job {:?} is still run by {shown}; kill that process", job.name()),
+            Self::Job(job) => {
+                let ends = left.map_or(String::new(), |left| {
+                    format!(", or, if it is dead, wait: its lock ends in {} by itself", Span(left))
+                });
+                format!("job {:?} is still run by {shown}; kill that process{ends}", job.name())
+            }
         }
     }
 }
@@ -101,11 +108,15 @@ impl Of {
 impl Holders {
     fn of_lock(status: Status) -> Self {
         let owners = status.holders.iter().filter_map(|holder| holder.owner.clone()).collect();
-        Self { owners, shown: status::holders(&status), status: Some(status) }
+        Self { owners, shown: status::holders(&status), status: Some(status), left: None }
+    }
+
+    fn of_run(run: LastRun) -> Self {
+        Self { left: run.remaining, ..Self::one(run.owner) }
     }
 
     fn one(owner: Owner) -> Self {
-        Self { shown: table::who(&owner), owners: vec![owner], status: None }
+        Self { shown: table::who(&owner), owners: vec![owner], status: None, left: None }
     }
 
     /// Restricts the holders to those that were asked; `None` if there are none left.

@@ -116,7 +116,7 @@ impl Wanted<'_> {
             let (name, holders) = (&status.name, status::holders(status));
             let advice = if request.wait.is_some() { "" } else { "; use -w DURATION to wait anyway" };
             voice.say(format_args!(
-                "lock {name} is held by a run that started this one, which would wait for itself: {holders}{advice}"
+                "lock {name:?} is held by a run that started this one, which would wait for itself: {holders}{advice}"
             ));
         }
         !held.is_empty()

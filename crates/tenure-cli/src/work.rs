@@ -179,6 +179,7 @@ impl Work<'_> {
                 return Ok(Ended::Code(of_status(status)));
             }
         }
+        let if_not_ended = held.if_not_ended();
         match held.end(status).await {
             Ok(()) => Ok(Ended::Code(of_status(status))),
             Err(error) if error.is_lost() => {
@@ -186,10 +187,7 @@ impl Work<'_> {
                 Ok(Ended::Code(exit::LOST))
             }
             Err(error) => {
-                voice.say(format_args!(
-                    "lock not released; others wait until its lease ends: {}",
-                    chain(&error)
-                ));
+                voice.say(format_args!("{if_not_ended}: {}", chain(&error)));
                 Ok(Ended::Code(of_status(status)))
             }
         }

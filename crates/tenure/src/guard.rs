@@ -448,6 +448,12 @@ impl Guard {
         }
     }
 
+    /// Call it before another request of this holder ends the hold, so that a renewal that is answered later
+    /// does not count as a loss.
+    pub(crate) fn set_ending(&self) {
+        self.lease().set_ending();
+    }
+
     /// Consumes the guard after another request of this holder has ended the hold.
     pub(crate) fn ended(mut self) {
         if let Some(held) = self.held.take() {

@@ -174,6 +174,8 @@ async fn examine(target: &Target, setup: &Setup, report: &mut Report) -> Result<
 /// meant to find.
 const TRIAL: Duration = Duration::from_secs(5);
 
+const IN_GRACE: &str = "no lock is granted now: the server is in its restart-grace";
+
 /// Acquires and releases a lock that no other client uses.
 async fn try_a_lock(locks: &Locks, name: &str, report: &mut Report) {
     let tried = async {
@@ -181,17 +183,21 @@ async fn try_a_lock(locks: &Locks, name: &str, report: &mut Report) {
         let guard = locks.mutex(name)?.try_lock().await?;
         match guard {
             Some(guard) => guard.verify().await.and(guard.release().await),
-            None => Ok(()),
+            // Nobody else uses this name.
+            None => return Ok(false),
         }
+        .map(|()| true)
     };
-    if let Err(error) = tried.await {
-        report.find(
+    match tried.await {
+        Ok(true) => {}
+        Ok(false) => report.note("trial", locks.url(), IN_GRACE),
+        Err(error) => report.find(
             "trial",
             locks.url(),
             format!("cannot acquire a lock with a new name: {}", output::chain(&error)),
             "other locks of this store would be refused too",
             "fix the cause, and run `tenure doctor` again",
-        );
+        ),
     }
 }
 

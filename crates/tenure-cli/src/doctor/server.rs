@@ -228,13 +228,18 @@ impl Server {
                 format!("set acks={count} in the URL of every client"),
             );
         }
+        // With a single replica, the new master would refuse writes until the old one is back.
+        let and_then = if count == 1 { "start a second replica, then " } else { "" };
         let least = self.setting("replicas", "min-replicas-to-write", report).await?;
         if let Some(least) = least.and_then(|least| least.parse::<u64>().ok()) {
             if least > count {
                 report.find(
                     "replicas",
                     &self.at,
-                    format!("min-replicas-to-write is {least}, and there are {count} replicas"),
+                    format!(
+                        "min-replicas-to-write is {least}, and the server has {}",
+                        plural(count, "replica")
+                    ),
                     "the server refuses to grant and to renew (NOREPLICAS)",
                     "start the missing replicas, or lower min-replicas-to-write",
                 );
@@ -242,9 +247,11 @@ impl Server {
                 report.find(
                     "replicas",
                     &self.at,
-                    format!("there are {}, and min-replicas-to-write is 0", plural(count, "replica")),
+                    format!("the server has {}, and min-replicas-to-write is 0", plural(count, "replica")),
                     "a master that is cut off keeps granting beside its replacement",
-                    "set min-replicas-to-write 1 and min-replicas-max-lag 10 on each of these servers",
+                    format!(
+                        "{and_then}set min-replicas-to-write 1 and min-replicas-max-lag 10 on each server"
+                    ),
                 );
             }
         }

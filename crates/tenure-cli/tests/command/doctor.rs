@@ -70,6 +70,8 @@ fn a_good_server_has_no_finding_and_nothing_is_left_on_it() {
     let url = format!("{}?db=3&restart-grace=60s", server.unix_url());
     // A server grants nothing for the grace after its first use.
     assert!(found(&env, &url, &[]).is_subset(&checks(["trial"])));
+    let said = env.run(env.tenure(["doctor", "--store", &url])).exits_with(0);
+    assert!(said.stdout.contains("no lock is granted now: the server is in its restart-grace"), "{said:?}");
 }
 
 #[test]
@@ -186,6 +188,12 @@ fn a_server_without_scripts_and_a_replica_are_found() {
         master.info("replication")["connected_slaves"] == "1"
     });
     assert_eq!(found(&env, &master.url(), &[]), checks(["replicas"]));
+    let finding = &told(&env, &master.url(), &[])["findings"][0];
+    let has = |field: &str, text: &str| finding[field].as_str().is_some_and(|told| told.contains(text));
+    assert!(
+        has("what", "the server has 1 replica,") && has("fix", "start a second replica, then"),
+        "{finding}"
+    );
 }
 
 #[test]

@@ -141,7 +141,7 @@ fn json(env: &TestEnv, code: i32, args: &[&str]) -> Vec<Value> {
 #[test]
 fn json_has_all_that_is_said_of_a_lock() {
     let env = TestEnv::new();
-    let free = json!({ "name": "x", "store": env.url(), "held": false, "kind": null, "permits": null, "holders": [], "waiters": [], "unlisted": 0 });
+    let free = json!({ "name": "x", "store": env.url(), "held": false, "kind": null, "permits": null, "holders": [], "waiters": [], "unlisted": 0, "leader": null, "last_run": null });
     assert_eq!(json(&env, 1, &["status", "--json", "x"]), [free]);
     let script = "echo $TENURE_FENCE > fence; echo $TENURE_OWNER > owner; READY; exec sleep 30";
     let holder = env.start_script(&["--ttl", "1h", "--slots", "3", "--take", "2"], "x", script);
@@ -284,7 +284,7 @@ fn a_release_with_a_token_never_ends_the_hold_of_a_successor() {
         let forced = |token: &str| env.run(env.tenure(["release", "--force", "--token", token, "x"]));
         let said = forced(&old).exits_with(0).says_nothing();
         assert!(said.stdout.starts_with("was held as a ") && said.stdout.contains(&old), "{said:?}");
-        assert!(said.stdout.contains("its command may run for up to 59m "), "{said:?}");
+        assert!(said.stdout.contains("its holder may go on for up to 59m "), "{said:?}");
         let second = start();
         let said = forced(&old).exits_with(75).says(&format!("is not held with token {old}"));
         let pid = format!("pid {}", second.pid().as_raw_nonzero());

@@ -4,7 +4,7 @@ use std::fs;
 use std::time::Duration;
 
 use rustix::process::Signal;
-use tenure_testkit::servers::{Postgres, Server, eventually};
+use tenure_testkit::servers::{Config, Postgres, Server, eventually};
 
 use crate::env::TestEnv;
 
@@ -233,4 +233,98 @@ fn a_leader_that_cannot_renew_is_stopped_before_another_leads() {
     server.stop();
     leading.wait_for(Duration::from_secs(30)).exits_with(79).says_among_others("the command was stopped");
     server.cont();
+}
+
+#[test]
+fn a_restart_grace_is_no_run_of_a_job() {
+    let env = TestEnv::new();
+    let server = Server::start();
+    // The first use of a server begins a grace.
+    let once = |grace: &str, more: &[&str]| {
+        let options = ["--store", &server.url(), "--once-per", LONG, "--restart-grace", grace, "--ttl", "1s"];
+        env.tenure_run([&options[..], more, &["digest", "-c", "echo ran >> digest"]].concat())
+    };
+    let said =
+        once("10m", &["-E", "0"]).exits_with(69).says("nothing during its restart-grace, for another ");
+    assert!(!said.stderr.contains("in this window") && said.took < SOON, "{said:?}");
+    assert!(!env.path("digest").exists());
+    server.command(&["DEL", "tenure:epoch"]);
+    once("3s", &[]).exits_with(0).says_nothing();
+    assert_eq!(env.read("digest"), "ran\n");
+    once("3s", &[]).exits_with(75).says("has run in this window");
+}
+
+#[test]
+fn a_result_that_cannot_be_stored_is_said() {
+    for (options, says) in [
+        (&["--retry-lost"][..], "the job may run again in this window: "),
+        (&[], "the job does not run again in this window: "),
+    ] {
+        let env = TestEnv::new();
+        let server = Server::start();
+        let url = server.url();
+        let options = [&["--store", &url, "--once-per", LONG, "--ttl", "2s"], options].concat();
+        let running = env.start_script(&options, "digest", "READY; while [ ! -e end ]; do sleep 0.02; done");
+        env.pid("up");
+        server.kill();
+        fs::write(env.path("end"), "").expect("a file");
+        let said = running.wait().exits_with(0).says(says);
+        assert!(said.stderr.contains("result not stored, and the run counts as lost"), "{said:?}");
+    }
+}
+
+#[test]
+fn a_result_is_stored_once_the_server_is_back() {
+    let env = TestEnv::new();
+    let kept = Config::new().set("appendonly", "yes").set("appendfsync", "always").keep_data();
+    let server = Server::start_with(kept);
+    let url = server.url();
+    let once = ["--store", &url, "--once-per", LONG, "--retry-lost", "--ttl", "1m"];
+    let running =
+        env.start_script(&once, "digest", "READY; while [ ! -e end ]; do sleep 0.02; done; touch over");
+    env.pid("up");
+    server.kill();
+    fs::write(env.path("end"), "").expect("a file");
+    running.eventually("the command is over", || env.path("over").exists());
+    server.restart();
+    running.wait().exits_with(0).says_nothing();
+    let again = [&once[..], &["digest", "-c", "touch again"]].concat();
+    env.tenure_run(again).exits_with(75).says("has run in this window");
+}
+
+#[test]
+fn status_tells_when_the_lock_of_a_dead_runner_ends() {
+    let env = TestEnv::new();
+    let server = Server::start();
+    let url = server.url();
+    let script = "READY; exec sleep 30";
+    let job = env.start_script(&["--store", &url, "--once-per", LONG, "--ttl", "1m"], "digest", script);
+    env.pid("up");
+    let status = |more: &[&str]| {
+        let words = [&["status", "--store", &url], more, &["digest"]].concat();
+        env.run(env.tenure(words)).exits_with(1).stdout
+    };
+    let said = status(&[]);
+    assert!(said.contains(" ago: running, ") && said.contains("s left; see `tenure stop --job`"), "{said}");
+    let told: serde_json::Value = serde_json::from_str(&status(&["--json"])).expect("JSON");
+    let run = &told["last_run"];
+    assert_eq!((&told["leader"], &run["error"]), (&serde_json::Value::Null, &serde_json::Value::Null));
+    assert_eq!(run["outcome"], "running", "{told}");
+    assert!((1..=60_000).contains(&run["remaining_ms"].as_u64().expect("a lease")), "{told}");
+    assert!(run["begun_ms"].as_u64().expect("a time") < run["window_end_ms"].as_u64().expect("a time"));
+    // It no longer notices a request to stop.
+    job.signal(Signal::STOP);
+    let stop = ["stop", "--job", "--store", &url, "-w", "0.1s", "digest"];
+    env.run(env.tenure(stop)).exits_with(75).says("or, if it is dead, wait: its lock ends in ");
+    job.signal(Signal::CONT);
+    job.signal(Signal::TERM);
+    job.wait();
+    let told: serde_json::Value = serde_json::from_str(&status(&["--json"])).expect("JSON");
+    let run = &told["last_run"];
+    assert_eq!(
+        (&run["outcome"], &run["remaining_ms"]),
+        (&"failed".into(), &serde_json::Value::Null),
+        "{told}"
+    );
+    assert!(run["error"].as_str().expect("a reason").contains("signal: 15"), "{told}");
 }

@@ -114,6 +114,25 @@ fn every_verb_says_at_once_that_the_login_is_refused() {
     all_fail(&env, &url, &["NOAUTH", "?password-file=FILE"], SECOND);
     let wrong = url.replace("redis://", "redis://:hushed@");
     all_fail(&env, &wrong, &["WRONGPASS", "correct the user or the password"], SECOND);
+    let file = env.path("password");
+    let with_file = url.replace("redis://", "redis://default@") + "?password-file=" + &file.to_string_lossy();
+    let file_fails = |says: &[&str]| {
+        let path = file.to_string_lossy();
+        let says = [says, &[&*path]].concat();
+        for verb in [VERBS[1], VERBS[8], VERBS[11]] {
+            has_failed(&env, verb.0, env.run(env.tenure(words(&with_file, verb))), &says);
+        }
+        let said = env.tenure_run(["--store", &with_file, "x", "true"]).exits_with(69);
+        assert!(!said.stderr.contains("-w DURATION") && said.took < 10 * SECOND, "{said:?}");
+    };
+    file_fails(&["No such file", "correct `password-file`"]);
+    std::fs::write(&file, "\n").expect("a file");
+    file_fails(&["it is empty", "correct `password-file`"]);
+    std::fs::write(&file, "hushed\n").expect("a file");
+    file_fails(&["WRONGPASS", "or the password in that file"]);
+    std::fs::remove_file(&file).expect("a file");
+    std::fs::create_dir(&file).expect("a directory, which is not readable as a file");
+    file_fails(&["Is a directory", "correct `password-file`"]);
     let terminal = Tmux::start(&env, 100, 24, &format!("$TENURE top --store {wrong}; echo code $?"));
     let screen = terminal.expect("code 69").join("");
     assert!(screen.contains("WRONGPASS") && !screen.contains("hush"), "{screen}");

@@ -99,7 +99,7 @@ impl Login {
     /// The password, without the final line break of its file.
     ///
     /// # Errors
-    /// `NotSent` if the password file cannot be read.
+    /// `NotSent` if the password file cannot be read or is empty.
     pub fn password(&self) -> Result<Option<String>, Failure> {
         let file = match &self.password {
             Some(Password::File(file)) => file,
@@ -111,7 +111,13 @@ impl Login {
             Failure::NotSent(Failure::cause(message))
         })?;
         let line = text.strip_suffix('\n').unwrap_or(&text);
-        Ok(Some(line.strip_suffix('\r').unwrap_or(line).to_owned()))
+        match line.strip_suffix('\r').unwrap_or(line) {
+            "" => {
+                let message = format!("cannot use the password file {}: it is empty", file.display());
+                Err(Failure::NotSent(Failure::cause(message)))
+            }
+            password => Ok(Some(password.to_owned())),
+        }
     }
 }
 
@@ -121,8 +127,13 @@ impl Syntax {
     /// # Errors
     /// `is_invalid` if the URL has no `//`, or an unknown or repeated parameter.
     pub fn parse<'a>(&'static self, url: &'a str) -> Result<StoreUrl<'a>> {
-        let parts = Parts::of(url)
-            .ok_or_else(|| self.wrong(&format!("no `//` after the scheme, expected {}", self.form)))?;
+        let parts = Parts::of(url).ok_or_else(|| {
+            // The same with TLS, if the URL has that scheme.
+            let tls = self.tls.strip_suffix("//").filter(|tls| url.starts_with(tls));
+            let host = self.form.split_once("//").map_or(self.form, |(_, host)| host);
+            let form = tls.map_or_else(|| self.form.to_owned(), |tls| format!("{tls}//{host}"));
+            self.wrong(&format!("no `//` after the scheme, expected {form}"))
+        })?;
         let mut query: Vec<(&'static str, String)> = Vec::new();
         for pair in parts.query.split('&').filter(|pair| !pair.is_empty()) {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));

@@ -26,6 +26,9 @@ use crate::moment::Moment;
 use crate::name::{LockName, Quoted};
 use crate::owner::Owner;
 
+/// The holder named by a server in its restart grace.
+pub const RESTART: &str = "(restart)";
+
 /// A request to a store.
 #[derive(Clone, Debug)]
 pub struct Op {

@@ -41,6 +41,7 @@ use tenure_core::events::{event, text};
 use tenure_core::moment::Moment;
 pub use tenure_core::net::Dialled;
 pub use tenure_core::net::Stream;
+use tenure_core::net::url::Password;
 use tenure_core::net::{by, dial, encrypt, failure_of};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{Failure, FirstConnection, FullWarning, Incarnation, SETUP};
@@ -263,7 +264,7 @@ impl Connector {
                 Err(failure) => said.push((master.address, failure)),
             }
         }
-        Err(resolver.failure(&said))
+        Err(resolver.failure(&said, &named))
     }
 
     async fn ask_sentinel(
@@ -357,6 +358,13 @@ impl Connector {
                     "it closed the connection without a reply; for TLS, use rediss:// ({cause})"
                 )))
             }
+            Failure::Refused(cause) => match &target.access.login.password {
+                Some(Password::File(file)) if target.access.provider.is_none() => {
+                    let file = file.display();
+                    Failure::Refused(Failure::cause(format!("{cause} (password file: {file})")))
+                }
+                _ => Failure::Refused(cause),
+            },
             failure => failure,
         })?;
         let (to, life) = (target.address.clone(), Incarnation::Unknown);

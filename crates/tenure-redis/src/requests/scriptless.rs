@@ -71,9 +71,9 @@ impl Scriptless {
             if let Value::ServerError(error) = reply {
                 // The connection may be stuck inside MULTI.
                 pipeline.hang_up();
-                return Err(Failure::impossible(format!(
+                return Err(Failure::Refused(Failure::cause(format!(
                     "it forbids scripts ({why}), and without them WATCH, MULTI and EXEC are needed ({error})"
-                )));
+                ))));
             }
         }
         Ok(())

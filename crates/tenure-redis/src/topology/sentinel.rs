@@ -76,9 +76,12 @@ impl SentinelResolver {
         }
     }
 
-    /// Why no master was found. `Refused` only if every sentinel's failure was.
-    pub(crate) fn failure(&self, said: &[(Address, Failure)]) -> Failure {
-        let each: Vec<_> = said.iter().map(|(who, failure)| format!("{who}: {failure}")).collect();
+    /// Why no master was found, of the sentinels and of the masters that they `named`. `Refused` only if every
+    /// failure was.
+    pub(crate) fn failure(&self, said: &[(Address, Failure)], named: &[Address]) -> Failure {
+        let role = |who| if named.contains(who) { "master at " } else { "" };
+        let each: Vec<_> =
+            said.iter().map(|(who, failure)| format!("{}{who}: {failure}", role(who))).collect();
         let text = format!("no master of service {} was found ({})", Quoted(&self.service), each.join("; "));
         if said.iter().all(|(_, failure)| is_of_dial(failure)) {
             return Failure::NotSent(Arc::new(Undialled(text)));
@@ -164,13 +167,16 @@ mod tests {
         let resolver = resolver();
         let at = |host: &str| Address::Tcp(host.into(), 1);
         let refused = || Failure::Refused(Failure::cause("no"));
-        let failure = resolver.failure(&[(at("a"), refused()), (at("b"), refused())]);
+        let failure = resolver.failure(&[(at("a"), refused()), (at("b"), refused())], &[]);
         assert!(matches!(failure, Failure::Refused(_)));
         let late = Failure::NotSent(Failure::cause("late"));
-        let failure = resolver.failure(&[(at("a"), refused()), (at("b"), late)]);
+        let failure = resolver.failure(&[(at("a"), refused()), (at("b"), late)], &[at("b")]);
         assert!(matches!(failure, Failure::NotSent(_)));
         let said = failure.to_string();
-        assert!(said.contains("`s`") && said.contains("a:1: refused: no; b:1: not sent: late"), "{said}");
+        assert!(
+            said.contains("`s`") && said.contains("a:1: refused: no; master at b:1: not sent: late"),
+            "{said}"
+        );
     }
 
     #[test]

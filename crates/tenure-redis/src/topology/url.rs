@@ -458,6 +458,8 @@ mod tests {
             ("redis-quorum://a,b,c?namespace=app", "end with one of"),
             ("redis://h?acks=-1", "at least 1"),
             ("redis://h?acks", "at least 1"),
+            ("redis:h", "expected redis://HOST"),
+            ("rediss:h", "expected rediss://HOST"),
             ("redis://h?restart-grace=0s", "50ms"),
             ("redis://h?restart-grace=49ms", "50ms"),
             ("redis://h?restart-grace=8761h", "365 days"),

@@ -9,7 +9,7 @@ use futures_util::future::{Either, FutureExt, select};
 use tracing::{Instrument, Span, field};
 
 pub(crate) use super::acquisition::Wait;
-use super::acquisition::{AcquireOutcome, Acquisition, Waiting, Wanted};
+use super::acquisition::{AcquireOutcome, Acquisition, IN_GRACE, Waiting, Wanted};
 use super::hold::Hold;
 use super::lease::announce;
 use super::waiters::wait_queues::Strategy;
@@ -20,7 +20,7 @@ use crate::events::{self, event, millis, text};
 use crate::metrics::Ungranted;
 use crate::moment::Moment;
 use crate::planted::{Bug, planted};
-use crate::protocol::{LockSpec, quorum};
+use crate::protocol::{LockSpec, RESTART, quorum};
 use crate::store::Failure;
 
 /// Acquires a lock; `None` if it is busy and the wait is over.
@@ -44,8 +44,7 @@ pub(crate) fn acquire(wanted: &Wanted<'_>) -> impl Future<Output = Result<Option
             }
             // Boxed, because few acquisitions get here, and otherwise the future of each would be as large.
             asked => {
-                let limit = policy.limit(&ask, wanted.wait);
-                let course = Course::new(ask, policy, limit).run(asked);
+                let course = Course::new(ask, policy, wanted.wait).run(asked);
                 course.instrument(watch.span.clone()).boxed().await
             }
         };
@@ -166,13 +165,18 @@ struct Course {
     busy_at: Option<Moment>,
     /// Failure of the previous request.
     earlier: Option<Failure>,
+    /// Whether a restart grace counts as a store that does not answer.
+    waits_for_grace: bool,
 }
 
 impl Course {
-    fn new(ask: Acquisition, policy: Policy, limit: Option<Moment>) -> Self {
+    fn new(ask: Acquisition, policy: Policy, wait: Wait) -> Self {
+        let limit = policy.limit(&ask, wait);
+        let waits_for_grace =
+            matches!(wait, Wait::OnceGranting) && ask.engine.store.capabilities().restart_grace.is_some();
         let (engine, heard_at) = (Arc::clone(&ask.engine), ask.since);
         let (ask, attempt, busy_at, earlier) = (Arc::new(ask), 0, None, None);
-        Self { engine, ask, policy, limit, attempt, heard_at, busy_at, earlier }
+        Self { engine, ask, policy, limit, attempt, heard_at, busy_at, earlier, waits_for_grace }
     }
 
     /// Continues after the first request.
@@ -253,6 +257,13 @@ impl Course {
             {
                 let failure = not_sent("its members had accepted higher ballots each time");
                 (failure, Duration::from_millis(left_ms.unwrap_or(0) + 1))
+            }
+            RequestOutcome::Answered(AcquireOutcome::Busy { holder, left_ms })
+                if self.waits_for_grace && holder == RESTART =>
+            {
+                let left = Duration::from_millis(left_ms.unwrap_or(0) + 1);
+                let seconds = left.as_secs() + 1;
+                (not_sent(&format!("{IN_GRACE}, for another {seconds}s")), left)
             }
             RequestOutcome::Answered(AcquireOutcome::Silent(failure)) => {
                 (failure, self.engine.jittered(backoff(self.attempt)))

@@ -25,6 +25,8 @@ use crate::store::Failure;
 pub(crate) enum Wait {
     /// Does not wait.
     Once,
+    /// Does not wait for a holder, but for the end of a restart grace, for up to `op_timeout`.
+    OnceGranting,
     /// Waits for at most this long.
     For(Duration),
     /// Waits until granted.
@@ -33,12 +35,12 @@ pub(crate) enum Wait {
 
 impl Wait {
     pub(super) fn is_once(self) -> bool {
-        matches!(self, Self::Once | Self::For(Duration::ZERO))
+        matches!(self, Self::Once | Self::OnceGranting | Self::For(Duration::ZERO))
     }
 
     pub(super) fn until(self, since: Moment) -> Option<Moment> {
         match self {
-            Self::Once => Some(since),
+            Self::Once | Self::OnceGranting => Some(since),
             Self::For(limit) => Some(since + limit),
             Self::Forever => None,
         }
@@ -386,8 +388,9 @@ impl Drop for Acquisition {
     }
 }
 
-/// Why a shared hold cannot be split off at the moment.
-const IN_GRACE: &str = "the server restarted or was promoted, and grants nothing during its restart-grace";
+/// Why a server that answers grants nothing.
+pub(super) const IN_GRACE: &str =
+    "the server restarted or was promoted, and grants nothing during its restart-grace";
 
 /// A hold of its own for a guard that shares this one with others of its owner.
 pub(crate) async fn part(engine: &Arc<Engine>, lease: &Lease) -> Result<Hold> {

@@ -68,6 +68,8 @@ pub(super) struct LeaseState {
     hearing: Hearing,
     /// A request to detach it was sent.
     detaches: bool,
+    /// A request that ends it was sent, other than a release.
+    ends: bool,
     listeners: Vec<(u64, Waker)>,
     next_listener: u64,
     on_renewal: Option<OnRenewal>,
@@ -279,6 +281,16 @@ impl Lease {
         self.spec == LockSpec::Reentrant && self.term().state().detaches
     }
 
+    /// Records that a request that ends it beside a record is about to be sent.
+    pub(crate) fn set_ending(&self) {
+        self.term().state().ends = true;
+    }
+
+    /// Whether a request in flight may have ended or detached it. The answer to that request decides.
+    pub(super) fn may_have_ended(&self) -> bool {
+        self.may_be_detached() || self.term().state().ends
+    }
+
     /// The request that renews the lease.
     pub(crate) fn renewal(&self, ttl: Duration, bind: Option<Liveness>, weight: Option<u32>) -> Verb {
         Verb::Renew { ttl_ms: lease::millis(ttl), hold: self.hold, bind, weight }
@@ -481,6 +493,7 @@ impl LeaseState {
             checked_at: sent,
             hearing,
             detaches: false,
+            ends: false,
             listeners: Vec::new(),
             next_listener: 0,
             on_renewal: None,

@@ -120,7 +120,7 @@ impl Engine {
     }
 
     /// `delay`, shortened by up to a quarter, so that callers that failed together do not retry together.
-    fn jittered(&self, delay: Duration) -> Duration {
+    pub(crate) fn jittered(&self, delay: Duration) -> Duration {
         delay - delay.mul_f64(0.25 * (self.runtime.random() >> 32) as f64 / f64::from(u32::MAX))
     }
 
@@ -171,7 +171,7 @@ impl fmt::Debug for Engine {
 }
 
 /// Delay before retry `attempt`, counted from 0: 50 ms × 1.5ⁿ, at most 1 s.
-fn backoff(attempt: u32) -> Duration {
+pub(crate) fn backoff(attempt: u32) -> Duration {
     const FIRST: Duration = Duration::from_millis(50);
     const MOST: Duration = Duration::from_secs(1);
     if planted(Bug::NoBackoff) {

@@ -448,9 +448,7 @@ impl RenewerTask {
         let next = match &answer {
             Ok(answer) => {
                 match lease.refusal(answer) {
-                    // A request to detach it may have been executed first; the answer to that request
-                    // decides.
-                    Some(_) if lease.may_be_detached() && !planted(Bug::DetachedTakenForLost) => {
+                    Some(_) if lease.may_have_ended() && !planted(Bug::DetachedTakenForLost) => {
                         lease.lost_at()
                     }
                     Some(loss) if !planted(Bug::RefusalIgnored) => return lease.lose(&self.engine, &loss),

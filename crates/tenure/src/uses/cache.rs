@@ -566,6 +566,7 @@ impl Cache {
 
     /// Writes the value and releases the lock. A rejected value is no error, because the caller has it.
     async fn keep(&self, guard: Guard, put: Put) -> UseResult {
+        guard.set_ending();
         match self.record.put(put).await {
             Ok(RecordAnswer::Stored { .. }) => {
                 guard.ended();

@@ -31,7 +31,7 @@ use crate::name::LockName;
 use crate::options::Options;
 use crate::owner::Owner;
 use crate::protocol::record::{Put, Record, RecordAnswer, RecordOp, RecordVerb, Then, lock_name};
-use crate::protocol::{Answer, LockSpec, Verb, parse_value};
+use crate::protocol::{Answer, Holding, LockSpec, Verb, parse_value};
 use crate::store::Failure;
 
 /// A record as it was read.
@@ -115,13 +115,17 @@ impl RecordHandle {
 
     /// Returns the owners that hold the lock, with their tokens.
     pub(crate) async fn holders(&self) -> Result<Vec<(Owner, u64)>> {
+        let leases = self.leases().await?;
+        Ok(leases.iter().filter_map(|lease| parse_value(&lease.value)).collect())
+    }
+
+    /// Returns the holders of the lock.
+    pub(crate) async fn leases(&self) -> Result<Vec<Holding>> {
         let (lock, engine) = (&self.lock, self.engine());
         let owner = Owner::fresh(&lock.options.label, &*engine.runtime);
         let call = Call::new(&lock.full, lock.spec, &owner, Verb::Inspect).idempotent();
         match engine.call(&call, engine.now(), lock.options.op_timeout).await {
-            Ok(Answer::Found(found)) => {
-                Ok(found.holders.iter().filter_map(|holder| parse_value(&holder.value)).collect())
-            }
+            Ok(Answer::Found(found)) => Ok(found.holders),
             Ok(Answer::Free) => Ok(Vec::new()),
             Ok(answer) => Err(engine.unexpected_answer(&lock.name, &answer)),
             Err(failure) => Err(engine.silent(&lock.name, failure)),

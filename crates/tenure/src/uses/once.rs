@@ -10,9 +10,9 @@ use futures_util::future::join;
 use super::period::{Period, Window, moment};
 use super::stop::{self, StopRequest};
 use super::{RecordHandle, SeenRecord, put};
-use crate::engine::EngineHandle;
 use crate::engine::acquire::Wait;
 use crate::engine::lost::Lost;
+use crate::engine::{EngineHandle, backoff};
 use crate::error::{Error, Result};
 use crate::events::{event, text};
 use crate::guard::{Guard, unless_lost};
@@ -98,6 +98,9 @@ pub struct LastRun {
     pub fence: u64,
     /// The outcome of the run.
     pub outcome: Outcome,
+    /// While it runs: the time left of its lease, at the end of which a dead runner is known to be
+    /// [lost](Outcome::Lost). `None` otherwise.
+    pub remaining: Option<Duration>,
 }
 
 /// The outcome of a run.
@@ -171,7 +174,8 @@ impl OncePer {
     /// # Errors
     /// `is_lost` if the lock was lost while the job ran; `is_invalid` if the period is invalid;
     /// `is_unsupported` if the server forbids scripts; `is_refused` if the last run was in a window far
-    /// ahead, as after a step of the clock (see [`reset`](Self::reset)); `is_unreachable` and
+    /// ahead, as after a step of the clock (see [`reset`](Self::reset)); `is_unreachable`, also if the
+    /// server's `restart-grace` lasts longer than [`op_timeout`](crate::Options::op_timeout), and
     /// `is_unknown`.
     ///
     /// # Examples
@@ -193,10 +197,12 @@ impl OncePer {
     ) -> Result<Option<Result<T, E>>> {
         let Some(turn) = self.try_begin().await? else { return Ok(None) };
         let outcome = unless_lost(turn.lost(), job(&turn)).await?;
+        // If the result cannot be stored, the caller still gets it, and an event reports it.
         match &outcome {
-            Ok(_) => turn.succeed().await?,
-            Err(error) => turn.fail(error).await?,
+            Ok(_) => turn.succeed().await,
+            Err(error) => turn.fail(error).await,
         }
+        .or_else(|error| if error.is_lost() { Err(error) } else { Ok(()) })?;
         Ok(Some(outcome))
     }
 
@@ -233,7 +239,7 @@ impl OncePer {
                 }
             }
             // The lock first: once it is granted, the record of its last holder is visible.
-            let acquire = lock.acquire(Wait::Once);
+            let acquire = lock.acquire(Wait::OnceGranting);
             let (guard, seen) = match engine.store.capabilities().client_decides {
                 false => join(acquire, self.seen(None)).await,
                 // There, the two requests may be carried out in any order.
@@ -319,21 +325,21 @@ impl OncePer {
     pub async fn last(&self) -> Result<Option<LastRun>> {
         let Some(record) = self.record.read().await?.record else { return Ok(None) };
         let run = self.decode(record.at_us, &record.value)?;
-        let outcome = match run.state {
-            RunState::Done => Outcome::Done,
-            RunState::Failed | RunState::Freed => Outcome::Failed(run.why),
-            RunState::Begun => match self.is_lost().await? {
+        let (outcome, remaining) = match run.state {
+            RunState::Done => (Outcome::Done, None),
+            RunState::Failed | RunState::Freed => (Outcome::Failed(run.why), None),
+            RunState::Begun => match self.record.leases().await?.first() {
                 // The run may have ended between the two answers.
-                true => match self.record.read().await?.record {
+                None => match self.record.read().await?.record {
                     Some(now) if now != record => return Box::pin(self.last()).await,
-                    _ => Outcome::Lost,
+                    _ => (Outcome::Lost, None),
                 },
-                false => Outcome::Running,
+                Some(lease) => (Outcome::Running, lease.left_ms.map(Duration::from_millis)),
             },
         };
         let window = moment(run.from)..moment(run.to);
         let (begun, owner, fence) = (moment(run.begun), run.owner, run.fence);
-        Ok(Some(LastRun { window, begun, owner, fence, outcome }))
+        Ok(Some(LastRun { window, begun, owner, fence, outcome, remaining }))
     }
 
     /// Asks the current run to stop, and returns it, or `None` if the job is not running. This does not end
@@ -436,11 +442,6 @@ impl OncePer {
             }
         }
         Ok(if now < window.open_to { Judged::Open(window) } else { Judged::Closed })
-    }
-
-    /// Whether nobody holds the lock.
-    async fn is_lost(&self) -> Result<bool> {
-        self.record.holders().await.map(|holders| holders.is_empty())
     }
 
     fn decode(&self, at_us: u64, value: &[u8]) -> Result<RunRecord> {
@@ -620,7 +621,8 @@ impl Turn {
         stop::requested(&record, self.owner()).await
     }
 
-    /// Ends the run as successful: the window stays closed.
+    /// Ends the run as successful: the window stays closed. Retries for as long as the lease lasts, if the
+    /// store does not answer.
     ///
     /// ```
     /// # tenure::block_on(async {
@@ -636,8 +638,9 @@ impl Turn {
     /// The request may still be carried out; otherwise the run counts as [lost](Outcome::Lost).
     ///
     /// # Errors
-    /// `is_lost` if the lock had been lost. A store that does not answer is no error, because the window
-    /// stays closed.
+    /// `is_lost` if the lock had been lost; otherwise those of the store, if the result could not be stored.
+    /// The run then counts as [lost](Outcome::Lost), and with [`Frees::FailureOrLoss`] the job may run again
+    /// in this window.
     pub async fn succeed(self) -> Result<()> {
         let record = self.record.clone();
         self.end(RunState::Done, "").await.inspect(|()| record.count(UseResult::Done))
@@ -675,32 +678,54 @@ impl Turn {
         let Self { guard, record, run, keep, .. } = self;
         let run = RunRecord { state, why, ..run };
         async move {
+            let engine = Arc::clone(record.engine());
             let mut end = put(guard.owner(), keep, run.encode());
             end.then = Then::Release;
-            match record.put(end).await {
-                Ok(RecordAnswer::Stored { .. }) => {
-                    guard.ended();
-                    Ok(())
-                }
-                Ok(_) => {
-                    let (name, store) = (&record.lock.name, record.engine().store.url());
-                    Err(Error::lost(name, store, "it was lost before the job ended"))
-                }
-                Err(failure) => {
+            guard.set_ending();
+            // The lease ends after the last renewal, but while only this request fails it goes on.
+            let until = engine.now() + record.lock.options.lease();
+            for attempt in 0.. {
+                let failure = match record.put(end.clone()).await {
+                    Ok(RecordAnswer::Stored { .. }) => {
+                        guard.ended();
+                        return Ok(());
+                    }
+                    // A repeated request may find that an earlier one has ended the hold.
+                    Ok(_) if attempt > 0 && has(&record, &end.value).await => {
+                        guard.ended();
+                        return Ok(());
+                    }
+                    Ok(_) => {
+                        let (name, store) = (&record.lock.name, engine.store.url());
+                        return Err(Error::lost(name, store, "it was lost before the job ended"));
+                    }
+                    Err(failure) => failure,
+                };
+                let pause = engine.jittered(backoff(attempt));
+                let may_pass = failure.is_unreachable() || failure.is_unknown();
+                if !may_pass || engine.now() + pause >= until || !guard.is_held() {
                     event!(
                         WARN,
                         target: "tenure",
                         "outcome_not_kept",
                         "result of a job not stored",
                         lock = text(&record.lock.name),
-                        store = text(record.engine().store.url()),
-                        failure = text(failure),
+                        store = text(engine.store.url()),
+                        failure = text(&failure),
                     );
-                    Ok(())
+                    return Err(failure);
                 }
+                engine.runtime.sleep_until(engine.now() + pause).await;
             }
+            unreachable!("the lease ends")
         }
     }
+}
+
+/// Whether the record has this value.
+async fn has(record: &RecordHandle, value: &[u8]) -> bool {
+    let seen = record.read().await;
+    seen.is_ok_and(|seen| seen.record.is_some_and(|record| *record.value == *value))
 }
 
 impl fmt::Debug for OncePer {

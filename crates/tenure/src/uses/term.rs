@@ -174,6 +174,7 @@ impl Term {
                 let mut put = put(&owner, Duration::MAX, log);
                 if record.engine().store.capabilities().client_decides {
                     put.then = Then::Release;
+                    guard.set_ending();
                     if let Ok(RecordAnswer::Stored { .. }) = record.put(put).await {
                         guard.ended();
                         return Ok(());

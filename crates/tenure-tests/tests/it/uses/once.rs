@@ -6,7 +6,11 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::FutureExt;
-use futures_util::future::{join_all, pending, select};
+use futures_util::future::{join_all, pending, ready, select};
+use tenure::internals::protocol::record::{RecordVerb, Then};
+use tenure::internals::store::memory::Memory;
+use tenure::internals::store::{Decorator, Failure, StoreFuture, StoreReply, StoreRequest};
+use tenure::internals::{Driver, Runtime, Store};
 use tenure::{Frees, Locks, Options, Outcome, Period};
 use tenure_testkit::servers::Server;
 use tenure_testkit::skewed;
@@ -190,5 +194,84 @@ fn a_server_whose_clock_steps_back_runs_nothing_twice_and_says_what_to_do() {
         assert!(error.is_refused() && error.to_string().contains("reset"), "{error}");
         server.clock().freeze_us(now_us + 60_000_000);
         assert_eq!(run().await.expect("an answer"), Some(Ok(())));
+    });
+}
+
+/// A store that answers the end of a run in its own way.
+#[derive(Debug)]
+struct AtEnd {
+    memory: Memory,
+    /// Ends to leave unanswered before one is carried out.
+    silent: Mutex<u32>,
+}
+
+impl Decorator for AtEnd {
+    fn inner(&self) -> &dyn Store {
+        &self.memory
+    }
+
+    fn call(&self, request: StoreRequest, within: Duration) -> StoreFuture<StoreReply> {
+        let is_end = matches!(&request, StoreRequest::Record(op)
+            if matches!(&op.verb, RecordVerb::Put(put) if put.then == Then::Release));
+        if !is_end {
+            return self.memory.call(request, within);
+        }
+        let mut silent = self.silent.lock().expect("no panic");
+        if *silent > 0 {
+            *silent -= 1;
+            return ready(Err(Failure::NotSent(Failure::cause("no connection")))).boxed();
+        }
+        let ended = self.memory.call(request, within);
+        // Makes the holder verify its lock before it gets the answer.
+        let signals = self.memory.signals().clone();
+        async move {
+            let ended = ended.await;
+            signals.interrupt();
+            tokio::time::sleep(ms(200)).await;
+            ended
+        }
+        .boxed()
+    }
+}
+
+fn ending(silent: u32, ttl: Duration) -> Locks {
+    let runtime = Driver::start().expect("a thread") as Arc<dyn Runtime>;
+    let memory = Memory::new(Arc::clone(&runtime), "memory:end");
+    let store = AtEnd { memory, silent: Mutex::new(silent) };
+    tenure::internals::locks(Arc::new(store), runtime, Options::new().ttl(ttl)).expect("options")
+}
+
+#[test]
+fn a_hold_that_is_being_ended_reports_no_loss() {
+    on(async {
+        let job = ending(0, HOUR).once_per("end", HOUR).expect("a name");
+        let turn = job.try_begin().await.expect("an answer").expect("the first");
+        let lost = turn.lost();
+        turn.succeed().await.expect("it has the lock");
+        assert!(!lost.await.is_lost());
+    });
+}
+
+#[test]
+fn a_result_is_stored_when_the_store_answers_again() {
+    on(async {
+        let job = ending(3, HOUR).once_per("end", HOUR).expect("a name");
+        let turn = job.try_begin().await.expect("an answer").expect("the first");
+        turn.succeed().await.expect("the fourth attempt is answered");
+        assert_eq!(job.last().await.expect("an answer").expect("it ran").outcome, Outcome::Done);
+    });
+}
+
+#[test]
+fn a_result_that_stays_unstored_is_an_error_of_the_turn_and_not_of_the_run() {
+    on(async {
+        let locks = ending(u32::MAX, ms(300));
+        let job = locks.once_per("end", HOUR).expect("a name").frees(Frees::FailureOrLoss);
+        let turn = job.try_begin().await.expect("an answer").expect("the first");
+        let error = turn.succeed().await.expect_err("never stored");
+        assert!(error.is_unreachable(), "{error}");
+        locks.flush().await.expect("the release is answered");
+        let ran = job.run(async |_| Ok::<_, fmt::Error>(7)).await.expect("the caller gets the result");
+        assert_eq!(ran, Some(Ok(7)));
     });
 }
