@@ -60,11 +60,6 @@ impl From<tenure::Error> for Failure {
 /// A hint for a store that did not answer or refused, derived from the message.
 pub(crate) fn advice(message: &str) -> Option<&'static str> {
     let known = [
-        // Before what the causes in it say.
-        (
-            "master at ",
-            "during a failover, run the command again or use -w DURATION; `tenure doctor` asks each sentinel",
-        ),
         ("the password file ", "correct `password-file` in the store's URL, or the file"),
         ("(password file: ", "correct the user in the store's URL, or the password in that file"),
         (
@@ -74,6 +69,11 @@ pub(crate) fn advice(message: &str) -> Option<&'static str> {
         ("WRONGPASS", "correct the user or the password in the store's URL"),
         ("OOM command not allowed", "its memory is full: raise maxmemory, or delete unneeded data"),
         ("NOPERM", "`tenure doctor` prints the rights that this user lacks"),
+        // Of a master named by a sentinel.
+        (
+            "master at ",
+            "during a failover, run the command again or use -w DURATION; `tenure doctor` asks each sentinel",
+        ),
         ("Connection refused", "no server listens there: start it, or correct the store's URL"),
         ("failed to lookup address", "correct the host in the store's URL"),
     ];

@@ -314,7 +314,7 @@ fn status_tells_when_the_lock_of_a_dead_runner_ends() {
     assert!(run["begun_ms"].as_u64().expect("a time") < run["window_end_ms"].as_u64().expect("a time"));
     // It no longer notices a request to stop.
     job.signal(Signal::STOP);
-    let stop = ["stop", "--job", "--store", &url, "-w", "0.1s", "digest"];
+    let stop = ["stop", "--job", "--store", &url, "-w", "100ms", "digest"];
     env.run(env.tenure(stop)).exits_with(75).says("or, if it is dead, wait: its lock ends in ");
     job.signal(Signal::CONT);
     job.signal(Signal::TERM);
