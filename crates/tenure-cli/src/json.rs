@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde_json::{Value, json};
 use tenure::{Holder, Locks, Outcome, Share, Status};
 
-use crate::status::Uses;
+use crate::uses::Uses;
 
 /// One lock as an object on one line.
 pub(crate) fn lock(locks: &Locks, name: &str, status: Option<&Status>) -> String {

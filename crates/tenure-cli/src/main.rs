@@ -48,6 +48,7 @@ mod table;
 mod take;
 mod terminal;
 mod top;
+mod uses;
 mod wait;
 mod waiting;
 mod wanted;

@@ -1,20 +1,17 @@
 //! `tenure status`: the holders of a lock.
 
-use std::fmt::{self, Write};
+use std::fmt::Write;
 use std::time::Duration;
 
-use futures_util::future::join;
-use tenure::{Holder, LastRun, Leader, Locks, Outcome};
+use tenure::{Holder, Locks};
 
 use crate::cli::Status;
 use crate::clock;
 use crate::exit::{self, Failure};
 use crate::output::{self, Line, Span};
 use crate::table::Party;
+use crate::uses::Uses;
 use crate::{json, store, table};
-
-/// Requests about a running job do not depend on the period.
-pub(crate) const ANY_PERIOD: Duration = Duration::from_secs(86_400);
 
 /// Prints the holders of a lock; returns the exit code.
 pub(crate) async fn status(args: &Status) -> Result<u8, Failure> {
@@ -28,46 +25,6 @@ pub(crate) async fn status(args: &Status) -> Result<u8, Failure> {
         false => lock(&locks, "held", found.as_ref()),
     };
     print(found.as_ref(), &lines)
-}
-
-/// The running election and the last run of the job of this name, which are not locks. `None` also if the store
-/// does not support them, or if the user may not read them.
-pub(crate) struct Uses {
-    pub(crate) leader: Option<Leader>,
-    pub(crate) last_run: Option<LastRun>,
-}
-
-impl Uses {
-    async fn of(locks: &Locks, name: &str) -> Self {
-        let leader = async { locks.election(name, "").ok()?.leader().await.ok()? };
-        let last_run = async { locks.once_per(name, ANY_PERIOD).ok()?.last().await.ok()? };
-        let (leader, last_run) = join(leader, last_run).await;
-        Self { leader, last_run }
-    }
-}
-
-impl fmt::Display for Uses {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(leader) = &self.leader {
-            let who = table::who(&leader.owner);
-            writeln!(f, "election of this name: led by {who}; see `tenure leader`")?;
-        }
-        if let Some(run) = &self.last_run {
-            let begun = run.begun.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-            let (who, ago) = (table::who(&run.owner), Span(clock::unix().saturating_sub(begun)));
-            let how = match &run.outcome {
-                Outcome::Running => {
-                    let left = run.remaining.map_or(String::new(), |left| format!(", {} left", Span(left)));
-                    format!("running{left}; see `tenure stop --job`")
-                }
-                Outcome::Done => "done".to_owned(),
-                Outcome::Failed(why) => format!("failed: {}", Line(why)),
-                _ => "died or lost its lock".to_owned(),
-            };
-            writeln!(f, "job of this name: run by {who}, begun {ago} ago: {how}")?;
-        }
-        Ok(())
-    }
 }
 
 /// Prints the state of a lock; returns the exit code.

@@ -12,7 +12,7 @@ use tokio::time::sleep;
 use crate::cli::Stop;
 use crate::exit::{BUSY, FREE, Failure};
 use crate::output::{self, Span};
-use crate::{clock, status, store, table};
+use crate::{clock, status, store, table, uses};
 
 /// Maximum poll interval.
 const LONGEST: Duration = Duration::from_millis(500);
@@ -23,7 +23,7 @@ pub(crate) async fn stop(args: &Stop) -> Result<u8, Failure> {
     let name = &*args.name;
     let of = match (args.election, args.job) {
         (true, _) => Of::Election(locks.election(name, "")?),
-        (_, true) => Of::Job(locks.once_per(name, status::ANY_PERIOD)?),
+        (_, true) => Of::Job(locks.once_per(name, uses::ANY_PERIOD)?),
         _ => Of::Lock(locks.clone(), LockName::new(name)?),
     };
     let limit = clock::now() + args.wait;

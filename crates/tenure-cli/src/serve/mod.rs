@@ -27,8 +27,8 @@ use crate::exit::{Failure, of_signal};
 use crate::list::pause;
 use crate::observed::Observed;
 use crate::signals::{END_THE_WAIT, Signals};
-use crate::status::ANY_PERIOD;
 use crate::table::{Party, Row, walk};
+use crate::uses::ANY_PERIOD;
 use crate::{clock, output, store};
 
 /// Maximum concurrent clients, and the timeout of each.
