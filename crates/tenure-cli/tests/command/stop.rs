@@ -76,7 +76,7 @@ fn a_forced_release_reaches_the_command_long_before_its_renewal() {
         // Its first renewal would be after a minute.
         let holder = env.start_script(&["--store", &store, "--ttl", "1h"], "x", "READY; exec sleep 60");
         let forced = env.run(env.tenure(["release", "--store", &store, "--force", "x"])).exits_with(0);
-        assert!(forced.stdout.ends_with("if no message reaches it\n"), "{forced:?}");
+        assert!(forced.stdout.ends_with("if it cannot reach the store\n"), "{forced:?}");
         // The request does not apply to the next holder.
         let next =
             env.start_script(&["--store", &store], "x", "READY; while [ ! -e end ]; do sleep 0.02; done");
