@@ -446,23 +446,19 @@ impl RenewerTask {
             self.engine.metrics.renewed(lease.meter, answer.is_ok());
         }
         let next = match &answer {
-            Ok(answer) => {
-                match lease.refusal(answer) {
-                    Some(_) if lease.may_have_ended() && !planted(Bug::DetachedTakenForLost) => {
-                        lease.lost_at()
+            Ok(answer) => match lease.refusal(answer) {
+                Some(_) if lease.may_have_ended() && !planted(Bug::DetachedTakenForLost) => lease.lost_at(),
+                Some(loss) if !planted(Bug::RefusalIgnored) => return lease.lose(&self.engine, &loss),
+                refusal => {
+                    if renews && refusal.is_none() {
+                        lease.renewed(sent, now, ttl);
                     }
-                    Some(loss) if !planted(Bug::RefusalIgnored) => return lease.lose(&self.engine, &loss),
-                    refusal => {
-                        if renews && refusal.is_none() {
-                            lease.renewed(sent, now, ttl);
-                        }
-                        if lease.listens_again(now) && !self.engine.listeners.is_full() {
-                            ListenerCount::listen(&self.engine, &lease);
-                        }
-                        self.engine.renewer.schedule().first_due(&lease, Lease::spread, &self.engine)
+                    if lease.listens_again(now) && !self.engine.listeners.is_full() {
+                        ListenerCount::listen(&self.engine, &lease);
                     }
+                    self.engine.renewer.schedule().first_due(&lease, Lease::spread, &self.engine)
                 }
-            }
+            },
             Err(_) => {
                 if planted(Bug::FailedRenewalExtends) {
                     lease.renewed(sent, now, ttl);
