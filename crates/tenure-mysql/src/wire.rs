@@ -183,18 +183,14 @@ impl MysqlWire {
     }
 
     async fn send(&mut self, message: &[u8]) -> io::Result<()> {
-        let mut rest = message;
         let mut packets = Vec::with_capacity(message.len() + 4);
-        loop {
-            let part = &rest[..rest.len().min(LONGEST)];
+        // After a full packet there is another one, even if it is empty.
+        for start in (0..=message.len()).step_by(LONGEST) {
+            let part = &message[start..message.len().min(start + LONGEST)];
             packets.extend(&(part.len() as u32).to_le_bytes()[..3]);
             packets.push(self.sequence);
             packets.extend(part);
             self.sequence = self.sequence.wrapping_add(1);
-            rest = &rest[part.len()..];
-            if part.len() < LONGEST {
-                break;
-            }
         }
         self.stream.write_all(&packets).await?;
         self.stream.flush().await
