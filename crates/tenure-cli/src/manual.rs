@@ -70,8 +70,8 @@ Examples:
 pub(crate) const DOCTOR_MANUAL: &str = "\
 Checks:
   servers   eviction and memory, persistence, replicas, refused writes, idle connections, the clock,
-            50 round trips against the lease, keys without an expiry under the prefix (of the first
-            10,000 keys), scripts, the rights of this user, proxies
+            50 round trips against the lease, keys without an expiry under the namespace and prefix
+            (of the first 10,000 keys), scripts, the rights of this user, proxies
   sentinels their number and quorum, whether they agree, the time until a failover
   clusters  coverage, replicas, the time until a failover; each master as a server
   quorums   their number, members that do not answer; each member as a server

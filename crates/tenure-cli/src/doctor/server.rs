@@ -26,6 +26,9 @@ const PAGE: &str = "500";
 const FULL: f64 = 0.9;
 /// Maximum time that tenure's connections are idle.
 const IDLE_SECONDS: u64 = 60;
+/// The checks that need INFO.
+const OF_INFO: [&str; 8] =
+    ["eviction", "evicted", "memory", "role", "save", "persistence", "replicas", "version"];
 
 #[derive(Debug)]
 pub(super) struct Server {
@@ -87,7 +90,7 @@ impl Server {
         match self.ask(&["INFO"]).await? {
             ConsoleReply::Text(info) => self.info = fields(&info),
             ConsoleReply::Error(error) => {
-                for check in ["memory", "persistence", "replicas", "version"] {
+                for check in OF_INFO {
                     let why = format!("INFO was refused ({error}): give this user +info");
                     report.cannot_check(check, &self.at, why);
                 }
@@ -335,7 +338,7 @@ impl Server {
         Ok(times)
     }
 
-    /// Looks for keys under the prefix without expiry, because tenure's locks always expire.
+    /// Looks for keys under the namespace and prefix without expiry, because tenure's locks always expire.
     async fn keys(&mut self, setup: &Setup, report: &mut Report) -> Result<(), Error> {
         let begin = format!("{}{}", setup.namespace.as_str(), setup.prefix);
         let (mut cursor, pattern) = ("0".to_owned(), keys_with(&begin));
