@@ -43,11 +43,12 @@ pub enum Topology {
 pub struct Target {
     /// The address.
     pub address: Address,
-    /// Login, TLS and terms.
+    /// Login, TLS, terms and namespace.
     pub access: Access,
 }
 
-/// How to log in: database, credentials and TLS; and the conditions under which the server grants locks.
+/// How to log in: database, credentials and TLS; the conditions under which the server grants locks; and the
+/// namespace of their keys.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Access {
     /// The database number.

@@ -248,7 +248,7 @@ struct Counters {
     facade: OnceLock<facade::LockCounters>,
 }
 
-/// All counters of one client, bounded in number.
+/// All counters of one `Locks` and its clones, bounded in number.
 pub(crate) struct Metrics {
     store: Arc<str>,
     names: Names,

@@ -49,9 +49,9 @@ pub struct LockMetrics {
     pub held: u64,
     /// Detached holds taken over by [`Locks::resume`](crate::Locks::resume).
     pub resumed: u64,
-    /// Successful background renewals.
+    /// Background renewals that the store answered, also if the hold was gone.
     pub renewals: u64,
-    /// Background renewals that were refused or got no answer. Each is retried.
+    /// Background renewals that the store rejected or did not answer. Each is retried.
     pub failed_renewals: u64,
     /// Lost holds, by reason: `expired`, `max_hold`, `taken`, `gone`, `unrenewed`. Counted before the guard
     /// reports the loss.
