@@ -61,7 +61,7 @@ impl ReferenceModel {
         }
         self.check_room(at, name, owner, weight);
         if !is_back {
-            self.check_grown(at, name, token);
+            self.check_grown(at, name, owner, token);
         }
         self.check_turn(at, name, owner);
     }

@@ -100,8 +100,8 @@ impl ReferenceModel {
             _ => 1,
         };
         let is_mine = lock.place(owner).is_some();
-        let is_wrong = is_mine || lock.head().is_none() && lock.fits(weight);
-        if is_wrong {
+        let is_free = lock.head().is_none() && lock.fits(weight) && !lock.is_unseen(at);
+        if is_mine || is_free {
             let waits = matches!(executed.op.verb, Verb::Acquire { wait_ms: Some(_), .. }) && is_queue;
             let what = format!("{name}: {owner} was refused what it could have had, waits: {waits}");
             self.accuse(at, OPEN, what);

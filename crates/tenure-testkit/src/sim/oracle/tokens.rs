@@ -9,12 +9,15 @@ use crate::sim::regime::LockKind;
 const TOKENS: &str = "token order";
 
 impl ReferenceModel {
-    /// The server granted a lock: its token must be above all earlier ones.
-    pub(super) fn check_grown(&mut self, at: TrueTime, name: &LockName, token: u64) {
+    /// The server granted a lock: its token must be above all earlier ones. A hold of a reentrant owner whose
+    /// process has died counts until a client looks again. Until then its owner keeps the last token, if no
+    /// other owner was let in.
+    pub(super) fn check_grown(&mut self, at: TrueTime, name: &LockName, owner: &Owner, token: u64) {
         let Some(lock) = self.locks.get_mut(name) else { return };
-        let last = lock.last_token;
+        let (last, last_owner) = (lock.last_token, lock.last_owner.replace(owner.clone()));
         lock.last_token = last.max(token);
-        if token <= last {
+        let is_reentry = token == last && last_owner.as_ref() == Some(owner);
+        if token <= last && !(is_reentry && lock.sort == LockKind::Reentrant && lock.is_unseen(at)) {
             self.accuse(at, TOKENS, format!("{name} was granted with token {token} after {last}"));
         }
     }

@@ -65,6 +65,8 @@ pub(super) struct Lock {
     pub(super) open_since: Option<TrueTime>,
     pub(super) last_number: u64,
     pub(super) last_token: u64,
+    /// The owner that was let in last.
+    pub(super) last_owner: Option<Owner>,
     pub(super) last_reported: u64,
     pub(super) last_exclusive: u64,
     pub(super) edge: TrueTime,
@@ -171,6 +173,7 @@ impl ReferenceModel {
             open_since: None,
             last_number: 0,
             last_token: 0,
+            last_owner: None,
             last_reported: 0,
             last_exclusive: 0,
             edge: 0,
