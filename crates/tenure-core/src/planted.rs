@@ -137,8 +137,8 @@ pub enum Bug {
     CasExpiredMoved,
     /// A hold whose detach got no answer is kept for no longer than a place.
     CasDetachedIsPlace,
-    /// A place is bound to a handle that was closed as idle meanwhile.
-    CasPlaceOnClosed,
+    /// A holder that died just before a watch opened counts as alive, because it was when last seen.
+    CasDeathBeforeWatch,
     /// An answer from before the end of a handle hides that it is gone.
     CasGoneRevived,
     /// A renewal waits for a request of another task, whose answer may be lost.

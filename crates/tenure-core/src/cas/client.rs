@@ -207,13 +207,21 @@ impl CasClient {
         }
     }
 
-    /// If the outcome of an earlier write is unknown, makes sure that it can no longer take effect.
-    pub(super) async fn fence(&self) -> Result<(), Failure> {
+    /// If the outcome of an earlier write is unknown, makes sure that it can no longer take effect. Waits for at
+    /// most `patience` for a request of another task that does so.
+    pub(super) async fn fence(&self, patience: Option<Duration>) -> Result<(), Failure> {
         let is_fenced = || self.fenced.load(Ordering::Acquire) == self.loose.load(Ordering::Acquire);
         if is_fenced() || planted(Bug::CasUnfenced) {
             return Ok(());
         }
-        let _turn = self.fencing.lock().await;
+        let _turn = match (self.fencing.try_lock(), patience) {
+            (Ok(turn), _) => Some(turn),
+            (Err(_), Some(patience)) => {
+                let until = self.runtime.now() + patience;
+                by(&*self.runtime, until, self.fencing.lock().boxed()).await
+            }
+            (Err(_), None) => Some(self.fencing.lock().await),
+        };
         let loose = self.loose.load(Ordering::Acquire);
         if is_fenced() {
             return Ok(());
@@ -226,13 +234,13 @@ impl CasClient {
             match marker {
                 Some(marker) => {
                     if let Some(lease) = table.lease_of(handle) {
-                        lease.marker = marker;
+                        lease.marker = lease.marker.max(marker);
                     }
                 }
                 None => lost |= table.lost(handle),
             }
         }
-        self.fenced.store(loose, Ordering::Release);
+        self.fenced.fetch_max(loose, Ordering::AcqRel);
         if lost {
             self.tell_loss();
         }
@@ -323,21 +331,33 @@ impl CasClient {
 
     /// Checks which handles of other clients are alive, up to `most` of them, or all if some of those are not:
     /// the dead of a crashed rack are removed together. Recent results are reused.
-    pub(super) async fn look_at(&self, view: &LockSnapshot, most: usize) -> Result<(), Failure> {
-        if self.look_at_first(view, most).await? && most < usize::MAX {
-            self.look_at_first(view, usize::MAX).await?;
+    pub(super) async fn look_at(
+        &self,
+        name: &LockName,
+        view: &LockSnapshot,
+        most: usize,
+    ) -> Result<(), Failure> {
+        if self.look_at_first(name, view, most).await? && most < usize::MAX {
+            self.look_at_first(name, view, usize::MAX).await?;
         }
         Ok(())
     }
 
     /// Returns whether one of the first is gone.
-    async fn look_at_first(&self, view: &LockSnapshot, most: usize) -> Result<bool, Failure> {
+    async fn look_at_first(
+        &self,
+        name: &LockName,
+        view: &LockSnapshot,
+        most: usize,
+    ) -> Result<bool, Failure> {
         /// No server tracks lifetimes with a finer resolution.
         const FRESH: Duration = Duration::from_millis(500);
         let now = self.runtime.now();
         let (mut handles, mut is_any_gone) = (Vec::new(), false);
         {
             let mut table = self.table.lock();
+            let opened = table.watched.get(name).map(|watched| watched.opened);
+            let opened = opened.filter(|_| !planted(Bug::CasDeathBeforeWatch));
             let mut met = BTreeSet::new();
             for binding in view.bindings.values() {
                 let handle = binding.handle;
@@ -346,7 +366,7 @@ impl CasClient {
                     continue;
                 }
                 let is_known = match table.others.get(&handle) {
-                    Some(Some(at)) => now.since(*at) < FRESH,
+                    Some(Some(at)) => now.since(*at) < FRESH && opened.is_none_or(|opened| *at > opened),
                     Some(None) => {
                         is_any_gone = true;
                         true
@@ -407,7 +427,7 @@ impl CasClient {
         for (name, stored) in listed.locks {
             // Values that are not locks are reported by requests for them.
             let Some(view) = LockSnapshot::read(Some(&stored)) else { continue };
-            self.look_at(&view, usize::MAX).await?;
+            self.look_at(&name, &view, usize::MAX).await?;
             let now = self.now();
             let state = view.state(&self.ends(&name, &view, now));
             let found = protocol::found(&state, now).map(|mut found| {

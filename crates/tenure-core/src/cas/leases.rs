@@ -119,6 +119,17 @@ impl ClientHold {
     }
 }
 
+/// The open watches of one lock.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct OpenWatches {
+    pub(super) count: usize,
+    /// When one of them opened or closed last. What was known before about handles does not count, because no
+    /// watch may have reported their ends.
+    pub(super) opened: Moment,
+    /// The last event that the waiters must look into.
+    pub(super) since: Moment,
+}
+
 /// The handles and holds known to one client.
 #[derive(Debug, Default)]
 pub(super) struct HoldTable {
@@ -127,8 +138,7 @@ pub(super) struct HoldTable {
     pub(super) holds: BTreeMap<LockName, BTreeMap<HoldKey, ClientHold>>,
     /// Handles of other clients, with the time they were last seen alive, or `None` for those that are gone.
     pub(super) others: BTreeMap<Handle, Option<Moment>>,
-    /// The number of open watches of each lock, and the time of the last event that its waiters must look into.
-    pub(super) watched: BTreeMap<LockName, (usize, Moment)>,
+    pub(super) watched: BTreeMap<LockName, OpenWatches>,
     /// When idle handles were last closed.
     pub(super) cleared: Moment,
 }
@@ -178,8 +188,8 @@ impl HoldTable {
 
     /// Makes the next refreshes of a lock's places read the lock.
     pub(super) fn doubt_places(&mut self, name: &LockName, now: Moment) {
-        if let Some((_, since)) = self.watched.get_mut(name) {
-            *since = now;
+        if let Some(watched) = self.watched.get_mut(name) {
+            watched.since = now;
         }
     }
 
@@ -191,7 +201,7 @@ impl HoldTable {
         now: Moment,
         now_ms: u64,
     ) -> Option<(u64, KeptHandle)> {
-        let since = self.watched.get(name)?.1;
+        let since = self.watched.get(name)?.since;
         let hold = self.hold(name, &(owner.clone(), 0)).filter(|hold| hold.end_ms >= now_ms)?;
         let (ticket, handle, looked) = (hold.ticket?, hold.handle, hold.looked?);
         let is_recent = looked > since && now.since(looked) < LOOK;
@@ -240,4 +250,26 @@ impl SharedTable {
 /// The hold number in the table: only an owner of a reentrant mutex has several holds.
 pub(super) fn table_hold(op: &Op, hold: u64) -> u64 {
     if op.spec == LockSpec::Reentrant { hold } else { 0 }
+}
+
+#[cfg(all(test, tenure_planted))]
+mod tests {
+    use super::*;
+    use crate::planted::plant;
+
+    #[test]
+    fn a_late_answer_does_not_revive_a_handle() {
+        let revived = || {
+            let mut table = HoldTable::default();
+            table.saw(1, Some(Moment(1)));
+            table.saw(1, None);
+            table.saw(1, Some(Moment(1)));
+            table.others[&1]
+        };
+        assert_eq!(revived(), None);
+        plant(Some(Bug::CasGoneRevived));
+        let outcome = revived();
+        plant(None);
+        assert_eq!(outcome, Some(Moment(1)), "the planted bug is not seen");
+    }
 }

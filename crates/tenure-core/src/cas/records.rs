@@ -64,7 +64,7 @@ impl CasClient {
                 let text = match op.granted.as_ref().and_then(|owner| self.at_grant(&op.lock, owner)) {
                     Some(text) => text,
                     None => {
-                        self.fence().await?;
+                        self.fence(None).await?;
                         self.backend.record(&op.lock).await.map_err(not_sent)?
                     }
                 };

@@ -155,7 +155,11 @@ impl CasClient {
         about: About,
         known: &mut Known,
     ) -> Result<Answer, Failure> {
-        self.fence().await?;
+        let patience = match op.verb {
+            Verb::Renew { ttl_ms, .. } => Some(patience(Duration::from_millis(ttl_ms))),
+            _ => None,
+        };
+        self.fence(patience).await?;
         let bind = self.bind(op).await?;
         let answers = self.carry_out(&[BatchMember { op, sent, bind, about, beside }], known).await?;
         answers.into_iter().next().flatten().ok_or_else(left)
@@ -239,7 +243,7 @@ impl CasClient {
             let former: Vec<_> =
                 asked().map(|(of, answer, bind)| self.enter_first(of.op, answer, bind)).collect();
             // Another task may have closed it as idle before this request was recorded.
-            if place.is_some_and(|place| self.lease_of(place).is_none()) && !planted(Bug::CasPlaceOnClosed) {
+            if place.is_some_and(|place| self.lease_of(place).is_none()) {
                 in_flight.known();
                 asked().zip(former).for_each(|((of, ..), former)| self.restore_first(of.op, former));
                 (place, is_fresh) = (None, false);
@@ -360,7 +364,7 @@ impl CasClient {
         };
         let most = if matches!(verb, Verb::Inspect) { usize::MAX } else { LOOKED_AT };
         loop {
-            self.look_at(&view, most).await?;
+            self.look_at(name, &view, most).await?;
             let now = self.now();
             let living = self.ends(name, &view, now);
             let mut lacks: Vec<usize> =

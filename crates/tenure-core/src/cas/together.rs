@@ -119,7 +119,7 @@ impl CasClient {
         asked: &[(Op, WriteState)],
         known: &mut Known,
     ) -> Result<Vec<Option<Answer>>, Failure> {
-        self.fence().await?;
+        self.fence(None).await?;
         let Some((longest, _)) = asked.iter().max_by_key(|(op, _)| needed(op)) else { return Ok(Vec::new()) };
         let bind = self.bind(longest).await?;
         let members: Vec<BatchMember<'_>> = asked

@@ -9,7 +9,7 @@ use futures_util::future::{Either, FutureExt, select};
 use super::backend::{Handle, LockWatch, Stored, WatchNotice, Watched};
 use super::client::CasClient;
 use super::holders::{HoldSubscriber, Holders};
-use super::leases::{KeptHandle, PLACE_WAIT};
+use super::leases::{KeptHandle, OpenWatches, PLACE_WAIT};
 use super::view::LockSnapshot;
 use crate::moment::Moment;
 use crate::name::LockName;
@@ -197,8 +197,8 @@ impl OpenWatch {
     fn new(client: &Arc<CasClient>, name: &LockName) -> Self {
         let now = client.runtime.now();
         let mut table = client.table.lock();
-        let (count, since) = table.watched.entry(name.clone()).or_default();
-        (*count, *since) = (*count + 1, now);
+        let watched = table.watched.entry(name.clone()).or_default();
+        *watched = OpenWatches { count: watched.count + 1, opened: now, since: now };
         drop(table);
         Self { client: Arc::clone(client), name: name.clone() }
     }
@@ -207,9 +207,10 @@ impl OpenWatch {
 impl Drop for OpenWatch {
     fn drop(&mut self) {
         let mut table = self.client.table.lock();
-        let Some((count, since)) = table.watched.get_mut(&self.name) else { return };
-        (*count, *since) = (*count - 1, self.client.runtime.now());
-        if *count == 0 {
+        let Some(watched) = table.watched.get_mut(&self.name) else { return };
+        let now = self.client.runtime.now();
+        *watched = OpenWatches { count: watched.count - 1, opened: now, since: now };
+        if watched.count == 0 {
             table.watched.remove(&self.name);
         }
     }

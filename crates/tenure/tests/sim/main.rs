@@ -5,6 +5,8 @@ mod callers;
 #[cfg(tenure_planted)]
 mod cas;
 #[cfg(tenure_planted)]
+mod cas_scenes;
+#[cfg(tenure_planted)]
 mod directory;
 mod grants;
 mod one_server;
@@ -18,3 +20,5 @@ mod renewal_bytes;
 mod rows;
 #[cfg(tenure_planted)]
 mod rows_scenes;
+#[cfg(tenure_planted)]
+mod scene;

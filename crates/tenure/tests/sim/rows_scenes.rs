@@ -4,43 +4,22 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, FutureExt, join};
+use futures_util::future::{FutureExt, join};
 use tenure::internals::planted::Bug;
-use tenure::internals::protocol::{Answer, Fence, Liveness, LockSpec, Op, QueueSpec, ReleaseScope, Verb};
+use tenure::internals::protocol::{Answer, LockSpec, Op, QueueSpec, ReleaseScope, Verb};
 use tenure::internals::store::StoreExt;
 use tenure::internals::store::rows::RowStore;
 use tenure::internals::{Moment, Runtime, locks};
 use tenure::{Kind, LockName, Locks, Options};
-use tenure_testkit::sim::chooser::Chooser;
-use tenure_testkit::sim::clock::{Clock, MS, SECOND};
-use tenure_testkit::sim::executor::{Process, Sim, Stop};
+use tenure_testkit::sim::clock::{MS, SECOND};
 use tenure_testkit::sim::rows::{Database, Mistake, Server};
 use tenure_testkit::{plant, setting};
 
-const SECONDS: fn(u64) -> Duration = Duration::from_secs;
-const MILLIS: fn(u64) -> Duration = Duration::from_millis;
+use super::scene::{MILLIS, Outcome, SECONDS, Scene, acquire, op, renew, text};
 
-type Outcome = Result<(), String>;
-
-fn text(error: impl ToString) -> String {
-    error.to_string()
-}
-
-/// A server, and processes that use it.
-struct Scene {
-    sim: Sim,
-    server: Server,
-    processes: Vec<Arc<Process>>,
-    /// The first failure, and the number of tasks that have not ended.
-    state: Arc<Mutex<(Option<String>, u32)>>,
-}
-
-impl Scene {
+impl Scene<Server> {
     fn new(processes: usize, mistake: Mistake) -> Self {
-        let sim = Sim::new(Chooser::seeded(1));
-        let server = Server::new(sim.process(Clock::default(), 1), mistake, Database::Postgres, 3);
-        let processes = (0..processes).map(|_| sim.process(Clock::default(), 1)).collect();
-        Self { sim, server, processes, state: Arc::default() }
+        Self::with(processes, |process| Server::new(process, mistake, Database::Postgres, 3))
     }
 
     fn store(&self, process: usize) -> RowStore {
@@ -51,39 +30,6 @@ impl Scene {
     fn client(&self, process: usize, ttl: Duration) -> Locks {
         let runtime = Arc::clone(&self.processes[process]) as Arc<dyn Runtime>;
         locks(Arc::new(self.store(process)), runtime, Options::new().ttl(ttl)).expect("options")
-    }
-
-    /// Sleeps until a time of the schedule, in milliseconds.
-    fn at(&self, process: usize) -> impl Fn(u64) -> BoxFuture<'static, ()> + use<> {
-        let runtime = Arc::clone(&self.processes[process]);
-        move |ms| runtime.sleep_until(Moment(ms * MS))
-    }
-
-    fn spawn(&self, process: usize, task: impl Future<Output = Outcome> + Send + 'static) {
-        let (state, sim) = (Arc::clone(&self.state), self.sim.clone());
-        state.lock().expect("one thread").1 += 1;
-        let task = async move {
-            let outcome = task.await;
-            let mut state = state.lock().expect("one thread");
-            state.1 -= 1;
-            if let Err(failure) = outcome {
-                state.0.get_or_insert(failure);
-                sim.halt();
-            }
-        };
-        self.sim.spawn(self.processes[process].id(), task.boxed());
-    }
-
-    /// Runs until nothing is left to do, for at most this many seconds.
-    fn run(self, seconds: u64) -> Outcome {
-        let stop = self.sim.run(seconds * SECOND, 5_000_000);
-        let (failure, left) = self.state.lock().expect("one thread").clone();
-        self.sim.end();
-        match failure {
-            Some(failure) => Err(failure),
-            None if stop != Stop::Halted && left > 0 => Err(format!("{left} tasks have not ended")),
-            None => Ok(()),
-        }
     }
 }
 
@@ -291,7 +237,7 @@ fn next_after(dead: usize, line: Line) -> Result<Duration, String> {
     Ok(entered.since(Moment(8_000 * MS)))
 }
 
-fn runtime_id(scene: &Scene, process: usize) -> usize {
+fn runtime_id(scene: &Scene<Server>, process: usize) -> usize {
     scene.processes[process].id()
 }
 
@@ -309,7 +255,7 @@ fn dead_waiters_are_passed_at_once(_: Mistake) -> Outcome {
 }
 
 /// A fair mutex is held; process 1 and then process 2 wait, and both enter in this order after `released` s.
-fn two_enter_in_order(scene: Scene, released: u64, joins: [u64; 2]) -> Outcome {
+fn two_enter_in_order(scene: Scene<Server>, released: u64, joins: [u64; 2]) -> Outcome {
     let order = Arc::new(Mutex::new(Vec::new()));
     for process in 0..3 {
         let (locks, at) = (scene.client(process, SECONDS(15)), scene.at(process));
@@ -413,21 +359,6 @@ fn a_place_without_a_session_is_not_passed() {
         }
     });
     assert_eq!(scene.run(60), Ok(()));
-}
-
-fn acquire(name: &LockName, spec: LockSpec, owner: u32, ttl_ms: u64) -> Op {
-    let (hold, fence, bind) = (1, Fence::Assign, Liveness::Process);
-    let verb = Verb::Acquire { ttl_ms, hold, fence, wait_ms: None, listens: None, bind };
-    op(name, spec, owner, verb)
-}
-
-fn renew(name: &LockName, spec: LockSpec, owner: u32, ttl_ms: u64) -> Op {
-    op(name, spec, owner, Verb::Renew { ttl_ms, hold: 1, bind: None, weight: None })
-}
-
-fn op(name: &LockName, spec: LockSpec, owner: u32, verb: Verb) -> Op {
-    let owner = format!("o@h:1/{owner:032x}").parse().expect("an owner");
-    Op { name: name.clone(), spec, owner, request: 1, verb }
 }
 
 /// Tokens rise over the deletion of a row, also where the server's clock is set back.

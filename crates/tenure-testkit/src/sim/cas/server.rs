@@ -478,7 +478,7 @@ impl Server {
     }
 
     /// Disconnects a process from the server.
-    pub(super) fn part(&self, process: ProcessId, parting: Parting) {
+    pub fn part(&self, process: ProcessId, parting: Parting) {
         self.state().ends.entry(process).or_default().parting = parting;
     }
 

@@ -1,0 +1,189 @@
+//! Small schedules on a compare-and-swap store, for what no regime draws often: each shows one bug.
+
+use std::sync::Arc;
+
+use tenure::internals::planted::Bug;
+use tenure::internals::protocol::{Answer, Fence, Liveness, LockSpec, ReleaseScope, Verb};
+use tenure::internals::store::StoreExt;
+use tenure::internals::store::cas::Cas;
+use tenure::internals::{Runtime, locks};
+use tenure::{LockName, Locks, Options};
+use tenure_testkit::plant;
+use tenure_testkit::sim::cas::{Server, Versions};
+use tenure_testkit::sim::clock::MS;
+use tenure_testkit::sim::network::Parting;
+
+use super::scene::{MILLIS, Outcome, SECONDS, Scene, acquire, op, renew, text};
+
+impl Scene<Server> {
+    fn new(processes: usize, versions: Versions) -> Self {
+        Self::with(processes, |process| Server::with(process, versions, 128))
+    }
+
+    fn store(&self, process: usize) -> Cas {
+        let process = &self.processes[process];
+        let server = Arc::new(self.server.client(process));
+        Cas::new(server, "cas:sim", Arc::clone(process) as Arc<dyn Runtime>)
+    }
+
+    fn client(&self, process: usize) -> Locks {
+        let runtime = Arc::clone(&self.processes[process]) as Arc<dyn Runtime>;
+        locks(Arc::new(self.store(process)), runtime, Options::new().ttl(SECONDS(10))).expect("options")
+    }
+}
+
+/// The answer to an acquisition arrives when its hold has expired and another request of the same client has
+/// removed it: the hold stays gone.
+fn a_late_answer_revives_nothing(versions: Versions) -> Outcome {
+    let scene = Scene::new(2, versions);
+    let (ours, theirs, server) = (scene.store(0), scene.store(1), scene.server.clone());
+    let (name, spec, process) =
+        (LockName::new("x").expect("a name"), LockSpec::Mutex, scene.processes[0].id());
+    let (at, store, lock) = (scene.at(0), ours.clone(), name.clone());
+    scene.spawn(0, async move {
+        // Opens the handle.
+        store
+            .request(acquire(&LockName::new("y").expect("a name"), spec, 1, 1_000), SECONDS(2))
+            .await
+            .map_err(text)?;
+        at(100).await;
+        server.part(process, Parting { replies: 1_600 * MS, ..Parting::default() });
+        let acquired = store.request(acquire(&lock, spec, 2, 1_000), SECONDS(5)).await.map_err(text)?;
+        let renewed = store.request(renew(&lock, spec, 2, 1_000), SECONDS(2)).await.map_err(text)?;
+        match (acquired, renewed) {
+            (Answer::Held { .. }, Answer::Busy { .. }) => Ok(()),
+            answers => Err(format!("a removed hold is renewed: {answers:?}")),
+        }
+    });
+    let (at, server, lock) = (scene.at(0), scene.server.clone(), name.clone());
+    scene.spawn(0, async move {
+        at(200).await;
+        server.part(process, Parting::default());
+        at(1_300).await;
+        let release = Verb::Release { hold: 1, fence: Fence::Assign, whose: ReleaseScope::Own };
+        ours.request(op(&lock, spec, 3, release), SECONDS(2)).await.map(drop).map_err(text)
+    });
+    let at = scene.at(1);
+    scene.spawn(1, async move {
+        at(1_400).await;
+        match theirs.request(acquire(&name, spec, 4, 9_000), SECONDS(2)).await.map_err(text)? {
+            Answer::Held { .. } => Ok(()),
+            answer => Err(format!("an expired hold keeps others out: {answer:?}")),
+        }
+    });
+    scene.run(60)
+}
+
+/// A client has just seen that a holder lives, and begins to wait. The holder dies before, while or after the
+/// watch of the waiter opens: the waiter is let in at once.
+fn a_death_before_a_watch_is_seen(versions: Versions) -> Outcome {
+    const TURNS: usize = 60;
+    let scene = Scene::new(1 + TURNS, versions);
+    for turn in 0..TURNS {
+        let begins = turn as u64 * 20_000;
+        let mutex = |process: usize| scene.client(process).fair_mutex(format!("x{turn}")).expect("a name");
+        let (holds, waits) = (mutex(1 + turn), mutex(0));
+        let (at, server, process) =
+            (scene.at(1 + turn), scene.server.clone(), scene.processes[1 + turn].id());
+        scene.spawn(1 + turn, async move {
+            at(begins).await;
+            let _guard = holds.lock().await.map_err(text)?;
+            at(begins + 400 + turn as u64).await;
+            server.revoke(process);
+            at(begins + 10_000).await;
+            Ok(())
+        });
+        let (at, runtime) = (scene.at(0), Arc::clone(&scene.processes[0]));
+        scene.spawn(0, async move {
+            at(begins + 300).await;
+            drop(waits.try_lock().await.map_err(text)?);
+            at(begins + 400).await;
+            let begun = runtime.now();
+            let guard = waits.lock().await.map_err(text)?;
+            let waited = runtime.now().since(begun);
+            drop(guard);
+            if waited > MILLIS(500) { Err(format!("a death is seen after {waited:?}")) } else { Ok(()) }
+        });
+    }
+    scene.run(TURNS as u64 * 20 + 60)
+}
+
+/// The answer to a detach is lost, and its undo asks for a millisecond: the hold keeps its lease.
+fn an_undone_detach_shortens_nothing(_: Versions) -> Outcome {
+    // On a server like ZooKeeper the client keeps each of its handles.
+    let scene = Scene::new(2, Versions::Lasting);
+    let (ours, theirs, server, at) = (scene.store(0), scene.store(1), scene.server.clone(), scene.at(0));
+    scene.spawn(0, async move {
+        let (name, spec) = (LockName::new("x").expect("a name"), LockSpec::Reentrant);
+        ours.request(acquire(&name, spec, 1, 60_000), SECONDS(2)).await.map_err(text)?;
+        let bound = |ttl_ms, bind| {
+            let verb = Verb::Renew { ttl_ms, hold: 1, bind: Some(bind), weight: None };
+            ours.request(op(&name, spec, 1, verb), SECONDS(2))
+        };
+        server.delay_next_write(MILLIS(1));
+        let detached = bound(60_000, Liveness::Lease).await;
+        at(5_000).await;
+        let undone = bound(1, Liveness::Process).await.map_err(text)?;
+        at(30_000).await;
+        match (
+            detached,
+            undone,
+            theirs.request(acquire(&name, spec, 2, 9_000), SECONDS(2)).await.map_err(text)?,
+        ) {
+            (Err(_), Answer::Held { .. }, Answer::Busy { .. }) => Ok(()),
+            answers => Err(format!("a detach, its undo, and another owner: {answers:?}")),
+        }
+    });
+    scene.run(60)
+}
+
+/// A client asks for a hold of a process that has died, beside a detached hold of the same owner: it does not get
+/// the detached one.
+fn a_dead_hold_takes_no_other_over(versions: Versions) -> Outcome {
+    let scene = Scene::new(2, versions);
+    let (ours, theirs, server) = (scene.store(0), scene.store(1), scene.server.clone());
+    let (at, process) = (scene.at(0), scene.processes[1].id());
+    scene.spawn(0, async move {
+        let (name, spec) = (LockName::new("x").expect("a name"), LockSpec::Reentrant);
+        theirs.request(acquire(&name, spec, 1, 60_000), SECONDS(2)).await.map_err(text)?;
+        let (fence, bind) = (Fence::Assign, Liveness::Process);
+        let verb = Verb::Acquire { ttl_ms: 60_000, hold: 2, fence, wait_ms: None, listens: None, bind };
+        ours.request(op(&name, spec, 1, verb), SECONDS(2)).await.map_err(text)?;
+        let moved = |hold, bind| {
+            let verb = Verb::Renew { ttl_ms: 60_000, hold, bind: Some(bind), weight: None };
+            ours.request(op(&name, spec, 1, verb), SECONDS(2))
+        };
+        moved(2, Liveness::Lease).await.map_err(text)?;
+        server.revoke(process);
+        at(2_000).await;
+        let resume = |hold| moved(hold, Liveness::Process);
+        match (resume(1).await.map_err(text)?, resume(3).await.map_err(text)?) {
+            (Answer::Free, Answer::Held { .. }) => Ok(()),
+            answers => Err(format!("a dead hold, and then the detached one: {answers:?}")),
+        }
+    });
+    scene.run(10)
+}
+
+/// Fails where a promise is broken.
+type Play = fn(Versions) -> Outcome;
+
+const SCENES: [(Bug, Play); 4] = [
+    (Bug::CasLapsedConfirmed, a_late_answer_revives_nothing),
+    (Bug::CasDeathBeforeWatch, a_death_before_a_watch_is_seen),
+    (Bug::CasDetachedIsPlace, an_undone_detach_shortens_nothing),
+    (Bug::CasExpiredTakesDetached, a_dead_hold_takes_no_other_over),
+];
+
+#[test]
+fn each_scene_on_a_store_by_compare_and_swap_fails_with_its_bug() {
+    for (bug, scene) in SCENES {
+        for versions in [Versions::Lasting, Versions::OfCreations] {
+            assert_eq!(scene(versions), Ok(()), "{versions:?} without {bug:?}");
+            plant(Some(bug));
+            let outcome = scene(versions);
+            plant(None);
+            assert!(outcome.is_err(), "{bug:?} is not seen in its scene on {versions:?}");
+        }
+    }
+}
