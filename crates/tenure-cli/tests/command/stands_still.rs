@@ -417,7 +417,8 @@ pub(crate) fn killed(store: &str, words: &[&str]) {
     let took = now() - killed;
     assert!(!is_alive(command), "the command lives on");
     println!("{words:?}: the next began {took:?} after the kill");
-    in_time(took, ms(if waits { 500 } else { 1_000 }));
+    // A fraction of a second on an idle machine. If nobody gives the hold back, it lasts for its ttl of 15 s.
+    in_time(took, ms(3_000));
     waiter.into_iter().for_each(|waiter| drop(waiter.wait().exits_with(0)));
 }
 
