@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::future::{FutureExt, select};
-use tokio::sync::{Mutex as Turn, Notify};
+use tokio::sync::{Mutex as Turn, MutexGuard, Notify};
 
 use super::WriteState;
 use super::backend::{Backend, Handle, Stamp, Stored};
@@ -207,6 +207,19 @@ impl CasClient {
         }
     }
 
+    /// Waits for a turn, for at most `patience`; `None` if it has not come by then.
+    pub(super) async fn turn_within<'a, T>(
+        &self,
+        turn: &'a Turn<T>,
+        patience: Option<Duration>,
+    ) -> Option<MutexGuard<'a, T>> {
+        match (turn.try_lock(), patience) {
+            (Ok(turn), _) => Some(turn),
+            (Err(_), Some(patience)) => by(&*self.runtime, self.runtime.now() + patience, turn.lock()).await,
+            (Err(_), None) => Some(turn.lock().await),
+        }
+    }
+
     /// If the outcome of an earlier write is unknown, makes sure that it can no longer take effect. Waits for at
     /// most `patience` for a request of another task that does so.
     pub(super) async fn fence(&self, patience: Option<Duration>) -> Result<(), Failure> {
@@ -214,14 +227,7 @@ impl CasClient {
         if is_fenced() || planted(Bug::CasUnfenced) {
             return Ok(());
         }
-        let _turn = match (self.fencing.try_lock(), patience) {
-            (Ok(turn), _) => Some(turn),
-            (Err(_), Some(patience)) => {
-                let until = self.runtime.now() + patience;
-                by(&*self.runtime, until, self.fencing.lock().boxed()).await
-            }
-            (Err(_), None) => Some(self.fencing.lock().await),
-        };
+        let _turn = self.turn_within(&self.fencing, patience).await;
         let loose = self.loose.load(Ordering::Acquire);
         if is_fenced() {
             return Ok(());
@@ -273,8 +279,7 @@ impl CasClient {
             let mut keeping = self.keeping.lock();
             Arc::clone(keeping.entry(class).or_default())
         };
-        let until = self.runtime.now() + patience(need);
-        let mut own = by(&*self.runtime, until, turn.lock().boxed()).await;
+        let mut own = self.turn_within(&turn, Some(patience(need))).await;
         loop {
             let sent = self.runtime.now();
             match known() {

@@ -5,8 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::FutureExt;
-
 use super::WriteState;
 use super::backend::{Committed, Handle, Stored, Swap, ValueChange};
 use super::bind::BatchMember;
@@ -18,7 +16,6 @@ use super::records::RecordPart;
 use super::turns::Known;
 use super::view::LockSnapshot;
 use crate::name::{LockName, USE};
-use crate::net::by;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::{self, Answer, Data, Fence, Liveness, LockSpec, Op, Place, ReleaseScope, Verb};
@@ -73,14 +70,13 @@ impl CasClient {
         }
         let mine = self.owner_turn(&op.name, &op.owner);
         let turn = self.turn(&op.name);
-        let _mine = match (&op.verb, mine.try_lock()) {
-            (_, Ok(mine)) => Some(mine),
-            (Verb::Renew { ttl_ms, bind: None, weight: None, .. }, Err(_)) => {
-                let until = self.runtime.now() + patience(Duration::from_millis(*ttl_ms));
-                by(&*self.runtime, until, mine.lock().boxed()).await
+        let patience = match op.verb {
+            Verb::Renew { ttl_ms, bind: None, weight: None, .. } => {
+                Some(patience(Duration::from_millis(ttl_ms)))
             }
-            (_, Err(_)) => Some(mine.lock().await),
+            _ => None,
         };
+        let _mine = self.turn_within(&mine, patience).await;
         match (&op.verb, turn.try_lock()) {
             (_, Ok(mut known)) => self.run((op, beside), sent, about, &mut known).await,
             // Concurrent acquisitions are batched into one write.

@@ -69,7 +69,9 @@ impl Schedule {
         let state = lease.state();
         let lost = state.lost_at(lease);
         let due = match state.renew_at(lease) {
-            Some(renew) if renew <= lost && self.due.len() > burst(engine, lease) => renew - sooner(lease),
+            Some(renew) if renew <= lost && exceeds_burst(engine, lease, self.due.len()) => {
+                renew - sooner(lease)
+            }
             Some(renew) => renew.min(lost),
             None => lost,
         };
@@ -183,12 +185,10 @@ fn together(engine: &Engine) -> usize {
     engine.store.capabilities().renewals
 }
 
-/// Maximum renewals sent together with this one before they are due. With more holds, renewals spread over time.
-fn burst(engine: &Engine, lease: &Lease) -> usize {
-    match group(engine, lease) {
-        Some(_) => BURST.max(together(engine)),
-        None => together(engine),
-    }
+/// Whether so many renewals are too many to be sent together with this one before they are due. They spread over
+/// time then.
+fn exceeds_burst(engine: &Engine, lease: &Lease, count: usize) -> bool {
+    count > together(engine) && (count > BURST || group(engine, lease).is_none())
 }
 
 /// The group of leases that can share a request with it.
@@ -316,7 +316,7 @@ impl RenewerTask {
                 let mut early_ones = 0;
                 for ((at, _), lease) in schedule.due.range(..=(now + BATCH, u64::MAX)) {
                     early_ones += usize::from(*at > now);
-                    if early_ones > burst(&self.engine, lease) {
+                    if exceeds_burst(&self.engine, lease, early_ones) {
                         break;
                     }
                     if now >= lease.lost_at() {

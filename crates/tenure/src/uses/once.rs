@@ -684,21 +684,10 @@ impl Turn {
             guard.set_ending();
             // The lease ends after the last renewal, but while only this request fails it goes on.
             let until = engine.now() + record.lock.options.lease();
-            for attempt in 0.. {
+            let mut attempt = 0;
+            let answer = loop {
                 let failure = match record.put(end.clone()).await {
-                    Ok(RecordAnswer::Stored { .. }) => {
-                        guard.ended();
-                        return Ok(());
-                    }
-                    // A repeated request may find that an earlier one has ended the hold.
-                    Ok(_) if attempt > 0 && has(&record, &end.value).await => {
-                        guard.ended();
-                        return Ok(());
-                    }
-                    Ok(_) => {
-                        let (name, store) = (&record.lock.name, engine.store.url());
-                        return Err(Error::lost(name, store, "it was lost before the job ended"));
-                    }
+                    Ok(answer) => break answer,
                     Err(failure) => failure,
                 };
                 let pause = engine.jittered(backoff(attempt));
@@ -716,8 +705,17 @@ impl Turn {
                     return Err(failure);
                 }
                 engine.runtime.sleep_until(engine.now() + pause).await;
+                attempt += 1;
+            };
+            // A repeated request may find that an earlier one has ended the hold.
+            let is_stored = matches!(answer, RecordAnswer::Stored { .. })
+                || attempt > 0 && has(&record, &end.value).await;
+            if !is_stored {
+                let (name, store) = (&record.lock.name, engine.store.url());
+                return Err(Error::lost(name, store, "it was lost before the job ended"));
             }
-            unreachable!("the lease ends")
+            guard.ended();
+            Ok(())
         }
     }
 }
