@@ -257,5 +257,6 @@ pub mod internals {
 #[doc = include_str!("../../../book/start/rust.md")]
 #[doc = include_str!("../../../book/use/library.md")]
 #[doc = include_str!("../../../book/migrate/index.md")]
+#[doc = include_str!("../../../book/migrate/redisson.md")]
 #[cfg_attr(feature = "sqlx", doc = include_str!("../../../book/use/sqlx.md"))]
 struct Pages;

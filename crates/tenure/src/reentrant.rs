@@ -21,8 +21,8 @@ use crate::protocol::{Answer, LockSpec, Verb};
 /// in any task, thread or process. Each guard is one hold, and the lock is free once the last of them is
 /// released.
 ///
-/// On Redis this lock uses the same format as Redisson's `RLock`, so it and a Java service exclude and wake
-/// each other.
+/// On Redis this lock uses the same format as Redisson's `RLock`, so it and a Java service exclude each other
+/// and, outside a namespace, wake each other.
 ///
 /// # Guarantees
 /// - *Exclusion* between owners while a guard [`is_held`](Guard::is_held). Holds of one owner do not exclude
