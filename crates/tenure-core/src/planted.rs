@@ -141,6 +141,10 @@ pub enum Bug {
     CasDeathBeforeWatch,
     /// An answer from before the end of a handle hides that it is gone.
     CasGoneRevived,
+    /// A client's own handle counts as alive although the client did not keep it alive in time.
+    CasOwnHandleTrusted,
+    /// Waiters do not learn that a reentrant mutex went from a dead owner to another in one write.
+    CasNewOwnerUntold,
     /// A renewal waits for a request of another task, whose answer may be lost.
     CasKeepAwaited,
     /// A place is taken for kept although its handle was not.

@@ -334,7 +334,7 @@ impl CasClient {
         self.signals.interrupt();
     }
 
-    /// Checks which handles of other clients are alive, up to `most` of them, or all if some of those are not:
+    /// Checks which handles are alive that this client does not keep alive, up to `most` of them, or all if some of those are not:
     /// the dead of a crashed rack are removed together. Recent results are reused.
     pub(super) async fn look_at(
         &self,
@@ -366,8 +366,12 @@ impl CasClient {
             let mut met = BTreeSet::new();
             for binding in view.bindings.values() {
                 let handle = binding.handle;
+                let own = table.lease_of(handle).copied();
+                // A handle that was not kept alive for its lifetime, as in a paused process, may be gone.
+                let keeps = self.backend.keeps_handles() || planted(Bug::CasOwnHandleTrusted);
+                let lives = own.is_some_and(|own| keeps || !own.left(now).is_zero());
                 // One client may hold hundreds of permits with one handle.
-                if table.lease_of(handle).is_some() || !met.insert(handle) {
+                if lives || !met.insert(handle) {
                     continue;
                 }
                 let is_known = match table.others.get(&handle) {

@@ -1,6 +1,7 @@
 //! Watches the changes of one lock and notifies its waiters and holders.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -92,18 +93,23 @@ fn publish_end(client: &CasClient, name: &LockName, owner: &Owner, publisher: &P
 
 /// The receivers of a watch's notifications.
 enum Audience {
-    /// `told` has the tickets whose grants were already reported.
-    Waiter {
-        publisher: Publisher,
-        told: BTreeSet<u64>,
-    },
+    Waiter { publisher: Publisher, told: Told },
     Holders(Arc<Holders>),
     Observer(Publisher),
 }
 
+/// What a watch has reported to waiters.
+#[derive(Default)]
+struct Told {
+    /// The tickets that hold.
+    tickets: BTreeSet<u64>,
+    /// The owner of a reentrant mutex.
+    owner: Option<Owner>,
+}
+
 impl Audience {
     fn waiter(publisher: Publisher) -> Self {
-        Self::Waiter { publisher, told: BTreeSet::new() }
+        Self::Waiter { publisher, told: Told::default() }
     }
 
     fn watched(&self) -> Watched {
@@ -298,24 +304,30 @@ fn holds(view: Option<&LockSnapshot>, owner: &Owner) -> bool {
 }
 
 /// The notification for a new value. Each grant is reported once.
-fn news(view: Option<LockSnapshot>, told: &mut BTreeSet<u64>) -> Option<Notification> {
-    let free = Some(Notification::Free { by: None });
+fn news(view: Option<LockSnapshot>, told: &mut Told) -> Option<Notification> {
     // The next request reports a value that cannot be parsed.
     let Some(view) = view else { return Some(Notification::Reconnected) };
-    match view.data {
+    match &view.data {
         None => {
-            told.clear();
-            free
+            *told = Told::default();
+            Some(Notification::Free { by: None })
         }
         Some(Data::Queue(queue)) => {
             let holding: BTreeSet<u64> = queue.holding().collect();
-            let tickets: Vec<u64> = holding.difference(told).copied().collect();
-            *told = holding;
+            let tickets: Vec<u64> = holding.difference(&told.tickets).copied().collect();
+            told.tickets = holding;
             match queue.is_due() {
                 true => Some(Notification::Reconnected),
                 false => (!tickets.is_empty()).then_some(Notification::Granted { tickets }),
             }
         }
-        Some(_) => None,
+        // One write may remove a dead owner and grant to the next, which may have waiters in other processes.
+        Some(Data::Hash(_)) => {
+            let owner = view.entries().into_iter().next().map(|(_, owner, _)| owner);
+            let before = mem::replace(&mut told.owner, owner);
+            let has_passed = before.is_some() && before != told.owner && !planted(Bug::CasNewOwnerUntold);
+            has_passed.then_some(Notification::Reconnected)
+        }
+        Some(Data::Text(_)) => None,
     }
 }

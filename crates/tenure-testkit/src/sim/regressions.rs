@@ -400,6 +400,18 @@ pub const CAS: &[Regression] = &[
         None,
     ),
     found("a refusal counted as wrong just after the holder had died", Regime::Killing, 925_153, None),
+    found(
+        "a client that had stood still granted a lock to its own waiter, whose place had expired",
+        Regime::Drifting,
+        1_378,
+        Some(Bug::CasOwnHandleTrusted),
+    ),
+    found(
+        "a waiter slept although its owner, in another process, had got the lock from a dead one",
+        Regime::Rush,
+        14_363,
+        Some(Bug::CasNewOwnerUntold),
+    ),
 ];
 
 /// On PostgreSQL.
