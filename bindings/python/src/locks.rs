@@ -254,8 +254,9 @@ impl Locks {
         period: Bound<'_, PyAny>,
         open_for: Option<f64>,
         frees: &str,
+        again: bool,
     ) -> PyResult<OncePer> {
-        OncePer::new(self.root()?, self.locks.get()?, name, &period, open_for, frees)
+        OncePer::new(self.root()?, self.locks.get()?, name, &period, open_for, frees, again)
     }
 
     fn election(&self, name: &str, payload: String) -> PyResult<Election> {

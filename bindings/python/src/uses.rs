@@ -256,6 +256,7 @@ impl OncePer {
         period: &Bound<'_, PyAny>,
         open_for: Option<f64>,
         frees: &str,
+        again: bool,
     ) -> PyResult<Self> {
         let mut windows = if let Ok(seconds) = period.extract::<f64>() {
             Period::every(error::seconds("period", seconds)?)
@@ -277,7 +278,7 @@ impl OncePer {
                 return Err(error::invalid(&format!("reopens on: got {other:?}, expected {expected}")));
             }
         };
-        let job = checked(locks.once_per(name, windows))?.frees(frees);
+        let job = checked(locks.once_per(name, windows))?.frees(frees).again(again);
         Ok(Self { job: Owned::new(job), root: Owned::new(root) })
     }
 }

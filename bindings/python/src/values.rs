@@ -81,6 +81,7 @@ pub fn run(py: Python<'_>, run: LastRun) -> PyResult<Py<PyAny>> {
     };
     all.set_item("outcome", outcome)?;
     all.set_item("why", why)?;
+    all.set_item("succeeded", run.succeeded.map(seconds))?;
     Ok(all.into_any().unbind())
 }
 

@@ -99,6 +99,9 @@ def test_a_job_runs_once_in_its_window(locks: tenure.Locks, name: str) -> None:
     assert not job.run(max, 3, 4) and job.try_begin() is None
     last = job.last()
     assert last is not None and last.outcome == "done" and last.window[0] <= last.begun < last.window[1]
+    assert last.succeeded is not None and last.succeeded >= last.begun
+    assert locks.once_per(name, timedelta(days=1), again=True).run(max, 3, 4).value == 4
+    assert not job.run(max, 3, 4)
     job.reset()
     turn = job.try_begin()
     assert turn is not None

@@ -65,6 +65,8 @@ pub(crate) enum Command {
     /// Another may have taken it by the time this ends. To work under a lock use `tenure run`.
     Wait(Wait),
     /// Shows the holders of a lock: exits with 0 if it is held and with 1 if it is free.
+    ///
+    /// Also shows the leader and the last run of an election and a --once-per job of that name.
     Status(Status),
     /// Lists the locks that are held.
     List(List),
@@ -87,8 +89,9 @@ pub(crate) enum Command {
     /// Asks the commands that run under a lock to end, and waits until they have.
     ///
     /// Each CMD of `tenure run` and `tenure elect` gets TERM within 2s, and its lock is released
-    /// when it has ended. A command that ignores it keeps the lock until `tenure release --force`.
-    /// A lock of `tenure acquire --hold` is released. Other holders may ignore the request.
+    /// when it has ended. A CMD that ignores TERM keeps the lock: KILL its `tenure run`, whose
+    /// watchdog ends CMD too, or give the run --kill-after. A lock of `tenure acquire --hold` is
+    /// released. Other holders may ignore the request.
     Stop(Stop),
     #[command(name = KEEP, hide = true)]
     Keep(Keep),
@@ -194,12 +197,20 @@ pub(crate) struct Run {
     /// Periods count from 1970: 1h is once in each hour, UTC. A CMD that failed may run again in
     /// its window. Implies -n, so it takes no -w. Not on a quorum. On etcd and ZooKeeper the clock of
     /// this host decides which period it is: where clocks differ, CMD runs early or late by the
-    /// difference, but never twice in a period.
+    /// difference, but no more often.
     ///
     /// NAME is then the name of a job and not of a lock: `tenure status` prints its last run, and
     /// `tenure stop --job` stops it.
     #[arg(long, value_name = "PERIOD", value_parser = duration, allow_hyphen_values = true, conflicts_with_all = ["kind", "also", "wait", "unfenced", "min_hold"], help_heading = "Lock")]
     pub(crate) once_per: Option<Duration>,
+
+    /// Run CMD although the job of --once-per has run in its window, died or lost its lock
+    ///
+    /// For a run by hand. It never runs beside another run: while one runs, the exit code is 75. The
+    /// run counts for the window; if it fails, the window stays closed if it was. It replaces a record
+    /// that lies far ahead because a clock was wrong, or that cannot be read.
+    #[arg(long, requires = "once_per", help_heading = "Lock")]
+    pub(crate) again: bool,
 
     /// Wait for the lock again and rerun CMD after the lock was lost
     ///

@@ -11,8 +11,7 @@ use tenure::{Frees, Guard, Locks, Lost, MultiGuard, Result, StopRequest, Term, T
 pub(crate) enum Held {
     /// NAME itself comes first: see `kind::all`.
     Locks(MultiGuard),
-    /// With what reopens the window of the job.
-    Turn(Turn, Frees),
+    Turn(Turn),
     Term(Term),
 }
 
@@ -21,7 +20,7 @@ impl Held {
     pub(crate) fn guards(&self) -> &[Guard] {
         match self {
             Self::Locks(guards) => guards,
-            Self::Turn(turn, _) => slice::from_ref(turn.guard()),
+            Self::Turn(turn) => slice::from_ref(turn.guard()),
             Self::Term(term) => slice::from_ref(term.guard()),
         }
     }
@@ -37,7 +36,7 @@ impl Held {
     pub(crate) fn lost(&self) -> Lost {
         match self {
             Self::Locks(guards) => guards.lost(),
-            Self::Turn(turn, _) => turn.lost(),
+            Self::Turn(turn) => turn.lost(),
             Self::Term(term) => term.lost(),
         }
     }
@@ -49,7 +48,7 @@ impl Held {
                 let requested = guards.iter().map(|guard| told(locks.stop_requested(guard)).boxed_local());
                 return select_all(requested).await.0;
             }
-            Self::Turn(turn, _) => turn.stop_requested().boxed_local(),
+            Self::Turn(turn) => turn.stop_requested().boxed_local(),
             Self::Term(term) => term.stop_requested().boxed_local(),
         };
         told(requested).await
@@ -58,8 +57,8 @@ impl Held {
     /// Ends the hold after the command exited with `status`. A failed job may run again within its window.
     pub(crate) async fn end(self, status: ExitStatus) -> Result<()> {
         match self {
-            Self::Turn(turn, _) if status.success() => turn.succeed().await,
-            Self::Turn(turn, _) => turn.fail(status).await,
+            Self::Turn(turn) if status.success() => turn.succeed().await,
+            Self::Turn(turn) => turn.fail(status).await,
             held => held.give_back("").await,
         }
     }
@@ -67,10 +66,10 @@ impl Held {
     /// What is reported if [`end`](Self::end) gets no answer.
     pub(crate) fn if_not_ended(&self) -> &'static str {
         match self {
-            Self::Turn(_, Frees::FailureOrLoss) => {
+            Self::Turn(turn) if turn.frees() == Frees::FailureOrLoss => {
                 "result not stored, and the run counts as lost: the job may run again in this window"
             }
-            Self::Turn(..) => {
+            Self::Turn(_) => {
                 "result not stored, and the run counts as lost: the job does not run again in this window"
             }
             Self::Locks(_) | Self::Term(_) => "lock not released; others wait until its lease ends",
@@ -81,7 +80,7 @@ impl Held {
     pub(crate) async fn give_back(self, why: &str) -> Result<()> {
         match self {
             Self::Locks(guards) => guards.release().await,
-            Self::Turn(turn, _) => turn.fail(why).await,
+            Self::Turn(turn) => turn.fail(why).await,
             Self::Term(term) => term.resign().await,
         }
     }

@@ -36,6 +36,7 @@ pub(crate) fn with_uses(locks: &Locks, name: &str, status: Option<&Status>, uses
             "window_end_ms": since_1970_ms(run.window.end),
             "outcome": outcome,
             "error": error,
+            "succeeded_ms": run.succeeded.map(since_1970_ms),
             "remaining_ms": run.remaining.map(|left| left.as_millis() as u64),
         })
     });

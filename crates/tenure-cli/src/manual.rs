@@ -8,8 +8,8 @@ waiters have `owner`, `foreign` (what another program stored there, as \"a strin
 `fence` (its token) and `weight` (permits, or the number of holds; of a read-write lock, 1 reads).
 `status` adds, of an election and a job of this name, `leader` (`owner`, `fence`, `payload`) and
 `last_run` (`owner`, `fence`, `begun_ms`, `window_end_ms`, `outcome`: running, done, failed or lost,
-`error`, `remaining_ms` of its lease).
-Unknown values are null.
+`error`, `remaining_ms` of its lease, and `succeeded_ms`, the end of its last success).
+Unknown values are null. These two are not locks: if only they are in use, the lock is free.
 
 Exit status:
     0  held
@@ -189,8 +189,9 @@ Fields of /locks.json, with times in milliseconds since 1970 and unknown values 
   locks elections            each with name, kind, permits (used, all), foreign, the numbers held and
                              waiting, up to 100 holders and waiters (who, detail, token, since_ms,
                              left_ms, lease_ms), holds (who, token, from_ms, to_ms, end) and waits
-                             (at_ms, waiting: the new number); free locks stay while they have holds
-  jobs                       each with name and last (who, begun_ms, outcome, why, next_ms)
+                             (at_ms, waiting: the new number); free locks stay while holds are known
+  jobs                       each with name and last (who, begun_ms, outcome: running, done, failed or
+                             lost, why, succeeded_ms: its last success, next_ms)
 With ?after=MS, an earlier looked_ms, holds and waits contain only what has changed since.
 
 Exit status:
@@ -238,7 +239,7 @@ Exit status:
    69  the store did not answer, or refused
    75  busy (-E chooses another code): with -n, or until the end of -w, the lock was held or the
        server in its restart-grace; or a run above this one holds the lock; or the job of --once-per
-       is running, or has run, died or lost its lock in this window
+       is running, or has run, died or lost its lock in this window (see --again, --retry-lost)
    79  the lease was lost, or --max-hold was reached; CMD was stopped or not started, or may have
        ended after the loss
   125  tenure itself failed
@@ -307,6 +308,7 @@ Examples:
   tenure run -s config -- cp app.conf /tmp/ ; tenure run -x config -- ./rewrite.sh
   tenure run --also accounts ledger -- ./book.sh
   tenure run --once-per 1d -E 0 digest -- ./send-digest.sh
+  tenure run --once-per 1d --again digest -- ./send-digest.sh   # by hand
   tenure run -n --splay 10s --min-hold 1m --max-hold 1h hourly -c 'make report && make mail'";
 
 pub(crate) const ELECT_MANUAL: &str = "\

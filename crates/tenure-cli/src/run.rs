@@ -78,7 +78,7 @@ async fn begin(
     signals: &mut Signals,
 ) -> Result<Result<Held, u8>, Failure> {
     let frees = if args.retry_lost { Frees::FailureOrLoss } else { Frees::Failure };
-    let once = locks.once_per(&args.request.name, period)?.frees(frees);
+    let once = locks.once_per(&args.request.name, period)?.frees(frees).again(args.again);
     let begun = async {
         Ok::<_, Failure>(match is_rerun {
             true => once.try_begin().await?,
@@ -86,13 +86,17 @@ async fn begin(
         })
     };
     match signals.or_end(begun).await {
-        Ok(Ok(Some(turn))) => Ok(Ok(Held::Turn(turn, frees))),
+        Ok(Ok(Some(turn))) => Ok(Ok(Held::Turn(turn))),
         Ok(Ok(None)) => {
-            let last = once.last().await?;
-            args.request.voice().say(last.map_or_else(
-                || format!("job {:?} has begun in this window", once.name()),
-                |last| told(once.name(), &last),
-            ));
+            let last = match once.last().await {
+                // By hand, only the lock counts.
+                Err(error) if args.again && error.is_refused() => None,
+                last => last?.filter(|last| !args.again || last.outcome == Outcome::Running),
+            };
+            let was = if args.again { "was running" } else { "has begun in this window" };
+            args.request.voice().say(
+                last.map_or_else(|| format!("job {:?} {was}", once.name()), |last| told(once.name(), &last)),
+            );
             Ok(Err(args.request.busy_code))
         }
         Ok(Err(failure)) => Err(failure),

@@ -89,17 +89,17 @@ impl Of {
     fn is_still_held(&self, Holders { shown, left, .. }: &Holders) -> String {
         match self {
             Self::Lock(_, name) => format!(
-                "lock {name:?} is still held by {shown}; `tenure release --force` ends the hold itself, and \
-                 its command then runs on until it notices"
+                "lock {name:?} is still held by {shown}; `kill -9` that process, which ends its command too, \
+                 or, if it is gone, `tenure release --force`"
             ),
             Self::Election(election) => {
-                format!("election {:?} is still led by {shown}; kill that process", election.name())
+                format!("election {:?} is still led by {shown}; `kill -9` that process", election.name())
             }
             Self::Job(job) => {
                 let ends = left.map_or(String::new(), |left| {
                     format!(", or, if it is dead, wait: its lock ends in {} by itself", Span(left))
                 });
-                format!("job {:?} is still run by {shown}; kill that process{ends}", job.name())
+                format!("job {:?} is still run by {shown}; `kill -9` that process{ends}", job.name())
             }
         }
     }

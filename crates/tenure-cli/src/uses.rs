@@ -46,7 +46,14 @@ impl fmt::Display for Uses {
                 Outcome::Failed(why) => format!("failed: {}", Line(why)),
                 _ => "died or lost its lock".to_owned(),
             };
-            writeln!(f, "job of this name: run by {who}, begun {ago} ago: {how}")?;
+            write!(f, "job of this name: run by {who}, begun {ago} ago: {how}")?;
+            match run.succeeded.filter(|_| run.outcome != Outcome::Done) {
+                Some(at) => {
+                    let ago = clock::unix().saturating_sub(at.duration_since(UNIX_EPOCH).unwrap_or_default());
+                    writeln!(f, "; last done {} ago", Span(ago))?;
+                }
+                None => writeln!(f)?,
+            }
         }
         Ok(())
     }

@@ -305,6 +305,8 @@ pub enum Bug {
     WindowRepeats,
     /// The record of a run is written only when it ends.
     RecordedAfterRun,
+    /// A run by hand that fails reopens a window that was closed.
+    AgainReopens,
     /// An observer receives only the newest change.
     TermSkipped,
     /// A leader reports that it leads until it resigns, even after its lease has expired.
@@ -335,7 +337,7 @@ impl Bug {
     /// All bugs that the general schedules cover. Excluded are those of compare-and-swap stores and of
     /// PostgreSQL, which have schedules of their own, and those of Redis connections, which
     /// `tests/sim/callers.rs`, `tests/sim/redis_bytes.rs` and the tests of the multiplexer find.
-    pub const ALL: [Self; 113] = [
+    pub const ALL: [Self; 114] = [
         Self::DeadlineFromReply,
         Self::ElapsedIgnored,
         Self::NoMargin,
@@ -444,6 +446,7 @@ impl Bug {
         Self::WindowFromClient,
         Self::WindowRepeats,
         Self::RecordedAfterRun,
+        Self::AgainReopens,
         Self::TermSkipped,
         Self::LeaderToldLate,
         Self::ForcedUnheard,

@@ -414,14 +414,20 @@ class Locks:
         return decorate
 
     def once_per(
-        self, name: str, period: Period, *, open_for: Optional[Seconds] = None, reopens_on: str = "failure"
+        self,
+        name: str,
+        period: Period,
+        *,
+        open_for: Optional[Seconds] = None,
+        reopens_on: str = "failure",
+        again: bool = False,
     ) -> OncePer:
         """A job that runs at most once in each window of a period, on whichever host asks first: see `OncePer`.
 
         `period` is a time (windows are counted from 1970 UTC), `tenure.daily(at)`, or a function from a
         `datetime` to the window that contains it, as two of them. `open_for` limits how long after the start of
         a window the job may begin. `reopens_on` says what lets it run again: `nothing`, `failure`, or
-        `failure_or_loss`.
+        `failure_or_loss`. With `again` it runs although it has run in this window, or died: for a run by hand.
 
         >>> import tenure
         >>> digest = tenure.connect("memory:").once_per("digest", 86_400)
@@ -431,7 +437,7 @@ class Locks:
         """
         from ._uses import OncePer
 
-        return OncePer(self._opened, name, period, optional_seconds(open_for), reopens_on)
+        return OncePer(self._opened, name, period, optional_seconds(open_for), reopens_on, again)
 
     def election(self, name: str, payload: str = "") -> Election:
         """An election of one leader among many candidates: see `Election`. `payload` tells others how to reach

@@ -154,11 +154,13 @@ class OncePer:
     """A job that runs at most once in each window of a period: see `Locks.once_per`. The store's clock decides,
     and the store records that the job ran."""
 
-    def __init__(self, locks: Open, name: str, period: Period, open_for: Optional[float], reopens_on: str) -> None:
+    def __init__(
+        self, locks: Open, name: str, period: Period, open_for: Optional[float], reopens_on: str, again: bool
+    ) -> None:
         self.name = name
         """The name, without the prefix."""
         self._locks = locks
-        self._arguments = (_native_period(period), open_for, reopens_on)
+        self._arguments = (_native_period(period), open_for, reopens_on, again)
         self._handle: Optional[_native.OncePer] = None
         self._generation = -1
         self._opened()

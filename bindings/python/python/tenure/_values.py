@@ -107,6 +107,8 @@ class LastRun:
     """`running`, `done`, `failed` or `lost`."""
     why: Optional[str]
     """The reason of a failure."""
+    succeeded: Optional[datetime]
+    """When the job last succeeded: the end of this run or of an earlier one."""
 
     @classmethod
     def of(cls, values: Optional[Mapping[str, Any]]) -> Optional[LastRun]:
@@ -114,7 +116,9 @@ class LastRun:
             return None
         start, end = (datetime.fromtimestamp(time, timezone.utc) for time in values["window"])
         begun = datetime.fromtimestamp(values["begun"], timezone.utc)
-        all: dict[str, Any] = {**values, "window": (start, end), "begun": begun}
+        at = values["succeeded"]
+        succeeded = None if at is None else datetime.fromtimestamp(at, timezone.utc)
+        all: dict[str, Any] = {**values, "window": (start, end), "begun": begun, "succeeded": succeeded}
         return cls(**all)
 
 

@@ -204,6 +204,7 @@ fn job((name, last): &(String, Option<LastRun>)) -> Value {
                 "begun_ms": since_1970(run.begun),
                 "outcome": outcome,
                 "why": why,
+                "succeeded_ms": run.succeeded.map(since_1970),
                 "next_ms": since_1970(run.window.end),
             })
         }),

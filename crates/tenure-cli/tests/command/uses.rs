@@ -35,6 +35,21 @@ fn a_job_runs_once_in_a_period_and_the_next_is_told_which_run_it_was() {
         last("failing", " ago: failed: exit status: 3\n");
         run("failing", &[], "test \"$TENURE_FENCE\" -gt 0").exits_with(0);
         run("failing", &[], "exit 3").exits_with(75);
+        last("failing", " ago: done\n");
+        // A run by hand does not reopen the window.
+        run("failing", &["--again"], "echo ran >> digest; exit 3").exits_with(3).says_nothing();
+        assert_eq!(env.read("digest"), "ran\n", "{url}");
+        fs::remove_file(env.path("digest")).expect("a file");
+        let said = env.run(env.tenure(["status", "--store", &url, "failing"])).exits_with(1).stdout;
+        assert!(
+            said.contains(" ago: failed: exit status: 3; last done ") && said.ends_with(" ago\n"),
+            "{said}"
+        );
+        let said = env.run(env.tenure(["status", "--json", "--store", &url, "failing"])).exits_with(1).stdout;
+        let last_run = &serde_json::from_str::<serde_json::Value>(&said).expect("JSON")["last_run"];
+        let time = |field: &str| last_run[field].as_u64().expect("a time");
+        assert!(time("succeeded_ms") <= time("begun_ms"));
+        run("failing", &["--retry-lost"], "true").exits_with(75).says("has run in this window");
         // A job is not a lock of this name.
         env.tenure_run(["--store", &url, "-n", "digest", "true"]).exits_with(0);
     }
@@ -73,6 +88,9 @@ fn a_job_that_runs_is_said_to_and_its_window_stays_closed_when_its_runner_dies()
     let running = env.start_script(&once, "digest", "READY; while :; do sleep 0.02; done");
     env.pid("up");
     env.tenure_run(["--once-per", LONG, "digest", "true"]).exits_with(75).says("is running");
+    let by_hand = |script: &str| env.tenure_run(["--once-per", LONG, "--again", "digest", "-c", script]);
+    by_hand("touch beside").exits_with(75).says("is running");
+    assert!(!env.path("beside").exists());
     running.signal(Signal::KILL);
     running.wait();
     let asked = || env.tenure_run(["--once-per", LONG, "digest", "true"]).exits_with(75);
@@ -84,6 +102,42 @@ fn a_job_that_runs_is_said_to_and_its_window_stays_closed_when_its_runner_dies()
     env.tenure_run(again).exits_with(0).says_nothing();
     assert!(env.path("again").exists());
     env.tenure_run(again).exits_with(75).says("has run in this window");
+}
+
+#[test]
+fn a_run_by_hand_follows_a_run_that_died() {
+    let env = TestEnv::new();
+    let server = Server::start();
+    let url = server.url();
+    let run = |more: &[&str], script: &str| {
+        let options = ["--store", &url, "--once-per", LONG];
+        env.tenure_run([&options[..], more, &["digest", "-c", script]].concat())
+    };
+    let running = env.start_script(&["--store", &url, "--once-per", LONG], "digest", "READY; exec sleep 60");
+    env.pid("up");
+    running.signal(Signal::KILL);
+    running.wait();
+    let died = || run(&[], "true").exits_with(75).stderr.contains("by a run that died");
+    eventually("its lock is free", SOON, died);
+    // A failure leaves the window as it was.
+    run(&["--again"], "exit 3").exits_with(3).says_nothing();
+    run(&["--retry-lost"], "true").exits_with(75).says("has run in this window");
+    run(&["--again"], "touch done").exits_with(0).says_nothing();
+    assert!(env.path("done").exists());
+    // Another version's record, and one of a wrong clock.
+    let key = "tenure:rec:once:{digest}";
+    let done = server.command(&["GET", key]).text().to_owned();
+    let [at, format, state, _, _, rest @ ..] = &done.split(' ').collect::<Vec<_>>()[..] else {
+        panic!("{done}")
+    };
+    let ahead = format!("{at} {format} {state} {} {} {}", u64::MAX - 1, u64::MAX, rest.join(" "));
+    for (record, says) in [("1 2 later", "cannot read its record"), (&ahead, "which is far ahead")] {
+        server.command(&["SET", key, record]);
+        let said = run(&[], "true").exits_with(69).says(says);
+        assert!(said.stderr.contains("`tenure run --again`"), "{said:?}");
+        run(&["--again"], "true").exits_with(0).says_nothing();
+        run(&[], "true").exits_with(75).says("has run in this window");
+    }
 }
 
 #[test]
@@ -99,6 +153,8 @@ fn what_cannot_be_once_per_period_is_refused() {
         let options = [&["--once-per", "1h"], options].concat();
         env.tenure_run(options.into_iter().chain(["x", "--", "true"])).exits_with(64).says_among_others(says);
     }
+    let said = env.tenure_run(["--again", "x", "--", "true"]).exits_with(64);
+    said.says_among_others("--once-per <PERIOD>");
     env.tenure_run(["--once-per", "0s", "x", "--", "true"]).exits_with(64).says_among_others("period");
 }
 

@@ -23,7 +23,7 @@ use crate::owner::{Owner, check_text};
 use crate::planted::{Bug, planted};
 use crate::protocol::LockSpec;
 use crate::protocol::lease;
-use crate::protocol::record::{RecordAnswer, Then};
+use crate::protocol::record::{Record, RecordAnswer, Then};
 
 /// A job that runs at most once in each window of a [`Period`], on whichever host asks first.
 ///
@@ -68,6 +68,7 @@ pub struct OncePer {
     record: RecordHandle,
     period: Period,
     frees: Frees,
+    again: bool,
 }
 
 /// What reopens a window in which the job has begun.
@@ -101,6 +102,9 @@ pub struct LastRun {
     /// While it runs: the time left of its lease, at the end of which a dead runner is known to be
     /// [lost](Outcome::Lost). `None` otherwise.
     pub remaining: Option<Duration>,
+    /// When the job last succeeded, by the store's clock: the end of this run or of an earlier one. `None` if
+    /// no success is recorded.
+    pub succeeded: Option<SystemTime>,
 }
 
 /// The outcome of a run.
@@ -126,6 +130,11 @@ const EARLY: Duration = Duration::from_secs(5);
 const TOLD: Duration = Duration::from_secs(86_400);
 const WHY_BYTES: usize = 1_000;
 const FORMAT: &str = "1";
+const REMEDY: &str = "run it with `again` (`tenure run --again`)";
+/// The reason in the record of a run whose window stays closed even if it is lost.
+const STAYS_CLOSED: &str = "stays closed";
+/// Begins the last line of a record, with the time of the last success.
+const SUCCEEDED: &str = "\nsucceeded ";
 
 impl OncePer {
     pub(crate) fn new(
@@ -135,7 +144,7 @@ impl OncePer {
         period: Period,
     ) -> Result<Self> {
         let record = RecordHandle::new(shared, options, "once", name, LockSpec::Mutex)?;
-        Ok(Self { record, period, frees: Frees::default() })
+        Ok(Self { record, period, frees: Frees::default(), again: false })
     }
 
     /// The name, without the prefix.
@@ -162,6 +171,27 @@ impl OncePer {
         Self { frees, ..self }
     }
 
+    /// Whether to run the job although it has run in this window, died or lost its lock, or the window
+    /// [admits no run any more](Period::open_for): for a run by hand. Default: no.
+    ///
+    /// The run takes the lock of the job, so it never overlaps another run, and is recorded in the window
+    /// that it finds closed. If it fails or is lost, that window stays closed. It replaces a record that
+    /// cannot be read, and one whose window is far ahead because a clock was wrong; other clients may then
+    /// repeat the windows up to that one.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let minute = std::time::Duration::from_secs(60);
+    /// let report = tenure::Locks::memory().once_per("report", minute)?;
+    /// report.run(async |_| Ok::<_, String>(())).await?;
+    /// let by_hand = report.again(true);
+    /// assert!(by_hand.run(async |_| Ok::<_, String>(())).await?.is_some());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    pub fn again(self, again: bool) -> Self {
+        Self { again, ..self }
+    }
+
     /// Runs the job unless it has run in this window. Returns `None` if it has run or is running. The inner
     /// result is that of the job, and decides whether it failed.
     ///
@@ -174,7 +204,7 @@ impl OncePer {
     /// # Errors
     /// `is_lost` if the lock was lost while the job ran; `is_invalid` if the period is invalid;
     /// `is_unsupported` if the server forbids scripts; `is_refused` if the last run was in a window far
-    /// ahead, as after a step of the clock (see [`reset`](Self::reset)); `is_unreachable`, also if the
+    /// ahead, as after a step of the clock (see [`again`](Self::again)); `is_unreachable`, also if the
     /// server's `restart-grace` lasts longer than [`op_timeout`](crate::Options::op_timeout), and
     /// `is_unknown`.
     ///
@@ -231,7 +261,7 @@ impl OncePer {
         for _ in 0..ATTEMPTS {
             let seen = self.seen(None).await?;
             match self.judge(&seen)? {
-                Judged::Open(_) | Judged::LooksOpen => {}
+                Judged::Open(_) | Judged::LooksOpen | Judged::ByHand(_) => {}
                 Judged::Closed => return Ok(None),
                 Judged::Soon(pause) => {
                     engine.runtime.sleep_until(engine.now() + pause).await;
@@ -251,14 +281,16 @@ impl OncePer {
             };
             let Some(guard) = guard? else { return Ok(None) };
             let seen = seen?;
-            let now_us = seen.now_us;
-            let window = match self.judge(&seen)? {
-                Judged::Open(window) => window,
+            let (window, by_hand) = match self.judge(&seen)? {
+                Judged::Open(window) => (window, false),
                 // This caller has the lock, so the previous runner has lost it.
-                Judged::LooksOpen => self.window(now_us)?,
+                Judged::LooksOpen => (self.window(seen.now_us)?, false),
+                Judged::ByHand(window) => (window, true),
                 Judged::Closed | Judged::Soon(_) => continue,
             };
-            if let Some(turn) = self.begin(guard, window).await? {
+            let last = seen.record.as_ref().and_then(RunRecord::of);
+            let succeeded = last.map_or(0, |run| run.succeeded);
+            if let Some(turn) = self.begin(guard, window, by_hand, succeeded).await? {
                 return Ok(Some(turn));
             }
         }
@@ -266,8 +298,20 @@ impl OncePer {
     }
 
     /// Records the beginning of the run, and makes sure that its window is not over by then.
-    async fn begin(&self, guard: Guard, window: Window) -> Result<Option<Turn>> {
+    async fn begin(
+        &self,
+        guard: Guard,
+        window: Window,
+        by_hand: bool,
+        succeeded: u64,
+    ) -> Result<Option<Turn>> {
         let engine = self.record.engine();
+        // The window was closed before this run.
+        let stays_closed = by_hand && !planted(Bug::AgainReopens);
+        let (frees, freed, why) = match stays_closed {
+            true => (Frees::Nothing, RunState::Failed, STAYS_CLOSED),
+            false => (self.frees, RunState::Freed, ""),
+        };
         let mut run = RunRecord {
             state: RunState::Begun,
             from: window.from,
@@ -275,11 +319,13 @@ impl OncePer {
             fence: guard.fence(),
             begun: 0,
             owner: guard.owner().clone(),
-            why: String::new(),
+            succeeded,
+            why: why.to_owned(),
         };
         let keep = keep(&window);
         let mut begin = put(guard.owner(), keep, run.encode());
-        begin.window = (!planted(Bug::WindowFromClient)).then_some(window.from..window.open_to);
+        let is_checked = !by_hand && !planted(Bug::WindowFromClient);
+        begin.window = is_checked.then_some(window.from..window.open_to);
         let sent = engine.now();
         let stored = match planted(Bug::RecordedAfterRun) {
             true => RecordAnswer::Stored { at_us: engine.runtime.unix_micros() },
@@ -289,14 +335,14 @@ impl OncePer {
         run.begun = at_us;
         let at_us = if planted(Bug::WindowFromClient) { window.from } else { at_us };
         let left = Duration::from_micros(window.to.saturating_sub(at_us));
-        let turn = Turn { guard, record: self.record.clone(), run, keep, frees: self.frees };
+        let turn = Turn { guard, record: self.record.clone(), run, keep, frees };
         let is_in_time = engine.now() < sent + left.saturating_sub(lease::margin(left));
         if is_in_time && turn.guard.is_held() {
             self.record.count(UseResult::Begun);
             return Ok(Some(turn));
         }
         // This process was paused in between; the job has not begun.
-        turn.end(RunState::Freed, "the run was stopped before it began").await?;
+        turn.end(freed, "the run was stopped before it began").await?;
         Ok(None)
     }
 
@@ -324,7 +370,7 @@ impl OncePer {
     /// ```
     pub async fn last(&self) -> Result<Option<LastRun>> {
         let Some(record) = self.record.read().await?.record else { return Ok(None) };
-        let run = self.decode(record.at_us, &record.value)?;
+        let run = self.decode(&record)?;
         let (outcome, remaining) = match run.state {
             RunState::Done => (Outcome::Done, None),
             RunState::Failed | RunState::Freed => (Outcome::Failed(run.why), None),
@@ -339,7 +385,8 @@ impl OncePer {
         };
         let window = moment(run.from)..moment(run.to);
         let (begun, owner, fence) = (moment(run.begun), run.owner, run.fence);
-        Ok(Some(LastRun { window, begun, owner, fence, outcome, remaining }))
+        let succeeded = (run.succeeded > 0).then(|| moment(run.succeeded));
+        Ok(Some(LastRun { window, begun, owner, fence, outcome, remaining, succeeded }))
     }
 
     /// Asks the current run to stop, and returns it, or `None` if the job is not running. This does not end
@@ -406,28 +453,49 @@ impl OncePer {
     }
 
     /// Whether the job may begin, according to the record.
-    fn judge(&self, SeenRecord { record, now_us }: &SeenRecord) -> Result<Judged> {
+    fn judge(&self, seen: &SeenRecord) -> Result<Judged> {
+        match self.judge_record(seen) {
+            Ok(Judged::Closed | Judged::Soon(_)) | Err(_) if self.again => {
+                Ok(Judged::ByHand(self.window_by_hand(seen)?))
+            }
+            judged => judged,
+        }
+    }
+
+    /// The window that was found closed, which may be longer than the present one, or later by the clock of
+    /// another host.
+    fn window_by_hand(&self, SeenRecord { record, now_us }: &SeenRecord) -> Result<Window> {
+        let window = self.window(*now_us)?;
+        let last = record.as_ref().and_then(RunRecord::of);
+        Ok(match last.filter(|run| run.to > *now_us && !is_far_ahead(run, &window, *now_us)) {
+            Some(RunRecord { from, to, .. }) => Window { from, to, open_to: to },
+            None => window,
+        })
+    }
+
+    fn judge_record(&self, SeenRecord { record, now_us }: &SeenRecord) -> Result<Judged> {
         let (now, mut window) = (*now_us, self.window(*now_us)?);
         if let Some(record) = record {
-            let run = self.decode(record.at_us, &record.value)?;
+            let run = self.decode(record)?;
             if run.from == window.from && planted(Bug::WindowRepeats) {
                 return Ok(Judged::Open(window));
             }
-            let length = window.to - window.from;
-            if run.from > now.saturating_add(2 * length) {
+            if is_far_ahead(&run, &window, now) {
                 let clock = match self.record.engine().store.capabilities().client_decides {
                     true => "the clock of its host",
                     false => "the store's clock",
                 };
                 let when = format!("its last window begins at {:?}", moment(run.from));
-                let what = format!("{when}, which is far ahead: call `reset` if {clock} was wrong");
+                let what = format!("{when}, which is far ahead: if {clock} was wrong, {REMEDY}");
                 return Err(Error::refused(self.name(), self.record.engine().store.url(), &what));
             }
             if run.to > now && run.state != RunState::Freed {
                 let left = Duration::from_micros(run.to - now);
-                let early = EARLY.min(Duration::from_micros(length / 10));
+                let early = EARLY.min(Duration::from_micros((window.to - window.from) / 10));
                 return Ok(match run.state {
-                    RunState::Begun if self.frees == Frees::FailureOrLoss => Judged::LooksOpen,
+                    RunState::Begun if self.frees == Frees::FailureOrLoss && run.why != STAYS_CLOSED => {
+                        Judged::LooksOpen
+                    }
                     _ if left <= early => Judged::Soon(left),
                     _ => Judged::Closed,
                 });
@@ -444,10 +512,10 @@ impl OncePer {
         Ok(if now < window.open_to { Judged::Open(window) } else { Judged::Closed })
     }
 
-    fn decode(&self, at_us: u64, value: &[u8]) -> Result<RunRecord> {
-        RunRecord::decode(at_us, value).ok_or_else(|| {
-            let what = "cannot read its record, perhaps because another version wrote it: call `reset`";
-            Error::refused(self.name(), self.record.engine().store.url(), what)
+    fn decode(&self, record: &Record) -> Result<RunRecord> {
+        RunRecord::of(record).ok_or_else(|| {
+            let what = format!("cannot read its record, perhaps because another version wrote it: {REMEDY}");
+            Error::refused(self.name(), self.record.engine().store.url(), &what)
         })
     }
 }
@@ -456,9 +524,16 @@ enum Judged {
     Open(Window),
     /// The job has begun in this window, and its runner may be dead.
     LooksOpen,
+    /// Open to a run by hand only, which is recorded in this window.
+    ByHand(Window),
     Closed,
     /// Time until the next window.
     Soon(Duration),
+}
+
+/// Whether the last run was in a window that only a wrong clock can have reached.
+fn is_far_ahead(run: &RunRecord, window: &Window, now_us: u64) -> bool {
+    run.from > now_us.saturating_add(2 * (window.to - window.from))
 }
 
 /// How long a run in this window is kept.
@@ -483,7 +558,7 @@ const STATES: [(RunState, &str); 4] = [
     (RunState::Freed, "freed"),
 ];
 
-/// The record of a run: one line, followed by the reason if it failed.
+/// The record of a run: one line, followed by the reason if it failed, and the time of the last success.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct RunRecord {
     state: RunState,
@@ -493,25 +568,39 @@ struct RunRecord {
     /// 0 in the record that marks the beginning, whose own time counts instead.
     begun: u64,
     owner: Owner,
+    /// When the job last succeeded, or 0.
+    succeeded: u64,
     why: String,
 }
 
 impl RunRecord {
     fn encode(&self) -> Vec<u8> {
-        let Self { state, from, to, fence, begun, owner, why } = self;
+        let Self { state, from, to, fence, begun, owner, succeeded, why } = self;
         let state = STATES.iter().find(|(known, _)| known == state).expect("every state has a name").1;
-        format!("{FORMAT} {state} {from} {to} {fence} {begun} {owner}\n{why}").into_bytes()
+        let mut text = format!("{FORMAT} {state} {from} {to} {fence} {begun} {owner}\n{why}");
+        if *succeeded > 0 || why.contains(SUCCEEDED) {
+            text.push_str(&format!("{SUCCEEDED}{succeeded}"));
+        }
+        text.into_bytes()
     }
 
-    fn decode(at_us: u64, text: &[u8]) -> Option<Self> {
-        let (line, why) = std::str::from_utf8(text).ok()?.split_once('\n')?;
+    /// `None` if the record cannot be read.
+    fn of(record: &Record) -> Option<Self> {
+        let (line, why) = std::str::from_utf8(&record.value).ok()?.split_once('\n')?;
         let words: Vec<_> = line.split(' ').collect();
         let [FORMAT, state, from, to, fence, begun, owner] = words[..] else { return None };
         let state = STATES.iter().find(|(_, name)| *name == state)?.0;
         let (from, to, fence, begun) =
             (from.parse().ok()?, to.parse().ok()?, fence.parse().ok()?, begun.parse().ok()?);
-        let begun = if begun == 0 { at_us } else { begun };
-        Some(Self { state, from, to, fence, begun, owner: owner.parse().ok()?, why: why.to_owned() })
+        let begun = if begun == 0 { record.at_us } else { begun };
+        let earlier = why.rsplit_once(SUCCEEDED).and_then(|(why, at)| Some((why, at.parse().ok()?)));
+        let (why, succeeded) = match (state, earlier) {
+            (RunState::Done, _) => ("", record.at_us),
+            (_, Some(earlier)) => earlier,
+            (_, None) => (why, 0),
+        };
+        let (owner, why) = (owner.parse().ok()?, why.to_owned());
+        Some(Self { state, from, to, fence, begun, owner, succeeded, why })
     }
 }
 
@@ -563,6 +652,12 @@ impl Turn {
     /// ```
     pub fn window(&self) -> Range<SystemTime> {
         moment(self.run.from)..moment(self.run.to)
+    }
+
+    /// What reopens the window of this run: as [set](OncePer::frees), or nothing if it runs
+    /// [again](OncePer::again) in a window that was closed.
+    pub fn frees(&self) -> Frees {
+        self.frees
     }
 
     /// The owner: new for each run.
@@ -747,21 +842,26 @@ mod tests {
 
     #[test]
     fn a_run_reads_back_and_noise_does_not() {
-        let owner = Owner::new("x").expect("an owner");
+        let read = |at_us, text: Vec<u8>| RunRecord::of(&Record { at_us, value: text.into() });
         let run = RunRecord {
             state: RunState::Freed,
             from: 5,
             to: 9,
             fence: 7,
             begun: 6,
-            owner,
+            owner: Owner::new("x").expect("an owner"),
+            succeeded: 0,
             why: "two\nlines".to_owned(),
         };
-        assert_eq!(RunRecord::decode(1, &run.encode()), Some(run.clone()));
+        assert_eq!(read(1, run.encode()), Some(run.clone()));
+        let later = RunRecord { succeeded: 3, ..run.clone() };
+        assert_eq!(read(1, later.encode()), Some(later.clone()));
         let begun = RunRecord { begun: 0, ..run };
-        assert_eq!(RunRecord::decode(11, &begun.encode()).expect("a run").begun, 11);
+        assert_eq!(read(11, begun.encode()).expect("a run").begun, 11);
+        let done = RunRecord { state: RunState::Done, ..later };
+        assert_eq!(read(11, done.encode()).expect("a run").succeeded, 11);
         for text in ["", "1 begun\n", "1 x 5 9 7 6 o\n", "2 done 5 9 7 6 a@h:1/0\n"] {
-            assert_eq!(RunRecord::decode(1, text.as_bytes()), None, "{text:?}");
+            assert_eq!(read(1, text.into()), None, "{text:?}");
         }
     }
 }

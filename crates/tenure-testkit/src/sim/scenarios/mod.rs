@@ -37,7 +37,7 @@ use crate::sim::regime::Faults;
 pub type Outcome = Result<(), String>;
 
 /// Each scenario, and the bug that makes it fail.
-pub const ALL: [(Bug, fn() -> Outcome); 23] = [
+pub const ALL: [(Bug, fn() -> Outcome); 24] = [
     (Bug::GrantUnverified, a_grant_that_is_handed_out_after_a_restart_is_verified),
     (Bug::RetriesByTtl, a_hold_that_was_handed_on_survives_a_refusing_server),
     (Bug::DetachedTakenForLost, a_renewal_beside_a_detach_costs_nothing),
@@ -59,6 +59,7 @@ pub const ALL: [(Bug, fn() -> Outcome); 23] = [
     (Bug::WindowFromClient, uses::hosts_whose_clocks_differ_run_a_job_once_in_a_window),
     (Bug::WindowRepeats, uses::hosts_whose_clocks_are_hours_apart_run_a_job_once_in_a_window),
     (Bug::RecordedAfterRun, uses::hosts_whose_clocks_are_hours_apart_run_a_job_once_in_a_window),
+    (Bug::AgainReopens, uses::hosts_whose_clocks_are_hours_apart_run_a_job_once_in_a_window),
     (Bug::TermSkipped, uses::an_observer_is_told_of_every_term),
     (Bug::LeaderToldLate, uses::a_stopped_leader_does_not_say_that_it_leads),
 ];

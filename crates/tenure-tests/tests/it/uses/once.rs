@@ -154,6 +154,50 @@ fn a_reset_takes_the_lock_from_the_job_that_runs() {
 }
 
 #[test]
+fn a_run_by_hand_leaves_the_window_closed() {
+    everywhere(|store| {
+        async move {
+            let name = &store.name;
+            let (one, other) = (store.client(), store.client());
+            let plain = one.once_per("by hand", HOUR).expect("a name");
+            let retries = plain.clone().frees(Frees::FailureOrLoss);
+            let by_hand = other.once_per("by hand", HOUR).expect("a name").again(true);
+            let works = async |_: &tenure::Turn| Ok::<_, &str>(());
+            let outcome = async || plain.last().await.expect("an answer").expect("it ran").outcome;
+            assert_eq!(plain.run(works).await.expect("an answer"), Some(Ok(())));
+            let done = plain.last().await.expect("an answer").expect("it ran");
+            let turn = by_hand.try_begin().await.expect("an answer").expect("it runs again");
+            assert_eq!(turn.frees(), Frees::Nothing, "{name}");
+            assert!(by_hand.try_begin().await.expect("an answer").is_none(), "{name}: it runs");
+            turn.fail("no disk").await.expect("it has the lock");
+            assert_eq!(plain.run(works).await.expect("an answer"), None, "{name}");
+            let last = plain.last().await.expect("an answer").expect("it ran");
+            assert_eq!(last.outcome, Outcome::Failed("no disk".to_owned()));
+            assert_eq!((last.window, last.succeeded), (done.window.clone(), done.succeeded), "{name}");
+            // A run that is lost does not reopen it either.
+            drop(by_hand.try_begin().await.expect("an answer").expect("it runs again"));
+            other.flush().await.expect("the release is answered");
+            assert_eq!(outcome().await, Outcome::Lost);
+            assert_eq!(retries.run(works).await.expect("an answer"), None, "{name}");
+            // A shorter period does not reopen the rest of the longer window.
+            let short = other.once_per("by hand", Duration::from_secs(1)).expect("a name").again(true);
+            assert_eq!(short.run(works).await.expect("an answer"), Some(Ok(())), "{name}");
+            let last = plain.last().await.expect("an answer").expect("it ran");
+            assert_eq!((last.window, last.outcome), (done.window, Outcome::Done));
+            assert!(last.succeeded > done.succeeded, "{name}");
+
+            // An open window stays open if it fails.
+            let by_hand = other.once_per("open", HOUR).expect("a name").again(true);
+            let ran = by_hand.run(async |_| Err::<(), _>("no disk")).await.expect("an answer");
+            assert_eq!(ran, Some(Err("no disk")), "{name}");
+            let plain = one.once_per("open", HOUR).expect("a name");
+            assert_eq!(plain.run(works).await.expect("an answer"), Some(Ok(())), "{name}");
+        }
+        .boxed()
+    });
+}
+
+#[test]
 fn a_job_begins_only_where_its_window_is_open() {
     everywhere(|store| {
         async move {
@@ -191,9 +235,23 @@ fn a_server_whose_clock_steps_back_runs_nothing_twice_and_says_what_to_do() {
         assert_eq!(run().await.expect("an answer"), None);
         server.clock().freeze_us(now_us - 3_600_000_000);
         let error = run().await.expect_err("far ahead");
-        assert!(error.is_refused() && error.to_string().contains("reset"), "{error}");
+        assert!(error.is_refused() && error.to_string().contains("--again"), "{error}");
         server.clock().freeze_us(now_us + 60_000_000);
         assert_eq!(run().await.expect("an answer"), Some(Ok(())));
+        // A run by hand replaces a record that lies far ahead, or cannot be read.
+        let key = "tenure:rec:once:{clock}";
+        server.clock().freeze_us(now_us - 3_600_000_000);
+        for unreadable in [false, true] {
+            if unreadable {
+                server.command(&["SET", key, "1 another version"]);
+            }
+            assert!(run().await.expect_err("no record to go by").is_refused());
+            let locks = Locks::open(&server.url()).expect("a URL");
+            let job = locks.once_per("clock", Duration::from_secs(60)).expect("a name");
+            let ran = job.again(true).run(async |_| Ok::<_, fmt::Error>(())).await;
+            assert_eq!(ran.expect("an answer"), Some(Ok(())));
+            assert_eq!(run().await.expect("an answer"), None);
+        }
     });
 }
 
