@@ -127,6 +127,8 @@ pub enum Bug {
     CasTakenOutBeside,
     /// An answer extends an expired hold, which another request of this client may be removing.
     CasLapsedConfirmed,
+    /// The acquisition of a hold that has expired, and not been removed yet, is confirmed by no write.
+    CasLapsedUnwritten,
     /// An expired place with an unknown number is removed without reading the parts of its queue.
     CasLostPlaceUnread,
     /// The request for an expired hold takes over a detached hold of the same owner.

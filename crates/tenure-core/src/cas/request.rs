@@ -175,6 +175,8 @@ impl CasClient {
         let (mut seen, mut is_fresh) = (known.stored.clone(), false);
         // The version of the guard's marker before the read: see `ClientHold::verified`.
         let mut proven = None;
+        // An answer that nobody wrote did not stand. What confirms it is a write, even of the same text.
+        let mut must_write = false;
         for attempt in 0..ATTEMPTS {
             // Acquires back off so that releases get through.
             if attempt > if comes { 0 } else { 10 } {
@@ -206,7 +208,7 @@ impl CasClient {
             let is_kept = written.parts.is_empty()
                 && written.text.as_deref() == seen.as_ref().map(|stored| stored.text.as_str());
             let is_same = is_kept && record == ValueChange::Keep;
-            if is_same || matches!(first.verb, Verb::Inspect) {
+            if is_same && !must_write || matches!(first.verb, Verb::Inspect) {
                 if !is_fresh {
                     continue;
                 }
@@ -214,7 +216,7 @@ impl CasClient {
                     self.settle(of.op, answer, bind, (proven, begun)) && stand
                 });
                 if !stand {
-                    is_fresh = false;
+                    (is_fresh, must_write) = (false, !planted(Bug::CasLapsedUnwritten));
                     continue;
                 }
                 notes.unwritten();
@@ -255,7 +257,11 @@ impl CasClient {
                 name: name.clone(),
                 seen: seen.as_ref().map(|stored| stored.stamp),
                 guard: (guard.handle, guard.marker),
-                lock: if is_kept { ValueChange::Keep } else { ValueChange::to(written.text.clone()) },
+                lock: if is_kept && !must_write {
+                    ValueChange::Keep
+                } else {
+                    ValueChange::to(written.text.clone())
+                },
                 record,
                 reads_record,
                 parts: written.parts.clone(),

@@ -401,6 +401,12 @@ pub const CAS: &[Regression] = &[
     ),
     found("a refusal counted as wrong just after the holder had died", Regime::Killing, 925_153, None),
     found(
+        "an acquisition of a hold that had just expired was read again and again, and written by nobody",
+        Regime::Quiet,
+        1_501_578,
+        Some(Bug::CasLapsedUnwritten),
+    ),
+    found(
         "a client that had stood still granted a lock to its own waiter, whose place had expired",
         Regime::Drifting,
         1_378,

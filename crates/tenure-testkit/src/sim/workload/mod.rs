@@ -427,12 +427,18 @@ impl Task {
 
     /// An acquisition failed: only with permitted errors, and never without faults.
     fn refuse(&self, error: &Error) {
-        if self.is_too_much(error) {
+        if self.is_too_much(error) || self.is_too_short(error) {
             return;
         }
         if !error.is_unreachable() || self.workload.plan.regime.is_calm() {
             self.accuse(format!("an acquisition ended with {error:?}"));
         }
+    }
+
+    /// Whether the lease was over before the round trips of its request were.
+    fn is_too_short(&self, error: &Error) -> bool {
+        let can_be = self.workload.plan.trip() > Duration::from_nanos(SHORTEST);
+        can_be && format!("{error:?}").contains("longer than the requested lease")
     }
 
     /// Whether the permits were lowered below the request.
