@@ -3,6 +3,7 @@
 //! ```text
 //! PREFIX/lock/NAME     the lock; absent while it is free
 //! PREFIX/line/NAME/ID  a part of the lock's wait queue
+//! PREFIX/record/NAME   the record beside the lock
 //! PREFIX/lease/ID      the marker of a lease, removed by etcd together with it
 //! ```
 //!

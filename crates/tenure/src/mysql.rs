@@ -1,7 +1,7 @@
 //! Locks on MySQL and MariaDB: the SQL that goes with them.
 //!
 //! [`Guard::check_in`](crate::Guard::check_in) makes a transaction of `sqlx` commit only while a lock is held.
-//! [`check_sql`] is its statement, for other drivers. [`tables_sql`] makes the table, where the locks' own user
+//! [`check_sql`] is its statement, for other drivers. [`tables_sql`] creates the table if the locks' own user
 //! may not.
 
 use tenure_core::rows::LockKey;
@@ -31,8 +31,8 @@ pub fn check_sql(database: &str, name: &LockName, owner: &Owner, fence: u64) -> 
     check(database, &LockKey::of(name), owner.as_str(), fence)
 }
 
-/// The statements that make the table of the locks, where it is missing, to run in the database of the store's
-/// URL as a user who may make tables. The locks' user then needs `SELECT`, `INSERT`, `UPDATE` and `DELETE` on it.
+/// The statements that create the table of the locks if it does not exist, to run in the database of the store's
+/// URL as a user who may create tables. The locks' user then needs `SELECT`, `INSERT`, `UPDATE` and `DELETE` on it.
 ///
 /// ```
 /// assert!(tenure::mysql::tables_sql().starts_with("CREATE TABLE IF NOT EXISTS tenure_lock"));

@@ -54,8 +54,8 @@ pub struct Swap {
     pub reads_record: bool,
     /// Parts of the queue to write or remove in the same step.
     pub parts: Vec<PartChange>,
-    /// Handles of other clients whose holds this change ends. Their markers are written in the same step.
-    /// Together with the parts there are at most little more than a hundred.
+    /// Handles of other clients whose holds this change ends. Their markers are written in the same step. With
+    /// the parts, they stay below etcd's limit of 128 operations per transaction.
     pub victims: Vec<Handle>,
     /// Also expects these handles to be alive: holds or places move from them to another handle, and what was
     /// bound to a handle that is gone has expired.

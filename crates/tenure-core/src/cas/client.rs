@@ -334,8 +334,9 @@ impl CasClient {
         self.signals.interrupt();
     }
 
-    /// Checks which handles are alive that this client does not keep alive, up to `most` of them, or all if some of those are not:
-    /// the dead of a crashed rack are removed together. Recent results are reused.
+    /// Checks which handles are alive that this client does not keep alive: the first `most`, or all if one of
+    /// those is gone, so that one request removes the holds of many machines that crashed together. Recent results
+    /// are reused.
     pub(super) async fn look_at(
         &self,
         name: &LockName,

@@ -18,8 +18,8 @@ use crate::protocol::lease::{margin, millis};
 use crate::protocol::{LockSpec, Op};
 use crate::sync::Locked;
 
-/// A deposed leader that does not know it yet may still confirm keep-alives, but for no longer than this if
-/// elections take a second as usual.
+/// Part of a handle's life that its client does not rely on: until a deposed leader notices, which takes about
+/// an election timeout, it may confirm keep-alives that the next leader does not know.
 const RESERVE: Duration = Duration::from_secs(1);
 
 /// The lifetime of the handle of places, which decides how long a dead waiter holds others up. etcd grants no
@@ -123,8 +123,8 @@ impl ClientHold {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct OpenWatches {
     pub(super) count: usize,
-    /// When one of them opened or closed last. What was known before about handles does not count, because no
-    /// watch may have reported their ends.
+    /// When one of them opened or closed last. The client checks again which handles it has seen alive before,
+    /// because their ends may have gone unreported.
     pub(super) opened: Moment,
     /// The last event that the waiters must look into.
     pub(super) since: Moment,

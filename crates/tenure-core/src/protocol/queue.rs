@@ -135,7 +135,7 @@ struct QueueEffects<'a> {
     is_bounded: bool,
     /// The mark before the request, if the holders exceeded the capacity.
     over: Option<u64>,
-    /// The requester whose answer already says whether its weight fits.
+    /// The ticket whose owner gets the answer, which says whether its weight fits, and so needs no wake-up.
     knows: Option<u64>,
     /// The owners that receive the answer and so need no wake-up.
     askers: &'a [Owner],

@@ -331,18 +331,18 @@ pub struct Listener {
     _subscription: Box<dyn Any + Send>,
 }
 
-/// The address at which an open subscription receives messages, while a store can use it to tell that the
-/// client is alive. Clones share the value.
+/// The [`Listening`] of an open subscription, to send with requests for a place in a queue. Empty while the
+/// subscription is interrupted. Clones share the value.
 #[derive(Clone, Debug, Default)]
 pub struct Station(Arc<AtomicU16>);
 
 impl Station {
-    /// Sets the address, or clears it when the subscription is interrupted.
+    /// Sets the value, or clears it when the subscription is interrupted.
     pub fn set(&self, listens: Option<Listening>) {
         self.0.store(listens.map_or(0, Listening::get), Ordering::Release);
     }
 
-    /// The address to send with a request that keeps a place in a queue.
+    /// The value to send.
     pub fn listens(&self) -> Option<Listening> {
         Listening::new(self.0.load(Ordering::Acquire))
     }
@@ -385,7 +385,7 @@ impl Listener {
         self.rests.iter().for_each(|rests| rests());
     }
 
-    /// The address at which it receives messages.
+    /// Where it receives messages, if the store can tell.
     pub fn station(&self) -> &Station {
         &self.station
     }

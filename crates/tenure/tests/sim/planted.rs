@@ -184,7 +184,7 @@ const CAUGHT_ON_POSTGRESQL: &[(Bug, &str, u64)] = &[
     (Bug::RowsDeadGrantWritten, "a waiter that fits is let in", 1_000),
 ];
 
-/// Bugs of the engine and of the machines, also there.
+/// Bugs of the engine and of the machines that also show on PostgreSQL.
 const CAUGHT_ON_POSTGRESQL_TOO: &[(Bug, &str, u64)] = &[
     (Bug::DeadlineFromReply, "exclusion within validity", 1_000),
     (Bug::NoMargin, "exclusion within validity", 1_000),
