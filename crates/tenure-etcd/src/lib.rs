@@ -7,10 +7,10 @@
 //! PREFIX/lease/ID      the marker of a lease, removed by etcd together with it
 //! ```
 //!
-//! `url` parses URLs. `line` is the connection and the login, `wire` has the messages, and `server` implements
+//! `url` parses URLs. `cluster` is the connection and the login, `wire` has the messages, and `server` implements
 //! the store's operations.
 
-mod line;
+mod cluster;
 mod server;
 mod url;
 mod wire;
@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
-use line::EtcdCluster;
+use cluster::EtcdCluster;
 use tenure_core::cas::Cas;
 use tenure_core::error::{Error, Result};
 use tenure_core::name::Quoted;

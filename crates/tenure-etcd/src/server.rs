@@ -12,7 +12,7 @@ use tonic::Streaming;
 use tonic::client::Grpc;
 use tonic_prost::ProstCodec;
 
-use super::line::EtcdCluster;
+use super::cluster::EtcdCluster;
 use super::wire::{
     Compare, CompareResult, CompareTarget, DeleteRangeRequest, Empty, KeyValue, LeaseGrantRequest,
     LeaseGrantResponse, LeaseId, LeaseKeepAliveResponse, OpRequest, OpResponse, PutRequest, RangeRequest,
