@@ -56,7 +56,7 @@ impl EtcdCluster {
         {
             return Ok(channel);
         }
-        let count = shared.target.places.len();
+        let count = shared.target.addresses.len();
         let mut failed = Failure::NotSent(Failure::cause("there is no server"));
         for at in (at..at + count).map(|at| at % count) {
             match self.dial(at).await {
@@ -72,10 +72,11 @@ impl EtcdCluster {
     }
 
     async fn dial(&self, at: usize) -> Result<Channel, Failure> {
-        let place = &self.0.target.places[at];
-        let cause = |error: &dyn std::error::Error| Failure::cause(format!("{place}: {}", innermost(error)));
+        let address = &self.0.target.addresses[at];
+        let cause =
+            |error: &dyn std::error::Error| Failure::cause(format!("{address}: {}", innermost(error)));
         let scheme = if self.0.tls.is_some() { "https" } else { "http" };
-        let endpoint = Endpoint::from_shared(format!("{scheme}://{place}"))
+        let endpoint = Endpoint::from_shared(format!("{scheme}://{address}"))
             .map_err(|error| Failure::Refused(cause(&error)))?
             .connect_timeout(PING)
             .tcp_nodelay(true)
@@ -88,7 +89,7 @@ impl EtcdCluster {
         };
         endpoint.connect().await.map_err(|error| {
             let said = innermost(&error);
-            let text = format!("{place}: {said}{}", self.hint(&said));
+            let text = format!("{address}: {said}{}", self.hint(&said));
             match text.contains(TRUST) || text.contains(PLAIN) {
                 true => Failure::Refused(Failure::cause(text)),
                 false => Failure::NotSent(Failure::cause(text)),
@@ -117,7 +118,7 @@ impl EtcdCluster {
     /// Makes the next request use the next server.
     pub(super) fn turn_away(&self) {
         let shared = &self.0;
-        let count = shared.target.places.len();
+        let count = shared.target.addresses.len();
         let mut channel = shared.channel.lock();
         if let Some((at, _)) = channel.take() {
             shared.current.store((at + 1) % count, Ordering::Relaxed);
@@ -168,9 +169,9 @@ impl EtcdCluster {
             Some(error) => innermost(error),
             None => status.message().trim_start_matches("etcdserver: ").to_owned(),
         };
-        let place =
-            &self.0.target.places[self.0.current.load(Ordering::Relaxed) % self.0.target.places.len()];
-        let refused = |what: String| Failure::Refused(Failure::cause(format!("{place}: {what}")));
+        let address =
+            &self.0.target.addresses[self.0.current.load(Ordering::Relaxed) % self.0.target.addresses.len()];
+        let refused = |what: String| Failure::Refused(Failure::cause(format!("{address}: {what}")));
         match status.code() {
             Code::PermissionDenied => refused(format!(
                 "{said}; the user needs the permission readwrite on the prefix {}",
@@ -179,11 +180,11 @@ impl EtcdCluster {
             Code::Unauthenticated if said.contains("token") => {
                 // Tokens expire after five minutes. The request was not executed.
                 *self.0.token.lock() = None;
-                Failure::NotSent(Failure::cause(format!("{place}: {said}")))
+                Failure::NotSent(Failure::cause(format!("{address}: {said}")))
             }
             Code::Unauthenticated => refused(said),
             Code::InvalidArgument if said.contains("user name is empty") => {
-                refused(format!("it requires a user and a password: etcd://USER:PASSWORD@{place}"))
+                refused(format!("it requires a user and a password: etcd://USER:PASSWORD@{address}"))
             }
             Code::InvalidArgument if said.contains("authentication failed") => {
                 refused(format!("{said}: is the user, or the password in the URL, right?"))
@@ -199,7 +200,7 @@ impl EtcdCluster {
             Code::Unimplemented => refused(format!("{said}: is this an etcd of 3.4 or newer?")),
             _ => {
                 self.turn_away();
-                Failure::Unknown(Failure::cause(format!("{place}: {said}{}", self.hint(&said))))
+                Failure::Unknown(Failure::cause(format!("{address}: {said}{}", self.hint(&said))))
             }
         }
     }

@@ -467,7 +467,7 @@ impl Backend for EtcdCluster {
 
     fn silent(&self) {
         // With a single server there is nowhere else to go; the connection detects a dead server itself.
-        if self.0.target.places.len() > 1 {
+        if self.0.target.addresses.len() > 1 {
             self.turn_away();
         }
     }
@@ -479,6 +479,6 @@ impl Backend for EtcdCluster {
 
 impl fmt::Debug for EtcdCluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Server").field(&self.0.target.places).finish()
+        f.debug_tuple("EtcdCluster").field(&self.0.target.addresses).finish()
     }
 }

@@ -25,7 +25,7 @@ const PREFIX: &str = "tenure/";
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct EtcdTarget {
     /// `HOST:PORT` of each server.
-    pub(super) places: Vec<String>,
+    pub(super) addresses: Vec<String>,
     /// The prefix of all keys, which begins with the namespace and ends with a slash.
     pub(super) prefix: String,
     namespace: Namespace,
@@ -42,13 +42,13 @@ impl EtcdTarget {
             _ => return Err(url.unknown_scheme()),
         };
         let login = url.login()?;
-        let places = url.hosts(PORT)?.iter().map(Address::to_string).collect();
+        let addresses = url.hosts(PORT)?.iter().map(Address::to_string).collect();
         let path = SYNTAX.decoded(url.path().trim_end_matches('/'), "path")?;
         let namespace = url.key_namespace()?;
         url.end()?;
         let path = if path.is_empty() { PREFIX.to_owned() } else { format!("{path}/") };
         let prefix = format!("{}{path}", namespace.as_str());
-        Ok(Self { places, prefix, namespace, login, tls })
+        Ok(Self { addresses, prefix, namespace, login, tls })
     }
 
     /// The URL without the login and the files.
@@ -59,7 +59,7 @@ impl EtcdTarget {
         let path = if path == PREFIX { "" } else { path.trim_end_matches('/') };
         let slash = if path.is_empty() { "" } else { "/" };
         let query = if namespace.is_empty() { String::new() } else { format!("?namespace={namespace}") };
-        format!("{scheme}://{}{slash}{path}{query}", self.places.join(","))
+        format!("{scheme}://{}{slash}{path}{query}", self.addresses.join(","))
     }
 }
 
@@ -76,7 +76,7 @@ mod tests {
     #[test]
     fn a_url_reads_as_written() {
         let target = EtcdTarget::parse("etcd://a,b:1,[::1]/app/locks").expect("a URL");
-        assert_eq!(target.places, ["a:2379", "b:1", "[::1]:2379"]);
+        assert_eq!(target.addresses, ["a:2379", "b:1", "[::1]:2379"]);
         assert_eq!((target.prefix.as_str(), target.tls.is_none()), ("app/locks/", true));
         let target = EtcdTarget::parse("etcds://u:p%40q@a?ca=/x").expect("a URL");
         let password = target.login.password().expect("a password");

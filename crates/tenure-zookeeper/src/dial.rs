@@ -102,7 +102,7 @@ pub(super) struct Dialer {
 impl Dialer {
     pub(super) fn new(target: ZooKeeperTarget, runtime: Arc<dyn Runtime>) -> Self {
         // A random start spreads clients over the servers.
-        let first = AtomicUsize::new(runtime.random() as usize % target.places.len());
+        let first = AtomicUsize::new(runtime.random() as usize % target.addresses.len());
         Self { target, runtime, full: FullWarning::default(), first }
     }
 
@@ -113,7 +113,7 @@ impl Dialer {
 
     /// Makes the next dial start with another server than this one.
     pub(super) fn turn_away(&self, from: usize) {
-        let next = (from + 1) % self.target.places.len();
+        let next = (from + 1) % self.target.addresses.len();
         let _ = self.first.compare_exchange(from, next, Ordering::Relaxed, Ordering::Relaxed);
     }
 
@@ -123,13 +123,13 @@ impl Dialer {
         &self,
         session: &ConnectRequest,
     ) -> Result<Option<(Wire, ConnectRequest, usize)>, Failure> {
-        let (count, first) = (self.target.places.len(), self.first());
+        let (count, first) = (self.target.addresses.len(), self.first());
         let mut said = Vec::new();
         for at in (first..first + count).map(|at| at % count) {
-            let place = &self.target.places[at];
+            let address = &self.target.addresses[at];
             let until = self.runtime.now() + DIAL;
-            let dialled = by(&*self.runtime, until, self.open(place, session)).await;
-            match dialled.unwrap_or_else(|| Err(not_sent(place, &"it did not answer in time"))) {
+            let dialled = by(&*self.runtime, until, self.open(address, session)).await;
+            match dialled.unwrap_or_else(|| Err(not_sent(address, &"it did not answer in time"))) {
                 Ok((_, session)) if session.life_ms <= 0 => return Ok(None),
                 Ok((wire, session)) => {
                     self.first.store(at, Ordering::Relaxed);
@@ -150,52 +150,52 @@ impl Dialer {
 
     async fn open(
         &self,
-        place: &Address,
+        address: &Address,
         session: &ConnectRequest,
     ) -> Result<(Wire, ConnectRequest), Failure> {
-        let stream = self.connect(place).await?;
-        match self.begin(place, session, stream).await {
+        let stream = self.connect(address).await?;
+        match self.begin(address, session, stream).await {
             // A session that is resumed must not lose the time.
             Err(Failure::NotSent(_)) if session.id == 0 => {
-                let mut stream = self.connect(place).await?;
-                self.outlast(place, &mut stream).await?;
-                self.begin(place, session, stream).await
+                let mut stream = self.connect(address).await?;
+                self.outlast(address, &mut stream).await?;
+                self.begin(address, session, stream).await
             }
             begun => begun,
         }
     }
 
-    async fn connect(&self, place: &Address) -> Result<Pin<Box<dyn Stream>>, Failure> {
-        match dial(place, &*self.runtime).await {
+    async fn connect(&self, address: &Address) -> Result<Pin<Box<dyn Stream>>, Failure> {
+        match dial(address, &*self.runtime).await {
             Ok(dialled) => Ok(dialled.stream),
             // The connection was accepted and closed.
             Err(error)
                 if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) =>
             {
-                Err(closed_at_once(place))
+                Err(closed_at_once(address))
             }
-            Err(error) => Err(not_sent(place, &error)),
+            Err(error) => Err(not_sent(address, &error)),
         }
     }
 
     /// Fails if the server closes a connection before the first request. It does so at its limit of clients.
     /// Without a majority it closes connections too, but only when a session is requested.
-    async fn outlast(&self, place: &Address, stream: &mut Pin<Box<dyn Stream>>) -> Result<(), Failure> {
+    async fn outlast(&self, address: &Address, stream: &mut Pin<Box<dyn Stream>>) -> Result<(), Failure> {
         let until = self.runtime.now() + CLOSES;
         match by(&*self.runtime, until, stream.read_u8()).await {
             None => Ok(()),
-            Some(_) => Err(closed_at_once(place)),
+            Some(_) => Err(closed_at_once(address)),
         }
     }
 
     async fn begin(
         &self,
-        place: &Address,
+        address: &Address,
         session: &ConnectRequest,
         stream: Pin<Box<dyn Stream>>,
     ) -> Result<(Wire, ConnectRequest), Failure> {
         let mut wire = Wire::new(match &self.target.tls {
-            Some(tls) => encrypt(stream, place.host(), tls, "zookeeper://").await?,
+            Some(tls) => encrypt(stream, address.host(), tls, "zookeeper://").await?,
             None => stream,
         });
         let answer = wire.exchange(&session.connect()).await.map_err(|error| {
@@ -204,27 +204,27 @@ impl Dialer {
                 // finished the handshake.
                 _ if self.target.tls.as_ref().is_some_and(|files| files.identity.is_none()) => {
                     let hint = "it may require a client certificate (cert=FILE and key=FILE in the URL)";
-                    return not_sent(place, &format!("{error}; {hint}"));
+                    return not_sent(address, &format!("{error}; {hint}"));
                 }
                 io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
                     "it closed the connection: is a majority of the ensemble running?"
                 }
-                _ => return not_sent(place, &error),
+                _ => return not_sent(address, &error),
             };
-            not_sent(place, &hint)
+            not_sent(address, &hint)
         })?;
         let connected = ConnectRequest::connected(&answer);
         let connected =
-            connected.ok_or_else(|| not_sent(place, &"it does not speak the ZooKeeper protocol"))?;
+            connected.ok_or_else(|| not_sent(address, &"it does not speak the ZooKeeper protocol"))?;
         let login = &self.target.login;
         if let (Some(user), true) = (&login.user, connected.life_ms > 0) {
             let password = login.password()?.unwrap_or_default();
             let answer = wire.exchange(&fixed::auth(user, &password)).await;
-            let answer = answer.map_err(|error| not_sent(place, &error))?;
+            let answer = answer.map_err(|error| not_sent(address, &error))?;
             let mut read = Reader(&answer);
             let (_number, _change) = (read.int(), read.long());
             if read.int() != Some(code::OK) {
-                let what = format!("{place}: it does not accept digest logins");
+                let what = format!("{address}: it does not accept digest logins");
                 return Err(Failure::Refused(Failure::cause(what)));
             }
         }
@@ -232,12 +232,14 @@ impl Dialer {
     }
 }
 
-fn not_sent(place: &Address, what: &dyn std::fmt::Display) -> Failure {
-    Failure::NotSent(Failure::cause(format!("{place}: {what}")))
+fn not_sent(address: &Address, what: &dyn std::fmt::Display) -> Failure {
+    Failure::NotSent(Failure::cause(format!("{address}: {what}")))
 }
 
-fn closed_at_once(place: &Address) -> Failure {
-    Failure::full(format!("{place} closes connections at once (maxClientCnxns limits the clients of a host)"))
+fn closed_at_once(address: &Address) -> Failure {
+    Failure::full(format!(
+        "{address} closes connections at once (maxClientCnxns limits the clients of a host)"
+    ))
 }
 
 fn cause(failure: &Failure) -> String {

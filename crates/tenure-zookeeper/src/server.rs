@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt, join_all};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::sync::Mutex as Turn;
+use tokio::sync::Mutex;
 
 use super::dial::Dialer;
 use super::jute::Reader;
@@ -55,7 +55,7 @@ struct EnsembleShared {
     dialer: Arc<Dialer>,
     links: Locked<Links>,
     /// Lets one task at a time open a session, while the others wait for it.
-    opening: Turn<()>,
+    opening: Mutex<()>,
     /// Whether a server was asked for its version, which takes a connection of its own.
     is_new_enough: AtomicBool,
     /// Number of lock nodes created by this client.
@@ -81,7 +81,7 @@ impl Ensemble {
         Self(Arc::new(EnsembleShared {
             dialer: Arc::new(Dialer::new(target, runtime)),
             links: Locked::default(),
-            opening: Turn::default(),
+            opening: Mutex::default(),
             is_new_enough: AtomicBool::new(false),
             created: AtomicU64::new(0),
             nodes,
@@ -549,7 +549,7 @@ impl Ensemble {
         }
         let runtime = self.runtime();
         let asked = async {
-            let said = said_to(&target.places[self.0.dialer.first()], b"srvr").await?;
+            let said = said_to(&target.addresses[self.0.dialer.first()], b"srvr").await?;
             let version = said.strip_prefix("Zookeeper version: ")?.split([',', '\n']).next()?;
             Some(version.split("--").next().unwrap_or(version).to_owned())
         };
@@ -558,8 +558,8 @@ impl Ensemble {
 }
 
 /// The reply to a four-letter command.
-async fn said_to(place: &Address, word: &[u8; 4]) -> Option<String> {
-    let Address::Tcp(host, port) = place else { return None };
+async fn said_to(address: &Address, word: &[u8; 4]) -> Option<String> {
+    let Address::Tcp(host, port) = address else { return None };
     let mut stream = TcpStream::connect((host.as_str(), *port)).await.ok()?;
     stream.write_all(word).await.ok()?;
     let mut said = Vec::new();
@@ -570,10 +570,10 @@ async fn said_to(place: &Address, word: &[u8; 4]) -> Option<String> {
 /// The servers of a URL, and the `maxClientCnxns` of each, if it reports it.
 pub async fn client_limits(url: &str) -> Vec<(String, Option<u64>)> {
     let Ok(target) = ZooKeeperTarget::parse(url) else { return Vec::new() };
-    let asked = target.places.iter().map(async |place| {
-        let said = said_to(place, b"conf").await.unwrap_or_default();
+    let asked = target.addresses.iter().map(async |address| {
+        let said = said_to(address, b"conf").await.unwrap_or_default();
         let limit = said.lines().find_map(|line| line.strip_prefix("maxClientCnxns=")?.trim().parse().ok());
-        (place.to_string(), limit)
+        (address.to_string(), limit)
     });
     join_all(asked).await
 }
@@ -659,7 +659,7 @@ impl Backend for Ensemble {
 
     fn silent(&self) {
         // With a single server there is nowhere else to go; the connection detects a dead server itself.
-        if self.0.dialer.target.places.len() > 1 {
+        if self.0.dialer.target.addresses.len() > 1 {
             let links = self.links();
             links.own.values().chain(&links.plain).for_each(|link| link.cut());
         }
@@ -672,6 +672,6 @@ impl Backend for Ensemble {
 
 impl fmt::Debug for Ensemble {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Server").field(&self.0.dialer.target).finish()
+        f.debug_tuple("Ensemble").field(&self.0.dialer.target).finish()
     }
 }

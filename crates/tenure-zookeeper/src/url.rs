@@ -24,7 +24,7 @@ const PREFIX: &str = "/tenure";
 /// A parsed URL.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct ZooKeeperTarget {
-    pub(super) places: Vec<Address>,
+    pub(super) addresses: Vec<Address>,
     /// The parent of all nodes.
     pub(super) prefix: String,
     namespace: Namespace,
@@ -50,7 +50,7 @@ impl ZooKeeperTarget {
             namespace => node(namespace.trim_end_matches('/'))?,
         };
         let target =
-            Self { places: url.hosts(port)?, prefix: format!("{above}{path}"), namespace, login, tls };
+            Self { addresses: url.hosts(port)?, prefix: format!("{above}{path}"), namespace, login, tls };
         url.end()?;
         if target.tls.is_some() {
             require_tls(&target.shown().into())?;
@@ -68,8 +68,8 @@ impl ZooKeeperTarget {
         };
         let path = &self.prefix[above..];
         let path = if path == PREFIX { "" } else { path };
-        let places: Vec<String> = self.places.iter().map(Address::to_string).collect();
-        format!("{scheme}://{}{path}{query}", places.join(","))
+        let addresses: Vec<String> = self.addresses.iter().map(Address::to_string).collect();
+        format!("{scheme}://{}{path}{query}", addresses.join(","))
     }
 }
 
@@ -115,8 +115,8 @@ mod tests {
     #[test]
     fn a_url_reads_as_written() {
         let target = parsed("zookeeper://a,b:1,[::1]/app/locks/");
-        let places: Vec<String> = target.places.iter().map(Address::to_string).collect();
-        assert_eq!(places, ["a:2181", "b:1", "[::1]:2181"]);
+        let addresses: Vec<String> = target.addresses.iter().map(Address::to_string).collect();
+        assert_eq!(addresses, ["a:2181", "b:1", "[::1]:2181"]);
         assert_eq!((target.prefix.as_str(), target.tls.is_none()), ("/app/locks", true));
         assert_eq!(target.shown(), "zookeeper://a:2181,b:1,[::1]:2181/app/locks");
         let target = parsed("zookeeper://u:p%40q@a");

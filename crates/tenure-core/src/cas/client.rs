@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::future::{FutureExt, select};
-use tokio::sync::{Mutex as Turn, MutexGuard, Notify};
+use tokio::sync::{Mutex, MutexGuard, Notify};
 
 use super::WriteState;
 use super::backend::{Backend, Handle, Stamp, Stored};
@@ -34,7 +34,7 @@ pub(super) fn patience(lease: Duration) -> Duration {
 }
 
 /// The turns of owners, per lock.
-type OwnerTurns = BTreeMap<(LockName, Owner), Arc<Turn<()>>>;
+type OwnerTurns = BTreeMap<(LockName, Owner), Arc<Mutex<()>>>;
 
 /// One client of a server.
 pub(super) struct CasClient {
@@ -44,18 +44,18 @@ pub(super) struct CasClient {
     /// Interrupted when a handle is lost.
     pub(super) signals: Signals,
     /// The last known value of each lock, behind the turn that serializes its requests.
-    names: Locked<BTreeMap<LockName, Arc<Turn<Known>>>>,
+    names: Locked<BTreeMap<LockName, Arc<Mutex<Known>>>>,
     /// Acquisitions for the next batch of each lock that has a batching task.
     pub(super) coming: Locked<BTreeMap<LockName, VecDeque<Coming>>>,
     /// Serializes the requests of one owner about one lock.
     owners: Locked<OwnerTurns>,
     /// Per lifetime in seconds: one task opens or keeps the handle, and the others wait for it.
-    keeping: Locked<BTreeMap<u64, Arc<Turn<()>>>>,
+    keeping: Locked<BTreeMap<u64, Arc<Mutex<()>>>>,
     /// Number of writes of unknown outcome, each of which may still be carried out.
     loose: AtomicU64,
     /// Number of those that a fence has ruled out.
     fenced: AtomicU64,
-    fencing: Turn<()>,
+    fencing: Mutex<()>,
     /// Notified when a hold is recorded that expires before the sweeper wakes.
     pub(super) entered: Arc<Notify>,
     /// When the sweeper wakes, on the clock of `now`.
@@ -102,12 +102,12 @@ impl Drop for WriteInFlight<'_> {
 pub(super) struct OwnerTurn<'a> {
     client: &'a CasClient,
     key: (LockName, Owner),
-    turn: Option<Arc<Turn<()>>>,
+    turn: Option<Arc<Mutex<()>>>,
 }
 
 impl Deref for OwnerTurn<'_> {
-    type Target = Turn<()>;
-    fn deref(&self) -> &Turn<()> {
+    type Target = Mutex<()>;
+    fn deref(&self) -> &Mutex<()> {
         self.turn.as_ref().expect("it is there until it is dropped")
     }
 }
@@ -127,12 +127,12 @@ impl Drop for OwnerTurn<'_> {
 pub(super) struct NameTurn<'a> {
     client: &'a CasClient,
     name: LockName,
-    turn: Option<Arc<Turn<Known>>>,
+    turn: Option<Arc<Mutex<Known>>>,
 }
 
 impl Deref for NameTurn<'_> {
-    type Target = Turn<Known>;
-    fn deref(&self) -> &Turn<Known> {
+    type Target = Mutex<Known>;
+    fn deref(&self) -> &Mutex<Known> {
         self.turn.as_ref().expect("it is there until it is dropped")
     }
 }
@@ -161,7 +161,7 @@ impl CasClient {
             keeping: Locked::default(),
             loose: AtomicU64::new(0),
             fenced: AtomicU64::new(0),
-            fencing: Turn::default(),
+            fencing: Mutex::default(),
             entered: Arc::default(),
             sweeps_at: AtomicU64::new(0),
             has_sweeper: AtomicBool::new(false),
@@ -210,7 +210,7 @@ impl CasClient {
     /// Waits for a turn, for at most `patience`; `None` if it has not come by then.
     pub(super) async fn turn_within<'a, T>(
         &self,
-        turn: &'a Turn<T>,
+        turn: &'a Mutex<T>,
         patience: Option<Duration>,
     ) -> Option<MutexGuard<'a, T>> {
         match (turn.try_lock(), patience) {
@@ -616,7 +616,7 @@ impl Drop for CasClient {
 
 impl fmt::Debug for CasClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Client").field("backend", &self.backend).finish_non_exhaustive()
+        f.debug_struct("CasClient").field("backend", &self.backend).finish_non_exhaustive()
     }
 }
 

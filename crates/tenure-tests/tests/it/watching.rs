@@ -235,7 +235,10 @@ fn each_query_of_the_dashboard_asks_for_what_exists() {
         for word in words.split(|char: char| !char.is_alphanumeric() && !matches!(char, '_' | '$')) {
             let first = word.chars().next();
             if first.is_some_and(|first| first.is_alphabetic()) {
-                assert!(known.contains(word), "{word}, neither a metric of the library nor a known function: {query}");
+                assert!(
+                    known.contains(word),
+                    "{word}, neither a metric of the library nor a known function: {query}"
+                );
                 asked.insert(word.to_owned());
             }
         }
