@@ -8,7 +8,7 @@ use super::backend::Handle;
 use super::client::{CasClient, not_sent};
 use super::leases::{About, KeptHandle, PLACE_WAIT, life, place_life, table_hold, usable};
 use super::records::RecordPart;
-use super::view::{Binding, LockSnapshot};
+use super::snapshot::{Binding, LockSnapshot};
 use crate::planted::{Bug, planted};
 use crate::protocol::lease::millis;
 use crate::protocol::{Answer, Liveness, Op, Verb};
@@ -99,10 +99,10 @@ impl CasClient {
             Verb::Renew { ttl_ms, bind: Some(bind), .. } => {
                 // No request shortens a lease, so the new handle must cover what is left of it.
                 let stored = self.backend.read(&op.name).await.map_err(not_sent)?;
-                let view = LockSnapshot::read(stored.as_ref()).unwrap_or_default();
+                let snapshot = LockSnapshot::read(stored.as_ref()).unwrap_or_default();
                 let now = self.now();
-                let ends = self.ends(&op.name, &view, now);
-                let own = view.entries().into_iter().filter(|(_, owner, _)| *owner == op.owner);
+                let ends = self.ends(&op.name, &snapshot, now);
+                let own = snapshot.entries().into_iter().filter(|(_, owner, _)| *owner == op.owner);
                 let left_ms = own.filter_map(|(number, owner, hold)| {
                     let left_ms = ends.get(&number)? - now.ms;
                     let mut table = self.table.lock();

@@ -14,8 +14,8 @@ use super::WriteState;
 use super::backend::{Backend, Handle, Stamp, Stored};
 use super::holders::AllHolders;
 use super::leases::{About, ClientHold, HoldKey, KeptHandle, SharedTable, life};
+use super::snapshot::LockSnapshot;
 use super::turns::{Coming, Known};
-use super::view::LockSnapshot;
 use crate::moment::Moment;
 use crate::name::LockName;
 use crate::net::by;
@@ -340,11 +340,11 @@ impl CasClient {
     pub(super) async fn look_at(
         &self,
         name: &LockName,
-        view: &LockSnapshot,
+        snapshot: &LockSnapshot,
         most: usize,
     ) -> Result<(), Failure> {
-        if self.look_at_first(name, view, most).await? && most < usize::MAX {
-            self.look_at_first(name, view, usize::MAX).await?;
+        if self.look_at_first(name, snapshot, most).await? && most < usize::MAX {
+            self.look_at_first(name, snapshot, usize::MAX).await?;
         }
         Ok(())
     }
@@ -353,7 +353,7 @@ impl CasClient {
     async fn look_at_first(
         &self,
         name: &LockName,
-        view: &LockSnapshot,
+        snapshot: &LockSnapshot,
         most: usize,
     ) -> Result<bool, Failure> {
         /// No server tracks lifetimes with a finer resolution.
@@ -365,7 +365,7 @@ impl CasClient {
             let opened = table.watched.get(name).map(|watched| watched.opened);
             let opened = opened.filter(|_| !planted(Bug::CasDeathBeforeWatch));
             let mut met = BTreeSet::new();
-            for binding in view.bindings.values() {
+            for binding in snapshot.bindings.values() {
                 let handle = binding.handle;
                 let own = table.lease_of(handle).copied();
                 // A handle that was not kept alive for its lifetime, as in a paused process, may be gone.
@@ -408,11 +408,11 @@ impl CasClient {
     }
 
     /// The expiry of each hold and place of a lock that has not expired.
-    pub(super) fn ends(&self, name: &LockName, view: &LockSnapshot, now: Now) -> BTreeMap<u64, u64> {
+    pub(super) fn ends(&self, name: &LockName, snapshot: &LockSnapshot, now: Now) -> BTreeMap<u64, u64> {
         let mut table = self.table.lock();
         let mut ends = BTreeMap::new();
-        for (number, owner, hold) in view.entries() {
-            let Some(binding) = view.bindings.get(&number) else { continue };
+        for (number, owner, hold) in snapshot.entries() {
+            let Some(binding) = snapshot.bindings.get(&number) else { continue };
             let own = table.hold(name, &(owner, hold)).filter(|own| own.is_bound_to(binding.handle));
             let own = own.map(|own| own.end_ms);
             let is_gone = table.others.get(&binding.handle) == Some(&None);
@@ -421,7 +421,7 @@ impl CasClient {
                 Some(end_ms) => end_ms,
                 // A hold of this client that it has no record of has already been removed.
                 None if table.lease_of(binding.handle).is_some() => 0,
-                None if planted(Bug::CasLivingPassed) && view.waits(number) => 0,
+                None if planted(Bug::CasLivingPassed) && snapshot.waits(number) => 0,
                 None => now.ms.saturating_add(binding.ttl_ms),
             };
             if end_ms >= now.ms {
@@ -436,12 +436,12 @@ impl CasClient {
         let mut page = Page { locks: Vec::new(), next: listed.next };
         for (name, stored) in listed.locks {
             // Values that are not locks are reported by requests for them.
-            let Some(view) = LockSnapshot::read(Some(&stored)) else { continue };
-            self.look_at(&name, &view, usize::MAX).await?;
+            let Some(snapshot) = LockSnapshot::read(Some(&stored)) else { continue };
+            self.look_at(&name, &snapshot, usize::MAX).await?;
             let now = self.now();
-            let state = view.state(&self.ends(&name, &view, now));
+            let state = snapshot.state(&self.ends(&name, &snapshot, now));
             let found = protocol::found(&state, now).map(|mut found| {
-                found.unlisted += view.unread_places();
+                found.unlisted += snapshot.unread_places();
                 found
             });
             page.locks.extend(found.map(|found| (name, found)));

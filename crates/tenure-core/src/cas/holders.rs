@@ -5,7 +5,7 @@ use std::sync::{Arc, MutexGuard};
 
 use tokio::sync::{Notify, OnceCell};
 
-use super::view::LockSnapshot;
+use super::snapshot::LockSnapshot;
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::store::Publisher;
@@ -23,8 +23,8 @@ pub(super) struct Holders {
 #[derive(Default)]
 pub(super) struct HoldSubscribers {
     pub(super) listeners: BTreeMap<u64, (Owner, Publisher)>,
-    /// The view seen last. It may be older than the hold of a new subscriber.
-    pub(super) view: Option<LockSnapshot>,
+    /// The snapshot seen last. It may be older than the hold of a new subscriber.
+    pub(super) snapshot: Option<LockSnapshot>,
 }
 
 impl Holders {

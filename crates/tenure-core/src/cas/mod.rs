@@ -12,7 +12,7 @@
 //! *Order.* Each write compares the version of its client's marker. After a request of unknown outcome, the
 //! next one first writes the marker: from then on, the earlier one has either taken effect or never will.
 //!
-//! Modules: `backend` is the interface to a server, `view` the stored format, and `parts` the format of a
+//! Modules: `backend` is the interface to a server, `snapshot` the stored format, and `parts` the format of a
 //! long queue. `leases` keeps the handles and holds of this client, `client` maintains them, and `notes`
 //! records how each request changes them. `request` carries out requests, and `bind` binds them to handles.
 //! `records` carries out those about records. `together` batches requests, and `turns` holds the state shared
@@ -28,9 +28,9 @@ mod notes;
 mod parts;
 mod records;
 mod request;
+mod snapshot;
 mod together;
 mod turns;
-mod view;
 mod watch;
 
 use std::fmt;
@@ -57,7 +57,7 @@ use crate::store::{
 use client::CasClient;
 pub use leases::PLACE_WAIT;
 #[cfg(tenure_planted)]
-pub use view::{Bound, stands};
+pub use snapshot::{Bound, stands};
 
 /// A store on a server with compare-and-swap. Clones share its state.
 #[derive(Clone)]

@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use super::backend::PartChange;
-use super::view::{Body, LockSnapshot, QueuePart};
+use super::snapshot::{Body, LockSnapshot, QueuePart};
 use crate::protocol::codec::{self, number};
 use crate::protocol::queue::Queue;
 use crate::protocol::{Data, State};
@@ -120,7 +120,7 @@ impl LockSnapshot {
         }
     }
 
-    /// The view without the last parts that have no living place, at most `most` of them; `None` if there is
+    /// The snapshot without the last parts that have no living place, at most `most` of them; `None` if there is
     /// no such part.
     pub(super) fn without_dead_parts(&self, living: &BTreeMap<u64, u64>, most: usize) -> Option<Self> {
         let Some(Data::Queue(queue)) = &self.data else { return None };
@@ -137,7 +137,7 @@ impl LockSnapshot {
         (!dead.is_empty()).then_some(after)
     }
 
-    /// Splits the queue and returns the texts to write. `before` is the view before the request.
+    /// Splits the queue and returns the texts to write. `before` is the snapshot before the request.
     pub(super) fn written(self, before: &Self, base: u64, sizes: Sizes) -> Option<Written> {
         let Self { data, bindings, last, parts } = self;
         let Some(Data::Queue(queue)) = &data else {

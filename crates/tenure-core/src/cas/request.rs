@@ -13,8 +13,8 @@ use super::leases::{About, ClientHold, KeptHandle, life, table_hold, usable};
 use super::notes::number;
 use super::parts::{Sizes, Written};
 use super::records::RecordPart;
+use super::snapshot::LockSnapshot;
 use super::turns::Known;
-use super::view::LockSnapshot;
 use crate::name::{LockName, USE};
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
@@ -192,7 +192,7 @@ impl CasClient {
                 seen = self.backend.read(name).await.map_err(not_sent)?;
                 (is_fresh, proven) = (true, guard.map(|guard| guard.marker));
             }
-            let MachineResult { view, after, written, record, answers, living, notes, is_cleared } =
+            let MachineResult { snapshot, after, written, record, answers, living, notes, is_cleared } =
                 match self.tried(members, &seen, known, &mut place).await? {
                     Some(tried) => tried,
                     // The lock has changed meanwhile.
@@ -248,9 +248,9 @@ impl CasClient {
                 continue;
             }
             let owners: Vec<_> = asked().map(|(of, ..)| &of.op.owner).collect();
-            let mut victims = victims(&view, &after, &living, &owners);
+            let mut victims = victims(&snapshot, &after, &living, &owners);
             let untold = victims.split_off(VICTIMS.min(victims.len()));
-            let moved_from = moved_from(&first.verb, &view, &after, &living);
+            let moved_from = moved_from(&first.verb, &snapshot, &after, &living);
             let reads_record =
                 name.as_str().starts_with(USE) && asked().any(|(of, answer, _)| is_grant(of.op, answer));
             let change = Swap {
@@ -289,7 +289,7 @@ impl CasClient {
                             }
                         }
                     }
-                    self.close_left(&view, &after);
+                    self.close_left(&snapshot, &after);
                     known.wrote(written, stamp);
                     if is_cleared {
                         is_fresh = false;
@@ -360,20 +360,20 @@ impl CasClient {
     ) -> Result<Option<MachineResult>, Failure> {
         let Some(BatchMember { op: Op { name, verb, .. }, .. }) = members.first() else { return Ok(None) };
         let base = seen.as_ref().map_or(0, |stored| stored.stamp.base);
-        let Some(mut view) = LockSnapshot::read(seen.as_ref()) else {
+        let Some(mut snapshot) = LockSnapshot::read(seen.as_ref()) else {
             let what = "its key holds something other than a lock of this version of tenure";
             return Err(Failure::Refused(Failure::cause(what)));
         };
         let most = if matches!(verb, Verb::Inspect) { usize::MAX } else { LOOKED_AT };
         loop {
-            self.look_at(name, &view, most).await?;
+            self.look_at(name, &snapshot, most).await?;
             let now = self.now();
-            let living = self.ends(name, &view, now);
+            let living = self.ends(name, &snapshot, now);
             let mut lacks: Vec<usize> =
-                members.iter().flat_map(|of| self.lacks(&view, of, &living)).collect();
+                members.iter().flat_map(|of| self.lacks(&snapshot, of, &living)).collect();
             let mut tried = None;
             if lacks.is_empty() {
-                let (mut state, mut last) = (view.state(&living), view.last);
+                let (mut state, mut last) = (snapshot.state(&living), snapshot.last);
                 let (mut bound, mut notes) = (BTreeMap::new(), Notes::default());
                 let mut record = ValueChange::Keep;
                 let answers: Vec<Option<Answer>> = members
@@ -385,9 +385,9 @@ impl CasClient {
                             record = change;
                             return Some(answer);
                         }
-                        let op = &*unbound(op, &view, &living);
+                        let op = &*unbound(op, &snapshot, &living);
                         let (answer, wake) = here.then(|| protocol::apply(&mut state, &mut last, now, op))?;
-                        let answer = self.further_back(&view, op, answer);
+                        let answer = self.further_back(&snapshot, op, answer);
                         notes.add(op, (&answer, &wake), &state);
                         let bind = of.bound(&answer, *place);
                         let number = bind.and_then(|bind| Some((number(op, &answer)?, bind.binding())));
@@ -402,21 +402,21 @@ impl CasClient {
                     *place = Some(self.place_handle(members).await?);
                     continue;
                 }
-                if view.is_enough(&state) || planted(Bug::CasFrontIsAll) {
-                    let after = view.after(state, last, &bound);
+                if snapshot.is_enough(&state) || planted(Bug::CasFrontIsAll) {
+                    let after = snapshot.after(state, last, &bound);
                     tried = Some((after, answers, notes, record));
                 } else {
-                    lacks.extend(view.unread());
+                    lacks.extend(snapshot.unread());
                 }
             }
             if let Some((after, answers, notes, record)) = tried {
                 let sizes = Sizes::new(self.backend.part());
                 let unbound = || Failure::NotSent(Failure::cause("a place is bound to nothing"));
                 let write =
-                    |after: &LockSnapshot| after.clone().written(&view, base, sizes).ok_or_else(unbound);
+                    |after: &LockSnapshot| after.clone().written(&snapshot, base, sizes).ok_or_else(unbound);
                 let written = write(&after)?;
                 let is_long = written.parts.len() > PARTS && !matches!(verb, Verb::Inspect);
-                let cleared = is_long.then(|| view.without_dead_parts(&living, PARTS / 2)).flatten();
+                let cleared = is_long.then(|| snapshot.without_dead_parts(&living, PARTS / 2)).flatten();
                 let is_cleared = cleared.is_some();
                 let (after, written, answers, notes, record) = match cleared {
                     Some(after) => {
@@ -426,7 +426,7 @@ impl CasClient {
                     None => (after, written, answers, notes, record),
                 };
                 return Ok(Some(MachineResult {
-                    view,
+                    snapshot,
                     after,
                     written,
                     record,
@@ -438,25 +438,32 @@ impl CasClient {
             }
             lacks.sort_unstable();
             lacks.dedup();
-            if !self.read_parts(name, &mut view, seen, lacks, known).await? {
+            if !self.read_parts(name, &mut snapshot, seen, lacks, known).await? {
                 return Ok(None);
             }
         }
     }
 
     /// The unread parts of the queue that a request needs.
-    fn lacks(&self, view: &LockSnapshot, of: &BatchMember<'_>, living: &BTreeMap<u64, u64>) -> Vec<usize> {
-        let (Some(first), Some(Data::Queue(queue))) = (view.unread(), &view.data) else { return Vec::new() };
-        let begins = view.parts[first].first;
+    fn lacks(
+        &self,
+        snapshot: &LockSnapshot,
+        of: &BatchMember<'_>,
+        living: &BTreeMap<u64, u64>,
+    ) -> Vec<usize> {
+        let (Some(first), Some(Data::Queue(queue))) = (snapshot.unread(), &snapshot.data) else {
+            return Vec::new();
+        };
+        let begins = snapshot.parts[first].first;
         let mut waits = queue.waiting().take_while(|(number, _)| *number < begins);
-        let unread = |at: &usize| !view.parts[*at].is_read;
+        let unread = |at: &usize| !snapshot.parts[*at].is_read;
         if !waits.any(|(number, _)| living.contains_key(&number)) {
             // The more parts turned out dead so far, the more are read at once.
-            let dead = view.parts.iter().filter(|part| part.is_read).count();
-            return (first..view.parts.len()).filter(unread).take(dead.clamp(1, PARTS)).collect();
+            let dead = snapshot.parts.iter().filter(|part| part.is_read).count();
+            return (first..snapshot.parts.len()).filter(unread).take(dead.clamp(1, PARTS)).collect();
         }
-        let all = || (first..view.parts.len()).filter(unread).collect::<Vec<_>>();
-        let about = |number| view.part_of(number).filter(unread);
+        let all = || (first..snapshot.parts.len()).filter(unread).collect::<Vec<_>>();
+        let about = |number| snapshot.part_of(number).filter(unread);
         match of.about {
             About::Request => {}
             About::Place(number) => return about(number).into_iter().collect(),
@@ -465,10 +472,10 @@ impl CasClient {
         }
         match of.op.verb {
             Verb::Inspect | Verb::Release { whose: ReleaseScope::Any | ReleaseScope::Foreign, .. } => {
-                let mut places = view.bindings.len() as u64;
+                let mut places = snapshot.bindings.len() as u64;
                 let is_listed = |at: &usize| {
                     let is_listed = places < LISTED;
-                    places += view.parts[*at].count;
+                    places += snapshot.parts[*at].count;
                     is_listed
                 };
                 all().into_iter().take_while(is_listed).collect()
@@ -496,10 +503,10 @@ impl CasClient {
                     Some(Some(number)) if about(number).is_some() => about(number).into_iter().collect(),
                     // Newcomers are added to the last part.
                     _ if matches!(of.op.verb, Verb::Acquire { .. }) => {
-                        let last = view.parts.len() - 1;
+                        let last = snapshot.parts.len() - 1;
                         Some(last)
                             .filter(unread)
-                            .filter(|at| sizes.takes_more(&view.parts[*at]))
+                            .filter(|at| sizes.takes_more(&snapshot.parts[*at]))
                             .into_iter()
                             .collect()
                     }
@@ -513,7 +520,7 @@ impl CasClient {
     async fn read_parts(
         &self,
         name: &LockName,
-        view: &mut LockSnapshot,
+        snapshot: &mut LockSnapshot,
         seen: &Option<Stored>,
         lacks: Vec<usize>,
         known: &Known,
@@ -521,19 +528,19 @@ impl CasClient {
         let base = seen.as_ref().map_or(0, |stored| stored.stamp.base);
         let mut asked = Vec::new();
         for at in lacks {
-            let text = known.part(base, view.parts[at].id(base));
-            if text.is_none() || !view.add(at, text, base) {
+            let text = known.part(base, snapshot.parts[at].id(base));
+            if text.is_none() || !snapshot.add(at, text, base) {
                 asked.push(at);
             }
         }
         if asked.is_empty() {
             return Ok(true);
         }
-        let ids = asked.iter().map(|at| view.parts[*at].id(base)).collect();
+        let ids = asked.iter().map(|at| snapshot.parts[*at].id(base)).collect();
         let texts = self.backend.parts(name, ids).await.map_err(not_sent)?;
         let found = asked.into_iter().zip(texts);
         let missed: Vec<(usize, bool)> = found
-            .filter(|(at, text)| !view.add(*at, text.as_deref(), base))
+            .filter(|(at, text)| !snapshot.add(*at, text.as_deref(), base))
             .map(|(at, text)| (at, text.is_some()))
             .collect();
         if missed.is_empty() {
@@ -542,21 +549,21 @@ impl CasClient {
         let now = self.backend.read(name).await.map_err(not_sent)?;
         let is_same = now.as_ref().map(|stored| stored.stamp) == seen.as_ref().map(|stored| stored.stamp);
         if is_same {
-            missed.into_iter().for_each(|(at, is_there)| view.miss(at, is_there));
+            missed.into_iter().for_each(|(at, is_there)| snapshot.miss(at, is_there));
         }
         Ok(is_same)
     }
 
     /// Completes an answer with the places in unread parts. A place of this client exists as long as its
     /// handle is alive, because no other client removes it.
-    fn further_back(&self, view: &LockSnapshot, op: &Op, answer: Answer) -> Answer {
+    fn further_back(&self, snapshot: &LockSnapshot, op: &Op, answer: Answer) -> Answer {
         let is_listing = matches!(op.verb, Verb::Inspect)
             || matches!(op.verb, Verb::Release { whose, .. } if whose.is_forced());
         match answer {
-            _ if view.unread().is_none() => answer,
-            Answer::More(answer) => self.further_back(view, op, *answer).and_more(),
+            _ if snapshot.unread().is_none() => answer,
+            Answer::More(answer) => self.further_back(snapshot, op, *answer).and_more(),
             Answer::Found(mut found) if is_listing => {
-                found.unlisted += view.unread_places();
+                found.unlisted += snapshot.unread_places();
                 Answer::Found(found)
             }
             Answer::Places { mut places, retry_in_ms } => {
@@ -572,7 +579,7 @@ impl CasClient {
                         .hold(&op.name, &(owner.clone(), 0))
                         .map(|hold| (hold.handle, hold.ticket, hold.end_ms));
                     let Some((handle, Some(ticket), end_ms)) = hold else { continue };
-                    let is_further = view.part_of(ticket).is_some_and(|at| !view.parts[at].is_read);
+                    let is_further = snapshot.part_of(ticket).is_some_and(|at| !snapshot.parts[at].is_read);
                     if is_further && end_ms >= now_ms && table.lease_of(handle).is_some() {
                         *place = Place::Waiting { ticket };
                     }
@@ -614,7 +621,7 @@ impl CasClient {
 
 /// The result of the machine, and the texts to write.
 struct MachineResult {
-    view: LockSnapshot,
+    snapshot: LockSnapshot,
     after: LockSnapshot,
     written: Written,
     record: ValueChange,
@@ -629,11 +636,11 @@ struct MachineResult {
 
 /// A request to take over a detached hold, without the takeover if the hold was not detached but has expired:
 /// it would take another detached hold of the same owner.
-fn unbound<'a>(op: &'a Op, view: &LockSnapshot, living: &BTreeMap<u64, u64>) -> Cow<'a, Op> {
+fn unbound<'a>(op: &'a Op, snapshot: &LockSnapshot, living: &BTreeMap<u64, u64>) -> Cow<'a, Op> {
     let Verb::Renew { ttl_ms, hold, bind: Some(Liveness::Process | Liveness::Work), weight } = op.verb else {
         return Cow::Borrowed(op);
     };
-    let is_there = op.spec == LockSpec::Reentrant && view.bindings.contains_key(&hold);
+    let is_there = op.spec == LockSpec::Reentrant && snapshot.bindings.contains_key(&hold);
     match is_there && !living.contains_key(&hold) && !planted(Bug::CasExpiredTakesDetached) {
         true => Cow::Owned(Op { verb: Verb::Renew { ttl_ms, hold, bind: None, weight }, ..op.clone() }),
         false => Cow::Borrowed(op),
@@ -671,7 +678,8 @@ fn moved_from(
     if !matches!(verb, Verb::Acquire { .. } | Verb::Renew { .. }) || planted(Bug::CasExpiredMoved) {
         return Vec::new();
     }
-    let handle = |view: &LockSnapshot, number: &u64| view.bindings.get(number).map(|binding| binding.handle);
+    let handle =
+        |snapshot: &LockSnapshot, number: &u64| snapshot.bindings.get(number).map(|binding| binding.handle);
     // The detached holds of a reentrant owner share the number 0, and one of them may leave the others.
     let is_taken_over = match verb {
         Verb::Renew { hold, bind: Some(Liveness::Process | Liveness::Work), .. } => {

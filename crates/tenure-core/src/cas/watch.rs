@@ -11,7 +11,7 @@ use super::backend::{Handle, LockWatch, Stored, WatchNotice, Watched};
 use super::client::CasClient;
 use super::holders::{HoldSubscriber, Holders};
 use super::leases::{KeptHandle, OpenWatches, PLACE_WAIT};
-use super::view::LockSnapshot;
+use super::snapshot::LockSnapshot;
 use crate::moment::Moment;
 use crate::name::LockName;
 use crate::owner::Owner;
@@ -68,7 +68,7 @@ pub(super) async fn listen_while_held(
     let watch = || async {
         let watch = client.backend.watch(&name, Watched::Lock).await?;
         let first = client.backend.read(&name).await?;
-        holders.table().view = LockSnapshot::read(first.as_ref());
+        holders.table().snapshot = LockSnapshot::read(first.as_ref());
         let audience = Audience::Holders(Arc::clone(holders));
         client.runtime.spawn(tell(Arc::clone(&client), name.clone(), audience, watch, first).boxed());
         Ok::<_, Failure>(())
@@ -76,7 +76,7 @@ pub(super) async fn listen_while_held(
     holders.watched.get_or_try_init(watch).await?;
     Ok(Listener::new(|publisher| {
         let mut table = member.holders.table();
-        if !holds(table.view.as_ref(), &owner) {
+        if !holds(table.snapshot.as_ref(), &owner) {
             publish_end(&client, &name, &owner, &publisher);
         }
         table.listeners.insert(member.id, (owner, publisher));
@@ -129,11 +129,11 @@ impl Audience {
         matches!(self, Self::Waiter { .. })
     }
 
-    async fn tell(&mut self, client: &CasClient, name: &LockName, view: Option<LockSnapshot>) {
+    async fn tell(&mut self, client: &CasClient, name: &LockName, snapshot: Option<LockSnapshot>) {
         match self {
             Self::Observer(publisher) => publisher.say(Notification::Free { by: None }),
             Self::Waiter { publisher, told } => {
-                let Some(mut news) = news(view, told) else { return };
+                let Some(mut news) = news(snapshot, told) else { return };
                 client.table.lock().doubt_places(name, client.runtime.now());
                 if let Notification::Granted { tickets } = &news
                     && !client.still_lives(name, tickets).await
@@ -144,9 +144,9 @@ impl Audience {
             }
             Self::Holders(holders) => {
                 let mut table = holders.table();
-                let ended = table.listeners.values().filter(|(owner, _)| !holds(view.as_ref(), owner));
+                let ended = table.listeners.values().filter(|(owner, _)| !holds(snapshot.as_ref(), owner));
                 ended.for_each(|(owner, publisher)| publish_end(client, name, owner, publisher));
-                table.view = view;
+                table.snapshot = snapshot;
             }
         }
     }
@@ -238,13 +238,13 @@ async fn tell(
         };
         match next {
             Ok(WatchNotice::Lock(stored)) => {
-                let view = LockSnapshot::read(stored.as_ref());
+                let snapshot = LockSnapshot::read(stored.as_ref());
                 if let (Some(Data::Queue(_)), Some(stored)) =
-                    (view.as_ref().and_then(|view| view.data.as_ref()), &stored)
+                    (snapshot.as_ref().and_then(|snapshot| snapshot.data.as_ref()), &stored)
                 {
                     client.saw(&name, stored);
                 }
-                audience.tell(&client, &name, view).await;
+                audience.tell(&client, &name, snapshot).await;
                 stands = stored;
             }
             Ok(WatchNotice::Gone(handle)) => {
@@ -289,13 +289,13 @@ async fn tell(
 
 /// Whether a hold or place of this lock is bound to the handle.
 fn is_bound(stored: Option<&Stored>, handle: u64) -> bool {
-    let view = LockSnapshot::read(stored).unwrap_or_default();
-    view.bindings.values().any(|binding| binding.handle == handle)
+    let snapshot = LockSnapshot::read(stored).unwrap_or_default();
+    snapshot.bindings.values().any(|binding| binding.handle == handle)
 }
 
-/// Whether an owner has a hold or a place in this view.
-fn holds(view: Option<&LockSnapshot>, owner: &Owner) -> bool {
-    match view.and_then(|view| view.data.as_ref()) {
+/// Whether an owner has a hold or a place in this snapshot.
+fn holds(snapshot: Option<&LockSnapshot>, owner: &Owner) -> bool {
+    match snapshot.and_then(|snapshot| snapshot.data.as_ref()) {
         None => false,
         Some(Data::Text(value)) => parse_value(value.as_bytes()).is_some_and(|(known, _)| known == *owner),
         Some(Data::Hash(hash)) => hash.contains_key(owner.as_str()),
@@ -304,10 +304,10 @@ fn holds(view: Option<&LockSnapshot>, owner: &Owner) -> bool {
 }
 
 /// The notification for a new value. Each grant is reported once.
-fn news(view: Option<LockSnapshot>, told: &mut Told) -> Option<Notification> {
+fn news(snapshot: Option<LockSnapshot>, told: &mut Told) -> Option<Notification> {
     // The next request reports a value that cannot be parsed.
-    let Some(view) = view else { return Some(Notification::Reconnected) };
-    match &view.data {
+    let Some(snapshot) = snapshot else { return Some(Notification::Reconnected) };
+    match &snapshot.data {
         None => {
             *told = Told::default();
             Some(Notification::Free { by: None })
@@ -323,7 +323,7 @@ fn news(view: Option<LockSnapshot>, told: &mut Told) -> Option<Notification> {
         }
         // One write may remove a dead owner and grant to the next, which may have waiters in other processes.
         Some(Data::Hash(_)) => {
-            let owner = view.entries().into_iter().next().map(|(_, owner, _)| owner);
+            let owner = snapshot.entries().into_iter().next().map(|(_, owner, _)| owner);
             let before = mem::replace(&mut told.owner, owner);
             let has_passed = before.is_some() && before != told.owner && !planted(Bug::CasNewOwnerUntold);
             has_passed.then_some(Notification::Reconnected)

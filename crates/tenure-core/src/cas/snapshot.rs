@@ -65,7 +65,7 @@ pub(super) struct QueuePart {
     pub(super) serial: u64,
     /// Number of places in it.
     pub(super) count: u64,
-    /// Its places are included in the view.
+    /// Its places are included in the snapshot.
     pub(super) is_read: bool,
     /// The lock lists it but it does not exist, because it was deleted by hand.
     pub(super) is_missing: bool,
@@ -214,7 +214,7 @@ impl LockSnapshot {
         State { lock, ballot: None }
     }
 
-    /// The view after a request.
+    /// The snapshot after a request.
     pub(super) fn after(&self, state: State, last: u64, bind: &BTreeMap<u64, Binding>) -> Self {
         let data = state.lock.map(|lock| lock.value);
         let mut after = Self { data, bindings: BTreeMap::new(), last, parts: self.parts.clone() };
@@ -250,21 +250,24 @@ pub fn stands<'a>(
     part: impl Fn(u64) -> Option<&'a str>,
     end: impl Fn(Handle) -> Option<u64>,
 ) -> Option<(Vec<Bound>, Option<ExpiringValue<Data>>)> {
-    let (mut view, base) = (LockSnapshot::read(Some(stored))?, stored.stamp.base);
-    for at in 0..view.parts.len() {
-        let text = part(view.parts[at].id(base));
-        if !view.add(at, text, base) {
-            view.miss(at, text.is_some());
+    let (mut snapshot, base) = (LockSnapshot::read(Some(stored))?, stored.stamp.base);
+    for at in 0..snapshot.parts.len() {
+        let text = part(snapshot.parts[at].id(base));
+        if !snapshot.add(at, text, base) {
+            snapshot.miss(at, text.is_some());
         }
     }
-    let ends: BTreeMap<u64, u64> =
-        view.bindings.iter().filter_map(|(number, binding)| Some((*number, end(binding.handle)?))).collect();
-    let bound = view.entries().into_iter().filter_map(|(number, owner, _)| {
-        let handle = view.bindings.get(&number)?.handle;
+    let ends: BTreeMap<u64, u64> = snapshot
+        .bindings
+        .iter()
+        .filter_map(|(number, binding)| Some((*number, end(binding.handle)?)))
+        .collect();
+    let bound = snapshot.entries().into_iter().filter_map(|(number, owner, _)| {
+        let handle = snapshot.bindings.get(&number)?.handle;
         Some(Bound { number, owner, handle })
     });
     let bound = bound.collect();
-    Some((bound, view.state(&ends).lock))
+    Some((bound, snapshot.state(&ends).lock))
 }
 
 /// Each hold and place: its number, its owner, and the hold number in its client's table.
