@@ -109,8 +109,8 @@ pub enum Bug {
     QuestionGivenUp,
     /// In a batch, the marker that a request reached its work limit is taken for its answer.
     BoundTakenForAnswer,
-    /// A write of unknown outcome is followed by others without a fence.
-    CasUnfenced,
+    /// A write of unknown outcome is followed by others without a write barrier.
+    CasNoBarrier,
     /// Holds bound to a handle that no longer exists count as alive.
     CasDeathIgnored,
     /// A write conflict is answered as a busy lock.

@@ -116,7 +116,7 @@ impl EtcdCluster {
     }
 
     /// Makes the next request use the next server.
-    pub(super) fn turn_away(&self) {
+    pub(super) fn use_next_server(&self) {
         let shared = &self.0;
         let count = shared.target.addresses.len();
         let mut channel = shared.channel.lock();
@@ -199,7 +199,7 @@ impl EtcdCluster {
             )),
             Code::Unimplemented => refused(format!("{said}: is this an etcd of 3.4 or newer?")),
             _ => {
-                self.turn_away();
+                self.use_next_server();
                 Failure::Unknown(Failure::cause(format!("{address}: {said}{}", self.hint(&said))))
             }
         }

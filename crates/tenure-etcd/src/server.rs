@@ -301,7 +301,7 @@ impl EtcdCluster {
             return refused(format!("etcd {} is too old: tenure needs 3.4 or newer", status.version));
         }
         if status.leader == 0 {
-            self.turn_away();
+            self.use_next_server();
             return Err(Failure::NotSent(Failure::cause("etcd has no leader: are most of its members up?")));
         }
         // A linearizable read, which needs a majority.
@@ -468,7 +468,7 @@ impl Backend for EtcdCluster {
     fn silent(&self) {
         // With a single server there is nowhere else to go; the connection detects a dead server itself.
         if self.0.target.addresses.len() > 1 {
-            self.turn_away();
+            self.use_next_server();
         }
     }
 

@@ -112,7 +112,7 @@ impl Dialer {
     }
 
     /// Makes the next dial start with another server than this one.
-    pub(super) fn turn_away(&self, from: usize) {
+    pub(super) fn use_next_server(&self, from: usize) {
         let next = (from + 1) % self.target.addresses.len();
         let _ = self.first.compare_exchange(from, next, Ordering::Relaxed, Ordering::Relaxed);
     }

@@ -256,7 +256,7 @@ impl SessionTask {
                 LinkEnd::Cut(cause) => cause,
             };
             drop(wire);
-            self.dialer.turn_away(at);
+            self.dialer.use_next_server(at);
             if self.lives != Lives::Kept {
                 return self.over(&Failure::NotSent(Failure::cause(cause)));
             }

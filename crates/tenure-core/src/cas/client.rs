@@ -15,7 +15,7 @@ use super::backend::{Backend, Handle, Stamp, Stored};
 use super::holders::AllHolders;
 use super::leases::{About, ClientHold, HoldKey, KeptHandle, SharedTable, life};
 use super::snapshot::LockSnapshot;
-use super::turns::{Coming, Known};
+use super::turns::{Known, QueuedAcquire};
 use crate::moment::Moment;
 use crate::name::LockName;
 use crate::net::by;
@@ -29,7 +29,7 @@ use crate::sync::Locked;
 
 /// How long a renewal of a lease waits for a request of another task, whose answer may be lost, before it goes
 /// ahead: the other task may have more time than the renewal has.
-pub(super) fn patience(lease: Duration) -> Duration {
+pub(super) fn renewal_patience(lease: Duration) -> Duration {
     if planted(Bug::CasKeepAwaited) { Duration::MAX } else { lease / 24 }
 }
 
@@ -46,16 +46,16 @@ pub(super) struct CasClient {
     /// The last known value of each lock, behind the turn that serializes its requests.
     names: Locked<BTreeMap<LockName, Arc<Mutex<Known>>>>,
     /// Acquisitions for the next batch of each lock that has a batching task.
-    pub(super) coming: Locked<BTreeMap<LockName, VecDeque<Coming>>>,
+    pub(super) queued: Locked<BTreeMap<LockName, VecDeque<QueuedAcquire>>>,
     /// Serializes the requests of one owner about one lock.
     owners: Locked<OwnerTurns>,
     /// Per lifetime in seconds: one task opens or keeps the handle, and the others wait for it.
     keeping: Locked<BTreeMap<u64, Arc<Mutex<()>>>>,
     /// Number of writes of unknown outcome, each of which may still be carried out.
-    loose: AtomicU64,
-    /// Number of those that a fence has ruled out.
-    fenced: AtomicU64,
-    fencing: Mutex<()>,
+    unknown_writes: AtomicU64,
+    /// Number of those that a write barrier has ruled out.
+    ruled_out: AtomicU64,
+    barrier: Mutex<()>,
     /// Notified when a hold is recorded that expires before the sweeper wakes.
     pub(super) entered: Arc<Notify>,
     /// When the sweeper wakes, on the clock of `now`.
@@ -65,7 +65,7 @@ pub(super) struct CasClient {
     pub(super) holders: Arc<AllHolders>,
 }
 
-/// A write in flight. Unless its outcome becomes known, the next request needs a fence.
+/// A write in flight. Unless its outcome becomes known, the next request needs a write barrier.
 pub(super) struct WriteInFlight<'a> {
     client: &'a CasClient,
     sents: Vec<WriteState>,
@@ -156,12 +156,12 @@ impl CasClient {
             table: SharedTable::default(),
             signals: Signals::default(),
             names: Locked::default(),
-            coming: Locked::default(),
+            queued: Locked::default(),
             owners: Locked::default(),
             keeping: Locked::default(),
-            loose: AtomicU64::new(0),
-            fenced: AtomicU64::new(0),
-            fencing: Mutex::default(),
+            unknown_writes: AtomicU64::new(0),
+            ruled_out: AtomicU64::new(0),
+            barrier: Mutex::default(),
             entered: Arc::default(),
             sweeps_at: AtomicU64::new(0),
             has_sweeper: AtomicBool::new(false),
@@ -171,7 +171,7 @@ impl CasClient {
 
     /// Records a write of unknown outcome.
     pub(super) fn unknown(&self) {
-        self.loose.fetch_add(1, Ordering::AcqRel);
+        self.unknown_writes.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Both clocks of a request. This machine's clock measures only this client's own holds, and tokens are
@@ -222,14 +222,15 @@ impl CasClient {
 
     /// If the outcome of an earlier write is unknown, makes sure that it can no longer take effect. Waits for at
     /// most `patience` for a request of another task that does so.
-    pub(super) async fn fence(&self, patience: Option<Duration>) -> Result<(), Failure> {
-        let is_fenced = || self.fenced.load(Ordering::Acquire) == self.loose.load(Ordering::Acquire);
-        if is_fenced() || planted(Bug::CasUnfenced) {
+    pub(super) async fn write_barrier(&self, patience: Option<Duration>) -> Result<(), Failure> {
+        let is_passed =
+            || self.ruled_out.load(Ordering::Acquire) == self.unknown_writes.load(Ordering::Acquire);
+        if is_passed() || planted(Bug::CasNoBarrier) {
             return Ok(());
         }
-        let _turn = self.turn_within(&self.fencing, patience).await;
-        let loose = self.loose.load(Ordering::Acquire);
-        if is_fenced() {
+        let _turn = self.turn_within(&self.barrier, patience).await;
+        let unknown = self.unknown_writes.load(Ordering::Acquire);
+        if is_passed() {
             return Ok(());
         }
         let handles: Vec<Handle> = self.table.lock().leases.values().map(|lease| lease.handle).collect();
@@ -246,9 +247,9 @@ impl CasClient {
                 None => lost |= table.lost(handle),
             }
         }
-        self.fenced.fetch_max(loose, Ordering::AcqRel);
+        self.ruled_out.fetch_max(unknown, Ordering::AcqRel);
         if lost {
-            self.tell_loss();
+            self.signal_loss();
         }
         Ok(())
     }
@@ -279,7 +280,7 @@ impl CasClient {
             let mut keeping = self.keeping.lock();
             Arc::clone(keeping.entry(class).or_default())
         };
-        let mut own = self.turn_within(&turn, Some(patience(need))).await;
+        let mut own = self.turn_within(&turn, Some(renewal_patience(need))).await;
         loop {
             let sent = self.runtime.now();
             match known() {
@@ -326,11 +327,11 @@ impl CasClient {
     pub(super) fn lost(&self, handle: Handle) {
         let was_own = self.table.lock().lost(handle);
         if was_own {
-            self.tell_loss();
+            self.signal_loss();
         }
     }
 
-    fn tell_loss(&self) {
+    fn signal_loss(&self) {
         self.signals.interrupt();
     }
 
@@ -364,7 +365,7 @@ impl CasClient {
             let mut table = self.table.lock();
             let opened = table.watched.get(name).map(|watched| watched.opened);
             let opened = opened.filter(|_| !planted(Bug::CasDeathBeforeWatch));
-            let mut met = BTreeSet::new();
+            let mut checked = BTreeSet::new();
             for binding in snapshot.bindings.values() {
                 let handle = binding.handle;
                 let own = table.lease_of(handle).copied();
@@ -372,7 +373,7 @@ impl CasClient {
                 let keeps = self.backend.keeps_handles() || planted(Bug::CasOwnHandleTrusted);
                 let lives = own.is_some_and(|own| keeps || !own.left(now).is_zero());
                 // One client may hold hundreds of permits with one handle.
-                if lives || !met.insert(handle) {
+                if lives || !checked.insert(handle) {
                     continue;
                 }
                 let is_known = match table.others.get(&handle) {
@@ -386,7 +387,7 @@ impl CasClient {
                 if !is_known {
                     handles.push(handle);
                 }
-                if met.len() >= most {
+                if checked.len() >= most {
                     break;
                 }
             }
@@ -500,7 +501,7 @@ impl CasClient {
     }
 
     /// Removes expired holds; returns the next expiry.
-    fn take_out(self: &Arc<Self>) -> Option<u64> {
+    fn remove_expired(self: &Arc<Self>) -> Option<u64> {
         let now_ms = self.now().ms;
         let mut over: Vec<(LockName, LockSpec, HoldKey)> = Vec::new();
         let mut next = None;
@@ -527,7 +528,7 @@ impl CasClient {
 
     /// Removes an expired hold, unless an answer that has just arrived extended it. No request of its owner
     /// may be in flight meanwhile, because its answer could be based on the hold being removed.
-    async fn take_out_one(
+    async fn remove_expired_hold(
         self: &Arc<Self>,
         name: &LockName,
         spec: LockSpec,
@@ -563,7 +564,7 @@ impl CasClient {
         let mut pause = Duration::from_millis(100);
         loop {
             let until = self.runtime.now() + limit;
-            let outcome = by(&*self.runtime, until, self.take_out_one(name, spec, key).boxed()).await;
+            let outcome = by(&*self.runtime, until, self.remove_expired_hold(name, spec, key).boxed()).await;
             match outcome {
                 Some(Ok(protocol::Answer::More(_))) => {}
                 Some(Ok(_)) => break,
@@ -594,7 +595,7 @@ impl CasClient {
 async fn sweep(client: Weak<CasClient>, runtime: Arc<dyn Runtime>, entered: Arc<Notify>) {
     loop {
         let Some(living) = client.upgrade() else { return };
-        let next = living.take_out();
+        let next = living.remove_expired();
         drop(living);
         let entered = entered.notified();
         match next {
@@ -628,7 +629,7 @@ pub(super) fn not_sent(failure: Failure) -> Failure {
     }
 }
 
-/// The caller no longer waits for the answer.
-pub(super) fn left() -> Failure {
+/// The failure of a request whose caller no longer waits for the answer.
+pub(super) fn abandoned() -> Failure {
     Failure::NotSent(Failure::cause("no task waits for the answer any more"))
 }

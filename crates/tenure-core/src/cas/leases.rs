@@ -180,7 +180,7 @@ impl HoldTable {
     }
 
     /// A place that is granted has no more of its lease than its client may rely on.
-    pub(super) fn becomes_hold(&mut self, name: &LockName, key: &HoldKey, is_held: bool, now_ms: u64) {
+    pub(super) fn cap_granted_place(&mut self, name: &LockName, key: &HoldKey, is_held: bool, now_ms: u64) {
         if let Some(hold) = self.hold(name, key).filter(|hold| is_held && hold.is_place()) {
             hold.end_ms = hold.end_ms.min(now_ms.saturating_add(millis(PLACE_WAIT)));
         }

@@ -57,7 +57,7 @@ use crate::store::{
 use client::CasClient;
 pub use leases::PLACE_WAIT;
 #[cfg(tenure_planted)]
-pub use snapshot::{Bound, stands};
+pub use snapshot::{BoundEntry, whole_lock};
 
 /// A store on a server with compare-and-swap. Clones share its state.
 #[derive(Clone)]
@@ -124,11 +124,11 @@ struct WriteState(Arc<AtomicU8>);
 
 impl WriteState {
     const OPEN: u8 = 1;
-    const LEFT: u8 = 2;
+    const ABANDONED: u8 = 2;
 
     /// Marks a write as in flight. False if its answer is no longer awaited.
     fn open(&self) -> bool {
-        self.0.fetch_or(Self::OPEN, Ordering::AcqRel) & Self::LEFT == 0
+        self.0.fetch_or(Self::OPEN, Ordering::AcqRel) & Self::ABANDONED == 0
     }
 
     /// Marks the write as completed.
@@ -141,12 +141,12 @@ impl WriteState {
     }
 
     /// Marks the answer as no longer awaited. Returns whether a write is in flight.
-    fn leave(&self) -> bool {
-        self.0.fetch_or(Self::LEFT, Ordering::AcqRel) & Self::OPEN != 0
+    fn abandon(&self) -> bool {
+        self.0.fetch_or(Self::ABANDONED, Ordering::AcqRel) & Self::OPEN != 0
     }
 
-    fn is_left(&self) -> bool {
-        self.0.load(Ordering::Acquire) & Self::LEFT != 0
+    fn is_abandoned(&self) -> bool {
+        self.0.load(Ordering::Acquire) & Self::ABANDONED != 0
     }
 }
 

@@ -99,7 +99,7 @@ impl CasClient {
         if is_sent && is_over && !planted(Bug::CasLapsedConfirmed) {
             return Some(0);
         }
-        table.becomes_hold(&op.name, &key, is_held, now_ms);
+        table.cap_granted_place(&op.name, &key, is_held, now_ms);
         let end_ms = enter(&mut table, op, key, bind.handle, now_ms.saturating_add(lasts));
         drop(table);
         self.sweep(end_ms);
@@ -107,7 +107,7 @@ impl CasClient {
     }
 
     /// Records what a request may be granted, before it is sent. Returns the former record.
-    pub(super) fn enter_first(self: &Arc<Self>, op: &Op, answer: &Answer, bind: Option<Bind>) -> Former {
+    pub(super) fn note_request(self: &Arc<Self>, op: &Op, answer: &Answer, bind: Option<Bind>) -> Former {
         let now_ms = self.now().ms;
         let key = bind.map(|bind| key(op, bind.is_detached));
         let former = key.map(|key| {
@@ -121,8 +121,8 @@ impl CasClient {
         former.map(|(key, former)| (key, former, noted))
     }
 
-    /// Undoes [`enter_first`](Self::enter_first) for a request that was not carried out.
-    pub(super) fn restore_first(&self, op: &Op, former: Former) {
+    /// Undoes [`note_request`](Self::note_request) for a request that was not carried out.
+    pub(super) fn undo_note(&self, op: &Op, former: Former) {
         if let Some((key, former, noted)) = former {
             self.restore(op, &key, former, noted);
         }

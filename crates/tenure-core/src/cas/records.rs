@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use super::WriteState;
 use super::backend::ValueChange;
-use super::client::{CasClient, left, not_sent};
+use super::client::{CasClient, abandoned, not_sent};
 use super::leases::About;
 use crate::name::LockName;
 use crate::owner::Owner;
@@ -64,7 +64,7 @@ impl CasClient {
                 let text = match op.granted.as_ref().and_then(|owner| self.at_grant(&op.lock, owner)) {
                     Some(text) => text,
                     None => {
-                        self.fence(None).await?;
+                        self.write_barrier(None).await?;
                         self.backend.record(&op.lock).await.map_err(not_sent)?
                     }
                 };
@@ -85,7 +85,7 @@ impl CasClient {
             self.touch(&release);
         }
         self.call_about(&release, sent, About::Request, Some(beside)).await?;
-        answer.lock().take().ok_or_else(left)
+        answer.lock().take().ok_or_else(abandoned)
     }
 
     /// The record as it was when this owner was granted the lock. Since then, only this owner can have

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::WriteState;
 use super::backend::{Committed, Handle, Stored, Swap, ValueChange};
 use super::bind::BatchMember;
-use super::client::{CasClient, WriteInFlight, left, not_sent, patience};
+use super::client::{CasClient, WriteInFlight, abandoned, not_sent, renewal_patience};
 use super::leases::{About, ClientHold, KeptHandle, life, table_hold, usable};
 use super::notes::number;
 use super::parts::{Sizes, Written};
@@ -72,7 +72,7 @@ impl CasClient {
         let turn = self.turn(&op.name);
         let patience = match op.verb {
             Verb::Renew { ttl_ms, bind: None, weight: None, .. } => {
-                Some(patience(Duration::from_millis(ttl_ms)))
+                Some(renewal_patience(Duration::from_millis(ttl_ms)))
             }
             _ => None,
         };
@@ -152,13 +152,13 @@ impl CasClient {
         known: &mut Known,
     ) -> Result<Answer, Failure> {
         let patience = match op.verb {
-            Verb::Renew { ttl_ms, .. } => Some(patience(Duration::from_millis(ttl_ms))),
+            Verb::Renew { ttl_ms, .. } => Some(renewal_patience(Duration::from_millis(ttl_ms))),
             _ => None,
         };
-        self.fence(patience).await?;
+        self.write_barrier(patience).await?;
         let bind = self.bind(op).await?;
         let answers = self.carry_out(&[BatchMember { op, sent, bind, about, beside }], known).await?;
-        answers.into_iter().next().flatten().ok_or_else(left)
+        answers.into_iter().next().flatten().ok_or_else(abandoned)
     }
 
     /// Carries out requests about one lock with one write. Requests abandoned meanwhile get no answer.
@@ -239,11 +239,11 @@ impl CasClient {
             let Some(in_flight) = WriteInFlight::new(self, sents) else { continue };
             // Record possible grants before sending: if the answer is lost, they are removed in time.
             let former: Vec<_> =
-                asked().map(|(of, answer, bind)| self.enter_first(of.op, answer, bind)).collect();
+                asked().map(|(of, answer, bind)| self.note_request(of.op, answer, bind)).collect();
             // Another task may have closed it as idle before this request was recorded.
             if place.is_some_and(|place| self.lease_of(place).is_none()) {
                 in_flight.known();
-                asked().zip(former).for_each(|((of, ..), former)| self.restore_first(of.op, former));
+                asked().zip(former).for_each(|((of, ..), former)| self.undo_note(of.op, former));
                 (place, is_fresh) = (None, false);
                 continue;
             }
@@ -300,7 +300,7 @@ impl CasClient {
                 Ok(Committed::Conflict { stored, marker }) => {
                     in_flight.known();
                     for ((of, ..), former) in asked().zip(former) {
-                        self.restore_first(of.op, former);
+                        self.undo_note(of.op, former);
                     }
                     if planted(Bug::CasUncompared) {
                         asked().for_each(|(of, answer, bind)| {
@@ -330,7 +330,7 @@ impl CasClient {
                 Err(failure @ Failure::Unknown(_)) => return Err(failure),
                 Err(failure) => {
                     in_flight.known();
-                    asked().zip(former).for_each(|((of, ..), former)| self.restore_first(of.op, former));
+                    asked().zip(former).for_each(|((of, ..), former)| self.undo_note(of.op, former));
                     return Err(failure);
                 }
             }
@@ -379,7 +379,7 @@ impl CasClient {
                 let answers: Vec<Option<Answer>> = members
                     .iter()
                     .map(|of @ BatchMember { op, sent, beside, .. }| {
-                        let here = !sent.is_left();
+                        let here = !sent.is_abandoned();
                         if let Some(beside) = beside {
                             let (answer, change) = here.then(|| beside.apply(&mut state, self.dated(now)))?;
                             record = change;

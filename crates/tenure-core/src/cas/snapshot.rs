@@ -233,7 +233,7 @@ impl LockSnapshot {
 /// A hold or place of a lock.
 #[cfg(tenure_planted)]
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Bound {
+pub struct BoundEntry {
     /// The number of the hold or place; for a reentrant mutex, the number of the hold.
     pub number: u64,
     /// Its owner.
@@ -245,11 +245,11 @@ pub struct Bound {
 /// The holds and places of a lock, and its state, for the oracle of the simulation. `part` reads parts of its
 /// queue; `end` returns the end of a handle in milliseconds.
 #[cfg(tenure_planted)]
-pub fn stands<'a>(
+pub fn whole_lock<'a>(
     stored: &Stored,
     part: impl Fn(u64) -> Option<&'a str>,
     end: impl Fn(Handle) -> Option<u64>,
-) -> Option<(Vec<Bound>, Option<ExpiringValue<Data>>)> {
+) -> Option<(Vec<BoundEntry>, Option<ExpiringValue<Data>>)> {
     let (mut snapshot, base) = (LockSnapshot::read(Some(stored))?, stored.stamp.base);
     for at in 0..snapshot.parts.len() {
         let text = part(snapshot.parts[at].id(base));
@@ -264,7 +264,7 @@ pub fn stands<'a>(
         .collect();
     let bound = snapshot.entries().into_iter().filter_map(|(number, owner, _)| {
         let handle = snapshot.bindings.get(&number)?.handle;
-        Some(Bound { number, owner, handle })
+        Some(BoundEntry { number, owner, handle })
     });
     let bound = bound.collect();
     Some((bound, snapshot.state(&ends).lock))

@@ -11,7 +11,7 @@ use super::WriteState;
 use super::bind::BatchMember;
 use super::client::CasClient;
 use super::leases::About;
-use super::turns::{Coming, Known};
+use super::turns::{Known, QueuedAcquire};
 use crate::name::LockName;
 use crate::protocol::{Answer, Op, Verb};
 use crate::store::Failure;
@@ -28,7 +28,7 @@ struct Awaited<'a> {
 
 impl Drop for Awaited<'_> {
     fn drop(&mut self) {
-        if self.sent.leave() {
+        if self.sent.abandon() {
             self.client.unknown();
         }
     }
@@ -40,15 +40,15 @@ impl CasClient {
         let (reply, answer) = oneshot::channel();
         let awaited = Awaited { client: self, sent };
         let begins = {
-            let mut coming = self.coming.lock();
-            let begins = !coming.contains_key(&op.name);
-            let line = coming.entry(op.name.clone()).or_default();
-            line.push_back(Coming { op: op.clone(), sent: sent.clone(), reply });
+            let mut queued = self.queued.lock();
+            let begins = !queued.contains_key(&op.name);
+            let queue = queued.entry(op.name.clone()).or_default();
+            queue.push_back(QueuedAcquire { op: op.clone(), sent: sent.clone(), reply });
             begins
         };
         if begins {
             let (client, name) = (Arc::clone(self), op.name.clone());
-            self.runtime.spawn(async move { client.let_come(&name).await }.boxed());
+            self.runtime.spawn(async move { client.run_batches(&name).await }.boxed());
         }
         let ended = || Failure::Unknown(Failure::cause("the store was closed"));
         let answer = answer.await.unwrap_or_else(|_| Err(ended()));
@@ -57,7 +57,7 @@ impl CasClient {
     }
 
     /// Runs batches until no acquisition is waiting.
-    async fn let_come(self: &Arc<Self>, name: &LockName) {
+    async fn run_batches(self: &Arc<Self>, name: &LockName) {
         loop {
             let turn = self.turn(name);
             let mut known = turn.lock().await;
@@ -73,23 +73,23 @@ impl CasClient {
     }
 
     /// The next acquisitions that can share a handle. `None` if none is waiting; the batching task then ends.
-    fn next(&self, name: &LockName) -> Option<Vec<Coming>> {
-        let mut all = self.coming.lock();
-        let line = all.get_mut(name)?;
-        line.retain(|coming| !coming.reply.is_closed());
-        let Some(first) = line.front().map(Coming::bound_to) else {
+    fn next(&self, name: &LockName) -> Option<Vec<QueuedAcquire>> {
+        let mut all = self.queued.lock();
+        let queue = all.get_mut(name)?;
+        queue.retain(|queued| !queued.reply.is_closed());
+        let Some(first) = queue.front().map(QueuedAcquire::bound_to) else {
             all.remove(name);
             return None;
         };
         // A hold that is detached from the start needs a handle of its own.
         let most = if first.is_none() { 1 } else { TOGETHER };
-        let alike = line.iter().take(most).take_while(|coming| coming.bound_to() == first).count();
-        Some(line.drain(..alike.max(1)).collect())
+        let alike = queue.iter().take(most).take_while(|queued| queued.bound_to() == first).count();
+        Some(queue.drain(..alike.max(1)).collect())
     }
 
-    async fn carry_out_all(self: &Arc<Self>, all: Vec<Coming>, known: &mut Known) {
+    async fn carry_out_all(self: &Arc<Self>, all: Vec<QueuedAcquire>, known: &mut Known) {
         let (asked, mut replies): (Vec<_>, Vec<_>) =
-            all.into_iter().map(|Coming { op, sent, reply }| ((op, sent), Some(reply))).unzip();
+            all.into_iter().map(|QueuedAcquire { op, sent, reply }| ((op, sent), Some(reply))).unzip();
         let said = {
             let left = poll_fn(|context| {
                 let mut waiting = replies.iter_mut().flatten();
@@ -119,7 +119,7 @@ impl CasClient {
         asked: &[(Op, WriteState)],
         known: &mut Known,
     ) -> Result<Vec<Option<Answer>>, Failure> {
-        self.fence(None).await?;
+        self.write_barrier(None).await?;
         let Some((longest, _)) = asked.iter().max_by_key(|(op, _)| needed(op)) else { return Ok(Vec::new()) };
         let bind = self.bind(longest).await?;
         let members: Vec<BatchMember<'_>> = asked

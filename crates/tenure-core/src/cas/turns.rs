@@ -43,13 +43,13 @@ impl Known {
 }
 
 /// An acquisition that waits for the next batch.
-pub(super) struct Coming {
+pub(super) struct QueuedAcquire {
     pub(super) op: Op,
     pub(super) sent: WriteState,
     pub(super) reply: oneshot::Sender<Result<Answer, Failure>>,
 }
 
-impl Coming {
+impl QueuedAcquire {
     /// The lifetime in seconds of the handle that it can share; `None` if it needs its own.
     pub(super) fn bound_to(&self) -> Option<u64> {
         match self.op.verb {

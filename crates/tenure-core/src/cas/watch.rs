@@ -93,14 +93,14 @@ fn publish_end(client: &CasClient, name: &LockName, owner: &Owner, publisher: &P
 
 /// The receivers of a watch's notifications.
 enum Audience {
-    Waiter { publisher: Publisher, told: Told },
+    Waiter { publisher: Publisher, reported: Reported },
     Holders(Arc<Holders>),
     Observer(Publisher),
 }
 
 /// What a watch has reported to waiters.
 #[derive(Default)]
-struct Told {
+struct Reported {
     /// The tickets that hold.
     tickets: BTreeSet<u64>,
     /// The owner of a reentrant mutex.
@@ -109,7 +109,7 @@ struct Told {
 
 impl Audience {
     fn waiter(publisher: Publisher) -> Self {
-        Self::Waiter { publisher, told: Told::default() }
+        Self::Waiter { publisher, reported: Reported::default() }
     }
 
     fn watched(&self) -> Watched {
@@ -132,8 +132,8 @@ impl Audience {
     async fn tell(&mut self, client: &CasClient, name: &LockName, snapshot: Option<LockSnapshot>) {
         match self {
             Self::Observer(publisher) => publisher.say(Notification::Free { by: None }),
-            Self::Waiter { publisher, told } => {
-                let Some(mut news) = news(snapshot, told) else { return };
+            Self::Waiter { publisher, reported } => {
+                let Some(mut news) = news(snapshot, reported) else { return };
                 client.table.lock().doubt_places(name, client.runtime.now());
                 if let Notification::Granted { tickets } = &news
                     && !client.still_lives(name, tickets).await
@@ -304,18 +304,18 @@ fn holds(snapshot: Option<&LockSnapshot>, owner: &Owner) -> bool {
 }
 
 /// The notification for a new value. Each grant is reported once.
-fn news(snapshot: Option<LockSnapshot>, told: &mut Told) -> Option<Notification> {
+fn news(snapshot: Option<LockSnapshot>, reported: &mut Reported) -> Option<Notification> {
     // The next request reports a value that cannot be parsed.
     let Some(snapshot) = snapshot else { return Some(Notification::Reconnected) };
     match &snapshot.data {
         None => {
-            *told = Told::default();
+            *reported = Reported::default();
             Some(Notification::Free { by: None })
         }
         Some(Data::Queue(queue)) => {
             let holding: BTreeSet<u64> = queue.holding().collect();
-            let tickets: Vec<u64> = holding.difference(&told.tickets).copied().collect();
-            told.tickets = holding;
+            let tickets: Vec<u64> = holding.difference(&reported.tickets).copied().collect();
+            reported.tickets = holding;
             match queue.is_due() {
                 true => Some(Notification::Reconnected),
                 false => (!tickets.is_empty()).then_some(Notification::Granted { tickets }),
@@ -324,8 +324,8 @@ fn news(snapshot: Option<LockSnapshot>, told: &mut Told) -> Option<Notification>
         // One write may remove a dead owner and grant to the next, which may have waiters in other processes.
         Some(Data::Hash(_)) => {
             let owner = snapshot.entries().into_iter().next().map(|(_, owner, _)| owner);
-            let before = mem::replace(&mut told.owner, owner);
-            let has_passed = before.is_some() && before != told.owner && !planted(Bug::CasNewOwnerUntold);
+            let before = mem::replace(&mut reported.owner, owner);
+            let has_passed = before.is_some() && before != reported.owner && !planted(Bug::CasNewOwnerUntold);
             has_passed.then_some(Notification::Reconnected)
         }
         Some(Data::Text(_)) => None,

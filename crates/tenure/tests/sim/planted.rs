@@ -165,7 +165,7 @@ const CAUGHT_IN_A_DIRECTORY: &[(Bug, &str, u64)] = &[
 
 /// Bugs of compare-and-swap stores.
 const CAUGHT_BY_COMPARE_AND_SWAP: &[(Bug, &str, u64)] = &[
-    (Bug::CasUnfenced, "nothing is left behind", 5_000),
+    (Bug::CasNoBarrier, "nothing is left behind", 5_000),
     (Bug::CasDeathIgnored, "progress", 5_000),
     (Bug::CasConflictIsBusy, "progress", 5_000),
     (Bug::CasWatchAfterLook, "progress", 5_000),

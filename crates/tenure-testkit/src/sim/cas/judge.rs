@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use tenure::internals::protocol::{Answer, Data, ExpiringValue, Liveness, LockSpec, ReleaseScope, Verb};
-use tenure::internals::store::cas::{Bound, Handle, stands};
+use tenure::internals::store::cas::{BoundEntry, Handle, whole_lock};
 use tenure::internals::store::observe::Told;
 use tenure::{LockName, Owner};
 
@@ -22,7 +22,7 @@ const LOOKS: TrueTime = 500 * MS;
 /// A lock on the server.
 #[derive(Default)]
 pub(super) struct Look {
-    bound: Vec<Bound>,
+    bound: Vec<BoundEntry>,
     lock: Option<ExpiringValue<Data>>,
 }
 
@@ -52,7 +52,7 @@ impl Look {
     }
 
     /// Whether a request has released or rebound this hold or place.
-    fn releases(&self, told: &Told, bound: &Bound) -> bool {
+    fn releases(&self, told: &Told, bound: &BoundEntry) -> bool {
         let Told { op, answer, .. } = told;
         match op.verb {
             _ if op.owner != bound.owner => false,
@@ -82,7 +82,7 @@ impl Judge {
         let Some(stored) = state.locks.get(name) else { return Look::default() };
         let part = |id| state.parts.get(&(name.clone(), id)).map(String::as_str);
         let end = |handle| state.handles.get(&handle).map(|life| life.end.0 / MS - 1);
-        stands(stored, part, end).map_or_else(Look::default, |(bound, lock)| Look { bound, lock })
+        whole_lock(stored, part, end).map_or_else(Look::default, |(bound, lock)| Look { bound, lock })
     }
 
     /// A write was executed. `added` is the offset of the numbers in its requests.
@@ -108,7 +108,7 @@ impl Judge {
         });
         let are_detached_left = after.detached() >= detached;
         let gone = before.bound.iter().filter(|bound| {
-            let left = |left: &&Bound| (left.number, &left.owner) == (bound.number, &bound.owner);
+            let left = |left: &&BoundEntry| (left.number, &left.owner) == (bound.number, &bound.owner);
             let is_detached = bound.number == 0 && before.detached() > 0;
             let is_left = !is_again
                 && after.bound.iter().any(|other| left(&other))

@@ -154,7 +154,7 @@ fn the_dead_hold_nothing_beside_many() -> Result<(), String> {
 #[test]
 fn an_undone_request_keeps_nobody_out() {
     assert_eq!(an_undo_is_final(), Ok(()));
-    plant(Some(Bug::CasUnfenced));
+    plant(Some(Bug::CasNoBarrier));
     let outcome = an_undo_is_final();
     plant(None);
     assert!(outcome.is_err());
