@@ -5,7 +5,7 @@ mod callers;
 #[cfg(tenure_planted)]
 mod cas;
 #[cfg(tenure_planted)]
-mod cas_scenes;
+mod cas_scenarios;
 #[cfg(tenure_planted)]
 mod directory;
 mod grants;
@@ -19,6 +19,6 @@ mod renewal_bytes;
 #[cfg(tenure_planted)]
 mod rows;
 #[cfg(tenure_planted)]
-mod rows_scenes;
+mod rows_scenarios;
 #[cfg(tenure_planted)]
-mod scene;
+mod scenario;

@@ -178,7 +178,7 @@ const CAUGHT_BY_COMPARE_AND_SWAP: &[(Bug, &str, u64)] = &[
     (Bug::CasMovingHoldRemoved, "exclusion within validity", 5_000),
 ];
 
-/// Bugs of the store on PostgreSQL. `rows_scenes` has a schedule for each of the others, which are rare here.
+/// Bugs of the store on PostgreSQL. `rows_scenarios` has a schedule for each of the others, which are rare here.
 const CAUGHT_ON_POSTGRESQL: &[(Bug, &str, u64)] = &[
     (Bug::RowsConflictIsBusy, "reporting", 1_000),
     (Bug::RowsDeadGrantWritten, "a waiter that fits is let in", 1_000),

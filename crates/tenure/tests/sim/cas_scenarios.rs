@@ -13,9 +13,9 @@ use tenure_testkit::sim::cas::{Server, Versions};
 use tenure_testkit::sim::clock::MS;
 use tenure_testkit::sim::network::Parting;
 
-use super::scene::{MILLIS, Outcome, SECONDS, Scene, acquire, op, renew, text};
+use super::scenario::{MILLIS, Outcome, SECONDS, Scenario, acquire, op, renew, text};
 
-impl Scene<Server> {
+impl Scenario<Server> {
     fn new(processes: usize, versions: Versions) -> Self {
         Self::with(processes, |process| Server::with(process, versions, 128))
     }
@@ -35,12 +35,12 @@ impl Scene<Server> {
 /// The answer to an acquisition arrives when its hold has expired and another request of the same client has
 /// removed it: the hold stays gone.
 fn a_late_answer_revives_nothing(versions: Versions) -> Outcome {
-    let scene = Scene::new(2, versions);
-    let (ours, theirs, server) = (scene.store(0), scene.store(1), scene.server.clone());
+    let scenario = Scenario::new(2, versions);
+    let (ours, theirs, server) = (scenario.store(0), scenario.store(1), scenario.server.clone());
     let (name, spec, process) =
-        (LockName::new("x").expect("a name"), LockSpec::Mutex, scene.processes[0].id());
-    let (at, store, lock) = (scene.at(0), ours.clone(), name.clone());
-    scene.spawn(0, async move {
+        (LockName::new("x").expect("a name"), LockSpec::Mutex, scenario.processes[0].id());
+    let (at, store, lock) = (scenario.at(0), ours.clone(), name.clone());
+    scenario.spawn(0, async move {
         // Opens the handle.
         store
             .request(acquire(&LockName::new("y").expect("a name"), spec, 1, 1_000), SECONDS(2))
@@ -55,37 +55,37 @@ fn a_late_answer_revives_nothing(versions: Versions) -> Outcome {
             answers => Err(format!("a removed hold is renewed: {answers:?}")),
         }
     });
-    let (at, server, lock) = (scene.at(0), scene.server.clone(), name.clone());
-    scene.spawn(0, async move {
+    let (at, server, lock) = (scenario.at(0), scenario.server.clone(), name.clone());
+    scenario.spawn(0, async move {
         at(200).await;
         server.part(process, Parting::default());
         at(1_300).await;
         let release = Verb::Release { hold: 1, fence: Fence::Assign, whose: ReleaseScope::Own };
         ours.request(op(&lock, spec, 3, release), SECONDS(2)).await.map(drop).map_err(text)
     });
-    let at = scene.at(1);
-    scene.spawn(1, async move {
+    let at = scenario.at(1);
+    scenario.spawn(1, async move {
         at(1_400).await;
         match theirs.request(acquire(&name, spec, 4, 9_000), SECONDS(2)).await.map_err(text)? {
             Answer::Held { .. } => Ok(()),
             answer => Err(format!("an expired hold keeps others out: {answer:?}")),
         }
     });
-    scene.run(60)
+    scenario.run(60)
 }
 
 /// A client has just seen that a holder lives, and begins to wait. The holder dies before, while or after the
 /// watch of the waiter opens: the waiter is let in at once.
 fn a_death_before_a_watch_is_seen(versions: Versions) -> Outcome {
     const TURNS: usize = 60;
-    let scene = Scene::new(1 + TURNS, versions);
+    let scenario = Scenario::new(1 + TURNS, versions);
     for turn in 0..TURNS {
         let begins = turn as u64 * 20_000;
-        let mutex = |process: usize| scene.client(process).fair_mutex(format!("x{turn}")).expect("a name");
+        let mutex = |process: usize| scenario.client(process).fair_mutex(format!("x{turn}")).expect("a name");
         let (holds, waits) = (mutex(1 + turn), mutex(0));
         let (at, server, process) =
-            (scene.at(1 + turn), scene.server.clone(), scene.processes[1 + turn].id());
-        scene.spawn(1 + turn, async move {
+            (scenario.at(1 + turn), scenario.server.clone(), scenario.processes[1 + turn].id());
+        scenario.spawn(1 + turn, async move {
             at(begins).await;
             let _guard = holds.lock().await.map_err(text)?;
             at(begins + 400 + turn as u64).await;
@@ -93,8 +93,8 @@ fn a_death_before_a_watch_is_seen(versions: Versions) -> Outcome {
             at(begins + 10_000).await;
             Ok(())
         });
-        let (at, runtime) = (scene.at(0), Arc::clone(&scene.processes[0]));
-        scene.spawn(0, async move {
+        let (at, runtime) = (scenario.at(0), Arc::clone(&scenario.processes[0]));
+        scenario.spawn(0, async move {
             at(begins + 300).await;
             drop(waits.try_lock().await.map_err(text)?);
             at(begins + 400).await;
@@ -105,15 +105,16 @@ fn a_death_before_a_watch_is_seen(versions: Versions) -> Outcome {
             if waited > MILLIS(500) { Err(format!("a death is seen after {waited:?}")) } else { Ok(()) }
         });
     }
-    scene.run(TURNS as u64 * 20 + 60)
+    scenario.run(TURNS as u64 * 20 + 60)
 }
 
 /// The answer to a detach is lost, and its undo asks for a millisecond: the hold keeps its lease.
 fn an_undone_detach_shortens_nothing(_: Versions) -> Outcome {
     // On a server like ZooKeeper the client keeps each of its handles.
-    let scene = Scene::new(2, Versions::Lasting);
-    let (ours, theirs, server, at) = (scene.store(0), scene.store(1), scene.server.clone(), scene.at(0));
-    scene.spawn(0, async move {
+    let scenario = Scenario::new(2, Versions::Lasting);
+    let (ours, theirs, server, at) =
+        (scenario.store(0), scenario.store(1), scenario.server.clone(), scenario.at(0));
+    scenario.spawn(0, async move {
         let (name, spec) = (LockName::new("x").expect("a name"), LockSpec::Reentrant);
         ours.request(acquire(&name, spec, 1, 60_000), SECONDS(2)).await.map_err(text)?;
         let bound = |ttl_ms, bind| {
@@ -134,16 +135,16 @@ fn an_undone_detach_shortens_nothing(_: Versions) -> Outcome {
             answers => Err(format!("a detach, its undo, and another owner: {answers:?}")),
         }
     });
-    scene.run(60)
+    scenario.run(60)
 }
 
 /// A client asks for a hold of a process that has died, beside a detached hold of the same owner: it does not get
 /// the detached one.
 fn a_dead_hold_takes_no_other_over(versions: Versions) -> Outcome {
-    let scene = Scene::new(2, versions);
-    let (ours, theirs, server) = (scene.store(0), scene.store(1), scene.server.clone());
-    let (at, process) = (scene.at(0), scene.processes[1].id());
-    scene.spawn(0, async move {
+    let scenario = Scenario::new(2, versions);
+    let (ours, theirs, server) = (scenario.store(0), scenario.store(1), scenario.server.clone());
+    let (at, process) = (scenario.at(0), scenario.processes[1].id());
+    scenario.spawn(0, async move {
         let (name, spec) = (LockName::new("x").expect("a name"), LockSpec::Reentrant);
         theirs.request(acquire(&name, spec, 1, 60_000), SECONDS(2)).await.map_err(text)?;
         let (fence, bind) = (Fence::Assign, Liveness::Process);
@@ -162,13 +163,13 @@ fn a_dead_hold_takes_no_other_over(versions: Versions) -> Outcome {
             answers => Err(format!("a dead hold, and then the detached one: {answers:?}")),
         }
     });
-    scene.run(10)
+    scenario.run(10)
 }
 
 /// Fails where a promise is broken.
 type Play = fn(Versions) -> Outcome;
 
-const SCENES: [(Bug, Play); 4] = [
+const SCENARIOS: [(Bug, Play); 4] = [
     (Bug::CasLapsedConfirmed, a_late_answer_revives_nothing),
     (Bug::CasDeathBeforeWatch, a_death_before_a_watch_is_seen),
     (Bug::CasDetachedIsPlace, an_undone_detach_shortens_nothing),
@@ -176,14 +177,14 @@ const SCENES: [(Bug, Play); 4] = [
 ];
 
 #[test]
-fn each_scene_on_a_store_by_compare_and_swap_fails_with_its_bug() {
-    for (bug, scene) in SCENES {
+fn each_scenario_on_a_store_by_compare_and_swap_fails_with_its_bug() {
+    for (bug, scenario) in SCENARIOS {
         for versions in [Versions::Lasting, Versions::OfCreations] {
-            assert_eq!(scene(versions), Ok(()), "{versions:?} without {bug:?}");
+            assert_eq!(scenario(versions), Ok(()), "{versions:?} without {bug:?}");
             plant(Some(bug));
-            let outcome = scene(versions);
+            let outcome = scenario(versions);
             plant(None);
-            assert!(outcome.is_err(), "{bug:?} is not seen in its scene on {versions:?}");
+            assert!(outcome.is_err(), "{bug:?} is not seen in its scenario on {versions:?}");
         }
     }
 }

@@ -21,7 +21,7 @@ pub(super) fn text(error: impl ToString) -> String {
 }
 
 /// A server, and processes that use it.
-pub(super) struct Scene<S> {
+pub(super) struct Scenario<S> {
     pub(super) sim: Sim,
     pub(super) server: S,
     pub(super) processes: Vec<Arc<Process>>,
@@ -29,7 +29,7 @@ pub(super) struct Scene<S> {
     state: Arc<Mutex<(Option<String>, u32)>>,
 }
 
-impl<S> Scene<S> {
+impl<S> Scenario<S> {
     pub(super) fn with(processes: usize, server: impl FnOnce(Arc<Process>) -> S) -> Self {
         let sim = Sim::new(Chooser::seeded(1));
         let server = server(sim.process(Clock::default(), 1));

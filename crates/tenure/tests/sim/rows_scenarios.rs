@@ -15,9 +15,9 @@ use tenure_testkit::sim::clock::{MS, SECOND};
 use tenure_testkit::sim::rows::{Database, Mistake, Server};
 use tenure_testkit::{plant, setting};
 
-use super::scene::{MILLIS, Outcome, SECONDS, Scene, acquire, op, renew, text};
+use super::scenario::{MILLIS, Outcome, SECONDS, Scenario, acquire, op, renew, text};
 
-impl Scene<Server> {
+impl Scenario<Server> {
     fn new(processes: usize, mistake: Mistake) -> Self {
         Self::with(processes, |process| Server::new(process, mistake, Database::Postgres, 3))
     }
@@ -35,10 +35,10 @@ impl Scene<Server> {
 
 /// What a request may have left behind after its connection was lost does not keep others out.
 fn an_undo_is_final(_: Mistake) -> Outcome {
-    let scene = Scene::new(2, Mistake::Nothing);
-    let (ours, theirs) = (scene.client(0, SECONDS(60)), scene.client(1, SECONDS(60)));
-    let (server, at) = (scene.server.clone(), scene.at(0));
-    scene.spawn(0, async move {
+    let scenario = Scenario::new(2, Mistake::Nothing);
+    let (ours, theirs) = (scenario.client(0, SECONDS(60)), scenario.client(1, SECONDS(60)));
+    let (server, at) = (scenario.server.clone(), scenario.at(0));
+    scenario.spawn(0, async move {
         ours.ping().await.map_err(text)?;
         // It arrives when the release that undoes it is long answered.
         server.delay_next("acquire", SECONDS(2), true);
@@ -46,21 +46,21 @@ fn an_undo_is_final(_: Mistake) -> Outcome {
         at(20_000).await;
         Ok(())
     });
-    let at = scene.at(1);
-    scene.spawn(1, async move {
+    let at = scenario.at(1);
+    scenario.spawn(1, async move {
         at(8_000).await;
         let got = theirs.mutex("x").expect("a name").try_lock().await.map_err(text)?;
         got.map(drop).ok_or_else(|| "a request that was undone keeps others out".into())
     });
-    scene.run(60)
+    scenario.run(60)
 }
 
 /// A release at any moment wakes a client that begins to wait.
 fn a_release_is_heard(mistake: Mistake) -> Outcome {
-    let scene = Scene::new(2, mistake);
-    let (ours, theirs) = (scene.client(0, SECONDS(60)), scene.client(1, SECONDS(60)));
-    let at = scene.at(0);
-    scene.spawn(0, async move {
+    let scenario = Scenario::new(2, mistake);
+    let (ours, theirs) = (scenario.client(0, SECONDS(60)), scenario.client(1, SECONDS(60)));
+    let at = scenario.at(0);
+    scenario.spawn(0, async move {
         for turn in 0..60 {
             at(turn * 1_000).await;
             let guard = ours.mutex(format!("x{turn}")).expect("a name").lock().await.map_err(text)?;
@@ -69,8 +69,8 @@ fn a_release_is_heard(mistake: Mistake) -> Outcome {
         }
         Ok(())
     });
-    let (at, server) = (scene.at(1), scene.server.clone());
-    scene.spawn(1, async move {
+    let (at, server) = (scenario.at(1), scenario.server.clone());
+    scenario.spawn(1, async move {
         for turn in 0..60 {
             at(turn * 1_000 + 500).await;
             server.delay_next("note_listeners", MILLIS(30), false);
@@ -81,58 +81,58 @@ fn a_release_is_heard(mistake: Mistake) -> Outcome {
         }
         Ok(())
     });
-    scene.run(120)
+    scenario.run(120)
 }
 
 /// A client that waits for longer than a row remembers it still hears a release.
 fn a_release_is_heard_after_a_long_wait(mistake: Mistake) -> Outcome {
-    let scene = Scene::new(2, mistake);
-    let (ours, theirs) = (scene.client(0, SECONDS(60)), scene.client(1, SECONDS(60)));
-    let at = scene.at(0);
-    scene.spawn(0, async move {
+    let scenario = Scenario::new(2, mistake);
+    let (ours, theirs) = (scenario.client(0, SECONDS(60)), scenario.client(1, SECONDS(60)));
+    let at = scenario.at(0);
+    scenario.spawn(0, async move {
         let guard = ours.mutex("x").expect("a name").lock().await.map_err(text)?;
         at(1_000_000).await;
         guard.release().await.map_err(text)
     });
-    let (at, runtime) = (scene.at(1), Arc::clone(&scene.processes[1]));
-    scene.spawn(1, async move {
+    let (at, runtime) = (scenario.at(1), Arc::clone(&scenario.processes[1]));
+    scenario.spawn(1, async move {
         at(1_000).await;
         let guard = theirs.mutex("x").expect("a name").lock().await.map_err(text)?;
         let late = runtime.now().since(Moment(1_000_000 * MS));
         drop(guard);
         if late > MILLIS(100) { Err(format!("a release was heard after {late:?}")) } else { Ok(()) }
     });
-    scene.run(1_200)
+    scenario.run(1_200)
 }
 
 /// A release while the connection that listens is cut is made up for when the next one listens.
 fn a_missed_release_is_asked_about(_: Mistake) -> Outcome {
-    let scene = Scene::new(2, Mistake::Nothing);
-    let (ours, theirs) = (scene.client(0, SECONDS(60)), scene.client(1, SECONDS(60)));
-    let (at, server) = (scene.at(0), scene.server.clone());
-    scene.spawn(0, async move {
+    let scenario = Scenario::new(2, Mistake::Nothing);
+    let (ours, theirs) = (scenario.client(0, SECONDS(60)), scenario.client(1, SECONDS(60)));
+    let (at, server) = (scenario.at(0), scenario.server.clone());
+    scenario.spawn(0, async move {
         let guard = ours.mutex("x").expect("a name").lock().await.map_err(text)?;
         at(5_000).await;
         server.cut_listeners();
         guard.release().await.map_err(text)
     });
-    let at = scene.at(1);
-    scene.spawn(1, async move {
+    let at = scenario.at(1);
+    scenario.spawn(1, async move {
         at(1_000).await;
         let got = theirs.mutex("x").expect("a name").try_lock_for(SECONDS(9)).await.map_err(text)?;
         got.map(drop).ok_or_else(|| "a release while no client listened is missed".into())
     });
-    scene.run(60)
+    scenario.run(60)
 }
 
 /// What was read as a connection ended is not written on it while the next is used: that would end the next
 /// one too.
 #[test]
 fn a_lost_connection_costs_no_other() {
-    let scene = Scene::new(1, Mistake::Nothing);
-    let (asks, server, at) = (scene.client(0, SECONDS(9)), scene.server.clone(), scene.at(0));
-    let (sim, seen, process) = (scene.sim.clone(), server.clone(), scene.processes[0].id());
-    scene.spawn(0, async move {
+    let scenario = Scenario::new(1, Mistake::Nothing);
+    let (asks, server, at) = (scenario.client(0, SECONDS(9)), scenario.server.clone(), scenario.at(0));
+    let (sim, seen, process) = (scenario.sim.clone(), server.clone(), scenario.processes[0].id());
+    scenario.spawn(0, async move {
         asks.ping().await.map_err(text)?;
         // The row of the permit is told while the process stands still; the acquire is not.
         seen.delay_next("read", MILLIS(10), false);
@@ -148,22 +148,22 @@ fn a_lost_connection_costs_no_other() {
         Ok(())
     });
     let stopped = sim.clone();
-    scene.sim.at(105 * MS, move || stopped.pause(process));
+    scenario.sim.at(105 * MS, move || stopped.pause(process));
     let cut = server.clone();
-    scene.sim.at(150 * MS, move || {
+    scenario.sim.at(150 * MS, move || {
         cut.cut_all();
         sim.resume(process);
     });
-    assert_eq!(scene.run(60), Ok(()));
+    assert_eq!(scenario.run(60), Ok(()));
     assert_eq!(server.connects(), 2);
 }
 
 /// A connection that has become silent is given up, also by a process that asks about one lock, and whose
 /// first request there was waiting as another was answered.
 fn a_silent_connection_is_given_up(_: Mistake) -> Outcome {
-    let scene = Scene::new(1, Mistake::Nothing);
-    let (locks, server, at) = (scene.client(0, SECONDS(9)), scene.server.clone(), scene.at(0));
-    scene.spawn(0, async move {
+    let scenario = Scenario::new(1, Mistake::Nothing);
+    let (locks, server, at) = (scenario.client(0, SECONDS(9)), scenario.server.clone(), scenario.at(0));
+    scenario.spawn(0, async move {
         let mutex = locks.fair_mutex("x").expect("a name");
         locks.ping().await.map_err(text)?;
         at(100).await;
@@ -177,7 +177,7 @@ fn a_silent_connection_is_given_up(_: Mistake) -> Outcome {
         let got = mutex.try_lock_for(SECONDS(10)).await.map_err(text)?;
         got.map(drop).ok_or_else(|| "the process goes on with a dead connection".into())
     });
-    scene.run(60)
+    scenario.run(60)
 }
 
 /// The kinds that keep a queue.
@@ -203,10 +203,10 @@ type Guards = Box<dyn Send>;
 
 /// How long after the release the next one enters if so many waiting processes before it were killed.
 fn next_after(dead: usize, line: Line) -> Result<Duration, String> {
-    let scene = Scene::new(dead + 2, Mistake::Nothing);
+    let scenario = Scenario::new(dead + 2, Mistake::Nothing);
     let entered = Arc::new(Mutex::new(None));
-    let (locks, at) = (scene.client(0, SECONDS(15)), scene.at(0));
-    scene.spawn(0, async move {
+    let (locks, at) = (scenario.client(0, SECONDS(15)), scenario.at(0));
+    scenario.spawn(0, async move {
         let guard = enter(locks, line, false).await?;
         at(8_000).await;
         drop(guard);
@@ -217,8 +217,8 @@ fn next_after(dead: usize, line: Line) -> Result<Duration, String> {
         let joins = 100 + process as u64 * 4_000 / (dead as u64 + 1);
         let is_dead = process <= dead;
         let (locks, at, entered) =
-            (scene.client(process, SECONDS(15)), scene.at(process), Arc::clone(&entered));
-        let runtime = Arc::clone(&scene.processes[process]);
+            (scenario.client(process, SECONDS(15)), scenario.at(process), Arc::clone(&entered));
+        let runtime = Arc::clone(&scenario.processes[process]);
         let waits = async move {
             at(joins).await;
             let _guard = enter(locks, line, is_dead).await?;
@@ -226,19 +226,20 @@ fn next_after(dead: usize, line: Line) -> Result<Duration, String> {
             Ok(())
         };
         match is_dead {
-            true => scene.sim.spawn(runtime_id(&scene, process), waits.map(|_: Outcome| ()).boxed()),
-            false => scene.spawn(process, waits),
+            true => scenario.sim.spawn(runtime_id(&scenario, process), waits.map(|_: Outcome| ()).boxed()),
+            false => scenario.spawn(process, waits),
         }
     }
-    let (sim, dies) = (scene.sim.clone(), (1..=dead).map(|at| runtime_id(&scene, at)).collect::<Vec<_>>());
-    scene.sim.at(7_900 * MS, move || dies.iter().for_each(|id| sim.kill(*id)));
-    scene.run(120)?;
+    let (sim, dies) =
+        (scenario.sim.clone(), (1..=dead).map(|at| runtime_id(&scenario, at)).collect::<Vec<_>>());
+    scenario.sim.at(7_900 * MS, move || dies.iter().for_each(|id| sim.kill(*id)));
+    scenario.run(120)?;
     let entered = entered.lock().expect("one thread").ok_or("the next one has not entered")?;
     Ok(entered.since(Moment(8_000 * MS)))
 }
 
-fn runtime_id(scene: &Scene<Server>, process: usize) -> usize {
-    scene.processes[process].id()
+fn runtime_id(scenario: &Scenario<Server>, process: usize) -> usize {
+    scenario.processes[process].id()
 }
 
 fn dead_waiters_are_passed_at_once(_: Mistake) -> Outcome {
@@ -255,13 +256,13 @@ fn dead_waiters_are_passed_at_once(_: Mistake) -> Outcome {
 }
 
 /// A fair mutex is held; process 1 and then process 2 wait, and both enter in this order after `released` s.
-fn two_enter_in_order(scene: Scene<Server>, released: u64, joins: [u64; 2]) -> Outcome {
+fn two_enter_in_order(scenario: Scenario<Server>, released: u64, joins: [u64; 2]) -> Outcome {
     let order = Arc::new(Mutex::new(Vec::new()));
     for process in 0..3 {
-        let (locks, at) = (scene.client(process, SECONDS(15)), scene.at(process));
+        let (locks, at) = (scenario.client(process, SECONDS(15)), scenario.at(process));
         let order = Arc::clone(&order);
         let joins = [0, joins[0], joins[1]][process];
-        scene.spawn(process, async move {
+        scenario.spawn(process, async move {
             at(joins).await;
             let guard = locks.fair_mutex("x").expect("a name").lock().await.map_err(text)?;
             if process == 0 {
@@ -272,37 +273,37 @@ fn two_enter_in_order(scene: Scene<Server>, released: u64, joins: [u64; 2]) -> O
             guard.release().await.map_err(text)
         });
     }
-    scene.run(120)?;
+    scenario.run(120)?;
     let order = order.lock().expect("one thread");
     if *order == [1, 2] { Ok(()) } else { Err(format!("they entered in the order {order:?}")) }
 }
 
 /// A waiter that has a new session by the time of the grant keeps its turn.
 fn a_new_session_keeps_the_turn(_: Mistake) -> Outcome {
-    let scene = Scene::new(3, Mistake::Nothing);
-    let server = scene.server.clone();
-    scene.sim.at(9_999 * MS, move || {
+    let scenario = Scenario::new(3, Mistake::Nothing);
+    let server = scenario.server.clone();
+    scenario.sim.at(9_999 * MS, move || {
         server.cut_listeners();
         // The look finds no session, and the grant comes when there is one again.
         server.delay_next("read", MILLIS(1), false);
         server.delay_next("read", MILLIS(700), false);
     });
-    two_enter_in_order(scene, 10_000, [9_200, 9_300])
+    two_enter_in_order(scenario, 10_000, [9_200, 9_300])
 }
 
 /// A client whose session has been closed keeps the turn of its next place, for which it does not listen yet.
 fn a_closed_session_is_not_held_against_a_client(_: Mistake) -> Outcome {
-    let scene = Scene::new(3, Mistake::Nothing);
-    let (locks, server) = (scene.client(1, SECONDS(15)), scene.server.clone());
-    let (holder, at) = (scene.client(0, SECONDS(15)), scene.at(0));
-    scene.spawn(0, async move {
+    let scenario = Scenario::new(3, Mistake::Nothing);
+    let (locks, server) = (scenario.client(1, SECONDS(15)), scenario.server.clone());
+    let (holder, at) = (scenario.client(0, SECONDS(15)), scenario.at(0));
+    scenario.spawn(0, async move {
         let guard = holder.fair_mutex("before").expect("a name").lock().await.map_err(text)?;
         at(500).await;
         guard.release().await.map_err(text)
     });
-    let (at, order) = (scene.at(1), Arc::new(Mutex::new(Vec::new())));
+    let (at, order) = (scenario.at(1), Arc::new(Mutex::new(Vec::new())));
     let ours = Arc::clone(&order);
-    scene.spawn(1, async move {
+    scenario.spawn(1, async move {
         at(100).await;
         let guard = locks.fair_mutex("before").expect("a name").lock().await.map_err(text)?;
         guard.release().await.map_err(text)?;
@@ -314,8 +315,9 @@ fn a_closed_session_is_not_held_against_a_client(_: Mistake) -> Outcome {
         guard.release().await.map_err(text)
     });
     for process in [0, 2] {
-        let (locks, at, order) = (scene.client(process, SECONDS(15)), scene.at(process), Arc::clone(&order));
-        scene.spawn(process, async move {
+        let (locks, at, order) =
+            (scenario.client(process, SECONDS(15)), scenario.at(process), Arc::clone(&order));
+        scenario.spawn(process, async move {
             at(if process == 0 { 19_000 } else { 20_200 }).await;
             let guard = locks.fair_mutex("x").expect("a name").lock().await.map_err(text)?;
             if process == 0 {
@@ -326,7 +328,7 @@ fn a_closed_session_is_not_held_against_a_client(_: Mistake) -> Outcome {
             guard.release().await.map_err(text)
         });
     }
-    scene.run(120)?;
+    scenario.run(120)?;
     let order = order.lock().expect("one thread");
     if *order == [1, 2] { Ok(()) } else { Err(format!("they entered in the order {order:?}")) }
 }
@@ -334,9 +336,9 @@ fn a_closed_session_is_not_held_against_a_client(_: Mistake) -> Outcome {
 /// A place of a client that names no session, as those of older clients, ends with its lease.
 #[test]
 fn a_place_without_a_session_is_not_passed() {
-    let scene = Scene::new(1, Mistake::Nothing);
-    let store = scene.store(0);
-    scene.spawn(0, async move {
+    let scenario = Scenario::new(1, Mistake::Nothing);
+    let store = scenario.store(0);
+    scenario.spawn(0, async move {
         let (name, spec) = (LockName::new("x").expect("a name"), LockSpec::Queue(QueueSpec::FAIR));
         let ask = |op| store.request(op, SECONDS(2));
         ask(acquire(&name, spec, 1, 60_000)).await.map_err(text)?;
@@ -358,19 +360,19 @@ fn a_place_without_a_session_is_not_passed() {
             answers => Err(format!("{answers:?}")),
         }
     });
-    assert_eq!(scene.run(60), Ok(()));
+    assert_eq!(scenario.run(60), Ok(()));
 }
 
 /// Tokens rise over the deletion of a row, also where the server's clock is set back.
 fn a_row_that_is_deleted_leaves_its_token(mistake: Mistake) -> Outcome {
-    let scene = Scene::new(1, mistake);
-    let (locks, server, at) = (scene.client(0, SECONDS(9)), scene.server.clone(), scene.at(0));
+    let scenario = Scenario::new(1, mistake);
+    let (locks, server, at) = (scenario.client(0, SECONDS(9)), scenario.server.clone(), scenario.at(0));
     let take = |locks: Locks| async move {
         let guard = locks.mutex("x").expect("a name").lock().await.map_err(text)?;
         let token = guard.fence();
         guard.release().await.map_err(text).map(|()| token)
     };
-    scene.spawn(0, async move {
+    scenario.spawn(0, async move {
         let before = take(locks.clone()).await?;
         at(3 * 3_600 * 1_000).await;
         if server.rows() > 0 {
@@ -380,16 +382,16 @@ fn a_row_that_is_deleted_leaves_its_token(mistake: Mistake) -> Outcome {
         let after = take(locks).await?;
         if after > before { Ok(()) } else { Err(format!("tokens: {after} after {before}")) }
     });
-    scene.run(4 * 3_600)
+    scenario.run(4 * 3_600)
 }
 
 /// A hold that an open transaction has checked in is not taken, although its lease is over.
 fn a_hold_that_is_checked_in_is_not_taken(mistake: Mistake) -> Outcome {
-    let scene = Scene::new(2, mistake);
-    let (ours, theirs) = (scene.client(0, SECONDS(1)), scene.client(1, SECONDS(1)));
-    let (server, sim, at) = (scene.server.clone(), scene.sim.clone(), scene.at(1));
-    let process = scene.processes[0].id();
-    scene.spawn(1, async move {
+    let scenario = Scenario::new(2, mistake);
+    let (ours, theirs) = (scenario.client(0, SECONDS(1)), scenario.client(1, SECONDS(1)));
+    let (server, sim, at) = (scenario.server.clone(), scenario.sim.clone(), scenario.at(1));
+    let process = scenario.processes[0].id();
+    scenario.spawn(1, async move {
         let guard = ours.fair_mutex("x").expect("a name").lock().await.map_err(text)?;
         let hold = server.check_in("x", guard.owner().as_str(), guard.fence());
         let hold = hold.ok_or("it is not checked in")?;
@@ -404,14 +406,14 @@ fn a_hold_that_is_checked_in_is_not_taken(mistake: Mistake) -> Outcome {
         sim.resume(process);
         got.map(drop).ok_or_else(|| "a transaction that is over keeps others out".into())
     });
-    scene.run(60)
+    scenario.run(60)
 }
 
 /// A release does not hand a lock on while an open transaction has checked it in.
 fn a_release_waits_for_a_transaction(kind: Kind, mistake: Mistake) -> Outcome {
-    let scene = Scene::new(2, mistake);
-    let (ours, theirs) = (scene.client(0, SECONDS(60)), scene.client(1, SECONDS(60)));
-    let (server, at) = (scene.server.clone(), scene.at(0));
+    let scenario = Scenario::new(2, mistake);
+    let (ours, theirs) = (scenario.client(0, SECONDS(60)), scenario.client(1, SECONDS(60)));
+    let (server, at) = (scenario.server.clone(), scenario.at(0));
     let take = move |locks: Locks| async move {
         match kind {
             Kind::Mutex => locks.mutex("x").expect("a name").lock().await,
@@ -421,7 +423,7 @@ fn a_release_waits_for_a_transaction(kind: Kind, mistake: Mistake) -> Outcome {
     };
     let is_open = Arc::new(Mutex::new(true));
     let open = Arc::clone(&is_open);
-    scene.spawn(0, async move {
+    scenario.spawn(0, async move {
         let guard = take(ours).await?;
         let hold = server.check_in("x", guard.owner().as_str(), guard.fence());
         let hold = hold.ok_or("it is not checked in")?;
@@ -434,8 +436,8 @@ fn a_release_waits_for_a_transaction(kind: Kind, mistake: Mistake) -> Outcome {
         let _ = join(guard.release(), ends).await;
         Ok(())
     });
-    let at = scene.at(1);
-    scene.spawn(1, async move {
+    let at = scenario.at(1);
+    scenario.spawn(1, async move {
         at(1_000).await;
         drop(take(theirs).await?);
         match *is_open.lock().expect("one thread") {
@@ -443,7 +445,7 @@ fn a_release_waits_for_a_transaction(kind: Kind, mistake: Mistake) -> Outcome {
             false => Ok(()),
         }
     });
-    scene.run(60)
+    scenario.run(60)
 }
 
 fn a_release_from_a_queue_waits_for_a_transaction(mistake: Mistake) -> Outcome {
@@ -456,9 +458,9 @@ fn a_release_of_a_mutex_waits_for_a_transaction(mistake: Mistake) -> Outcome {
 
 /// An expired hold that is renewed, because a transaction has checked in another hold of its lock, is held.
 fn an_expired_hold_beside_a_transaction_is_renewed(mistake: Mistake) -> Outcome {
-    let scene = Scene::new(1, mistake);
-    let (store, server, at) = (scene.store(0), scene.server.clone(), scene.at(0));
-    scene.spawn(0, async move {
+    let scenario = Scenario::new(1, mistake);
+    let (store, server, at) = (scenario.store(0), scenario.server.clone(), scenario.at(0));
+    scenario.spawn(0, async move {
         let (name, spec) = (LockName::new("x").expect("a name"), LockSpec::Queue(QueueSpec::permits(2, 1)));
         let first = acquire(&name, spec, 1, 60_000);
         let owner = first.owner.clone();
@@ -476,7 +478,7 @@ fn an_expired_hold_beside_a_transaction_is_renewed(mistake: Mistake) -> Outcome 
             answers => Err(format!("two of two permits are held: {answers:?}")),
         }
     });
-    scene.run(60)
+    scenario.run(60)
 }
 
 /// Fails where a promise is broken.
@@ -505,30 +507,30 @@ const OF_STATEMENTS: [(Mistake, Play); 5] = [
 ];
 
 #[test]
-fn each_scene_goes_well_and_fails_with_its_bug() {
-    for (bug, scene) in OF_CODE {
-        assert_eq!(scene(Mistake::Nothing), Ok(()), "without {bug:?}");
+fn each_scenario_goes_well_and_fails_with_its_bug() {
+    for (bug, scenario) in OF_CODE {
+        assert_eq!(scenario(Mistake::Nothing), Ok(()), "without {bug:?}");
         plant(Some(bug));
-        let outcome = scene(Mistake::Nothing);
+        let outcome = scenario(Mistake::Nothing);
         plant(None);
-        assert!(outcome.is_err(), "{bug:?} is not seen in its scene");
+        assert!(outcome.is_err(), "{bug:?} is not seen in its scenario");
     }
 }
 
 #[test]
-fn each_scene_fails_with_its_mistake_in_a_statement() {
-    for (mistake, scene) in OF_STATEMENTS {
-        assert_eq!(scene(Mistake::Nothing), Ok(()), "without {mistake:?}");
-        assert!(scene(mistake).is_err(), "{mistake:?} is not seen in its scene");
+fn each_scenario_fails_with_its_mistake_in_a_statement() {
+    for (mistake, scenario) in OF_STATEMENTS {
+        assert_eq!(scenario(Mistake::Nothing), Ok(()), "without {mistake:?}");
+        assert!(scenario(mistake).is_err(), "{mistake:?} is not seen in its scenario");
     }
 }
 
 /// An uncontended acquisition and its release are a statement each, and renewals do not grow with the holds.
 #[test]
 fn a_pair_is_two_statements_and_one_renews_all_holds() {
-    let scene = Scene::new(1, Mistake::Nothing);
-    let (locks, server, at) = (scene.client(0, SECONDS(30)), scene.server.clone(), scene.at(0));
-    scene.spawn(0, async move {
+    let scenario = Scenario::new(1, Mistake::Nothing);
+    let (locks, server, at) = (scenario.client(0, SECONDS(30)), scenario.server.clone(), scenario.at(0));
+    scenario.spawn(0, async move {
         locks.ping().await.map_err(text)?;
         server.statements();
         for turn in 0..10 {
@@ -555,5 +557,5 @@ fn a_pair_is_two_statements_and_one_renews_all_holds() {
         }
         Ok(())
     });
-    assert_eq!(scene.run(120), Ok(()));
+    assert_eq!(scenario.run(120), Ok(()));
 }
