@@ -53,10 +53,17 @@ fn metrics_and_json_tell_the_locks_their_waiters_and_their_history() {
     for line in ["tenure_up 1", "tenure_locks{kind=\"fair mutex\"} 1", "tenure_observed_handovers_total 0"] {
         assert!(has(line), "{line}: {}", get(&at, "/metrics"));
     }
-    // Each line is a comment, or a name with a number.
-    for line in get(&at, "/metrics").lines().filter(|line| !line.starts_with("# ")) {
-        let (name, value) = line.rsplit_once(' ').expect("a value");
-        assert!(name.starts_with("tenure_") && value.parse::<f64>().is_ok(), "{line}");
+    // Each line is a comment, or a name with a number, and the book has each name.
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../book/operate/monitoring.md");
+    let page = fs::read_to_string(page).expect("the page");
+    for line in get(&at, "/metrics").lines() {
+        let Some(comment) = line.strip_prefix("# ") else {
+            let (name, value) = line.rsplit_once(' ').expect("a value");
+            assert!(name.starts_with("tenure_") && value.parse::<f64>().is_ok(), "{line}");
+            continue;
+        };
+        let name = comment.split(' ').nth(1).expect("a name");
+        assert!(page.contains(&format!("`{name}`")), "monitoring.md lacks {name}");
     }
     held.signal(Signal::TERM);
     held.wait().exits_with(143);
