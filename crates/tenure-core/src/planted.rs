@@ -4,10 +4,24 @@
 //! They exist only in builds with `RUSTFLAGS="--cfg tenure_planted"`, which `scripts/test` sets. In every
 //! other build [`planted`] is the constant `false`, and the compiler removes the code.
 
-/// Known mistakes of lock implementations. Each variant describes the faulty behaviour.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Bug {
+/// Defines the bugs, and the list of them all.
+macro_rules! bugs {
+    ($($(#[$doc:meta])* $bug:ident,)*) => {
+        /// Known mistakes of lock implementations. Each variant describes the faulty behaviour.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub enum Bug {
+            $($(#[$doc])* $bug,)*
+        }
+
+        impl Bug {
+            /// All bugs. A test of the simulation fails for one that no test catches.
+            pub const ALL: &'static [Self] = &[$(Self::$bug),*];
+        }
+    };
+}
+
+bugs! {
     /// The lease is counted from the reply instead of from before the request.
     DeadlineFromReply,
     /// A grant is reported no matter how long its answer took.
@@ -333,128 +347,6 @@ pub enum Bug {
     SilenceUnnoticed,
     /// A push message is taken for the reply to a request.
     PushTakenForReply,
-}
-
-impl Bug {
-    /// All bugs that the general schedules cover. Excluded are those of compare-and-swap stores and of
-    /// PostgreSQL, which have schedules of their own, and those of Redis connections, which
-    /// `tests/sim/callers.rs`, `tests/sim/redis_bytes.rs` and the tests of the multiplexer find.
-    pub const ALL: [Self; 114] = [
-        Self::DeadlineFromReply,
-        Self::ElapsedIgnored,
-        Self::NoMargin,
-        Self::ReleaseWithoutCompare,
-        Self::RenewalRecreates,
-        Self::ListenAfterAsking,
-        Self::NeverYields,
-        Self::FailedRenewalExtends,
-        Self::WakeSwallowed,
-        Self::DropLeaves,
-        Self::OneEndsAll,
-        Self::LossToldToOne,
-        Self::SharedDetached,
-        Self::LossUnannounced,
-        Self::ReentryBumpsToken,
-        Self::RepeatCountsTwice,
-        Self::ReentryShortens,
-        Self::RankOffByOne,
-        Self::ReleaseOfAnother,
-        Self::LapsedWaiterRevived,
-        Self::LeaverPromotesNobody,
-        Self::ListeningIgnored,
-        Self::NobodyCalled,
-        Self::ListensTooSoon,
-        Self::NewcomerLeaves,
-        Self::WeightIgnored,
-        Self::DowngradeWakesNobody,
-        Self::UpgradeBesideReaders,
-        Self::ResizeWakesNobody,
-        Self::PushFromReceipt,
-        Self::PushOfAnotherLife,
-        Self::WakeBeforeWrite,
-        Self::EndTakenForTold,
-        Self::LossTakenForRelease,
-        Self::MinorityRules,
-        Self::UndoOfGrantsOnly,
-        Self::UndoOutlivesRetry,
-        Self::NewcomersVote,
-        Self::TokensByCounter,
-        Self::UndoneOnce,
-        Self::BallotForgotten,
-        Self::CounterForgotten,
-        Self::PairUncounted,
-        Self::PairUnread,
-        Self::PairUnraised,
-        Self::PairLeftBehind,
-        Self::OneRenewedForAll,
-        Self::PartTakenForAll,
-        Self::BoundTakenForAnswer,
-        Self::QuestionGivenUp,
-        Self::NoRounding,
-        Self::NoGrace,
-        Self::CalledWithTooLittle,
-        Self::NoRetryPause,
-        Self::RefusalIgnored,
-        Self::ReentryInLine,
-        Self::SecondHoldForgotten,
-        Self::EndOfAnotherForgotten,
-        Self::ReleaseGivenUp,
-        Self::DetachLeaves,
-        Self::MaxHoldFromWait,
-        Self::AskedForAsReleased,
-        Self::RefreshedWithTooLittle,
-        Self::CallMissed,
-        Self::OldCallBelieved,
-        Self::SilenceOfOne,
-        Self::PatienceCutShort,
-        Self::TokenUnverified,
-        Self::LateGrantKept,
-        Self::NoDrift,
-        Self::NoBackoff,
-        Self::RefreshedTooLate,
-        Self::RenewedTooLate,
-        Self::NeverWhole,
-        Self::EarlyCallForgotten,
-        Self::LostGrantInLine,
-        Self::ReconnectIgnored,
-        Self::OpenIgnored,
-        Self::NeverListensAgain,
-        Self::EndNotAwaited,
-        Self::NoCap,
-        Self::MaybeTakenForHeld,
-        Self::BallotsTakenForHolder,
-        Self::MinorityUnheard,
-        Self::NoBallotBehind,
-        Self::NoBallotAhead,
-        Self::LowestTokenTaken,
-        Self::RaisedTooLittle,
-        Self::FailedResumeLeaves,
-        Self::DeathIgnored,
-        Self::DeathUnheard,
-        Self::ChangeUnheard,
-        Self::CalledInVainLeft,
-        Self::NearUntold,
-        Self::LateRefusal,
-        Self::KeyEndsFirst,
-        Self::FirstDoesNotAsk,
-        Self::LongAttempts,
-        Self::RetryForgotten,
-        Self::GrantUnverified,
-        Self::RetriesByTtl,
-        Self::DetachedTakenForLost,
-        Self::SweepStops,
-        Self::LettingInStops,
-        Self::RecordOfAnyone,
-        Self::WindowFromClient,
-        Self::WindowRepeats,
-        Self::RecordedAfterRun,
-        Self::AgainReopens,
-        Self::TermSkipped,
-        Self::LeaderToldLate,
-        Self::ForcedUnheard,
-        Self::MessageEndsHold,
-        Self::EachMessageAsks,
-    ];
 }
 
 #[cfg(tenure_planted)]

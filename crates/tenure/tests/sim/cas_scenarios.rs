@@ -167,9 +167,9 @@ fn a_dead_hold_takes_no_other_over(versions: Versions) -> Outcome {
 }
 
 /// Fails where a promise is broken.
-type Play = fn(Versions) -> Outcome;
+pub(super) type Play = fn(Versions) -> Outcome;
 
-const SCENARIOS: [(Bug, Play); 4] = [
+pub(super) const SCENARIOS: [(Bug, Play); 4] = [
     (Bug::CasLapsedConfirmed, a_late_answer_revives_nothing),
     (Bug::CasDeathBeforeWatch, a_death_before_a_watch_is_seen),
     (Bug::CasDetachedIsPlace, an_undone_detach_shortens_nothing),

@@ -1,9 +1,10 @@
 //! The simulation can fail: it catches each planted bug within a number of schedules, by the check that
 //! should catch it. `scripts/test` builds with these bugs.
 
+use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::{env, panic, thread};
+use std::{env, fs, panic, thread};
 
 use tenure::internals::planted::Bug;
 use tenure_testkit::sim::cas::Versions;
@@ -12,6 +13,8 @@ use tenure_testkit::sim::regime::Regime;
 use tenure_testkit::sim::report::Report;
 use tenure_testkit::sim::{cas, files, quorum, rows, scenarios, world};
 use tenure_testkit::{plant, setting};
+
+use super::{cas_scenarios, rows_scenarios};
 
 /// The invariant that catches each bug, and the maximum number of schedules.
 const CAUGHT: &[(Bug, &str, u64)] = &[
@@ -178,6 +181,15 @@ const CAUGHT_BY_COMPARE_AND_SWAP: &[(Bug, &str, u64)] = &[
     (Bug::CasMovingHoldRemoved, "exclusion within validity", 5_000),
 ];
 
+/// Rare bugs of compare-and-swap stores, with a regime that shows them and a seed shortly before.
+const RARE_BY_COMPARE_AND_SWAP: [(Bug, Regime, u64); 5] = [
+    (Bug::CasTakenOutBeside, Regime::Slow, 24_400),
+    (Bug::CasKeepAwaited, Regime::Hiccup, 600),
+    (Bug::CasLostPlaceUnread, Regime::Lossy, 6_200),
+    (Bug::CasPlacesExtended, Regime::Drifting, 0),
+    (Bug::CasExpiredMoved, Regime::Outage, 800_400),
+];
+
 /// Bugs of the store on PostgreSQL. `rows_scenarios` has a schedule for each of the others, which are rare here.
 const CAUGHT_ON_POSTGRESQL: &[(Bug, &str, u64)] = &[
     (Bug::RowsConflictIsBusy, "reporting", 1_000),
@@ -326,13 +338,7 @@ fn bugs_on_postgresql_are_caught() {
 /// By any check, because without their bugs these schedules have no violation.
 #[test]
 fn rare_bugs_of_stores_by_compare_and_swap_are_caught() {
-    for (bug, regime, first) in [
-        (Bug::CasTakenOutBeside, Regime::Slow, 24_400),
-        (Bug::CasKeepAwaited, Regime::Hiccup, 600),
-        (Bug::CasLostPlaceUnread, Regime::Lossy, 6_200),
-        (Bug::CasPlacesExtended, Regime::Drifting, 0),
-        (Bug::CasExpiredMoved, Regime::Outage, 800_400),
-    ] {
+    for (bug, regime, first) in RARE_BY_COMPARE_AND_SWAP {
         plant(Some(bug));
         let report = |seed| Some((seed, cas::run_in(regime, seed).violation?));
         let caught = (first..first + 20_000).find_map(report);
@@ -395,12 +401,37 @@ fn a_process_alone_leaves_few_turns_to_others() {
     assert_eq!(scenarios::a_process_alone_leaves_few_turns(), Ok(()));
 }
 
+/// Bugs with a test of their own, and its file.
+const ELSEWHERE: [(Bug, &str); 9] = [
+    (Bug::CasGoneRevived, "tenure-core/src/cas/leases.rs"),
+    (Bug::RowsLateTakenForCheckIn, "tenure-testkit/src/sim/regressions.rs"),
+    (Bug::GivenUpForgotten, "tenure/tests/sim/callers.rs"),
+    (Bug::EndTakenForUnsent, "tenure/tests/sim/redis_bytes.rs"),
+    (Bug::SilenceUnnoticed, "tenure/tests/sim/redis_bytes.rs"),
+    (Bug::ReplyOfAnother, "tenure-redis/src/connection/multiplexer.rs"),
+    (Bug::SlotReusedEarly, "tenure-redis/src/connection/multiplexer.rs"),
+    (Bug::WriteAfterHangUp, "tenure-redis/src/connection/multiplexer.rs"),
+    (Bug::PushTakenForReply, "tenure-redis/src/connection/multiplexer.rs"),
+];
+
 #[test]
-fn every_bug_is_looked_for_once() {
-    assert_eq!(CAUGHT.len() + scenarios::ALL.len(), Bug::ALL.len());
-    let bugs = || CAUGHT.iter().map(|(bug, ..)| bug).chain(scenarios::ALL.iter().map(|(bug, _)| bug));
-    let is_looked_for = |bug: &Bug| bugs().any(|known| known == bug);
-    assert_eq!(Bug::ALL.into_iter().find(|bug| !is_looked_for(bug)), None);
+fn every_planted_bug_has_a_test() {
+    let caught = [CAUGHT, CAUGHT_BY_COMPARE_AND_SWAP, CAUGHT_ON_POSTGRESQL].into_iter().flatten();
+    let mut looked_for: Vec<Bug> = caught.map(|(bug, ..)| *bug).collect();
+    looked_for.extend(RARE_BY_COMPARE_AND_SWAP.map(|(bug, ..)| bug));
+    looked_for.extend(scenarios::ALL.iter().map(|(bug, _)| *bug));
+    looked_for.extend(cas_scenarios::SCENARIOS.map(|(bug, _)| bug));
+    looked_for.extend(rows_scenarios::OF_CODE.map(|(bug, _)| bug));
+    for (bug, file) in ELSEWHERE {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(file);
+        let text = fs::read_to_string(&path).expect("a source");
+        let tests = text.rsplit_once("mod tests").map_or(&*text, |(_, tests)| tests);
+        assert!(tests.contains(&format!("Bug::{bug:?}")), "{file} does not plant {bug:?}");
+        looked_for.push(bug);
+    }
+    let missed: Vec<&Bug> = Bug::ALL.iter().filter(|bug| !looked_for.contains(bug)).collect();
+    assert!(missed.is_empty(), "no test catches {missed:?}");
+    assert_eq!(looked_for.len(), Bug::ALL.len(), "a bug is looked for twice");
 }
 
 /// The number of schedules until each bug is caught (`TENURE_BUG` and `TENURE_REGIME` select), from

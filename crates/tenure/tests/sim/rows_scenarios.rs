@@ -482,9 +482,9 @@ fn an_expired_hold_beside_a_transaction_is_renewed(mistake: Mistake) -> Outcome 
 }
 
 /// Fails where a promise is broken.
-type Play = fn(Mistake) -> Outcome;
+pub(super) type Play = fn(Mistake) -> Outcome;
 
-const OF_CODE: [(Bug, Play); 11] = [
+pub(super) const OF_CODE: [(Bug, Play); 11] = [
     (Bug::RowsSilenceUnseen, a_silent_connection_is_given_up),
     (Bug::RowsBeforeNotEnded, an_undo_is_final),
     (Bug::RowsHeardTooSoon, a_release_is_heard),
