@@ -32,7 +32,7 @@ pub(super) enum QueueStep {
     },
     Writing {
         group: Box<Group>,
-        /// An answer from before then says that the write was not late.
+        /// If the answer arrives before this time, the lease that the write grants had not expired.
         until: Moment,
     },
 }
