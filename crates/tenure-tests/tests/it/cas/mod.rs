@@ -1,7 +1,7 @@
 //! Locks by compare-and-swap on the simulated server, without faults: the cost of requests, long queues, and
 //! shared locks. `tenure/tests/sim/cas.rs` has the schedules with faults.
 
-mod lines;
+mod long_queues;
 mod waiters;
 
 use std::sync::{Arc, Mutex, PoisonError};
