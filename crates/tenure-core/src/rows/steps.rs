@@ -25,9 +25,9 @@ const TOGETHER: usize = 256;
 pub(super) const LOCKS: usize = 2_000;
 /// Consecutive failed writes to an unchanged row after which an open transaction is assumed to have checked a
 /// hold in.
-const VAIN: u32 = 4;
+const CHECK_IN_TRIES: u32 = 4;
 /// Interval between pages of a sweep.
-const SWEEP_ON: Duration = Duration::from_millis(500);
+const SWEEP_PAUSE: Duration = Duration::from_millis(500);
 /// Maximum delay of a grant's answer. After that, its token may no longer be the greatest.
 const FRESH: Duration = Duration::from_secs(600);
 
@@ -193,7 +193,7 @@ impl StatementWorker {
                 true
             }
             Done::Swept(Ok(last)) => {
-                self.sweeps_at = now + if last.is_some() { SWEEP_ON } else { SWEEP };
+                self.sweeps_at = now + if last.is_some() { SWEEP_PAUSE } else { SWEEP };
                 self.swept = last.unwrap_or_default();
                 true
             }
@@ -288,9 +288,9 @@ impl StatementWorker {
                 }
             };
             let serial = seen.serial;
-            let is_checked_in = lock.tries >= VAIN && lock.met == serial;
+            let is_checked_in = lock.tries >= CHECK_IN_TRIES && lock.met == serial;
             if lock.met != serial {
-                (lock.tries, lock.met) = (lock.tries.min(VAIN - 1), serial);
+                (lock.tries, lock.met) = (lock.tries.min(CHECK_IN_TRIES - 1), serial);
             }
             let asks: Vec<&QueuedOp> = lock.running.iter().map(|request| &request.ask).collect();
             let group = Group::run(&lock.key, &seen, &asks, is_checked_in, &lock.sessions);
@@ -341,7 +341,7 @@ impl StatementWorker {
         lock.tries += 1;
         if now > until && !planted(Bug::RowsLateTakenForCheckIn) {
             // The write may have been late, which says nothing about the row.
-            lock.tries = lock.tries.min(VAIN - 1);
+            lock.tries = lock.tries.min(CHECK_IN_TRIES - 1);
         }
         if lock.is_over() {
             self.locks.remove(name);
