@@ -18,6 +18,10 @@ use tenure_core::sync::Locked;
 
 /// Interval and timeout of keep-alive pings, and the connect timeout.
 const PING: Duration = Duration::from_secs(2);
+/// Maximum size of a reply: it bounds what a faulty server makes the client allocate. The longest replies are
+/// pages of a listing, which shrink to fit, and reads of `PARTS` parts of a queue, of up to 3.2 MB.
+const REPLY_MAX: usize = 4 << 20;
+/// Hints for URLs that no retry can connect with.
 const TRUST: &str = ": ca=FILE in the URL names the authority that vouches for it, and its host is the one it is certified for";
 const PLAIN: &str = ": it does not seem to use TLS; without TLS, use etcd://";
 
@@ -89,11 +93,9 @@ impl EtcdCluster {
         };
         endpoint.connect().await.map_err(|error| {
             let said = innermost(&error);
-            let text = format!("{address}: {said}{}", self.hint(&said));
-            match text.contains(TRUST) || text.contains(PLAIN) {
-                true => Failure::Refused(Failure::cause(text)),
-                false => Failure::NotSent(Failure::cause(text)),
-            }
+            let hint = self.hint(&said);
+            let cause = Failure::cause(format!("{address}: {said}{hint}"));
+            if [TRUST, PLAIN].contains(&hint) { Failure::Refused(cause) } else { Failure::NotSent(cause) }
         })
     }
 
@@ -158,9 +160,34 @@ impl EtcdCluster {
         M: prost::Message + Send + Sync + 'static,
         A: prost::Message + Default + Send + Sync + 'static,
     {
+        self.try_ask(message, path).await?.map_err(|status| self.failure(&status))
+    }
+
+    /// Returns the server's error as it is.
+    pub(super) async fn try_ask<M, A>(
+        &self,
+        message: M,
+        path: &'static str,
+    ) -> Result<Result<A, Status>, Failure>
+    where
+        M: prost::Message + Send + Sync + 'static,
+        A: prost::Message + Default + Send + Sync + 'static,
+    {
         let channel = self.channel().await?;
         let request = self.signed(message, &channel).await?;
-        unary(&channel, request, path).await.map_err(|status| self.failure(&status))
+        Ok(unary(&channel, request, path).await)
+    }
+
+    /// Whether the reply exceeds [`REPLY_MAX`]. From etcd itself, the code means a revision that is not kept, and
+    /// no request here names one.
+    pub(super) fn is_too_long(status: &Status) -> bool {
+        status.code() == Code::OutOfRange
+    }
+
+    /// The server in use.
+    fn address(&self) -> &str {
+        let addresses = &self.0.target.addresses;
+        &addresses[self.0.current.load(Ordering::Relaxed) % addresses.len()]
     }
 
     /// The failure for an error of the server.
@@ -169,8 +196,7 @@ impl EtcdCluster {
             Some(error) => innermost(error),
             None => status.message().trim_start_matches("etcdserver: ").to_owned(),
         };
-        let address =
-            &self.0.target.addresses[self.0.current.load(Ordering::Relaxed) % self.0.target.addresses.len()];
+        let address = self.address();
         let refused = |what: String| Failure::Refused(Failure::cause(format!("{address}: {what}")));
         match status.code() {
             Code::PermissionDenied => refused(format!(
@@ -197,6 +223,10 @@ impl EtcdCluster {
             Code::ResourceExhausted if said.contains("space exceeded") => refused(format!(
                 "{said}: compact and defragment it, and then disarm the alarm (etcdctl alarm disarm)"
             )),
+            // No other server gives a shorter one.
+            _ if Self::is_too_long(status) => {
+                Failure::Unknown(Failure::cause(format!("{address}: the reply exceeds {REPLY_MAX} bytes")))
+            }
             Code::Unimplemented => refused(format!("{said}: is this an etcd of 3.4 or newer?")),
             _ => {
                 self.use_next_server();
@@ -215,10 +245,14 @@ where
     M: prost::Message + Send + Sync + 'static,
     A: prost::Message + Default + Send + Sync + 'static,
 {
-    let mut grpc = Grpc::new(channel.clone());
+    let mut grpc = grpc(channel.clone());
     grpc.ready().await.map_err(|error| Status::from_error(error.into()))?;
     let answer = grpc.unary(request, PathAndQuery::from_static(path), ProstCodec::default()).await?;
     Ok(answer.into_inner())
+}
+
+pub(super) fn grpc(channel: Channel) -> Grpc<Channel> {
+    Grpc::new(channel).max_decoding_message_size(REPLY_MAX)
 }
 
 /// The root cause: the error of the system or of the peer.

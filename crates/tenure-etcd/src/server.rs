@@ -9,10 +9,9 @@ use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream;
 use http::uri::PathAndQuery;
 use tonic::Streaming;
-use tonic::client::Grpc;
 use tonic_prost::ProstCodec;
 
-use super::cluster::EtcdCluster;
+use super::cluster::{EtcdCluster, grpc};
 use super::wire::{
     Compare, CompareResult, CompareTarget, DeleteRangeRequest, Empty, KeyValue, LeaseGrantRequest,
     LeaseGrantResponse, LeaseId, LeaseKeepAliveResponse, OpRequest, OpResponse, PutRequest, RangeRequest,
@@ -27,11 +26,11 @@ use tenure_core::store::{Cursor, Failure};
 
 /// Maximum size of a lock, within etcd's default request limit of 1.5 MiB.
 const LIMIT: usize = 1_400_000;
-/// Locks per page of a listing.
+/// Maximum locks per page of a listing.
 const PAGE: i64 = 500;
 /// Maximum operations per transaction, below etcd's default limit of 128.
 const STEPS: usize = 100;
-/// Maximum queue parts per read: a few megabytes with the longest owners.
+/// Maximum queue parts per read, which must fit into one reply with the longest owners.
 const PARTS: usize = 25;
 /// The oldest supported version.
 const OLDEST: [u32; 2] = [3, 4];
@@ -192,9 +191,9 @@ impl EtcdCluster {
         let message = stream::iter([LeaseId { id: handle as i64 }]);
         let request = self.signed(message, &channel).await?;
         let path = PathAndQuery::from_static("/etcdserverpb.Lease/LeaseKeepAlive");
-        let mut grpc = Grpc::new(channel);
-        grpc.ready().await.map_err(|error| Failure::NotSent(Arc::new(error)))?;
-        let answered = grpc.streaming(request, path, ProstCodec::default()).await;
+        let mut client = grpc(channel);
+        client.ready().await.map_err(|error| Failure::NotSent(Arc::new(error)))?;
+        let answered = client.streaming(request, path, ProstCodec::default()).await;
         let mut answers: Streaming<LeaseKeepAliveResponse> =
             answered.map_err(|status| self.failure(&status))?.into_inner();
         let kept = answers.message().await.map_err(|status| self.failure(&status))?;
@@ -260,10 +259,10 @@ impl EtcdCluster {
         let asked = ranges.into_iter().map(|range| WatchRequest { create: Some(range) });
         let asked = stream::iter(asked).chain(stream::pending());
         let request = self.signed(asked, &channel).await?;
-        let mut grpc = Grpc::new(channel);
-        grpc.ready().await.map_err(|error| Failure::NotSent(Arc::new(error)))?;
+        let mut client = grpc(channel);
+        client.ready().await.map_err(|error| Failure::NotSent(Arc::new(error)))?;
         let path = PathAndQuery::from_static("/etcdserverpb.Watch/Watch");
-        let answered = grpc.streaming(request, path, ProstCodec::default()).await;
+        let answered = client.streaming(request, path, ProstCodec::default()).await;
         let answers = answered.map_err(|status| self.failure(&status))?.into_inner();
         let mut watching = EtcdWatch { server: self, answers, handles, events: Vec::new() };
         let mut created = 0;
@@ -278,9 +277,21 @@ impl EtcdCluster {
     async fn list(self, prefix: String, from: Cursor) -> Result<Listed, Failure> {
         let prefix = self.key("lock", &prefix);
         let start = if from.0.is_empty() { prefix.clone() } else { self.key("lock", &from.0) };
-        let range =
-            RangeRequest { key: start, range_end: after(&prefix), limit: PAGE, ..RangeRequest::default() };
-        let found: RangeResponse = self.ask(range, "/etcdserverpb.KV/Range").await?;
+        let read = |limit| RangeRequest {
+            key: start.clone(),
+            range_end: after(&prefix),
+            limit,
+            ..RangeRequest::default()
+        };
+        let (mut limit, path) = (PAGE, "/etcdserverpb.KV/Range");
+        let found: RangeResponse = loop {
+            match self.try_ask(read(limit), path).await? {
+                Ok(found) => break found,
+                // Locks with thousands of holders, or hundreds with long queues.
+                Err(status) if Self::is_too_long(&status) && limit > 1 => limit = (limit / 4).max(1),
+                Err(status) => return Err(self.failure(&status)),
+            }
+        };
         let mut listed = Listed::default();
         for kv in found.kvs {
             let Some(name) = self.name(&kv.key) else { continue };

@@ -43,8 +43,12 @@ const LONGEST: usize = 1_048_575;
 const LIMIT: usize = 1_000_000;
 /// A server that was heard of within this time is there: sessions send a ping each second.
 const HEARD: Duration = Duration::from_secs(2);
-/// Locks per page of a listing.
+/// Maximum locks per page of a listing.
 const PAGE: usize = 500;
+/// A page of a listing ends after this many bytes, because a single lock may have a megabyte.
+const PAGE_BYTES: usize = 4 << 20;
+/// Locks in the first batch of a page. Each further batch is twice as large.
+const BATCH: usize = 8;
 /// Up to this many markers are looked at one by one, and more by their list.
 const LISTED: usize = 8;
 /// The oldest supported version.
@@ -499,20 +503,20 @@ impl Ensemble {
         let mut names: Vec<String> = children.into_iter().filter_map(decoded).collect();
         names.retain(|name| name.starts_with(&prefix) && *name > from.0);
         names.sort_unstable();
-        let is_last = names.len() <= PAGE;
-        names.truncate(PAGE);
-        let names: Vec<LockName> = names.into_iter().map(LockName::in_store).collect();
-        let mut listed = Listed::default();
-        if names.is_empty() {
-            return Ok(listed);
-        }
-        let replies = self
-            .ask(names.iter().map(|name| get_data(&self.nodes().lock_path(name), false)).collect())
-            .await?;
-        listed.next = names.last().filter(|_| !is_last).map(|name| Cursor(name.as_str().to_owned()));
-        for (name, reply) in names.into_iter().zip(&replies) {
-            if let Some(stored) = self.nodes().stored(reply)? {
-                listed.locks.push((name, stored));
+        let mut rest = names.into_iter().map(LockName::in_store).peekable();
+        let (mut listed, mut count, mut bytes, mut batch) = (Listed::default(), 0, 0, BATCH);
+        while count < PAGE && bytes < PAGE_BYTES && rest.peek().is_some() {
+            let some: Vec<LockName> = rest.by_ref().take(batch.min(PAGE - count)).collect();
+            let reads = some.iter().map(|name| get_data(&self.nodes().lock_path(name), false)).collect();
+            let replies = self.ask(reads).await?;
+            (count, batch) = (count + some.len(), 2 * batch);
+            bytes += replies.iter().map(|reply| reply.body.len()).sum::<usize>();
+            let last = some.last().filter(|_| rest.peek().is_some());
+            listed.next = last.map(|name| Cursor(name.as_str().to_owned()));
+            for (name, reply) in some.into_iter().zip(&replies) {
+                if let Some(stored) = self.nodes().stored(reply)? {
+                    listed.locks.push((name, stored));
+                }
             }
         }
         Ok(listed)

@@ -13,6 +13,9 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use futures_util::future::try_join_all;
+use tenure::internals::store::{self, Cursor, Opening};
+use tenure::internals::{Driver, Store};
 use tenure::{Guard, Locks, Options, block_on};
 use tenure_testkit::proxy::{Fault, Proxy};
 use tenure_testkit::servers::{Authority, Ensemble, Etcd, eventually};
@@ -325,6 +328,47 @@ fn a_full_etcd_is_named_and_holds_go_on() {
     block_on(guard.verify()).expect("it is held");
     block_on(guard.release()).expect("a release frees space");
     assert!(block_on(client(&etcd.url()).inspect("x")).expect("an answer").is_none());
+}
+
+/// Opens the store of a URL.
+type Open = fn(Opening<'_>) -> tenure::Result<Arc<dyn Store>>;
+
+/// A listing of locks with many holders comes in pages of bounded size.
+pub(crate) fn a_listing_of_long_locks_has_pages(url: &str, open: Open) {
+    const LOCKS: usize = 10;
+    const HOLDERS: usize = 900;
+    // In an owner, each byte of this label takes three.
+    let label = "\u{e9}".repeat(128);
+    let patient = Duration::from_secs(30);
+    let options = Options::new().ttl(Duration::from_secs(60)).patience(patient).op_timeout(patient);
+    let locks = with(url, options.label(label));
+    let names: Vec<String> = (0..LOCKS).map(|lock| format!("long{lock}")).collect();
+    let mut permits = Vec::new();
+    for name in &names {
+        let semaphore = locks.semaphore(name, HOLDERS as u32).expect("a name");
+        permits.extend(block_on(try_join_all((0..HOLDERS).map(|_| semaphore.acquire()))).expect("permits"));
+    }
+    let runtime = Driver::start().expect("a thread");
+    let store = open(Opening { url, runtime: runtime.clone(), login: None }).expect("a store");
+    let (mut listed, mut pages, mut next) = (Vec::new(), 0, Some(Cursor::default()));
+    while let Some(from) = next {
+        let page = block_on(store.list("long", from, patient)).expect("a page");
+        listed.extend(page.locks.iter().map(|(name, found)| (name.to_string(), found.holders.len())));
+        (pages, next) = (pages + 1, page.next);
+    }
+    runtime.stop();
+    assert_eq!(listed, names.iter().map(|name| (name.clone(), HOLDERS)).collect::<Vec<_>>());
+    assert!(pages > 1, "all are in one page");
+    // One write for each lock instead of one for each permit.
+    for name in &names {
+        assert!(block_on(locks.force_release(name)).expect("an answer").is_some());
+    }
+    drop(permits);
+}
+
+#[test]
+fn locks_of_etcd_that_exceed_one_reply_are_listed() {
+    a_listing_of_long_locks_has_pages(&Etcd::start().url(), store::etcd::open);
 }
 
 /// Two clients take turns at a lock that is held for longer than a lease.

@@ -16,6 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
+use tenure::internals::store;
 use tenure::{Guard, Locks, Options, block_on};
 use tenure_testkit::proxy::Fault;
 use tenure_testkit::servers::{Authority, Ensemble, ZooKeeper, eventually};
@@ -23,8 +24,9 @@ use tenure_testkit::timed::in_time;
 
 use crate::candidates::outlast_leaders;
 use crate::etcd::{
-    Crowd, TTL, a_cut_off_client_loses, a_cut_off_leader_costs_nothing, caches_and_quorums_are_refused,
-    client, killed_leaders_cost_nothing, no_connection_is_explained, said, take, turns_with_renewals, with,
+    Crowd, TTL, a_cut_off_client_loses, a_cut_off_leader_costs_nothing, a_listing_of_long_locks_has_pages,
+    caches_and_quorums_are_refused, client, killed_leaders_cost_nothing, no_connection_is_explained, said,
+    take, turns_with_renewals, with,
 };
 use relay::{Cut, Relay};
 
@@ -41,6 +43,11 @@ pub(crate) fn warmed() -> ZooKeeper {
         block_on(guard.release()).expect("a release");
     }
     server
+}
+
+#[test]
+fn locks_of_zookeeper_that_exceed_one_page_are_listed() {
+    a_listing_of_long_locks_has_pages(&format!("{}/long", SERVER.url()), store::zookeeper::open);
 }
 
 /// The names of all locks.
