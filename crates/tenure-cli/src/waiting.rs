@@ -112,11 +112,13 @@ impl Wanted<'_> {
 /// again.
 pub(crate) async fn say_of_silence(store: &str, voice: Voice, ask: impl AsyncFn() -> tenure::Result<()>) {
     let (mut since, mut said_at) = (None, None);
+    let mut pause = LOOK;
     loop {
-        sleep(LOOK).await;
+        sleep(pause).await;
+        let last = std::mem::replace(&mut pause, LOOK);
         let asked = clock::now();
         match (ask().await, since) {
-            (Ok(()), None) => {}
+            (Ok(()), None) => pause = (2 * last).min(LOOK_MAX),
             // The library has warned of it.
             (Err(error), _) if error.is_full() => {}
             (Ok(()), Some(start)) => {
@@ -158,7 +160,8 @@ impl Silence {
     }
 }
 
-/// How often a wait checks that its store answers.
+/// How often a wait checks that its store answers: less and less often while it does.
 pub(crate) const LOOK: Duration = Duration::from_secs(2);
+const LOOK_MAX: Duration = Duration::from_secs(20);
 /// Interval of reports that it does not.
 const AGAIN: Duration = Duration::from_secs(60);

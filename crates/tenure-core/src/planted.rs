@@ -194,6 +194,22 @@ bugs! {
     RowsSessionUnseen,
     /// A waiter is passed although its client has a new session since its old one was found ended.
     RowsSessionReplaced,
+    /// A place that is kept for long because its client has a session keeps that lease when it is granted.
+    RowsGrantedForLong,
+    /// A renewal from memory applies although the server's clock has been set forward.
+    RowsMemoryOfClock,
+    /// A renewal that changes nothing is answered from memory.
+    RowsMemoryAnswers,
+    /// Only the first waiter is told when to ask.
+    RowsHeadAloneAsks,
+    /// The first waiter is not told that it is that now.
+    RowsFirstUntold,
+    /// A place that was kept for long is kept so although its client has no session any more.
+    RowsPlaceKeptUnheard,
+    /// A waiter takes the time for which its place is kept for the lease of a grant.
+    KeptPlaceBelieved,
+    /// A waiter whose messages have ended refreshes a place that is kept for long as if they went on.
+    PlaceRefreshedLateUnheard,
     /// The row that names a session is kept when the session is no longer needed.
     RowsSessionKept,
     /// A write that was late is taken for one that an open transaction kept out.

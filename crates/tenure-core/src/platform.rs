@@ -5,6 +5,9 @@
 
 use std::io;
 use std::path::Path;
+use std::time::Duration;
+
+use tokio::net::TcpStream;
 
 use crate::moment::Moment;
 
@@ -45,6 +48,18 @@ pub fn users() -> impl Iterator<Item = String> {
 /// Those of the system; `Unsupported` on Windows.
 pub async fn connect_local(path: &Path) -> io::Result<LocalStream> {
     imp::connect_local(path).await
+}
+
+/// How soon [`keep_alive`] notices that the other end cannot be reached.
+pub const KEEPALIVE: Duration = Duration::from_secs(5);
+
+/// Makes the system probe a connection that is silent, and close it when the other end has not answered for
+/// [`KEEPALIVE`]. Probes cost the server's process nothing.
+///
+/// # Errors
+/// Those of the system.
+pub fn keep_alive(stream: &TcpStream) -> io::Result<()> {
+    imp::keep_alive(stream)
 }
 
 #[cfg(unix)]
@@ -95,6 +110,15 @@ mod imp {
 
     pub(super) async fn connect_local(path: &Path) -> io::Result<LocalStream> {
         LocalStream::connect(path).await
+    }
+
+    pub(super) fn keep_alive(stream: &TcpStream) -> io::Result<()> {
+        use rustix::net::sockopt;
+        sockopt::set_socket_keepalive(stream, true)?;
+        sockopt::set_tcp_keepidle(stream, 3 * KEEPALIVE / 5)?;
+        sockopt::set_tcp_keepintvl(stream, KEEPALIVE / 5)?;
+        sockopt::set_tcp_keepcnt(stream, 2)?;
+        Ok(())
     }
 
     #[cfg(test)]
@@ -150,5 +174,11 @@ mod imp {
     #[expect(clippy::unused_async, reason = "the signature of systems with local sockets")]
     pub(super) async fn connect_local(_: &Path) -> io::Result<LocalStream> {
         Err(io::Error::new(io::ErrorKind::Unsupported, "this system has no local sockets: use host:port"))
+    }
+
+    /// The system's own defaults remain.
+    #[expect(clippy::unnecessary_wraps, reason = "the signature of systems where it can fail")]
+    pub(super) fn keep_alive(_: &TcpStream) -> io::Result<()> {
+        Ok(())
     }
 }

@@ -22,6 +22,7 @@ use super::url::{PostgresTarget, quoted};
 use tenure_core::events::{event, text};
 use tenure_core::moment::Moment;
 use tenure_core::net::{Address, Counted, Dialled, by, dial};
+use tenure_core::owner::Owner;
 use tenure_core::rows::{Server, ServerConnection, none_usable};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{Failure, FullWarning, SETUP};
@@ -41,6 +42,11 @@ const READ_ONLY: &str =
 /// Lock timeout of every statement. The unusual value also shows whether settings reach the server or a
 /// pooler drops them.
 const LOCK_TIMEOUT: &str = "1937ms";
+
+/// The server ends the session of a host that cannot be reached within `KEEPALIVE`, so that its places are
+/// passed.
+const KEEPALIVES: &str = "-c tcp_keepalives_idle=3 -c tcp_keepalives_interval=1 -c tcp_keepalives_count=2 \
+    -c tcp_user_timeout=5000";
 
 /// Opens connections to whichever server is the primary.
 pub(super) struct PrimaryConnector {
@@ -135,14 +141,14 @@ impl PrimaryConnector {
         let Dialled { stream, .. } = dialled.map_err(|error| Failure::NotSent(Arc::new(error)))?;
         let heard = Arc::new(AtomicU64::new(0));
         let stream = Counted::new(stream, Arc::clone(&heard));
-        let label = format!("tenure-{:016x}", self.runtime.random());
+        let label = label(&*self.runtime);
         let mut config = Config::new();
         config.user(&target.user).dbname(&target.database).application_name(&label);
         if let Some(password) = target.login.password()? {
             config.password(password);
         }
         if !target.is_pooled {
-            config.options(format!("-c lock_timeout={LOCK_TIMEOUT}"));
+            config.options(format!("-c lock_timeout={LOCK_TIMEOUT} {KEEPALIVES}"));
         }
         self.set_stage(format!("{address} has not answered the login"));
         let encryption = Encryption::of(target.tls.as_ref(), address, &mut config);
@@ -307,6 +313,16 @@ impl PrimaryConnector {
             }
         }
     }
+}
+
+/// A new connection's `application_name`: unique, and with what the owners of this process begin with. The
+/// server keeps 63 bytes.
+fn label(runtime: &dyn Runtime) -> String {
+    let owner = Owner::fresh("", runtime);
+    let process = owner.as_str().rsplit_once('/').map_or("", |(process, _)| process);
+    let mut label = format!("tenure-{:016x} {process}", runtime.random());
+    label.truncate(63);
+    label
 }
 
 /// The error for a server version that is too old.

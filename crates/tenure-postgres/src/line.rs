@@ -200,7 +200,15 @@ impl StatementSession for StatementLine {
     }
 
     fn ping(&self) -> StatementResult<'_, ()> {
-        async move { self.ask(Which::Ping, &[]).await.map(drop) }.boxed()
+        async move {
+            if self.prepared.is_empty() {
+                // A pooler might answer by itself.
+                return self.ask(Which::Ping, &[]).await.map(drop);
+            }
+            // A message of the protocol that the server's process answers: no statement and no transaction.
+            self.client.check_connection().await.map_err(|error| failed(error, Which::Ping))
+        }
+        .boxed()
     }
 }
 

@@ -753,8 +753,9 @@ impl Locks {
         Ok(Some(status))
     }
 
-    /// Waits until the holder of this guard is [asked to stop](Self::request_stop), polling the store every 2
-    /// s. `guard` must belong to a lock of this `Locks`.
+    /// Waits until the holder of this guard is [asked to stop](Self::request_stop): by a message from
+    /// PostgreSQL, etcd and ZooKeeper, and by polling other stores every 2 s. `guard` must belong to a lock of
+    /// this `Locks`.
     ///
     /// ```no_run
     /// # tenure::block_on(async {

@@ -1,9 +1,12 @@
 //! The command with locks on PostgreSQL.
 
+use std::thread::sleep;
+use std::time::Duration;
+
 use tenure_testkit::servers::Postgres;
 
 use crate::doctor::{checks, found};
-use crate::env::TestEnv;
+use crate::env::{TestEnv, now};
 use crate::stands_still::{killed, stopped};
 
 /// Servers of tests run without fsync.
@@ -55,4 +58,43 @@ fn a_wrapper_on_postgresql_that_stops_or_is_killed_leaves_neither_command_nor_lo
     let jobs: [&[&str]; 3] = [&["run"], &["elect"], &["run", "--once-per", "1d", "--retry-lost"]];
     jobs.into_iter().for_each(|words| killed(&url, words));
     stopped(&url, &["run"]);
+}
+
+/// Statements of processes that wait and hold, by `application_name`, which ends with the process.
+#[test]
+fn processes_that_wait_and_hold_on_postgresql_send_few_statements() {
+    let (env, server) = (TestEnv::new(), Postgres::start());
+    for setting in ["log_statement = 'all'", "log_line_prefix = '%a|'", "log_parameter_max_length = 0"] {
+        server.run(&format!("ALTER SYSTEM SET {setting}"));
+    }
+    server.run("SELECT pg_reload_conf()");
+    let url = server.url("rates");
+    let store = ["--store", &url];
+    let mut running = Vec::new();
+    for kind in [&[][..], &["--fair"]] {
+        let words = [&store[..], kind].concat();
+        let name = if kind.is_empty() { "x" } else { "y" };
+        let holder = env.start_script(&words, name, "READY; exec sleep 300");
+        // A hold in a queue is read for each renewal while others wait.
+        running.push(if kind.is_empty() { ("holds a mutex", 0.4, holder) } else { ("holds", 0.55, holder) });
+        for _ in 0..2 {
+            let waits = env.start(env.tenure_run_command(&[&words[..], &[name, "--", "true"]].concat()));
+            running.push(("waits", 0.3, waits));
+        }
+    }
+    let leads = env.tenure(["elect", "--store", &url, "z", "--", "sleep", "300"]);
+    running.push(("leads", 0.4, env.start(leads)));
+    // What begins a wait or a hold is over.
+    sleep(Duration::from_secs(15));
+    let before = server.log().len();
+    let begun = now();
+    sleep(Duration::from_secs(40));
+    let (log, took) = (server.log().split_off(before), now() - begun);
+    for (what, most, process) in &running {
+        let label = format!(":{}|LOG:  ", process.pid().as_raw_nonzero());
+        let statements = log.lines().filter(|line| line.contains(&label)).count();
+        let each = statements as f64 / took.as_secs_f64();
+        println!("{what}: {each:.3} statements a second");
+        assert!(statements > 0 && each <= *most, "{what}: {each:.3} statements a second");
+    }
 }

@@ -198,6 +198,7 @@ impl Store for Cas {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             client_decides: true,
+            reports_records: true,
             shares_leases: true,
             place_max: PLACE_WAIT,
             member: Err("its servers form a quorum of their own"),

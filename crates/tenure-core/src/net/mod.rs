@@ -22,7 +22,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, lookup_host};
 
 use crate::moment::Moment;
-use crate::platform::connect_local;
+use crate::platform::{connect_local, keep_alive};
 use crate::runtime::Runtime;
 #[cfg(not(feature = "tls"))]
 use crate::store::Failure;
@@ -143,6 +143,7 @@ pub async fn dial(to: &Address, runtime: &dyn Runtime) -> io::Result<Dialled> {
             let stream = first_of(lookup_host((&**host, *port)).await?, runtime).await?;
             // A request is one small write; Nagle's algorithm would delay it.
             stream.set_nodelay(true)?;
+            keep_alive(&stream)?;
             let local = stream.local_addr().ok().map(|local| local.to_string());
             Dialled { stream: Box::pin(stream), local }
         }

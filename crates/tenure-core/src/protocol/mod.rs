@@ -483,6 +483,12 @@ pub enum Notification {
         /// The numbers of the tickets.
         tickets: Vec<u64>,
     },
+    /// This ticket is at the head of the queue now. Its client asks when the place that was granted before may
+    /// have expired, because its client may be dead.
+    First {
+        /// The number of the ticket.
+        ticket: u64,
+    },
     /// Notifications may have been missed.
     Reconnected,
 }

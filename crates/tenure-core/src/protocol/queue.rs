@@ -580,12 +580,23 @@ impl Queue {
     }
 
     /// Extends a ticket's lease; no request ever shortens one. An extension clears the listening number.
-    fn extend(&mut self, number: u64, deadline_ms: u64) {
+    pub fn extend(&mut self, number: u64, deadline_ms: u64) {
         if let Some(ticket) = self.tickets.get_mut(&number)
             && deadline_ms > ticket.deadline_ms
         {
             self.deadlines.remove(&ticket.lapses());
             (ticket.deadline_ms, ticket.listens) = (deadline_ms, None);
+            self.deadlines.insert(ticket.lapses());
+        }
+    }
+
+    /// Shortens a ticket's lease: only for a store whose clients rely on no more.
+    pub fn shorten(&mut self, number: u64, deadline_ms: u64) {
+        if let Some(ticket) = self.tickets.get_mut(&number)
+            && deadline_ms < ticket.deadline_ms
+        {
+            self.deadlines.remove(&ticket.lapses());
+            ticket.deadline_ms = deadline_ms;
             self.deadlines.insert(ticket.lapses());
         }
     }

@@ -24,15 +24,16 @@ use crate::moment::Moment;
 use crate::net::{by, pause};
 use crate::owner::Client;
 use crate::planted::{Bug, planted};
-use crate::protocol::Notification;
+use crate::protocol::{Listening, Notification};
 use crate::runtime::Runtime;
-use crate::store::{Failure, Listener, Publisher};
+use crate::store::{Failure, Listener, Publisher, Station};
 use crate::sync::Locked;
 
 /// How long the connection stays open after the last listener has left.
 const KEPT: Duration = Duration::from_secs(5);
-/// Silence after which the connection is probed.
-const IDLE: Duration = Duration::from_secs(5);
+/// Silence after which the connection is probed. A broken network is noticed sooner, by the system
+/// ([`KEEPALIVE`](crate::platform::KEEPALIVE)); the probe notices a stuck server or proxy.
+const IDLE: Duration = Duration::from_secs(15);
 /// Timeout of the probe and of the other statements on this connection.
 const ANSWER: Duration = Duration::from_secs(2);
 /// Interval at which the rows are marked again as having listeners. The mark lasts for five minutes, which is
@@ -44,12 +45,17 @@ const POLLS: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(2
 /// Polling interval of watchers and holders. Jitter shortens it by up to half.
 const WATCHES: Duration = Duration::from_secs(1);
 
+/// Marks a request of a client whose row names its session.
+const SESSION: Option<Listening> = Listening::new(1);
+
 /// The listeners, and the task that serves their connection.
 pub(super) struct NotificationHub {
     server: Arc<dyn Server>,
     runtime: Arc<dyn Runtime>,
     inbox: Arc<Inbox>,
     state: Locked<ListenState>,
+    /// Set while the rows of the waiting clients name the session of this connection.
+    station: Station,
     /// Wakes the connection's task.
     work: Notify,
     /// Notifies pending subscriptions that some were confirmed or refused.
@@ -63,13 +69,19 @@ struct ListenState {
     /// The clients with waiters in queues, and the number of their listeners.
     clients: BTreeMap<Client, usize>,
     /// The rows of clients, and the session of this process that each names.
-    named: BTreeMap<String, String>,
+    named: BTreeMap<String, NamedSession>,
     /// Whether the connection's task is running.
     runs: bool,
     closed: bool,
     /// When the last listener left.
     left: Option<Moment>,
     failure: Option<Failure>,
+}
+
+struct NamedSession {
+    label: String,
+    /// Whether the server has confirmed it, and the session has not ended since.
+    is_confirmed: bool,
 }
 
 struct ListenedLock {
@@ -86,7 +98,7 @@ impl NotificationHub {
     pub(super) fn new(inbox: Arc<Inbox>) -> Arc<Self> {
         let (server, runtime) = (Arc::clone(&inbox.server), Arc::clone(&inbox.runtime));
         let (state, work, told) = (Locked::default(), Notify::new(), Notify::new());
-        Arc::new(Self { server, runtime, inbox, state, work, told })
+        Arc::new(Self { server, runtime, inbox, state, station: Station::default(), work, told })
     }
 
     fn state(&self) -> MutexGuard<'_, ListenState> {
@@ -108,7 +120,7 @@ impl NotificationHub {
             return Ok(self.polling());
         }
         let enter = |publisher| Box::new(self.enter(key, client, publisher)) as Box<dyn Any + Send>;
-        let listener = Listener::new(enter);
+        let listener = Listener::new(enter).at(self.station.clone());
         if !self.server.has_notifications() {
             return Ok(listener);
         }
@@ -116,11 +128,8 @@ impl NotificationHub {
             loop {
                 let mut told = pin!(self.told.notified());
                 told.as_mut().enable();
-                match self.state().locks.get(&name) {
-                    Some(ListenedLock { is_heard: true, .. }) => return Ok(()),
-                    Some(ListenedLock { refused: Some(failure), .. }) => return Err(failure.clone()),
-                    Some(_) => {}
-                    None => return Err(unconfirmed()),
+                if let Some(confirmed) = self.confirmed(&name, client) {
+                    return confirmed;
                 }
                 told.await;
             }
@@ -129,6 +138,20 @@ impl NotificationHub {
             Some(Ok(())) => Ok(listener),
             Some(Err(failure)) => Err(failure),
             None => Err(self.state().failure.clone().unwrap_or_else(unconfirmed)),
+        }
+    }
+
+    /// Whether the subscription of a lock is active, and the row of the client that waits names the session;
+    /// `None` if that is not known yet.
+    fn confirmed(&self, name: &str, client: Option<Client>) -> Option<Result<(), Failure>> {
+        let state = self.state();
+        let is_named = client.is_none_or(|client| {
+            state.named.get(&client_row(client)).is_some_and(|named| named.is_confirmed)
+        });
+        match state.locks.get(name) {
+            Some(ListenedLock { is_heard: true, .. }) if is_named => Some(Ok(())),
+            Some(ListenedLock { refused, .. }) => refused.clone().map(Err),
+            None => Some(Err(unconfirmed())),
         }
     }
 
@@ -268,7 +291,9 @@ impl NotificationHub {
                 Ok(connection) => {
                     self.state().failure = None;
                     let since = runtime.now();
-                    if self.attend(connection).await {
+                    let is_over = self.attend(connection).await;
+                    self.station.set(None);
+                    if is_over {
                         return;
                     }
                     tries = if runtime.now().since(since) > Duration::from_secs(1) { 0 } else { tries + 1 };
@@ -293,7 +318,7 @@ impl NotificationHub {
         if named.is_empty() || self.inbox.is_closed() || planted(Bug::RowsSessionKept) {
             return;
         }
-        let key = |(name, session)| LockKey { name, whole: Some(session) };
+        let key = |(name, session): (String, NamedSession)| LockKey { name, whole: Some(session.label) };
         let plain = PlainStatement::ForgetSessions { keys: named.into_iter().map(key).collect() };
         let forget = self.inbox.ask(ANSWER, |reply| QueuedOp::Plain { plain, at_once: false, reply });
         // A closed inbox answers no more.
@@ -306,6 +331,7 @@ impl NotificationHub {
         for lock in state.locks.values_mut() {
             lock.was_heard |= mem::take(&mut lock.is_heard);
         }
+        state.named.values_mut().for_each(|named| named.is_confirmed = false);
         let is_over = state.closed || state.locks.is_empty();
         state.runs = !is_over;
         is_over
@@ -407,9 +433,11 @@ impl NotificationHub {
         let locks = locks.values().filter(|lock| is_again || !lock.is_heard);
         let mut keys: Vec<LockKey> = locks.map(|lock| lock.key.clone()).collect();
         let rows: Vec<String> = clients.keys().map(|client| client_row(*client)).collect();
-        let is_named = |row: &String| named.get(row).is_some_and(|known| known == session);
+        let is_named = |row: &String| named.get(row).is_some_and(|known| known.label == session);
         let fresh: Vec<String> = rows.into_iter().filter(|row| !is_named(row)).collect();
-        named.extend(fresh.iter().map(|row| (row.clone(), session.to_owned())));
+        let name =
+            |row: &String| (row.clone(), NamedSession { label: session.to_owned(), is_confirmed: false });
+        named.extend(fresh.iter().map(name));
         let rows = if is_again { named.keys().cloned().collect() } else { fresh };
         keys.extend(rows.into_iter().map(|name| LockKey { name, whole: Some(session.to_owned()) }));
         keys
@@ -419,6 +447,12 @@ impl NotificationHub {
     fn awaited(&self, keys: &[LockKey]) {
         let names: BTreeSet<&str> = keys.iter().map(|key| &*key.name).collect();
         let mut state = self.state();
+        for (row, named) in &mut state.named {
+            named.is_confirmed |= names.contains(&**row);
+        }
+        if state.named.values().any(|named| named.is_confirmed) {
+            self.station.set(SESSION);
+        }
         for (name, lock) in &mut state.locks {
             if names.contains(&**name)
                 && !mem::replace(&mut lock.is_heard, true)

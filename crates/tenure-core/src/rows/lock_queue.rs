@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use super::group::Group;
 use super::inbox::QueuedRequest;
+use super::known::{KnownRow, RowSource};
 use super::names::LockKey;
 use super::sessions::KnownSessions;
 use crate::moment::Moment;
@@ -28,12 +29,14 @@ pub(super) enum QueueStep {
         sent: Moment,
     },
     Reading {
-        sent: Moment,
+        source: RowSource,
     },
     Writing {
         group: Box<Group>,
         /// If the answer arrives before this time, the lease that the write grants had not expired.
         until: Moment,
+        /// The row after the write, if the next renewal may start from it.
+        next: Option<Box<KnownRow>>,
     },
 }
 

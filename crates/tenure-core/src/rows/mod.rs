@@ -5,12 +5,13 @@
 //! machines on the rows that `state` decodes. `listen` receives notifications on a second connection, or
 //! polls where the server has none.
 //!
-//! `server` is the interface to a server, which each store implements. `names` escapes lock names, and
-//! `sessions` passes waiters that are gone.
+//! `server` is the interface to a server, which each store implements. `names` escapes lock names,
+//! `sessions` passes waiters that are gone, and `known` saves the reads of renewals.
 
 mod asking;
 mod group;
 mod inbox;
+mod known;
 mod listen;
 mod lock_queue;
 mod names;
@@ -133,9 +134,12 @@ impl Store for RowStore {
     }
 
     fn capabilities(&self) -> Capabilities {
+        let has_notifications = self.inner.inbox.server.has_notifications();
         Capabilities {
             member: Err("its table keeps no ballots; use a standby instead of a quorum"),
             renewals: steps::LOCKS,
+            reports_records: has_notifications,
+            place_kept: has_notifications.then_some(group::PLACE),
             ..Capabilities::SERVER
         }
     }

@@ -229,6 +229,7 @@ pub(super) fn messages(key: &LockKey, wake: &Notification) -> Vec<String> {
             });
             parts.collect()
         }
+        Notification::First { ticket } => vec![with('?', &ticket.to_string())],
         Notification::Free { by } => vec![with('.', by.as_ref().map_or("", Owner::as_str))],
         Notification::Reconnected => Vec::new(),
     }
@@ -257,6 +258,7 @@ pub(super) fn heard(message: &str) -> Option<(String, Notification)> {
     let text = rest.strip_prefix(' ')?;
     let wake = match message.as_bytes()[0] {
         b'!' => Notification::Granted { tickets: text.split(',').map(codec::number).collect::<Option<_>>()? },
+        b'?' => Notification::First { ticket: codec::number(text)? },
         _ => Notification::Free { by: text.parse().ok() },
     };
     Some((name, wake))

@@ -17,6 +17,7 @@ use futures_util::stream::{FuturesUnordered, Stream};
 
 use super::asking::Done;
 use super::inbox::{Inbox, QueuedOp, QueuedRequest};
+use super::known::KnownRow;
 use super::lock_queue::{LockQueue, QueueStep};
 use super::names::LockKey;
 use super::server::{RowChange, ServerConnection, StatementSession};
@@ -59,6 +60,8 @@ pub(super) struct StatementWorker {
     pub(super) failure: Option<Failure>,
     /// Writes to send next, one batch per statement.
     pub(super) writes: Vec<Vec<(LockKey, RowChange)>>,
+    /// The rows of queues without waiters in which a hold was renewed.
+    pub(super) known: BTreeMap<String, KnownRow>,
 }
 
 enum StatementEvent {
@@ -86,6 +89,7 @@ impl StatementWorker {
             swept: String::new(),
             failure: None,
             writes: Vec::new(),
+            known: BTreeMap::new(),
         }
     }
 
@@ -340,6 +344,7 @@ impl StatementWorker {
     fn cut_off(&mut self) {
         let cause = || Failure::cause("the connection was closed");
         self.sent.clear();
+        self.known.clear();
         self.doubt = None;
         for (number, ask) in mem::take(&mut self.plain) {
             self.dues.retain(|(_, known), _| *known != number);

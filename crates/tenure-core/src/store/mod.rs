@@ -210,12 +210,18 @@ pub struct Capabilities {
     /// Whether a notification that names a ticket is itself the grant. Where replicas must confirm grants, or
     /// a server may be in its restart grace, it is not, and the waiter sends a request first.
     pub messages_grant: bool,
+    /// Whether a subscription to a lock reports each write of the record beside it that is followed by a
+    /// release, at no cost beyond the connection that a holder has anyway.
+    pub reports_records: bool,
     /// Whether all holds and places of a process with similar ttls share a lease on the server. Then a place
     /// cannot be kept for longer than its acquisition asked for, and a renewal may succeed without reading the
     /// lock.
     pub shares_leases: bool,
     /// Maximum time that a place in a queue is kept without a refresh.
     pub place_max: Duration,
+    /// The same for a client whose subscription has a [`Station`], unless its ttl is shorter than the other
+    /// places last. A refresh leaves at least half. Once granted, the place ends as if it had no station.
+    pub place_kept: Option<Duration>,
     /// The restart grace: a server that may have forgotten leases answers `Busy` to every acquisition for
     /// this long, even to the holder. It is also the maximum ttl.
     pub restart_grace: Option<Duration>,
@@ -235,8 +241,10 @@ impl Capabilities {
         client_decides: false,
         liveness: HoldLiveness::Lease,
         messages_grant: true,
+        reports_records: false,
         shares_leases: false,
         place_max: lease::WAIT_MAX,
+        place_kept: None,
         restart_grace: None,
         member: Err("it keeps no ballots"),
         renewals: 64,
@@ -245,6 +253,11 @@ impl Capabilities {
     /// How long a place in the queue of a lock with this ttl is kept without a refresh.
     pub fn wait(&self, ttl: Duration) -> Duration {
         lease::wait(ttl).min(self.place_max)
+    }
+
+    /// How long a place of this length is kept if its client has a station.
+    pub fn kept(&self, wait: Duration) -> Duration {
+        self.place_kept.filter(|_| wait >= lease::WAIT_MAX).unwrap_or(wait)
     }
 }
 

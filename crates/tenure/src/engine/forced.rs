@@ -67,7 +67,7 @@ async fn listen(engine: Arc<Engine>, lease: Arc<Lease>, _listening: CountedListe
         match heard.await {
             None => return,
             // Grants of other tickets, or its own upgrade to writer.
-            Some(Heard::Message(Notification::Granted { .. })) => {}
+            Some(Heard::Message(Notification::Granted { .. } | Notification::First { .. })) => {}
             Some(Heard::Message(_)) if planted(Bug::MessageEndsHold) => {
                 return lease.expire(&engine);
             }

@@ -72,7 +72,7 @@ pub(crate) async fn upgrade(engine: &Arc<Engine>, lease: &Arc<Lease>, limit: Opt
                     Heard::Message(Notification::Granted { tickets }) if tickets.contains(&lease.fence) => {
                         return Poll::Ready(None);
                     }
-                    Heard::Message(Notification::Granted { .. }) => {}
+                    Heard::Message(Notification::Granted { .. } | Notification::First { .. }) => {}
                     // Messages may have been missed, or may come from anyone, so verify.
                     Heard::Open | Heard::Message(_) => {
                         let at = lease::check_at(asked_at, engine.now());

@@ -694,7 +694,8 @@ impl Turn {
         self.guard.lost()
     }
 
-    /// Waits until this run is [asked to stop](OncePer::request_stop), polling the store every 2 s.
+    /// Waits until this run is [asked to stop](OncePer::request_stop), as
+    /// [`Locks::stop_requested`](crate::Locks::stop_requested) does.
     ///
     /// ```no_run
     /// # tenure::block_on(async {

@@ -27,7 +27,7 @@ pub struct StopRequest {
 
 /// Polling interval of a holder.
 const LOOK: Duration = Duration::from_secs(2);
-/// The same where a watch reports each request.
+/// The same where a subscription reports each request.
 const LOOK_WATCHED: Duration = Duration::from_secs(60);
 /// How long a request is kept. It names its holders, so an old request stops no one else.
 const KEPT: Duration = Duration::from_secs(3_600);
@@ -87,8 +87,7 @@ pub(crate) async fn requested(record: &RecordHandle, owner: &Owner) -> Result<St
         if is_over {
             watch = None;
         }
-        // Where clients decide, servers report each change to a watch, and watches share a connection.
-        if watch.is_none() && engine.store.capabilities().client_decides {
+        if watch.is_none() && engine.store.capabilities().reports_records {
             let within = lock.options.op_timeout;
             watch = engine.store.subscribe(&lock.full, lock.spec, Purpose::Watch, within).await.ok();
         }

@@ -98,7 +98,8 @@ impl Term {
         if planted(Bug::LeaderToldLate) { Lost::never() } else { self.guard.lost() }
     }
 
-    /// Waits until the leader is [asked to stop](crate::Election::request_stop), polling the store every 2 s.
+    /// Waits until the leader is [asked to stop](crate::Election::request_stop), as
+    /// [`Locks::stop_requested`](crate::Locks::stop_requested) does.
     ///
     /// ```no_run
     /// # tenure::block_on(async {

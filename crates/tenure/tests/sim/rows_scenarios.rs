@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use futures_util::future::{FutureExt, join};
 use tenure::internals::planted::Bug;
-use tenure::internals::protocol::{Answer, LockSpec, Op, QueueSpec, ReleaseScope, Verb};
+use tenure::internals::protocol::{
+    Answer, Fence, Listening, LockSpec, Op, Place, QueueSpec, ReleaseScope, Verb,
+};
 use tenure::internals::store::StoreExt;
 use tenure::internals::store::rows::RowStore;
 use tenure::internals::{Moment, Runtime, locks};
@@ -333,6 +335,126 @@ fn a_closed_session_is_not_held_against_a_client(_: Mistake) -> Outcome {
     if *order == [1, 2] { Ok(()) } else { Err(format!("they entered in the order {order:?}")) }
 }
 
+/// When the second of two waiters enters, if the first has stood still since before its grant, until it holds
+/// for some time; fails if both hold at once.
+fn second_enters(stands_until: u64) -> Result<Duration, String> {
+    let scenario = Scenario::new(3, Mistake::Nothing);
+    let entered = Arc::new(Mutex::new((false, None)));
+    for process in 0..3 {
+        let (locks, at) = (scenario.client(process, SECONDS(15)), scenario.at(process));
+        let (runtime, entered) = (Arc::clone(&scenario.processes[process]), Arc::clone(&entered));
+        scenario.spawn(process, async move {
+            at(process as u64 * 100).await;
+            let guard = locks.fair_mutex("x").expect("a name").lock().await.map_err(text)?;
+            if process == 0 {
+                at(10_000).await;
+                return guard.release().await.map_err(text);
+            }
+            if std::mem::replace(&mut entered.lock().expect("one thread").0, true) {
+                return Err("two hold at once".into());
+            }
+            if process == 2 {
+                entered.lock().expect("one thread").1 = Some(runtime.now());
+            }
+            runtime.sleep_until(runtime.now() + SECONDS(5)).await;
+            entered.lock().expect("one thread").0 = false;
+            guard.release().await.map_err(text)
+        });
+    }
+    let (sim, still) = (scenario.sim.clone(), runtime_id(&scenario, 1));
+    let resumed = sim.clone();
+    scenario.sim.at(9_900 * MS, move || sim.pause(still));
+    scenario.sim.at(stands_until * MS, move || resumed.resume(still));
+    scenario.run(120)?;
+    let entered = entered.lock().expect("one thread").1.ok_or("the second has not entered")?;
+    Ok(entered.since(Moment(10_000 * MS)))
+}
+
+/// A waiter that is granted the lock and does not renew costs the others as much as one without a session.
+fn a_granted_place_is_short(_: Mistake) -> Outcome {
+    let after = second_enters(100_000)?;
+    if after < MILLIS(5_500) { Ok(()) } else { Err(format!("the second enters after {after:?}")) }
+}
+
+/// A waiter does not take the time for which its place is kept for the lease of its grant.
+fn a_late_grant_is_not_believed(_: Mistake) -> Outcome {
+    second_enters(17_000).map(drop)
+}
+
+/// A holder and the first waiter that die together cost the next waiter the holder's lease.
+fn two_that_die_cost_a_lease(_: Mistake) -> Outcome {
+    let scenario = Scenario::new(3, Mistake::Nothing);
+    let entered = Arc::new(Mutex::new(None));
+    for process in 0..3 {
+        let (locks, at) = (scenario.client(process, SECONDS(15)), scenario.at(process));
+        let (runtime, entered) = (Arc::clone(&scenario.processes[process]), Arc::clone(&entered));
+        let waits = async move {
+            at(process as u64 * 100).await;
+            let guard = locks.fair_mutex("x").expect("a name").lock().await.map_err(text)?;
+            if process == 0 {
+                at(100_000).await;
+            }
+            *entered.lock().expect("one thread") = Some(runtime.now());
+            guard.release().await.map_err(text)
+        };
+        match process {
+            2 => scenario.spawn(process, waits),
+            _ => scenario.sim.spawn(runtime_id(&scenario, process), waits.map(|_: Outcome| ()).boxed()),
+        }
+    }
+    let (sim, dies) = (scenario.sim.clone(), [0, 1].map(|at| runtime_id(&scenario, at)));
+    // The lease ends after 25 to 27 s, and the waiter refreshes its place after 22 and 42 s.
+    scenario.sim.at(12_000 * MS, move || dies.iter().for_each(|id| sim.kill(*id)));
+    scenario.run(120)?;
+    let entered = entered.lock().expect("one thread").ok_or("the last has not entered")?;
+    let late = entered.since(Moment(28_000 * MS));
+    if late.is_zero() { Ok(()) } else { Err(format!("the last enters {late:?} too late")) }
+}
+
+/// A waiter that receives no messages any more keeps its turn.
+fn a_waiter_that_no_longer_listens_keeps_its_turn(_: Mistake) -> Outcome {
+    let scenario = Scenario::new(3, Mistake::Nothing);
+    let server = scenario.server.clone();
+    scenario.sim.at(8_000 * MS, move || {
+        server.refuse_connections(Moment(60_000 * MS));
+        server.cut_listeners();
+    });
+    two_enter_in_order(scenario, 10_000, [100, 200])
+}
+
+/// A place whose client no longer names a session ends as if it never had.
+fn a_place_without_its_session_is_short(_: Mistake) -> Outcome {
+    let scenario = Scenario::new(1, Mistake::Nothing);
+    let (store, at) = (scenario.store(0), scenario.at(0));
+    scenario.spawn(0, async move {
+        let (name, spec) = (LockName::new("x").expect("a name"), LockSpec::Queue(QueueSpec::FAIR));
+        let ask = |op| store.request(op, SECONDS(2));
+        let mut waits = acquire(&name, spec, 2, 60_000);
+        if let Verb::Acquire { wait_ms, .. } = &mut waits.verb {
+            *wait_ms = Some(5_000);
+        }
+        ask(acquire(&name, spec, 1, 60_000)).await.map_err(text)?;
+        ask(waits.clone()).await.map_err(text)?;
+        let refresh = |listens| {
+            let owners = Arc::new([waits.owner.clone()]);
+            ask(Op { verb: Verb::Refresh { owners, wait_ms: 5_000, listens }, ..waits.clone() })
+        };
+        refresh(Listening::new(1)).await.map_err(text)?;
+        at(10_000).await;
+        let kept = refresh(None).await.map_err(text)?;
+        at(20_000).await;
+        let lost = refresh(None).await.map_err(text)?;
+        let is_at = |answer: &Answer, is_there: bool| {
+            matches!(answer, Answer::Places { places, .. } if matches!(places[..], [Place::Gone]) != is_there)
+        };
+        match is_at(&kept, true) && is_at(&lost, false) {
+            true => Ok(()),
+            false => Err(format!("{kept:?}, then {lost:?}")),
+        }
+    });
+    scenario.run(60)
+}
+
 /// A place of a client that names no session, as those of older clients, ends with its lease.
 #[test]
 fn a_place_without_a_session_is_not_passed() {
@@ -481,10 +603,61 @@ fn an_expired_hold_beside_a_transaction_is_renewed(mistake: Mistake) -> Outcome 
     scenario.run(60)
 }
 
+/// A renewal that does not read the row again sets the whole lease, also after the server's clock was set
+/// forward.
+fn a_renewal_from_memory_sets_the_whole_lease(_: Mistake) -> Outcome {
+    let scenario = Scenario::new(1, Mistake::Nothing);
+    let (store, server, at) = (scenario.store(0), scenario.server.clone(), scenario.at(0));
+    scenario.spawn(0, async move {
+        let (name, spec) = (LockName::new("x").expect("a name"), LockSpec::Queue(QueueSpec::FAIR));
+        let ask = |op| store.request(op, SECONDS(2));
+        ask(acquire(&name, spec, 1, 15_000)).await.map_err(text)?;
+        for turn in 1..5 {
+            at(turn * 5_000).await;
+            if turn == 4 {
+                server.set_off(6 * SECOND as i64, &[]);
+            }
+            server.statements();
+            ask(renew(&name, spec, 1, 15_000)).await.map_err(text)?;
+            let reads = server.statements().remove("read").unwrap_or(0);
+            if reads != u32::from(turn == 1 || turn == 4) {
+                return Err(format!("renewal {turn} took {reads} reads"));
+            }
+        }
+        match ask(op(&name, spec, 1, Verb::Inspect)).await.map_err(text)? {
+            Answer::Found(found) if found.holders[0].left_ms >= Some(14_900) => Ok(()),
+            answer => Err(format!("{answer:?}")),
+        }
+    });
+    scenario.run(60)
+}
+
+/// A renewal that would not extend the lease finds that the hold was ended by force.
+fn a_renewal_from_memory_notices_a_forced_release(_: Mistake) -> Outcome {
+    let scenario = Scenario::new(2, Mistake::Nothing);
+    let (ours, theirs, at) = (scenario.store(0), scenario.store(1), scenario.at(0));
+    scenario.spawn(0, async move {
+        let (name, spec) = (LockName::new("x").expect("a name"), LockSpec::Queue(QueueSpec::FAIR));
+        ours.request(acquire(&name, spec, 1, 60_000), SECONDS(2)).await.map_err(text)?;
+        for turn in 1..3 {
+            at(turn * 1_000).await;
+            ours.request(renew(&name, spec, 1, 60_000), SECONDS(2)).await.map_err(text)?;
+        }
+        let (hold, fence, whose) = (1, Fence::Assign, ReleaseScope::Any);
+        let by_force = op(&name, spec, 2, Verb::Release { hold, fence, whose });
+        theirs.request(by_force, SECONDS(2)).await.map_err(text)?;
+        match ours.request(renew(&name, spec, 1, 1_000), SECONDS(2)).await.map_err(text)? {
+            Answer::Free => Ok(()),
+            answer => Err(format!("{answer:?}")),
+        }
+    });
+    scenario.run(60)
+}
+
 /// Fails where a promise is broken.
 pub(super) type Play = fn(Mistake) -> Outcome;
 
-pub(super) const OF_CODE: [(Bug, Play); 11] = [
+pub(super) const OF_CODE: [(Bug, Play); 19] = [
     (Bug::RowsSilenceUnseen, a_silent_connection_is_given_up),
     (Bug::RowsBeforeNotEnded, an_undo_is_final),
     (Bug::RowsHeardTooSoon, a_release_is_heard),
@@ -496,6 +669,14 @@ pub(super) const OF_CODE: [(Bug, Play); 11] = [
     (Bug::RowsSessionUnseen, dead_waiters_are_passed_at_once),
     (Bug::RowsSessionReplaced, a_new_session_keeps_the_turn),
     (Bug::RowsSessionKept, a_closed_session_is_not_held_against_a_client),
+    (Bug::RowsGrantedForLong, a_granted_place_is_short),
+    (Bug::RowsMemoryAnswers, a_renewal_from_memory_notices_a_forced_release),
+    (Bug::RowsMemoryOfClock, a_renewal_from_memory_sets_the_whole_lease),
+    (Bug::RowsHeadAloneAsks, two_that_die_cost_a_lease),
+    (Bug::RowsFirstUntold, a_granted_place_is_short),
+    (Bug::RowsPlaceKeptUnheard, a_place_without_its_session_is_short),
+    (Bug::KeptPlaceBelieved, a_late_grant_is_not_believed),
+    (Bug::PlaceRefreshedLateUnheard, a_waiter_that_no_longer_listens_keeps_its_turn),
 ];
 
 const OF_STATEMENTS: [(Mistake, Play); 5] = [
@@ -558,4 +739,48 @@ fn a_pair_is_two_statements_and_one_renews_all_holds() {
         Ok(())
     });
     assert_eq!(scenario.run(120), Ok(()));
+}
+
+/// What the holder of a lock and the processes that wait for it send in ten minutes, each second and process:
+/// statements, and probes of connections.
+fn requests_of_a_process(kind: Kind, processes: usize) -> f64 {
+    let [from, to] = [60, 660];
+    let scenario = Scenario::new(processes + 1, Mistake::Nothing);
+    let sent = Arc::new(Mutex::new(0));
+    for process in 0..=processes {
+        let (locks, at) = (scenario.client(process, SECONDS(15)), scenario.at(process));
+        let (server, sent) = (scenario.server.clone(), Arc::clone(&sent));
+        scenario.spawn(process, async move {
+            at(process as u64 * 97).await;
+            let guard = match kind {
+                Kind::Mutex => locks.mutex("x").expect("a name").lock().await,
+                _ => locks.fair_mutex("x").expect("a name").lock().await,
+            };
+            if process == 0 {
+                at(from * 1_000).await;
+                server.statements();
+                at(to * 1_000).await;
+                let statements = server.statements();
+                println!("{kind}, {processes}: {statements:?}");
+                *sent.lock().expect("one thread") = statements.values().sum::<u32>();
+            }
+            guard.map_err(text)?.release().await.map_err(text)
+        });
+    }
+    assert_eq!(scenario.run(1_000), Ok(()));
+    let sent = *sent.lock().expect("one thread");
+    f64::from(sent) / (to - from) as f64 / (processes + 1) as f64
+}
+
+#[test]
+fn processes_that_wait_and_hold_send_a_request_each_four_seconds() {
+    for kind in [Kind::Mutex, Kind::Fair] {
+        for processes in [0, 1, 10, 100] {
+            let each = requests_of_a_process(kind, processes);
+            println!("{kind}: beside {processes} that wait, {each:.3} requests a second each");
+            // A row that others change is read for each renewal.
+            let most = if processes == 1 { 0.35 } else { 0.3 };
+            assert!(each <= most, "{kind}: beside {processes} that wait, {each:.3} requests a second each");
+        }
+    }
 }

@@ -1,6 +1,6 @@
 //! Exclusion: believed holds never exceed the capacity, and no request touches another owner's hold.
 
-use tenure::internals::protocol::{Answer, Verb};
+use tenure::internals::protocol::{Answer, Notification, Verb};
 use tenure::{LockName, Owner};
 
 use super::reference_model::ReferenceModel;
@@ -146,6 +146,11 @@ impl ReferenceModel {
             Answer::Released { .. } => self.plan.session > 0,
             _ => false,
         };
+        // A place that is kept for long is shortened when it is granted.
+        let is_shortened = |number| match executed.wake {
+            Some(Notification::Granted { tickets }) => self.plan.kept > 0 && tickets.contains(&number),
+            _ => false,
+        };
         let is_passed = |owner: &Owner| executed.passed.iter().any(|passed| passed.owner == *owner);
         let Some(lock) = self.locks.get(&op.name) else { return };
         let wrong = lock.places.iter().find_map(|place| {
@@ -156,7 +161,9 @@ impl ReferenceModel {
             let (by, of) = (&op.owner, &place.owner);
             // A session lasts longer than the leases that are bound to it, and they may move to another.
             let least = match self.owners.get(of) {
-                Some(owned) if self.plan.session > 0 => place.lapses.min(owned.told_until()),
+                Some(owned) if self.plan.session > 0 || !place.holds && self.plan.kept > 0 => {
+                    place.lapses.min(owned.told_until())
+                }
                 _ => place.lapses,
             };
             match lapses {
@@ -167,7 +174,10 @@ impl ReferenceModel {
                     let less = (least - lapses) / 1_000;
                     Some(format!("a request of {by} shortened the lease of {of} by {less} µs: {:?}", op.verb))
                 }
-                Some(lapses) if !asked(of) && (lapses != place.lapses || weight != count) => {
+                Some(lapses)
+                    if !asked(of)
+                        && (lapses != place.lapses && !is_shortened(place.number) || weight != count) =>
+                {
                     Some(format!("a request of {by} changed the place of {of}: {:?}", op.verb))
                 }
                 Some(_) => None,

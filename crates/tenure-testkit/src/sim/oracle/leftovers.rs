@@ -1,6 +1,7 @@
 //! Abandoned, dropped and cancelled work leaves nothing behind, and everything has an end.
 
 use tenure::Owner;
+use tenure::internals::protocol::Answer;
 
 use super::reference_model::ReferenceModel;
 use super::{Executed, Oracle};
@@ -31,7 +32,14 @@ impl ReferenceModel {
             return None;
         };
         // The server counts whole milliseconds, by a clock that may be half a percent slow.
-        let longest = (self.longest_ms + 2) * MS + self.plan.session;
+        let mut longest = (self.longest_ms + 2) * MS + self.plan.session;
+        if !matches!(executed.answer, Answer::Held { .. } | Answer::Growing { .. }) {
+            longest = longest.max(self.plan.kept);
+        }
+        if self.plan.kept > 0 {
+            // A renewal estimates the server's clock.
+            longest += 400 * MS;
+        }
         // A lease set before its clock was stepped back may end later, and nothing shortens it.
         let known = self.locks.get(name).and_then(|lock| lock.place(owner)).map_or(0, |place| place.lapses);
         if lapses > known.max(at + longest + longest / 100) {

@@ -279,6 +279,10 @@ impl Oracle {
         let mut model = lock(&self.model);
         model.settle(at, name, &self.sim);
         model.force(at, name, |_| true);
+        let unaware = model.plan.kept / 3;
+        if let Some(lock) = model.locks.get_mut(name).filter(|_| unaware > 0) {
+            lock.unaware_until = at + unaware;
+        }
         drop(model);
         self.will_tell();
     }

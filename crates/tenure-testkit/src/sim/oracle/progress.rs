@@ -23,7 +23,8 @@ impl ReferenceModel {
     /// The server granted a lock: nobody may have waited for all the time that it was free, unless that was
     /// short.
     pub(super) fn check_prompt(&mut self, at: TrueTime, name: &LockName, free_since: TrueTime, sim: &Sim) {
-        let free_since = free_since.max(self.plan.strict_from);
+        let unaware_until = self.locks.get(name).map_or(0, |lock| lock.unaware_until);
+        let free_since = free_since.max(self.plan.strict_from).max(unaware_until);
         let hand_over = if self.members.is_some() { AMONG_MEMBERS } else { HAND_OVER };
         let most = hand_over + self.plan.polls + self.plan.drift();
         if at <= free_since + most || self.locks.get(name).is_some_and(|lock| lock.places.len() > 1) {

@@ -196,6 +196,8 @@ pub struct Plan {
     pub ttl: Duration,
     /// Maximum time that the store keeps a place without a refresh.
     pub place_max: Duration,
+    /// How long the store keeps the place of a client that receives messages; 0 if no longer than another.
+    pub kept: TrueTime,
     /// How long a wait without a limit continues while nothing answers.
     pub patience: Duration,
     /// Maximum time for which clients hold or wait, and by which a server goes back, if that is independent
@@ -315,6 +317,7 @@ impl Plan {
             node_faults: NodeFaults::default(),
             ttl: ttl(2 * SECOND, 20 * SECOND),
             place_max: lease::WAIT_MAX,
+            kept: 0,
             patience: Duration::from_secs(60),
             brief: None,
             ppm: 100,

@@ -9,7 +9,7 @@ use tenure::internals::store::rows::RowStore;
 use tenure::internals::{Runtime, Store};
 
 use super::chooser::{Chooser, Rng};
-use super::clock::MS;
+use super::clock::{MS, SECOND};
 use super::driver::{Driver, Scene};
 use super::executor::{Process, ProcessId, Sim};
 use super::host::Judge;
@@ -80,7 +80,7 @@ pub fn run_with(mistake: Mistake, database: Database, seed: u64) -> Report {
 /// The numbers of a schedule on such a server.
 fn plan(sim: &Sim, regime: Regime, database: Database) -> Plan {
     let mut plan = Plan::draw(sim, regime);
-    plan.polls = if database == Database::Mysql { 250 * MS } else { 0 };
+    (plan.polls, plan.kept) = if database == Database::Mysql { (250 * MS, 0) } else { (0, 60 * SECOND) };
     // A notification arrives once, and no statement has its time from the server.
     (plan.faults.repeat_wake, plan.faults.limit, plan.faults.again) = (0, 0, 0);
     (plan.passes, plan.trips) = (false, 10);

@@ -536,6 +536,11 @@ impl Server {
         self.labels(|link| link.listens).iter().for_each(|label| self.cut(label, false));
     }
 
+    /// No connection can be made until then; those that there are go on.
+    pub fn refuse_connections(&self, until: Moment) {
+        self.state().down_until = until;
+    }
+
     /// From now on nothing comes back on any connection that there is.
     pub fn silence_all(&self) {
         self.state().links.values_mut().for_each(|link| link.is_silent = true);

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tenure::internals::protocol::codec::{self, VERSION};
 use tenure::internals::protocol::{
-    self, Answer, Data, ExpiringValue, Fence, Liveness, LockSpec, Now, Op, ReleaseScope, State, Verb,
+    self, Answer, Data, ExpiringValue, Fence, Liveness, LockSpec, Notification, Now, Op, ReleaseScope, State,
+    Verb,
 };
 use tenure::internals::store::observe::Told;
 use tenure::internals::store::rows::{
@@ -439,6 +440,11 @@ impl Table {
             let op = Op { name: LockName::new(name).expect("a name"), spec, owner, request: 0, verb };
             let (now, mut counter) = (Now { ms: us as u64 / 1_000, unix_us: us as u64 }, row.fence as u64);
             let (answer, wake) = protocol::apply(&mut state, &mut counter, now, &op);
+            if let (Some(Data::Queue(queue)), Some(Notification::Granted { tickets }), Database::Postgres) =
+                (state.lock.as_mut().map(|lock| &mut lock.value), &wake, self.database)
+            {
+                tickets.iter().for_each(|ticket| queue.shorten(*ticket, now.ms + 5_000));
+            }
             self.told.push(Told { op, answer, passed: Vec::new(), wake, after: state.clone() });
             row.value = state.lock.as_ref().map(|lock| codec::encode(&lock.value));
             row.kind = row.kind.take().filter(|_| row.value.is_some());

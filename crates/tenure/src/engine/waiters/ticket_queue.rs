@@ -56,7 +56,8 @@ impl TicketQueues {
         let Waiting { ticket, sent, retry_at } = place;
         let place = self.place(engine, ask.name.clone(), ask, |queue| {
             let wait = engine.store.capabilities().wait(ask.options.lease());
-            let note = TicketPlace { sent, wait, may_have_missed: queue.known.may_have_missed(sent) };
+            let may_have_missed = queue.known.may_have_missed(sent);
+            let note = TicketPlace { sent, wait, kept: wait, may_have_missed };
             queue.known.refresh_at = queue.known.refresh_at.min(note.refresh_at());
             queue.known.retry_at = earlier(queue.known.retry_at, retry_at);
             queue.silence = None;
@@ -130,8 +131,10 @@ impl TicketState {
 pub(in crate::engine) struct TicketPlace {
     /// When the last answered refresh was sent.
     sent: Moment,
-    /// For how long it extended the ticket.
+    /// The lease that the ticket has from then on if it is granted.
     wait: Duration,
+    /// For how long the place is kept.
+    kept: Duration,
     /// The refresh may have been executed before the subscription was open, so its waiter may already hold
     /// the lock.
     may_have_missed: bool,
@@ -141,8 +144,8 @@ impl TicketPlace {
     fn refresh_at(&self) -> Moment {
         match self.may_have_missed {
             true => SOON,
-            false if planted(Bug::RefreshedTooLate) => self.sent + self.wait,
-            false => self.sent + self.wait / 3,
+            false if planted(Bug::RefreshedTooLate) => self.sent + self.kept,
+            false => self.sent + self.kept / 3,
         }
     }
 }
@@ -164,6 +167,7 @@ pub(in crate::engine) struct Refreshed {
     tickets: Vec<u64>,
     sent: Moment,
     first: Duration,
+    kept: Duration,
     answer: Result<Answer, Failure>,
 }
 
@@ -235,6 +239,10 @@ impl QueueServer<KeepPlaces> {
         {
             let mut queue = self.wait_queue.queue();
             (queue.known.hears_from, queue.known.station) = (None, None);
+            let is_kept = |waiter: &QueuedWaiter<KeepPlaces>| waiter.note.kept > waiter.note.wait;
+            if queue.waiters.values().any(is_kept) && !planted(Bug::PlaceRefreshedLateUnheard) {
+                queue.known.refresh_at = ALL;
+            }
         }
         if let Some(failure) = failure {
             // Refreshes take the place of messages until then.
@@ -266,10 +274,10 @@ impl QueueServer<KeepPlaces> {
             let mut next = Moment(u64::MAX);
             for (ticket, QueuedWaiter { note, .. }) in &*waiters {
                 let at = note.refresh_at();
-                if (all || at <= now + note.wait / 6) && !self.strategy.asked.contains(ticket) {
+                if (all || at <= now + note.kept / 6) && !self.strategy.asked.contains(ticket) {
                     due.push(*ticket);
                 } else {
-                    next = next.min(at.max(now + note.wait / 12));
+                    next = next.min(at.max(now + note.kept / 12));
                 }
             }
             known.refresh_at = next;
@@ -300,7 +308,8 @@ impl QueueServer<KeepPlaces> {
         for (tickets, owners, spec, wait, within) in batches {
             self.strategy.asked.extend(&tickets);
             let verb = Verb::Refresh { owners: Arc::clone(&owners), wait_ms: lease::millis(wait), listens };
-            self.ask(tickets, spec, owners[0].clone(), verb, wait, within);
+            let kept = if listens.is_some() { self.engine.store.capabilities().kept(wait) } else { wait };
+            self.ask(tickets, spec, owners[0].clone(), verb, [wait, kept], within);
         }
         until
     }
@@ -311,7 +320,7 @@ impl QueueServer<KeepPlaces> {
         spec: LockSpec,
         owner: Owner,
         verb: Verb,
-        first: Duration,
+        [first, kept]: [Duration; 2],
         within: Duration,
     ) {
         let (engine, name) = (Arc::clone(&self.engine), self.wait_queue.key.clone());
@@ -319,14 +328,14 @@ impl QueueServer<KeepPlaces> {
             async move {
                 let sent = engine.now();
                 let answer = engine.call(&Call::new(&name, spec, &owner, verb), sent, within).await;
-                Refreshed { tickets, sent, first, answer }
+                Refreshed { tickets, sent, first, kept, answer }
             }
             .boxed(),
         );
     }
 
     fn judge(&mut self, refreshed: Refreshed) {
-        let Refreshed { tickets, sent, first, answer } = refreshed;
+        let Refreshed { tickets, sent, first, kept, answer } = refreshed;
         for ticket in &tickets {
             self.strategy.asked.remove(ticket);
         }
@@ -348,7 +357,7 @@ impl QueueServer<KeepPlaces> {
                         }
                         Standing::Held { fence } if fence == ticket => _ = self.call(ticket, sent, first),
                         Standing::Waiting { ticket: same } if same == ticket => {
-                            self.note(ticket, sent, first)
+                            self.note(ticket, sent, [first, kept])
                         }
                         _ => self.lose(ticket),
                     }
@@ -368,11 +377,12 @@ impl QueueServer<KeepPlaces> {
     }
 
     /// Records that the ticket still exists; later messages are judged by this refresh.
-    fn note(&self, ticket: u64, sent: Moment, wait: Duration) {
+    fn note(&self, ticket: u64, sent: Moment, [wait, kept]: [Duration; 2]) {
         let mut queue = self.wait_queue.queue();
         let Waiters { waiters, known, .. } = &mut *queue;
         if let Some(waiter) = waiters.get_mut(&ticket) {
-            waiter.note = TicketPlace { sent, wait, may_have_missed: known.may_have_missed(sent) };
+            let may_have_missed = known.may_have_missed(sent);
+            waiter.note = TicketPlace { sent, wait, kept, may_have_missed };
             known.refresh_at = known.refresh_at.min(waiter.note.refresh_at());
         }
     }
@@ -422,6 +432,12 @@ impl QueueServer<KeepPlaces> {
                     self.hear_of(ticket, now);
                 }
             }
+            Notification::First { ticket } => {
+                let Waiters { waiters, known, .. } = &mut *self.wait_queue.queue();
+                if waiters.contains_key(&ticket) {
+                    known.retry_at = earlier(known.retry_at, Some(self.engine.now() + lease::WAIT_MAX));
+                }
+            }
             // Not a message about a queue.
             Notification::Free { .. } => self.wait_queue.queue().known.refresh_at = ALL,
             Notification::Reconnected => self.hears_from_now(),
@@ -434,7 +450,8 @@ impl QueueServer<KeepPlaces> {
             false => ticket,
         };
         let now = self.engine.now();
-        let place = |waiter: &QueuedWaiter<KeepPlaces>| (waiter.note.sent, waiter.note.wait);
+        let lease = |note: &TicketPlace| if planted(Bug::KeptPlaceBelieved) { note.kept } else { note.wait };
+        let place = |waiter: &QueuedWaiter<KeepPlaces>| (waiter.note.sent, lease(&waiter.note));
         let found = self.wait_queue.queue().waiters.get(&ticket).map(place);
         let Some((sent, wait)) = found else { return self.remember(ticket, heard_at) };
         if heard_at < sent && !planted(Bug::OldCallBelieved) {
@@ -474,7 +491,7 @@ impl QueueServer<KeepPlaces> {
             } else {
                 Verb::Renew { ttl_ms, hold, bind: None, weight: None }
             };
-            self.ask(vec![ticket], ask.spec, ask.owner.clone(), verb, ttl, within);
+            self.ask(vec![ticket], ask.spec, ask.owner.clone(), verb, [ttl; 2], within);
         } else {
             return false;
         }

@@ -72,6 +72,8 @@ pub(super) struct Lock {
     pub(super) edge: TrueTime,
     /// Until then clients may not know of a lease that is over.
     pub(super) unseen_until: TrueTime,
+    /// Until then waiters may not know that an operator has deleted their places.
+    pub(super) unaware_until: TrueTime,
 }
 
 /// One owner's place at a lock.
@@ -178,6 +180,7 @@ impl ReferenceModel {
             last_exclusive: 0,
             edge: 0,
             unseen_until: 0,
+            unaware_until: 0,
         };
         self.history.open(name, sort);
         self.locks.insert(name.clone(), lock);

@@ -26,7 +26,7 @@ impl ReferenceModel {
             }
             (Verb::Acquire { .. }, Answer::Waiting { ticket, retry_in_ms }) => {
                 self.waiting(at, executed, owner, *ticket, news);
-                self.told_when(name, *retry_in_ms);
+                self.told_when(name, std::slice::from_ref(owner), *retry_in_ms);
             }
             (Verb::Refresh { owners, .. }, Answer::Places { places, retry_in_ms }) => {
                 for (owner, place) in owners.iter().zip(places) {
@@ -36,7 +36,7 @@ impl ReferenceModel {
                         Told::Gone => self.check_gone(at, executed, owner),
                     }
                 }
-                self.told_when(name, *retry_in_ms);
+                self.told_when(name, owners, *retry_in_ms);
             }
             (Verb::Release { whose: ReleaseScope::Own, .. }, Answer::Released { left }) => {
                 self.released(at, executed, *left);
@@ -160,11 +160,11 @@ impl ReferenceModel {
         news.push(owner.clone());
     }
 
-    /// The first waiter was told when to retry, if an answer had a retry time.
-    pub(super) fn told_when(&mut self, name: &LockName, retry_in_ms: Option<u64>) {
+    /// The first waiter was told when to retry, if it asked and the answer had a retry time.
+    pub(super) fn told_when(&mut self, name: &LockName, owners: &[Owner], retry_in_ms: Option<u64>) {
         let lock = self.locks.get_mut(name).filter(|_| retry_in_ms.is_some());
         if let Some(head) = lock.and_then(|lock| lock.places.iter_mut().find(|place| !place.holds)) {
-            head.knows = true;
+            head.knows |= owners.contains(&head.owner);
         }
     }
 
@@ -183,9 +183,17 @@ impl ReferenceModel {
         let Some(place) = place else { return self.check_told_number(at, name, number) };
         place.holds = true;
         let owner = place.owner.clone();
+        let share = executed.after.and_then(|after| after.share(&owner));
+        if let Some(lapses) = share.and_then(|share| share.lapses).filter(|_| self.plan.kept > 0) {
+            place.lapses = lapses;
+        }
+        let lapses = place.lapses;
         self.let_in.push((number, owner.clone()));
         if let Some(owned) = self.owners.get_mut(&owner) {
             (owned.waits, owned.granted_at) = (false, at);
+            if self.plan.kept > 0 {
+                owned.lapses = lapses;
+            }
             if at >= self.plan.strict_from && sim.runs(owned.process) {
                 owned.let_in_at = Some(at);
             }
