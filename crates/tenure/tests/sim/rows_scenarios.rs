@@ -14,7 +14,7 @@ use tenure::internals::store::rows::RowStore;
 use tenure::internals::{Moment, Runtime, locks};
 use tenure::{Kind, LockName, Locks, Options};
 use tenure_testkit::sim::clock::{MS, SECOND};
-use tenure_testkit::sim::rows::{Database, Mistake, Server};
+use tenure_testkit::sim::rows::{Database, Mistake, POLLS, Server};
 use tenure_testkit::{plant, setting};
 
 use super::scenario::{MILLIS, Outcome, SECONDS, Scenario, acquire, op, renew, text};
@@ -125,6 +125,37 @@ fn a_missed_release_is_asked_about(_: Mistake) -> Outcome {
         got.map(drop).ok_or_else(|| "a release while no client listened is missed".into())
     });
     scenario.run(60)
+}
+
+/// The oracle of progress relies on it. Jitter shortens the intervals by up to half.
+#[test]
+fn waiters_on_mysql_poll_as_often_as_the_oracle_expects() {
+    let scenario = Scenario::with(2, |process| Server::new(process, Mistake::Nothing, Database::Mysql, 3));
+    let (ours, theirs, server) =
+        (scenario.store(0), scenario.client(1, SECONDS(60)), scenario.server.clone());
+    let (name, spec) = (LockName::new("x").expect("a name"), LockSpec::Mutex);
+    scenario.spawn(0, async move {
+        ours.request(acquire(&name, spec, 1, 20_000), SECONDS(2)).await.map(drop).map_err(text)
+    });
+    let at = scenario.at(1);
+    scenario.spawn(1, async move {
+        at(100).await;
+        let mutex = theirs.mutex("x").expect("a name");
+        let counts = async {
+            at(5_000).await;
+            server.statements();
+            at(15_000).await;
+            server.statements().get("read").copied().unwrap_or(0)
+        };
+        let (guard, polls) = join(mutex.lock(), counts).await;
+        drop(guard.map_err(text)?);
+        let fewest = (10 * SECOND / POLLS) as u32;
+        match (fewest..2 * fewest).contains(&polls) {
+            true => Ok(()),
+            false => Err(format!("polls in ten seconds: got {polls}, expected {fewest} to {}", 2 * fewest)),
+        }
+    });
+    assert_eq!(scenario.run(60), Ok(()));
 }
 
 /// What was read as a connection ended is not written on it while the next is used: that would end the next

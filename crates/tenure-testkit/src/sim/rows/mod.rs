@@ -9,7 +9,7 @@ use tenure::internals::store::rows::RowStore;
 use tenure::internals::{Runtime, Store};
 
 use super::chooser::{Chooser, Rng};
-use super::clock::{MS, SECOND};
+use super::clock::{MS, SECOND, TrueTime};
 use super::driver::{Driver, Scene};
 use super::executor::{Process, ProcessId, Sim};
 use super::host::Judge;
@@ -47,6 +47,9 @@ pub const REGIMES: &[Regime] = &[
     Regime::Flapping,
 ];
 
+/// Maximum interval at which waiters poll on MySQL. A test compares it with that of the store.
+pub const POLLS: TrueTime = 250 * MS;
+
 /// Runs the schedule of a seed, in the regime that the seed selects.
 pub fn run(seed: u64) -> Report {
     run_with(Mistake::Nothing, Database::Postgres, seed)
@@ -80,7 +83,7 @@ pub fn run_with(mistake: Mistake, database: Database, seed: u64) -> Report {
 /// The numbers of a schedule on such a server.
 fn plan(sim: &Sim, regime: Regime, database: Database) -> Plan {
     let mut plan = Plan::draw(sim, regime);
-    (plan.polls, plan.kept) = if database == Database::Mysql { (250 * MS, 0) } else { (0, 60 * SECOND) };
+    (plan.polls, plan.kept) = if database == Database::Mysql { (POLLS, 0) } else { (0, 60 * SECOND) };
     // A notification arrives once, and no statement has its time from the server.
     (plan.faults.repeat_wake, plan.faults.limit, plan.faults.again) = (0, 0, 0);
     (plan.passes, plan.trips) = (false, 10);
