@@ -50,6 +50,17 @@ fn locks_of_zookeeper_that_exceed_one_page_are_listed() {
     a_listing_of_long_locks_has_pages(&format!("{}/long", SERVER.url()), store::zookeeper::open);
 }
 
+/// The server limits requests to a megabyte (`jute.maxbuffer`), but not replies.
+#[test]
+fn lock_names_of_more_than_a_megabyte_are_listed() {
+    let locks = with(&format!("{}/names", SERVER.url()), Options::new().ttl(Duration::from_secs(60)));
+    let names: Vec<String> = (10..50).map(|number| format!("{}{number}", "n".repeat(30_000))).collect();
+    let lock = |name: &String| block_on(locks.mutex(name).expect("a name").lock()).expect("a free lock");
+    let guards: Vec<Guard> = names.iter().map(lock).collect();
+    assert_eq!(listed(&locks), names);
+    drop(guards);
+}
+
 /// The names of all locks.
 fn listed(locks: &Locks) -> Vec<String> {
     let mut listing = locks.list("").expect("a prefix");
