@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::inbox::QueuedOp;
 use super::names::LockKey;
 use super::server::RowChange;
-use super::sessions::{KnownSessions, checks};
+use super::sessions::{KnownSessions, checks, queue_of};
 use super::state::{SeenRow, messages};
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
@@ -288,13 +288,6 @@ pub(super) const PLACE: Duration = Duration::from_secs(60);
 const PLACE_MS: u64 = PLACE.as_millis() as u64;
 /// The same without a session, and once it is granted.
 const WAIT_MS: u64 = lease::WAIT_MAX.as_millis() as u64;
-
-pub(super) fn queue_of(state: &State) -> Option<&Queue> {
-    match state.lock.as_ref().map(|lock| &lock.value) {
-        Some(Data::Queue(queue)) => Some(queue),
-        _ => None,
-    }
-}
 
 /// Shortens the places that a request has granted, whose mark in the queue was `mark` before. `ttl_ms` is the
 /// lease that the client of a ticket has asked for itself.

@@ -7,11 +7,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::group::queue_of;
 use super::names::client_row;
 use crate::owner::{Client, Owner};
 use crate::planted::{Bug, planted};
-use crate::protocol::queue::Ticket;
+use crate::protocol::queue::{Queue, Ticket};
 use crate::protocol::{Data, Listening, State, end};
 
 /// The sessions that have ended, by the row of their client. A session that has ended never lives again: the
@@ -115,4 +114,11 @@ pub(super) fn checks(
         }
     }
     checks.into_iter().map(|(client, expects)| SessionCheck { client, expects }).collect()
+}
+
+pub(super) fn queue_of(state: &State) -> Option<&Queue> {
+    match state.lock.as_ref().map(|lock| &lock.value) {
+        Some(Data::Queue(queue)) => Some(queue),
+        _ => None,
+    }
 }
