@@ -754,8 +754,8 @@ impl Locks {
     }
 
     /// Waits until the holder of this guard is [asked to stop](Self::request_stop): by a message from
-    /// PostgreSQL, etcd and ZooKeeper, and by polling other stores every 2 s. `guard` must belong to a lock of
-    /// this `Locks`.
+    /// Redis, PostgreSQL, etcd and ZooKeeper, and by polling other stores every 2 s. `guard` must belong to a
+    /// lock of this `Locks`.
     ///
     /// ```no_run
     /// # tenure::block_on(async {

@@ -505,3 +505,29 @@ fn a_run_that_lost_its_lock_waits_for_its_server_to_return() {
         }
     }
 }
+
+/// A renewal and a look for a request to stop are one GET each, and a probe is a PING.
+#[test]
+fn a_process_that_holds_on_redis_sends_few_requests() {
+    const HOLDERS: usize = 4;
+    let (env, server) = (TestEnv::new(), Server::start());
+    let url = server.url();
+    let start = |number: usize| {
+        let name = format!("x{number}");
+        env.start(env.tenure(["run", "--store", &url, &name, "--", "sleep", "300"]))
+    };
+    let holders: Vec<Running> = (0..HOLDERS).map(start).collect();
+    // After its first looks, a holder has subscribed.
+    let stops = || server.command(&["PUBSUB", "CHANNELS", "*stop*"]).items().len();
+    holders[0].eventually("each awaits requests to stop", || stops() == HOLDERS);
+    let sent = || {
+        let calls = server.info_commandstats();
+        ["get", "ping"].iter().filter_map(|name| calls.get(*name)).sum::<u64>()
+    };
+    let (before, begun) = (sent(), now());
+    std::thread::sleep(ms(20_000));
+    let each = (sent() - before) as f64 / (now() - begun).as_secs_f64() / HOLDERS as f64;
+    println!("a holder: {each:.2} requests a second");
+    assert!(each > 0.0 && each <= 0.5, "{each:.2} requests a second");
+    env.run(env.tenure(["stop", "--store", &url, "x0"])).exits_with(0);
+}

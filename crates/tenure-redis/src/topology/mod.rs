@@ -174,6 +174,7 @@ impl Terms {
     pub(crate) fn capabilities(self, member: Result<(), &'static str>) -> Capabilities {
         Capabilities {
             messages_grant: self == Self::default(),
+            reports_records: true,
             restart_grace: self.restart_grace,
             member,
             ..Capabilities::SERVER

@@ -330,11 +330,11 @@ fn keys_that_are_no_locks_are_not_waited_for() {
     server.command(&["SET", "x", "another client", "PX", "60000"]);
     let waiting = std::thread::spawn({
         let mutex = locks.mutex("x").expect("a name");
-        move || block_on(mutex.lock()).map(drop)
+        move || block_on(mutex.try_lock_for(Duration::from_secs(30))).map(drop)
     });
     eventually("it waits", Duration::from_secs(10), || locks.metrics().total().waiting == 1);
-    server.command(&["DEL", "x"]);
-    server.command(&["RPUSH", "x", "a"]);
+    server.command(&["RPUSH", "list", "a"]);
+    server.command(&["RENAME", "list", "x"]);
     assert!(waiting.join().expect("no panic").expect_err("no lock").is_mismatch());
 }
 
