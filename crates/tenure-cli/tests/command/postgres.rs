@@ -78,7 +78,7 @@ fn processes_that_wait_and_hold_on_postgresql_send_few_statements() {
         // A hold in a queue is read for each renewal while others wait.
         running.push(if kind.is_empty() { ("holds a mutex", 0.4, holder) } else { ("holds", 0.55, holder) });
         for _ in 0..2 {
-            let waits = env.start(env.tenure_run_command(&[&words[..], &[name, "--", "true"]].concat()));
+            let waits = env.start(env.tenure_run_command([&words[..], &[name, "--", "true"]].concat()));
             running.push(("waits", 0.3, waits));
         }
     }

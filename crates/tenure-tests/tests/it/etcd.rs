@@ -349,7 +349,8 @@ pub(crate) fn a_listing_of_long_locks_has_pages(url: &str, open: Open) {
         permits.extend(block_on(try_join_all((0..HOLDERS).map(|_| semaphore.acquire()))).expect("permits"));
     }
     let runtime = Driver::start().expect("a thread");
-    let store = open(Opening { url, runtime: runtime.clone(), login: None }).expect("a store");
+    let opening = Opening { url, runtime: Arc::<Driver>::clone(&runtime), login: None };
+    let store = open(opening).expect("a store");
     let (mut listed, mut pages, mut next) = (Vec::new(), 0, Some(Cursor::default()));
     while let Some(from) = next {
         let page = block_on(store.list("long", from, patient)).expect("a page");
