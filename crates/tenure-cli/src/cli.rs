@@ -206,9 +206,10 @@ pub(crate) struct Run {
 
     /// Run CMD although the job of --once-per has run in its window, died or lost its lock
     ///
-    /// For a run by hand. It never runs beside another run: while one runs, the exit code is 75. The
-    /// run counts for the window; if it fails, the window stays closed if it was. It replaces a record
-    /// that lies far ahead because a clock was wrong, or that cannot be read.
+    /// For a run by hand. It never runs beside another run: while one runs, the exit code is 75. It
+    /// counts for the present window or, if a clock was wrong, for that of the last run up to two
+    /// windows ahead; a closed window stays closed if it fails. It replaces a record that lies further
+    /// ahead, or that cannot be read.
     #[arg(long, requires = "once_per", help_heading = "Lock")]
     pub(crate) again: bool,
 
