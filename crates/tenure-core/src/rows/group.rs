@@ -104,7 +104,7 @@ impl Group {
         Self { said, change: change.map(|change| RowChange { sessions, ..change }), is_quiet }
     }
 
-    /// Drops the answer of a request that was answered otherwise.
+    /// Drops the answer of a request that has been answered in another way.
     pub(super) fn forget(&mut self, at: usize) {
         if at < self.said.len() {
             drop(self.said.remove(at));
@@ -116,7 +116,7 @@ impl GroupedLock {
     fn apply(&mut self, key: &LockKey, seen: &SeenRow, ask: &QueuedOp) -> GroupAnswer {
         let (said, wake) = match ask {
             QueuedOp::Lock(op, _) => {
-                // What blocked others is passed by the first request.
+                // The first request notes the waiters that were passed over.
                 let before = if self.notes.is_empty() { 0 } else { self.passed.len() };
                 let (answer, wake) = self.apply_whole(seen, op);
                 let forced = protocol::forced(op, &answer);

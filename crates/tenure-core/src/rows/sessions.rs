@@ -39,7 +39,7 @@ pub enum ExpectedSession {
     Lives,
     /// It is this one, which has ended.
     Ended(String),
-    /// Nothing: the result reports whether it has ended if another expectation fails.
+    /// No expectation. If another one fails, the result reports whether the session has ended.
     Any,
 }
 
@@ -76,8 +76,8 @@ pub(super) fn mark(state: &mut State, ended: &EndedSessions) -> Vec<Owner> {
     passed
 }
 
-/// The sessions that a change depends on: those of the waiters of other clients that it admits, of one that
-/// blocks smaller ones, and of those that it has passed.
+/// The sessions that a change depends on: those of other clients' waiters that it admits or has passed over,
+/// and that of a waiter that blocks smaller ones.
 pub(super) fn checks(
     [before, after]: [&State; 2],
     passed: &[Owner],

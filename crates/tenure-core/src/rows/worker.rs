@@ -49,8 +49,8 @@ pub(super) struct StatementWorker {
     pub(super) plain: BTreeMap<u64, QueuedOp>,
     pub(super) waiting: VecDeque<QueuedRequest>,
     pub(super) dues: BTreeMap<(Moment, u64), Option<String>>,
-    /// When to give the connection up unless something is received, and the value of `heard` at the time of
-    /// that decision.
+    /// When to give the connection up unless something is received, with the value of `heard` when the doubt
+    /// began.
     pub(super) doubt: Option<(Moment, u64)>,
     /// Requests in flight or queued behind another: since when, and the value of `heard` then.
     pub(super) sent: BTreeMap<u64, (Moment, u64)>,
