@@ -452,7 +452,7 @@ fn the_crate_metrics_gets_the_same_names_labels_and_numbers() {
     let locks = metrics::with_local_recorder(&kept, used);
     let mut heard = Series::new();
     let documented = documented();
-    // Background releases are counted there.
+    // The recorder counts background releases.
     eventually("both have the same", Duration::from_secs(20), || {
         let text = locks.metrics().to_prometheus();
         has_the_same(&kept, &text, &documented, &mut heard)

@@ -98,8 +98,8 @@ impl Release {
         self.done = true;
     }
 
-    /// Wakes the first waiter of this process, which then ignores the store's message about this release. Not
-    /// if the owner has further holds, because their end is announced by the same message.
+    /// Wakes the first waiter of this process, which then ignores the store's message about this release, except
+    /// of a reentrant mutex: the same message may announce the end of another hold of its owner.
     fn ask_soon(&self) {
         let is_only = self.spec != LockSpec::Reentrant || planted(Bug::EndOfAnotherForgotten);
         let by = is_only.then_some(&self.owner);

@@ -41,7 +41,7 @@ pub struct LockMetrics {
     pub cancelled: u64,
     /// Acquisitions that ended with an error, also because the store was silent at the limit.
     pub failed: u64,
-    /// Acquisitions in progress.
+    /// Acquisitions in progress, whether or not they wait.
     pub waiting: u64,
     /// Acquisitions that were granted after waiting in a queue of this process, whoever held the lock before.
     pub handovers: u64,

@@ -135,7 +135,7 @@ pub(in crate::engine) struct LocalState {
     hurries: bool,
     /// A hold has ended in this process since the last request for the first waiter.
     is_nudged: bool,
-    /// Its owner. The store's message about the same release is ignored.
+    /// The owner of that hold. The store's message about the same release is ignored.
     departed: Option<Owner>,
     /// The holder in the store's last answer.
     holder: Option<Owner>,
