@@ -47,7 +47,7 @@ pub(crate) fn warmed() -> ZooKeeper {
 
 #[test]
 fn locks_of_zookeeper_that_exceed_one_page_are_listed() {
-    a_listing_of_long_locks_has_pages(&format!("{}/long", SERVER.url()), store::zookeeper::open);
+    a_listing_of_long_locks_has_pages(&format!("{}/pages", SERVER.url()), store::zookeeper::open);
 }
 
 /// The server limits requests to a megabyte (`jute.maxbuffer`), but not replies.
