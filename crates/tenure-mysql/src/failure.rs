@@ -20,9 +20,8 @@ const CONTENDED: [u16; 5] = [1020, 1062, 1205, 1213, 3572];
 const READ_ONLY: [u16; 3] = [1290, 1792, 1836];
 /// A shutdown, a killed connection, a node without its cluster, a dropped table.
 const ENDS: [u16; 6] = [1047, 1053, 1146, 1927, 3169, 4031];
-/// A full disk or table, an interrupted statement, network errors, and an error during COMMIT (1180), which the
-/// server reports before InnoDB has committed. The exception is a Galera node that loses its cluster during
-/// COMMIT: other nodes may have applied the change.
+/// A full disk or table, an interrupted statement, network errors, and an error during COMMIT (1180): InnoDB has
+/// not committed, but if a Galera node has lost its cluster, other nodes may have applied the change.
 const PASSES: [u16; 8] = [1021, 1114, 1158, 1159, 1160, 1161, 1180, 1317];
 /// A connection to terminate does not exist any more.
 pub(super) const UNKNOWN_THREAD: u16 = 1094;

@@ -134,8 +134,7 @@ pub(super) fn write(key: &LockKey, change: &RowChange) -> String {
     }
 }
 
-/// Finds out whether another transaction has locked the row, without waiting for it. A row without a name stands
-/// in for one that does not exist.
+/// Asks whether another transaction has locked the row. A row without a name stands for one that does not exist.
 pub(super) fn probe(name: &str) -> String {
     filled(PROBE, &[("name", hex(name))])
 }

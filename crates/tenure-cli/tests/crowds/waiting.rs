@@ -82,7 +82,7 @@ fn at_once(env: &TestEnv, words: &[&str], code: i32, silence: impl FnOnce(Durati
 fn of_a_crowd_that_asks_a_silent_server_at_once_none_fails() {
     let (env, server) = (TestEnv::new(), Server::start());
     let url = server.url();
-    let holder = env.start_script(&["--store", &url], "x", "READY; exec sleep 300");
+    let holder = env.start_script(&["--store", &url, "--ttl", "2m"], "x", "READY; exec sleep 300");
     server.stop();
     at_once(&env, &["--store", &url, "-n"], 75, |rest| {
         sleep(rest);
