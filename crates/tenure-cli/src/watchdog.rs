@@ -14,7 +14,8 @@
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Stdio};
-use std::thread::sleep;
+use std::sync::mpsc;
+use std::thread::{self, sleep};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -209,11 +210,21 @@ impl Duty {
             pause = (2 * pause).min(Duration::from_millis(20));
         }
         let left = until.saturating_sub(clock::now());
-        let Ok(locks) = Locks::open(&self.brief.url) else { return };
-        let Ok(locks) = locks.with(|options| options.op_timeout(left)) else { return };
-        // Holds whose release fails end with their leases.
-        tenure::block_on(join_all(self.brief.holds.iter().map(|hold| locks.release_hold(hold))));
+        // On a thread of its own, because this process must not outlive the leases, whatever the store does.
+        let (done, over) = mpsc::channel();
+        thread::spawn(move || {
+            release(&self.brief, left);
+            let _ = done.send(());
+        });
+        let _ = over.recv_timeout(left);
     }
+}
+
+/// Holds whose release fails end with their leases.
+fn release(Brief { holds, url, .. }: &Brief, within: Duration) {
+    let Ok(locks) = Locks::open(url) else { return };
+    let Ok(locks) = locks.with(|options| options.op_timeout(within)) else { return };
+    tenure::block_on(join_all(holds.iter().map(|hold| locks.release_hold(hold))));
 }
 
 #[cfg(test)]
