@@ -12,6 +12,9 @@ use crate::name::{LockName, USE};
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 
+/// Maximum size of a cached value in bytes. Every store that caches must accept replies of this size.
+pub const VALUE_MAX: usize = 8 << 20;
+
 /// A request about the record beside a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordOp {

@@ -20,7 +20,7 @@ use crate::requests::scriptless::ExclusiveConnection;
 use crate::requests::{RequestContext, ScriptRequest, answered, warn_unheard};
 use crate::resp::Value;
 use crate::resp::encode::command;
-use crate::resp::parse::Tape;
+use crate::resp::parse::{REPLY_MAX, Tape};
 use crate::topology::slots;
 use tenure_core::events::{event, text};
 use tenure_core::moment::Moment;
@@ -28,10 +28,15 @@ use tenure_core::name::LockName;
 use tenure_core::owner::Owner;
 use tenure_core::planted::{Bug, planted};
 use tenure_core::protocol::{
-    Answer, Fence, Found, Holding, Kind, LockSpec, Op, QueueSpec, ReleaseScope, Verb, parse_value,
+    Answer, Fence, Found, Holding, Kind, LockSpec, Op, QueueSpec, ReleaseScope, Verb, parse_value, record,
 };
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{Cursor, Failure, Page, Signals};
+
+/// Keys per page of a listing.
+const PAGE: usize = 250;
+// The largest replies: a page of the longest names, and a cached value with its header.
+const _: () = assert!(REPLY_MAX > PAGE * LockName::MAX_BYTES && REPLY_MAX > record::VALUE_MAX + 1024);
 
 /// A server with its connections for requests and for messages. All are closed on drop.
 pub(crate) struct Node {
@@ -196,7 +201,7 @@ impl Node {
         let at = TYPES.iter().position(|(name, _)| *name == kind).unwrap_or(0);
         let (kind, spec) = TYPES[at];
         let pattern = keys::pattern(prefix);
-        let scan = ["SCAN", cursor, "MATCH", &pattern, "COUNT", "250", "TYPE", kind];
+        let scan = ["SCAN", cursor, "MATCH", &pattern, "COUNT", &PAGE.to_string(), "TYPE", kind];
         let value = answered(&pipeline, pipeline.ask(&command(&scan), deadline).await?)?;
         let Some((next, names)) = scanned(&value, context.space.namespace) else {
             pipeline.hang_up();

@@ -9,8 +9,8 @@ use std::fmt;
 use crate::resp::encode::KEPT;
 use crate::resp::{ServerError, Value};
 
-/// Maximum size of a reply in bytes: fits a page of 64 KiB names with some margin.
-const REPLY_MAX: usize = 16 * 1024 * 1024;
+/// Maximum size of a reply in bytes.
+pub(crate) const REPLY_MAX: usize = 16 * 1024 * 1024;
 /// Maximum length of a line in bytes: lines carry errors and numbers, not data.
 const LINE_MAX: usize = 16 * 1024;
 /// Maximum announced length of a list: three elements for each waiter of a long queue.

@@ -20,7 +20,7 @@ use crate::moment::Moment;
 use crate::name::LockName;
 use crate::options::Options;
 use crate::protocol::LockSpec;
-use crate::protocol::record::{Put, Record, RecordAnswer, Then};
+use crate::protocol::record::{Put, Record, RecordAnswer, Then, VALUE_MAX};
 use crate::runtime;
 
 /// A cached value that one caller computes for a whole fleet, kept in the store of the locks.
@@ -77,8 +77,6 @@ const NO_CACHE: &str = "its servers have no common clock, and values that are of
                         a replicated log: use `fill` with a cache of your own";
 /// Maximum of every duration set here.
 const LONGEST: Duration = Duration::from_secs(365 * 86_400);
-/// Maximum size of a stored value, because servers limit their replies too.
-const MAX_BYTES: usize = 8 << 20;
 
 impl Cache {
     pub(crate) fn new(shared: &Arc<EngineHandle>, options: &Options, name: LockName) -> Result<Self> {
@@ -613,7 +611,7 @@ impl Cache {
             Self { jitter, .. } if !(0.0..=1.0).contains(jitter) => {
                 format!("jitter must be between 0 and 1, got {jitter}")
             }
-            Self { max_bytes, .. } if *max_bytes > MAX_BYTES => {
+            Self { max_bytes, .. } if *max_bytes > VALUE_MAX => {
                 format!("max_bytes must be at most 8 MiB, got {max_bytes}")
             }
             _ => return Ok(()),
