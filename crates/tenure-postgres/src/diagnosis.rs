@@ -13,7 +13,7 @@ use tenure_core::store::Failure;
 pub struct Diagnosis {
     /// Its version, as in `server_version`.
     pub version: String,
-    /// The settings relevant to locks, by name.
+    /// The settings that this user may see, by name, and what else was asked.
     pub settings: Vec<(String, String)>,
     /// Number of standbys that replicate from it and are visible to this user.
     pub standbys: i64,
@@ -42,9 +42,7 @@ pub async fn diagnose_postgres(url: &str) -> Result<Diagnosis> {
 async fn ask(connector: &PrimaryConnector) -> Result<Diagnosis, Failure> {
     let open = connector.dial_all(None).await?;
     let settings = open.line.look_up(
-        "SELECT name, setting FROM pg_settings WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit',
-            'synchronous_standby_names', 'autovacuum', 'idle_in_transaction_session_timeout', 'idle_session_timeout', 'max_connections',
-            'superuser_reserved_connections', 'reserved_connections', 'server_version')
+        "SELECT name, setting FROM pg_settings
         UNION ALL SELECT 'standbys', count(*)::text FROM pg_stat_replication
         UNION ALL SELECT 'connections', count(*)::text FROM pg_stat_activity WHERE backend_type = 'client backend'
         UNION ALL SELECT 'clock', (extract(epoch FROM clock_timestamp()) * 1000000)::bigint::text
