@@ -253,3 +253,24 @@ fn check(flag: Option<&Arg>, setting: &Setting) -> Result<(), String> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::manual::CONFIG_MANUAL;
+
+    #[test]
+    fn the_manual_and_the_book_list_every_key_and_table() {
+        let book = include_str!("../../../book/use/configuration.md");
+        let sentence = |words: &[String]| {
+            let (last, others) = words.split_last().expect("some words");
+            format!("{} and {last}", others.join(", "))
+        };
+        let keys = sentence(&KEYS.map(str::to_owned));
+        let tables = sentence(&VERBS.map(|verb| format!("[{verb}]")));
+        for text in [CONFIG_MANUAL, book] {
+            let text = text.replace('`', "").split_whitespace().collect::<Vec<_>>().join(" ");
+            assert!(text.contains(&keys) && text.contains(&tables), "{keys}; {tables}: {text}");
+        }
+    }
+}

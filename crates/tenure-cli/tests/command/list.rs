@@ -45,6 +45,10 @@ fn a_list_is_sorted_and_filtered() {
     assert_eq!(names(&env, &["--filter", &pid, "--filter", "name=a"]), ["a:render"]);
     let said = env.run(env.tenure(["list", "a:"])).exits_with(0).stdout;
     assert!(said.ends_with("\t0\t2/3\n"), "{said}");
+    let help = env.run(env.tenure(["list", "--help"])).exits_with(0).stdout;
+    let columns = help.split_once("a line of ").and_then(|(_, rest)| rest.split_once("separated by"));
+    let columns = columns.expect("the columns").0.replace(" and", ",");
+    assert_eq!(columns.matches(',').count(), said.split('\t').count(), "{columns}");
     env.run(env.tenure(["list", "--filter", "held"])).exits_with(64).says("host=TEXT");
     env.run(env.tenure(["list", "--sort", "nmae"])).exits_with(64).says("did you mean 'name'?");
 }

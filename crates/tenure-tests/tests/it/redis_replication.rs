@@ -193,6 +193,14 @@ fn with_the_acks_of_all_replicas_and_a_grace_nobody_overlaps_in_a_failover() {
     }
 }
 
+#[test]
+fn a_grace_alone_keeps_exclusion_if_the_old_master_is_dead() {
+    let killed = Failover { ours: GRACE, theirs: GRACE, cut: &[0, 1], kill: true, pause: Duration::ZERO };
+    let seen = all(vec![killed]);
+    assert!(seen[0].late.is_ok(), "granted without a replica");
+    assert!(overlapping(&seen).is_empty(), "{:?}", seen[0].overlaps);
+}
+
 /// The controls: settings with which the test above fails, and the cost of weaker settings than both.
 #[test]
 fn with_less_than_that_failovers_overlap() {
