@@ -332,7 +332,7 @@ while (now := time.clock_gettime_ns(time.CLOCK_BOOTTIME)) < until:
     };
     let (end, mut lost) = (now() + time, 0);
     // The stops are random, so at times it takes longer until something has happened.
-    while now() < end || ((marks().len() <= 2 || lost == 0) && now() < end + SOON) {
+    while now() < end || ((marks().len() <= 2 || lost == 0) && now() < end + 6 * SOON) {
         let at = random(8) as usize;
         if wrappers[at].has_ended() {
             let ended = std::mem::replace(&mut wrappers[at], wrapper()).wait();

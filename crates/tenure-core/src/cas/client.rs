@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::future::{FutureExt, select};
-use tokio::sync::{Mutex, MutexGuard, Notify};
+use tokio::sync::{Mutex, MutexGuard, Notify, OwnedMutexGuard};
 
 use super::WriteState;
 use super::backend::{Backend, Handle, Stamp, Stored};
@@ -49,8 +49,10 @@ pub(super) struct CasClient {
     pub(super) queued: Locked<BTreeMap<LockName, VecDeque<QueuedAcquire>>>,
     /// Serializes the requests of one owner about one lock.
     owners: Locked<OwnerTurns>,
-    /// Per lifetime in seconds: one task opens or keeps the handle, and the others wait for it.
+    /// Per lifetime in seconds: one task keeps the handle alive, and the others wait for it.
     keeping: Locked<BTreeMap<u64, Arc<Mutex<()>>>>,
+    /// Held while a handle is opened.
+    opening: Mutex<()>,
     /// Number of writes of unknown outcome, each of which may still be carried out.
     unknown_writes: AtomicU64,
     /// Number of those that a write barrier has ruled out.
@@ -159,6 +161,7 @@ impl CasClient {
             queued: Locked::default(),
             owners: Locked::default(),
             keeping: Locked::default(),
+            opening: Mutex::default(),
             unknown_writes: AtomicU64::new(0),
             ruled_out: AtomicU64::new(0),
             barrier: Mutex::default(),
@@ -260,7 +263,7 @@ impl CasClient {
     }
 
     /// A handle of this lifetime that lives at least for `need` from now on, and whose marker was read within
-    /// `age`. Concurrent requests share one keep-alive, but wait for its answer only for a part of `need`.
+    /// `age`. Concurrent requests share one keep-alive; if its answer does not come in a part of `need`, another is sent.
     pub(super) async fn lease_of_life(
         &self,
         life: Duration,
@@ -276,11 +279,8 @@ impl CasClient {
         if let Some((lease, true)) = known() {
             return Ok(lease);
         }
-        let turn = {
-            let mut keeping = self.keeping.lock();
-            Arc::clone(keeping.entry(class).or_default())
-        };
-        let mut own = self.turn_within(&turn, Some(renewal_patience(need))).await;
+        let _own = self.turn_to_keep(class, need).await;
+        let mut opening = None;
         loop {
             let sent = self.runtime.now();
             match known() {
@@ -302,7 +302,7 @@ impl CasClient {
                         None => self.lost(handle),
                     }
                 }
-                None if own.is_none() => own = Some(turn.lock().await),
+                None if opening.is_none() => opening = Some(self.opening.lock().await),
                 None => {
                     let (handle, marker) = self.backend.open(life, true).await.map_err(not_sent)?;
                     let lease = KeptHandle { handle, life, marker, marked: sent, kept: sent };
@@ -310,6 +310,24 @@ impl CasClient {
                     return Ok(lease);
                 }
             }
+        }
+    }
+
+    /// The turn to send a keep-alive. Where the one before is not answered in time, one request goes ahead and the
+    /// others wait for that one: a keep-alive for each hold would keep a slow server slow.
+    async fn turn_to_keep(&self, class: u64, need: Duration) -> OwnedMutexGuard<()> {
+        let mut turn = Arc::clone(self.keeping.lock().entry(class).or_default());
+        loop {
+            let until = self.runtime.now() + renewal_patience(need);
+            if let Some(own) = by(&*self.runtime, until, Arc::clone(&turn).lock_owned()).await {
+                return own;
+            }
+            let mut keeping = self.keeping.lock();
+            let current = keeping.entry(class).or_default();
+            if Arc::ptr_eq(current, &turn) {
+                *current = Arc::default();
+            }
+            turn = Arc::clone(current);
         }
     }
 

@@ -339,8 +339,8 @@ pub(crate) fn a_listing_of_long_locks_has_pages(url: &str, open: Open) {
     const HOLDERS: usize = 900;
     // In an owner, each byte of this label takes three.
     let label = "\u{e9}".repeat(128);
-    let patient = Duration::from_secs(30);
-    let options = Options::new().ttl(Duration::from_secs(60)).patience(patient).op_timeout(patient);
+    let patient = Duration::from_secs(120);
+    let options = Options::new().ttl(Duration::from_secs(240)).patience(patient).op_timeout(patient);
     let locks = with(url, options.label(label));
     let names: Vec<String> = (0..LOCKS).map(|lock| format!("long{lock}")).collect();
     let mut permits = Vec::new();

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use futures_util::future::try_join_all;
 use tenure::internals::planted::Bug;
 use tenure::internals::protocol::{Answer, Fence, Liveness, LockSpec, ReleaseScope, Verb};
 use tenure::internals::store::StoreExt;
 use tenure::internals::store::cas::Cas;
 use tenure::internals::{Runtime, locks};
-use tenure::{LockName, Locks, Options};
+use tenure::{Guard, LockName, Locks, Options};
 use tenure_testkit::plant;
 use tenure_testkit::sim::cas::{Server, Versions};
 use tenure_testkit::sim::clock::MS;
@@ -164,6 +165,34 @@ fn a_dead_hold_takes_no_other_over(versions: Versions) -> Outcome {
         }
     });
     scenario.run(10)
+}
+
+/// A server that answers late gets a few keep-alives, and not one for each hold.
+#[test]
+fn a_slow_server_is_not_asked_once_for_each_hold() {
+    const HOLDS: usize = 100;
+    let scenario = Scenario::new(1, Versions::Lasting);
+    let (locks, server, at) = (scenario.client(0), scenario.server.clone(), scenario.at(0));
+    let process = scenario.processes[0].id();
+    scenario.spawn(0, async move {
+        let lock = |hold| {
+            let mutex = locks.mutex(format!("x{hold}")).expect("a name");
+            async move { mutex.lock().await }
+        };
+        let guards = try_join_all((0..HOLDS).map(lock)).await.map_err(text)?;
+        at(2_000).await;
+        server.part(process, Parting { replies: 6_000 * MS, ..Parting::default() });
+        server.requests();
+        at(9_000).await;
+        let asked = server.requests();
+        let keeps =
+            asked.iter().filter(|(sort, _)| matches!(**sort, "keep" | "touch")).map(|(_, count)| count);
+        match (keeps.sum::<u32>(), guards.iter().all(Guard::is_held)) {
+            (2..=20, true) => Ok(()),
+            _ => Err(format!("{asked:?}")),
+        }
+    });
+    assert_eq!(scenario.run(10), Ok(()));
 }
 
 /// Fails where a promise is broken.
