@@ -23,7 +23,7 @@ use crate::replies::failure::{self, Undialled, is_of_dial};
 use crate::requests::keys;
 use crate::requests::node::Node;
 use crate::requests::record;
-use crate::requests::{Keyspace, Publish, RequestContext, answered};
+use crate::requests::{Keyspace, Publish, RequestContext, RoutedRequest, answered};
 use crate::resp::Value;
 use crate::resp::encode::command;
 use crate::table::{ClusterNode, SlotTable};
@@ -242,7 +242,8 @@ impl ClusterInner {
             let context = RequestContext { space: route.space, asking, terms: self.terms };
             let only_reads = matches!(op.verb, Verb::Inspect);
             let line = self.line(&route, &op.name, only_reads, deadline).await?;
-            let answer = route.member.node.ask(&line.pipeline, &op, context, deadline).await;
+            let routed = RoutedRequest { op: &op, pipeline: &line.pipeline, context, deadline };
+            let answer = route.member.node.ask(&routed).await;
             let failure = match line.answered(answer) {
                 Ok(reply) => {
                     if asking && matches!(op.verb, Verb::Release { .. }) {
@@ -293,7 +294,8 @@ impl ClusterInner {
             let context = RequestContext { space: route.space, asking, terms: self.terms };
             let only_reads = matches!(op.verb, RecordVerb::Read);
             let line = self.line(&route, &op.lock, only_reads, deadline).await?;
-            let answer = record::ask(&*self.runtime, &line.pipeline, &op, context, deadline).await;
+            let routed = RoutedRequest { op: &op, pipeline: &line.pipeline, context, deadline };
+            let answer = record::ask(&*self.runtime, &routed).await;
             let answer = line.answered(answer);
             let Err(failure) = answer else { return answer };
             asked_of = self.redirected(slot, &route, failure, &mut turns, deadline).boxed().await?;

@@ -44,7 +44,7 @@ pub use topology::{Access, Address, Sentinels, Target, Terms, Topology};
 
 use connection::{Connector, Network};
 use requests::node::Node;
-use requests::{Keyspace, Publish, RequestContext, refused};
+use requests::{Keyspace, Publish, RequestContext, RoutedRequest, refused};
 use resp::encode::command;
 use tenure_core::error::{Error, Result};
 use tenure_core::name::{LockName, Namespace};
@@ -178,7 +178,8 @@ impl Store for Redis {
                 let deadline = node.runtime.now() + within;
                 let only_reads = matches!(op.verb, Verb::Inspect);
                 let line = node.lines.line(&op.name, only_reads, context.terms, deadline).await?;
-                let answer = node.ask(&line.pipeline, &op, context, deadline).await;
+                let routed = RoutedRequest { op: &op, pipeline: &line.pipeline, context, deadline };
+                let answer = node.ask(&routed).await;
                 line.answered(answer).map(StoreReply::Lock)
             }
             .boxed(),
@@ -186,8 +187,8 @@ impl Store for Redis {
                 let deadline = node.runtime.now() + within;
                 let only_reads = matches!(op.verb, RecordVerb::Read);
                 let line = node.lines.line(&op.lock, only_reads, context.terms, deadline).await?;
-                let asked = requests::record::ask(&*node.runtime, &line.pipeline, &op, context, deadline);
-                let answer = asked.await;
+                let routed = RoutedRequest { op: &op, pipeline: &line.pipeline, context, deadline };
+                let answer = requests::record::ask(&*node.runtime, &routed).await;
                 line.answered(answer).map(StoreReply::Record)
             }
             .boxed(),

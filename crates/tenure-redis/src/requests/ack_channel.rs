@@ -26,7 +26,7 @@ use crate::connection::pipeline::Pipeline;
 use crate::connection::supervisor::Supervisor;
 use crate::replies::bytes;
 use crate::replies::failure::{self, not_sent};
-use crate::requests::{RequestContext, ScriptRequest, answered, keys, refused};
+use crate::requests::{RequestContext, RoutedRequest, ScriptRequest, answered, keys, refused};
 use crate::resp::Value;
 use crate::resp::encode::{Commands, command};
 use tenure_core::moment::Moment;
@@ -102,7 +102,7 @@ struct Unconfirmed {
 }
 
 /// Whether a request counts only once it is confirmed.
-pub(crate) fn is_for(op: &Op, context: RequestContext) -> bool {
+pub(crate) fn is_for(&RoutedRequest { op, context, .. }: &RoutedRequest<'_>) -> bool {
     context.terms.acks > 0 && matches!(op.verb, Verb::Acquire { .. } | Verb::Renew { .. })
 }
 
@@ -130,12 +130,8 @@ impl AckChannel {
     }
 
     /// The server's reply; for a grant, only once enough replicas have it.
-    pub(crate) async fn ask(
-        self: &Arc<Self>,
-        op: &Op,
-        context: RequestContext,
-        deadline: Moment,
-    ) -> Result<Value, Failure> {
+    pub(crate) async fn ask(self: &Arc<Self>, routed: &RoutedRequest<'_>) -> Result<Value, Failure> {
+        let RoutedRequest { op, context, deadline, .. } = *routed;
         if !self.used.swap(true, Ordering::AcqRel) {
             self.runtime.spawn(Arc::clone(self).serve().boxed());
         }

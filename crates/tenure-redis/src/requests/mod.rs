@@ -33,6 +33,7 @@ use crate::resp::encode::Commands;
 use crate::resp::{ServerError, Value};
 use crate::topology::Terms;
 use tenure_core::events::{event, text};
+use tenure_core::moment::Moment;
 use tenure_core::protocol::{Fence, Listening, Liveness, LockSpec, Op, QueueSpec, ReleaseScope, Verb, lease};
 use tenure_core::store::{Failure, SETUP};
 
@@ -94,6 +95,22 @@ pub(crate) struct RequestContext {
     /// The slot is still being imported by the server: prefix the request with ASKING.
     pub(crate) asking: bool,
     pub(crate) terms: Terms,
+}
+
+/// A request on its way over a connection. Passed by reference: each copy would enlarge the future of every
+/// request.
+pub(crate) struct RoutedRequest<'a, O = Op> {
+    pub(crate) op: &'a O,
+    pub(crate) pipeline: &'a Pipeline,
+    pub(crate) context: RequestContext,
+    pub(crate) deadline: Moment,
+}
+
+impl RoutedRequest<'_> {
+    /// Another request under the same terms.
+    pub(crate) fn of<'a>(&'a self, op: &'a Op) -> RoutedRequest<'a> {
+        RoutedRequest { op, ..*self }
+    }
 }
 
 pub(crate) struct ScriptRequest<'a> {

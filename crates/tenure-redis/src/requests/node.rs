@@ -17,7 +17,7 @@ use crate::requests::keys;
 use crate::requests::pair::{self, PairOutcome, Pairs};
 use crate::requests::renewals;
 use crate::requests::scriptless::ExclusiveConnection;
-use crate::requests::{RequestContext, ScriptRequest, answered, warn_unheard};
+use crate::requests::{RequestContext, RoutedRequest, ScriptRequest, answered, warn_unheard};
 use crate::resp::Value;
 use crate::resp::encode::command;
 use crate::resp::parse::{REPLY_MAX, Tape};
@@ -77,38 +77,29 @@ impl Node {
         }
     }
 
-    /// Carries out a request on this pipeline. Rare paths are boxed: unboxed they would enlarge every
+    /// Carries out a request. Rare paths are boxed: unboxed they would enlarge every
     /// request's future, which costs as much as everything else this function does.
-    pub(crate) async fn ask(
-        &self,
-        pipeline: &Pipeline,
-        op: &Op,
-        context: RequestContext,
-        deadline: Moment,
-    ) -> Result<Answer, Failure> {
+    pub(crate) async fn ask(&self, routed: &RoutedRequest<'_>) -> Result<Answer, Failure> {
+        let RoutedRequest { op, pipeline, context, .. } = *routed;
         if let Some(plain) = pipeline.plain.get() {
-            return plain.ask(&self.exclusive, pipeline, op, context, deadline).boxed().await;
+            return plain.ask(&self.exclusive, routed).boxed().await;
         }
-        let is_pair = pair::is_for(op, context);
+        let is_pair = pair::is_for(routed);
         let tried = match is_pair {
-            true => self.pairs.ask(&*self.runtime, &self.url, pipeline, op, context, deadline).await,
+            true => self.pairs.ask(&*self.runtime, &self.url, routed).await,
             false => Ok(PairOutcome::NOT),
         };
         let reading = match tried {
             Ok(PairOutcome::Answered(answer)) => return Ok(answer),
             Ok(PairOutcome::Said(reading)) => Ok(reading),
-            Ok(PairOutcome::Undecided { may_hold: true }) => {
-                settled(pipeline, op, context, deadline).boxed().await
-            }
-            Ok(PairOutcome::Undecided { may_hold: false }) => {
-                self.by_script(pipeline, op, context, deadline).await
-            }
+            Ok(PairOutcome::Undecided { may_hold: true }) => settled(routed).boxed().await,
+            Ok(PairOutcome::Undecided { may_hold: false }) => self.by_script(routed).await,
             Err(failure) => Err(failure),
         };
         let reading = match reading {
             Err(failure) if failure::forbids_scripts(&failure) => {
-                let plain = Scriptless::look(pipeline, failure, deadline).boxed().await?;
-                return plain.ask(&self.exclusive, pipeline, op, context, deadline).boxed().await;
+                let plain = Scriptless::look(pipeline, failure, routed.deadline).boxed().await?;
+                return plain.ask(&self.exclusive, routed).boxed().await;
             }
             reading => reading?,
         };
@@ -160,25 +151,20 @@ impl Node {
         let rest = ops.iter().zip(said).map(|(op, said)| async move {
             match said {
                 Some(answer) => answer,
-                None => self.ask(pipeline, op, context, deadline).boxed().await,
+                None => self.ask(&RoutedRequest { op, pipeline, context, deadline }).boxed().await,
             }
         });
         join_all(rest).await
     }
 
-    async fn by_script(
-        &self,
-        pipeline: &Pipeline,
-        op: &Op,
-        context: RequestContext,
-        deadline: Moment,
-    ) -> Result<Reading, Failure> {
-        if ack_channel::is_for(op, context) {
-            let value = self.ack_channel.ask(op, context, deadline).boxed().await?;
+    async fn by_script(&self, routed: &RoutedRequest<'_>) -> Result<Reading, Failure> {
+        let RoutedRequest { op, deadline, .. } = *routed;
+        if ack_channel::is_for(routed) {
+            let value = self.ack_channel.ask(routed).boxed().await?;
             return Ok(replies::read(&value, op));
         }
         let in_flight = self.ack_channel.admit(&op.name, deadline).await?;
-        let reading = run(pipeline, op, context, deadline).await;
+        let reading = run(routed).await;
         if let (Some(in_flight), Ok(_) | Err(Failure::NotSent(_) | Failure::Refused(_))) =
             (in_flight, &reading)
         {
@@ -245,7 +231,7 @@ impl Node {
         }
         let owner = Owner::fresh("", &*self.runtime);
         let op = Op { name: name.clone(), spec, owner, request: 0, verb: Verb::Inspect };
-        let reading = match run(pipeline, &op, context, deadline).await {
+        let reading = match run(&RoutedRequest { op: &op, pipeline, context, deadline }).await {
             // Locks of this kind cannot exist on a server without scripts.
             Err(failure) if failure::forbids_scripts(&failure) => return Ok(None),
             reading => reading?,
@@ -274,12 +260,8 @@ impl Drop for Node {
     }
 }
 
-async fn run(
-    pipeline: &Pipeline,
-    op: &Op,
-    context: RequestContext,
-    deadline: Moment,
-) -> Result<Reading, Failure> {
+async fn run(routed: &RoutedRequest<'_>) -> Result<Reading, Failure> {
+    let RoutedRequest { op, pipeline, context, deadline } = *routed;
     let request = ScriptRequest::new(op, context.space).guarded(context);
     if context.asking {
         // Rare, and must not need a third round trip: send the script in full.
@@ -301,13 +283,8 @@ async fn run(
 
 /// Runs the script after plain commands that may have taken the lock. If the script is refused or not carried
 /// out, the lock is released first, because these failures tell the caller that nothing is held.
-async fn settled(
-    pipeline: &Pipeline,
-    op: &Op,
-    context: RequestContext,
-    deadline: Moment,
-) -> Result<Reading, Failure> {
-    let reading = run(pipeline, op, context, deadline).await;
+async fn settled(routed: &RoutedRequest<'_>) -> Result<Reading, Failure> {
+    let reading = run(routed).await;
     let Err(failure) = reading else { return reading };
     let cause = match &failure {
         Failure::Refused(cause) | Failure::NotSent(cause) => Arc::clone(cause),
@@ -317,8 +294,8 @@ async fn settled(
         return Err(failure);
     }
     let verb = Verb::Release { hold: 0, fence: Fence::Assign, whose: ReleaseScope::Own };
-    let back = Op { verb, ..op.clone() };
-    Err(match run(pipeline, &back, context, deadline).await {
+    let back = Op { verb, ..routed.op.clone() };
+    Err(match run(&routed.of(&back)).await {
         Ok(_) => failure,
         Err(_) => Failure::Unknown(cause),
     })

@@ -10,12 +10,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, MutexGuard};
 use std::time::Duration;
 
-use crate::connection::pipeline::Pipeline;
 use crate::connection::scriptless::{Delete, HAS_DELETE};
 use crate::replies::{Reading, failure};
 use crate::requests;
 use crate::requests::script::RELEASE;
-use crate::requests::{RequestContext, keys, warn_unheard};
+use crate::requests::{RoutedRequest, keys, warn_unheard};
 use crate::resp::ServerError;
 use crate::resp::encode::{Commands, command};
 use crate::resp::parse::{Replies, Reply, Tape};
@@ -24,7 +23,7 @@ use tenure_core::moment::Moment;
 use tenure_core::name::LockName;
 use tenure_core::owner::Owner;
 use tenure_core::planted::{Bug, planted};
-use tenure_core::protocol::{Answer, Fence, LockSpec, Op, ReleaseScope, Verb};
+use tenure_core::protocol::{Answer, Fence, LockSpec, ReleaseScope, Verb};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::Failure;
 use tenure_core::sync::Locked;
@@ -72,7 +71,7 @@ impl PairOutcome {
 }
 
 /// Whether plain commands may be tried: only for a mutex on a single server that grants alone, without terms.
-pub(crate) fn is_for(op: &Op, context: RequestContext) -> bool {
+pub(crate) fn is_for(&RoutedRequest { op, context, .. }: &RoutedRequest<'_>) -> bool {
     op.spec == LockSpec::Mutex
         && context.terms == Terms::default()
         && !context.asking
@@ -99,31 +98,24 @@ impl Pairs {
         &self,
         runtime: &dyn Runtime,
         store: &Arc<str>,
-        pipeline: &Pipeline,
-        op: &Op,
-        context: RequestContext,
-        deadline: Moment,
+        routed: &RoutedRequest<'_>,
     ) -> Result<PairOutcome, Failure> {
         if self.is_off.load(Ordering::Relaxed) {
             return Ok(PairOutcome::NOT);
         }
-        match op.verb {
-            Verb::Acquire { ttl_ms, .. } => {
-                self.acquire(runtime, pipeline, op, ttl_ms, context, deadline).await
-            }
-            _ => self.release(store, pipeline, op, context, deadline).await,
+        match routed.op.verb {
+            Verb::Acquire { ttl_ms, .. } => self.acquire(runtime, routed, ttl_ms).await,
+            _ => self.release(store, routed).await,
         }
     }
 
     async fn acquire(
         &self,
         runtime: &dyn Runtime,
-        pipeline: &Pipeline,
-        op: &Op,
+        routed: &RoutedRequest<'_>,
         ttl_ms: u64,
-        context: RequestContext,
-        deadline: Moment,
     ) -> Result<PairOutcome, Failure> {
+        let RoutedRequest { op, pipeline, context, deadline } = *routed;
         let now = runtime.now();
         let newest = match pipeline.tokens.newest(now) {
             Some(newest) if pipeline.is_direct => newest,
@@ -184,14 +176,8 @@ impl Pairs {
         }
     }
 
-    async fn release(
-        &self,
-        store: &Arc<str>,
-        pipeline: &Pipeline,
-        op: &Op,
-        context: RequestContext,
-        deadline: Moment,
-    ) -> Result<PairOutcome, Failure> {
+    async fn release(&self, store: &Arc<str>, routed: &RoutedRequest<'_>) -> Result<PairOutcome, Failure> {
+        let RoutedRequest { op, pipeline, context, deadline } = *routed;
         let (name, owner, space) = (op.name.as_str(), op.owner.as_str(), context.space);
         let is_bare = self.recent().bare.remove(&op.owner);
         let delete = pipeline.delete.get().copied().flatten().filter(|_| is_bare);

@@ -4,16 +4,14 @@ use std::sync::Arc;
 
 use futures_util::future::join;
 
-use crate::connection::pipeline::Pipeline;
 use crate::connection::server_clock::ServerClock;
 use crate::replies::failure;
 use crate::replies::{bytes, number};
 use crate::requests::script::RECORD;
-use crate::requests::{RequestContext, answered, keys};
+use crate::requests::{RequestContext, RoutedRequest, answered, keys};
 use crate::resp::Value;
 use crate::resp::encode::{Commands, command};
 use tenure_core::events::{event, text};
-use tenure_core::moment::Moment;
 use tenure_core::protocol::LockSpec;
 use tenure_core::protocol::record::{Put, Record, RecordAnswer, RecordOp, RecordVerb, Then};
 use tenure_core::runtime::Runtime;
@@ -21,22 +19,16 @@ use tenure_core::store::{Failure, SETUP};
 
 pub(crate) async fn ask(
     runtime: &dyn Runtime,
-    pipeline: &Pipeline,
-    op: &RecordOp,
-    context: RequestContext,
-    deadline: Moment,
+    routed: &RoutedRequest<'_, RecordOp>,
 ) -> Result<RecordAnswer, Failure> {
-    let answer = match &op.verb {
-        RecordVerb::Read => read(runtime, pipeline, op, context, deadline).await?,
-        RecordVerb::Put(put) => {
-            let value = run(pipeline, op, context, deadline).await?;
-            written(&value, put.owner.as_str(), op, context)
-        }
-        RecordVerb::Void => written(&run(pipeline, op, context, deadline).await?, "", op, context),
+    let answer = match &routed.op.verb {
+        RecordVerb::Read => read(runtime, routed).await?,
+        RecordVerb::Put(put) => written(&run(routed).await?, put.owner.as_str(), routed),
+        RecordVerb::Void => written(&run(routed).await?, "", routed),
     };
     answer.ok_or_else(|| {
         // Replies can no longer be matched with requests.
-        pipeline.hang_up();
+        routed.pipeline.hang_up();
         Failure::Unknown(Failure::cause("a malformed reply about a record"))
     })
 }
@@ -44,20 +36,17 @@ pub(crate) async fn ask(
 /// A plain GET, with a TIME in the same write if the server's clock is not known.
 async fn read(
     runtime: &dyn Runtime,
-    pipeline: &Pipeline,
-    op: &RecordOp,
-    context: RequestContext,
-    deadline: Moment,
+    routed: &RoutedRequest<'_, RecordOp>,
 ) -> Result<Option<RecordAnswer>, Failure> {
+    let RoutedRequest { op, pipeline, context, deadline } = *routed;
     let sent = runtime.now();
     let get = command(&["GET", &keys::record(context.space, &op.lock)]);
     let known = pipeline.clock().and_then(|clock| clock.read(sent));
     let (value, now_us) = match known {
-        Some(_) => (send(pipeline, &get, context, deadline).await?, known),
+        Some(_) => (send(routed, &get).await?, known),
         None => {
             let time = command(&["TIME"]);
-            let asked = join(send(pipeline, &get, context, deadline), pipeline.ask(&time, deadline));
-            let (value, time) = asked.await;
+            let (value, time) = join(send(routed, &get), pipeline.ask(&time, deadline)).await;
             let (value, time) = (value?, time_of(&answered(pipeline, time?)?));
             let clock = time.map(|unix_us| ServerClock { at: sent + runtime.now().since(sent) / 2, unix_us });
             pipeline.set_clock(clock);
@@ -73,12 +62,8 @@ async fn read(
     Ok(Some(RecordAnswer::Read { record, now_us }))
 }
 
-async fn send(
-    pipeline: &Pipeline,
-    command: &Commands,
-    context: RequestContext,
-    deadline: Moment,
-) -> Result<Value, Failure> {
+async fn send(routed: &RoutedRequest<'_, RecordOp>, command: &Commands) -> Result<Value, Failure> {
+    let RoutedRequest { pipeline, context, deadline, .. } = *routed;
     match context.asking {
         true => pipeline.ask_for_slot(command, deadline).await,
         false => pipeline.ask(command, deadline).await,
@@ -97,18 +82,14 @@ fn stored(text: &[u8]) -> Option<Record> {
     Some(Record { at_us, value: Arc::from(&text[space + 1..]) })
 }
 
-async fn run(
-    pipeline: &Pipeline,
-    op: &RecordOp,
-    context: RequestContext,
-    deadline: Moment,
-) -> Result<Value, Failure> {
+async fn run(routed: &RoutedRequest<'_, RecordOp>) -> Result<Value, Failure> {
+    let RoutedRequest { op, pipeline, context, .. } = *routed;
     let by_name = !context.asking && !pipeline.brings_script();
-    let mut value = send(pipeline, &script(op, context, by_name), context, deadline).await?;
+    let mut value = send(routed, &script(op, context, by_name)).await?;
     if let Value::ServerError(error) = &value
         && failure::is_no_script(error)
     {
-        value = send(pipeline, &script(op, context, false), context, deadline).await?;
+        value = send(routed, &script(op, context, false)).await?;
     }
     answered(pipeline, value).map_err(|failure| match failure::forbids_scripts(&failure) {
         true => Failure::impossible(format!("it forbids scripts, and records need them: {failure}")),
@@ -145,7 +126,8 @@ fn script(op: &RecordOp, context: RequestContext, by_name: bool) -> Commands {
     commands
 }
 
-fn written(value: &Value, asker: &str, op: &RecordOp, context: RequestContext) -> Option<RecordAnswer> {
+fn written(value: &Value, asker: &str, routed: &RoutedRequest<'_, RecordOp>) -> Option<RecordAnswer> {
+    let RoutedRequest { op, context, .. } = *routed;
     let Value::Array(parts) = value else { return None };
     let [owner, answer, rest @ ..] = &parts[..] else { return None };
     if bytes(owner)? != asker.as_bytes() {

@@ -18,7 +18,7 @@ use crate::connection::scriptless::{Delete, HAS_DELETE, Scriptless};
 use crate::connection::supervisor::Supervisor;
 use crate::replies::{self, bytes};
 use crate::requests::keys;
-use crate::requests::{Keyspace, RequestContext, answered, refused, warn_unheard};
+use crate::requests::{Keyspace, RequestContext, RoutedRequest, answered, refused, warn_unheard};
 use crate::resp::encode::{Commands, command};
 use crate::resp::{ServerError, Value};
 use crate::topology::Terms;
@@ -82,11 +82,9 @@ impl Scriptless {
     pub(crate) async fn ask(
         &self,
         exclusive: &ExclusiveConnection,
-        pipeline: &Pipeline,
-        op: &Op,
-        context: RequestContext,
-        deadline: Moment,
+        routed: &RoutedRequest<'_>,
     ) -> Result<Answer, Failure> {
+        let RoutedRequest { op, pipeline, context, deadline } = *routed;
         self.allows(op, context)?;
         let ask = |pipeline, delete| ScriptlessRequest {
             plain: self,
