@@ -12,7 +12,8 @@ use super::Fixture;
 /// One after the other, from several clients.
 pub async fn callers_of_several_clients_are_served_in_the_order_in_which_they_came(fixture: &Fixture) {
     const CALLERS: usize = 9;
-    let clients: Vec<_> = (0..3).map(|_| fixture.client()).collect();
+    let patient = || fixture.client_with(fixture.options().ttl(Duration::from_secs(20)));
+    let clients: Vec<_> = (0..3).map(|_| patient()).collect();
     let guard = clients[0].fair_mutex("x").expect("a name").lock().await.expect("a free lock");
     let waiting =
         async || clients[0].inspect("x").await.expect("an answer").map(|status| status.waiters.len());
@@ -33,7 +34,7 @@ pub async fn callers_of_several_clients_are_served_in_the_order_in_which_they_ca
         until_waiting(CALLERS).await;
         guard.release().await.expect("a release");
     };
-    join(join_all(callers), release).await;
+    fixture.within(10 * fixture.ttl, join(join_all(callers), release)).await;
     assert!(served.into_inner().expect("no panic").into_iter().eq(0..CALLERS));
 }
 
