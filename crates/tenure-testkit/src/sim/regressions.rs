@@ -360,12 +360,7 @@ pub const CAS: &[Regression] = &[
     found("the same by its own client", Regime::Outage, 701_035, None),
     found("the same of two detached holds", Regime::Outage, 800_416, Some(Bug::CasExpiredMoved)),
     found("a place was bound to a handle that was closed as idle meanwhile", Regime::Rush, 800_978, None),
-    found(
-        "a holder that had died just before a watch opened was waited for",
-        Regime::Slow,
-        801_553,
-        Some(Bug::CasDeathBeforeWatch),
-    ),
+    found("a holder that had died just before a watch opened was waited for", Regime::Slow, 801_553, None),
     found(
         "a place that had expired in an unread part of its queue was told gone before it went",
         Regime::Storm,
