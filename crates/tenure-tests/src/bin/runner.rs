@@ -1,6 +1,6 @@
 //! Runs a test binary for cargo (`target.TRIPLE.runner`) while a thread watches for stalls: times in which
 //! the machine ran nothing, or had no processor for a thread of the tests. A failed test that a stall fell
-//! into says nothing about the code: it goes to the list of tests that `scripts/test` runs a second time,
+//! into says nothing about the code: it goes to the list of tests that `scripts/test` runs again,
 //! alone. Every other failure is one.
 //!
 //! ```text
