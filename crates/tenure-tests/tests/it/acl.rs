@@ -358,7 +358,7 @@ fn sentinels_and_the_master_ask_for_one_right_each() {
 
 /// The conformance cases about waiting, renewing and losing, with exactly the rights of a kind and of `wake`.
 /// They use names without a prefix, so the rules are those for an empty prefix.
-fn conforms(kind: &str, flavours: &[Flavour]) {
+fn conforms(kind: &str, flavour: Flavour) {
     let cases: [for<'a> fn(&'a Fixture) -> Case<'a>; 9] = [
         |fixture| {
             Box::pin(exclusion::a_free_lock_is_granted_and_a_held_one_is_busy_to_everybody_else(fixture))
@@ -377,30 +377,38 @@ fn conforms(kind: &str, flavours: &[Flavour]) {
         rights.iter().filter(|right| !right.starts_with("~tenure:")).map(|right| right.replace("app:", ""));
     let rights: Vec<_> = rights.collect(); // a pattern for all keys must be the only one
     let rights: Vec<_> = rights.iter().map(String::as_str).collect();
-    for flavour in flavours {
-        let server = Server::start();
-        allow(&server, &rights);
-        for case in cases {
-            server.command(&["FLUSHALL"]);
-            let url = url(&server);
-            let open = move || Locks::open(&url).expect("a store");
-            block_on(case(&Fixture::in_real_time(open).with(*flavour)));
-        }
-        assert_eq!(denied(&server), [""; 0], "{kind}");
+    let server = Server::start();
+    allow(&server, &rights);
+    for case in cases {
+        server.command(&["FLUSHALL"]);
+        let url = url(&server);
+        let open = move || Locks::open(&url).expect("a store");
+        block_on(case(&Fixture::in_real_time(open).with(flavour)));
     }
+    assert_eq!(denied(&server), [""; 0], "{kind}");
 }
 
 #[test]
 fn mutexes_conform_under_exactly_these_rights() {
-    conforms("mutex", &[Flavour::Mutex]);
+    conforms("mutex", Flavour::Mutex);
 }
 
 #[test]
 fn reentrant_mutexes_conform_under_exactly_these_rights() {
-    conforms("reentrant", &[Flavour::Reentrant]);
+    conforms("reentrant", Flavour::Reentrant);
 }
 
 #[test]
-fn fair_and_shared_locks_conform_under_exactly_these_rights() {
-    conforms("queue", &[Flavour::Fair, Flavour::Write, Flavour::LastPermit]);
+fn fair_mutexes_conform_under_exactly_these_rights() {
+    conforms("queue", Flavour::Fair);
+}
+
+#[test]
+fn writers_conform_under_exactly_these_rights() {
+    conforms("queue", Flavour::Write);
+}
+
+#[test]
+fn permits_conform_under_exactly_these_rights() {
+    conforms("queue", Flavour::LastPermit);
 }
