@@ -16,7 +16,7 @@ use crate::{asked, clock, descriptor, keep, launch, take, work};
 
 /// Acquires a lock and prints its owner; returns the exit code.
 pub(crate) fn acquire(args: &Acquire) -> u8 {
-    let voice = args.request.voice();
+    let voice = args.output.voice();
     asked::run(voice, take_and_leave(args, voice))
 }
 
@@ -33,7 +33,7 @@ async fn take_and_leave(args: &Acquire, voice: Voice) -> Result<u8, Failure> {
         return Err(Failure { code: exit::OWN, message });
     }
     let (mut signals, _too_large) = work::signals()?;
-    let locks = store::open(&request.store, take::terms(request), |options| take::options(request, options))?;
+    let locks = store::open(&args.store, take::terms(request), |options| take::options(request, options))?;
     let wanted = Wanted { request, also: &[], locks: &locks, voice, is_rerun: false };
     let guards = match wanted.take(&mut signals).await? {
         Ok(guards) => guards,
@@ -98,13 +98,13 @@ async fn give_back(locks: &Locks, name: &str, owner: &Owner) -> Result<(), Failu
 fn start_keeper(args: &Acquire, owner: &Owner) -> Result<(), Failure> {
     let request = &args.request;
     let mut renewing = launch::again();
-    renewing.args(["__keep", "--prefix", &request.store.prefix, "--owner", owner.as_str()]);
+    renewing.args(["__keep", "--prefix", &args.store.prefix, "--owner", owner.as_str()]);
     renewing.arg("--ttl").arg(format!("{}ms", request.ttl.as_millis()));
     renewing.args(args.while_pid.map(|pid| format!("--while-pid={pid}")));
     renewing.args(args.fd.map(|fd| format!("--fd={fd}")));
     renewing.args(["--", &request.name]);
     // Not as an argument, which every user of the machine can read: it may contain a password.
-    renewing.env(store::STORE_URL, store::url_with(&request.store, take::terms(request))?);
+    renewing.env(store::STORE_URL, store::url_with(&args.store, take::terms(request))?);
     renewing.env_remove(store::STORE_FILE);
     renewing.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let own = |error| Failure::own("cannot start the process that keeps the lock", &error);
@@ -128,14 +128,16 @@ fn start_keeper(args: &Acquire, owner: &Owner) -> Result<(), Failure> {
 pub(crate) async fn renew(args: &Renew) -> Result<u8, Failure> {
     let owner: Owner = args.owner.parse()?;
     let terms = Terms { acks: args.acks.replicas, ..Terms::default() };
-    let locks = store::open_existing_with(&args.store, terms, |options| options.ttl(args.ttl))?;
+    let locks = store::open_existing_with(&args.target.store, terms, |options| options.ttl(args.ttl))?;
     let asked = clock::unix();
-    let Some(left) = store::unless_absent(&locks, locks.renew_detached(&args.name, &owner)).await?? else {
-        return Err(not_held(&args.name, &owner)?);
+    let Some(left) = store::unless_absent(&locks, locks.renew_detached(&args.target.name, &owner)).await??
+    else {
+        return Err(not_held(&args.target.name, &owner)?);
     };
     if args.json {
         let deadline_ms = millis(asked + left);
-        let object: Value = json!({ "name": args.name, "owner": owner.as_str(), "deadline_ms": deadline_ms });
+        let object: Value =
+            json!({ "name": args.target.name, "owner": owner.as_str(), "deadline_ms": deadline_ms });
         if output::is_closed() {
             return Err(Failure {
                 code: exit::OWN,
@@ -150,8 +152,8 @@ pub(crate) async fn renew(args: &Renew) -> Result<u8, Failure> {
 /// Checks whether this owner holds the lock; returns the exit code.
 pub(crate) async fn verify(args: &Verify) -> Result<u8, Failure> {
     let owner: Owner = args.owner.parse()?;
-    let locks = store::open_existing(&args.store)?;
-    let status = store::unless_absent(&locks, locks.inspect(&args.name)).await??;
+    let locks = store::open_existing(&args.target.store)?;
+    let status = store::unless_absent(&locks, locks.inspect(&args.target.name)).await??;
     let is_held =
         |status: &tenure::Status| status.holders.iter().any(|holder| holder.owner.as_ref() == Some(&owner));
     match status {
@@ -160,7 +162,7 @@ pub(crate) async fn verify(args: &Verify) -> Result<u8, Failure> {
             let message = format!("lock {:?} has more holders than the store lists", status.name);
             Err(Failure { code: exit::STORE, message })
         }
-        _ => Err(not_held(&args.name, &owner)?),
+        _ => Err(not_held(&args.target.name, &owner)?),
     }
 }
 

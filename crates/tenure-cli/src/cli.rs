@@ -21,7 +21,7 @@ pub(crate) const KEEP: &str = "__keep";
 
 /// Runs a program under a distributed lock, and shows locks and their holders.
 #[derive(Debug, Parser)]
-#[command(name = "tenure", version, after_help = "`tenure run --help` has the manual.")]
+#[command(name = "tenure", version, after_help = "`tenure run --help` has the manual.", mut_subcommands = common)]
 pub(crate) struct Cli {
     /// Read this configuration file in place of ~/.config/tenure.toml and /etc/tenure.toml.
     #[arg(long, value_name = "FILE", global = true, display_order = 900)]
@@ -29,6 +29,17 @@ pub(crate) struct Cli {
 
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+/// What holds for the flags of every verb: as with getopt(3), one that takes a value takes the next word. An
+/// empty default is not shown.
+fn common(verb: clap::Command) -> clap::Command {
+    verb.mut_args(|arg| {
+        let takes_next = !arg.is_positional() && arg.get_action().takes_values();
+        let arg = arg.allow_hyphen_values(takes_next);
+        let has_empty_default = matches!(arg.get_default_values(), [default] if default.is_empty());
+        if has_empty_default { arg.hide_default_value(true) } else { arg }
+    })
 }
 
 #[derive(Debug, Subcommand)]
@@ -127,6 +138,7 @@ pub(crate) enum Command {
 
 /// The store of the locks.
 #[derive(Args, Debug, Default)]
+#[command(next_help_heading = "Store")]
 pub(crate) struct Store {
     /// URL of the store, or file:DIR for the processes of this machine
     ///
@@ -135,32 +147,68 @@ pub(crate) struct Store {
     ///
     /// Gives up on a silent store after 20s, and on a refused connection at once. `-w` of `run` and
     /// `acquire` sets another limit.
-    #[arg(long = "store", value_name = "URL", conflicts_with = "file", help_heading = "Store")]
+    #[arg(long = "store", value_name = "URL", conflicts_with = "file")]
     pub(crate) url: Option<String>,
 
     /// File with the store's URL
     ///
     /// Keeps a password out of the arguments and the environment. Default: $TENURE_STORE_FILE.
-    #[arg(id = "file", long = "store-file", value_name = "FILE", help_heading = "Store")]
+    #[arg(id = "file", long = "store-file", value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,
 
     /// Namespace that this client shares with the store's other clients, such as app:
     ///
     /// Short for `namespace=TEXT` in the store's URL. Every key, counter and message lies under it; clients
     /// with different namespaces do not exclude each other. Not for file:DIR.
-    #[arg(long, value_name = "TEXT", value_parser = namespace, help_heading = "Store")]
+    #[arg(long, value_name = "TEXT", value_parser = namespace)]
     pub(crate) namespace: Option<String>,
 
     /// Text put before each name to make the store's key
-    #[arg(
-        long,
-        value_name = "TEXT",
-        default_value = "",
-        hide_default_value = true,
-        allow_hyphen_values = true,
-        help_heading = "Store"
-    )]
+    #[arg(long, value_name = "TEXT", default_value = "")]
     pub(crate) prefix: String,
+}
+
+/// A lock by its name.
+#[derive(Args, Debug)]
+pub(crate) struct Target {
+    /// The lock's name
+    pub(crate) name: String,
+
+    #[command(flatten)]
+    pub(crate) store: Store,
+}
+
+/// The locks of a store whose names begin alike.
+#[derive(Args, Debug)]
+pub(crate) struct Listed {
+    /// Only names that begin with this
+    ///
+    /// A server scans all its keys either way. Without PREFIX, locks of other programs are not
+    /// listed.
+    #[arg(value_name = "PREFIX", default_value = "")]
+    pub(crate) names: String,
+
+    #[command(flatten)]
+    pub(crate) store: Store,
+}
+
+/// How much a verb reports.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Output")]
+pub(crate) struct Verbosity {
+    /// Print no messages
+    #[arg(short, long, conflicts_with = "verbose")]
+    quiet: bool,
+
+    /// Report progress: the holder or leader, the wait, the token or term, the store
+    #[arg(short, long)]
+    verbose: bool,
+}
+
+impl Verbosity {
+    pub(crate) fn voice(&self) -> Voice {
+        Voice { quiet: self.quiet, verbose: self.verbose }
+    }
 }
 
 #[derive(Args, Debug)]
@@ -173,23 +221,23 @@ pub(crate) struct Run {
     ///
     /// A short job then runs once although the clocks of its hosts differ. INT, TERM, HUP or QUIT
     /// end the wait.
-    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true, help_heading = "Lock")]
+    #[arg(long, value_name = "DURATION", value_parser = duration, help_heading = "Lock")]
     pub(crate) min_hold: Option<Duration>,
 
     /// Hold the lock at most this long, then stop CMD as if the lease were lost
     ///
     /// Not with --retry-lost, which would rerun it.
-    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true, help_heading = "Lock")]
+    #[arg(long, value_name = "DURATION", value_parser = duration, help_heading = "Lock")]
     pub(crate) max_hold: Option<Duration>,
 
     /// Wait a random time, at most this long, before requesting the lock
-    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true, help_heading = "Waiting")]
+    #[arg(long, value_name = "DURATION", value_parser = duration, help_heading = "Waiting")]
     pub(crate) splay: Option<Duration>,
 
     /// Hold this lock too, of the same kind; repeatable
     ///
     /// All or none are held. The order does not matter.
-    #[arg(long, value_name = "NAME", allow_hyphen_values = true, help_heading = "Lock")]
+    #[arg(long, value_name = "NAME", help_heading = "Lock")]
     pub(crate) also: Vec<String>,
 
     /// Run CMD at most once per period, on whichever host asks first
@@ -201,7 +249,7 @@ pub(crate) struct Run {
     ///
     /// NAME is then the name of a job and not of a lock: `tenure status` prints its last run, and
     /// `tenure stop --job` stops it.
-    #[arg(long, value_name = "PERIOD", value_parser = duration, allow_hyphen_values = true, conflicts_with_all = ["kind", "also", "wait", "unfenced", "min_hold"], help_heading = "Lock")]
+    #[arg(long, value_name = "PERIOD", value_parser = duration, conflicts_with_all = ["kind", "also", "wait", "unfenced", "min_hold"], help_heading = "Lock")]
     pub(crate) once_per: Option<Duration>,
 
     /// Run CMD although the job of --once-per has run in its window, died or lost its lock
@@ -224,16 +272,34 @@ pub(crate) struct Run {
 
     #[command(flatten)]
     pub(crate) job: Job,
+
+    #[command(flatten)]
+    pub(crate) output: Verbosity,
+
+    #[command(flatten)]
+    pub(crate) store: Store,
 }
 
 /// The command, and how it is ended.
 #[derive(Args, Debug)]
+#[command(next_help_heading = "Command")]
 pub(crate) struct Job {
+    /// The command and its arguments
+    ///
+    /// tenure's own options end here, so `--` is needed only before a command that begins with a
+    /// hyphen.
+    #[arg(value_name = "CMD", required_unless_present = "script", trailing_var_arg = true)]
+    pub(crate) command: Vec<OsString>,
+
+    /// Run this with `sh -c` instead of CMD
+    #[arg(short = 'c', value_name = "STRING", conflicts_with = "command")]
+    pub(crate) script: Option<String>,
+
     /// Time between TERM and KILL when the lease is lost
     ///
     /// Taken from the end of the lease, at most a third of the ttl. Default: 5s, or a third of the
     /// ttl if that is less.
-    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true, help_heading = "Command")]
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) grace: Option<Duration>,
 
     /// What happens to CMD when the lease is lost: term, kill, signal:NAME or ignore
@@ -241,11 +307,11 @@ pub(crate) struct Job {
     /// `term`: TERM, then KILL after the grace. `kill`: KILL at once. `signal:NAME`: that signal
     /// instead of TERM, as in signal:INT. `ignore`: CMD runs on beside the next holder, and its
     /// exit status is passed on.
-    #[arg(long, value_name = "HOW", default_value = "term", value_parser = on_lost, help_heading = "Command")]
+    #[arg(long, value_name = "HOW", default_value = "term", value_parser = on_lost)]
     pub(crate) on_lost: OnLost,
 
     /// Send KILL this long after INT, TERM, HUP or QUIT was passed on to CMD
-    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true, help_heading = "Command")]
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) kill_after: Option<Duration>,
 
     /// Leave CMD in this process group, as `timeout --foreground` does
@@ -253,54 +319,32 @@ pub(crate) struct Job {
     /// CMD then reads from the terminal and gets its keys itself. Signals go to CMD alone, and
     /// what it started may outlive it and the lease. INT and QUIT that arrive while the group has
     /// the terminal are taken for keys and not passed on.
-    #[arg(long, help_heading = "Command")]
+    #[arg(long)]
     pub(crate) foreground: bool,
-
-    /// Run this with `sh -c` instead of CMD
-    #[arg(
-        short = 'c',
-        value_name = "STRING",
-        conflicts_with = "command",
-        allow_hyphen_values = true,
-        help_heading = "Command"
-    )]
-    pub(crate) script: Option<String>,
-
-    /// The command and its arguments
-    ///
-    /// tenure's own options end here, so `--` is needed only before a command that begins with a
-    /// hyphen.
-    #[arg(value_name = "CMD", required_unless_present = "script", trailing_var_arg = true)]
-    pub(crate) command: Vec<OsString>,
 }
 
 #[derive(Args, Debug)]
 #[command(after_help = ELECT_MANUAL, override_usage = "tenure elect [OPTIONS] NAME [--] CMD [ARGS]...\n       tenure elect [OPTIONS] NAME -c STRING")]
 pub(crate) struct Elect {
-    #[command(flatten)]
-    pub(crate) store: Store,
+    /// The election's name: 1 byte to 64 KiB
+    ///
+    /// Elections and locks do not share names.
+    pub(crate) name: String,
 
     /// The lease: how long until another leads when this host is gone, 50ms to 365d
-    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration, allow_hyphen_values = true, help_heading = "Election")]
+    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration, help_heading = "Election")]
     pub(crate) ttl: Duration,
 
     /// What `tenure leader` shows of this candidate, such as an address: up to 4 KiB
     ///
     /// Default: HOST:PID.
-    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, help_heading = "Election")]
+    #[arg(long, value_name = "TEXT", help_heading = "Election")]
     pub(crate) payload: Option<String>,
 
     /// Text shown beside the leader's user, host and process, such as a URL: up to 256 bytes
     ///
     /// Visible to everyone who can see the election.
-    #[arg(
-        long,
-        value_name = "TEXT",
-        default_value = "",
-        hide_default_value = true,
-        allow_hyphen_values = true,
-        help_heading = "Election"
-    )]
+    #[arg(long, value_name = "TEXT", default_value = "", help_heading = "Election")]
     pub(crate) label: String,
 
     /// Print each change of leader on standard error
@@ -309,29 +353,19 @@ pub(crate) struct Elect {
     #[arg(long, conflicts_with = "quiet", help_heading = "Output")]
     pub(crate) print: bool,
 
-    /// Print no messages
-    #[arg(short, long, conflicts_with = "verbose", help_heading = "Output")]
-    pub(crate) quiet: bool,
-
-    /// Report when this host is a candidate and when it leads
-    #[arg(short, long, help_heading = "Output")]
-    pub(crate) verbose: bool,
-
-    /// The election's name: 1 byte to 64 KiB
-    ///
-    /// Elections and locks do not share names.
-    pub(crate) name: String,
-
     #[command(flatten)]
     pub(crate) job: Job,
+
+    #[command(flatten)]
+    pub(crate) output: Verbosity,
+
+    #[command(flatten)]
+    pub(crate) store: Store,
 }
 
 #[derive(Args, Debug)]
 #[command(after_help = LEADER_CODES)]
 pub(crate) struct Leader {
-    #[command(flatten)]
-    pub(crate) store: Store,
-
     /// Print a line for each change until a signal arrives
     #[arg(long)]
     pub(crate) watch: bool,
@@ -342,6 +376,9 @@ pub(crate) struct Leader {
 
     /// The election's name
     pub(crate) name: String,
+
+    #[command(flatten)]
+    pub(crate) store: Store,
 }
 
 /// What happens to the command when the lease is lost.
@@ -384,44 +421,26 @@ const SIGNALS: [(&str, Signal); 7] = [
 /// The lock to acquire, its options, and the limit of the wait.
 #[derive(Args, Debug)]
 pub(crate) struct Request {
-    #[command(flatten)]
-    pub(crate) store: Store,
+    /// The lock's name: 1 byte to 64 KiB
+    pub(crate) name: String,
 
     /// The lease: how long the lock outlives a holder that is gone, 50ms to 365d
     ///
     /// The holding process renews it every third of that, and at least once a minute.
-    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration, allow_hyphen_values = true, help_heading = "Lock")]
+    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration, help_heading = "Lock")]
     pub(crate) ttl: Duration,
-
-    /// Exit with 75 if the lock is busy
-    #[arg(short = 'n', long = "no-wait", conflicts_with = "wait", help_heading = "Waiting")]
-    pub(crate) no_wait: bool,
-
-    /// Wait at most this long; 0 is -n
-    ///
-    /// Without -n and -w: wait until granted. An unreachable store is retried to the end of -w.
-    /// Without -w, a refused connection fails at once and a silent store after 20s, or after a
-    /// minute during a wait.
-    #[arg(short = 'w', long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true, help_heading = "Waiting")]
-    pub(crate) wait: Option<Duration>,
-
-    /// Exit code for a busy lock instead of 75: 0 to 255
-    ///
-    /// Also when the lock was busy until the wait ended.
-    #[arg(short = 'E', long = "busy-code", value_name = "CODE", default_value_t = exit::BUSY, hide_default_value = true, allow_negative_numbers = true, help_heading = "Waiting")]
-    pub(crate) busy_code: u8,
 
     #[command(flatten)]
     pub(crate) kind: Kind,
 
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Lock")]
     pub(crate) acks: Acks,
 
     /// Grant nothing for this long on a server that was promoted, restarted or lost its data
     ///
     /// As `restart-grace=DURATION` in the store's URL. Use the longest --ttl of all clients. One
     /// server or Sentinel only.
-    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true, help_heading = "Lock")]
+    #[arg(long, value_name = "DURATION", value_parser = duration, help_heading = "Lock")]
     pub(crate) restart_grace: Option<Duration>,
 
     /// Accept a lock without a token from a server that forbids scripts
@@ -433,33 +452,26 @@ pub(crate) struct Request {
     /// Text shown beside the holder's user, host and process, such as a URL: up to 256 bytes
     ///
     /// Visible to everyone who can see the lock, in `status`, `list` and `top`.
-    #[arg(
-        long,
-        value_name = "TEXT",
-        default_value = "",
-        hide_default_value = true,
-        allow_hyphen_values = true,
-        help_heading = "Lock"
-    )]
+    #[arg(long, value_name = "TEXT", default_value = "", help_heading = "Lock")]
     pub(crate) label: String,
 
-    /// Print no messages
-    #[arg(short, long, conflicts_with = "verbose", help_heading = "Output")]
-    pub(crate) quiet: bool,
+    /// Exit with 75 if the lock is busy
+    #[arg(short = 'n', long = "no-wait", conflicts_with = "wait", help_heading = "Waiting")]
+    pub(crate) no_wait: bool,
 
-    /// Report the holder, the time waited, the token and the store
-    #[arg(short, long, help_heading = "Output")]
-    pub(crate) verbose: bool,
+    /// Wait at most this long; 0 is -n
+    ///
+    /// Without -n and -w: wait until granted. An unreachable store is retried to the end of -w.
+    /// Without -w, a refused connection fails at once and a silent store after 20s, or after a
+    /// minute during a wait.
+    #[arg(short = 'w', long, value_name = "DURATION", value_parser = duration, help_heading = "Waiting")]
+    pub(crate) wait: Option<Duration>,
 
-    /// The lock's name: 1 byte to 64 KiB
-    pub(crate) name: String,
-}
-
-impl Request {
-    /// The verbosity, by -q and -v.
-    pub(crate) fn voice(&self) -> Voice {
-        Voice { quiet: self.quiet, verbose: self.verbose }
-    }
+    /// Exit code for a busy lock instead of 75: 0 to 255
+    ///
+    /// Also when the lock was busy until the wait ended.
+    #[arg(short = 'E', long = "busy-code", value_name = "CODE", default_value_t = exit::BUSY, hide_default_value = true, help_heading = "Waiting")]
+    pub(crate) busy_code: u8,
 }
 
 #[derive(Args, Debug)]
@@ -468,64 +480,56 @@ pub(crate) struct Acks {
     ///
     /// As `acks=N` in the store's URL: all clients of a lock must use the same N. Only on stores
     /// with replicas.
-    #[arg(long = "acks", value_name = "N", value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true, help_heading = "Lock")]
+    #[arg(long = "acks", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) replicas: Option<u32>,
 }
 
 /// Which kind of lock. All clients of a name must use the same kind.
 #[derive(Args, Debug)]
+#[command(next_help_heading = "Lock")]
 pub(crate) struct Kind {
     /// First come, first served
-    #[arg(long, group = "kind", help_heading = "Lock")]
+    #[arg(long, group = "kind")]
     pub(crate) fair: bool,
 
     /// Read lock: shared with other readers, excludes writers
-    #[arg(short = 's', long, group = "kind", help_heading = "Lock")]
+    #[arg(short = 's', long, group = "kind")]
     pub(crate) shared: bool,
 
     /// Write lock: excludes readers and writers
-    #[arg(short = 'x', long, group = "kind", help_heading = "Lock")]
+    #[arg(short = 'x', long, group = "kind")]
     pub(crate) exclusive: bool,
 
     /// Semaphore with this many permits
-    #[arg(long, value_name = "N", group = "kind", allow_negative_numbers = true, help_heading = "Lock")]
+    #[arg(long, value_name = "N", group = "kind")]
     pub(crate) slots: Option<u32>,
 
     /// Permits to hold, with --slots [default: 1]
-    #[arg(long, value_name = "K", requires = "slots", allow_negative_numbers = true, help_heading = "Lock")]
+    #[arg(long, value_name = "K", requires = "slots")]
     pub(crate) take: Option<u32>,
 
     /// Lock that its owner can hold several times
     ///
     /// Runs with the same --owner share it. Only `tenure run` takes one.
-    #[arg(long, group = "kind", help_heading = "Lock")]
+    #[arg(long, group = "kind")]
     pub(crate) reentrant: bool,
 
     /// Owner of a --reentrant lock
     ///
     /// TENURE_OWNER of the run that holds it. Default: a new owner.
-    #[arg(
-        long,
-        value_name = "ID",
-        requires = "reentrant",
-        allow_hyphen_values = true,
-        help_heading = "Lock"
-    )]
+    #[arg(long, value_name = "ID", requires = "reentrant")]
     pub(crate) owner: Option<String>,
 }
 
 #[derive(Args, Debug)]
 #[command(after_help = STATUS_CODES)]
 pub(crate) struct Status {
-    #[command(flatten)]
-    pub(crate) store: Store,
-
     /// Print a JSON object
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// The lock's name
-    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) target: Target,
 }
 
 #[derive(Args, Debug)]
@@ -548,7 +552,7 @@ pub(crate) struct Acquire {
     ///
     /// `$$` is the shell's PID. On macOS and FreeBSD the exit is noticed within 250 ms, unless another
     /// process reuses the PID.
-    #[arg(long, value_name = "PID", requires = "hold", allow_negative_numbers = true, help_heading = "Lock")]
+    #[arg(long, value_name = "PID", requires = "hold", help_heading = "Lock")]
     pub(crate) while_pid: Option<i32>,
 
     /// Like --hold, until this file descriptor of the shell is closed
@@ -556,22 +560,25 @@ pub(crate) struct Acquire {
     /// Linux only. Like `flock N`: after `exec 9>FILE`, pass --fd 9. Prints nothing, except with --json.
     /// Whatever inherits the descriptor keeps the lock too. Give each lock a FILE of its own, on a
     /// local disk.
-    #[arg(long, value_name = "N", conflicts_with = "while_pid", value_parser = clap::value_parser!(i32).range(0..), allow_negative_numbers = true, help_heading = "Lock")]
+    #[arg(long, value_name = "N", conflicts_with = "while_pid", value_parser = clap::value_parser!(i32).range(0..), help_heading = "Lock")]
     pub(crate) fd: Option<i32>,
+
+    #[command(flatten)]
+    pub(crate) output: Verbosity,
+
+    #[command(flatten)]
+    pub(crate) store: Store,
 }
 
 #[derive(Args, Debug)]
 #[command(after_help = RENEW_CODES)]
 pub(crate) struct Renew {
-    #[command(flatten)]
-    pub(crate) store: Store,
-
     /// The owner, as `tenure acquire` printed it
     #[arg(long, value_name = "OWNER")]
     pub(crate) owner: String,
 
     /// The lease from now on, 50ms to 365d; never shortened
-    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration, allow_hyphen_values = true)]
+    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration)]
     pub(crate) ttl: Duration,
 
     #[command(flatten)]
@@ -583,46 +590,37 @@ pub(crate) struct Renew {
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// The lock's name
-    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) target: Target,
 }
 
 #[derive(Args, Debug)]
 #[command(after_help = VERIFY_CODES)]
 pub(crate) struct Verify {
-    #[command(flatten)]
-    pub(crate) store: Store,
-
     /// The expected holder, as `tenure acquire` printed it
     #[arg(long, value_name = "OWNER")]
     pub(crate) owner: String,
 
-    /// The lock's name
-    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) target: Target,
 }
 
 #[derive(Args, Debug)]
 #[command(after_help = WAIT_CODES)]
 pub(crate) struct Wait {
-    #[command(flatten)]
-    pub(crate) store: Store,
-
     /// Wait at most this long; without it, until the lock is free
-    #[arg(short = 'w', long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
+    #[arg(short = 'w', long, value_name = "DURATION", value_parser = duration)]
     pub(crate) wait: Option<Duration>,
 
-    /// The lock's name
-    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) target: Target,
 }
 
 #[derive(Args, Debug)]
 #[command(after_help = STOP_CODES)]
 pub(crate) struct Stop {
-    #[command(flatten)]
-    pub(crate) store: Store,
-
     /// Wait at most this long for the holders to be gone; 0 only asks
-    #[arg(short = 'w', long, value_name = "DURATION", default_value = "30s", value_parser = duration, allow_negative_numbers = true)]
+    #[arg(short = 'w', long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
     pub(crate) wait: Duration,
 
     /// NAME is an election: ask its leader
@@ -636,17 +634,14 @@ pub(crate) struct Stop {
     /// The reason, for people: up to 256 bytes
     ///
     /// `tenure run` prints it when its command has ended.
-    #[arg(
-        long,
-        value_name = "TEXT",
-        default_value = "",
-        hide_default_value = true,
-        allow_hyphen_values = true
-    )]
+    #[arg(long, value_name = "TEXT", default_value = "")]
     pub(crate) reason: String,
 
     /// The name of the lock, election or job
     pub(crate) name: String,
+
+    #[command(flatten)]
+    pub(crate) store: Store,
 }
 
 /// What `acquire --hold` starts in the background.
@@ -668,9 +663,6 @@ pub(crate) struct Keep {
 #[derive(Args, Debug)]
 #[command(after_help = RELEASE_CODES)]
 pub(crate) struct Release {
-    #[command(flatten)]
-    pub(crate) store: Store,
-
     /// Release what this owner holds, as `tenure acquire` printed it
     ///
     /// With --force, if another owner holds the lock: exit with 75 instead of 79.
@@ -697,16 +689,13 @@ pub(crate) struct Release {
     #[arg(long, requires = "force")]
     pub(crate) json: bool,
 
-    /// The lock's name
-    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) target: Target,
 }
 
 #[derive(Args, Debug)]
 #[command(after_help = LIST_CODES)]
 pub(crate) struct List {
-    #[command(flatten)]
-    pub(crate) store: Store,
-
     /// Print JSON, one object per lock and line, as `status --json` does
     #[arg(long)]
     pub(crate) json: bool,
@@ -732,38 +721,27 @@ pub(crate) struct List {
     #[arg(long, value_name = "EVERY", value_parser = some_time, num_args = 0..=1, require_equals = true, default_missing_value = "2s")]
     pub(crate) watch: Option<Duration>,
 
-    /// Only names that begin with this
-    ///
-    /// A server scans all its keys either way. Without PREFIX, locks of other programs are not
-    /// listed.
-    #[arg(value_name = "PREFIX", default_value = "", hide_default_value = true)]
-    pub(crate) names: String,
+    #[command(flatten)]
+    pub(crate) locks: Listed,
 }
 
 #[derive(Args, Debug)]
 #[command(after_long_help = TOP_MANUAL)]
 pub(crate) struct Top {
-    #[command(flatten)]
-    pub(crate) store: Store,
-
     /// Refresh interval
     ///
     /// A slow store is listed less often: listing takes at most 2 % of the time.
     #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = some_time)]
     pub(crate) every: Duration,
 
-    /// Only names that begin with this
-    #[arg(value_name = "PREFIX", default_value = "", hide_default_value = true)]
-    pub(crate) names: String,
+    #[command(flatten)]
+    pub(crate) locks: Listed,
 }
 
 #[cfg(feature = "serve")]
 #[derive(Args, Debug)]
 #[command(after_long_help = SERVE_MANUAL)]
 pub(crate) struct Serve {
-    #[command(flatten)]
-    pub(crate) store: Store,
-
     /// Address and port to listen on
     ///
     /// Whoever can connect sees the names of locks and holders.
@@ -781,51 +759,47 @@ pub(crate) struct Serve {
     pub(crate) series: usize,
 
     /// Election whose leader the page shows; repeatable
-    #[arg(long, value_name = "NAME", allow_hyphen_values = true)]
+    #[arg(long, value_name = "NAME")]
     pub(crate) election: Vec<String>,
 
     /// Job of --once-per whose last run and next window the page shows; repeatable
-    #[arg(long, value_name = "NAME", allow_hyphen_values = true)]
+    #[arg(long, value_name = "NAME")]
     pub(crate) job: Vec<String>,
 
-    /// Only names that begin with this
-    #[arg(value_name = "PREFIX", default_value = "", hide_default_value = true)]
-    pub(crate) names: String,
+    #[command(flatten)]
+    pub(crate) locks: Listed,
 }
 
 #[derive(Args, Debug)]
 #[command(after_long_help = DOCTOR_MANUAL)]
 pub(crate) struct Doctor {
-    #[command(flatten)]
-    pub(crate) store: Store,
-
     /// Lease of the locks, with which latency and failovers are compared
-    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration, allow_hyphen_values = true)]
+    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration)]
     pub(crate) ttl: Duration,
 
     /// Print a JSON object
     #[arg(long)]
     pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) store: Store,
 }
 
 #[derive(Args, Debug)]
 #[command(after_long_help = BENCH_MANUAL)]
 pub(crate) struct Bench {
-    #[command(flatten)]
-    pub(crate) store: Store,
-
     /// Total time
     ///
     /// INT and TERM end it sooner, with what was measured so far.
-    #[arg(long = "for", value_name = "DURATION", default_value = "10s", value_parser = some_time, allow_hyphen_values = true)]
+    #[arg(long = "for", value_name = "DURATION", default_value = "10s", value_parser = some_time)]
     pub(crate) length: Duration,
 
     /// Clients that take turns, each with its own connection
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..=64), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..=64))]
     pub(crate) clients: u32,
 
     /// The lease of each lock
-    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration, allow_hyphen_values = true)]
+    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration)]
     pub(crate) ttl: Duration,
 
     /// Prefix of the locks' names
@@ -843,18 +817,18 @@ pub(crate) struct Bench {
     /// It needs no network.
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) store: Store,
 }
 
 #[derive(Args, Debug)]
 #[command(after_long_help = STRESS_MANUAL)]
 pub(crate) struct Stress {
-    #[command(flatten)]
-    pub(crate) store: Store,
-
     /// Total time
     ///
     /// INT and TERM end it sooner, with the verdict so far.
-    #[arg(long = "for", value_name = "DURATION", default_value = "30s", value_parser = some_time, allow_hyphen_values = true)]
+    #[arg(long = "for", value_name = "DURATION", default_value = "30s", value_parser = some_time)]
     pub(crate) length: Duration,
 
     /// Kinds of locks [default: all that the store has]
@@ -862,25 +836,25 @@ pub(crate) struct Stress {
     pub(crate) kind: Vec<Sort>,
 
     /// Locks of each kind
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1_000), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     pub(crate) names: u32,
 
     /// Processes
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1_000), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     pub(crate) processes: u32,
 
     /// Tasks in each process
-    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10_000), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) tasks: u32,
 
     /// The lease of each hold
-    #[arg(long, value_name = "DURATION", default_value = "3s", value_parser = duration, allow_hyphen_values = true)]
+    #[arg(long, value_name = "DURATION", default_value = "3s", value_parser = duration)]
     pub(crate) ttl: Duration,
 
     /// The longest usual hold
     ///
     /// One in a thousand is longer, up to a lease and a half.
-    #[arg(long, value_name = "DURATION", default_value = "20ms", value_parser = duration, allow_hyphen_values = true)]
+    #[arg(long, value_name = "DURATION", default_value = "20ms", value_parser = duration)]
     pub(crate) hold: Duration,
 
     /// Kill a process now and then (SIGKILL) and start another
@@ -900,14 +874,17 @@ pub(crate) struct Stress {
     pub(crate) hook: Option<String>,
 
     /// Time between two kills, stops or hooks: half to one and a half times this
-    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = some_time, allow_hyphen_values = true)]
+    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = some_time)]
     pub(crate) every: Duration,
 
     /// A violation if a lock stays free this long while a task waits for it
     ///
     /// Must exceed a lease and the longest fault.
-    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = some_time, allow_hyphen_values = true)]
+    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = some_time)]
     pub(crate) stall: Duration,
+
+    #[command(flatten)]
+    pub(crate) store: Store,
 }
 
 #[derive(Args, Debug)]

@@ -28,7 +28,7 @@ const ERASE: &str = "\x1b[H\x1b[J";
 /// Prints one line per lock: a table with a header on a terminal, otherwise tab-separated name, kind,
 /// holders, waiters and permits. Returns the exit code.
 pub(crate) async fn list(args: &List) -> Result<u8, Failure> {
-    let locks = store::open_existing(&args.store)?;
+    let locks = store::open_existing(&args.locks.store)?;
     let found = store::unless_absent(&locks, found(&locks, args)).await??;
     let is_terminal = io::stdout().is_terminal();
     let Some(every) = args.watch else {
@@ -54,7 +54,7 @@ pub(crate) async fn list(args: &List) -> Result<u8, Failure> {
 type Found = Vec<(Row, Status)>;
 
 async fn found(locks: &Locks, args: &List) -> Result<Found, Failure> {
-    let mut found = table::walk(locks, &args.names, &args.filter).await?;
+    let mut found = table::walk(locks, &args.locks.names, &args.filter).await?;
     if let Some(sort) = args.sort {
         found.sort_by(|(a, _), (b, _)| sort.compare(a, b));
     }

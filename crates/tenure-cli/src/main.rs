@@ -72,7 +72,7 @@ fn main() -> ExitCode {
         Ok(Cli { command: Command::Renew(args), .. }) => asked::run(Voice::LOUD, acquire::renew(&args)),
         Ok(Cli { command: Command::Verify(args), .. }) => asked::run(Voice::LOUD, acquire::verify(&args)),
         Ok(Cli { command: Command::Elect(args), .. }) => {
-            let voice = Voice { quiet: args.quiet, verbose: args.verbose };
+            let voice = args.output.voice();
             asked::run(voice, elect::elect(&args, voice))
         }
         Ok(Cli { command: Command::Leader(args), .. }) => asked::run(Voice::LOUD, elect::leader(&args)),

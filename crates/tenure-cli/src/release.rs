@@ -15,20 +15,20 @@ pub(crate) async fn release(args: &Release) -> Result<u8, Failure> {
         let message = "say whose hold to release with --owner OWNER, or end all holds with --force";
         return Err(Failure { code: USAGE, message: message.into() });
     }
-    let locks = store::open_existing(&args.store)?;
+    let locks = store::open_existing(&args.target.store)?;
     if let Some(owner) = args.owner.as_ref().filter(|_| !args.force) {
-        return acquire::release(&locks, &args.name, owner).await;
+        return acquire::release(&locks, &args.target.name, owner).await;
     }
     let ended = async {
         Ok::<_, Failure>(match (&args.owner, args.token) {
-            (Some(owner), _) => of_owner(&locks, &args.name, &owner.parse()?).await?,
-            (None, Some(token)) => with_token(&locks, &args.name, token).await?,
-            (None, None) if args.foreign => locks.force_release_foreign(&args.name).await?,
-            (None, None) => locks.force_release(&args.name).await.map_err(not_ours)?,
+            (Some(owner), _) => of_owner(&locks, &args.target.name, &owner.parse()?).await?,
+            (None, Some(token)) => with_token(&locks, &args.target.name, token).await?,
+            (None, None) if args.foreign => locks.force_release_foreign(&args.target.name).await?,
+            (None, None) => locks.force_release(&args.target.name).await.map_err(not_ours)?,
         })
     };
     let ended = store::unless_absent(&locks, ended).await??;
-    let code = status::tell(&locks, "was held", &args.name, ended.as_ref(), args.json)?;
+    let code = status::tell(&locks, "was held", &args.target.name, ended.as_ref(), args.json)?;
     if let Some(line) = ended.as_ref().and_then(runs_on).filter(|_| !args.json) {
         output::print(line).map_err(|error| Failure::own("cannot print", &error))?;
     }

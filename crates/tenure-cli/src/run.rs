@@ -21,7 +21,7 @@ use crate::{asked, clock, store, take};
 
 /// Runs a command under a lock; returns the exit code.
 pub(crate) fn run(args: &Run) -> u8 {
-    let voice = args.request.voice();
+    let voice = args.output.voice();
     asked::run(voice, under_lock(args, voice))
 }
 
@@ -31,8 +31,8 @@ async fn under_lock(args: &Run, voice: Voice) -> Result<u8, Failure> {
     check_holds(args)?;
     let lease = args.max_hold.map_or(request.ttl, |most| most.min(request.ttl));
     let grace = work::grace(&args.job, lease);
-    let url = store::url_with(&request.store, take::terms(request))?;
-    let locks = store::open_at(&url, &request.store.prefix, |options| {
+    let url = store::url_with(&args.store, take::terms(request))?;
+    let locks = store::open_at(&url, &args.store.prefix, |options| {
         let options = take::options(request, options).grace(grace).inherit_liveness(true);
         match args.max_hold {
             Some(most) => options.max_hold(most),
@@ -94,7 +94,7 @@ async fn begin(
                 last => last?.filter(|last| !args.again || last.outcome == Outcome::Running),
             };
             let was = if args.again { "was running" } else { "has begun in this window" };
-            args.request.voice().say(
+            args.output.voice().say(
                 last.map_or_else(|| format!("job {:?} {was}", once.name()), |last| told(once.name(), &last)),
             );
             Ok(Err(args.request.busy_code))

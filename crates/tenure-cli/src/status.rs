@@ -15,12 +15,17 @@ use crate::{json, store, table};
 
 /// Prints the holders of a lock; returns the exit code.
 pub(crate) async fn status(args: &Status) -> Result<u8, Failure> {
-    let locks = store::open_existing(&args.store)?;
-    let found = store::unless_absent(&locks, locks.inspect(&args.name)).await??;
+    let locks = store::open_existing(&args.target.store)?;
+    let found = store::unless_absent(&locks, locks.inspect(&args.target.name)).await??;
     let lines = match args.json {
-        true => json::with_uses(&locks, &args.name, found.as_ref(), &Uses::of(&locks, &args.name).await),
+        true => json::with_uses(
+            &locks,
+            &args.target.name,
+            found.as_ref(),
+            &Uses::of(&locks, &args.target.name).await,
+        ),
         false if found.is_none() => {
-            lock(&locks, "held", None) + &Uses::of(&locks, &args.name).await.to_string()
+            lock(&locks, "held", None) + &Uses::of(&locks, &args.target.name).await.to_string()
         }
         false => lock(&locks, "held", found.as_ref()),
     };

@@ -1,17 +1,13 @@
 //! `tenure stop`: asks commands that run under a lock to end.
-#![expect(
-    clippy::disallowed_methods,
-    reason = "a timer of this command's own; the clock of leases is the library's"
-)]
 
 use std::time::Duration;
 
 use tenure::{Election, LastRun, LockName, Locks, OncePer, Outcome, Owner, Status};
-use tokio::time::sleep;
 
 use crate::cli::Stop;
 use crate::exit::{BUSY, FREE, Failure};
 use crate::output::{self, Span};
+use crate::waiting::{LOOK, until_gone};
 use crate::{clock, status, store, table, uses};
 
 /// Maximum poll interval.
@@ -21,29 +17,23 @@ const LONGEST: Duration = Duration::from_millis(500);
 pub(crate) async fn stop(args: &Stop) -> Result<u8, Failure> {
     let locks = store::open_existing(&args.store)?;
     let name = &*args.name;
-    let of = match (args.election, args.job) {
-        (true, _) => Of::Election(locks.election(name, "")?),
-        (_, true) => Of::Job(locks.once_per(name, uses::ANY_PERIOD)?),
-        _ => Of::Lock(locks.clone(), LockName::new(name)?),
+    let of = |locks: &Locks| {
+        Ok::<_, Failure>(match (args.election, args.job) {
+            (true, _) => Of::Election(locks.election(name, "")?),
+            (_, true) => Of::Job(locks.once_per(name, uses::ANY_PERIOD)?),
+            _ => Of::Lock(locks.clone(), LockName::new(name)?),
+        })
     };
     let limit = clock::now() + args.wait;
-    let Some(asked) = store::unless_absent(&locks, of.ask(&args.reason)).await?? else {
+    let Some(asked) = store::unless_absent(&locks, of(&locks)?.ask(&args.reason)).await?? else {
         return print("free\n").map(|()| FREE);
     };
-    let mut pause = Duration::from_millis(20);
-    loop {
-        let left = limit.saturating_sub(clock::now());
-        let Some(still) = of.holders().await?.and_then(|found| found.of(&asked)) else {
-            return print(&format!("stopped: {}\n", asked.shown)).map(|()| 0);
-        };
-        if args.wait.is_zero() {
-            return print(&format!("asked: {}\n", asked.shown)).map(|()| 0);
-        }
-        if left.is_zero() {
-            return Err(Failure { code: BUSY, message: of.is_still_held(&still) });
-        }
-        sleep(pause.min(left)).await;
-        pause = (pause * 3 / 2).min(LONGEST);
+    let of = of(&locks.with(|options| options.op_timeout(LOOK))?)?;
+    let look = async || Ok(Ok(of.holders().await?.and_then(|found| found.of(&asked))));
+    match until_gone(Some(limit), LONGEST, look).await? {
+        None => print(&format!("stopped: {}\n", asked.shown)).map(|()| 0),
+        Some(_) if args.wait.is_zero() => print(&format!("asked: {}\n", asked.shown)).map(|()| 0),
+        Some(still) => Err(Failure { code: BUSY, message: of.is_still_held(&still) }),
     }
 }
 

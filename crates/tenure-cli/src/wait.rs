@@ -1,17 +1,12 @@
 //! `tenure wait`: waits until a lock is free.
-#![expect(
-    clippy::disallowed_methods,
-    reason = "a timer of this command's own; the clock of leases is the library's"
-)]
 
 use std::time::Duration;
 
-use tenure::{Holder, LockName};
-use tokio::time::sleep;
+use tenure::{Holder, LockName, Status};
 
-use crate::cli::Wait;
+use crate::cli::{Target, Wait};
 use crate::exit::{BUSY, Failure, MISMATCH};
-use crate::waiting::{LOOK, Silence};
+use crate::waiting::{LOOK, until_gone};
 use crate::{ancestors, clock, status, store};
 
 /// Maximum poll interval.
@@ -19,42 +14,33 @@ const LONGEST: Duration = Duration::from_secs(1);
 
 /// Polls until the lock is free; returns the exit code.
 pub(crate) async fn wait(args: &Wait) -> Result<u8, Failure> {
-    let locks = store::open_existing(&args.store)?;
+    let Target { name, store } = &args.target;
+    let locks = store::open_existing(store)?;
     let limit = args.wait.map(|limit| clock::now() + limit);
-    let mut pause = Duration::from_millis(20);
-    let mut last = store::unless_absent(&locks, locks.inspect(&args.name)).await??;
-    let locks = locks.with(|options| options.op_timeout(LOOK))?;
-    let mut silence = Silence::default();
+    let Some(found) = store::unless_absent(&locks, locks.inspect(name)).await?? else { return Ok(0) };
     let above = ancestors::above();
     let is_above = |holder: &Holder| holder.owner.as_ref().is_some_and(|owner| above.contains(owner));
-    if let Some(found) = last.as_ref().filter(|found| limit.is_none() && found.holders.iter().any(is_above)) {
-        let (name, holders) = (&found.name, status::holders(found));
+    if limit.is_none() && found.holders.iter().any(is_above) {
+        let (name, holders) = (&found.name, status::holders(&found));
         let message = format!(
             "lock {name:?} is held by a run that started this one, which would wait for itself: {holders}; use -w \
              DURATION to wait anyway"
         );
         return Err(Failure { code: BUSY, message });
     }
-    loop {
-        let Some(found) = &last else { return Ok(0) };
-        if let Some(what) = found.foreign().filter(|what| !what.starts_with("a string") && what != "a hash") {
-            let message = format!("{:?} is not a lock: it is {what}", found.name);
-            return Err(Failure { code: MISMATCH, message });
+    let locks = locks.with(|options| options.op_timeout(LOOK))?;
+    let look = async || Ok(locks.inspect(name).await?.map(a_lock).transpose());
+    let Some(found) = until_gone(limit, LONGEST, look).await? else { return Ok(0) };
+    let (name, holders) = (LockName::new(name)?, status::holders(&found));
+    Err(Failure { code: BUSY, message: format!("lock {name:?} is held by {holders}") })
+}
+
+/// Refuses what other programs keep at the name and may never remove.
+fn a_lock(found: Status) -> Result<Status, Failure> {
+    match found.foreign().filter(|what| !what.starts_with("a string") && what != "a hash") {
+        Some(what) => {
+            Err(Failure { code: MISMATCH, message: format!("{:?} is not a lock: it is {what}", found.name) })
         }
-        let left = limit.map_or(Duration::MAX, |limit| limit.saturating_sub(clock::now()));
-        if left.is_zero() {
-            let (name, holders) = (LockName::new(&args.name)?, status::holders(found));
-            return Err(Failure { code: BUSY, message: format!("lock {name:?} is held by {holders}") });
-        }
-        sleep(pause.min(left)).await;
-        pause = (pause * 3 / 2).min(LONGEST);
-        match locks.inspect(&args.name).await {
-            Ok(found) => {
-                last = found;
-                silence.ends();
-            }
-            Err(error) if limit.is_some_and(|limit| clock::now() >= limit) => return Err(error.into()),
-            Err(error) => silence.outlasts(error, "still waiting")?,
-        }
+        None => Ok(found),
     }
 }

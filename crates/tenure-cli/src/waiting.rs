@@ -137,6 +137,30 @@ pub(crate) async fn say_of_silence(store: &str, voice: Voice, ask: impl AsyncFn(
     }
 }
 
+/// Polls with growing pauses until nothing is found, and outlasts a store that does not answer. Returns what is
+/// left at the limit.
+pub(crate) async fn until_gone<T>(
+    limit: Option<Duration>,
+    longest: Duration,
+    look: impl AsyncFn() -> tenure::Result<Result<Option<T>, Failure>>,
+) -> Result<Option<T>, Failure> {
+    let (mut pause, mut silence) = (Duration::from_millis(20), Silence::default());
+    loop {
+        let found = look().await;
+        let left = limit.map_or(Duration::MAX, |limit| limit.saturating_sub(clock::now()));
+        match found {
+            Ok(found) => match found? {
+                Some(_) if !left.is_zero() => silence.ends(),
+                gone_or_left => return Ok(gone_or_left),
+            },
+            Err(error) if left.is_zero() => return Err(error.into()),
+            Err(error) => silence.outlasts(error, "still waiting")?,
+        }
+        sleep(pause.min(left)).await;
+        pause = (pause * 3 / 2).min(longest);
+    }
+}
+
 /// Whether a polling verb has reported an unresponsive store.
 #[derive(Default)]
 pub(crate) struct Silence {

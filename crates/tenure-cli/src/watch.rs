@@ -94,15 +94,9 @@ impl Watch<'_> {
                 Event::Lost(why) if self.on_lost == OnLost::Ignore => ignored = Some(chain(&why)),
                 Event::Lost(why) => reason = Some(chain(&why)),
                 Event::Signal(signal) => {
-                    self.told_to_stop |= signal == Signal::TSTP;
-                    let is_key = [Signal::INT, Signal::QUIT].contains(&signal)
-                        && self.keys.as_ref().is_some_and(Terminal::is_ours);
-                    if !is_key {
-                        self.child.signal(signal);
-                    }
-                    let ends = END_THE_WAIT.contains(&signal);
-                    self.told_to_end |= ends;
-                    if ends {
+                    self.forward(signal);
+                    if END_THE_WAIT.contains(&signal) {
+                        self.told_to_end = true;
                         self.kill_later(now, &mut kill_at, &mut ticks);
                     }
                 }
@@ -120,10 +114,7 @@ impl Watch<'_> {
                 }
             }
             if reason.is_none() && stopping.is_none() && self.child.was_told_to_end() {
-                // A renewal was answered, but the answer was processed too late.
-                let name = self.held.guards().first().map(|guard| guard.name().as_str());
-                reason =
-                    Some(format!("lock {:?} is lost: it was not renewed in time", name.unwrap_or_default()));
+                reason = Some(self.not_renewed());
             }
             if let Some(why) = reason.take()
                 && stopping.is_none()
@@ -164,6 +155,22 @@ impl Watch<'_> {
                 }
             }
         }
+    }
+
+    /// Passes a signal on, unless the command gets it from the terminal as a key.
+    fn forward(&mut self, signal: Signal) {
+        self.told_to_stop |= signal == Signal::TSTP;
+        let is_key = [Signal::INT, Signal::QUIT].contains(&signal)
+            && self.keys.as_ref().is_some_and(Terminal::is_ours);
+        if !is_key {
+            self.child.signal(signal);
+        }
+    }
+
+    /// The loss if a renewal was answered, but the answer was processed too late.
+    fn not_renewed(&self) -> String {
+        let name = self.held.guards().first().map(|guard| guard.name().as_str());
+        format!("lock {:?} is lost: it was not renewed in time", name.unwrap_or_default())
     }
 
     /// Starts the time limit of a command that was asked to end.

@@ -8,6 +8,7 @@ use std::borrow::Cow;
 use std::ffi::OsString;
 use std::io;
 use std::pin::pin;
+use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
@@ -93,19 +94,7 @@ impl Work<'_> {
         let with_terminal = terminal.as_ref().is_some_and(Terminal::is_all_ours);
         let own = |error| Failure::own("cannot start a process", &error);
         let mut launch = Launch::new(&words(job), voice, with_terminal, leads).map_err(own)?;
-        let command = &mut launch.command;
-        let [guard, ..] = held.guards() else { unreachable!("something is held") };
-        command
-            .env("TENURE_NAME", self.name)
-            .env("TENURE_OWNER", guard.owner().to_string())
-            .env("TENURE_FENCE", guard.fence().to_string())
-            .env("TENURE_TTL_MS", self.ttl.as_millis().to_string());
-        // A nested run then refuses its store instead of using another one.
-        if let Some(url) = std::env::var(store::STORE_URL).ok().and_then(|url| without_password(&url)) {
-            command.env(store::STORE_URL, url);
-        }
-        let (above, owners) = ancestors::held(held.guards().iter().map(Guard::owner));
-        command.env(above, owners);
+        self.describe(&held, &mut launch.command);
 
         // Do everything that can fail before there is a command to look after.
         let deadline = match job.on_lost {
@@ -167,7 +156,28 @@ impl Work<'_> {
             }
         };
         let least = self.min_hold.filter(|_| !told_to_end).unwrap_or_default();
-        let rest = least.saturating_sub(clock::now() - granted);
+        Ok(self.release(held, status, least.saturating_sub(clock::now() - granted), signals).await)
+    }
+
+    /// Sets the environment of the command.
+    fn describe(&self, held: &Held, command: &mut Command) {
+        let [guard, ..] = held.guards() else { unreachable!("something is held") };
+        command
+            .env("TENURE_NAME", self.name)
+            .env("TENURE_OWNER", guard.owner().to_string())
+            .env("TENURE_FENCE", guard.fence().to_string())
+            .env("TENURE_TTL_MS", self.ttl.as_millis().to_string());
+        // A nested run then refuses its store instead of using another one.
+        if let Some(url) = std::env::var(store::STORE_URL).ok().and_then(|url| without_password(&url)) {
+            command.env(store::STORE_URL, url);
+        }
+        let (above, owners) = ancestors::held(held.guards().iter().map(Guard::owner));
+        command.env(above, owners);
+    }
+
+    /// Releases what is held after the rest of its time, for a command that has ended.
+    async fn release(&self, held: Held, status: ExitStatus, rest: Duration, signals: &mut Signals) -> Ended {
+        let voice = self.voice;
         if !rest.is_zero() {
             let over = pin!(sleep(rest));
             let waited = signals.or_end(select(held.lost(), over)).await;
@@ -176,25 +186,21 @@ impl Work<'_> {
                 if let Some(why) = end.into_error() {
                     voice.say(format_args!("{}; the command had ended before", chain(&why)));
                 }
-                return Ok(Ended::Code(of_status(status)));
+                return Ended::Code(of_status(status));
             }
         }
         let if_not_ended = held.if_not_ended();
         match held.end(status).await {
-            Ok(()) => Ok(Ended::Code(of_status(status))),
             Err(error) if error.is_lost() => {
                 voice.say(format_args!("{}; the command may have ended without the lock", chain(&error)));
-                Ok(Ended::Code(exit::LOST))
+                return Ended::Code(exit::LOST);
             }
-            Err(error) => {
-                voice.say(format_args!("{if_not_ended}: {}", chain(&error)));
-                Ok(Ended::Code(of_status(status)))
-            }
+            Err(error) => voice.say(format_args!("{if_not_ended}: {}", chain(&error))),
+            Ok(()) => {}
         }
+        Ended::Code(of_status(status))
     }
-}
 
-impl Work<'_> {
     /// What the watchdog needs to know.
     fn brief(&self, held: &Held) -> Brief {
         let signal = match self.job.on_lost {

@@ -15,27 +15,7 @@ const SLOTS: i64 = 16_384;
 
 /// Asks the first responsive node for the topology, and examines each master.
 pub(super) async fn check(seeds: &[Target], setup: &Setup, report: &mut Report) -> Result<(), Failure> {
-    let mut reached = None;
-    let mut failure = None;
-    for seed in seeds {
-        match Console::open(seed).await {
-            Ok(console) if reached.is_none() => reached = Some((console, seed)),
-            Ok(_) => {}
-            Err(error) => {
-                report.find(
-                    "nodes",
-                    &seed.address.to_string(),
-                    format!("the node of the URL does not answer: {error}"),
-                    "a client that starts while the others are down cannot find the cluster",
-                    "start it, or take it out of the URL",
-                );
-                failure = Some(error);
-            }
-        }
-    }
-    let Some((mut console, seed)) = reached else {
-        return Err(failure.map_or_else(no_node, Failure::from));
-    };
+    let (mut console, seed) = reach(seeds, report).await?;
     let at = seed.address.to_string();
     let slots = match console.ask(&["CLUSTER", "SLOTS"]).await? {
         ConsoleReply::Items(slots) => slots,
@@ -100,6 +80,27 @@ pub(super) async fn check(seeds: &[Target], setup: &Setup, report: &mut Report) 
         settings(&mut server, setup, report).await?;
     }
     Ok(())
+}
+
+/// Connects to each node of the URL; returns the first that answers.
+async fn reach<'a>(seeds: &'a [Target], report: &mut Report) -> Result<(Console, &'a Target), Failure> {
+    let (mut reached, mut failure) = (None, None);
+    for seed in seeds {
+        match Console::open(seed).await {
+            Ok(console) => reached = reached.or(Some((console, seed))),
+            Err(error) => {
+                report.find(
+                    "nodes",
+                    &seed.address.to_string(),
+                    format!("the node of the URL does not answer: {error}"),
+                    "a client that starts while the others are down cannot find the cluster",
+                    "start it, or take it out of the URL",
+                );
+                failure = Some(error);
+            }
+        }
+    }
+    reached.ok_or_else(|| failure.map_or_else(no_node, Failure::from))
 }
 
 async fn settings(server: &mut Server, setup: &Setup, report: &mut Report) -> Result<(), Failure> {

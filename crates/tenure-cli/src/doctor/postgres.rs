@@ -18,27 +18,36 @@ const CONNECTIONS: u64 = 2;
 /// Number of processes that a server should have connections for.
 pub(super) const FLEET: u64 = 100;
 
+/// The check, its setting, what it costs while it is off, and the remedy.
+const MUST_BE_ON: [(&str, &str, &str, &str); 3] = [
+    (
+        "fsync",
+        "fsync",
+        "a crash of the machine loses acknowledged grants, or the whole database",
+        "set fsync = on in postgresql.conf",
+    ),
+    (
+        "full-page-writes",
+        "full_page_writes",
+        "a crash of the machine may leave a torn page in the locks table",
+        "set full_page_writes = on, unless the file system writes whole pages",
+    ),
+    (
+        "autovacuum",
+        "autovacuum",
+        "each change of a lock leaves a dead row, so requests become slower and slower",
+        "set autovacuum = on",
+    ),
+];
+
 /// Connects like a store does, which also checks the table and the version.
 pub(super) async fn check(url: &str, at: &str, ttl: Duration, report: &mut Report) -> Result<(), Failure> {
     let server = diagnose_postgres(url).await?;
     report.saw(at, format!("PostgreSQL {}", server.version));
-    if server.setting("fsync") == "off" {
-        report.find(
-            "fsync",
-            at,
-            "fsync is off",
-            "a crash of the machine loses acknowledged grants, or the whole database",
-            "set fsync = on in postgresql.conf",
-        );
-    }
-    if server.setting("full_page_writes") == "off" {
-        report.find(
-            "full-page-writes",
-            at,
-            "full_page_writes is off",
-            "a crash of the machine may leave a torn page in the locks table",
-            "set full_page_writes = on, unless the file system writes whole pages",
-        );
+    for (check, setting, costs, remedy) in MUST_BE_ON {
+        if server.setting(setting) == "off" {
+            report.find(check, at, format!("{setting} is off"), costs, remedy);
+        }
     }
     let commit = server.setting("synchronous_commit");
     if commit == "off" && url.contains("pgbouncer=1") {
@@ -60,15 +69,6 @@ pub(super) async fn check(url: &str, at: &str, ttl: Duration, report: &mut Repor
             format!("{} standbys, none of them synchronous", server.standbys),
             "a failover loses the last grants, so another client may get a held lock",
             "set synchronous_standby_names, or let the database compare tokens (book/use/fencing.md)",
-        );
-    }
-    if server.setting("autovacuum") == "off" {
-        report.find(
-            "autovacuum",
-            at,
-            "autovacuum is off",
-            "each change of a lock leaves a dead row, so requests become slower and slower",
-            "set autovacuum = on",
         );
     }
     if server.setting("idle_in_transaction_session_timeout") == "0" {

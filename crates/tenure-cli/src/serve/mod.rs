@@ -66,12 +66,12 @@ type Looked = (Vec<Row>, Vec<Row>, Vec<(String, Option<LastRun>)>);
 pub(crate) async fn serve(args: &Serve) -> Result<u8, Failure> {
     let mut signals =
         Signals::catch(&END_THE_WAIT).map_err(|error| Failure::own("cannot catch signals", &error))?;
-    let locks = store::open_existing(&args.store)?;
+    let locks = store::open_existing(&args.locks.store)?;
     let election = |name: &String| locks.election(name.as_str(), "");
     let job = |name: &String| locks.once_per(name.as_str(), ANY_PERIOD);
     let watched = Watched {
         locks: &locks,
-        prefix: &args.names,
+        prefix: &args.locks.names,
         elections: args.election.iter().map(election).collect::<tenure::Result<_>>()?,
         jobs: args.job.iter().map(job).collect::<tenure::Result<_>>()?,
     };
@@ -101,7 +101,7 @@ pub(crate) async fn serve(args: &Serve) -> Result<u8, Failure> {
     };
     let page = answers::Pages {
         store: locks.url().to_owned(),
-        prefix: args.store.prefix.clone(),
+        prefix: args.locks.store.prefix.clone(),
         elections: args.election.clone(),
         every: args.every,
         series: args.series,

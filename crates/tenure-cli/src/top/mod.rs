@@ -38,12 +38,12 @@ pub(crate) async fn top(args: &Top) -> Result<u8, Failure> {
     }
     let mut signals =
         Signals::catch(&END_THE_WAIT).map_err(|error| Failure::own("cannot catch signals", &error))?;
-    let locks = store::open_existing(&args.store)?;
+    let locks = store::open_existing(&args.locks.store)?;
     let asked = clock::now();
     let mut app =
         App::new(locks.url(), args.every, std::env::var_os("NO_COLOR").is_some_and(|it| !it.is_empty()));
     // Fail before taking over the screen if the store is unreachable.
-    let rows = store::unless_absent(&locks, rows(&locks, &args.names)).await??;
+    let rows = store::unless_absent(&locks, rows(&locks, &args.locks.names)).await??;
     app.looked(Ok(rows), clock::unix(), clock::now() - asked);
     let own = |error| Failure::own("cannot use the terminal", &error);
     let mut screen = Screen::open().map_err(own)?;
@@ -161,7 +161,7 @@ async fn run(
         let is_looking = !futures_util::future::FusedFuture::is_terminated(&events.look);
         if !app.is_paused() && !is_looking && clock::now() >= next {
             asked = clock::now();
-            let (locks, names) = (locks.clone(), args.names.clone());
+            let (locks, names) = (locks.clone(), args.locks.names.clone());
             let look: Pin<Box<dyn Future<Output = _>>> = Box::pin(async move { rows(&locks, &names).await });
             events.look = look.fuse();
         }

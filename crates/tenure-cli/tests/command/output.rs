@@ -46,6 +46,10 @@ fn the_long_help_has_the_manual_and_the_short_one_a_line_for_each_option() {
         assert!(!one_line(&short).contains(long) && short.len() < full.len(), "{short}");
         assert_eq!(said(&["help", verb]), full);
     }
+    let short = said(&["run", "-h"]);
+    let groups = ["Lock", "Waiting", "Command", "Output", "Store"];
+    let places = groups.map(|group| short.find(&format!("\n{group}:\n")).expect(group));
+    assert!(places.is_sorted(), "{short}");
     for code in ["64", "65", "69", "75", "79", "125", "126", "127"] {
         let line = said(&["run", "--help"]).lines().any(|line| line.trim_start().starts_with(code));
         assert!(line, "{code}");

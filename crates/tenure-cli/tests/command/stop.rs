@@ -68,6 +68,23 @@ fn a_command_that_does_not_stop_keeps_its_lock() {
 }
 
 #[test]
+fn a_stop_outlasts_a_silent_store() {
+    let (env, server) = (TestEnv::new(), Server::start());
+    let url = server.url();
+    let store = ["--store", url.as_str()];
+    let script = "trap 'touch asked' TERM; READY; while [ ! -e end ]; do sleep 0.02; done";
+    let holder = env.start_script(&[&store[..], &["--ttl", "2m"]].concat(), "x", script);
+    let stop = env.start(env.tenure([&["stop"], &store[..], &["x"]].concat()));
+    holder.eventually("it is asked", || env.path("asked").exists());
+    server.stop();
+    stop.eventually("it says so", || stop.stderr().contains("; still waiting"));
+    server.cont();
+    fs::write(env.path("end"), "").expect("a file");
+    stop.wait().exits_with(0);
+    holder.wait().exits_with(0);
+}
+
+#[test]
 fn a_forced_release_reaches_the_command_long_before_its_renewal() {
     let env = TestEnv::new();
     env.tenure_run(["x", "true"]).exits_with(0);
