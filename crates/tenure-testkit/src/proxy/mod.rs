@@ -26,7 +26,7 @@
 )]
 
 use std::io::Write;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
@@ -105,12 +105,7 @@ impl Proxy {
     /// # Panics
     /// If no port can be bound.
     pub fn start(server: SocketAddr) -> Self {
-        let (port, listener) = (0..20)
-            .find_map(|_| {
-                let port = Port::claim();
-                TcpListener::bind(port.address()).ok().map(|listener| (port, listener))
-            })
-            .expect("one of twenty free ports can be bound");
+        let (port, listener) = Port::listen();
         let address = port.address();
         let relay = Relay::new(port, listener, server);
         let (wake, woken) = UnixStream::pair().expect("a pair of sockets");

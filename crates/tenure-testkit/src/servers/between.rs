@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
@@ -35,12 +35,7 @@ struct State {
 impl Between {
     /// Adds a relay to this member and returns its address.
     pub(super) fn relay(&mut self, to: usize, target: SocketAddr) -> SocketAddr {
-        let (port, listener) = (0..20)
-            .find_map(|_| {
-                let port = Port::claim();
-                TcpListener::bind(port.address()).ok().map(|listener| (port, listener))
-            })
-            .expect("one of twenty free ports can be bound");
+        let (port, listener) = Port::listen();
         let address = port.address();
         self.relays.push((to, port));
         let network = Arc::clone(&self.network);

@@ -27,6 +27,15 @@ impl Port {
         Self::claim_with(COUNT, &[0])
     }
 
+    /// A claimed port, and a listener on it.
+    pub(crate) fn listen() -> (Self, TcpListener) {
+        let bound = |port: Self| Some((TcpListener::bind(port.address()).ok()?, port));
+        let (listener, port) = (0..20)
+            .find_map(|_| bound(Self::claim()))
+            .expect("one of twenty free ports can be bound");
+        (port, listener)
+    }
+
     /// Like `claim`, with the cluster bus port 10,000 above.
     pub(crate) fn claim_with_bus() -> Self {
         Self::claim_with(COUNT - BUS, &[0, BUS])

@@ -129,16 +129,16 @@ impl Hunt {
     /// If a schedule fails, or passes with its bug.
     pub fn stays_right(&self, regressions: &[Regression]) {
         let mut wrong = Vec::new();
-        for Regression { what, regime, seed, bug } in regressions {
+        for (regime, seed, bug) in regressions {
             if let Some(violation) = (self.run)(*regime, *seed).violation {
-                wrong.push(format!("{regime:?} {seed}: {what}: {violation}"));
+                wrong.push(format!("{regime:?} {seed}: {violation}"));
             }
             if cfg!(tenure_planted) && bug.is_some() {
                 plant(*bug);
                 let is_seen = (self.run)(*regime, *seed).violation.is_some();
                 plant(None);
                 if !is_seen {
-                    wrong.push(format!("{regime:?} {seed} does not show any more that {what}"));
+                    wrong.push(format!("{regime:?} {seed} does not show {bug:?} any more"));
                 }
             }
         }
