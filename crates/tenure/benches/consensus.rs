@@ -12,6 +12,7 @@
 
 #[path = "consensus/bare.rs"]
 mod bare;
+mod measured;
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -20,12 +21,10 @@ use tenure::{Locks, block_on};
 use tenure_testkit::servers::{Ensemble, Etcd, ZooKeeper};
 
 use bare::Bare;
-
-const ROUNDS: usize = 7;
-const ROUND: Duration = Duration::from_millis(700);
+use measured::{header, rates, row};
 
 fn main() {
-    println!("{:<66} {:>10} {:>10} {:>8} {:>9}", "", "ours", "bare", "ratio", "reach");
+    header();
     let etcd = Etcd::start();
     let count = || {
         let said = etcd.get(0, "metrics").expect("its metrics");
@@ -50,41 +49,15 @@ fn measure(store: &str, url: &str, bare: &Bare, requests: impl Fn() -> f64) {
     waiters(store, url, &requests);
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
-
-fn row(what: &str, ours: f64, bare: f64, reach: &str) {
-    println!("{what:<66} {ours:>10.1} {bare:>10.1} {:>8.2} {reach:>9}", ours / bare);
-}
-
-/// Operations per second.
-fn rate(mut pair: impl FnMut()) -> f64 {
-    let (start, mut count) = (Instant::now(), 0);
-    while start.elapsed() < ROUND {
-        pair();
-        count += 1;
-    }
-    f64::from(count) / start.elapsed().as_secs_f64()
-}
-
 fn pairs(store: &str, url: &str, bare: &Bare) {
     let locks = Locks::open(url).expect("a store");
     let mutex = locks.mutex("pair").expect("a name");
     let ours = || {
         block_on(async { mutex.lock().await.expect("a guard").release().await.expect("a release") });
     };
-    let (mut all, mut theirs) = (Vec::new(), Vec::new());
-    for round in 0..=ROUNDS {
-        let rates = (rate(ours), rate(|| bare.pair()));
-        if round > 0 {
-            all.push(rates.0);
-            theirs.push(rates.1);
-        }
-    }
+    let [ours, theirs] = rates([&ours, &|| bare.pair()]);
     let what = format!("{store}: uncontended pairs/s, one task, beside the bare requests");
-    row(&what, median(all), median(theirs), ">= 0.9");
+    row(&what, ours, theirs, ">= 0.9");
 }
 
 /// Requests of one pair, without those of an idle client, compared with those of the server's own recipe.

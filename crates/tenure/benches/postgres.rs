@@ -9,6 +9,8 @@
     reason = "a benchmark reads the clock, sleeps and spawns"
 )]
 
+mod measured;
+
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -17,25 +19,15 @@ use tenure_testkit::servers::Postgres;
 use tokio::runtime::Builder;
 use tokio_postgres::{Client, NoTls};
 
-const ROUNDS: usize = 9;
-const ROUND: Duration = Duration::from_millis(700);
+use measured::{header, rates, row};
 
 fn main() {
     let server = Postgres::start();
-    println!("{:<66} {:>10} {:>10} {:>8} {:>9}", "", "ours", "bare", "ratio", "reach");
+    header();
     pairs(&server);
     hand_over(&server);
     waiters(&server);
     renewals(&server);
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
-
-fn row(what: &str, ours: f64, bare: f64, reach: &str) {
-    println!("{what:<66} {ours:>10.1} {bare:>10.1} {:>8.2} {reach:>9}", ours / bare);
 }
 
 /// A connection whose driver runs on its own thread.
@@ -51,16 +43,6 @@ fn bare(server: &Postgres) -> Client {
         });
     });
     receiver.recv().expect("a connection")
-}
-
-/// Operations per second.
-fn rate(mut pair: impl FnMut()) -> f64 {
-    let (start, mut count) = (Instant::now(), 0);
-    while start.elapsed() < ROUND {
-        pair();
-        count += 1;
-    }
-    f64::from(count) / start.elapsed().as_secs_f64()
 }
 
 fn pairs(server: &Postgres) {
@@ -91,18 +73,9 @@ fn pairs(server: &Postgres) {
             client.query(&unlock, &[]).await.expect("no lock");
         });
     };
-    let (mut all, mut statements, mut session) = (Vec::new(), Vec::new(), Vec::new());
-    for round in 0..=ROUNDS {
-        let rates = (rate(ours), rate(theirs), rate(advisory));
-        if round > 0 {
-            all.push(rates.0);
-            statements.push(rates.1);
-            session.push(rates.2);
-        }
-    }
-    let ours = median(all);
-    row("uncontended pairs/s, one task, beside INSERT and DELETE", ours, median(statements), ">= 0.9");
-    row("the same beside pg_advisory_lock and pg_advisory_unlock", ours, median(session), "-");
+    let [ours, statements, session] = rates([&ours, &theirs, &advisory]);
+    row("uncontended pairs/s, one task, beside INSERT and DELETE", ours, statements, ">= 0.9");
+    row("the same beside pg_advisory_lock and pg_advisory_unlock", ours, session, "-");
 }
 
 /// Tasks of two clients take turns of 1 ms; measures the share of the time in which the lock is held.

@@ -10,6 +10,8 @@
     reason = "a benchmark reads the clock, sleeps and spawns"
 )]
 
+mod measured;
+
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -21,8 +23,8 @@ use tenure_testkit::proxy::{Fault, Proxy};
 use tenure_testkit::servers::Server;
 use tokio::runtime::Builder;
 
-const ROUNDS: usize = 9;
-const ROUND: Duration = Duration::from_millis(700);
+use measured::{ROUNDS, header, median, rate, row_of};
+
 const TTL: Duration = Duration::from_secs(2);
 const COMPARE_AND_DELETE: &str =
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0";
@@ -33,11 +35,11 @@ fn main() {
     thread::sleep(TTL + Duration::from_millis(1_100));
     let at = |address: String| address.trim_start_matches("redis://").to_owned();
     let healthy: Vec<String> = servers.iter().map(|server| at(server.url())).collect();
-    println!("{:<66} {:>10} {:>10} {:>8} {:>9}", "", "ours", "bare", "ratio", "reach");
+    header();
     let bare = Bare::connect(&servers);
     let mutex = mutex(&healthy);
-    let beside = compare(|| pairs(&mutex), || bare.pairs());
-    row("quorum of five: uncontended pairs/s", beside, ">= 0.75");
+    let beside = compare(|| rate(|| pair(&mutex)), || rate(|| bare.pair()));
+    row_of("quorum of five: uncontended pairs/s", beside, ">= 0.75");
 
     // Both reach the fifth server through a proxy, so that only its silence differs.
     let proxies = [(); 2].map(|()| Proxy::start(servers[4].address()));
@@ -52,17 +54,8 @@ fn main() {
         "    the first pair after one of them was black-holed: {:.1} ms",
         1e3 * started.elapsed().as_secs_f64()
     );
-    let (ours, other, ratio) = compare(|| 1e6 / pairs(&ill), || 1e6 / pairs(&well));
-    row("one of five black-holed: us a pair, beside all five healthy", (ours, other, ratio), "<= 1.2");
-}
-
-fn row(what: &str, (ours, bare, ratio): (f64, f64, f64), reach: &str) {
-    println!("{what:<66} {ours:>10.1} {bare:>10.1} {ratio:>8.2} {reach:>9}");
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
+    let (ours, other, ratio) = compare(|| 1e6 / rate(|| pair(&ill)), || 1e6 / rate(|| pair(&well)));
+    row_of("one of five black-holed: us a pair, beside all five healthy", (ours, other, ratio), "<= 1.2");
 }
 
 /// The medians of both sides and of their ratio, round by round.
@@ -85,16 +78,6 @@ fn mutex(at: &[String]) -> Mutex {
 
 fn pair(mutex: &Mutex) {
     block_on(async { mutex.lock().await.expect("a free lock").release().await }).expect("a release");
-}
-
-/// Pairs per second.
-fn pairs(mutex: &Mutex) -> f64 {
-    let (started, mut pairs) = (Instant::now(), 0_u32);
-    while started.elapsed() < ROUND {
-        pair(mutex);
-        pairs += 1;
-    }
-    f64::from(pairs) / started.elapsed().as_secs_f64()
 }
 
 /// Connections to all five, driven by a separate thread like ours.
@@ -137,28 +120,23 @@ impl Bare {
         Self { connections, sha }
     }
 
-    /// Pairs per second: both commands are sent to all five, and all five replies are awaited.
-    fn pairs(&self) -> f64 {
-        let (started, mut pairs) = (Instant::now(), 0_u32);
-        while started.elapsed() < ROUND {
-            block_on(async {
-                let set = |mut connection: MultiplexedConnection| async move {
-                    let mut command = redis::cmd("SET");
-                    command.arg("bare").arg("b4re0wner").arg("NX").arg("PX").arg(15_000);
-                    let set: Option<String> = command.query_async(&mut connection).await.expect("an answer");
-                    assert!(set.is_some(), "no other client takes it");
-                };
-                join_all(self.connections.iter().cloned().map(set)).await;
-                let delete = |mut connection: MultiplexedConnection| async move {
-                    let mut command = redis::cmd("EVALSHA");
-                    command.arg(&self.sha).arg(1).arg("bare").arg("b4re0wner");
-                    let deleted: i64 = command.query_async(&mut connection).await.expect("an answer");
-                    assert_eq!(deleted, 1);
-                };
-                join_all(self.connections.iter().cloned().map(delete)).await;
-            });
-            pairs += 1;
-        }
-        f64::from(pairs) / started.elapsed().as_secs_f64()
+    /// Both commands are sent to all five, and all five replies are awaited.
+    fn pair(&self) {
+        block_on(async {
+            let set = |mut connection: MultiplexedConnection| async move {
+                let mut command = redis::cmd("SET");
+                command.arg("bare").arg("b4re0wner").arg("NX").arg("PX").arg(15_000);
+                let set: Option<String> = command.query_async(&mut connection).await.expect("an answer");
+                assert!(set.is_some(), "no other client takes it");
+            };
+            join_all(self.connections.iter().cloned().map(set)).await;
+            let delete = |mut connection: MultiplexedConnection| async move {
+                let mut command = redis::cmd("EVALSHA");
+                command.arg(&self.sha).arg(1).arg("bare").arg("b4re0wner");
+                let deleted: i64 = command.query_async(&mut connection).await.expect("an answer");
+                assert_eq!(deleted, 1);
+            };
+            join_all(self.connections.iter().cloned().map(delete)).await;
+        });
     }
 }
