@@ -4,7 +4,7 @@ use std::time::Duration;
 use crate::engine::acquire::Wait;
 use crate::error::Result;
 use crate::guard::Guard;
-use crate::handle::LockHandle;
+use crate::handle::{LockHandle, mutex};
 use crate::name::LockName;
 use crate::options::Options;
 
@@ -37,102 +37,17 @@ use crate::options::Options;
 #[derive(Clone)]
 pub struct FairMutex(pub(crate) LockHandle);
 
-impl FairMutex {
-    /// The lock's name, without the prefix.
-    ///
-    /// ```
-    /// # tenure::block_on(async {
-    /// # let locks = tenure::Locks::memory();
-    /// assert_eq!(locks.fair_mutex("nightly")?.name().as_str(), "nightly");
-    /// # Ok::<(), tenure::Error>(()) }).unwrap();
-    /// ```
-    pub fn name(&self) -> &LockName {
-        &self.0.name
-    }
-
-    /// Returns the same lock with changed options: see [`Locks::with`](crate::Locks::with).
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # let locks = tenure::Locks::memory();
-    /// let slow = locks.fair_mutex("leader")?
-    ///     .with(|options| options.ttl(Duration::from_secs(60)))?;
-    /// # Ok::<(), tenure::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// As [`Locks::with`](crate::Locks::with) and [`Locks::fair_mutex`](crate::Locks::fair_mutex).
-    pub fn with(&self, change: impl FnOnce(Options) -> Options) -> Result<Self> {
-        self.0.configured(change).map(Self)
-    }
-
+mutex! {
+    FairMutex from "Locks::fair_mutex", opened by "" "locks.fair_mutex(\"nightly\")?";
+    lock:
     /// Waits until this caller is at the head of the queue, then acquires the lock. If the store does not
     /// answer at all, the call fails after [`Options::patience`](crate::Options::patience).
-    ///
-    /// ```
-    /// # tenure::block_on(async {
-    /// # let locks = tenure::Locks::memory();
-    /// let guard = locks.fair_mutex("nightly")?.lock().await?;
-    /// # Ok::<(), tenure::Error>(()) }).unwrap();
-    /// ```
-    ///
-    /// # Cancel safety
+    cancelled:
     /// Dropping the future leaves the queue and gives up the place in it.
-    ///
-    /// # Errors
-    /// `is_unreachable` and `is_refused`; `is_mismatch` if the name is in use by another kind of lock;
+    unsupported:
     /// `is_unsupported` if the server forbids scripts, which this lock requires, or cannot provide the `acks`
     /// in its URL.
-    pub async fn lock(&self) -> Result<Guard> {
-        self.0.lock().await
-    }
-
-    /// Asks once, for at most [`Options::op_timeout`](crate::Options::op_timeout). Returns `None` if another
-    /// client holds the lock or waits for it.
-    ///
-    /// ```
-    /// # tenure::block_on(async {
-    /// # let locks = tenure::Locks::memory();
-    /// let Some(guard) = locks.fair_mutex("nightly")?.try_lock().await? else {
-    ///     return Ok(()); // busy
-    /// };
-    /// # Ok::<(), tenure::Error>(()) }).unwrap();
-    /// ```
-    ///
-    /// # Cancel safety
-    /// As [`lock`](Self::lock).
-    ///
-    /// # Errors
-    /// As [`lock`](Self::lock).
-    pub async fn try_lock(&self) -> Result<Option<Guard>> {
-        self.0.acquire(Wait::Once).await
-    }
-
+    busy: "another client holds the lock or waits for it";
+    limited:
     /// Waits in the queue for at most `limit`. Returns `None` if the lock was not granted by then.
-    ///
-    /// ```
-    /// # tenure::block_on(async {
-    /// # let locks = tenure::Locks::memory();
-    /// use std::time::Duration;
-    ///
-    /// let guard = locks.fair_mutex("nightly")?.try_lock_for(Duration::from_secs(2)).await?;
-    /// assert!(guard.is_some());
-    /// # Ok::<(), tenure::Error>(()) }).unwrap();
-    /// ```
-    ///
-    /// # Cancel safety
-    /// As [`lock`](Self::lock).
-    ///
-    /// # Errors
-    /// As [`lock`](Self::lock); also `is_unreachable` if the store is not answering when the limit is
-    /// reached.
-    pub async fn try_lock_for(&self, limit: Duration) -> Result<Option<Guard>> {
-        self.0.acquire(Wait::For(limit)).await
-    }
-}
-
-impl fmt::Debug for FairMutex {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("FairMutex").field(&self.0.name).finish()
-    }
 }

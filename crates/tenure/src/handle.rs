@@ -115,6 +115,118 @@ impl LockHandle {
     }
 }
 
+/// The methods that all mutexes have. The examples open one with `$open`, after `$given`.
+macro_rules! mutex {
+    (
+        $mutex:ident from $from:literal, opened by $given:literal $open:literal;
+        lock: $(#[$lock:meta])*
+        cancelled: $(#[$cancelled:meta])*
+        unsupported: $(#[$unsupported:meta])*
+        busy: $busy:literal;
+        limited: $(#[$limited:meta])*
+    ) => {
+        impl $mutex {
+            /// The lock's name, without the prefix.
+            ///
+            /// ```
+            /// # tenure::block_on(async {
+            #[doc = concat!("# let locks = tenure::Locks::memory();", $given)]
+            #[doc = concat!("assert_eq!(", $open, ".name().as_str(), \"nightly\");")]
+            /// # Ok::<(), tenure::Error>(()) }).unwrap();
+            /// ```
+            pub fn name(&self) -> &LockName {
+                &self.0.name
+            }
+
+            /// Returns the same lock with changed options: see [`Locks::with`](crate::Locks::with).
+            ///
+            /// ```
+            /// # use std::time::Duration;
+            #[doc = concat!("# let locks = tenure::Locks::memory();", $given)]
+            #[doc = concat!("let lock = ", $open, ";")]
+            /// let slow = lock.with(|options| options.ttl(Duration::from_secs(60)))?;
+            /// # Ok::<(), tenure::Error>(())
+            /// ```
+            ///
+            /// # Errors
+            #[doc = concat!("As [`Locks::with`](crate::Locks::with) and [`", $from, "`](crate::", $from, ").")]
+            pub fn with(&self, change: impl FnOnce(Options) -> Options) -> Result<Self> {
+                self.0.configured(change).map(Self)
+            }
+
+            $(#[$lock])*
+            ///
+            /// ```
+            /// # tenure::block_on(async {
+            #[doc = concat!("# let locks = tenure::Locks::memory();", $given)]
+            #[doc = concat!("let guard = ", $open, ".lock().await?;")]
+            /// # Ok::<(), tenure::Error>(()) }).unwrap();
+            /// ```
+            ///
+            /// # Cancel safety
+            $(#[$cancelled])*
+            ///
+            /// # Errors
+            /// `is_unreachable` and `is_refused`; `is_mismatch` if the name is in use by another kind of lock;
+            $(#[$unsupported])*
+            pub async fn lock(&self) -> Result<Guard> {
+                self.0.lock().await
+            }
+
+            /// Asks once, for at most [`Options::op_timeout`](crate::Options::op_timeout). Returns `None` if
+            #[doc = concat!($busy, ".")]
+            ///
+            /// ```
+            /// # tenure::block_on(async {
+            #[doc = concat!("# let locks = tenure::Locks::memory();", $given)]
+            #[doc = concat!("let Some(guard) = ", $open, ".try_lock().await? else {")]
+            ///     return Ok(()); // busy
+            /// };
+            /// # Ok::<(), tenure::Error>(()) }).unwrap();
+            /// ```
+            ///
+            /// # Cancel safety
+            /// As [`lock`](Self::lock).
+            ///
+            /// # Errors
+            /// As [`lock`](Self::lock).
+            pub async fn try_lock(&self) -> Result<Option<Guard>> {
+                self.0.acquire(Wait::Once).await
+            }
+
+            $(#[$limited])*
+            ///
+            /// ```
+            /// # tenure::block_on(async {
+            #[doc = concat!("# let locks = tenure::Locks::memory();", $given)]
+            /// use std::time::Duration;
+            ///
+            #[doc = concat!("let lock = ", $open, ";")]
+            /// let guard = lock.try_lock_for(Duration::from_secs(2)).await?;
+            /// assert!(guard.is_some());
+            /// # Ok::<(), tenure::Error>(()) }).unwrap();
+            /// ```
+            ///
+            /// # Cancel safety
+            /// As [`lock`](Self::lock).
+            ///
+            /// # Errors
+            /// As [`lock`](Self::lock); also `is_unreachable` if the store is not answering when the limit is
+            /// reached.
+            pub async fn try_lock_for(&self, limit: Duration) -> Result<Option<Guard>> {
+                self.0.acquire(Wait::For(limit)).await
+            }
+        }
+
+        impl fmt::Debug for $mutex {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_tuple(stringify!($mutex)).field(&self.0.name).finish()
+            }
+        }
+    };
+}
+pub(crate) use mutex;
+
 #[cfg(test)]
 mod tests {
     use crate::{Locks, block_on};

@@ -4,7 +4,7 @@ use std::time::Duration;
 use crate::engine::acquire::Wait;
 use crate::error::Result;
 use crate::guard::Guard;
-use crate::handle::LockHandle;
+use crate::handle::{LockHandle, mutex};
 use crate::name::LockName;
 use crate::options::Options;
 
@@ -39,103 +39,21 @@ use crate::options::Options;
 #[derive(Clone)]
 pub struct Mutex(pub(crate) LockHandle);
 
-impl Mutex {
-    /// The lock's name, without the prefix.
-    ///
-    /// ```
-    /// # tenure::block_on(async {
-    /// # let locks = tenure::Locks::memory();
-    /// assert_eq!(locks.mutex("nightly")?.name().as_str(), "nightly");
-    /// # Ok::<(), tenure::Error>(()) }).unwrap();
-    /// ```
-    pub fn name(&self) -> &LockName {
-        &self.0.name
-    }
-
-    /// Returns the same lock with changed options: see [`Locks::with`](crate::Locks::with).
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # let locks = tenure::Locks::memory();
-    /// let slow = locks.mutex("nightly")?.with(|options| options.ttl(Duration::from_secs(60)))?;
-    /// # Ok::<(), tenure::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// As [`Locks::with`](crate::Locks::with) and [`Locks::mutex`](crate::Locks::mutex).
-    pub fn with(&self, change: impl FnOnce(Options) -> Options) -> Result<Self> {
-        self.0.configured(change).map(Self)
-    }
-
+mutex! {
+    Mutex from "Locks::mutex", opened by "" "locks.mutex(\"nightly\")?";
+    lock:
     /// Waits until the lock is granted.
     ///
     /// The wait for the holder has no limit; use [`try_lock_for`](Self::try_lock_for) or wrap the call in a
     /// timeout. If the store does not answer at all, the call fails after
     /// [`Options::patience`](crate::Options::patience).
-    ///
-    /// ```
-    /// # tenure::block_on(async {
-    /// # let locks = tenure::Locks::memory();
-    /// let guard = locks.mutex("nightly")?.lock().await?;
-    /// # Ok::<(), tenure::Error>(()) }).unwrap();
-    /// ```
-    ///
-    /// # Cancel safety
+    cancelled:
     /// Dropping the future leaves the queue. A grant that may be in flight is released in the background.
-    ///
-    /// # Errors
-    /// `is_unreachable` and `is_refused`; `is_mismatch` if the name is in use by another kind of lock;
+    unsupported:
     /// `is_unsupported` if the server forbids scripts and [`Options::unfenced`](crate::Options::unfenced) is
     /// not set, or if it cannot provide the `acks` in its URL.
-    pub async fn lock(&self) -> Result<Guard> {
-        self.0.lock().await
-    }
-
-    /// Asks once, for at most [`Options::op_timeout`](crate::Options::op_timeout). Returns `None` if another
-    /// client holds the lock.
-    ///
-    /// ```
-    /// # tenure::block_on(async {
-    /// # let locks = tenure::Locks::memory();
-    /// let Some(guard) = locks.mutex("nightly")?.try_lock().await? else { return Ok(()) }; // busy
-    /// # Ok::<(), tenure::Error>(()) }).unwrap();
-    /// ```
-    ///
-    /// # Cancel safety
-    /// As [`lock`](Self::lock).
-    ///
-    /// # Errors
-    /// As [`lock`](Self::lock).
-    pub async fn try_lock(&self) -> Result<Option<Guard>> {
-        self.0.acquire(Wait::Once).await
-    }
-
+    busy: "another client holds the lock";
+    limited:
     /// Waits for at most `limit`, even if the store is down or does not answer. Returns `None` if other
     /// clients held the lock all that time.
-    ///
-    /// ```
-    /// # tenure::block_on(async {
-    /// # let locks = tenure::Locks::memory();
-    /// use std::time::Duration;
-    ///
-    /// let guard = locks.mutex("nightly")?.try_lock_for(Duration::from_secs(2)).await?;
-    /// assert!(guard.is_some());
-    /// # Ok::<(), tenure::Error>(()) }).unwrap();
-    /// ```
-    ///
-    /// # Cancel safety
-    /// As [`lock`](Self::lock).
-    ///
-    /// # Errors
-    /// As [`lock`](Self::lock); also `is_unreachable` if the store is not answering when the limit is
-    /// reached.
-    pub async fn try_lock_for(&self, limit: Duration) -> Result<Option<Guard>> {
-        self.0.acquire(Wait::For(limit)).await
-    }
-}
-
-impl fmt::Debug for Mutex {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Mutex").field(&self.0.name).finish()
-    }
 }

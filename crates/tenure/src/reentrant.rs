@@ -5,7 +5,7 @@ use crate::engine::acquire::Wait;
 use crate::engine::call::Call;
 use crate::error::{Error, Result};
 use crate::guard::Guard;
-use crate::handle::LockHandle;
+use crate::handle::{LockHandle, mutex};
 use crate::name::LockName;
 use crate::options::Options;
 use crate::owner::Owner;
@@ -56,106 +56,24 @@ use crate::protocol::{Answer, LockSpec, Verb};
 #[derive(Clone)]
 pub struct ReentrantMutex(pub(crate) LockHandle);
 
-impl ReentrantMutex {
-    /// The lock's name, without the prefix.
-    ///
-    /// ```
-    /// # tenure::block_on(async {
-    /// # let locks = tenure::Locks::memory();
-    /// # let me = tenure::Owner::new("walker")?;
-    /// assert_eq!(locks.reentrant_mutex("nightly", &me)?.name().as_str(), "nightly");
-    /// # Ok::<(), tenure::Error>(()) }).unwrap();
-    /// ```
-    pub fn name(&self) -> &LockName {
-        &self.0.name
-    }
-
-    /// Returns the same lock with changed options: see [`Locks::with`](crate::Locks::with).
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # let locks = tenure::Locks::memory();
-    /// let slow = locks.reentrant_mutex("tree", &tenure::Owner::new("walker")?)?
-    ///     .with(|options| options.ttl(Duration::from_secs(60)))?;
-    /// # Ok::<(), tenure::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// As [`Locks::with`](crate::Locks::with) and
-    /// [`Locks::reentrant_mutex`](crate::Locks::reentrant_mutex).
-    pub fn with(&self, change: impl FnOnce(Options) -> Options) -> Result<Self> {
-        self.0.configured(change).map(Self)
-    }
-
+mutex! {
+    ReentrantMutex from "Locks::reentrant_mutex", opened by
+        "\n# let me = tenure::Owner::new(\"walker\")?;" "locks.reentrant_mutex(\"nightly\", &me)?";
+    lock:
     /// Waits until no other owner holds the lock. If the store does not answer at all, the call fails after
     /// [`Options::patience`](crate::Options::patience).
-    ///
-    /// ```
-    /// # tenure::block_on(async {
-    /// # let locks = tenure::Locks::memory();
-    /// # let me = tenure::Owner::new("walker")?;
-    /// let guard = locks.reentrant_mutex("nightly", &me)?.lock().await?;
-    /// # Ok::<(), tenure::Error>(()) }).unwrap();
-    /// ```
-    ///
-    /// # Cancel safety
+    cancelled:
     /// Dropping the future leaves the queue. A grant that may be in flight is released in the background and
     /// does not count as a hold.
-    ///
-    /// # Errors
-    /// `is_unreachable` and `is_refused`; `is_mismatch` if the name is in use by another kind of lock;
+    unsupported:
     /// `is_unsupported` if the server forbids scripts, which this lock requires, or cannot provide the `acks`
     /// in its URL.
-    pub async fn lock(&self) -> Result<Guard> {
-        self.0.lock().await
-    }
-
-    /// Asks once, for at most [`Options::op_timeout`](crate::Options::op_timeout). Returns `None` if another
-    /// owner holds the lock.
-    ///
-    /// ```
-    /// # tenure::block_on(async {
-    /// # let locks = tenure::Locks::memory();
-    /// # let me = tenure::Owner::new("walker")?;
-    /// let Some(guard) = locks.reentrant_mutex("nightly", &me)?.try_lock().await? else {
-    ///     return Ok(()); // busy
-    /// };
-    /// # Ok::<(), tenure::Error>(()) }).unwrap();
-    /// ```
-    ///
-    /// # Cancel safety
-    /// As [`lock`](Self::lock).
-    ///
-    /// # Errors
-    /// As [`lock`](Self::lock).
-    pub async fn try_lock(&self) -> Result<Option<Guard>> {
-        self.0.acquire(Wait::Once).await
-    }
-
+    busy: "another owner holds the lock";
+    limited:
     /// Waits for at most `limit`. Returns `None` if other owners held the lock all that time.
-    ///
-    /// ```
-    /// # tenure::block_on(async {
-    /// # let locks = tenure::Locks::memory();
-    /// # let me = tenure::Owner::new("walker")?;
-    /// use std::time::Duration;
-    ///
-    /// let mutex = locks.reentrant_mutex("nightly", &me)?;
-    /// let guard = mutex.try_lock_for(Duration::from_secs(2)).await?;
-    /// assert!(guard.is_some());
-    /// # Ok::<(), tenure::Error>(()) }).unwrap();
-    /// ```
-    ///
-    /// # Cancel safety
-    /// As [`lock`](Self::lock).
-    ///
-    /// # Errors
-    /// As [`lock`](Self::lock); also `is_unreachable` if the store is not answering when the limit is
-    /// reached.
-    pub async fn try_lock_for(&self, limit: Duration) -> Result<Option<Guard>> {
-        self.0.acquire(Wait::For(limit)).await
-    }
+}
 
+impl ReentrantMutex {
     /// Number of holds of this owner; 0 if it does not hold the lock.
     ///
     /// Asks the store. Holds of another process may be undercounted: the store counts all holds that share a
@@ -209,11 +127,5 @@ impl ReentrantMutex {
     /// ```
     pub fn owner(&self) -> &Owner {
         self.0.owner.as_ref().expect("a reentrant handle is made with an owner")
-    }
-}
-
-impl fmt::Debug for ReentrantMutex {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("ReentrantMutex").field(&self.0.name).finish()
     }
 }

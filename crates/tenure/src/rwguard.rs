@@ -207,24 +207,6 @@ pub struct UpgradeError {
     pub guard: UpgradeableGuard,
 }
 
-impl From<UpgradeError> for Error {
-    fn from(failed: UpgradeError) -> Self {
-        failed.error
-    }
-}
-
-impl fmt::Display for UpgradeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.error, f)
-    }
-}
-
-impl std::error::Error for UpgradeError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        std::error::Error::source(&self.error)
-    }
-}
-
 impl WriteGuard {
     /// Becomes a reader without letting another writer in between. Readers at the head of the queue are
     /// granted at once. The token stays the same.
@@ -284,23 +266,31 @@ pub struct DowngradeError {
     pub guard: WriteGuard,
 }
 
-impl From<DowngradeError> for Error {
-    fn from(failed: DowngradeError) -> Self {
-        failed.error
-    }
+/// Implements what the errors with a guard share: they are their cause.
+macro_rules! error_with_guard {
+    ($kind:ident) => {
+        impl From<$kind> for Error {
+            fn from(failed: $kind) -> Self {
+                failed.error
+            }
+        }
+
+        impl fmt::Display for $kind {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(&self.error, f)
+            }
+        }
+
+        impl std::error::Error for $kind {
+            fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+                std::error::Error::source(&self.error)
+            }
+        }
+    };
 }
 
-impl fmt::Display for DowngradeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.error, f)
-    }
-}
-
-impl std::error::Error for DowngradeError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        std::error::Error::source(&self.error)
-    }
-}
+error_with_guard!(UpgradeError);
+error_with_guard!(DowngradeError);
 
 /// Implements what the typed guards share with [`Guard`]: the methods that consume the guard, which `Deref`
 /// does not reach.
