@@ -175,7 +175,7 @@ mod tests {
         assert_eq!((args.request.name.as_str(), args.request.ttl.as_secs()), ("nightly", 300));
         assert_eq!(args.request.wait, Some(Duration::from_millis(500)));
         assert_eq!(args.job.command, ["ls", "-n", "--ttl", "x", "--", "-q"]);
-        assert!(!args.request.no_wait && !args.request.quiet);
+        assert!(!args.request.no_wait && !args.output.voice().quiet);
     }
 
     #[test]

@@ -30,9 +30,8 @@ impl Port {
     /// A claimed port, and a listener on it.
     pub(crate) fn listen() -> (Self, TcpListener) {
         let bound = |port: Self| Some((TcpListener::bind(port.address()).ok()?, port));
-        let (listener, port) = (0..20)
-            .find_map(|_| bound(Self::claim()))
-            .expect("one of twenty free ports can be bound");
+        let (listener, port) =
+            (0..20).find_map(|_| bound(Self::claim())).expect("one of twenty free ports can be bound");
         (port, listener)
     }
 
