@@ -132,6 +132,10 @@ fn used() -> Locks {
     let brief = locks.with(|options| options.ttl(Duration::from_millis(50)).renewal(Renewal::Off));
     let lost = block_on(brief.expect("options").mutex("a:1").expect("a name").lock()).expect("a free lock");
     assert!(block_on(lost.lost()).is_lost());
+    let kept = locks.with(|options| options.ttl(Duration::from_millis(300))).expect("options");
+    let renewed = block_on(kept.mutex("a:2").expect("a name").lock()).expect("a free lock");
+    eventually("a renewal", Duration::from_secs(20), || locks.metrics().total().renewals > 0);
+    block_on(renewed.release()).expect("a release");
     locks
 }
 
@@ -471,8 +475,11 @@ fn has_the_same(kept: &Kept, text: &str, documented: &Series, heard: &mut Series
         let number = if kind == "gauge" { f64::from_bits(number) as u64 } else { number };
         let labels: Vec<_> = labels.split(' ').map(|label| label.replacen('=', "=\"", 1) + "\"").collect();
         let suffix = if kind == "histogram" { "_count" } else { "" };
-        let line = format!("{name}{suffix}{{{}}} {number}", labels.join(","));
-        // Counters with many results are left out of the text until they occur.
-        text.lines().any(|known| known == line) || labels.len() > 2 && number == 0
+        let series = format!("{name}{suffix}{{{}}} ", labels.join(","));
+        match text.lines().find_map(|line| line.strip_prefix(&series)) {
+            Some(known) => known == number.to_string(),
+            // Counters with many results are left out of the text until they occur.
+            None => labels.len() > 2 && number == 0,
+        }
     })
 }
