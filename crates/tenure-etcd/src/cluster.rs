@@ -1,7 +1,7 @@
 //! The connection to an etcd cluster, the login, and the meaning of errors.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use http::uri::PathAndQuery;
@@ -13,11 +13,17 @@ use tonic_prost::ProstCodec;
 
 use super::url::EtcdTarget;
 use super::wire::{AuthenticateRequest, AuthenticateResponse};
+use tenure_core::platform::KEEPALIVE;
 use tenure_core::store::Failure;
 use tenure_core::sync::Locked;
 
-/// Interval and timeout of keep-alive pings, and the connect timeout.
-const PING: Duration = Duration::from_secs(2);
+/// Interval of keep-alive pings while a request or a watch is open. By default, etcd closes a connection that
+/// sends them more often than every 5 s, or without either (`too_many_pings`).
+const PING: Duration = Duration::from_millis(5_200);
+/// Timeout of a keep-alive ping, and of connecting.
+const PONG: Duration = Duration::from_secs(2);
+/// The end of a member's error while it knows no leader.
+pub(super) const NO_LEADER: &str = "no leader";
 /// Maximum size of a reply: it bounds what a faulty server makes the client allocate. The longest replies are
 /// pages of a listing, which shrink to fit, and reads of `PARTS` parts of a queue, of up to 3.2 MB.
 const REPLY_MAX: usize = 4 << 20;
@@ -33,6 +39,8 @@ pub(super) struct EtcdShared {
     current: AtomicUsize,
     channel: Locked<Option<(usize, Channel)>>,
     token: Locked<Option<String>>,
+    /// Whether a server was asked for its version.
+    pub(super) is_new_enough: AtomicBool,
 }
 
 /// An etcd cluster. Clones share its connection.
@@ -47,6 +55,7 @@ impl EtcdCluster {
             current: AtomicUsize::new(0),
             channel: Locked::default(),
             token: Locked::default(),
+            is_new_enough: AtomicBool::new(false),
         }))
     }
 
@@ -82,11 +91,13 @@ impl EtcdCluster {
         let scheme = if self.0.tls.is_some() { "https" } else { "http" };
         let endpoint = Endpoint::from_shared(format!("{scheme}://{address}"))
             .map_err(|error| Failure::Refused(cause(&error)))?
-            .connect_timeout(PING)
+            .connect_timeout(PONG)
             .tcp_nodelay(true)
+            .tcp_keepalive(Some(3 * KEEPALIVE / 5))
+            .tcp_keepalive_interval(Some(KEEPALIVE / 5))
+            .tcp_keepalive_retries(Some(2))
             .http2_keep_alive_interval(PING)
-            .keep_alive_timeout(PING)
-            .keep_alive_while_idle(true);
+            .keep_alive_timeout(PONG);
         let endpoint = match &self.0.tls {
             Some(tls) => endpoint.tls_config(tls.clone()).map_err(|error| Failure::Refused(cause(&error)))?,
             None => endpoint,
@@ -152,6 +163,14 @@ impl EtcdCluster {
             .parse()
             .map_err(|_| Failure::Refused(Failure::cause("etcd gave a token that no header can have")))?;
         request.metadata_mut().insert("token", token);
+        Ok(request)
+    }
+
+    /// A request that a member without a leader fails at once, or a stream that such a member ends. Otherwise it
+    /// would keep both open.
+    pub(super) async fn led<T>(&self, message: T, channel: &Channel) -> Result<Request<T>, Failure> {
+        let mut request = self.signed(message, channel).await?;
+        request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
         Ok(request)
     }
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -11,7 +12,7 @@ use http::uri::PathAndQuery;
 use tonic::Streaming;
 use tonic_prost::ProstCodec;
 
-use super::cluster::{EtcdCluster, grpc};
+use super::cluster::{EtcdCluster, NO_LEADER, grpc, unary};
 use super::wire::{
     Compare, CompareResult, CompareTarget, DeleteRangeRequest, Empty, KeyValue, LeaseGrantRequest,
     LeaseGrantResponse, LeaseId, LeaseKeepAliveResponse, OpRequest, OpResponse, PutRequest, RangeRequest,
@@ -258,7 +259,7 @@ impl EtcdCluster {
         let count = ranges.len();
         let asked = ranges.into_iter().map(|range| WatchRequest { create: Some(range) });
         let asked = stream::iter(asked).chain(stream::pending());
-        let request = self.signed(asked, &channel).await?;
+        let request = self.led(asked, &channel).await?;
         let mut client = grpc(channel);
         client.ready().await.map_err(|error| Failure::NotSent(Arc::new(error)))?;
         let path = PathAndQuery::from_static("/etcdserverpb.Watch/Watch");
@@ -305,19 +306,28 @@ impl EtcdCluster {
     }
 
     async fn ready(self) -> Result<(), Failure> {
-        let status: ServerStatus = self.ask(Empty {}, "/etcdserverpb.Maintenance/Status").await?;
-        let refused = |what: String| Err(Failure::Refused(Failure::cause(what)));
-        let version: Vec<u32> = status.version.split('.').filter_map(|part| part.parse().ok()).collect();
-        if version.as_slice() < &OLDEST[..] {
-            return refused(format!("etcd {} is too old: tenure needs 3.4 or newer", status.version));
-        }
-        if status.leader == 0 {
-            self.use_next_server();
-            return Err(Failure::NotSent(Failure::cause("etcd has no leader: are most of its members up?")));
+        if !self.0.is_new_enough.load(Ordering::Relaxed) {
+            let status: ServerStatus = self.ask(Empty {}, "/etcdserverpb.Maintenance/Status").await?;
+            let version: Vec<u32> = status.version.split('.').filter_map(|part| part.parse().ok()).collect();
+            if version.as_slice() < &OLDEST[..] {
+                let what = format!("etcd {} is too old: tenure needs 3.4 or newer", status.version);
+                return Err(Failure::Refused(Failure::cause(what)));
+            }
+            self.0.is_new_enough.store(true, Ordering::Relaxed);
         }
         // A linearizable read, which needs a majority.
         let range = RangeRequest { key: self.key("lock", ""), keys_only: true, ..RangeRequest::default() };
-        self.ask::<RangeRequest, RangeResponse>(range, "/etcdserverpb.KV/Range").await.map(drop)
+        let channel = self.channel().await?;
+        let range = self.led(range, &channel).await?;
+        let read: Result<RangeResponse, _> = unary(&channel, range, "/etcdserverpb.KV/Range").await;
+        match read {
+            Ok(_) => Ok(()),
+            Err(status) if status.message().ends_with(NO_LEADER) => {
+                self.use_next_server();
+                Err(Failure::NotSent(Failure::cause("etcd has no leader: are most of its members up?")))
+            }
+            Err(status) => Err(self.failure(&status)),
+        }
     }
 }
 
@@ -435,7 +445,7 @@ impl Backend for EtcdCluster {
         Self::open(self.clone(), life).boxed()
     }
 
-    fn keep(&self, handle: Handle) -> BoxFuture<'static, Result<Option<u64>, Failure>> {
+    fn keep(&self, handle: Handle, _seen: u64) -> BoxFuture<'static, Result<Option<u64>, Failure>> {
         Self::keep(self.clone(), handle).boxed()
     }
 

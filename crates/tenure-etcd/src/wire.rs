@@ -187,10 +187,6 @@ pub(super) struct Empty {}
 pub(super) struct StatusResponse {
     #[prost(string, tag = "2")]
     pub(super) version: String,
-    #[prost(uint64, tag = "4")]
-    pub(super) leader: u64,
-    #[prost(string, repeated, tag = "8")]
-    pub(super) errors: Vec<String>,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -226,8 +226,7 @@ impl Ensemble {
             change.parts.iter().map(|part| (part_path(&path, part.id), part)).collect();
         let (mut has_room, link) = (false, self.link().await?);
         loop {
-            let guarded = i32::try_from(version - 1).unwrap_or(ANY - 1);
-            let mut steps = vec![MultiOp::Check { path: &marker, version: guarded }];
+            let mut steps = vec![MultiOp::Check { path: &marker, version: compared(version) }];
             steps.extend(moved_from.iter().map(|path| MultiOp::Check { path, version: ANY }));
             let (lasts, rights) = (Lasts::Always, self.nodes().rights);
             let create = |path| MultiOp::Create { path, data: "", lasts, rights };
@@ -399,26 +398,30 @@ impl Ensemble {
         }
     }
 
-    /// Proves that a handle is alive. Returns the version of its marker if that `is_read`, and 0 otherwise.
-    async fn prove(self, handle: Handle, is_read: bool) -> Result<Option<u64>, Failure> {
+    /// Proves that a handle is alive. With the version of its marker that was `seen` last, returns the current
+    /// one.
+    async fn prove(self, handle: Handle, seen: Option<u64>) -> Result<Option<u64>, Failure> {
         let Some(link) = self.links().own.get(&handle).cloned() else { return Ok(None) };
         let path = self.nodes().marker(handle);
-        // A no-op that a majority commits, sent on the session itself, proves the session alive.
-        let step = multi(&[MultiOp::Check { path: &path, version: ANY }]);
-        let read = is_read.then(|| exists(&path, false));
-        let replies = match link.ask(std::iter::once(step).chain(read).collect(), None).await {
-            Ok((_, replies)) => replies,
-            Err(_) if link.is_over() => return Ok(self.forget(handle)),
-            Err(failure) => return Err(failure),
-        };
-        let (step, marker) = replies.split_first().ok_or_else(unreadable)?;
-        match (step.code, self.stepped(step)) {
-            (code::SESSION_EXPIRED, _) | (_, Ok(Err((_, code::SESSION_EXPIRED | code::NO_NODE)))) => {
-                Ok(self.forget(handle))
-            }
-            (_, Ok(Err((_, code)))) => Err(self.nodes().failure(code)),
-            (_, Ok(Ok(_))) => marker.first().map_or(Ok(Some(0)), |marker| self.nodes().marked(marker)),
-            (_, Err(failure)) => Err(failure),
+        let mut expected = seen.map(compared);
+        loop {
+            // A no-op that a majority commits, sent on the session itself, proves the session alive.
+            let step = multi(&[MultiOp::Check { path: &path, version: expected.unwrap_or(ANY) }]);
+            let read = (seen.is_some() && expected.is_none()).then(|| exists(&path, false));
+            let replies = match link.ask(std::iter::once(step).chain(read).collect(), None).await {
+                Ok((_, replies)) => replies,
+                Err(_) if link.is_over() => return Ok(self.forget(handle)),
+                Err(failure) => return Err(failure),
+            };
+            let (step, marker) = replies.split_first().ok_or_else(unreadable)?;
+            return match (step.code, self.stepped(step)) {
+                (code::SESSION_EXPIRED, _)
+                | (_, Ok(Err((_, code::SESSION_EXPIRED | code::NO_NODE)))) => Ok(self.forget(handle)),
+                (_, Ok(Err((_, code::BAD_VERSION)))) if expected.take().is_some() => continue,
+                (_, Ok(Err((_, code)))) => Err(self.nodes().failure(code)),
+                (_, Ok(Ok(_))) => marker.first().map_or(Ok(seen.or(Some(0))), |marker| self.nodes().marked(marker)),
+                (_, Err(failure)) => Err(failure),
+            };
         }
     }
 
@@ -588,6 +591,11 @@ fn part_path(path: &str, id: u64) -> String {
     format!("{path}/line-{id}")
 }
 
+/// The node's version for the version of a marker; one that no node has if it does not fit.
+fn compared(marker: u64) -> i32 {
+    i32::try_from(marker - 1).unwrap_or(ANY - 1)
+}
+
 fn not_sent(failure: Failure) -> Failure {
     match failure {
         Failure::Unknown(cause) => Failure::NotSent(cause),
@@ -620,12 +628,12 @@ impl Backend for Ensemble {
         Self::open(self.clone(), life, is_kept).boxed()
     }
 
-    fn keep(&self, handle: Handle) -> BoxFuture<'static, Result<Option<u64>, Failure>> {
-        Self::prove(self.clone(), handle, true).boxed()
+    fn keep(&self, handle: Handle, seen: u64) -> BoxFuture<'static, Result<Option<u64>, Failure>> {
+        Self::prove(self.clone(), handle, Some(seen)).boxed()
     }
 
     fn touch(&self, handle: Handle) -> BoxFuture<'static, Result<bool, Failure>> {
-        Self::prove(self.clone(), handle, false).map(|proven| Ok(proven?.is_some())).boxed()
+        Self::prove(self.clone(), handle, None).map(|proven| Ok(proven?.is_some())).boxed()
     }
 
     /// The pings of a session keep it.

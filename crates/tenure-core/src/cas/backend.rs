@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::future::BoxFuture;
 
 use crate::name::LockName;
 use crate::store::observe::Notes;
@@ -162,14 +162,12 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// marker. A handle with `is_kept` may live as long as this client does; any other one expires by itself.
     fn open(&self, life: Duration, is_kept: bool) -> BoxFuture<'static, Result<(Handle, u64), Failure>>;
 
-    /// Renews a handle for its full lifetime, and then reads the version of its marker. `None`: the handle is
-    /// gone.
-    fn keep(&self, handle: Handle) -> BoxFuture<'static, Result<Option<u64>, Failure>>;
+    /// Renews a handle for its full lifetime, and then returns the version of its marker, which was `seen` last.
+    /// `None`: the handle is gone.
+    fn keep(&self, handle: Handle, seen: u64) -> BoxFuture<'static, Result<Option<u64>, Failure>>;
 
     /// Renews a handle for its full lifetime. False: the handle is gone.
-    fn touch(&self, handle: Handle) -> BoxFuture<'static, Result<bool, Failure>> {
-        self.keep(handle).map(|marker| Ok(marker?.is_some())).boxed()
-    }
+    fn touch(&self, handle: Handle) -> BoxFuture<'static, Result<bool, Failure>>;
 
     /// Whether a handle lives as long as its client is connected. A [`touch`](Self::touch) then only proves that
     /// it does.

@@ -288,7 +288,10 @@ impl CasClient {
                 Some((lease, false)) => {
                     let handle = lease.handle;
                     let kept = match age {
-                        Some(_) => self.backend.keep(handle).await.map(|marker| Some((marker?, sent))),
+                        Some(_) => {
+                            let kept = self.backend.keep(handle, lease.marker).await;
+                            kept.map(|marker| Some((marker?, sent)))
+                        }
                         None => {
                             let lives = self.backend.touch(handle).await;
                             lives.map(|lives| lives.then_some((lease.marker, lease.marked)))

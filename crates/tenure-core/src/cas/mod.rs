@@ -199,6 +199,7 @@ impl Store for Cas {
         Capabilities {
             client_decides: true,
             reports_records: true,
+            reports_expiry: true,
             shares_leases: true,
             place_max: PLACE_WAIT,
             member: Err("its servers form a quorum of their own"),

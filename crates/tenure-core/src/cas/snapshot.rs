@@ -179,6 +179,13 @@ impl LockSnapshot {
         matches!(&self.data, Some(Data::Queue(queue)) if number > queue.mark)
     }
 
+    /// Whether the place with this number waits, or is in a part that was not read.
+    pub(super) fn may_wait(&self, number: u64) -> bool {
+        let Some(Data::Queue(queue)) = &self.data else { return false };
+        let is_unread = || self.part_of(number).is_some_and(|at| !self.parts[at].is_read);
+        number > queue.mark && (queue.ticket(number).is_some() || is_unread())
+    }
+
     /// The state for the machine. `ends` has the end of each hold and place that has not expired.
     pub(super) fn state(&self, ends: &BTreeMap<u64, u64>) -> State {
         let end = |number: u64| ends.get(&number).copied();

@@ -133,8 +133,12 @@ impl Audience {
         match self {
             Self::Observer(publisher) => publisher.say(Notification::Free { by: None }),
             Self::Waiter { publisher, reported } => {
-                let Some(mut news) = news(snapshot, reported) else { return };
-                client.table.lock().doubt_places(name, client.runtime.now());
+                let are_waiting = snapshot.as_ref().is_some_and(|snapshot| client.places_wait(name, snapshot));
+                let news = news(snapshot, reported);
+                if !are_waiting || matches!(news, Some(Notification::Reconnected)) {
+                    client.table.lock().doubt_places(name, client.runtime.now());
+                }
+                let Some(mut news) = news else { return };
                 if let Notification::Granted { tickets } = &news
                     && !client.still_lives(name, tickets).await
                 {
@@ -170,6 +174,15 @@ impl Audience {
 }
 
 impl CasClient {
+    /// Whether the places of this client wait according to this snapshot, so that their next refreshes need not
+    /// read the lock. A place whose number is unknown may have been granted.
+    fn places_wait(&self, name: &LockName, snapshot: &LockSnapshot) -> bool {
+        let table = self.table.lock();
+        let holds = table.holds.get(name).into_iter().flat_map(BTreeMap::values);
+        let mut places = holds.filter(|hold| hold.is_place());
+        places.all(|place| place.ticket.is_some_and(|ticket| snapshot.may_wait(ticket)))
+    }
+
     /// Proves the handles of granted places alive where nothing has proven that since their last refresh.
     async fn still_lives(&self, name: &LockName, granted: &[u64]) -> bool {
         if !self.backend.keeps_handles() || planted(Bug::CasPlaceUnproven) {

@@ -141,6 +141,7 @@ mod tests {
         liveness: HoldLiveness::Handle,
         messages_grant: false,
         reports_records: true,
+        reports_expiry: true,
         shares_leases: false,
         place_max: Duration::from_secs(3),
         place_kept: Some(Duration::from_secs(9)),

@@ -213,6 +213,8 @@ pub struct Capabilities {
     /// Whether a subscription to a lock reports each write of the record beside it that is followed by a
     /// release, at no cost beyond the connection that a holder has anyway.
     pub reports_records: bool,
+    /// Whether a subscription reports that a holder's lease has expired. Otherwise a waiter retries when it would.
+    pub reports_expiry: bool,
     /// Whether all holds and places of a process with similar ttls share a lease on the server. Then a place
     /// cannot be kept for longer than its acquisition asked for, and a renewal may succeed without reading the
     /// lock.
@@ -242,6 +244,7 @@ impl Capabilities {
         liveness: HoldLiveness::Lease,
         messages_grant: true,
         reports_records: false,
+        reports_expiry: false,
         shares_leases: false,
         place_max: lease::WAIT_MAX,
         place_kept: None,

@@ -171,7 +171,11 @@ fn a_member_without_a_majority_grants_nothing() {
     let ours = client(&etcd.url_of(alone));
     let guard = block_on(ours.mutex("x").expect("a name").lock()).expect("a free lock");
     let others: Vec<usize> = (0..3).filter(|at| *at != alone).collect();
+    block_on(ours.ping()).expect("it has a majority");
     others.iter().for_each(|at| etcd.stop(*at));
+    eventually("a check of the server names the reason", Duration::from_secs(30), || {
+        block_on(ours.ping()).is_err_and(|error| said(&error).contains("etcd has no leader"))
+    });
     let got = block_on(ours.mutex("y").expect("a name").try_lock_for(TTL * 2));
     assert!(!matches!(got, Ok(Some(_))), "one of three has granted a lock");
     eventually("its client knows that it may have lost", TTL * 2, || !guard.is_held());
@@ -183,6 +187,74 @@ fn a_member_without_a_majority_grants_nothing() {
         let got = block_on(theirs.mutex(name).expect("a name").try_lock_for(limit)).expect("an answer");
         assert!(got.expect("no client holds it").fence() > guard.fence());
     }
+}
+
+/// The member would keep a watch open that reports nothing.
+#[test]
+fn a_waiter_leaves_a_member_that_is_cut_from_the_others() {
+    let etcd = Etcd::partitioned();
+    let alone = (etcd.leader() + 1) % 3;
+    let other = etcd.url_of(etcd.leader());
+    let (_, place) = other.split_once("://").expect("a URL");
+    let (holder, waits) = (client(&other), client(&format!("{},{place}", etcd.url_of(alone))));
+    let guard = block_on(holder.mutex("x").expect("a name").lock()).expect("a free lock");
+    let limit = Duration::from_secs(60);
+    let waiter = {
+        let mutex = waits.mutex("x").expect("a name");
+        thread::spawn(move || block_on(mutex.try_lock_for(limit)))
+    };
+    let watches = || metric(&etcd, alone, "etcd_debugging_mvcc_watcher_total") > 0;
+    eventually("it watches the lock", limit, watches);
+    etcd.isolate(alone);
+    block_on(guard.release()).expect("a release");
+    let since = Instant::now();
+    let next = waiter.join().expect("no panic").expect("an answer").expect("its turn");
+    assert!(since.elapsed() < Duration::from_secs(20), "{:?}", since.elapsed());
+    block_on(next.release()).expect("a release");
+}
+
+/// etcd closes connections that send more than one keep-alive ping in 5 s.
+#[test]
+fn a_connection_without_requests_stays_open() {
+    let etcd = Etcd::start();
+    let proxy = Proxy::start(etcd.address());
+    let options = || Options::new().ttl(Duration::from_secs(60));
+    let client = || with(&format!("etcd://{}", proxy.address()), options());
+    let (holder, waits, idle) = (with(&etcd.url(), options()), client(), client());
+    let guard = block_on(holder.mutex("x").expect("a name").lock()).expect("a free lock");
+    block_on(idle.ping()).expect("an answer");
+    let waiter = {
+        let mutex = waits.mutex("x").expect("a name");
+        thread::spawn(move || block_on(mutex.lock()))
+    };
+    // With a ping every 2 s, etcd would close them after 8 s.
+    thread::sleep(Duration::from_secs(11));
+    let open: Vec<bool> = proxy.traffic().iter().map(|traffic| traffic.open).collect();
+    assert_eq!(open, [true; 2]);
+    block_on(guard.release()).expect("a release");
+    let next = waiter.join().expect("no panic").expect("its turn");
+    block_on(next.release()).expect("a release");
+}
+
+/// The sum of a member's metric over all labels.
+fn metric(etcd: &Etcd, at: usize, name: &str) -> u64 {
+    let metrics = etcd.get(at, "metrics").unwrap_or_default();
+    let of = metrics.lines().filter(|line| line.starts_with(name));
+    of.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
+}
+
+#[test]
+fn a_further_ping_is_one_request() {
+    let etcd = Etcd::start();
+    let requests = || {
+        let of = |method| metric(&etcd, 0, &format!("grpc_server_msg_received_total{{grpc_method=\"{method}\""));
+        of("Range") + of("Status") + of("Txn")
+    };
+    let locks = client(&etcd.url());
+    block_on(locks.ping()).expect("an answer");
+    let before = requests();
+    block_on(locks.ping()).expect("an answer");
+    assert_eq!(requests() - before, 1);
 }
 
 /// etcdctl uses etcd's own `concurrency.Election`.

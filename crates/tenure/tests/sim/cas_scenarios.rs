@@ -7,7 +7,7 @@ use tenure::internals::planted::Bug;
 use tenure::internals::protocol::{Answer, Fence, Liveness, LockSpec, ReleaseScope, Verb};
 use tenure::internals::store::StoreExt;
 use tenure::internals::store::cas::Cas;
-use tenure::internals::{Runtime, locks};
+use tenure::internals::{Moment, Runtime, locks};
 use tenure::{Guard, LockName, Locks, Options};
 use tenure_testkit::plant;
 use tenure_testkit::sim::cas::{Server, Versions};
@@ -109,6 +109,65 @@ fn a_death_before_a_watch_is_seen(versions: Versions) -> Outcome {
     scenario.run(TURNS as u64 * 20 + 60)
 }
 
+/// A process that waits for a mutex relies on its watch, and retries twice a minute beside it. The holder dies: the
+/// waiter is let in at once.
+fn a_waiter_for_a_mutex_sends_few_requests(versions: Versions) -> Outcome {
+    let scenario = Scenario::new(2, versions);
+    let mutex = |process: usize| scenario.client(process).mutex("x").expect("a name");
+    let (holds, waits) = (mutex(0), mutex(1));
+    let (at, server, process) = (scenario.at(0), scenario.server.clone(), scenario.processes[0].id());
+    scenario.spawn(0, async move {
+        let _guard = holds.lock().await.map_err(text)?;
+        at(10_000).await;
+        server.requests();
+        at(70_000).await;
+        let mut requests = server.requests();
+        // The holder's renewals, and the pings of both.
+        requests.retain(|sort, _| !["keep", "ping"].contains(sort));
+        server.revoke(process);
+        at(80_000).await;
+        let count: u32 = requests.values().sum();
+        if count <= 2 * 3 { Ok(()) } else { Err(format!("requests in a minute: {requests:?}")) }
+    });
+    let (at, runtime) = (scenario.at(1), Arc::clone(&scenario.processes[1]));
+    scenario.spawn(1, async move {
+        at(1_000).await;
+        let _guard = waits.lock().await.map_err(text)?;
+        let waited = runtime.now().since(Moment(70_000 * MS));
+        if waited > MILLIS(500) { Err(format!("a death is seen after {waited:?}")) } else { Ok(()) }
+    });
+    scenario.run(100)
+}
+
+/// Processes take turns at a fair mutex: a grant to one makes no other read the lock.
+fn a_grant_makes_one_waiter_read(versions: Versions) -> Outcome {
+    const PROCESSES: usize = 10;
+    const TURNS: u32 = 6;
+    let scenario = Scenario::new(PROCESSES, versions);
+    for process in 0..PROCESSES {
+        let (at, mutex) = (scenario.at(process), scenario.client(process).fair_mutex("x").expect("a name"));
+        let (runtime, server) = (Arc::clone(&scenario.processes[process]), scenario.server.clone());
+        scenario.spawn(process, async move {
+            at(process as u64 * 100).await;
+            let guard = mutex.lock().await.map_err(text)?;
+            if process == 0 {
+                at(3_000).await;
+                server.requests();
+            }
+            runtime.sleep_until(runtime.now() + MILLIS(900)).await;
+            if process == TURNS as usize {
+                let requests = server.requests();
+                let reads = ["read", "living"].map(|sort| requests.get(sort).copied().unwrap_or(0));
+                if reads.iter().sum::<u32>() > 3 * TURNS {
+                    return Err(format!("requests in {TURNS} turns: {requests:?}"));
+                }
+            }
+            guard.release().await.map_err(text)
+        });
+    }
+    scenario.run(100)
+}
+
 /// The answer to a detach is lost, and its undo asks for a millisecond: the hold keeps its lease.
 fn an_undone_detach_shortens_nothing(_: Versions) -> Outcome {
     // On a server like ZooKeeper the client keeps each of its handles.
@@ -204,6 +263,20 @@ pub(super) const SCENARIOS: [(Bug, Play); 4] = [
     (Bug::CasDetachedIsPlace, an_undone_detach_shortens_nothing),
     (Bug::CasExpiredTakesDetached, a_dead_hold_takes_no_other_over),
 ];
+
+#[test]
+fn a_process_that_waits_for_a_mutex_costs_little() {
+    for versions in [Versions::Lasting, Versions::OfCreations] {
+        assert_eq!(a_waiter_for_a_mutex_sends_few_requests(versions), Ok(()), "{versions:?}");
+    }
+}
+
+#[test]
+fn a_turn_costs_each_other_waiter_no_read() {
+    for versions in [Versions::Lasting, Versions::OfCreations] {
+        assert_eq!(a_grant_makes_one_waiter_read(versions), Ok(()), "{versions:?}");
+    }
+}
 
 #[test]
 fn each_scenario_on_a_store_by_compare_and_swap_fails_with_its_bug() {

@@ -583,7 +583,7 @@ impl Backend for Server {
         self.pings.is_some()
     }
 
-    fn keep(&self, handle: Handle) -> BoxFuture<'static, Result<Option<u64>, Failure>> {
+    fn keep(&self, handle: Handle, _seen: u64) -> BoxFuture<'static, Result<Option<u64>, Failure>> {
         self.ask("keep", move |server, state| server.set_end(state, handle, server.now()))
     }
 

@@ -33,7 +33,8 @@ use crate::planted::{Bug, planted};
 use crate::protocol::{Kind, LockSpec, Notification, parse_value};
 use crate::store::{Failure, Purpose};
 
-/// Maximum sleep between two requests.
+/// Maximum sleep between two requests, for messages that are lost without an error. A subscription that ends, as
+/// with its connection, is replaced, and the waiter then retries at once.
 const CAP: Duration = Duration::from_secs(30);
 /// How long the first request waits for the subscription to be confirmed.
 const SUBSCRIBE: Duration = Duration::from_millis(100);
@@ -342,8 +343,8 @@ impl QueueServer<AskInTurn> {
         self.sleep(self.engine.now() + pause).await;
     }
 
-    /// Maximum sleep: the rest of the holder's lease if a message announces its end; otherwise a backoff,
-    /// because a foreign holder publishes nothing.
+    /// Maximum sleep: the rest of the holder's lease, or longer if the store reports its end, if messages announce
+    /// a release; otherwise a backoff, because a foreign holder publishes nothing.
     fn pause(&mut self, ask: &Acquisition, holder: &str, left_ms: Option<u64>) -> Duration {
         let cap = if planted(Bug::NoCap) { Duration::MAX } else { CAP };
         let left = left_ms.map_or(CAP, |left_ms| Duration::from_millis(left_ms.saturating_add(1))).min(cap);
@@ -364,7 +365,8 @@ impl QueueServer<AskInTurn> {
         }
         if known.is_some() && left_ms.is_some() && self.subscription.is_open() {
             self.attempt = 1;
-            return if planted(Bug::EndNotAwaited) { CAP } else { left };
+            let is_reported = self.engine.store.capabilities().reports_expiry;
+            return if is_reported || planted(Bug::EndNotAwaited) { cap } else { left };
         }
         if known.is_none() && self.strategy.foreign != holder {
             // Foreign clients poll often and publish nothing, so a waiter in backoff would never get the lock
