@@ -415,11 +415,14 @@ impl Ensemble {
             };
             let (step, marker) = replies.split_first().ok_or_else(unreadable)?;
             return match (step.code, self.stepped(step)) {
-                (code::SESSION_EXPIRED, _)
-                | (_, Ok(Err((_, code::SESSION_EXPIRED | code::NO_NODE)))) => Ok(self.forget(handle)),
+                (code::SESSION_EXPIRED, _) | (_, Ok(Err((_, code::SESSION_EXPIRED | code::NO_NODE)))) => {
+                    Ok(self.forget(handle))
+                }
                 (_, Ok(Err((_, code::BAD_VERSION)))) if expected.take().is_some() => continue,
                 (_, Ok(Err((_, code)))) => Err(self.nodes().failure(code)),
-                (_, Ok(Ok(_))) => marker.first().map_or(Ok(seen.or(Some(0))), |marker| self.nodes().marked(marker)),
+                (_, Ok(Ok(_))) => {
+                    marker.first().map_or(Ok(seen.or(Some(0))), |marker| self.nodes().marked(marker))
+                }
                 (_, Err(failure)) => Err(failure),
             };
         }

@@ -133,7 +133,8 @@ impl Audience {
         match self {
             Self::Observer(publisher) => publisher.say(Notification::Free { by: None }),
             Self::Waiter { publisher, reported } => {
-                let are_waiting = snapshot.as_ref().is_some_and(|snapshot| client.places_wait(name, snapshot));
+                let are_waiting =
+                    snapshot.as_ref().is_some_and(|snapshot| client.places_wait(name, snapshot));
                 let news = news(snapshot, reported);
                 if !are_waiting || matches!(news, Some(Notification::Reconnected)) {
                     client.table.lock().doubt_places(name, client.runtime.now());
@@ -342,5 +343,29 @@ fn news(snapshot: Option<LockSnapshot>, reported: &mut Reported) -> Option<Notif
             has_passed.then_some(Notification::Reconnected)
         }
         Some(Data::Text(_)) => None,
+    }
+}
+
+#[cfg(all(test, tenure_planted))]
+mod tests {
+    use super::*;
+    use crate::planted::plant;
+
+    #[test]
+    fn the_next_owner_of_a_reentrant_mutex_is_reported() {
+        let held = |owner: u32| {
+            let owner = format!("o@h:1/{owner:032x}");
+            let hash = BTreeMap::from([(owner, "1".to_owned()), ("#1".to_owned(), "1".to_owned())]);
+            Some(LockSnapshot { data: Some(Data::Hash(hash)), ..LockSnapshot::default() })
+        };
+        let reported = || {
+            let mut reported = Reported::default();
+            [1, 1, 2].map(|owner| news(held(owner), &mut reported).is_some())
+        };
+        assert_eq!(reported(), [false, false, true]);
+        plant(Some(Bug::CasNewOwnerUntold));
+        let outcome = reported();
+        plant(None);
+        assert_eq!(outcome, [false; 3], "the planted bug is not seen");
     }
 }

@@ -118,7 +118,7 @@ pub const CAS: &[Regression] = &[
     (Regime::Hiccup, 2_460, None),
     // A renewal waited for a fence of another task, whose answer was lost.
     (Regime::Hiccup, 1_671, Some(Bug::CasKeepAwaited)),
-    (Regime::Hiccup, 674, Some(Bug::CasKeepAwaited)),
+    (Regime::Hiccup, 4_259, Some(Bug::CasKeepAwaited)),
     // The lease of an owner whose longest hold had lapsed was not looked at again.
     (Regime::Hiccup, 3_648, None),
     // The request for a hold that had lapsed took over another hold of its owner.
@@ -182,7 +182,7 @@ pub const CAS: &[Regression] = &[
     // A client that had stood still granted a lock to its own waiter, whose place had expired.
     (Regime::Drifting, 1_378, Some(Bug::CasOwnHandleTrusted)),
     // A waiter slept although its owner, in another process, had got the lock from a dead one.
-    (Regime::Rush, 14_363, Some(Bug::CasNewOwnerUntold)),
+    (Regime::Rush, 14_363, None),
 ];
 
 /// On PostgreSQL.

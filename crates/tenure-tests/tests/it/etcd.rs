@@ -247,7 +247,8 @@ fn metric(etcd: &Etcd, at: usize, name: &str) -> u64 {
 fn a_further_ping_is_one_request() {
     let etcd = Etcd::start();
     let requests = || {
-        let of = |method| metric(&etcd, 0, &format!("grpc_server_msg_received_total{{grpc_method=\"{method}\""));
+        let of =
+            |method| metric(&etcd, 0, &format!("grpc_server_msg_received_total{{grpc_method=\"{method}\""));
         of("Range") + of("Status") + of("Txn")
     };
     let locks = client(&etcd.url());

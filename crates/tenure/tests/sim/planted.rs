@@ -403,8 +403,9 @@ fn a_process_alone_leaves_few_turns_to_others() {
 }
 
 /// Bugs with a test of their own, and its file.
-const ELSEWHERE: [(Bug, &str); 8] = [
+const ELSEWHERE: [(Bug, &str); 9] = [
     (Bug::CasGoneRevived, "tenure-core/src/cas/leases.rs"),
+    (Bug::CasNewOwnerUntold, "tenure-core/src/cas/watch.rs"),
     (Bug::GivenUpForgotten, "tenure/tests/sim/callers.rs"),
     (Bug::EndTakenForUnsent, "tenure/tests/sim/redis_bytes.rs"),
     (Bug::SilenceUnnoticed, "tenure/tests/sim/redis_bytes.rs"),
