@@ -66,6 +66,10 @@ bugs! {
     ListeningIgnored,
     /// A waiter is admitted even if its wake-up reaches no subscriber.
     NobodyCalled,
+    /// A place that is kept for long because its client listens is kept so when it is granted.
+    GrantedForLong,
+    /// A place that was kept for long is kept so although its client no longer listens.
+    PlaceKeptUnheard,
     /// A waiter claims to listen from its first request on, before it has subscribed.
     ListensTooSoon,
     /// A client unsubscribes from a requested place when no answer arrives in time.

@@ -30,8 +30,9 @@ use tenure_core::sync::Locked;
 /// How long a channel stays subscribed after its last listener left, so that hand-overs do not resubscribe
 /// each time.
 const KEPT: Duration = Duration::from_secs(5);
-/// Silence after which the connection is probed.
-const IDLE: Duration = Duration::from_secs(5);
+/// Silence after which the connection is probed. TCP keepalives notice a server that cannot be reached
+/// ([`KEEPALIVE`](tenure_core::platform::KEEPALIVE)); the probe notices a stuck proxy.
+const IDLE: Duration = Duration::from_secs(20);
 /// Timeout of the probe.
 const ANSWER: Duration = Duration::from_secs(1);
 
@@ -324,7 +325,8 @@ impl Notifications {
             let (work, moved) = (pin!(self.work.notified()), pin!(self.connector.moved.notified()));
             let starved = pin!(self.connector.first.starved());
             let work = select(select(work, moved), starved);
-            let until = todo.next.map_or(alive_until, |next| next.min(alive_until));
+            // A listener leaves without waking this task.
+            let until = todo.next.unwrap_or(now + KEPT).min(alive_until);
             let wait = select(work, runtime.sleep_until(until));
             if let Either::Right(_) = select(wait, &mut over).await {
                 return false;

@@ -20,6 +20,9 @@ pub const BALLOT_BEHIND_US: u64 = 10 * 1_000_000;
 pub const BALLOT_AHEAD_US: u64 = 365 * 24 * 60 * 60 * 1_000_000;
 /// Maximum time that a place in a queue is kept without a refresh.
 pub const WAIT_MAX: Duration = Duration::from_secs(5);
+/// The same on Redis, for a client that a publisher knows to be subscribed. It is refreshed after a third, so that
+/// a waiter whose message was lost asks before the [`WAIT_MAX`] of its grant are over.
+pub const PLACE_KEPT: Duration = Duration::from_millis(13_500);
 /// Maximum interval between renewals.
 const RENEWAL_MAX: Duration = Duration::from_secs(60);
 

@@ -19,10 +19,10 @@
 //!
 //! Each ticket has its own lease: a short one while it waits, refreshed by the waiting client, and the full
 //! one once it holds. Every verb *sweeps* expired tickets, *acts*, *promotes* from the head, and names the
-//! tickets that now hold, even if a waiter left or expired. It writes nothing for promoted tickets: their
-//! clients renew them, so a dead client is skipped within its short lease. If the client of a waiter said
-//! that it *listens*, and the wake-up reaches no subscriber, the ticket is removed at once and the next one
-//! is woken.
+//! tickets that now hold, even if a waiter left or expired. The clients of promoted tickets renew them, so a dead
+//! client is skipped within its short lease. If the client of a waiter said that it *listens*, and the wake-up
+//! reaches no subscriber, the ticket is removed at once and the next one is woken. Such a waiter is therefore
+//! kept for longer without a refresh, until it is promoted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -38,6 +38,10 @@ use crate::planted::{Bug, planted};
 /// Maximum tickets swept, and maximum tickets promoted, by one request. The answer says so if the limit was
 /// reached, and the next request continues.
 pub const BOUND: usize = 64;
+/// How long a place lasts without a refresh if its client listens.
+const KEPT_MS: u64 = lease::PLACE_KEPT.as_millis() as u64;
+/// The same if it does not, and once it is granted.
+const WAIT_MS: u64 = lease::WAIT_MAX.as_millis() as u64;
 /// Maximum holders ended by one forced release.
 pub const FORCED: usize = 250;
 /// Maximum places listed by one request.
@@ -103,7 +107,8 @@ pub fn apply(
         // Whether the requester waits itself does not matter.
         Verb::Release { .. } | Verb::Resize | Verb::Inspect => &[],
     };
-    let mut done = QueueEffects { granted: Vec::new(), is_bounded: false, over, knows: None, askers, hears };
+    let mut done =
+        QueueEffects { granted: Vec::new(), is_bounded: false, over, knows: None, askers, hears, now };
     let answer = match &op.verb {
         Verb::Acquire { ttl_ms, wait_ms, listens, .. } => {
             let (owner, ttl_ms, wait_ms, listens) = (&op.owner, *ttl_ms, *wait_ms, *listens);
@@ -140,6 +145,7 @@ struct QueueEffects<'a> {
     /// The owners that receive the answer and so need no wake-up.
     askers: &'a [Owner],
     hears: Hears<'a>,
+    now: Now,
 }
 
 impl QueueEffects<'_> {
@@ -299,8 +305,17 @@ fn refresh(
     }
     queue.sweep(now, done);
     let numbers: Vec<_> = owners.iter().map(|owner| queue.number_of(owner, now)).collect();
-    for number in numbers.iter().flatten() {
-        queue.extend(*number, now.ms.saturating_add(wait_ms));
+    let until = |lease_ms: u64| now.ms.saturating_add(lease_ms);
+    // A request that only continues another one leaves the places unchanged.
+    for number in numbers.iter().flatten().filter(|_| wait_ms > 0) {
+        let listened = queue.ticket(*number).is_some_and(|ticket| ticket.listens.is_some());
+        match listens {
+            _ if queue.holds(*number) => {}
+            Some(_) if wait_ms >= WAIT_MS => queue.extend(*number, until(KEPT_MS)),
+            None if listened && !planted(Bug::PlaceKeptUnheard) => queue.shorten(*number, until(WAIT_MS)),
+            _ => {}
+        }
+        queue.extend(*number, until(wait_ms));
         queue.listens(*number, listens);
     }
     queue.promote(done);
@@ -540,7 +555,11 @@ impl Queue {
                 return;
             }
             let (number, weight, is_there) = (*number, ticket.weight, done.reaches(ticket));
+            let was_kept = ticket.listens.is_some();
             self.let_in(number, weight);
+            if was_kept && !planted(Bug::GrantedForLong) {
+                self.shorten(number, done.now.ms.saturating_add(WAIT_MS));
+            }
             if is_there {
                 done.granted.push(number);
             } else {
@@ -579,7 +598,7 @@ impl Queue {
         !waits && self.fits(weight)
     }
 
-    /// Extends a ticket's lease; no request ever shortens one. An extension clears the listening number.
+    /// Extends a ticket's lease. An extension clears the listening number.
     pub fn extend(&mut self, number: u64, deadline_ms: u64) {
         if let Some(ticket) = self.tickets.get_mut(&number)
             && deadline_ms > ticket.deadline_ms
@@ -590,7 +609,7 @@ impl Queue {
         }
     }
 
-    /// Shortens a ticket's lease: only for a store whose clients rely on no more.
+    /// Shortens a ticket's lease, to one on which its client relies at most.
     pub fn shorten(&mut self, number: u64, deadline_ms: u64) {
         if let Some(ticket) = self.tickets.get_mut(&number)
             && deadline_ms < ticket.deadline_ms

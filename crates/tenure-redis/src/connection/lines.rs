@@ -1,8 +1,8 @@
 //! Chooses the connection of each request: the store's own, or one on the runtime of its callers.
 //!
 //! A request that crosses to the store's thread and back takes about twice as long as one that stays on the
-//! caller's runtime. Therefore the first tokio runtime that sends a request gets a connection of its own,
-//! used by its tasks. Everything else takes the store's connection: renewals, background releases, other
+//! caller's runtime. Therefore the first tokio runtime that sends [`FREQUENT`] requests within a second gets a
+//! connection of its own, used by its tasks. Everything else takes the store's connection: renewals, background releases, other
 //! runtimes and threads. A caller's runtime that blocks or is dropped costs no lease.
 //!
 //! Guarantees in spite of two connections:
@@ -39,6 +39,8 @@ use tenure_core::runtime::Runtime;
 use tenure_core::store::Failure;
 use tenure_core::sync::Locked;
 
+/// Requests within a second for which a callers' runtime gets a connection.
+const FREQUENT: u32 = 8;
 /// Maximum silence of the callers' connection while the store's own is answered.
 const PATIENCE: Duration = Duration::from_millis(100);
 /// How often the store's thread checks the callers' connection while it is in use.
@@ -68,6 +70,8 @@ struct CallersLine {
 struct UnansweredByName {
     next: u64,
     by_name: ByName,
+    /// Requests of callers' runtimes without a connection, since this time.
+    frequent: (Moment, u32),
     /// Both connections as last seen. Cached here, so that a request takes a single lock.
     beside: Option<Beside>,
 }
@@ -205,15 +209,27 @@ impl Lines {
         Ok(Line { pipeline, request })
     }
 
-    /// The connection on the current caller's runtime. The first caller on a tokio runtime creates it.
+    /// The connection on the current caller's runtime. The first one that is used often gets it.
     fn callers(&self) -> Option<&CallersLine> {
         let Some(callers) = self.callers.get() else {
-            if let Some(runtime) = self.runtime.of_caller() {
+            if let Some(runtime) = self.runtime.of_caller()
+                && self.is_frequent()
+            {
                 self.start(runtime);
             }
             return None;
         };
         callers.runtime.is_callers().then_some(callers)
+    }
+
+    fn is_frequent(&self) -> bool {
+        let now = self.runtime.now();
+        let (since, count) = &mut self.unanswered().frequent;
+        if now.since(*since) > Duration::from_secs(1) {
+            (*since, *count) = (now, 0);
+        }
+        *count += 1;
+        *count >= FREQUENT
     }
 
     /// The open callers' connection, if it is usable.
@@ -269,7 +285,7 @@ impl Lines {
         callers: Option<&CallersLine>,
     ) -> (Numbered, ConnectionRoute) {
         let mut unanswered = self.unanswered();
-        let UnansweredByName { next, by_name, beside } = &mut *unanswered;
+        let UnansweredByName { next, by_name, beside, .. } = &mut *unanswered;
         let number = *next;
         *next += 1;
         let preferred = callers.and_then(|callers| self.callers_line(callers, beside));

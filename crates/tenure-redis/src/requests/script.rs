@@ -36,13 +36,13 @@ static GUARDED_REENTRANT: Script = Script {
 
 pub(crate) static QUEUE: Script = Script {
     text: include_str!("../scripts/queue.lua"),
-    sha: "e88499b1a85a05c97679f41c79ce04212bb427e4",
+    sha: "685c9b7ecabef12e222f1aaf18ee6f350274a804",
     guarded: Some(&GUARDED_QUEUE),
 };
 
 static GUARDED_QUEUE: Script = Script {
     text: concat!(include_str!("../scripts/grace.lua"), include_str!("../scripts/queue.lua")),
-    sha: "b56d921f681d999216da7a994f57d0f9394dfd3a",
+    sha: "88666e228ad90271f060cee09551036e1f5ee444",
     guarded: None,
 };
 

@@ -10,7 +10,8 @@
 --              #used               the total weight of the holders
 --            These two come first, and after them the ticket that expires next.
 --   >= 1e10  !OWNER: when its ticket expires, in ms. The fraction, in 4096ths, is where its client listens: a
---            number derived from the server's run_id and from PUBLISH or SPUBLISH; 0 if unknown
+--            number derived from the server's run_id and from PUBLISH or SPUBLISH; 0 if unknown. A refresh that
+--            says where sets 13.5 s in place of wait_ms, and a grant shortens that to 5 s
 --   >= 1e14  OWNER: the number of its ticket, which holds if it is at or below the mark
 --   >= 8e15  +OWNER: 8e15 plus the weight of its ticket, if that is not 1
 --
@@ -22,6 +23,7 @@
 --                weight: '' leaves it unchanged. A ticket with more than half of a read-write lock may become
 --                heavier, and is growing while that does not fit beside the other holders
 --        refresh owner request header capacity channel publish wait_ms listens owner...
+--                wait_ms: 0 leaves the places unchanged
 --        release owner request header capacity channel publish whose
 --                whose: mine | anyone | named: mine, requested by another client
 --        resize  owner request header capacity channel publish kept_ms                 header: with the =
@@ -266,7 +268,7 @@ if verb == 'renew' then
     grows = weight > half
   end
 elseif verb == 'refresh' then
-  local names, longer, until_ms, listens = {}, {}, now + lease_ms, (tonumber(ARGV[9]) or 0) / 4096
+  local names, longer, until_ms, listens, latest = {}, {}, now + lease_ms, (tonumber(ARGV[9]) or 0) / 4096, 0
   for i = 10, #ARGV do
     names[#names + 1] = ARGV[i]
     names[#names + 1] = '!' .. ARGV[i]
@@ -283,19 +285,25 @@ elseif verb == 'refresh' then
         used = used - (weight and weight - 8e15 or 1)
       end
       ticket, thinned = false, true
-    elseif ticket then
-      local lives_until = math.max(math.floor(till), until_ms) + listens
-      if till ~= lives_until then
-        longer[#longer + 1] = lives_until
+    elseif ticket and lease_ms > 0 then
+      local ends_ms = math.max(math.floor(till), until_ms)
+      if tonumber(ticket) > mark and listens > 0 and lease_ms >= 5000 then
+        ends_ms = math.max(ends_ms, now + 13500)
+      elseif tonumber(ticket) > mark and listens == 0 and till % 1 > 0 then
+        ends_ms = math.max(math.min(ends_ms, now + 5000), until_ms)
+      end
+      if till ~= ends_ms + listens then
+        longer[#longer + 1] = ends_ms + listens
         longer[#longer + 1] = '!' .. who
+        latest = math.max(latest, ends_ms)
       end
     end
     answer[#answer + 1] = ticket or ''
     mine[ticket or ''] = true
   end
   if #longer > 0 then
-    if call('PTTL', lock) < lease_ms then
-      call('PEXPIREAT', lock, until_ms)
+    if call('PTTL', lock) < latest - now then
+      call('PEXPIREAT', lock, latest)
     else
       call('ZREM', lock, '')
     end
@@ -349,7 +357,7 @@ end
 -- promote: admits waiters from the head while they fit, up to 64, and notifies their clients, except for
 -- tickets of the requester. Reads one ticket first, because mostly no second one fits. Publishes by pcall,
 -- because the change is made even if the user may not publish.
-local called, let_in, here, vacant = {}, 0, nil, used < capacity and not goes_on and 1 or 0
+local called, granted, let_in, here, vacant = {}, {}, 0, nil, used < capacity and not goes_on and 1 or 0
 while vacant > 0 and not is_new do
   local waiting
   if capacity == 1 and not follows then
@@ -371,6 +379,7 @@ while vacant > 0 and not is_new do
       break
     end
     used, mark, fits, let_in = used + weight, tonumber(waiting[2 * i]), i, let_in + 1
+    granted[#granted + 1] = '!' .. waiting[2 * i - 1]
     if waiting[2 * i] ~= number and not (mine and mine[waiting[2 * i]]) then
       local client = string.sub(waiting[2 * i - 1], -20, -11)
       local its = called[client] or { numbers = {} }
@@ -387,6 +396,20 @@ while vacant > 0 and not is_new do
     end
     call('ZADD', lock, 0 - mark, header, 0 - used, '#used')
     mark_was, used_was = mark, used
+    -- Places that were kept for long: their clients may be gone.
+    local known, shorter = call('ZMSCORE', lock, unpack(granted)), {}
+    for i = 1, #granted do
+      local till = tonumber(known[i] or 0)
+      local short = now + 5000 + till % 1
+      if till % 1 > 0 and till > short then
+        shorter[#shorter + 1] = short
+        shorter[#shorter + 1] = granted[i]
+        first, deadline = math.min(first, short), granted[i] == ends and short or deadline
+      end
+    end
+    if #shorter > 0 then
+      call('ZADD', lock, unpack(shorter))
+    end
     for i = 1, #called do
       local its = called[called[i]]
       local told = redis.pcall(ARGV[7], ARGV[6] .. ':' .. called[i], table.concat(its.numbers, ','))
@@ -409,7 +432,7 @@ while vacant > 0 and not is_new do
         end
       end
     end
-    called = {}
+    called, granted = {}, {}
     if used ~= used_was then
       call('ZADD', lock, 0 - used, '#used')
       used_was, first = used, tonumber(call('ZRANGE', lock, '2', '2', 'WITHSCORES')[2])

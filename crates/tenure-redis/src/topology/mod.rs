@@ -20,6 +20,7 @@ use tenure_core::name::Namespace;
 pub use tenure_core::net::Address;
 use tenure_core::net::Tls;
 use tenure_core::net::url::Login;
+use tenure_core::protocol::lease;
 use tenure_core::store::Capabilities;
 
 /// Characters that a service name must not have in a URL.
@@ -175,6 +176,7 @@ impl Terms {
         Capabilities {
             messages_grant: self == Self::default(),
             reports_records: true,
+            place_kept: Some(lease::PLACE_KEPT),
             restart_grace: self.restart_grace,
             member,
             ..Capabilities::SERVER

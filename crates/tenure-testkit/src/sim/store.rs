@@ -10,7 +10,7 @@ use std::time::Duration;
 use futures_util::future::{FutureExt, TryFutureExt, ready};
 use tenure::LockName;
 use tenure::internals::Store;
-use tenure::internals::protocol::{Answer, LockSpec, Op};
+use tenure::internals::protocol::{Answer, LockSpec, Op, lease};
 use tenure::internals::store::{
     Capabilities, Cursor, Failure, Listener, Page, Placement, Purpose, Signals, StoreExt, StoreFuture,
     StoreReply, StoreRequest,
@@ -90,7 +90,8 @@ impl Store for SimStore {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { values: Err(NO_VALUES), member: Ok(()), ..Capabilities::SERVER }
+        let place_kept = Some(lease::PLACE_KEPT);
+        Capabilities { values: Err(NO_VALUES), member: Ok(()), place_kept, ..Capabilities::SERVER }
     }
 
     fn placement(&self, _: &LockName, _: LockSpec) -> Placement {

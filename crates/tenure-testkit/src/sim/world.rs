@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use tenure::Options;
 use tenure::internals::locks;
+use tenure::internals::protocol::lease;
 #[cfg(tenure_planted)]
 use tenure::internals::store::observe;
 
 use super::chooser::{Chooser, Rng};
-use super::clock::{Clock, MS, SECOND};
+use super::clock::{Clock, MS, SECOND, TrueTime};
 use super::driver::{Driver, Scene};
 use super::executor::{OUTSIDE, Process, Sim};
 use super::network::Network;
@@ -75,6 +76,7 @@ fn redis(
 ) -> Report {
     let sim = Sim::new(Chooser::seeded(Rng::new(seed).next()));
     let mut plan = Plan::draw(&sim, regime);
+    plan.kept = lease::PLACE_KEPT.as_nanos() as TrueTime;
     change(&mut plan);
     let world = World::new(sim, seed, plan, keep_log, |sim, oracle, clock| {
         let network = Network::new(sim, oracle, clock, plan.faults);

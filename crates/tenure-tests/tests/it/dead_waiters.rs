@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tenure::{Locks, block_on};
-use tenure_testkit::servers::{Ensemble, Etcd, Postgres, ZooKeeper, eventually};
+use tenure_testkit::servers::{Ensemble, Etcd, Postgres, Server, ZooKeeper, eventually};
 use tenure_testkit::setting;
 use tenure_testkit::timed::in_time;
 
@@ -99,6 +99,26 @@ fn on_etcd_a_killed_waiter_costs_a_few_seconds() {
 #[test]
 fn on_zookeeper_a_killed_waiter_costs_a_few_seconds() {
     is_soon("ZooKeeper", &ZooKeeper::start(), Duration::from_secs(5));
+}
+
+/// Their subscriptions have ended, and their places are kept for longer than this. The bound is half a second and the
+/// delays of a busy machine.
+#[test]
+fn on_redis_killed_waiters_cost_next_to_nothing() {
+    let server = Server::start();
+    let settles = |count: usize| {
+        let listening = || server.command(&["PUBSUB", "CHANNELS", "tenure:wake:*"]).items().len();
+        eventually("subscriptions", Duration::from_secs(30), || listening() == count);
+    };
+    for kind in KINDS {
+        for dead in [1, setting("TENURE_DEAD").unwrap_or(10)] {
+            let after = next_after(&server.url(), kind, dead as usize, settles);
+            println!(
+                "Redis, {kind}: after {dead} dead waiters the next one enters {after:?} after the release"
+            );
+            in_time(after, Duration::from_secs(2));
+        }
+    }
 }
 
 /// Their sessions have ended. The bound is half a second and the delays of a busy machine.

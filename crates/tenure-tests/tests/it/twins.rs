@@ -371,7 +371,9 @@ impl Bench {
                 let owners = (0..count).map(|_| self.below(self.owners.len() as u64) as usize);
                 let owners: Vec<_> = owners.collect();
                 let owners = owners.into_iter().map(|owner| self.owners[owner].clone()).collect();
-                Verb::Refresh { owners, wait_ms: ttl_ms, listens }
+                // At this length a place is kept longer.
+                let wait_ms = if listens.is_some() && ttl_ms % 4 > 0 { 5_000 } else { ttl_ms };
+                Verb::Refresh { owners, wait_ms, listens }
             }
         }
     }

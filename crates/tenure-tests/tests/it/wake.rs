@@ -223,3 +223,49 @@ fn member_of_a_crowd() {
         block_on(guard.release()).expect("it is held");
     }
 }
+
+/// The lease of the place of the only waiter, until now.
+fn place_left(locks: &Locks) -> Option<Duration> {
+    let found = block_on(locks.inspect("x")).expect("an answer")?;
+    found.waiters.first()?.remaining
+}
+
+/// A place that is kept for long is short again when its client cannot subscribe any more, and is not passed.
+#[test]
+fn a_waiter_whose_subscription_is_cut_has_a_short_place() {
+    let server = Server::start();
+    let (here, waiter) = (locks(&server.url()), locks(&server.url()));
+    let held = block_on(here.fair_mutex("x").expect("a name").lock()).expect("a free lock");
+    let next = waits(&waiter);
+    let is_kept = || place_left(&here) > Some(Duration::from_secs(6));
+    eventually("it is kept for long", SOON, is_kept);
+    // The requests of both, and this connection.
+    server.command(&["CONFIG", "SET", "maxclients", "3"]);
+    server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+    eventually("it is short", SOON, || !is_kept());
+    let released = Instant::now();
+    block_on(held.release()).expect("it is held");
+    let next = next.join().expect("no panic").expect("an answer").expect("its turn");
+    in_time(released.elapsed(), Duration::from_secs(4));
+    block_on(next.release()).expect("it is held");
+}
+
+/// A waiter refreshes its place before the 5 s of a grant are over, so a message that is lost costs no turn.
+#[test]
+fn a_waiter_whose_message_is_lost_keeps_its_turn() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.address());
+    let (here, early, late) = (locks(&server.url()), locks(&proxy.url()), locks(&server.url()));
+    let held = block_on(here.fair_mutex("x").expect("a name").lock()).expect("a free lock");
+    let first = waits(&early);
+    eventually("it is kept for long", SOON, || place_left(&here) > Some(Duration::from_secs(6)));
+    let second = waits(&late);
+    eventually("both wait", SOON, || waiters(&here) == 2);
+    proxy.set_on(1, Fault::BlackHole);
+    block_on(held.release()).expect("it is held");
+    let first = first.join().expect("no panic").expect("an answer").expect("its turn");
+    assert!(!second.is_finished(), "it came later");
+    block_on(first.release()).expect("it is held");
+    let second = second.join().expect("no panic").expect("an answer").expect("its turn");
+    block_on(second.release()).expect("it is held");
+}

@@ -109,6 +109,8 @@ const CAUGHT: &[(Bug, &str, u64)] = &[
     (Bug::NobodyCalled, "first come, first served", 1_000),
     (Bug::ListensTooSoon, "first come, first served", 1_000),
     (Bug::NewcomerLeaves, "first come, first served", 1_000),
+    (Bug::GrantedForLong, "every hold has an end", 1_000),
+    (Bug::PlaceKeptUnheard, "every hold has an end", 1_000),
 ];
 
 /// A seed shortly before one that catches a rare bug, so that the test need not run thousands of schedules

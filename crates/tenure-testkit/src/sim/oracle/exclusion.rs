@@ -161,6 +161,8 @@ impl ReferenceModel {
             let (by, of) = (&op.owner, &place.owner);
             // A session lasts longer than the leases that are bound to it, and they may move to another.
             let least = match self.owners.get(of) {
+                // It waits again because the server went back, and may have been told of a hold since.
+                Some(owned) if owned.is_back && !place.holds && self.plan.kept > 0 => at,
                 Some(owned) if self.plan.session > 0 || !place.holds && self.plan.kept > 0 => {
                     place.lapses.min(owned.told_until())
                 }

@@ -1,7 +1,7 @@
 //! Abandoned, dropped and cancelled work leaves nothing behind, and everything has an end.
 
-use tenure::Owner;
 use tenure::internals::protocol::Answer;
+use tenure::{LockName, Owner};
 
 use super::reference_model::ReferenceModel;
 use super::{Executed, Oracle};
@@ -46,6 +46,15 @@ impl ReferenceModel {
             self.accuse(at, ENDLESS, format!("{name} is held for {} ms", (lapses - at) / MS));
         }
         Some((lapses, share.weight))
+    }
+
+    /// A place that was granted, or whose client no longer listens, must not last longer than another.
+    pub(super) fn check_short(&mut self, at: TrueTime, name: &LockName, owner: &Owner, lapses: TrueTime) {
+        let most = self.plan.wait() + 2 * MS;
+        if self.plan.kept > 0 && self.plan.step == 0 && lapses > at + most + most / 100 {
+            let what = format!("{name}: the place of {owner} lasts for {} ms", (lapses - at) / MS);
+            self.accuse(at, ENDLESS, what);
+        }
     }
 
     /// A lease expired. When nothing fails, that is legitimate only for a guard still in a task's hands, a

@@ -52,7 +52,7 @@ impl ReferenceModel {
         let Some(open_since) = lock.open_since else { return };
         let since = open_since.max(self.plan.strict_from);
         let knows = self.plan.regime.is_calm() && lock.head().is_some_and(|head| head.knows);
-        let refreshed = if knows { 0 } else { self.plan.wait() / 2 };
+        let refreshed = if knows { 0 } else { self.plan.wait().max(self.plan.kept_by_listening()) / 2 };
         let most = HAND_OVER + refreshed + self.plan.drift();
         let waits = |process: ProcessId| sim.ran_since(process, since);
         let waiter = lock.places.iter().find(|place| !place.holds && waits(place.process));

@@ -308,6 +308,12 @@ impl Plan {
         lease::wait(self.ttl).min(self.place_max).as_nanos() as TrueTime + self.drift() + self.session
     }
 
+    /// How long a place is kept that is refreshed after a third of that, in true time; 0 if no longer than
+    /// [`wait`](Self::wait).
+    pub fn kept_by_listening(&self) -> TrueTime {
+        if self.passes && self.ttl >= lease::WAIT_MAX { self.kept } else { 0 }
+    }
+
     /// Draws the plan of a schedule in one regime.
     pub fn draw(sim: &Sim, regime: Regime) -> Self {
         let ttl = |low, high| Duration::from_nanos(sim.between(low, high) / MS * MS);

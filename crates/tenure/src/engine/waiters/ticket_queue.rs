@@ -107,12 +107,18 @@ pub(in crate::engine) struct TicketState {
     station: Option<Station>,
     /// Acquisitions that are requesting a ticket and may have named the station.
     newcomers: usize,
+    /// The last grant to this process.
+    granted_at: Moment,
+    /// Until then this process is granted tickets so often that refreshing all of them often is cheaper than
+    /// requesting a lease for each grant.
+    busy_until: Moment,
 }
 
 impl Default for TicketState {
     fn default() -> Self {
         let (retry_at, hears_from, station) = (None, None, None);
-        Self { refresh_at: Moment(u64::MAX), retry_at, hears_from, station, newcomers: 0 }
+        let (refresh_at, granted_at, busy_until) = (Moment(u64::MAX), Moment(0), Moment(0));
+        Self { refresh_at, retry_at, hears_from, station, newcomers: 0, granted_at, busy_until }
     }
 }
 
@@ -268,6 +274,7 @@ impl QueueServer<KeepPlaces> {
         let mut queue = self.wait_queue.queue();
         let Waiters { waiters, known, .. } = &mut *queue;
         let listens = known.listens();
+        let is_kept = listens.is_some() && now >= known.busy_until;
         let mut due: Vec<u64> = Vec::new();
         if now >= known.refresh_at {
             let all = known.refresh_at == ALL;
@@ -308,7 +315,7 @@ impl QueueServer<KeepPlaces> {
         for (tickets, owners, spec, wait, within) in batches {
             self.strategy.asked.extend(&tickets);
             let verb = Verb::Refresh { owners: Arc::clone(&owners), wait_ms: lease::millis(wait), listens };
-            let kept = if listens.is_some() { self.engine.store.capabilities().kept(wait) } else { wait };
+            let kept = if is_kept { self.engine.store.capabilities().kept(wait) } else { wait };
             self.ask(tickets, spec, owners[0].clone(), verb, [wait, kept], within);
         }
         until
@@ -346,7 +353,10 @@ impl QueueServer<KeepPlaces> {
                 {
                     let mut queue = self.wait_queue.queue();
                     queue.silence = None;
-                    queue.known.retry_at = earlier(queue.known.retry_at, retry_at);
+                    let is_of_head = queue.waiters.keys().next().is_some_and(|head| tickets.contains(head));
+                    // The leases that an earlier answer was about may have been renewed.
+                    let known = queue.known.retry_at.filter(|_| !is_of_head || retry_at.is_none());
+                    queue.known.retry_at = earlier(known, retry_at);
                 }
                 for (ticket, place) in tickets.into_iter().zip(places) {
                     match place {
@@ -498,6 +508,17 @@ impl QueueServer<KeepPlaces> {
         true
     }
 
+    /// Compares the requests of the ways to be ready for a grant.
+    fn note_turn(&self) {
+        let now = self.engine.now();
+        let mut queue = self.wait_queue.queue();
+        let batches = queue.waiters.len() / BATCH + 1;
+        let since = now.since(std::mem::replace(&mut queue.known.granted_at, now));
+        if since * u32::try_from(batches).unwrap_or(u32::MAX) < lease::WAIT_MAX / 3 {
+            queue.known.busy_until = now + lease::WAIT_MAX;
+        }
+    }
+
     fn remember(&mut self, ticket: u64, heard_at: Moment) {
         if planted(Bug::EarlyCallForgotten) {
             return;
@@ -521,6 +542,7 @@ impl QueueServer<KeepPlaces> {
             let known = &mut self.wait_queue.queue().known;
             known.retry_at = earlier(known.retry_at, Some(sent + first));
         }
+        self.note_turn();
         let waiter = self.wait_queue.queue().leave(ticket);
         if let Some(waiter) = waiter {
             let answered = self.engine.now();

@@ -154,6 +154,9 @@ impl ReferenceModel {
         } else {
             self.check_place_kept(at, name, owner, number);
         }
+        if matches!(executed.op.verb, Verb::Refresh { listens: None, wait_ms: 1.., .. }) && self.plan.passes {
+            self.check_short(at, name, owner, lapses);
+        }
         let owned = self.owned(at, executed, owner, number, lapses);
         (owned.waits, owned.was_called) = (true, true);
         self.trust(at, executed, owner, number, is_new);
@@ -189,6 +192,7 @@ impl ReferenceModel {
         }
         let lapses = place.lapses;
         self.let_in.push((number, owner.clone()));
+        self.check_short(at, name, &owner, lapses);
         if let Some(owned) = self.owners.get_mut(&owner) {
             (owned.waits, owned.granted_at) = (false, at);
             if self.plan.kept > 0 {
