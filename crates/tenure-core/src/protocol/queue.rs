@@ -702,3 +702,53 @@ impl Queue {
         (living > 0).then_some(Found { kind, capacity, holders, waiters, unlisted })
     }
 }
+
+#[cfg(all(test, tenure_planted))]
+mod tests {
+    use super::*;
+    use crate::name::LockName;
+    use crate::planted::plant;
+    use crate::protocol::{Fence, Liveness, LockSpec};
+
+    #[test]
+    fn a_place_whose_client_no_longer_listens_is_short() {
+        let left_ms = || {
+            let (mut state, mut counter) = (State::default(), 0);
+            let mut ask = |ms, owner: &Owner, verb| {
+                let (name, spec) = (LockName::new("x").expect("a name"), LockSpec::Queue(QueueSpec::FAIR));
+                let op = Op { name, spec, owner: owner.clone(), request: 1, verb };
+                apply(
+                    &mut state,
+                    &mut counter,
+                    Now { ms, unix_us: ms * 1_000 },
+                    &op,
+                    QueueSpec::FAIR,
+                    &|_, _| true,
+                );
+            };
+            let [holder, waiter] = ["a", "b"].map(|label| Owner::new(label).expect("an owner"));
+            let acquire = || Verb::Acquire {
+                ttl_ms: 60_000,
+                hold: 1,
+                fence: Fence::Assign,
+                wait_ms: Some(WAIT_MS),
+                listens: None,
+                bind: Liveness::Process,
+            };
+            ask(0, &holder, acquire());
+            ask(0, &waiter, acquire());
+            for listens in [Listening::new(1), None] {
+                let owners = Arc::new([waiter.clone()]);
+                ask(0, &waiter, Verb::Refresh { owners, wait_ms: WAIT_MS, listens });
+            }
+            let queue = queue_of(&mut state).expect("a queue");
+            let (_, ticket) = queue.waiting().next().expect("a waiter");
+            ticket.deadline_ms
+        };
+        assert_eq!(left_ms(), WAIT_MS);
+        plant(Some(Bug::PlaceKeptUnheard));
+        let outcome = left_ms();
+        plant(None);
+        assert_eq!(outcome, KEPT_MS, "the planted bug is not seen");
+    }
+}

@@ -48,9 +48,7 @@ pub const ONE_SERVER: &[Regression] = &[
     // A waiter whose grant got lost with its reply kept all others out for a lease.
     (Regime::LateMessages, 101, Some(Bug::LostGrantInLine)),
     // The time of the next waiter's request was forgotten while the one before it had a request in flight.
-    (Regime::Rush, 64_946, Some(Bug::RetryForgotten)),
-    // The same, when an earlier time hid it and the grant of the waiter before it answered that.
-    (Regime::Fleeting, 20_003_384, Some(Bug::RetryForgotten)),
+    (Regime::Fleeting, 72_661, Some(Bug::RetryForgotten)),
     // A newcomer whose request was lost waited for a pause that was meant for other processes.
     (Regime::Rush, 608_308_433, None),
     // A place granted late by a stopped server was passed, because its client had unsubscribed.

@@ -514,7 +514,7 @@ impl QueueServer<KeepPlaces> {
         let mut queue = self.wait_queue.queue();
         let batches = queue.waiters.len() / BATCH + 1;
         let since = now.since(std::mem::replace(&mut queue.known.granted_at, now));
-        if since * u32::try_from(batches).unwrap_or(u32::MAX) < lease::WAIT_MAX / 3 {
+        if since.saturating_mul(u32::try_from(batches).unwrap_or(u32::MAX)) < lease::WAIT_MAX / 3 {
             queue.known.busy_until = now + lease::WAIT_MAX;
         }
     }
