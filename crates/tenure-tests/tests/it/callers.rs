@@ -37,10 +37,11 @@ async fn used(locks: &Locks, name: &str) {
     lock(locks, name).await.release().await.expect("a release");
 }
 
-/// Locks until the runtime's tasks have their own connection; the first requests use the store's.
+/// Locks often until the runtime's tasks have their own connection; the first requests use the store's.
 fn connected(runtime: &Runtime, locks: &Locks, server: &Server) {
     let mut monitor = watching(server);
     eventually("a connection of the runtime's own", SOON, || {
+        (0..8).for_each(|_| runtime.block_on(used(locks, "often")));
         runtime.block_on(used(locks, "a task's"));
         block_on(used(locks, "a thread's"));
         set(&mut monitor, "a task's") != set(&mut monitor, "a thread's")

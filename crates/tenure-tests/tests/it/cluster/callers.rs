@@ -25,7 +25,9 @@ async fn used(locks: &Locks, name: &str) {
 /// Locks until the runtime's tasks have their own connection to each of these nodes.
 fn connected(runtime: &Runtime, locks: &Locks, cluster: &Cluster, names: &[String]) {
     eventually("a connection of the runtime's own to each node", SOON, || {
-        names.iter().for_each(|name| runtime.block_on(used(locks, name)));
+        for name in names {
+            (0..8).for_each(|_| runtime.block_on(used(locks, name)));
+        }
         cluster.masters().iter().all(|node| connections(node) == 2)
     });
 }
