@@ -32,7 +32,7 @@ use tenure_core::sync::Locked;
 const KEPT: Duration = Duration::from_secs(5);
 /// Silence after which the connection is probed. TCP keepalives notice a server that cannot be reached
 /// ([`KEEPALIVE`](tenure_core::platform::KEEPALIVE)); the probe notices a stuck proxy.
-const IDLE: Duration = Duration::from_secs(20);
+const IDLE: Duration = Duration::from_secs(45);
 /// Timeout of the probe.
 const ANSWER: Duration = Duration::from_secs(1);
 

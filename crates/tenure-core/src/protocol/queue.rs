@@ -318,6 +318,8 @@ fn refresh(
         queue.extend(*number, until(wait_ms));
         queue.listens(*number, listens);
     }
+    // Before a grant shortens a place, as in the script.
+    let last = queue.deadlines.last().map(|(end_ms, ..)| *end_ms).filter(|_| !planted(Bug::KeyEndsFirst));
     queue.promote(done);
     done.granted.retain(|ticket| !numbers.contains(&Some(*ticket)));
     let retry_in_ms = numbers.iter().flatten().find_map(|number| queue.retry_in_ms(*number, now));
@@ -326,7 +328,11 @@ fn refresh(
         Some(number) if queue.holds(*number) => Place::Held { fence: *number },
         Some(number) => Place::Waiting { ticket: *number },
     };
-    Answer::Places { places: numbers.iter().map(place).collect(), retry_in_ms }
+    let places = numbers.iter().map(place).collect();
+    if let Some(lock) = &mut state.lock {
+        lock.expires_ms = lock.expires_ms.max(last);
+    }
+    Answer::Places { places, retry_in_ms }
 }
 
 fn release(

@@ -262,7 +262,8 @@ fn a_waiter_whose_message_is_lost_keeps_its_turn() {
     eventually("it is kept for long", SOON, || place_left(&here) > Some(Duration::from_secs(6)));
     let second = waits(&late);
     eventually("both wait", SOON, || waiters(&here) == 2);
-    proxy.set_on(1, Fault::BlackHole);
+    // Its second connection is that for messages.
+    proxy.set_on(2, Fault::BlackHole);
     block_on(held.release()).expect("it is held");
     let first = first.join().expect("no panic").expect("an answer").expect("its turn");
     assert!(!second.is_finished(), "it came later");
