@@ -141,8 +141,6 @@ bugs! {
     CasFrontIsAll,
     /// The liveness check asks about a different handle.
     CasHandleOfAnother,
-    /// An expired hold is removed concurrently with a request of its owner that may have extended it.
-    CasTakenOutBeside,
     /// An answer extends an expired hold, which another request of this client may be removing.
     CasLapsedConfirmed,
     /// The acquisition of a hold that has expired, and not been removed yet, is confirmed by no write.
@@ -167,6 +165,8 @@ bugs! {
     CasNewOwnerUntold,
     /// A renewal waits for a request of another task, whose answer may be lost.
     CasKeepAwaited,
+    /// A free lock loses its key although its numbers are ahead of its versions.
+    CasCountForgotten,
     /// A place is taken for kept although its handle was not.
     CasPlaceUnproven,
     /// Places of other clients count as expired.

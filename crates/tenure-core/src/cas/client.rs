@@ -556,10 +556,7 @@ impl CasClient {
         key: &HoldKey,
     ) -> Result<protocol::Answer, Failure> {
         let turn = self.owner_turn(name, &key.0);
-        let _turn = match planted(Bug::CasTakenOutBeside) {
-            true => None,
-            false => Some(turn.lock().await),
-        };
+        let _turn = turn.lock().await;
         let now_ms = self.now().ms;
         let (is_over, about) = match self.table.lock().hold(name, key) {
             Some(ClientHold { end_ms, ticket: Some(ticket), .. }) => {
@@ -569,7 +566,7 @@ impl CasClient {
             Some(ClientHold { end_ms, .. }) => (*end_ms < now_ms, About::Request),
             None => (true, About::Request),
         };
-        if !is_over && !planted(Bug::CasTakenOutBeside) {
+        if !is_over {
             return Ok(protocol::Answer::Free);
         }
         // Release on behalf of an owner without a hold: any request removes what has expired.

@@ -404,6 +404,10 @@ impl CasClient {
                 }
                 if snapshot.is_enough(&state) || planted(Bug::CasFrontIsAll) {
                     let after = snapshot.after(state, last, &bound);
+                    let after = match seen {
+                        Some(stored) => after.keeping_count(stored.stamp),
+                        None => after,
+                    };
                     tried = Some((after, answers, notes, record));
                 } else {
                     lacks.extend(snapshot.unread());

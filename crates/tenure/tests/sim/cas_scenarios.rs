@@ -254,10 +254,38 @@ fn a_slow_server_is_not_asked_once_for_each_hold() {
     assert_eq!(scenario.run(10), Ok(()));
 }
 
+/// One change grants many permits, so their tokens are ahead of the versions of the lock. Their process dies, and
+/// the lock becomes free: the tokens go on growing.
+fn tokens_grow_though_one_change_granted_many(versions: Versions) -> Outcome {
+    let scenario = Scenario::new(2, versions);
+    let semaphore = |process: usize| scenario.client(process).semaphore("x", 50).expect("a name");
+    let (many, one) = (semaphore(0), semaphore(1));
+    let (at, server, process) = (scenario.at(0), scenario.server.clone(), scenario.processes[0].id());
+    scenario.spawn(0, async move {
+        let _permits = try_join_all((0..40).map(|_| many.acquire())).await.map_err(text)?;
+        server.revoke(process);
+        at(10_000).await;
+        Ok(())
+    });
+    let at = scenario.at(1);
+    scenario.spawn(1, async move {
+        at(2_000).await;
+        let mut tokens = Vec::new();
+        for _ in 0..3 {
+            let permit = one.acquire().await.map_err(text)?;
+            tokens.push(permit.fence());
+            permit.release().await.map_err(text)?;
+        }
+        if tokens.is_sorted_by(|a, b| a < b) { Ok(()) } else { Err(format!("{tokens:?}")) }
+    });
+    scenario.run(20)
+}
+
 /// Fails where a promise is broken.
 pub(super) type Play = fn(Versions) -> Outcome;
 
-pub(super) const SCENARIOS: [(Bug, Play); 4] = [
+pub(super) const SCENARIOS: [(Bug, Play); 5] = [
+    (Bug::CasCountForgotten, tokens_grow_though_one_change_granted_many),
     (Bug::CasLapsedConfirmed, a_late_answer_revives_nothing),
     (Bug::CasDeathBeforeWatch, a_death_before_a_watch_is_seen),
     (Bug::CasDetachedIsPlace, an_undone_detach_shortens_nothing),

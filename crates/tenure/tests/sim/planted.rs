@@ -184,8 +184,7 @@ const CAUGHT_BY_COMPARE_AND_SWAP: &[(Bug, &str, u64)] = &[
 ];
 
 /// Rare bugs of compare-and-swap stores, with a regime that shows them and a seed shortly before.
-const RARE_BY_COMPARE_AND_SWAP: [(Bug, Regime, u64); 5] = [
-    (Bug::CasTakenOutBeside, Regime::Slow, 20_300),
+const RARE_BY_COMPARE_AND_SWAP: [(Bug, Regime, u64); 4] = [
     (Bug::CasKeepAwaited, Regime::Hiccup, 600),
     (Bug::CasLostPlaceUnread, Regime::Lossy, 6_200),
     (Bug::CasPlacesExtended, Regime::Drifting, 0),
