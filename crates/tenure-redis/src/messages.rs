@@ -30,9 +30,6 @@ use tenure_core::sync::Locked;
 /// How long a channel stays subscribed after its last listener left, so that hand-overs do not resubscribe
 /// each time.
 const KEPT: Duration = Duration::from_secs(5);
-/// Silence after which the connection is probed. TCP keepalives notice a server that cannot be reached
-/// ([`KEEPALIVE`](tenure_core::platform::KEEPALIVE)); the probe notices a stuck proxy.
-const IDLE: Duration = Duration::from_secs(45);
 /// Timeout of the probe.
 const ANSWER: Duration = Duration::from_secs(1);
 
@@ -286,8 +283,8 @@ impl Notifications {
     /// reopened with backoff.
     async fn attend(&self, connection: Connection, was_of_use: &mut bool) -> bool {
         let Connection { multiplexer, to, mut over, .. } = connection;
-        let runtime = &*self.connector.runtime;
-        let (mut count, mut alive_until) = (multiplexer.heard(), runtime.now() + IDLE);
+        let (runtime, idle) = (&*self.connector.runtime, self.connector.probes_after());
+        let (mut count, mut alive_until) = (multiplexer.heard(), runtime.now() + idle);
         loop {
             let Some(todo) = self.todo() else { return true };
             if todo.spoiled {
@@ -314,7 +311,7 @@ impl Notifications {
             let now = runtime.now();
             let heard = multiplexer.heard();
             if heard != count {
-                (count, alive_until) = (heard, now + IDLE);
+                (count, alive_until) = (heard, now + idle);
             } else if alive_until <= now {
                 let ping = command(&["PING"]);
                 match by(runtime, now + ANSWER, multiplexer.ask(&ping)).await {

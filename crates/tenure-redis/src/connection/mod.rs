@@ -156,6 +156,16 @@ impl Connector {
         Self::to(Goal::Master(SentinelResolver::new(sentinels)), dial, runtime)
     }
 
+    /// Silence after which a connection for messages is probed. TCP keepalives notice a server that cannot be
+    /// reached ([`KEEPALIVE`](tenure_core::platform::KEEPALIVE)). The probe notices one that is stopped, whose
+    /// locks another server may have taken over; where there is none, a stuck proxy.
+    pub(crate) fn probes_after(&self) -> Duration {
+        match self.goal {
+            Goal::Only(_) => Duration::from_secs(45),
+            Goal::Node(_) | Goal::Master(_) => Duration::from_secs(5),
+        }
+    }
+
     fn to(goal: Goal, dial: Arc<dyn Dial>, runtime: Arc<dyn Runtime>) -> Self {
         let (stage, at) = (Locked::new("no server has been dialled".to_owned()), Locked::default());
         let (warned, moved) = (AtomicBool::new(false), Notify::new());
