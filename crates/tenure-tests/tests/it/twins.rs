@@ -372,7 +372,7 @@ impl Bench {
                 let owners: Vec<_> = owners.collect();
                 let owners = owners.into_iter().map(|owner| self.owners[owner].clone()).collect();
                 // At this length a place is kept longer.
-                let wait_ms = if listens.is_some() && ttl_ms % 4 > 0 { 5_000 } else { ttl_ms };
+                let wait_ms = if listens.is_some() && !ttl_ms.is_multiple_of(4) { 5_000 } else { ttl_ms };
                 Verb::Refresh { owners, wait_ms, listens }
             }
         }
