@@ -21,8 +21,8 @@ fn main() {
     server.run("CREATE TABLE app.bare (name varbinary(255) PRIMARY KEY, owner varbinary(255), ends bigint)");
     let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
     let options = MySqlConnectOptions::new().host("127.0.0.1").port(server.address().port());
-    let client = options.username("root").database("app").connect();
-    let client = RefCell::new(runtime.block_on(client).expect("a connection"));
+    let options = options.username("root").database("app");
+    let client = RefCell::new(runtime.block_on(options.connect()).expect("a connection"));
     let run = |sql: &str| drop(runtime.block_on(client.borrow_mut().execute(sql)).expect("an answer"));
     let owner = "user/label@host:1234/0123456789abcdef0123456789abcdef";
     let insert = format!(
