@@ -23,7 +23,9 @@ fn main() {
     let options = MySqlConnectOptions::new().host("127.0.0.1").port(server.address().port());
     let options = options.username("root").database("app");
     let client = RefCell::new(runtime.block_on(options.connect()).expect("a connection"));
-    let run = |sql: &str| drop(runtime.block_on(client.borrow_mut().execute(sql)).expect("an answer"));
+    let run = |sql: &str| {
+        runtime.block_on(client.borrow_mut().execute(sql)).expect("an answer");
+    };
     let owner = "user/label@host:1234/0123456789abcdef0123456789abcdef";
     let insert = format!(
         "INSERT INTO bare VALUES ('pair', '{owner}', UNIX_TIMESTAMP() + 15) ON DUPLICATE KEY UPDATE
