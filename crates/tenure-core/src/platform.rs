@@ -50,8 +50,15 @@ pub async fn connect_local(path: &Path) -> io::Result<LocalStream> {
     imp::connect_local(path).await
 }
 
-/// How soon [`keep_alive`] notices that the other end cannot be reached.
-pub const KEEPALIVE: Duration = Duration::from_secs(5);
+/// Silence after which [`keep_alive`] probes a connection.
+pub const KEEPALIVE_IDLE: Duration = Duration::from_secs(3);
+/// Interval of its probes.
+pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(1);
+/// Number of unanswered probes after which it closes the connection.
+pub const KEEPALIVE_PROBES: u32 = 2;
+/// How soon it notices that the other end cannot be reached.
+pub const KEEPALIVE: Duration =
+    KEEPALIVE_IDLE.saturating_add(KEEPALIVE_INTERVAL.saturating_mul(KEEPALIVE_PROBES));
 
 /// Makes the system probe a connection that is silent, and close it when the other end has not answered for
 /// [`KEEPALIVE`]. Probes cost the server's process nothing.
@@ -115,9 +122,9 @@ mod imp {
     pub(super) fn keep_alive(stream: &TcpStream) -> io::Result<()> {
         use rustix::net::sockopt;
         sockopt::set_socket_keepalive(stream, true)?;
-        sockopt::set_tcp_keepidle(stream, 3 * KEEPALIVE / 5)?;
-        sockopt::set_tcp_keepintvl(stream, KEEPALIVE / 5)?;
-        sockopt::set_tcp_keepcnt(stream, 2)?;
+        sockopt::set_tcp_keepidle(stream, KEEPALIVE_IDLE)?;
+        sockopt::set_tcp_keepintvl(stream, KEEPALIVE_INTERVAL)?;
+        sockopt::set_tcp_keepcnt(stream, KEEPALIVE_PROBES)?;
         Ok(())
     }
 

@@ -13,7 +13,7 @@ use tonic_prost::ProstCodec;
 
 use super::url::EtcdTarget;
 use super::wire::{AuthenticateRequest, AuthenticateResponse};
-use tenure_core::platform::KEEPALIVE;
+use tenure_core::platform::{KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES};
 use tenure_core::store::Failure;
 use tenure_core::sync::Locked;
 
@@ -39,7 +39,7 @@ pub(super) struct EtcdShared {
     current: AtomicUsize,
     channel: Locked<Option<(usize, Channel)>>,
     token: Locked<Option<String>>,
-    /// Whether a server was asked for its version.
+    /// Whether the version of a server was found new enough.
     pub(super) is_new_enough: AtomicBool,
 }
 
@@ -93,9 +93,9 @@ impl EtcdCluster {
             .map_err(|error| Failure::Refused(cause(&error)))?
             .connect_timeout(PONG)
             .tcp_nodelay(true)
-            .tcp_keepalive(Some(3 * KEEPALIVE / 5))
-            .tcp_keepalive_interval(Some(KEEPALIVE / 5))
-            .tcp_keepalive_retries(Some(2))
+            .tcp_keepalive(Some(KEEPALIVE_IDLE))
+            .tcp_keepalive_interval(Some(KEEPALIVE_INTERVAL))
+            .tcp_keepalive_retries(Some(KEEPALIVE_PROBES))
             .http2_keep_alive_interval(PING)
             .keep_alive_timeout(PONG);
         let endpoint = match &self.0.tls {

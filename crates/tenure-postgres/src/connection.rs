@@ -23,6 +23,7 @@ use tenure_core::events::{event, text};
 use tenure_core::moment::Moment;
 use tenure_core::net::{Address, Counted, Dialled, by, dial};
 use tenure_core::owner::Owner;
+use tenure_core::platform::{KEEPALIVE, KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES};
 use tenure_core::rows::{Server, ServerConnection, none_usable};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{Failure, FullWarning, SETUP};
@@ -42,11 +43,6 @@ const READ_ONLY: &str =
 /// Lock timeout of every statement. The unusual value also shows whether settings reach the server or a
 /// pooler drops them.
 const LOCK_TIMEOUT: &str = "1937ms";
-
-/// The server ends the session of a host that cannot be reached within `KEEPALIVE`, so that its places are
-/// passed.
-const KEEPALIVES: &str = "-c tcp_keepalives_idle=3 -c tcp_keepalives_interval=1 -c tcp_keepalives_count=2 \
-    -c tcp_user_timeout=5000";
 
 /// Opens connections to whichever server is the primary.
 pub(super) struct PrimaryConnector {
@@ -148,7 +144,14 @@ impl PrimaryConnector {
             config.password(password);
         }
         if !target.is_pooled {
-            config.options(format!("-c lock_timeout={LOCK_TIMEOUT} {KEEPALIVES}"));
+            // The server ends the session of a host that cannot be reached, so that its places are passed.
+            config.options(format!(
+                "-c lock_timeout={LOCK_TIMEOUT} -c tcp_keepalives_idle={} -c tcp_keepalives_interval={} \
+                 -c tcp_keepalives_count={KEEPALIVE_PROBES} -c tcp_user_timeout={}",
+                KEEPALIVE_IDLE.as_secs(),
+                KEEPALIVE_INTERVAL.as_secs(),
+                KEEPALIVE.as_millis(),
+            ));
         }
         self.set_stage(format!("{address} has not answered the login"));
         let encryption = Encryption::of(target.tls.as_ref(), address, &mut config);
