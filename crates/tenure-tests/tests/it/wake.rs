@@ -40,10 +40,21 @@ fn listening(server: &Server) -> BTreeSet<String> {
     owners.collect()
 }
 
+type Waiter = thread::JoinHandle<Result<Option<Guard>>>;
+
 /// Waits for the fair lock on a separate thread.
-fn waits(locks: &Locks) -> thread::JoinHandle<Result<Option<Guard>>> {
+fn waits(locks: &Locks) -> Waiter {
     let lock = locks.fair_mutex("x").expect("a name");
     thread::spawn(move || block_on(lock.try_lock_for(SOON)))
+}
+
+fn are_served_in_order(held: Guard, first: Waiter, second: Waiter) {
+    block_on(held.release()).expect("it is held");
+    let first = first.join().expect("no panic").expect("an answer").expect("its turn");
+    assert!(!second.is_finished(), "it came later");
+    block_on(first.release()).expect("it is held");
+    let second = second.join().expect("no panic").expect("an answer").expect("its turn");
+    block_on(second.release()).expect("it is held");
 }
 
 /// Their places are kept for up to 5 s, and none expires before the next gets its turn.
@@ -112,12 +123,7 @@ fn a_waiter_that_may_not_listen_keeps_its_place() {
     eventually("it waits", SOON, || waiters(&here) == 1);
     let second = waits(&here);
     eventually("both wait", SOON, || waiters(&here) == 2);
-    block_on(held.release()).expect("it is held");
-    let first = first.join().expect("no panic").expect("an answer").expect("its turn");
-    assert!(!second.is_finished(), "it came later");
-    block_on(first.release()).expect("it is held");
-    let second = second.join().expect("no panic").expect("an answer").expect("its turn");
-    block_on(second.release()).expect("it is held");
+    are_served_in_order(held, first, second);
 }
 
 #[test]
@@ -134,12 +140,7 @@ fn a_waiter_that_has_listened_anew_is_called_in_its_turn() {
     eventually("both listen", SOON, all_listen);
     server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
     eventually("both listen again", SOON, all_listen);
-    block_on(held.release()).expect("it is held");
-    let first = first.join().expect("no panic").expect("an answer").expect("its turn");
-    assert!(!second.is_finished(), "it came later");
-    block_on(first.release()).expect("it is held");
-    let second = second.join().expect("no panic").expect("an answer").expect("its turn");
-    block_on(second.release()).expect("it is held");
+    are_served_in_order(held, first, second);
 }
 
 const STORE: &str = "TENURE_TEST_STORE";
@@ -264,10 +265,5 @@ fn a_waiter_whose_message_is_lost_keeps_its_turn() {
     eventually("both wait", SOON, || waiters(&here) == 2);
     // Its second connection is that for messages.
     proxy.set_on(2, Fault::BlackHole);
-    block_on(held.release()).expect("it is held");
-    let first = first.join().expect("no panic").expect("an answer").expect("its turn");
-    assert!(!second.is_finished(), "it came later");
-    block_on(first.release()).expect("it is held");
-    let second = second.join().expect("no panic").expect("an answer").expect("its turn");
-    block_on(second.release()).expect("it is held");
+    are_served_in_order(held, first, second);
 }
