@@ -263,7 +263,8 @@ impl CasClient {
     }
 
     /// A handle of this lifetime that lives at least for `need` from now on, and whose marker was read within
-    /// `age`. Concurrent requests share one keep-alive; if its answer does not come in a part of `need`, another is sent.
+    /// `age`. Concurrent requests share one keep-alive. Another one follows if it is not answered within a part
+    /// of `need`.
     pub(super) async fn lease_of_life(
         &self,
         life: Duration,
@@ -316,8 +317,8 @@ impl CasClient {
         }
     }
 
-    /// The turn to send a keep-alive. Where the one before is not answered in time, one request goes ahead and the
-    /// others wait for that one: a keep-alive for each hold would keep a slow server slow.
+    /// The turn to send a keep-alive. If the one before is not answered in time, one request goes ahead and the
+    /// others wait for it: a keep-alive for each hold would keep a slow server slow.
     async fn turn_to_keep(&self, class: u64, need: Duration) -> OwnedMutexGuard<()> {
         let mut turn = Arc::clone(self.keeping.lock().entry(class).or_default());
         loop {

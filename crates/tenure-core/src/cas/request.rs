@@ -359,7 +359,8 @@ impl CasClient {
         place: &mut Option<Handle>,
     ) -> Result<Option<MachineResult>, Failure> {
         let Some(BatchMember { op: Op { name, verb, .. }, .. }) = members.first() else { return Ok(None) };
-        let base = seen.as_ref().map_or(0, |stored| stored.stamp.base);
+        let stamp = seen.as_ref().map(|stored| stored.stamp).unwrap_or_default();
+        let base = stamp.base;
         let Some(mut snapshot) = LockSnapshot::read(seen.as_ref()) else {
             let what = "its key holds something other than a lock of this version of tenure";
             return Err(Failure::Refused(Failure::cause(what)));
@@ -403,11 +404,7 @@ impl CasClient {
                     continue;
                 }
                 if snapshot.is_enough(&state) || planted(Bug::CasFrontIsAll) {
-                    let after = snapshot.after(state, last, &bound);
-                    let after = match seen {
-                        Some(stored) => after.keeping_count(stored.stamp),
-                        None => after,
-                    };
+                    let after = snapshot.after(state, last, &bound).keeping_count(stamp);
                     tried = Some((after, answers, notes, record));
                 } else {
                     lacks.extend(snapshot.unread());

@@ -174,7 +174,7 @@ impl LockSnapshot {
     }
 
     /// A free lock keeps its key, as an empty queue, while its numbers are ahead of its versions, because one
-    /// change numbered several owners: the next key counts from its own creation, so its tokens would be smaller.
+    /// change numbered several owners. The tokens of a new key, which count from its creation, would be smaller.
     pub(super) fn keeping_count(mut self, stamp: Stamp) -> Self {
         if self.data.is_none() && self.last > stamp.version + 1 && !planted(Bug::CasCountForgotten) {
             self.data = Some(Data::Queue(Queue::new(Kind::Fair, 1)));

@@ -2,8 +2,8 @@
 //!
 //! A request that crosses to the store's thread and back takes about twice as long as one that stays on the
 //! caller's runtime. Therefore the first tokio runtime that sends [`FREQUENT`] requests within a second gets a
-//! connection of its own, used by its tasks. Everything else takes the store's connection: renewals, background releases, other
-//! runtimes and threads. A caller's runtime that blocks or is dropped costs no lease.
+//! connection of its own, used by its tasks. Everything else takes the store's connection: renewals, background
+//! releases, other runtimes and threads. A caller's runtime that blocks or is dropped costs no lease.
 //!
 //! Guarantees in spite of two connections:
 //!

@@ -77,8 +77,8 @@ impl Node {
         }
     }
 
-    /// Carries out a request. Rare paths are boxed: unboxed they would enlarge every
-    /// request's future, which costs as much as everything else this function does.
+    /// Carries out a request. Rare paths are boxed: unboxed they would enlarge every request's future, which
+    /// costs as much as everything else this function does.
     pub(crate) async fn ask(&self, routed: &RoutedRequest<'_>) -> Result<Answer, Failure> {
         let RoutedRequest { op, pipeline, context, .. } = *routed;
         if let Some(plain) = pipeline.plain.get() {

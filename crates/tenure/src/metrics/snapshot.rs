@@ -51,8 +51,8 @@ pub struct LockMetrics {
     pub resumed: u64,
     /// Background renewals that the store answered, also if the hold was gone.
     pub renewals: u64,
-    /// Background renewals that the store rejected or did not answer. It is repeated while the lease
-    /// lasts.
+    /// Attempts at background renewals that the store rejected or did not answer. Each is repeated while the
+    /// lease lasts.
     pub failed_renewals: u64,
     /// Lost holds, by reason: `expired`, `max_hold`, `taken`, `gone`, `unrenewed`. Counted before the guard
     /// reports the loss.

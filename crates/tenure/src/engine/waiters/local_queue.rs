@@ -343,8 +343,8 @@ impl QueueServer<AskInTurn> {
         self.sleep(self.engine.now() + pause).await;
     }
 
-    /// Maximum sleep: the rest of the holder's lease, or longer if the store reports its end, if messages announce
-    /// a release; otherwise a backoff, because a foreign holder publishes nothing.
+    /// Maximum sleep. Where messages announce a release, the rest of the holder's lease, or more if the store
+    /// reports its end, too. Otherwise a backoff, because a foreign holder publishes nothing.
     fn pause(&mut self, ask: &Acquisition, holder: &str, left_ms: Option<u64>) -> Duration {
         let cap = if planted(Bug::NoCap) { Duration::MAX } else { CAP };
         let left = left_ms.map_or(CAP, |left_ms| Duration::from_millis(left_ms.saturating_add(1))).min(cap);

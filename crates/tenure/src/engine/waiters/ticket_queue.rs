@@ -508,7 +508,7 @@ impl QueueServer<KeepPlaces> {
         true
     }
 
-    /// Compares the requests of the ways to be ready for a grant.
+    /// Decides which way to be ready for the next grant takes fewer requests.
     fn note_turn(&self) {
         let now = self.engine.now();
         let mut queue = self.wait_queue.queue();
