@@ -181,6 +181,43 @@ impl Faults {
         repeat_wake: 0,
         late_wake: (0, 0),
     };
+
+    /// Adds the faults of a regime.
+    fn of(self, regime: Regime) -> Self {
+        match regime {
+            Regime::Lossy => {
+                let (lose_request, lose_reply, refuse, lose_wake, repeat_wake) = (40, 40, 30, 200, 50);
+                let late_wake = (50, 3 * SECOND);
+                let lossy = Self { lose_request, lose_reply, refuse, edge: 20, ..self };
+                Self { lose_wake, repeat_wake, late_wake, ..lossy }
+            }
+            Regime::Slow => Self { latency: (MS, 60 * MS), late: (300, 1_300 * MS), edge: 100, ..self },
+            Regime::Pausing | Regime::Evicting => Self { edge: 20, ..self },
+            Regime::Drifting => Self { lose_request: 60, lose_reply: 60, edge: 60, ..self },
+            Regime::Tiny => {
+                let (latency, late) = ((MS / 10, 10 * MS), (50, 100 * MS));
+                Self { latency, late, edge: 100, lose_reply: 10, ..self }
+            }
+            Regime::Storm => {
+                let (latency, late) = ((MS / 10, 20 * MS), (60, 1_200 * MS));
+                let (lose_request, lose_reply, refuse, lose_wake, repeat_wake) = (20, 20, 20, 100, 30);
+                let late_wake = (100, 3 * SECOND);
+                let storm = Self { latency, late, lose_request, lose_reply, refuse, ..self };
+                Self { edge: 50, lose_wake, repeat_wake, late_wake, ..storm }
+            }
+            Regime::Forgetting => Self { late_wake: (300, 2 * SECOND), ..self },
+            Regime::Parted => Self { edge: 50, ..self },
+            Regime::Brink => Self { edge: 100, limit: 60, ..self },
+            Regime::Unscripted => Self { again: 200, ..self },
+            Regime::LateMessages => {
+                let late_wake = (400, 2 * SECOND);
+                Self { repeat_wake: 200, messages_late: 2 * SECOND, late_wake, ..self }
+            }
+            Regime::Hiccup => Self { lose_request: 60, lose_reply: 60, once: true, ..self },
+            Regime::OnTheDot => Self { edge: 100, limit: 100, exact: 500, ..self },
+            _ => self,
+        }
+    }
 }
 
 /// The parameters of one schedule.
@@ -265,6 +302,10 @@ pub const SHORTEST: TrueTime = 50 * MS;
 /// Maximum sleep of a waiter that receives no messages.
 const SLEEP: Duration = Duration::from_secs(30);
 
+fn ttl(sim: &Sim, low: TrueTime, high: TrueTime) -> Duration {
+    Duration::from_nanos(sim.between(low, high) / MS * MS)
+}
+
 impl Plan {
     /// The lease in true time, on the slowest clock.
     pub fn lease(&self) -> TrueTime {
@@ -316,12 +357,11 @@ impl Plan {
 
     /// Draws the plan of a schedule in one regime.
     pub fn draw(sim: &Sim, regime: Regime) -> Self {
-        let ttl = |low, high| Duration::from_nanos(sim.between(low, high) / MS * MS);
         let mut plan = Self {
             regime,
             faults: Faults::NONE,
-            node_faults: NodeFaults::default(),
-            ttl: ttl(2 * SECOND, 20 * SECOND),
+            node_faults: NodeFaults::of(regime),
+            ttl: ttl(sim, 2 * SECOND, 20 * SECOND),
             place_max: lease::WAIT_MAX,
             kept: 0,
             patience: Duration::from_secs(60),
@@ -353,170 +393,116 @@ impl Plan {
         if sim.chance(200) {
             (plan.names, plan.both) = (2, 300 * sim.choose(2));
         }
-        for sort in plan.kinds.iter_mut().take(plan.names as usize) {
-            *sort = LockKind::draw(sim);
+        for kind in plan.kinds.iter_mut().take(plan.names as usize) {
+            *kind = LockKind::draw(sim);
         }
         let near = sim.between(MS / 50, 5 * MS);
-        plan.faults.latency = (near, 2 * near);
-        plan.faults.impatient = if regime.is_calm() { 0 } else { 500 };
-        let (quiet, none) = (plan.faults, plan.node_faults);
-        match regime {
-            Regime::Quiet => {}
-            Regime::Lossy => {
-                let (lose_request, lose_reply, refuse, lose_wake, repeat_wake) = (40, 40, 30, 200, 50);
-                plan.faults =
-                    Faults { lose_request, lose_reply, refuse, lose_wake, repeat_wake, edge: 20, ..quiet };
-                plan.faults.late_wake = (50, 3 * SECOND);
-                plan.node_faults = NodeFaults { most: 4, cut: 3, delay_messages: 2, ..none };
-            }
-            Regime::Slow => {
-                plan.ttl = ttl(100 * MS, 3 * SECOND);
-                plan.faults = Faults { latency: (MS, 60 * MS), late: (300, 1_300 * MS), edge: 100, ..quiet };
-                plan.unrenewed = 300;
-            }
-            Regime::Pausing => {
-                plan.ttl = ttl(300 * MS, 10 * SECOND);
-                plan.faults = Faults { edge: 20, ..quiet };
-                plan.node_faults = NodeFaults { most: 6, pause: 5, stall: 2, ..none };
-                plan.overstay = 200;
-            }
-            Regime::Killing => {
-                plan.processes = 3;
-                plan.node_faults = NodeFaults { most: 3, kill: 3, cut: 1, ..none };
-            }
-            Regime::Drifting => {
-                plan.ttl = ttl(5 * SECOND, 30 * SECOND);
-                plan.ppm = 5_000;
-                plan.processes = 2 + sim.choose(2) as usize;
-                plan.faults = Faults { lose_request: 60, lose_reply: 60, edge: 60, ..quiet };
-                plan.node_faults = NodeFaults { most: 3, stall: 2, cut: 1, ..none };
-                (plan.unrenewed, plan.overstay) = (500, 600);
-            }
-            Regime::Tiny => {
-                plan.ttl = ttl(50 * MS, 150 * MS);
-                let (latency, late) = ((MS / 10, 10 * MS), (50, 100 * MS));
-                plan.faults = Faults { latency, late, edge: 100, lose_reply: 10, ..quiet };
-                plan.node_faults = NodeFaults { most: 2, pause: 1, ..none };
-                plan.overstay = 200;
-            }
-            Regime::Storm => {
-                plan.ttl = ttl(100 * MS, 15 * SECOND);
-                plan.ppm = 5_000;
-                let (latency, late) = ((MS / 10, 20 * MS), (60, 1_200 * MS));
-                let (lose_request, lose_reply, refuse, lose_wake, repeat_wake) = (20, 20, 20, 100, 30);
-                let storm = Faults { latency, late, lose_request, lose_reply, refuse, ..quiet };
-                plan.faults = Faults { edge: 50, lose_wake, repeat_wake, ..storm };
-                plan.node_faults =
-                    NodeFaults { most: 6, pause: 3, kill: 1, cut: 2, delay_messages: 2, stall: 2, ..none };
-                plan.faults.late_wake = (100, 3 * SECOND);
-                (plan.unrenewed, plan.overstay) = (250, 250);
-            }
-            Regime::Forgetting => {
-                plan.faults.late_wake = (300, 2 * SECOND);
-                plan.node_faults = NodeFaults { most: 4, forget: 3, delete: 3, cut: 1, ..none };
-                plan.forced = 30;
-            }
-            Regime::Parted => {
-                plan.ttl = ttl(300 * MS, 10 * SECOND);
-                plan.processes = 2 + sim.choose(2) as usize;
-                plan.faults = Faults { edge: 50, ..quiet };
-                plan.node_faults = NodeFaults { most: 6, part: 6, cut: 1, ..none };
-                plan.overstay = 200;
-            }
-            Regime::Rewinding => {
-                plan.node_faults = NodeFaults { most: 4, rewind: 5, cut: 1, ..none };
-            }
-            Regime::Evicting => {
-                plan.faults.edge = 20;
-                plan.node_faults = NodeFaults { most: 4, delete: 2, evict: 3, ..none };
-            }
-            Regime::Stepping => {
-                plan.ttl = ttl(300 * MS, 20 * SECOND);
-                plan.step = sim.between(10 * MS, 600 * SECOND);
-                plan.node_faults = NodeFaults { most: 4, step: 1, ..none };
-            }
-            Regime::Brink => {
-                plan.ttl = ttl(300 * MS, 5 * SECOND);
-                plan.processes = 2 + sim.choose(2) as usize;
-                plan.faults = Faults { edge: 100, limit: 60, ..quiet };
-                (plan.unrenewed, plan.overstay, plan.brink) = (300, 400, 500);
-            }
-            Regime::Unscripted => plan.faults.again = 200,
-            Regime::Rush | Regime::Relapsing | Regime::Fleeting | Regime::Flapping => {
-                (plan.processes, plan.tasks, plan.rounds) = (1 + sim.choose(2) as usize, 7, 5);
-                let near = MS + TrueTime::from(sim.choose(4_000)) * MS / 1_000;
-                // There must be enough activity between two connections.
-                let near = if regime == Regime::Flapping { near / 20 } else { near };
-                plan.faults.latency = (near / 8, 2 * near);
-                plan.brief = Some(8 * near);
-                plan.overstay = 0;
-                if regime == Regime::Relapsing {
-                    plan.node_faults = NodeFaults { most: 8, evenly: true, rewind: 1, ..none };
-                    if sim.chance(500) {
-                        plan.kinds = [LockKind::Reentrant; 2];
-                    }
-                }
-                if regime == Regime::Flapping {
-                    plan.node_faults =
-                        NodeFaults { most: 12, evenly: true, cut: 3, delay_messages: 1, ..none };
-                }
-                if regime == Regime::Fleeting {
-                    plan.kinds = [LockKind::Fair, LockKind::Semaphore(2)];
-                    plan.limited = (600, SHORTEST + near);
-                    (plan.overstay, plan.last_moment) = (400, 500);
-                }
-            }
-            Regime::Outage => {
-                plan.ttl = ttl(SECOND, 10 * SECOND);
-                plan.patience = ttl(MS, 3 * SECOND);
-                plan.node_faults = NodeFaults { most: 3, evenly: true, stall: 1, ..none };
-            }
-            Regime::OnTheDot => {
-                plan.ttl = ttl(300 * MS, 5 * SECOND);
-                plan.faults = Faults { edge: 100, limit: 100, exact: 500, ..quiet };
-                (plan.unrenewed, plan.overstay, plan.brink) = (300, 400, 500);
-            }
-            Regime::Hiccup => {
-                plan.ttl = ttl(SECOND, 5 * SECOND);
-                plan.faults = Faults { lose_request: 60, lose_reply: 60, once: true, ..quiet };
-                plan.overstay = 500;
-            }
-            Regime::LateMessages => {
-                (plan.processes, plan.tasks, plan.names, plan.both) = (2, 5, 1, 0);
-                plan.node_faults = NodeFaults { most: 8, delay_messages: 3, cut: 2, ..none };
-                plan.faults = Faults { repeat_wake: 200, messages_late: 2 * SECOND, ..quiet };
-                plan.faults.late_wake = (400, 2 * SECOND);
-                let is_told = sim.chance(500);
-                if !is_told {
-                    (plan.faults.lose_wake, plan.faults.lose_subscription) = (400, 200);
-                }
-                if is_told || sim.chance(500) {
-                    // A kind without places, which would be polled periodically, and without a next round,
-                    // which would reveal more.
-                    plan.kinds[0] = if sim.chance(700) { LockKind::Mutex } else { LockKind::Reentrant };
-                    plan.ttl = ttl(60 * SECOND, 120 * SECOND);
-                    plan.rounds = 1;
-                }
-            }
-        }
+        let impatient = if regime.is_calm() { 0 } else { 500 };
+        plan.faults = Faults { latency: (near, 2 * near), impatient, ..Faults::NONE }.of(regime);
+        plan.draw_conditions(sim);
         if plan.limited.1 == 0 {
             plan.limited.1 = 2 * (plan.ttl.as_nanos() as TrueTime).max(SHORTEST);
         }
         if !regime.is_calm() {
-            plan.heals_at = match (regime, plan.brief) {
-                (_, Some(brief)) => brief * TrueTime::from(2 + sim.choose(60)),
-                (Regime::Outage, _) => 3 * plan.lease() + SECOND,
-                _ => sim.between(200 * MS, 3 * plan.lease() + SECOND),
-            };
-            // A lease set before its clock was stepped back ends that much later.
-            plan.strict_from = plan.heals_at + plan.step + plan.lease() + RECOVERY;
-            if regime == Regime::LateMessages {
-                // A client that missed a message was notified, or will have resubscribed; otherwise it polls
-                // after its maximum sleep.
-                let known = if plan.faults.lose_wake == 0 { lease::WAIT_MAX } else { SLEEP.min(plan.ttl) };
-                plan.strict_from = plan.heals_at + known.as_nanos() as TrueTime + RECOVERY;
-            }
+            plan.draw_healing(sim);
         }
         plan
+    }
+
+    /// Draws the conditions under which the regime's faults matter.
+    fn draw_conditions(&mut self, sim: &Sim) {
+        match self.regime {
+            Regime::Slow => (self.ttl, self.unrenewed) = (ttl(sim, 100 * MS, 3 * SECOND), 300),
+            Regime::Pausing => (self.ttl, self.overstay) = (ttl(sim, 300 * MS, 10 * SECOND), 200),
+            Regime::Killing => self.processes = 3,
+            Regime::Drifting => {
+                (self.ttl, self.ppm) = (ttl(sim, 5 * SECOND, 30 * SECOND), 5_000);
+                self.processes = 2 + sim.choose(2) as usize;
+                (self.unrenewed, self.overstay) = (500, 600);
+            }
+            Regime::Tiny => (self.ttl, self.overstay) = (ttl(sim, 50 * MS, 150 * MS), 200),
+            Regime::Storm => {
+                (self.ttl, self.ppm) = (ttl(sim, 100 * MS, 15 * SECOND), 5_000);
+                (self.unrenewed, self.overstay) = (250, 250);
+            }
+            Regime::Forgetting => self.forced = 30,
+            Regime::Parted => {
+                self.ttl = ttl(sim, 300 * MS, 10 * SECOND);
+                self.processes = 2 + sim.choose(2) as usize;
+                self.overstay = 200;
+            }
+            Regime::Stepping => {
+                self.ttl = ttl(sim, 300 * MS, 20 * SECOND);
+                self.step = sim.between(10 * MS, 600 * SECOND);
+            }
+            Regime::Brink => {
+                self.ttl = ttl(sim, 300 * MS, 5 * SECOND);
+                self.processes = 2 + sim.choose(2) as usize;
+                (self.unrenewed, self.overstay, self.brink) = (300, 400, 500);
+            }
+            Regime::Rush | Regime::Relapsing | Regime::Fleeting | Regime::Flapping => self.draw_brief(sim),
+            Regime::Outage => {
+                self.ttl = ttl(sim, SECOND, 10 * SECOND);
+                self.patience = ttl(sim, MS, 3 * SECOND);
+            }
+            Regime::OnTheDot => {
+                self.ttl = ttl(sim, 300 * MS, 5 * SECOND);
+                (self.unrenewed, self.overstay, self.brink) = (300, 400, 500);
+            }
+            Regime::Hiccup => (self.ttl, self.overstay) = (ttl(sim, SECOND, 5 * SECOND), 500),
+            Regime::LateMessages => self.draw_late_messages(sim),
+            _ => {}
+        }
+    }
+
+    /// Clients hold and wait no longer than a few messages take.
+    fn draw_brief(&mut self, sim: &Sim) {
+        (self.processes, self.tasks, self.rounds) = (1 + sim.choose(2) as usize, 7, 5);
+        let near = MS + TrueTime::from(sim.choose(4_000)) * MS / 1_000;
+        // There must be enough activity between two connections.
+        let near = if self.regime == Regime::Flapping { near / 20 } else { near };
+        self.faults.latency = (near / 8, 2 * near);
+        self.brief = Some(8 * near);
+        self.overstay = 0;
+        if self.regime == Regime::Relapsing && sim.chance(500) {
+            self.kinds = [LockKind::Reentrant; 2];
+        }
+        if self.regime == Regime::Fleeting {
+            self.kinds = [LockKind::Fair, LockKind::Semaphore(2)];
+            self.limited = (600, SHORTEST + near);
+            (self.overstay, self.last_moment) = (400, 500);
+        }
+    }
+
+    /// Many clients wait for messages.
+    fn draw_late_messages(&mut self, sim: &Sim) {
+        (self.processes, self.tasks, self.names, self.both) = (2, 5, 1, 0);
+        let is_told = sim.chance(500);
+        if !is_told {
+            (self.faults.lose_wake, self.faults.lose_subscription) = (400, 200);
+        }
+        if is_told || sim.chance(500) {
+            // A kind without places, which would be polled periodically, and without a next round, which
+            // would reveal more.
+            self.kinds[0] = if sim.chance(700) { LockKind::Mutex } else { LockKind::Reentrant };
+            (self.ttl, self.rounds) = (ttl(sim, 60 * SECOND, 120 * SECOND), 1);
+        }
+    }
+
+    /// Draws when faults end, and from when on everything must happen promptly.
+    fn draw_healing(&mut self, sim: &Sim) {
+        self.heals_at = match (self.regime, self.brief) {
+            (_, Some(brief)) => brief * TrueTime::from(2 + sim.choose(60)),
+            (Regime::Outage, _) => 3 * self.lease() + SECOND,
+            _ => sim.between(200 * MS, 3 * self.lease() + SECOND),
+        };
+        // A lease set before its clock was stepped back ends that much later.
+        self.strict_from = self.heals_at + self.step + self.lease() + RECOVERY;
+        if self.regime == Regime::LateMessages {
+            // A client that missed a message was notified, or will have resubscribed; otherwise it polls after
+            // its maximum sleep.
+            let known = if self.faults.lose_wake == 0 { lease::WAIT_MAX } else { SLEEP.min(self.ttl) };
+            self.strict_from = self.heals_at + known.as_nanos() as TrueTime + RECOVERY;
+        }
     }
 }
