@@ -207,28 +207,6 @@ impl Server {
                 }
             }
             _ if !session.is_known => b"-NOAUTH Authentication required.\r\n".to_vec(),
-            ["HELLO", ..] => HELLO.to_vec(),
-            ["SELECT", database] => {
-                session.database = database.parse().expect("a number");
-                b"+OK\r\n".to_vec()
-            }
-            ["CLIENT", "SETNAME", _] => b"+OK\r\n".to_vec(),
-            ["CLIENT", "INFO"] => {
-                let info = format!("id={0} addr=127.0.0.1:{0} laddr=127.0.0.1:6379\n", session.id);
-                format!("={}\r\ntxt:{info}\r\n", info.len() + 4).into_bytes()
-            }
-            ["CLIENT", "KILL", ..] if self.no_kill => b"-NOPERM no permissions\r\n".to_vec(),
-            ["CLIENT", "KILL", "ID", id, "ADDR", addr] if *addr == format!("127.0.0.1:{id}") => {
-                said.killed.extend(id.parse::<u64>());
-                b":1\r\n".to_vec()
-            }
-            ["PING"] => b"+PONG\r\n".to_vec(),
-            ["SUBSCRIBE", channel] => {
-                session.channels.insert((*channel).to_owned());
-                let count = session.channels.len();
-                format!(">3\r\n$9\r\nsubscribe\r\n${}\r\n{channel}\r\n:{count}\r\n", channel.len())
-                    .into_bytes()
-            }
             ["SET", key, owner, "NX", "PX", ttl_ms] => {
                 self.mirror(words, now);
                 let now = clock(now);
@@ -250,22 +228,12 @@ impl Server {
                 Some(value) => format!("${}\r\n{value}\r\n", value.len()).into_bytes(),
                 None => NULL.to_vec(),
             },
-            ["COMMAND", "INFO", names @ ..] => {
-                let has = |name: &str| self.has_delifeq && name == "DELIFEQ";
-                let each =
-                    names.iter().map(|name| if has(name) { "*1\r\n$7\r\ndelifeq\r\n" } else { "_\r\n" });
-                format!("*{}\r\n{}", names.len(), each.collect::<String>()).into_bytes()
-            }
             ["DELIFEQ", key, value] if self.has_delifeq => {
                 let is_it = self.holder(key, now).is_some_and(|holder| holder == *value);
                 if is_it {
                     self.locks.entry((*key).to_owned()).or_default().lock = None;
                 }
                 format!(":{}\r\n", u8::from(is_it)).into_bytes()
-            }
-            ["PUBLISH", channel, text] => {
-                said.publish(channel, text);
-                b":0\r\n".to_vec()
             }
             ["EVALSHA", ..] if !self.knows_script => b"-NOSCRIPT No matching script.\r\n".to_vec(),
             ["EVALSHA" | "EVAL", _, keys, rest @ ..] => {
@@ -274,6 +242,45 @@ impl Server {
                 assert_eq!(session.database, database, "a request to another database");
                 let (keys, args) = rest.split_at(keys.parse().unwrap_or(0));
                 self.script(keys, args, now, said)
+            }
+            _ => self.connection_command(session, words, said),
+        }
+    }
+
+    /// Carries out a command about the connection, its messages or the server.
+    fn connection_command(&self, session: &mut Session, words: &[&str], said: &mut Said) -> Vec<u8> {
+        match words {
+            ["HELLO", ..] => HELLO.to_vec(),
+            ["SELECT", database] => {
+                session.database = database.parse().expect("a number");
+                b"+OK\r\n".to_vec()
+            }
+            ["CLIENT", "SETNAME", _] => b"+OK\r\n".to_vec(),
+            ["CLIENT", "INFO"] => {
+                let info = format!("id={0} addr=127.0.0.1:{0} laddr=127.0.0.1:6379\n", session.id);
+                format!("={}\r\ntxt:{info}\r\n", info.len() + 4).into_bytes()
+            }
+            ["CLIENT", "KILL", ..] if self.no_kill => b"-NOPERM no permissions\r\n".to_vec(),
+            ["CLIENT", "KILL", "ID", id, "ADDR", addr] if *addr == format!("127.0.0.1:{id}") => {
+                said.killed.extend(id.parse::<u64>());
+                b":1\r\n".to_vec()
+            }
+            ["PING"] => b"+PONG\r\n".to_vec(),
+            ["COMMAND", "INFO", names @ ..] => {
+                let has = |name: &str| self.has_delifeq && name == "DELIFEQ";
+                let each =
+                    names.iter().map(|name| if has(name) { "*1\r\n$7\r\ndelifeq\r\n" } else { "_\r\n" });
+                format!("*{}\r\n{}", names.len(), each.collect::<String>()).into_bytes()
+            }
+            ["SUBSCRIBE", channel] => {
+                session.channels.insert((*channel).to_owned());
+                let count = session.channels.len();
+                format!(">3\r\n$9\r\nsubscribe\r\n${}\r\n{channel}\r\n:{count}\r\n", channel.len())
+                    .into_bytes()
+            }
+            ["PUBLISH", channel, text] => {
+                said.publish(channel, text);
+                b":0\r\n".to_vec()
             }
             other => format!("-ERR unknown command '{}'\r\n", other[0]).into_bytes(),
         }
