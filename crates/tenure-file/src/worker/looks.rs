@@ -10,20 +10,25 @@ use futures_util::future::BoxFuture;
 use super::DirectoryWorker;
 use super::job::{Job, JobRequest};
 use crate::apply::{Applied, now};
+use crate::bindings::Bindings;
 use crate::directory::{Directory, Entered, Inside};
 use crate::holders::HolderFiles;
 use crate::inotify::{DirectoryEvent, DirectoryWatch};
+use crate::lock::Lock;
 use crate::look::{Looked, changed as changed_to, holds_no_more, looked};
 use crate::names::{HolderId, RecordId};
+use crate::shared::SWEEP;
 use crate::sweep::Sweep;
+use crate::watch::WatchMode;
 use tenure_core::events::{event, text};
+use tenure_core::moment::Moment;
 use tenure_core::planted::{Bug, planted};
 use tenure_core::protocol::{Answer, Notification};
 use tenure_core::runtime::Runtime;
-use tenure_core::store::Failure;
+use tenure_core::store::{Failure, Listener};
 
 /// Interval between looks at locks with listeners. Releases and most crashes are noticed immediately.
-pub(super) const LOOK: Duration = Duration::from_millis(200);
+const LOOK: Duration = Duration::from_millis(200);
 /// Minimum and maximum interval between looks at a lock that relies on wake-ups, in case the woken process
 /// and those behind it are stopped.
 const RARE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3)];
@@ -95,6 +100,71 @@ impl DirectoryWorker {
         }
     }
 
+    /// Adds a listener to a lock. The guard is held, so that the listener misses no later change.
+    pub(super) fn add_listener(
+        &mut self,
+        inside: &Inside<'_>,
+        holders: &mut HolderFiles,
+        id: RecordId,
+        hears: WatchMode,
+    ) -> Listener {
+        let runtime = &*self.runtime;
+        let hears = match hears {
+            _ if holders.cannot_be_called() => WatchMode::All,
+            WatchMode::Calls => match holders.begin_to_ask(inside, runtime, id) {
+                Ok(true) => hears,
+                // The directory watch may start too late for the first changes; the look finds them.
+                Ok(false) | Err(_) => WatchMode::All,
+            },
+            hears => hears,
+        };
+        let listener = Listener::new(|sender| {
+            self.listeners.add(id, sender, hears);
+            Box::new(())
+        });
+        self.shared.listens.store(true, Ordering::Release);
+        match hears {
+            WatchMode::Turns => {
+                // To find out whether its ticket is at the front of the queue.
+                if self.looking.is_empty() {
+                    self.looking_since = runtime.now();
+                }
+                self.looking.push(id);
+                self.look_after(Duration::ZERO);
+            }
+            WatchMode::Calls if self.look.is_some() => {}
+            WatchMode::Calls => {
+                self.rare_at = runtime.now() + rare(runtime);
+                self.look = Some(runtime.sleep_until(self.rare_at));
+            }
+            WatchMode::All => self.begin_looks(),
+        }
+        listener
+    }
+
+    /// Adds a listener for the end of a lock's holds.
+    pub(super) fn add_holder_listener(
+        &mut self,
+        inside: &Inside<'_>,
+        holders: &mut HolderFiles,
+        id: RecordId,
+    ) -> Listener {
+        let bindings = Lock::peek(inside, id).ok().flatten().map(|record| record.bindings);
+        for (_, holder) in bindings.iter().flat_map(Bindings::iter) {
+            holders.listen(inside, holder);
+        }
+        let is_called = !holders.cannot_be_called();
+        let listener = Listener::new(|sender| {
+            self.listeners.add_holder(id, sender, is_called);
+            Box::new(())
+        });
+        self.shared.listens.store(true, Ordering::Release);
+        if !is_called {
+            self.begin_looks();
+        }
+        listener
+    }
+
     /// Handles wake-ups by looking at their locks.
     pub(super) fn called(&mut self) {
         let (called, may_lack) = self.shared.core().holders.called();
@@ -128,6 +198,13 @@ impl DirectoryWorker {
 
     fn look_after(&mut self, delay: Duration) {
         self.look = Some(self.runtime.sleep_until(self.runtime.now() + delay));
+    }
+
+    /// Begins the periodic looks, unless one is scheduled already.
+    fn begin_looks(&mut self) {
+        if self.look.is_none() {
+            self.look_after(LOOK);
+        }
     }
 
     /// Looks at some of the locks with listeners, because a crash may go unnoticed and inotify may be
@@ -203,6 +280,25 @@ impl DirectoryWorker {
         }
     }
 
+    /// Begins a sweep if the last one was long ago.
+    pub(super) fn begin_sweep(
+        &mut self,
+        inside: &Inside<'_>,
+        holders: &HolderFiles,
+        swept: &mut Option<Moment>,
+    ) {
+        let (runtime, offset_ms) = (&*self.runtime, self.shared.offset_ms);
+        if self.sweep.is_some() || swept.is_some_and(|swept| runtime.now().since(swept) < SWEEP) {
+            return;
+        }
+        *swept = Some(runtime.now());
+        match Sweep::new(inside, runtime.random()) {
+            Ok(sweep) => self.sweep = Some(sweep),
+            Err(failure) => not_swept(&failure),
+        }
+        self.sweep_at = do_piece(&mut self.sweep, inside, holders, runtime, offset_ms);
+    }
+
     /// Does a piece of the sweep, unless another process has the guard.
     pub(super) fn sweep(&mut self) {
         self.sweep_at = None;
@@ -221,7 +317,7 @@ impl DirectoryWorker {
 }
 
 /// Does a piece of the sweep and returns when the next is due.
-pub(super) fn do_piece(
+fn do_piece(
     sweep: &mut Option<Sweep>,
     inside: &Inside<'_>,
     holders: &HolderFiles,
@@ -243,12 +339,12 @@ pub(super) fn do_piece(
 }
 
 /// A random interval, so that waiting processes do not all look at once.
-pub(super) fn rare(runtime: &dyn Runtime) -> Duration {
+fn rare(runtime: &dyn Runtime) -> Duration {
     let [least, most] = RARE;
     least + Duration::from_nanos(runtime.random() % (most - least).as_nanos() as u64)
 }
 
-pub(super) fn not_swept(failure: &Failure) {
+fn not_swept(failure: &Failure) {
     event!(
         DEBUG,
         target: "tenure",

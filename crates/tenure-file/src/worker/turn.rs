@@ -1,27 +1,23 @@
 //! A turn: the work done per acquisition of the directory's guard.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::DirectoryWorker;
 use super::job::{Job, JobRequest, Promise};
-use super::looks::{self, LOOK, do_piece, not_swept, rare};
-use crate::apply::{Applied, apply, now};
+use super::looks;
+use crate::apply::{Applied, apply};
 use crate::beside::apply_to_record;
-use crate::bindings::Bindings;
 use crate::called::rest;
 use crate::directory::{Directory, Entered, HeldGuard};
-use crate::lock::Lock;
 use crate::look::page;
 use crate::names::RecordId;
-use crate::shared::{Core, SWEEP};
-use crate::sweep::Sweep;
+use crate::shared::Core;
 use crate::watch::WatchMode;
 use tenure_core::moment::Moment;
 use tenure_core::protocol::record::{RecordAnswer, RecordOp, RecordVerb};
 use tenure_core::protocol::{Answer, Op, Verb, lease};
-use tenure_core::store::{Cursor, Failure, Listener, Page};
+use tenure_core::store::{Cursor, Failure, Page};
 
 /// Maximum requests per guard acquisition, for fairness between processes.
 const BATCH: usize = 32;
@@ -155,22 +151,14 @@ impl DirectoryWorker {
             Entered::Locked => return Ok(TurnOutcome::Locked),
             Entered::Replaced => return Ok(TurnOutcome::Replaced),
         };
-        let (runtime, offset_ms) = (&*self.runtime, self.shared.offset_ms);
-        if self.sweep.is_none() && swept.is_none_or(|swept| runtime.now().since(swept) >= SWEEP) {
-            *swept = Some(runtime.now());
-            match Sweep::new(&inside, runtime.random()) {
-                Ok(sweep) => self.sweep = Some(sweep),
-                Err(failure) => not_swept(&failure),
-            }
-            self.sweep_at = do_piece(&mut self.sweep, &inside, holders, runtime, offset_ms);
-        }
+        self.begin_sweep(&inside, holders, swept);
         for _ in 0..BATCH {
             let Some(Job { ask, sent, _handed, .. }) = self.queue.pop_front() else { break };
             done.requests += 1;
             match ask {
                 JobRequest::Call(op, promise) => {
-                    let (began, now) = (runtime.now(), now(runtime, offset_ms));
-                    let applied = apply(&mut inside, holders, now, runtime, &op);
+                    let (began, now) = (self.runtime.now(), self.now());
+                    let applied = apply(&mut inside, holders, now, &*self.runtime, &op);
                     let reply = applied.map(|applied| {
                         let answer = timed(&op, applied.answer.clone(), sent, began);
                         done.applied.push((RecordId::of(&op.name), applied));
@@ -179,8 +167,8 @@ impl DirectoryWorker {
                     done.replies.push(Answered::Call(promise, reply));
                 }
                 JobRequest::Record(op, promise) => {
-                    let now = now(runtime, offset_ms);
-                    let answer = apply_to_record(&mut inside, holders, now, runtime, &op);
+                    let now = self.now();
+                    let answer = apply_to_record(&mut inside, holders, now, &*self.runtime, &op);
                     let answer = answer.map(|(answer, applied)| {
                         done.applied.extend(applied.map(|applied| (RecordId::of(&op.lock), applied)));
                         answer
@@ -188,62 +176,14 @@ impl DirectoryWorker {
                     done.replies.push(Answered::Record(promise, answer));
                 }
                 JobRequest::Listen { name, hears, promise } => {
-                    let id = RecordId::of(&name);
-                    let hears = match hears {
-                        _ if cannot_be_called => WatchMode::All,
-                        WatchMode::Calls => match holders.begin_to_ask(&inside, runtime, id) {
-                            Ok(true) => hears,
-                            // The directory watch may start too late for the first changes; the look finds
-                            // them.
-                            Ok(false) | Err(_) => WatchMode::All,
-                        },
-                        hears => hears,
-                    };
-                    let listener = Listener::new(|sender| {
-                        self.listeners.add(id, sender, hears);
-                        Box::new(())
-                    });
-                    // Before the guard is released, so that no later change is missed.
-                    self.shared.listens.store(true, Ordering::Release);
-                    match hears {
-                        WatchMode::Turns => {
-                            // To find out whether its ticket is at the front of the queue.
-                            if self.looking.is_empty() {
-                                self.looking_since = runtime.now();
-                            }
-                            self.looking.push(id);
-                            self.look = Some(runtime.sleep_until(runtime.now()));
-                        }
-                        WatchMode::Calls if self.look.is_some() => {}
-                        WatchMode::Calls => {
-                            self.rare_at = runtime.now() + rare(runtime);
-                            self.look = Some(runtime.sleep_until(self.rare_at));
-                        }
-                        WatchMode::All => {
-                            self.look.get_or_insert_with(|| runtime.sleep_until(runtime.now() + LOOK));
-                        }
-                    }
+                    let listener = self.add_listener(&inside, holders, RecordId::of(&name), hears);
                     let _ = promise.send(Ok(listener));
                 }
                 JobRequest::ListenWhileHeld(name, promise) => {
-                    let id = RecordId::of(&name);
-                    let bindings = Lock::peek(&inside, id).ok().flatten().map(|record| record.bindings);
-                    for (_, holder) in bindings.iter().flat_map(Bindings::iter) {
-                        holders.listen(&inside, holder);
-                    }
-                    let is_called = !holders.cannot_be_called();
-                    let listener = Listener::new(|sender| {
-                        self.listeners.add_holder(id, sender, is_called);
-                        Box::new(())
-                    });
-                    self.shared.listens.store(true, Ordering::Release);
-                    if !is_called {
-                        self.look.get_or_insert_with(|| runtime.sleep_until(runtime.now() + LOOK));
-                    }
-                    let _ = promise.send(Ok(listener));
+                    let _ = promise.send(Ok(self.add_holder_listener(&inside, holders, RecordId::of(&name))));
                 }
                 JobRequest::Rest(id) => {
-                    let calls = rest(&inside, holders, now(runtime, offset_ms), id);
+                    let calls = rest(&inside, holders, self.now(), id);
                     let applied =
                         Applied { answer: Answer::Free, wake: None, calls, is_forced: false, is_near: false };
                     done.applied.push((id, applied));
