@@ -10,8 +10,10 @@
 //!
 //! `url` parses URLs. `jute` is ZooKeeper's encoding, and `messages` has the messages that this store sends.
 //! `dial` opens connections, and `link` keeps one session alive over them. `path` and `nodes` define the
-//! names and contents of the nodes, `server` implements the store's operations, and `watch` reports changes.
+//! names and contents of the nodes, `commit` has the steps of a commit, `server` implements the store's
+//! operations, and `watch` reports changes.
 
+mod commit;
 mod dial;
 mod jute;
 mod link;

@@ -2,7 +2,7 @@
 
 use super::jute::Reader;
 use super::link::LinkReply;
-use super::messages::{self, Rights, Stat, code};
+use super::messages::{self, ANY, Rights, Stat, code};
 use super::path::encoded;
 use super::url::ZooKeeperTarget;
 use tenure_core::cas::{Handle, Stamp, Stored};
@@ -122,6 +122,17 @@ impl Nodes {
         let stat = Stat::read(&mut Reader(&reply.body)).ok_or_else(unreadable)?;
         Ok(Some(marker_version(stat)))
     }
+}
+
+/// The path of a part of the lock's queue. The child that identifies the creation has a different form of
+/// name.
+pub(super) fn part_path(path: &str, id: u64) -> String {
+    format!("{path}/line-{id}")
+}
+
+/// The node's version for the version of a marker; one that no node has if it does not fit.
+pub(super) fn compared(marker: u64) -> i32 {
+    i32::try_from(marker - 1).unwrap_or(ANY - 1)
 }
 
 fn data_head(data: &[u8]) -> &str {

@@ -11,19 +11,18 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 
+use super::commit::CommitSteps;
 use super::dial::Dialer;
 use super::jute::Reader;
 use super::link::{Link, LinkReply, Lives};
 use super::messages::{
     self, ANY, Lasts, MultiOp, Stepped, code, exists, get_children, get_data, multi, watch_below,
 };
-use super::nodes::{Nodes, stamp, unreadable};
+use super::nodes::{Nodes, compared, part_path, stamp, unreadable};
 use super::path::decoded;
 use super::url::ZooKeeperTarget;
 use super::watch::ZooKeeperWatch;
-use tenure_core::cas::{
-    Backend, Committed, Handle, Listed, LockWatch, PartChange, Stamp, Stored, Swap, ValueChange, Watched,
-};
+use tenure_core::cas::{Backend, Committed, Handle, Listed, LockWatch, Stored, Swap, ValueChange, Watched};
 use tenure_core::name::LockName;
 use tenure_core::net::{Address, by};
 use tenure_core::runtime::Runtime;
@@ -207,81 +206,13 @@ impl Ensemble {
     }
 
     async fn commit(self, change: Swap) -> Result<Committed, Failure> {
-        let (path, marker) = (self.nodes().lock_path(&change.name), self.nodes().marker(change.guard.0));
-        let (handle, version) = change.guard;
-        let creation = change
-            .seen
-            .map_or_else(|| (handle, self.0.created.fetch_add(1, Ordering::Relaxed)), |seen| seen.creation);
-        let head = format!("{:x}-{:x}", creation.0, creation.1);
-        let child = format!("{path}/{head}");
-        let data = |text| format!("{head}\n{text}");
-        let (lock, record) = (&change.lock, self.nodes().record_path(&change.name));
-        // Whether the record is assumed to exist.
-        let mut is_there = true;
-        let markers =
-            |handles: &[Handle]| handles.iter().map(|handle| self.nodes().marker(*handle)).collect();
-        let (mut victims, moved_from): (Vec<String>, Vec<String>) =
-            (markers(&change.victims), markers(&change.moved_from));
-        let parts: Vec<(String, &PartChange)> =
-            change.parts.iter().map(|part| (part_path(&path, part.id), part)).collect();
+        let new = || (change.guard.0, self.0.created.fetch_add(1, Ordering::Relaxed));
+        let creation = change.seen.map_or_else(new, |seen| seen.creation);
+        let mut commit = CommitSteps::new(self.nodes(), &change, creation);
         let (mut has_room, link) = (false, self.link().await?);
         loop {
-            let mut steps = vec![MultiOp::Check { path: &marker, version: compared(version) }];
-            steps.extend(moved_from.iter().map(|path| MultiOp::Check { path, version: ANY }));
-            let (lasts, rights) = (Lasts::Always, self.nodes().rights);
-            let create = |path| MultiOp::Create { path, data: "", lasts, rights };
-            // Children are deleted before their parents.
-            let removed = parts.iter().filter(|(_, part)| part.text.is_none());
-            steps.extend(removed.map(|(path, _)| MultiOp::Delete { path, version: ANY }));
-            let at = |seen: Stamp| i32::try_from(seen.version - seen.base).unwrap_or(ANY - 1);
-            let written = match lock {
-                ValueChange::Write(text) => Some(data(text)),
-                ValueChange::Keep | ValueChange::Remove => None,
-            };
-            match (change.seen, &written) {
-                // A create within a multi does not return the node's stat, but a set does.
-                (None, Some(data)) => steps.extend([
-                    create(&path),
-                    MultiOp::Set { path: &path, data, version: 0 },
-                    create(&child),
-                ]),
-                (Some(seen), Some(data)) => steps.extend([
-                    MultiOp::Check { path: &child, version: ANY },
-                    MultiOp::Set { path: &path, data, version: at(seen) },
-                ]),
-                (Some(seen), None) if *lock == ValueChange::Keep => steps.extend([
-                    MultiOp::Check { path: &child, version: ANY },
-                    MultiOp::Check { path: &path, version: at(seen) },
-                ]),
-                (Some(seen), None) => steps.extend([
-                    MultiOp::Delete { path: &child, version: ANY },
-                    MultiOp::Delete { path: &path, version: at(seen) },
-                ]),
-                (None, None) => steps.extend([create(&path), MultiOp::Delete { path: &path, version: ANY }]),
-            }
-            steps.extend(parts.iter().filter_map(|(path, part)| {
-                let data = part.text.as_deref()?;
-                Some(match part.is_new {
-                    true => MultiOp::Create { path, data, lasts, rights },
-                    false => MultiOp::Set { path, data, version: ANY },
-                })
-            }));
-            let record_step = steps.len();
-            match &change.record {
-                ValueChange::Write(data) if is_there => {
-                    steps.push(MultiOp::Set { path: &record, data, version: ANY })
-                }
-                ValueChange::Write(data) => {
-                    steps.push(MultiOp::Create { path: &record, data, lasts, rights })
-                }
-                ValueChange::Remove if is_there => {
-                    steps.push(MultiOp::Delete { path: &record, version: ANY })
-                }
-                ValueChange::Keep | ValueChange::Remove => {}
-            }
-            let first_victim = steps.len();
-            steps.extend(victims.iter().map(|path| MultiOp::Set { path, data: "", version: ANY }));
-            let request = multi(&steps);
+            let (steps, record_step) = commit.all();
+            let (first_victim, request) = (steps.len() - commit.victims.len(), multi(&steps));
             if request.len() > LONGEST {
                 return Err(Failure::Refused(Failure::cause(format!(
                     "this lock is {} bytes to write, its name included, and ZooKeeper accepts {LONGEST} \
@@ -289,13 +220,13 @@ impl Ensemble {
                     request.len()
                 ))));
             }
-            let read = change.reads_record.then(|| get_data(&record, false));
+            let read = change.reads_record.then(|| get_data(&commit.record, false));
             let requests = std::iter::once(request).chain(read).collect();
             let (connection, replies) = link.ask(requests, None).await?;
             let (reply, read) = replies.split_first().ok_or_else(unreadable)?;
             let (at, code) = match self.stepped(reply)? {
                 Ok(stat) => {
-                    let kept = change.seen.filter(|_| *lock == ValueChange::Keep);
+                    let kept = change.seen.filter(|_| change.lock == ValueChange::Keep);
                     let stamp = kept.unwrap_or_else(|| stamp(stat.unwrap_or_default(), creation));
                     let record = read.first().and_then(|read| self.nodes().text(read).ok());
                     return Ok(Committed::Done { stamp, record });
@@ -304,15 +235,15 @@ impl Ensemble {
             };
             match code {
                 // The victim's session has ended, so there is nothing to invalidate.
-                code::NO_NODE if at >= first_victim => drop(victims.remove(at - first_victim)),
-                code::NO_NODE if at == record_step && is_there => is_there = false,
-                code::NODE_EXISTS if at == record_step => is_there = true,
+                code::NO_NODE if at >= first_victim => drop(commit.victims.remove(at - first_victim)),
+                code::NO_NODE if at == record_step && commit.has_record => commit.has_record = false,
+                code::NODE_EXISTS if at == record_step => commit.has_record = true,
                 code::NO_NODE if at == record_step || at > 0 && change.seen.is_none() && !has_room => {
                     self.make_room(&link).await.map_err(not_sent)?;
                     has_room = true;
                 }
                 code::NO_NODE | code::BAD_VERSION | code::NODE_EXISTS => {
-                    return self.conflict(&link, connection, &marker, &path).await;
+                    return self.conflict(&link, connection, &commit.marker, &commit.path).await;
                 }
                 code => return Err(self.nodes().failure(code)),
             }
@@ -586,17 +517,6 @@ pub async fn client_limits(url: &str) -> Vec<(String, Option<u64>)> {
         (address.to_string(), limit)
     });
     join_all(asked).await
-}
-
-/// The path of a part of the lock's queue. The child that identifies the creation has a different form of
-/// name.
-fn part_path(path: &str, id: u64) -> String {
-    format!("{path}/line-{id}")
-}
-
-/// The node's version for the version of a marker; one that no node has if it does not fit.
-fn compared(marker: u64) -> i32 {
-    i32::try_from(marker - 1).unwrap_or(ANY - 1)
 }
 
 fn not_sent(failure: Failure) -> Failure {
