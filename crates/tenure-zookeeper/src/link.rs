@@ -7,10 +7,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::future::poll_fn;
 use std::sync::{Arc, MutexGuard};
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures_util::future::FutureExt;
+use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::mpsc::error::TryRecvError;
 use tokio::sync::{mpsc, oneshot};
 
@@ -233,6 +233,76 @@ struct Batch {
     replies: oneshot::Sender<Result<(u64, Vec<LinkReply>), Failure>>,
 }
 
+/// What a session's task reacts to.
+enum LinkEvent {
+    Heard(Vec<u8>),
+    Called(LinkCall),
+    Tick,
+    End(LinkEnd),
+}
+
+/// The requests in flight on a connection, in the order in which they were sent.
+struct Pipelined {
+    connection: u64,
+    /// Number of the next request.
+    next: i32,
+    /// Number of the next answer.
+    awaited: i32,
+    batches: VecDeque<Batch>,
+    /// When a request or ping was last sent.
+    sent_at: Moment,
+    /// Since when the server owes an answer.
+    asked_at: Option<Moment>,
+}
+
+impl Pipelined {
+    fn new(connection: u64, now: Moment) -> Self {
+        Self { connection, next: 1, awaited: 1, batches: VecDeque::new(), sent_at: now, asked_at: None }
+    }
+
+    fn owes_for(&self, time: Duration, now: Moment) -> bool {
+        self.asked_at.is_some_and(|asked| now.since(asked) >= time)
+    }
+
+    fn note_sent(&mut self, now: Moment) {
+        self.sent_at = now;
+        self.asked_at.get_or_insert(now);
+    }
+
+    fn send(&mut self, order: Order, wire: &mut Wire, now: Moment) {
+        if order.connection.is_some_and(|wanted| wanted != self.connection) {
+            let moved = Failure::cause("the session has another connection by now");
+            let _ = order.replies.send(Err(Failure::NotSent(moved)));
+            return;
+        }
+        // The caller is gone, and the request was never sent.
+        if order.replies.is_closed() {
+            return;
+        }
+        for request in &order.requests {
+            wire.push(&[&self.next.to_be_bytes(), request]);
+            self.next = self.next.checked_add(1).unwrap_or(1);
+        }
+        self.note_sent(now);
+        let left = order.requests.len();
+        self.batches.push_back(Batch { left, heard: Vec::new(), replies: order.replies });
+    }
+
+    /// Takes the answer to the request of this number. Returns whether that is the next one.
+    fn answer(&mut self, number: i32, reply: LinkReply) -> bool {
+        let Some(batch) = self.batches.front_mut().filter(|_| number == self.awaited) else { return false };
+        self.awaited = self.awaited.checked_add(1).unwrap_or(1);
+        batch.heard.push(reply);
+        batch.left -= 1;
+        if batch.left == 0
+            && let Some(batch) = self.batches.pop_front()
+        {
+            let _ = batch.replies.send(Ok((self.connection, batch.heard)));
+        }
+        true
+    }
+}
+
 impl SessionTask {
     async fn run(mut self, mut wire: Wire, mut at: usize) {
         loop {
@@ -310,78 +380,32 @@ impl SessionTask {
     /// Sends requests and dispatches answers until the connection ends.
     async fn serve(&mut self, wire: &mut Wire) -> LinkEnd {
         let runtime = Arc::clone(&self.dialer.runtime);
-        let connection = self.shared.lock().connection;
-        let mut batches: VecDeque<Batch> = VecDeque::new();
-        let (mut next, mut awaited) = (1i32, 1i32);
-        let (mut sent_at, mut asked_at): (Moment, Option<Moment>) = (runtime.now(), None);
-        let mut tick = runtime.sleep_until(sent_at + PING);
+        let mut pipeline = Pipelined::new(self.shared.lock().connection, runtime.now());
+        let mut tick = runtime.sleep_until(pipeline.sent_at + PING);
         let end = loop {
-            enum Next {
-                Heard(Vec<u8>),
-                Called(LinkCall),
-                Tick,
-                End(LinkEnd),
-            }
-            let event = poll_fn(|context| {
-                if let Poll::Ready(Err(error)) = wire.poll_sent(context) {
-                    return Poll::Ready(Next::End(LinkEnd::Cut(error.to_string())));
-                }
-                match wire.poll_received(context) {
-                    Poll::Ready(Ok(frame)) => return Poll::Ready(Next::Heard(frame)),
-                    Poll::Ready(Err(error)) => {
-                        return Poll::Ready(Next::End(LinkEnd::Cut(error.to_string())));
-                    }
-                    Poll::Pending => {}
-                }
-                match self.calls.poll_recv(context) {
-                    Poll::Ready(Some(call)) => return Poll::Ready(Next::Called(call)),
-                    Poll::Ready(None) => return Poll::Ready(Next::End(LinkEnd::Left)),
-                    Poll::Pending => {}
-                }
-                tick.as_mut().poll(context).map(|()| Next::Tick)
-            });
-            match event.await {
-                Next::End(end) => break end,
-                Next::Called(LinkCall::End) => break LinkEnd::Left,
-                Next::Called(LinkCall::Cut(whose)) => {
+            let event = poll_fn(|context| self.poll_event(wire, &mut tick, context)).await;
+            let now = runtime.now();
+            match event {
+                LinkEvent::End(end) => break end,
+                LinkEvent::Called(LinkCall::End) => break LinkEnd::Left,
+                LinkEvent::Called(LinkCall::Cut(whose)) => {
                     // A request may have waited for this connection; that does not count against the server.
-                    let owes = asked_at.is_some_and(|asked| runtime.now().since(asked) >= OWED);
-                    if whose == connection && owes {
+                    if whose == pipeline.connection && pipeline.owes_for(OWED, now) {
                         break LinkEnd::Cut("a request was not answered in time".into());
                     }
                 }
-                Next::Called(LinkCall::Ask(order)) => {
-                    if order.connection.is_some_and(|wanted| wanted != connection) {
-                        let moved = Failure::cause("the session has another connection by now");
-                        let _ = order.replies.send(Err(Failure::NotSent(moved)));
-                        continue;
-                    }
-                    // The caller is gone, and the request was never sent.
-                    if order.replies.is_closed() {
-                        continue;
-                    }
-                    for request in &order.requests {
-                        wire.push(&[&next.to_be_bytes(), request]);
-                        next = next.checked_add(1).unwrap_or(1);
-                    }
-                    sent_at = runtime.now();
-                    asked_at.get_or_insert(sent_at);
-                    let left = order.requests.len();
-                    batches.push_back(Batch { left, heard: Vec::new(), replies: order.replies });
-                }
-                Next::Tick => {
-                    let now = runtime.now();
-                    if asked_at.is_some_and(|asked| now.since(asked) >= self.silence) {
+                LinkEvent::Called(LinkCall::Ask(order)) => pipeline.send(order, wire, now),
+                LinkEvent::Tick => {
+                    if pipeline.owes_for(self.silence, now) {
                         break LinkEnd::Cut("it is silent".into());
                     }
-                    if now.since(sent_at) >= PING && self.lives != Lives::Alone {
+                    if now.since(pipeline.sent_at) >= PING && self.lives != Lives::Alone {
                         wire.push(&[&fixed::ping()]);
-                        sent_at = now;
-                        asked_at.get_or_insert(now);
+                        pipeline.note_sent(now);
                     }
-                    tick = runtime.sleep_until((sent_at + PING).max(now + PING / 10));
+                    tick = runtime.sleep_until((pipeline.sent_at + PING).max(now + PING / 10));
                 }
-                Next::Heard(frame) => {
+                LinkEvent::Heard(frame) => {
                     let mut read = Reader(&frame);
                     let head = (read.int(), read.long(), read.int());
                     let (Some(number), Some(_), Some(code)) = head else {
@@ -391,22 +415,13 @@ impl SessionTask {
                         fixed::WATCHED => self.tell(read.0),
                         fixed::PINGED | fixed::AUTHENTICATED => {}
                         number => {
-                            let Some(batch) = batches.front_mut().filter(|_| number == awaited) else {
+                            if !pipeline.answer(number, LinkReply { code, body: read.0.to_vec() }) {
                                 break LinkEnd::Cut("an answer is to another request".into());
-                            };
-                            awaited = awaited.checked_add(1).unwrap_or(1);
-                            batch.heard.push(LinkReply { code, body: read.0.to_vec() });
-                            batch.left -= 1;
-                            if batch.left == 0
-                                && let Some(batch) = batches.pop_front()
-                            {
-                                let _ = batch.replies.send(Ok((connection, batch.heard)));
                             }
                         }
                     }
-                    let now = runtime.now();
                     self.shared.lock().heard_at = Some(now);
-                    asked_at = (!batches.is_empty()).then_some(now);
+                    pipeline.asked_at = (!pipeline.batches.is_empty()).then_some(now);
                 }
             }
         };
@@ -414,10 +429,33 @@ impl SessionTask {
             LinkEnd::Left => "the store was closed",
             LinkEnd::Cut(cause) => cause,
         };
-        for batch in batches {
+        for batch in pipeline.batches {
             let _ = batch.replies.send(Err(cut(cause)));
         }
         end
+    }
+
+    fn poll_event(
+        &mut self,
+        wire: &mut Wire,
+        tick: &mut BoxFuture<'static, ()>,
+        context: &mut Context<'_>,
+    ) -> Poll<LinkEvent> {
+        let failed = |error: std::io::Error| Poll::Ready(LinkEvent::End(LinkEnd::Cut(error.to_string())));
+        if let Poll::Ready(Err(error)) = wire.poll_sent(context) {
+            return failed(error);
+        }
+        match wire.poll_received(context) {
+            Poll::Ready(Ok(frame)) => return Poll::Ready(LinkEvent::Heard(frame)),
+            Poll::Ready(Err(error)) => return failed(error),
+            Poll::Pending => {}
+        }
+        match self.calls.poll_recv(context) {
+            Poll::Ready(Some(call)) => return Poll::Ready(LinkEvent::Called(call)),
+            Poll::Ready(None) => return Poll::Ready(LinkEvent::End(LinkEnd::Left)),
+            Poll::Pending => {}
+        }
+        tick.as_mut().poll(context).map(|()| LinkEvent::Tick)
     }
 
     fn tell(&self, event: &[u8]) {
