@@ -36,11 +36,13 @@ use tenure_core::sync::Locked;
 /// some of its replies arrived, the server has left one out, and would stay one reply behind.
 const SILENCE: Duration = Duration::from_millis(200);
 /// From this many unanswered requests on, the task yields once before it writes, so that other tasks' requests
-/// leave in the same packet. With fewer, client and server would only wait for each other. It also yields if
-/// the last read woke several callers, because most of them send their next request at once.
+/// leave in the same packet. With fewer, client and server would only wait for each other.
 const MANY: usize = 8;
-/// Pending bytes that are written without yielding: about 15 requests.
-const ENOUGH: usize = 2_048;
+/// Pending bytes that are written without yielding: about 6 requests. With larger packets, client and server take
+/// turns instead of working at the same time; with smaller ones, system calls cost more than that gains.
+const ENOUGH: usize = 800;
+/// Callers that are woken before the task yields to them. Most of them send their next request at once.
+const BURST: usize = 3;
 /// Initial size of the read buffer, which grows to hold a whole line.
 const READ: usize = 8 * 1024;
 /// The deadline of a request whose caller keeps time itself.
@@ -146,8 +148,7 @@ impl Multiplexer {
             has_waited: false,
             input: vec![0; READ],
             filled: 0,
-            wakers: Vec::new(),
-            woken: 0,
+            wakers: VecDeque::new(),
             _done: done,
         };
         (MultiplexerHandle(multiplexer), task, over)
@@ -298,7 +299,7 @@ impl Multiplexer {
         &self,
         input: &[u8],
         listener: Option<&PushListener>,
-        wakers: &mut Vec<Waker>,
+        wakers: &mut VecDeque<Waker>,
     ) -> Result<usize, Malformed> {
         let mut at = 0;
         loop {
@@ -371,7 +372,7 @@ impl MultiplexerState {
         input: &[u8],
         at: &mut usize,
         takes_pushes: bool,
-        wakers: &mut Vec<Waker>,
+        wakers: &mut VecDeque<Waker>,
     ) -> Result<Option<Value>, Malformed> {
         while let Some(first) = input.get(*at) {
             if self.parser.is_between() {
@@ -399,7 +400,7 @@ impl MultiplexerState {
     }
 
     /// Handles a complete push. It may confirm a subscription in place of a reply.
-    fn pushed(&mut self, wakers: &mut Vec<Waker>) -> Value {
+    fn pushed(&mut self, wakers: &mut VecDeque<Waker>) -> Value {
         let expected = self.unanswered.front().and_then(|request| request.confirmed_by);
         let mut replies = self.push.replies();
         let (_, kind) = (replies.next(), replies.next());
@@ -417,7 +418,7 @@ impl MultiplexerState {
     }
 
     /// Handles a complete reply to the oldest unanswered request.
-    fn replied(&mut self, wakers: &mut Vec<Waker>) {
+    fn replied(&mut self, wakers: &mut VecDeque<Waker>) {
         let Some(request) = self.unanswered.front_mut() else { return };
         request.missing -= 1;
         request.is_begun = request.missing > 0;
@@ -552,14 +553,13 @@ struct ConnectionTask {
     writing: Commands,
     written: usize,
     flushed: bool,
-    /// Whether the task has yielded since there was something to write.
+    /// Whether the task yielded in its last turn.
     has_waited: bool,
     /// Bytes read but not parsed.
     input: Vec<u8>,
     filled: usize,
-    wakers: Vec<Waker>,
-    /// Number of callers woken by the last read.
-    woken: usize,
+    /// Callers whose replies have arrived, to be woken.
+    wakers: VecDeque<Waker>,
     /// Dropped with the task, which completes the receiver.
     _done: oneshot::Sender<()>,
 }
@@ -597,32 +597,34 @@ impl From<Malformed> for ConnectionEnd {
 
 impl ConnectionTask {
     fn serve(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ConnectionEnd>> {
-        let mut yields = false;
         loop {
             let mut state = self.multiplexer.state();
             let waiting = state.out.bytes().len();
             if state.end.is_some() && !(waiting > 0 && planted(Bug::WriteAfterHangUp)) {
                 return Poll::Ready(Ok(()));
             }
+            let is_busy = !self.has_waited && state.unanswered.len() >= MANY;
+            let yields = (1..ENOUGH).contains(&waiting) && (is_busy || !self.wakers.is_empty());
             if waiting > 0 && !yields && self.written == self.writing.bytes().len() {
-                let is_busy = state.unanswered.len() >= MANY || self.woken > 1;
-                yields = waiting < ENOUGH && !self.has_waited && is_busy;
-                if !yields {
-                    self.writing.clear();
-                    self.written = 0;
-                    mem::swap(&mut state.out, &mut self.writing);
-                }
+                self.writing.clear();
+                self.written = 0;
+                mem::swap(&mut state.out, &mut self.writing);
             }
+            let burst = self.wakers.len().min(BURST);
+            let yields = yields || burst > 1;
             if !yields {
                 state.task.get_or_insert_with(|| cx.waker().clone());
             }
             drop(state);
-            if yields && !self.has_waited {
+            self.write(cx)?;
+            self.wakers.drain(..burst).for_each(Waker::wake);
+            if yields {
                 // To the end of the run queue, from which an idle worker thread can take it.
                 self.has_waited = true;
                 cx.waker().wake_by_ref();
+                return Poll::Pending;
             }
-            self.write(cx)?;
+            self.has_waited = false;
             if self.read(cx)?.is_pending() {
                 return Poll::Pending;
             }
@@ -636,7 +638,7 @@ impl ConnectionTask {
                 Poll::Ready(written) => self.written += written,
                 Poll::Pending => return Ok(()),
             }
-            (self.flushed, self.has_waited) = (false, false);
+            self.flushed = false;
         }
         if !self.flushed {
             self.flushed = self.stream.as_mut().poll_flush(cx)?.is_ready();
@@ -644,7 +646,7 @@ impl ConnectionTask {
         Ok(())
     }
 
-    /// Reads once, and wakes the callers whose replies have arrived.
+    /// Reads once, and takes the replies that have arrived to their callers' slots.
     fn read(&mut self, cx: &mut Context<'_>) -> Result<Poll<()>, ConnectionEnd> {
         if self.filled == self.input.len() {
             // A line does not fit; the parser limits its length.
@@ -660,9 +662,6 @@ impl ConnectionTask {
         }
         let filled = self.filled + read;
         let taken = self.multiplexer.receive(&self.input[..filled], self.listener.as_ref(), &mut self.wakers);
-        self.woken = self.wakers.len();
-        // Also the callers whose replies precede malformed input.
-        self.wakers.drain(..).for_each(Waker::wake);
         let taken = taken?;
         self.input.copy_within(taken..filled, 0);
         self.filled = filled - taken;
@@ -674,11 +673,16 @@ impl Drop for ConnectionTask {
     fn drop(&mut self) {
         // The task's runtime may have ended first.
         self.multiplexer.hang_up();
+        // The callers whose replies arrived before the end.
+        self.wakers.drain(..).for_each(Waker::wake);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
+    use std::task::Wake;
+
     use futures_util::future::{BoxFuture, FutureExt};
     use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
     use tokio::runtime::Builder;
@@ -916,22 +920,48 @@ mod tests {
         });
     }
 
+    /// The number of times that callers were woken.
+    #[derive(Default)]
+    struct Woken(AtomicUsize);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
     #[test]
-    fn callers_woken_together_send_together() {
-        let mut scene = Scene::new(false);
-        let open = scene.open.shared();
-        let mut first = ["PING"; 2].map(|word| ask(&open, word).last().boxed());
-        assert!(first.iter_mut().all(|caller| now(caller).is_none()));
-        scene.run();
-        scene.arrived();
-        scene.say("+PONG\r\n+PONG\r\n");
-        assert!(first.into_iter().all(|caller| now(caller).is_some()));
-        let _one = ask(&open, "PING");
-        assert!((&mut scene.task).now_or_never().is_none());
-        assert_eq!(scene.arrived(), "", "the others run first");
-        let _next = ask(&open, "PING");
-        assert!((&mut scene.task).now_or_never().is_none());
-        assert_eq!(scene.arrived(), "*1\r\n$4\r\nPING\r\n".repeat(2));
+    fn callers_are_woken_a_few_at_a_time_and_send_together() {
+        const ALL: usize = 2 * BURST;
+        let piece = "*1\r\n$4\r\nPING\r\n";
+        // Whether the server's next bytes are well-formed, and the number of requests of the first callers.
+        for (rest, requests) in [("", BURST), ("", ENOUGH / piece.len() + 1), ("?\r\n", 0)] {
+            let mut scene = Scene::new(false);
+            let open = scene.open.shared();
+            let woken = Arc::new(Woken::default());
+            let mut callers = [(); ALL].map(|()| ask(&open, "PING").last().boxed());
+            let waker = Waker::from(Arc::clone(&woken));
+            let mut cx = Context::from_waker(&waker);
+            assert!(callers.iter_mut().all(|caller| caller.poll_unpin(&mut cx).is_pending()));
+            scene.run();
+            scene.arrived();
+            scene.server.write_all(("+PONG\r\n".repeat(ALL) + rest).as_bytes()).now_or_never();
+            if (&mut scene.task).now_or_never().is_some() {
+                assert_eq!(rest, "?\r\n");
+                drop(scene);
+                assert_eq!(woken.0.load(Ordering::Relaxed), ALL, "also those whose replies precede the end");
+                continue;
+            }
+            assert_eq!(woken.0.load(Ordering::Relaxed), BURST);
+            let _first: Vec<_> = (0..requests).map(|_| ask(&open, "PING")).collect();
+            assert!((&mut scene.task).now_or_never().is_none());
+            let is_enough = requests > BURST;
+            assert_eq!(scene.arrived(), if is_enough { piece.repeat(requests) } else { String::new() });
+            assert_eq!(woken.0.load(Ordering::Relaxed), ALL);
+            let _rest: Vec<_> = (0..BURST).map(|_| ask(&open, "PING")).collect();
+            scene.run();
+            assert_eq!(scene.arrived(), piece.repeat(if is_enough { BURST } else { ALL }));
+        }
     }
 
     #[test]
