@@ -93,7 +93,7 @@ impl Cas {
                         if within >= SILENCE {
                             client.backend.silent();
                         }
-                        let cause = Failure::cause(format!("no answer within {:?}", rounded(within)));
+                        let cause = Failure::cause(no_answer(within));
                         Err(if sent.is_open() { Failure::Unknown(cause) } else { Failure::NotSent(cause) })
                     }
                     Either::Right(_) => return,
@@ -108,11 +108,11 @@ impl Cas {
     }
 }
 
-/// Rounds a duration to two digits for messages, because the rest of a timeout has many.
-fn rounded(time: Duration) -> Duration {
-    let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+/// The message of a timeout, rounded to two digits: what is left of a caller's limit has many.
+fn no_answer(within: Duration) -> String {
+    let nanos = u64::try_from(within.as_nanos()).unwrap_or(u64::MAX);
     let unit = 10_u64.pow(nanos.checked_ilog10().unwrap_or(0).saturating_sub(1));
-    Duration::from_nanos(nanos.saturating_add(unit / 2) / unit * unit)
+    format!("no answer within {:?}", Duration::from_nanos(nanos.saturating_add(unit / 2) / unit * unit))
 }
 
 /// After a timeout of at least this length, the backend switches to another server if there is one.
@@ -228,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_time_for_people_has_two_digits() {
+    fn the_message_of_a_timeout_has_two_digits() {
         for (nanos, text) in [
             (0, "0ns"),
             (7, "7ns"),
@@ -238,7 +238,7 @@ mod tests {
             (9_998_123_456, "10s"),
             (72_000_000_000, "72s"),
         ] {
-            assert_eq!(format!("{:?}", rounded(Duration::from_nanos(nanos))), text);
+            assert_eq!(no_answer(Duration::from_nanos(nanos)), format!("no answer within {text}"));
         }
     }
 }
