@@ -1,7 +1,10 @@
-//! A mutex without poisoning.
+//! A mutex without poisoning, and waits for a change of what it guards.
 
 use std::fmt;
+use std::pin::pin;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::Notify;
 
 /// A [`Mutex`] whose `lock` always succeeds: code that panics while it holds one leaves nothing half done.
 #[derive(Default)]
@@ -24,5 +27,18 @@ impl<T: ?Sized> Locked<T> {
 impl<T: ?Sized + fmt::Debug> fmt::Debug for Locked<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
+    }
+}
+
+/// The value of `check`, which is called at once and again whenever all waiters are notified, until it returns
+/// one.
+pub async fn wait_for<T>(changed: &Notify, mut check: impl FnMut() -> Option<T>) -> T {
+    loop {
+        let mut next = pin!(changed.notified());
+        next.as_mut().enable();
+        if let Some(value) = check() {
+            return value;
+        }
+        next.await;
     }
 }

@@ -16,7 +16,7 @@ use super::statements::{self, hex};
 use super::url::MysqlTarget;
 use super::wire::{MysqlWire, StatementReply, Values, WireError};
 use tenure_core::events::{event, text};
-use tenure_core::net::{Address, Counted, by, dial};
+use tenure_core::net::{Address, Counted, DialStage, by, dial};
 use tenure_core::rows::{Server, ServerConnection, none_usable};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{Failure, FullWarning, SETUP};
@@ -38,8 +38,7 @@ pub(super) struct MysqlConnector {
     /// Whether the warning that the server may lose acknowledged grants was logged.
     warned: AtomicBool,
     full: FullWarning,
-    /// Progress of the connection attempt, for error messages.
-    stage: Locked<String>,
+    stage: DialStage,
 }
 
 /// An open connection, logged in.
@@ -55,8 +54,8 @@ impl Server for MysqlConnector {
         .boxed()
     }
 
-    fn stage(&self) -> String {
-        self.stage.lock().clone()
+    fn no_connection(&self) -> Failure {
+        self.stage.no_connection()
     }
 
     fn has_notifications(&self) -> bool {
@@ -76,12 +75,8 @@ impl fmt::Debug for MysqlConnector {
 
 impl MysqlConnector {
     pub(super) fn new(runtime: Arc<dyn Runtime>, target: MysqlTarget) -> Self {
-        let stage = Locked::new("no server has been dialled".to_owned());
-        Self { runtime, target, warned: AtomicBool::new(false), full: FullWarning::default(), stage }
-    }
-
-    fn set_stage(&self, stage: String) {
-        *self.stage.lock() = stage;
+        let (full, stage) = (FullWarning::default(), DialStage::default());
+        Self { runtime, target, warned: AtomicBool::new(false), full, stage }
     }
 
     /// Dials the servers in order until one takes writes. The connection `before` is terminated on the server
@@ -91,9 +86,7 @@ impl MysqlConnector {
         for address in &self.target.addresses {
             let deadline = self.runtime.now() + DIAL;
             let opened = by(&*self.runtime, deadline, self.open(address, before)).await;
-            let late =
-                || Failure::NotSent(Failure::cause(format!("no connection in time: {}", self.stage())));
-            match opened.unwrap_or_else(|| Err(late())) {
+            match opened.unwrap_or_else(|| Err(self.stage.no_connection())) {
                 Ok(connection) => return Ok(connection),
                 Err(failure) => said.push((address, failure)),
             }
@@ -103,17 +96,17 @@ impl MysqlConnector {
 
     async fn open(&self, address: &Address, before: Option<&str>) -> Result<OpenSession, Failure> {
         let target = &self.target;
-        self.set_stage(format!("{address} has not been reached"));
+        self.stage.set(format!("{address} has not been reached"));
         let dialled =
             dial(address, &*self.runtime).await.map_err(|error| Failure::NotSent(Arc::new(error)))?;
         let heard = Arc::new(AtomicU64::new(0));
         let stream = Counted::new(dialled.stream, Arc::clone(&heard));
-        self.set_stage(format!("{address} has not answered the login"));
+        self.stage.set(format!("{address} has not answered the login"));
         let password = target.login.password()?.unwrap_or_default();
         let host = matches!(address, Address::Tcp(..)).then(|| address.host());
         let wire = MysqlWire::log_in(Box::pin(stream), host, target, &password).await;
         let mut wire = wire.map_err(WireError::login)?;
-        self.set_stage(format!("{address} has not answered about itself"));
+        self.stage.set(format!("{address} has not answered about itself"));
         let label = format!("tenure-{:016x}", self.runtime.random());
         let longest = self.prepare(&mut wire, &label, before).await?;
         let (jobs, asked) = mpsc::unbounded_channel();
@@ -193,7 +186,7 @@ impl MysqlConnector {
     /// Terminates the connection that holds a named lock, and waits until it is gone. A restarted server has
     /// ended all connections, and no other connection holds that lock.
     async fn end(&self, wire: &mut MysqlWire, before: &str) -> Result<(), Failure> {
-        self.set_stage("the server has not ended the previous connection".to_owned());
+        self.stage.set("the server has not ended the previous connection".to_owned());
         loop {
             let holder = format!("SELECT IS_USED_LOCK({})", hex(before));
             let holder = first(wire.run(&holder).await.map_err(WireError::login)?);

@@ -20,14 +20,12 @@ use super::statements::{ALL, Statements, Which};
 use super::tls::Encryption;
 use super::url::{PostgresTarget, quoted};
 use tenure_core::events::{event, text};
-use tenure_core::moment::Moment;
-use tenure_core::net::{Address, Counted, Dialled, by, dial};
+use tenure_core::net::{Address, Counted, DialStage, Dialled, dial};
 use tenure_core::owner::Owner;
 use tenure_core::platform::{KEEPALIVE, KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES};
 use tenure_core::rows::{Server, ServerConnection, none_usable};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{Failure, FullWarning, SETUP};
-use tenure_core::sync::Locked;
 
 /// Timeout until a new connection is usable.
 const DIAL: Duration = Duration::from_secs(3);
@@ -54,8 +52,7 @@ pub(super) struct PrimaryConnector {
     /// Whether the warning that the server may lose acknowledged grants was logged.
     warned_of_loss: AtomicBool,
     full: FullWarning,
-    /// Progress of the connection attempt, for error messages.
-    stage: Locked<String>,
+    stage: DialStage,
 }
 
 /// An open connection, logged in.
@@ -77,8 +74,8 @@ impl Server for PrimaryConnector {
         .boxed()
     }
 
-    fn stage(&self) -> String {
-        self.stage.lock().clone()
+    fn no_connection(&self) -> Failure {
+        self.stage.no_connection()
     }
 
     fn has_notifications(&self) -> bool {
@@ -99,14 +96,9 @@ impl fmt::Debug for PrimaryConnector {
 impl PrimaryConnector {
     pub(super) fn new(runtime: Arc<dyn Runtime>, target: PostgresTarget) -> Self {
         let statements = Statements::new(&target);
-        let stage = Locked::new("no server has been dialled".to_owned());
         let (warned, warned_of_loss) = (AtomicBool::new(false), AtomicBool::new(false));
-        let full = FullWarning::default();
+        let (full, stage) = (FullWarning::default(), DialStage::default());
         Self { runtime, target, statements, warned, warned_of_loss, full, stage }
-    }
-
-    fn set_stage(&self, stage: String) {
-        *self.stage.lock() = stage;
     }
 
     /// Dials the servers in order until one is the primary. The connection `before` is terminated on the
@@ -115,7 +107,8 @@ impl PrimaryConnector {
         let mut said = Vec::new();
         for address in &self.target.addresses {
             let deadline = self.runtime.now() + DIAL;
-            match self.by(deadline, self.open(address, before)).await.and_then(|opened| opened) {
+            let opened = self.stage.by(&*self.runtime, deadline, self.open(address, before)).await;
+            match opened.flatten() {
                 Ok(connection) => return Ok(connection),
                 Err(failure) => said.push((address, failure)),
             }
@@ -123,16 +116,9 @@ impl PrimaryConnector {
         Err(none_usable(&said))
     }
 
-    async fn by<F: Future>(&self, deadline: Moment, work: F) -> Result<F::Output, Failure> {
-        by(&*self.runtime, deadline, work).await.ok_or_else(|| {
-            let stage = self.stage();
-            Failure::NotSent(Failure::cause(format!("it could not be reached in time: {stage}")))
-        })
-    }
-
     async fn open(&self, address: &Address, before: Option<&str>) -> Result<OpenConnection, Failure> {
         let target = &self.target;
-        self.set_stage(format!("{address} has not been reached"));
+        self.stage.set(format!("{address} has not been reached"));
         let dialled = dial(address, &*self.runtime).await;
         let Dialled { stream, .. } = dialled.map_err(|error| Failure::NotSent(Arc::new(error)))?;
         let heard = Arc::new(AtomicU64::new(0));
@@ -153,7 +139,7 @@ impl PrimaryConnector {
                 KEEPALIVE.as_millis(),
             ));
         }
-        self.set_stage(format!("{address} has not answered the login"));
+        self.stage.set(format!("{address} has not answered the login"));
         let encryption = Encryption::of(target.tls.as_ref(), address, &mut config);
         let (client, mut driver) =
             config.connect_raw(stream, encryption).await.map_err(|error| failure::of_login(error, target))?;
@@ -178,7 +164,7 @@ impl PrimaryConnector {
             }
             .boxed(),
         );
-        self.set_stage(format!("{address} has not reported its version"));
+        self.stage.set(format!("{address} has not reported its version"));
         let table = self.look(&client, before).await?;
         let channel = format!("tenure_{table}");
         let statements: Vec<_> = ALL.iter().map(|which| self.statements.text(*which)).collect();

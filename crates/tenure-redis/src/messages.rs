@@ -13,7 +13,6 @@ use futures_util::future::{Either, FutureExt, select, try_join_all};
 use tokio::sync::Notify;
 
 use crate::connection::multiplexer::{Multiplexer, PushListener};
-use crate::connection::supervisor::Pace;
 use crate::connection::{Connection, Connector};
 use crate::replies::failure;
 use crate::replies::{bytes, text};
@@ -22,10 +21,10 @@ use crate::resp::Value;
 use crate::resp::encode::command;
 use tenure_core::events::event;
 use tenure_core::moment::Moment;
-use tenure_core::net::{by, pause};
+use tenure_core::net::{Supervision, by};
 use tenure_core::protocol::{Listening, LockSpec, Notification, parse_value};
-use tenure_core::store::{Failure, Incarnation, Listener, Publisher, Station};
-use tenure_core::sync::Locked;
+use tenure_core::store::{Failure, Incarnation, Listener, Publisher, Signals, Station};
+use tenure_core::sync::{Locked, wait_for};
 
 /// How long a channel stays subscribed after its last listener left, so that hand-overs do not resubscribe
 /// each time.
@@ -111,20 +110,13 @@ impl Notifications {
             Box::new(subscription) as Box<dyn Any + Send>
         });
         let listener = listener.at(station);
-        let confirmed = async {
-            loop {
-                let mut told = pin!(self.told.notified());
-                told.as_mut().enable();
-                match self.state().channels.get(&name).map(|channel| &channel.state) {
-                    Some(ChannelState::Confirmed) => return Ok(()),
-                    Some(ChannelState::Refused(failure)) => return Err(failure.clone()),
-                    Some(ChannelState::New) => {}
-                    None => return Err(unconfirmed()),
-                }
-                told.await;
-            }
+        let confirmed = || match self.state().channels.get(&name).map(|channel| &channel.state) {
+            Some(ChannelState::Confirmed) => Some(Ok(())),
+            Some(ChannelState::Refused(failure)) => Some(Err(failure.clone())),
+            Some(ChannelState::New) => None,
+            None => Some(Err(unconfirmed())),
         };
-        match by(&*self.connector.runtime, deadline, confirmed).await {
+        match by(&*self.connector.runtime, deadline, wait_for(&self.told, confirmed)).await {
             Some(Ok(())) => Ok(listener),
             Some(Err(failure)) => Err(failure),
             None => Err(self.state().failure.clone().unwrap_or_else(unconfirmed)),
@@ -204,7 +196,7 @@ impl Notifications {
     /// Keeps a connection open as long as there are channels.
     async fn serve(self: Arc<Self>) {
         let runtime = Arc::clone(&self.connector.runtime);
-        let mut pace = Pace::default();
+        let mut supervision = Supervision::new(Arc::clone(&runtime), Signals::default());
         loop {
             let notifications = Arc::downgrade(&self);
             let listener: PushListener = Arc::new(move |push| {
@@ -218,23 +210,23 @@ impl Notifications {
                         let mut state = self.state();
                         (state.failure, state.life) = (None, Some(connection.life.clone()));
                     }
-                    let (since, mut was_of_use) = (runtime.now(), false);
+                    supervision.connected();
+                    let mut was_of_use = false;
                     if self.attend(connection, &mut was_of_use).await {
                         return;
                     }
                     self.connector.trouble.notify_one();
-                    pace.ended(runtime.now().since(since), was_of_use);
+                    supervision.ended(was_of_use);
                 }
                 Err(failure) => {
                     self.cut_off(failure);
-                    pace.failed();
+                    supervision.failed();
                 }
             }
             if self.rest() {
                 return;
             }
-            let tries = pace.tries().unwrap_or(1);
-            let pause = runtime.sleep_until(runtime.now() + pause(tries, runtime.random()));
+            let pause = runtime.sleep_until(supervision.retry_later());
             select(pause, pin!(self.connector.moved.notified())).await;
         }
     }

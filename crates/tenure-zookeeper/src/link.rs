@@ -18,9 +18,9 @@ use super::dial::{Dialer, Wire};
 use super::jute::Reader;
 use super::messages::{ConnectRequest, WatcherEvent, close, fixed};
 use tenure_core::moment::Moment;
-use tenure_core::net::{by, pause};
+use tenure_core::net::{Supervision, by};
 use tenure_core::runtime::Runtime;
-use tenure_core::store::Failure;
+use tenure_core::store::{Failure, Signals};
 use tenure_core::sync::Locked;
 
 /// Maximum interval between requests or pings on a session. The leader learns of them a while later; see
@@ -338,7 +338,7 @@ impl SessionTask {
 
     /// Resumes the session on another connection; `None` if it has expired or no handle is left.
     async fn reconnect(&mut self) -> Option<(Wire, usize)> {
-        let mut tries = 0;
+        let mut supervision = Supervision::new(Arc::clone(&self.dialer.runtime), Signals::default());
         loop {
             let failure = match self.dialer.dial(&self.session).await {
                 Ok(Some((wire, session, at))) => {
@@ -360,9 +360,8 @@ impl SessionTask {
                     Ok(LinkCall::End) | Err(TryRecvError::Disconnected) => return None,
                 }
             }
-            tries += 1;
-            let runtime = &self.dialer.runtime;
-            runtime.sleep_until(runtime.now() + pause(tries, runtime.random())).await;
+            supervision.failed();
+            self.dialer.runtime.sleep_until(supervision.retry_later()).await;
         }
     }
 

@@ -1,6 +1,7 @@
-//! Addresses, connections, TLS, deadlines and reconnect backoff for stores on servers; [`url`] parses their
-//! URLs.
+//! Addresses, connections and their supervision, TLS, deadlines and reconnect backoff for stores on servers;
+//! [`url`] parses their URLs.
 
+mod supervision;
 #[cfg(feature = "tls")]
 mod tls;
 pub mod url;
@@ -27,6 +28,7 @@ use crate::runtime::Runtime;
 #[cfg(not(feature = "tls"))]
 use crate::store::Failure;
 
+pub use supervision::{DialStage, SILENCE, Supervision, warn_of_silence};
 #[cfg(feature = "tls")]
 pub use tls::{encrypt, failure_of};
 

@@ -1,4 +1,4 @@
-//! Hands requests to the worker, and announces reconnections.
+//! Hands requests to the worker.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, MutexGuard};
@@ -91,8 +91,6 @@ struct InboxState {
     next: u64,
     runs: bool,
     closed: bool,
-    /// Whether there has been a connection.
-    has_connected: bool,
 }
 
 impl Inbox {
@@ -147,13 +145,5 @@ impl Inbox {
 
     pub(super) fn is_closed(&self) -> bool {
         self.state().closed
-    }
-
-    /// Announces a new connection. The first one interrupts nothing.
-    pub(super) fn connected(&self) {
-        let is_first = !std::mem::replace(&mut self.state().has_connected, true);
-        if !is_first {
-            self.signals.interrupt();
-        }
     }
 }

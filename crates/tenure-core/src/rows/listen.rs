@@ -21,13 +21,13 @@ use super::server::{Server, ServerConnection};
 use super::state::{RowSight, heard};
 use super::worker::share;
 use crate::moment::Moment;
-use crate::net::{by, pause};
+use crate::net::{Supervision, by};
 use crate::owner::Client;
 use crate::planted::{Bug, planted};
 use crate::protocol::{Listening, Notification};
 use crate::runtime::Runtime;
-use crate::store::{Failure, Listener, Publisher, Station};
-use crate::sync::Locked;
+use crate::store::{Failure, Listener, Publisher, Signals, Station};
+use crate::sync::{Locked, wait_for};
 
 /// How long the connection stays open after the last listener has left.
 const KEPT: Duration = Duration::from_secs(5);
@@ -124,16 +124,7 @@ impl NotificationHub {
         if !self.server.has_notifications() {
             return Ok(listener);
         }
-        let confirmed = async {
-            loop {
-                let mut told = pin!(self.told.notified());
-                told.as_mut().enable();
-                if let Some(confirmed) = self.confirmed(&name, client) {
-                    return confirmed;
-                }
-                told.await;
-            }
-        };
+        let confirmed = wait_for(&self.told, || self.confirmed(&name, client));
         match by(&*self.runtime, deadline, confirmed).await {
             Some(Ok(())) => Ok(listener),
             Some(Err(failure)) => Err(failure),
@@ -281,7 +272,7 @@ impl NotificationHub {
     /// Keeps a connection open while there are listeners.
     async fn serve(self: Arc<Self>) {
         let runtime = Arc::clone(&self.runtime);
-        let mut tries = 0;
+        let mut supervision = Supervision::new(Arc::clone(&runtime), Signals::default());
         loop {
             let connected = match self.inbox.first.yields() {
                 Some(failure) => Err(failure),
@@ -290,16 +281,16 @@ impl NotificationHub {
             match connected {
                 Ok(connection) => {
                     self.state().failure = None;
-                    let since = runtime.now();
+                    supervision.connected();
                     let is_over = self.attend(connection).await;
                     self.station.set(None);
                     if is_over {
                         return;
                     }
-                    tries = if runtime.now().since(since) > Duration::from_secs(1) { 0 } else { tries + 1 };
+                    supervision.ended(false);
                 }
                 Err(failure) => {
-                    tries += 1;
+                    supervision.failed();
                     self.cut_off(&failure);
                 }
             }
@@ -307,7 +298,7 @@ impl NotificationHub {
                 self.forget().await;
                 return;
             }
-            runtime.sleep_until(runtime.now() + pause(tries.max(1), runtime.random())).await;
+            runtime.sleep_until(supervision.retry_later()).await;
         }
     }
 

@@ -24,8 +24,8 @@ pub trait Server: fmt::Debug + Send + Sync + 'static {
     /// its pending statements executes after one of the new connection.
     fn connect<'a>(&'a self, before: Option<&'a str>) -> BoxFuture<'a, Result<ServerConnection, Failure>>;
 
-    /// What a connection attempt is waiting for.
-    fn stage(&self) -> String;
+    /// The failure of a request for which no connection was opened in time.
+    fn no_connection(&self) -> Failure;
 
     /// Whether the server sends notifications. Without them, waiters poll.
     fn has_notifications(&self) -> bool;

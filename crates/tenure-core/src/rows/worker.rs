@@ -21,20 +21,11 @@ use super::known::KnownRow;
 use super::lock_queue::{LockQueue, QueueStep};
 use super::names::LockKey;
 use super::server::{RowChange, ServerConnection, StatementSession};
-use crate::events::event;
 use crate::moment::Moment;
-use crate::net::pause;
+use crate::net::{SILENCE, Supervision, warn_of_silence};
 use crate::planted::{Bug, planted};
 use crate::store::Failure;
 
-/// A connection is considered dead if a request timed out and nothing was received for this long since the
-/// request was sent or queued behind another. Without this minimum, one caller with a short timeout on a slow
-/// network would cost all callers the connection.
-const SILENCE: Duration = Duration::from_millis(200);
-/// Minimum lifetime of a connection that counts as stable.
-const STEADY: Duration = Duration::from_secs(1);
-/// Consecutive short-lived connections after which reconnecting backs off.
-const SHORT: u32 = 3;
 /// Interval between sweeps for unused rows.
 pub(super) const SWEEP: Duration = Duration::from_secs(600);
 
@@ -99,55 +90,45 @@ impl StatementWorker {
 
     pub(super) async fn run(mut self) {
         let (inbox, runtime) = (Arc::clone(&self.inbox), Arc::clone(&self.inbox.runtime));
-        let (mut before, mut tries, mut short): (Option<String>, u32, u32) = (None, 0, 0);
-        while !self.inbox.is_closed() {
-            let connected = {
-                let mut connecting = pin!(inbox.server.connect(before.as_deref()));
-                loop {
-                    self.take(None);
-                    let timer = runtime.sleep_until(self.first_due());
-                    let work = pin!(inbox.work.notified());
-                    match select(connecting.as_mut(), select(work, timer)).await {
-                        Either::Left((connected, _)) => break connected,
-                        Either::Right(_) if self.inbox.is_closed() => return,
-                        Either::Right(_) => {
-                            self.expire(None);
-                        }
-                    }
-                }
-            };
+        let mut supervision = Supervision::new(Arc::clone(&runtime), inbox.signals.clone());
+        let mut before: Option<String> = None;
+        while !inbox.is_closed() {
+            let connecting = inbox.server.connect(before.as_deref());
+            let Some(connected) = self.meanwhile(connecting).await else { return };
             inbox.first.dialled(&connected);
             match connected {
                 Ok(connection) => {
-                    let since = self.now();
                     if !planted(Bug::RowsBeforeNotEnded) {
                         before = Some(connection.session.label().to_owned());
                     }
                     self.failure = None;
-                    self.inbox.connected();
+                    supervision.connected();
                     self.serve(connection).await;
-                    if self.now().since(since) >= STEADY {
-                        (tries, short) = (0, 0);
-                    } else {
-                        short += 1;
-                        tries = if short <= SHORT { 0 } else { tries + 1 };
-                    }
+                    supervision.ended(true);
                 }
                 Err(failure) => {
-                    tries += 1;
+                    supervision.failed();
                     self.unconnected(&failure);
                 }
             }
-            if tries > 0 {
-                let until = self.now() + pause(tries, runtime.random());
-                while self.now() < until && !self.inbox.is_closed() {
-                    let work = pin!(inbox.work.notified());
-                    let timer = runtime.sleep_until(until.min(self.first_due()));
-                    select(work, timer).await;
-                    self.take(None);
-                    self.expire(None);
-                }
+            if let Some(until) = supervision.retry_at() {
+                self.meanwhile(runtime.sleep_until(until)).await;
             }
+        }
+    }
+
+    /// The output of `work`, during which requests are queued and time out without a connection; `None` if
+    /// the store is closed.
+    async fn meanwhile<T>(&mut self, mut work: BoxFuture<'_, T>) -> Option<T> {
+        let inbox = Arc::clone(&self.inbox);
+        loop {
+            self.take(None);
+            let timer = inbox.runtime.sleep_until(self.first_due());
+            match select(&mut work, select(pin!(inbox.work.notified()), timer)).await {
+                Either::Left((output, _)) => return Some(output),
+                Either::Right(_) if inbox.is_closed() => return None,
+                Either::Right(_) => self.expire(None),
+            };
         }
     }
 
@@ -162,13 +143,7 @@ impl StatementWorker {
             self.take(Some(session.heard()));
             let dead = self.expire(Some(&*session));
             if dead {
-                event!(
-                    WARN,
-                    target: "tenure",
-                    "connection_silent",
-                    "no reply from the store: closing its connection",
-                    server = crate::events::text(self.inbox.server.shown()),
-                );
+                warn_of_silence(self.inbox.server.shown());
                 break;
             }
             self.send(&session, &mut under_way);
@@ -260,10 +235,7 @@ impl StatementWorker {
             let unsent = || match (session, &self.failure) {
                 (Some(_), _) => Failure::NotSent(late()),
                 (None, Some(failure)) => failure.clone(),
-                (None, None) => {
-                    let stage = self.inbox.server.stage();
-                    Failure::NotSent(Failure::cause(format!("no connection in time: {stage}")))
-                }
+                (None, None) => self.inbox.server.no_connection(),
             };
             if let Some(name) = name {
                 let Some(lock) = self.locks.get_mut(&name) else { continue };
@@ -296,11 +268,9 @@ impl StatementWorker {
             }
             if let (Some((sent, heard)), Some(session)) = (self.sent.remove(&number), session)
                 && session.heard() == heard
+                && self.doubt.is_none_or(|(known, _)| known > sent + SILENCE)
             {
-                let at = sent + SILENCE;
-                if self.doubt.is_none_or(|(known, _)| known > at) {
-                    self.doubt = Some((at, heard));
-                }
+                self.doubt = Some((sent + SILENCE, heard));
             }
         }
         match (self.doubt, session) {

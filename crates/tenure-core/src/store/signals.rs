@@ -1,7 +1,6 @@
 //! What a store reports by itself, outside the answers to requests.
 
 use std::fmt;
-use std::pin::pin;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -11,7 +10,7 @@ use tokio::sync::Notify;
 
 use crate::moment::Moment;
 use crate::protocol::lease;
-use crate::sync::Locked;
+use crate::sync::{Locked, wait_for};
 
 /// What a store reports by itself: interruptions, what is known about the uptime of its server, and work that
 /// continues after its answer. In the other direction it carries the ttl that the clients use. Clones share
@@ -71,14 +70,8 @@ impl Signals {
     pub fn interrupted(&self) -> BoxFuture<'static, ()> {
         let (signals, before) = (self.clone(), self.interruptions());
         async move {
-            loop {
-                let mut interrupted = pin!(signals.0.interrupted.notified());
-                interrupted.as_mut().enable();
-                if signals.interruptions() != before {
-                    return;
-                }
-                interrupted.await;
-            }
+            let is_later = || (signals.interruptions() != before).then_some(());
+            wait_for(&signals.0.interrupted, is_later).await
         }
         .boxed()
     }
@@ -102,14 +95,8 @@ impl Signals {
 
     /// Completes when no release continues in the background.
     pub async fn settled(&self) {
-        loop {
-            let mut settled = pin!(self.0.settled.notified());
-            settled.as_mut().enable();
-            if self.0.background.load(Ordering::Acquire) == 0 {
-                return;
-            }
-            settled.await;
-        }
+        let is_settled = || (self.0.background.load(Ordering::Acquire) == 0).then_some(());
+        wait_for(&self.0.settled, is_settled).await;
     }
 
     /// Declares the ttl of leases that this client will request. A single request may ask for less, because

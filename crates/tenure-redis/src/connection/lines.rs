@@ -259,7 +259,7 @@ impl Lines {
             let task = async move {
                 // A server may have room for one connection only.
                 while ours.pipeline(Moment(u64::MAX)).await.is_err() && !ours.is_closed() {}
-                callers.link.begin();
+                callers.link.start();
                 callers.watch(ours, runtime).await;
             };
             self.runtime.spawn(task.boxed());

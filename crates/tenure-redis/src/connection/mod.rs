@@ -42,7 +42,7 @@ use tenure_core::moment::Moment;
 pub use tenure_core::net::Dialled;
 pub use tenure_core::net::Stream;
 use tenure_core::net::url::Password;
-use tenure_core::net::{by, dial, encrypt, failure_of};
+use tenure_core::net::{DialStage, dial, encrypt, failure_of};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{Failure, FirstConnection, FullWarning, Incarnation, SETUP};
 use tenure_core::sync::Locked;
@@ -91,8 +91,7 @@ pub(crate) struct Connector {
     pub(crate) first: Arc<FirstConnection>,
     /// Whether this is the connector of callers, beside that of the store.
     is_beside: bool,
-    /// How far the current attempt to connect has got, for timeout messages.
-    stage: Locked<String>,
+    pub(crate) stage: DialStage,
     /// The address of the last connection for requests.
     at: Locked<Option<Address>>,
     /// Notified when that address changes.
@@ -167,7 +166,7 @@ impl Connector {
     }
 
     fn to(goal: Goal, dial: Arc<dyn Dial>, runtime: Arc<dyn Runtime>) -> Self {
-        let (stage, at) = (Locked::new("no server has been dialled".to_owned()), Locked::default());
+        let (stage, at) = (DialStage::default(), Locked::default());
         let (warned, moved) = (AtomicBool::new(false), Notify::new());
         let (full, first, trouble) = (Arc::default(), Arc::default(), Arc::default());
         let home = Arc::clone(&runtime);
@@ -284,7 +283,7 @@ impl Connector {
         deadline: Moment,
     ) -> Result<Target, Failure> {
         let connection = self.log_in(sentinel, None, deadline).await?;
-        self.set_stage(format!("{} has not reported the master", sentinel.address));
+        self.stage.set(format!("{} has not reported the master", sentinel.address));
         let reply = self.by(deadline, connection.multiplexer.ask(&resolver.question())).await?;
         resolver.master(reply.map_err(not_sent)?)
     }
@@ -324,7 +323,7 @@ impl Connector {
 
     /// A connection without the preparation for locks. Pushes are ignored.
     pub(crate) async fn log_in_only(&self, target: &Target) -> Result<Connection, Failure> {
-        self.set_stage(format!("{} has not answered", target.address));
+        self.stage.set(format!("{} has not answered", target.address));
         self.log_in(target, Some(Arc::new(|_| ())), self.runtime.now() + DIAL).await
     }
 
@@ -338,7 +337,7 @@ impl Connector {
         let requests = listener.is_none();
         let stage = |stage: &str| {
             if requests {
-                self.set_stage(format!("{} {stage}", target.address));
+                self.stage.set(format!("{} {stage}", target.address));
             }
         };
         stage("has not been reached");
@@ -382,19 +381,7 @@ impl Connector {
     }
 
     async fn by<F: Future>(&self, deadline: Moment, work: F) -> Result<F::Output, Failure> {
-        by(&*self.runtime, deadline, work).await.ok_or_else(|| {
-            let stage = self.stage();
-            Failure::NotSent(Failure::cause(format!("it could not be reached in time: {stage}")))
-        })
-    }
-
-    fn set_stage(&self, stage: String) {
-        *self.stage.lock() = stage;
-    }
-
-    /// What the current attempt to connect is waiting for.
-    pub(crate) fn stage(&self) -> String {
-        self.stage.lock().clone()
+        self.stage.by(&*self.runtime, deadline, work).await
     }
 
     async fn end(

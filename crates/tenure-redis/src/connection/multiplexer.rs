@@ -15,7 +15,6 @@ use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard};
 use std::task::{Context, Poll, Waker, ready};
-use std::time::Duration;
 
 use futures_util::future::select;
 use tokio::io::ReadBuf;
@@ -25,16 +24,12 @@ use crate::resp::Value;
 use crate::resp::encode::Commands;
 use crate::resp::parse::{Malformed, Parser, Reply, Tape};
 use tenure_core::moment::Moment;
-use tenure_core::net::Stream;
+use tenure_core::net::{SILENCE, Stream};
 use tenure_core::planted::{Bug, planted};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{Cause, Failure};
 use tenure_core::sync::Locked;
 
-/// A connection is dead if a request is past its deadline and no reply at all arrived for this long since it
-/// was sent. With less, one impatient caller on a slow network would cost all callers the connection. If only
-/// some of its replies arrived, the server has left one out, and would stay one reply behind.
-const SILENCE: Duration = Duration::from_millis(200);
 /// From this many unanswered requests on, the task yields once before it writes, so that other tasks' requests
 /// leave in the same packet. With fewer, client and server would only wait for each other.
 const MANY: usize = 8;
@@ -356,6 +351,7 @@ impl MultiplexerState {
                 slot.outcome = SlotState::Late;
                 request.is_late = true;
             }
+            // The server has left a reply out, and would stay one reply behind.
             is_silent |= request.is_late && request.is_begun;
             if request.is_late && request.heard == *heard {
                 let end = request.sent + SILENCE;
@@ -682,6 +678,7 @@ impl Drop for ConnectionTask {
 mod tests {
     use std::sync::atomic::AtomicUsize;
     use std::task::Wake;
+    use std::time::Duration;
 
     use futures_util::future::{BoxFuture, FutureExt};
     use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};

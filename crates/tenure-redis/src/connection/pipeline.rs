@@ -14,8 +14,8 @@ use crate::connection::{Connection, Peer};
 use crate::resp::Value;
 use crate::resp::encode::Commands;
 use crate::topology::Address;
-use tenure_core::events::{event, text};
 use tenure_core::moment::Moment;
+use tenure_core::net::warn_of_silence;
 use tenure_core::runtime::Runtime;
 use tenure_core::store::Failure;
 use tenure_core::sync::Locked;
@@ -52,16 +52,7 @@ impl Pipeline {
     ) -> (Arc<Self>, oneshot::Receiver<()>) {
         let Connection { multiplexer, to, peer, is_direct, over, .. } = connection;
         let (shown, silent) = (to.clone(), multiplexer.shared());
-        let watch = silent.watch(Arc::clone(&runtime), move || {
-            event!(
-                WARN,
-                target: "tenure",
-                "connection_silent",
-                "no reply from the store: closing its connection",
-                server = text(&shown),
-            );
-        });
-        runtime.spawn(watch.boxed());
+        runtime.spawn(silent.watch(Arc::clone(&runtime), move || warn_of_silence(shown)).boxed());
         let pipeline = Arc::new(Self {
             greeted: multiplexer.heard(),
             multiplexer,

@@ -1,6 +1,5 @@
 //! Keeps one connection to a server open.
 
-use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
@@ -12,9 +11,9 @@ use crate::connection::Connector;
 use crate::connection::pipeline::Pipeline;
 use crate::replies::failure::is_of_dial;
 use tenure_core::moment::Moment;
-use tenure_core::net::{by, pause};
+use tenure_core::net::{Supervision, by};
 use tenure_core::store::{Failure, Incarnation, Signals};
-use tenure_core::sync::Locked;
+use tenure_core::sync::{Locked, wait_for};
 
 /// The connection for requests, dialled on first use and again whenever it is lost.
 pub(crate) struct Supervisor {
@@ -63,10 +62,7 @@ impl Supervisor {
     /// Like [`pipeline`](Self::pipeline), but fails as soon as the system reports that the server cannot be
     /// dialled.
     pub(crate) async fn line_at_once(self: &Arc<Self>, deadline: Moment) -> Result<Arc<Pipeline>, Failure> {
-        match self.open_line() {
-            Some(pipeline) => Ok(pipeline),
-            None => self.wait_for_line(deadline, true).boxed().await,
-        }
+        self.wait_for_line(deadline, true).boxed().await
     }
 
     pub(crate) fn connects(&self) -> u64 {
@@ -85,39 +81,23 @@ impl Supervisor {
     ) -> Result<Arc<Pipeline>, Failure> {
         let before = self.start();
         let mut why = None;
-        let connected = async {
-            loop {
-                let mut changed = pin!(self.changed.notified());
-                changed.as_mut().enable();
-                {
-                    let state = self.state();
-                    if let Some(pipeline) = state.pipeline() {
-                        return Ok(pipeline);
-                    }
-                    why.clone_from(&state.failure);
-                    // Waiting does not fix wrong credentials. Failures from before this call do not count.
-                    if let Some(failure) = &state.failure
-                        && state.failures > before
-                        && (matches!(failure, Failure::Refused(_)) || at_once && is_of_dial(failure))
-                    {
-                        return Err(failure.clone());
-                    }
-                }
-                changed.await;
+        let connected = wait_for(&self.changed, || {
+            let state = self.state();
+            if let Some(pipeline) = state.pipeline() {
+                return Some(Ok(pipeline));
             }
-        };
+            why.clone_from(&state.failure);
+            // Waiting does not fix wrong credentials. Failures from before this call do not count.
+            let is_final = |failure: &&Failure| {
+                state.failures > before
+                    && (matches!(failure, Failure::Refused(_)) || at_once && is_of_dial(failure))
+            };
+            state.failure.as_ref().filter(is_final).cloned().map(Err)
+        });
         match by(&*self.connector.runtime, deadline, connected).await {
             Some(pipeline) => pipeline,
-            None => Err(why.unwrap_or_else(|| {
-                let stage = self.connector.stage();
-                Failure::NotSent(Failure::cause(format!("no connection in time: {stage}")))
-            })),
+            None => Err(why.unwrap_or_else(|| self.connector.stage.no_connection())),
         }
-    }
-
-    /// Dials without waiting for a first request.
-    pub(crate) fn begin(self: &Arc<Self>) {
-        self.start();
     }
 
     /// Whether it was closed for good.
@@ -125,8 +105,8 @@ impl Supervisor {
         self.state().closed
     }
 
-    /// Starts the supervisor on first use. Returns the number of failed connects so far.
-    fn start(self: &Arc<Self>) -> u64 {
+    /// Starts to dial, if it has not yet. Returns the number of failed connects so far.
+    pub(crate) fn start(self: &Arc<Self>) -> u64 {
         let mut state = self.state();
         if !state.started && !state.closed {
             state.started = true;
@@ -158,37 +138,36 @@ impl Supervisor {
         let _end = CloseAtEnd(Arc::clone(&self));
         let runtime = Arc::clone(&self.connector.runtime);
         let mut before = None;
-        let mut pace = Pace::default();
+        let mut supervision = Supervision::new(Arc::clone(&runtime), self.signals.clone());
         while !self.state().closed {
             match self.connector.connect(None, before.as_ref()).await {
                 Ok(connection) => {
                     let life = connection.life.clone();
                     let (pipeline, over) =
                         Pipeline::new(connection, self.connects() > 0, Arc::clone(&self.connector.home));
-                    let since = runtime.now();
                     before.clone_from(&pipeline.peer);
                     if !self.connected(&pipeline, life) {
                         return;
                     }
+                    supervision.connected();
                     let _ = over.await;
                     pipeline.hang_up();
                     self.connector.trouble.notify_one();
-                    pace.ended(runtime.now().since(since), pipeline.has_answered());
+                    supervision.ended(pipeline.has_answered());
                 }
                 Err(failure) => {
                     self.failed(failure);
-                    pace.failed();
+                    supervision.failed();
                 }
             }
-            if let Some(tries) = pace.tries() {
-                runtime.sleep_until(runtime.now() + pause(tries, runtime.random())).await;
+            if let Some(until) = supervision.retry_at() {
+                runtime.sleep_until(until).await;
             }
         }
     }
 
     /// Publishes the connection, unless the supervisor was closed: then `false`.
     fn connected(&self, pipeline: &Arc<Pipeline>, life: Incarnation) -> bool {
-        let is_first;
         {
             let mut state = self.state();
             if state.closed {
@@ -197,14 +176,10 @@ impl Supervisor {
             }
             state.pipeline = Some(Arc::clone(pipeline));
             self.signals.set_incarnation(later(self.signals.incarnation(), life));
-            is_first = self.connects.fetch_add(1, Ordering::AcqRel) == 0;
+            self.connects.fetch_add(1, Ordering::AcqRel);
             state.failure = None;
         }
         self.changed.notify_waiters();
-        // The first connection interrupts nothing.
-        if !is_first {
-            self.signals.interrupt();
-        }
         true
     }
 
@@ -243,62 +218,5 @@ fn later(before: Incarnation, now: Incarnation) -> Incarnation {
             Incarnation::Since { id, up: Duration::ZERO, at }
         }
         (_, now) => now,
-    }
-}
-
-/// Decides whether to reconnect at once, or after how many failures to back off.
-#[derive(Default)]
-pub(crate) struct Pace {
-    /// Consecutive failures, each followed by a longer pause.
-    tries: u32,
-    short: u32,
-}
-
-impl Pace {
-    /// A connection has ended. After one that `was_of_use`, reconnect at once, because a lease may depend on
-    /// it, but only `SHORT` times in a row: otherwise a server that closes each connection after one answer
-    /// would be dialled without pause.
-    pub(crate) fn ended(&mut self, lived: Duration, was_of_use: bool) {
-        if lived >= STEADY {
-            *self = Self::default();
-            return;
-        }
-        self.short += 1;
-        self.tries = if was_of_use && self.short <= SHORT { 0 } else { self.tries + 1 };
-    }
-
-    pub(crate) fn failed(&mut self) {
-        self.tries += 1;
-    }
-
-    /// The number of consecutive failures to back off for; `None` for no pause.
-    pub(crate) fn tries(&self) -> Option<u32> {
-        (self.tries > 0).then_some(self.tries)
-    }
-}
-
-/// A connection that lasted this long was good, whether or not it was used.
-const STEADY: Duration = Duration::from_secs(1);
-/// Maximum consecutive short connections that are followed by an immediate reconnect.
-const SHORT: u32 = 3;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_short_connections_in_a_row_make_the_next_wait() {
-        let mut pace = Pace::default();
-        let after = |pace: &mut Pace, lived| {
-            pace.ended(lived, true);
-            pace.tries()
-        };
-        let short = STEADY / 2;
-        let tries: Vec<_> = (0..6).map(|_| after(&mut pace, short)).collect();
-        assert_eq!(tries, [None, None, None, Some(1), Some(2), Some(3)]);
-        assert_eq!(after(&mut pace, STEADY), None);
-        assert_eq!(after(&mut pace, short), None);
-        pace.failed();
-        assert_eq!(pace.tries(), Some(1));
     }
 }

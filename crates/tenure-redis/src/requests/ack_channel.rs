@@ -13,12 +13,11 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-use futures_util::future::{FutureExt, join, select};
+use futures_util::future::{FutureExt, join};
 use tokio::sync::{Notify, oneshot};
 
 use crate::connection::Connector;
@@ -35,7 +34,7 @@ use tenure_core::net::by;
 use tenure_core::protocol::{Op, Verb};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::Failure;
-use tenure_core::sync::Locked;
+use tenure_core::sync::{Locked, wait_for};
 
 /// Maximum time a batch waits for replicas before the next one leaves.
 const WAIT_MAX: Duration = Duration::from_secs(1);
@@ -189,17 +188,12 @@ impl AckChannel {
             state.main.entry(name.clone()).or_default().asking.insert(id, false);
             MainRequest { ack_channel: Arc::clone(self), name: name.clone(), id }
         };
-        loop {
-            let mut settled = pin!(self.settled.notified());
-            settled.as_mut().enable();
-            if self.state().admits(name, in_flight.id) {
-                return Ok(in_flight);
-            }
-            if self.runtime.now() >= deadline {
-                let cause = "an earlier request about this lock is still in flight on another connection";
-                return Err(Failure::NotSent(Failure::cause(cause)));
-            }
-            select(settled, self.runtime.sleep_until(deadline)).await;
+        let admitted = wait_for(&self.settled, || self.state().admits(name, in_flight.id).then_some(()));
+        match by(&*self.runtime, deadline, admitted).await {
+            Some(()) => Ok(in_flight),
+            None => Err(Failure::NotSent(Failure::cause(
+                "an earlier request about this lock is still in flight on another connection",
+            ))),
         }
     }
 

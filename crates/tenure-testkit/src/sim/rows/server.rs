@@ -697,8 +697,8 @@ impl rows::Server for Server {
         async move { connected.await.map_err(over).flatten() }.boxed()
     }
 
-    fn stage(&self) -> String {
-        "it is simulated".into()
+    fn no_connection(&self) -> Failure {
+        Failure::NotSent(Failure::cause("no connection in time"))
     }
 
     fn has_notifications(&self) -> bool {
