@@ -29,9 +29,10 @@ fn waiters(locks: &Locks) -> usize {
     found.map_or(0, |found| found.waiters.len() + found.unlisted as usize)
 }
 
-/// The owners of the places that are marked as listening.
-fn listening(server: &Server) -> BTreeSet<String> {
-    let places = server.command(&["ZRANGE", "x", "10000000000", "(100000000000000", "BYSCORE", "WITHSCORES"]);
+/// The owners of a queue's places that are marked as listening.
+pub(crate) fn listening(server: &Server, lock: &str) -> BTreeSet<String> {
+    let places =
+        server.command(&["ZRANGE", lock, "10000000000", "(100000000000000", "BYSCORE", "WITHSCORES"]);
     let places = places.items().chunks_exact(2).map(|place| (place[0].text(), place[1].text()));
     // The mark is in the last digits.
     let listens = |end: &str| end.parse::<f64>().expect("a number").fract() != 0.0;
@@ -72,7 +73,7 @@ fn waiters_that_are_gone_are_passed_at_their_turn() {
     });
     let all_listen = async {
         let until = Instant::now() + SOON;
-        let listens = || listening(&server).len();
+        let listens = || listening(&server, "x").len();
         while listens() < GONE {
             assert!(Instant::now() < until, "only {} of {GONE} listen", listens());
             here.inspect("x").await.expect("an answer");
@@ -162,7 +163,7 @@ fn a_crowd_whose_waiters_are_killed_goes_on_at_once() {
     while killed < KILLS {
         assert!(begun.elapsed() < Duration::from_secs(120), "{killed} were killed");
         thread::sleep(BETWEEN);
-        let listening = listening(&server);
+        let listening = listening(&server, "x");
         let found = block_on(here.inspect("x")).expect("an answer").expect("they take turns");
         // One near the tail, whose turn is far, and which listens: others keep their place for 5 s.
         let mut owners = found.waiters.iter().rev().filter_map(|waiter| waiter.owner.as_ref());
