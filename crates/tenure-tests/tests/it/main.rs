@@ -15,6 +15,12 @@ mod fence;
 mod fence_s3;
 mod forced;
 mod full;
+#[expect(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "these tests use real time and threads as their callers do"
+)]
+mod golden;
 mod imports;
 mod interop;
 mod long_queue;
