@@ -36,3 +36,4 @@ pub mod rows;
 pub mod runtime;
 pub mod store;
 pub mod sync;
+mod txn;

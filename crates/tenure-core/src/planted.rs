@@ -144,7 +144,7 @@ bugs! {
     /// An answer extends an expired hold, which another request of this client may be removing.
     CasLapsedConfirmed,
     /// The acquisition of a hold that has expired, and not been removed yet, is confirmed by no write.
-    CasLapsedUnwritten,
+    TxnLapsedUnwritten,
     /// An expired place with an unknown number is removed without reading the parts of its queue.
     CasLostPlaceUnread,
     /// The request for an expired hold takes over a detached hold of the same owner.
@@ -203,7 +203,7 @@ bugs! {
     /// A renewal from memory applies although the server's clock has been set forward.
     RowsMemoryOfClock,
     /// A renewal that changes nothing is answered from memory.
-    RowsMemoryAnswers,
+    TxnMemoryAnswers,
     /// Only the first waiter is told when to ask.
     RowsHeadAloneAsks,
     /// The first waiter is not told that it is that now.

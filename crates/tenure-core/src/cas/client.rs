@@ -33,8 +33,8 @@ pub(super) fn renewal_patience(lease: Duration) -> Duration {
     if planted(Bug::CasKeepAwaited) { Duration::MAX } else { lease / 24 }
 }
 
-/// The turns of owners, per lock.
-type OwnerTurns = BTreeMap<(LockName, Owner), Arc<Mutex<()>>>;
+/// Requests with the same key take turns.
+type KeyedTurns<K, T> = Locked<BTreeMap<K, Arc<Mutex<T>>>>;
 
 /// One client of a server.
 pub(super) struct CasClient {
@@ -44,13 +44,13 @@ pub(super) struct CasClient {
     /// Interrupted when a handle is lost.
     pub(super) signals: Signals,
     /// The last known value of each lock, behind the turn that serializes its requests.
-    names: Locked<BTreeMap<LockName, Arc<Mutex<Known>>>>,
+    names: KeyedTurns<LockName, Known>,
     /// Acquisitions for the next batch of each lock that has a batching task.
     pub(super) queued: Locked<BTreeMap<LockName, VecDeque<QueuedAcquire>>>,
     /// Serializes the requests of one owner about one lock.
-    owners: Locked<OwnerTurns>,
+    owners: KeyedTurns<(LockName, Owner), ()>,
     /// Per lifetime in seconds: one task keeps the handle alive, and the others wait for it.
-    keeping: Locked<BTreeMap<u64, Arc<Mutex<()>>>>,
+    keeping: KeyedTurns<u64, ()>,
     /// Held while a handle is opened.
     opening: Mutex<()>,
     /// Number of writes of unknown outcome, each of which may still be carried out.
@@ -100,52 +100,30 @@ impl Drop for WriteInFlight<'_> {
     }
 }
 
-/// The turn of one owner at one lock. It is removed with its last request, even if that is dropped.
-pub(super) struct OwnerTurn<'a> {
+/// A turn of the requests with one key. It is removed with its last request, even if that is dropped, unless
+/// the client `keeps` it.
+pub(super) struct KeyedTurn<'a, K: Ord, T> {
     client: &'a CasClient,
-    key: (LockName, Owner),
-    turn: Option<Arc<Mutex<()>>>,
+    turns: &'a KeyedTurns<K, T>,
+    key: K,
+    turn: Option<Arc<Mutex<T>>>,
+    keeps: fn(&CasClient, &K) -> bool,
 }
 
-impl Deref for OwnerTurn<'_> {
-    type Target = Mutex<()>;
-    fn deref(&self) -> &Mutex<()> {
+impl<K: Ord, T> Deref for KeyedTurn<'_, K, T> {
+    type Target = Mutex<T>;
+    fn deref(&self) -> &Mutex<T> {
         self.turn.as_ref().expect("it is there until it is dropped")
     }
 }
 
-impl Drop for OwnerTurn<'_> {
+impl<K: Ord, T> Drop for KeyedTurn<'_, K, T> {
     fn drop(&mut self) {
-        let mut owners = self.client.owners.lock();
+        let mut turns = self.turns.lock();
         self.turn = None;
-        if owners.get(&self.key).is_some_and(|turn| Arc::strong_count(turn) == 1) {
-            owners.remove(&self.key);
-        }
-    }
-}
-
-/// The turn of one lock. It is removed with its last request if this client has no hold: the first request of
-/// a client assumes that the lock is free.
-pub(super) struct NameTurn<'a> {
-    client: &'a CasClient,
-    name: LockName,
-    turn: Option<Arc<Mutex<Known>>>,
-}
-
-impl Deref for NameTurn<'_> {
-    type Target = Mutex<Known>;
-    fn deref(&self) -> &Mutex<Known> {
-        self.turn.as_ref().expect("it is there until it is dropped")
-    }
-}
-
-impl Drop for NameTurn<'_> {
-    fn drop(&mut self) {
-        let mut names = self.client.names.lock();
-        self.turn = None;
-        let is_idle = names.get(&self.name).is_some_and(|turn| Arc::strong_count(turn) == 1);
-        if is_idle && !self.client.table.lock().holds.contains_key(&self.name) {
-            names.remove(&self.name);
+        let is_idle = turns.get(&self.key).is_some_and(|turn| Arc::strong_count(turn) == 1);
+        if is_idle && !(self.keeps)(self.client, &self.key) {
+            turns.remove(&self.key);
         }
     }
 }
@@ -184,19 +162,26 @@ impl CasClient {
         Now { ms: self.runtime.now().millis() + 1, unix_us: 0 }
     }
 
-    /// Serializes the requests of one owner about one lock in the order in which they were sent.
-    pub(super) fn owner_turn(&self, name: &LockName, owner: &Owner) -> OwnerTurn<'_> {
-        let mut owners = self.owners.lock();
-        let key = (name.clone(), owner.clone());
-        let turn = Some(Arc::clone(owners.entry(key.clone()).or_default()));
-        OwnerTurn { client: self, key, turn }
+    fn keyed_turn<'a, K: Ord + Clone, T: Default>(
+        &'a self,
+        turns: &'a KeyedTurns<K, T>,
+        key: K,
+        keeps: fn(&Self, &K) -> bool,
+    ) -> KeyedTurn<'a, K, T> {
+        let turn = Some(Arc::clone(turns.lock().entry(key.clone()).or_default()));
+        KeyedTurn { client: self, turns, key, turn, keeps }
     }
 
-    /// Serializes acquisitions of one lock, so that those of one client do not conflict.
-    pub(super) fn turn(&self, name: &LockName) -> NameTurn<'_> {
-        let mut names = self.names.lock();
-        let turn = Some(Arc::clone(names.entry(name.clone()).or_default()));
-        NameTurn { client: self, name: name.clone(), turn }
+    /// Serializes the requests of one owner about one lock in the order in which they were sent.
+    pub(super) fn owner_turn(&self, name: &LockName, owner: &Owner) -> KeyedTurn<'_, (LockName, Owner), ()> {
+        self.keyed_turn(&self.owners, (name.clone(), owner.clone()), |_, _| false)
+    }
+
+    /// Serializes acquisitions of one lock, so that those of one client do not conflict. Without a hold of this
+    /// client there is nothing to remember: its first request assumes that the lock is free.
+    pub(super) fn turn(&self, name: &LockName) -> KeyedTurn<'_, LockName, Known> {
+        let keeps = |client: &Self, name: &LockName| client.table.lock().holds.contains_key(name);
+        self.keyed_turn(&self.names, name.clone(), keeps)
     }
 
     /// Caches the value of a queue seen by a watch, so that the next compare-and-swap does not fail. A lock

@@ -14,16 +14,18 @@
 //!
 //! Modules: `backend` is the interface to a server, `snapshot` the stored format, and `parts` the format of a
 //! long queue. `leases` keeps the handles and holds of this client, `client` maintains them, and `notes`
-//! records how each request changes them. `request` carries out requests, and `bind` binds them to handles.
-//! `records` carries out those about records. `together` batches requests, and `turns` holds the state shared
-//! by tasks that take turns at a lock. `watch` reports changes, and `holders` lets the holders of one lock
-//! share a watch.
+//! records how each request changes them. `request` decides how a request is carried out: `exchange` reads,
+//! writes and repeats, `machine` runs the machine, and `bind` binds requests to handles. `records` carries out
+//! those about records. `together` batches requests, and `turns` holds the state shared by tasks that take turns
+//! at a lock. `watch` reports changes, and `holders` lets the holders of one lock share a watch.
 
 mod backend;
 mod bind;
 mod client;
+mod exchange;
 mod holders;
 mod leases;
+mod machine;
 mod notes;
 mod parts;
 mod records;

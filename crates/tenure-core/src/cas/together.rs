@@ -15,9 +15,7 @@ use super::turns::{Known, QueuedAcquire};
 use crate::name::LockName;
 use crate::protocol::{Answer, Op, Verb};
 use crate::store::Failure;
-
-/// Maximum acquisitions per batch.
-const TOGETHER: usize = 256;
+use crate::txn::next_group;
 
 /// The caller's side of an acquisition. If it is dropped while a write is in flight, the outcome of that
 /// write is unknown.
@@ -77,14 +75,13 @@ impl CasClient {
         let mut all = self.queued.lock();
         let queue = all.get_mut(name)?;
         queue.retain(|queued| !queued.reply.is_closed());
-        let Some(first) = queue.front().map(QueuedAcquire::bound_to) else {
+        // A hold that is detached from the start needs a handle of its own.
+        let group = next_group(queue, QueuedAcquire::bound_to);
+        if group.is_empty() {
             all.remove(name);
             return None;
-        };
-        // A hold that is detached from the start needs a handle of its own.
-        let most = if first.is_none() { 1 } else { TOGETHER };
-        let alike = queue.iter().take(most).take_while(|queued| queued.bound_to() == first).count();
-        Some(queue.drain(..alike.max(1)).collect())
+        }
+        Some(group)
     }
 
     async fn carry_out_all(self: &Arc<Self>, all: Vec<QueuedAcquire>, known: &mut Known) {

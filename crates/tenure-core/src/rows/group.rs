@@ -103,13 +103,6 @@ impl Group {
         let change = now.change(seen, is_checked_in.then_some(&extending), &asking);
         Self { said, change: change.map(|change| RowChange { sessions, ..change }), is_quiet }
     }
-
-    /// Drops the answer of a request that has been answered in another way.
-    pub(super) fn forget(&mut self, at: usize) {
-        if at < self.said.len() {
-            drop(self.said.remove(at));
-        }
-    }
 }
 
 impl GroupedLock {

@@ -2,12 +2,14 @@
 
 use std::collections::VecDeque;
 
-use super::group::Group;
+use super::group::GroupAnswer;
 use super::inbox::QueuedRequest;
 use super::known::{KnownRow, RowSource};
 use super::names::LockKey;
 use super::sessions::KnownSessions;
 use crate::moment::Moment;
+use crate::store::Failure;
+use crate::txn::Txn;
 
 pub(super) struct LockQueue {
     pub(super) key: LockKey,
@@ -15,6 +17,8 @@ pub(super) struct LockQueue {
     /// Requests being executed.
     pub(super) running: Vec<QueuedRequest>,
     pub(super) step: QueueStep,
+    /// Of the running requests.
+    pub(super) txn: Txn,
     /// Consecutive writes that failed to apply.
     pub(super) tries: u32,
     /// The row's serial at the last failed write.
@@ -32,7 +36,8 @@ pub(super) enum QueueStep {
         source: RowSource,
     },
     Writing {
-        group: Box<Group>,
+        /// The answers of the running requests, once the row is written.
+        said: Vec<Result<GroupAnswer, Failure>>,
         /// If the answer arrives before this time, the lease that the write grants had not expired.
         until: Moment,
         /// The row after the write, if the next renewal may start from it.
@@ -44,7 +49,16 @@ impl LockQueue {
     pub(super) fn new(key: LockKey) -> Self {
         let (queue, running) = (VecDeque::new(), Vec::new());
         let sessions = KnownSessions::default();
-        Self { key, queue, running, step: QueueStep::Idle, tries: 0, met: None, sessions }
+        Self {
+            key,
+            queue,
+            running,
+            step: QueueStep::Idle,
+            txn: Txn::default(),
+            tries: 0,
+            met: None,
+            sessions,
+        }
     }
 
     pub(super) fn is_idle(&self) -> bool {

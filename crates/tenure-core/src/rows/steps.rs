@@ -5,23 +5,24 @@ use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::asking::{Done, acquire, plain, read_rows, release, renew, sweep, write};
+use futures_util::future::FutureExt;
+
+use super::asking::{Done, Session, acquire, plain, read_rows, release, renew, sweep, write};
 use super::group::{Group, GroupAnswer};
 use super::inbox::{QueuedOp, QueuedRequest};
 use super::known::{KnownRow, RowSource, is_renewal};
-use super::lock_queue::QueueStep;
+use super::lock_queue::{LockQueue, QueueStep};
 use super::names::LockKey;
-use super::server::{Renewals, Row, RowChange, StatementError, StatementSession, WriteOutcome};
+use super::server::{Renewals, Row, RowChange, WriteOutcome};
 use super::sessions::{EndedSessions, KnownSessions, LOOKS};
-use super::state::{SeenRow, messages, signed, unsigned};
+use super::state::{SeenRow, messages, signed};
 use super::worker::{SWEEP, StatementWorker, UnderWay, share};
 use crate::moment::Moment;
 use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, Fence, LockSpec, Notification, ReleaseScope, Verb};
 use crate::store::Failure;
+use crate::txn::{Txn, Verdict, next_group};
 
-/// Maximum requests about one lock that are executed together.
-const TOGETHER: usize = 256;
 /// Maximum locks per statement; a few megabytes with the longest names.
 pub(super) const LOCKS: usize = 2_000;
 /// Consecutive failed writes to an unchanged row after which an open transaction is assumed to have checked a
@@ -34,7 +35,7 @@ const FRESH: Duration = Duration::from_secs(600);
 
 impl StatementWorker {
     /// Sends everything that is ready.
-    pub(super) fn send(&mut self, session: &Arc<dyn StatementSession>, under_way: &mut UnderWay) {
+    pub(super) fn send(&mut self, session: &Session, under_way: &mut UnderWay) {
         let now = self.now();
         while let Some((until, _)) = self.resting.first()
             && *until <= now
@@ -44,141 +45,100 @@ impl StatementWorker {
         }
         while let Some(request) = self.waiting.pop_front() {
             if let QueuedOp::Plain { plain: what, .. } = &request.ask {
-                under_way.push(plain(Arc::clone(session), request.number, what.clone()));
+                under_way.push(plain(Arc::clone(session), request.number, what.clone()).boxed());
                 self.sent.insert(request.number, (now, session.heard()));
                 self.plain.insert(request.number, request.ask);
             }
         }
         if now >= self.sweeps_at {
             self.sweeps_at = Moment(u64::MAX);
-            under_way.push(sweep(Arc::clone(session), self.swept.clone()));
+            under_way.push(sweep(Arc::clone(session), self.swept.clone()).boxed());
         }
         while !self.ready.is_empty() {
             self.send_locks(now, session, under_way);
         }
-        let writes = self.writes.drain(..).map(|changes| write(Arc::clone(session), changes));
+        let writes = self.writes.drain(..).map(|changes| write(Arc::clone(session), changes).boxed());
         under_way.extend(writes);
     }
 
-    fn send_locks(&mut self, now: Moment, session: &Arc<dyn StatementSession>, under_way: &mut UnderWay) {
+    fn send_locks(&mut self, now: Moment, session: &Session, under_way: &mut UnderWay) {
         let (mut read, mut with_records, mut renewals) = (Vec::new(), false, Renewals::default());
         let (mut recalled, mut rows) = (Vec::new(), Vec::new());
         while read.len() < LOCKS
             && renewals.names.len() < LOCKS
             && let Some(name) = self.ready.pop_first()
         {
-            let Some(lock) = self.locks.get_mut(&name).filter(|lock| matches!(lock.step, QueueStep::Idle))
-            else {
-                continue;
-            };
-            let (dues, sent) = (&mut self.dues, &mut self.sent);
-            lock.queue.retain(|request| {
-                let is_left = request.ask.is_left();
-                if is_left {
-                    dues.remove(&(request.due, request.number));
-                    sent.remove(&request.number);
-                }
-                !is_left
-            });
-            let is_again = !lock.running.is_empty();
-            if lock.is_over() {
-                self.locks.remove(&name);
+            let Some(must_read) = self.begin(&name, now, session.heard()) else { continue };
+            let Some(lock) = self.locks.get_mut(&name) else { continue };
+            if !must_read && send_single(lock, session, under_way, &mut renewals) {
+                lock.step = QueueStep::Fast { sent: now };
                 continue;
             }
-            if !is_again {
-                let count = lock.queue.len().min(TOGETHER);
-                lock.running.extend(lock.queue.drain(..count));
-            }
-            let heard = session.heard();
-            for request in &lock.running {
-                self.sent.insert(request.number, (now, heard));
-            }
-            if let ([QueuedRequest { ask: QueuedOp::Lock(op, _), .. }], false) = (&lock.running[..], is_again)
-                && op.spec == LockSpec::Mutex
-            {
-                let (session, key, owner) = (Arc::clone(session), lock.key.clone(), op.owner.to_string());
-                match op.verb {
-                    Verb::Acquire { ttl_ms, fence: Fence::Assign | Fence::Optional, .. } => {
-                        lock.step = QueueStep::Fast { sent: now };
-                        under_way.push(acquire(session, key, owner, signed(ttl_ms)));
-                        continue;
-                    }
-                    Verb::Release {
-                        whose: ReleaseScope::Own,
-                        fence: Fence::Assign | Fence::Optional,
-                        ..
-                    } => {
-                        lock.step = QueueStep::Fast { sent: now };
-                        let wake = Notification::Free { by: Some(op.owner.clone()) };
-                        let message = messages(&key, &wake).concat();
-                        under_way.push(release(session, name, owner, message));
-                        continue;
-                    }
-                    // Rebinding a hold changes nothing in this store, whose holds end only with their lease.
-                    Verb::Renew { ttl_ms, .. } => {
-                        lock.step = QueueStep::Fast { sent: now };
-                        renewals.names.push(name);
-                        renewals.owners.push(owner);
-                        renewals.ttls_ms.push(signed(ttl_ms));
-                        continue;
-                    }
-                    _ => {}
-                }
-            }
-            let known = self.known.remove(&name).filter(|_| !is_again);
+            let known = self.known.remove(&name).filter(|_| !must_read);
             if let Some((row, source)) = known.and_then(|known| known.recall(now, &lock.running)) {
                 lock.step = QueueStep::Reading { source };
                 recalled.push(name);
                 rows.push(row);
-                continue;
+            } else {
+                lock.step = QueueStep::Reading { source: RowSource::Read(now) };
+                with_records |=
+                    lock.running.iter().any(|request| matches!(request.ask, QueuedOp::Record(..)));
+                read.push(name);
             }
-            lock.step = QueueStep::Reading { source: RowSource::Read(now) };
-            with_records |= lock.running.iter().any(|request| matches!(request.ask, QueuedOp::Record(..)));
-            read.push(name);
         }
         if !renewals.names.is_empty() {
-            under_way.push(renew(Arc::clone(session), renewals));
+            under_way.push(renew(Arc::clone(session), renewals).boxed());
         }
         if !read.is_empty() {
-            under_way.push(read_rows(Arc::clone(session), read, with_records));
+            under_way.push(read_rows(Arc::clone(session), read, with_records).boxed());
         }
         self.read(recalled, &rows);
+    }
+
+    /// Begins a run of a lock's next requests, if there are any and none is in progress. Returns whether its
+    /// row has to be read.
+    fn begin(&mut self, name: &str, now: Moment, heard: u64) -> Option<bool> {
+        let lock = self.locks.get_mut(name).filter(|lock| matches!(lock.step, QueueStep::Idle))?;
+        let (dues, sent) = (&mut self.dues, &mut self.sent);
+        lock.queue.retain(|request| {
+            let is_left = request.ask.is_left();
+            if is_left {
+                dues.remove(&(request.due, request.number));
+                sent.remove(&request.number);
+            }
+            !is_left
+        });
+        if lock.is_over() {
+            self.locks.remove(name);
+            return None;
+        }
+        if lock.running.is_empty() {
+            (lock.txn, lock.running) = (Txn::default(), next_group(&mut lock.queue, |_| Some(())));
+        }
+        sent.extend(lock.running.iter().map(|request| (request.number, (now, heard))));
+        Some(lock.txn.begin())
     }
 
     /// Processes the result of a statement. Returns whether the connection is still usable.
     pub(super) fn done(&mut self, done: Done) -> bool {
         let now = self.now();
         match done {
-            Done::Acquired(name, Ok(Some(fence))) => {
-                let since = match self.locks.get(&name).map(|lock| &lock.step) {
-                    Some(QueueStep::Fast { sent }) => now.since(*sent),
-                    _ => Duration::ZERO,
-                };
-                let answer = match since > FRESH {
-                    true => Err(Failure::Unknown(Failure::cause("the reply took too long"))),
-                    false => Ok(Answer::Held { fence: unsigned(fence) }),
-                };
-                self.answered(&name, vec![answer.map(GroupAnswer::Lock)]);
-                true
-            }
-            Done::Acquired(name, Ok(None)) | Done::Released(name, Ok(false)) => {
-                self.again(&name);
-                true
-            }
-            Done::Released(name, Ok(true)) => {
-                self.answered(&name, vec![Ok(GroupAnswer::Lock(Answer::Released { left: 0 }))]);
-                true
-            }
-            Done::Renewed(names, Ok(held)) => {
-                let held: BTreeMap<String, i64> = held.into_iter().collect();
+            Done::Single(names, Ok(answers)) => {
+                let mut answers: BTreeMap<String, Answer> = answers.into_iter().collect();
                 for name in names {
-                    match held.get(&name) {
-                        Some(fence) => {
-                            let answer = Answer::Held { fence: unsigned(*fence) };
-                            self.answered(&name, vec![Ok(GroupAnswer::Lock(answer))]);
-                        }
-                        None => self.again(&name),
-                    }
+                    let Some(answer) = answers.remove(&name) else {
+                        self.again(&name);
+                        continue;
+                    };
+                    let sent = self.locks.get(&name).and_then(|lock| match lock.step {
+                        QueueStep::Fast { sent } => Some(sent),
+                        _ => None,
+                    });
+                    let answer = match sent.is_some_and(|sent| now.since(sent) > FRESH) {
+                        true => Err(Failure::Unknown(Failure::cause("the reply took too long"))),
+                        false => Ok(GroupAnswer::Lock(answer)),
+                    };
+                    self.answered(&name, vec![answer]);
                 }
                 true
             }
@@ -207,12 +167,12 @@ impl StatementWorker {
                 self.swept = last.unwrap_or_default();
                 true
             }
-            Done::Acquired(name, Err(failed)) | Done::Released(name, Err(failed)) => {
-                self.failed([name], &failed)
-            }
-            Done::Renewed(names, Err(failed))
+            Done::Single(names, Err(failed))
             | Done::Read(names, Err(failed))
-            | Done::Wrote(names, Err(failed)) => self.failed(names, &failed),
+            | Done::Wrote(names, Err(failed)) => {
+                names.iter().for_each(|name| self.fail(name, &failed.failure));
+                !failed.ends_connection
+            }
             Done::Plain(number, Err(failed)) => {
                 self.forget(number);
                 if let Some(ask) = self.plain.remove(&number) {
@@ -225,14 +185,6 @@ impl StatementWorker {
                 !failed.ends_connection
             }
         }
-    }
-
-    /// Fails the requests of a failed statement. Returns whether the connection is still usable.
-    fn failed(&mut self, names: impl IntoIterator<Item = String>, failed: &StatementError) -> bool {
-        for name in names {
-            self.fail(&name, &failed.failure);
-        }
-        !failed.ends_connection
     }
 
     pub(super) fn fail(&mut self, name: &str, failure: &Failure) {
@@ -257,22 +209,14 @@ impl StatementWorker {
         }
         (lock.step, lock.tries, lock.met) = (QueueStep::Idle, 0, None);
         lock.sessions = KnownSessions::default();
-        if lock.is_over() {
-            self.locks.remove(name);
-        } else {
-            self.ready.insert(name.to_owned());
-        }
+        self.ready.insert(name.to_owned());
     }
 
-    /// The single statement did not apply, so the row has to be read.
+    /// Runs the requests again, on a row that is read.
     fn again(&mut self, name: &str) {
         let Some(lock) = self.locks.get_mut(name) else { return };
         lock.step = QueueStep::Idle;
-        if lock.is_over() {
-            self.locks.remove(name);
-        } else {
-            self.ready.insert(name.to_owned());
-        }
+        self.ready.insert(name.to_owned());
     }
 
     /// Runs the machines on the rows, and prepares the writes of what they change.
@@ -299,6 +243,9 @@ impl StatementWorker {
                     continue;
                 }
             };
+            if let QueueStep::Reading { source: RowSource::Read(_) } = lock.step {
+                lock.txn.read();
+            }
             let serial = seen.serial;
             let is_checked_in = lock.tries >= CHECK_IN_TRIES && lock.met == serial;
             if lock.met != serial {
@@ -306,36 +253,33 @@ impl StatementWorker {
             }
             let asks: Vec<&QueuedOp> = lock.running.iter().map(|request| &request.ask).collect();
             let group = Group::run(&lock.key, &seen, &asks, is_checked_in, &lock.sessions, has_notifications);
-            match group {
-                // Only a write shows that the row is still as it was.
-                Group { change: None, .. }
-                    if matches!(lock.step, QueueStep::Reading { source: RowSource::Memory(..) })
-                        && !planted(Bug::RowsMemoryAnswers) =>
-                {
-                    self.again(&name)
+            let Group { said, change, is_quiet } = group;
+            let mut change = match (lock.txn.ran(change.is_some()), change) {
+                (Verdict::Write, Some(change)) => change,
+                (Verdict::Answer, _) => {
+                    self.answered(&name, said);
+                    continue;
                 }
-                Group { change: None, said, .. } => self.answered(&name, said),
-                mut group => {
-                    let mut change = group.change.take().expect("it was just looked at");
-                    let (mut until, mut next) = (now, None);
-                    if let QueueStep::Reading { source } = lock.step {
-                        match source {
-                            RowSource::Read(sent) => {
-                                until =
-                                    sent + Duration::from_millis(change.until_ms.saturating_sub(seen.now.ms));
-                            }
-                            RowSource::Memory(..) if planted(Bug::RowsMemoryOfClock) => {}
-                            RowSource::Memory(..) => change.until_ms = change.until_ms.min(seen.now.ms),
-                        }
-                        let may_recall = group.is_quiet && has_notifications && is_renewal(&lock.running);
-                        let row = row.filter(|_| may_recall);
-                        next = row.and_then(|row| KnownRow::after(row, &change, source, now));
+                _ => {
+                    self.again(&name);
+                    continue;
+                }
+            };
+            let (mut until, mut next) = (now, None);
+            if let QueueStep::Reading { source } = lock.step {
+                match source {
+                    RowSource::Read(sent) => {
+                        until = sent + Duration::from_millis(change.until_ms.saturating_sub(seen.now.ms));
                     }
-                    lock.step =
-                        QueueStep::Writing { group: Box::new(group), until, next: next.map(Box::new) };
-                    changes.push((lock.key.clone(), change));
+                    RowSource::Memory(..) if planted(Bug::RowsMemoryOfClock) => {}
+                    RowSource::Memory(..) => change.until_ms = change.until_ms.min(seen.now.ms),
                 }
+                let may_recall = is_quiet && has_notifications && is_renewal(&lock.running);
+                let row = row.filter(|_| may_recall);
+                next = row.and_then(|row| KnownRow::after(row, &change, source, now));
             }
+            lock.step = QueueStep::Writing { said, until, next: next.map(Box::new) };
+            changes.push((lock.key.clone(), change));
         }
         if !changes.is_empty() {
             self.writes.push(changes);
@@ -355,12 +299,12 @@ impl StatementWorker {
     fn wrote(&mut self, name: &str, is_written: bool) {
         let now = self.now();
         let Some(lock) = self.locks.get_mut(name) else { return };
-        let QueueStep::Writing { group, until, next } = mem::replace(&mut lock.step, QueueStep::Idle) else {
+        let QueueStep::Writing { said, until, next } = mem::replace(&mut lock.step, QueueStep::Idle) else {
             return;
         };
         if is_written {
             self.known.extend(next.map(|next| (name.to_owned(), *next)));
-            self.answered(name, group.said);
+            self.answered(name, said);
             return;
         }
         if planted(Bug::RowsConflictIsBusy) {
@@ -373,9 +317,7 @@ impl StatementWorker {
             // The write may have been late, which says nothing about the row.
             lock.tries = lock.tries.min(CHECK_IN_TRIES - 1);
         }
-        if lock.is_over() {
-            self.locks.remove(name);
-        } else if lock.running.is_empty() || lock.tries == 1 {
+        if lock.running.is_empty() || lock.tries == 1 {
             self.ready.insert(name.to_owned());
         } else {
             // The row is contended: back off with jitter.
@@ -384,6 +326,35 @@ impl StatementWorker {
             self.resting.insert((now + pause, name.to_owned()));
         }
     }
+}
+
+/// Sends the single statement that may complete the only request about a lock, if there is one.
+fn send_single(
+    lock: &LockQueue,
+    session: &Session,
+    under_way: &mut UnderWay,
+    renewals: &mut Renewals,
+) -> bool {
+    let [QueuedRequest { ask: QueuedOp::Lock(op, _), .. }] = &lock.running[..] else { return false };
+    let (session, key, owner) = (Arc::clone(session), lock.key.clone(), op.owner.to_string());
+    match op.verb {
+        _ if op.spec != LockSpec::Mutex => return false,
+        Verb::Acquire { ttl_ms, fence: Fence::Assign | Fence::Optional, .. } => {
+            under_way.push(acquire(session, key, owner, signed(ttl_ms)).boxed());
+        }
+        Verb::Release { whose: ReleaseScope::Own, fence: Fence::Assign | Fence::Optional, .. } => {
+            let message = messages(&key, &Notification::Free { by: Some(op.owner.clone()) }).concat();
+            under_way.push(release(session, key.name, owner, message).boxed());
+        }
+        // Rebinding a hold changes nothing in this store, whose holds end only with their lease.
+        Verb::Renew { ttl_ms, .. } => {
+            renewals.names.push(key.name);
+            renewals.owners.push(owner);
+            renewals.ttls_ms.push(signed(ttl_ms));
+        }
+        _ => return false,
+    }
+    true
 }
 
 fn answer(ask: QueuedOp, said: Result<GroupAnswer, Failure>) {

@@ -247,8 +247,8 @@ impl StatementWorker {
                     let failure = match lock.step {
                         QueueStep::Fast { .. } => Failure::Unknown(late()),
                         // The write includes the effects of all requests of the group, this one too.
-                        QueueStep::Writing { ref mut group, .. } => {
-                            group.forget(at);
+                        QueueStep::Writing { ref mut said, .. } => {
+                            drop(said.remove(at));
                             Failure::Unknown(late())
                         }
                         QueueStep::Idle | QueueStep::Reading { .. } => Failure::NotSent(late()),

@@ -178,7 +178,7 @@ pub const CAS: &[Regression] = &[
     // A refusal counted as wrong just after the holder had died.
     (Regime::Killing, 925_153, None),
     // An acquisition of a hold that had just expired was read again and again, and written by nobody.
-    (Regime::Quiet, 1_501_578, Some(Bug::CasLapsedUnwritten)),
+    (Regime::Quiet, 1_501_578, Some(Bug::TxnLapsedUnwritten)),
     // A client that had stood still granted a lock to its own waiter, whose place had expired.
     (Regime::Drifting, 1_378, Some(Bug::CasOwnHandleTrusted)),
     // A waiter slept although its owner, in another process, had got the lock from a dead one.

@@ -19,7 +19,7 @@ const CORE: Layers = &[
     &["credentials", "owner", "parse"],
     &["protocol"],
     &["store"],
-    &["net"],
+    &["net", "txn"],
     &["cas", "rows"],
 ];
 

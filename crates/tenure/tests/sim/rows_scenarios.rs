@@ -701,7 +701,7 @@ pub(super) const OF_CODE: [(Bug, Play); 19] = [
     (Bug::RowsSessionReplaced, a_new_session_keeps_the_turn),
     (Bug::RowsSessionKept, a_closed_session_is_not_held_against_a_client),
     (Bug::RowsGrantedForLong, a_granted_place_is_short),
-    (Bug::RowsMemoryAnswers, a_renewal_from_memory_notices_a_forced_release),
+    (Bug::TxnMemoryAnswers, a_renewal_from_memory_notices_a_forced_release),
     (Bug::RowsMemoryOfClock, a_renewal_from_memory_sets_the_whole_lease),
     (Bug::RowsHeadAloneAsks, two_that_die_cost_a_lease),
     (Bug::RowsFirstUntold, a_granted_place_is_short),
