@@ -195,4 +195,6 @@ pub const ROWS: &[Regression] = &[
     (Regime::Slow, 3_000_082, Some(Bug::RowsLateTakenForCheckIn)),
     // The oracle missed a grant at a step of the clock.
     (Regime::Stepping, 1_000_411, None),
+    // A stalled connection for messages had to be noticed before it was probed.
+    (Regime::Drifting, 7_770_825, None),
 ];

@@ -15,7 +15,7 @@ use super::executor::{Process, ProcessId, Sim};
 use super::host::Judge;
 use super::network::Parting;
 use super::node_faults::NodeFault;
-use super::regime::{Plan, Regime};
+use super::regime::{Plan, RECOVERY, Regime};
 use super::report::Report;
 use super::world::World;
 use table::Table;
@@ -90,6 +90,10 @@ fn plan(sim: &Sim, regime: Regime, database: Database) -> Plan {
     // Most requests are two statements, which wait for those of other tasks and are repeated after a conflict.
     let (low, high) = plan.faults.latency;
     plan.faults.latency = (low / 5, high / 5);
+    if database == Database::Postgres && plan.node_faults.stall > 0 {
+        // A stalled connection for messages is probed after 15 s, and given up 2 s later.
+        plan.strict_from = plan.strict_from.max(plan.heals_at + 17 * SECOND + RECOVERY);
+    }
     plan
 }
 
