@@ -36,6 +36,7 @@ impl Random {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "a case for each request")]
 fn the_record_machine_in_lua_answers_as_the_one_in_rust() {
     let server = Server::with_clock();
     let mut now_us = 1_800_000_000_000_000;

@@ -95,6 +95,7 @@ pub(crate) fn wait_for_parent() {
 
 /// Not a test: the code of the other processes.
 #[test]
+#[expect(clippy::too_many_lines, reason = "a case for each role")]
 fn role() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let dir = PathBuf::from(std::env::var_os(DIR).expect("a directory"));

@@ -113,6 +113,7 @@ pub(super) fn make(state: &str, directory: &Path) -> (Kept, Locks) {
     (block_on(make_with(&locks, state, directory)).expect("a state"), locks)
 }
 
+#[expect(clippy::too_many_lines, reason = "a case for each state")]
 async fn make_with(locks: &Locks, state: &str, directory: &Path) -> Result<Kept> {
     Ok(match state {
         "a mutex" => kept(locks.mutex("räumung/1")?.lock().await?),
