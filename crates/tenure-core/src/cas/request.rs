@@ -1,4 +1,4 @@
-//! Requests about one lock: by which way each is carried out.
+//! Decides how each request about one lock is carried out.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -140,7 +140,7 @@ impl Multiplexer {
             writing: Commands::default(),
             written: 0,
             flushed: true,
-            has_waited: false,
+            has_yielded: false,
             input: vec![0; READ],
             filled: 0,
             wakers: VecDeque::new(),
@@ -550,7 +550,7 @@ struct ConnectionTask {
     written: usize,
     flushed: bool,
     /// Whether the task yielded in its last turn.
-    has_waited: bool,
+    has_yielded: bool,
     /// Bytes read but not parsed.
     input: Vec<u8>,
     filled: usize,
@@ -599,15 +599,15 @@ impl ConnectionTask {
             if state.end.is_some() && !(waiting > 0 && planted(Bug::WriteAfterHangUp)) {
                 return Poll::Ready(Ok(()));
             }
-            let is_busy = !self.has_waited && state.unanswered.len() >= MANY;
-            let yields = (1..ENOUGH).contains(&waiting) && (is_busy || !self.wakers.is_empty());
-            if waiting > 0 && !yields && self.written == self.writing.bytes().len() {
+            let is_busy = !self.has_yielded && state.unanswered.len() >= MANY;
+            let awaits_more = (1..ENOUGH).contains(&waiting) && (is_busy || !self.wakers.is_empty());
+            if waiting > 0 && !awaits_more && self.written == self.writing.bytes().len() {
                 self.writing.clear();
                 self.written = 0;
                 mem::swap(&mut state.out, &mut self.writing);
             }
             let burst = self.wakers.len().min(BURST);
-            let yields = yields || burst > 1;
+            let yields = awaits_more || burst > 1;
             if !yields {
                 state.task.get_or_insert_with(|| cx.waker().clone());
             }
@@ -616,11 +616,11 @@ impl ConnectionTask {
             self.wakers.drain(..burst).for_each(Waker::wake);
             if yields {
                 // To the end of the run queue, from which an idle worker thread can take it.
-                self.has_waited = true;
+                self.has_yielded = true;
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
-            self.has_waited = false;
+            self.has_yielded = false;
             if self.read(cx)?.is_pending() {
                 return Poll::Pending;
             }
@@ -931,7 +931,7 @@ mod tests {
     fn callers_are_woken_a_few_at_a_time_and_send_together() {
         const ALL: usize = 2 * BURST;
         let piece = "*1\r\n$4\r\nPING\r\n";
-        // Whether the server's next bytes are well-formed, and the number of requests of the first callers.
+        // What follows the replies, and the number of requests that the first callers send then.
         for (rest, requests) in [("", BURST), ("", ENOUGH / piece.len() + 1), ("?\r\n", 0)] {
             let mut scene = Scene::new(false);
             let open = scene.open.shared();
