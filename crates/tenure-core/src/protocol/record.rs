@@ -108,9 +108,9 @@ pub fn lock_name(kind: &str, full: &LockName) -> LockName {
     LockName::in_store(beside(&format!("{USE}{kind}:"), full.as_str()))
 }
 
-/// The key of the record beside a lock.
-pub fn key(namespace: &str, name: &str) -> String {
-    [namespace, "tenure:rec:", name.strip_prefix(USE).unwrap_or(name)].concat()
+/// The key of the record beside a lock, in parts.
+pub fn key<'a>(namespace: &'a str, name: &'a str) -> [&'a str; 3] {
+    [namespace, "tenure:rec:", name.strip_prefix(USE).unwrap_or(name)]
 }
 
 /// The name of a side key. Two keys never share one. On a cluster it is in the same slot as the key, where

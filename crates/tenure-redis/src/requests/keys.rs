@@ -66,8 +66,8 @@ pub(crate) fn ballot(space: Keyspace, key: &str) -> String {
     [space.namespace(key), "tenure:ballot:", before, key, after].concat()
 }
 
-/// The key of the record beside a lock.
-pub(crate) fn record(space: Keyspace, lock: &LockName) -> String {
+/// The key of the record beside a lock, in parts.
+pub(crate) fn record(space: Keyspace, lock: &LockName) -> [&str; 3] {
     record::key(space.namespace(lock.as_str()), space.name(lock))
 }
 
@@ -293,7 +293,7 @@ mod tests {
                 let beside = [
                     counter(space, &key).into_owned(),
                     ballot(space, &key),
-                    record(space, &lock),
+                    record(space, &lock).concat(),
                     channel(space, LockSpec::Mutex, &key),
                     channel(space, LockSpec::Reentrant, &key),
                     channel(space, spec, &key),
@@ -315,7 +315,7 @@ mod tests {
         assert_eq!(channel(space, LockSpec::Mutex, "app:orders"), "app:tenure:wake:3:{app:orders}");
         assert_eq!(counter(space, "app:orders"), "app:tenure:fence");
         let job = LockName::in_store("app:tenure:use:once:{nightly}".into());
-        assert_eq!(record(space, &job), "app:tenure:rec:once:{nightly}");
+        assert_eq!(record(space, &job).concat(), "app:tenure:rec:once:{nightly}");
     }
 
     #[test]

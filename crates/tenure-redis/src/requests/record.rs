@@ -2,15 +2,14 @@
 
 use std::sync::Arc;
 
-use futures_util::future::join;
-
 use crate::connection::server_clock::ServerClock;
 use crate::replies::failure;
 use crate::replies::{bytes, number};
 use crate::requests::script::RECORD;
-use crate::requests::{RequestContext, RoutedRequest, answered, keys};
-use crate::resp::Value;
-use crate::resp::encode::{Commands, command};
+use crate::requests::{RequestContext, RoutedRequest, answered, keys, refused};
+use crate::resp::encode::Commands;
+use crate::resp::parse::Reply;
+use crate::resp::{ServerError, Value};
 use tenure_core::events::{event, text};
 use tenure_core::protocol::LockSpec;
 use tenure_core::protocol::record::{Put, Record, RecordAnswer, RecordOp, RecordVerb, Then};
@@ -33,33 +32,49 @@ pub(crate) async fn ask(
     })
 }
 
-/// A plain GET, with a TIME in the same write if the server's clock is not known.
+/// A plain GET, with a TIME before it if the server's clock is not known.
 async fn read(
     runtime: &dyn Runtime,
     routed: &RoutedRequest<'_, RecordOp>,
 ) -> Result<Option<RecordAnswer>, Failure> {
     let RoutedRequest { op, pipeline, context, deadline } = *routed;
     let sent = runtime.now();
-    let get = command(&["GET", &keys::record(context.space, &op.lock)]);
     let known = pipeline.clock().and_then(|clock| clock.read(sent));
-    let (value, now_us) = match known {
-        Some(_) => (send(routed, &get).await?, known),
-        None => {
-            let time = command(&["TIME"]);
-            let (value, time) = join(send(routed, &get), pipeline.ask(&time, deadline)).await;
-            let (value, time) = (value?, time_of(&answered(pipeline, time?)?));
+    let in_flight = pipeline.send(deadline, |out| {
+        if known.is_none() {
+            out.command(&["TIME"]);
+        }
+        if context.asking {
+            out.command(&["ASKING"]);
+        }
+        out.begin(2).arg("GET").parts(&keys::record(context.space, &op.lock));
+    });
+    let replies = in_flight?.read(|tape| {
+        let mut replies = tape.replies();
+        let time = if known.is_none() { replies.value() } else { None };
+        if context.asking {
+            replies.head();
+        }
+        // A value not written by the script counts as none: the next write replaces it.
+        let record = match replies.head() {
+            Some(Reply::Bulk(text)) => Ok(stored(text)),
+            Some(Reply::Error(text)) => Err(ServerError::new(String::from_utf8_lossy(text).into_owned())),
+            _ => Ok(None),
+        };
+        (time, record)
+    });
+    let (time, record) = replies.await?;
+    let now_us = match time {
+        None => known,
+        Some(time) => {
+            let time = time_of(&answered(pipeline, time)?);
             let clock = time.map(|unix_us| ServerClock { at: sent + runtime.now().since(sent) / 2, unix_us });
             pipeline.set_clock(clock);
-            (value, time)
+            time
         }
     };
-    let Some(now_us) = now_us else { return Ok(None) };
-    // A value not written by the script counts as none: the next write replaces it.
-    let record = match &answered(pipeline, value)? {
-        Value::Nil => None,
-        value => bytes(value).and_then(stored),
-    };
-    Ok(Some(RecordAnswer::Read { record, now_us }))
+    let record = record.map_err(|error| refused(pipeline, &error))?;
+    Ok(now_us.map(|now_us| RecordAnswer::Read { record, now_us }))
 }
 
 async fn send(routed: &RoutedRequest<'_, RecordOp>, command: &Commands) -> Result<Value, Failure> {
@@ -102,7 +117,7 @@ fn script(op: &RecordOp, context: RequestContext, by_name: bool) -> Commands {
     let mut commands = Commands::default();
     let args = if let RecordVerb::Put(_) = op.verb { 9 } else { 4 };
     let command = commands.begin(5 + args).arg(verb).arg(text).arg("2");
-    command.arg(op.lock.as_str()).arg(keys::record(context.space, &op.lock));
+    command.arg(op.lock.as_str()).parts(&keys::record(context.space, &op.lock));
     let channel = keys::channel(context.space, LockSpec::Mutex, op.lock.as_str());
     let publish = context.space.publish.command();
     match &op.verb {

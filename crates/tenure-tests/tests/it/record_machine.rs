@@ -115,7 +115,7 @@ fn the_record_machine_in_lua_answers_as_the_one_in_rust() {
             }
         }
         record.take_if(|record| record.is_over(now));
-        let left = eye.command(&["PTTL", &record::key("", lock.as_str())]).expect("a reply").int();
+        let left = eye.command(&["PTTL", &record::key("", lock.as_str()).concat()]).expect("a reply").int();
         let expected = record.as_ref().and_then(|record| record.expires_ms);
         assert_eq!(left, expected.map_or(-2, |end| (end - now.ms) as i64));
         let exists = eye.command(&["EXISTS", lock.as_str()]).expect("a reply").int();

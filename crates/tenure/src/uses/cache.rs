@@ -262,18 +262,14 @@ impl Cache {
         let asked = self.record.engine().now();
         let is_alone = match self.seen().await {
             Ok(Sight::Fresh(value)) => return Ok(Ok(value)),
-            Ok(Sight::Stale(value)) => {
-                return Ok(Ok(match self.refresher().await {
-                    None => value,
-                    Some(Led::Found(newer)) => newer,
-                    Some(Led::Lead(lead)) => self.compute(lead, fill).await?.unwrap_or(value),
-                }));
-            }
+            Ok(Sight::Stale(value)) if !self.may_refresh() => return Ok(Ok(value)),
+            // Boxed, because few reads get here, and otherwise the future of each would be as large.
+            Ok(Sight::Stale(value)) => return Box::pin(self.refreshed(value, fill)).await,
             Ok(Sight::Uncached) => true,
             Ok(Sight::Missing) => false,
             Err(error) => self.terms.computes_after(error)?,
         };
-        self.share(asked, false, is_alone, fill).await
+        Box::pin(self.share(asked, false, is_alone, fill)).await
     }
 
     /// Returns a stored value at once, even an expired one, in which case a task on the caller's tokio
@@ -316,23 +312,11 @@ impl Cache {
         if let Ok(Sight::Stale(Some(value))) = seen
             && runtime::has_tokio()
         {
-            let cache = self.clone();
-            runtime::spawn_on_tokio(async move {
-                if let Some(Led::Lead(lead)) = cache.refresher::<T>().await {
-                    let fill = async || compute().await.map(|value| Entry::value(value, ttl));
-                    if let Err(error) = cache.compute(lead, fill).await {
-                        event!(
-                            WARN,
-                            target: "tenure",
-                            "value_not_refreshed",
-                            "value not refreshed",
-                            lock = text(cache.name()),
-                            store = text(cache.record.engine().store.url()),
-                            failure = text(error),
-                        );
-                    }
-                }
-            });
+            if self.may_refresh() {
+                let cache = self.clone();
+                let fill = async move || compute().await.map(|value| Entry::value(value, ttl));
+                runtime::spawn_on_tokio(async move { cache.refresh_unwaited(fill).await });
+            }
             return Ok(Ok(value));
         }
         self.get_or_compute(ttl, async || compute().await).await
@@ -441,13 +425,13 @@ impl Cache {
     }
 
     fn look<T: CacheValue>(&self, record: Option<&Record>, now_us: u64) -> Sight<T> {
-        look(record, now_us, self.early, self.random())
+        look(record, now_us, self.early, || self.random())
     }
 
     /// Reads the record without early recomputation.
     async fn there<T: CacheValue>(&self) -> Result<Option<Option<T>>> {
         let seen = self.record.read().await?;
-        Ok(match look(seen.record.as_ref(), seen.now_us, 0.0, 1.0) {
+        Ok(match look(seen.record.as_ref(), seen.now_us, 0.0, || 1.0) {
             Sight::Fresh(value) => Some(value),
             _ => None,
         })
@@ -458,13 +442,46 @@ impl Cache {
         ((self.record.engine().runtime.random() >> 11) + 1) as f64 / (1_u64 << 53) as f64
     }
 
+    /// Whether an existing value may be recomputed. It may not for a while after the lock was busy.
+    fn may_refresh(&self) -> bool {
+        let (lock, engine) = (&self.record.lock, self.record.engine());
+        lock.shared.flights.may_try(&lock.full, engine.now())
+    }
+
+    /// Recomputes an existing value unless another caller does, and returns the newest known.
+    async fn refreshed<T: CacheValue, E>(
+        &self,
+        value: Option<T>,
+        fill: impl AsyncFnOnce() -> Result<Entry<T>, E>,
+    ) -> Result<Result<Option<T>, E>> {
+        Ok(Ok(match self.refresher().await {
+            None => value,
+            Some(Led::Found(newer)) => newer,
+            Some(Led::Lead(lead)) => self.compute(lead, fill).await?.unwrap_or(value),
+        }))
+    }
+
+    /// Recomputes an existing value unless another caller does. An error is reported as an event.
+    async fn refresh_unwaited<T: CacheValue, E>(&self, fill: impl AsyncFnOnce() -> Result<Entry<T>, E>) {
+        if let Some(Led::Lead(lead)) = self.refresher::<T>().await
+            && let Err(error) = self.compute(lead, fill).await
+        {
+            event!(
+                WARN,
+                target: "tenure",
+                "value_not_refreshed",
+                "value not refreshed",
+                lock = text(self.name()),
+                store = text(self.record.engine().store.url()),
+                failure = text(error),
+            );
+        }
+    }
+
     /// Makes this caller the one that recomputes an existing value, unless there is one already.
     async fn refresher<T: CacheValue>(&self) -> Option<Led<'_, Option<T>>> {
         let (lock, engine) = (&self.record.lock, self.record.engine());
         let flights = &lock.shared.flights;
-        if !flights.may_try(&lock.full, engine.now()) {
-            return None;
-        }
         let flight = flights.join(&lock.full);
         let turn = flight.try_turn()?;
         let (guard, there) = join(lock.acquire(Wait::Once), self.there()).await;

@@ -135,11 +135,17 @@ pub(crate) enum Sight<T> {
     Missing,
 }
 
-/// Interprets a record at a time of the store's clock. `early` is the β of XFetch; `random` is in (0, 1].
+/// Interprets a record at a time of the store's clock. `early` is the β of XFetch; `random` returns a number in
+/// (0, 1].
 ///
 /// XFetch is by Vattani, Chierichetti and Lowenstein, *Optimal Probabilistic Cache Stampede Prevention*,
 /// 2015: the longer a value takes to compute, the earlier one caller begins.
-pub(crate) fn look<T: CacheValue>(record: Option<&Record>, now_us: u64, early: f64, random: f64) -> Sight<T> {
+pub(crate) fn look<T: CacheValue>(
+    record: Option<&Record>,
+    now_us: u64,
+    early: f64,
+    random: impl FnOnce() -> f64,
+) -> Sight<T> {
     let Some(record) = record else { return Sight::Missing };
     let Some((head, codec, bytes)) = Head::decode(&record.value) else { return Sight::Missing };
     let age = now_us.saturating_sub(record.at_us);
@@ -154,8 +160,9 @@ pub(crate) fn look<T: CacheValue>(record: Option<&Record>, now_us: u64, early: f
         },
     };
     let left = head.soft_us.saturating_sub(age);
-    let is_early = left <= head.soft_us / 5 && -(head.delta_us as f64) * early * random.ln() >= left as f64;
-    if left == 0 || is_early { Sight::Stale(value) } else { Sight::Fresh(value) }
+    let is_early =
+        || left <= head.soft_us / 5 && -(head.delta_us as f64) * early * random().ln() >= left as f64;
+    if left == 0 || is_early() { Sight::Stale(value) } else { Sight::Fresh(value) }
 }
 
 /// How long a value is fresh. `jitter`, from 0 to 1, is the maximum share of the ttl subtracted at random, so
@@ -174,7 +181,7 @@ mod tests {
     }
 
     fn seen(record: &Record, now_us: u64) -> Sight<String> {
-        look(Some(record), now_us, 1.0, 1.0)
+        look(Some(record), now_us, 1.0, || 1.0)
     }
 
     #[test]
@@ -204,11 +211,11 @@ mod tests {
     #[test]
     fn a_value_that_took_long_is_computed_early_and_only_in_the_last_fifth() {
         let record = record(Content::Value, "text", b"a");
-        let at = |now_us, random| look::<String>(Some(&record), now_us, 1.0, random);
+        let at = |now_us, random| look::<String>(Some(&record), now_us, 1.0, || random);
         let is_stale = |sight| matches!(sight, Sight::Stale(_));
         // 50 µs × 1 × ln(1/0.02) is 195 µs.
         assert!(is_stale(at(10_810, 0.02)) && !is_stale(at(10_810, 0.03)));
         assert!(!is_stale(at(10_799, f64::MIN_POSITIVE)));
-        assert!(!is_stale(look::<String>(Some(&record), 10_999, 0.0, f64::MIN_POSITIVE)));
+        assert!(!is_stale(look::<String>(Some(&record), 10_999, 0.0, || f64::MIN_POSITIVE)));
     }
 }
