@@ -160,6 +160,13 @@ impl Notifications {
         ChannelSubscription { notifications: Arc::downgrade(self), name, id, station }
     }
 
+    /// Notes how many subscribers a message of this client has reached.
+    pub(crate) fn reached(&self, channel: &str, subscribers: u64) {
+        if let Some(channel) = self.state().channels.get(channel) {
+            channel.station.set_alone(subscribers == 1 && matches!(channel.state, ChannelState::Confirmed));
+        }
+    }
+
     fn leave(&self, name: &str, id: u64) {
         let now = self.connector.runtime.now();
         let mut state = self.state();

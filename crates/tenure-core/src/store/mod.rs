@@ -347,20 +347,37 @@ pub struct Listener {
     _subscription: Box<dyn Any + Send>,
 }
 
-/// The [`Listening`] of an open subscription, to send with requests for a place in a queue. Empty while the
-/// subscription is interrupted. Clones share the value.
+/// What a store knows of a subscription. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub struct Station(Arc<AtomicU16>);
+pub struct Station(Arc<StationState>);
+
+#[derive(Debug, Default)]
+struct StationState {
+    listens: AtomicU16,
+    is_alone: AtomicBool,
+}
 
 impl Station {
-    /// Sets the value, or clears it when the subscription is interrupted.
+    /// Sets the [`Listening`], to send with requests for a place in a queue; `None` when the subscription is
+    /// interrupted.
     pub fn set(&self, listens: Option<Listening>) {
-        self.0.store(listens.map_or(0, Listening::get), Ordering::Release);
+        self.0.listens.store(listens.map_or(0, Listening::get), Ordering::Release);
+        self.set_alone(false);
     }
 
     /// The value to send.
     pub fn listens(&self) -> Option<Listening> {
-        Listening::new(self.0.load(Ordering::Acquire))
+        Listening::new(self.0.listens.load(Ordering::Acquire))
+    }
+
+    /// Sets whether the last message about the lock reached this subscriber alone.
+    pub fn set_alone(&self, is_alone: bool) {
+        self.0.is_alone.store(is_alone, Ordering::Release);
+    }
+
+    /// Whether no other client waits for the lock, as far as known.
+    pub fn is_alone(&self) -> bool {
+        self.0.is_alone.load(Ordering::Acquire)
     }
 }
 

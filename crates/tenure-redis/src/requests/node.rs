@@ -90,7 +90,14 @@ impl Node {
             false => Ok(PairOutcome::NOT),
         };
         let reading = match tried {
-            Ok(PairOutcome::Answered(answer)) => return Ok(answer),
+            Ok(PairOutcome::Held(fence)) => return Ok(Answer::Held { fence }),
+            Ok(PairOutcome::Released { reached }) => {
+                if reached > 0 {
+                    let channel = keys::channel(context.space, op.spec, op.name.as_str());
+                    self.notifications.reached(&channel, reached);
+                }
+                return Ok(Answer::Released { left: 0 });
+            }
             Ok(PairOutcome::Said(reading)) => Ok(reading),
             Ok(PairOutcome::Undecided { may_hold: true }) => settled(routed).boxed().await,
             Ok(PairOutcome::Undecided { may_hold: false }) => self.by_script(routed).await,

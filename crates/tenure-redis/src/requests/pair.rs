@@ -57,7 +57,12 @@ struct Recent {
 }
 
 pub(crate) enum PairOutcome {
-    Answered(Answer),
+    /// The lock is held, with this token.
+    Held(u64),
+    /// The lock is released. The message about it reached this many subscribers.
+    Released {
+        reached: u64,
+    },
     /// The reply of a script.
     Said(Reading),
     /// The script has to decide. `may_hold` if the plain commands may have taken the lock.
@@ -151,7 +156,7 @@ impl Pairs {
             if matches!(pipeline.delete.get(), Some(Some(_))) && !self.deletes_not.load(Ordering::Relaxed) {
                 self.recent().granted(&op.owner);
             }
-            return Ok(PairOutcome::Answered(Answer::Held { fence: token }));
+            return Ok(PairOutcome::Held(token));
         }
         if pair.is_refused {
             pipeline.tokens.refuse();
@@ -204,10 +209,11 @@ impl Pairs {
         }
         match said.deleted {
             Ok(Some(true)) => {
-                if let Some(error) = said.unheard {
+                let reached = said.reached.unwrap_or_else(|error| {
                     warn_unheard(store, op, space, &error.to_string());
-                }
-                Ok(PairOutcome::Answered(Answer::Released { left: 0 }))
+                    0
+                });
+                Ok(PairOutcome::Released { reached })
             }
             Ok(Some(false)) => Ok(PairOutcome::NOT),
             Ok(None) => Ok(PairOutcome::Said(Err("a reply to another release"))),
@@ -224,17 +230,18 @@ impl Pairs {
 struct ReleaseReplies {
     /// Whether the holder's value was deleted; `None` if the reply does not belong to this release.
     deleted: Result<Option<bool>, ServerError>,
-    /// Why waiters could not be notified.
-    unheard: Option<ServerError>,
+    /// How many subscribers were notified, or why none could be.
+    reached: Result<u64, ServerError>,
 }
 
 impl ReleaseReplies {
     fn read(mut replies: Replies<'_>, owner: &str, by_script: bool) -> Self {
         let error = |text: &[u8]| ServerError::new(String::from_utf8_lossy(text).into_owned());
         let (deleted, told) = (replies.head(), replies.head());
-        let unheard = match told {
-            Some(Reply::Error(text)) => Some(error(text)),
-            _ => None,
+        let reached = match told {
+            Some(Reply::Error(text)) => Err(error(text)),
+            Some(Reply::Int(number)) => Ok(number.try_into().unwrap_or(0)),
+            _ => Ok(0),
         };
         let deleted = match deleted {
             _ if !matches!(told, Some(Reply::Int(_) | Reply::Error(_))) => Ok(None),
@@ -247,7 +254,7 @@ impl ReleaseReplies {
             }
             _ => Ok(None),
         };
-        Self { deleted, unheard }
+        Self { deleted, reached }
     }
 }
 

@@ -43,6 +43,31 @@ fn next_or_end(asker: &Asker, listeners: &mut Listener, limit: Duration) -> Opti
     })
 }
 
+/// The reply to a release tells how many clients wait. Nothing is known while the subscription is interrupted.
+#[test]
+fn a_subscriber_knows_whether_it_is_the_only_one() {
+    let server = Server::start();
+    let (ours, theirs) = (Asker::new(&server.url()), Asker::new(&server.url()));
+    let turn = || {
+        eventually("the lock is free", SOON, || held(&ours.acquire("x")));
+        assert_eq!(ours.release("x").expect("an answer"), Answer::Released { left: 0 });
+    };
+    let mut listener = listen(&ours, "x");
+    assert!(!listener.station().is_alone(), "nothing was released yet");
+    turn();
+    assert!(listener.station().is_alone());
+    let other = listen(&theirs, "x");
+    turn();
+    assert!(!listener.station().is_alone());
+    drop((other, theirs));
+    server.kill();
+    server.restart();
+    while next(&ours, &mut listener, SOON) != Notification::Reconnected {}
+    assert!(!listener.station().is_alone());
+    turn();
+    assert!(listener.station().is_alone());
+}
+
 #[test]
 fn while_nobody_listens_a_request_fails_in_time_and_says_why() {
     let server = Server::start();

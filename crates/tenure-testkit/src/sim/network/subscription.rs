@@ -13,6 +13,11 @@ impl Network {
         self.sim.chance(share)
     }
 
+    /// Tells all subscribers whether each of them is the only one.
+    pub(in crate::sim) fn tell_alone(&self, is_alone: bool) {
+        self.inner().listeners.iter().for_each(|subscriber| subscriber.station.set_alone(is_alone));
+    }
+
     pub(in crate::sim) async fn listen(
         &self,
         process: ProcessId,

@@ -69,7 +69,8 @@ pub const ALL: [(Bug, fn() -> Outcome); 24] = [
 /// # Errors
 /// The number of turns, if there were too few.
 pub fn a_process_alone_leaves_few_turns() -> Outcome {
-    turns::a_process_alone_leaves_few_turns()
+    turns::a_process_alone_leaves_few_turns()?;
+    turns::a_newcomer_gets_a_turn_of_a_process_that_was_alone()
 }
 
 /// One server, one process, and a latency of one millisecond.

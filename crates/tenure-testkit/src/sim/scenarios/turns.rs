@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use tenure::Options;
 
-use super::{Outcome, Scene, fails};
+use super::{Outcome, Scene, begin, fails};
 use crate::sim::clock::{MS, SECOND};
 
 const PROCESSES: usize = 4;
@@ -48,6 +48,39 @@ pub(super) fn processes_share_a_mutex() -> Outcome {
 pub(super) fn a_process_alone_leaves_few_turns() -> Outcome {
     has_most_turns(60 * MS, 90)?;
     has_most_turns(500 * MS, 98)
+}
+
+/// A process that knows that it waits alone leaves no turn, and one that comes later soon gets one.
+pub(super) fn a_newcomer_gets_a_turn_of_a_process_that_was_alone() -> Outcome {
+    const HOLD: u64 = 60 * MS;
+    Scene::new(Options::new()).play(|scene| {
+        Box::pin(async move {
+            let count = Arc::<AtomicU32>::default();
+            for _ in 0..TASKS {
+                let turns = turns(scene.clone(), HOLD, Arc::clone(&count));
+                scene.sim.spawn(scene.process.id(), Box::pin(async move { turns.await.expect("turns") }));
+            }
+            scene.sleep(HOLD / 2).await;
+            scene.network.tell_alone(true);
+            // A hand-over takes one round trip, of 2 ms.
+            scene.sleep(100 * (HOLD + 2 * MS)).await;
+            let alone = count.load(Ordering::Relaxed);
+            if alone < 100 {
+                return Err(format!("{alone} turns in the time of a hundred"));
+            }
+            let newcomer = scene.other(Options::new()).locks.mutex("x").map_err(fails)?;
+            let mut waits = std::pin::pin!(newcomer.lock());
+            if begin(&mut waits).await.is_some() {
+                return Err("the lock is held".to_owned());
+            }
+            scene.network.tell_alone(false);
+            drop(waits.await.map_err(fails)?);
+            match count.load(Ordering::Relaxed) - alone {
+                ..=3 => Ok(()),
+                more => Err(format!("a newcomer waited for {more} turns")),
+            }
+        })
+    })
 }
 
 /// Takes more than `least` turns in the time of a hundred.

@@ -405,26 +405,26 @@ impl QueueServer<AskInTurn> {
         if self.strategy.streak == 0 {
             self.strategy.streak_since = self.engine.now();
         }
-        self.strategy.streak += 1;
+        self.strategy.streak = self.strategy.streak.saturating_add(1);
     }
 
     /// Yields to other processes now and then. A request right behind this process's own release always wins,
     /// because other processes have to be woken first. A process that has yielded recently yields further, so
-    /// that the one whose last turn is longest ago goes first.
+    /// that the one whose last turn is longest ago goes first. A process that waits alone does not yield.
     async fn leave_a_turn(&mut self) {
         let released_here = std::mem::take(&mut self.wait_queue.queue().known.is_nudged);
         let hurries = || std::mem::take(&mut self.wait_queue.queue().known.hurries);
         if hurries() {
             return;
         }
-        let now = self.engine.now();
+        let (now, is_alone) = (self.engine.now(), self.subscription.is_alone());
         let AskInTurn { streak, streak_since, untaken, left_at, hop, .. } = &mut self.strategy;
         let hop = (*hop).clamp(HOP.0, HOP.1);
         let longer = 1 << (*untaken).min(UNTAKEN);
         let is_long = *streak >= STREAK * longer
             || (*streak >= longer && now.since(*streak_since) >= STREAK_TIME * longer);
         let pause = match left_at.map(|left_at| now.since(left_at)) {
-            _ if released_here && is_long => {
+            _ if released_here && is_long && !is_alone => {
                 (*streak, *untaken, *left_at) = (0, *untaken + 1, Some(now));
                 TURN_HOPS * hop
             }

@@ -29,6 +29,11 @@ impl Subscription {
         matches!(self, Self::Open(_))
     }
 
+    /// Whether no other client waits for the lock, as far as known.
+    pub(in crate::engine) fn is_alone(&self) -> bool {
+        self.station().is_some_and(Station::is_alone)
+    }
+
     /// The station of the open subscription.
     pub(in crate::engine) fn station(&self) -> Option<&Station> {
         match self {
