@@ -60,15 +60,11 @@ pub(crate) enum PairOutcome {
     /// The lock is held, with this token.
     Held(u64),
     /// The lock is released. The message about it reached this many subscribers.
-    Released {
-        reached: u64,
-    },
+    Released { reached: u64 },
     /// The reply of a script.
     Said(Reading),
     /// The script has to decide. `may_hold` if the plain commands may have taken the lock.
-    Undecided {
-        may_hold: bool,
-    },
+    Undecided { may_hold: bool },
 }
 
 impl PairOutcome {
