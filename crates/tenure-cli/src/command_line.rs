@@ -128,7 +128,8 @@ fn similar(error: &clap::Error) -> String {
     let kinds = [ContextKind::SuggestedSubcommand, ContextKind::SuggestedArg, ContextKind::SuggestedValue];
     let meant = kinds.into_iter().find_map(|kind| match error.get(kind)? {
         ContextValue::String(word) => Some(word),
-        ContextValue::Strings(words) => words.first(),
+        // Sorted by similarity, the most similar last.
+        ContextValue::Strings(words) => words.last(),
         _ => None,
     });
     meant.map_or_else(String::new, |meant| format!("; did you mean '{meant}'?"))
@@ -166,6 +167,16 @@ mod tests {
         assert_eq!(lines.split_whitespace().collect::<Vec<_>>(), text.split_whitespace().collect::<Vec<_>>());
         assert_eq!(width("\u{1b}[1mbold\u{1b}[0m"), 4);
         assert_eq!(wrapped("short\n\n  two\n"), "short\n\n  two\n");
+    }
+
+    #[test]
+    fn of_several_similar_verbs_the_most_similar_is_suggested() {
+        for (given, meant) in [("lst", "list"), ("relese", "release"), ("stats", "status"), ("renw", "renew")] {
+            let words = ["tenure", given].map(OsString::from);
+            let error = Cli::try_parse_from(&words).expect_err("no verb");
+            let line = one_line(&error, &words);
+            assert!(line.contains(&format!("; did you mean '{meant}'?;")), "{given}: {line}");
+        }
     }
 
     #[test]
