@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use http::uri::PathAndQuery;
+use tokio::sync::Mutex;
 use tonic::client::Grpc;
 use tonic::metadata::MetadataValue;
 use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
@@ -38,6 +39,8 @@ pub(super) struct EtcdShared {
     /// Index of the server in use.
     current: AtomicUsize,
     channel: Locked<Option<(usize, Channel)>>,
+    /// Held by the request that dials, for all others.
+    dials: Mutex<()>,
     token: Locked<Option<String>>,
     /// Whether the version of a server was found new enough.
     pub(super) is_new_enough: AtomicBool,
@@ -54,6 +57,7 @@ impl EtcdCluster {
             tls,
             current: AtomicUsize::new(0),
             channel: Locked::default(),
+            dials: Mutex::default(),
             token: Locked::default(),
             is_new_enough: AtomicBool::new(false),
         }))
@@ -61,14 +65,15 @@ impl EtcdCluster {
 
     /// The connection, opened if there is none, to the first server that accepts it.
     pub(super) async fn channel(&self) -> Result<Channel, Failure> {
-        let shared = &self.0;
-        let known = shared.channel.lock().clone();
-        let at = shared.current.load(Ordering::Relaxed);
-        if let Some((of, channel)) = known
-            && of == at
-        {
+        if let Some(channel) = self.open_channel() {
             return Ok(channel);
         }
+        let shared = &self.0;
+        let _turn = shared.dials.lock().await;
+        if let Some(channel) = self.open_channel() {
+            return Ok(channel);
+        }
+        let at = shared.current.load(Ordering::Relaxed);
         let count = shared.target.addresses.len();
         let mut failed = Failure::NotSent(Failure::cause("there is no server"));
         for at in (at..at + count).map(|at| at % count) {
@@ -82,6 +87,11 @@ impl EtcdCluster {
             }
         }
         Err(failed)
+    }
+
+    fn open_channel(&self) -> Option<Channel> {
+        let current = self.0.current.load(Ordering::Relaxed);
+        self.0.channel.lock().as_ref().filter(|(at, _)| *at == current).map(|(_, channel)| channel.clone())
     }
 
     async fn dial(&self, at: usize) -> Result<Channel, Failure> {

@@ -140,9 +140,16 @@ impl EtcdCluster {
     }
 
     async fn read(self, key: Vec<u8>) -> Result<Option<Stored>, Failure> {
-        let range = RangeRequest { key, ..RangeRequest::default() };
-        let mut found: RangeResponse = self.ask(range, "/etcdserverpb.KV/Range").await?;
-        found.kvs.pop().map(stored).transpose()
+        let read = || {
+            let range = RangeRequest { key: key.clone(), ..RangeRequest::default() };
+            self.ask::<_, RangeResponse>(range, "/etcdserverpb.KV/Range")
+        };
+        let found = match read().await {
+            // Its connection has ended. The next one may answer, and a read changes nothing.
+            Err(Failure::Unknown(_)) => read().await,
+            found => found,
+        };
+        found?.kvs.pop().map(stored).transpose()
     }
 
     async fn parts(self, name: LockName, ids: Vec<u64>) -> Result<Vec<Option<String>>, Failure> {

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use futures_util::future::try_join_all;
+use futures_util::future::{join_all, try_join_all};
 use tenure::internals::store::{self, Cursor, Opening};
 use tenure::internals::{Driver, Store};
 use tenure::{Guard, Locks, Options, block_on};
@@ -234,6 +234,25 @@ fn a_connection_without_requests_stays_open() {
     block_on(guard.release()).expect("a release");
     let next = waiter.join().expect("no panic").expect("its turn");
     block_on(next.release()).expect("a release");
+}
+
+/// Requests without a connection wait for the one that dials.
+#[test]
+fn requests_that_begin_together_open_one_connection() {
+    const TASKS: usize = 50;
+    let etcd = Etcd::start();
+    let proxy = Proxy::start(etcd.address());
+    let locks = with(&format!("etcd://{}", proxy.address()), Options::new());
+    let look = |task: usize| {
+        let (locks, name) = (&locks, format!("x{task}"));
+        async move { locks.inspect(name.as_str()).await.expect("an answer") }
+    };
+    block_on(join_all((0..TASKS).map(look)));
+    assert_eq!(proxy.connections(), 1);
+    proxy.reset();
+    block_on(join_all((0..TASKS).map(look)));
+    // A request that fails late drops the new connection, too.
+    assert!(proxy.connections() <= 5, "{} connections", proxy.connections());
 }
 
 /// The sum of a member's metric over all labels.
