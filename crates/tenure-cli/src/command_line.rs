@@ -171,7 +171,8 @@ mod tests {
 
     #[test]
     fn of_several_similar_verbs_the_most_similar_is_suggested() {
-        for (given, meant) in [("lst", "list"), ("relese", "release"), ("stats", "status"), ("renw", "renew")] {
+        for (given, meant) in [("lst", "list"), ("relese", "release"), ("stats", "status"), ("renw", "renew")]
+        {
             let words = ["tenure", given].map(OsString::from);
             let error = Cli::try_parse_from(&words).expect_err("no verb");
             let line = one_line(&error, &words);

@@ -52,7 +52,7 @@ fn a_subscriber_knows_whether_it_is_the_only_one() {
         eventually("the lock is free", SOON, || held(&ours.acquire("x")));
         assert_eq!(ours.release("x").expect("an answer"), Answer::Released { left: 0 });
     };
-    let mut listener = listen(&ours, "x");
+    let listener = listen(&ours, "x");
     assert!(!listener.station().is_alone(), "nothing was released yet");
     turn();
     assert!(listener.station().is_alone());
@@ -60,10 +60,14 @@ fn a_subscriber_knows_whether_it_is_the_only_one() {
     turn();
     assert!(!listener.station().is_alone());
     drop((other, theirs));
+    eventually("the other one has left", SOON + SOON, || {
+        turn();
+        listener.station().is_alone()
+    });
     server.kill();
+    eventually("the subscription is interrupted", SOON, || !listener.station().is_alone());
     server.restart();
-    while next(&ours, &mut listener, SOON) != Notification::Reconnected {}
-    assert!(!listener.station().is_alone());
+    let listener = listen(&ours, "x");
     turn();
     assert!(listener.station().is_alone());
 }

@@ -13,6 +13,7 @@ use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{FlockOperation, flock};
+use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 use tenure::{ForcedRelease, Kind, Locks, Outcome, Owner, Share, Status, block_on};
 
@@ -153,7 +154,7 @@ impl Normal {
         if word.parse::<Owner>().is_ok() {
             return format!("OWNER{}", numbered(&mut self.owners, word));
         }
-        let number = word.parse().ok().filter(|number: &u64| *number > 10_000_000);
+        let number = word.parse().ok().filter(|number| is_time(*number));
         let (is_time, is_record) = (number.is_some(), name.starts_with("record-"));
         if let Some(token) = number.filter(|number| FIRST_TOKEN < *number && *number <= self.fence) {
             let token = token.to_string();
@@ -169,6 +170,14 @@ impl Normal {
             false => word.to_owned(),
         }
     }
+}
+
+/// Whether a number is a time rather than a count. The clock of a machine that has just booted is as small as counts are.
+fn is_time(number: u64) -> bool {
+    const COUNTS: [u64; 2] = [1 << 20, (1 << 19) + 1]; // permits of a read-write lock
+    let uptime = Duration::try_from(clock_gettime(ClockId::Boottime)).expect("a time");
+    let started = uptime.saturating_sub(Duration::from_secs(60)).as_millis() as u64;
+    number > 10_000_000 || number > started.max(100_000) && !COUNTS.contains(&number)
 }
 
 #[test]
