@@ -59,6 +59,8 @@ pub const ONE_SERVER: &[Regression] = &[
     // The oracle expected news for an owner that had its guard before the server went back.
     (Regime::Relapsing, 636_027_091, None),
     (Regime::Relapsing, 636_602_252, None),
+    // A waiter that had left was passed, and the oracle took a later one of its process for it.
+    (Regime::Outage, 641_344_370, None),
 ];
 
 /// Found with a quorum.

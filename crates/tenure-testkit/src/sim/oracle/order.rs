@@ -26,8 +26,11 @@ impl ReferenceModel {
     /// A waiter was removed on its grant: its process must have ended, be unreachable, or have stopped
     /// waiting.
     pub(super) fn check_passed(&mut self, at: TrueTime, name: &LockName, passed: &Passed) {
+        // A wait that began later is for another place.
+        let came_at = self.owners.get(&passed.owner).map_or(at, |owned| owned.granted_at);
         let waits = |process| {
-            self.waits.iter().any(|wait| wait.process == process && wait.name.as_ref() == Some(name))
+            let mut waits = self.waits.iter().filter(|wait| wait.process == process && wait.since <= came_at);
+            waits.any(|wait| wait.name.as_ref() == Some(name))
         };
         if let Some(process) = passed.process.filter(|process| waits(*process)) {
             let what = format!("{name}: {} was passed, and its process {process} could hear", passed.owner);
