@@ -89,8 +89,8 @@ impl Oracle {
             || owned.let_in_at != Some(let_in_at)
             || owned.ended.is_some()
             || owned.lapses <= at
-            // It had its guard before the server went back, and nobody waits for it now.
-            || owned.is_back && owned.told_at.is_some()
+            // It had its guard, or had left, before the server went back: nobody waits for it now.
+            || owned.is_back && (owned.told_at.is_some() || owned.has_left)
             || owned.told_at.is_some_and(|told_at| told_at >= let_in_at)
             || !self.sim.ran_since(owned.process, let_in_at);
         if !is_excused {

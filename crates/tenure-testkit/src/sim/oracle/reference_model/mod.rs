@@ -115,6 +115,8 @@ pub(super) struct Owned {
     pub(super) doubted: Vec<u64>,
     /// Its place reappeared because the server went back.
     pub(super) is_back: bool,
+    /// It had been released when the server went back.
+    pub(super) has_left: bool,
     /// It has a place but does not hold.
     pub(super) waits: bool,
     /// It was admitted, but waits again because the server went back: it may be notified of its turn until it
@@ -334,6 +336,7 @@ impl ReferenceModel {
                     (owned.token, owned.lapses, owned.waits) = (place.number, place.lapses, !place.holds);
                     (owned.let_in_at, owned.is_back) = (None, true);
                     owned.was_let_in |= !place.holds && now.is_some_and(|now| now.holds);
+                    owned.has_left |= matches!(owned.ended, Some((_, End::Released)));
                     owned.ended = if now.is_some() { None } else { Some((at, End::Forced)) };
                 }
                 lock.places.push(place.clone());
@@ -377,6 +380,7 @@ impl ReferenceModel {
         let place = self.locks.get(&executed.op.name).and_then(|lock| lock.place(owner));
         owned.tells(at, executed.op, told_ms, place.is_some_and(|place| place.detached > 0));
         owned.is_back &= !is_new;
+        owned.has_left &= !is_new;
         owned.was_let_in &= !is_new;
         if owned.lapses < owned.told_until() {
             return;
@@ -471,6 +475,7 @@ impl Owned {
             told: BTreeMap::new(),
             doubted: Vec::new(),
             is_back: false,
+            has_left: false,
             was_let_in: false,
             waits: false,
             let_in_at: None,
