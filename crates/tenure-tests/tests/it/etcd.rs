@@ -580,7 +580,9 @@ fn what_is_wrong_with_a_server_is_said_in_one_line() {
 
     let places = etcd.url().trim_start_matches("etcd://").to_owned();
     let lock = |login: &str, prefix: &str| {
-        let locks = client(&format!("etcd://{login}{places}{prefix}"));
+        // etcd needs a second for a login on a busy machine.
+        let options = Options::new().op_timeout(Duration::from_secs(10));
+        let locks = with(&format!("etcd://{login}{places}{prefix}"), options);
         block_on(locks.mutex("x").expect("a name").try_lock()).map(|guard| guard.map(|guard| guard.fence()))
     };
     assert!(lock("app:word@", "/app").expect("its rights are enough").is_some());

@@ -112,7 +112,8 @@ fn judge(nodes: &[Server], dead: &Server, troubled: u32, trouble: Trouble) {
             let is_troubled = troubled & (1 << index) != 0;
             // It is decided as early as possible, and on a busy machine any node may not have answered by
             // then.
-            let is_slow = said.is_some_and(|said| said.contains("answer"));
+            let is_slow =
+                said.is_some_and(|said| ["answer", "outcome unknown"].iter().any(|late| said.contains(late)));
             assert!(is_slow || said.is_some() == is_troubled, "{name}: {url} in {why}");
         }
     }

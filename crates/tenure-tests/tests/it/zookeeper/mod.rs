@@ -311,7 +311,7 @@ fn any_name_is_a_nodes_name() {
 
 #[test]
 fn what_is_wrong_with_a_server_is_said_in_one_line() {
-    let options = Options::new().patience(Duration::from_millis(500));
+    let options = Options::new().patience(Duration::from_millis(500)).op_timeout(Duration::from_secs(10));
     let ping = |url: &str| {
         let error = block_on(with(url, options.clone()).ping()).expect_err(url);
         (said(&error), error)
