@@ -4,8 +4,6 @@ mod acks;
 mod acl;
 mod callers;
 mod candidates;
-#[cfg(tenure_planted)]
-mod cas;
 mod cluster;
 mod conformance;
 mod dead_waiters;

@@ -5,7 +5,13 @@ mod callers;
 #[cfg(tenure_planted)]
 mod cas;
 #[cfg(tenure_planted)]
+mod cas_costs;
+#[cfg(tenure_planted)]
+mod cas_long_queues;
+#[cfg(tenure_planted)]
 mod cas_scenarios;
+#[cfg(tenure_planted)]
+mod dead_waiters;
 #[cfg(tenure_planted)]
 mod directory;
 mod grants;
@@ -20,5 +26,7 @@ mod renewal_bytes;
 mod rows;
 #[cfg(tenure_planted)]
 mod rows_scenarios;
+#[cfg(tenure_planted)]
+mod rows_turns;
 #[cfg(tenure_planted)]
 mod scenario;

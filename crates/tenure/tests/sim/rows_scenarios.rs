@@ -2,46 +2,34 @@
 //! in a statement.
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
-use futures_util::future::{FutureExt, join};
+use futures_util::future::join;
 use tenure::internals::planted::Bug;
-use tenure::internals::protocol::{
-    Answer, Fence, Listening, LockSpec, Op, Place, QueueSpec, ReleaseScope, Verb,
-};
+use tenure::internals::protocol::{Answer, Fence, LockSpec, QueueSpec, ReleaseScope, Verb};
 use tenure::internals::store::StoreExt;
-use tenure::internals::store::rows::RowStore;
-use tenure::internals::{Moment, Runtime, locks};
-use tenure::{Kind, LockName, Locks, Options};
+use tenure::internals::{Moment, Runtime};
+use tenure::{Kind, LockName, Locks};
+use tenure_testkit::plant;
 use tenure_testkit::sim::clock::{MS, SECOND};
 use tenure_testkit::sim::rows::{Database, Mistake, POLLS, Server};
-use tenure_testkit::{plant, setting};
+use tenure_testkit::sim::scenarios::{Failed, Outcome};
 
-use super::scenario::{MILLIS, Outcome, SECONDS, Scenario, acquire, op, renew, text};
+use super::rows_turns;
+use super::scenario::{MILLIS, SECONDS, Scenario, acquire, op, renew};
 
 impl Scenario<Server> {
-    fn new(processes: usize, mistake: Mistake) -> Self {
+    pub(super) fn rows(processes: usize, mistake: Mistake) -> Self {
         Self::with(processes, |process| Server::new(process, mistake, Database::Postgres, 3))
-    }
-
-    fn store(&self, process: usize) -> RowStore {
-        let process = &self.processes[process];
-        RowStore::on(Arc::new(self.server.of(process.id())), Arc::clone(process) as Arc<dyn Runtime>)
-    }
-
-    fn client(&self, process: usize, ttl: Duration) -> Locks {
-        let runtime = Arc::clone(&self.processes[process]) as Arc<dyn Runtime>;
-        locks(Arc::new(self.store(process)), runtime, Options::new().ttl(ttl)).expect("options")
     }
 }
 
 /// What a request may have left behind after its connection was lost does not keep others out.
 fn an_undo_is_final(_: Mistake) -> Outcome {
-    let scenario = Scenario::new(2, Mistake::Nothing);
+    let scenario = Scenario::rows(2, Mistake::Nothing);
     let (ours, theirs) = (scenario.client(0, SECONDS(60)), scenario.client(1, SECONDS(60)));
     let (server, at) = (scenario.server.clone(), scenario.at(0));
     scenario.spawn(0, async move {
-        ours.ping().await.map_err(text)?;
+        ours.ping().await?;
         // It arrives when the release that undoes it is long answered.
         server.delay_next("acquire", SECONDS(2), true);
         drop(ours.mutex("x").expect("a name").try_lock().await);
@@ -51,7 +39,7 @@ fn an_undo_is_final(_: Mistake) -> Outcome {
     let at = scenario.at(1);
     scenario.spawn(1, async move {
         at(8_000).await;
-        let got = theirs.mutex("x").expect("a name").try_lock().await.map_err(text)?;
+        let got = theirs.mutex("x").expect("a name").try_lock().await?;
         got.map(drop).ok_or_else(|| "a request that was undone keeps others out".into())
     });
     scenario.run(60)
@@ -59,15 +47,15 @@ fn an_undo_is_final(_: Mistake) -> Outcome {
 
 /// A release at any moment wakes a client that begins to wait.
 fn a_release_is_heard(mistake: Mistake) -> Outcome {
-    let scenario = Scenario::new(2, mistake);
+    let scenario = Scenario::rows(2, mistake);
     let (ours, theirs) = (scenario.client(0, SECONDS(60)), scenario.client(1, SECONDS(60)));
     let at = scenario.at(0);
     scenario.spawn(0, async move {
         for turn in 0..60 {
             at(turn * 1_000).await;
-            let guard = ours.mutex(format!("x{turn}")).expect("a name").lock().await.map_err(text)?;
+            let guard = ours.mutex(format!("x{turn}")).expect("a name").lock().await?;
             at(turn * 1_000 + 500 + turn).await;
-            guard.release().await.map_err(text)?;
+            guard.release().await?;
         }
         Ok(())
     });
@@ -77,8 +65,8 @@ fn a_release_is_heard(mistake: Mistake) -> Outcome {
             at(turn * 1_000 + 500).await;
             server.delay_next("note_listeners", MILLIS(30), false);
             let mutex = theirs.mutex(format!("x{turn}")).expect("a name");
-            if mutex.try_lock_for(MILLIS(450)).await.map_err(text)?.is_none() {
-                return Err(format!("a release was not heard in turn {turn}"));
+            if mutex.try_lock_for(MILLIS(450)).await?.is_none() {
+                return Err(format!("a release was not heard in turn {turn}").into());
             }
         }
         Ok(())
@@ -88,40 +76,40 @@ fn a_release_is_heard(mistake: Mistake) -> Outcome {
 
 /// A client that waits for longer than a row remembers it still hears a release.
 fn a_release_is_heard_after_a_long_wait(mistake: Mistake) -> Outcome {
-    let scenario = Scenario::new(2, mistake);
+    let scenario = Scenario::rows(2, mistake);
     let (ours, theirs) = (scenario.client(0, SECONDS(60)), scenario.client(1, SECONDS(60)));
     let at = scenario.at(0);
     scenario.spawn(0, async move {
-        let guard = ours.mutex("x").expect("a name").lock().await.map_err(text)?;
+        let guard = ours.mutex("x").expect("a name").lock().await?;
         at(1_000_000).await;
-        guard.release().await.map_err(text)
+        Ok(guard.release().await?)
     });
     let (at, runtime) = (scenario.at(1), Arc::clone(&scenario.processes[1]));
     scenario.spawn(1, async move {
         at(1_000).await;
-        let guard = theirs.mutex("x").expect("a name").lock().await.map_err(text)?;
+        let guard = theirs.mutex("x").expect("a name").lock().await?;
         let late = runtime.now().since(Moment(1_000_000 * MS));
         drop(guard);
-        if late > MILLIS(100) { Err(format!("a release was heard after {late:?}")) } else { Ok(()) }
+        if late > MILLIS(100) { Err(format!("a release was heard after {late:?}").into()) } else { Ok(()) }
     });
     scenario.run(1_200)
 }
 
 /// A release while the connection that listens is cut is made up for when the next one listens.
 fn a_missed_release_is_asked_about(_: Mistake) -> Outcome {
-    let scenario = Scenario::new(2, Mistake::Nothing);
+    let scenario = Scenario::rows(2, Mistake::Nothing);
     let (ours, theirs) = (scenario.client(0, SECONDS(60)), scenario.client(1, SECONDS(60)));
     let (at, server) = (scenario.at(0), scenario.server.clone());
     scenario.spawn(0, async move {
-        let guard = ours.mutex("x").expect("a name").lock().await.map_err(text)?;
+        let guard = ours.mutex("x").expect("a name").lock().await?;
         at(5_000).await;
         server.cut_listeners();
-        guard.release().await.map_err(text)
+        Ok(guard.release().await?)
     });
     let at = scenario.at(1);
     scenario.spawn(1, async move {
         at(1_000).await;
-        let got = theirs.mutex("x").expect("a name").try_lock_for(SECONDS(9)).await.map_err(text)?;
+        let got = theirs.mutex("x").expect("a name").try_lock_for(SECONDS(9)).await?;
         got.map(drop).ok_or_else(|| "a release while no client listened is missed".into())
     });
     scenario.run(60)
@@ -135,7 +123,8 @@ fn waiters_on_mysql_poll_as_often_as_the_oracle_expects() {
         (scenario.store(0), scenario.client(1, SECONDS(60)), scenario.server.clone());
     let (name, spec) = (LockName::new("x").expect("a name"), LockSpec::Mutex);
     scenario.spawn(0, async move {
-        ours.request(acquire(&name, spec, 1, 20_000), SECONDS(2)).await.map(drop).map_err(text)
+        ours.request(acquire(&name, spec, 1, 20_000), SECONDS(2)).await?;
+        Ok(())
     });
     let at = scenario.at(1);
     scenario.spawn(1, async move {
@@ -148,11 +137,13 @@ fn waiters_on_mysql_poll_as_often_as_the_oracle_expects() {
             server.statements().get("read").copied().unwrap_or(0)
         };
         let (guard, polls) = join(mutex.lock(), counts).await;
-        drop(guard.map_err(text)?);
+        drop(guard?);
         let fewest = (10 * SECOND / POLLS) as u32;
         match (fewest..2 * fewest).contains(&polls) {
             true => Ok(()),
-            false => Err(format!("polls in ten seconds: got {polls}, expected {fewest} to {}", 2 * fewest)),
+            false => {
+                Err(format!("polls in ten seconds: got {polls}, expected {fewest} to {}", 2 * fewest).into())
+            }
         }
     });
     assert_eq!(scenario.run(60), Ok(()));
@@ -162,11 +153,11 @@ fn waiters_on_mysql_poll_as_often_as_the_oracle_expects() {
 /// one too.
 #[test]
 fn a_lost_connection_costs_no_other() {
-    let scenario = Scenario::new(1, Mistake::Nothing);
+    let scenario = Scenario::rows(1, Mistake::Nothing);
     let (asks, server, at) = (scenario.client(0, SECONDS(9)), scenario.server.clone(), scenario.at(0));
-    let (sim, seen, process) = (scenario.sim.clone(), server.clone(), scenario.processes[0].id());
+    let (sim, seen, process) = (scenario.sim.clone(), server.clone(), scenario.id(0));
     scenario.spawn(0, async move {
-        asks.ping().await.map_err(text)?;
+        asks.ping().await?;
         // The row of the permit is told while the process stands still; the acquire is not.
         seen.delay_next("read", MILLIS(10), false);
         seen.delay_next("acquire", MILLIS(500), false);
@@ -194,11 +185,11 @@ fn a_lost_connection_costs_no_other() {
 /// A connection that has become silent is given up, also by a process that asks about one lock, and whose
 /// first request there was waiting as another was answered.
 fn a_silent_connection_is_given_up(_: Mistake) -> Outcome {
-    let scenario = Scenario::new(1, Mistake::Nothing);
+    let scenario = Scenario::rows(1, Mistake::Nothing);
     let (locks, server, at) = (scenario.client(0, SECONDS(9)), scenario.server.clone(), scenario.at(0));
     scenario.spawn(0, async move {
         let mutex = locks.fair_mutex("x").expect("a name");
-        locks.ping().await.map_err(text)?;
+        locks.ping().await?;
         at(100).await;
         server.delay_next("ping", MILLIS(50), false);
         server.delay_next("read", MILLIS(300), false);
@@ -207,323 +198,21 @@ fn a_silent_connection_is_given_up(_: Mistake) -> Outcome {
             server.silence_all();
         };
         let _ = join(join(locks.ping(), mutex.try_lock()), silence).await;
-        let got = mutex.try_lock_for(SECONDS(10)).await.map_err(text)?;
+        let got = mutex.try_lock_for(SECONDS(10)).await?;
         got.map(drop).ok_or_else(|| "the process goes on with a dead connection".into())
     });
     scenario.run(60)
 }
 
-/// The kinds that keep a queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Line {
-    Fair,
-    Slots,
-    /// The first holder and the next one read; the dead write.
-    Writer,
-}
-
-/// Waits for the lock; the dead ones as writers before readers.
-async fn enter(locks: Locks, line: Line, is_dead: bool) -> Result<Guards, String> {
-    Ok(match line {
-        Line::Fair => Box::new(locks.fair_mutex("x").expect("a name").lock().await.map_err(text)?),
-        Line::Slots => Box::new(locks.semaphore("x", 1).expect("a name").acquire().await.map_err(text)?),
-        Line::Writer if is_dead => Box::new(locks.rwlock("x").expect("a name").write().await.map_err(text)?),
-        Line::Writer => Box::new(locks.rwlock("x").expect("a name").read().await.map_err(text)?),
-    })
-}
-
-type Guards = Box<dyn Send>;
-
-/// How long after the release the next one enters if so many waiting processes before it were killed.
-fn next_after(dead: usize, line: Line) -> Result<Duration, String> {
-    let scenario = Scenario::new(dead + 2, Mistake::Nothing);
-    let entered = Arc::new(Mutex::new(None));
-    let (locks, at) = (scenario.client(0, SECONDS(15)), scenario.at(0));
-    scenario.spawn(0, async move {
-        let guard = enter(locks, line, false).await?;
-        at(8_000).await;
-        drop(guard);
-        Ok(())
-    });
-    for process in 1..dead + 2 {
-        // They join one after the other within four seconds, the one that lives last.
-        let joins = 100 + process as u64 * 4_000 / (dead as u64 + 1);
-        let is_dead = process <= dead;
-        let (locks, at, entered) =
-            (scenario.client(process, SECONDS(15)), scenario.at(process), Arc::clone(&entered));
-        let runtime = Arc::clone(&scenario.processes[process]);
-        let waits = async move {
-            at(joins).await;
-            let _guard = enter(locks, line, is_dead).await?;
-            *entered.lock().expect("one thread") = Some(runtime.now());
-            Ok(())
-        };
-        match is_dead {
-            true => scenario.sim.spawn(runtime_id(&scenario, process), waits.map(|_: Outcome| ()).boxed()),
-            false => scenario.spawn(process, waits),
-        }
-    }
-    let (sim, dies) =
-        (scenario.sim.clone(), (1..=dead).map(|at| runtime_id(&scenario, at)).collect::<Vec<_>>());
-    scenario.sim.at(7_900 * MS, move || dies.iter().for_each(|id| sim.kill(*id)));
-    scenario.run(120)?;
-    let entered = entered.lock().expect("one thread").ok_or("the next one has not entered")?;
-    Ok(entered.since(Moment(8_000 * MS)))
-}
-
-fn runtime_id(scenario: &Scenario<Server>, process: usize) -> usize {
-    scenario.processes[process].id()
-}
-
-fn dead_waiters_are_passed_at_once(_: Mistake) -> Outcome {
-    for line in [Line::Fair, Line::Slots, Line::Writer] {
-        for dead in [1, 10, setting("TENURE_DEAD").unwrap_or(100) as usize] {
-            let after = next_after(dead, line)?;
-            println!("{line:?}, {dead} dead: {after:?}");
-            if after > MILLIS(300) {
-                return Err(format!("{line:?}: the next one enters {after:?} after {dead} dead"));
-            }
-        }
-    }
-    Ok(())
-}
-
-/// A fair mutex is held; process 1 and then process 2 wait, and both enter in this order after `released` s.
-fn two_enter_in_order(scenario: Scenario<Server>, released: u64, joins: [u64; 2]) -> Outcome {
-    let order = Arc::new(Mutex::new(Vec::new()));
-    for process in 0..3 {
-        let (locks, at) = (scenario.client(process, SECONDS(15)), scenario.at(process));
-        let order = Arc::clone(&order);
-        let joins = [0, joins[0], joins[1]][process];
-        scenario.spawn(process, async move {
-            at(joins).await;
-            let guard = locks.fair_mutex("x").expect("a name").lock().await.map_err(text)?;
-            if process == 0 {
-                at(released).await;
-            } else {
-                order.lock().expect("one thread").push(process);
-            }
-            guard.release().await.map_err(text)
-        });
-    }
-    scenario.run(120)?;
-    let order = order.lock().expect("one thread");
-    if *order == [1, 2] { Ok(()) } else { Err(format!("they entered in the order {order:?}")) }
-}
-
-/// A waiter that has a new session by the time of the grant keeps its turn.
-fn a_new_session_keeps_the_turn(_: Mistake) -> Outcome {
-    let scenario = Scenario::new(3, Mistake::Nothing);
-    let server = scenario.server.clone();
-    scenario.sim.at(9_999 * MS, move || {
-        server.cut_listeners();
-        // The look finds no session, and the grant comes when there is one again.
-        server.delay_next("read", MILLIS(1), false);
-        server.delay_next("read", MILLIS(700), false);
-    });
-    two_enter_in_order(scenario, 10_000, [9_200, 9_300])
-}
-
-/// A client whose session has been closed keeps the turn of its next place, for which it does not listen yet.
-fn a_closed_session_is_not_held_against_a_client(_: Mistake) -> Outcome {
-    let scenario = Scenario::new(3, Mistake::Nothing);
-    let (locks, server) = (scenario.client(1, SECONDS(15)), scenario.server.clone());
-    let (holder, at) = (scenario.client(0, SECONDS(15)), scenario.at(0));
-    scenario.spawn(0, async move {
-        let guard = holder.fair_mutex("before").expect("a name").lock().await.map_err(text)?;
-        at(500).await;
-        guard.release().await.map_err(text)
-    });
-    let (at, order) = (scenario.at(1), Arc::new(Mutex::new(Vec::new())));
-    let ours = Arc::clone(&order);
-    scenario.spawn(1, async move {
-        at(100).await;
-        let guard = locks.fair_mutex("before").expect("a name").lock().await.map_err(text)?;
-        guard.release().await.map_err(text)?;
-        // Its session is closed meanwhile, and the next one opens late.
-        at(20_000).await;
-        server.delay_next("listen", MILLIS(1_500), false);
-        let guard = locks.fair_mutex("x").expect("a name").lock().await.map_err(text)?;
-        ours.lock().expect("one thread").push(1);
-        guard.release().await.map_err(text)
-    });
-    for process in [0, 2] {
-        let (locks, at, order) =
-            (scenario.client(process, SECONDS(15)), scenario.at(process), Arc::clone(&order));
-        scenario.spawn(process, async move {
-            at(if process == 0 { 19_000 } else { 20_200 }).await;
-            let guard = locks.fair_mutex("x").expect("a name").lock().await.map_err(text)?;
-            if process == 0 {
-                at(20_500).await;
-            } else {
-                order.lock().expect("one thread").push(2);
-            }
-            guard.release().await.map_err(text)
-        });
-    }
-    scenario.run(120)?;
-    let order = order.lock().expect("one thread");
-    if *order == [1, 2] { Ok(()) } else { Err(format!("they entered in the order {order:?}")) }
-}
-
-/// When the second of two waiters enters, if the first has stood still since before its grant, until it holds
-/// for some time; fails if both hold at once.
-fn second_enters(stands_until: u64) -> Result<Duration, String> {
-    let scenario = Scenario::new(3, Mistake::Nothing);
-    let entered = Arc::new(Mutex::new((false, None)));
-    for process in 0..3 {
-        let (locks, at) = (scenario.client(process, SECONDS(15)), scenario.at(process));
-        let (runtime, entered) = (Arc::clone(&scenario.processes[process]), Arc::clone(&entered));
-        scenario.spawn(process, async move {
-            at(process as u64 * 100).await;
-            let guard = locks.fair_mutex("x").expect("a name").lock().await.map_err(text)?;
-            if process == 0 {
-                at(10_000).await;
-                return guard.release().await.map_err(text);
-            }
-            if std::mem::replace(&mut entered.lock().expect("one thread").0, true) {
-                return Err("two hold at once".into());
-            }
-            if process == 2 {
-                entered.lock().expect("one thread").1 = Some(runtime.now());
-            }
-            runtime.sleep_until(runtime.now() + SECONDS(5)).await;
-            entered.lock().expect("one thread").0 = false;
-            guard.release().await.map_err(text)
-        });
-    }
-    let (sim, still) = (scenario.sim.clone(), runtime_id(&scenario, 1));
-    let resumed = sim.clone();
-    scenario.sim.at(9_900 * MS, move || sim.pause(still));
-    scenario.sim.at(stands_until * MS, move || resumed.resume(still));
-    scenario.run(120)?;
-    let entered = entered.lock().expect("one thread").1.ok_or("the second has not entered")?;
-    Ok(entered.since(Moment(10_000 * MS)))
-}
-
-/// A waiter that is granted the lock and does not renew costs the others as much as one without a session.
-fn a_granted_place_is_short(_: Mistake) -> Outcome {
-    let after = second_enters(100_000)?;
-    if after < MILLIS(5_500) { Ok(()) } else { Err(format!("the second enters after {after:?}")) }
-}
-
-/// A waiter does not take the time for which its place is kept for the lease of its grant.
-fn a_late_grant_is_not_believed(_: Mistake) -> Outcome {
-    second_enters(17_000).map(drop)
-}
-
-/// A holder and the first waiter that die together cost the next waiter the holder's lease.
-fn two_that_die_cost_a_lease(_: Mistake) -> Outcome {
-    let scenario = Scenario::new(3, Mistake::Nothing);
-    let entered = Arc::new(Mutex::new(None));
-    for process in 0..3 {
-        let (locks, at) = (scenario.client(process, SECONDS(15)), scenario.at(process));
-        let (runtime, entered) = (Arc::clone(&scenario.processes[process]), Arc::clone(&entered));
-        let waits = async move {
-            at(process as u64 * 100).await;
-            let guard = locks.fair_mutex("x").expect("a name").lock().await.map_err(text)?;
-            if process == 0 {
-                at(100_000).await;
-            }
-            *entered.lock().expect("one thread") = Some(runtime.now());
-            guard.release().await.map_err(text)
-        };
-        match process {
-            2 => scenario.spawn(process, waits),
-            _ => scenario.sim.spawn(runtime_id(&scenario, process), waits.map(|_: Outcome| ()).boxed()),
-        }
-    }
-    let (sim, dies) = (scenario.sim.clone(), [0, 1].map(|at| runtime_id(&scenario, at)));
-    // The lease ends after 25 to 27 s, and the waiter refreshes its place after 22 and 42 s.
-    scenario.sim.at(12_000 * MS, move || dies.iter().for_each(|id| sim.kill(*id)));
-    scenario.run(120)?;
-    let entered = entered.lock().expect("one thread").ok_or("the last has not entered")?;
-    let late = entered.since(Moment(28_000 * MS));
-    if late.is_zero() { Ok(()) } else { Err(format!("the last enters {late:?} too late")) }
-}
-
-/// A waiter that receives no messages any more keeps its turn.
-fn a_waiter_that_no_longer_listens_keeps_its_turn(_: Mistake) -> Outcome {
-    let scenario = Scenario::new(3, Mistake::Nothing);
-    let server = scenario.server.clone();
-    scenario.sim.at(8_000 * MS, move || {
-        server.refuse_connections(Moment(60_000 * MS));
-        server.cut_listeners();
-    });
-    two_enter_in_order(scenario, 10_000, [100, 200])
-}
-
-/// A place whose client no longer names a session ends as if it never had.
-fn a_place_without_its_session_is_short(_: Mistake) -> Outcome {
-    let scenario = Scenario::new(1, Mistake::Nothing);
-    let (store, at) = (scenario.store(0), scenario.at(0));
-    scenario.spawn(0, async move {
-        let (name, spec) = (LockName::new("x").expect("a name"), LockSpec::Queue(QueueSpec::FAIR));
-        let ask = |op| store.request(op, SECONDS(2));
-        let mut waits = acquire(&name, spec, 2, 60_000);
-        if let Verb::Acquire { wait_ms, .. } = &mut waits.verb {
-            *wait_ms = Some(5_000);
-        }
-        ask(acquire(&name, spec, 1, 60_000)).await.map_err(text)?;
-        ask(waits.clone()).await.map_err(text)?;
-        let refresh = |listens| {
-            let owners = Arc::new([waits.owner.clone()]);
-            ask(Op { verb: Verb::Refresh { owners, wait_ms: 5_000, listens }, ..waits.clone() })
-        };
-        refresh(Listening::new(1)).await.map_err(text)?;
-        at(10_000).await;
-        let kept = refresh(None).await.map_err(text)?;
-        at(20_000).await;
-        let lost = refresh(None).await.map_err(text)?;
-        let is_at = |answer: &Answer, is_there: bool| {
-            matches!(answer, Answer::Places { places, .. } if matches!(places[..], [Place::Gone]) != is_there)
-        };
-        match is_at(&kept, true) && is_at(&lost, false) {
-            true => Ok(()),
-            false => Err(format!("{kept:?}, then {lost:?}")),
-        }
-    });
-    scenario.run(60)
-}
-
-/// A place of a client that names no session, as those of older clients, ends with its lease.
-#[test]
-fn a_place_without_a_session_is_not_passed() {
-    let scenario = Scenario::new(1, Mistake::Nothing);
-    let store = scenario.store(0);
-    scenario.spawn(0, async move {
-        let (name, spec) = (LockName::new("x").expect("a name"), LockSpec::Queue(QueueSpec::FAIR));
-        let ask = |op| store.request(op, SECONDS(2));
-        ask(acquire(&name, spec, 1, 60_000)).await.map_err(text)?;
-        let Op { owner, verb: Verb::Acquire { ttl_ms, hold, fence, bind, .. }, .. } =
-            acquire(&name, spec, 2, 60_000)
-        else {
-            unreachable!()
-        };
-        // An owner of another client.
-        let owner = format!("{}f{}", &owner.as_str()[..18], &owner.as_str()[19..]).parse().expect("an owner");
-        let verb = Verb::Acquire { ttl_ms, hold, fence, wait_ms: Some(5_000), listens: None, bind };
-        let waits = Op { name: name.clone(), spec, owner, request: 1, verb };
-        let renews = Op { verb: Verb::Renew { ttl_ms, hold, bind: None, weight: None }, ..waits.clone() };
-        let waiting = ask(waits).await.map_err(text)?;
-        let whose = ReleaseScope::Own;
-        let released = ask(op(&name, spec, 1, Verb::Release { hold, fence, whose })).await.map_err(text)?;
-        match (waiting, released, ask(renews).await.map_err(text)?) {
-            (Answer::Waiting { .. }, Answer::Released { .. }, Answer::Held { .. }) => Ok(()),
-            answers => Err(format!("{answers:?}")),
-        }
-    });
-    assert_eq!(scenario.run(60), Ok(()));
-}
-
 /// Tokens rise over the deletion of a row, also where the server's clock is set back.
 fn a_row_that_is_deleted_leaves_its_token(mistake: Mistake) -> Outcome {
-    let scenario = Scenario::new(1, mistake);
+    let scenario = Scenario::rows(1, mistake);
     let (locks, server, at) = (scenario.client(0, SECONDS(9)), scenario.server.clone(), scenario.at(0));
     let take = |locks: Locks| async move {
-        let guard = locks.mutex("x").expect("a name").lock().await.map_err(text)?;
+        let guard = locks.mutex("x").expect("a name").lock().await?;
         let token = guard.fence();
-        guard.release().await.map_err(text).map(|()| token)
+        guard.release().await?;
+        Ok::<_, Failed>(token)
     };
     scenario.spawn(0, async move {
         let before = take(locks.clone()).await?;
@@ -533,19 +222,19 @@ fn a_row_that_is_deleted_leaves_its_token(mistake: Mistake) -> Outcome {
         }
         server.set_off(-4 * 3_600 * SECOND as i64, &[]);
         let after = take(locks).await?;
-        if after > before { Ok(()) } else { Err(format!("tokens: {after} after {before}")) }
+        if after > before { Ok(()) } else { Err(format!("tokens: {after} after {before}").into()) }
     });
     scenario.run(4 * 3_600)
 }
 
 /// A hold that an open transaction has checked in is not taken, although its lease is over.
 fn a_hold_that_is_checked_in_is_not_taken(mistake: Mistake) -> Outcome {
-    let scenario = Scenario::new(2, mistake);
+    let scenario = Scenario::rows(2, mistake);
     let (ours, theirs) = (scenario.client(0, SECONDS(1)), scenario.client(1, SECONDS(1)));
     let (server, sim, at) = (scenario.server.clone(), scenario.sim.clone(), scenario.at(1));
-    let process = scenario.processes[0].id();
+    let process = scenario.id(0);
     scenario.spawn(1, async move {
-        let guard = ours.fair_mutex("x").expect("a name").lock().await.map_err(text)?;
+        let guard = ours.fair_mutex("x").expect("a name").lock().await?;
         let hold = server.check_in("x", guard.owner().as_str(), guard.fence());
         let hold = hold.ok_or("it is not checked in")?;
         sim.pause(process);
@@ -555,7 +244,7 @@ fn a_hold_that_is_checked_in_is_not_taken(mistake: Mistake) -> Outcome {
             return Err("a hold that is checked in was taken".into());
         }
         drop(hold);
-        let got = mutex.try_lock_for(SECONDS(2)).await.map_err(text)?;
+        let got = mutex.try_lock_for(SECONDS(2)).await?;
         sim.resume(process);
         got.map(drop).ok_or_else(|| "a transaction that is over keeps others out".into())
     });
@@ -564,7 +253,7 @@ fn a_hold_that_is_checked_in_is_not_taken(mistake: Mistake) -> Outcome {
 
 /// A release does not hand a lock on while an open transaction has checked it in.
 fn a_release_waits_for_a_transaction(kind: Kind, mistake: Mistake) -> Outcome {
-    let scenario = Scenario::new(2, mistake);
+    let scenario = Scenario::rows(2, mistake);
     let (ours, theirs) = (scenario.client(0, SECONDS(60)), scenario.client(1, SECONDS(60)));
     let (server, at) = (scenario.server.clone(), scenario.at(0));
     let take = move |locks: Locks| async move {
@@ -572,7 +261,6 @@ fn a_release_waits_for_a_transaction(kind: Kind, mistake: Mistake) -> Outcome {
             Kind::Mutex => locks.mutex("x").expect("a name").lock().await,
             _ => locks.fair_mutex("x").expect("a name").lock().await,
         }
-        .map_err(text)
     };
     let is_open = Arc::new(Mutex::new(true));
     let open = Arc::clone(&is_open);
@@ -611,24 +299,24 @@ fn a_release_of_a_mutex_waits_for_a_transaction(mistake: Mistake) -> Outcome {
 
 /// An expired hold that is renewed, because a transaction has checked in another hold of its lock, is held.
 fn an_expired_hold_beside_a_transaction_is_renewed(mistake: Mistake) -> Outcome {
-    let scenario = Scenario::new(1, mistake);
+    let scenario = Scenario::rows(1, mistake);
     let (store, server, at) = (scenario.store(0), scenario.server.clone(), scenario.at(0));
     scenario.spawn(0, async move {
         let (name, spec) = (LockName::new("x").expect("a name"), LockSpec::Queue(QueueSpec::permits(2, 1)));
         let first = acquire(&name, spec, 1, 60_000);
         let owner = first.owner.clone();
-        let Answer::Held { fence } = store.request(first, SECONDS(2)).await.map_err(text)? else {
+        let Answer::Held { fence } = store.request(first, SECONDS(2)).await? else {
             return Err("a free permit was not granted".into());
         };
-        store.request(acquire(&name, spec, 2, 500), SECONDS(2)).await.map_err(text)?;
+        store.request(acquire(&name, spec, 2, 500), SECONDS(2)).await?;
         let hold = server.check_in("x", owner.as_str(), fence).ok_or("it is not checked in")?;
         at(700).await;
-        let renewed = store.request(renew(&name, spec, 2, 5_000), SECONDS(2)).await.map_err(text)?;
+        let renewed = store.request(renew(&name, spec, 2, 5_000), SECONDS(2)).await?;
         drop(hold);
-        let taken = store.request(acquire(&name, spec, 3, 5_000), SECONDS(2)).await.map_err(text)?;
+        let taken = store.request(acquire(&name, spec, 3, 5_000), SECONDS(2)).await?;
         match (renewed, taken) {
             (Answer::Held { .. }, Answer::Busy { .. }) => Ok(()),
-            answers => Err(format!("two of two permits are held: {answers:?}")),
+            answers => Err(format!("two of two permits are held: {answers:?}").into()),
         }
     });
     scenario.run(60)
@@ -637,27 +325,27 @@ fn an_expired_hold_beside_a_transaction_is_renewed(mistake: Mistake) -> Outcome 
 /// A renewal that does not read the row again sets the whole lease, also after the server's clock was set
 /// forward.
 fn a_renewal_from_memory_sets_the_whole_lease(_: Mistake) -> Outcome {
-    let scenario = Scenario::new(1, Mistake::Nothing);
+    let scenario = Scenario::rows(1, Mistake::Nothing);
     let (store, server, at) = (scenario.store(0), scenario.server.clone(), scenario.at(0));
     scenario.spawn(0, async move {
         let (name, spec) = (LockName::new("x").expect("a name"), LockSpec::Queue(QueueSpec::FAIR));
         let ask = |op| store.request(op, SECONDS(2));
-        ask(acquire(&name, spec, 1, 15_000)).await.map_err(text)?;
+        ask(acquire(&name, spec, 1, 15_000)).await?;
         for turn in 1..5 {
             at(turn * 5_000).await;
             if turn == 4 {
                 server.set_off(6 * SECOND as i64, &[]);
             }
             server.statements();
-            ask(renew(&name, spec, 1, 15_000)).await.map_err(text)?;
+            ask(renew(&name, spec, 1, 15_000)).await?;
             let reads = server.statements().remove("read").unwrap_or(0);
             if reads != u32::from(turn == 1 || turn == 4) {
-                return Err(format!("renewal {turn} took {reads} reads"));
+                return Err(format!("renewal {turn} took {reads} reads").into());
             }
         }
-        match ask(op(&name, spec, 1, Verb::Inspect)).await.map_err(text)? {
+        match ask(op(&name, spec, 1, Verb::Inspect)).await? {
             Answer::Found(found) if found.holders[0].left_ms >= Some(14_900) => Ok(()),
-            answer => Err(format!("{answer:?}")),
+            answer => Err(format!("{answer:?}").into()),
         }
     });
     scenario.run(60)
@@ -665,21 +353,21 @@ fn a_renewal_from_memory_sets_the_whole_lease(_: Mistake) -> Outcome {
 
 /// A renewal that would not extend the lease finds that the hold was ended by force.
 fn a_renewal_from_memory_notices_a_forced_release(_: Mistake) -> Outcome {
-    let scenario = Scenario::new(2, Mistake::Nothing);
+    let scenario = Scenario::rows(2, Mistake::Nothing);
     let (ours, theirs, at) = (scenario.store(0), scenario.store(1), scenario.at(0));
     scenario.spawn(0, async move {
         let (name, spec) = (LockName::new("x").expect("a name"), LockSpec::Queue(QueueSpec::FAIR));
-        ours.request(acquire(&name, spec, 1, 60_000), SECONDS(2)).await.map_err(text)?;
+        ours.request(acquire(&name, spec, 1, 60_000), SECONDS(2)).await?;
         for turn in 1..3 {
             at(turn * 1_000).await;
-            ours.request(renew(&name, spec, 1, 60_000), SECONDS(2)).await.map_err(text)?;
+            ours.request(renew(&name, spec, 1, 60_000), SECONDS(2)).await?;
         }
         let (hold, fence, whose) = (1, Fence::Assign, ReleaseScope::Any);
         let by_force = op(&name, spec, 2, Verb::Release { hold, fence, whose });
-        theirs.request(by_force, SECONDS(2)).await.map_err(text)?;
-        match ours.request(renew(&name, spec, 1, 1_000), SECONDS(2)).await.map_err(text)? {
+        theirs.request(by_force, SECONDS(2)).await?;
+        match ours.request(renew(&name, spec, 1, 1_000), SECONDS(2)).await? {
             Answer::Free => Ok(()),
-            answer => Err(format!("{answer:?}")),
+            answer => Err(format!("{answer:?}").into()),
         }
     });
     scenario.run(60)
@@ -697,17 +385,17 @@ pub(super) const OF_CODE: [(Bug, Play); 19] = [
     (Bug::RowsCheckInForgotten, a_hold_that_is_checked_in_is_not_taken),
     (Bug::RowsHandOverUnseen, a_release_from_a_queue_waits_for_a_transaction),
     (Bug::RowsExtendedUnwritten, an_expired_hold_beside_a_transaction_is_renewed),
-    (Bug::RowsSessionUnseen, dead_waiters_are_passed_at_once),
-    (Bug::RowsSessionReplaced, a_new_session_keeps_the_turn),
-    (Bug::RowsSessionKept, a_closed_session_is_not_held_against_a_client),
-    (Bug::RowsGrantedForLong, a_granted_place_is_short),
+    (Bug::RowsSessionUnseen, rows_turns::dead_waiters_are_passed_at_once),
+    (Bug::RowsSessionReplaced, rows_turns::a_new_session_keeps_the_turn),
+    (Bug::RowsSessionKept, rows_turns::a_closed_session_is_not_held_against_a_client),
+    (Bug::RowsGrantedForLong, rows_turns::a_granted_place_is_short),
     (Bug::TxnMemoryAnswers, a_renewal_from_memory_notices_a_forced_release),
     (Bug::RowsMemoryOfClock, a_renewal_from_memory_sets_the_whole_lease),
-    (Bug::RowsHeadAloneAsks, two_that_die_cost_a_lease),
-    (Bug::RowsFirstUntold, a_granted_place_is_short),
-    (Bug::RowsPlaceKeptUnheard, a_place_without_its_session_is_short),
-    (Bug::KeptPlaceBelieved, a_late_grant_is_not_believed),
-    (Bug::PlaceRefreshedLateUnheard, a_waiter_that_no_longer_listens_keeps_its_turn),
+    (Bug::RowsHeadAloneAsks, rows_turns::two_that_die_cost_a_lease),
+    (Bug::RowsFirstUntold, rows_turns::a_granted_place_is_short),
+    (Bug::RowsPlaceKeptUnheard, rows_turns::a_place_without_its_session_is_short),
+    (Bug::KeptPlaceBelieved, rows_turns::a_late_grant_is_not_believed),
+    (Bug::PlaceRefreshedLateUnheard, rows_turns::a_waiter_that_no_longer_listens_keeps_its_turn),
 ];
 
 const OF_STATEMENTS: [(Mistake, Play); 5] = [
@@ -740,23 +428,23 @@ fn each_scenario_fails_with_its_mistake_in_a_statement() {
 /// An uncontended acquisition and its release are a statement each, and renewals do not grow with the holds.
 #[test]
 fn a_pair_is_two_statements_and_one_renews_all_holds() {
-    let scenario = Scenario::new(1, Mistake::Nothing);
+    let scenario = Scenario::rows(1, Mistake::Nothing);
     let (locks, server, at) = (scenario.client(0, SECONDS(30)), scenario.server.clone(), scenario.at(0));
     scenario.spawn(0, async move {
-        locks.ping().await.map_err(text)?;
+        locks.ping().await?;
         server.statements();
         for turn in 0..10 {
-            let guard = locks.mutex(format!("{turn}")).expect("a name").lock().await.map_err(text)?;
-            guard.release().await.map_err(text)?;
+            let guard = locks.mutex(format!("{turn}")).expect("a name").lock().await?;
+            guard.release().await?;
         }
         let pairs = server.statements();
         if pairs.values().sum::<u32>() != 20 {
-            return Err(format!("ten pairs: {pairs:?}"));
+            return Err(format!("ten pairs: {pairs:?}").into());
         }
         let mut guards = Vec::new();
         for name in 0..200 {
             let name = format!("held{name}");
-            guards.push(locks.mutex(name).expect("a name").lock().await.map_err(text)?);
+            guards.push(locks.mutex(name).expect("a name").lock().await?);
         }
         // They begin to listen to whether they are ended by force, and are renewed for the first time, which
         // spreads them.
@@ -765,7 +453,7 @@ fn a_pair_is_two_statements_and_one_renews_all_holds() {
         at(32_000).await;
         let renewals = server.statements();
         if renewals.values().sum::<u32>() > 30 || !guards.iter().all(tenure::Guard::is_held) {
-            return Err(format!("a third of a lease of 200 holds: {renewals:?}"));
+            return Err(format!("a third of a lease of 200 holds: {renewals:?}").into());
         }
         Ok(())
     });
@@ -776,7 +464,7 @@ fn a_pair_is_two_statements_and_one_renews_all_holds() {
 /// statements, and probes of connections.
 fn requests_of_a_process(kind: Kind, processes: usize) -> f64 {
     let [from, to] = [60, 660];
-    let scenario = Scenario::new(processes + 1, Mistake::Nothing);
+    let scenario = Scenario::rows(processes + 1, Mistake::Nothing);
     let sent = Arc::new(Mutex::new(0));
     for process in 0..=processes {
         let (locks, at) = (scenario.client(process, SECONDS(15)), scenario.at(process));
@@ -795,7 +483,7 @@ fn requests_of_a_process(kind: Kind, processes: usize) -> f64 {
                 println!("{kind}, {processes}: {statements:?}");
                 *sent.lock().expect("one thread") = statements.values().sum::<u32>();
             }
-            guard.map_err(text)?.release().await.map_err(text)
+            Ok(guard?.release().await?)
         });
     }
     assert_eq!(scenario.run(1_000), Ok(()));

@@ -15,13 +15,14 @@ mod renewals;
 mod turns;
 mod uses;
 
+use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
+use futures_util::future::FutureExt;
 use tenure::internals::planted::Bug;
 use tenure::internals::protocol::{LockSpec, QueueSpec};
 use tenure::internals::{Runtime, locks};
@@ -29,12 +30,22 @@ use tenure::{Guard, LockName, Locks, Options, Owner, Renewal};
 
 use crate::sim::chooser::Chooser;
 use crate::sim::clock::{Clock, MS, SECOND, TrueTime};
-use crate::sim::executor::{Process, Sim};
+use crate::sim::executor::{Process, ProcessId, Sim, lock};
 use crate::sim::network::Network;
 use crate::sim::regime::Faults;
 
 /// The failure, if there is one.
-pub type Outcome = Result<(), String>;
+pub type Outcome = Result<(), Failed>;
+
+/// Why a scenario failed: the text of any error.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failed(pub String);
+
+impl<E: fmt::Display> From<E> for Failed {
+    fn from(error: E) -> Self {
+        Self(error.to_string())
+    }
+}
 
 /// Each scenario, and the bug that makes it fail.
 pub const ALL: [(Bug, fn() -> Outcome); 24] = [
@@ -103,22 +114,12 @@ impl Scene {
         Self { sim, network, process, locks }
     }
 
-    fn play(self, scenario: impl FnOnce(Self) -> BoxFuture<'static, Outcome>) -> Outcome {
+    fn play<F>(self, scenario: impl FnOnce(Self) -> F) -> Outcome
+    where
+        F: Future<Output = Outcome> + Send + 'static,
+    {
         let (sim, process) = (self.sim.clone(), self.process.id());
-        let outcome = Arc::new(Mutex::new(Err("it has not ended".to_owned())));
-        let (told, ended) = (Arc::clone(&outcome), self.sim.clone());
-        let scenario = scenario(self);
-        sim.spawn(
-            process,
-            Box::pin(async move {
-                let came_to = scenario.await;
-                *told.lock().expect("one thread") = came_to;
-                ended.halt();
-            }),
-        );
-        sim.run(300 * SECOND, 1_000_000);
-        sim.end();
-        outcome.lock().expect("one thread").clone()
+        play(&sim, process, scenario(self), 300 * SECOND)
     }
 
     async fn sleep(&self, time: TrueTime) {
@@ -137,8 +138,24 @@ async fn begin<F: Future>(future: &mut std::pin::Pin<&mut F>) -> Option<F::Outpu
     .await
 }
 
-fn fails(what: impl std::fmt::Display) -> String {
-    what.to_string()
+/// Runs a schedule until this task of a process has ended.
+fn play(
+    sim: &Sim,
+    process: ProcessId,
+    task: impl Future<Output = Outcome> + Send + 'static,
+    limit: TrueTime,
+) -> Outcome {
+    let outcome = Arc::new(Mutex::new(Err("it has not ended".into())));
+    let (told, ended) = (Arc::clone(&outcome), sim.clone());
+    let task = async move {
+        let came_to = task.await;
+        *lock(&told) = came_to;
+        ended.halt();
+    };
+    sim.spawn(process, task.boxed());
+    sim.run(limit, 3_000_000);
+    sim.end();
+    lock(&outcome).clone()
 }
 
 /// The answer arrives, the server restarts without data, and only then is the future polled.
@@ -146,29 +163,27 @@ fn a_grant_that_is_handed_out_after_a_restart_is_verified() -> Outcome {
     // As the process's first hold, and beside another one.
     for others in [0, 1] {
         let scene = Scene::new(Options::new().ttl(Duration::from_secs(30)));
-        scene.play(|scene| {
-            Box::pin(async move {
-                let mut kept: Vec<Guard> = Vec::new();
-                for _ in 0..others {
-                    kept.push(scene.locks.mutex("other").map_err(fails)?.lock().await.map_err(fails)?);
+        scene.play(|scene| async move {
+            let mut kept: Vec<Guard> = Vec::new();
+            for _ in 0..others {
+                kept.push(scene.locks.mutex("other")?.lock().await?);
+            }
+            let mutex = scene.locks.mutex("x")?;
+            let mut lock = pin!(mutex.lock());
+            if begin(&mut lock).await.is_some() {
+                return Err("it was granted before it was asked for".into());
+            }
+            scene.sleep(10 * MS).await;
+            scene.network.forget();
+            scene.sleep(100 * MS).await;
+            let guard = lock.await?;
+            scene.sleep(10 * MS).await;
+            match guard.is_held() {
+                true => {
+                    Err(format!("a guard says that it holds what a restart forgot ({others} others)").into())
                 }
-                let mutex = scene.locks.mutex("x").map_err(fails)?;
-                let mut lock = pin!(mutex.lock());
-                if begin(&mut lock).await.is_some() {
-                    return Err("it was granted before it was asked for".into());
-                }
-                scene.sleep(10 * MS).await;
-                scene.network.forget();
-                scene.sleep(100 * MS).await;
-                let guard = lock.await.map_err(fails)?;
-                scene.sleep(10 * MS).await;
-                match guard.is_held() {
-                    true => {
-                        Err(format!("a guard says that it holds what a restart forgot ({others} others)"))
-                    }
-                    false => Ok(()),
-                }
-            })
+                false => Ok(()),
+            }
         })?;
     }
     Ok(())
@@ -177,78 +192,72 @@ fn a_grant_that_is_handed_out_after_a_restart_is_verified() -> Outcome {
 /// The server restarts without data, and answers nothing for a second.
 fn a_hold_without_renewals_is_asked_about_until_there_is_an_answer() -> Outcome {
     let options = Options::new().ttl(Duration::from_secs(60)).renewal(Renewal::Off);
-    Scene::new(options).play(|scene| {
-        Box::pin(async move {
-            let guard = scene.locks.mutex("x").map_err(fails)?.lock().await.map_err(fails)?;
-            scene.network.refuse(1_000);
-            scene.network.forget();
-            scene.sleep(SECOND).await;
-            if !guard.is_held() {
-                return Err("a hold is lost before any answer".into());
-            }
-            scene.network.refuse(0);
-            scene.sleep(10 * SECOND).await;
-            match guard.is_held() {
-                true => Err("a guard says that it holds what a restart forgot".into()),
-                false => Ok(()),
-            }
-        })
+    Scene::new(options).play(|scene| async move {
+        let guard = scene.locks.mutex("x")?.lock().await?;
+        scene.network.refuse(1_000);
+        scene.network.forget();
+        scene.sleep(SECOND).await;
+        if !guard.is_held() {
+            return Err("a hold is lost before any answer".into());
+        }
+        scene.network.refuse(0);
+        scene.sleep(10 * SECOND).await;
+        match guard.is_held() {
+            true => Err("a guard says that it holds what a restart forgot".into()),
+            false => Ok(()),
+        }
     })
 }
 
 /// The server refuses requests for 0.4 s, half a second after a lock with a lease of a minute was handed over
 /// with the remaining lease of the waiter's place.
 fn a_hold_that_was_handed_on_survives_a_refusing_server() -> Outcome {
-    Scene::new(Options::new().ttl(Duration::from_secs(60))).play(|scene| {
-        Box::pin(async move {
-            let lock = scene.locks.fair_mutex("x").map_err(fails)?;
-            let first = lock.lock().await.map_err(fails)?;
-            let mut next = pin!(lock.lock());
-            if begin(&mut next).await.is_some() {
-                return Err("two hold it".into());
-            }
-            scene.sleep(10 * MS).await;
-            if begin(&mut next).await.is_some() {
-                return Err("two hold it".into());
-            }
-            // Part of its place's lease has passed when it is granted.
-            scene.sleep(SECOND).await;
-            first.release().await.map_err(fails)?;
-            let guard = next.await.map_err(fails)?;
-            scene.sleep(450 * MS).await;
-            scene.network.refuse(1_000);
-            scene.sleep(400 * MS).await;
-            scene.network.refuse(0);
-            scene.sleep(10 * SECOND).await;
-            match guard.is_held() {
-                true => Ok(()),
-                false => Err("a hold of a minute is lost for a server that refused for 0.4 s".into()),
-            }
-        })
+    Scene::new(Options::new().ttl(Duration::from_secs(60))).play(|scene| async move {
+        let lock = scene.locks.fair_mutex("x")?;
+        let first = lock.lock().await?;
+        let mut next = pin!(lock.lock());
+        if begin(&mut next).await.is_some() {
+            return Err("two hold it".into());
+        }
+        scene.sleep(10 * MS).await;
+        if begin(&mut next).await.is_some() {
+            return Err("two hold it".into());
+        }
+        // Part of its place's lease has passed when it is granted.
+        scene.sleep(SECOND).await;
+        first.release().await?;
+        let guard = next.await?;
+        scene.sleep(450 * MS).await;
+        scene.network.refuse(1_000);
+        scene.sleep(400 * MS).await;
+        scene.network.refuse(0);
+        scene.sleep(10 * SECOND).await;
+        match guard.is_held() {
+            true => Ok(()),
+            false => Err("a hold of a minute is lost for a server that refused for 0.4 s".into()),
+        }
     })
 }
 
 /// A renewal is sent while a request that detaches the hold is in flight, and is answered after it.
 fn a_renewal_beside_a_detach_costs_nothing() -> Outcome {
-    let owner: Owner = "draw@host:1/00112233445566778899aabbccddeeff".parse().map_err(fails)?;
-    Scene::new(Options::new().ttl(Duration::from_secs(3))).play(|scene| {
-        Box::pin(async move {
-            let lock = scene.locks.reentrant_mutex("x", &owner).map_err(fails)?;
-            let guard = lock.lock().await.map_err(fails)?;
-            // The renewal is due a third of the lease after the acquisition was sent.
-            scene.sleep(SECOND - 250 * MS).await;
-            let mut detached = pin!(guard.detach());
-            if begin(&mut detached).await.is_some() {
-                return Err("it was detached before any client was asked".into());
-            }
-            // The answer is not polled while the renewal is sent and answered.
-            scene.sleep(300 * MS).await;
-            let owner = detached.await.map_err(|error| format!("a detach said {error}"))?;
-            match scene.locks.resume("x", &owner).await.map_err(fails)? {
-                Some(_) => Ok(()),
-                None => Err("a detached hold was released".into()),
-            }
-        })
+    let owner: Owner = "draw@host:1/00112233445566778899aabbccddeeff".parse()?;
+    Scene::new(Options::new().ttl(Duration::from_secs(3))).play(|scene| async move {
+        let lock = scene.locks.reentrant_mutex("x", &owner)?;
+        let guard = lock.lock().await?;
+        // The renewal is due a third of the lease after the acquisition was sent.
+        scene.sleep(SECOND - 250 * MS).await;
+        let mut detached = pin!(guard.detach());
+        if begin(&mut detached).await.is_some() {
+            return Err("it was detached before any client was asked".into());
+        }
+        // The answer is not polled while the renewal is sent and answered.
+        scene.sleep(300 * MS).await;
+        let owner = detached.await.map_err(|error| format!("a detach said {error}"))?;
+        match scene.locks.resume("x", &owner).await? {
+            Some(_) => Ok(()),
+            None => Err("a detached hold was released".into()),
+        }
     })
 }
 
@@ -256,26 +265,24 @@ fn a_renewal_beside_a_detach_costs_nothing() -> Outcome {
 /// have lapsed.
 fn a_dead_crowd_keeps_nobody_waiting() -> Outcome {
     const DEAD: usize = 600;
-    Scene::new(Options::new().ttl(Duration::from_secs(3))).play(|scene| {
-        Box::pin(async move {
-            let crowd = scene.other(Options::new().ttl(Duration::from_secs(3)));
-            let lock = scene.locks.fair_mutex("x").map_err(fails)?;
-            let held = lock.lock().await.map_err(fails)?;
-            for _ in 0..DEAD {
-                let theirs = crowd.locks.fair_mutex("x").map_err(fails)?;
-                scene.sim.spawn(crowd.process.id(), Box::pin(async move { drop(theirs.lock().await) }));
-            }
-            // They have places, but have not registered that they listen: they are not removed on their
-            // grants, but lapse.
-            scene.sleep(2 * MS).await;
-            scene.network.silence(crowd.process.id());
-            scene.sim.kill(crowd.process.id());
-            held.release().await.map_err(fails)?;
-            // Places last as long as the lease, and the one that was granted is skipped once its own has
-            // lapsed.
-            let next = lock.try_lock_for(Duration::from_millis(5_500)).await.map_err(fails)?;
-            next.map(drop).ok_or(format!("{DEAD} dead waiters block a living one"))
-        })
+    Scene::new(Options::new().ttl(Duration::from_secs(3))).play(|scene| async move {
+        let crowd = scene.other(Options::new().ttl(Duration::from_secs(3)));
+        let lock = scene.locks.fair_mutex("x")?;
+        let held = lock.lock().await?;
+        for _ in 0..DEAD {
+            let theirs = crowd.locks.fair_mutex("x")?;
+            scene.sim.spawn(crowd.process.id(), Box::pin(async move { drop(theirs.lock().await) }));
+        }
+        // They have places, but have not registered that they listen: they are not removed on their
+        // grants, but lapse.
+        scene.sleep(2 * MS).await;
+        scene.network.silence(crowd.process.id());
+        scene.sim.kill(crowd.process.id());
+        held.release().await?;
+        // Places last as long as the lease, and the one that was granted is skipped once its own has
+        // lapsed.
+        let next = lock.try_lock_for(Duration::from_millis(5_500)).await?;
+        next.map(drop).ok_or_else(|| format!("{DEAD} dead waiters block a living one").into())
     })
 }
 
@@ -283,62 +290,58 @@ fn a_dead_crowd_keeps_nobody_waiting() -> Outcome {
 /// stops at its bound, because many places there have lapsed.
 fn one_of_many_that_is_gone_is_lost_also_behind_a_dead_crowd() -> Outcome {
     const DEAD: usize = 600;
-    Scene::new(Options::new().ttl(Duration::from_secs(3))).play(|scene| {
-        Box::pin(async move {
-            let crowd = scene.other(Options::new().ttl(Duration::from_secs(3)));
-            let store = Arc::new(scene.network.store(&scene.process).renewing_together());
-            let options = Options::new().ttl(Duration::from_secs(3));
-            let locks = locks(store, Arc::clone(&scene.process) as _, options).map_err(fails)?;
-            let gone = locks.fair_mutex("x").map_err(fails)?.lock().await.map_err(fails)?;
-            let other = locks.fair_mutex("y").map_err(fails)?.lock().await.map_err(fails)?;
-            for _ in 0..DEAD {
-                let theirs = crowd.locks.fair_mutex("x").map_err(fails)?;
-                scene.sim.spawn(crowd.process.id(), Box::pin(async move { drop(theirs.lock().await) }));
-            }
-            scene.sleep(2 * MS).await;
-            scene.network.silence(crowd.process.id());
-            scene.sim.kill(crowd.process.id());
-            // Their places have lapsed, and the renewals of the third second are over.
-            scene.sleep(3 * SECOND + 500 * MS).await;
-            if !gone.is_held() || !other.is_held() {
-                return Err("a lock is lost though its process renews it".into());
-            }
-            scene.network.force(&LockName::new("x").map_err(fails)?, LockSpec::Queue(QueueSpec::FAIR));
-            scene.sleep(SECOND).await;
-            match (gone.is_held(), other.is_held()) {
-                (false, true) => Ok(()),
-                (true, _) => Err("a renewal prolongs a hold that the server has not".into()),
-                (_, false) => Err("the hold beside it is lost".into()),
-            }
-        })
+    Scene::new(Options::new().ttl(Duration::from_secs(3))).play(|scene| async move {
+        let crowd = scene.other(Options::new().ttl(Duration::from_secs(3)));
+        let store = Arc::new(scene.network.store(&scene.process).renewing_together());
+        let options = Options::new().ttl(Duration::from_secs(3));
+        let locks = locks(store, Arc::clone(&scene.process) as _, options)?;
+        let gone = locks.fair_mutex("x")?.lock().await?;
+        let other = locks.fair_mutex("y")?.lock().await?;
+        for _ in 0..DEAD {
+            let theirs = crowd.locks.fair_mutex("x")?;
+            scene.sim.spawn(crowd.process.id(), Box::pin(async move { drop(theirs.lock().await) }));
+        }
+        scene.sleep(2 * MS).await;
+        scene.network.silence(crowd.process.id());
+        scene.sim.kill(crowd.process.id());
+        // Their places have lapsed, and the renewals of the third second are over.
+        scene.sleep(3 * SECOND + 500 * MS).await;
+        if !gone.is_held() || !other.is_held() {
+            return Err("a lock is lost though its process renews it".into());
+        }
+        scene.network.force(&LockName::new("x")?, LockSpec::Queue(QueueSpec::FAIR));
+        scene.sleep(SECOND).await;
+        match (gone.is_held(), other.is_held()) {
+            (false, true) => Ok(()),
+            (true, _) => Err("a renewal prolongs a hold that the server has not".into()),
+            (_, false) => Err("the hold beside it is lost".into()),
+        }
     })
 }
 
 /// A writer releases while two hundred readers of another process wait.
 fn a_crowd_of_readers_is_let_in_at_once() -> Outcome {
     const READERS: usize = 200;
-    Scene::new(Options::new()).play(|scene| {
-        Box::pin(async move {
-            let crowd = scene.other(Options::new());
-            let lock = scene.locks.rwlock("x").map_err(fails)?;
-            let writer = lock.write().await.map_err(fails)?;
-            let inside = Arc::new(Mutex::new(Vec::new()));
-            for _ in 0..READERS {
-                let (lock, inside) = (crowd.locks.rwlock("x").map_err(fails)?, Arc::clone(&inside));
-                let read = async move {
-                    let guard = lock.read().await;
-                    inside.lock().expect("one thread").push(guard);
-                };
-                scene.sim.spawn(crowd.process.id(), Box::pin(read));
-            }
-            // Long enough for all to queue, but too short for their places to be refreshed.
-            scene.sleep(SECOND).await;
-            writer.release().await.map_err(fails)?;
-            scene.sleep(50 * MS).await;
-            match inside.lock().expect("one thread").len() {
-                READERS => Ok(()),
-                some => Err(format!("{some} of {READERS} readers are let in at once")),
-            }
-        })
+    Scene::new(Options::new()).play(|scene| async move {
+        let crowd = scene.other(Options::new());
+        let lock = scene.locks.rwlock("x")?;
+        let writer = lock.write().await?;
+        let inside = Arc::new(Mutex::new(Vec::new()));
+        for _ in 0..READERS {
+            let (lock, inside) = (crowd.locks.rwlock("x")?, Arc::clone(&inside));
+            let read = async move {
+                let guard = lock.read().await;
+                inside.lock().expect("one thread").push(guard);
+            };
+            scene.sim.spawn(crowd.process.id(), Box::pin(read));
+        }
+        // Long enough for all to queue, but too short for their places to be refreshed.
+        scene.sleep(SECOND).await;
+        writer.release().await?;
+        scene.sleep(50 * MS).await;
+        match inside.lock().expect("one thread").len() {
+            READERS => Ok(()),
+            some => Err(format!("{some} of {READERS} readers are let in at once").into()),
+        }
     })
 }

@@ -1,16 +1,15 @@
 //! Mutexes by plain commands, on a server byte by byte.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, FutureExt};
 use tenure::internals::protocol::{Answer, Fence, Liveness, LockSpec, Op, ReleaseScope, Verb};
 use tenure::internals::store::redis::{Redis, Target};
 use tenure::internals::store::{Failure, StoreExt};
 use tenure::{LockName, Owner};
 
-use super::Outcome;
+use super::{Failed, Outcome};
 use crate::sim::chooser::Chooser;
 use crate::sim::clock::{Clock, SECOND};
 use crate::sim::executor::Sim;
@@ -31,25 +30,25 @@ impl Scene {
         self.store.request(op, Duration::from_secs(1)).await
     }
 
-    async fn acquire(&self, owner: &Owner) -> Result<u64, String> {
+    async fn acquire(&self, owner: &Owner) -> Result<u64, Failed> {
         let (fence, bind) = (Fence::Assign, Liveness::Process);
         let verb = Verb::Acquire { ttl_ms: 30_000, hold: 1, fence, wait_ms: None, listens: None, bind };
         match self.ask(owner, verb).await {
             Ok(Answer::Held { fence }) => Ok(fence),
-            other => Err(format!("{other:?}")),
+            other => Err(format!("{other:?}").into()),
         }
     }
 
-    async fn release(&self, owner: &Owner) -> Result<(), String> {
+    async fn release(&self, owner: &Owner) -> Outcome {
         let verb = Verb::Release { hold: 1, fence: Fence::Assign, whose: ReleaseScope::Own };
         match self.ask(owner, verb).await {
             Ok(Answer::Released { .. }) => Ok(()),
-            other => Err(format!("{other:?}")),
+            other => Err(format!("{other:?}").into()),
         }
     }
 
     /// One hold by script and one by plain commands. Returns the token of the second.
-    async fn warm(&self) -> Result<u64, String> {
+    async fn warm(&self) -> Result<u64, Failed> {
         let mut token = 0;
         for _ in 0..2 {
             let owner = owner();
@@ -64,71 +63,54 @@ fn owner() -> Owner {
     Owner::new("x").expect("an owner")
 }
 
-fn play(scenario: impl FnOnce(Scene) -> BoxFuture<'static, Outcome>) -> Outcome {
+fn play<F>(scenario: impl FnOnce(Scene) -> F) -> Outcome
+where
+    F: Future<Output = Outcome> + Send + 'static,
+{
     let sim = Sim::new(Chooser::replay(Vec::new()));
     let network = SimTransport::new(&sim, false).direct();
     let process = sim.process(Clock { offset: 1_000 * SECOND, ppm: 0 }, 1);
     let target = Target::parse("redis://network").expect("a URL");
     let store = Redis::over(target, Arc::new(network.clone()), Arc::clone(&process) as _);
-    let outcome = Arc::new(Mutex::new(Err("it has not ended".to_owned())));
-    let (told, ended) = (Arc::clone(&outcome), sim.clone());
-    let scenario = scenario(Scene { store, network });
-    let played = async move {
-        let came_to = scenario.await;
-        *told.lock().expect("one thread") = came_to;
-        ended.halt();
-    };
-    sim.spawn(process.id(), played.boxed());
-    sim.run(60 * SECOND, 1_000_000);
-    sim.end();
-    outcome.lock().expect("one thread").clone()
+    super::play(&sim, process.id(), scenario(Scene { store, network }), 60 * SECOND)
 }
 
 /// A promoted replica has a counter below tokens already issued.
 pub(super) fn a_connection_begins_with_a_token_above_the_clock() -> Outcome {
-    play(|scene| {
-        async move {
-            match scene.acquire(&owner()).await? {
-                EPOCH_US.. => Ok(()),
-                token => Err(format!("{token} is below what others may have been given")),
-            }
+    play(|scene| async move {
+        match scene.acquire(&owner()).await? {
+            EPOCH_US.. => Ok(()),
+            token => Err(format!("{token} is below what others may have been given").into()),
         }
-        .boxed()
     })
 }
 
 pub(super) fn a_lost_counter_is_noticed() -> Outcome {
-    play(|scene| {
-        async move {
-            let before = scene.warm().await?;
-            scene.network.lose_counter();
-            match scene.acquire(&owner()).await? {
-                token if token > before => Ok(()),
-                token => Err(format!("{token} follows {before}")),
-            }
+    play(|scene| async move {
+        let before = scene.warm().await?;
+        scene.network.lose_counter();
+        match scene.acquire(&owner()).await? {
+            token if token > before => Ok(()),
+            token => Err(format!("{token} follows {before}").into()),
         }
-        .boxed()
     })
 }
 
 /// An operator ends the hold between its first and its last command, and another client takes the lock.
 pub(super) fn a_lock_that_is_taken_meanwhile_is_not_held() -> Outcome {
-    play(|scene| {
-        async move {
-            scene.warm().await?;
-            let (network, other) = (scene.network.clone(), owner());
-            let first = AtomicBool::new(true);
-            scene.network.before("INCR", move |server| {
-                if first.swap(false, Ordering::Relaxed) {
-                    server.take_over("x", &other);
-                }
-            });
-            match scene.acquire(&owner()).await {
-                Err(busy) if busy.contains("Busy") => Ok(()),
-                told => Err(format!("{told:?} beside {:?}", network.holder("x"))),
+    play(|scene| async move {
+        scene.warm().await?;
+        let (network, other) = (scene.network.clone(), owner());
+        let first = AtomicBool::new(true);
+        scene.network.before("INCR", move |server| {
+            if first.swap(false, Ordering::Relaxed) {
+                server.take_over("x", &other);
             }
+        });
+        match scene.acquire(&owner()).await {
+            Err(busy) if busy.0.contains("Busy") => Ok(()),
+            told => Err(format!("{told:?} beside {:?}", network.holder("x")).into()),
         }
-        .boxed()
     })
 }
 
@@ -139,19 +121,16 @@ pub(super) fn a_refusal_leaves_nothing_behind() -> Outcome {
 }
 
 fn left_by(refusal: &'static str) -> Outcome {
-    play(move |scene| {
-        async move {
-            scene.warm().await?;
-            scene.network.answer(move |words| {
-                let is_refused = words[0] == "INCR" || words.contains(&"acquire");
-                is_refused.then(|| refusal.to_owned())
-            });
-            let told = scene.acquire(&owner()).await;
-            match scene.network.holder("x") {
-                None if told.is_err() => Ok(()),
-                holder => Err(format!("{told:?}, and {holder:?} holds")),
-            }
+    play(move |scene| async move {
+        scene.warm().await?;
+        scene.network.answer(move |words| {
+            let is_refused = words[0] == "INCR" || words.contains(&"acquire");
+            is_refused.then(|| refusal.to_owned())
+        });
+        let told = scene.acquire(&owner()).await;
+        match scene.network.holder("x") {
+            None if told.is_err() => Ok(()),
+            holder => Err(format!("{told:?}, and {holder:?} holds").into()),
         }
-        .boxed()
     })
 }

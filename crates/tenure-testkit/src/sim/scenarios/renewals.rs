@@ -1,14 +1,13 @@
 //! Batched renewals, on a server byte by byte.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::FutureExt;
 use tenure::internals::store::redis::{Redis, Target};
 use tenure::internals::{Runtime, locks};
 use tenure::{Guard, Locks, Options, Owner};
 
-use super::{Outcome, fails};
+use super::Outcome;
 use crate::fake_redis::server::Server;
 use crate::sim::chooser::Chooser;
 use crate::sim::clock::{Clock, SECOND};
@@ -30,17 +29,8 @@ fn play(happens: impl FnMut(&mut Server) + Send + 'static) -> Outcome {
     let store = Redis::over(target, Arc::new(network.clone()), Arc::clone(&runtime));
     let options = Options::new().ttl(Duration::from_secs(3));
     let locks = locks(Arc::new(store), Arc::clone(&runtime), options).expect("the options are right");
-    let outcome = Arc::new(Mutex::new(Err("it has not ended".to_owned())));
-    let (told, ended) = (Arc::clone(&outcome), sim.clone());
-    let played = async move {
-        let came_to = scenario(&locks, &*runtime, &network, happens).await;
-        *told.lock().expect("one thread") = came_to;
-        ended.halt();
-    };
-    sim.spawn(process.id(), played.boxed());
-    sim.run(60 * SECOND, 1_000_000);
-    sim.end();
-    outcome.lock().expect("one thread").clone()
+    let played = async move { scenario(&locks, &*runtime, &network, happens).await };
+    super::play(&sim, process.id(), played, 60 * SECOND)
 }
 
 async fn scenario(
@@ -51,7 +41,7 @@ async fn scenario(
 ) -> Outcome {
     let mut guards: Vec<Guard> = Vec::new();
     for name in HELD {
-        guards.push(locks.mutex(name).map_err(fails)?.lock().await.map_err(fails)?);
+        guards.push(locks.mutex(name)?.lock().await?);
     }
     let mut renewals = 0;
     network.before("EVALSHA", move |server| {
@@ -65,16 +55,16 @@ async fn scenario(
     let (held, expected): (Vec<_>, Vec<_>) =
         (held.collect(), HELD.iter().filter(|name| **name != ODD).collect());
     if held.iter().ne(expected.iter().copied()) {
-        return Err(format!("{held:?} are held"));
+        return Err(format!("{held:?} are held").into());
     }
     match HELD.iter().filter(|name| **name != ODD).find(|name| network.holder(name).is_none()) {
-        Some(name) => Err(format!("the server has no {name}, whose guard says that it is held")),
+        Some(name) => Err(format!("the server has no {name}, whose guard says that it is held").into()),
         None => Ok(()),
     }
 }
 
 pub(super) fn the_one_of_many_that_was_taken_over_is_lost() -> Outcome {
-    let other = Owner::new("other").map_err(fails)?;
+    let other = Owner::new("other")?;
     play(move |server| server.take_over(ODD, &other))
 }
 

@@ -14,9 +14,10 @@ use tenure::internals::store::cas::Cas;
 use tenure::{Kind, LockName, Locks, Owner};
 use tenure_testkit::plant;
 use tenure_testkit::sim::cas::{Server, Versions};
-use tenure_testkit::sim::clock::{Clock, SECOND};
+use tenure_testkit::sim::clock::Clock;
+use tenure_testkit::sim::scenarios::{Failed, Outcome};
 
-use super::{SECONDS, World};
+use super::scenario::{MILLIS, SECONDS, Scenario};
 
 /// For the process that dies, and for the other.
 const TTL_MS: [u64; 2] = [60_000, 3_000_000];
@@ -112,7 +113,7 @@ impl Twins {
     }
 
     /// Sends the same request to both servers, and compares.
-    async fn step(&mut self) -> Result<(), String> {
+    async fn step(&mut self) -> Outcome {
         let (op, process) = self.op();
         let mut said = Vec::new();
         for of in 0..2 {
@@ -122,7 +123,7 @@ impl Twins {
         }
         match said[0] == said[1] {
             true => Ok(()),
-            false => Err(format!("{:?} by {}: {} and {}", op.verb, op.owner, said[0], said[1])),
+            false => Err(format!("{:?} by {}: {} and {}", op.verb, op.owner, said[0], said[1]).into()),
         }
     }
 }
@@ -137,21 +138,21 @@ fn rules(seed: u64) -> [LockSpec; 3] {
 }
 
 /// Runs one history on both servers. Returns the maximum number of parts.
-fn alike(seed: u64) -> Result<usize, String> {
-    let world = World::with(seed, 2, 1 + seed as usize % 4);
-    let whole = Server::with(world.sim.process(Clock::default(), seed), Versions::Lasting, 1_000);
-    let runtimes = [0, 1].map(|at| Arc::clone(&world.processes[at]) as Arc<dyn Runtime>);
+fn alike(seed: u64) -> Result<usize, Failed> {
+    let scenario = Scenario::of_parts(2, Versions::Lasting, 1 + seed as usize % 4);
+    let whole = Server::with(scenario.sim.process(Clock::default(), seed), Versions::Lasting, 1_000);
+    let runtimes = [0, 1].map(|at| Arc::clone(&scenario.processes[at]) as Arc<dyn Runtime>);
     let clients = |server: &Server| {
         [0, 1].map(|at: usize| Cas::new(Arc::new(server.clone()), "cas:sim", Arc::clone(&runtimes[at])))
     };
-    let stores = [clients(&whole), clients(&world.server)];
+    let stores = [clients(&whole), clients(&scenario.server)];
     let owners = (0..OWNERS).map(|at| format!("o@h:1/{at:032x}").parse().expect("an owner")).collect();
     let (spec, told) = (rules(seed), Default::default());
     let mut twins = Twins { stores, owners, spec, random: seed, told, alone: false };
-    let (sim, dies) = (world.sim.clone(), world.processes[0].id());
-    let (server, sleep) = (world.server.clone(), world.sleep(1));
+    let (sim, dies) = (scenario.sim.clone(), scenario.id(0));
+    let (server, sleep) = (scenario.server.clone(), scenario.sleep(1));
     let (told, most) = std::sync::mpsc::channel();
-    world.spawn(1, async move {
+    scenario.spawn(1, async move {
         let mut most = 0;
         for _ in 0..150 {
             twins.step().await?;
@@ -160,20 +161,20 @@ fn alike(seed: u64) -> Result<usize, String> {
         // All places of one process expire, wherever they are in the queue.
         sim.kill(dies);
         twins.alone = true;
-        sleep(Duration::from_millis(2 * TTL_MS[0])).await;
+        sleep(MILLIS(2 * TTL_MS[0])).await;
         for _ in 0..150 {
             twins.step().await?;
         }
         let _ = told.send(most);
         Ok(())
     });
-    world.run(600 * SECOND)?;
+    scenario.run(600)?;
     most.recv().map_err(|_| "the history did not come to its end".into())
 }
 
 #[test]
 fn what_requests_are_told_does_not_depend_on_the_parts_of_a_line() {
-    let told = |seed| alike(seed).unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+    let told = |seed| alike(seed).unwrap_or_else(|wrong| panic!("seed {seed}: {wrong:?}"));
     let longest = (0..60).map(told).max();
     assert!(longest > Some(3), "the longest line had {longest:?} parts");
 }
@@ -199,91 +200,88 @@ fn a_part_that_is_damaged_costs_those_behind_it_nothing() {
 
 /// Damages the last part of a queue; every waiter must still be served.
 fn after_a_part(is_broken: fn(&Server)) {
-    let world = World::with(6, 2, 2);
-    let (first, rest) = (world.client(0, SECONDS(20)), world.client(1, SECONDS(20)));
-    let (server, sleep) = (world.server.clone(), world.sleep(0));
+    let scenario = Scenario::of_parts(2, Versions::Lasting, 2);
+    let (first, rest) = (scenario.client(0, SECONDS(20)), scenario.client(1, SECONDS(20)));
+    let (server, sleep) = (scenario.server.clone(), scenario.sleep(0));
     let lock = |locks: &Locks| locks.fair_mutex("line").expect("a name");
     let mutex = lock(&first);
-    world.spawn(0, async move {
-        let guard = mutex.lock().await.map_err(|error| error.to_string())?;
+    scenario.spawn(0, async move {
+        let guard = mutex.lock().await?;
         sleep(SECONDS(4)).await;
         if server.parts() < 2 {
-            return Err(format!("the line has {} parts", server.parts()));
+            return Err(format!("the line has {} parts", server.parts()).into());
         }
         is_broken(&server);
-        guard.release().await.map_err(|error| error.to_string())?;
+        guard.release().await?;
         Ok(())
     });
     for at in 0..8 {
-        let (mutex, sleep) = (lock(&rest), world.sleep(1));
-        world.spawn(1, async move {
-            sleep(Duration::from_millis(500 + 100 * at)).await;
+        let (mutex, sleep) = (lock(&rest), scenario.sleep(1));
+        scenario.spawn(1, async move {
+            sleep(MILLIS(500 + 100 * at)).await;
             // Waiters that lost their places retry, and rejoin at the tail.
-            let got = mutex.try_lock_for(SECONDS(60)).await.map_err(|error| error.to_string())?;
+            let got = mutex.try_lock_for(SECONDS(60)).await?;
             let guard = got.ok_or_else(|| format!("{at} waited for its turn"))?;
-            guard.release().await.map_err(|error| error.to_string()).map(drop)
+            Ok(guard.release().await?)
         });
     }
-    assert_eq!(world.outcome(), Ok(()));
+    assert_eq!(scenario.run_out(), Ok(()));
 }
 
 /// A server limits the number of operations in one write.
 #[test]
 fn a_line_of_many_parts_in_which_all_have_died_goes_in_pieces() {
     const WAIT: u64 = 300;
-    let world = World::with(8, 2, 1);
-    let (dies, next) = (world.client(0, SECONDS(20)), world.client(1, SECONDS(20)));
+    let scenario = Scenario::of_parts(2, Versions::Lasting, 1);
+    let (dies, next) = (scenario.client(0, SECONDS(20)), scenario.client(1, SECONDS(20)));
     for at in 0..=WAIT {
-        let (mutex, sleep) = (dies.fair_mutex("line").expect("a name"), world.sleep(0));
-        world.spawn(0, async move {
-            sleep(Duration::from_millis(20 * at)).await;
-            let guard = mutex.lock().await.map_err(|error| error.to_string())?;
+        let (mutex, sleep) = (dies.fair_mutex("line").expect("a name"), scenario.sleep(0));
+        scenario.spawn(0, async move {
+            sleep(MILLIS(20 * at)).await;
+            let guard = mutex.lock().await?;
             sleep(SECONDS(600)).await;
             drop(guard);
             Ok(())
         });
     }
-    let (sim, process, server) = (world.sim.clone(), world.processes[0].id(), world.server.clone());
-    let (mutex, sleep) = (next.fair_mutex("line").expect("a name"), world.sleep(1));
-    world.spawn(1, async move {
+    let (sim, process, server) = (scenario.sim.clone(), scenario.id(0), scenario.server.clone());
+    let (mutex, sleep) = (next.fair_mutex("line").expect("a name"), scenario.sleep(1));
+    scenario.spawn(1, async move {
         sleep(SECONDS(8)).await;
         if server.parts() < 128 {
-            return Err(format!("the line has {} parts", server.parts()));
+            return Err(format!("the line has {} parts", server.parts()).into());
         }
         sim.kill(process);
-        let got = mutex.try_lock_for(SECONDS(60)).await.map_err(|error| error.to_string())?;
-        got.ok_or("those that have died keep it")?
-            .release()
-            .await
-            .map_err(|error| error.to_string())
-            .map(drop)
+        let got = mutex.try_lock_for(SECONDS(60)).await?;
+        got.ok_or("those that have died keep it")?.release().await?;
+        Ok(())
     });
-    assert_eq!(world.outcome(), Ok(()));
+    assert_eq!(scenario.run_out(), Ok(()));
 }
 
 /// More waiters than fit into the write that ends their holds.
 #[test]
 fn each_of_many_holders_is_told_that_its_hold_was_ended_by_force() {
     const HOLDERS: usize = 130;
-    let world = World::new(9, HOLDERS + 1);
+    let scenario = Scenario::cas(HOLDERS + 1, Versions::Lasting);
     let lock = |locks: &Locks| locks.semaphore("many", HOLDERS as u32).expect("a name");
     for at in 0..HOLDERS {
-        let (semaphore, sleep) = (lock(&world.client(at, SECONDS(2))), world.sleep(at));
-        world.spawn(at, async move {
-            let got = semaphore.try_acquire_for(SECONDS(30)).await.map_err(|error| error.to_string())?;
+        let (semaphore, sleep) = (lock(&scenario.client(at, SECONDS(2))), scenario.sleep(at));
+        scenario.spawn(at, async move {
+            let got = semaphore.try_acquire_for(SECONDS(30)).await?;
             let guard = got.ok_or("no permit")?;
             sleep(SECONDS(60)).await;
-            if guard.is_held() { Err(format!("{at} still believes that it holds")) } else { Ok(()) }
+            if guard.is_held() { Err(format!("{at} still believes that it holds").into()) } else { Ok(()) }
         });
     }
-    let (locks, sleep) = (world.client(HOLDERS, SECONDS(2)), world.sleep(HOLDERS));
-    world.spawn(HOLDERS, async move {
+    let (locks, sleep) = (scenario.client(HOLDERS, SECONDS(2)), scenario.sleep(HOLDERS));
+    scenario.spawn(HOLDERS, async move {
         sleep(SECONDS(40)).await;
-        let ended = locks.force_release("many").await.map_err(|error| error.to_string())?;
+        let ended = locks.force_release("many").await?;
         match ended.map(|status| status.holders.len()) {
             Some(HOLDERS) => Ok(()),
-            count => Err(format!("{count:?} were ended")),
+            count => Err(format!("{count:?} were ended").into()),
         }
     });
-    assert_eq!(world.outcome(), Ok(()));
+    assert_eq!(scenario.run_out(), Ok(()));
 }
