@@ -8,8 +8,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -21,21 +20,13 @@ use tenure_testkit::proxy::{Fault, Proxy};
 use tenure_testkit::servers::{Authority, Ensemble, Etcd, eventually};
 
 use crate::candidates::outlast_leaders;
+use crate::common::{locks, said, with};
+use crate::crowd::Crowd;
 
 pub(crate) const TTL: Duration = Duration::from_secs(3);
 
-/// An error with its causes.
-pub(crate) fn said(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |error| error.source());
-    causes.fold(error.to_string(), |all, cause| format!("{all}: {cause}"))
-}
-
 pub(crate) fn client(url: &str) -> Locks {
-    with(url, Options::new().ttl(TTL))
-}
-
-pub(crate) fn with(url: &str, options: Options) -> Locks {
-    Locks::open(url).expect("a store").with(|_| options.clone()).expect("options")
+    locks(url, TTL)
 }
 
 /// Tries once, or until the limit.
@@ -53,72 +44,8 @@ pub(crate) fn take(
     }
 }
 
-/// Threads that take turns at one lock until they are stopped, and the violations they found.
-pub(crate) struct Crowd {
-    turns: Vec<Arc<AtomicU64>>,
-    threads: Vec<thread::JoinHandle<()>>,
-    over: Arc<AtomicU64>,
-    wrong: Arc<Mutex<Vec<String>>>,
-}
-
-impl Crowd {
-    pub(crate) fn start(url: &str, members: usize, is_fair: bool) -> Self {
-        let (over, wrong) = (Arc::new(AtomicU64::new(0)), Arc::new(Mutex::new(Vec::new())));
-        let held: Arc<Mutex<(Option<Arc<Guard>>, u64)>> = Arc::default();
-        let (mut turns, mut threads) = (Vec::new(), Vec::new());
-        for _ in 0..members {
-            let count = Arc::new(AtomicU64::new(0));
-            turns.push(Arc::clone(&count));
-            let (locks, over, wrong) = (client(url), Arc::clone(&over), Arc::clone(&wrong));
-            let held = Arc::clone(&held);
-            threads.push(thread::spawn(move || {
-                while over.load(Ordering::Relaxed) == 0 {
-                    let got = take(&locks, "crowd", is_fair, Some(Duration::from_secs(20)));
-                    // There is no answer while there is no leader.
-                    let Ok(Some(guard)) = got else { continue };
-                    let guard = Arc::new(guard);
-                    {
-                        let mut held = held.lock().expect("no panic");
-                        if let Some(other) =
-                            held.0.as_ref().filter(|other| other.is_held() && guard.is_held())
-                        {
-                            let both = format!("{} and {} at once", other.fence(), guard.fence());
-                            wrong.lock().expect("no panic").push(both);
-                        }
-                        if guard.is_held() && guard.fence() <= held.1 {
-                            let order = format!("{} after {}", guard.fence(), held.1);
-                            wrong.lock().expect("no panic").push(order);
-                        }
-                        *held = (Some(Arc::clone(&guard)), guard.fence().max(held.1));
-                    }
-                    thread::sleep(Duration::from_millis(5));
-                    count.fetch_add(1, Ordering::Relaxed);
-                    {
-                        let mut held = held.lock().expect("no panic");
-                        held.0.take_if(|held| Arc::ptr_eq(held, &guard));
-                    }
-                    drop(guard);
-                    // A mutex has no order, so a client that retries immediately could win forever.
-                    thread::sleep(Duration::from_millis(20));
-                }
-            }));
-        }
-        Self { turns, threads, over, wrong }
-    }
-
-    /// Waits until each has held once more.
-    pub(crate) fn goes_on(&self) {
-        let before: Vec<u64> = self.turns.iter().map(|turns| turns.load(Ordering::Relaxed)).collect();
-        eventually("each gets a further turn", Duration::from_secs(120), || {
-            self.turns.iter().zip(&before).all(|(turns, before)| turns.load(Ordering::Relaxed) > *before)
-        });
-    }
-
-    pub(crate) fn end(self) {
-        self.over.store(1, Ordering::Relaxed);
-        self.threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
-        assert_eq!(*self.wrong.lock().expect("no panic"), Vec::<String>::new());
-    }
+fn crowd(url: &str, members: usize, is_fair: bool) -> Crowd {
+    Crowd::start((0..members).map(|_| client(url)), is_fair)
 }
 
 /// Number of leaders to kill; `TENURE_LEADERS` raises it for a soak.
@@ -127,8 +54,8 @@ pub(crate) fn kills() -> u64 {
 }
 
 /// Two crowds continue while leaders are killed and restarted.
-pub(crate) fn killed_leaders_cost_nothing(servers: &impl Ensemble, urls: [&str; 2]) -> [Crowd; 2] {
-    let crowds = [Crowd::start(urls[0], 3, false), Crowd::start(urls[1], 3, true)];
+pub(crate) fn killed_leaders_cost_nothing(servers: &impl Ensemble) -> [Crowd; 2] {
+    let crowds = [false, true].map(|is_fair| crowd(&servers.url(), 3, is_fair));
     for _ in 0..kills() {
         let leader = servers.leader();
         servers.kill(leader);
@@ -142,8 +69,7 @@ pub(crate) fn killed_leaders_cost_nothing(servers: &impl Ensemble, urls: [&str; 
 #[test]
 fn a_killed_leader_costs_no_exclusion_no_token_and_no_waiter() {
     let etcd = Etcd::cluster();
-    let crowds = killed_leaders_cost_nothing(&etcd, [&etcd.url(), &etcd.url()]);
-    crowds.into_iter().for_each(Crowd::end);
+    killed_leaders_cost_nothing(&etcd).into_iter().for_each(Crowd::end);
 }
 
 #[test]
@@ -154,7 +80,7 @@ fn candidates_and_jobs_outlast_the_leaders_of_etcd() {
 #[test]
 fn a_leader_that_stands_still_costs_no_exclusion_no_token_and_no_waiter() {
     let etcd = Etcd::cluster();
-    let crowd = Crowd::start(&etcd.url(), 4, false);
+    let crowd = crowd(&etcd.url(), 4, false);
     let leader = etcd.leader();
     etcd.stop(leader);
     crowd.goes_on();
@@ -324,7 +250,7 @@ pub(crate) fn a_cut_off_leader_costs_nothing(servers: &impl Ensemble) {
     let (first, second) = (others.next().expect("three"), others.next().expect("three"));
     let (_, second) = second.split_once("://").expect("a URL");
     let (ours, theirs) = (client(&servers.url_of(leader)), client(&format!("{first},{second}")));
-    let crowd = Crowd::start(&servers.url(), 4, false);
+    let crowd = crowd(&servers.url(), 4, false);
     crowd.goes_on();
     let guard = block_on(ours.mutex("x").expect("a name").lock()).expect("a free lock");
     thread::sleep(TTL);
@@ -596,7 +522,7 @@ fn what_is_wrong_with_a_server_is_said_in_one_line() {
         ("", "/app", "it requires a user and a password"),
     ] {
         let error = lock(login, prefix).expect_err("no rights");
-        let all = self::said(&error);
+        let all = crate::common::said(&error);
         assert!(error.is_refused() && all.contains(said), "{login}{prefix}: {all}");
     }
 }

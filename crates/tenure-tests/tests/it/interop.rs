@@ -12,11 +12,9 @@ use std::time::{Duration, Instant};
 use tenure::{Guard, Locks, Mutex, Options, Renewal, block_on};
 use tenure_testkit::servers::{Server, eventually};
 
-const SOON: Duration = Duration::from_secs(5);
+use crate::common::ms;
 
-fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
+const SOON: Duration = Duration::from_secs(5);
 
 fn locks(server: &Server) -> Locks {
     Locks::open(&server.url()).expect("a store")

@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 use tenure::{Guard, Locks, Owner, block_on};
 use tenure_testkit::servers::Server;
 
+use crate::common::ms;
+
 const KINDS: [&str; 5] = ["mutex", "reentrant", "fair", "writer", "permit"];
 /// How far the clock is ahead and behind, alternately.
 const SWING_MS: i64 = 500;
@@ -21,10 +23,6 @@ const SWINGS: u32 = 50;
 /// Scheduling delay on a busy machine.
 const BUSY: Duration = ms(500);
 const SOON: Duration = Duration::from_secs(20);
-
-const fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
 
 /// A client that takes turns at one lock.
 struct Taker<'a> {

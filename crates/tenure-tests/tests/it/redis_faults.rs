@@ -18,11 +18,9 @@ use tenure_testkit::proxy::{Direction, Fault, Proxy};
 use tenure_testkit::servers::{Server, eventually};
 use tenure_testkit::timed::in_time;
 
-const SOON: Duration = Duration::from_secs(5);
-fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
+use crate::common::ms;
 
+const SOON: Duration = Duration::from_secs(5);
 fn listen(asker: &Asker, name: &str) -> Listener {
     let name = LockName::new(name).expect("a name");
     block_on(asker.store.subscribe(&name, LockSpec::Mutex, Purpose::Watch, SOON)).expect("a subscription")

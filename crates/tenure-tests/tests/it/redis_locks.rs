@@ -14,11 +14,8 @@ use tenure_testkit::proxy::{Fault, Proxy};
 use tenure_testkit::servers::{Server, Value, eventually};
 use tenure_testkit::timed::in_time;
 
+use crate::common::ms;
 use crate::no_scripts::knows;
-
-fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
 
 fn locks(url: &str) -> Locks {
     Locks::open(url).expect("a store")

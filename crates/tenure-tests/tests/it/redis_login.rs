@@ -6,9 +6,7 @@ use std::time::Duration;
 use tenure::{Credentials, Locks, block_on};
 use tenure_testkit::servers::{Server, eventually};
 
-fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
+use crate::common::ms;
 
 fn locks(url: &str) -> Locks {
     Locks::open(url).expect("a store")

@@ -8,10 +8,12 @@ use std::sync::Barrier;
 use std::thread::{scope, sleep};
 use std::time::Duration;
 
-use rustix::time::{ClockId, clock_gettime};
 use tenure::{Guard, Locks, Options, block_on};
 use tenure_testkit::proxy::{Fault, Proxy};
 use tenure_testkit::servers::{Client, Config, Server, eventually};
+
+use crate::common::ms;
+use crate::overlap::now;
 
 /// Long enough for a busy machine.
 const TTL: Duration = ms(2_400);
@@ -23,14 +25,6 @@ const RECONNECT: Duration = ms(1_000);
 /// Scheduling delay on a busy machine.
 const BUSY: Duration = ms(500);
 const SOON: Duration = Duration::from_secs(5);
-
-const fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
-
-fn now() -> Duration {
-    Duration::try_from(clock_gettime(ClockId::Boottime)).expect("a time")
-}
 
 fn locks(url: &str) -> Locks {
     Locks::open(url).expect("a store").with(|options| options.ttl(TTL).grace(GRACE)).expect("options")

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
+use crate::common::ms;
 use crate::overlap::{now, overlap};
 use tenure::{Error, Locks, Options, block_on};
 use tenure_testkit::conformance::{Case, Fixture, Flavour};
@@ -28,10 +29,6 @@ static CROWD: RwLock<()> = RwLock::new(());
 
 /// As long as a lease.
 const GRACE: &str = "restart-grace=1500ms";
-
-const fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
 
 fn locks(url: &str, terms: &str) -> Locks {
     Locks::open(&on_terms(url, terms)).expect("a store").with(|options| options.ttl(TTL)).expect("options")

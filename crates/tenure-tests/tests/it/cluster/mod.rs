@@ -23,17 +23,11 @@ use tenure_testkit::fake_redis::FakeRedis;
 use tenure_testkit::servers::{Cluster, eventually};
 use tokio::runtime::{Builder, Runtime};
 
+use crate::common::{locks, ms};
+
 const KINDS: [&str; 5] = ["mutex", "reentrant", "fair", "writer", "permit"];
 /// Tolerance for a busy machine.
 const SOON: Duration = Duration::from_secs(5);
-
-const fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
-
-fn locks(url: &str, ttl: Duration) -> Locks {
-    Locks::open(url).expect("a store").with(|options| options.ttl(ttl)).expect("options")
-}
 
 fn acquire(locks: &Locks, kind: &str, name: &str) -> tenure::Result<Guard> {
     block_on(acquired(locks, kind, name))

@@ -6,7 +6,7 @@ use tenure::Locks;
 use tenure_testkit::servers::{Authority, MariaDb};
 
 use super::{SERVER, database, locks};
-use crate::postgres::chain;
+use crate::common::said;
 use crate::postgres::errors::{refusal, says};
 
 fn works(url: &str) {
@@ -90,11 +90,7 @@ fn a_server_that_becomes_read_only_is_named_and_left() {
         mutex.lock().await.expect("a guard").release().await.expect("a release");
         server.run("SET GLOBAL read_only = 1");
         let error = mutex.try_lock().await.expect_err("no lock");
-        assert!(
-            chain(&error).contains("read_only") || chain(&error).contains("read-only"),
-            "{}",
-            chain(&error)
-        );
+        assert!(said(&error).contains("read_only") || said(&error).contains("read-only"), "{}", said(&error));
         assert!(error.is_unreachable(), "{error}");
         server.run("SET GLOBAL read_only = 0");
         mutex.lock().await.expect("a guard").release().await.expect("a release");
@@ -132,7 +128,7 @@ fn a_record_above_max_allowed_packet_is_refused_and_the_connection_stays() {
         let locks = locks_on(&server);
         let error = tenure::block_on(locks.mutex("n".repeat(60_000)).expect("a name").try_lock())
             .expect_err("too long");
-        let text = chain(&error);
+        let text = said(&error);
         works(&server.url_as("root", "app"));
         (error, text)
     };

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tenure::{Locks, Options, block_on};
 
-use crate::postgres::chain;
+use crate::common::said;
 
 const NONCE: &[u8; 20] = b"abcdefghijklmnopqrst";
 const OTHER_NONCE: &[u8; 20] = b"tsrqponmlkjihgfedcba";
@@ -101,25 +101,25 @@ pub(super) fn receive(client: &mut TcpStream) -> io::Result<(u8, Vec<u8>)> {
 }
 
 /// What a store says there.
-fn said(address: SocketAddr, password: &str) -> String {
+fn refusal(address: SocketAddr, password: &str) -> String {
     let locks = Locks::open(&format!("mysql://me:{password}@{address}/app")).expect("a URL");
     let locks = locks.with(|_| Options::new().op_timeout(Duration::from_secs(5))).expect("options");
-    chain(&block_on(locks.ping()).expect_err("a script is no server"))
+    said(&block_on(locks.ping()).expect_err("a script is no server"))
 }
 
 #[test]
 fn passwords_are_proven_as_mysql_8_documents() {
     for script in [Script::Cached, Script::Switch] {
         let address = serve(script);
-        let text = said(address, "word");
+        let text = refusal(address, "word");
         assert!(text.contains("logged in (1111)"), "{text}");
-        let text = said(address, "sword");
+        let text = refusal(address, "sword");
         assert!(text.contains("Access denied (1045)"), "{text}");
     }
 }
 
 #[test]
 fn a_password_is_not_sent_in_the_clear() {
-    let text = said(serve(Script::Uncached), "word");
+    let text = refusal(serve(Script::Uncached), "word");
     assert!(text.contains("for TLS, add ?sslmode=verify-full to the URL"), "{text}");
 }

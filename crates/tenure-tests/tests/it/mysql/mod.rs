@@ -13,10 +13,10 @@ mod rows;
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
-use tenure::{Locks, Options};
 use tenure_testkit::servers::MariaDb;
+
+use crate::common::locks;
 
 /// One server for all tests that leave it alone.
 static SERVER: LazyLock<MariaDb> = LazyLock::new(|| MariaDb::start().until_exit());
@@ -27,8 +27,4 @@ pub(crate) fn database() -> (String, String) {
     let name = format!("test{}", NEXT.fetch_add(1, Ordering::Relaxed));
     let url = SERVER.url(&name);
     (name, url)
-}
-
-fn locks(url: &str, ttl: Duration) -> Locks {
-    Locks::open(url).expect("a store").with(|_| Options::new().ttl(ttl)).expect("options")
 }

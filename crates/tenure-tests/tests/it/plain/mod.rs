@@ -18,13 +18,11 @@ use page::Machine;
 use tenure::{Guard, Kind, Locks, Owner, Share, block_on};
 use tenure_testkit::servers::{Client, Server, Value};
 
+use crate::common::ms;
+
 const MUTEX: &str = include_str!("../../../../tenure-redis/src/scripts/mutex.lua");
 const REENTRANT: &str = include_str!("../../../../tenure-redis/src/scripts/reentrant.lua");
 const QUEUE: &str = include_str!("../../../../tenure-redis/src/scripts/queue.lua");
-
-fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
 
 fn locks(server: &Server) -> Locks {
     Locks::open(&server.url()).expect("a store").with(|options| options.ttl(ms(3_000))).expect("options")

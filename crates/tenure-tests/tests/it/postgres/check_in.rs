@@ -9,7 +9,7 @@ use tenure::{Guard, Locks, Options, Renewal};
 use tenure_testkit::servers::Postgres;
 use tokio::sync::Semaphore;
 
-use super::{SERVER, chain, connect, locks, on, schema, work_in};
+use super::{SERVER, connect, locks, on, said, schema, work_in};
 
 const TTL: Duration = Duration::from_millis(400);
 /// Longer than the lease, so the hold must be renewed.
@@ -112,7 +112,7 @@ fn neither_driver_commits_once_the_database_has_another_holder() {
         sqlx::query("INSERT INTO work VALUES (1)").execute(&mut *transaction).await.expect("work");
         assert!(guard.check_in(&mut transaction).await.expect_err("it is lost").is_lost());
         let error = guard.check_in(&mut transaction).await.expect_err("a failed transaction");
-        assert!(error.is_refused() && chain(&error).contains("25P02"), "{}", chain(&error));
+        assert!(error.is_refused() && said(&error).contains("25P02"), "{}", said(&error));
         let _ = transaction.commit().await;
 
         assert_eq!(SERVER.run(&format!("SELECT count(*) FROM {schema}.work")), "0");

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use tenure::{Error, Locks, Options};
 
-use super::{SERVER, chain, schema};
+use super::{SERVER, said, schema};
 
 /// The error of an acquisition there, and its full text.
 pub(crate) fn refusal(url: &str) -> (Error, String) {
     let locks = Locks::open(url).expect("a URL");
     let locks = locks.with(|_| Options::new().op_timeout(Duration::from_secs(5))).expect("options");
     let error = tenure::block_on(locks.mutex("x").expect("a name").try_lock()).expect_err("no lock");
-    let text = chain(&error);
+    let text = said(&error);
     assert!(!text.contains('\n'), "{text}");
     (error, text)
 }
@@ -57,5 +57,5 @@ fn a_quorum_of_postgresql_is_refused_with_the_reason() {
     let member = Locks::open(&SERVER.url(&schema())).expect("a URL");
     let members = [member.clone(), member.clone(), member];
     let error = Locks::quorum(members).expect_err("no quorum");
-    assert!(chain(&error).contains("its table keeps no ballots"), "{error}");
+    assert!(said(&error).contains("its table keeps no ballots"), "{error}");
 }

@@ -4,8 +4,9 @@ use std::time::{Duration, Instant};
 
 use tenure_testkit::servers::{Postgres, eventually};
 
-use super::crowd::Crowd;
-use super::{chain, locks, on, schema};
+use super::faults::crowds;
+use super::{locks, on, said, schema};
+use crate::crowd::Crowd;
 
 /// Number of failovers; `TENURE_FAILOVERS` raises it for a soak.
 fn failovers() -> u64 {
@@ -44,13 +45,13 @@ impl Places {
 #[test]
 fn a_failover_to_a_synchronous_standby_costs_no_overlap_no_token_and_no_waiter() {
     let mut places = Places::start();
-    let crowd = Crowd::start(&of_both(&places.primary, &places.standby, &schema()), Duration::from_secs(5));
+    let crowds = crowds(&of_both(&places.primary, &places.standby, &schema()), Duration::from_secs(5));
     for _ in 0..failovers() {
-        crowd.goes_on();
+        crowds.iter().for_each(Crowd::goes_on);
         places.fail_over();
     }
-    crowd.goes_on();
-    crowd.end().is_clean();
+    crowds.iter().for_each(Crowd::goes_on);
+    crowds.into_iter().for_each(Crowd::end);
 }
 
 /// The cost of an asynchronous standby: it lacks the last grant.
@@ -92,7 +93,7 @@ fn a_standby_is_named_with_what_to_do() {
         let only = locks(&standby.url(&schema), Duration::from_secs(5));
         let only = only.with(|options| options.op_timeout(Duration::from_secs(2))).expect("options");
         let error = only.mutex("x").expect("a name").try_lock().await.expect_err("a standby");
-        let text = chain(&error);
+        let text = said(&error);
         assert!(text.contains("it is a standby") && text.contains("postgres://h1,h2/"), "{text}");
         assert!(!text.contains('\n'), "{text}");
         // With both in the URL, in either order, the primary is found.
@@ -104,7 +105,7 @@ fn a_standby_is_named_with_what_to_do() {
         let only = locks(&primary.url(&schema), Duration::from_secs(5));
         let only = only.with(|options| options.op_timeout(Duration::from_secs(2))).expect("options");
         let error = only.mutex("x").expect("a name").try_lock().await.expect_err("it takes no writes");
-        let text = chain(&error);
+        let text = said(&error);
         assert!(text.contains("default_transaction_read_only is on"), "{text}");
     });
 }

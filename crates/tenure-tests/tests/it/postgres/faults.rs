@@ -9,10 +9,12 @@ use std::thread;
 use std::time::Duration;
 
 use tempfile::TempDir;
+use tenure::Options;
 use tenure_testkit::servers::Postgres;
 
-use super::crowd::Crowd;
 use super::{SERVER, locks, on, schema};
+use crate::common::with;
+use crate::crowd::Crowd;
 
 /// A relay in front of a server's socket that cuts connections after a number of bytes.
 pub(crate) struct Relay {
@@ -146,27 +148,34 @@ fn cuts_under_a_crowd_cost_no_overlap_no_token_and_no_waiter() {
     cut_a_crowd(&relay, &format!("postgres://postgres@{}/postgres?schema={}", relay.place(), schema()));
 }
 
+/// Two threads of each of four clients at a mutex, and two at a fair mutex.
+pub(crate) fn crowds(url: &str, ttl: Duration) -> [Crowd; 2] {
+    let options = Options::new().ttl(ttl).op_timeout(Duration::from_secs(10));
+    let clients = [(); 4].map(|()| with(url, options.clone()));
+    [false, true].map(|is_fair| Crowd::start(clients.iter().chain(&clients).cloned(), is_fair))
+}
+
 pub(crate) fn cut_a_crowd(relay: &Relay, relayed: &str) {
-    let crowd = Crowd::start(relayed, Duration::from_secs(2));
+    let crowds = crowds(relayed, Duration::from_secs(2));
     for cut in 0..8 {
-        crowd.goes_on();
+        crowds.iter().for_each(Crowd::goes_on);
         relay.cut_after(cut % 2, 83 * cut as u64);
     }
-    crowd.goes_on();
-    crowd.end().is_clean();
+    crowds.iter().for_each(Crowd::goes_on);
+    crowds.into_iter().for_each(Crowd::end);
 }
 
 #[test]
 fn a_server_that_crashes_under_a_crowd_costs_no_overlap_no_token_and_no_waiter() {
     let mut server = Postgres::start();
-    let crowd = Crowd::start(&server.url(&schema()), Duration::from_secs(2));
+    let crowds = crowds(&server.url(&schema()), Duration::from_secs(2));
     for _ in 0..3 {
-        crowd.goes_on();
+        crowds.iter().for_each(Crowd::goes_on);
         server.crash();
         server.restart();
     }
-    crowd.goes_on();
-    crowd.end().is_clean();
+    crowds.iter().for_each(Crowd::goes_on);
+    crowds.into_iter().for_each(Crowd::end);
 }
 
 /// A backend that hangs in a request is terminated before the next connection is used.

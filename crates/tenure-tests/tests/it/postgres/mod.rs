@@ -6,7 +6,6 @@
 )]
 
 mod check_in;
-pub(crate) mod crowd;
 pub(crate) mod errors;
 mod failover;
 pub(crate) mod faults;
@@ -19,11 +18,11 @@ mod twin;
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
-use tenure::{Locks, Options};
 use tenure_testkit::servers::Postgres;
 use tokio_postgres::{Client, NoTls};
+
+use crate::common::{locks, said};
 
 /// Shared by all tests that do not disturb it.
 pub(crate) static SERVER: LazyLock<Postgres> = LazyLock::new(|| Postgres::start().until_exit());
@@ -34,22 +33,10 @@ pub(crate) fn schema() -> String {
     format!("test{}", NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-fn locks(url: &str, ttl: Duration) -> Locks {
-    let locks = Locks::open(url).expect("a store");
-    locks.with(|_| Options::new().ttl(ttl)).expect("options")
-}
-
 /// Runs a test on a separate runtime.
 pub(crate) fn on(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     runtime.expect("a runtime").block_on(test);
-}
-
-/// An error with its causes.
-pub(crate) fn chain(error: &tenure::Error) -> String {
-    let causes = std::iter::successors(std::error::Error::source(error), |cause| cause.source());
-    let causes: Vec<String> = causes.map(|cause| cause.to_string()).collect();
-    format!("{error}: {}", causes.join(": "))
 }
 
 /// Creates a schema with a table `work`.

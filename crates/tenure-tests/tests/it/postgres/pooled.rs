@@ -5,7 +5,7 @@ use std::time::Duration;
 use tenure::{Locks, Options};
 use tenure_testkit::servers::PgBouncer;
 
-use super::{SERVER, chain, locks, on, schema};
+use super::{SERVER, locks, on, said, schema};
 
 #[test]
 fn all_kinds_work_behind_a_pooler_that_is_told() {
@@ -46,5 +46,5 @@ fn a_pooler_that_is_not_told_is_refused_with_the_part_of_the_url() {
     let locks = Locks::open(&url).expect("a URL");
     let locks = locks.with(|_| Options::new().op_timeout(Duration::from_secs(5))).expect("options");
     let error = tenure::block_on(locks.mutex("x").expect("a name").try_lock()).expect_err("no lock");
-    assert!(chain(&error).contains("?pgbouncer=1"), "{}", chain(&error));
+    assert!(said(&error).contains("?pgbouncer=1"), "{}", said(&error));
 }

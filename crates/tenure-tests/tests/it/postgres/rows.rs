@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tenure_testkit::servers::Postgres;
 
-use super::{SERVER, chain, connect, locks, on, schema};
+use super::{SERVER, connect, locks, on, said, schema};
 
 #[test]
 fn an_uncontended_mutex_takes_one_statement_each_way() {
@@ -103,7 +103,7 @@ fn a_row_of_another_version_is_neither_free_nor_held() {
         let guard = locks.mutex("x").expect("a name").lock().await.expect("a guard");
         SERVER.run(&format!("UPDATE {schema}.tenure_lock SET version = '9' WHERE name = 'x'"));
         let error = locks.mutex("x").expect("a name").try_lock().await.expect_err("no answer");
-        assert!(error.is_refused() && chain(&error).contains("version 9"), "{error}");
+        assert!(error.is_refused() && said(&error).contains("version 9"), "{error}");
         let error = guard.release().await.expect_err("no answer");
         assert!(error.is_refused(), "{error}");
     });

@@ -15,17 +15,10 @@ use tenure_testkit::servers::{Config, Server, eventually};
 use tenure_testkit::timed::in_time;
 
 use super::nodes::{Nodes, url};
+use crate::common::{ms, with};
 
 const SOON: Duration = Duration::from_secs(30);
 const HOUR: Duration = Duration::from_secs(60 * 60);
-
-fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
-
-fn locks(url: &str, options: Options) -> Locks {
-    Locks::open(url).and_then(|locks| locks.with(|_| options)).expect("a store")
-}
 
 fn held(locks: &Locks, name: &str) -> Option<Guard> {
     block_on(locks.mutex(name).expect("a name").try_lock()).expect("an answer")
@@ -40,7 +33,7 @@ fn all_have(nodes: &[Server], name: &str) {
 #[test]
 fn nodes_without_memory_give_no_lock_and_take_back_what_they_gave() {
     let nodes = Nodes::new(3);
-    let locks = locks(&nodes.url(), Options::new());
+    let locks = with(&nodes.url(), Options::new());
     let guard = held(&locks, "x").expect("a free lock");
     all_have(&nodes, "x");
     let set = |bytes: &str| {
@@ -61,7 +54,7 @@ fn nodes_without_memory_give_no_lock_and_take_back_what_they_gave() {
 #[test]
 fn what_is_no_lock_at_most_nodes_is_not_waited_for() {
     let nodes = Nodes::new(3);
-    let locks = locks(&nodes.url(), Options::new());
+    let locks = with(&nodes.url(), Options::new());
     nodes[0].command(&["RPUSH", "x", "a"]);
     drop(held(&locks, "x").expect("a majority"));
     nodes[1].command(&["RPUSH", "y", "a"]);
@@ -103,7 +96,7 @@ fn a_minority_whose_clock_steps_by_an_hour_costs_nothing() {
     let nodes = Nodes::new(5);
     let ttl = ms(2_000);
     let options = Options::new().ttl(ttl);
-    let (ours, theirs) = (locks(&nodes.url(), options.clone()), locks(&nodes.url(), options));
+    let (ours, theirs) = (with(&nodes.url(), options.clone()), with(&nodes.url(), options));
     let mut last = 0;
     // A node whose clock was set back computes a wrong uptime and abstains; the others are a majority.
     for (ahead, behind) in [(0, 1), (3, 2)] {
@@ -137,7 +130,7 @@ fn a_minority_whose_clock_steps_by_an_hour_costs_nothing() {
 fn the_clock_of_one_node_is_no_measure_for_the_others() {
     for ahead in [2 * HOUR, 2 * 366 * 24 * HOUR] {
         let nodes = Nodes::new(3);
-        let locks = locks(&nodes.url(), Options::new().ttl(ms(1_000)));
+        let locks = with(&nodes.url(), Options::new().ttl(ms(1_000)));
         // It accepts a ballot of this client only at the first renewal, which sends a higher one.
         nodes[2].clock().forward(ahead);
         let guard = held(&locks, "x").expect("a free lock");
@@ -166,12 +159,12 @@ fn scripts(nodes: &[Server]) -> u64 {
 #[test]
 fn who_waits_for_a_bare_majority_does_not_wake_himself_and_all_others_for_ever() {
     let nodes = Nodes::new(3);
-    let ours = locks(&nodes.url(), Options::new().ttl(Duration::from_secs(60)).renewal(Renewal::Off));
+    let ours = with(&nodes.url(), Options::new().ttl(Duration::from_secs(60)).renewal(Renewal::Off));
     let guard = held(&ours, "x").expect("a free lock");
     all_have(&nodes, "x");
     // As after a restart or concurrent requests: the third is free, and no renewal reacquires it.
     nodes[2].command(&["DEL", "x"]);
-    let waiters: Vec<Locks> = (0..5).map(|_| locks(&nodes.url(), Options::new())).collect();
+    let waiters: Vec<Locks> = (0..5).map(|_| with(&nodes.url(), Options::new())).collect();
     let before = scripts(&nodes);
     thread::scope(|scope| {
         for waiter in &waiters {
@@ -204,7 +197,7 @@ fn a_node_does_not_keep_a_token_below_the_one_that_was_granted() {
     for node in &nodes[..2] {
         node.command(&["SET", "tenure:ballot:{x}", &ahead]);
     }
-    let locks = locks(&nodes.url(), Options::new().ttl(ms(30_000)));
+    let locks = with(&nodes.url(), Options::new().ttl(ms(30_000)));
     block_on(held(&locks, "warm").expect("a free lock").release()).expect("a release");
     let guard = held(&locks, "x").expect("a free lock");
     let token = |node: &Server| {
@@ -224,7 +217,7 @@ fn a_node_does_not_keep_a_token_below_the_one_that_was_granted() {
 fn a_listing_shows_what_a_majority_holds_beside_a_foreign_value_once() {
     let nodes = Nodes::new(3);
     nodes[0].command(&["SET", "x", "another client", "PX", "60000"]);
-    let locks = locks(&nodes.url(), Options::new());
+    let locks = with(&nodes.url(), Options::new());
     let _guard = held(&locks, "x").expect("free on two");
     for prefix in ["", "x"] {
         let mut listing = locks.list(prefix).expect("a prefix");
@@ -242,7 +235,7 @@ fn a_release_that_one_node_has_yet_to_get_reaches_it_after_the_last_handle_is_go
         let nodes = Nodes::new(3);
         let proxy = Proxy::start(nodes[2].address());
         let url = format!("{},{}", url(&nodes[..2]), proxy.address());
-        let locks = locks(&url, Options::new().ttl(Duration::from_secs(120)));
+        let locks = with(&url, Options::new().ttl(Duration::from_secs(120)));
         let guard = held(&locks, "x").expect("a free lock");
         all_have(&nodes, "x");
         proxy.set(Fault::Refuse);
@@ -263,7 +256,7 @@ fn a_release_that_one_node_has_yet_to_get_reaches_it_after_the_last_handle_is_go
 fn a_lock_survives_the_restart_of_every_node_one_after_the_other() {
     let nodes = Nodes::new(5);
     let options = Options::new().ttl(ms(3_000));
-    let (ours, theirs) = (locks(&nodes.url(), options.clone()), locks(&nodes.url(), options));
+    let (ours, theirs) = (with(&nodes.url(), options.clone()), with(&nodes.url(), options));
     let guard = held(&ours, "x").expect("a free lock");
     all_have(&nodes, "x");
     thread::scope(|scope| {
@@ -284,7 +277,7 @@ fn a_lock_survives_the_restart_of_every_node_one_after_the_other() {
 fn nodes_that_have_started_empty_let_nobody_in_beside_the_holder() {
     let nodes = Nodes::new(3);
     let options = Options::new().ttl(ms(4_000));
-    let (ours, theirs) = (locks(&nodes.url(), options.clone()), locks(&nodes.url(), options));
+    let (ours, theirs) = (with(&nodes.url(), options.clone()), with(&nodes.url(), options));
     let guard = held(&ours, "x").expect("a free lock");
     all_have(&nodes, "x");
     // Both at once, because otherwise the holder reacquires the first before the second is down.
@@ -382,7 +375,7 @@ fn kinds_that_no_majority_can_keep_are_refused_with_the_reason() {
 #[test]
 fn nodes_that_have_just_started_say_from_when_on_they_vote() {
     let servers: [Server; 3] = Server::several();
-    let locks = locks(&url(&servers), Options::new().ttl(ms(2_000)).op_timeout(ms(400)));
+    let locks = with(&url(&servers), Options::new().ttl(ms(2_000)).op_timeout(ms(400)));
     let error = block_on(locks.mutex("x").expect("a name").try_lock()).expect_err("nobody votes");
     let why = error.source().expect("a cause").to_string();
     assert!(error.is_unreachable() && why.contains("does not vote before 2 s"), "{why}");

@@ -13,12 +13,9 @@ use tenure_testkit::timed::in_time;
 use tokio::sync::{Notify, Semaphore};
 
 use super::{eventually, on, where_values_are_kept};
+use crate::common::ms;
 
 const MINUTE: Duration = Duration::from_secs(60);
-
-fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
 
 /// A computation that can be observed and held up.
 #[derive(Clone, Default)]

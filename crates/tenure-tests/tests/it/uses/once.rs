@@ -17,13 +17,10 @@ use tenure_testkit::skewed;
 use tokio::sync::Notify;
 
 use super::{everywhere, on};
+use crate::common::ms;
 
 const HOUR: Duration = Duration::from_secs(3_600);
 const SOON: Duration = Duration::from_secs(60);
-
-fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
 
 /// Number of runs, by window.
 type Runs = Arc<Mutex<BTreeMap<SystemTime, u32>>>;

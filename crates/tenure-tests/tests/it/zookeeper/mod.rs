@@ -23,10 +23,12 @@ use tenure_testkit::servers::{Authority, Ensemble, ZooKeeper, eventually};
 use tenure_testkit::timed::in_time;
 
 use crate::candidates::outlast_leaders;
+use crate::common::{said, with};
+use crate::crowd::Crowd;
 use crate::etcd::{
-    Crowd, TTL, a_cut_off_client_loses, a_cut_off_leader_costs_nothing, a_listing_of_long_locks_has_pages,
-    caches_and_quorums_are_refused, client, killed_leaders_cost_nothing, no_connection_is_explained, said,
-    take, turns_with_renewals, with,
+    TTL, a_cut_off_client_loses, a_cut_off_leader_costs_nothing, a_listing_of_long_locks_has_pages,
+    caches_and_quorums_are_refused, client, killed_leaders_cost_nothing, no_connection_is_explained, take,
+    turns_with_renewals,
 };
 use relay::{Cut, Relay};
 
@@ -73,9 +75,7 @@ fn listed(locks: &Locks) -> Vec<String> {
 #[test]
 fn a_killed_leader_costs_no_exclusion_no_token_and_no_waiter() {
     let ensemble = ZooKeeper::ensemble();
-    // A lock has one kind.
-    let fair = format!("{}/fair", ensemble.url());
-    let crowds = killed_leaders_cost_nothing(&ensemble, [&ensemble.url(), &fair]);
+    let crowds = killed_leaders_cost_nothing(&ensemble);
     // A stopped leader is deposed too, and does not know it at first.
     let leader = ensemble.leader();
     ensemble.stop(leader);
@@ -342,7 +342,7 @@ fn what_is_wrong_with_a_server_is_said_in_one_line() {
         ("", "ZooKeeper gives no rights on /app without a login"),
     ] {
         let error = lock(format!("zookeeper://{login}{places}/app")).expect_err("no rights");
-        let all = self::said(&error);
+        let all = crate::common::said(&error);
         assert!(error.is_refused() && all.contains(said), "{login}: {all}");
     }
     let error = lock(format!("zookeeper://{places}/app/below")).expect_err("no rights");
