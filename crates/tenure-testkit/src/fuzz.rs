@@ -35,6 +35,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use crate::sim::chooser::Rng;
+
 /// Number of inputs, unless a time is given.
 const INPUTS: u64 = 100_000;
 /// Time after which an input counts as hanging.
@@ -80,7 +82,7 @@ pub fn fuzz(target: &str, inputs: &[&str], words: &[&str], check: impl Fn(&[u8])
     corpus.push(Vec::new());
     // Regression runs are reproducible; a hunt takes a new seed each time.
     let seed = if limit.is_some() { RandomState::new().hash_one(target) } else { 1 };
-    let mut mutator = Mutator { state: seed, words };
+    let mut mutator = Mutator { random: Rng::new(seed), words };
     let mut seen = BTreeSet::new();
     let watchdog = Watchdog::new();
     let begun = Instant::now();
@@ -144,17 +146,13 @@ pub fn bound_memory() {
 }
 
 struct Mutator<'a> {
-    state: u64,
+    random: Rng,
     words: &'a [&'a str],
 }
 
 impl Mutator<'_> {
-    /// SplitMix64, by Steele, Lea and Flood.
     fn below(&mut self, below: usize) -> usize {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.state ^ (self.state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((mixed ^ (mixed >> 31)) % below.max(1) as u64) as usize
+        self.random.below(below.max(1) as u64) as usize
     }
 
     fn mutated(&mut self, corpus: &[Vec<u8>]) -> Vec<u8> {

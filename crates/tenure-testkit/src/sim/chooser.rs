@@ -18,6 +18,11 @@ impl Rng {
         bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         bits ^ (bits >> 31)
     }
+
+    /// A number below this one.
+    pub const fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
 }
 
 /// A choice that was made.

@@ -14,18 +14,7 @@ use tenure::internals::store::StoreExt;
 use tenure::internals::store::redis::Redis;
 use tenure::{LockName, Owner, block_on};
 use tenure_testkit::servers::{Client, Server, Value};
-
-/// A random generator: the same seed gives the same history.
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % n
-    }
-}
+use tenure_testkit::sim::chooser::Rng;
 
 /// What the replies said about a ticket.
 #[derive(Clone, Debug)]
@@ -296,7 +285,7 @@ impl<M: Machine> Bench<M> {
 }
 
 fn history(machine: impl Machine, seed: u64, queue_spec: QueueSpec, steps: u32) {
-    let mut dice = Dice(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+    let mut dice = Rng::new(seed);
     let mut bench = Bench::new(machine, queue_spec, 9);
     for _ in 0..steps {
         let owner = dice.below(9) as usize;

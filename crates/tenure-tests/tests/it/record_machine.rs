@@ -13,6 +13,7 @@ use tenure::internals::store::StoreExt;
 use tenure::internals::store::redis::Redis;
 use tenure::{LockName, Owner, block_on};
 use tenure_testkit::servers::Server;
+use tenure_testkit::sim::chooser::Rng;
 
 const OPERATIONS: u64 = 4_000;
 const WITHIN: Duration = Duration::from_secs(10);
@@ -25,16 +26,6 @@ const KEYS: [(&str, LockSpec); 4] = [
     ("{}", LockSpec::Queue(QueueSpec::FAIR)),
 ];
 
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        ((mixed ^ (mixed >> 27)) >> 8) % bound
-    }
-}
-
 #[test]
 #[expect(clippy::too_many_lines, reason = "a case for each request")]
 fn the_record_machine_in_lua_answers_as_the_one_in_rust() {
@@ -44,7 +35,7 @@ fn the_record_machine_in_lua_answers_as_the_one_in_rust() {
     let store =
         Redis::open(&server.url(), Driver::start().expect("a thread")).expect("a store").scripts_only();
     let mut eye = server.client().expect("a connection");
-    let mut random = Random(5);
+    let mut random = Rng::new(5);
     let owners: Vec<_> = (0..3).map(|_| Owner::new("twin").expect("an owner")).collect();
     let names = KEYS.map(|(name, _)| record::lock_name("kind", &LockName::new(name).expect("a name")));
     let mut kept: [(State, Option<ExpiringValue<Record>>); 4] = Default::default();

@@ -14,6 +14,7 @@ use tenure::internals::store::cas::Cas;
 use tenure::{Kind, LockName, Locks, Owner};
 use tenure_testkit::plant;
 use tenure_testkit::sim::cas::{Server, Versions};
+use tenure_testkit::sim::chooser::Rng;
 use tenure_testkit::sim::clock::Clock;
 use tenure_testkit::sim::scenarios::{Failed, Outcome};
 
@@ -29,7 +30,7 @@ struct Twins {
     stores: [[Cas; 2]; 2],
     owners: Vec<Owner>,
     spec: [LockSpec; 3],
-    random: u64,
+    random: Rng,
     /// The numbers that each server has assigned.
     told: [BTreeMap<u64, u64>; 2],
     alone: bool,
@@ -37,9 +38,7 @@ struct Twins {
 
 impl Twins {
     fn below(&mut self, count: u64) -> u64 {
-        self.random =
-            self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.random >> 33) % count
+        self.random.below(count)
     }
 
     /// A request, and the process that sends it.
@@ -148,7 +147,7 @@ fn alike(seed: u64) -> Result<usize, Failed> {
     let stores = [clients(&whole), clients(&scenario.server)];
     let owners = (0..OWNERS).map(|at| format!("o@h:1/{at:032x}").parse().expect("an owner")).collect();
     let (spec, told) = (rules(seed), Default::default());
-    let mut twins = Twins { stores, owners, spec, random: seed, told, alone: false };
+    let mut twins = Twins { stores, owners, spec, random: Rng::new(seed), told, alone: false };
     let (sim, dies) = (scenario.sim.clone(), scenario.id(0));
     let (server, sleep) = (scenario.server.clone(), scenario.sleep(1));
     let (told, most) = std::sync::mpsc::channel();

@@ -14,6 +14,7 @@ use tenure::internals::store::postgres::{open, sweep_sql};
 use tenure::internals::store::{Opening, Store, StoreExt};
 use tenure::{LockName, Owner, block_on};
 use tenure_testkit::setting;
+use tenure_testkit::sim::chooser::Rng;
 
 use super::{SERVER, connect, locks, on, schema};
 
@@ -31,7 +32,7 @@ struct Twins {
     now_ms: u64,
     /// The store's token for each token of the machine.
     tokens: BTreeMap<u64, u64>,
-    random: u64,
+    random: Rng,
     requests: u64,
 }
 
@@ -44,13 +45,11 @@ impl Twins {
         let (state, tokens) = (State::default(), BTreeMap::new());
         let name = LockName::new("x").expect("a name");
         let (counter, now_ms, requests) = (0, 1_000_000, 0);
-        Self { store, schema, owners, name, state, counter, now_ms, tokens, random: seed, requests }
+        Self { store, schema, owners, name, state, counter, now_ms, tokens, random: Rng::new(seed), requests }
     }
 
     fn below(&mut self, count: u64) -> u64 {
-        self.random =
-            self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.random >> 33) % count
+        self.random.below(count)
     }
 
     fn op(&mut self) -> Op {
