@@ -1,7 +1,6 @@
 //! A Redis Cluster, formed by commands to its nodes.
 
 use std::collections::BTreeMap;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use super::{Config, Server, Value, eventually, sweep_at_exit};
@@ -61,14 +60,7 @@ impl Cluster {
             .set("cluster-require-full-coverage", "no")
             .set("cluster-replica-validity-factor", "0")
             .set("repl-diskless-sync-delay", "0");
-        let starts: Vec<_> = (0..count)
-            .map(|_| {
-                let config = config.clone();
-                thread::spawn(|| Server::start_with(config))
-            })
-            .collect();
-        let nodes = starts.into_iter().map(|start| start.join().expect("a server")).collect();
-        let cluster = Self { nodes };
+        let cluster = Self { nodes: Server::together(count, &config) };
         cluster.join();
         cluster
     }

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use super::authority::Certificate;
 use super::between::Between;
-use super::members::{Ensemble, Members, program};
+use super::members::{Ensemble, Members};
 use super::port::Port;
+use super::process::program;
 
 /// An etcd of one or several members. Dropping it kills them and removes their directories.
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::port::Port;
-use super::process::Process;
+use super::process::{self, Process};
 use super::{Client, Clock, Config, Value, config, fields};
 
 /// Starts a server and waits until it answers. `None` if another process took the port.
@@ -17,7 +17,9 @@ pub(super) fn launch(dir: &Path, port: &Port, config: &Config) -> Option<Process
     let environment: Vec<_> = environment.iter().map(|(name, path)| (*name, path.as_path())).collect();
     let conf = conf.to_str().expect("a temporary directory in UTF-8");
     let arguments = if config.is_sentinel { &[conf, "--sentinel"][..] } else { &[conf] };
-    let mut process = Process::start(&binary(), arguments, &environment, &dir.join("log"))
+    let program = std::env::var_os("TENURE_REDIS_SERVER")
+        .map_or_else(|| process::program("redis-server", "redis-server"), PathBuf::from);
+    let mut process = Process::start(&program, arguments, &environment, &dir.join("log"))
         .unwrap_or_else(|error| panic!("setpriv: {error}; the servers need it: apt-get install util-linux"));
 
     let start = Instant::now();
@@ -51,15 +53,6 @@ pub(super) fn inspector(dir: &Path) -> io::Result<Client> {
         Value::Error(message) => Err(io::Error::other(message)),
         _ => Ok(client),
     }
-}
-
-fn binary() -> PathBuf {
-    if let Some(path) = std::env::var_os("TENURE_REDIS_SERVER") {
-        return path.into();
-    }
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let found = std::env::split_paths(&path).map(|dir| dir.join("redis-server")).find(|file| file.exists());
-    found.expect("no redis-server on the path; the tests need one: apt-get install redis-server")
 }
 
 pub(super) fn socket(dir: &Path) -> PathBuf {

@@ -1,6 +1,5 @@
 //! MariaDB for one test, on a socket and a loopback port.
 
-use std::env;
 use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -12,9 +11,8 @@ use tempfile::TempDir;
 
 use super::authority::Certificate;
 use super::port::Port;
-use super::postgres::{as_nobody, give_to_nobody};
-use super::process::Process;
-use super::{eventually, sweep_dirs_at_exit};
+use super::process::{Process, give_to_nobody, program, run_as_nobody};
+use super::{directory, eventually, sweep_dirs_at_exit};
 
 /// A `mariadbd` without fsync. Dropping it ends the server and removes its directory.
 #[derive(Debug)]
@@ -26,6 +24,7 @@ pub struct MariaDb {
     settings: Vec<String>,
 }
 
+const PACKAGES: &str = "mariadb-server-core mariadb-client-core";
 /// Several servers at once can exceed the system's limit of asynchronous I/O requests.
 const NO_AIO: &str = "--innodb-use-native-aio=0";
 /// A small log, because the data of an empty server is copied for each start.
@@ -35,16 +34,11 @@ const TEMPORARY: &str = "tmp";
 
 /// The data of an empty server with the superuser `root`, without a password. To make it takes seconds.
 static EMPTY: LazyLock<PathBuf> = LazyLock::new(|| {
-    let dir = directory();
-    let install = path(&program("mariadb-install-db"));
+    let dir = place();
     let (data, temporary) = (option("datadir", dir.path(), "data"), option("tmpdir", dir.path(), TEMPORARY));
     let wanted = ["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"];
     let settings = ["--skip-name-resolve", NO_AIO, SMALL_LOG, &data, &temporary];
-    let words = as_nobody(&install, &[&wanted[..], &settings].concat());
-    let made = Command::new(&words[0]).args(&words[1..]).stdin(Stdio::null()).output();
-    let made = made.unwrap_or_else(|error| panic!("{}: {error}", words[0]));
-    let said = [made.stdout, made.stderr].concat();
-    assert!(made.status.success(), "mariadb-install-db: {}", String::from_utf8_lossy(&said));
+    run_as_nobody(&program("mariadb-install-db", PACKAGES), &[&wanted[..], &settings].concat());
     sweep_dirs_at_exit([dir.path()]);
     dir.keep().join("data")
 });
@@ -81,7 +75,7 @@ impl MariaDb {
     }
 
     fn installed(settings: Vec<String>) -> Self {
-        let dir = directory();
+        let dir = place();
         let copied = Command::new("cp").arg("-a").arg(&*EMPTY).arg(dir.path()).status().expect("cp");
         assert!(copied.success(), "the data of an empty server is copied");
         Self { process: None, dir, port: Port::claim(), settings }
@@ -90,7 +84,6 @@ impl MariaDb {
     /// Restarts the server after a crash, with its data.
     pub fn restart(&mut self) {
         let dir = self.dir.path();
-        let server = path(&program("mariadbd"));
         let port = format!("--port={}", self.port.number());
         let fixed = ["--no-defaults", "--bind-address=127.0.0.1", "--skip-name-resolve", NO_AIO, SMALL_LOG];
         let quick =
@@ -104,10 +97,8 @@ impl MariaDb {
         ];
         let words = places.iter().chain(&self.settings).map(String::as_str);
         let words: Vec<&str> = fixed.into_iter().chain(quick).chain(words).collect();
-        let words = as_nobody(&server, &words);
-        let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let log = dir.join("log");
-        let mut process = Process::start(Path::new(words[0]), &words[1..], &[], &log).expect("setpriv");
+        let mut process = Process::start_as_nobody(&program("mariadbd", PACKAGES), &words, &log);
         eventually("MariaDB answers", Duration::from_secs(60), || {
             assert!(!process.has_ended(), "it ended: {}", fs::read_to_string(&log).unwrap_or_default());
             let asked = client(dir).args(["-e", "SELECT 1"]).stderr(Stdio::null()).output();
@@ -184,7 +175,7 @@ impl MariaDb {
 }
 
 fn client(dir: &Path) -> Command {
-    let mut client = Command::new(program("mariadb"));
+    let mut client = Command::new(program("mariadb", PACKAGES));
     client.args(["--no-defaults", "--default-character-set=utf8mb4", "-u", "root", "-N", "-s", "-n", "-S"]);
     client.arg(socket(dir)).stdin(Stdio::null());
     client
@@ -195,8 +186,8 @@ fn socket(dir: &Path) -> PathBuf {
 }
 
 /// A directory of the server's user, with one for temporary files.
-fn directory() -> TempDir {
-    let dir = tempfile::Builder::new().prefix("tenure-").tempdir().expect("a temporary directory");
+fn place() -> TempDir {
+    let dir = directory();
     let temporary = dir.path().join(TEMPORARY);
     fs::create_dir(&temporary).expect("a directory in a new one");
     give_to_nobody(&temporary);
@@ -210,14 +201,4 @@ fn option(name: &str, dir: &Path, file: &str) -> String {
 
 fn path(path: &Path) -> String {
     path.to_str().expect("a temporary directory in UTF-8").to_owned()
-}
-
-/// A program of the server. Debian installs the server itself in a directory that only root has on the path.
-fn program(name: &str) -> PathBuf {
-    let path = env::var_os("PATH").unwrap_or_default();
-    let dirs = env::split_paths(&path).chain(["/usr/sbin".into(), "/usr/bin".into()]);
-    let found = dirs.map(|dir| dir.join(name)).find(|file| file.exists());
-    found.unwrap_or_else(|| {
-        panic!("no {name}; the tests need it: apt-get install mariadb-server-core mariadb-client-core")
-    })
 }

@@ -189,11 +189,3 @@ impl Members {
         true
     }
 }
-
-/// A program on the path, or in `/usr/bin`.
-pub(super) fn program(name: &str, package: &str) -> PathBuf {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut places = std::env::split_paths(&path).chain([PathBuf::from("/usr/bin")]);
-    let found = places.find_map(|dir| Some(dir.join(name)).filter(|program| program.exists()));
-    found.unwrap_or_else(|| panic!("no {name}; the tests need one: apt-get install {package}"))
-}

@@ -48,6 +48,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
@@ -140,7 +141,7 @@ impl Server {
 
     /// A server with these settings.
     pub fn start_with(config: Config) -> Self {
-        let dir = tempfile::Builder::new().prefix("tenure-").tempdir().expect("a temporary directory");
+        let dir = directory();
         let clock = config.clock.then(|| Clock::install(dir.path()).expect("a writable temporary directory"));
         let (port, process) = (0..20)
             .find_map(|_| {
@@ -150,6 +151,16 @@ impl Server {
             .expect("one of twenty free ports can be bound");
         let running = Running { process: Some(process), config, inspector: None };
         Self { running: Mutex::new(running), port, clock, dir }
+    }
+
+    /// Starts several servers with the same settings in parallel.
+    fn together(count: usize, config: &Config) -> Vec<Self> {
+        let start = |_| {
+            let config = config.clone();
+            thread::spawn(|| Self::start_with(config))
+        };
+        let starts: Vec<_> = (0..count).map(start).collect();
+        starts.into_iter().map(|start| start.join().expect("a server")).collect()
     }
 
     /// A server that is loading its data and answers with an error meanwhile, for about `time` or until
@@ -379,8 +390,13 @@ pub fn eventually(what: &str, limit: Duration, mut it: impl FnMut() -> bool) {
     let start = Instant::now();
     while !it() {
         assert!(start.elapsed() < limit, "{what}: not within {limit:?}");
-        std::thread::sleep(Duration::from_millis(2));
+        thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// A temporary directory.
+fn directory() -> TempDir {
+    tempfile::Builder::new().prefix("tenure-").tempdir().expect("a temporary directory")
 }
 
 /// Removes the directories of servers in a `static` when this process ends.

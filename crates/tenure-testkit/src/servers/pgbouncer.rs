@@ -1,16 +1,14 @@
 //! PgBouncer in transaction mode in front of a test's PostgreSQL server.
 
-use std::env;
 use std::fs;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tempfile::TempDir;
 
-use super::eventually;
-use super::postgres::{Postgres, as_nobody, give_to_nobody};
-use super::process::Process;
+use super::postgres::Postgres;
+use super::process::{Process, give_to_nobody, program};
+use super::{directory, eventually};
 
 /// A `pgbouncer`. Dropping it ends the process and removes its directory.
 #[derive(Debug)]
@@ -26,7 +24,7 @@ impl PgBouncer {
     /// # Panics
     /// If it cannot be started, with its log in the message.
     pub fn start(server: &Postgres) -> Self {
-        let dir = tempfile::Builder::new().prefix("tenure-").tempdir().expect("a temporary directory");
+        let dir = directory();
         let path = dir.path().to_str().expect("a temporary directory in UTF-8");
         let config = format!(
             "[databases]\npostgres = host={} user=postgres\n[pgbouncer]\nunix_socket_dir = {path}\n\
@@ -36,10 +34,8 @@ impl PgBouncer {
         let file = dir.path().join("pgbouncer.ini");
         fs::write(&file, config).expect("a writable temporary directory");
         give_to_nobody(dir.path());
-        let words = as_nobody(program().to_str().expect("UTF-8"), &[file.to_str().expect("UTF-8")]);
-        let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        let log = dir.path().join("log");
-        let mut process = Process::start(Path::new(words[0]), &words[1..], &[], &log).expect("setpriv");
+        let (program, log) = (program("pgbouncer", "pgbouncer"), dir.path().join("log"));
+        let mut process = Process::start_as_nobody(&program, &[file.to_str().expect("UTF-8")], &log);
         let socket = dir.path().join(".s.PGSQL.5432");
         eventually("PgBouncer answers", Duration::from_secs(30), || {
             assert!(!process.has_ended(), "it ended: {}", fs::read_to_string(&log).unwrap_or_default());
@@ -53,12 +49,4 @@ impl PgBouncer {
         let directory = self.dir.path().to_str().expect("UTF-8").replace('/', "%2F");
         format!("postgres://postgres@{directory}/postgres?schema={schema}&pgbouncer=1")
     }
-}
-
-/// Debian installs it in a directory that not all users have on the path.
-fn program() -> PathBuf {
-    let path = env::var_os("PATH").unwrap_or_default();
-    let places = env::split_paths(&path).chain([PathBuf::from("/usr/sbin")]);
-    let found = places.map(|place| place.join("pgbouncer")).find(|program| program.exists());
-    found.expect("no PgBouncer; the tests need one: apt-get install pgbouncer")
 }

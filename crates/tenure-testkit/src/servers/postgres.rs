@@ -5,21 +5,18 @@ use std::env;
 use std::fs::{self, File, Permissions};
 use std::io::Write;
 use std::net::SocketAddr;
-use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, geteuid, kill_process};
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use super::authority::Certificate;
 use super::port::Port;
-use super::process::Process;
-use super::{eventually, sweep_dirs_at_exit};
-
-/// Uid of `nobody`, as whom the server runs if the test is root, because PostgreSQL refuses to run as root.
-const NOBODY: u32 = 65534;
+use super::process::{Process, give_to_nobody, run_as_nobody};
+use super::{directory, eventually, sweep_dirs_at_exit};
 
 /// The port number in the name of the socket.
 const PORT: u16 = 5432;
@@ -41,7 +38,7 @@ impl Postgres {
     /// # Panics
     /// Like each function here: if the server cannot be started, with its log in the message.
     pub fn start() -> Self {
-        let (programs, dir) = (programs(), directory());
+        let (programs, dir) = (programs(), place());
         make(&programs, dir.path());
         Self::launched(programs, dir, None)
     }
@@ -49,7 +46,7 @@ impl Postgres {
     /// Like `start`, with an additional loopback port that requires TLS and shows this certificate. The role
     /// `secret` needs a password there.
     pub fn with_tls(certificate: &Certificate) -> Self {
-        let (programs, dir) = (programs(), directory());
+        let (programs, dir) = (programs(), place());
         make(&programs, dir.path());
         let data = dir.path().join("data");
         for (from, to) in [(&certificate.cert, "server.crt"), (&certificate.key, "server.key")] {
@@ -66,14 +63,14 @@ impl Postgres {
 
     /// An empty server with an additional loopback port, without TLS.
     pub fn with_port() -> Self {
-        let (programs, dir) = (programs(), directory());
+        let (programs, dir) = (programs(), place());
         make(&programs, dir.path());
         Self::launched(programs, dir, Some(Port::claim()))
     }
 
     /// A standby that replicates this server until it is promoted.
     pub fn standby(&self) -> Self {
-        let dir = directory();
+        let dir = place();
         copy(self, dir.path());
         Self::launched(self.programs.clone(), dir, None)
     }
@@ -251,8 +248,8 @@ impl Drop for Postgres {
     }
 }
 
-fn directory() -> TempDir {
-    let dir = tempfile::Builder::new().prefix("tenure-").tempdir().expect("a temporary directory");
+fn place() -> TempDir {
+    let dir = directory();
     make_data(dir.path());
     give_to_nobody(dir.path());
     dir
@@ -271,7 +268,7 @@ fn copy(primary: &Postgres, dir: &Path) {
     let data = data.to_str().expect("a temporary directory in UTF-8");
     let (from, port) = (primary.directory(), primary.number().to_string());
     let wanted = ["-h", from, "-p", &port, "-U", "postgres", "-D", data, "-R", "-X", "stream", "-c", "fast"];
-    run(&primary.programs.join("pg_basebackup"), &wanted);
+    run_as_nobody(&primary.programs.join("pg_basebackup"), &wanted);
 }
 
 /// Initializes an empty server in a directory.
@@ -279,22 +276,15 @@ fn make(programs: &Path, dir: &Path) {
     let data = dir.join("data");
     let wanted = data.to_str().expect("a temporary directory in UTF-8");
     let wanted = ["-D", wanted, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "-N"];
-    run(&programs.join("initdb"), &wanted);
+    run_as_nobody(&programs.join("initdb"), &wanted);
     let settings = File::options().append(true).open(data.join("postgresql.conf"));
     settings.and_then(|mut file| file.write_all(b"max_connections = 300\n")).expect("its settings");
-}
-
-fn run(program: &Path, arguments: &[&str]) {
-    let words = as_nobody(program.to_str().expect("UTF-8"), arguments);
-    let done = Command::new(&words[0]).args(&words[1..]).stdin(Stdio::null()).output();
-    let done = done.unwrap_or_else(|error| panic!("{}: {error}", words[0]));
-    assert!(done.status.success(), "{}: {}", program.display(), String::from_utf8_lossy(&done.stderr));
 }
 
 /// Starts the server on the data in a directory.
 fn launch(programs: &Path, dir: &Path, port: Option<&Port>) -> Process {
     let path = |path: &Path| path.to_str().expect("a temporary directory in UTF-8").to_owned();
-    let (data, socket, postgres) = (path(&dir.join("data")), path(dir), path(&programs.join("postgres")));
+    let (data, socket) = (path(&dir.join("data")), path(dir));
     let (host, number) = match port {
         Some(port) => ("127.0.0.1", port.number().to_string()),
         None => ("", PORT.to_string()),
@@ -303,27 +293,7 @@ fn launch(programs: &Path, dir: &Path, port: Option<&Port>) -> Process {
     if dir.join("data/server.crt").exists() {
         settings.extend(["-c", "ssl=on"]);
     }
-    let words = as_nobody(&postgres, &settings);
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    Process::start(Path::new(words[0]), &words[1..], &[], &dir.join("log")).expect("setpriv")
-}
-
-/// If the test is root, gives the directory to the user as whom the server runs.
-pub(super) fn give_to_nobody(dir: &Path) {
-    if geteuid().is_root() {
-        chown(dir, Some(NOBODY), Some(NOBODY)).expect("root may give files away");
-        fs::set_permissions(dir, Permissions::from_mode(0o755)).expect("our directory");
-    }
-}
-
-/// The command line that runs `program` as a user whom databases accept. A change of user undoes the
-/// `setpriv` of [`Process::start`], which ends a server with its test, so there is a second one.
-pub(super) fn as_nobody(program: &str, arguments: &[&str]) -> Vec<String> {
-    let id = NOBODY.to_string();
-    let user = ["setpriv", "--reuid", &id, "--regid", &id, "--clear-groups", "--"];
-    let bound = ["setpriv", "--pdeathsig", "QUIT", "--", program];
-    let user = if geteuid().is_root() { &user[..] } else { &[] };
-    [user, &bound, arguments].concat().into_iter().map(str::to_owned).collect()
+    Process::start_as_nobody(&programs.join("postgres"), &settings, &dir.join("log"))
 }
 
 /// The directory with the programs of the newest server. Debian does not put it on the path.

@@ -1,13 +1,15 @@
 //! A child process that outlives neither its handle nor the test that started it.
 
-use std::fs::{self, File};
+use std::env;
+use std::fs::{self, File, Permissions};
 use std::io;
-use std::path::Path;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, geteuid, kill_process, waitid};
 
 /// Stops a child (SIGSTOP). Returns once all its threads have stopped: until then, some may keep running.
 ///
@@ -20,6 +22,9 @@ pub fn stop(child: &Child) {
     let seen = waitid(WaitId::Pid(pid), look).expect("our child").expect("it has changed");
     assert!(seen.stopped(), "it has ended");
 }
+
+/// Uid of `nobody`, as whom a database runs if the test is root, because PostgreSQL refuses to run as root.
+const NOBODY: u32 = 65534;
 
 #[derive(Debug)]
 pub(super) struct Process(Child);
@@ -42,6 +47,13 @@ impl Process {
         command.envs(environment.iter().copied()).stdin(Stdio::null());
         command.stdout(output.try_clone()?).stderr(output);
         spawn(command).map(Self)
+    }
+
+    /// Like `start`, as a user whom databases accept.
+    pub(super) fn start_as_nobody(program: &Path, arguments: &[&str], log: &Path) -> Self {
+        let words = as_nobody(program, arguments);
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        Self::start(Path::new(words[0]), &words[1..], &[], log).expect("setpriv")
     }
 
     pub(super) fn id(&self) -> u32 {
@@ -129,4 +141,40 @@ fn memory_of(pid: u32) -> u64 {
     let children = file(pid, &format!("task/{pid}/children"));
     let children = children.split_whitespace().filter_map(|child| child.parse().ok()).map(memory_of);
     own.unwrap_or(0_u64) * 1024 + children.sum::<u64>()
+}
+
+/// Runs a program of a database to its end.
+pub(super) fn run_as_nobody(program: &Path, arguments: &[&str]) {
+    let words = as_nobody(program, arguments);
+    let done = Command::new(&words[0]).args(&words[1..]).stdin(Stdio::null()).output();
+    let done = done.unwrap_or_else(|error| panic!("{}: {error}", words[0]));
+    let said = [done.stdout, done.stderr].concat();
+    assert!(done.status.success(), "{}: {}", program.display(), String::from_utf8_lossy(&said));
+}
+
+/// If the test is root, gives the directory to the user as whom the server runs.
+pub(super) fn give_to_nobody(dir: &Path) {
+    if geteuid().is_root() {
+        chown(dir, Some(NOBODY), Some(NOBODY)).expect("root may give files away");
+        fs::set_permissions(dir, Permissions::from_mode(0o755)).expect("our directory");
+    }
+}
+
+/// The command line that runs `program` as a user whom databases accept. A change of user undoes the
+/// `setpriv` of [`Process::start`], which ends a server with its test, so there is a second one.
+fn as_nobody(program: &Path, arguments: &[&str]) -> Vec<String> {
+    let id = NOBODY.to_string();
+    let user = ["setpriv", "--reuid", &id, "--regid", &id, "--clear-groups", "--"];
+    let program = program.to_str().expect("a path in UTF-8");
+    let bound = ["setpriv", "--pdeathsig", "QUIT", "--", program];
+    let user = if geteuid().is_root() { &user[..] } else { &[] };
+    [user, &bound, arguments].concat().into_iter().map(str::to_owned).collect()
+}
+
+/// A program on the path, or where Debian installs servers, which not all users have on the path.
+pub(super) fn program(name: &str, package: &str) -> PathBuf {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let dirs = env::split_paths(&path).chain(["/usr/sbin".into(), "/usr/bin".into()]);
+    let found = dirs.map(|dir| dir.join(name)).find(|program| program.exists());
+    found.unwrap_or_else(|| panic!("no {name}; the tests need it: apt-get install {package}"))
 }

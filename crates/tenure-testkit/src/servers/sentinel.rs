@@ -1,7 +1,7 @@
 //! A Redis master with replicas and sentinels.
 
+use std::iter;
 use std::time::Duration;
-use std::{iter, thread};
 
 use super::{Config, Server, eventually, fields, sweep_at_exit};
 
@@ -45,7 +45,7 @@ impl Sentinels {
         };
         let master = Server::start_with(servers.clone());
         let of = |server: &Server| format!("127.0.0.1 {}", server.address().port());
-        let replicas = together(2, &servers.set("replicaof", &of(&master)));
+        let replicas = Server::together(2, &servers.set("replicaof", &of(&master)));
         eventually("the replicas have what the master has", READY, || {
             replicas.iter().all(|replica| says(replica, "master_link_status", "up"))
         });
@@ -61,7 +61,7 @@ impl Sentinels {
         if !password.is_empty() {
             config = config.set("sentinel auth-pass", &format!("{service} {password}"));
         }
-        let sentinels = together(3, &config);
+        let sentinels = Server::together(3, &config);
         for sentinel in &sentinels {
             // Shorter intervals than the defaults; servers before 7.0 do not support them and take longer. A
             // raised tilt trigger, because a sentinel that was stopped should not be inactive for half a
@@ -176,14 +176,4 @@ impl Sentinels {
 fn says(server: &Server, field: &str, value: &str) -> bool {
     let info = server.try_command(&["INFO", "replication"]);
     info.is_ok_and(|info| fields(&info).get(field).is_some_and(|said| said == value))
-}
-
-/// Starts several servers with the same settings in parallel.
-fn together(count: usize, config: &Config) -> Vec<Server> {
-    let start = || {
-        let config = config.clone();
-        thread::spawn(|| Server::start_with(config))
-    };
-    let starts: Vec<_> = (0..count).map(|_| start()).collect();
-    starts.into_iter().map(|start| start.join().expect("a server")).collect()
 }

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use super::authority::Certificate;
 use super::between::Between;
-use super::members::{Ensemble, Members, program};
+use super::members::{Ensemble, Members};
 use super::port::Port;
+use super::process::program;
 
 /// A ZooKeeper of one or several servers. Dropping it kills them and removes their directories.
 #[derive(Debug)]
