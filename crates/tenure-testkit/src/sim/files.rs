@@ -47,17 +47,12 @@ pub const REGIMES: &[Regime] = &[
 
 /// Runs the schedule of a seed, in the regime that the seed selects.
 pub fn run(seed: u64) -> Report {
-    run_in(REGIMES[(seed % REGIMES.len() as u64) as usize], seed)
+    run_in(REGIMES[(seed % REGIMES.len() as u64) as usize], seed, false)
 }
 
-/// Runs the schedule of a seed in a regime.
-pub fn run_in(regime: Regime, seed: u64) -> Report {
-    World::new(regime, seed, false).run()
-}
-
-/// Like `run_in`, with a log.
-pub fn replay(regime: Regime, seed: u64) -> Report {
-    World::new(regime, seed, true).run()
+/// Runs the schedule of a seed in a regime, with or without a log.
+pub fn run_in(regime: Regime, seed: u64, keep_log: bool) -> Report {
+    World::new(regime, seed, keep_log).run()
 }
 
 struct World {

@@ -6,9 +6,10 @@ use std::time::Duration;
 use futures_util::future::FutureExt;
 use tenure::internals::{Moment, Runtime};
 
-use super::clock::{Clock, MS};
+use super::clock::{Clock, MS, TrueTime};
 use super::event::Event;
 use super::executor::{ProcessId, Sim};
+use super::network::Parting;
 use super::oracle::Oracle;
 use super::regime::Faults;
 
@@ -112,5 +113,12 @@ impl Host {
     pub(super) fn shows(&self, at: u64) -> Moment {
         let clock = self.judge.as_ref().map(|judge| judge.clock);
         Moment(clock.filter(|_| at > 0).map_or(at, |clock| clock.shows(at)))
+    }
+
+    /// Draws a partition, whose times are those of the server's clock.
+    pub(super) fn parting(&self, sim: &Sim, until: TrueTime) -> Parting {
+        let Parting { requests, replies, messages, loses } = Parting::draw(sim, until);
+        let [requests, replies, messages] = [requests, replies, messages].map(|at| self.shows(at).0);
+        Parting { requests, replies, messages, loses }
     }
 }

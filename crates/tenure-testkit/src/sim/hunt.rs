@@ -14,10 +14,8 @@ use crate::{plant, setting};
 /// One of the simulations.
 #[derive(Clone, Copy, Debug)]
 pub struct Hunt {
-    /// Runs a schedule.
-    pub run: fn(Regime, u64) -> Report,
-    /// Runs a schedule with a log.
-    pub replay: fn(Regime, u64) -> Report,
+    /// Runs a schedule, with or without a log.
+    pub run: fn(Regime, u64, bool) -> Report,
     /// Its regimes, in rotation.
     pub regimes: &'static [Regime],
     /// The test that replays a schedule.
@@ -58,7 +56,7 @@ impl Hunt {
                 scope.spawn(move || {
                     let mut tally = Tally::default();
                     let seeds = (first + worker..last).step_by(threads as usize);
-                    seeds.for_each(|seed| tally.add((self.run)(self.regime(seed), seed)));
+                    seeds.for_each(|seed| tally.add((self.run)(self.regime(seed), seed, false)));
                     tally
                 })
             });
@@ -117,7 +115,7 @@ impl Hunt {
     pub fn replays(&self, schedules: u64) {
         for seed in 0..schedules {
             let regime = self.turn(seed);
-            let (one, two) = ((self.run)(regime, seed), (self.run)(regime, seed));
+            let (one, two) = ((self.run)(regime, seed, false), (self.run)(regime, seed, false));
             assert_eq!(one.hash, two.hash, "seed {seed} ({regime:?}): a door leaks");
         }
     }
@@ -130,12 +128,12 @@ impl Hunt {
     pub fn stays_right(&self, regressions: &[Regression]) {
         let mut wrong = Vec::new();
         for (regime, seed, bug) in regressions {
-            if let Some(violation) = (self.run)(*regime, *seed).violation {
+            if let Some(violation) = (self.run)(*regime, *seed, false).violation {
                 wrong.push(format!("{regime:?} {seed}: {violation}"));
             }
             if cfg!(tenure_planted) && bug.is_some() {
                 plant(*bug);
-                let is_seen = (self.run)(*regime, *seed).violation.is_some();
+                let is_seen = (self.run)(*regime, *seed, false).violation.is_some();
                 plant(None);
                 if !is_seen {
                     wrong.push(format!("{regime:?} {seed} does not show {bug:?} any more"));
@@ -151,7 +149,7 @@ impl Hunt {
     /// If it violates an invariant, or if no seed is given.
     pub fn replay(&self) {
         let seed = setting("TENURE_SEED").expect("TENURE_SEED says which schedule");
-        let report = (self.replay)(self.regime(seed), seed);
+        let report = (self.run)(self.regime(seed), seed, true);
         println!("seed {seed}, {:?}, {} servers\n{}", report.plan.regime, report.nodes, report.trace());
         match &report.violation {
             Some(violation) => panic!("{violation}"),

@@ -27,12 +27,12 @@ pub(super) const ENDING: &str = "everything ends";
 
 /// Runs the schedule of a seed, in the regime that the seed selects.
 pub fn run(seed: u64) -> Report {
-    run_in(Regime::of(seed), seed)
+    run_in(Regime::of(seed), seed, false)
 }
 
-/// Runs the schedule of a seed in a regime.
-pub fn run_in(regime: Regime, seed: u64) -> Report {
-    redis(regime, seed, false, |_| (), |_| ())
+/// Runs the schedule of a seed in a regime, with or without a log.
+pub fn run_in(regime: Regime, seed: u64, keep_log: bool) -> Report {
+    redis(regime, seed, keep_log, |_| (), |_| ())
 }
 
 /// Runs the schedule of a seed with locks of one kind only.
@@ -42,28 +42,13 @@ pub fn run_of(sort: LockKind, seed: u64) -> Report {
 }
 
 /// Like `run_in`, on a server that also runs the real scripts: any difference is a violation.
-pub fn run_scripts(regime: Regime, seed: u64) -> Report {
-    redis(regime, seed, false, |_| (), Network::run_scripts)
+pub fn run_scripts(regime: Regime, seed: u64, keep_log: bool) -> Report {
+    redis(regime, seed, keep_log, |_| (), Network::run_scripts)
 }
 
 /// Like `run_in`, with processes that batch renewals.
-pub fn run_together(regime: Regime, seed: u64) -> Report {
-    redis(regime, seed, false, |_| (), Network::renew_together)
-}
-
-/// Like `run_in`, with a log.
-pub fn replay(regime: Regime, seed: u64) -> Report {
-    redis(regime, seed, true, |_| (), |_| ())
-}
-
-/// Like `run_scripts`, with a log.
-pub fn replay_scripts(regime: Regime, seed: u64) -> Report {
-    redis(regime, seed, true, |_| (), Network::run_scripts)
-}
-
-/// Like `run_together`, with a log.
-pub fn replay_together(regime: Regime, seed: u64) -> Report {
-    redis(regime, seed, true, |_| (), Network::renew_together)
+pub fn run_together(regime: Regime, seed: u64, keep_log: bool) -> Report {
+    redis(regime, seed, keep_log, |_| (), Network::renew_together)
 }
 
 /// Runs a schedule on the simulated Redis server.

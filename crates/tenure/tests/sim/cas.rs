@@ -5,8 +5,7 @@ use tenure_testkit::sim::cas;
 use tenure_testkit::sim::hunt::Hunt;
 use tenure_testkit::sim::regressions::CAS;
 
-const HUNT: Hunt =
-    Hunt { run: cas::run_in, replay: cas::replay, regimes: cas::REGIMES, again: "cas::replay" };
+const HUNT: Hunt = Hunt { run: cas::run_in, regimes: cas::REGIMES, again: "cas::replay" };
 
 #[test]
 fn no_schedule_violates_a_promise() {

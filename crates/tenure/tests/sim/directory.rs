@@ -4,8 +4,7 @@ use tenure_testkit::sim::files;
 use tenure_testkit::sim::hunt::Hunt;
 use tenure_testkit::sim::regressions::DIRECTORY;
 
-const HUNT: Hunt =
-    Hunt { run: files::run_in, replay: files::replay, regimes: files::REGIMES, again: "directory::replay" };
+const HUNT: Hunt = Hunt { run: files::run_in, regimes: files::REGIMES, again: "directory::replay" };
 
 #[test]
 fn no_schedule_violates_a_promise() {

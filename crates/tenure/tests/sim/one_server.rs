@@ -7,22 +7,11 @@ use tenure_testkit::sim::regime::Regime;
 use tenure_testkit::sim::regressions::ONE_SERVER;
 use tenure_testkit::sim::world;
 
-const HUNT: Hunt =
-    Hunt { run: world::run_in, replay: world::replay, regimes: &Regime::ALL, again: "one_server::replay" };
+const HUNT: Hunt = Hunt { run: world::run_in, regimes: &Regime::ALL, again: "one_server::replay" };
 /// On a server that also runs the scripts.
-const SCRIPTS: Hunt = Hunt {
-    run: world::run_scripts,
-    replay: world::replay_scripts,
-    regimes: &Regime::ALL,
-    again: "one_server::again_on_scripts",
-};
+const SCRIPTS: Hunt = Hunt { run: world::run_scripts, again: "one_server::again_on_scripts", ..HUNT };
 /// With processes that renew several locks in one request.
-const TOGETHER: Hunt = Hunt {
-    run: world::run_together,
-    replay: world::replay_together,
-    regimes: &Regime::ALL,
-    again: "one_server::again_together",
-};
+const TOGETHER: Hunt = Hunt { run: world::run_together, again: "one_server::again_together", ..HUNT };
 
 #[test]
 fn no_schedule_violates_a_promise() {

@@ -231,16 +231,16 @@ fn run_in(regime: Regime, bug: Bug, seed: u64) -> Report {
         | Bug::MinorityUnheard
         | Bug::NoBallotBehind
         | Bug::NoBallotAhead
-        | Bug::RaisedTooLittle => quorum::run_in(regime, seed),
+        | Bug::RaisedTooLittle => quorum::run_in(regime, seed, false),
         Bug::DeathIgnored
         | Bug::DeathUnheard
         | Bug::ChangeUnheard
         | Bug::CalledInVainLeft
         | Bug::NearUntold
-        | Bug::LateRefusal => files::run_in(regime, seed),
-        _ if is_in(CAUGHT_BY_COMPARE_AND_SWAP, bug) => cas::run_in(regime, seed),
-        _ if is_in(CAUGHT_ON_POSTGRESQL, bug) => rows::run_in(regime, seed),
-        _ => world::run_in(regime, seed),
+        | Bug::LateRefusal => files::run_in(regime, seed, false),
+        _ if is_in(CAUGHT_BY_COMPARE_AND_SWAP, bug) => cas::run_in(regime, seed, false),
+        _ if is_in(CAUGHT_ON_POSTGRESQL, bug) => rows::run_in(regime, seed, false),
+        _ => world::run_in(regime, seed, false),
     }
 }
 
@@ -341,7 +341,7 @@ fn bugs_on_postgresql_are_caught() {
 fn rare_bugs_of_stores_by_compare_and_swap_are_caught() {
     for (bug, regime, first) in RARE_BY_COMPARE_AND_SWAP {
         plant(Some(bug));
-        let report = |seed| Some((seed, cas::run_in(regime, seed).violation?));
+        let report = |seed| Some((seed, cas::run_in(regime, seed, false).violation?));
         let caught = (first..first + 20_000).find_map(report);
         plant(None);
         println!("{bug:?}: {caught:?}");
@@ -495,7 +495,7 @@ fn medians() {
 fn a_machine_that_differs_from_its_script_is_caught() {
     for bug in [Bug::ReleaseWithoutCompare, Bug::ReentryBumpsToken, Bug::DowngradeWakesNobody] {
         plant(Some(bug));
-        let mut reports = (0..1_000).map(|seed| world::run_scripts(Regime::of(seed), seed));
+        let mut reports = (0..1_000).map(|seed| world::run_scripts(Regime::of(seed), seed, false));
         let is_caught = reports.any(|report| report.violates("the scripts are the machines"));
         plant(None);
         assert!(is_caught, "{bug:?}");

@@ -5,8 +5,7 @@ use tenure_testkit::sim::quorum;
 use tenure_testkit::sim::regime::Regime;
 use tenure_testkit::sim::regressions::QUORUM;
 
-const HUNT: Hunt =
-    Hunt { run: quorum::run_in, replay: quorum::replay, regimes: &Regime::ALL, again: "quorum::replay" };
+const HUNT: Hunt = Hunt { run: quorum::run_in, regimes: &Regime::ALL, again: "quorum::replay" };
 
 #[test]
 fn no_schedule_violates_a_promise() {

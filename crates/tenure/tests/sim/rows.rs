@@ -5,11 +5,9 @@ use tenure_testkit::sim::hunt::Hunt;
 use tenure_testkit::sim::regressions::ROWS;
 use tenure_testkit::sim::rows::{self, Database, Mistake};
 
-const HUNT: Hunt =
-    Hunt { run: rows::run_in, replay: rows::replay, regimes: rows::REGIMES, again: "rows::replay" };
+const HUNT: Hunt = Hunt { run: rows::run_in, regimes: rows::REGIMES, again: "rows::replay" };
 
-const MYSQL: Hunt =
-    Hunt { run: rows::run_in_mysql, replay: rows::replay_mysql, again: "rows::replay_mysql", ..HUNT };
+const MYSQL: Hunt = Hunt { run: rows::run_in_mysql, again: "rows::replay_mysql", ..HUNT };
 
 #[test]
 fn no_schedule_violates_a_promise() {

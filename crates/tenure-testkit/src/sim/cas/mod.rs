@@ -6,17 +6,14 @@ mod state;
 
 use std::sync::Arc;
 
+use tenure::internals::Runtime;
 use tenure::internals::protocol::lease;
-use tenure::internals::store::cas::{self, Cas};
-use tenure::internals::{Runtime, Store};
+use tenure::internals::store::cas;
 
 use super::chooser::{Chooser, Rng};
 use super::clock::{SECOND, TrueTime};
-use super::driver::{Driver, Scene};
-use super::executor::{Process, ProcessId, Sim};
+use super::executor::Sim;
 use super::host::Judge;
-use super::network::Parting;
-use super::node_faults::NodeFault;
 use super::regime::{Plan, Regime};
 use super::report::Report;
 use super::world::World;
@@ -45,14 +42,9 @@ pub const REGIMES: &[Regime] = &[
     Regime::Flapping,
 ];
 
-/// Runs the schedule of a seed in a regime.
-pub fn run_in(regime: Regime, seed: u64) -> Report {
-    schedule(regime, seed, false, None)
-}
-
-/// Runs the schedule of a seed in a regime, and prints its events.
-pub fn replay(regime: Regime, seed: u64) -> Report {
-    schedule(regime, seed, true, None)
+/// Runs the schedule of a seed in a regime, with or without a log.
+pub fn run_in(regime: Regime, seed: u64, keep_log: bool) -> Report {
+    schedule(regime, seed, keep_log, None)
 }
 
 /// Runs the schedule of a seed on a server with this kind of versions.
@@ -92,46 +84,4 @@ fn schedule(regime: Regime, seed: u64, keep_log: bool, versions: Option<Versions
         Arc::new(Server::judged(runtime, versions, part, plan.faults, Some(judge)))
     });
     world.run()
-}
-
-impl Driver for Server {
-    fn open(&self, process: &Arc<Process>) -> Arc<dyn Store> {
-        let runtime = Arc::clone(process) as Arc<dyn Runtime>;
-        Arc::new(Cas::new(Arc::new(self.client(process)), "cas:sim", runtime))
-    }
-
-    fn silence(&self, process: ProcessId) {
-        self.silence(process);
-    }
-
-    fn strike(&self, fault: NodeFault, scene: &Scene<'_>) {
-        let Scene { sim, process, .. } = scene;
-        sim.note(|| format!("p{process}: {fault:?}"));
-        match fault {
-            NodeFault::Cut => self.cut(*process),
-            NodeFault::DelayMessages => self.delay_events(*process, scene.plan.faults.messages_late),
-            NodeFault::Stall => self.stall(self.host.shows(scene.until())),
-            NodeFault::Forget => self.restart(),
-            NodeFault::Part => {
-                let Parting { requests, replies, messages, loses } = Parting::draw(sim, scene.until());
-                let [requests, replies, messages] =
-                    [requests, replies, messages].map(|at| self.host.shows(at).0);
-                self.part(*process, Parting { requests, replies, messages, loses });
-            }
-            NodeFault::Pause
-            | NodeFault::Kill
-            | NodeFault::Delete
-            | NodeFault::Rewind
-            | NodeFault::Evict
-            | NodeFault::Step => {}
-        }
-    }
-
-    fn heal(&self) {
-        self.heal();
-    }
-
-    fn left(&self) -> Vec<String> {
-        self.host.judge.as_ref().map_or_else(Vec::new, |judge| judge.left(&self.state()))
-    }
 }

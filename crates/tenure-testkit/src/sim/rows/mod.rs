@@ -5,16 +5,12 @@ mod table;
 
 use std::sync::Arc;
 
-use tenure::internals::store::rows::RowStore;
-use tenure::internals::{Runtime, Store};
+use tenure::internals::Runtime;
 
 use super::chooser::{Chooser, Rng};
 use super::clock::{MS, SECOND, TrueTime};
-use super::driver::{Driver, Scene};
-use super::executor::{Process, ProcessId, Sim};
+use super::executor::Sim;
 use super::host::Judge;
-use super::network::Parting;
-use super::node_faults::NodeFault;
 use super::regime::{Plan, RECOVERY, Regime};
 use super::report::Report;
 use super::world::World;
@@ -55,24 +51,14 @@ pub fn run(seed: u64) -> Report {
     run_with(Mistake::Nothing, Database::Postgres, seed)
 }
 
-/// Runs the schedule of a seed in a regime, on PostgreSQL.
-pub fn run_in(regime: Regime, seed: u64) -> Report {
-    schedule(regime, seed, false, Mistake::Nothing, Database::Postgres)
+/// Runs the schedule of a seed in a regime, on PostgreSQL, with or without a log.
+pub fn run_in(regime: Regime, seed: u64, keep_log: bool) -> Report {
+    schedule(regime, seed, keep_log, Mistake::Nothing, Database::Postgres)
 }
 
-/// Runs the schedule of a seed in a regime, on PostgreSQL, and writes down what happens.
-pub fn replay(regime: Regime, seed: u64) -> Report {
-    schedule(regime, seed, true, Mistake::Nothing, Database::Postgres)
-}
-
-/// Runs the schedule of a seed in a regime, on MySQL.
-pub fn run_in_mysql(regime: Regime, seed: u64) -> Report {
-    schedule(regime, seed, false, Mistake::Nothing, Database::Mysql)
-}
-
-/// Runs the schedule of a seed in a regime, on MySQL, and writes down what happens.
-pub fn replay_mysql(regime: Regime, seed: u64) -> Report {
-    schedule(regime, seed, true, Mistake::Nothing, Database::Mysql)
+/// Like `run_in`, on MySQL.
+pub fn run_in_mysql(regime: Regime, seed: u64, keep_log: bool) -> Report {
+    schedule(regime, seed, keep_log, Mistake::Nothing, Database::Mysql)
 }
 
 /// Runs the schedule of a seed on a server with this mistake.
@@ -111,49 +97,4 @@ fn schedule(regime: Regime, seed: u64, keep_log: bool, mistake: Mistake, databas
         Arc::new(server)
     });
     world.run()
-}
-
-impl Driver for Server {
-    fn open(&self, process: &Arc<Process>) -> Arc<dyn Store> {
-        let runtime = Arc::clone(process) as Arc<dyn Runtime>;
-        Arc::new(RowStore::on(Arc::new(self.of(process.id())), runtime))
-    }
-
-    fn silence(&self, process: ProcessId) {
-        self.silence(process);
-    }
-
-    fn strike(&self, fault: NodeFault, scene: &Scene<'_>) {
-        let Scene { sim, plan, process, .. } = scene;
-        sim.note(|| format!("p{process}: {fault:?}"));
-        match fault {
-            NodeFault::Cut => self.cut_of(*process, false),
-            NodeFault::DelayMessages => self.delay_messages(*process, plan.faults.messages_late),
-            NodeFault::Stall => self.stall(self.host.shows(scene.until())),
-            NodeFault::Forget => self.restart(),
-            NodeFault::Delete => self.delete(scene.name()),
-            NodeFault::Rewind => self.rewind(sim.now().saturating_sub(plan.span(sim, plan.lease()))),
-            NodeFault::Part => {
-                let Parting { requests, replies, messages, loses } = Parting::draw(sim, scene.until());
-                let [requests, replies, messages] =
-                    [requests, replies, messages].map(|at| self.host.shows(at).0);
-                self.part(*process, Parting { requests, replies, messages, loses });
-            }
-            NodeFault::Step => {
-                let Some(stepper) = scene.stepper else { return };
-                let (server, names) = (self.clone(), scene.workload.names.clone());
-                let step = move || server.set_off(stepper.next(server.off()), &names);
-                stepper.strike(sim, plan.heals_at, step);
-            }
-            NodeFault::Pause | NodeFault::Kill | NodeFault::Evict => {}
-        }
-    }
-
-    fn heal(&self) {
-        self.heal();
-    }
-
-    fn left(&self) -> Vec<String> {
-        self.left()
-    }
 }

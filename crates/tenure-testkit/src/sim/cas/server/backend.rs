@@ -1,0 +1,141 @@
+//! The requests of a client.
+
+use super::*;
+
+impl Backend for Server {
+    fn read(&self, name: &LockName) -> BoxFuture<'static, Result<Option<Stored>, Failure>> {
+        let name = name.clone();
+        self.ask("read", move |_, state| state.locks.get(&name).cloned())
+    }
+
+    fn record(&self, name: &LockName) -> BoxFuture<'static, Result<Option<String>, Failure>> {
+        let name = name.clone();
+        self.ask("record", move |_, state| state.records.get(&name).cloned())
+    }
+
+    fn parts(
+        &self,
+        name: &LockName,
+        ids: Vec<u64>,
+    ) -> BoxFuture<'static, Result<Vec<Option<String>>, Failure>> {
+        let name = name.clone();
+        self.ask("parts", move |_, state| {
+            ids.iter().map(|id| state.parts.get(&(name.clone(), *id)).cloned()).collect()
+        })
+    }
+
+    fn commit(&self, change: Swap) -> BoxFuture<'static, Result<Committed, Failure>> {
+        if 2 + change.parts.len() + change.victims.len() > STEPS {
+            let refused = Failure::Refused(Failure::cause("too many operations in txn request"));
+            return ready(Err(refused)).boxed();
+        }
+        self.ask("commit", move |server, state| server.commit_now(state, change))
+    }
+
+    fn open(&self, life: Duration, is_kept: bool) -> BoxFuture<'static, Result<(Handle, u64), Failure>> {
+        let opened = self.ask("open", move |server, state| {
+            // Not consecutive, so that an off-by-one number is not another handle.
+            state.next += 16;
+            state.revision += 1;
+            let (handle, marker, process) = (state.next, state.revision, server.process);
+            state.handles.insert(handle, Life { life, end: Moment(0), marker, process });
+            server.set_end(state, handle, server.now());
+            (handle, marker)
+        });
+        let client = self.clone();
+        async move {
+            let (handle, marker) = opened.await?;
+            if is_kept {
+                client.ping(handle);
+            }
+            Ok((handle, marker))
+        }
+        .boxed()
+    }
+
+    fn keeps_handles(&self) -> bool {
+        self.pings.is_some()
+    }
+
+    fn keep(&self, handle: Handle, _seen: u64) -> BoxFuture<'static, Result<Option<u64>, Failure>> {
+        self.ask("keep", move |server, state| server.set_end(state, handle, server.now()))
+    }
+
+    fn touch(&self, handle: Handle) -> BoxFuture<'static, Result<bool, Failure>> {
+        self.ask("touch", move |server, state| server.set_end(state, handle, server.now()).is_some())
+    }
+
+    fn close(&self, handle: Handle) -> BoxFuture<'static, Result<(), Failure>> {
+        self.ask("close", move |server, state| server.end(state, handle))
+    }
+
+    fn bump(&self, handles: Vec<Handle>) -> BoxFuture<'static, Result<Vec<Option<u64>>, Failure>> {
+        self.ask("bump", move |_, state| {
+            state.revision += 1;
+            let version = state.revision;
+            let bump = |handle: &Handle| {
+                state.handles.get_mut(handle).map(|life| {
+                    life.marker = version;
+                    version
+                })
+            };
+            handles.iter().map(bump).collect()
+        })
+    }
+
+    fn living(&self, handles: Vec<Handle>) -> BoxFuture<'static, Result<Vec<bool>, Failure>> {
+        self.ask("living", move |_, state| {
+            handles.iter().map(|handle| state.handles.contains_key(handle)).collect()
+        })
+    }
+
+    fn watch(
+        &self,
+        name: &LockName,
+        what: Watched,
+    ) -> BoxFuture<'static, Result<Box<dyn LockWatch>, Failure>> {
+        let name = name.clone();
+        let begun = self.ask("watch", move |server, state| {
+            let (sender, seen) = mpsc::unbounded_channel();
+            let (process, last) = (server.process, server.now());
+            state.watches.push(Watcher { name, what, process, last, coming: Arc::default(), sender });
+            seen
+        });
+        async move { Ok(Box::new(Watching(begun.await?)) as Box<dyn LockWatch>) }.boxed()
+    }
+
+    fn list(&self, prefix: &str, _from: Cursor) -> BoxFuture<'static, Result<Listed, Failure>> {
+        let prefix = prefix.to_owned();
+        self.ask("list", move |_, state| {
+            let locks = state.locks.iter().filter(|(name, _)| name.as_str().starts_with(&prefix));
+            let locks = locks.map(|(name, stored)| (name.clone(), stored.clone())).collect();
+            Listed { locks, next: None }
+        })
+    }
+
+    fn ready(&self) -> BoxFuture<'static, Result<(), Failure>> {
+        self.ask("ready", |_, _| ())
+    }
+
+    fn silent(&self) {}
+
+    fn limit(&self) -> usize {
+        100_000
+    }
+
+    fn part(&self) -> usize {
+        self.inner.part
+    }
+}
+
+struct Watching(mpsc::UnboundedReceiver<WatchNotice>);
+
+impl LockWatch for Watching {
+    fn next(&mut self) -> BoxFuture<'_, Result<WatchNotice, Failure>> {
+        async move {
+            let cut = || Failure::Unknown(Failure::cause("the watch was cut"));
+            self.0.recv().await.ok_or_else(cut)
+        }
+        .boxed()
+    }
+}
