@@ -14,6 +14,7 @@ impl Network {
     }
 
     /// Tells all subscribers whether each of them is the only one.
+    #[cfg(tenure_planted)]
     pub(in crate::sim) fn tell_alone(&self, is_alone: bool) {
         self.inner().listeners.iter().for_each(|subscriber| subscriber.station.set_alone(is_alone));
     }
