@@ -1,7 +1,6 @@
 //! Applies a request to the files.
 
 use super::bindings::Bindings;
-use super::called;
 use super::directory::Inside;
 use super::holders::{HolderFiles, MyPlace};
 use super::line::Standing;
@@ -11,6 +10,7 @@ use super::names::{HolderId, RecordId};
 use super::record::FileRecord;
 use super::run::{DEAD, Ran, RequestRun};
 use super::seen::{Living, asked, further_back, keep, seen};
+use super::waits;
 use tenure_core::owner::Owner;
 use tenure_core::protocol::{
     Answer, Data, ExpiringValue, Liveness, LockSpec, Notification, Now, Op, ReleaseScope, State, Verb,
@@ -108,7 +108,7 @@ pub(super) fn apply(
         LockSpec::Queue(_) => request.moved_up(before.as_ref(), after.as_ref(), wake.as_ref()),
         _ if written.is_ok() => {
             let is_free = removed || matches!(wake, Some(Notification::Free { .. }));
-            called::after(request.inside, request.holders, now, runtime, op, &answer, is_free)
+            waits::after(request.inside, request.holders, now, runtime, op, &answer, is_free)
         }
         _ => (Vec::new(), false),
     };

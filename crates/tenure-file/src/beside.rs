@@ -7,7 +7,6 @@ use super::apply::{Applied, apply};
 use super::directory::{Directory, Inside, Replaced};
 use super::error::unusable;
 use super::holders::HolderFiles;
-use super::life::living;
 use super::lock::Lock;
 use super::names::RecordId;
 use tenure_core::protocol::record::{self, Record, RecordAnswer, RecordOp, RecordVerb, Then};
@@ -33,7 +32,7 @@ pub(super) fn apply_to_record(
         }
         RecordVerb::Put(put) => {
             let lock = match Lock::peek_whole(inside, id)? {
-                Some(lock) => living(inside, holders, lock)?,
+                Some(lock) => holders.living(inside, lock)?,
                 None => None,
             };
             if let Some(refusal) = record::refusal(lock.as_ref().map(|record| &record.lock), now, put) {

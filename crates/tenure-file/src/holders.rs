@@ -1,5 +1,5 @@
 //! The holder files that this store keeps flocked: one for the process, and one for each hold of work that
-//! child processes inherit.
+//! child processes inherit. Also tells which holders are alive.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -9,12 +9,14 @@ use std::task::{Context, Poll};
 use tokio::net::UnixDatagram;
 
 use super::bindings::Bindings;
-use super::directory::{Directory, Inside};
+use super::directory::{Directory, HolderState, Inside};
 use super::names::{HolderId, RecordId};
+use super::record::FileRecord;
 use super::system::unread_messages;
 use tenure_core::events::{event, text};
 use tenure_core::name::LockName;
 use tenure_core::owner::Owner;
+use tenure_core::planted::{Bug, planted};
 use tenure_core::protocol::Liveness;
 use tenure_core::runtime::Runtime;
 use tenure_core::store::Failure;
@@ -293,6 +295,40 @@ impl HolderFiles {
     /// Whether this store itself keeps the holder alive.
     pub(super) fn is_mine(&self, id: HolderId) -> bool {
         self.all().any(|holder| holder.id == id)
+    }
+
+    /// Whether a holder is certainly dead.
+    pub(super) fn is_dead(&self, directory: &Directory, holder: HolderId) -> bool {
+        !self.is_mine(holder) && directory.life(holder) == HolderState::Dead && !planted(Bug::DeathIgnored)
+    }
+
+    /// The record without the holds and tickets of crashed processes. `None` if nothing is left or it is of
+    /// another boot.
+    pub(super) fn living(
+        &self,
+        directory: &Directory,
+        record: FileRecord,
+    ) -> Result<Option<FileRecord>, Failure> {
+        if !self.is_of_this_boot(directory, &record)? {
+            return Ok(None);
+        }
+        Ok(record.without(|holder| self.is_dead(directory, holder)))
+    }
+
+    pub(super) fn is_of_this_boot(
+        &self,
+        directory: &Directory,
+        record: &FileRecord,
+    ) -> Result<bool, Failure> {
+        if record.boot == directory.boot() {
+            return Ok(true);
+        }
+        // No process survives a reboot, so a live holder means that the boot ids differ for another reason.
+        let is_alive = |holder| self.is_mine(holder) || directory.life(holder) == HolderState::Alive;
+        if record.bindings.iter().any(|(_, holder)| is_alive(holder)) {
+            return Err(directory.other_boot());
+        }
+        Ok(false)
     }
 
     /// Clean shutdown: removes the process's file if no record names it. A remaining file tells others that

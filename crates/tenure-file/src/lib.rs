@@ -41,10 +41,10 @@
 //! - `lock`: reads and writes one lock. `seen` decides how much of it a request reads, and `run` runs the state
 //!   machine on that part.
 //! - `look`: reads the state of locks without a request.
-//! - `directory`: the files and their guard. `record`, `line`, `waits` and `bindings` are their formats,
-//!   and `names` their names.
-//! - `holders`: this process's holder files. `life` tests whether the holders in a record are alive.
-//! - `called`: wake-ups of locks without a queue.
+//! - `directory`: the files and their guard. `record`, `line` and `bindings` are their formats, and `names`
+//!   their names.
+//! - `waits`: the processes that wait for a lock without a queue.
+//! - `holders`: this process's holder files, and whether the holders in a record are alive.
 //! - `watch`: listeners and inotify.
 //! - `sweep`: removes what crashed processes left behind.
 //! - `system`: boot id and file system type.
@@ -53,12 +53,10 @@
 mod apply;
 mod beside;
 mod bindings;
-mod called;
 mod directory;
 mod error;
 mod holders;
 mod inotify;
-mod life;
 mod line;
 mod lock;
 mod look;

@@ -1,12 +1,11 @@
 //! Reads the state of locks without a request: looks and listings.
 
-use super::called;
 use super::directory::Directory;
 use super::holders::HolderFiles;
-use super::life::{is_dead, living};
 use super::lock::Lock;
 use super::names::{HolderId, RecordId};
 use super::record::FileRecord;
+use super::waits;
 use tenure_core::events::{event, text};
 use tenure_core::protocol::{self, Data, Notification, Now, State, parse_value};
 use tenure_core::store::{Cursor, Failure, Page, SETUP};
@@ -75,15 +74,15 @@ pub(super) struct Looked {
 pub(super) fn looked(directory: &Directory, holders: &HolderFiles, now: Now, id: RecordId) -> Looked {
     let (mut before, mut is_out) = (None, false);
     if holders.asks(id) {
-        match called::seen(directory, holders, id) {
+        match waits::seen(directory, holders, id) {
             // It was woken. If the lock is busy again, it has to rejoin the list.
-            called::CallState::NotThere if holders.has_come_in(id) => {
+            waits::CallState::NotThere if holders.has_come_in(id) => {
                 return Looked { wake: Some(Notification::Free { by: None }), ahead: None };
             }
-            called::CallState::NotThere => {
+            waits::CallState::NotThere => {
                 is_out = holders.of_process().is_some() && !holders.cannot_be_called()
             }
-            called::CallState::InLine(others) => before = Some(others),
+            waits::CallState::InLine(others) => before = Some(others),
         }
     }
     let Ok(Some(record)) = Lock::peek(directory, id) else {
@@ -96,7 +95,7 @@ pub(super) fn looked(directory: &Directory, holders: &HolderFiles, now: Now, id:
     };
     if front(&record.lock.value)[0].is_some() {
         let ahead = ahead_of_mine(&record, holders);
-        let crashed = |ahead: &Vec<HolderId>| ahead.iter().any(|holder| is_dead(directory, holders, *holder));
+        let crashed = |ahead: &Vec<HolderId>| ahead.iter().any(|holder| holders.is_dead(directory, *holder));
         let wake = match ahead.as_ref().is_some_and(crashed) {
             true => Some(Notification::Reconnected),
             false => news(Some(&record), now),
@@ -107,8 +106,8 @@ pub(super) fn looked(directory: &Directory, holders: &HolderFiles, now: Now, id:
     if is_out && !record.bindings.iter().any(|(_, holder)| holders.is_mine(holder)) {
         return Looked { wake: Some(Notification::Free { by: None }), ahead: None };
     }
-    let ahead = before.and_then(|before| called::ahead(&record, holders, &before));
-    let wake = match news(living(directory, holders, record).unwrap_or(None).as_ref(), now) {
+    let ahead = before.and_then(|before| waits::ahead(&record, holders, &before));
+    let wake = match news(holders.living(directory, record).unwrap_or(None).as_ref(), now) {
         Some(Notification::Free { .. }) => Some(Notification::Free { by }),
         wake => wake,
     };
@@ -149,7 +148,7 @@ pub(super) fn page(directory: &Directory, now: Now, prefix: &str, from: &Cursor)
         if !record.name.as_str().starts_with(prefix) {
             continue;
         }
-        let Some(record) = living(directory, &HolderFiles::default(), record)? else { continue };
+        let Some(record) = HolderFiles::default().living(directory, record)? else { continue };
         let state = State { lock: Some(record.lock), ballot: None };
         page.locks.extend(protocol::found(&state, now).map(|found| (record.name, found)));
     }

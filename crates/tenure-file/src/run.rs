@@ -5,7 +5,6 @@ use std::sync::Arc;
 use super::bindings::Bindings;
 use super::directory::Inside;
 use super::holders::HolderFiles;
-use super::life::is_dead;
 use super::lock::Lock;
 use super::look::front;
 use super::names::RecordId;
@@ -139,7 +138,7 @@ impl RequestRun<'_, '_> {
     fn alive(&mut self, op: &Op) -> (Answer, Option<Notification>) {
         let Self { inside, holders, now, state, bindings, counter, .. } = self;
         let is_dead =
-            |number| bindings.holder_of(number).is_some_and(|holder| is_dead(inside, holders, holder));
+            |number| bindings.holder_of(number).is_some_and(|holder| holders.is_dead(inside, holder));
         run(state, counter, *now, op, is_dead)
     }
 }

@@ -3,7 +3,6 @@
 use super::bindings::Bindings;
 use super::directory::{Directory, Inside};
 use super::holders::HolderFiles;
-use super::life::{is_dead, is_of_this_boot};
 use super::line::{Span, Standing};
 use super::lock::Lock;
 use super::names::RecordId;
@@ -49,7 +48,7 @@ pub(super) fn seen(
     if lock.record.boot != inside.boot() {
         lock.read_all(inside, id)?;
     }
-    if !is_of_this_boot(inside, holders, &lock.record)? {
+    if !holders.is_of_this_boot(inside, &lock.record)? {
         return Ok(Living { span: Span { from: has_file.to, count: 0, ..has_file }, ..Living::default() });
     }
     let mut later = Vec::new();
@@ -78,11 +77,11 @@ pub(super) fn seen(
             let looks = holding.len() <= FEW || asks_first(queue, op);
             let bindings = &lock.record.bindings;
             let is_dead = |number: &u64| {
-                bindings.holder_of(*number).is_some_and(|holder| is_dead(inside, holders, holder))
+                bindings.holder_of(*number).is_some_and(|holder| holders.is_dead(inside, holder))
             };
             holding.into_iter().filter(|number| looks && is_dead(number)).collect()
         }
-        _ => lock.record.bound_to(|holder| is_dead(inside, holders, holder)),
+        _ => lock.record.bound_to(|holder| holders.is_dead(inside, holder)),
     };
     let record = lock.take_or_clone().without_numbers(&dead);
     let (lock, bindings) =
@@ -118,7 +117,7 @@ fn fill(
         }
         let looks = *budget > 0;
         *budget = budget.saturating_sub(1);
-        let is_over = looks && standing.holder.is_some_and(|holder| is_dead(directory, holders, holder));
+        let is_over = looks && standing.holder.is_some_and(|holder| holders.is_dead(directory, holder));
         if !is_over && looks {
             *budget += 1;
         }

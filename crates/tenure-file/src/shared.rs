@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use super::apply::{Applied, apply, now};
 use super::beside::apply_to_record;
-use super::directory::{Directory, Entered};
+use super::directory::{Directory, Entered, Inside};
 use super::holders::HolderFiles;
 use super::names::RecordId;
 use tenure_core::moment::Moment;
@@ -109,44 +109,41 @@ impl SharedDirectory {
         if may_wait && matches!(op.verb, Verb::Renew { .. }) {
             return CallerOutcome::NotHere;
         }
-        self.at_once(runtime, |directory, holders| {
-            let mut inside = match directory.enter(None) {
-                Ok(Entered::Inside(inside)) => inside,
-                Ok(Entered::Locked | Entered::Replaced) => return CallerOutcome::NotHere,
-                Err(failure) => return CallerOutcome::Done(Err(failure), None),
-            };
-            let id = RecordId::of(&op.name);
+        let id = RecordId::of(&op.name);
+        self.inside(runtime, id, |inside, holders| {
             let may_come_in = holders.asks(id) && !holders.has_socket();
             if (may_wait || may_come_in) && inside.has(id) {
-                return CallerOutcome::NotHere;
+                return None;
             }
-            let now = now(runtime, self.offset_ms);
-            let applied = apply(&mut inside, holders, now, runtime, op);
-            drop(inside);
-            match applied {
-                Ok(applied) => {
-                    applied.calls.iter().for_each(|holder| directory.call(*holder, id));
-                    CallerOutcome::Done(Ok(applied.answer.clone()), Some((id, applied)))
-                }
-                Err(failure) => CallerOutcome::Done(Err(failure), None),
-            }
+            let applied = apply(inside, holders, now(runtime, self.offset_ms), runtime, op);
+            Some(applied.map(|applied| (applied.answer.clone(), Some(applied))))
         })
     }
 
     /// Executes a request about the record beside a lock if that does not block.
     pub(super) fn record(&self, runtime: &dyn Runtime, op: &RecordOp) -> CallerOutcome<RecordAnswer> {
+        self.inside(runtime, RecordId::of(&op.lock), |inside, holders| {
+            Some(apply_to_record(inside, holders, now(runtime, self.offset_ms), runtime, op))
+        })
+    }
+
+    /// Executes a request about one lock. `run` returns `None` if it would block.
+    fn inside<T>(
+        &self,
+        runtime: &dyn Runtime,
+        id: RecordId,
+        run: impl FnOnce(&mut Inside<'_>, &mut HolderFiles) -> Option<Result<(T, Option<Applied>), Failure>>,
+    ) -> CallerOutcome<T> {
         self.at_once(runtime, |directory, holders| {
             let mut inside = match directory.enter(None) {
                 Ok(Entered::Inside(inside)) => inside,
                 Ok(Entered::Locked | Entered::Replaced) => return CallerOutcome::NotHere,
                 Err(failure) => return CallerOutcome::Done(Err(failure), None),
             };
-            let now = now(runtime, self.offset_ms);
-            let answer = apply_to_record(&mut inside, holders, now, runtime, op);
+            let Some(ran) = run(&mut inside, holders) else { return CallerOutcome::NotHere };
             drop(inside);
-            match answer {
+            match ran {
                 Ok((answer, applied)) => {
-                    let id = RecordId::of(&op.lock);
                     let calls = applied.iter().flat_map(|applied| &applied.calls);
                     calls.for_each(|holder| directory.call(*holder, id));
                     CallerOutcome::Done(Ok(answer), applied.map(|applied| (id, applied)))

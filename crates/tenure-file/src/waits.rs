@@ -1,5 +1,5 @@
 //! The file of a lock without a queue that lists waiting processes, in the order in which they are woken when
-//! it becomes free.
+//! it becomes free; how a request changes it, and what a waiting process finds there.
 //!
 //! ```text
 //! called HOLDER MS
@@ -21,17 +21,23 @@ use std::fmt::Write;
 use rustix::fs::ftruncate;
 use rustix::io::{Errno, pwrite};
 
-use super::directory::{Directory, Inside};
+use super::directory::{Directory, HolderState, Inside};
+use super::holders::HolderFiles;
 use super::lock::read_at;
 use super::names::{HolderId, RecordId};
-use tenure_core::planted::crash_point;
+use super::record::FileRecord;
+use tenure_core::planted::{Bug, crash_point, planted};
+use tenure_core::protocol::{Answer, Now, Op, Verb};
+use tenure_core::runtime::Runtime;
 
 /// Maximum length of the list. Further processes poll, and join when there is space.
 const MOST: usize = 4_096;
 /// How long a woken process has to retry before the next one may be woken.
 const ASKS_WITHIN_MS: u64 = 50;
 /// Number of processes at the head of the list that watch for crashes.
-pub(super) const NEAR: usize = 2;
+const NEAR: usize = 2;
+/// Maximum processes ahead of this one whose flock is tested in one look.
+const IN_FRONT: usize = 8;
 
 /// The processes waiting for one lock.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -50,7 +56,7 @@ struct WaitEntry {
 
 impl Waits {
     /// Reads the list; `None` without a file.
-    pub(super) fn load(inside: &Inside<'_>, id: RecordId) -> Option<Self> {
+    fn load(inside: &Inside<'_>, id: RecordId) -> Option<Self> {
         let file = inside.open_waiters(&id.waits(), false).ok()?;
         Some(Self::decode(&read_at(&file, 0, MOST * 32).ok()?))
     }
@@ -60,8 +66,11 @@ impl Waits {
         directory.read_file(&id.waits()).ok().flatten().map_or_else(Self::default, |text| Self::decode(&text))
     }
 
-    /// Writes the list and returns whether that succeeded. On a full disk every process polls.
-    pub(super) fn store(&self, inside: &Inside<'_>, id: RecordId) -> bool {
+    /// Writes the list if it has changed. Returns false if that failed: on a full disk every process polls.
+    fn store(&self, before: &Self, inside: &Inside<'_>, id: RecordId) -> bool {
+        if self == before {
+            return true;
+        }
         let text = self.encode();
         let write = || {
             let file = inside.open_waiters(&id.waits(), true)?;
@@ -78,7 +87,7 @@ impl Waits {
     }
 
     /// Whether no process is waiting, or was woken and has yet to retry.
-    pub(super) fn is_empty(&self) -> bool {
+    fn is_empty(&self) -> bool {
         self.waiting.is_empty() && self.called.is_none()
     }
 
@@ -89,13 +98,13 @@ impl Waits {
     }
 
     /// The processes ahead of this one, if it is listed.
-    pub(super) fn before(&self, holder: HolderId) -> Option<impl Iterator<Item = HolderId>> {
+    fn before(&self, holder: HolderId) -> Option<impl Iterator<Item = HolderId>> {
         let place = self.waiting.iter().position(|waiting| waiting.holder == holder)?;
         Some(self.waiting.iter().take(place).map(|waiting| waiting.holder))
     }
 
     /// A process found the lock busy. `again`: it was listed before.
-    pub(super) fn join(&mut self, holder: HolderId, again: bool) {
+    fn join(&mut self, holder: HolderId, again: bool) {
         let was_called = self.asked(holder);
         if self.before(holder).is_some() || self.waiting.len() >= MOST {
             return;
@@ -108,7 +117,7 @@ impl Waits {
     }
 
     /// A process got the lock or stopped waiting.
-    pub(super) fn leave(&mut self, holder: HolderId) {
+    fn leave(&mut self, holder: HolderId) {
         self.asked(holder);
         self.waiting.retain(|waiting| waiting.holder != holder);
     }
@@ -119,7 +128,7 @@ impl Waits {
     }
 
     /// The lock became free: removes and returns the process to wake.
-    pub(super) fn call(&mut self, now_ms: u64, is_dead: impl Fn(HolderId) -> bool) -> Option<HolderId> {
+    fn call(&mut self, now_ms: u64, is_dead: impl Fn(HolderId) -> bool) -> Option<HolderId> {
         // A timestamp in the future was not written by this machine's clock.
         let is_lately = |at| now_ms.checked_sub(at).is_some_and(|since| since < ASKS_WITHIN_MS);
         let is_soon = |(called, at): (HolderId, u64)| is_lately(at) && !is_dead(called);
@@ -136,7 +145,7 @@ impl Waits {
     }
 
     /// The lock is held: returns the processes at the head that were not notified yet.
-    pub(super) fn newly_near(&mut self) -> Vec<HolderId> {
+    fn newly_near(&mut self) -> Vec<HolderId> {
         let near = self.waiting.iter_mut().take(NEAR).filter(|waiting| !waiting.is_told);
         near.map(|waiting| {
             waiting.is_told = true;
@@ -178,6 +187,157 @@ impl Waits {
         }
         waits
     }
+}
+
+/// Updates the list of waiting processes after a request. Returns the processes to wake, and whether this
+/// process is now at the front and has to watch others.
+///
+/// Errors are ignored: they cost a wake-up, and waiting processes also look periodically.
+pub(super) fn after(
+    inside: &Inside<'_>,
+    holders: &mut HolderFiles,
+    now: Now,
+    runtime: &dyn Runtime,
+    op: &Op,
+    answer: &Answer,
+    is_free: bool,
+) -> (Vec<HolderId>, bool) {
+    let id = RecordId::of(&op.name);
+    let asks = matches!(op.verb, Verb::Acquire { .. });
+    match answer {
+        Answer::Held { .. } if asks => held(inside, holders, id),
+        Answer::Busy { .. } if asks && holders.asks(id) => busy(inside, holders, runtime, id),
+        _ if is_free => (freed(inside, holders, now, id).into_iter().collect(), false),
+        _ => (Vec::new(), false),
+    }
+}
+
+/// This process got the lock and no longer waits.
+fn held(inside: &Inside<'_>, holders: &mut HolderFiles, id: RecordId) -> (Vec<HolderId>, bool) {
+    let Some(before) = Waits::load(inside, id) else { return (Vec::new(), false) };
+    let mut waits = before.clone();
+    if let Some(mine) = holders.of_process() {
+        waits.leave(mine);
+    }
+    holders.note_come_in(id, false);
+    let near = near(holders, &mut waits);
+    waits.store(&before, inside, id);
+    near
+}
+
+/// The lock is busy, so this process joins the list, or rejoins it. If the list cannot be written, the
+/// process does not count as being at the front; otherwise it would find itself missing and retry without a
+/// pause.
+fn busy(
+    inside: &Inside<'_>,
+    holders: &mut HolderFiles,
+    runtime: &dyn Runtime,
+    id: RecordId,
+) -> (Vec<HolderId>, bool) {
+    let Ok(Some(mine)) = holders.callee(inside, runtime) else { return (Vec::new(), false) };
+    let before = Waits::load(inside, id).unwrap_or_default();
+    let mut waits = before.clone();
+    let again = holders.has_come_in(id);
+    if !again || !planted(Bug::CalledInVainLeft) {
+        waits.join(mine, again);
+    }
+    holders.note_come_in(id, true);
+    let (calls, _) = near(holders, &mut waits);
+    if !waits.store(&before, inside, id) {
+        return (Vec::new(), false);
+    }
+    let is_near = !planted(Bug::NearUntold) && waits.before(mine).is_some_and(|before| before.count() < NEAR);
+    (calls, is_near)
+}
+
+/// The lock is free: wakes one process.
+fn freed(inside: &Inside<'_>, holders: &HolderFiles, now: Now, id: RecordId) -> Option<HolderId> {
+    let before = Waits::load(inside, id)?;
+    if before.is_empty() {
+        let _ = inside.remove_file(&id.waits());
+        return None;
+    }
+    let mut waits = before.clone();
+    let called = waits.call(now.ms, |holder| cannot_ask(inside, holders, holder));
+    waits.store(&before, inside, id);
+    called.filter(|holder| !holders.is_mine(*holder))
+}
+
+/// This process stops waiting; pass its wake-up on.
+pub(super) fn rest(inside: &Inside<'_>, holders: &mut HolderFiles, now: Now, id: RecordId) -> Vec<HolderId> {
+    holders.note_come_in(id, false);
+    let (Some(mine), Some(before)) = (holders.of_process(), Waits::load(inside, id)) else {
+        return Vec::new();
+    };
+    let mut waits = before.clone();
+    waits.leave(mine);
+    if inside.has(id) {
+        let (calls, _) = near(holders, &mut waits);
+        waits.store(&before, inside, id);
+        return calls;
+    }
+    waits.store(&before, inside, id);
+    freed(inside, holders, now, id).into_iter().collect()
+}
+
+/// The processes that moved to the front and have to be told, and whether this process is one of them.
+fn near(holders: &HolderFiles, waits: &mut Waits) -> (Vec<HolderId>, bool) {
+    let mut calls = waits.newly_near();
+    let all = calls.len();
+    calls.retain(|holder| !holders.is_mine(*holder));
+    let is_near = calls.len() < all;
+    if planted(Bug::NearUntold) { (Vec::new(), false) } else { (calls, is_near) }
+}
+
+/// Whether the holder is dead, or its file is gone because it has left.
+fn cannot_ask(directory: &Directory, holders: &HolderFiles, holder: HolderId) -> bool {
+    let has_ended = || matches!(directory.life(holder), HolderState::Dead | HolderState::Gone);
+    !holders.is_mine(holder) && has_ended() && !planted(Bug::DeathIgnored)
+}
+
+/// What a process that waits for a lock without a queue finds in the list.
+pub(super) enum CallState {
+    /// It is not listed: it was woken or never joined, and has to retry.
+    NotThere,
+    /// The live processes ahead of it, two at most.
+    InLine(Vec<HolderId>),
+}
+
+/// Finds this process in the list, and the processes ahead of it.
+pub(super) fn seen(directory: &Directory, holders: &HolderFiles, id: RecordId) -> CallState {
+    let waits = Waits::peek(directory, id);
+    let Some(before) = holders.of_process().and_then(|mine| waits.before(mine)) else {
+        return CallState::NotThere;
+    };
+    let mut others = Vec::new();
+    for (place, holder) in before.enumerate() {
+        // Behind two live processes there is nothing to watch.
+        if others.len() >= NEAR {
+            break;
+        }
+        if place >= IN_FRONT || !cannot_ask(directory, holders, holder) {
+            others.push(holder);
+        }
+    }
+    CallState::InLine(others)
+}
+
+/// The holders this process watches, given the processes ahead of it: the first watches the holders of the
+/// lock, the second watches the first.
+pub(super) fn ahead(
+    record: &FileRecord,
+    holders: &HolderFiles,
+    before: &[HolderId],
+) -> Option<Vec<HolderId>> {
+    let mut ahead = match before {
+        [] => record.bindings.iter().map(|(_, holder)| holder).collect(),
+        [first] => vec![*first],
+        _ => return None,
+    };
+    ahead.retain(|holder| !holders.is_mine(*holder));
+    ahead.sort_unstable();
+    ahead.dedup();
+    Some(ahead)
 }
 
 #[cfg(test)]

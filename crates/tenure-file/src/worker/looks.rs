@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
-use super::DirectoryWorker;
-use super::job::{Job, JobRequest};
+use super::{DirectoryWorker, Job, JobRequest};
 use crate::apply::{Applied, now};
 use crate::bindings::Bindings;
 use crate::directory::{Directory, Entered, Inside};

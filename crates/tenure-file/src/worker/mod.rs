@@ -1,11 +1,8 @@
 //! The store's background task: executes requests in order, waits for the guard without blocking its thread,
 //! and notifies listeners of changes.
 
-mod job;
 mod looks;
 mod turn;
-
-pub(super) use job::{Job, JobRequest, Promise};
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -18,20 +15,22 @@ use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::{mpsc, oneshot};
 
 use self::turn::TurnOutcome;
-use super::apply::now;
+use super::apply::{Applied, now};
 use super::directory::{Directory, HeldGuard};
 use super::error::shown;
 use super::inotify::DirectoryWatch;
 use super::names::RecordId;
-use super::shared::{Core, SharedDirectory};
+use super::shared::{Core, Handed, SharedDirectory};
 use super::sweep::Sweep;
-use super::watch::Listeners;
+use super::watch::{Listeners, WatchMode};
 use tenure_core::events::{event, text};
 use tenure_core::moment::Moment;
+use tenure_core::name::LockName;
 use tenure_core::planted::{Bug, planted};
-use tenure_core::protocol::{Notification, Now};
+use tenure_core::protocol::record::{RecordAnswer, RecordOp};
+use tenure_core::protocol::{Answer, Notification, Now, Op};
 use tenure_core::runtime::Runtime;
-use tenure_core::store::{Failure, Signals};
+use tenure_core::store::{Cursor, Failure, Listener, Page, Signals};
 
 /// Immediate retries of a busy guard, then the minimum and maximum backoff of later ones.
 const EAGER: u32 = 8;
@@ -40,6 +39,64 @@ const PAUSE: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(8)
 /// restarted for that reason.
 const STARVED: Duration = Duration::from_millis(200);
 const STARVED_TIMES: u32 = 3;
+
+/// A request and its deadline.
+pub(crate) struct Job {
+    ask: JobRequest,
+    sent: Moment,
+    within: Duration,
+    until: Moment,
+    /// How many times its timeout was restarted because of CPU starvation.
+    starved: u32,
+    /// Keeps later requests from being executed on callers' threads.
+    _handed: Option<Handed>,
+}
+
+impl Job {
+    pub(crate) fn new(ask: JobRequest, now: Moment, within: Duration, handed: Option<Handed>) -> Self {
+        Self { ask, sent: now, within, until: now + within, starved: 0, _handed: handed }
+    }
+}
+
+pub(crate) type Promise<T> = oneshot::Sender<Result<T, Failure>>;
+
+pub(crate) enum JobRequest {
+    Call(Op, Promise<Answer>),
+    Record(RecordOp, Promise<RecordAnswer>),
+    Listen {
+        name: LockName,
+        hears: WatchMode,
+        promise: Promise<Listener>,
+    },
+    /// For holders of this lock.
+    ListenWhileHeld(LockName, Promise<Listener>),
+    /// This process stops waiting for a lock without a queue.
+    Rest(RecordId),
+    List {
+        prefix: String,
+        from: Cursor,
+        promise: Promise<Page>,
+    },
+    Ready(Promise<()>),
+    /// A change made on a caller's thread, to be published to the listeners.
+    Heard((RecordId, Applied)),
+}
+
+impl JobRequest {
+    // The caller may have dropped its future, so a failed send is ignored.
+    fn fail(self, failure: Failure) {
+        match self {
+            Self::Call(_, promise) => drop(promise.send(Err(failure))),
+            Self::Record(_, promise) => drop(promise.send(Err(failure))),
+            Self::Listen { promise, .. } | Self::ListenWhileHeld(_, promise) => {
+                drop(promise.send(Err(failure)))
+            }
+            Self::List { promise, .. } => drop(promise.send(Err(failure))),
+            Self::Ready(promise) => drop(promise.send(Err(failure))),
+            Self::Heard(_) | Self::Rest(_) => {}
+        }
+    }
+}
 
 /// The task's state.
 pub(super) struct DirectoryWorker {

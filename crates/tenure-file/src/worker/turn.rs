@@ -3,16 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::DirectoryWorker;
-use super::job::{Job, JobRequest, Promise};
-use super::looks;
+use super::{DirectoryWorker, Job, JobRequest, Promise, looks};
 use crate::apply::{Applied, apply};
 use crate::beside::apply_to_record;
-use crate::called::rest;
 use crate::directory::{Directory, Entered, HeldGuard};
 use crate::look::page;
 use crate::names::RecordId;
 use crate::shared::Core;
+use crate::waits::rest;
 use crate::watch::WatchMode;
 use tenure_core::moment::Moment;
 use tenure_core::protocol::record::{RecordAnswer, RecordOp, RecordVerb};
