@@ -22,7 +22,7 @@ use crate::store::{Failure, StoreExt};
 /// A request about one lock.
 #[derive(Clone)]
 pub(crate) struct Call<'a> {
-    name: &'a LockName,
+    pub(crate) name: &'a LockName,
     spec: LockSpec,
     owner: &'a Owner,
     verb: Verb,
