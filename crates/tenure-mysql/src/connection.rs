@@ -16,14 +16,12 @@ use super::statements::{self, hex};
 use super::url::MysqlTarget;
 use super::wire::{MysqlWire, StatementReply, Values, WireError};
 use tenure_core::events::{event, text};
-use tenure_core::net::{Address, Counted, DialStage, by, dial};
-use tenure_core::rows::{Server, ServerConnection, none_usable};
+use tenure_core::net::{Address, Counted, DialStage, dial};
+use tenure_core::rows::{Server, ServerConnection, first_usable};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{Failure, FullWarning, SETUP};
 use tenure_core::sync::Locked;
 
-/// Timeout until a new connection is usable.
-const DIAL: Duration = Duration::from_secs(3);
 /// Maximum length of a statement. The texts in it have at most half of that, since they are hexadecimal.
 const LONGEST: usize = 64 << 20;
 /// Interval at which the end of the previous connection is awaited.
@@ -82,16 +80,8 @@ impl MysqlConnector {
     /// Dials the servers in order until one takes writes. The connection `before` is terminated on the server
     /// first, so that none of its pending statements executes after one of the new connection.
     pub(super) async fn dial_all(&self, before: Option<&str>) -> Result<OpenSession, Failure> {
-        let mut said = Vec::new();
-        for address in &self.target.addresses {
-            let deadline = self.runtime.now() + DIAL;
-            let opened = by(&*self.runtime, deadline, self.open(address, before)).await;
-            match opened.unwrap_or_else(|| Err(self.stage.no_connection())) {
-                Ok(connection) => return Ok(connection),
-                Err(failure) => said.push((address, failure)),
-            }
-        }
-        Err(none_usable(&said))
+        let open = |address| self.open(address, before);
+        first_usable(&*self.runtime, &self.stage, &self.target.addresses, open).await
     }
 
     async fn open(&self, address: &Address, before: Option<&str>) -> Result<OpenSession, Failure> {

@@ -6,7 +6,6 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::Poll;
-use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt, select, try_join_all};
 use tokio::sync::{mpsc, oneshot};
@@ -23,12 +22,10 @@ use tenure_core::events::{event, text};
 use tenure_core::net::{Address, Counted, DialStage, Dialled, dial};
 use tenure_core::owner::Owner;
 use tenure_core::platform::{KEEPALIVE, KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES};
-use tenure_core::rows::{Server, ServerConnection, none_usable};
+use tenure_core::rows::{Server, ServerConnection, first_usable};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{Failure, FullWarning, SETUP};
 
-/// Timeout until a new connection is usable.
-const DIAL: Duration = Duration::from_secs(3);
 /// Timeout for the server to terminate the previous connection.
 const END_MS: i64 = 2_000;
 /// Key of the advisory lock around the creation of the table; an arbitrary number.
@@ -104,16 +101,8 @@ impl PrimaryConnector {
     /// Dials the servers in order until one is the primary. The connection `before` is terminated on the
     /// server first, so that none of its pending statements executes after one of the new connection.
     pub(super) async fn dial_all(&self, before: Option<&str>) -> Result<OpenConnection, Failure> {
-        let mut said = Vec::new();
-        for address in &self.target.addresses {
-            let deadline = self.runtime.now() + DIAL;
-            let opened = self.stage.by(&*self.runtime, deadline, self.open(address, before)).await;
-            match opened.flatten() {
-                Ok(connection) => return Ok(connection),
-                Err(failure) => said.push((address, failure)),
-            }
-        }
-        Err(none_usable(&said))
+        let open = |address| self.open(address, before);
+        first_usable(&*self.runtime, &self.stage, &self.target.addresses, open).await
     }
 
     async fn open(&self, address: &Address, before: Option<&str>) -> Result<OpenConnection, Failure> {

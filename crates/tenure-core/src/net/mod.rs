@@ -228,7 +228,19 @@ pub async fn by<F: Future>(runtime: &dyn Runtime, deadline: Moment, work: F) -> 
 #[must_use]
 pub fn pause(tries: u32, random: u64) -> Duration {
     let most = PAUSE_MIN.saturating_mul(1 << tries.saturating_sub(1).min(16)).min(PAUSE_MAX);
-    most.mul_f64(0.5 + 0.5 * (random >> 11) as f64 / (1u64 << 53) as f64)
+    jittered(most, random)
+}
+
+/// A random part of this time, at least half of it.
+#[must_use]
+pub fn jittered(most: Duration, random: u64) -> Duration {
+    most.mul_f64(0.5 + 0.5 * share(random))
+}
+
+/// A number from 0 to 1.
+#[must_use]
+pub fn share(random: u64) -> f64 {
+    (random >> 11) as f64 / (1u64 << 53) as f64
 }
 
 #[cfg(test)]

@@ -19,9 +19,8 @@ use super::inbox::{Inbox, PlainStatement, QueuedOp};
 use super::names::{LockKey, client_row};
 use super::server::{Server, ServerConnection};
 use super::state::{RowSight, heard};
-use super::worker::share;
 use crate::moment::Moment;
-use crate::net::{Supervision, by};
+use crate::net::{Supervision, by, jittered};
 use crate::owner::Client;
 use crate::planted::{Bug, planted};
 use crate::protocol::{Listening, Notification};
@@ -154,7 +153,7 @@ impl NotificationHub {
             spawner.spawn(
                 async move {
                     while !publisher.is_over() {
-                        let pause = WATCHES.mul_f64(0.5 + 0.5 * share(runtime.random()));
+                        let pause = jittered(WATCHES, runtime.random());
                         select(pin!(publisher.over()), runtime.sleep_until(runtime.now() + pause)).await;
                         publisher.say(Notification::Reconnected);
                     }
@@ -193,8 +192,8 @@ impl NotificationHub {
                     pause = POLLS[0];
                 }
             }
-            let jittered = pause.mul_f64(0.5 + 0.5 * share(runtime.random()));
-            let (work, timer) = (pin!(self.work.notified()), runtime.sleep_until(runtime.now() + jittered));
+            let until = runtime.now() + jittered(pause, runtime.random());
+            let (work, timer) = (pin!(self.work.notified()), runtime.sleep_until(until));
             if let Either::Left(_) = select(work, timer).await {
                 pause = POLLS[0];
             }

@@ -39,7 +39,7 @@ use listen::NotificationHub;
 pub use names::LockKey;
 pub use server::{
     RecordColumns, Renewals, Row, RowChange, Server, ServerConnection, StatementError, StatementResult,
-    StatementSession, WriteOutcome, diagnose, none_usable,
+    StatementSession, WriteOutcome, diagnose, first_usable,
 };
 pub use sessions::{EndedSessions, ExpectedSession, SessionCheck};
 pub use state::{signed, unsigned};

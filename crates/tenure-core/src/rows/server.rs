@@ -3,7 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt, ready};
 use tokio::sync::{mpsc, oneshot};
@@ -11,12 +13,15 @@ use tokio::sync::{mpsc, oneshot};
 use super::names::LockKey;
 use super::sessions::{EndedSessions, SessionCheck};
 use crate::error::Error;
-use crate::net::Address;
+use crate::net::{Address, DialStage};
 use crate::protocol::ExpiringValue;
 use crate::protocol::record::Record;
 use crate::runtime::{Driver, Runtime};
 use crate::store::Failure;
 use crate::store::observe::Notes;
+
+/// Timeout until a new connection is usable.
+const DIAL: Duration = Duration::from_secs(3);
 
 /// A server, or several of which one is the primary.
 pub trait Server: fmt::Debug + Send + Sync + 'static {
@@ -200,9 +205,28 @@ pub struct RowChange {
     pub notes: Notes,
 }
 
+/// Dials these servers in order until `open` finds one usable.
+///
+/// # Errors
+/// Why none of them is.
+pub async fn first_usable<'a, T, F: Future<Output = Result<T, Failure>>>(
+    runtime: &dyn Runtime,
+    stage: &DialStage,
+    addresses: &'a [Address],
+    open: impl Fn(&'a Address) -> F,
+) -> Result<T, Failure> {
+    let mut said = Vec::new();
+    for address in addresses {
+        match stage.by(runtime, runtime.now() + DIAL, open(address)).await.flatten() {
+            Ok(connection) => return Ok(connection),
+            Err(failure) => said.push((address, failure)),
+        }
+    }
+    Err(none_usable(&said))
+}
+
 /// The failure where none of these servers could be used.
-#[must_use]
-pub fn none_usable(said: &[(&Address, Failure)]) -> Failure {
+fn none_usable(said: &[(&Address, Failure)]) -> Failure {
     if let [(_, failure)] = said {
         return failure.clone();
     }

@@ -22,7 +22,7 @@ use super::lock_queue::{LockQueue, QueueStep};
 use super::names::LockKey;
 use super::server::{RowChange, ServerConnection, StatementSession};
 use crate::moment::Moment;
-use crate::net::{SILENCE, Supervision, warn_of_silence};
+use crate::net::{SILENCE, Supervision, share, warn_of_silence};
 use crate::planted::{Bug, planted};
 use crate::store::Failure;
 
@@ -343,9 +343,4 @@ impl StatementWorker {
             }
         }
     }
-}
-
-/// A number from 0 to 1.
-pub(super) fn share(random: u64) -> f64 {
-    (random >> 11) as f64 / (1_u64 << 53) as f64
 }
