@@ -182,15 +182,11 @@ impl Pairs {
         let (name, owner, space) = (op.name.as_str(), op.owner.as_str(), context.space);
         let is_bare = self.recent().bare.remove(&op.owner);
         let delete = pipeline.delete.get().copied().flatten().filter(|_| is_bare);
-        let script = |out: &mut Commands, verb: &str, script: &str| {
-            out.begin(6).arg(verb).arg(script).arg("1").arg(name).arg(owner).number(op.request);
-        };
         let send = |in_full: bool| {
             pipeline.send(deadline, |out| {
-                match (delete, in_full) {
-                    (Some(delete), _) => delete.write(name, owner, out),
-                    (None, false) => script(out, "EVALSHA", RELEASE.sha),
-                    (None, true) => script(out, "EVAL", RELEASE.text),
+                match delete {
+                    Some(delete) => delete.write(name, owner, out),
+                    None => _ = RELEASE.call(out, in_full, 1, 2).arg(name).arg(owner).number(op.request),
                 }
                 // Not inside the script, where it costs the server nearly twice as much.
                 out.begin(3).arg(space.publish.command());

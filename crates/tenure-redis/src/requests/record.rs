@@ -99,12 +99,12 @@ fn stored(text: &[u8]) -> Option<Record> {
 
 async fn run(routed: &RoutedRequest<'_, RecordOp>) -> Result<Value, Failure> {
     let RoutedRequest { op, pipeline, context, .. } = *routed;
-    let by_name = !context.asking && !pipeline.brings_script();
-    let mut value = send(routed, &script(op, context, by_name)).await?;
+    let in_full = context.asking || pipeline.brings_script();
+    let mut value = send(routed, &script(op, context, in_full)).await?;
     if let Value::ServerError(error) = &value
         && failure::is_no_script(error)
     {
-        value = send(routed, &script(op, context, false)).await?;
+        value = send(routed, &script(op, context, true)).await?;
     }
     answered(pipeline, value).map_err(|failure| match failure::forbids_scripts(&failure) {
         true => Failure::impossible(format!("it forbids scripts, and records need them: {failure}")),
@@ -112,11 +112,10 @@ async fn run(routed: &RoutedRequest<'_, RecordOp>) -> Result<Value, Failure> {
     })
 }
 
-fn script(op: &RecordOp, context: RequestContext, by_name: bool) -> Commands {
-    let (verb, text) = if by_name { ("EVALSHA", RECORD.sha) } else { ("EVAL", RECORD.text) };
+fn script(op: &RecordOp, context: RequestContext, in_full: bool) -> Commands {
     let mut commands = Commands::default();
     let args = if let RecordVerb::Put(_) = op.verb { 9 } else { 4 };
-    let command = commands.begin(5 + args).arg(verb).arg(text).arg("2");
+    let command = RECORD.call(&mut commands, in_full, 2, args);
     command.arg(op.lock.as_str()).parts(&keys::record(context.space, &op.lock));
     let channel = keys::channel(context.space, LockSpec::Mutex, op.lock.as_str());
     let publish = context.space.publish.command();

@@ -9,8 +9,8 @@ use futures_util::future::{FutureExt, join_all};
 
 use crate::connection::pipeline::Pipeline;
 use crate::replies::{self, failure};
-use crate::requests::script::{RENEW, RENEW_QUEUE, Script};
-use crate::requests::{RequestContext, answered, header};
+use crate::requests::script::{RENEW, RENEW_QUEUE, Script, header};
+use crate::requests::{RequestContext, answered};
 use crate::resp::Value;
 use crate::resp::encode::Commands;
 use crate::topology::slots;
@@ -112,13 +112,8 @@ async fn ask_part(pipeline: &Pipeline, ops: &[Op], deadline: Moment) -> Result<V
 }
 
 fn write(out: &mut Commands, script: &Script, in_full: bool, ops: &[Op]) {
-    let each = if is_of_queue(&ops[0]) { 3 } else { 2 };
-    out.begin(5 + each * ops.len());
-    match in_full {
-        true => out.arg("EVAL").arg(script.text),
-        false => out.arg("EVALSHA").arg(script.sha),
-    };
-    out.number(ops.len() as u64);
+    let each = if is_of_queue(&ops[0]) { 2 } else { 1 };
+    script.call(out, in_full, ops.len(), 2 + each * ops.len());
     for op in ops {
         out.arg(op.name.as_str());
     }

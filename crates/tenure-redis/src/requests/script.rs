@@ -1,4 +1,11 @@
-//! The scripts: invoked by their SHA-1, sent in full only if the server does not have them cached.
+//! The scripts: invoked by their SHA-1, sent in full only if the server does not have them cached. Their headers
+//! document keys and arguments.
+
+use std::borrow::Cow;
+
+use crate::requests::{Keyspace, RequestContext, keys};
+use crate::resp::encode::Commands;
+use tenure_core::protocol::{Fence, Listening, Liveness, LockSpec, Op, QueueSpec, ReleaseScope, Verb, lease};
 
 /// A script and its SHA-1.
 pub(crate) struct Script {
@@ -8,6 +15,21 @@ pub(crate) struct Script {
     pub(crate) sha: &'static str,
     /// The variant for a restart grace: a server that restarted or was promoted grants nothing for a while.
     pub(crate) guarded: Option<&'static Self>,
+}
+
+impl Script {
+    /// Begins a call of this script: with its text if `in_full`, otherwise with its SHA-1. `keys` keys and `args`
+    /// arguments follow.
+    pub(crate) fn call<'a>(
+        &self,
+        out: &'a mut Commands,
+        in_full: bool,
+        keys: usize,
+        args: usize,
+    ) -> &'a mut Commands {
+        let (command, script) = if in_full { ("EVAL", self.text) } else { ("EVALSHA", self.sha) };
+        out.begin(3 + keys + args).arg(command).arg(script).number(keys as u64)
+    }
 }
 
 pub(crate) static MUTEX: Script = Script {
@@ -73,58 +95,219 @@ pub(crate) static RECORD: Script = Script {
     guarded: None,
 };
 
+/// A request that the script of a machine carries out.
+pub(crate) struct ScriptRequest<'a> {
+    pub(crate) script: &'static Script,
+    pub(crate) keys: (&'a str, Option<Cow<'static, str>>),
+    pub(crate) args: Vec<Cow<'a, str>>,
+    epoch: Option<Cow<'static, str>>,
+}
+
+impl<'a> ScriptRequest<'a> {
+    pub(crate) fn new(op: &'a Op, space: Keyspace) -> Self {
+        let mut request = Self {
+            script: match op.spec {
+                LockSpec::Mutex => &MUTEX,
+                LockSpec::Reentrant => &REENTRANT,
+                LockSpec::Queue(_) => &QUEUE,
+            },
+            keys: (op.name.as_str(), None),
+            args: Vec::with_capacity(10),
+            epoch: None,
+        };
+        request.text(match op.verb {
+            Verb::Acquire { .. } => "acquire",
+            Verb::Renew { .. } => "renew",
+            Verb::Release { .. } => "release",
+            Verb::Refresh { .. } if matches!(op.spec, LockSpec::Queue(_)) => "refresh",
+            Verb::Resize if matches!(op.spec, LockSpec::Queue(_)) => "resize",
+            Verb::Refresh { .. } | Verb::Resize | Verb::Inspect => "inspect",
+        });
+        request.text(op.owner.as_str()).number(op.request);
+        match op.spec {
+            LockSpec::Mutex => request.mutex(op, space),
+            LockSpec::Reentrant => request.reentrant(op, space),
+            LockSpec::Queue(queue_spec) => request.queue(op, queue_spec, space),
+        }
+        request
+    }
+
+    /// The request under these terms: with a restart grace, acquisitions use the guarded script.
+    pub(crate) fn guarded(mut self, RequestContext { space, terms, .. }: RequestContext) -> Self {
+        if let Some(grace) = terms.restart_grace
+            && self.args[0] == "acquire"
+        {
+            self.script = self.script.guarded.unwrap_or(self.script);
+            self.epoch = Some(keys::epoch(space, self.keys.0));
+            self.number(lease::millis(grace));
+        }
+        self
+    }
+
+    fn mutex(&mut self, op: &'a Op, space: Keyspace) {
+        match &op.verb {
+            Verb::Acquire { ttl_ms, fence, .. } => {
+                match fence {
+                    Fence::Assign | Fence::Optional => self.with_counter(space),
+                    Fence::Ballot(_) => self.with_ballot(space),
+                }
+                self.number(*ttl_ms).ballot(*fence);
+            }
+            Verb::Renew { ttl_ms, bind, .. } => {
+                self.number(*ttl_ms);
+                if let Some(Liveness::Lease) = bind {
+                    self.with_counter(space);
+                    self.text("detach");
+                }
+            }
+            Verb::Release { fence, whose, .. } => {
+                if let Fence::Ballot(_) = fence {
+                    self.with_ballot(space);
+                }
+                self.ballot(*fence).text(match whose {
+                    ReleaseScope::Own | ReleaseScope::Named => "mine",
+                    ReleaseScope::Any => "anyone",
+                    ReleaseScope::Foreign => "foreign",
+                });
+                self.channel(op.spec, space);
+            }
+            Verb::Refresh { .. } | Verb::Resize | Verb::Inspect => {}
+        }
+    }
+
+    fn reentrant(&mut self, op: &'a Op, space: Keyspace) {
+        match &op.verb {
+            Verb::Acquire { ttl_ms, hold, .. } => {
+                self.with_counter(space);
+                self.hold(*hold).number(*ttl_ms);
+            }
+            Verb::Renew { ttl_ms, hold, bind, .. } => {
+                self.hold(*hold).number(*ttl_ms).text(match bind {
+                    None => "",
+                    Some(Liveness::Lease) => "detach",
+                    Some(Liveness::Process | Liveness::Work) => "resume",
+                });
+            }
+            Verb::Release { hold, whose, .. } => {
+                self.hold(*hold).whose(*whose).channel(op.spec, space);
+            }
+            Verb::Refresh { .. } | Verb::Resize | Verb::Inspect => {}
+        }
+    }
+
+    fn queue(&mut self, op: &'a Op, queue_spec: QueueSpec, space: Keyspace) {
+        self.owned(header(queue_spec, if op.verb == Verb::Resize { "=" } else { "" }))
+            .number(queue_spec.capacity)
+            .channel(op.spec, space);
+        match &op.verb {
+            Verb::Acquire { ttl_ms, wait_ms, listens, .. } => {
+                self.with_counter(space);
+                self.number(*ttl_ms).number(queue_spec.weight).maybe(*wait_ms);
+                self.maybe(listens.map(Listening::get));
+            }
+            Verb::Renew { ttl_ms, weight, .. } => {
+                self.number(*ttl_ms).maybe(*weight);
+            }
+            Verb::Refresh { owners, wait_ms, listens } => {
+                self.number(*wait_ms).maybe(listens.map(Listening::get));
+                self.args.extend(owners.iter().map(|owner| Cow::Borrowed(owner.as_str())));
+            }
+            Verb::Release { whose: ReleaseScope::Named, .. } => {
+                self.text("named");
+            }
+            Verb::Release { whose, .. } => {
+                self.whose(*whose);
+            }
+            Verb::Resize => {
+                self.number(lease::CAPACITY_MS);
+            }
+            Verb::Inspect => {}
+        }
+    }
+
+    /// The counter's key is passed only where it is needed, because a request about a single key is never
+    /// split by a migrating slot.
+    fn with_counter(&mut self, space: Keyspace) {
+        self.keys.1 = Some(keys::counter(space, self.keys.0));
+    }
+
+    fn with_ballot(&mut self, space: Keyspace) {
+        self.keys.1 = Some(Cow::Owned(keys::ballot(space, self.keys.0)));
+    }
+
+    fn text(&mut self, text: &'a str) -> &mut Self {
+        self.args.push(Cow::Borrowed(text));
+        self
+    }
+
+    fn owned(&mut self, text: String) -> &mut Self {
+        self.args.push(Cow::Owned(text));
+        self
+    }
+
+    fn number(&mut self, number: impl Into<u64>) -> &mut Self {
+        self.owned(number.into().to_string())
+    }
+
+    fn maybe(&mut self, number: Option<impl Into<u64>>) -> &mut Self {
+        match number {
+            Some(number) => self.number(number),
+            None => self.text(""),
+        }
+    }
+
+    fn hold(&mut self, hold: u64) -> &mut Self {
+        self.owned(format!("{hold:x}"))
+    }
+
+    fn ballot(&mut self, fence: Fence) -> &mut Self {
+        match fence {
+            Fence::Assign | Fence::Optional => self.text(""),
+            Fence::Ballot(ballot) => self.number(ballot),
+        }
+    }
+
+    fn whose(&mut self, whose: ReleaseScope) -> &mut Self {
+        self.text(if whose.is_forced() { "anyone" } else { "mine" })
+    }
+
+    fn channel(&mut self, spec: LockSpec, space: Keyspace) -> &mut Self {
+        self.owned(keys::channel(space, spec, self.keys.0)).text(space.publish.command())
+    }
+
+    /// Encodes the request: with the script's text if `in_full`, otherwise with its SHA-1.
+    pub(crate) fn write(&self, out: &mut Commands, in_full: bool) {
+        let (lock, counter) = (self.keys.0, self.keys.1.as_deref());
+        let keys = 1 + usize::from(counter.is_some()) + usize::from(self.epoch.is_some());
+        self.script.call(out, in_full, keys, self.args.len()).arg(lock);
+        for key in [counter, self.epoch.as_deref()].into_iter().flatten() {
+            out.arg(key);
+        }
+        for text in &self.args {
+            out.arg(&**text);
+        }
+    }
+}
+
+/// The header member of a queue's sorted set. `set` is `=` if this request sets the capacity explicitly.
+pub(crate) fn header(queue_spec: QueueSpec, set: &str) -> String {
+    format!("#1:{}:{set}{}", queue_spec.kind, queue_spec.capacity)
+}
+
 #[cfg(test)]
 mod tests {
+    use sha1::{Digest, Sha1};
+
     use super::*;
 
     #[test]
     fn a_script_is_named_by_its_sha() {
-        for script in [&MUTEX, &REENTRANT, &QUEUE] {
-            assert_eq!(script.sha, sha1(script.text.as_bytes()));
-            let guarded = script.guarded.expect("each has one");
-            assert_eq!(guarded.sha, sha1(guarded.text.as_bytes()));
+        let guarded = [&MUTEX, &REENTRANT, &QUEUE].map(|script| script.guarded.expect("each has one"));
+        for script in
+            [&MUTEX, &REENTRANT, &QUEUE, &RELEASE, &RENEW, &RENEW_QUEUE, &RECORD].iter().chain(&guarded)
+        {
+            let sha: String = Sha1::digest(script.text).iter().map(|byte| format!("{byte:02x}")).collect();
+            assert_eq!(script.sha, sha);
         }
-        for script in [&RELEASE, &RENEW, &RENEW_QUEUE, &RECORD] {
-            assert_eq!(script.sha, sha1(script.text.as_bytes()));
-        }
-        assert_eq!(sha1(b"abc"), "a9993e364706816aba3e25717850c26c9cd0d89d");
-    }
-
-    /// SHA-1, for this test only.
-    fn sha1(text: &[u8]) -> String {
-        let mut state: [u32; 5] = [0x6745_2301, 0xefcd_ab89, 0x98ba_dcfe, 0x1032_5476, 0xc3d2_e1f0];
-        let mut message = text.to_vec();
-        message.push(0x80);
-        message.resize((message.len() + 8).next_multiple_of(64) - 8, 0);
-        message.extend((text.len() as u64 * 8).to_be_bytes());
-        for block in message.chunks_exact(64) {
-            let mut words = [0u32; 80];
-            for (word, bytes) in words.iter_mut().zip(block.chunks_exact(4)) {
-                *word = u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-            }
-            for i in 16..80 {
-                words[i] = (words[i - 3] ^ words[i - 8] ^ words[i - 14] ^ words[i - 16]).rotate_left(1);
-            }
-            let [mut a, mut b, mut c, mut d, mut e] = state;
-            for (i, word) in words.iter().enumerate() {
-                let (mix, constant) = match i {
-                    0..20 => ((b & c) | (!b & d), 0x5a82_7999),
-                    20..40 => (b ^ c ^ d, 0x6ed9_eba1),
-                    40..60 => ((b & c) | (b & d) | (c & d), 0x8f1b_bcdc),
-                    _ => (b ^ c ^ d, 0xca62_c1d6_u32),
-                };
-                let next = a
-                    .rotate_left(5)
-                    .wrapping_add(mix)
-                    .wrapping_add(e)
-                    .wrapping_add(constant)
-                    .wrapping_add(*word);
-                (e, d, c, b, a) = (d, c, b.rotate_left(30), a, next);
-            }
-            for (sum, part) in state.iter_mut().zip([a, b, c, d, e]) {
-                *sum = sum.wrapping_add(part);
-            }
-        }
-        state.iter().map(|word| format!("{word:08x}")).collect()
     }
 }

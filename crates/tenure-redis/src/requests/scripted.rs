@@ -2,7 +2,8 @@
 
 use crate::messages::meant;
 use crate::replies;
-use crate::requests::{Keyspace, Publish, ScriptRequest};
+use crate::requests::script::ScriptRequest;
+use crate::requests::{Keyspace, Publish};
 use crate::resp::Value;
 use tenure_core::protocol::{Answer, LockSpec, Notification, Op};
 
