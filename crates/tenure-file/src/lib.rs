@@ -92,12 +92,12 @@ use self::system::boot_clock_offset_ms;
 use self::watch::WatchMode;
 use self::worker::{DirectoryWorker, Job, JobRequest, Promise};
 use tenure_core::error::{Error, Result};
-use tenure_core::name::{LockName, Quoted};
+use tenure_core::name::Quoted;
 use tenure_core::protocol::LockSpec;
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{
     Capabilities, Cursor, Failure, HoldLiveness, Incarnation, LeaseClock, Listener, Opening, Page, Purpose,
-    Signals, Store, StoreExt, StoreFuture, StoreReply, StoreRequest,
+    Signals, Store, StoreExt, StoreFuture, StoreReply, StoreRequest, Topic,
 };
 
 /// A store in a directory. Clones share it; it closes with the last clone and the last pending future.
@@ -228,15 +228,9 @@ impl Store for File {
         }
     }
 
-    fn subscribe(
-        &self,
-        name: &LockName,
-        spec: LockSpec,
-        purpose: Purpose<'_>,
-        within: Duration,
-    ) -> StoreFuture<Listener> {
-        let (store, name) = (self.clone(), name.clone());
-        let hears = match (purpose, spec) {
+    fn subscribe(&self, topic: Topic<'_>, within: Duration) -> StoreFuture<Listener> {
+        let (store, name) = (self.clone(), topic.name.clone());
+        let hears = match (topic.purpose, topic.spec) {
             (Purpose::Hold(_), _) => {
                 return self.ask(within, move |promise| JobRequest::ListenWhileHeld(name, promise)).boxed();
             }

@@ -37,8 +37,8 @@ use tenure_core::protocol::record::{RecordAnswer, RecordOp, RecordVerb};
 use tenure_core::protocol::{Answer, LockSpec, Op, Verb};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{
-    Capabilities, Client, Cursor, Failure, Listener, Page, Placement, Purpose, Signals, Store, StoreFuture,
-    StoreReply, StoreRequest,
+    Capabilities, Client, Cursor, Failure, Listener, Page, Placement, Signals, Store, StoreFuture,
+    StoreReply, StoreRequest, Topic,
 };
 use tenure_core::sync::Locked;
 
@@ -151,14 +151,9 @@ impl Store for Cluster {
         }
     }
 
-    fn subscribe(
-        &self,
-        name: &LockName,
-        spec: LockSpec,
-        purpose: Purpose<'_>,
-        within: Duration,
-    ) -> StoreFuture<Listener> {
-        let (inner, mut name, client) = (Arc::clone(&self.0), name.clone(), purpose.client(spec));
+    fn subscribe(&self, topic: Topic<'_>, within: Duration) -> StoreFuture<Listener> {
+        let (inner, mut name) = (Arc::clone(&self.0), topic.name.clone());
+        let (spec, client) = (topic.spec, topic.client());
         inner.namespace.precede(&mut name);
         async move { inner.listen(&name, spec, client, inner.runtime.now() + within).await }.boxed()
     }

@@ -9,7 +9,6 @@ use futures_util::future::FutureExt;
 use tokio::sync::oneshot;
 
 use crate::connection::{Connection, Connector, Network};
-use crate::replies::failure::not_sent;
 use crate::requests::{Keyspace, Publish, keys};
 use crate::resp::Value;
 use crate::resp::encode::command;
@@ -101,7 +100,7 @@ impl Console {
         let reply = by(&*self.driver, deadline, answer).await;
         let failure = match reply {
             Some(Ok(value)) => return Ok(value.into()),
-            Some(Err(failure)) => not_sent(failure),
+            Some(Err(failure)) => failure.not_sent(),
             None => Failure::NotSent(Failure::cause(format!("no answer within {ANSWER:?}"))),
         };
         Err(Error::unreached(&self.target.shown(), failure))

@@ -52,8 +52,8 @@ use tenure_core::protocol::record::RecordVerb;
 use tenure_core::protocol::{LockSpec, Verb};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{
-    Capabilities, Cursor, Listener, Opening, Page, Placement, Purpose, Signals, Store, StoreFuture,
-    StoreReply, StoreRequest,
+    Capabilities, Cursor, Listener, Opening, Page, Placement, Signals, Store, StoreFuture, StoreReply,
+    StoreRequest, Topic,
 };
 
 /// A store on one Redis or Valkey server, or on the master that sentinels name. Clones share its connections.
@@ -203,15 +203,9 @@ impl Store for Redis {
         }
     }
 
-    fn subscribe(
-        &self,
-        name: &LockName,
-        spec: LockSpec,
-        purpose: Purpose<'_>,
-        within: Duration,
-    ) -> StoreFuture<Listener> {
+    fn subscribe(&self, topic: Topic<'_>, within: Duration) -> StoreFuture<Listener> {
         let Self { runtime, node, context: RequestContext { space, .. }, .. } = self.clone();
-        let (client, mut name) = (purpose.client(spec), name.clone());
+        let (spec, client, mut name) = (topic.spec, topic.client(), topic.name.clone());
         self.namespace.precede(&mut name);
         let channel = requests::keys::subscribed(space, spec, name.as_str(), client);
         let is_counted = client.is_some() && space.counts_listeners();

@@ -144,7 +144,7 @@ impl Dialer {
             self.full.note(self.target.shown(), full);
             return Err(full.clone());
         }
-        let causes: Vec<String> = said.iter().map(cause).collect();
+        let causes: Vec<String> = said.iter().map(|failure| failure.why().to_string()).collect();
         Err(Failure::NotSent(Failure::cause(causes.join("; "))))
     }
 
@@ -240,10 +240,4 @@ fn closed_at_once(address: &Address) -> Failure {
     Failure::full(format!(
         "{address} closes connections at once (maxClientCnxns limits the clients of a host)"
     ))
-}
-
-fn cause(failure: &Failure) -> String {
-    match failure {
-        Failure::NotSent(cause) | Failure::Unknown(cause) | Failure::Refused(cause) => cause.to_string(),
-    }
 }

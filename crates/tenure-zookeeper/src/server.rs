@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, FutureExt, join_all};
+use futures_util::future::{FutureExt, join_all};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
@@ -26,7 +26,7 @@ use tenure_core::cas::{Backend, Committed, Handle, Listed, LockWatch, Stored, Sw
 use tenure_core::name::LockName;
 use tenure_core::net::{Address, by};
 use tenure_core::runtime::Runtime;
-use tenure_core::store::{Cursor, Failure};
+use tenure_core::store::{Cursor, Failure, StoreFuture};
 use tenure_core::sync::Locked;
 
 /// Extra session timeout beyond the life of a handle. A server forwards its clients' pings to the leader
@@ -239,7 +239,7 @@ impl Ensemble {
                 code::NO_NODE if at == record_step && commit.has_record => commit.has_record = false,
                 code::NODE_EXISTS if at == record_step => commit.has_record = true,
                 code::NO_NODE if at == record_step || at > 0 && change.seen.is_none() && !has_room => {
-                    self.make_room(&link).await.map_err(not_sent)?;
+                    self.make_room(&link).await.map_err(Failure::not_sent)?;
                     has_room = true;
                 }
                 code::NO_NODE | code::BAD_VERSION | code::NODE_EXISTS => {
@@ -267,14 +267,14 @@ impl Ensemble {
             Ok((_, replies)) => replies,
             Err(_) => {
                 let reads = std::iter::once(self.barrier()).chain(reads).collect();
-                let mut replies = self.ask(reads).await.map_err(not_sent)?;
-                self.passed(&replies.remove(0)).map_err(not_sent)?;
+                let mut replies = self.ask(reads).await.map_err(Failure::not_sent)?;
+                self.passed(&replies.remove(0)).map_err(Failure::not_sent)?;
                 replies
             }
         };
-        let [marker, found] = &replies[..] else { return Err(not_sent(unreadable())) };
-        let marker = self.nodes().marked(marker).map_err(not_sent)?;
-        Ok(Committed::Conflict { stored: self.nodes().stored(found).map_err(not_sent)?, marker })
+        let [marker, found] = &replies[..] else { return Err(unreadable().not_sent()) };
+        let marker = self.nodes().marked(marker).map_err(Failure::not_sent)?;
+        Ok(Committed::Conflict { stored: self.nodes().stored(found).map_err(Failure::not_sent)?, marker })
     }
 
     async fn open(self, life: Duration, is_kept: bool) -> Result<(Handle, u64), Failure> {
@@ -519,43 +519,32 @@ pub async fn client_limits(url: &str) -> Vec<(String, Option<u64>)> {
     join_all(asked).await
 }
 
-fn not_sent(failure: Failure) -> Failure {
-    match failure {
-        Failure::Unknown(cause) => Failure::NotSent(cause),
-        failure => failure,
-    }
-}
-
 impl Backend for Ensemble {
-    fn read(&self, name: &LockName) -> BoxFuture<'static, Result<Option<Stored>, Failure>> {
+    fn read(&self, name: &LockName) -> StoreFuture<Option<Stored>> {
         Self::read(self.clone(), name.clone()).boxed()
     }
 
-    fn record(&self, name: &LockName) -> BoxFuture<'static, Result<Option<String>, Failure>> {
+    fn record(&self, name: &LockName) -> StoreFuture<Option<String>> {
         Self::record(self.clone(), name.clone()).boxed()
     }
 
-    fn parts(
-        &self,
-        name: &LockName,
-        ids: Vec<u64>,
-    ) -> BoxFuture<'static, Result<Vec<Option<String>>, Failure>> {
+    fn parts(&self, name: &LockName, ids: Vec<u64>) -> StoreFuture<Vec<Option<String>>> {
         Self::parts(self.clone(), name.clone(), ids).boxed()
     }
 
-    fn commit(&self, change: Swap) -> BoxFuture<'static, Result<Committed, Failure>> {
+    fn commit(&self, change: Swap) -> StoreFuture<Committed> {
         Self::commit(self.clone(), change).boxed()
     }
 
-    fn open(&self, life: Duration, is_kept: bool) -> BoxFuture<'static, Result<(Handle, u64), Failure>> {
+    fn open(&self, life: Duration, is_kept: bool) -> StoreFuture<(Handle, u64)> {
         Self::open(self.clone(), life, is_kept).boxed()
     }
 
-    fn keep(&self, handle: Handle, seen: u64) -> BoxFuture<'static, Result<Option<u64>, Failure>> {
+    fn keep(&self, handle: Handle, seen: u64) -> StoreFuture<Option<u64>> {
         Self::prove(self.clone(), handle, Some(seen)).boxed()
     }
 
-    fn touch(&self, handle: Handle) -> BoxFuture<'static, Result<bool, Failure>> {
+    fn touch(&self, handle: Handle) -> StoreFuture<bool> {
         Self::prove(self.clone(), handle, None).map(|proven| Ok(proven?.is_some())).boxed()
     }
 
@@ -564,31 +553,27 @@ impl Backend for Ensemble {
         true
     }
 
-    fn close(&self, handle: Handle) -> BoxFuture<'static, Result<(), Failure>> {
+    fn close(&self, handle: Handle) -> StoreFuture<()> {
         Self::close(self.clone(), handle).boxed()
     }
 
-    fn bump(&self, handles: Vec<Handle>) -> BoxFuture<'static, Result<Vec<Option<u64>>, Failure>> {
+    fn bump(&self, handles: Vec<Handle>) -> StoreFuture<Vec<Option<u64>>> {
         Self::bump(self.clone(), handles).boxed()
     }
 
-    fn living(&self, handles: Vec<Handle>) -> BoxFuture<'static, Result<Vec<bool>, Failure>> {
+    fn living(&self, handles: Vec<Handle>) -> StoreFuture<Vec<bool>> {
         Self::living(self.clone(), handles).boxed()
     }
 
-    fn watch(
-        &self,
-        name: &LockName,
-        what: Watched,
-    ) -> BoxFuture<'static, Result<Box<dyn LockWatch>, Failure>> {
+    fn watch(&self, name: &LockName, what: Watched) -> StoreFuture<Box<dyn LockWatch>> {
         Self::watch(self.clone(), name.clone(), what).boxed()
     }
 
-    fn list(&self, prefix: &str, from: Cursor) -> BoxFuture<'static, Result<Listed, Failure>> {
+    fn list(&self, prefix: &str, from: Cursor) -> StoreFuture<Listed> {
         Self::list(self.clone(), prefix.to_owned(), from).boxed()
     }
 
-    fn ready(&self) -> BoxFuture<'static, Result<(), Failure>> {
+    fn ready(&self) -> StoreFuture<()> {
         Self::ready(self.clone()).boxed()
     }
 

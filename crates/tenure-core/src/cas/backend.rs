@@ -7,7 +7,7 @@ use futures_util::future::BoxFuture;
 
 use crate::name::LockName;
 use crate::store::observe::Notes;
-use crate::store::{Cursor, Failure};
+use crate::store::{Cursor, Failure, StoreFuture};
 
 /// A handle of a client whose lifetime the server tracks: a lease of etcd, a session of ZooKeeper. Numbers
 /// are never reused.
@@ -143,31 +143,27 @@ pub trait LockWatch: Send {
 /// are linearizable: they see everything that was committed before they started.
 pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Reads one lock.
-    fn read(&self, name: &LockName) -> BoxFuture<'static, Result<Option<Stored>, Failure>>;
+    fn read(&self, name: &LockName) -> StoreFuture<Option<Stored>>;
 
     /// Reads the record beside a lock.
-    fn record(&self, name: &LockName) -> BoxFuture<'static, Result<Option<String>, Failure>>;
+    fn record(&self, name: &LockName) -> StoreFuture<Option<String>>;
 
     /// Reads parts of a lock's queue; `None` for parts that do not exist.
-    fn parts(
-        &self,
-        name: &LockName,
-        ids: Vec<u64>,
-    ) -> BoxFuture<'static, Result<Vec<Option<String>>, Failure>>;
+    fn parts(&self, name: &LockName, ids: Vec<u64>) -> StoreFuture<Vec<Option<String>>>;
 
     /// Carries out one compare-and-swap.
-    fn commit(&self, change: Swap) -> BoxFuture<'static, Result<Committed, Failure>>;
+    fn commit(&self, change: Swap) -> StoreFuture<Committed>;
 
     /// Opens a handle that lives at least for `life` without a keep-alive. Returns it with the version of its
     /// marker. A handle with `is_kept` may live as long as this client does; any other one expires by itself.
-    fn open(&self, life: Duration, is_kept: bool) -> BoxFuture<'static, Result<(Handle, u64), Failure>>;
+    fn open(&self, life: Duration, is_kept: bool) -> StoreFuture<(Handle, u64)>;
 
     /// Renews a handle for its full lifetime, and then returns the version of its marker, which was `seen` last.
     /// `None`: the handle is gone.
-    fn keep(&self, handle: Handle, seen: u64) -> BoxFuture<'static, Result<Option<u64>, Failure>>;
+    fn keep(&self, handle: Handle, seen: u64) -> StoreFuture<Option<u64>>;
 
     /// Renews a handle for its full lifetime. False: the handle is gone.
-    fn touch(&self, handle: Handle) -> BoxFuture<'static, Result<bool, Failure>>;
+    fn touch(&self, handle: Handle) -> StoreFuture<bool>;
 
     /// Whether a handle lives as long as its client is connected. A [`touch`](Self::touch) then only proves that
     /// it does.
@@ -176,26 +172,22 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Closes a handle.
-    fn close(&self, handle: Handle) -> BoxFuture<'static, Result<(), Failure>>;
+    fn close(&self, handle: Handle) -> StoreFuture<()>;
 
     /// Writes the markers of these handles and returns their new versions; `None` for handles that are gone.
-    fn bump(&self, handles: Vec<Handle>) -> BoxFuture<'static, Result<Vec<Option<u64>>, Failure>>;
+    fn bump(&self, handles: Vec<Handle>) -> StoreFuture<Vec<Option<u64>>>;
 
     /// Whether each of these handles is alive.
-    fn living(&self, handles: Vec<Handle>) -> BoxFuture<'static, Result<Vec<bool>, Failure>>;
+    fn living(&self, handles: Vec<Handle>) -> StoreFuture<Vec<bool>>;
 
     /// Starts a watch. Once the future is ready, the watch misses no later change.
-    fn watch(
-        &self,
-        name: &LockName,
-        what: Watched,
-    ) -> BoxFuture<'static, Result<Box<dyn LockWatch>, Failure>>;
+    fn watch(&self, name: &LockName, what: Watched) -> StoreFuture<Box<dyn LockWatch>>;
 
     /// Returns one page of the locks whose names begin with `prefix`.
-    fn list(&self, prefix: &str, from: Cursor) -> BoxFuture<'static, Result<Listed, Failure>>;
+    fn list(&self, prefix: &str, from: Cursor) -> StoreFuture<Listed>;
 
     /// Checks that the server is reachable.
-    fn ready(&self) -> BoxFuture<'static, Result<(), Failure>>;
+    fn ready(&self) -> StoreFuture<()>;
 
     /// Reports a request timeout: the backend should use another server next.
     fn silent(&self);

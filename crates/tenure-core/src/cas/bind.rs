@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::WriteState;
 use super::backend::Handle;
-use super::client::{CasClient, not_sent};
+use super::client::CasClient;
 use super::leases::{About, KeptHandle, PLACE_WAIT, life, place_life, table_hold, usable};
 use super::records::RecordPart;
 use super::snapshot::{Binding, LockSnapshot};
@@ -98,7 +98,7 @@ impl CasClient {
             }
             Verb::Renew { ttl_ms, bind: Some(bind), .. } => {
                 // No request shortens a lease, so the new handle must cover what is left of it.
-                let stored = self.backend.read(&op.name).await.map_err(not_sent)?;
+                let stored = self.backend.read(&op.name).await.map_err(Failure::not_sent)?;
                 let snapshot = LockSnapshot::read(stored.as_ref()).unwrap_or_default();
                 let now = self.now();
                 let ends = self.ends(&op.name, &snapshot, now);
@@ -157,7 +157,7 @@ impl CasClient {
         match to {
             Liveness::Process | Liveness::Work => Ok(Bind::to(&self.lease(ttl, need).await?, ttl)),
             Liveness::Lease => {
-                let (handle, _) = self.backend.open(life(ttl), false).await.map_err(not_sent)?;
+                let (handle, _) = self.backend.open(life(ttl), false).await.map_err(Failure::not_sent)?;
                 Ok(Bind { handle, ttl, is_detached: true })
             }
         }

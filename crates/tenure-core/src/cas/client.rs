@@ -222,7 +222,7 @@ impl CasClient {
             return Ok(());
         }
         let handles: Vec<Handle> = self.table.lock().leases.values().map(|lease| lease.handle).collect();
-        let markers = self.backend.bump(handles.clone()).await.map_err(not_sent)?;
+        let markers = self.backend.bump(handles.clone()).await.map_err(Failure::not_sent)?;
         let mut lost = false;
         for (handle, marker) in handles.into_iter().zip(markers) {
             let mut table = self.table.lock();
@@ -283,7 +283,7 @@ impl CasClient {
                             lives.map(|lives| lives.then_some((lease.marker, lease.marked)))
                         }
                     };
-                    match kept.map_err(not_sent)? {
+                    match kept.map_err(Failure::not_sent)? {
                         Some((marker, marked)) => {
                             let lease = KeptHandle { marker, marked, kept: sent, ..lease };
                             return Ok(self.table.lock().kept(lease));
@@ -293,7 +293,7 @@ impl CasClient {
                 }
                 None if opening.is_none() => opening = Some(self.opening.lock().await),
                 None => {
-                    let (handle, marker) = self.backend.open(life, true).await.map_err(not_sent)?;
+                    let (handle, marker) = self.backend.open(life, true).await.map_err(Failure::not_sent)?;
                     let lease = KeptHandle { handle, life, marker, marked: sent, kept: sent };
                     self.table.lock().leases.insert(class, lease);
                     return Ok(lease);
@@ -406,7 +406,7 @@ impl CasClient {
             true => handles.iter().map(|handle| handle + 1).collect(),
             false => handles.clone(),
         };
-        let living = self.backend.living(asked).await.map_err(not_sent)?;
+        let living = self.backend.living(asked).await.map_err(Failure::not_sent)?;
         let mut table = self.table.lock();
         for (handle, lives) in handles.into_iter().zip(living) {
             is_any_gone |= !lives;
@@ -622,14 +622,6 @@ impl Drop for CasClient {
 impl fmt::Debug for CasClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CasClient").field("backend", &self.backend).finish_non_exhaustive()
-    }
-}
-
-/// Converts a failure from before a request wrote anything: the request was not carried out.
-pub(super) fn not_sent(failure: Failure) -> Failure {
-    match failure {
-        Failure::Unknown(cause) => Failure::NotSent(cause),
-        failure => failure,
     }
 }
 

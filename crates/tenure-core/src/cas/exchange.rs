@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::backend::{Committed, Handle, Stored, Swap, ValueChange};
 use super::bind::{BatchMember, Bind};
-use super::client::{CasClient, WriteInFlight, not_sent};
+use super::client::{CasClient, WriteInFlight};
 use super::leases::KeptHandle;
 use super::machine::{Answers, Exchange, MachineResult, MachineStep, moved_from, victims};
 use super::notes::Former;
@@ -68,7 +68,7 @@ impl CasClient {
         if handles.is_empty() {
             return Ok(());
         }
-        let living = self.backend.living(handles.clone()).await.map_err(not_sent)?;
+        let living = self.backend.living(handles.clone()).await.map_err(Failure::not_sent)?;
         let lost = handles.into_iter().zip(living).filter(|(_, lives)| !lives);
         lost.for_each(|(handle, _)| self.lost(handle));
         Ok(())
@@ -114,7 +114,7 @@ impl<'a> Exchange<'a> {
             None => client.table.lock().leases.values().next_back().copied(),
         };
         if self.txn.begin() {
-            self.seen = client.backend.read(&self.first.op.name).await.map_err(not_sent)?;
+            self.seen = client.backend.read(&self.first.op.name).await.map_err(Failure::not_sent)?;
             self.proven = guard.map(|guard| guard.marker);
             self.txn.read();
         }
@@ -170,7 +170,7 @@ impl<'a> Exchange<'a> {
             return Ok(true);
         }
         let ids = asked.iter().map(|at| snapshot.parts[*at].id(base)).collect();
-        let texts = client.backend.parts(name, ids).await.map_err(not_sent)?;
+        let texts = client.backend.parts(name, ids).await.map_err(Failure::not_sent)?;
         let found = asked.into_iter().zip(texts);
         let missed: Vec<(usize, bool)> = found
             .filter(|(at, text)| !snapshot.add(*at, text.as_deref(), base))
@@ -179,7 +179,7 @@ impl<'a> Exchange<'a> {
         if missed.is_empty() {
             return Ok(true);
         }
-        let now = client.backend.read(name).await.map_err(not_sent)?;
+        let now = client.backend.read(name).await.map_err(Failure::not_sent)?;
         let is_same = now.as_ref().map(|stored| stored.stamp) == seen.as_ref().map(|stored| stored.stamp);
         if is_same {
             missed.into_iter().for_each(|(at, is_there)| snapshot.miss(at, is_there));

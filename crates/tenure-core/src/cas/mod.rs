@@ -41,7 +41,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, Either, FutureExt, select};
+use futures_util::future::{Either, FutureExt, select};
 use tokio::sync::oneshot;
 
 pub use backend::{
@@ -49,12 +49,10 @@ pub use backend::{
     Watched,
 };
 
-use crate::name::LockName;
-use crate::protocol::LockSpec;
 use crate::runtime::Runtime;
 use crate::store::{
     Capabilities, Cursor, Failure, Listener, Page, Purpose, Signals, Store, StoreExt, StoreFuture,
-    StoreReply, StoreRequest,
+    StoreReply, StoreRequest, Topic,
 };
 use client::CasClient;
 pub use leases::PLACE_WAIT;
@@ -78,8 +76,8 @@ impl Cas {
     fn within<T: Send + 'static>(
         &self,
         within: Duration,
-        what: impl FnOnce(Arc<CasClient>, WriteState) -> BoxFuture<'static, Result<T, Failure>> + Send + 'static,
-    ) -> BoxFuture<'static, Result<T, Failure>> {
+        what: impl FnOnce(Arc<CasClient>, WriteState) -> StoreFuture<T> + Send + 'static,
+    ) -> StoreFuture<T> {
         let client = Arc::clone(&self.client);
         async move {
             let runtime = Arc::clone(&client.runtime);
@@ -165,15 +163,9 @@ impl Store for Cas {
         }
     }
 
-    fn subscribe(
-        &self,
-        name: &LockName,
-        _spec: LockSpec,
-        purpose: Purpose<'_>,
-        within: Duration,
-    ) -> StoreFuture<Listener> {
-        let name = name.clone();
-        match purpose {
+    fn subscribe(&self, topic: Topic<'_>, within: Duration) -> StoreFuture<Listener> {
+        let name = topic.name.clone();
+        match topic.purpose {
             Purpose::Watch => self.within(within, move |client, _| watch::observe(client, name).boxed()),
             Purpose::Ask | Purpose::Turns(_) => {
                 self.within(within, move |client, _| watch::listen(client, name).boxed())

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use super::WriteState;
 use super::backend::ValueChange;
-use super::client::{CasClient, abandoned, not_sent};
+use super::client::{CasClient, abandoned};
 use super::leases::About;
 use crate::name::LockName;
 use crate::owner::Owner;
@@ -65,7 +65,7 @@ impl CasClient {
                     Some(text) => text,
                     None => {
                         self.write_barrier(None).await?;
-                        self.backend.record(&op.lock).await.map_err(not_sent)?
+                        self.backend.record(&op.lock).await.map_err(Failure::not_sent)?
                     }
                 };
                 let record = text.map(|text| read(&text).ok_or_else(unreadable)).transpose()?;

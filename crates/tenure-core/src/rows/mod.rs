@@ -32,7 +32,7 @@ use crate::protocol::LockSpec;
 use crate::runtime::Runtime;
 use crate::store::{
     Capabilities, Cursor, Failure, Listener, Page, Placement, Purpose, Signals, Store, StoreExt, StoreFuture,
-    StoreReply, StoreRequest,
+    StoreReply, StoreRequest, Topic,
 };
 use inbox::{Inbox, PlainStatement, QueuedOp};
 use listen::NotificationHub;
@@ -95,16 +95,10 @@ impl Store for RowStore {
         }
     }
 
-    fn subscribe(
-        &self,
-        name: &LockName,
-        _spec: LockSpec,
-        purpose: Purpose<'_>,
-        within: Duration,
-    ) -> StoreFuture<Listener> {
-        let (store, key) = (self.clone(), LockKey::of(name));
-        let is_waiter = matches!(purpose, Purpose::Ask | Purpose::Turns(_));
-        let client = if let Purpose::Turns(client) = purpose { Some(client) } else { None };
+    fn subscribe(&self, topic: Topic<'_>, within: Duration) -> StoreFuture<Listener> {
+        let (store, key) = (self.clone(), LockKey::of(topic.name));
+        let is_waiter = matches!(topic.purpose, Purpose::Ask | Purpose::Turns(_));
+        let client = if let Purpose::Turns(client) = topic.purpose { Some(client) } else { None };
         async move { store.inner.notifications.listen(key, is_waiter, client, within).await }.boxed()
     }
 

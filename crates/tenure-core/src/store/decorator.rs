@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{
-    Capabilities, Cursor, Listener, Page, Placement, Purpose, Signals, Store, StoreFuture, StoreReply,
-    StoreRequest,
+    Capabilities, Cursor, Listener, Page, Placement, Signals, Store, StoreFuture, StoreReply, StoreRequest,
+    Topic,
 };
 use crate::name::LockName;
 use crate::protocol::LockSpec;
@@ -25,14 +25,8 @@ pub trait Decorator: fmt::Debug + Send + Sync + 'static {
     }
 
     /// As [`Store::subscribe`].
-    fn subscribe(
-        &self,
-        name: &LockName,
-        spec: LockSpec,
-        purpose: Purpose<'_>,
-        within: Duration,
-    ) -> StoreFuture<Listener> {
-        self.inner().subscribe(name, spec, purpose, within)
+    fn subscribe(&self, topic: Topic<'_>, within: Duration) -> StoreFuture<Listener> {
+        self.inner().subscribe(topic, within)
     }
 
     /// As [`Store::list`].
@@ -71,14 +65,8 @@ impl<D: Decorator> Store for D {
         Decorator::call(self, request, within)
     }
 
-    fn subscribe(
-        &self,
-        name: &LockName,
-        spec: LockSpec,
-        purpose: Purpose<'_>,
-        within: Duration,
-    ) -> StoreFuture<Listener> {
-        Decorator::subscribe(self, name, spec, purpose, within)
+    fn subscribe(&self, topic: Topic<'_>, within: Duration) -> StoreFuture<Listener> {
+        Decorator::subscribe(self, topic, within)
     }
 
     fn list(&self, prefix: &str, from: Cursor, within: Duration) -> StoreFuture<Page> {
@@ -117,7 +105,7 @@ mod tests {
     use crate::protocol::record::{RecordAnswer, RecordOp, RecordVerb};
     use crate::protocol::{Answer, Kind, Op, Verb};
     use crate::store::Failure;
-    use crate::store::{HoldLiveness, Kinds, LeaseClock, SETUP, StoreExt, StoreReply};
+    use crate::store::{HoldLiveness, Kinds, LeaseClock, Purpose, SETUP, StoreExt, StoreReply};
 
     /// Answers differently from every default and records the calls.
     #[derive(Debug)]
@@ -161,7 +149,7 @@ mod tests {
             ready(Ok(reply)).boxed()
         }
 
-        fn subscribe(&self, _: &LockName, _: LockSpec, _: Purpose<'_>, _: Duration) -> StoreFuture<Listener> {
+        fn subscribe(&self, _: Topic<'_>, _: Duration) -> StoreFuture<Listener> {
             self.ask("subscribe");
             ready(Err(Failure::impossible("subscribe"))).boxed()
         }
@@ -234,7 +222,13 @@ mod tests {
             matches!(answers[..], [Err(Failure::Refused(_)), Err(Failure::Refused(_))]),
             "another answer"
         );
-        assert!(store.subscribe(&name, spec, Purpose::Watch, second).now_or_never().expect(now).is_err());
+        assert!(
+            store
+                .subscribe(Topic::new(&name, spec, Purpose::Watch), second)
+                .now_or_never()
+                .expect(now)
+                .is_err()
+        );
         assert!(store.list("", Cursor::default(), second).now_or_never().expect(now).is_err());
         assert!(store.ready(second).now_or_never().expect(now).is_err());
         assert_eq!(store.capabilities(), CAPABILITIES);

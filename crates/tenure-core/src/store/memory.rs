@@ -9,14 +9,14 @@ use std::time::Duration;
 use futures_util::future::{FutureExt, ready};
 
 use super::{
-    Capabilities, Client, Cursor, Incarnation, LeaseClock, Listener, Opening, Page, Publisher, Purpose,
-    Signals, Station, Store, StoreFuture, StoreReply, StoreRequest,
+    Capabilities, Client, Cursor, Incarnation, LeaseClock, Listener, Opening, Page, Publisher, Signals,
+    Station, Store, StoreFuture, StoreReply, StoreRequest, Topic,
 };
 use crate::error::Result;
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::protocol::record::{self, Record, RecordAnswer, RecordOp};
-use crate::protocol::{self, Answer, ExpiringValue, Listening, LockSpec, Notification, Now, Op, State};
+use crate::protocol::{self, Answer, ExpiringValue, Listening, Notification, Now, Op, State};
 use crate::runtime::Runtime;
 use crate::sync::Locked;
 
@@ -174,17 +174,11 @@ impl Store for Memory {
         .boxed()
     }
 
-    fn subscribe(
-        &self,
-        name: &LockName,
-        spec: LockSpec,
-        purpose: Purpose<'_>,
-        _within: Duration,
-    ) -> StoreFuture<Listener> {
-        let client = purpose.client(spec);
+    fn subscribe(&self, topic: Topic<'_>, _within: Duration) -> StoreFuture<Listener> {
+        let client = topic.client();
         let station = Station::default();
         station.set(client.and_then(|_| Listening::new(1)));
-        ready(Ok(self.listener(name, client).at(station))).boxed()
+        ready(Ok(self.listener(topic.name, client).at(station))).boxed()
     }
 
     fn list(&self, prefix: &str, _from: Cursor, _within: Duration) -> StoreFuture<Page> {

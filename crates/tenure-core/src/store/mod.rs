@@ -68,6 +68,23 @@ impl Failure {
         Self::Refused(Arc::new(Unsupported(text.into())))
     }
 
+    /// For a request that wrote nothing yet when a step of it failed: an unknown outcome of the step is none of
+    /// the request.
+    #[must_use]
+    pub fn not_sent(self) -> Self {
+        match self {
+            Self::Unknown(cause) => Self::NotSent(cause),
+            failure => failure,
+        }
+    }
+
+    /// Why.
+    #[must_use]
+    pub fn why(&self) -> &Cause {
+        let (Self::NotSent(cause) | Self::Unknown(cause) | Self::Refused(cause)) = self;
+        cause
+    }
+
     /// A textual cause, for failures that no lower layer reported.
     pub fn cause(text: impl Into<String>) -> Cause {
         Arc::from(Box::<dyn std::error::Error + Send + Sync>::from(text.into()))
@@ -124,9 +141,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     fn call(&self, request: StoreRequest, within: Duration) -> StoreFuture<StoreReply>;
 
     /// Subscribes to notifications about one lock. Once the future is ready, the listener receives every
-    /// later change that concerns `purpose`, unless the message is lost. `spec` selects the channel, where it
-    /// depends on the kind of lock. A store may send more messages than `purpose` needs, up to every change
-    /// to every subscriber.
+    /// later change that concerns the topic's purpose, unless the message is lost. A store may send more
+    /// messages than the purpose needs, up to every change to every subscriber.
     ///
     /// Messages are hints that may be lost, except for [`Notification::Granted`] where
     /// [`messages_grant`](Capabilities::messages_grant). The store renews a lost subscription by itself and
@@ -134,13 +150,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Cancel safety
     /// Dropping the future or the listener unsubscribes.
-    fn subscribe(
-        &self,
-        name: &LockName,
-        spec: LockSpec,
-        purpose: Purpose<'_>,
-        within: Duration,
-    ) -> StoreFuture<Listener>;
+    fn subscribe(&self, topic: Topic<'_>, within: Duration) -> StoreFuture<Listener>;
 
     /// Returns one page of the locks whose full names begin with `prefix`, and the cursor of the next page. A
     /// page is bounded by the work that one request may cost, and may be empty although others follow. A lock
@@ -166,6 +176,33 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     fn url(&self) -> &Arc<str>;
 }
 
+/// What a process subscribes to.
+#[derive(Clone, Copy, Debug)]
+pub struct Topic<'a> {
+    /// The lock.
+    pub name: &'a LockName,
+    /// Its kind, on which the channel may depend.
+    pub spec: LockSpec,
+    /// The changes that matter.
+    pub purpose: Purpose<'a>,
+}
+
+impl<'a> Topic<'a> {
+    /// A subscription to this lock for this purpose.
+    pub fn new(name: &'a LockName, spec: LockSpec, purpose: Purpose<'a>) -> Self {
+        Self { name, spec, purpose }
+    }
+
+    /// The client whose notifications suffice; `None` if those of the whole lock are needed.
+    pub fn client(self) -> Option<Client> {
+        match self.purpose {
+            Purpose::Turns(client) => Some(client),
+            Purpose::Hold(owner) if matches!(self.spec, LockSpec::Queue(_)) => Some(owner.client()),
+            Purpose::Hold(_) | Purpose::Watch | Purpose::Ask => None,
+        }
+    }
+}
+
 /// Why a process subscribes to a lock.
 #[derive(Clone, Copy, Debug)]
 pub enum Purpose<'a> {
@@ -179,17 +216,6 @@ pub enum Purpose<'a> {
     /// To learn that the hold of this owner may have been ended by force. The notifications are hints: only a
     /// request tells whether the hold still exists.
     Hold(&'a Owner),
-}
-
-impl Purpose<'_> {
-    /// The client whose notifications suffice; `None` if those of the whole lock are needed.
-    pub fn client(self, spec: LockSpec) -> Option<Client> {
-        match self {
-            Self::Turns(client) => Some(client),
-            Self::Hold(owner) if matches!(spec, LockSpec::Queue(_)) => Some(owner.client()),
-            Self::Hold(_) | Self::Watch | Self::Ask => None,
-        }
-    }
 }
 
 /// The features of a store.

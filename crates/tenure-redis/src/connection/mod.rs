@@ -29,7 +29,7 @@ use futures_util::future::{BoxFuture, FutureExt, join3};
 use tokio::sync::{Notify, oneshot};
 
 use crate::connection::multiplexer::{ConnectionLost, Multiplexer, MultiplexerHandle, PushListener};
-use crate::replies::failure::{self, not_sent};
+use crate::replies::failure;
 use crate::replies::{bytes, prose};
 use crate::resp::Value;
 use crate::resp::encode::{Commands, command};
@@ -285,7 +285,7 @@ impl Connector {
         let connection = self.log_in(sentinel, None, deadline).await?;
         self.stage.set(format!("{} has not reported the master", sentinel.address));
         let reply = self.by(deadline, connection.multiplexer.ask(&resolver.question())).await?;
-        resolver.master(reply.map_err(not_sent)?)
+        resolver.master(reply.map_err(Failure::not_sent)?)
     }
 
     /// Dials one server and prepares the connection for use.
@@ -302,7 +302,7 @@ impl Connector {
         let multiplexer = &connection.multiplexer;
         if let Goal::Master(_) = self.goal {
             let role = self.by(deadline, multiplexer.ask(&command(&["ROLE"]))).await?;
-            sentinel::is_master(&role.map_err(not_sent)?)?;
+            sentinel::is_master(&role.map_err(Failure::not_sent)?)?;
         }
         let now = || self.runtime.now();
         let Greeting { peer, life, is_replica } =
@@ -396,7 +396,7 @@ impl Connector {
         if now.is_some_and(|now| now.id <= before.id) {
             return Ok(());
         }
-        let killed = multiplexer.ask(&before.kill()).await.map_err(not_sent)?;
+        let killed = multiplexer.ask(&before.kill()).await.map_err(Failure::not_sent)?;
         self.has_ended(&target.shown(), &killed)
     }
 
@@ -477,7 +477,7 @@ fn is_replica(hello: &Value) -> bool {
 }
 
 async fn ask(multiplexer: &Multiplexer, words: &[&str]) -> Result<Option<Value>, Failure> {
-    match multiplexer.ask(&command(words)).await.map_err(not_sent)? {
+    match multiplexer.ask(&command(words)).await.map_err(Failure::not_sent)? {
         Value::ServerError(_) => Ok(None),
         value => Ok(Some(value)),
     }
@@ -493,7 +493,7 @@ fn accepted(said: Result<Value, Failure>) -> Result<(), Failure> {
             let refused = cause.downcast_ref().and_then(|ConnectionLost(error)| failure_of(error, PLAIN));
             Err(refused.unwrap_or(Failure::NotSent(cause)))
         }
-        Err(failure) => Err(not_sent(failure)),
+        Err(failure) => Err(failure.not_sent()),
     }
 }
 

@@ -134,8 +134,7 @@ impl Error for ServerMessage {}
 
 /// The server error that caused a failure, if one did.
 pub(crate) fn said_in(failure: &Failure) -> Option<&ServerError> {
-    let (Failure::NotSent(cause) | Failure::Unknown(cause) | Failure::Refused(cause)) = failure;
-    cause.downcast_ref::<ServerMessage>().map(|said| &said.error)
+    failure.why().downcast_ref::<ServerMessage>().map(|said| &said.error)
 }
 
 /// Whether the server forbids EVAL and EVALSHA or does not know them. Errors of commands inside a script do
@@ -147,14 +146,6 @@ pub(crate) fn forbids_scripts(failure: &Failure) -> bool {
         "NOPERM" => text.contains("'eval'") || text.contains("'evalsha'"),
         "ERR" => text.contains("unknown command") && text.contains("eval"),
         _ => false,
-    }
-}
-
-/// Turns an unknown outcome into "not sent", for requests that depended on the failed one.
-pub(crate) fn not_sent(failure: Failure) -> Failure {
-    match failure {
-        Failure::Unknown(cause) => Failure::NotSent(cause),
-        failure => failure,
     }
 }
 

@@ -24,7 +24,7 @@ use crate::connection::Connector;
 use crate::connection::pipeline::Pipeline;
 use crate::connection::supervisor::Supervisor;
 use crate::replies::bytes;
-use crate::replies::failure::{self, not_sent};
+use crate::replies::failure;
 use crate::requests::script::ScriptRequest;
 use crate::requests::{RequestContext, RoutedRequest, answered, keys, refused};
 use crate::resp::Value;
@@ -303,7 +303,7 @@ impl AckChannel {
             }
             Some(failure) => {
                 for pending in state.queue.drain(..) {
-                    let _ = pending.answer.send(Err(not_sent(failure.clone())));
+                    let _ = pending.answer.send(Err(failure.clone().not_sent()));
                 }
                 drop(state);
                 self.settled.notify_waiters();
@@ -333,7 +333,7 @@ impl AckChannel {
     fn fail(&self, batch: Vec<Unconfirmed>, failure: &Failure) {
         for pending in batch {
             self.settle(&pending.op.name);
-            let _ = pending.answer.send(Err(not_sent(failure.clone())));
+            let _ = pending.answer.send(Err(failure.clone().not_sent()));
         }
     }
 
@@ -388,9 +388,8 @@ impl AckChannel {
                     let failure = other
                         .err()
                         .unwrap_or_else(|| Failure::Unknown(Failure::cause("a malformed reply to WAIT")));
-                    let (Failure::NotSent(why) | Failure::Unknown(why) | Failure::Refused(why)) = failure;
                     for (pending, _) in sorted.granted {
-                        let _ = pending.answer.send(Err(Failure::Unknown(Arc::clone(&why))));
+                        let _ = pending.answer.send(Err(Failure::Unknown(Arc::clone(failure.why()))));
                     }
                     return BatchResult::Unknown(self.names());
                 }
@@ -434,8 +433,7 @@ impl AckChannel {
                     self.settle(&pending.op.name);
                     match &mark {
                         Some(Value::ServerError(error)) => {
-                            let (Failure::NotSent(why) | Failure::Unknown(why) | Failure::Refused(why)) =
-                                failure::of(error).0;
+                            let why = Arc::clone(failure::of(error).0.why());
                             let _ = pending.answer.send(Err(Failure::Unknown(why)));
                         }
                         _ => sorted.granted.push((pending, reply)),

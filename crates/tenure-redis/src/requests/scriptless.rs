@@ -124,7 +124,7 @@ impl Scriptless {
 
     /// Checks that the request is possible, and permitted, without scripts.
     fn allows(&self, op: &Op, context: RequestContext) -> Result<(), Failure> {
-        let (Failure::NotSent(why) | Failure::Unknown(why) | Failure::Refused(why)) = &self.why;
+        let why = self.why.why();
         let cannot = |what: &str| Err(Failure::impossible(format!("it forbids scripts ({why}), and {what}")));
         match (&op.verb, op.spec) {
             (_, LockSpec::Reentrant | LockSpec::Queue(_)) => {

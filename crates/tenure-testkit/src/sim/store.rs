@@ -12,8 +12,8 @@ use tenure::LockName;
 use tenure::internals::Store;
 use tenure::internals::protocol::{Answer, LockSpec, Op, lease};
 use tenure::internals::store::{
-    Capabilities, Cursor, Failure, Listener, Page, Placement, Purpose, Signals, StoreExt, StoreFuture,
-    StoreReply, StoreRequest,
+    Capabilities, Cursor, Failure, Listener, Page, Placement, Signals, StoreExt, StoreFuture, StoreReply,
+    StoreRequest, Topic,
 };
 
 use super::executor::{Process, ProcessId, lock};
@@ -68,16 +68,10 @@ impl Store for SimStore {
         }
     }
 
-    fn subscribe(
-        &self,
-        name: &LockName,
-        spec: LockSpec,
-        purpose: Purpose<'_>,
-        within: Duration,
-    ) -> StoreFuture<Listener> {
-        let (network, process, name) = (self.network.clone(), self.process, name.clone());
-        let is_of_client = purpose.client(spec).is_some();
-        async move { network.listen(process, &name, spec.kind(), is_of_client, within).await }.boxed()
+    fn subscribe(&self, topic: Topic<'_>, within: Duration) -> StoreFuture<Listener> {
+        let (network, process, name) = (self.network.clone(), self.process, topic.name.clone());
+        let (kind, is_of_client) = (topic.spec.kind(), topic.client().is_some());
+        async move { network.listen(process, &name, kind, is_of_client, within).await }.boxed()
     }
 
     fn list(&self, prefix: &str, _: Cursor, _: Duration) -> StoreFuture<Page> {

@@ -10,13 +10,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, Either, FutureExt, ready, select};
-use tenure::internals::protocol::{Answer, LockSpec, Now, Op, State, apply, found};
+use tenure::internals::protocol::{Answer, Now, Op, State, apply, found};
 use tenure::internals::store::{
-    Capabilities, Cursor, Failure, Listener, Page, Publisher, Purpose, Signals, Store, StoreFuture,
-    StoreReply, StoreRequest,
+    Capabilities, Cursor, Failure, Listener, Page, Publisher, Signals, Store, StoreFuture, StoreReply,
+    StoreRequest, Topic,
 };
 use tenure::internals::{Runtime, locks};
-use tenure::{Guard, LockName, Locks, Options, Result};
+use tenure::{Guard, Locks, Options, Result};
 use tenure_testkit::sim::chooser::{Chooser, next_in_order};
 use tenure_testkit::sim::clock::{Clock, MS, SECOND};
 use tenure_testkit::sim::executor::{Process, Sim};
@@ -137,7 +137,7 @@ impl Store for Wire {
         .boxed()
     }
 
-    fn subscribe(&self, _: &LockName, _: LockSpec, _: Purpose<'_>, _: Duration) -> StoreFuture<Listener> {
+    fn subscribe(&self, _: Topic<'_>, _: Duration) -> StoreFuture<Listener> {
         let wire = self.clone();
         async move {
             wire.sleep(2 * LATENCY).await;

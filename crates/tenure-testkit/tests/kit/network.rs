@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tenure::internals::Store;
 use tenure::internals::protocol::{Fence, Liveness, LockSpec, Op, ReleaseScope, Verb};
-use tenure::internals::store::{Purpose, StoreExt};
+use tenure::internals::store::{Purpose, StoreExt, Topic};
 use tenure::{LockName, Owner};
 use tenure_testkit::sim::chooser::Chooser;
 use tenure_testkit::sim::clock::{Clock, MS, SECOND};
@@ -54,7 +54,7 @@ impl Bench {
         let (store, seen) = (self.network.store(process), Arc::clone(&self.seen));
         let task = async move {
             let mut listeners = store
-                .subscribe(&name(), LockSpec::Mutex, Purpose::Watch, WITHIN)
+                .subscribe(Topic::new(&name(), LockSpec::Mutex, Purpose::Watch), WITHIN)
                 .await
                 .expect("it may listen");
             if listeners.next().await.is_some() {

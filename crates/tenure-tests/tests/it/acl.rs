@@ -6,7 +6,7 @@ use std::thread::scope;
 use std::time::Duration;
 
 use tenure::internals::protocol::LockSpec;
-use tenure::internals::store::Purpose;
+use tenure::internals::store::{Purpose, Topic};
 use tenure::{Error, Guard, LockName, Locks, Options, Owner, Result, block_on};
 use tenure_testkit::asker::Asker;
 use tenure_testkit::conformance::{Case, Fixture, Flavour, exclusion, guard, lease};
@@ -292,7 +292,7 @@ fn without_the_rights_to_publish_and_to_kill_connections_locks_work() {
             let asker = Asker::new(&url);
             let listen = |name| {
                 let name = LockName::new(name).expect("a name");
-                block_on(asker.store.subscribe(&name, LockSpec::Mutex, Purpose::Watch, SOON)).ok()
+                block_on(asker.store.subscribe(Topic::new(&name, LockSpec::Mutex, Purpose::Watch), SOON)).ok()
             };
             // A channel is unsubscribed 5 s after its last listener left, if the client still listens to
             // another.

@@ -11,11 +11,11 @@ use futures_util::future::{Either, FutureExt, TryFutureExt, ready, select};
 use tenure_core::moment::Moment;
 use tenure_core::name::LockName;
 use tenure_core::net::{by, pause};
-use tenure_core::protocol::{self, Answer, ExpiringValue, LockSpec, Notification, Now, Op, State, codec};
+use tenure_core::protocol::{self, Answer, ExpiringValue, Notification, Now, Op, State, codec};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{
-    Capabilities, Cursor, Failure, Listener, Page, Publisher, Purpose, Signals, Store, StoreExt, StoreFuture,
-    StoreReply, StoreRequest,
+    Capabilities, Cursor, Failure, Listener, Page, Publisher, Signals, Store, StoreExt, StoreFuture,
+    StoreReply, StoreRequest, Topic,
 };
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -275,16 +275,10 @@ impl Store for MapStore {
     }
 
     /// Every watcher gets every message, whatever its purpose.
-    fn subscribe(
-        &self,
-        name: &LockName,
-        _spec: LockSpec,
-        _purpose: Purpose<'_>,
-        within: Duration,
-    ) -> StoreFuture<Listener> {
+    fn subscribe(&self, topic: Topic<'_>, within: Duration) -> StoreFuture<Listener> {
         let (runtime, deadline) = (Arc::clone(&self.runtime), self.runtime.now() + within);
         let (opened, is_open) = oneshot::channel();
-        let (address, name) = (self.address, name.as_str().to_owned());
+        let (address, name) = (self.address, topic.name.as_str().to_owned());
         async move {
             let listener = Listener::new(|publisher| {
                 runtime.spawn(watch(address, name, publisher, opened, Arc::clone(&runtime)).boxed());

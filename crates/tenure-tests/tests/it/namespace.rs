@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::join;
 use tenure::internals::protocol::{LockSpec, Notification};
-use tenure::internals::store::Purpose;
+use tenure::internals::store::{Purpose, Topic};
 use tenure::{Change, LockName, Locks, Options, Owner, block_on};
 use tenure_testkit::asker::Asker;
 use tenure_testkit::servers::{Cluster, Config, Ensemble, Etcd, Postgres, Server, ZooKeeper, eventually};
@@ -235,7 +235,7 @@ fn a_release_in_one_namespace_is_not_heard_in_another() {
     let server = Server::start();
     let [ours, theirs] = ["a:", "b:"].map(|name| Asker::new(&format!("{}?namespace={name}", server.url())));
     let name = LockName::new("x").expect("a name");
-    let listening = ours.store.subscribe(&name, LockSpec::Mutex, Purpose::Watch, SOON);
+    let listening = ours.store.subscribe(Topic::new(&name, LockSpec::Mutex, Purpose::Watch), SOON);
     let mut heard = block_on(listening).expect("a subscription");
     for url in ["b:", "a:"].map(|name| format!("{}?namespace={name}", server.url())) {
         let locks = client(&url).with(|options| options.label(&url[url.len() - 2..])).expect("options");

@@ -9,7 +9,7 @@ use std::error::Error;
 use std::time::{Duration, Instant};
 
 use tenure::internals::protocol::{Answer, LockSpec};
-use tenure::internals::store::{Failure, Purpose};
+use tenure::internals::store::{Failure, Purpose, Topic};
 use tenure::{LockName, Locks, block_on};
 use tenure_testkit::asker::{Asker, held, not_sent, refusal};
 use tenure_testkit::servers::{Client, Config, Server, Value, eventually};
@@ -81,7 +81,7 @@ fn without_the_right_to_a_channel_a_release_works_and_a_subscription_is_refused(
     assert_eq!(asker.release("x").expect("an answer"), Answer::Released { left: 0 });
     assert_eq!(server.command(&["EXISTS", "x"]).int(), 0);
     let name = LockName::new("x").expect("a name");
-    match block_on(asker.store.subscribe(&name, LockSpec::Mutex, Purpose::Watch, SOON)) {
+    match block_on(asker.store.subscribe(Topic::new(&name, LockSpec::Mutex, Purpose::Watch), SOON)) {
         Err(failure @ Failure::Refused(_)) => assert!(failure.to_string().contains("NOPERM"), "{failure}"),
         other => panic!("not refused: {other:?}"),
     }

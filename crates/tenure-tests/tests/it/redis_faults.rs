@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use tenure::internals::Runtime;
 use tenure::internals::protocol::{Answer, LockSpec, Notification};
-use tenure::internals::store::{Failure, Listener, Purpose, StoreExt};
+use tenure::internals::store::{Failure, Listener, Purpose, StoreExt, Topic};
 use tenure::{LockName, block_on};
 use tenure_testkit::asker::{Asker, acquire, held, not_sent};
 use tenure_testkit::proxy::{Direction, Fault, Proxy};
@@ -23,7 +23,8 @@ use crate::common::ms;
 const SOON: Duration = Duration::from_secs(5);
 fn listen(asker: &Asker, name: &str) -> Listener {
     let name = LockName::new(name).expect("a name");
-    block_on(asker.store.subscribe(&name, LockSpec::Mutex, Purpose::Watch, SOON)).expect("a subscription")
+    block_on(asker.store.subscribe(Topic::new(&name, LockSpec::Mutex, Purpose::Watch), SOON))
+        .expect("a subscription")
 }
 
 /// The next message, within the limit.

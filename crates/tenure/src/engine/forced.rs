@@ -17,7 +17,7 @@ use super::lost::LossListener;
 use super::waiters::subscription::{Heard, Subscription};
 use crate::planted::{Bug, planted};
 use crate::protocol::Notification;
-use crate::store::{Failure, Purpose};
+use crate::store::{Failure, Purpose, Topic};
 
 /// Maximum holds with a subscription, because each costs the server one. Further holds learn of a forced
 /// release at their next renewal.
@@ -55,9 +55,8 @@ impl ListenerCount {
 
 /// Listens until the hold has ended.
 async fn listen(engine: Arc<Engine>, lease: Arc<Lease>, _listening: CountedListener) {
-    let purpose = Purpose::Hold(&lease.owner);
-    let opening = engine.store.subscribe(&lease.name, lease.spec, purpose, lease.op_timeout);
-    let mut subscription = Subscription::Connecting(opening);
+    let topic = Topic::new(&lease.name, lease.spec, Purpose::Hold(&lease.owner));
+    let mut subscription = Subscription::Connecting(engine.store.subscribe(topic, lease.op_timeout));
     let end = LossListener::new(&engine, &lease);
     loop {
         let heard = poll_fn(|context| match end.listen(context) {

@@ -7,7 +7,7 @@ use super::hold_end::HoldEnd;
 use super::lease::{Granting, Lease, LeaseTerms, Role};
 use super::release::{Release, announce};
 use super::{Engine, backoff};
-use crate::error::{Cause, Result};
+use crate::error::Result;
 use crate::moment::Moment;
 use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, LockSpec};
@@ -104,7 +104,7 @@ impl Hold {
                 return Err(engine.failed(&lease.name, failure));
             }
             if engine.now() + pause >= until {
-                return Err(engine.failed(&lease.name, Failure::Unknown(cause_of(failure))));
+                return Err(engine.failed(&lease.name, Failure::Unknown(Arc::clone(failure.why()))));
             }
             engine.runtime.sleep_until(engine.now() + pause).await;
             now = engine.now();
@@ -148,11 +148,5 @@ impl Drop for Hold {
             0 => drop(Release::to(&self.engine, &self.lease, now)),
             left => announce(&self.engine, &self.lease, left),
         }
-    }
-}
-
-fn cause_of(failure: Failure) -> Cause {
-    match failure {
-        Failure::NotSent(cause) | Failure::Unknown(cause) | Failure::Refused(cause) => cause,
     }
 }

@@ -17,7 +17,7 @@ use super::{Engine, backoff};
 use crate::error::{Error, Result};
 use crate::moment::Moment;
 use crate::protocol::{Answer, Notification, QueueSpec, lease};
-use crate::store::Purpose;
+use crate::store::{Purpose, Topic};
 
 /// How much of the requested weight a hold has.
 enum WeightShare {
@@ -53,12 +53,9 @@ pub(crate) async fn upgrade(engine: &Arc<Engine>, lease: &Arc<Lease>, limit: Opt
             Err(error) => return Err(error),
         };
         if subscription.is_idle() {
-            let opening = {
-                // Messages for a resumed hold go to the client that created its owner.
-                let purpose = Purpose::Turns(lease.owner.client());
-                engine.store.subscribe(&lease.name, lease.spec, purpose, lease.op_timeout)
-            };
-            subscription = Subscription::Connecting(opening);
+            // Messages for a resumed hold go to the client that created its owner.
+            let topic = Topic::new(&lease.name, lease.spec, Purpose::Turns(lease.owner.client()));
+            subscription = Subscription::Connecting(engine.store.subscribe(topic, lease.op_timeout));
         }
         let until = engine.now() + pause;
         let mut timer = engine.runtime.sleep_until(limit.map_or(until, |limit| until.min(limit)));

@@ -22,7 +22,7 @@ use crate::planted::{Bug, planted};
 use crate::protocol::lease::millis;
 use crate::protocol::{LockSpec, Notification};
 use crate::runtime::Runtime;
-use crate::store::{Failure, Listener, Publisher, Purpose};
+use crate::store::{Failure, Listener, Publisher, Purpose, Topic};
 
 /// Initial and maximum delay of a message sent by a minority.
 const KEPT: Duration = Duration::from_millis(20);
@@ -40,7 +40,7 @@ impl QuorumInner {
     ) -> Result<Listener, Failure> {
         let part = self.part(within);
         let join = |member: &Arc<super::Member>| {
-            Source::Joining(member.store.subscribe(name, spec, Purpose::Watch, part))
+            Source::Joining(member.store.subscribe(Topic::new(name, spec, Purpose::Watch), part))
         };
         let mut sources: Vec<Source> = self.members.iter().map(join).collect();
         let mut failures: Vec<Option<Failure>> = vec![None; sources.len()];

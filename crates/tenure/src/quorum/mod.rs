@@ -28,13 +28,12 @@ use futures_util::future::{FutureExt, ready};
 
 use crate::error::{Error, Result};
 use crate::events::event;
-use crate::name::LockName;
 use crate::protocol::quorum::majority;
-use crate::protocol::{Kind, LockSpec, Verb};
+use crate::protocol::{Kind, Verb};
 use crate::runtime::Runtime;
 use crate::store::{
-    Capabilities, Cursor, Failure, Incarnation, Kinds, LeaseClock, Listener, Page, Purpose, SETUP, Signals,
-    Store, StoreExt, StoreFuture, StoreReply, StoreRequest,
+    Capabilities, Cursor, Failure, Incarnation, Kinds, LeaseClock, Listener, Page, SETUP, Signals, Store,
+    StoreExt, StoreFuture, StoreReply, StoreRequest, Topic,
 };
 use holds::OwnerRegistry;
 use member::Member;
@@ -126,15 +125,8 @@ impl Store for Quorum {
         }
     }
 
-    fn subscribe(
-        &self,
-        name: &LockName,
-        spec: LockSpec,
-        _purpose: Purpose<'_>,
-        within: Duration,
-    ) -> StoreFuture<Listener> {
-        let inner = Arc::clone(&self.0);
-        let name = name.clone();
+    fn subscribe(&self, topic: Topic<'_>, within: Duration) -> StoreFuture<Listener> {
+        let (inner, name, spec) = (Arc::clone(&self.0), topic.name.clone(), topic.spec);
         async move { inner.listen(&name, spec, within).await }.boxed()
     }
 
@@ -256,8 +248,9 @@ mod tests {
     use tokio::sync::watch;
 
     use super::*;
+    use crate::name::LockName;
     use crate::owner::Owner;
-    use crate::protocol::{Answer, Fence, Liveness, Op, ReleaseScope};
+    use crate::protocol::{Answer, Fence, Liveness, LockSpec, Op, ReleaseScope};
     use crate::runtime::{Driver, block_on};
     use crate::store::Decorator;
     use crate::store::memory::Memory;

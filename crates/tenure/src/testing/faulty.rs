@@ -10,12 +10,12 @@ use futures_util::future::{BoxFuture, Either, FutureExt, ready, select};
 use super::request::{Request, of_failure, of_reply};
 use crate::metrics::RequestVerb;
 use crate::name::LockName;
-use crate::protocol::{LockSpec, Notification};
+use crate::protocol::Notification;
 use crate::runtime::{Callers, Runtime};
 use crate::store::memory::Memory;
 use crate::store::{
-    Decorator, Failure, Listener, Publisher, Purpose, Signals, Store, StoreExt, StoreFuture, StoreReply,
-    StoreRequest,
+    Decorator, Failure, Listener, Publisher, Signals, Store, StoreExt, StoreFuture, StoreReply, StoreRequest,
+    Topic,
 };
 use crate::sync::Locked;
 
@@ -163,17 +163,11 @@ impl Decorator for Faulty {
         self.ask(name, verb, within, self.memory.call(request, within))
     }
 
-    fn subscribe(
-        &self,
-        name: &LockName,
-        spec: LockSpec,
-        purpose: Purpose<'_>,
-        within: Duration,
-    ) -> StoreFuture<Listener> {
+    fn subscribe(&self, topic: Topic<'_>, within: Duration) -> StoreFuture<Listener> {
         if self.state().outages > 0 {
             return ready(Err(outage())).boxed();
         }
-        self.passed_on(self.memory.subscribe(name, spec, purpose, within))
+        self.passed_on(self.memory.subscribe(topic, within))
     }
 }
 

@@ -18,7 +18,7 @@ use crate::moment::Moment;
 use crate::name::LockName;
 use crate::options::{Options, Renewal};
 use crate::protocol::LockSpec;
-use crate::store::{Listener, Purpose};
+use crate::store::{Listener, Purpose, Topic};
 
 /// Lets one caller in a fleet fill a cache of your own while the others wait for it.
 ///
@@ -343,7 +343,8 @@ async fn take_turn<V, F: Future<Output = Result<Option<V>>>>(
         match &mut listener {
             None => {
                 let within = lock.options.op_timeout.min(until.since(engine.now()));
-                match engine.store.subscribe(&lock.full, lock.spec, Purpose::Watch, within).await {
+                match engine.store.subscribe(Topic::new(&lock.full, lock.spec, Purpose::Watch), within).await
+                {
                     Ok(opened) => listener = Some(opened),
                     Err(_) => engine.runtime.sleep_until(until.min(engine.now() + LOOK_AGAIN)).await,
                 }

@@ -8,7 +8,7 @@ use super::RecordHandle;
 use super::log::{Leader, Log, LogEntry, Word, unreadable};
 use crate::error::Result;
 use crate::planted::{Bug, planted};
-use crate::store::{Failure, Listener, Purpose};
+use crate::store::{Failure, Listener, Purpose, Topic};
 
 /// A subscription to the changes of an election: see [`Election::observe`](crate::Election::observe).
 ///
@@ -78,7 +78,8 @@ impl Observer {
             // Subscribe before reading, so that no later change is missed.
             if self.listener.is_none() {
                 let within = lock.options.op_timeout;
-                match engine.store.subscribe(&lock.full, lock.spec, Purpose::Watch, within).await {
+                match engine.store.subscribe(Topic::new(&lock.full, lock.spec, Purpose::Watch), within).await
+                {
                     Ok(listener) => self.listener = Some(listener),
                     // Polling replaces messages that this user may not subscribe to.
                     Err(Failure::Refused(_)) if self.has_read => {

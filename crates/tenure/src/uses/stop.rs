@@ -11,7 +11,7 @@ use crate::options::Options;
 use crate::owner::Owner;
 use crate::protocol::LockSpec;
 use crate::protocol::record::{Record, RecordAnswer};
-use crate::store::{Listener, Purpose};
+use crate::store::{Listener, Purpose, Topic};
 
 /// A request to stop, returned by [`Locks::stop_requested`](crate::Locks::stop_requested),
 /// [`Term::stop_requested`](crate::Term::stop_requested) and
@@ -89,7 +89,8 @@ pub(crate) async fn requested(record: &RecordHandle, owner: &Owner) -> Result<St
         }
         if watch.is_none() && engine.store.capabilities().reports_records {
             let within = lock.options.op_timeout;
-            watch = engine.store.subscribe(&lock.full, lock.spec, Purpose::Watch, within).await.ok();
+            watch =
+                engine.store.subscribe(Topic::new(&lock.full, lock.spec, Purpose::Watch), within).await.ok();
         }
         pause = if watch.is_some() { LOOK_WATCHED } else { LOOK };
         match record.read().await {

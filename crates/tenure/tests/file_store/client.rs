@@ -90,18 +90,15 @@ impl Client {
     }
 
     pub(crate) fn listen(&self, name: &str) -> Listener {
-        block_on(self.store.subscribe(
-            &LockName::new(name).expect("a name"),
-            LockSpec::Mutex,
-            Purpose::Watch,
-            SECOND,
-        ))
-        .expect("a listener")
+        let name = LockName::new(name).expect("a name");
+        let topic = Topic::new(&name, LockSpec::Mutex, Purpose::Watch);
+        block_on(self.store.subscribe(topic, SECOND)).expect("a listener")
     }
 
     pub(crate) fn listen_to_ask(&self, name: &str) -> Listener {
         let name = LockName::new(name).expect("a name");
-        block_on(self.store.subscribe(&name, LockSpec::Mutex, Purpose::Ask, 5 * SECOND)).expect("a listener")
+        let topic = Topic::new(&name, LockSpec::Mutex, Purpose::Ask);
+        block_on(self.store.subscribe(topic, 5 * SECOND)).expect("a listener")
     }
 
     pub(crate) fn within<T>(&self, limit: Duration, what: impl Future<Output = T>) -> Option<T> {

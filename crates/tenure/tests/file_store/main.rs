@@ -33,7 +33,7 @@ use tenure::internals::protocol::{
     Answer, Fence, Found, Kind, Liveness, LockSpec, Notification, Op, Place, QueueSpec, ReleaseScope, Verb,
 };
 use tenure::internals::store::file::File;
-use tenure::internals::store::{Cursor, Failure, Listener, Purpose, StoreExt};
+use tenure::internals::store::{Cursor, Failure, Listener, Purpose, StoreExt, Topic};
 use tenure::internals::{Driver, Runtime, Store};
 use tenure::{LockName, Locks, Options, Owner, block_on};
 

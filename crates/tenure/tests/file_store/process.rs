@@ -166,7 +166,8 @@ fn role() {
             let most = getrlimit(Resource::Nofile);
             let none = Rlimit { current: Some(0), maximum: most.maximum };
             setrlimit(Resource::Nofile, none).expect("a limit");
-            let listens = client.store.subscribe(&name, LockSpec::Mutex, Purpose::Hold(&owner), 5 * SECOND);
+            let listens =
+                client.store.subscribe(Topic::new(&name, LockSpec::Mutex, Purpose::Hold(&owner)), 5 * SECOND);
             let mut listener = block_on(listens).expect("a listener");
             setrlimit(Resource::Nofile, most).expect("the limit that was there");
             say("listens");

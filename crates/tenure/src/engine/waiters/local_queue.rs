@@ -31,7 +31,7 @@ use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::{Kind, LockSpec, Notification, parse_value};
-use crate::store::{Failure, Purpose};
+use crate::store::{Failure, Purpose, Topic};
 
 /// Maximum sleep between two requests, for messages that are lost without an error. A subscription that ends, as
 /// with its connection, is replaced, and the waiter then retries at once.
@@ -384,12 +384,8 @@ impl QueueServer<AskInTurn> {
             return;
         }
         let within = ask.options.op_timeout;
-        self.subscription = Subscription::Connecting(self.engine.store.subscribe(
-            self.wait_queue.name(),
-            ask.spec,
-            Purpose::Ask,
-            within,
-        ));
+        let topic = Topic::new(self.wait_queue.name(), ask.spec, Purpose::Ask);
+        self.subscription = Subscription::Connecting(self.engine.store.subscribe(topic, within));
         let mut timer = self.engine.runtime.sleep_until(self.engine.now() + SUBSCRIBE.min(within));
         let heard = poll_fn(|context| match self.subscription.poll(context) {
             Poll::Ready(heard) => Poll::Ready(Some(heard)),

@@ -31,7 +31,7 @@ use crate::name::LockName;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, Fence, Listening, LockSpec, Notification, Place as Standing, Verb, lease};
-use crate::store::{Failure, Purpose, Station};
+use crate::store::{Failure, Purpose, Station, Topic};
 
 /// Maximum tickets refreshed by one request.
 const BATCH: usize = 256;
@@ -236,8 +236,8 @@ impl QueueServer<KeepPlaces> {
         }
         if let Some((spec, within)) = self.first(|ask| (ask.spec, ask.options.op_timeout)) {
             let purpose = Purpose::Turns(self.engine.owners.client());
-            let opening = self.engine.store.subscribe(&self.wait_queue.key, spec, purpose, within);
-            self.subscription = Subscription::Connecting(opening);
+            let topic = Topic::new(&self.wait_queue.key, spec, purpose);
+            self.subscription = Subscription::Connecting(self.engine.store.subscribe(topic, within));
         }
     }
 

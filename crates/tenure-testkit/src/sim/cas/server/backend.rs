@@ -3,28 +3,24 @@
 use super::*;
 
 impl Backend for Server {
-    fn read(&self, name: &LockName) -> BoxFuture<'static, Result<Option<Stored>, Failure>> {
+    fn read(&self, name: &LockName) -> StoreFuture<Option<Stored>> {
         let name = name.clone();
         self.ask("read", move |_, state| state.locks.get(&name).cloned())
     }
 
-    fn record(&self, name: &LockName) -> BoxFuture<'static, Result<Option<String>, Failure>> {
+    fn record(&self, name: &LockName) -> StoreFuture<Option<String>> {
         let name = name.clone();
         self.ask("record", move |_, state| state.records.get(&name).cloned())
     }
 
-    fn parts(
-        &self,
-        name: &LockName,
-        ids: Vec<u64>,
-    ) -> BoxFuture<'static, Result<Vec<Option<String>>, Failure>> {
+    fn parts(&self, name: &LockName, ids: Vec<u64>) -> StoreFuture<Vec<Option<String>>> {
         let name = name.clone();
         self.ask("parts", move |_, state| {
             ids.iter().map(|id| state.parts.get(&(name.clone(), *id)).cloned()).collect()
         })
     }
 
-    fn commit(&self, change: Swap) -> BoxFuture<'static, Result<Committed, Failure>> {
+    fn commit(&self, change: Swap) -> StoreFuture<Committed> {
         if 2 + change.parts.len() + change.victims.len() > STEPS {
             let refused = Failure::Refused(Failure::cause("too many operations in txn request"));
             return ready(Err(refused)).boxed();
@@ -32,7 +28,7 @@ impl Backend for Server {
         self.ask("commit", move |server, state| server.commit_now(state, change))
     }
 
-    fn open(&self, life: Duration, is_kept: bool) -> BoxFuture<'static, Result<(Handle, u64), Failure>> {
+    fn open(&self, life: Duration, is_kept: bool) -> StoreFuture<(Handle, u64)> {
         let opened = self.ask("open", move |server, state| {
             // Not consecutive, so that an off-by-one number is not another handle.
             state.next += 16;
@@ -57,19 +53,19 @@ impl Backend for Server {
         self.pings.is_some()
     }
 
-    fn keep(&self, handle: Handle, _seen: u64) -> BoxFuture<'static, Result<Option<u64>, Failure>> {
+    fn keep(&self, handle: Handle, _seen: u64) -> StoreFuture<Option<u64>> {
         self.ask("keep", move |server, state| server.set_end(state, handle, server.now()))
     }
 
-    fn touch(&self, handle: Handle) -> BoxFuture<'static, Result<bool, Failure>> {
+    fn touch(&self, handle: Handle) -> StoreFuture<bool> {
         self.ask("touch", move |server, state| server.set_end(state, handle, server.now()).is_some())
     }
 
-    fn close(&self, handle: Handle) -> BoxFuture<'static, Result<(), Failure>> {
+    fn close(&self, handle: Handle) -> StoreFuture<()> {
         self.ask("close", move |server, state| server.end(state, handle))
     }
 
-    fn bump(&self, handles: Vec<Handle>) -> BoxFuture<'static, Result<Vec<Option<u64>>, Failure>> {
+    fn bump(&self, handles: Vec<Handle>) -> StoreFuture<Vec<Option<u64>>> {
         self.ask("bump", move |_, state| {
             state.revision += 1;
             let version = state.revision;
@@ -83,17 +79,13 @@ impl Backend for Server {
         })
     }
 
-    fn living(&self, handles: Vec<Handle>) -> BoxFuture<'static, Result<Vec<bool>, Failure>> {
+    fn living(&self, handles: Vec<Handle>) -> StoreFuture<Vec<bool>> {
         self.ask("living", move |_, state| {
             handles.iter().map(|handle| state.handles.contains_key(handle)).collect()
         })
     }
 
-    fn watch(
-        &self,
-        name: &LockName,
-        what: Watched,
-    ) -> BoxFuture<'static, Result<Box<dyn LockWatch>, Failure>> {
+    fn watch(&self, name: &LockName, what: Watched) -> StoreFuture<Box<dyn LockWatch>> {
         let name = name.clone();
         let begun = self.ask("watch", move |server, state| {
             let (sender, seen) = mpsc::unbounded_channel();
@@ -104,7 +96,7 @@ impl Backend for Server {
         async move { Ok(Box::new(Watching(begun.await?)) as Box<dyn LockWatch>) }.boxed()
     }
 
-    fn list(&self, prefix: &str, _from: Cursor) -> BoxFuture<'static, Result<Listed, Failure>> {
+    fn list(&self, prefix: &str, _from: Cursor) -> StoreFuture<Listed> {
         let prefix = prefix.to_owned();
         self.ask("list", move |_, state| {
             let locks = state.locks.iter().filter(|(name, _)| name.as_str().starts_with(&prefix));
@@ -113,7 +105,7 @@ impl Backend for Server {
         })
     }
 
-    fn ready(&self) -> BoxFuture<'static, Result<(), Failure>> {
+    fn ready(&self) -> StoreFuture<()> {
         self.ask("ready", |_, _| ())
     }
 

@@ -16,7 +16,7 @@ use tenure::internals::store::cas::{
     Backend, Committed, Handle, Listed, LockWatch, PartChange, Stamp, Stored, Swap, ValueChange, WatchNotice,
     Watched,
 };
-use tenure::internals::store::{Cursor, Failure};
+use tenure::internals::store::{Cursor, Failure, StoreFuture};
 use tenure::internals::{Moment, Runtime};
 use tokio::sync::{mpsc, oneshot};
 
@@ -226,7 +226,7 @@ impl Server {
         &self,
         sort: &'static str,
         what: impl FnOnce(&Self, &mut State) -> T + Send + 'static,
-    ) -> BoxFuture<'static, Result<T, Failure>> {
+    ) -> StoreFuture<T> {
         let server = self.clone();
         async move {
             let (promise, answer) = oneshot::channel();
