@@ -6,30 +6,28 @@
 //! down. Only requests whose slot has no responsive node wait for that refresh, so a dead shard does not
 //! delay the others.
 
-use std::collections::BTreeMap;
+mod map;
+
 use std::fmt;
 use std::pin::pin;
-use std::sync::{Arc, MutexGuard, Weak};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-use futures_util::future::{Either, FutureExt, join_all, join3, select, select_ok};
+use futures_util::future::{Either, FutureExt, join_all, select, select_ok};
 use tokio::sync::Notify;
 
+use self::map::{ClusterNode, Map, topology_refresh};
 use crate::connection::lines::Line;
 use crate::connection::pipeline::Pipeline;
-use crate::connection::{Connector, Dial, Network};
-use crate::replies;
+use crate::connection::{Dial, Network};
 use crate::replies::failure::{self, Undialled, is_of_dial};
 use crate::requests::keys;
-use crate::requests::node::Node;
 use crate::requests::record;
-use crate::requests::{Keyspace, Publish, RequestContext, RoutedRequest, answered};
-use crate::resp::Value;
+use crate::requests::{Keyspace, Publish, RequestContext, RoutedRequest};
 use crate::resp::encode::command;
-use crate::table::{ClusterNode, SlotTable};
 use crate::topology::Address;
 use crate::topology::Target;
-use crate::topology::slots::{self, ClusterView, Redirect};
+use crate::topology::slots::{self, Redirect};
 use crate::topology::{Access, Terms, Topology};
 use tenure_core::moment::Moment;
 use tenure_core::name::{LockName, Namespace};
@@ -42,17 +40,8 @@ use tenure_core::store::{
 };
 use tenure_core::sync::Locked;
 
-/// Minimum pause between topology refreshes.
-const PAUSE: Duration = Duration::from_millis(100);
-/// Timeout for one node's reply to a topology query.
-const ANSWER: Duration = Duration::from_secs(1);
-/// Nodes queried concurrently; the first valid reply wins.
-const SIDE_BY_SIDE: usize = 3;
 /// How often the topology is queried again while a node is being reached.
 const ASK_AGAIN: Duration = Duration::from_millis(250);
-/// How long a node without slots is kept after its last use, so that no request to it can still be in flight
-/// when it is dropped.
-const KEPT: Duration = Duration::from_secs(60);
 /// Redirects followed without a delay.
 const HASTY: u32 = 3;
 const PAUSE_MIN: Duration = Duration::from_millis(5);
@@ -82,22 +71,6 @@ struct ClusterInner {
     trouble: Arc<Notify>,
 }
 
-/// The cached view of the cluster.
-struct Map {
-    table: SlotTable,
-    /// How the cluster's clients publish; unknown until a node has replied.
-    publish: Option<Publish>,
-    /// All nodes with connections, and when each was last used.
-    nodes: BTreeMap<Address, (Arc<ClusterNode>, Moment)>,
-    /// Nodes without slots that can still be queried for the topology.
-    replicas: Vec<Address>,
-    /// Number of failed topology refreshes, and the last reason.
-    failures: u64,
-    failure: Option<Failure>,
-    /// Length of the namespace.
-    namespace: usize,
-}
-
 impl Cluster {
     /// A store on the cluster that `seeds` belong to. Connects on first use.
     pub fn at(seeds: Vec<Target>, runtime: Arc<dyn Runtime>) -> Self {
@@ -108,16 +81,8 @@ impl Cluster {
     pub fn over(seeds: Vec<Target>, dial: Arc<dyn Dial>, runtime: Arc<dyn Runtime>) -> Self {
         let topology = Topology::Cluster(seeds.clone());
         let (url, Access { terms, namespace, .. }) = (topology.shown(), topology.access());
-        let map = Map {
-            table: SlotTable::default(),
-            publish: None,
-            nodes: BTreeMap::new(),
-            replicas: Vec::new(),
-            failures: 0,
-            failure: None,
-            namespace: namespace.as_str().len(),
-        };
-        let (map, changed, trouble) = (Locked::new(map), Notify::new(), Arc::default());
+        let map = Locked::new(Map::new(namespace.as_str().len()));
+        let (changed, trouble) = (Notify::new(), Arc::default());
         let signals = Signals::default();
         let inner =
             ClusterInner { runtime, dial, seeds, url, terms, namespace, signals, map, changed, trouble };
@@ -528,168 +493,6 @@ impl ClusterInner {
         };
         Ok(page)
     }
-
-    /// The node at an address; created if unknown.
-    fn member(&self, map: &mut Map, address: &Address) -> Arc<ClusterNode> {
-        let now = self.runtime.now();
-        let known = map.nodes.entry(address.clone());
-        let (member, needed) =
-            known.or_insert_with(|| (self.stranger(address, Arc::clone(&self.trouble)), now));
-        *needed = now;
-        Arc::clone(member)
-    }
-
-    /// A new node without connections, with the login of the seeds.
-    fn stranger(&self, address: &Address, trouble: Arc<Notify>) -> Arc<ClusterNode> {
-        let seed = self.seeds.iter().find(|seed| seed.address == *address).or(self.seeds.first());
-        let target = seed.expect("a URL has a host").at(address.clone());
-        let connector = Connector::new(Arc::clone(&self.runtime), Arc::clone(&self.dial), target);
-        let node = Node::new(connector.telling(trouble), self.signals.clone(), Arc::clone(&self.url));
-        Arc::new(ClusterNode { address: address.clone(), shown: address.to_string().into(), node })
-    }
-
-    /// Records a MOVED redirect: `to` serves this slot.
-    fn moved(&self, slot: u16, to: &Address) {
-        let is_promoted = {
-            let mut map = self.map();
-            let member = self.member(&mut map, to);
-            let is_promoted = !map.table.has(to);
-            map.table.give(slot, slot, &member);
-            map.dismiss();
-            is_promoted
-        };
-        if is_promoted {
-            self.signals.interrupt();
-        }
-        self.changed.notify_waiters();
-        self.trouble.notify_one();
-    }
-
-    /// Refreshes the topology: queries batches of nodes until one describes the slots.
-    async fn look(&self) {
-        let mut why = unserved();
-        for members in self.candidates().chunks(SIDE_BY_SIDE) {
-            let views = members.iter().map(|member| self.ask_for_view(member).boxed());
-            match select_ok(views).await {
-                Ok(((view, publish), _)) => return self.learn(&view, publish),
-                Err(failure) => why = failure,
-            }
-        }
-        {
-            let mut map = self.map();
-            map.failures += 1;
-            map.failure = Some(why);
-        }
-        self.changed.notify_waiters();
-    }
-
-    /// Nodes to query: connected ones first, rotated randomly because one of them may be partitioned from the
-    /// cluster without knowing it; then the seeds, since every known node may be gone.
-    fn candidates(&self) -> Vec<Arc<ClusterNode>> {
-        let map = self.map();
-        let is_open = |member: &Arc<ClusterNode>| member.node.link.open_line().is_some();
-        let known = map.nodes.values().map(|(member, _)| Arc::clone(member));
-        let (mut all, rest): (Vec<_>, Vec<_>) = known.partition(is_open);
-        if !all.is_empty() {
-            let first = self.runtime.random() % all.len() as u64;
-            all.rotate_left(first as usize);
-        }
-        let seeds = self.seeds.iter().map(|seed| &seed.address);
-        for address in seeds.chain(rest.iter().map(|member| &member.address)).chain(&map.replicas) {
-            if !all.iter().any(|asked| asked.address == *address) {
-                let known = map.nodes.get(address).map(|(member, _)| Arc::clone(member));
-                // Only this query cares whether an unknown node is reachable, so it gets its own trouble
-                // signal.
-                all.push(known.unwrap_or_else(|| self.stranger(address, Arc::default())));
-            }
-        }
-        all
-    }
-
-    async fn ask_for_view(&self, member: &ClusterNode) -> Result<(ClusterView, Publish), Failure> {
-        let ClusterNode { address, node, .. } = member;
-        let deadline = self.runtime.now() + ANSWER;
-        let pipeline = node.link.line_at_once(deadline).await.map_err(|failure| at(address, failure))?;
-        let (health, slots) = (command(&["CLUSTER", "INFO"]), command(&["CLUSTER", "SLOTS"]));
-        // Redisson detects sharded Pub/Sub with the same command, and all clients of a lock must choose the
-        // same channel.
-        let sharded = command(&["PUBSUB", "SHARDNUMSUB"]);
-        let asked = join3(
-            pipeline.ask(&health, deadline),
-            pipeline.ask(&slots, deadline),
-            pipeline.ask(&sharded, deadline),
-        );
-        let (health, slots, sharded) = asked.await;
-        let slots = answered(&pipeline, slots?).map_err(|failure| at(address, failure))?;
-        let Some(view) = ClusterView::read(&slots, address) else {
-            pipeline.hang_up();
-            return Err(at(address, Failure::NotSent(Failure::cause("a malformed reply to CLUSTER SLOTS"))));
-        };
-        // A partitioned node does not know what the others have decided since.
-        let is_down = replies::prose(&health?).is_some_and(|health| health.contains("cluster_state:fail"));
-        if is_down || view.ranges.is_empty() {
-            return Err(at(address, Failure::NotSent(Failure::cause("its cluster is down"))));
-        }
-        let publish = match sharded? {
-            Value::ServerError(_) => Publish::Plain,
-            _ => Publish::Sharded,
-        };
-        Ok((view, publish))
-    }
-
-    /// Installs the view that a node reported.
-    fn learn(&self, view: &ClusterView, publish: Publish) {
-        let now = self.runtime.now();
-        let mut is_promoted = false;
-        {
-            let mut map = self.map();
-            // Requests to former masters may still be in flight: refresh their last-used time.
-            for served in map.table.masters().to_vec() {
-                self.member(&mut map, &served.address);
-            }
-            let mut table = SlotTable::default();
-            for (first, last, address) in &view.ranges {
-                let member = self.member(&mut map, address);
-                is_promoted |= !map.table.has(address) && !table.has(address);
-                table.give(*first, *last, &member);
-            }
-            map.table = table;
-            map.publish = Some(publish);
-            map.replicas.clone_from(&view.replicas);
-            map.failure = None;
-            map.dismiss();
-            let Map { nodes, table, .. } = &mut *map;
-            nodes.retain(|address, (_, needed)| table.has(address) || now.since(*needed) < KEPT);
-        }
-        if is_promoted {
-            self.signals.interrupt();
-        }
-        self.changed.notify_waiters();
-    }
-}
-
-impl Map {
-    fn space(&self) -> Keyspace {
-        let publish = self.publish.unwrap_or(Publish::Plain);
-        Keyspace { db: 0, publish, has_slots: true, namespace: self.namespace }
-    }
-
-    fn owner(&self, slot: u16) -> Option<(Arc<ClusterNode>, Keyspace)> {
-        self.table.owner(slot).map(|owner| (Arc::clone(owner), self.space()))
-    }
-
-    fn serves(&self, member: &Arc<ClusterNode>, slot: u16) -> bool {
-        self.table.owner(slot).is_some_and(|owner| Arc::ptr_eq(owner, member))
-    }
-
-    /// Ends subscriptions on nodes that no longer receive the messages, which notifies the subscribers.
-    fn dismiss(&self) {
-        for (member, _) in self.nodes.values() {
-            member.node.notifications.keep(|channel, publish| {
-                Some(publish) == self.publish && self.serves(member, keys::slot(channel))
-            });
-        }
-    }
 }
 
 /// The node a request goes to, with an open connection.
@@ -711,22 +514,6 @@ impl Turns {
         self.count += 1;
         let waits = std::mem::take(&mut self.is_over) || self.count > HASTY;
         waits.then(|| PAUSE_MIN.saturating_mul(1 << (self.count - 1).min(8)).min(PAUSE_MAX))
-    }
-}
-
-/// Refreshes the topology whenever trouble is signalled, rate-limited by `PAUSE`.
-async fn topology_refresh(cluster: Weak<ClusterInner>) {
-    let Some((runtime, trouble)) =
-        cluster.upgrade().map(|inner| (Arc::clone(&inner.runtime), Arc::clone(&inner.trouble)))
-    else {
-        return;
-    };
-    loop {
-        trouble.notified().await;
-        let Some(inner) = cluster.upgrade() else { return };
-        inner.look().await;
-        drop(inner);
-        runtime.sleep_until(runtime.now() + PAUSE).await;
     }
 }
 

@@ -6,7 +6,7 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | `cluster` | the store on a cluster: routing, redirects, topology refresh |
+//! | `cluster` | the store on a cluster: routing, redirects, the slot table and its refresh |
 //! | `connection` | dialling, login, and the multiplexed connections |
 //! | `console` | raw commands for `tenure doctor` |
 //! | `fuzz` | fuzz tests of everything that parses server replies or URLs |
@@ -14,7 +14,6 @@
 //! | `replies` | strict parsing of script replies, classification of server errors |
 //! | `requests` | scripts, keys and arguments of each request; the plain-command paths |
 //! | `resp` | RESP2 and RESP3 encoding and parsing |
-//! | `table` | the slot table of a cluster |
 //! | `topology` | URLs, addresses, logins; Sentinel and cluster views |
 
 mod cluster;
@@ -26,7 +25,6 @@ mod messages;
 mod replies;
 mod requests;
 mod resp;
-mod table;
 mod topology;
 
 use std::fmt;
