@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use futures_util::stream::Stream;
 use http::uri::PathAndQuery;
 use tokio::sync::Mutex;
 use tonic::client::Grpc;
 use tonic::metadata::MetadataValue;
 use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
-use tonic::{Code, Request, Status};
+use tonic::{Code, Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
 use super::url::EtcdTarget;
@@ -36,14 +37,21 @@ const PLAIN: &str = ": it does not seem to use TLS; without TLS, use etcd://";
 pub(super) struct EtcdShared {
     pub(super) target: EtcdTarget,
     tls: Option<ClientTlsConfig>,
-    /// Index of the server in use.
-    current: AtomicUsize,
-    channel: Locked<Option<(usize, Channel)>>,
+    /// Index of the server to dial first.
+    first: AtomicUsize,
+    pub(super) connection: Locked<Option<Arc<EtcdConnection>>>,
     /// Held by the request that dials, for all others.
     dials: Mutex<()>,
     token: Locked<Option<String>>,
     /// Whether the version of a server was found new enough.
     pub(super) is_new_enough: AtomicBool,
+}
+
+/// A connection to one of the servers.
+pub(super) struct EtcdConnection {
+    channel: Channel,
+    /// Index of the server.
+    at: usize,
 }
 
 /// An etcd cluster. Clones share its connection.
@@ -55,8 +63,8 @@ impl EtcdCluster {
         Self(Arc::new(EtcdShared {
             target,
             tls,
-            current: AtomicUsize::new(0),
-            channel: Locked::default(),
+            first: AtomicUsize::new(0),
+            connection: Locked::default(),
             dials: Mutex::default(),
             token: Locked::default(),
             is_new_enough: AtomicBool::new(false),
@@ -64,34 +72,30 @@ impl EtcdCluster {
     }
 
     /// The connection, opened if there is none, to the first server that accepts it.
-    pub(super) async fn channel(&self) -> Result<Channel, Failure> {
-        if let Some(channel) = self.open_channel() {
-            return Ok(channel);
-        }
+    pub(super) async fn connection(&self) -> Result<Arc<EtcdConnection>, Failure> {
         let shared = &self.0;
-        let _turn = shared.dials.lock().await;
-        if let Some(channel) = self.open_channel() {
-            return Ok(channel);
+        let open = || shared.connection.lock().clone();
+        if let Some(connection) = open() {
+            return Ok(connection);
         }
-        let at = shared.current.load(Ordering::Relaxed);
+        let _turn = shared.dials.lock().await;
+        if let Some(connection) = open() {
+            return Ok(connection);
+        }
+        let first = shared.first.load(Ordering::Relaxed);
         let count = shared.target.addresses.len();
         let mut failed = Failure::NotSent(Failure::cause("there is no server"));
-        for at in (at..at + count).map(|at| at % count) {
+        for at in (first..first + count).map(|at| at % count) {
             match self.dial(at).await {
                 Ok(channel) => {
-                    shared.current.store(at, Ordering::Relaxed);
-                    *shared.channel.lock() = Some((at, channel.clone()));
-                    return Ok(channel);
+                    let connection = Arc::new(EtcdConnection { channel, at });
+                    *shared.connection.lock() = Some(Arc::clone(&connection));
+                    return Ok(connection);
                 }
                 Err(failure) => failed = failure,
             }
         }
         Err(failed)
-    }
-
-    fn open_channel(&self) -> Option<Channel> {
-        let current = self.0.current.load(Ordering::Relaxed);
-        self.0.channel.lock().as_ref().filter(|(at, _)| *at == current).map(|(_, channel)| channel.clone())
     }
 
     async fn dial(&self, at: usize) -> Result<Channel, Failure> {
@@ -138,18 +142,20 @@ impl EtcdCluster {
         }
     }
 
-    /// Makes the next request use the next server.
-    pub(super) fn use_next_server(&self) {
-        let shared = &self.0;
-        let count = shared.target.addresses.len();
-        let mut channel = shared.channel.lock();
-        if let Some((at, _)) = channel.take() {
-            shared.current.store((at + 1) % count, Ordering::Relaxed);
+    /// Makes the next request use the next server, unless another connection has replaced this one already.
+    pub(super) fn leave(&self, connection: &Arc<EtcdConnection>) {
+        let mut open = self.0.connection.lock();
+        if open.take_if(|open| Arc::ptr_eq(open, connection)).is_some() {
+            self.0.first.store((connection.at + 1) % self.0.target.addresses.len(), Ordering::Relaxed);
         }
     }
 
     /// A request with the login's token, which is fetched if there is none.
-    pub(super) async fn signed<T>(&self, message: T, channel: &Channel) -> Result<Request<T>, Failure> {
+    pub(super) async fn signed<T>(
+        &self,
+        message: T,
+        connection: &Arc<EtcdConnection>,
+    ) -> Result<Request<T>, Failure> {
         let mut request = Request::new(message);
         let login = &self.0.target.login;
         let Some(user) = &login.user else { return Ok(request) };
@@ -163,8 +169,8 @@ impl EtcdCluster {
                 };
                 let path = "/etcdserverpb.Auth/Authenticate";
                 let answer: Result<AuthenticateResponse, Status> =
-                    unary(channel, Request::new(asked), path).await;
-                let token = answer.map_err(|status| not_sent(self.failure(&status)))?.token;
+                    unary(connection, Request::new(asked), path).await;
+                let token = answer.map_err(|status| self.failure(&status, connection).not_sent())?.token;
                 *self.0.token.lock() = Some(token.clone());
                 token
             }
@@ -178,8 +184,12 @@ impl EtcdCluster {
 
     /// A request that a member without a leader fails at once, or a stream that such a member ends. Otherwise it
     /// would keep both open.
-    pub(super) async fn led<T>(&self, message: T, channel: &Channel) -> Result<Request<T>, Failure> {
-        let mut request = self.signed(message, channel).await?;
+    pub(super) async fn led<T>(
+        &self,
+        message: T,
+        connection: &Arc<EtcdConnection>,
+    ) -> Result<Request<T>, Failure> {
+        let mut request = self.signed(message, connection).await?;
         request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
         Ok(request)
     }
@@ -189,22 +199,9 @@ impl EtcdCluster {
         M: prost::Message + Send + Sync + 'static,
         A: prost::Message + Default + Send + Sync + 'static,
     {
-        self.try_ask(message, path).await?.map_err(|status| self.failure(&status))
-    }
-
-    /// Returns the server's error as it is.
-    pub(super) async fn try_ask<M, A>(
-        &self,
-        message: M,
-        path: &'static str,
-    ) -> Result<Result<A, Status>, Failure>
-    where
-        M: prost::Message + Send + Sync + 'static,
-        A: prost::Message + Default + Send + Sync + 'static,
-    {
-        let channel = self.channel().await?;
-        let request = self.signed(message, &channel).await?;
-        Ok(unary(&channel, request, path).await)
+        let connection = self.connection().await?;
+        let request = self.signed(message, &connection).await?;
+        unary(&connection, request, path).await.map_err(|status| self.failure(&status, &connection))
     }
 
     /// Whether the reply exceeds [`REPLY_MAX`]. From etcd itself, the code means a revision that is not kept, and
@@ -213,19 +210,13 @@ impl EtcdCluster {
         status.code() == Code::OutOfRange
     }
 
-    /// The server in use.
-    fn address(&self) -> &str {
-        let addresses = &self.0.target.addresses;
-        &addresses[self.0.current.load(Ordering::Relaxed) % addresses.len()]
-    }
-
-    /// The failure for an error of the server.
-    pub(super) fn failure(&self, status: &Status) -> Failure {
+    /// The failure for an error of the server, or of the connection, which is then used no more.
+    pub(super) fn failure(&self, status: &Status, connection: &Arc<EtcdConnection>) -> Failure {
         let said = match std::error::Error::source(status) {
             Some(error) => innermost(error),
             None => status.message().trim_start_matches("etcdserver: ").to_owned(),
         };
-        let address = self.address();
+        let address = &self.0.target.addresses[connection.at];
         let refused = |what: String| Failure::Refused(Failure::cause(format!("{address}: {what}")));
         match status.code() {
             Code::PermissionDenied => refused(format!(
@@ -258,7 +249,7 @@ impl EtcdCluster {
             }
             Code::Unimplemented => refused(format!("{said}: is this an etcd of 3.4 or newer?")),
             _ => {
-                self.use_next_server();
+                self.leave(connection);
                 Failure::Unknown(Failure::cause(format!("{address}: {said}{}", self.hint(&said))))
             }
         }
@@ -266,7 +257,7 @@ impl EtcdCluster {
 }
 
 pub(super) async fn unary<M, A>(
-    channel: &Channel,
+    connection: &EtcdConnection,
     request: Request<M>,
     path: &'static str,
 ) -> Result<A, Status>
@@ -274,14 +265,29 @@ where
     M: prost::Message + Send + Sync + 'static,
     A: prost::Message + Default + Send + Sync + 'static,
 {
-    let mut grpc = grpc(channel.clone());
+    let mut grpc = grpc(connection);
     grpc.ready().await.map_err(|error| Status::from_error(error.into()))?;
     let answer = grpc.unary(request, PathAndQuery::from_static(path), ProstCodec::default()).await?;
     Ok(answer.into_inner())
 }
 
-pub(super) fn grpc(channel: Channel) -> Grpc<Channel> {
-    Grpc::new(channel).max_decoding_message_size(REPLY_MAX)
+pub(super) async fn streaming<M, A>(
+    connection: &EtcdConnection,
+    request: Request<impl Stream<Item = M> + Send + 'static>,
+    path: &'static str,
+) -> Result<Streaming<A>, Status>
+where
+    M: prost::Message + Send + Sync + 'static,
+    A: prost::Message + Default + Send + Sync + 'static,
+{
+    let mut grpc = grpc(connection);
+    grpc.ready().await.map_err(|error| Status::from_error(error.into()))?;
+    let answers = grpc.streaming(request, PathAndQuery::from_static(path), ProstCodec::default()).await?;
+    Ok(answers.into_inner())
+}
+
+fn grpc(connection: &EtcdConnection) -> Grpc<Channel> {
+    Grpc::new(connection.channel.clone()).max_decoding_message_size(REPLY_MAX)
 }
 
 /// The root cause: the error of the system or of the peer.
@@ -291,11 +297,4 @@ pub(super) fn innermost(error: &dyn std::error::Error) -> String {
         error = source;
     }
     error.to_string()
-}
-
-pub(super) fn not_sent(failure: Failure) -> Failure {
-    match failure {
-        Failure::Unknown(cause) => Failure::NotSent(cause),
-        failure => failure,
-    }
 }

@@ -8,11 +8,9 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream;
-use http::uri::PathAndQuery;
 use tonic::Streaming;
-use tonic_prost::ProstCodec;
 
-use super::cluster::{EtcdCluster, NO_LEADER, grpc, unary};
+use super::cluster::{EtcdCluster, EtcdConnection, NO_LEADER, streaming, unary};
 use super::wire::{
     Compare, CompareResult, CompareTarget, DeleteRangeRequest, Empty, KeyValue, LeaseGrantRequest,
     LeaseGrantResponse, LeaseId, LeaseKeepAliveResponse, OpRequest, OpResponse, PutRequest, RangeRequest,
@@ -23,7 +21,7 @@ use tenure_core::cas::{
     Backend, Committed, Handle, Listed, LockWatch, Stamp, Stored, Swap, ValueChange, WatchNotice, Watched,
 };
 use tenure_core::name::LockName;
-use tenure_core::store::{Cursor, Failure};
+use tenure_core::store::{Cursor, Failure, StoreFuture};
 
 /// Maximum size of a lock, within etcd's default request limit of 1.5 MiB.
 const LIMIT: usize = 1_400_000;
@@ -195,16 +193,12 @@ impl EtcdCluster {
 
     /// False if the lease is gone.
     async fn touch(self, handle: Handle) -> Result<bool, Failure> {
-        let channel = self.channel().await?;
-        let message = stream::iter([LeaseId { id: handle as i64 }]);
-        let request = self.signed(message, &channel).await?;
-        let path = PathAndQuery::from_static("/etcdserverpb.Lease/LeaseKeepAlive");
-        let mut client = grpc(channel);
-        client.ready().await.map_err(|error| Failure::NotSent(Arc::new(error)))?;
-        let answered = client.streaming(request, path, ProstCodec::default()).await;
-        let mut answers: Streaming<LeaseKeepAliveResponse> =
-            answered.map_err(|status| self.failure(&status))?.into_inner();
-        let kept = answers.message().await.map_err(|status| self.failure(&status))?;
+        let connection = self.connection().await?;
+        let request = self.signed(stream::iter([LeaseId { id: handle as i64 }]), &connection).await?;
+        let answers = streaming(&connection, request, "/etcdserverpb.Lease/LeaseKeepAlive").await;
+        let failed = |status| self.failure(&status, &connection);
+        let mut answers: Streaming<LeaseKeepAliveResponse> = answers.map_err(failed)?;
+        let kept = answers.message().await.map_err(failed)?;
         let Some(kept) = kept else {
             return Err(Failure::Unknown(Failure::cause("etcd ended a keep-alive without an answer")));
         };
@@ -253,7 +247,7 @@ impl EtcdCluster {
     }
 
     async fn watch(self, name: LockName, what: Watched) -> Result<Box<dyn LockWatch>, Failure> {
-        let channel = self.channel().await?;
+        let connection = self.connection().await?;
         let handles = self.key("lease", "");
         let of = |key| WatchCreateRequest { key, ..WatchCreateRequest::default() };
         let ranges = match what {
@@ -266,13 +260,10 @@ impl EtcdCluster {
         let count = ranges.len();
         let asked = ranges.into_iter().map(|range| WatchRequest { create: Some(range) });
         let asked = stream::iter(asked).chain(stream::pending());
-        let request = self.led(asked, &channel).await?;
-        let mut client = grpc(channel);
-        client.ready().await.map_err(|error| Failure::NotSent(Arc::new(error)))?;
-        let path = PathAndQuery::from_static("/etcdserverpb.Watch/Watch");
-        let answered = client.streaming(request, path, ProstCodec::default()).await;
-        let answers = answered.map_err(|status| self.failure(&status))?.into_inner();
-        let mut watching = EtcdWatch { server: self, answers, handles, events: Vec::new() };
+        let request = self.led(asked, &connection).await?;
+        let answers = streaming(&connection, request, "/etcdserverpb.Watch/Watch").await;
+        let answers = answers.map_err(|status| self.failure(&status, &connection))?;
+        let mut watching = EtcdWatch { server: self, connection, answers, handles, events: Vec::new() };
         let mut created = 0;
         while created < count {
             let watched = watching.hear().await?;
@@ -291,13 +282,15 @@ impl EtcdCluster {
             limit,
             ..RangeRequest::default()
         };
-        let (mut limit, path) = (PAGE, "/etcdserverpb.KV/Range");
+        let mut limit = PAGE;
+        let connection = self.connection().await?;
         let found: RangeResponse = loop {
-            match self.try_ask(read(limit), path).await? {
+            let request = self.signed(read(limit), &connection).await?;
+            match unary(&connection, request, "/etcdserverpb.KV/Range").await {
                 Ok(found) => break found,
                 // Locks with thousands of holders, or hundreds with long queues.
                 Err(status) if Self::is_too_long(&status) && limit > 1 => limit = (limit / 4).max(1),
-                Err(status) => return Err(self.failure(&status)),
+                Err(status) => return Err(self.failure(&status, &connection)),
             }
         };
         let mut listed = Listed::default();
@@ -324,16 +317,16 @@ impl EtcdCluster {
         }
         // A linearizable read, which needs a majority.
         let range = RangeRequest { key: self.key("lock", ""), keys_only: true, ..RangeRequest::default() };
-        let channel = self.channel().await?;
-        let range = self.led(range, &channel).await?;
-        let read: Result<RangeResponse, _> = unary(&channel, range, "/etcdserverpb.KV/Range").await;
+        let connection = self.connection().await?;
+        let range = self.led(range, &connection).await?;
+        let read: Result<RangeResponse, _> = unary(&connection, range, "/etcdserverpb.KV/Range").await;
         match read {
             Ok(_) => Ok(()),
             Err(status) if status.message().ends_with(NO_LEADER) => {
-                self.use_next_server();
+                self.leave(&connection);
                 Err(Failure::NotSent(Failure::cause("etcd has no leader: are most of its members up?")))
             }
-            Err(status) => Err(self.failure(&status)),
+            Err(status) => Err(self.failure(&status, &connection)),
         }
     }
 }
@@ -377,6 +370,7 @@ fn after(prefix: &[u8]) -> Vec<u8> {
 /// An open watch.
 struct EtcdWatch {
     server: EtcdCluster,
+    connection: Arc<EtcdConnection>,
     answers: Streaming<WatchResponse>,
     /// The common prefix of the markers' keys.
     handles: Vec<u8>,
@@ -387,7 +381,8 @@ struct EtcdWatch {
 impl EtcdWatch {
     async fn hear(&mut self) -> Result<WatchResponse, Failure> {
         let ended = |why: &str| Failure::Unknown(Failure::cause(format!("a watch ended: {why}")));
-        let watched = self.answers.message().await.map_err(|status| self.server.failure(&status))?;
+        let watched = self.answers.message().await;
+        let watched = watched.map_err(|status| self.server.failure(&status, &self.connection))?;
         match watched {
             Some(watched) if watched.canceled => Err(ended(&watched.reason)),
             Some(watched) => Ok(watched),
@@ -427,40 +422,36 @@ impl LockWatch for EtcdWatch {
 }
 
 impl Backend for EtcdCluster {
-    fn read(&self, name: &LockName) -> BoxFuture<'static, Result<Option<Stored>, Failure>> {
+    fn read(&self, name: &LockName) -> StoreFuture<Option<Stored>> {
         Self::read(self.clone(), self.lock_key(name)).boxed()
     }
 
-    fn record(&self, name: &LockName) -> BoxFuture<'static, Result<Option<String>, Failure>> {
+    fn record(&self, name: &LockName) -> StoreFuture<Option<String>> {
         let read = Self::read(self.clone(), self.record_key(name));
         read.map(|stored| Ok(stored?.map(|stored| stored.text))).boxed()
     }
 
-    fn parts(
-        &self,
-        name: &LockName,
-        ids: Vec<u64>,
-    ) -> BoxFuture<'static, Result<Vec<Option<String>>, Failure>> {
+    fn parts(&self, name: &LockName, ids: Vec<u64>) -> StoreFuture<Vec<Option<String>>> {
         Self::parts(self.clone(), name.clone(), ids).boxed()
     }
 
-    fn commit(&self, change: Swap) -> BoxFuture<'static, Result<Committed, Failure>> {
+    fn commit(&self, change: Swap) -> StoreFuture<Committed> {
         Self::commit(self.clone(), change).boxed()
     }
 
-    fn open(&self, life: Duration, _is_kept: bool) -> BoxFuture<'static, Result<(Handle, u64), Failure>> {
+    fn open(&self, life: Duration, _is_kept: bool) -> StoreFuture<(Handle, u64)> {
         Self::open(self.clone(), life).boxed()
     }
 
-    fn keep(&self, handle: Handle, _seen: u64) -> BoxFuture<'static, Result<Option<u64>, Failure>> {
+    fn keep(&self, handle: Handle, _seen: u64) -> StoreFuture<Option<u64>> {
         Self::keep(self.clone(), handle).boxed()
     }
 
-    fn touch(&self, handle: Handle) -> BoxFuture<'static, Result<bool, Failure>> {
+    fn touch(&self, handle: Handle) -> StoreFuture<bool> {
         Self::touch(self.clone(), handle).boxed()
     }
 
-    fn close(&self, handle: Handle) -> BoxFuture<'static, Result<(), Failure>> {
+    fn close(&self, handle: Handle) -> StoreFuture<()> {
         let server = self.clone();
         async move {
             let revoke = LeaseId { id: handle as i64 };
@@ -469,35 +460,30 @@ impl Backend for EtcdCluster {
         .boxed()
     }
 
-    fn bump(&self, handles: Vec<Handle>) -> BoxFuture<'static, Result<Vec<Option<u64>>, Failure>> {
+    fn bump(&self, handles: Vec<Handle>) -> StoreFuture<Vec<Option<u64>>> {
         Self::bump(self.clone(), handles).boxed()
     }
 
-    fn living(&self, handles: Vec<Handle>) -> BoxFuture<'static, Result<Vec<bool>, Failure>> {
+    fn living(&self, handles: Vec<Handle>) -> StoreFuture<Vec<bool>> {
         Self::living(self.clone(), handles).boxed()
     }
 
-    fn watch(
-        &self,
-        name: &LockName,
-        what: Watched,
-    ) -> BoxFuture<'static, Result<Box<dyn LockWatch>, Failure>> {
+    fn watch(&self, name: &LockName, what: Watched) -> StoreFuture<Box<dyn LockWatch>> {
         Self::watch(self.clone(), name.clone(), what).boxed()
     }
 
-    fn list(&self, prefix: &str, from: Cursor) -> BoxFuture<'static, Result<Listed, Failure>> {
+    fn list(&self, prefix: &str, from: Cursor) -> StoreFuture<Listed> {
         Self::list(self.clone(), prefix.to_owned(), from).boxed()
     }
 
-    fn ready(&self) -> BoxFuture<'static, Result<(), Failure>> {
+    fn ready(&self) -> StoreFuture<()> {
         Self::ready(self.clone()).boxed()
     }
 
     fn silent(&self) {
         // With a single server there is nowhere else to go; the connection detects a dead server itself.
-        if self.0.target.addresses.len() > 1 {
-            self.use_next_server();
-        }
+        let open = self.0.connection.lock().clone().filter(|_| self.0.target.addresses.len() > 1);
+        open.iter().for_each(|open| self.leave(open));
     }
 
     fn limit(&self) -> usize {

@@ -53,6 +53,8 @@ pub(super) struct CasClient {
     keeping: KeyedTurns<u64, ()>,
     /// Held while a handle is opened.
     opening: Mutex<()>,
+    /// When the backend was last told to use another server.
+    switched_at: Locked<Moment>,
     /// Number of writes of unknown outcome, each of which may still be carried out.
     unknown_writes: AtomicU64,
     /// Number of those that a write barrier has ruled out.
@@ -140,6 +142,7 @@ impl CasClient {
             owners: Locked::default(),
             keeping: Locked::default(),
             opening: Mutex::default(),
+            switched_at: Locked::default(),
             unknown_writes: AtomicU64::new(0),
             ruled_out: AtomicU64::new(0),
             barrier: Mutex::default(),
@@ -148,6 +151,16 @@ impl CasClient {
             has_sweeper: AtomicBool::new(false),
             holders: Arc::default(),
         })
+    }
+
+    /// Makes the backend use another server after a timeout of a request that was sent at this time. Timeouts of
+    /// requests to the server before that one show nothing about it.
+    pub(super) fn silent(&self, sent_at: Moment) {
+        let mut switched_at = self.switched_at.lock();
+        if *switched_at <= sent_at {
+            *switched_at = self.runtime.now();
+            self.backend.silent();
+        }
     }
 
     /// Records a write of unknown outcome.

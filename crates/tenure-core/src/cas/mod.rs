@@ -81,17 +81,17 @@ impl Cas {
         let client = Arc::clone(&self.client);
         async move {
             let runtime = Arc::clone(&client.runtime);
-            let until = runtime.now() + within;
+            let sent_at = runtime.now();
             let (mut promise, answer) = oneshot::channel();
             let task = async move {
                 let sent = WriteState::default();
                 let asked = what(Arc::clone(&client), sent.clone());
-                let late = client.runtime.sleep_until(until);
+                let late = client.runtime.sleep_until(sent_at + within);
                 let answer = match select(select(asked, late), pin!(promise.closed())).await {
                     Either::Left((Either::Left((answer, _)), _)) => answer,
                     Either::Left((Either::Right(_), _)) => {
                         if within >= SILENCE {
-                            client.backend.silent();
+                            client.silent(sent_at);
                         }
                         let cause = Failure::cause(no_answer(within));
                         Err(if sent.is_open() { Failure::Unknown(cause) } else { Failure::NotSent(cause) })
