@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::pin::pin;
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, Either, FutureExt, ready, select};
@@ -42,22 +42,18 @@ impl Faulty {
         Self { memory, runtime, state: Arc::default() }
     }
 
-    fn state(&self) -> MutexGuard<'_, FaultState> {
-        lock(&self.state)
-    }
-
     /// As after a reconnect.
     pub(super) fn interrupt(&self) {
         self.memory.signals().interrupt();
     }
 
     pub(super) fn begin_outage(&self) {
-        self.state().outages += 1;
+        self.state.lock().outages += 1;
     }
 
     pub(super) fn end_outage(&self) {
         let outages = {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             state.outages -= 1;
             state.outages
         };
@@ -67,15 +63,15 @@ impl Faulty {
     }
 
     pub(super) fn slow(&self, delay: Duration) {
-        self.state().delay = delay;
+        self.state.lock().delay = delay;
     }
 
     pub(super) fn requests(&self) -> Vec<Request> {
-        self.state().requests.values().cloned().collect()
+        self.state.lock().requests.values().cloned().collect()
     }
 
     pub(super) fn forget_requests(&self) {
-        self.state().requests.clear();
+        self.state.lock().requests.clear();
     }
 
     /// Carries out a request subject to the current faults, and records it.
@@ -90,7 +86,7 @@ impl Faulty {
         async move {
             let (id, delay, is_out) = {
                 let asked = Request { name, verb: verb.as_str(), answer: "pending", at: runtime.elapsed() };
-                let mut state = lock(&state);
+                let mut state = state.lock();
                 (state.keep(asked), state.delay, state.outages > 0)
             };
             let answer = if is_out {
@@ -101,7 +97,7 @@ impl Faulty {
                 let late = || Failure::Unknown(Failure::cause("no answer in time: the test's store is slow"));
                 if delay > within { Err(late()) } else { answer }
             };
-            if let Some(asked) = lock(&state).requests.get_mut(&id) {
+            if let Some(asked) = state.lock().requests.get_mut(&id) {
                 asked.answer = answer.as_ref().map_or_else(of_failure, of_reply);
             }
             answer
@@ -145,10 +141,6 @@ impl FaultState {
     }
 }
 
-fn lock(state: &Locked<FaultState>) -> MutexGuard<'_, FaultState> {
-    state.lock()
-}
-
 impl Decorator for Faulty {
     fn inner(&self) -> &dyn Store {
         &self.memory
@@ -164,7 +156,7 @@ impl Decorator for Faulty {
     }
 
     fn subscribe(&self, topic: Topic<'_>, within: Duration) -> StoreFuture<Listener> {
-        if self.state().outages > 0 {
+        if self.state.lock().outages > 0 {
             return ready(Err(outage())).boxed();
         }
         self.passed_on(self.memory.subscribe(topic, within))
@@ -182,7 +174,7 @@ async fn pass_on(
         let message = pin!(heard.next());
         match select(select(message, &mut interrupted), pin!(publisher.over())).await {
             Either::Left((Either::Left((Some(message), _)), _)) => {
-                if lock(&state).outages == 0 {
+                if state.lock().outages == 0 {
                     publisher.say(message);
                 }
             }

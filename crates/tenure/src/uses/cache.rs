@@ -1,26 +1,18 @@
 use std::fmt;
-use std::future::{Future, ready};
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::join;
-
-use super::entry::{Content, Entry, Head, Sight, UNCACHED, look, soft_us};
-use super::fill::{Lead, LeadTerms, Led, Outage, Overdue, computing};
+use super::RecordHandle;
+use super::entry::{Entry, Sight};
+use super::fill::{LeadTerms, Outage, Overdue, computing};
 use super::value::CacheValue;
-use super::{RecordHandle, meter, micros, put};
 use crate::engine::EngineHandle;
-use crate::engine::acquire::Wait;
-use crate::engine::flight::FlightResult;
 use crate::error::{Error, Result};
-use crate::events::{event, text};
-use crate::guard::Guard;
-use crate::metrics::UseResult;
-use crate::moment::Moment;
 use crate::name::LockName;
 use crate::options::Options;
 use crate::protocol::LockSpec;
-use crate::protocol::record::{Put, Record, RecordAnswer, Then, VALUE_MAX};
+use crate::protocol::record::VALUE_MAX;
 use crate::runtime;
 
 /// A cached value that one caller computes for a whole fleet, kept in the store of the locks.
@@ -64,19 +56,19 @@ use crate::runtime;
 #[derive(Clone)]
 #[must_use = "a cache does nothing until it is read"]
 pub struct Cache {
-    record: RecordHandle,
-    stale: Duration,
-    terms: LeadTerms,
-    early: f64,
-    jitter: f64,
-    max_bytes: usize,
+    pub(super) record: RecordHandle,
+    pub(super) stale: Duration,
+    pub(super) terms: LeadTerms,
+    pub(super) early: f64,
+    pub(super) jitter: f64,
+    pub(super) max_bytes: usize,
 }
 
 /// Reason for refusing caches where the client decides.
 const NO_CACHE: &str = "its servers have no common clock, and values that are often rewritten do not belong in \
                         a replicated log: use `fill` with a cache of your own";
 /// Maximum of every duration set here.
-const LONGEST: Duration = Duration::from_secs(365 * 86_400);
+pub(super) const LONGEST: Duration = Duration::from_secs(365 * 86_400);
 
 impl Cache {
     pub(crate) fn new(shared: &Arc<EngineHandle>, options: &Options, name: LockName) -> Result<Self> {
@@ -228,10 +220,7 @@ impl Cache {
         compute: impl AsyncFnOnce() -> Result<T, E>,
     ) -> Result<Result<T, E>> {
         let filled = self.get_or_fill(async || compute().await.map(|value| Entry::value(value, ttl))).await?;
-        filled.map_or_else(
-            |error| Ok(Err(error)),
-            |value| value.map(Ok).ok_or_else(|| self.invalid("records an absent value: use `get_or_fill`")),
-        )
+        self.present(filled)
     }
 
     /// Returns the value, if there is one: as [`get_or_compute`](Self::get_or_compute), for computations that
@@ -374,10 +363,7 @@ impl Cache {
         let asked = self.record.engine().now();
         let fill = async || compute().await.map(|value| Entry::value(value, ttl));
         let filled = self.share(asked, true, false, fill).await?;
-        filled.map_or_else(
-            |error| Ok(Err(error)),
-            |value| value.map(Ok).ok_or_else(|| self.invalid("records an absent value: use `get_or_fill`")),
-        )
+        self.present(filled)
     }
 
     /// Discards the value. Any value returned from now on was computed after this call began. Call it after
@@ -404,215 +390,6 @@ impl Cache {
         self.record.void().await
     }
 
-    /// Reads the record.
-    async fn seen<T: CacheValue>(&self) -> Result<Sight<T>> {
-        let (lock, engine) = (&self.record.lock, self.record.engine());
-        let flights = &lock.shared.flights;
-        if !flights.may_ask(engine, &lock.full) {
-            return Err(Error::silent_lately(self.name(), engine.store.url()));
-        }
-        let seen = self.record.read().await;
-        flights.heard(&seen, engine, &lock.full);
-        let seen = seen?;
-        let sight = self.look(seen.record.as_ref(), seen.now_us);
-        self.record.count(match sight {
-            Sight::Fresh(Some(_)) => UseResult::ReadFresh,
-            Sight::Fresh(None) => UseResult::ReadAbsent,
-            Sight::Stale(_) => UseResult::ReadStale,
-            Sight::Uncached | Sight::Missing => UseResult::ReadMissing,
-        });
-        Ok(sight)
-    }
-
-    fn look<T: CacheValue>(&self, record: Option<&Record>, now_us: u64) -> Sight<T> {
-        look(record, now_us, self.early, || self.random())
-    }
-
-    /// Reads the record without early recomputation.
-    async fn there<T: CacheValue>(&self) -> Result<Option<Option<T>>> {
-        let seen = self.record.read().await?;
-        Ok(match look(seen.record.as_ref(), seen.now_us, 0.0, || 1.0) {
-            Sight::Fresh(value) => Some(value),
-            _ => None,
-        })
-    }
-
-    /// A random number in (0, 1].
-    fn random(&self) -> f64 {
-        ((self.record.engine().runtime.random() >> 11) + 1) as f64 / (1_u64 << 53) as f64
-    }
-
-    /// Whether an existing value may be recomputed. It may not for a while after the lock was busy.
-    fn may_refresh(&self) -> bool {
-        let (lock, engine) = (&self.record.lock, self.record.engine());
-        lock.shared.flights.may_try(&lock.full, engine.now())
-    }
-
-    /// Recomputes an existing value unless another caller does, and returns the newest known.
-    async fn refreshed<T: CacheValue, E>(
-        &self,
-        value: Option<T>,
-        fill: impl AsyncFnOnce() -> Result<Entry<T>, E>,
-    ) -> Result<Result<Option<T>, E>> {
-        Ok(Ok(match self.refresher().await {
-            None => value,
-            Some(Led::Found(newer)) => newer,
-            Some(Led::Lead(lead)) => self.compute(lead, fill).await?.unwrap_or(value),
-        }))
-    }
-
-    /// Recomputes an existing value unless another caller does. An error is reported as an event.
-    async fn refresh_unwaited<T: CacheValue, E>(&self, fill: impl AsyncFnOnce() -> Result<Entry<T>, E>) {
-        if let Some(Led::Lead(lead)) = self.refresher::<T>().await
-            && let Err(error) = self.compute(lead, fill).await
-        {
-            event!(
-                WARN,
-                target: "tenure",
-                "value_not_refreshed",
-                "value not refreshed",
-                lock = text(self.name()),
-                store = text(self.record.engine().store.url()),
-                failure = text(error),
-            );
-        }
-    }
-
-    /// Makes this caller the one that recomputes an existing value, unless there is one already.
-    async fn refresher<T: CacheValue>(&self) -> Option<Led<'_, Option<T>>> {
-        let (lock, engine) = (&self.record.lock, self.record.engine());
-        let flights = &lock.shared.flights;
-        let flight = flights.join(&lock.full);
-        let turn = flight.try_turn()?;
-        let (guard, there) = join(lock.acquire(Wait::Once), self.there()).await;
-        match guard {
-            Ok(Some(guard)) => Some(match there.unwrap_or_default() {
-                Some(newer) => Led::Found(newer),
-                None => Led::Lead(Lead { flight, guard: Some(guard), _turn: turn }),
-            }),
-            // Another process is computing, or the store does not answer. Either way there is a value to
-            // return.
-            Ok(None) | Err(_) => {
-                flights.tried(&lock.full, engine.now());
-                None
-            }
-        }
-    }
-
-    /// Computes the value, or waits for another caller's.
-    async fn share<T: CacheValue, E>(
-        &self,
-        asked: Moment,
-        insists: bool,
-        is_alone: bool,
-        fill: impl AsyncFnOnce() -> Result<Entry<T>, E>,
-    ) -> Result<Result<Option<T>, E>> {
-        let suits =
-            |result: &FlightResult| result.suits(asked, insists) && value_of::<T>(&result.value).is_some();
-        let found = |result: Arc<FlightResult>| ready(value_of::<T>(&result.value));
-        let look = || async move { if insists { Ok(None) } else { self.there().await } };
-        match self.terms.lead(&self.record.lock, asked, is_alone, suits, found, look).await? {
-            Led::Found(value) => Ok(Ok(value)),
-            Led::Lead(lead) => self.compute(lead, fill).await,
-        }
-    }
-
-    /// Computes the value, stores it if this caller has the lock, and publishes it to the waiters.
-    async fn compute<T: CacheValue, E>(
-        &self,
-        Lead { flight, guard, _turn }: Lead<'_>,
-        fill: impl AsyncFnOnce() -> Result<Entry<T>, E>,
-    ) -> Result<Result<Option<T>, E>> {
-        let engine = self.record.engine();
-        let begun = engine.now();
-        let entry = match fill().await {
-            Ok(entry) => entry,
-            Err(error) => {
-                let took = engine.now().since(begun);
-                engine.metrics.filled(meter(&self.record.lock), took, UseResult::FillFailed);
-                return Ok(Err(error));
-            }
-        };
-        if entry.ttl < Duration::from_millis(1) || entry.ttl > LONGEST {
-            return Err(self.invalid(&format!("needs a ttl between 1ms and 365d, got {:?}", entry.ttl)));
-        }
-        let bytes = match &entry.value {
-            Some(value) => value.encode(),
-            None => Ok(Vec::new()),
-        };
-        let bytes = bytes.map_err(|error| self.invalid(&format!("cannot encode the value: {error}")))?;
-        let delta_us = micros(engine.now().since(begun));
-        let token = guard.as_ref().map_or(0, Guard::fence);
-        let content = if entry.value.is_some() { Content::Value } else { Content::Absent };
-        let is_kept = entry.is_kept && bytes.len() <= self.max_bytes;
-        // For the waiters in this process, even if the value is too large to be stored.
-        let head = Head {
-            content,
-            soft_us: soft_us(entry.ttl, self.jitter, self.random()),
-            hard_us: micros(entry.ttl.saturating_add(self.stale)),
-            delta_us,
-            token,
-        };
-        let value: Arc<[u8]> = head.encode(T::CODEC, &bytes).into();
-        let sent = engine.now();
-        let (is_stored, result) = match guard {
-            None => (false, UseResult::FilledAlone),
-            Some(guard) => {
-                let keep = if is_kept { entry.ttl.saturating_add(self.stale) } else { UNCACHED };
-                let mut put = put(guard.owner(), keep, Vec::new());
-                let hard_us = micros(UNCACHED);
-                put.value = match is_kept {
-                    true => Arc::clone(&value),
-                    false => Head { content: Content::Uncached, soft_us: hard_us, hard_us, ..head }
-                        .encode(T::CODEC, &[])
-                        .into(),
-                };
-                put.then = Then::Release;
-                match self.keep(guard, put).await {
-                    UseResult::Filled if !is_kept => (false, UseResult::Unkept),
-                    result => (result == UseResult::Filled, result),
-                }
-            }
-        };
-        engine.metrics.filled(meter(&self.record.lock), sent.since(begun), result);
-        flight.publish(FlightResult { value, stored: is_stored.then_some(sent), begun });
-        Ok(Ok(entry.value))
-    }
-
-    /// Writes the value and releases the lock. A rejected value is no error, because the caller has it.
-    async fn keep(&self, guard: Guard, put: Put) -> UseResult {
-        guard.set_ending();
-        match self.record.put(put).await {
-            Ok(RecordAnswer::Stored { .. }) => {
-                guard.ended();
-                UseResult::Filled
-            }
-            Ok(_) => {
-                event!(
-                    DEBUG,
-                    target: "tenure",
-                    "value_refused",
-                    "value refused: its lock was lost meanwhile, or it was invalidated",
-                    lock = text(self.name()),
-                    store = text(self.record.engine().store.url()),
-                );
-                UseResult::Refused
-            }
-            Err(failure) => {
-                event!(
-                    WARN,
-                    target: "tenure",
-                    "value_not_kept",
-                    "value not stored",
-                    lock = text(self.name()),
-                    store = text(self.record.engine().store.url()),
-                    failure = text(failure),
-                );
-                UseResult::Unkept
-            }
-        }
-    }
-
     /// Rejects invalid options.
     fn check(&self) -> Result<()> {
         let what = match self {
@@ -636,19 +413,14 @@ impl Cache {
         Err(Error::invalid(format!("cache {}: {what}", self.name().quoted())))
     }
 
-    fn invalid(&self, what: &str) -> Error {
-        Error::invalid(format!("cache {} {what}", self.name().quoted()))
+    /// The value of a computation that always has one.
+    fn present<T, E>(&self, filled: Result<Option<T>, E>) -> Result<Result<T, E>> {
+        let absent = || self.invalid("records an absent value: use `get_or_fill`");
+        filled.map_or_else(|error| Ok(Err(error)), |value| value.map(Ok).ok_or_else(absent))
     }
-}
 
-/// The value of a record that was just computed.
-fn value_of<T: CacheValue>(record: &[u8]) -> Option<Option<T>> {
-    match Head::decode(record)? {
-        (Head { content: Content::Absent, .. }, ..) => Some(None),
-        (Head { content: Content::Value, .. }, codec, bytes) if codec == T::CODEC => {
-            T::decode(bytes).ok().map(Some)
-        }
-        _ => None,
+    pub(super) fn invalid(&self, what: &str) -> Error {
+        Error::invalid(format!("cache {} {what}", self.name().quoted()))
     }
 }
 

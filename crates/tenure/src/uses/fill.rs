@@ -3,10 +3,10 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::{Either, FutureExt, join, select};
+use futures_util::future::{Either, join};
 use tokio::sync::OwnedMutexGuard;
 
-use super::{lock_of, meter};
+use super::{Watch, lock_of, meter};
 use crate::engine::EngineHandle;
 use crate::engine::acquire::Wait;
 use crate::engine::flight::{FlightCaller, FlightResult, FlightRole};
@@ -18,7 +18,6 @@ use crate::moment::Moment;
 use crate::name::LockName;
 use crate::options::{Options, Renewal};
 use crate::protocol::LockSpec;
-use crate::store::{Listener, Purpose, Topic};
 
 /// Lets one caller in a fleet fill a cache of your own while the others wait for it.
 ///
@@ -327,7 +326,7 @@ async fn take_turn<V, F: Future<Output = Result<Option<V>>>>(
     look: impl Fn() -> F,
 ) -> Result<Option<Either<V, Guard>>> {
     let engine = &lock.shared.engine;
-    let mut listener: Option<Listener> = None;
+    let mut watch = Watch::default();
     loop {
         // The lock first: once it is granted, the write of its last holder is visible.
         let (guard, found) = join(lock.acquire(Wait::Once), look()).await;
@@ -340,25 +339,9 @@ async fn take_turn<V, F: Future<Output = Result<Option<V>>>>(
         if engine.now() >= until {
             return Ok(None);
         }
-        match &mut listener {
-            None => {
-                let within = lock.options.op_timeout.min(until.since(engine.now()));
-                match engine.store.subscribe(Topic::new(&lock.full, lock.spec, Purpose::Watch), within).await
-                {
-                    Ok(opened) => listener = Some(opened),
-                    Err(_) => engine.runtime.sleep_until(until.min(engine.now() + LOOK_AGAIN)).await,
-                }
-            }
-            Some(heard) => {
-                let at = until.min(engine.now() + LOOK_AGAIN);
-                let is_over = match select(heard.next().boxed(), engine.runtime.sleep_until(at)).await {
-                    Either::Left((message, _)) => message.is_none(),
-                    Either::Right(_) => false,
-                };
-                if is_over {
-                    listener = None;
-                }
-            }
+        let within = lock.options.op_timeout.min(until.since(engine.now()));
+        if watch.is_open() || watch.open(lock, within).await.is_err() {
+            watch.wait(lock, until.min(engine.now() + LOOK_AGAIN)).await;
         }
         if let Some(found) = look().await? {
             return Ok(Some(Either::Left(found)));

@@ -1,13 +1,14 @@
 //! Applications of locks. Each one is a lock with a record beside it.
 //!
-//! - [`cache`] computes a value once for a fleet, and [`fill`] does the same for a cache of the user's own;
-//!   [`entry`] is the format of a stored value, and [`value`] its encoding;
-//! - [`once`] runs a job once per [`period`];
+//! - [`cache`] computes a value once for a fleet ([`compute`]), and [`fill`] does the same for a cache of the
+//!   user's own; [`entry`] is the format of a stored value, and [`value`] its encoding;
+//! - [`once`] runs a job once per [`period`]: each [`turn`] leaves the record of a [`run`];
 //! - [`election`] elects a leader for a [`term`], with [observers](observer); [`log`] is the format of its
 //!   record;
 //! - [`stop`] asks the holders of a lock to stop.
 
 pub(crate) mod cache;
+mod compute;
 pub(crate) mod election;
 pub(crate) mod entry;
 pub(crate) mod fill;
@@ -15,24 +16,29 @@ pub(crate) mod log;
 pub(crate) mod observer;
 pub(crate) mod once;
 pub(crate) mod period;
+pub(crate) mod run;
 pub(crate) mod stop;
 pub(crate) mod term;
+pub(crate) mod turn;
 pub(crate) mod value;
 
 use std::sync::Arc;
 use std::time::Duration;
+
+use futures_util::future::{Either, FutureExt, select};
 
 use crate::engine::call::Call;
 use crate::engine::{Engine, EngineHandle};
 use crate::error::{Error, Result};
 use crate::handle::LockHandle;
 use crate::metrics::{Meter, UseResult};
+use crate::moment::Moment;
 use crate::name::LockName;
 use crate::options::Options;
 use crate::owner::Owner;
 use crate::protocol::record::{Put, Record, RecordAnswer, RecordOp, RecordVerb, Then, lock_name};
 use crate::protocol::{Answer, Holding, LockSpec, Verb, parse_value};
-use crate::store::Failure;
+use crate::store::{Failure, Listener, Purpose, Topic};
 
 /// A record as it was read.
 #[derive(Clone, Debug)]
@@ -153,6 +159,35 @@ impl RecordHandle {
     fn mismatched(&self) -> Error {
         let cause = Failure::cause("the answer to another request");
         self.engine().failed(&self.lock.name, Failure::Refused(cause))
+    }
+}
+
+/// A subscription to the messages about a lock and its record.
+#[derive(Default)]
+pub(crate) struct Watch(Option<Listener>);
+
+impl Watch {
+    pub(crate) fn is_open(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Subscribes, unless it has.
+    pub(crate) async fn open(&mut self, lock: &LockHandle, within: Duration) -> Result<(), Failure> {
+        if self.0.is_none() {
+            let store = &lock.shared.engine.store;
+            self.0 = Some(store.subscribe(Topic::new(&lock.full, lock.spec, Purpose::Watch), within).await?);
+        }
+        Ok(())
+    }
+
+    /// Waits for a message, at most until this time. It is not open afterwards if the subscription has ended.
+    pub(crate) async fn wait(&mut self, lock: &LockHandle, until: Moment) {
+        let timer = lock.shared.engine.runtime.sleep_until(until);
+        let Some(listener) = &mut self.0 else { return timer.await };
+        let is_over = matches!(select(listener.next().boxed(), timer).await, Either::Left((None, _)));
+        if is_over {
+            self.0 = None;
+        }
     }
 }
 

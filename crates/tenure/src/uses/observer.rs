@@ -2,13 +2,11 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::time::Duration;
 
-use futures_util::future::{Either, FutureExt, select};
-
-use super::RecordHandle;
 use super::log::{Leader, Log, LogEntry, Word, unreadable};
+use super::{RecordHandle, Watch};
 use crate::error::Result;
 use crate::planted::{Bug, planted};
-use crate::store::{Failure, Listener, Purpose, Topic};
+use crate::store::Failure;
 
 /// A subscription to the changes of an election: see [`Election::observe`](crate::Election::observe).
 ///
@@ -17,7 +15,7 @@ use crate::store::{Failure, Listener, Purpose, Topic};
 #[must_use = "an observer does nothing unless polled"]
 pub struct Observer {
     record: RecordHandle,
-    listener: Option<Listener>,
+    watch: Watch,
     /// The last change reported or about to be.
     last: Option<LogEntry>,
     has_read: bool,
@@ -47,7 +45,7 @@ const LOOK: Duration = Duration::from_secs(1);
 
 impl Observer {
     pub(super) fn new(record: RecordHandle) -> Self {
-        Self { record, listener: None, last: None, has_read: false, changes: VecDeque::new() }
+        Self { record, watch: Watch::default(), last: None, has_read: false, changes: VecDeque::new() }
     }
 
     /// Waits for the next change. The first one reports the leader at that time, if any.
@@ -76,28 +74,19 @@ impl Observer {
             }
             let (lock, engine) = (&self.record.lock, self.record.engine());
             // Subscribe before reading, so that no later change is missed.
-            if self.listener.is_none() {
-                let within = lock.options.op_timeout;
-                match engine.store.subscribe(Topic::new(&lock.full, lock.spec, Purpose::Watch), within).await
-                {
-                    Ok(listener) => self.listener = Some(listener),
+            if !self.watch.is_open() {
+                match self.watch.open(lock, lock.options.op_timeout).await {
+                    Ok(()) => {}
                     // Polling replaces messages that this user may not subscribe to.
                     Err(Failure::Refused(_)) if self.has_read => {
-                        engine.runtime.sleep_until(engine.now() + LOOK).await;
+                        self.watch.wait(lock, engine.now() + LOOK).await;
                     }
                     Err(Failure::Refused(_)) => {}
                     Err(failure) => return Err(engine.silent(&lock.name, failure)),
                 }
             } else if self.has_read {
-                let at = engine.now() + LOOK;
-                let timer = engine.runtime.sleep_until(at);
-                let listener = self.listener.as_mut().expect("it listens");
-                let is_over = match select(listener.next().boxed(), timer).await {
-                    Either::Left((message, _)) => message.is_none(),
-                    Either::Right(_) => false,
-                };
-                if is_over {
-                    self.listener = None;
+                self.watch.wait(lock, engine.now() + LOOK).await;
+                if !self.watch.is_open() {
                     continue;
                 }
             }

@@ -1,20 +1,17 @@
 use std::fmt;
-use std::future::Future;
-use std::ops::Range;
 use std::slice;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use futures_util::future::join;
 
 use super::period::{Period, Window, moment};
-use super::stop::{self, StopRequest};
-use super::{RecordHandle, SeenRecord, put};
+use super::run::{LastRun, Outcome, RunRecord, RunState};
+use super::turn::Turn;
+use super::{RecordHandle, SeenRecord, put, stop};
+use crate::engine::EngineHandle;
 use crate::engine::acquire::Wait;
-use crate::engine::lost::Lost;
-use crate::engine::{EngineHandle, backoff};
 use crate::error::{Error, Result};
-use crate::events::{event, text};
 use crate::guard::{Guard, unless_lost};
 use crate::metrics::UseResult;
 use crate::name::LockName;
@@ -23,7 +20,7 @@ use crate::owner::{Owner, check_text};
 use crate::planted::{Bug, planted};
 use crate::protocol::LockSpec;
 use crate::protocol::lease;
-use crate::protocol::record::{Record, RecordAnswer, Then};
+use crate::protocol::record::{Record, RecordAnswer};
 
 /// A job that runs at most once in each window of a [`Period`], on whichever host asks first.
 ///
@@ -85,42 +82,6 @@ pub enum Frees {
     FailureOrLoss,
 }
 
-/// The most recent run of a job.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct LastRun {
-    /// The window of the run.
-    pub window: Range<SystemTime>,
-    /// When the run began, by the store's clock.
-    pub begun: SystemTime,
-    /// The owner that ran it.
-    pub owner: Owner,
-    /// The fencing token of the run.
-    pub fence: u64,
-    /// The outcome of the run.
-    pub outcome: Outcome,
-    /// While it runs: the time left of its lease, at the end of which a dead runner is known to be
-    /// [lost](Outcome::Lost). `None` otherwise.
-    pub remaining: Option<Duration>,
-    /// When the job last succeeded, by the store's clock: the end of this run or of an earlier one. `None` if
-    /// no success is recorded.
-    pub succeeded: Option<SystemTime>,
-}
-
-/// The outcome of a run.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Outcome {
-    /// Still running.
-    Running,
-    /// Succeeded.
-    Done,
-    /// Failed, with the reason, cut to 1,000 bytes.
-    Failed(String),
-    /// The runner died or lost its lock. It may have done all of its work, or part of it.
-    Lost,
-}
-
 /// Maximum restarts of a call because its window passed meanwhile.
 const ATTEMPTS: u32 = 4;
 /// A call that comes before its window by at most a tenth of the period, and at most this, waits for the
@@ -128,13 +89,9 @@ const ATTEMPTS: u32 = 4;
 const EARLY: Duration = Duration::from_secs(5);
 /// Minimum time for which a run is reported.
 const TOLD: Duration = Duration::from_secs(86_400);
-const WHY_BYTES: usize = 1_000;
-const FORMAT: &str = "1";
 const REMEDY: &str = "run it with `again` (`tenure run --again`)";
 /// The reason in the record of a run whose window stays closed even if it is lost.
 const STAYS_CLOSED: &str = "stays closed";
-/// Begins the last line of a record, with the time of the last success.
-const SUCCEEDED: &str = "\nsucceeded ";
 
 impl OncePer {
     pub(crate) fn new(
@@ -542,327 +499,11 @@ fn keep(window: &Window) -> Duration {
     length.saturating_add(length.max(TOLD))
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum RunState {
-    Begun,
-    Done,
-    Failed,
-    /// Failed, with the window open again.
-    Freed,
-}
-
-const STATES: [(RunState, &str); 4] = [
-    (RunState::Begun, "begun"),
-    (RunState::Done, "done"),
-    (RunState::Failed, "failed"),
-    (RunState::Freed, "freed"),
-];
-
-/// The record of a run: one line, followed by the reason if it failed, and the time of the last success.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct RunRecord {
-    state: RunState,
-    from: u64,
-    to: u64,
-    fence: u64,
-    /// 0 in the record that marks the beginning, whose own time counts instead.
-    begun: u64,
-    owner: Owner,
-    /// When the job last succeeded, or 0.
-    succeeded: u64,
-    why: String,
-}
-
-impl RunRecord {
-    fn encode(&self) -> Vec<u8> {
-        let Self { state, from, to, fence, begun, owner, succeeded, why } = self;
-        let state = STATES.iter().find(|(known, _)| known == state).expect("every state has a name").1;
-        let mut text = format!("{FORMAT} {state} {from} {to} {fence} {begun} {owner}\n{why}");
-        if *succeeded > 0 || why.contains(SUCCEEDED) {
-            text.push_str(&format!("{SUCCEEDED}{succeeded}"));
-        }
-        text.into_bytes()
-    }
-
-    /// `None` if the record cannot be read.
-    fn of(record: &Record) -> Option<Self> {
-        let (line, why) = std::str::from_utf8(&record.value).ok()?.split_once('\n')?;
-        let words: Vec<_> = line.split(' ').collect();
-        let [FORMAT, state, from, to, fence, begun, owner] = words[..] else { return None };
-        let state = STATES.iter().find(|(_, name)| *name == state)?.0;
-        let (from, to, fence, begun) =
-            (from.parse().ok()?, to.parse().ok()?, fence.parse().ok()?, begun.parse().ok()?);
-        let begun = if begun == 0 { record.at_us } else { begun };
-        let earlier = why.rsplit_once(SUCCEEDED).and_then(|(why, at)| Some((why, at.parse().ok()?)));
-        let (why, succeeded) = match (state, earlier) {
-            (RunState::Done, _) => ("", record.at_us),
-            (_, Some(earlier)) => earlier,
-            (_, None) => (why, 0),
-        };
-        let (owner, why) = (owner.parse().ok()?, why.to_owned());
-        Some(Self { state, from, to, fence, begun, owner, succeeded, why })
-    }
-}
-
-/// A run of a job, with its window and lock, returned by [`OncePer::try_begin`].
-///
-/// A run that is dropped counts as [lost](Outcome::Lost).
-///
-/// ```
-/// # tenure::block_on(async {
-/// # let minute = std::time::Duration::from_secs(60);
-/// let report = tenure::Locks::memory().once_per("report", minute)?;
-/// let turn = report.try_begin().await?.expect("the first");
-/// turn.fail("no disk").await?; // another may try again in this window
-/// # Ok::<(), tenure::Error>(()) }).unwrap();
-/// ```
-#[must_use = "the window counts as lost when it is dropped"]
-pub struct Turn {
-    guard: Guard,
-    record: RecordHandle,
-    run: RunRecord,
-    keep: Duration,
-    frees: Frees,
-}
-
-impl Turn {
-    /// The fencing token: see [`Guard::fence`].
-    ///
-    /// ```
-    /// # tenure::block_on(async {
-    /// # let minute = std::time::Duration::from_secs(60);
-    /// # let report = tenure::Locks::memory().once_per("report", minute)?;
-    /// report.run(async |turn| Ok::<_, String>(assert!(turn.fence() > 0))).await?;
-    /// # Ok::<(), tenure::Error>(()) }).unwrap();
-    /// ```
-    pub fn fence(&self) -> u64 {
-        self.run.fence
-    }
-
-    /// The window, by the clock of the store.
-    ///
-    /// ```
-    /// # tenure::block_on(async {
-    /// # let minute = std::time::Duration::from_secs(60);
-    /// # let report = tenure::Locks::memory().once_per("report", minute)?;
-    /// let turn = report.try_begin().await?.expect("the first");
-    /// let window = turn.window();
-    /// assert_eq!(window.end.duration_since(window.start).unwrap(), minute);
-    /// # Ok::<(), tenure::Error>(()) }).unwrap();
-    /// ```
-    pub fn window(&self) -> Range<SystemTime> {
-        moment(self.run.from)..moment(self.run.to)
-    }
-
-    /// What reopens the window of this run: as [set](OncePer::frees), or nothing if it runs
-    /// [again](OncePer::again) in a window that was closed.
-    pub fn frees(&self) -> Frees {
-        self.frees
-    }
-
-    /// The owner: new for each run.
-    ///
-    /// ```
-    /// # tenure::block_on(async {
-    /// # let minute = std::time::Duration::from_secs(60);
-    /// # let report = tenure::Locks::memory().once_per("report", minute)?;
-    /// let turn = report.try_begin().await?.expect("the first");
-    /// println!("run by {}", turn.owner());
-    /// # Ok::<(), tenure::Error>(()) }).unwrap();
-    /// ```
-    pub fn owner(&self) -> &Owner {
-        self.guard.owner()
-    }
-
-    /// Whether the lock is still held: see [`Guard::is_held`].
-    pub fn is_current(&self) -> bool {
-        self.guard.is_held()
-    }
-
-    /// The guard of the lock, held for as long as the run lasts.
-    pub fn guard(&self) -> &Guard {
-        &self.guard
-    }
-
-    /// Time for which [`is_current`](Self::is_current) stays true if no further renewal succeeds.
-    pub fn remaining(&self) -> Duration {
-        self.guard.remaining()
-    }
-
-    /// A future that resolves once the lock is lost: see [`Guard::lost`].
-    pub fn lost(&self) -> Lost {
-        self.guard.lost()
-    }
-
-    /// Waits until this run is [asked to stop](OncePer::request_stop), as
-    /// [`Locks::stop_requested`](crate::Locks::stop_requested) does.
-    ///
-    /// ```no_run
-    /// # tenure::block_on(async {
-    /// # let minute = std::time::Duration::from_secs(60);
-    /// # let report = tenure::Locks::memory().once_per("report", minute)?;
-    /// let turn = report.try_begin().await?.expect("the first");
-    /// let request = turn.stop_requested().await?; // beside the work, in a `select!`
-    /// turn.fail(format_args!("asked to stop: {}", request.reason)).await?;
-    /// # Ok::<(), tenure::Error>(()) }).unwrap();
-    /// ```
-    ///
-    /// # Cancel safety
-    /// Nothing is lost: the request remains in the store.
-    ///
-    /// # Errors
-    /// `is_refused` if the user may not read the record. Retries while the store does not answer.
-    pub async fn stop_requested(&self) -> Result<StopRequest> {
-        let record = stop::record_of(&self.record, stop::OF_JOB)?;
-        stop::requested(&record, self.owner()).await
-    }
-
-    /// Ends the run as successful: the window stays closed. Retries for as long as the lease lasts, if the
-    /// store does not answer.
-    ///
-    /// ```
-    /// # tenure::block_on(async {
-    /// # let minute = std::time::Duration::from_secs(60);
-    /// # let report = tenure::Locks::memory().once_per("report", minute)?;
-    /// if let Some(turn) = report.try_begin().await? {
-    ///     turn.succeed().await?;
-    /// }
-    /// # Ok::<(), tenure::Error>(()) }).unwrap();
-    /// ```
-    ///
-    /// # Cancel safety
-    /// The request may still be carried out; otherwise the run counts as [lost](Outcome::Lost).
-    ///
-    /// # Errors
-    /// `is_lost` if the lock had been lost; otherwise those of the store, if the result could not be stored.
-    /// The run then counts as [lost](Outcome::Lost), and with [`Frees::FailureOrLoss`] the job may run again
-    /// in this window.
-    pub async fn succeed(self) -> Result<()> {
-        let record = self.record.clone();
-        self.end(RunState::Done, "").await.inspect(|()| record.count(UseResult::Done))
-    }
-
-    /// Ends the run as failed, with this reason. The job may run again in this window, unless
-    /// [`Frees::Nothing`] is set.
-    ///
-    /// ```
-    /// # tenure::block_on(async {
-    /// # let minute = std::time::Duration::from_secs(60);
-    /// # let report = tenure::Locks::memory().once_per("report", minute)?;
-    /// if let Some(turn) = report.try_begin().await? {
-    ///     turn.fail("no disk").await?;
-    /// }
-    /// # Ok::<(), tenure::Error>(()) }).unwrap();
-    /// ```
-    ///
-    /// # Cancel safety
-    /// As [`succeed`](Self::succeed).
-    ///
-    /// # Errors
-    /// As [`succeed`](Self::succeed).
-    pub async fn fail(self, why: impl fmt::Display) -> Result<()> {
-        let state = if self.frees == Frees::Nothing { RunState::Failed } else { RunState::Freed };
-        let record = self.record.clone();
-        self.end(state, why).await.inspect(|()| record.count(UseResult::Failed))
-    }
-
-    fn end(self, state: RunState, why: impl fmt::Display) -> impl Future<Output = Result<()>> + Send {
-        let mut why = why.to_string();
-        while why.len() > WHY_BYTES {
-            why.pop();
-        }
-        let Self { guard, record, run, keep, .. } = self;
-        let run = RunRecord { state, why, ..run };
-        async move {
-            let engine = Arc::clone(record.engine());
-            let mut end = put(guard.owner(), keep, run.encode());
-            end.then = Then::Release;
-            guard.set_ending();
-            // The lease ends after the last renewal, but while only this request fails it goes on.
-            let until = engine.now() + record.lock.options.lease();
-            let mut attempt = 0;
-            let answer = loop {
-                let failure = match record.put(end.clone()).await {
-                    Ok(answer) => break answer,
-                    Err(failure) => failure,
-                };
-                let pause = engine.jittered(backoff(attempt));
-                let may_pass = failure.is_unreachable() || failure.is_unknown();
-                if !may_pass || engine.now() + pause >= until || !guard.is_held() {
-                    event!(
-                        WARN,
-                        target: "tenure",
-                        "outcome_not_kept",
-                        "result of a job not stored",
-                        lock = text(&record.lock.name),
-                        store = text(engine.store.url()),
-                        failure = text(&failure),
-                    );
-                    return Err(failure);
-                }
-                engine.runtime.sleep_until(engine.now() + pause).await;
-                attempt += 1;
-            };
-            // A repeated request may find that an earlier one has ended the hold.
-            let is_stored = matches!(answer, RecordAnswer::Stored { .. })
-                || attempt > 0 && has(&record, &end.value).await;
-            if !is_stored {
-                let (name, store) = (&record.lock.name, engine.store.url());
-                return Err(Error::lost(name, store, "it was lost before the job ended"));
-            }
-            guard.ended();
-            Ok(())
-        }
-    }
-}
-
-/// Whether the record has this value.
-async fn has(record: &RecordHandle, value: &[u8]) -> bool {
-    let seen = record.read().await;
-    seen.is_ok_and(|seen| seen.record.is_some_and(|record| *record.value == *value))
-}
-
 impl fmt::Debug for OncePer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("OncePer")
             .field("name", self.name())
             .field("period", &self.period)
             .finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Turn {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Turn").field("guard", &self.guard).finish_non_exhaustive()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_run_reads_back_and_noise_does_not() {
-        let read = |at_us, text: Vec<u8>| RunRecord::of(&Record { at_us, value: text.into() });
-        let run = RunRecord {
-            state: RunState::Freed,
-            from: 5,
-            to: 9,
-            fence: 7,
-            begun: 6,
-            owner: Owner::new("x").expect("an owner"),
-            succeeded: 0,
-            why: "two\nlines".to_owned(),
-        };
-        assert_eq!(read(1, run.encode()), Some(run.clone()));
-        let later = RunRecord { succeeded: 3, ..run.clone() };
-        assert_eq!(read(1, later.encode()), Some(later.clone()));
-        let begun = RunRecord { begun: 0, ..run };
-        assert_eq!(read(11, begun.encode()).expect("a run").begun, 11);
-        let done = RunRecord { state: RunState::Done, ..later };
-        assert_eq!(read(11, done.encode()).expect("a run").succeeded, 11);
-        for text in ["", "1 begun\n", "1 x 5 9 7 6 o\n", "2 done 5 9 7 6 a@h:1/0\n"] {
-            assert_eq!(read(1, text.into()), None, "{text:?}");
-        }
     }
 }

@@ -1,9 +1,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::{Either, FutureExt, select};
-
-use super::{RecordHandle, put};
+use super::{RecordHandle, Watch, put};
 use crate::engine::EngineHandle;
 use crate::error::Result;
 use crate::name::LockName;
@@ -11,7 +9,6 @@ use crate::options::Options;
 use crate::owner::Owner;
 use crate::protocol::LockSpec;
 use crate::protocol::record::{Record, RecordAnswer};
-use crate::store::{Listener, Purpose, Topic};
 
 /// A request to stop, returned by [`Locks::stop_requested`](crate::Locks::stop_requested),
 /// [`Term::stop_requested`](crate::Term::stop_requested) and
@@ -71,28 +68,13 @@ pub(crate) async fn request(record: &RecordHandle, holders: &[Owner], reason: &s
 pub(crate) async fn requested(record: &RecordHandle, owner: &Owner) -> Result<StopRequest> {
     let (engine, lock) = (record.engine(), &record.lock);
     // Most holds end before the first look.
-    let (mut watch, mut pause) = (None::<Listener>, LOOK);
+    let (mut watch, mut pause) = (Watch::default(), LOOK);
     loop {
-        let timer = engine.runtime.sleep_until(engine.now() + pause);
-        let is_over = match &mut watch {
-            Some(listener) => match select(listener.next().boxed(), timer).await {
-                Either::Left((message, _)) => message.is_none(),
-                Either::Right(_) => false,
-            },
-            None => {
-                timer.await;
-                false
-            }
-        };
-        if is_over {
-            watch = None;
+        watch.wait(lock, engine.now() + pause).await;
+        if engine.store.capabilities().reports_records {
+            let _ = watch.open(lock, lock.options.op_timeout).await;
         }
-        if watch.is_none() && engine.store.capabilities().reports_records {
-            let within = lock.options.op_timeout;
-            watch =
-                engine.store.subscribe(Topic::new(&lock.full, lock.spec, Purpose::Watch), within).await.ok();
-        }
-        pause = if watch.is_some() { LOOK_WATCHED } else { LOOK };
+        pause = if watch.is_open() { LOOK_WATCHED } else { LOOK };
         match record.read().await {
             Ok(seen) => {
                 if let Some(request) = seen.record.as_ref().and_then(|record| read(record, owner)) {
