@@ -28,9 +28,8 @@ async fn take_and_leave(args: &Acquire, voice: Voice) -> Result<u8, Failure> {
     args.fd.map(descriptor::check).transpose()?;
     let is_silent = args.fd.is_some() && !args.json;
     if !is_silent && args.while_pid.is_none() && output::is_closed() {
-        let message =
-            "standard output is closed, so nothing could learn the owner and release the lock".into();
-        return Err(Failure { code: exit::OWN, message });
+        let message = "standard output is closed, so nothing could learn the owner and release the lock";
+        return Err(Failure::new(exit::OWN, message));
     }
     let (mut signals, _too_large) = work::signals()?;
     let locks = store::open(&args.store, take::terms(request), |options| take::options(request, options))?;
@@ -80,7 +79,7 @@ fn refuse_reentrant(kind: &Kind) -> Result<(), Failure> {
     }
     let message = "--reentrant: one owner may hold such a lock several times, so an owner does not \
                    identify a hold; use `tenure run --reentrant`";
-    Err(Failure { code: exit::USAGE, message: message.into() })
+    Err(Failure::new(exit::USAGE, message))
 }
 
 fn millis(time: Duration) -> u64 {
@@ -98,8 +97,8 @@ async fn give_back(locks: &Locks, name: &str, owner: &Owner) -> Result<(), Failu
 fn start_keeper(args: &Acquire, owner: &Owner) -> Result<(), Failure> {
     let request = &args.request;
     let mut renewing = launch::again();
-    renewing.args(["__keep", "--prefix", &args.store.prefix, "--owner", owner.as_str()]);
-    renewing.arg("--ttl").arg(format!("{}ms", request.ttl.as_millis()));
+    renewing.arg(launch::KEEP).arg(format!("--ttl={}ms", request.ttl.as_millis()));
+    renewing.args([format!("--prefix={}", args.store.prefix), format!("--owner={owner}")]);
     renewing.args(args.while_pid.map(|pid| format!("--while-pid={pid}")));
     renewing.args(args.fd.map(|fd| format!("--fd={fd}")));
     renewing.args(["--", &request.name]);
@@ -114,13 +113,8 @@ fn start_keeper(args: &Acquire, owner: &Owner) -> Result<(), Failure> {
     pipe.read_line(&mut said).map_err(own)?;
     match said.trim_end().split_once(' ') {
         _ if said == "kept\n" => Ok(()),
-        Some((code, message)) => {
-            Err(Failure { code: code.parse().unwrap_or(exit::OWN), message: message.into() })
-        }
-        None => {
-            let message = "the process that keeps the lock exited immediately".into();
-            Err(Failure { code: exit::OWN, message })
-        }
+        Some((code, message)) => Err(Failure::new(code.parse().unwrap_or(exit::OWN), message)),
+        None => Err(Failure::new(exit::OWN, "the process that keeps the lock exited immediately")),
     }
 }
 
@@ -139,10 +133,7 @@ pub(crate) async fn renew(args: &Renew) -> Result<u8, Failure> {
         let object: Value =
             json!({ "name": args.target.name, "owner": owner.as_str(), "deadline_ms": deadline_ms });
         if output::is_closed() {
-            return Err(Failure {
-                code: exit::OWN,
-                message: "cannot print: standard output is closed".into(),
-            });
+            return Err(Failure::new(exit::OWN, "cannot print: standard output is closed"));
         }
         output::print_all(format!("{object}\n")).map_err(|error| Failure::own("cannot print", &error))?;
     }
@@ -160,7 +151,7 @@ pub(crate) async fn verify(args: &Verify) -> Result<u8, Failure> {
         Some(status) if is_held(&status) => Ok(0),
         Some(status) if status.unlisted > 0 => {
             let message = format!("lock {:?} has more holders than the store lists", status.name);
-            Err(Failure { code: exit::STORE, message })
+            Err(Failure::new(exit::STORE, message))
         }
         _ => Err(not_held(&args.target.name, &owner)?),
     }
@@ -180,5 +171,5 @@ pub(crate) async fn release(locks: &Locks, name: &str, owner: &str) -> Result<u8
 
 fn not_held(name: &str, owner: &Owner) -> Result<Failure, Failure> {
     let name = LockName::new(name)?;
-    Ok(Failure { code: exit::LOST, message: format!("lock {name:?} is not held by {owner} any more") })
+    Ok(Failure::new(exit::LOST, format!("lock {name:?} is not held by {owner} any more")))
 }

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::process::ExitStatus;
-use std::time::Duration;
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
 
@@ -15,9 +14,9 @@ use crate::watchdog::{Brief, Watchdog};
 #[derive(Debug)]
 pub(crate) struct Child {
     process: std::process::Child,
-    group: Group,
+    pub(crate) group: Group,
     reaped: bool,
-    watchdog: Watchdog,
+    pub(crate) watchdog: Watchdog,
     _claim: Claim,
 }
 
@@ -39,45 +38,23 @@ impl Child {
         Ok(Self { process, group, reaped: false, watchdog, _claim })
     }
 
-    pub(crate) fn group(&self) -> Pid {
-        self.group.command()
-    }
-
-    /// Signals the whole group, and the command itself if it has left the group.
-    pub(crate) fn signal(&self, signal: Signal) {
-        self.group.signal(signal);
-    }
-
-    pub(crate) fn was_told_to_end(&mut self) -> bool {
-        self.watchdog.has_told()
-    }
-
-    /// Sets the time of the kill, which the watchdog carries out if this process does not.
-    pub(crate) fn kill_at(&mut self, at: Duration) {
-        self.watchdog.kill_at(at);
-    }
-
     /// The signal that stopped it, reported once per stop.
     pub(crate) fn stopped(&self) -> Option<Signal> {
-        let seen = waitid(WaitId::Pid(self.group()), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG);
+        let seen = waitid(WaitId::Pid(self.group.command()), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG);
         seen.ok().flatten()?.stopping_signal().and_then(Signal::from_named_raw)
     }
 
     /// Whether it has ended. It stays a zombie, so that the kernel reuses neither its pid nor its group id.
     pub(crate) fn has_ended(&self) -> bool {
         let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        self.reaped || !matches!(waitid(WaitId::Pid(self.group()), look), Ok(None))
+        self.reaped || !matches!(waitid(WaitId::Pid(self.group.command()), look), Ok(None))
     }
 
-    /// Reaps it and returns its exit status.
+    /// Reaps it and returns its exit status. A zombie counts as a member of its group, so the group is empty only
+    /// after this.
     pub(crate) fn status(&mut self) -> io::Result<ExitStatus> {
         self.watchdog.stand_down();
         self.reaped = true;
         self.process.wait()
-    }
-
-    /// Whether its group is empty. Only after [`status`](Self::status), because a zombie counts.
-    pub(crate) fn group_is_empty(&self) -> bool {
-        self.group.is_empty()
     }
 }

@@ -1,6 +1,6 @@
 //! The clock of leases, which keeps running while the machine is suspended.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::time::{ClockId, clock_gettime};
 use tenure::diagnosis::boot_clock;
@@ -14,4 +14,8 @@ pub(crate) fn now() -> Duration {
 pub(crate) fn unix() -> Duration {
     let now = clock_gettime(ClockId::Realtime);
     Duration::try_from(now).unwrap_or(Duration::ZERO)
+}
+
+pub(crate) fn since_1970(time: SystemTime) -> Duration {
+    time.duration_since(UNIX_EPOCH).unwrap_or_default()
 }

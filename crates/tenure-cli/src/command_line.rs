@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, FromArgMatches};
 
-use crate::cli::{Cli, KEEP};
+use crate::cli::Cli;
 use crate::{asked, config, exit, output};
 
 /// Reads the command line. On error, prints one line and returns the exit code.
@@ -15,10 +15,8 @@ pub(crate) fn read() -> Result<Cli, u8> {
     let words: Vec<_> = std::env::args_os().collect();
     let definition = Cli::command();
     let parsed = definition.clone().try_get_matches_from(&words).and_then(|matches| {
-        // Verbs without a store work with any configuration file, and the keeper process gets everything as
-        // arguments.
-        let verb = matches.subcommand_name().unwrap_or_default();
-        if [KEEP, "completions", "man", "fence"].contains(&verb) {
+        // Verbs without a store work with any configuration file.
+        if ["completions", "man", "fence"].contains(&matches.subcommand_name().unwrap_or_default()) {
             return Cli::from_arg_matches(&matches);
         }
         let file = matches.get_one::<PathBuf>("config").map(PathBuf::as_path);
@@ -144,12 +142,10 @@ mod tests {
     use super::*;
     use crate::cli::{Command, Run};
 
-    fn run(words: &[&str]) -> Result<Run, String> {
-        let words: Vec<OsString> = ["tenure", "run"].iter().chain(words).map(OsString::from).collect();
-        match Cli::try_parse_from(&words) {
-            Ok(Cli { command: Command::Run(run), .. }) => Ok(run),
-            Ok(other) => panic!("{other:?}"),
-            Err(error) => Err(one_line(&error, &words)),
+    fn run(words: &[&str]) -> Run {
+        match Cli::try_parse_from(["tenure", "run"].iter().chain(words)) {
+            Ok(Cli { command: Command::Run(run), .. }) => run,
+            other => panic!("{other:?}"),
         }
     }
 
@@ -182,8 +178,7 @@ mod tests {
 
     #[test]
     fn options_end_at_the_command() {
-        let args = run(&["--ttl", "5m", "nightly", "-w", "0.5", "ls", "-n", "--ttl", "x", "--", "-q"])
-            .expect("a run");
+        let args = run(&["--ttl", "5m", "nightly", "-w", "0.5", "ls", "-n", "--ttl", "x", "--", "-q"]);
         assert_eq!((args.request.name.as_str(), args.request.ttl.as_secs()), ("nightly", 300));
         assert_eq!(args.request.wait, Some(Duration::from_millis(500)));
         assert_eq!(args.job.command, ["ls", "-n", "--ttl", "x", "--", "-q"]);
@@ -192,9 +187,9 @@ mod tests {
 
     #[test]
     fn two_hyphens_before_the_command_are_not_part_of_it() {
-        assert_eq!(run(&["x", "--", "ls", "-l"]).expect("a run").job.command, ["ls", "-l"]);
-        assert_eq!(run(&["x", "--", "-odd"]).expect("a run").job.command, ["-odd"]);
-        assert_eq!(run(&["--", "-x", "ls", "-l"]).expect("a run").job.command, ["ls", "-l"]);
+        assert_eq!(run(&["x", "--", "ls", "-l"]).job.command, ["ls", "-l"]);
+        assert_eq!(run(&["x", "--", "-odd"]).job.command, ["-odd"]);
+        assert_eq!(run(&["--", "-x", "ls", "-l"]).job.command, ["ls", "-l"]);
     }
 
     #[test]
@@ -208,33 +203,6 @@ mod tests {
         }
         for words in [&["--frobnicate", "run", "x", "ls"][..], &["run", "--acks-of", "x", "ls"]] {
             assert!(!line(words).contains("after the verb"), "{}", line(words));
-        }
-    }
-
-    #[test]
-    fn what_is_wrong_is_said_in_one_line() {
-        let wrong: [(&[&str], &str); 16] = [
-            (&[], "<NAME>"),
-            (&["x"], "<CMD>"),
-            (&["--ttl", "x", "x", "ls"], "30s"),
-            (&["--ttl", "-1", "x", "ls"], "30s"),
-            (&["--ttl", "NaN", "x", "ls"], "30s"),
-            (&["--ttl", "9e99s", "x", "ls"], "30s"),
-            (&["--grace", "-5s", "x", "ls"], "30s"),
-            (&["-w", "-1", "x", "ls"], "seconds"),
-            (&["-w", "NaN", "x", "ls"], "seconds"),
-            (&["-E", "256", "x", "ls"], "255"),
-            (&["-E", "-1", "x", "ls"], "-1"),
-            (&["-n", "-w", "1", "x", "ls"], "--no-wait"),
-            (&["--frobnicate", "x", "ls"], "--frobnicate"),
-            (&["x", "-odd"], "-o"),
-            (&["--tll", "5s", "x", "ls"], "; did you mean '--ttl'?;"),
-            (&["--no-wiat", "x", "ls"], "; did you mean '--no-wait'?;"),
-        ];
-        for (words, said) in wrong {
-            let line = run(words).expect_err("no run");
-            assert!(line.contains(said) && !line.contains('\n'), "{words:?}: {line}");
-            assert!(line.ends_with("; `tenure run --help` says more"), "{line}");
         }
     }
 }

@@ -1,6 +1,8 @@
 //! `tenure.toml`: defaults for the command line. Flags and environment variables take precedence.
 
+use std::borrow::Cow;
 use std::env;
+use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -66,8 +68,9 @@ pub(crate) fn read(given: Option<&Path>, definition: &Command) -> Result<(), Fai
     let config = match given {
         Some(path) => Config { files: vec![ConfigFile::read(path, definition, true)?] },
         None => {
-            let files = user_file(env::var_os("XDG_CONFIG_HOME"), env::var_os("HOME")).into_iter();
-            let files = files.chain([PathBuf::from(SYSTEM)]);
+            let user = base_directory(env::var_os("XDG_CONFIG_HOME"), env::var_os("HOME"), ".config");
+            let user = user.map(|directory| directory.join("tenure.toml"));
+            let files = user.into_iter().chain([PathBuf::from(SYSTEM)]);
             let files: Result<_, Failure> =
                 files.map(|path| ConfigFile::read(&path, definition, false)).collect();
             Config { files: files? }
@@ -77,23 +80,25 @@ pub(crate) fn read(given: Option<&Path>, definition: &Command) -> Result<(), Fai
     Ok(())
 }
 
-/// The user's file, according to the XDG base directory specification.
-fn user_file(config: Option<std::ffi::OsString>, home: Option<std::ffi::OsString>) -> Option<PathBuf> {
-    let absolute = |path: std::ffi::OsString| Some(PathBuf::from(path)).filter(|path| path.is_absolute());
-    let directory = config.and_then(absolute).or_else(|| Some(home.and_then(absolute)?.join(".config")))?;
-    Some(directory.join("tenure.toml"))
+/// The directory in this variable, or `fallback` in the home directory, according to the XDG base directory
+/// specification.
+pub(crate) fn base_directory(
+    variable: Option<OsString>,
+    home: Option<OsString>,
+    fallback: &str,
+) -> Option<PathBuf> {
+    let absolute = |path: OsString| Some(PathBuf::from(path)).filter(|path| path.is_absolute());
+    variable.and_then(absolute).or_else(|| Some(home.and_then(absolute)?.join(fallback)))
 }
 
 /// The command line definition, with the files' settings as defaults.
 pub(crate) fn with_defaults(definition: Command) -> Command {
     let config = config();
-    let verbs: Vec<String> = definition.get_subcommands().map(|verb| verb.get_name().to_owned()).collect();
-    verbs.iter().filter(|verb| !verb.starts_with("__")).fold(definition, |definition, verb| {
-        definition.mut_subcommand(verb, |command| {
-            command.mut_args(|arg| match arg.get_long().and_then(|key| config.flag(verb, key)) {
-                Some((setting, _)) => arg.default_value(setting.value.clone()),
-                None => arg,
-            })
+    definition.mut_subcommands(|command| {
+        let verb = command.get_name().to_owned();
+        command.mut_args(|arg| match arg.get_long().and_then(|key| config.flag(&verb, key)) {
+            Some((setting, _)) => arg.default_value(setting.value.clone()),
+            None => arg,
         })
     })
 }
@@ -115,24 +120,13 @@ impl Config {
         })
     }
 
-    /// The store set by `store` or `store-file`, and where.
-    pub(crate) fn store(&self) -> Option<StoreSetting> {
+    /// The setting `store` or `store-file`, and the file it is in.
+    pub(crate) fn store(&self) -> Option<(&Setting, &Path)> {
         self.files.iter().find_map(|file| {
-            let url = file.get(None, "store").map(|url| (url, false));
-            let (setting, is_file) = url.or_else(|| Some((file.get(None, "store-file")?, true)))?;
-            let origin = Line(&origin(&file.path, setting.line)).to_string();
-            Some(StoreSetting { value: setting.value.clone(), is_file, origin })
+            let setting = file.get(None, "store").or_else(|| file.get(None, "store-file"))?;
+            Some((setting, file.path.as_path()))
         })
     }
-}
-
-/// The store that a file sets.
-#[derive(Debug)]
-pub(crate) struct StoreSetting {
-    pub(crate) value: String,
-    /// The value is the path of a file that contains the URL.
-    pub(crate) is_file: bool,
-    pub(crate) origin: String,
 }
 
 /// Where a value comes from, for display.
@@ -142,10 +136,8 @@ pub(crate) fn origin(path: &Path, line: usize) -> String {
 
 impl ConfigFile {
     fn read(path: &Path, definition: &Command, must_exist: bool) -> Result<Self, Failure> {
-        let wrong = |why: String| Failure {
-            code: USAGE,
-            message: format!("configuration file {}: {why}", path.display()),
-        };
+        let wrong =
+            |why: String| Failure::new(USAGE, format!("configuration file {}: {why}", path.display()));
         let text = match fs::read_to_string(path) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound && !must_exist => {
@@ -171,28 +163,21 @@ pub(crate) fn settings(text: &str, definition: &Command) -> Result<Vec<Setting>,
         format!("line {}: {}", line(at), error.message().replace('\n', ", "))
     })?;
     let mut settings = Vec::new();
+    let mut add = |verb: Option<&str>, key: &Spanned<Cow<'_, str>>, value, known: &[&str]| {
+        let setting = setting(verb, key, value, known, line(key.span().start))?;
+        let flags = flags(definition, verb.unwrap_or("run"));
+        check(flags.into_iter().find(|flag| flag.get_long() == Some(&setting.key)), &setting)?;
+        settings.push(setting);
+        Ok::<_, String>(())
+    };
     for (key, value) in table.get_ref() {
-        let at = line(key.span().start);
+        let verb = key.get_ref().as_ref();
         match value.get_ref() {
-            DeValue::Table(table) if VERBS.contains(&key.get_ref().as_ref()) => {
-                let verb = key.get_ref().as_ref();
-                let flags = flags(definition, verb);
-                for (key, value) in table {
-                    let known: Vec<_> = flags.iter().filter_map(|flag| flag.get_long()).collect();
-                    let at = line(key.span().start);
-                    let setting = setting(Some(verb), key, value, &known, at)?;
-                    let flag = flags.iter().find(|flag| flag.get_long() == Some(&setting.key));
-                    check(flag.copied(), &setting)?;
-                    settings.push(setting);
-                }
+            DeValue::Table(table) if VERBS.contains(&verb) => {
+                let known: Vec<_> = flags(definition, verb).into_iter().filter_map(Arg::get_long).collect();
+                table.iter().try_for_each(|(key, value)| add(Some(verb), key, value, &known))?;
             }
-            _ => {
-                let known: Vec<_> = TOP.into_iter().chain(VERBS).collect();
-                let setting = setting(None, key, value, &known, at)?;
-                let flag = flags(definition, "run").into_iter();
-                check(flag.into_iter().find(|flag| flag.get_long() == Some(&setting.key)), &setting)?;
-                settings.push(setting);
-            }
+            _ => add(None, key, value, &TOP.into_iter().chain(VERBS).collect::<Vec<_>>())?,
         }
     }
     let has = |key: &str| settings.iter().find(|setting| setting.verb.is_none() && setting.key == key);
@@ -211,7 +196,7 @@ pub(crate) fn flags<'a>(definition: &'a Command, verb: &str) -> Vec<&'a Arg> {
 
 fn setting(
     verb: Option<&str>,
-    key: &Spanned<std::borrow::Cow<'_, str>>,
+    key: &Spanned<Cow<'_, str>>,
     value: &Spanned<DeValue<'_>>,
     known: &[&str],
     line: usize,

@@ -76,5 +76,5 @@ fn path(number: RawFd) -> Result<String, Failure> {
 }
 
 fn refuse(number: RawFd, why: &str) -> Failure {
-    Failure { code: USAGE, message: format!("--fd {number}: {why}") }
+    Failure::new(USAGE, format!("--fd {number}: {why}"))
 }

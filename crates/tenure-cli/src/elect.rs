@@ -15,7 +15,7 @@ use tenure::{Change, Leader, Observer};
 use tokio::time::sleep;
 
 use crate::cli;
-use crate::exit::{BUSY, FREE, Failure, of_signal};
+use crate::exit::{BUSY, FREE, Failure, chain, of_signal};
 use crate::held::Held;
 use crate::output::{self, Line, Voice};
 use crate::signals::{END_THE_WAIT, Signals};
@@ -52,7 +52,7 @@ pub(crate) async fn elect(args: &cli::Elect, voice: Voice) -> Result<u8, Failure
                 "election {name:?} is led by a command that started this one, which would wait for itself: {}",
                 leader.owner
             );
-            return Err(Failure { code: BUSY, message });
+            return Err(Failure::new(BUSY, message));
         }
         voice.detail(format_args!("a candidate of {name:?}, in store {}", locks.url()));
         Ok(take::beside(waiting::say_of_silence(locks.url(), voice, ask), election.campaign()).await?)
@@ -73,7 +73,7 @@ pub(crate) async fn elect(args: &cli::Elect, voice: Voice) -> Result<u8, Failure
     let ended = take::beside(say_who_leads(&mut observer, voice), all).await;
     // A short command ends before the observer has read that its term began and the one before it ended.
     if let Ok(Err(error)) = signals.or_end(say_news(&mut observer, voice)).await {
-        voice.say(format_args!("the last changes of leader are unknown: {}", output::chain(&error)));
+        voice.say(format_args!("the last changes of leader are unknown: {}", chain(&error)));
     }
     ended
 }
@@ -92,7 +92,7 @@ async fn say_who_leads(observer: &mut Observer, voice: Voice) {
         match observer.next().await {
             Ok(change) => voice.say(said(true, &change)),
             Err(error) if error.is_unreachable() || error.is_unknown() => sleep(AGAIN).await,
-            Err(error) => return voice.say(output::chain(&error)),
+            Err(error) => return voice.say(chain(&error)),
         }
     }
 }
@@ -111,8 +111,7 @@ pub(crate) async fn leader(args: &cli::Leader) -> Result<u8, Failure> {
         print(args, &Change::Elected(leader))?;
         return Ok(0);
     }
-    let mut signals =
-        Signals::catch(&END_THE_WAIT).map_err(|error| Failure::own("cannot catch signals", &error))?;
+    let mut signals = Signals::catch(&END_THE_WAIT)?;
     store::unless_absent(&locks, election.leader()).await??;
     let election = locks.with(|options| options.op_timeout(waiting::LOOK))?.election(&args.name, "")?;
     let mut observer = election.observe();

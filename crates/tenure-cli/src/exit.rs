@@ -1,12 +1,11 @@
 //! Exit codes: that of CMD, 128 + N for a signal, and one for each failure of tenure.
 
+use std::error::Error;
 use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
 use rustix::process::Signal;
-
-use crate::output;
 
 /// `status`: the lock is free.
 pub(crate) const FREE: u8 = 1;
@@ -39,14 +38,18 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
+    pub(crate) fn new(code: u8, message: impl Into<String>) -> Self {
+        Self { code, message: message.into() }
+    }
+
     pub(crate) fn own(what: &str, error: &io::Error) -> Self {
-        Self { code: OWN, message: format!("{what}: {error}") }
+        Self::new(OWN, format!("{what}: {error}"))
     }
 }
 
 impl From<tenure::Error> for Failure {
     fn from(error: tenure::Error) -> Self {
-        let (code, mut message) = (of_error(&error), output::chain(&error));
+        let (code, mut message) = (of_error(&error), chain(&error));
         if code == STORE
             && let Some(advice) = advice(&message)
         {
@@ -55,6 +58,21 @@ impl From<tenure::Error> for Failure {
         }
         Self { code, message }
     }
+}
+
+/// An error and its causes, outermost first.
+pub(crate) fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let said = error.to_string();
+        if !text.contains(&said) {
+            text.push_str(": ");
+            text.push_str(&said);
+        }
+        cause = error.source();
+    }
+    text
 }
 
 /// A hint for a store that did not answer or refused, derived from the message.
@@ -118,13 +136,25 @@ pub(crate) fn of_exec(error: &io::Error) -> u8 {
 
 #[cfg(test)]
 mod tests {
+    use std::fmt::{self, Display};
+
     use super::*;
 
     #[test]
-    fn the_status_of_the_command_is_passed_on() {
-        for code in 0..=255 {
-            assert_eq!(i32::from(of_status(ExitStatus::from_raw(code << 8))), code);
+    fn a_cause_that_was_already_told_is_not_told_twice() {
+        #[derive(Debug)]
+        struct Outer(io::Error);
+        impl Display for Outer {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("cannot read")
+            }
         }
+        impl Error for Outer {
+            fn source(&self) -> Option<&(dyn Error + 'static)> {
+                Some(&self.0)
+            }
+        }
+        assert_eq!(chain(&Outer(io::Error::other("the disk"))), "cannot read: the disk");
     }
 
     #[test]

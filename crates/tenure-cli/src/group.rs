@@ -25,6 +25,7 @@ impl Group {
         self.command
     }
 
+    /// Signals the whole group, and the command itself if it has left the group.
     pub(crate) fn signal(&self, signal: Signal) {
         let is_told = self.leads && kill_process_group(self.command, signal).is_ok();
         if is_told && getpgid(Some(self.command)) == Ok(self.command) {

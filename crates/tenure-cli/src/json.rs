@@ -1,11 +1,12 @@
 //! Locks and holders as JSON. Fields may be added, but are never removed.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
 use serde_json::{Value, json};
-use tenure::{Holder, Locks, Outcome, Share, Status};
+use tenure::{Holder, Locks, Share, Status};
 
-use crate::uses::Uses;
+use crate::clock;
+use crate::uses::{self, Uses};
 
 /// One lock as an object on one line.
 pub(crate) fn lock(locks: &Locks, name: &str, status: Option<&Status>) -> String {
@@ -13,22 +14,17 @@ pub(crate) fn lock(locks: &Locks, name: &str, status: Option<&Status>) -> String
 }
 
 /// The same with the leader and the last run of this name.
-pub(crate) fn with_uses(locks: &Locks, name: &str, status: Option<&Status>, uses: &Uses) -> String {
+pub(crate) fn with_uses(locks: &Locks, name: &str, status: Option<&Status>, of: &Uses) -> String {
     let mut object = object(locks, name, status);
-    object["leader"] = uses.leader.as_ref().map_or(Value::Null, |leader| {
+    object["leader"] = of.leader.as_ref().map_or(Value::Null, |leader| {
         json!({
             "owner": leader.owner.as_str(),
             "fence": leader.fence,
             "payload": leader.payload,
         })
     });
-    object["last_run"] = uses.last_run.as_ref().map_or(Value::Null, |run| {
-        let (outcome, error) = match &run.outcome {
-            Outcome::Running => ("running", None),
-            Outcome::Done => ("done", None),
-            Outcome::Failed(why) => ("failed", Some(why)),
-            _ => ("lost", None),
-        };
+    object["last_run"] = of.last_run.as_ref().map_or(Value::Null, |run| {
+        let (outcome, error) = uses::outcome(&run.outcome);
         json!({
             "owner": run.owner.as_str(),
             "fence": run.fence,
@@ -44,7 +40,7 @@ pub(crate) fn with_uses(locks: &Locks, name: &str, status: Option<&Status>, uses
 }
 
 fn since_1970_ms(time: SystemTime) -> u64 {
-    time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+    clock::since_1970(time).as_millis() as u64
 }
 
 fn object(locks: &Locks, name: &str, status: Option<&Status>) -> Value {
@@ -67,7 +63,6 @@ fn object(locks: &Locks, name: &str, status: Option<&Status>) -> Value {
 /// A holder or waiter. For another program's data: the type of value at the name, not the value.
 fn holder(holder: &Holder, foreign: Option<&str>) -> Value {
     let owner = holder.owner.as_ref();
-    let since = holder.since().and_then(|since| since.duration_since(UNIX_EPOCH).ok());
     json!({
         "owner": owner.map(|owner| owner.as_str()),
         "foreign": foreign,
@@ -75,7 +70,7 @@ fn holder(holder: &Holder, foreign: Option<&str>) -> Value {
         "label": owner.map(|owner| owner.label()),
         "host": owner.map(|owner| owner.host()),
         "pid": owner.map(|owner| owner.pid()),
-        "since_ms": since.map(|since| since.as_millis() as u64),
+        "since_ms": holder.since().map(since_1970_ms),
         "remaining_ms": holder.remaining.map(|remaining| remaining.as_millis() as u64),
         "fence": (holder.fence > 0).then_some(holder.fence),
         "weight": weight(holder.share),

@@ -1,34 +1,55 @@
 //! The background process of `tenure acquire --hold`: renews a lock until it is released, until another
 //! process ends, or until a script's descriptor is closed.
 
+use std::env::ArgsOs;
 use std::fs::File;
 use std::io::{self, Write};
 use std::pin::pin;
 use std::thread;
+use std::time::Duration;
 
+use clap::Parser;
 use futures_util::future::{Either, pending, select};
 use rustix::io::Errno;
 use rustix::process::{Pid, setsid};
 use tenure::{Guard, Locks, Owner};
 use tokio::sync::oneshot;
 
-use crate::cli::Keep;
+use crate::cli::Store;
 use crate::descriptor;
+use crate::duration::duration;
 use crate::exit::{Failure, LOST, USAGE};
 use crate::platform::Handle;
 use crate::store::{self, Terms};
 
-/// Keeps the lock. The first line of its output reports success, or the exit code and the reason.
-pub(crate) fn keep(args: &Keep) -> u8 {
+#[derive(Parser)]
+#[command(no_binary_name = true)]
+struct Keep {
+    #[command(flatten)]
+    store: Store,
+    #[arg(long, value_parser = duration)]
+    ttl: Duration,
+    #[arg(long)]
+    owner: String,
+    #[arg(long)]
+    while_pid: Option<i32>,
+    #[arg(long)]
+    fd: Option<i32>,
+    name: String,
+}
+
+/// The stage that keeps the lock. The first line of its output reports success, or the exit code and the reason.
+pub(crate) fn stage(args: ArgsOs) -> Option<u8> {
+    let args = &Keep::try_parse_from(args).ok()?;
     // Detach from the terminal and from the script's process group.
     let _ = setsid();
-    match last(args).and_then(|last| tenure::block_on(until_over(args, last))) {
+    Some(match last(args).and_then(|last| tenure::block_on(until_over(args, last))) {
         Ok(()) => 0,
         Err(Failure { code, message }) => {
             let _ = writeln!(io::stdout(), "{code} {message}");
             code
         }
-    }
+    })
 }
 
 /// What the lock's lifetime is tied to.
@@ -49,32 +70,19 @@ async fn until_over(args: &Keep, last: Option<Last>) -> Result<(), Failure> {
     let locks = store::open(&args.store, Terms::default(), |options| options.ttl(args.ttl))?;
     let owner: Owner = args.owner.parse()?;
     let Some(guard) = locks.resume(&args.name, &owner).await? else {
-        return Err(Failure {
-            code: LOST,
-            message: "the lease expired before the lock could be kept".into(),
-        });
+        return Err(Failure::new(LOST, "the lease expired before the lock could be kept"));
     };
-    say_kept();
-    release_at_the_end_of(last, &locks, guard).await;
+    // The script that waits for the output continues.
+    let mut out = io::stdout();
+    let _ = out.write_all(b"kept\n").and_then(|()| out.flush());
+    if !is_over(last, &locks, &guard).await {
+        let _ = guard.release().await;
+    }
     Ok(())
 }
 
-/// Lets the script that waits for the output continue.
-fn say_kept() {
-    let mut out = io::stdout();
-    let _ = out.write_all(b"kept\n").and_then(|()| out.flush());
-}
-
-/// Returns once the lock was released or lost. Releases it when what it was kept for ends, or when `tenure
-/// stop` asks for it.
-async fn release_at_the_end_of(last: Option<Last>, locks: &Locks, guard: Guard) {
-    if is_over(last, locks, &guard).await {
-        return;
-    }
-    let _ = guard.release().await;
-}
-
-/// Returns whether the lock was released or lost, as opposed to being due for release here.
+/// Waits until the lock was released or lost (`true`), or what it was kept for ends or `tenure stop` asks for
+/// its release.
 async fn is_over(last: Option<Last>, locks: &Locks, guard: &Guard) -> bool {
     let stopped = pin!(async {
         if locks.stop_requested(guard).await.is_err() {
@@ -111,7 +119,7 @@ fn end_of(last: Last) -> io::Result<oneshot::Receiver<()>> {
 
 /// The process whose end releases the lock.
 pub(crate) fn process(pid: i32) -> Result<Handle, Failure> {
-    let refuse = |why: String| Failure { code: USAGE, message: format!("--while-pid {pid}: {why}") };
+    let refuse = |why: String| Failure::new(USAGE, format!("--while-pid {pid}: {why}"));
     if pid <= 0 {
         return Err(refuse("it must be above 0".into()));
     }

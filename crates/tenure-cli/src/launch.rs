@@ -24,12 +24,13 @@ use rustix::net::{
 use rustix::process::{Pid, Signal, getpid, getppid, kill_process};
 use rustix::stdio::dup2_stdin;
 
-use crate::exit::{NOT_FOUND, OWN, of_exec};
-use crate::output::{Voice, chain};
+use crate::exit::{NOT_FOUND, OWN, chain, of_exec};
+use crate::output::Voice;
 use crate::platform::{die_with_parent, own_program};
 
 pub(crate) const LAUNCH: &str = "__launch";
 pub(crate) const FOREGROUND: &str = "__foreground";
+pub(crate) const KEEP: &str = "__keep";
 pub(crate) const WATCHDOG: &str = "__watchdog";
 pub(crate) const STRESS: &str = "__stress";
 

@@ -16,7 +16,7 @@ const PIPES: usize = 6;
 pub(crate) fn check() -> Result<(), Failure> {
     let pipes: io::Result<Vec<(PipeReader, PipeWriter)>> = (0..PIPES).map(|_| io::pipe()).collect();
     match pipes.map(drop) {
-        Err(error) if is_limit(&error) => Err(Failure { code: OWN, message: TOO_MANY.into() }),
+        Err(error) if is_limit(&error) => Err(Failure::new(OWN, TOO_MANY)),
         // Other errors are reported where they matter.
         _ => Ok(()),
     }

@@ -30,22 +30,18 @@ const ERASE: &str = "\x1b[H\x1b[J";
 pub(crate) async fn list(args: &List) -> Result<u8, Failure> {
     let locks = store::open_existing(&args.locks.store)?;
     let found = store::unless_absent(&locks, found(&locks, args)).await??;
-    let is_terminal = io::stdout().is_terminal();
+    let shows_table = io::stdout().is_terminal() && !args.json;
     let Some(every) = args.watch else {
-        say(&if is_terminal && !args.json { table(&found, None) } else { lines(&locks, args, &found) })?;
+        output::print(if shows_table { table(&found, None) } else { lines(&locks, args, &found) })?;
         return Ok(0);
     };
-    let mut signals =
-        Signals::catch(&END_THE_WAIT).map_err(|error| Failure::own("cannot catch signals", &error))?;
-    let shows_table = is_terminal && !args.json;
-    let watched = async {
-        if shows_table {
-            redraw(&locks, args, every, found).await
-        } else {
-            tell_changes(&locks, args, every, found).await
-        }
+    let mut signals = Signals::catch(&END_THE_WAIT)?;
+    let mut held = BTreeMap::new();
+    let show = |now| match shows_table {
+        true => redraw(&locks, now),
+        false => tell_changes(&locks, args, &mut held, now),
     };
-    match signals.or_end(watched).await {
+    match signals.or_end(watch(&locks, args, every, found, show)).await {
         Ok(result) => result.map(|()| 0),
         Err(signal) => Ok(of_signal(signal)),
     }
@@ -66,15 +62,17 @@ pub(crate) fn pause(every: Duration, took: Duration) -> Duration {
     every.max(took * IDLE_SHARE)
 }
 
-/// Redraws the table after each pause, as much of it as fits on the screen.
-async fn redraw(locks: &Locks, args: &List, every: Duration, first: Found) -> Result<(), Failure> {
+/// Shows the result of each scan.
+async fn watch(
+    locks: &Locks,
+    args: &List,
+    every: Duration,
+    first: Found,
+    mut show: impl FnMut(Result<Found, Failure>) -> Result<(), Failure>,
+) -> Result<(), Failure> {
     let (mut now, mut took) = (Ok(first), Duration::ZERO);
     loop {
-        let text = match &now {
-            Ok(found) => table(found, Some(locks)),
-            Err(Failure { message, .. }) => format!("{}\n", Line(message)),
-        };
-        say(&format!("{ERASE}{text}"))?;
+        show(now)?;
         sleep(pause(every, took)).await;
         let asked = clock::now();
         now = found(locks, args).await;
@@ -82,43 +80,45 @@ async fn redraw(locks: &Locks, args: &List, every: Duration, first: Found) -> Re
         took = if now.is_ok() { clock::now() - asked } else { Duration::ZERO };
     }
 }
+
+/// Redraws the table, as much of it as fits on the screen.
+fn redraw(locks: &Locks, now: Result<Found, Failure>) -> Result<(), Failure> {
+    let text = match now {
+        Ok(found) => table(&found, Some(locks)),
+        Err(failure) => format!("{}\n", Line(&failure.message)),
+    };
+    output::print(format_args!("{ERASE}{text}"))
+}
+
+/// The tokens of all held locks.
+type Tokens = BTreeMap<String, Vec<u64>>;
 
 /// Prints a line for each lock whose holders changed, and for each that became free.
-async fn tell_changes(locks: &Locks, args: &List, every: Duration, first: Found) -> Result<(), Failure> {
-    let (mut now, mut took) = (Ok(first), Duration::ZERO);
-    let mut held: BTreeMap<String, Vec<u64>> = BTreeMap::new();
-    loop {
-        match now {
-            Ok(found) => {
-                let before = std::mem::take(&mut held);
-                let tokens = |row: &Row| row.holders.iter().map(|holder| holder.token).collect::<Vec<_>>();
-                let changed: Vec<_> = found
-                    .iter()
-                    .filter(|(row, _)| before.get(&row.name) != Some(&tokens(row)))
-                    .cloned()
-                    .collect();
-                held.extend(found.iter().map(|(row, _)| (row.name.clone(), tokens(row))));
-                let mut text = lines(locks, args, &changed);
-                for name in before.keys().filter(|name| !held.contains_key(*name)) {
-                    match args.json {
-                        true => text.push_str(&json::lock(locks, name, None)),
-                        false => _ = writeln!(text, "{}\tfree", Line(name)),
-                    }
-                }
-                say(&text)?;
-            }
-            Err(Failure { message, .. }) => output::complain(message),
+fn tell_changes(
+    locks: &Locks,
+    args: &List,
+    held: &mut Tokens,
+    now: Result<Found, Failure>,
+) -> Result<(), Failure> {
+    let mut found = match now {
+        Ok(found) => found,
+        Err(failure) => {
+            output::complain(failure.message);
+            return Ok(());
         }
-        sleep(pause(every, took)).await;
-        let asked = clock::now();
-        now = found(locks, args).await;
-        // The duration of a failed scan says nothing about the cost of one.
-        took = if now.is_ok() { clock::now() - asked } else { Duration::ZERO };
+    };
+    let tokens = |row: &Row| row.holders.iter().map(|holder| holder.token).collect();
+    let now: Tokens = found.iter().map(|(row, _)| (row.name.clone(), tokens(row))).collect();
+    let before = std::mem::replace(held, now);
+    found.retain(|(row, _)| before.get(&row.name) != held.get(&row.name));
+    let mut text = lines(locks, args, &found);
+    for name in before.keys().filter(|name| !held.contains_key(*name)) {
+        match args.json {
+            true => text.push_str(&json::lock(locks, name, None)),
+            false => _ = writeln!(text, "{}\tfree", Line(name)),
+        }
     }
-}
-
-fn say(text: &str) -> Result<(), Failure> {
-    output::print(text).map_err(|error| Failure::own("cannot print", &error))
+    output::print(text)
 }
 
 fn lines(locks: &Locks, args: &List, found: &Found) -> String {

@@ -77,7 +77,6 @@ fn main() -> ExitCode {
         }
         Ok(Cli { command: Command::Leader(args), .. }) => asked::run(Voice::LOUD, elect::leader(&args)),
         Ok(Cli { command: Command::Wait(args), .. }) => asked::run(Voice::LOUD, wait::wait(&args)),
-        Ok(Cli { command: Command::Keep(args), .. }) => keep::keep(&args),
         Ok(Cli { command: Command::Status(args), .. }) => asked::run(Voice::LOUD, status::status(&args)),
         Ok(Cli { command: Command::List(args), .. }) => asked::run(Voice::LOUD, list::list(&args)),
         Ok(Cli { command: Command::Top(args), .. }) => asked::run(Voice::LOUD, top::top(&args)),

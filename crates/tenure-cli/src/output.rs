@@ -1,6 +1,5 @@
 //! This program's own output: whole lines, each in a single write.
 
-use std::error::Error;
 use std::fmt::{self, Display};
 use std::io::{self, Write};
 use std::time::Duration;
@@ -8,6 +7,7 @@ use std::time::Duration;
 use rustix::fs::{OFlags, fcntl_getfl, fstat, stat};
 use rustix::io::Errno;
 
+use crate::exit::Failure;
 use crate::printer;
 
 /// How much a run prints on standard error, where the command under the lock writes, too.
@@ -42,10 +42,10 @@ pub(crate) fn complain(message: impl Display) {
 }
 
 /// Prints lines on standard output. A closed pipe is not an error.
-pub(crate) fn print(lines: impl Display) -> io::Result<()> {
+pub(crate) fn print(lines: impl Display) -> Result<(), Failure> {
     match print_all(lines) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        result => result,
+        result => result.map_err(|error| Failure::own("cannot print", &error)),
     }
 }
 
@@ -62,21 +62,6 @@ pub(crate) fn is_closed() -> bool {
 pub(crate) fn print_all(lines: impl Display) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(lines.to_string().as_bytes()).and_then(|()| out.flush())
-}
-
-/// An error and its causes, outermost first.
-pub(crate) fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let said = error.to_string();
-        if !text.contains(&said) {
-            text.push_str(": ");
-            text.push_str(&said);
-        }
-        cause = error.source();
-    }
-    text
 }
 
 /// External text on one line, with control characters escaped.
@@ -130,22 +115,5 @@ mod tests {
         {
             assert_eq!(Span(Duration::from_millis(ms)).to_string(), text);
         }
-    }
-
-    #[test]
-    fn a_cause_that_was_already_told_is_not_told_twice() {
-        #[derive(Debug)]
-        struct Outer(io::Error);
-        impl Display for Outer {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("cannot read")
-            }
-        }
-        impl Error for Outer {
-            fn source(&self) -> Option<&(dyn Error + 'static)> {
-                Some(&self.0)
-            }
-        }
-        assert_eq!(chain(&Outer(io::Error::other("the disk"))), "cannot read: the disk");
     }
 }

@@ -11,25 +11,13 @@ use crate::output;
 /// Prints the completions for a shell; returns the exit code.
 pub(crate) fn completions(args: &cli::Completions) -> u8 {
     let mut text = Vec::new();
-    clap_complete::generate(args.shell, &mut for_people(), "tenure", &mut text);
+    clap_complete::generate(args.shell, &mut Cli::command(), "tenure", &mut text);
     printed(&text)
-}
-
-/// The definition without hidden verbs.
-fn for_people() -> Command {
-    let all = Cli::command();
-    let shown: Vec<_> = all.get_subcommands().filter(|verb| !verb.is_hide_set()).cloned().collect();
-    let about = all.get_about().cloned().unwrap_or_default();
-    Command::new("tenure")
-        .version(env!("CARGO_PKG_VERSION"))
-        .about(about)
-        .args(all.get_arguments().cloned())
-        .subcommands(shown)
 }
 
 /// Prints a manual page; returns the exit code.
 pub(crate) fn man(args: &cli::Man) -> u8 {
-    let mut command = for_people();
+    let mut command = Cli::command().after_help(None::<&str>).subcommand_required(false);
     command.build();
     let page = match &args.verb {
         None => command,

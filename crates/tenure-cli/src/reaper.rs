@@ -2,22 +2,23 @@
 //! whose parents have ended. Nobody else can reap them, so without this they stay zombies.
 
 use std::future::Future;
-use std::io;
 use std::process::Child;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::SignalKind;
 
+use crate::exit::Failure;
 use crate::platform::{ended_children, gets_orphans};
+use crate::signals;
 
 /// Reaps orphans while this process runs; `None` if it gets none. Must run on the thread that starts
 /// children, so that none ends between its start and its [`Claim`].
-pub(crate) fn reap_orphans() -> io::Result<Option<impl Future<Output = ()> + Send + 'static>> {
+pub(crate) fn reap_orphans() -> Result<Option<impl Future<Output = ()> + Send + 'static>, Failure> {
     if !gets_orphans() {
         return Ok(None);
     }
-    let mut changes = signal(SignalKind::child())?;
+    let mut changes = signals::stream(SignalKind::child())?;
     Ok(Some(async move {
         loop {
             reap();

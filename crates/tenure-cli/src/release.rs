@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tenure::{ForcedRelease, LockName, Locks, Owner, Status};
+use tenure::{ForcedRelease, LockName, Owner, Status};
 
 use crate::cli::Release;
 use crate::exit::{BUSY, Failure, MISMATCH, USAGE};
@@ -13,24 +13,29 @@ use crate::{acquire, status, store};
 pub(crate) async fn release(args: &Release) -> Result<u8, Failure> {
     if args.owner.is_none() && !args.force {
         let message = "say whose hold to release with --owner OWNER, or end all holds with --force";
-        return Err(Failure { code: USAGE, message: message.into() });
+        return Err(Failure::new(USAGE, message));
     }
-    let locks = store::open_existing(&args.target.store)?;
+    let (locks, name) = (store::open_existing(&args.target.store)?, &*args.target.name);
     if let Some(owner) = args.owner.as_ref().filter(|_| !args.force) {
-        return acquire::release(&locks, &args.target.name, owner).await;
+        return acquire::release(&locks, name, owner).await;
     }
     let ended = async {
         Ok::<_, Failure>(match (&args.owner, args.token) {
-            (Some(owner), _) => of_owner(&locks, &args.target.name, &owner.parse()?).await?,
-            (None, Some(token)) => with_token(&locks, &args.target.name, token).await?,
-            (None, None) if args.foreign => locks.force_release_foreign(&args.target.name).await?,
-            (None, None) => locks.force_release(&args.target.name).await.map_err(not_ours)?,
+            (Some(owner), _) => {
+                let owner: Owner = owner.parse()?;
+                ended(name, &format!("by {owner}"), locks.force_release_owner(name, &owner).await?)?
+            }
+            (None, Some(token)) => {
+                ended(name, &format!("with token {token}"), locks.force_release_token(name, token).await?)?
+            }
+            (None, None) if args.foreign => locks.force_release_foreign(name).await?,
+            (None, None) => locks.force_release(name).await.map_err(not_ours)?,
         })
     };
     let ended = store::unless_absent(&locks, ended).await??;
-    let code = status::tell(&locks, "was held", &args.target.name, ended.as_ref(), args.json)?;
+    let code = status::tell(&locks, "was held", name, ended.as_ref(), args.json)?;
     if let Some(line) = ended.as_ref().and_then(runs_on).filter(|_| !args.json) {
-        output::print(line).map_err(|error| Failure::own("cannot print", &error))?;
+        output::print(line)?;
     }
     Ok(code)
 }
@@ -44,24 +49,14 @@ fn not_ours(error: tenure::Error) -> Failure {
     failure
 }
 
-/// Ends the hold of this owner only, and reports other holders.
-async fn of_owner(locks: &Locks, name: &str, owner: &Owner) -> Result<Option<Status>, Failure> {
-    ended(name, &format!("by {owner}"), locks.force_release_owner(name, owner).await?)
-}
-
-/// Ends the hold with this token only, and reports other holders.
-async fn with_token(locks: &Locks, name: &str, token: u64) -> Result<Option<Status>, Failure> {
-    ended(name, &format!("with token {token}"), locks.force_release_token(name, token).await?)
-}
-
+/// What a release of some holds only has ended; reports other holders.
 fn ended(name: &str, aim: &str, came_to: ForcedRelease) -> Result<Option<Status>, Failure> {
     match came_to {
         ForcedRelease::Free => Ok(None),
         ForcedRelease::Ended(status) => Ok(Some(status)),
         ForcedRelease::Other(status) => {
             let (name, holders) = (LockName::new(name)?, status::holders(&status));
-            let message = format!("lock {name:?} is not held {aim}; it is held by {holders}");
-            Err(Failure { code: BUSY, message })
+            Err(Failure::new(BUSY, format!("lock {name:?} is not held {aim}; it is held by {holders}")))
         }
         other => unreachable!("all that a release can find: {other:?}"),
     }

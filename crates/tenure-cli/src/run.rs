@@ -5,7 +5,7 @@
 )]
 
 use std::hash::{BuildHasher, RandomState};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 use tenure::{Frees, LastRun, LockName, Locks, Outcome};
 use tokio::time::sleep;
@@ -111,7 +111,7 @@ fn told(name: &LockName, last: &LastRun) -> String {
         Outcome::Lost => "was begun in this window by a run that died or lost its lock",
         _ => "has run in this window",
     };
-    let end = last.window.end.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let end = clock::since_1970(last.window.end);
     let left = Span(end.saturating_sub(clock::unix()));
     let lease = last.remaining.map_or(String::new(), |left| format!(", {} left", Span(left)));
     format!("job {name:?} {what}: {}{lease}; the window ends in {left}", last.owner)
@@ -120,8 +120,7 @@ fn told(name: &LockName, last: &LastRun) -> String {
 fn check_holds(args: &Run) -> Result<(), Failure> {
     match (args.min_hold, args.max_hold) {
         (Some(least), Some(most)) if least >= most => {
-            let message = "--min-hold must be shorter than --max-hold".into();
-            Err(Failure { code: exit::USAGE, message })
+            Err(Failure::new(exit::USAGE, "--min-hold must be shorter than --max-hold"))
         }
         _ => Ok(()),
     }

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use crate::cli::{self, Cli};
 use crate::config::{self, VERBS, flags, origin};
 use crate::exit::Failure;
-use crate::output::{self, Line};
-use crate::store;
+use crate::output::{self, Line, Voice};
+use crate::{asked, store};
 
 /// An effective value, and where it comes from.
 struct Effective {
@@ -21,15 +21,9 @@ struct Effective {
 pub(crate) fn show(args: &cli::Config) -> u8 {
     let told = effective().and_then(|all| {
         let text = if args.json { as_json(&all) } else { as_toml(&all) };
-        output::print(text).map_err(|error| Failure::own("cannot print", &error))
+        output::print(text).map(|()| 0)
     });
-    match told {
-        Ok(()) => 0,
-        Err(failure) => {
-            output::complain(failure.message);
-            failure.code
-        }
-    }
+    asked::code(told, Voice::LOUD)
 }
 
 fn effective() -> Result<Vec<Effective>, Failure> {
@@ -102,40 +96,6 @@ mod tests {
     use super::*;
     use crate::config::{Config, ConfigFile, KEYS, settings};
 
-    type Parsed = (Option<String>, String, String, usize);
-
-    fn parsed(text: &str) -> Result<Vec<Parsed>, String> {
-        let all = settings(text, &Cli::command())?;
-        Ok(all.into_iter().map(|one| (one.verb, one.key, one.value, one.line)).collect())
-    }
-
-    #[test]
-    fn a_file_has_settings_of_all_verbs_and_of_some() {
-        let all = parsed("prefix = \"app:\"\nttl = 30\n[run]\non-lost = \"kill\"\n").expect("settings");
-        let run = Some("run".to_owned());
-        assert_eq!(all.len(), 3, "{all:?}");
-        assert!(all.contains(&(None, "ttl".into(), "30".into(), 2)), "{all:?}");
-        assert!(all.contains(&(run, "on-lost".into(), "kill".into(), 4)), "{all:?}");
-    }
-
-    #[test]
-    fn what_is_wrong_in_a_file_is_told_with_its_line() {
-        for (text, says) in [
-            ("stoer = \"x\"", ["line 1: unknown key `stoer`", "did you mean `store`?"]),
-            ("\n[run]\ngrase = 1", ["line 3: unknown key `grase` in [run]", "`grace`"]),
-            ("[rum]", ["line 1: unknown key `rum`", "`run`"]),
-            ("[doctor]\ngrace = 1", ["unknown key `grace` in [doctor]", "ttl"]),
-            ("ttl = \"soon\"", ["line 1: `ttl`: invalid value 'soon'", "30s"]),
-            ("[run]\nbusy-code = 256", ["line 2: `busy-code`", "256"]),
-            ("prefix = [1]", ["line 1: `prefix` must be", "a string"]),
-            ("store = \"a\"\nstore-file = \"b\"", ["line 2", "both set"]),
-            ("ttl = ", ["line 1", ""]),
-        ] {
-            let error = parsed(text).expect_err(text);
-            assert!(says.iter().all(|says| error.contains(says)) && !error.contains('\n'), "{text}: {error}");
-        }
-    }
-
     #[test]
     fn the_file_of_the_user_wins_over_that_of_the_system_and_a_table_over_the_top() {
         let file = |path: &str, text: &str| ConfigFile {
@@ -156,7 +116,8 @@ mod tests {
             let found = config.flag(verb, key).map(|(setting, _)| setting.value.as_str());
             assert_eq!(found, expected, "{verb} {key}");
         }
-        assert_eq!(config.store().expect("a store").origin, "u, line 2");
+        let (store, file) = config.store().expect("a store");
+        assert_eq!((store.key.as_str(), file.to_str()), ("store-file", Some("u")));
     }
 
     #[test]

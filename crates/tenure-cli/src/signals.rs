@@ -1,13 +1,13 @@
 //! Signals that reach this process but are meant for the command.
 
 use std::future::{Future, poll_fn};
-use std::io;
 use std::pin::pin;
 use std::task::{Context, Poll};
 
 use rustix::process::Signal;
 use tokio::signal::unix::{self, SignalKind};
 
+use crate::exit::Failure;
 use crate::platform::ignored_signals;
 
 /// Signals forwarded to the command.
@@ -24,16 +24,14 @@ pub(crate) struct Signals(Vec<(Signal, unix::Signal)>);
 impl Signals {
     /// Catches these signals, except those ignored at startup: `nohup` and shells without job control rely on
     /// that, and the command inherits it.
-    pub(crate) fn catch(which: &[Signal]) -> io::Result<Self> {
+    pub(crate) fn catch(which: &[Signal]) -> Result<Self, Failure> {
         let ignored = ignored_signals();
         let wanted = which.iter().filter(|signal| ignored & bit(**signal) == 0);
-        wanted
-            .map(|signal| Ok((*signal, unix::signal(SignalKind::from_raw(signal.as_raw()))?)))
-            .collect::<io::Result<_>>()
-            .map(Self)
+        let caught = wanted.map(|signal| Ok((*signal, stream(SignalKind::from_raw(signal.as_raw()))?)));
+        caught.collect::<Result<_, _>>().map(Self)
     }
 
-    pub(crate) fn also(&mut self, which: &[Signal]) -> io::Result<()> {
+    pub(crate) fn also(&mut self, which: &[Signal]) -> Result<(), Failure> {
         self.0.extend(Self::catch(which)?.0);
         Ok(())
     }
@@ -60,6 +58,11 @@ impl Signals {
         })
         .await
     }
+}
+
+/// Catches a signal, even if it was ignored.
+pub(crate) fn stream(kind: SignalKind) -> Result<unix::Signal, Failure> {
+    unix::signal(kind).map_err(|error| Failure::own("cannot catch signals", &error))
 }
 
 fn bit(signal: Signal) -> u64 {

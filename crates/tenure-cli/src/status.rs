@@ -1,14 +1,13 @@
 //! `tenure status`: the holders of a lock.
 
 use std::fmt::Write;
-use std::time::Duration;
 
 use tenure::{Holder, Locks};
 
 use crate::cli::Status;
 use crate::clock;
 use crate::exit::{self, Failure};
-use crate::output::{self, Line, Span};
+use crate::output::{self, Line};
 use crate::table::Party;
 use crate::uses::Uses;
 use crate::{json, store, table};
@@ -51,7 +50,7 @@ fn lock(locks: &Locks, how: &str, found: Option<&tenure::Status>) -> String {
 }
 
 fn print(found: Option<&tenure::Status>, lines: &str) -> Result<u8, Failure> {
-    output::print(lines).map_err(|error| Failure::own("cannot print", &error))?;
+    output::print(lines)?;
     Ok(if found.is_some() { 0 } else { exit::FREE })
 }
 
@@ -87,21 +86,11 @@ pub(crate) fn holders(status: &tenure::Status) -> String {
 }
 
 fn describe(status: &tenure::Status, holder: &Holder) -> String {
-    let mut text = match &holder.owner {
-        Some(_) => Party::of(holder).who(),
+    let (party, now) = (Party::of(holder), clock::unix());
+    let who = match &holder.owner {
+        Some(_) => party.who(),
         // Not the value itself, which may be a secret.
         None => status.foreign().map_or_else(String::new, |what| format!("another program, {what}")),
     };
-    if let Some(since) = holder.since() {
-        let since = since.duration_since(std::time::UNIX_EPOCH).unwrap_or(Duration::ZERO);
-        let _ = write!(text, ", for {}", Span(clock::unix().saturating_sub(since)));
-    }
-    let _ = match holder.remaining {
-        Some(remaining) => write!(text, ", {} left", Span(remaining)),
-        None => write!(text, ", without end"),
-    };
-    if holder.fence > 0 {
-        let _ = write!(text, ", token {}", holder.fence);
-    }
-    text
+    format!("{who}{}", party.hold(now, now))
 }

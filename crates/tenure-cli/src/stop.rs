@@ -26,14 +26,14 @@ pub(crate) async fn stop(args: &Stop) -> Result<u8, Failure> {
     };
     let limit = clock::now() + args.wait;
     let Some(asked) = store::unless_absent(&locks, of(&locks)?.ask(&args.reason)).await?? else {
-        return print("free\n").map(|()| FREE);
+        return output::print("free\n").map(|()| FREE);
     };
     let of = of(&locks.with(|options| options.op_timeout(LOOK))?)?;
     let look = async || Ok(Ok(of.holders().await?.and_then(|found| found.of(&asked))));
     match until_gone(Some(limit), LONGEST, look).await? {
-        None => print(&format!("stopped: {}\n", asked.shown)).map(|()| 0),
-        Some(_) if args.wait.is_zero() => print(&format!("asked: {}\n", asked.shown)).map(|()| 0),
-        Some(still) => Err(Failure { code: BUSY, message: of.is_still_held(&still) }),
+        None => output::print(format_args!("stopped: {}\n", asked.shown)).map(|()| 0),
+        Some(_) if args.wait.is_zero() => output::print(format_args!("asked: {}\n", asked.shown)).map(|()| 0),
+        Some(still) => Err(Failure::new(BUSY, of.is_still_held(&still))),
     }
 }
 
@@ -123,8 +123,4 @@ impl Holders {
             None => self,
         })
     }
-}
-
-fn print(line: &str) -> Result<(), Failure> {
-    output::print(line).map_err(|error| Failure::own("cannot print", &error))
 }

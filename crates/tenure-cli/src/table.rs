@@ -2,14 +2,15 @@
 
 use std::cmp::Ordering;
 use std::fmt::Write;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 use clap::ValueEnum;
 use tenure::{Holder, Locks, Owner, Share, Status};
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
+use crate::clock;
 use crate::exit::Failure;
-use crate::output::{Line, plural};
+use crate::output::{Line, Span, plural};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Row {
@@ -196,7 +197,7 @@ pub(crate) fn share(share: Share) -> String {
 impl Party {
     pub(crate) fn of(holder: &Holder) -> Self {
         Self {
-            since: holder.since().and_then(|since| since.duration_since(UNIX_EPOCH).ok()),
+            since: holder.since().map(clock::since_1970),
             left: holder.remaining,
             token: holder.fence,
             detail: share(holder.share),
@@ -222,6 +223,22 @@ impl Party {
             ("", host) => format!("{host} pid {pid}{}", quoted(label)),
             (user, host) => format!("{user}@{host} pid {pid}{}", quoted(label)),
         }
+    }
+
+    /// How long it has held or waited, its remaining lease and its token, at `now`; its lease was read at `read`.
+    pub(crate) fn hold(&self, now: Duration, read: Duration) -> String {
+        let mut text = String::new();
+        if let Some(since) = self.since {
+            let _ = write!(text, ", for {}", Span(now.saturating_sub(since)));
+        }
+        let _ = match self.left {
+            Some(left) => write!(text, ", {} left", Span(left.saturating_sub(now.saturating_sub(read)))),
+            None => write!(text, ", without end"),
+        };
+        if self.token > 0 {
+            let _ = write!(text, ", token {}", self.token);
+        }
+        text
     }
 }
 
@@ -310,30 +327,6 @@ mod tests {
             let mut rows = rows.to_vec();
             rows.sort_by(|a, b| sort.compare(a, b));
             assert_eq!(rows.iter().map(|row| row.name.as_str()).collect::<String>(), expected, "{sort:?}");
-        }
-    }
-
-    #[test]
-    fn a_filter_keeps_what_it_names() {
-        let rows = [row("app:a", "mutex", 0, None, None), row("b", "fair mutex", 1, None, None)];
-        for (filter, expected) in [
-            ("name=app:", "app:a"),
-            ("kind=fair", "b"),
-            ("kind=mutex", "app:ab"),
-            ("label=job-b", "b"),
-            ("user=bob", ""),
-            ("host=db", "app:ab"),
-            ("pid=8", ""),
-            ("waiting", "b"),
-            ("foreign", ""),
-        ] {
-            let filter = Filter::read(filter).expect(filter);
-            let kept: String =
-                rows.iter().filter(|row| filter.keeps(row)).map(|row| row.name.as_str()).collect();
-            assert_eq!(kept, expected, "{filter:?}");
-        }
-        for wrong in ["", "held", "pid=x", "owner=1"] {
-            assert!(Filter::read(wrong).expect_err(wrong).contains("host=TEXT"));
         }
     }
 

@@ -69,35 +69,25 @@ impl Wanted<'_> {
             };
             join3(self.say_who_holds(), self.show_who_holds(), silence).await;
         };
-        let once = async { Ok::<_, Failed>(store::unless_absent(locks, multi.try_lock()).await??) };
+        let once = store::unless_absent(locks, multi.try_lock());
         let guards = beside(aside, async {
-            Ok(match request.wait {
-                _ if request.no_wait => once.await?,
-                Some(limit) if limit.is_zero() => once.await?,
+            Ok::<_, Failure>(match request.wait {
+                _ if request.no_wait => once.await??,
+                Some(limit) if limit.is_zero() => once.await??,
                 Some(limit) => multi.try_lock_for(limit).await?,
                 None if is_rerun => Some(multi.lock().await?),
                 // Try once first, so that an unreachable store is reported at once, however long the lock may
                 // take.
-                None => match unless_full(once.await)? {
-                    None if self.waits_for_itself().await => None,
-                    None => multi.lock().await.map(Some)?,
-                    granted => granted,
+                None => match once.await? {
+                    Ok(Some(guards)) => Some(guards),
+                    // A full server is waited for like a busy lock.
+                    Err(error) if !error.is_full() => return Err(with_hint(error)),
+                    _ if self.waits_for_itself().await => None,
+                    _ => Some(multi.lock().await.map_err(with_hint)?),
                 },
             })
         });
-        let guards = guards.await.map_err(|failed| {
-            let error = match failed {
-                Failed::Lock(error) => error,
-                Failed::NotThere(failure) => return failure,
-            };
-            let asked_once =
-                request.wait.is_none() && !request.no_wait && !is_rerun && error.is_unreachable();
-            let mut failure = Failure::from(error);
-            if asked_once && advice(&failure.message).is_none() {
-                failure.message.push_str("; use -w DURATION to retry for that long");
-            }
-            failure
-        })?;
+        let guards = guards.await?;
         let waited = Span(clock::now() - start);
         for guard in guards.iter().flat_map(|guards| guards.iter()) {
             let (name, token, store) = (guard.name(), guard.fence(), locks.url());
@@ -143,31 +133,14 @@ impl Wanted<'_> {
     }
 }
 
-/// A full server is waited for like a busy lock.
-fn unless_full<T>(once: Result<Option<T>, Failed>) -> Result<Option<T>, Failed> {
-    match once {
-        Err(Failed::Lock(error)) if error.is_full() => Ok(None),
-        once => once,
+/// A hint for a request without -w: an unreachable store is not waited for.
+fn with_hint(error: tenure::Error) -> Failure {
+    let is_unreachable = error.is_unreachable();
+    let mut failure = Failure::from(error);
+    if is_unreachable && advice(&failure.message).is_none() {
+        failure.message.push_str("; use -w DURATION to retry for that long");
     }
-}
-
-/// Why nothing was granted.
-enum Failed {
-    /// The store is unreachable.
-    NotThere(Failure),
-    Lock(tenure::Error),
-}
-
-impl From<Failure> for Failed {
-    fn from(failure: Failure) -> Self {
-        Self::NotThere(failure)
-    }
-}
-
-impl From<tenure::Error> for Failed {
-    fn from(error: tenure::Error) -> Self {
-        Self::Lock(error)
-    }
+    failure
 }
 
 /// Runs `work`, polling `aside` meanwhile without waiting for it.

@@ -1,7 +1,7 @@
 //! The election and the job of a name.
 
 use std::fmt;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 use futures_util::future::join;
 use tenure::{LastRun, Leader, Locks, Outcome};
@@ -28,6 +28,16 @@ impl Uses {
     }
 }
 
+/// The outcome of a run for programs, and why it failed.
+pub(crate) fn outcome(of: &Outcome) -> (&'static str, Option<&str>) {
+    match of {
+        Outcome::Running => ("running", None),
+        Outcome::Done => ("done", None),
+        Outcome::Failed(why) => ("failed", Some(why)),
+        _ => ("lost", None),
+    }
+}
+
 impl fmt::Display for Uses {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(leader) = &self.leader {
@@ -35,7 +45,7 @@ impl fmt::Display for Uses {
             writeln!(f, "election of this name: led by {who}; see `tenure leader`")?;
         }
         if let Some(run) = &self.last_run {
-            let begun = run.begun.duration_since(UNIX_EPOCH).unwrap_or_default();
+            let begun = clock::since_1970(run.begun);
             let (who, ago) = (table::who(&run.owner), Span(clock::unix().saturating_sub(begun)));
             let how = match &run.outcome {
                 Outcome::Running => {
@@ -49,7 +59,7 @@ impl fmt::Display for Uses {
             write!(f, "job of this name: run by {who}, begun {ago} ago: {how}")?;
             match run.succeeded.filter(|_| run.outcome != Outcome::Done) {
                 Some(at) => {
-                    let ago = clock::unix().saturating_sub(at.duration_since(UNIX_EPOCH).unwrap_or_default());
+                    let ago = clock::unix().saturating_sub(clock::since_1970(at));
                     writeln!(f, "; last done {} ago", Span(ago))?;
                 }
                 None => writeln!(f)?,

@@ -26,21 +26,19 @@ pub(crate) async fn wait(args: &Wait) -> Result<u8, Failure> {
             "lock {name:?} is held by a run that started this one, which would wait for itself: {holders}; use -w \
              DURATION to wait anyway"
         );
-        return Err(Failure { code: BUSY, message });
+        return Err(Failure::new(BUSY, message));
     }
     let locks = locks.with(|options| options.op_timeout(LOOK))?;
     let look = async || Ok(locks.inspect(name).await?.map(a_lock).transpose());
     let Some(found) = until_gone(limit, LONGEST, look).await? else { return Ok(0) };
     let (name, holders) = (LockName::new(name)?, status::holders(&found));
-    Err(Failure { code: BUSY, message: format!("lock {name:?} is held by {holders}") })
+    Err(Failure::new(BUSY, format!("lock {name:?} is held by {holders}")))
 }
 
 /// Refuses what other programs keep at the name and may never remove.
 fn a_lock(found: Status) -> Result<Status, Failure> {
     match found.foreign().filter(|what| !what.starts_with("a string") && what != "a hash") {
-        Some(what) => {
-            Err(Failure { code: MISMATCH, message: format!("{:?} is not a lock: it is {what}", found.name) })
-        }
+        Some(what) => Err(Failure::new(MISMATCH, format!("{:?} is not a lock: it is {what}", found.name))),
         None => Ok(found),
     }
 }

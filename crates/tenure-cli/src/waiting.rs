@@ -10,8 +10,8 @@ use futures_util::future::join_all;
 use tenure::{Holder, Owner, Status};
 use tokio::time::sleep;
 
-use crate::exit::Failure;
-use crate::output::{Span, Voice, chain, complain};
+use crate::exit::{Failure, chain};
+use crate::output::{Span, Voice, complain};
 use crate::table::fitted;
 use crate::wanted::Wanted;
 use crate::{clock, kind, printer, status};

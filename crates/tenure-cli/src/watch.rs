@@ -22,8 +22,8 @@ use crate::child::Child;
 use crate::cli::OnLost;
 use crate::clock;
 use crate::deadline::margin;
+use crate::exit::chain;
 use crate::held::Held;
-use crate::output::chain;
 use crate::signals::{END_THE_WAIT, Signals};
 use crate::terminal::Terminal;
 
@@ -101,7 +101,7 @@ impl Watch<'_> {
                     }
                 }
                 Event::Asked(request) => {
-                    self.child.signal(Signal::TERM);
+                    self.child.group.signal(Signal::TERM);
                     self.told_to_end = true;
                     self.stopped_by = Some(request);
                     self.kill_later(now, &mut kill_at, &mut ticks);
@@ -113,7 +113,7 @@ impl Watch<'_> {
                     }
                 }
             }
-            if reason.is_none() && stopping.is_none() && self.child.was_told_to_end() {
+            if reason.is_none() && stopping.is_none() && self.child.watchdog.has_told() {
                 reason = Some(self.not_renewed());
             }
             if let Some(why) = reason.take()
@@ -124,7 +124,7 @@ impl Watch<'_> {
                 ticks = interval(Duration::from_millis(10));
             }
             if kill_at.is_some_and(|kill_at| now >= kill_at) {
-                self.child.signal(Signal::KILL);
+                self.child.group.signal(Signal::KILL);
             }
             match stopping {
                 None => {
@@ -132,7 +132,7 @@ impl Watch<'_> {
                         self.on_stop(by);
                     }
                     // This process may have been stopped meanwhile; then the next check finds the loss.
-                    if self.child.has_ended() && !self.child.was_told_to_end() {
+                    if self.child.has_ended() && !self.child.watchdog.has_told() {
                         let status = self.reap()?;
                         return Ok(match ignored {
                             Some(why) => End::Ignored(status, why),
@@ -142,12 +142,12 @@ impl Watch<'_> {
                 }
                 Some(Stopping { why, kill_at, lease_end }) => {
                     if now >= kill_at {
-                        self.child.signal(Signal::KILL);
+                        self.child.group.signal(Signal::KILL);
                     }
                     if self.child.has_ended() {
                         self.reap()?;
                         // Zombies that nobody reaps still count, so do not wait for them forever.
-                        if self.child.group_is_empty() || now >= lease_end {
+                        if self.child.group.is_empty() || now >= lease_end {
                             return Ok(End::Lost(why));
                         }
                     }
@@ -163,7 +163,7 @@ impl Watch<'_> {
         let is_key = [Signal::INT, Signal::QUIT].contains(&signal)
             && self.keys.as_ref().is_some_and(Terminal::is_ours);
         if !is_key {
-            self.child.signal(signal);
+            self.child.group.signal(signal);
         }
     }
 
@@ -217,21 +217,21 @@ impl Watch<'_> {
             OnLost::Kill => now,
             _ => lease_end.saturating_sub(margin(self.grace)),
         };
-        let was_told = self.child.was_told_to_end();
-        self.child.kill_at(kill_at);
+        let was_told = self.child.watchdog.has_told();
+        self.child.watchdog.kill_at(kill_at);
         if let OnLost::Signal(signal) = self.on_lost
             && now < kill_at
             && !was_told
         {
-            self.child.signal(signal);
-            self.child.signal(Signal::CONT);
+            self.child.group.signal(signal);
+            self.child.group.signal(Signal::CONT);
         }
         Stopping { why, kill_at, lease_end }
     }
 
     /// The command has ended: takes the terminal back.
     fn reap(&mut self) -> io::Result<ExitStatus> {
-        let group = self.child.group();
+        let group = self.child.group.command();
         let Some(terminal) = self.terminal.as_ref().filter(|terminal| terminal.is_with(group)) else {
             return self.child.status();
         };
@@ -246,24 +246,24 @@ impl Watch<'_> {
     /// The command was stopped. If the terminal did it, behave as the command would have without us.
     fn on_stop(&mut self, by: Signal) {
         let Some(terminal) = &self.terminal else { return };
-        let group = self.child.group();
+        let group = self.child.group.command();
         let told = std::mem::take(&mut self.told_to_stop);
         let by_key = told || terminal.is_with(group);
         let wants_it = by == Signal::TTIN || by == Signal::TTOU;
         if wants_it && terminal.is_ours() {
             terminal.give(group);
-            self.child.signal(Signal::CONT);
+            self.child.group.signal(Signal::CONT);
         } else if terminal.has_job_control() && (wants_it || by_key) {
             terminal.stop_ourselves(told);
             // Resumed. If the lease expired meanwhile, the command stays stopped: the loss is found before
             // anything else happens.
             if self.held.is_held() || self.on_lost == OnLost::Ignore {
                 terminal.give(group);
-                self.child.signal(Signal::CONT);
+                self.child.group.signal(Signal::CONT);
             }
         } else if by == Signal::TSTP && by_key {
             // No shell could resume us, so Ctrl-Z has no effect.
-            self.child.signal(Signal::CONT);
+            self.child.group.signal(Signal::CONT);
         }
         // Any other stop was intended.
     }

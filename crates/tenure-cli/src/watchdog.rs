@@ -75,12 +75,14 @@ impl Watchdog {
         Ok(watchdog)
     }
 
+    /// Whether the watchdog has told the command to end.
     pub(crate) fn has_told(&mut self) -> bool {
         self.has_told |= matches!(self.socket.read(&mut [0; 1]), Ok(1));
         self.has_told
     }
 
-    /// This program tells the command to end now, and kills it at this time.
+    /// This program tells the command to end now, and kills it at this time; the watchdog does if this program
+    /// cannot.
     pub(crate) fn kill_at(&mut self, at: Duration) {
         // Fails if the watchdog is gone.
         let _ = self.socket.write_all(ENDING);

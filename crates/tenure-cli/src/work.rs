@@ -15,17 +15,17 @@ use futures_util::future::{Either, select};
 use rustix::process::Signal;
 use tenure::diagnosis::without_password;
 use tenure::{Guard, Locks, StopRequest};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::SignalKind;
 use tokio::time::sleep;
 
 use crate::child::Child;
 use crate::cli::{Job, OnLost};
 use crate::deadline::Deadline;
-use crate::exit::{self, Failure, of_exec, of_status};
+use crate::exit::{self, Failure, chain, of_exec, of_status};
 use crate::held::Held;
 use crate::launch::Launch;
-use crate::output::{Voice, chain};
-use crate::signals::{FORWARDED, Signals};
+use crate::output::Voice;
+use crate::signals::{self, FORWARDED, Signals};
 use crate::terminal::Terminal;
 use crate::watch::{End, Watch};
 use crate::watchdog::Brief;
@@ -47,8 +47,7 @@ pub(crate) struct Work<'a> {
 /// Catches the signals that are forwarded to a command. Catching XFSZ turns a store file that cannot grow
 /// into an error (EFBIG) instead of ending this process; the command gets the default back.
 pub(crate) fn signals() -> Result<(Signals, Signals), Failure> {
-    let own = |error| Failure::own("cannot catch signals", &error);
-    Ok((Signals::catch(&FORWARDED).map_err(own)?, Signals::catch(&[Signal::XFSZ]).map_err(own)?))
+    Ok((Signals::catch(&FORWARDED)?, Signals::catch(&[Signal::XFSZ])?))
 }
 
 /// The time between TERM and KILL.
@@ -102,11 +101,10 @@ impl Work<'_> {
             OnLost::Signal(_) | OnLost::Kill => Deadline::following(held.guards(), self.grace),
         };
         let deadline = deadline.map_err(own)?;
-        let own = |error| Failure::own("cannot catch signals", &error);
         if terminal.is_some() {
-            signals.also(&[Signal::WINCH, Signal::TSTP]).map_err(own)?;
+            signals.also(&[Signal::WINCH, Signal::TSTP])?;
         }
-        let changes = signal(SignalKind::child()).map_err(own)?;
+        let changes = signals::stream(SignalKind::child())?;
         // The command writes there, too; earlier output should come first.
         printer::catch_up(Duration::from_millis(100));
         if !held.is_held() {
@@ -220,5 +218,5 @@ async fn refuse(held: Held, error: &io::Error) -> Result<u8, Failure> {
     let _ = held.give_back("it could not be started").await;
     let too_long = error.kind() == io::ErrorKind::ArgumentListTooLong;
     let code = if too_long { of_exec(error) } else { exit::OWN };
-    Err(Failure { code, message: format!("cannot start a process: {error}") })
+    Err(Failure::new(code, format!("cannot start a process: {error}")))
 }

@@ -18,8 +18,7 @@ use tokio::time::sleep;
 use super::samples::Times;
 use super::{HEAD_START, Part, Until};
 use crate::clock;
-use crate::exit::Failure;
-use crate::output::chain;
+use crate::exit::{Failure, chain};
 
 /// Poll interval of a client without messages.
 const POLL: Duration = Duration::from_millis(5);
@@ -211,9 +210,7 @@ impl Servers {
         let is_quorum = matches!(topology, Topology::Quorum(_));
         Ok(Self { clients: all, key, ttl_ms: ttl.as_millis().to_string(), is_quorum, namespace })
     }
-}
 
-impl Servers {
     /// The keys of these names and of the bare lock that no other lock uses.
     fn kept(&self, names: &[String]) -> Vec<String> {
         let ballot = |name: &String| LockKeys::new(&self.namespace, 0, name, false).ballot();
@@ -252,9 +249,9 @@ async fn targets(topology: &Topology, key: &str) -> Result<Vec<Target>, Failure>
                 if let Some(address) = crate::doctor::address(host, port.parse().unwrap_or(0), seed) {
                     return Ok(vec![seed.at(address)]);
                 }
-                failure = Some(Failure { code: crate::exit::STORE, message: error });
+                failure = Some(Failure::new(crate::exit::STORE, error));
             }
-            let none = || Failure { code: crate::exit::STORE, message: "the URL names no node".into() };
+            let none = || Failure::new(crate::exit::STORE, "the URL names no node");
             Err(failure.unwrap_or_else(none))
         }
     }

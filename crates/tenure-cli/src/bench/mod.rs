@@ -97,8 +97,7 @@ pub(crate) fn bench(args: &Bench) -> u8 {
 }
 
 async fn measured(args: &Bench) -> Result<u8, Failure> {
-    let mut signals =
-        Signals::catch(&END_THE_WAIT).map_err(|error| Failure::own("cannot catch signals", &error))?;
+    let mut signals = Signals::catch(&END_THE_WAIT)?;
     if let Some(path) = &args.html {
         // Fail before anything is measured.
         fs::File::options()
@@ -128,7 +127,7 @@ async fn measured(args: &Bench) -> Result<u8, Failure> {
         if let Some(found) = own.clients[0].inspect(name.as_str()).await? {
             let (name, holders) = (&found.name, status::holders(&found));
             let message = format!("lock {name:?} is in use, by {holders}: choose another --name");
-            return Err(Failure { code: BUSY, message });
+            return Err(Failure::new(BUSY, message));
         }
     }
     let count = own.clients.len();
@@ -138,8 +137,7 @@ async fn measured(args: &Bench) -> Result<u8, Failure> {
             Ok(Bare::Servers(Servers::open(topology, key, args.ttl, count).await?))
         }
         None => {
-            let path = url.trim_start_matches("file:");
-            let path = Path::new(path.strip_prefix("//").unwrap_or(path));
+            let path = store::directory(&url).unwrap_or(Path::new(&url));
             Directory::make(path, bare_name.as_str(), count).map(Bare::Directory)
         }
     };
@@ -149,7 +147,7 @@ async fn measured(args: &Bench) -> Result<u8, Failure> {
     {
         let message =
             format!("the store has keys of an earlier use of {:?}: choose another --name", own.name);
-        return Err(Failure { code: BUSY, message });
+        return Err(Failure::new(BUSY, message));
     }
 
     let mut report = Report::new(own.clients[0].url(), args);
@@ -169,12 +167,12 @@ async fn measured(args: &Bench) -> Result<u8, Failure> {
         fs::write(path, page::page(&report)).map_err(|error| cannot_write(path, &error))?;
     }
     let told = if args.json { report.json() } else { report.text() };
-    output::print(told).map_err(|error| Failure::own("cannot print", &error))?;
+    output::print(told)?;
     Ok(ended.map_or_else(of_signal, |_| 0))
 }
 
 fn cannot_write(path: &Path, error: &io::Error) -> Failure {
-    Failure { code: OWN, message: format!("cannot write {}: {error}", path.display()) }
+    Failure::new(OWN, format!("cannot write {}: {error}", path.display()))
 }
 
 /// Runs all measurements in order. After a signal, the report has those completed so far.

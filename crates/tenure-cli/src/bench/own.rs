@@ -92,7 +92,7 @@ impl Own {
         times.add_alone(clock::now() - start);
         match left {
             Some(_) => Ok(()),
-            None => Err(Failure { code: LOST, message: "the renewed lock was lost".into() }),
+            None => Err(Failure::new(LOST, "the renewed lock was lost")),
         }
     }
 
@@ -108,5 +108,5 @@ impl Own {
 async fn taken(mutex: &Mutex) -> Result<Guard, Failure> {
     let message = || format!("lock {:?} was not granted within {PATIENCE:?}", mutex.name());
     let guard = mutex.try_lock_for(PATIENCE).await?;
-    guard.ok_or_else(|| Failure { code: BUSY, message: message() })
+    guard.ok_or_else(|| Failure::new(BUSY, message()))
 }

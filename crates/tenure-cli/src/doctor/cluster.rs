@@ -1,12 +1,11 @@
 //! Checks of a cluster: slot coverage, cost of a failover, and each master as a server.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use tenure::diagnosis::{Address, Console, ConsoleReply, Target};
 
 use super::report::Report;
-use super::sentinel::ELECTION;
+use super::sentinel::failover;
 use super::server::{Server, fields, text};
 use super::{Setup, address, examine};
 use crate::exit::{Failure, STORE};
@@ -21,7 +20,7 @@ pub(super) async fn check(seeds: &[Target], setup: &Setup, report: &mut Report) 
         ConsoleReply::Items(slots) => slots,
         ConsoleReply::Error(error) => {
             let message = format!("the node {at} does not say which node serves which slot: {error}");
-            return Err(Failure { code: STORE, message });
+            return Err(Failure::new(STORE, message));
         }
         _ => Vec::new(),
     };
@@ -100,25 +99,14 @@ async fn reach<'a>(seeds: &'a [Target], report: &mut Report) -> Result<(Console,
             }
         }
     }
+    let no_node = || Failure::new(STORE, "the URL names no node of a cluster");
     reached.ok_or_else(|| failure.map_or_else(no_node, Failure::from))
 }
 
 async fn settings(server: &mut Server, setup: &Setup, report: &mut Report) -> Result<(), Failure> {
     let timeout = server.setting("failover", "cluster-node-timeout", report).await?;
-    if let Some(timeout) = timeout.and_then(|timeout| timeout.parse().ok()).map(Duration::from_millis)
-        && timeout + ELECTION > setup.least_left()
-    {
-        report.find(
-            "failover",
-            &server.at,
-            format!(
-                "cluster-node-timeout is {} ms, and the lease is {} ms",
-                timeout.as_millis(),
-                setup.ttl.as_millis()
-            ),
-            "a failover takes about 3 s longer, when two thirds of a lease may be left, so holders lose their locks",
-            "lower cluster-node-timeout, or use longer leases (--ttl)",
-        );
+    if let Some(timeout) = timeout.and_then(|timeout| timeout.parse().ok()) {
+        failover("cluster-node-timeout", timeout, &server.at, setup, report);
     }
     let full = server.setting("coverage", "cluster-require-full-coverage", report).await?;
     if full.as_deref() == Some("yes") {
@@ -148,8 +136,4 @@ fn masters(slots: &[ConsoleReply], asked: &Target) -> (BTreeSet<Address>, i64) {
         masters.insert(address);
     }
     (masters, covered)
-}
-
-fn no_node() -> Failure {
-    Failure { code: STORE, message: "the URL names no node of a cluster".into() }
 }

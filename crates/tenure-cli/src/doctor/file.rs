@@ -20,11 +20,9 @@ const STICKY: u32 = 0o1000;
 /// lock.
 const LEAST_FREE: f64 = 0.01;
 
-pub(super) fn check(path: &str, report: &mut Report) -> Result<(), Failure> {
-    let path = Path::new(path.strip_prefix("//").unwrap_or(path));
-    let fails = |error: io::Error| Failure {
-        code: STORE,
-        message: format!("cannot look at the directory {}: {error}", path.display()),
+pub(super) fn check(path: &Path, report: &mut Report) -> Result<(), Failure> {
+    let fails = |error: io::Error| {
+        Failure::new(STORE, format!("cannot look at the directory {}: {error}", path.display()))
     };
     let at = path.display().to_string();
     let directory = metadata(path).map_err(|error| match error.kind() {

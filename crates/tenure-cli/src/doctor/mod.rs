@@ -42,14 +42,13 @@ use tenure::diagnosis::{Address, Console, Namespace, Target, Topology};
 use tenure::{LockName, Locks};
 
 use crate::cli::Doctor;
-use crate::exit::{FINDINGS, Failure};
+use crate::exit::{FINDINGS, Failure, chain};
 use crate::output;
 use crate::store::{self, Terms};
 use report::Report;
 pub(crate) use sentinel::master;
 use server::Server;
 
-#[derive(Clone, Debug)]
 struct Setup {
     ttl: Duration,
     acks: u32,
@@ -58,7 +57,7 @@ struct Setup {
     /// The name of the trial lock, with the prefix.
     trial: String,
     namespace: Namespace,
-    layout: Layout,
+    topology: Topology,
 }
 
 impl Setup {
@@ -66,21 +65,13 @@ impl Setup {
     fn least_left(&self) -> Duration {
         self.ttl * 2 / 3
     }
-}
 
-/// How the servers form a store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Layout {
-    Server,
-    Sentinel,
-    Cluster,
-    Quorum,
-}
+    fn is_cluster(&self) -> bool {
+        matches!(self.topology, Topology::Cluster(_))
+    }
 
-impl Layout {
-    /// Whether a server that lost its locks takes no part in decisions.
-    fn outlives_a_loss(self) -> bool {
-        self == Self::Quorum
+    fn is_quorum(&self) -> bool {
+        matches!(self.topology, Topology::Quorum(_))
     }
 }
 
@@ -91,73 +82,55 @@ pub(crate) async fn doctor(args: &Doctor) -> Result<u8, Failure> {
     let mut report = Report::default();
     let name = format!("doctor-{:016x}", RandomState::new().hash_one(0));
     LockName::new(&format!("{}{name}", args.store.prefix))?;
-    let locks = if let Some(path) = url.strip_prefix("file:") {
-        let locks = open(args, args.ttl)?;
+    let open = |ttl| store::open_existing_with(&args.store, Terms::default(), |options| options.ttl(ttl));
+    let locks = if let Some(path) = store::directory(&url) {
+        let locks = open(args.ttl)?;
         file::check(path, &mut report)?;
-        try_a_lock(&locks, &name, &mut report).await;
         locks
     } else if scheme.starts_with("postgres") {
-        let locks = open(args, args.ttl)?;
+        let locks = open(args.ttl)?;
         postgres::check(&url, locks.url(), args.ttl, &mut report).await?;
-        try_a_lock(&locks, &name, &mut report).await;
         locks
     } else if ["mysql", "mariadb"].contains(&scheme) {
-        let locks = open(args, args.ttl)?;
+        let locks = open(args.ttl)?;
         #[cfg(feature = "mysql")]
         mysql::check(&url, locks.url(), &mut report).await?;
-        try_a_lock(&locks, &name, &mut report).await;
         locks
     } else if ["etcd", "etcds", "zookeeper", "zookeepers"].contains(&scheme) {
         // A ping covers reachability, version, leader and majority; a trial lock covers session limits and
         // permissions.
-        let locks = open(args, args.ttl)?;
+        let locks = open(args.ttl)?;
         locks.ping().await?;
         #[cfg(feature = "zookeeper")]
         if scheme.starts_with("zookeeper") {
             zookeeper::check(&url, &mut report).await;
         }
-        try_a_lock(&locks, &name, &mut report).await;
         locks
     } else {
         let topology = Topology::parse(&url)?;
         let access = topology.access();
-        let terms = access.terms;
+        let (acks, restart_grace) = (access.terms.acks, access.terms.restart_grace);
         // A longer lease is reported below, and an error of the library.
-        let locks = open(args, terms.restart_grace.map_or(args.ttl, |grace| args.ttl.min(grace)))?;
-        let setup = Setup {
-            ttl: args.ttl,
-            acks: terms.acks,
-            restart_grace: terms.restart_grace,
-            prefix: args.store.prefix.clone(),
-            trial: format!("{}{name}", args.store.prefix),
-            namespace: access.namespace,
-            layout: match topology {
-                Topology::Server(_) => Layout::Server,
-                Topology::Sentinel(_) => Layout::Sentinel,
-                Topology::Cluster(_) => Layout::Cluster,
-                Topology::Quorum(_) => Layout::Quorum,
-            },
-        };
+        let locks = open(restart_grace.map_or(args.ttl, |grace| args.ttl.min(grace)))?;
+        let (ttl, prefix, namespace) = (args.ttl, args.store.prefix.clone(), access.namespace);
+        let trial = format!("{prefix}{name}");
+        let setup = Setup { ttl, acks, restart_grace, prefix, trial, namespace, topology };
         settings::of_the_url(&setup, locks.url(), &mut report);
-        match &topology {
+        match &setup.topology {
             Topology::Server(target) => drop(examine(target, &setup, &mut report).await?),
             Topology::Sentinel(sentinels) => sentinel::check(sentinels, &setup, &mut report).await?,
             Topology::Cluster(seeds) => cluster::check(seeds, &setup, &mut report).await?,
             Topology::Quorum(members) => quorum::check(members, &setup, &mut report).await?,
         }
-        // The reason why it would fail has been reported already.
-        if !report.has(&["role", "scripts", "rights"]) {
-            try_a_lock(&locks, &name, &mut report).await;
-        }
         locks
     };
+    // The reason why it would fail has been reported already.
+    if !report.has(&["role", "scripts", "rights"]) {
+        try_a_lock(&locks, &name, &mut report).await;
+    }
     let told = if args.json { report.json(locks.url()) } else { report.text(locks.url()) };
-    output::print(told).map_err(|error| Failure::own("cannot print", &error))?;
+    output::print(told)?;
     Ok(if report.has_findings() { FINDINGS } else { 0 })
-}
-
-fn open(args: &Doctor, ttl: Duration) -> Result<Locks, Failure> {
-    store::open_existing_with(&args.store, Terms::default(), |options| options.ttl(ttl))
 }
 
 /// Connects to one server and runs all checks of a server.
@@ -194,7 +167,7 @@ async fn try_a_lock(locks: &Locks, name: &str, report: &mut Report) {
         Err(error) => report.find(
             "trial",
             locks.url(),
-            format!("cannot acquire a lock with a new name: {}", output::chain(&error)),
+            format!("cannot acquire a lock with a new name: {}", chain(&error)),
             "other locks of this store would be refused too",
             "fix the cause, and run `tenure doctor` again",
         ),

@@ -1,11 +1,11 @@
 //! Checks the user's permissions: each is tried with a name that no lock has, and no trial writes.
 
 use tenure::Error;
-use tenure::diagnosis::{ConsoleReply, LockKeys, Namespace};
+use tenure::diagnosis::{ConsoleReply, LockKeys, Namespace, Topology};
 
+use super::Setup;
 use super::report::Report;
 use super::server::Server;
-use super::{Layout, Setup};
 
 /// The permissions for one purpose, as in `book/operate/rights.md`.
 struct Line {
@@ -146,14 +146,14 @@ pub(super) async fn check(
     let mut lines = vec![&ALWAYS, &MUTEX, &WAKE, &OLD];
     lines.extend((setup.acks > 0).then_some(&ACKS));
     lines.extend(setup.restart_grace.map(|_| &GRACE));
-    match setup.layout {
-        Layout::Server => {}
-        Layout::Sentinel => lines.push(&SENTINEL),
-        Layout::Cluster => lines.push(&CLUSTER),
-        Layout::Quorum => lines.push(&QUORUM),
+    match setup.topology {
+        Topology::Server(_) => {}
+        Topology::Sentinel(_) => lines.push(&SENTINEL),
+        Topology::Cluster(_) => lines.push(&CLUSTER),
+        Topology::Quorum(_) => lines.push(&QUORUM),
     }
     // Last, because a quorum supports mutexes only.
-    if setup.layout != Layout::Quorum {
+    if !setup.is_quorum() {
         lines.extend([&REENTRANT, &QUEUE]);
     }
     lines.extend([&OTHERS, &LIST]);

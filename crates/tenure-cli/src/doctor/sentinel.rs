@@ -11,7 +11,7 @@ use super::{Setup, address, examine};
 use crate::exit::{Failure, STORE};
 
 /// Duration of an election, until clients find the promoted server.
-pub(super) const ELECTION: Duration = Duration::from_secs(3);
+const ELECTION: Duration = Duration::from_secs(3);
 
 /// Examines each sentinel of the URL, then the master that they name.
 pub(super) async fn check(sentinels: &Sentinels, setup: &Setup, report: &mut Report) -> Result<(), Failure> {
@@ -30,7 +30,7 @@ pub(super) async fn check(sentinels: &Sentinels, setup: &Setup, report: &mut Rep
             Some((_, error)) => return Err(error.into()),
             None => format!("no sentinel names a master of the service {:?}", sentinels.service),
         };
-        return Err(Failure { code: STORE, message });
+        return Err(Failure::new(STORE, message));
     };
     for (target, error) in silent {
         report.find(
@@ -74,7 +74,7 @@ pub(crate) async fn master(sentinels: &Sentinels) -> Result<Target, Failure> {
         }
     }
     let message = format!("no sentinel names a master of the service {:?}", sentinels.service);
-    Err(failure.unwrap_or(Failure { code: STORE, message }))
+    Err(failure.unwrap_or(Failure::new(STORE, message)))
 }
 
 fn named(reply: &ConsoleReply, asked: &Target, sentinels: &Sentinels) -> Option<Target> {
@@ -164,19 +164,20 @@ fn settings(fields: &[ConsoleReply], in_url: usize, at: &str, setup: &Setup, rep
             );
         }
     }
-    if let Some(down_after) = number("down-after-milliseconds").map(Duration::from_millis)
-        && down_after + ELECTION > setup.least_left()
-    {
+    if let Some(down_after) = number("down-after-milliseconds") {
+        failover("down-after-milliseconds", down_after, at, setup, report);
+    }
+}
+
+/// Compares the setting after which a failover begins, in milliseconds, with the lease.
+pub(super) fn failover(setting: &str, ms: u64, at: &str, setup: &Setup, report: &mut Report) {
+    if Duration::from_millis(ms) + ELECTION > setup.least_left() {
         report.find(
             "failover",
             at,
-            format!(
-                "down-after-milliseconds is {}, and the lease is {} ms",
-                down_after.as_millis(),
-                setup.ttl.as_millis()
-            ),
+            format!("{setting} is {ms} ms, and the lease is {} ms", setup.ttl.as_millis()),
             "a failover takes about 3 s longer, when two thirds of a lease may be left, so holders lose their locks",
-            "lower down-after-milliseconds, or use longer leases (--ttl)",
+            format!("lower {setting}, or use longer leases (--ttl)"),
         );
     }
 }

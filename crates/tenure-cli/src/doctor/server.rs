@@ -7,8 +7,8 @@ use std::time::Duration;
 use tenure::Error;
 use tenure::diagnosis::{Console, ConsoleReply, Target, keys_with};
 
+use super::Setup;
 use super::report::Report;
-use super::{Layout, Setup};
 use crate::clock;
 use crate::output::{Line, plural};
 
@@ -179,12 +179,13 @@ impl Server {
                 );
             }
         }
-        if setup.restart_grace.is_some() || setup.layout.outlives_a_loss() {
+        // A member of a quorum that lost its locks takes no part in decisions.
+        if setup.restart_grace.is_some() || setup.is_quorum() {
             return Ok(());
         }
-        let instead = match setup.layout {
-            Layout::Cluster => "",
-            _ => ", or add restart-grace=DURATION to the URL of every client",
+        let instead = match setup.is_cluster() {
+            true => "",
+            false => ", or add restart-grace=DURATION to the URL of every client",
         };
         if self.info("aof_enabled") == Some("0") {
             report.find(

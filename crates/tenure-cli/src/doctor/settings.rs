@@ -1,13 +1,13 @@
 //! Checks of the URL and flags.
 
+use super::Setup;
 use super::report::Report;
-use super::{Layout, Setup};
 use crate::output::Span;
 
 /// Compares the URL's terms with the lease.
 pub(super) fn of_the_url(setup: &Setup, url: &str, report: &mut Report) {
     let Some(grace) = setup.restart_grace else {
-        if setup.acks > 0 && setup.layout != Layout::Cluster {
+        if setup.acks > 0 && !setup.is_cluster() {
             report.find(
                 "restart-grace",
                 url,

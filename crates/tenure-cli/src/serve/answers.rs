@@ -3,16 +3,16 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::net::IpAddr;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use serde_json::{Value, json};
-use tenure::{LastRun, Outcome};
+use tenure::LastRun;
 
 use super::Seen;
-use crate::clock;
 use crate::list::pause;
 use crate::observed::{Observed, SPAN};
 use crate::table::{self, Party, Row};
+use crate::{clock, uses};
 
 /// The page and what it loads, apart from `locks.json`.
 pub(super) const PAGE: &str = include_str!("page.html");
@@ -189,21 +189,16 @@ fn lock(seen: &Observed, name: &str, row: Option<&Row>, now: Duration, after: u6
 
 /// A job with its last run. The window of that run ends when the next one begins.
 fn job((name, last): &(String, Option<LastRun>)) -> Value {
-    let since_1970 = |time: SystemTime| ms(time.duration_since(UNIX_EPOCH).unwrap_or_default());
+    let since_1970 = |time| ms(clock::since_1970(time));
     json!({
         "name": name,
         "last": last.as_ref().map(|run| {
-            let (outcome, why) = match &run.outcome {
-                Outcome::Running => ("running", ""),
-                Outcome::Done => ("done", ""),
-                Outcome::Failed(why) => ("failed", why.as_str()),
-                _ => ("lost", ""),
-            };
+            let (outcome, why) = uses::outcome(&run.outcome);
             json!({
                 "who": table::who(&run.owner),
                 "begun_ms": since_1970(run.begun),
                 "outcome": outcome,
-                "why": why,
+                "why": why.unwrap_or_default(),
                 "succeeded_ms": run.succeeded.map(since_1970),
                 "next_ms": since_1970(run.window.end),
             })
@@ -276,7 +271,7 @@ mod tests {
         let row = |name: &str| Row { name: name.into(), kind: "mutex".into(), ..Row::default() };
         let mut seen = Observed::default();
         let rows = vec![row("a\"b\\c\nd"), row("z")];
-        seen.looked(Ok(rows), clock::unix(), std::time::Duration::from_millis(5));
+        seen.looked(Ok(rows), clock::unix(), Duration::from_millis(5));
         let text = pages(1, true).metrics(&seen);
         for line in [
             "tenure_up 1",

@@ -10,6 +10,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::StreamExt;
+use futures_util::future::join;
 use futures_util::stream::FuturesUnordered;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
@@ -64,8 +65,7 @@ type Looked = (Vec<Row>, Vec<Row>, Vec<(String, Option<LastRun>)>);
 /// Serves until a signal arrives; returns the exit code.
 #[expect(clippy::disallowed_methods, reason = "a timer of this command's own")]
 pub(crate) async fn serve(args: &Serve) -> Result<u8, Failure> {
-    let mut signals =
-        Signals::catch(&END_THE_WAIT).map_err(|error| Failure::own("cannot catch signals", &error))?;
+    let mut signals = Signals::catch(&END_THE_WAIT)?;
     let locks = store::open_existing(&args.locks.store)?;
     let election = |name: &String| locks.election(name.as_str(), "");
     let job = |name: &String| locks.once_per(name.as_str(), ANY_PERIOD);
@@ -86,8 +86,7 @@ pub(crate) async fn serve(args: &Serve) -> Result<u8, Failure> {
         Err(signal) => return Ok(of_signal(signal)),
     };
     record(&seen, Ok(found), clock::now() - asked);
-    output::print(format!("listening at http://{at}/\n"))
-        .map_err(|error| Failure::own("cannot print", &error))?;
+    output::print(format!("listening at http://{at}/\n"))?;
     let looks = async {
         loop {
             let asked = clock::now();
@@ -107,8 +106,8 @@ pub(crate) async fn serve(args: &Serve) -> Result<u8, Failure> {
         series: args.series,
         is_local: at.ip().is_loopback(),
     };
-    match signals.or_end(both(looks, answer_all(&listener, &page, &seen))).await {
-        Ok(()) => Ok(0),
+    match signals.or_end(join(looks, answer_all(&listener, &page, &seen))).await {
+        Ok(_) => Ok(0),
         Err(signal) => Ok(of_signal(signal)),
     }
 }
@@ -147,12 +146,8 @@ fn record(seen: &Shared, found: Result<Looked, Failure>, took: Duration) {
     }
 }
 
-/// Polls both, which never end.
-async fn both(one: impl Future<Output = ()>, other: impl Future<Output = ()>) {
-    futures_util::future::join(one, other).await;
-}
-
 /// Accepts clients and answers one request of each.
+#[expect(clippy::disallowed_methods, reason = "a timer of this command's own")]
 async fn answer_all(listener: &TcpListener, page: &answers::Pages, seen: &Shared) {
     let mut clients: FuturesUnordered<Pin<Box<dyn Future<Output = ()> + '_>>> = FuturesUnordered::new();
     loop {
@@ -167,14 +162,9 @@ async fn answer_all(listener: &TcpListener, page: &answers::Pages, seen: &Shared
             clients.push(Box::pin(answer(stream, page, seen)));
         } else {
             // For example, too many open files, which may be temporary.
-            nap().await;
+            sleep(Duration::from_millis(100)).await;
         }
     }
-}
-
-#[expect(clippy::disallowed_methods, reason = "a timer of this command's own")]
-async fn nap() {
-    sleep(Duration::from_millis(100)).await;
 }
 
 #[expect(clippy::disallowed_methods, reason = "a timer of this command's own")]
@@ -190,30 +180,23 @@ async fn answer(stream: TcpStream, page: &answers::Pages, seen: &Shared) {
 fn answered(request: &Request<Incoming>, page: &answers::Pages, seen: &Shared) -> Response<Full<Bytes>> {
     let host = request.headers().get("host").and_then(|host| host.to_str().ok()).unwrap_or_default();
     let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
-    let (status, kind, text) = match (request.method(), request.uri().path()) {
-        (&Method::GET | &Method::HEAD, _) if !page.may_ask(host) => (
-            StatusCode::FORBIDDEN,
-            "text/plain",
-            "this address serves only programs on this machine\n".to_owned(),
-        ),
-        (&Method::GET | &Method::HEAD, "/") => {
-            (StatusCode::OK, "text/html; charset=utf-8", answers::PAGE.to_owned())
+    let plain = |status, text: &str| (status, "text/plain", text.to_owned());
+    let (status, kind, text) = match request.uri().path() {
+        _ if ![Method::GET, Method::HEAD].contains(request.method()) => {
+            plain(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD\n")
         }
-        (&Method::GET | &Method::HEAD, "/page.css") => {
-            (StatusCode::OK, "text/css; charset=utf-8", answers::STYLE.to_owned())
+        _ if !page.may_ask(host) => {
+            plain(StatusCode::FORBIDDEN, "this address serves only programs on this machine\n")
         }
-        (&Method::GET | &Method::HEAD, "/page.js") => {
-            (StatusCode::OK, "text/javascript; charset=utf-8", answers::SCRIPT.to_owned())
-        }
-        (&Method::GET | &Method::HEAD, "/metrics") => {
-            (StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", page.metrics(&seen.locks))
-        }
-        (&Method::GET | &Method::HEAD, "/locks.json") => {
+        "/" => (StatusCode::OK, "text/html; charset=utf-8", answers::PAGE.to_owned()),
+        "/page.css" => (StatusCode::OK, "text/css; charset=utf-8", answers::STYLE.to_owned()),
+        "/page.js" => (StatusCode::OK, "text/javascript; charset=utf-8", answers::SCRIPT.to_owned()),
+        "/metrics" => (StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", page.metrics(&seen.locks)),
+        "/locks.json" => {
             let after = request.uri().query().and_then(|query| query.strip_prefix("after=")?.parse().ok());
             (StatusCode::OK, "application/json", page.json(&seen, after.unwrap_or(0)))
         }
-        (&Method::GET | &Method::HEAD, _) => (StatusCode::NOT_FOUND, "text/plain", "not found\n".to_owned()),
-        _ => (StatusCode::METHOD_NOT_ALLOWED, "text/plain", "only GET and HEAD\n".to_owned()),
+        _ => plain(StatusCode::NOT_FOUND, "not found\n"),
     };
     let response = Response::builder()
         .status(status)

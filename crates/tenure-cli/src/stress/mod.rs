@@ -16,12 +16,10 @@ use tenure_history::line::{End, Sort};
 use tokio::time::sleep;
 
 use crate::cli::Stress;
-use crate::clock;
 use crate::exit::{self, Failure, USAGE};
-use crate::limits;
-use crate::output::{self, Line, Span, complain, plural};
+use crate::output::{self, Line, Span, Voice, complain, plural};
 use crate::signals::Signals;
-use crate::store;
+use crate::{asked, clock, store};
 
 mod crew;
 pub(crate) mod worker;
@@ -39,14 +37,7 @@ const PLACE: Duration = Duration::from_secs(5);
 /// Stresses a store; returns the exit code.
 pub(crate) fn stress(args: &Stress) -> u8 {
     // On this thread: the kernel kills each worker when the thread that started it ends.
-    let code = limits::check().and_then(|()| {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        runtime.map_err(|error| Failure::own("cannot start", &error))?.block_on(hammer(args))
-    });
-    code.unwrap_or_else(|failure| {
-        complain(failure.message);
-        failure.code
-    })
+    asked::code(asked::with_runtime(async |_| hammer(args).await), Voice::LOUD)
 }
 
 /// The faults that were injected.
@@ -71,10 +62,10 @@ impl Faults {
 
 async fn hammer(args: &Stress) -> Result<u8, Failure> {
     let own = |error: io::Error| Failure::own("stress cannot continue", &error);
-    let mut signals = Signals::catch(&[Signal::INT, Signal::TERM]).map_err(own)?;
+    let mut signals = Signals::catch(&[Signal::INT, Signal::TERM])?;
     if args.stall <= args.ttl {
-        let message = "--stall must be longer than --ttl: a killed holder keeps its lock for a lease".into();
-        return Err(Failure { code: USAGE, message });
+        let message = "--stall must be longer than --ttl: a killed holder keeps its lock for a lease";
+        return Err(Failure::new(USAGE, message));
     }
     let url = store::url(&args.store)?;
     let mut orders = Orders {
@@ -122,7 +113,7 @@ async fn hammer(args: &Stress) -> Result<u8, Failure> {
     }
     let took = Duration::from_nanos(now() - begun);
     let left = left.map(|left| left.len());
-    output::print(verdict(&judge, &faults, left.as_ref().ok().copied(), took)).map_err(own)?;
+    output::print(verdict(&judge, &faults, left.as_ref().ok().copied(), took))?;
     if judge.violated() > 0 {
         return Ok(exit::VIOLATED);
     }
@@ -130,11 +121,11 @@ async fn hammer(args: &Stress) -> Result<u8, Failure> {
     if let Some(failure) = faults.failure {
         let hooks = plural(faults.hooks_failed, "hook");
         let message = format!("{hooks} of {} failed, the last with {failure}", faults.hooks);
-        return Err(Failure { code: exit::OWN, message });
+        return Err(Failure::new(exit::OWN, message));
     }
     match judge.failure {
         Some(failure) if judge.checked() == 0 => {
-            Err(Failure { code: exit::STORE, message: format!("no lock was granted: {failure}") })
+            Err(Failure::new(exit::STORE, format!("no lock was granted: {failure}")))
         }
         _ => Ok(0),
     }

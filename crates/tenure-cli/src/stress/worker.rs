@@ -16,14 +16,11 @@ use tenure_history::line::{End, Line, Lock, Sort, What};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use crate::exit::{OWN, STORE};
-use crate::output::{chain, complain};
+use crate::exit::{OWN, STORE, chain};
+use crate::output::complain;
 use crate::platform::die_with_parent;
-use crate::{clock, launch};
+use crate::{clock, launch, store};
 
-/// The environment variable with the store's URL. An argument, with its password, would be visible to all
-/// users.
-pub(super) const STORE_URL: &str = "TENURE_STORE";
 /// Minimum interval at which a worker checks its holds and writes a heartbeat.
 const PULSE: Duration = Duration::from_millis(50);
 /// The interval grows by this much per worker, so that many workers do not spend all their time on
@@ -124,7 +121,8 @@ pub(crate) fn stage(args: ArgsOs) -> Option<u8> {
 }
 
 async fn work(orders: Orders) -> Result<()> {
-    let locks = Locks::open(&std::env::var(STORE_URL).unwrap_or_default())?.with(|_| orders.options())?;
+    let locks =
+        Locks::open(&std::env::var(store::STORE_URL).unwrap_or_default())?.with(|_| orders.options())?;
     let (stop, stopped) = watch::channel(false);
     std::thread::spawn(move || {
         let _ = io::stdin().read(&mut [0]);
@@ -357,7 +355,8 @@ pub(super) fn nanos(duration: Duration) -> u64 {
 pub(super) fn command(url: &str, orders: &Orders) -> std::process::Command {
     let mut command = launch::again();
     command.arg(launch::STRESS).arg(rustix::process::getpid().to_string()).args(orders.write());
-    command.env(STORE_URL, url);
+    // Not as an argument, which every user of the machine can read: it may contain a password.
+    command.env(store::STORE_URL, url);
     command
 }
 

@@ -235,7 +235,7 @@ mod tests {
     #[test]
     fn a_store_that_is_silent_leaves_what_was_seen_and_says_so() {
         let mut app = app(&[row("a", &[1])]);
-        let failure = Failure { code: 69, message: "no answer".into() };
+        let failure = Failure::new(69, "no answer");
         app.looked(Err(failure), Duration::from_secs(102), Duration::ZERO);
         assert_eq!((app.seen.trouble.as_deref(), app.shown().len()), (Some("no answer"), 1));
         app.looked(Ok(vec![]), Duration::from_secs(104), Duration::ZERO);

@@ -33,11 +33,9 @@ use app::{Action, App};
 /// Shows the locks until a key or signal ends it; returns the exit code.
 pub(crate) async fn top(args: &Top) -> Result<u8, Failure> {
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
-        let message = "top needs a terminal; elsewhere use `tenure list --watch`".into();
-        return Err(Failure { code: USAGE, message });
+        return Err(Failure::new(USAGE, "top needs a terminal; elsewhere use `tenure list --watch`"));
     }
-    let mut signals =
-        Signals::catch(&END_THE_WAIT).map_err(|error| Failure::own("cannot catch signals", &error))?;
+    let mut signals = Signals::catch(&END_THE_WAIT)?;
     let locks = store::open_existing(&args.locks.store)?;
     let asked = clock::now();
     let mut app =
@@ -69,6 +67,10 @@ impl Drop for Screen {
 }
 
 type Pending<T> = Fuse<Pin<Box<dyn Future<Output = T>>>>;
+
+fn pending<T>(future: impl Future<Output = T> + 'static) -> Pending<T> {
+    (Box::pin(future) as Pin<Box<dyn Future<Output = T>>>).fuse()
+}
 
 enum Event {
     Terminal(TerminalEvent),
@@ -147,9 +149,7 @@ async fn run(
                     Some(Action::Quit) => return Ok(0),
                     Some(Action::Interrupt) => return Ok(of_signal(Signal::INT)),
                     Some(Action::Force { name, tokens }) => {
-                        let end: Pin<Box<dyn Future<Output = _>>> =
-                            Box::pin(force(locks.clone(), name, tokens));
-                        events.force = end.fuse();
+                        events.force = pending(force(locks.clone(), name, tokens));
                     }
                     None => {}
                 }
@@ -162,8 +162,7 @@ async fn run(
         if !app.is_paused() && !is_looking && clock::now() >= next {
             asked = clock::now();
             let (locks, names) = (locks.clone(), args.locks.names.clone());
-            let look: Pin<Box<dyn Future<Output = _>>> = Box::pin(async move { rows(&locks, &names).await });
-            events.look = look.fuse();
+            events.look = pending(async move { rows(&locks, &names).await });
         }
     }
 }

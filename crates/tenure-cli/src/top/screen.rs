@@ -132,15 +132,7 @@ fn lease(app: &App, row: &Row, now: Duration) -> Cell<'static> {
 
 /// One lock: its holders, waiters and history.
 fn draw_lock(frame: &mut Frame<'_>, app: &App, name: &str, now: Duration, area: Rect) {
-    let party = |one: &Party| {
-        let since =
-            one.since.map_or(String::new(), |since| format!(", for {}", Span(now.saturating_sub(since))));
-        let left = one.left.map_or(", without end".into(), |left| {
-            format!(", {} left", Span(left.saturating_sub(now.saturating_sub(app.seen.looked_at))))
-        });
-        let token = if one.token > 0 { format!(", token {}", one.token) } else { String::new() };
-        format!("{}{since}{left}{token}", one.who())
-    };
+    let party = |one: &Party| format!("{}{}", one.who(), one.hold(now, app.seen.looked_at));
     let mut lines = Vec::new();
     match app.seen.row(name) {
         None => lines.push(format!("{}: free", Line(name))),

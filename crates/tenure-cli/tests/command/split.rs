@@ -21,6 +21,7 @@ impl TestEnv {
 
     /// The background process that renews the lock of this owner.
     fn renewing(&self, owner: &str) -> Pid {
+        let owner = format!("--owner={owner}");
         let is_keeper = |pid: &i32| {
             let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
             let words: Vec<&[u8]> = words.split(|byte| *byte == 0).collect();
