@@ -8,7 +8,7 @@ use serde_json::Value;
 use tenure_testkit::servers::{Cluster, Sentinels, Server};
 
 use crate::doctor::left;
-use crate::env::TestEnv;
+use crate::env::{TestEnv, UNTIL_END};
 
 const PARTS: [&str; 4] = ["uncontended", "contended", "hand-over", "renewal"];
 
@@ -82,10 +82,10 @@ fn a_bench_refuses_names_that_are_in_use() {
     let (env, server) = (TestEnv::new(), Server::start());
     let url = server.url();
     let bench = || env.run(env.tenure(["bench", "--name", "b", "--for", "400ms", "--store", &url]));
-    let script = "READY; while [ ! -e end ]; do sleep 0.02; done";
+    let script = UNTIL_END;
     let holder = env.start_script(&["--store", &url], "b:contended", script);
     bench().exits_with(75).says("in use");
-    fs::write(env.path("end"), "").expect("a file");
+    env.end();
     holder.wait().exits_with(0);
     // A key at the name of the bare lock that holds other data.
     server.command(&["SET", "b:bare", "data"]);
@@ -105,13 +105,4 @@ fn a_signal_ends_a_bench_with_what_was_measured_and_nothing_left() {
     let said = bench.wait().exits_with(130).says_nothing();
     serde_json::from_str::<Value>(&said.stdout).expect("JSON");
     assert_eq!(left(&server), [""; 0]);
-}
-
-#[test]
-fn a_bench_without_its_store_is_an_error_of_one_line() {
-    let env = TestEnv::new();
-    for (store, code) in [("redis://127.0.0.1:1", 69), ("file:/no/such/directory", 69), ("memory:", 64)] {
-        let said = env.run(env.tenure(["bench", "--store", store])).exits_with(code);
-        assert!(said.stdout.is_empty() && said.stderr.lines().count() == 1, "{said:?}");
-    }
 }

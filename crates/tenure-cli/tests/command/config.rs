@@ -93,7 +93,14 @@ fn what_is_wrong_in_a_file_is_one_line_with_its_place() {
         ),
         ("[run]\nttl = \"soon\"\n", "line 2: `ttl`: invalid value 'soon': expected seconds"),
         ("ttl = \n", "line 1: "),
-        ("store = \"redis://:hush@h\"\nstore-file = \"x\"\n", "both set"),
+        ("[rum]\n", "line 1: unknown key `rum`; did you mean `run`?"),
+        ("[doctor]\ngrace = 1\n", "unknown key `grace` in [doctor]; there are ttl"),
+        ("[run]\nbusy-code = 256\n", "line 2: `busy-code`: invalid value '256'"),
+        ("prefix = [1]\n", "line 1: `prefix` must be a string"),
+        (
+            "store = \"redis://:hush@h\"\nstore-file = \"x\"\n",
+            "line 2: `store` and `store-file` are both set",
+        ),
     ] {
         write(&env, text);
         for verb in [&["list"][..], &["run", "x", "true"], &["config"]] {

@@ -218,7 +218,7 @@ fn a_switch_waits_for_those_who_use_the_release() {
     user.eventually("it uses the release", || env.path("testing").exists());
     let switch = start(&env, "switch", &[("NEW", "2")]);
     switch.eventually("it waits", || env.run(env.tenure(["status", "live"])).stdout.contains("waiter: "));
-    fs::write(env.path("end"), "").expect("a file");
+    env.end();
     user.wait().exits_with(0);
     switch.wait().exits_with(0).says_nothing();
     assert_eq!(env.read("used"), "releases/1\nreleases/1\n");

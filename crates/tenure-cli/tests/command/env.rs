@@ -13,8 +13,13 @@ use std::time::Duration;
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use tenure::diagnosis::boot_clock;
+use tenure_testkit::servers::eventually;
 
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const SOON: Duration = Duration::from_secs(20);
+
+/// A script that runs until [`TestEnv::end`].
+pub(crate) const UNTIL_END: &str = "READY; while [ ! -e end ]; do sleep 0.02; done";
 
 pub(crate) struct TestEnv {
     dir: tempfile::TempDir,
@@ -124,13 +129,22 @@ impl TestEnv {
 
     /// Starts `tenure run NAME sh -c SCRIPT`, and waits until the script has created the file `up`.
     pub(crate) fn start_script(&self, options: &[&str], name: &str, script: &str) -> Running {
+        self.start_script_by(self.tenure_run_command(options), name, script)
+    }
+
+    /// The same with this command before NAME.
+    pub(crate) fn start_script_by(&self, mut command: Command, name: &str, script: &str) -> Running {
         let _ = fs::remove_file(self.path("up"));
         let script = script.replace("READY", "echo $$ > up.new && mv up.new up");
-        let mut command = self.tenure_run_command(options);
         command.args([name, "--", "sh", "-c", &script]);
         let running = self.start(command);
         running.eventually("the command is up", || self.path("up").exists());
         running
+    }
+
+    /// Ends the scripts that run until there is a file `end`.
+    pub(crate) fn end(&self) {
+        fs::write(self.path("end"), "").expect("a file");
     }
 
     /// Leads `api` for a moment.
@@ -294,6 +308,14 @@ pub(crate) fn is_alive(pid: Pid) -> bool {
     let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
     // A zombie no longer runs.
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+}
+
+pub(crate) fn until_gone(pid: Pid) {
+    eventually("the process is gone", LIMIT, || !is_alive(pid));
+}
+
+pub(crate) fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
 }
 
 pub(crate) fn now() -> Duration {

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
-use crate::env::{TestEnv, random};
+use crate::env::{TestEnv, UNTIL_END, random};
 
 #[test]
 fn the_code_of_the_command_is_passed_on() {
@@ -27,7 +27,7 @@ fn a_command_that_a_signal_ended_exits_with_128_and_its_number() {
 #[test]
 fn a_busy_lock_is_told_at_once_or_at_the_end_of_the_wait() {
     let env = TestEnv::new();
-    let holder = env.start_script(&[], "x", "READY; while [ ! -e end ]; do sleep 0.02; done");
+    let holder = env.start_script(&[], "x", UNTIL_END);
     env.tenure_run(["-n", "x", "--", "touch", "ran"]).exits_with(75).says("busy");
     env.tenure_run(["-w", "0", "x", "--", "touch", "ran"]).exits_with(75).says("busy");
     env.tenure_run(["-q", "-n", "x", "--", "touch", "ran"]).exits_with(75).says_nothing();
@@ -40,7 +40,7 @@ fn a_busy_lock_is_told_at_once_or_at_the_end_of_the_wait() {
     assert!(!holder.has_ended() && !env.path("ran").exists());
     env.tenure_run(["-n", "another", "--", "true"]).exits_with(0);
 
-    fs::write(env.path("end"), "").unwrap();
+    env.end();
     env.tenure_run(["-w", "10", "x", "--", "true"]).exits_with(0);
     holder.wait().exits_with(0);
     env.tenure_run(["-n", "x", "--", "true"]).exits_with(0);

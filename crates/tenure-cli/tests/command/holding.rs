@@ -2,18 +2,13 @@
 //! `--on-lost`, `--kill-after` and `-c`.
 
 use std::fs;
-use std::time::Duration;
 
 use rustix::process::Signal;
 
-use crate::env::{Outcome, TestEnv, is_alive, now};
+use crate::env::{Outcome, TestEnv, is_alive, ms, now};
 
 const TTL: &[&str] = &["--ttl", "900ms"];
 const FOREVER: &str = "while :; do sleep 0.02; done";
-
-fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
 
 /// Forces the lock open.
 fn force(env: &TestEnv) -> Outcome {
@@ -149,7 +144,7 @@ fn a_lost_lock_is_only_said_where_it_is_ignored() {
     let end = now() + ms(1_200);
     running.eventually("it runs on", || now() > end);
     env.tenure_run(["-n", "x", "true"]).exits_with(0);
-    fs::write(env.path("end"), "").unwrap();
+    env.end();
     running.wait().exits_with(7).says("ran on without the lock");
 }
 
@@ -171,6 +166,6 @@ fn a_command_that_does_not_end_when_told_to_is_killed_after_the_time() {
     running.signal(Signal::USR1);
     let end = now() + ms(300);
     running.eventually("it runs on", || now() > end);
-    fs::write(env.path("end"), "").unwrap();
+    env.end();
     running.wait().exits_with(0);
 }

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
-use crate::env::{BINARY, TestEnv};
+use crate::env::{BINARY, TestEnv, UNTIL_END};
 
 #[test]
 fn a_name_is_any_text_of_1_byte_to_64_kib() {
@@ -58,12 +58,12 @@ fn what_is_no_name_is_told_what_one_is() {
 #[test]
 fn two_names_that_look_alike_are_two_locks() {
     let env = TestEnv::new();
-    let holder = env.start_script(&[], "a", "READY; while [ ! -e end ]; do sleep 0.02; done");
+    let holder = env.start_script(&[], "a", UNTIL_END);
     for name in ["A", "a ", " a", "a\n", "./a", "a/"] {
         env.tenure_run(["-n", name, "--", "true"]).exits_with(0);
     }
     env.tenure_run(["-n", "a", "--", "true"]).exits_with(75);
-    fs::write(env.path("end"), "").unwrap();
+    env.end();
     holder.wait().exits_with(0);
 }
 
@@ -89,6 +89,7 @@ fn what_is_no_lease_is_told_what_one_is() {
         (&["-w", "soon"], "0.5"),
         (&["-w", "9e99"], "0.5"),
         (&["-E", "256"], "255"),
+        (&["-E", "-1"], "-1"),
         (&["-n", "-w", "1"], "--wait"),
         (&["-q", "-v"], "--verbose"),
         (&["--prefix", "tenure:"], "tenure:"),
@@ -150,8 +151,12 @@ fn what_is_no_command_line_is_told_what_is_missing() {
     env.tenure_run([""; 0]).exits_with(64).says("<NAME>");
     env.tenure_run(["x"]).exits_with(64).says("<CMD>");
     env.tenure_run(["x", "--"]).exits_with(64).says("<CMD>");
+    env.tenure_run(["x", "-odd"]).exits_with(64).says("-o");
     env.tenure_run(["--frobnicate", "x", "true"]).exits_with(64).says("--frobnicate");
-    env.tenure_run(["--tll", "5s", "x", "true"]).exits_with(64).says("did you mean '--ttl'?");
+    env.tenure_run(["--tll", "5s", "x", "true"])
+        .exits_with(64)
+        .says("did you mean '--ttl'?; `tenure run --help`");
+    env.tenure_run(["--no-wiat", "x", "true"]).exits_with(64).says("did you mean '--no-wait'?;");
     env.run(env.tenure(["statsu", "x"])).exits_with(64).says("did you mean 'status'?");
     env.run(env.tenure(["frobnicate"])).exits_with(64).says("`tenure --help`");
     env.run(env.tenure(["status"])).exits_with(64).says("`tenure status --help`");
@@ -214,7 +219,7 @@ fn a_directory_that_does_not_exist_is_an_error_to_all_but_run() {
     let missing = env.path("missing");
     let path = missing.display().to_string();
     for store in [format!("file:{path}"), format!("file://{path}"), "file:missing".to_owned()] {
-        for args in [&["status", "x"][..], &["list"], &["release", "--force", "x"]] {
+        for args in [&["status", "x"][..], &["list"], &["release", "--force", "x"], &["doctor"], &["bench"]] {
             let (verb, rest) = args.split_first().unwrap();
             let args = [&[*verb, "--store", &store][..], rest].concat();
             let said = env.run(env.tenure(args)).exits_with(69).says("does not exist");

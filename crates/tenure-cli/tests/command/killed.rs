@@ -2,22 +2,13 @@
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::env::{LIMIT, TestEnv, is_alive, now};
+use crate::env::{TestEnv, is_alive, until_gone};
 
 /// A prefix that changes the user of a command, so that the kernel's parent death signal is cleared.
 pub(crate) fn another_user() -> &'static [&'static str] {
     match rustix::process::geteuid().is_root() {
         true => &["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"],
         false => &["unshare", "--user", "--"],
-    }
-}
-
-#[track_caller]
-fn eventually_gone(pid: Pid) {
-    let end = now() + LIMIT;
-    while is_alive(pid) {
-        assert!(now() < end, "it lives on");
-        std::thread::sleep(std::time::Duration::from_millis(2));
     }
 }
 
@@ -45,7 +36,7 @@ fn a_command_that_changed_its_user_dies_with_its_wrapper() {
     with_rights_for_all(&env);
     let script = "echo $$ > up.new; mv up.new up; exec sleep 60";
     let words = [another_user(), &["sh", "-c", script]].concat();
-    eventually_gone(kill_the_wrapper_of(&env, &words));
+    until_gone(kill_the_wrapper_of(&env, &words));
 }
 
 #[test]
@@ -54,7 +45,7 @@ fn what_a_command_that_changed_its_user_started_dies_with_the_wrapper() {
     with_rights_for_all(&env);
     let script = "sleep 60 & echo $! > up.new; mv up.new up; wait";
     let words = [another_user(), &["sh", "-c", script]].concat();
-    eventually_gone(kill_the_wrapper_of(&env, &words));
+    until_gone(kill_the_wrapper_of(&env, &words));
 }
 
 #[test]
@@ -84,7 +75,7 @@ while True:
 "#;
     let words = ["python3", "-c", script];
     let command = kill_the_wrapper_of(&env, &words);
-    eventually_gone(command);
+    until_gone(command);
     std::fs::remove_file(env.path("up")).unwrap();
 
     // Told to end, or stopped because the lease is lost.

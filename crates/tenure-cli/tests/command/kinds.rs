@@ -3,17 +3,11 @@
 use std::fs;
 
 use rustix::process::Signal;
+use tenure_testkit::servers::eventually;
 
-use crate::env::{BINARY, Running, TestEnv, is_alive};
-
-/// Runs until the test creates the file `end`.
-const UNTIL_END: &str = "READY; while [ ! -e end ]; do sleep 0.02; done";
+use crate::env::{BINARY, LIMIT, Running, TestEnv, UNTIL_END, is_alive};
 
 impl TestEnv {
-    fn end(&self) {
-        fs::write(self.path("end"), "").unwrap();
-    }
-
     /// The lines of `status`.
     fn status(&self, name: &str) -> Vec<String> {
         let said = self.run(self.tenure(["status", name])).stdout;
@@ -352,11 +346,7 @@ fn what_outlives_its_run_waits_for_the_next_holder_as_any_other() {
     holder.eventually("it waits", || env.read("said").contains("waiting"));
     assert!(!env.path("code").exists(), "{}", env.read("said"));
     env.end();
-    let end = crate::env::now() + crate::env::LIMIT;
-    while env.read("code").is_empty() {
-        assert!(crate::env::now() < end, "it still waits");
-        std::thread::sleep(std::time::Duration::from_millis(2));
-    }
+    eventually("it ends", LIMIT, || !env.read("code").is_empty());
     assert_eq!(env.read("code"), "0\n");
     holder.wait().exits_with(0);
 }

@@ -32,6 +32,8 @@ fn a_list_is_sorted_and_filtered() {
         (&["--sort", "age"], &["b:queue", "a:render", "c:deploy"]),
         (&["--sort", "left"], &["b:queue", "c:deploy", "a:render"]),
         (&["--filter", "kind=semaphore"], &["a:render"]),
+        (&["--filter", "kind=fair"], &["b:queue"]),
+        (&["--sort", "name", "--filter", "kind=mutex"], &["b:queue", "c:deploy"]),
         (&["--filter", "name=:q"], &["b:queue"]),
         (&["--filter", "label=//ci/"], &["c:deploy"]),
         (&["--filter", "user=alice", "--filter", "kind=semaphore"], &["a:render"]),
@@ -42,14 +44,17 @@ fn a_list_is_sorted_and_filtered() {
         assert_eq!(names(&env, args), expected, "{args:?}");
     }
     let pid = format!("pid={}", held[1].pid().as_raw_nonzero());
-    assert_eq!(names(&env, &["--filter", &pid, "--filter", "name=a"]), ["a:render"]);
+    let host = format!("host={}", rustix::system::uname().nodename().to_string_lossy());
+    assert_eq!(names(&env, &["--filter", &pid, "--filter", &host, "--filter", "name=a"]), ["a:render"]);
     let said = env.run(env.tenure(["list", "a:"])).exits_with(0).stdout;
     assert!(said.ends_with("\t0\t2/3\n"), "{said}");
     let help = env.run(env.tenure(["list", "--help"])).exits_with(0).stdout;
     let columns = help.split_once("a line of ").and_then(|(_, rest)| rest.split_once("separated by"));
     let columns = columns.expect("the columns").0.replace(" and", ",");
     assert_eq!(columns.matches(',').count(), said.split('\t').count(), "{columns}");
-    env.run(env.tenure(["list", "--filter", "held"])).exits_with(64).says("host=TEXT");
+    for wrong in ["", "held", "pid=x", "owner=1"] {
+        env.run(env.tenure(["list", "--filter", wrong])).exits_with(64).says("host=TEXT");
+    }
     env.run(env.tenure(["list", "--sort", "nmae"])).exits_with(64).says("did you mean 'name'?");
 }
 

@@ -5,10 +5,11 @@ use std::process::Stdio;
 use std::thread::sleep;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal};
+use rustix::process::Signal;
 use tenure::{Locks, block_on};
+use tenure_testkit::servers::eventually;
 
-use crate::env::{LIMIT, Running, TestEnv, is_alive, now};
+use crate::env::{LIMIT, TestEnv, UNTIL_END, is_alive, now, until_gone};
 
 const TTL: &[&str] = &["--ttl", "900ms"];
 
@@ -17,10 +18,6 @@ fn force(env: &TestEnv, name: &str) {
     let locks = block_on(Locks::connect(&env.url())).expect("the store");
     let whose = block_on(locks.force_release(name)).expect("an answer");
     assert!(whose.is_some(), "it was held");
-}
-
-fn gone(running: &Running, pid: Pid) {
-    running.eventually("the process is gone", || !is_alive(pid));
 }
 
 #[test]
@@ -77,7 +74,7 @@ fn without_its_store_the_command_is_gone_before_the_lease_is_over() {
     fs::rename(env.store(), env.path("away")).unwrap();
     fs::write(env.store(), "no directory").unwrap();
     let taken = now();
-    gone(&running, command);
+    until_gone(command);
     let took = now() - taken;
     assert!(took < Duration::from_millis(1500), "the lease was over: {took:?}");
     assert!(took > Duration::from_millis(400), "it was given up too soon: {took:?}");
@@ -87,9 +84,9 @@ fn without_its_store_the_command_is_gone_before_the_lease_is_over() {
 #[test]
 fn a_loss_that_is_noticed_only_at_the_release_is_a_loss() {
     let env = TestEnv::new();
-    let running = env.start_script(&["--ttl", "1h"], "x", "READY; while [ ! -e end ]; do sleep 0.02; done");
+    let running = env.start_script(&["--ttl", "1h"], "x", UNTIL_END);
     force(&env, "x");
-    fs::write(env.path("end"), "").unwrap();
+    env.end();
     running.wait().exits_with(79).says("lost");
 }
 
@@ -101,17 +98,10 @@ fn the_command_is_stopped_also_while_standard_error_is_not_read() {
     let mut command = env.tenure_run_command(TTL);
     command.args(["x", "--", "sh", "-c", script]).stderr(Stdio::piped());
     let mut wrapper = command.spawn().unwrap();
-    let end = now() + LIMIT;
-    while !env.path("up").exists() {
-        assert!(now() < end, "the command is not up");
-        sleep(Duration::from_millis(2));
-    }
+    eventually("the command is up", LIMIT, || env.path("up").exists());
     let pid = env.pid("up");
     force(&env, "x");
-    while is_alive(pid) {
-        assert!(now() < end, "the command lives on");
-        sleep(Duration::from_millis(2));
-    }
+    until_gone(pid);
     wrapper.kill().unwrap();
     wrapper.wait().unwrap();
 }
@@ -121,7 +111,7 @@ fn a_release_that_fails_keeps_the_code_of_the_command() {
     let env = TestEnv::new();
     let running = env.start_script(&[], "x", "READY; while [ ! -e end ]; do sleep 0.02; done; exit 3");
     let _silence = env.silence_the_store();
-    fs::write(env.path("end"), "").unwrap();
+    env.end();
     running.wait().exits_with(3).says("not released");
 }
 

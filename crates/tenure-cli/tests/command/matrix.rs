@@ -3,12 +3,12 @@
 
 use std::fs;
 use std::thread;
-use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use tenure::{Locks, block_on};
+use tenure_testkit::servers::eventually;
 
-use crate::env::{LIMIT, TestEnv, is_alive, now};
+use crate::env::{LIMIT, TestEnv, is_alive, until_gone};
 use crate::terminal::Session;
 
 /// How the command handles signals, and whether it has a child that ignores them.
@@ -59,14 +59,6 @@ fn code(child: Child, fate: Fate) -> i32 {
     }
 }
 
-fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
-    let end = now() + LIMIT;
-    while !is_so() {
-        assert!(now() < end, "not so: {what}");
-        thread::sleep(Duration::from_millis(5));
-    }
-}
-
 /// Runs one case, and reports differences from the documentation.
 fn check(on_terminal: bool, child: Child, fate: Fate) {
     let env = TestEnv::new();
@@ -84,7 +76,7 @@ fn check(on_terminal: bool, child: Child, fate: Fate) {
         command.args(["-c", &script, crate::env::BINARY]);
         running = Some(env.start(command));
     }
-    wait_for(&format!("it is up: {case}"), || {
+    eventually(&format!("it is up: {case}"), LIMIT, || {
         session.iter_mut().for_each(Session::look);
         env.path("up").exists()
     });
@@ -128,7 +120,7 @@ fn check(on_terminal: bool, child: Child, fate: Fate) {
         if matches!(fate, Fate::Signalled(_)) {
             fs::write(env.path("end"), "0").expect("a file");
         }
-        wait_for(&format!("the grandchild has ended: {case}"), || !is_alive(grandchild));
+        until_gone(grandchild);
     }
     if !matches!(fate, Fate::ServerGone) {
         env.tenure_run(["-n", "x", "--", "true"]).exits_with(0);
@@ -176,7 +168,7 @@ fn a_lost_run_is_begun_again_with_retry_lost_and_a_signal_ends_it() {
     running.eventually("it runs again", || turns() == 3);
     let turns: Vec<u64> = env.read("turns").lines().map(|line| line.parse().expect("a token")).collect();
     assert!(turns.is_sorted_by(|a, b| a < b), "{turns:?}");
-    fs::write(env.path("end"), "").expect("a file");
+    env.end();
     let said = running.wait().exits_with(3);
     assert_eq!(said.stderr.matches("waiting for the lock again").count(), 2, "{said:?}");
 

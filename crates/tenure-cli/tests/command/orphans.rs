@@ -1,6 +1,5 @@
 //! As process 1 of a container, or as a subreaper, the wrapper reaps orphans.
 
-use std::fs;
 use std::process::Command;
 
 use rustix::process::{Signal, geteuid};
@@ -40,7 +39,7 @@ fn the_first_process_of_a_container_reaps_orphans_and_keeps_the_status_of_its_co
     command.args([BINARY, "run", "x", "--", "sh", "-c", &script]);
     let running = env.start(command);
     running.eventually("all five are gone", || env.path("up").exists());
-    fs::write(env.path("end"), "").unwrap();
+    env.end();
     let said = running.wait().exits_with(3).says_nothing();
     assert_eq!(said.stdout, "own 9\n");
 }

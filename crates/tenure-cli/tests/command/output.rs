@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-use crate::env::{LIMIT, TestEnv, now};
+use crate::env::{LIMIT, TestEnv, UNTIL_END, now};
 
 #[test]
 fn help_and_version_go_to_standard_output() {
@@ -75,7 +75,7 @@ fn verbose_says_who_is_waited_for_how_long_and_the_token() {
     let waiter =
         env.start(env.tenure_run_command(["-v", "night job", "--", "sh", "-c", "echo $TENURE_FENCE"]));
     waiter.eventually("it says so", || waiter.stderr().ends_with('\n'));
-    fs::write(env.path("end"), "").unwrap();
+    env.end();
     let said = waiter.wait().exits_with(0);
     let lines: Vec<&str> = said.stderr.lines().collect();
     let held_by = format!("pid {}", holder.pid().as_raw_nonzero());
@@ -103,7 +103,7 @@ fn status_tells_held_from_free() {
     {
         assert!(said.stdout.contains(word), "{word}: {said:?}");
     }
-    fs::write(env.path("end"), "").unwrap();
+    env.end();
     holder.wait().exits_with(0);
     env.run(env.tenure(["status", "x"])).exits_with(1);
     env.run(env.tenure(["status", ""])).exits_with(64).says("name");
@@ -259,11 +259,11 @@ fn output_that_is_not_read_blocks_no_run() {
     let run = |args: &[&str]| env.tenure_run_command(args);
     assert_eq!(unread(run(&["-v", "x", "--", "sh", "-c", "exit 3"]), |_| false), Some(3));
 
-    let holder = env.start_script(&[], "x", "READY; while [ ! -e end ]; do sleep 0.02; done");
+    let holder = env.start_script(&[], "x", UNTIL_END);
     assert_eq!(unread(run(&["-n", "x", "--", "true"]), |_| false), Some(75));
     for (signal, code) in [(Signal::TERM, 143), (Signal::INT, 130)] {
         let waiter = run(&["--fair", "-v", "y", "--", "touch", "ran"]);
-        let held = env.start_script(&["--fair"], "y", "READY; while [ ! -e end ]; do sleep 0.02; done");
+        let held = env.start_script(&["--fair"], "y", UNTIL_END);
         let ended = unread(waiter, |pid| {
             let waits = env.run(env.tenure(["status", "y"])).stdout.contains("waiter");
             waits && kill_process(pid, signal).is_ok()
@@ -271,7 +271,7 @@ fn output_that_is_not_read_blocks_no_run() {
         assert_eq!(ended, Some(code));
         drop(held);
     }
-    fs::write(env.path("end"), "").unwrap();
+    env.end();
     holder.wait().exits_with(0);
     assert!(!env.path("ran").exists());
 }
@@ -295,7 +295,7 @@ fn a_release_with_a_token_never_ends_the_hold_of_a_successor() {
         assert!(said.stderr.contains(&pid) && said.stdout.is_empty(), "{said:?}");
         let held = env.run(env.tenure(["status", "x"])).exits_with(0).stdout;
         assert!(held.contains(&pid), "{held}");
-        fs::write(env.path("end"), "").unwrap();
+        env.end();
         first.wait().exits_with(79);
         second.wait().exits_with(0);
         fs::remove_file(env.path("end")).unwrap();

@@ -38,17 +38,19 @@ fn a_lock_on_postgresql_is_held_shown_and_listed_and_its_stress_has_no_overlap()
 }
 
 /// A run on this store holds its lock, which is shown and listed until it ends, and no two of a crowd overlap.
+/// Returns what was shown.
 #[track_caller]
-pub(crate) fn is_held_shown_and_listed(env: &TestEnv, url: &str) {
+pub(crate) fn is_held_shown_and_listed(env: &TestEnv, url: &str) -> String {
     let script = "\"$0\" list --store \"$1\"; \"$0\" status --store \"$1\" nightly; true";
     let program = env!("CARGO_BIN_EXE_tenure");
     let said =
         env.run(env.tenure(["run", "--store", url, "nightly", "--", "sh", "-c", script, program, url]));
     let has_both = ["nightly\tmutex", "held as a mutex"].iter().all(|text| said.stdout.contains(text));
     assert!(said.code() == Some(0) && has_both, "{said:?}");
-    let said = env.run(env.tenure(["list", "--store", url]));
-    assert!(said.code() == Some(0) && !said.stdout.contains("nightly"), "{said:?}");
+    let listed = env.run(env.tenure(["list", "--store", url]));
+    assert!(listed.code() == Some(0) && !listed.stdout.contains("nightly"), "{listed:?}");
     env.run(env.tenure(["stress", "--store", url, "--for", "2s"])).exits_with(0);
+    said.stdout
 }
 
 #[test]

@@ -10,16 +10,12 @@ use rustix::process::Pid;
 use tenure_testkit::proxy::{Fault, Proxy};
 use tenure_testkit::servers::{Authority, Config, Server};
 
-use crate::env::{Outcome, Running, TestEnv, is_alive, now};
+use crate::env::{Outcome, Running, TestEnv, UNTIL_END, is_alive, ms, now};
 
 const TTL_MS: u64 = 3_000;
 const GRACE_MS: u64 = 1_000;
 /// Logs that it is told to end, and ignores that.
 const STUBBORN: &str = "trap 'echo > told' TERM; READY; while :; do sleep 0.01; done";
-
-fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
 
 /// Starts a stubborn script under the lock `x` of this store.
 fn start(env: &TestEnv, url: &str) -> (Running, Pid) {
@@ -424,7 +420,7 @@ fn a_wait_says_that_its_server_does_not_answer_and_that_it_is_back() {
     let server = Server::start();
     let store = ["--store", &server.url(), "--ttl", "1h"].map(str::to_owned);
     let store: Vec<&str> = store.iter().map(String::as_str).collect();
-    let holder = env.start_script(&store, "x", "READY; while [ ! -e end ]; do sleep 0.02; done");
+    let holder = env.start_script(&store, "x", UNTIL_END);
     let waiter = env.start(env.tenure_run_command([&store[..], &["-w", "60", "x", "--", "true"]].concat()));
     let own = |waiter: &Running| waiter.stderr().lines().map(str::to_owned).collect::<Vec<_>>();
     for round in 0..2 {
@@ -438,7 +434,7 @@ fn a_wait_says_that_its_server_does_not_answer_and_that_it_is_back() {
         waiter.eventually("it is back", || own(&waiter).len() == 2 * round + 2);
         assert!(own(&waiter)[2 * round + 1].contains("answers again, after"), "{waiter:?}");
     }
-    std::fs::write(env.path("end"), "").unwrap();
+    env.end();
     waiter.wait_for(ms(30_000)).exits_with(0);
     holder.wait().exits_with(0);
 }
@@ -498,7 +494,7 @@ fn a_run_that_lost_its_lock_waits_for_its_server_to_return() {
         std::thread::sleep(ms(2_000));
         server.restart();
         running.eventually("it runs again", || env.read("turns").lines().count() == 2);
-        std::fs::write(env.path("end"), "").expect("a file");
+        env.end();
         running.wait_for(ms(30_000)).exits_with(0);
         for file in ["turns", "end"] {
             std::fs::remove_file(env.path(file)).expect("a file");

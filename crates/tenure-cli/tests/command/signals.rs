@@ -1,12 +1,12 @@
 //! Signals reach the command once, at any moment.
 
-use std::fs;
 use std::thread::sleep;
 use std::time::Duration;
 
 use rustix::process::Signal;
+use tenure_testkit::servers::eventually;
 
-use crate::env::{TestEnv, is_alive, now, random};
+use crate::env::{TestEnv, UNTIL_END, is_alive, now, random};
 
 const FORWARDED: [(&str, Signal); 6] = [
     ("INT", Signal::INT),
@@ -44,7 +44,7 @@ fn a_command_that_ignores_a_signal_keeps_the_lock_until_it_ends() {
         assert!(!running.has_ended(), "{running:?}");
         env.tenure_run(["-n", name, "--", "true"]).exits_with(75);
     }
-    fs::write(env.path("end"), "").unwrap();
+    env.end();
     for (_, running) in all {
         running.wait().exits_with(3).says_nothing();
     }
@@ -66,7 +66,7 @@ fn each_signal_reaches_the_command_exactly_once() {
         sent += &format!("{name}\n");
         running.eventually("the signal arrives", || env.read("got") == sent);
     }
-    fs::write(env.path("end"), "").unwrap();
+    env.end();
     running.wait().exits_with(0);
     assert_eq!(env.read("got"), sent);
 }
@@ -80,19 +80,14 @@ fn what_the_command_has_forked_gets_the_signal_too() {
     running.signal(Signal::TERM);
     running.wait().exits_with(143);
     for file in ["a", "b"] {
-        let pid = env.pid(file);
-        let end = now() + Duration::from_secs(2);
-        while is_alive(pid) {
-            assert!(now() < end, "{file} lives on");
-            sleep(Duration::from_millis(5));
-        }
+        eventually(file, Duration::from_secs(2), || !is_alive(env.pid(file)));
     }
 }
 
 #[test]
 fn a_signal_ends_the_wait_for_the_lock_and_leaves_nothing_behind() {
     let env = TestEnv::new();
-    let holder = env.start_script(&[], "x", "READY; while [ ! -e end ]; do sleep 0.02; done");
+    let holder = env.start_script(&[], "x", UNTIL_END);
     let mut waiters = Vec::new();
     for (name, signal) in &FORWARDED[..4] {
         let waiter = env.start(env.tenure_run_command(["-v", "x", "--", "touch", "ran"]));
@@ -108,7 +103,7 @@ fn a_signal_ends_the_wait_for_the_lock_and_leaves_nothing_behind() {
         waiter.wait().exits_with(128 + signal.as_raw());
         assert!(now() - told < Duration::from_secs(4), "{name}: {:?}", now() - told);
     }
-    fs::write(env.path("end"), "").unwrap();
+    env.end();
     holder.wait().exits_with(0);
     env.tenure_run(["-n", "x", "--", "true"]).exits_with(0);
     assert!(!env.path("ran").exists());
@@ -141,7 +136,7 @@ fn what_was_ignored_from_the_start_stays_ignored() {
     rustix::process::kill_process(env.pid("up"), Signal::HUP).unwrap();
     sleep(Duration::from_millis(100));
     assert!(!running.has_ended(), "{running:?}");
-    fs::write(env.path("end"), "").unwrap();
+    env.end();
     running.wait().exits_with(3).says_nothing();
 }
 
@@ -154,6 +149,6 @@ fn a_command_that_was_stopped_keeps_its_lock() {
     rustix::process::kill_process(command, Signal::STOP).unwrap();
     env.tenure_run(["-w", "0.7", "x", "--", "true"]).exits_with(75);
     rustix::process::kill_process(command, Signal::CONT).unwrap();
-    fs::write(env.path("end"), "").unwrap();
+    env.end();
     running.wait().exits_with(3).says_nothing();
 }

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use tenure_testkit::servers::Server;
+use tenure_testkit::servers::{Server, eventually};
 
-use crate::env::{BINARY, LIMIT, Outcome, TestEnv, is_alive, now};
+use crate::env::{BINARY, LIMIT, Outcome, TestEnv, until_gone};
 
 impl TestEnv {
     fn verb(&self, verb: &str, args: &[&str]) -> Outcome {
@@ -33,15 +33,6 @@ impl TestEnv {
     }
 }
 
-#[track_caller]
-fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    let end = now() + LIMIT;
-    while !is_so() {
-        assert!(now() < end, "not so within {LIMIT:?}: {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
 /// The whole life of a hold, on any store and of any kind.
 fn lives(env: &TestEnv, store: &[&str], kind: &[&str]) {
     // Members of a quorum vote once they have been up for a lease.
@@ -53,7 +44,7 @@ fn lives(env: &TestEnv, store: &[&str], kind: &[&str]) {
     verb("status", &["x"]).exits_with(0);
     verb("renew", &[&by_owner[..], &["--ttl", renewed_to]].concat()).exits_with(0).says_nothing();
     // The request to the last member of a quorum may still be in flight.
-    eventually("its lease is longer", || {
+    eventually("its lease is longer", LIMIT, || {
         let left = verb("status", &["--json", "x"]).exits_with(0).stdout;
         let left: Value = serde_json::from_str(&left).expect("JSON");
         left["holders"][0]["remaining_ms"].as_u64().expect("a lease") > 10_000
@@ -135,7 +126,7 @@ fn a_lock_is_kept_until_it_is_released() {
         env.verb("wait", &[&store[..], &["-w", "1.5", "x"]].concat()).exits_with(75).says("is held by");
         env.verb("verify", &[&store[..], &["x", "--owner", &owner]].concat()).exits_with(0);
         env.verb("release", &[&store[..], &["x", "--owner", &owner]].concat()).exits_with(0);
-        eventually("the background process ends", || !is_alive(renewing));
+        until_gone(renewing);
         env.verb("status", &[&store[..], &["x"]].concat()).exits_with(1);
     }
 }
@@ -155,7 +146,7 @@ fn a_lock_is_kept_until_the_script_ends_in_whatever_way() {
     running.signal(Signal::KILL);
     let _ = running.wait();
     env.tenure_run(["-w", "10", "x", "--", "true"]).exits_with(0);
-    eventually("the background process ends", || !is_alive(renewing));
+    until_gone(renewing);
 }
 
 #[test]

@@ -10,18 +10,13 @@ use rustix::process::{Pid, Signal, kill_process};
 use tenure_testkit::servers::{Server, eventually};
 use tenure_testkit::timed::in_time;
 
-use crate::env::{Running, TestEnv, is_alive, now, random};
+use crate::env::{Running, SOON, TestEnv, UNTIL_END, is_alive, ms, now, random};
 use crate::killed::{another_user, with_rights_for_all};
 
 const STUBBORN: &str = "trap 'echo > told' TERM; READY; while :; do sleep 0.01; done";
 /// A lease whose end the watchdog precedes by more than most stalls of a busy machine.
 const TTL: Duration = Duration::from_millis(2_400);
 const TERMS: [&str; 4] = ["--ttl", "2400ms", "--grace", "800ms"];
-const SOON: Duration = Duration::from_secs(20);
-
-fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
 
 /// The child of a wrapper that is not its command.
 pub(crate) fn watchdog_of(wrapper: &Running) -> Pid {
@@ -65,16 +60,7 @@ fn gone(pid: Pid) -> Duration {
 
 /// Starts `tenure` with these arguments; returns once the script run by `sh` has written its pid.
 fn start(env: &TestEnv, words: &[&str], script: &str) -> Running {
-    start_with(env, env.tenure(words), script)
-}
-
-fn start_with(env: &TestEnv, mut command: Command, script: &str) -> Running {
-    let _ = fs::remove_file(env.path("up"));
-    let script = script.replace("READY", "echo $$ > up.new && mv up.new up");
-    command.args(["x", "--", "sh", "-c", &script]);
-    let running = env.start(command);
-    running.eventually("the command is up", || env.path("up").exists());
-    running
+    env.start_script_by(env.tenure(words), "x", script)
 }
 
 /// Stops a wrapper; returns whether its command was gone before its lease could end.
@@ -167,7 +153,7 @@ fn with_on_lost_ignore_a_command_outlives_a_stopped_wrapper() {
     env.tenure_run(["-w", "20", "x", "--", "true"]).exits_with(0);
     assert!(is_alive(env.pid("up")));
     running.signal(Signal::CONT);
-    fs::write(env.path("end"), "").unwrap();
+    env.end();
     running.wait().exits_with(3).says("ran on without the lock");
 }
 
@@ -186,7 +172,7 @@ fn nothing_is_killed_while_one_of_both_stands_still_at_a_time() {
         sleep(ms(350));
     }
     cont(watchdog);
-    fs::write(env.path("end"), "").unwrap();
+    env.end();
     running.wait().exits_with(3).says_nothing();
 }
 
@@ -279,7 +265,7 @@ fn on_a_machine_that_slept(env: &TestEnv, words: &[&str]) -> Command {
 fn the_deadline_counts_on_the_clock_that_counts_sleep() {
     let env = TestEnv::new();
     let words = [&["run"][..], &TERMS].concat();
-    let running = start_with(&env, on_a_machine_that_slept(&env, &words), STUBBORN);
+    let running = env.start_script_by(on_a_machine_that_slept(&env, &words), "x", STUBBORN);
     assert!(ends_in_time(&env, &running), "it outlived its lease");
 }
 
@@ -291,7 +277,7 @@ fn planted_bugs_of_the_deadline_are_caught() {
         let env = TestEnv::new();
         let mut command = if slept { on_a_machine_that_slept(&env, &words) } else { env.tenure(&words) };
         command.env("TENURE_BUG", bug);
-        let running = start_with(&env, command, STUBBORN);
+        let running = env.start_script_by(command, "x", STUBBORN);
         (env, running)
     };
     for (bug, slept) in [("DeadlineKept", false), ("ClockStops", true)] {
@@ -443,7 +429,7 @@ fn a_killed_wrapper_gives_back_its_own_hold_alone() {
     let (env, server) = (TestEnv::new(), Server::start());
     let owner = tenure::Owner::new("").expect("an owner").to_string();
     let words = ["run", "--store", &server.url(), "--reentrant", "--owner", &owner];
-    let outer = start(&env, &words, "READY; while [ ! -e end ]; do sleep 0.01; done");
+    let outer = start(&env, &words, UNTIL_END);
     let outer_command = env.pid("up");
     let inner = start(&env, &words, "READY; exec sleep 60");
     inner.signal(Signal::KILL);
@@ -452,6 +438,6 @@ fn a_killed_wrapper_gives_back_its_own_hold_alone() {
         fields == "1"
     });
     assert!(is_alive(outer_command));
-    fs::write(env.path("end"), "").unwrap();
+    env.end();
     outer.wait().exits_with(0);
 }

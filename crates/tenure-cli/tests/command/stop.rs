@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use tenure_testkit::servers::Server;
 
-use crate::env::TestEnv;
+use crate::env::{TestEnv, UNTIL_END};
 
 #[test]
 fn a_stop_ends_the_commands_that_hold_and_says_who_asked() {
@@ -22,10 +22,10 @@ fn a_stop_ends_the_commands_that_hold_and_says_who_asked() {
             holder.wait().exits_with(143).says("asked to stop by alice@").says(": deploy at 9");
         }
         // The request does not apply to later holders.
-        let script = "READY; while [ ! -e end ]; do sleep 0.02; done";
+        let script = UNTIL_END;
         let (later, start) = (env.start_script(&store, "x", script), crate::env::now());
         later.eventually("it has looked twice", || (crate::env::now() - start).as_secs() >= 5);
-        fs::write(env.path("end"), "").expect("a file");
+        env.end();
         later.wait().exits_with(0).says_nothing();
         fs::remove_file(env.path("end")).expect("a file");
     }
@@ -59,7 +59,7 @@ fn a_command_that_does_not_stop_keeps_its_lock() {
     let said = env.run(env.tenure(["stop", "--wait", "3s", "y"])).exits_with(75);
     said.says("lock `y` is still held by alice@").says("release --force");
     assert!(env.run(env.tenure(["stop", "-w", "0", "x"])).exits_with(0).stdout.starts_with("asked: alice@"));
-    fs::write(env.path("end"), "").expect("a file");
+    env.end();
     holder.wait().exits_with(0).says("asked to stop by alice@");
     // With --kill-after it is killed.
     let holder = env.start_script(&["--kill-after", "100ms"], "x", "trap '' TERM; READY; sleep 30");
@@ -79,7 +79,7 @@ fn a_stop_outlasts_a_silent_store() {
     server.stop();
     stop.eventually("it says so", || stop.stderr().contains("; still waiting"));
     server.cont();
-    fs::write(env.path("end"), "").expect("a file");
+    env.end();
     stop.wait().exits_with(0);
     holder.wait().exits_with(0);
 }
@@ -95,11 +95,10 @@ fn a_forced_release_reaches_the_command_long_before_its_renewal() {
         let forced = env.run(env.tenure(["release", "--store", &store, "--force", "x"])).exits_with(0);
         assert!(forced.stdout.ends_with("if it cannot reach the store\n"), "{forced:?}");
         // The request does not apply to the next holder.
-        let next =
-            env.start_script(&["--store", &store], "x", "READY; while [ ! -e end ]; do sleep 0.02; done");
+        let next = env.start_script(&["--store", &store], "x", UNTIL_END);
         let said = holder.wait_for(Duration::from_secs(30)).exits_with(79);
         said.says("lost").says("the command was stopped");
-        fs::write(env.path("end"), "").expect("a file");
+        env.end();
         next.wait().exits_with(0).says_nothing();
         fs::remove_file(env.path("end")).expect("a file");
     }

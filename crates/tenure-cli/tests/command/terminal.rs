@@ -113,7 +113,7 @@ fn ctrl_c_reaches_the_command_exactly_once() {
         session.keys(CTRL_C);
         session.expect("got it");
         sleep(Duration::from_millis(100)); // time for a second one
-        fs::write(env.path("end"), "").unwrap();
+        env.end();
         let screen = session.exits_with(3);
         assert_eq!(screen.matches("got it").count(), 1, "{screen}");
     }
@@ -128,7 +128,7 @@ fn ctrl_c_in_a_pipeline_reaches_the_command_exactly_once() {
     session.keys(CTRL_C);
     session.expect("got it");
     sleep(Duration::from_millis(100));
-    fs::write(env.path("end"), "").unwrap();
+    env.end();
     let (_, screen) = session.wait();
     assert_eq!(screen.matches("got it").count(), 1, "{screen}");
 }

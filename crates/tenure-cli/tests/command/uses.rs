@@ -6,10 +6,9 @@ use std::time::Duration;
 use rustix::process::Signal;
 use tenure_testkit::servers::{Config, Postgres, Server, eventually};
 
-use crate::env::TestEnv;
+use crate::env::{SOON, TestEnv, UNTIL_END};
 
 const LONG: &str = "1d";
-const SOON: Duration = Duration::from_secs(20);
 
 #[test]
 fn a_job_runs_once_in_a_period_and_the_next_is_told_which_run_it_was() {
@@ -55,7 +54,7 @@ fn a_job_runs_once_in_a_period_and_the_next_is_told_which_run_it_was() {
     }
 }
 
-/// A job, a leader and a stop request, on a store whose clients run the state machine.
+/// A job, a leader and a stop request, on any store.
 pub(crate) fn a_job_and_a_leader(env: &TestEnv, url: &str) {
     let once =
         |name: &str, script: &str| env.tenure_run(["--store", url, "--once-per", LONG, name, "-c", script]);
@@ -197,16 +196,8 @@ fn one_candidate_leads_and_the_next_when_it_ends() {
 }
 
 #[test]
-fn each_change_of_who_leads_is_printed() {
-    let env = TestEnv::new();
-    let server = Server::start();
-    let watching = env.start(env.tenure(["leader", "--watch", "--store", &server.url(), "api"]));
-    env.elect_until_watched(&watching, &server.url(), "a");
-    env.elect(&server.url(), "b").says_nothing();
-    watching.eventually("it is told", || watching.stdout().contains("resigned: b, term "));
-    watching.signal(Signal::INT);
-    let said = watching.wait().exits_with(130);
-    assert!(said.stdout.contains("elected: b, term "), "{said:?}");
+fn jobs_and_leaders_work_on_redis() {
+    a_job_and_a_leader(&TestEnv::new(), &Server::start().url());
 }
 
 #[test]
@@ -320,10 +311,10 @@ fn a_result_that_cannot_be_stored_is_said() {
         let server = Server::start();
         let url = server.url();
         let options = [&["--store", &url, "--once-per", LONG, "--ttl", "2s"], options].concat();
-        let running = env.start_script(&options, "digest", "READY; while [ ! -e end ]; do sleep 0.02; done");
+        let running = env.start_script(&options, "digest", UNTIL_END);
         env.pid("up");
         server.kill();
-        fs::write(env.path("end"), "").expect("a file");
+        env.end();
         let said = running.wait().exits_with(0).says(says);
         assert!(said.stderr.contains("result not stored, and the run counts as lost"), "{said:?}");
     }
@@ -340,7 +331,7 @@ fn a_result_is_stored_once_the_server_is_back() {
         env.start_script(&once, "digest", "READY; while [ ! -e end ]; do sleep 0.02; done; touch over");
     env.pid("up");
     server.kill();
-    fs::write(env.path("end"), "").expect("a file");
+    env.end();
     running.eventually("the command is over", || env.path("over").exists());
     server.restart();
     running.wait().exits_with(0).says_nothing();
