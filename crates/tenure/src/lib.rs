@@ -149,12 +149,12 @@ pub use uses::entry::Entry;
 pub use uses::fill::{Fill, Outage, Overdue};
 pub use uses::log::Leader;
 pub use uses::observer::{Change, Observer};
-pub use uses::once::{Frees, OncePer};
+pub use uses::once::OncePer;
 pub use uses::period::Period;
 pub use uses::run::{LastRun, Outcome};
 pub use uses::stop::StopRequest;
 pub use uses::term::Term;
-pub use uses::turn::Turn;
+pub use uses::turn::{Frees, Turn};
 pub use uses::value::CacheValue;
 #[cfg(feature = "serde")]
 pub use uses::value::Json;

@@ -7,7 +7,7 @@ use futures_util::future::join;
 
 use super::period::{Period, Window, moment};
 use super::run::{LastRun, Outcome, RunRecord, RunState};
-use super::turn::Turn;
+use super::turn::{Frees, Turn};
 use super::{RecordHandle, SeenRecord, put, stop};
 use crate::engine::EngineHandle;
 use crate::engine::acquire::Wait;
@@ -66,20 +66,6 @@ pub struct OncePer {
     period: Period,
     frees: Frees,
     again: bool,
-}
-
-/// What reopens a window in which the job has begun.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Frees {
-    /// Nothing: the job is tried once per window.
-    Nothing,
-    /// The failure of the job.
-    #[default]
-    Failure,
-    /// The failure of the job, or the death of its runner, or the loss of its lock. The job may then run
-    /// twice in a window, one run after the other.
-    FailureOrLoss,
 }
 
 /// Maximum restarts of a call because its window passed meanwhile.

@@ -4,7 +4,6 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use super::once::Frees;
 use super::period::moment;
 use super::run::{RunRecord, RunState};
 use super::stop::{self, StopRequest};
@@ -20,6 +19,20 @@ use crate::protocol::record::{RecordAnswer, Then};
 
 /// Maximum length of the reason of a failure.
 const WHY_BYTES: usize = 1_000;
+
+/// What reopens a window in which the job has begun.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Frees {
+    /// Nothing: the job is tried once per window.
+    Nothing,
+    /// The failure of the job.
+    #[default]
+    Failure,
+    /// The failure of the job, or the death of its runner, or the loss of its lock. The job may then run
+    /// twice in a window, one run after the other.
+    FailureOrLoss,
+}
 
 /// A run of a job, with its window and lock, returned by [`OncePer::try_begin`](crate::OncePer::try_begin).
 ///
