@@ -38,8 +38,9 @@ impl Locks {
     ///
     /// On a server this scans all keys of the database three times, a few hundred at a time, regardless of
     /// the prefix, because there is no index of names. A cluster scans every master, a quorum every member. A
-    /// lock may be listed twice. With neither a `prefix` nor the [prefix option](Options::prefix), only locks
-    /// of this library are listed; otherwise the listing includes what other programs keep at matching names.
+    /// lock may be listed twice. With neither a `prefix` nor the [prefix option](crate::Options::prefix), only
+    /// locks of this library are listed; otherwise the listing includes what other programs keep at matching
+    /// names.
     ///
     /// ```
     /// # tenure::block_on(async {
