@@ -158,6 +158,13 @@ mod tests {
     }
 
     #[test]
+    fn the_status_of_the_command_is_passed_on() {
+        for code in 0..=255 {
+            assert_eq!(i32::from(of_status(ExitStatus::from_raw(code << 8))), code);
+        }
+    }
+
+    #[test]
     fn a_signal_is_128_and_its_number() {
         assert_eq!(of_status(ExitStatus::from_raw(15)), 143);
         assert_eq!(of_status(ExitStatus::from_raw(9)), 137);

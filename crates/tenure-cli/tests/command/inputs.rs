@@ -105,7 +105,10 @@ fn what_is_no_lease_is_told_what_one_is() {
         (&["--store", "file:a\nredis://b"], "control character"),
         (&["--retry-lost", "--max-hold", "1s"], "--max-hold"),
         (&["--acks", "-1"], "-1"),
-        (&["--acks", "1"], "replicas"),
+        (
+            &["--acks", "1"],
+            "--acks is for Redis and Valkey servers with replicas, and the store's URL begins with `file:`",
+        ),
         (&["--restart-grace", "5x"], "30s"),
         (&["--restart-grace", "5s"], "restart"),
         (&["--acks", "0"], "--acks"),

@@ -80,3 +80,17 @@ fn holds(env: &TestEnv, running: &Running) -> bool {
     let children = format!("/proc/{0}/task/{0}/children", running.pid().as_raw_nonzero());
     !fs::read_to_string(children).unwrap_or_default().is_empty() && !env.read("ran").is_empty()
 }
+
+#[test]
+fn a_killed_wrapper_frees_the_lock_without_waiting_for_the_lease() {
+    let env = TestEnv::new();
+    let holder = env.start_script(&["--ttl", "1h"], "x", "READY; exec sleep 30");
+    let command = env.pid("up");
+    let waiter = env.start(env.tenure_run_command(["-v", "x", "--", "true"]));
+    waiter.eventually("it waits", || waiter.stderr().contains("waiting"));
+    let killed = now();
+    drop(holder); // kills it
+    waiter.wait().exits_with(0);
+    assert!(now() - killed < Duration::from_secs(2), "{:?}", now() - killed);
+    assert!(!is_alive(command));
+}

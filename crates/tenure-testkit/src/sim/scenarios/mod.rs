@@ -261,23 +261,30 @@ fn a_renewal_beside_a_detach_costs_nothing() -> Outcome {
     })
 }
 
+/// The number of waiters in a [`dead_crowd`].
+const DEAD: usize = 600;
+
+/// A process asks for the fair mutex `x` many times, and dies. Its waiters have places, but have not registered
+/// that they listen: they are not removed on their grants, but lapse.
+async fn dead_crowd(scene: &Scene) -> Outcome {
+    let crowd = scene.other(Options::new().ttl(Duration::from_secs(3)));
+    for _ in 0..DEAD {
+        let theirs = crowd.locks.fair_mutex("x")?;
+        scene.sim.spawn(crowd.process.id(), Box::pin(async move { drop(theirs.lock().await) }));
+    }
+    scene.sleep(2 * MS).await;
+    scene.network.silence(crowd.process.id());
+    scene.sim.kill(crowd.process.id());
+    Ok(())
+}
+
 /// A process with six hundred waiters dies. The next waiter, in another process, is served once their places
 /// have lapsed.
 fn a_dead_crowd_keeps_nobody_waiting() -> Outcome {
-    const DEAD: usize = 600;
     Scene::new(Options::new().ttl(Duration::from_secs(3))).play(|scene| async move {
-        let crowd = scene.other(Options::new().ttl(Duration::from_secs(3)));
         let lock = scene.locks.fair_mutex("x")?;
         let held = lock.lock().await?;
-        for _ in 0..DEAD {
-            let theirs = crowd.locks.fair_mutex("x")?;
-            scene.sim.spawn(crowd.process.id(), Box::pin(async move { drop(theirs.lock().await) }));
-        }
-        // They have places, but have not registered that they listen: they are not removed on their
-        // grants, but lapse.
-        scene.sleep(2 * MS).await;
-        scene.network.silence(crowd.process.id());
-        scene.sim.kill(crowd.process.id());
+        dead_crowd(&scene).await?;
         held.release().await?;
         // Places last as long as the lease, and the one that was granted is skipped once its own has
         // lapsed.
@@ -289,21 +296,13 @@ fn a_dead_crowd_keeps_nobody_waiting() -> Outcome {
 /// A process batches the renewals of two locks. One is ended by force, and the request that would report it
 /// stops at its bound, because many places there have lapsed.
 fn one_of_many_that_is_gone_is_lost_also_behind_a_dead_crowd() -> Outcome {
-    const DEAD: usize = 600;
     Scene::new(Options::new().ttl(Duration::from_secs(3))).play(|scene| async move {
-        let crowd = scene.other(Options::new().ttl(Duration::from_secs(3)));
         let store = Arc::new(scene.network.store(&scene.process).renewing_together());
         let options = Options::new().ttl(Duration::from_secs(3));
         let locks = locks(store, Arc::clone(&scene.process) as _, options)?;
         let gone = locks.fair_mutex("x")?.lock().await?;
         let other = locks.fair_mutex("y")?.lock().await?;
-        for _ in 0..DEAD {
-            let theirs = crowd.locks.fair_mutex("x")?;
-            scene.sim.spawn(crowd.process.id(), Box::pin(async move { drop(theirs.lock().await) }));
-        }
-        scene.sleep(2 * MS).await;
-        scene.network.silence(crowd.process.id());
-        scene.sim.kill(crowd.process.id());
+        dead_crowd(&scene).await?;
         // Their places have lapsed, and the renewals of the third second are over.
         scene.sleep(3 * SECOND + 500 * MS).await;
         if !gone.is_held() || !other.is_held() {
