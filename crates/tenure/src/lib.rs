@@ -61,6 +61,7 @@
 //! | `zookeeper` | no | `zookeeper://` and `zookeepers://` |
 //! | `redis` | yes | all stores on Redis and Valkey servers; without it `memory:` and `file:` remain |
 //! | `tls` | yes | TLS connections (`rediss://` and the like) with rustls and ring, for the enabled stores |
+//! | `schedule` | no | `Period::cron` and `Period::in_zone`: cron expressions and time zones for jobs |
 //! | `serde` | no | `Json`: serde values in a [`Cache`] |
 //! | `metrics` | no | also reports [`Locks::metrics`] through the `metrics` crate |
 //! | `testing` | no | `tenure::testing`: a store with injectable faults for tests, on tokio's clock |

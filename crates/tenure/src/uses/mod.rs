@@ -2,13 +2,15 @@
 //!
 //! - [`cache`] computes a value once for a fleet ([`compute`]), and [`fill`] does the same for a cache of the
 //!   user's own; [`entry`] is the format of a stored value, and [`value`] its encoding;
-//! - [`once`] runs a job once per [`period`]: each [`turn`] leaves the record of a [`run`];
+//! - [`once`] runs a job once per [`period`], such as those of a [`schedule`]: each [`turn`] leaves the record of
+//!   a [`run`]; [`duration`] is for the text of a period;
 //! - [`election`] elects a leader for a [`term`], with [observers](observer); [`log`] is the format of its
 //!   record;
 //! - [`stop`] asks the holders of a lock to stop.
 
 pub(crate) mod cache;
 mod compute;
+mod duration;
 pub(crate) mod election;
 pub(crate) mod entry;
 pub(crate) mod fill;
@@ -17,6 +19,8 @@ pub(crate) mod observer;
 pub(crate) mod once;
 pub(crate) mod period;
 pub(crate) mod run;
+#[cfg(feature = "schedule")]
+mod schedule;
 pub(crate) mod stop;
 pub(crate) mod term;
 pub(crate) mod turn;

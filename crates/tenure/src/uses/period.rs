@@ -1,9 +1,13 @@
 use std::fmt;
 use std::ops::Range;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::micros;
+#[cfg(feature = "schedule")]
+use super::schedule::Schedule;
+use super::{duration, micros};
+use crate::error::{Error, Result};
 
 /// The windows in each of which a job runs once: see [`OncePer`](crate::OncePer).
 ///
@@ -17,6 +21,25 @@ use super::micros;
 /// let at_two = Period::daily(Duration::from_secs(2 * 3_600)); // 02:00 UTC
 /// let not_after_three = at_two.open_for(Duration::from_secs(3_600));
 /// ```
+#[cfg_attr(
+    feature = "schedule",
+    doc = r#"
+With the feature `schedule`, windows follow the wall clock of a time zone:
+
+```
+# use std::time::Duration;
+# use tenure::Period;
+let at_two = Period::cron("0 2 * * *")?.in_zone("Europe/Berlin")?;
+let same = Period::daily(Duration::from_secs(2 * 3_600)).in_zone("Europe/Berlin")?;
+let weekdays = Period::cron("30 7 * * MON-FRI")?.in_zone("America/New_York")?;
+# Ok::<(), tenure::Error>(())
+```
+
+A time that is skipped when the clocks are set forward begins its window at that moment, and one that comes twice
+begins it once. A schedule of every hour, such as `*/15 * * * *`, counts the hours that pass instead. A window's key in
+the store is its beginning in UTC.
+"#
+)]
 #[derive(Clone)]
 pub struct Period {
     windows: Windows,
@@ -25,7 +48,12 @@ pub struct Period {
 
 #[derive(Clone)]
 enum Windows {
-    Every { length: Duration, offset: Duration },
+    Every {
+        length: Duration,
+        offset: Duration,
+    },
+    #[cfg(feature = "schedule")]
+    Schedule(Arc<Schedule>),
     Of(Arc<dyn Fn(SystemTime) -> Range<SystemTime> + Send + Sync>),
 }
 
@@ -39,6 +67,9 @@ pub(crate) struct Window {
 }
 
 const DAY: Duration = Duration::from_secs(86_400);
+const WEEK: Duration = Duration::from_secs(7 * 86_400);
+/// The days of a week, from that of 1 January 1970.
+const DAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
 /// Minimum and maximum length of a window.
 const LENGTHS: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(3_660 * 86_400)];
 
@@ -57,8 +88,7 @@ impl Period {
         Self { windows: Windows::Every { length, offset: Duration::ZERO }, open_for: None }
     }
 
-    /// One window per day, beginning at this time after midnight UTC. For days of another time zone see
-    /// [`new`](Self::new).
+    /// One window per day, beginning at this time after midnight UTC, or of another zone (`in_zone`).
     ///
     /// ```
     /// # use std::time::Duration;
@@ -68,8 +98,110 @@ impl Period {
         Self { windows: Windows::Every { length: DAY, offset: at }, open_for: None }
     }
 
-    /// Windows computed by a function, which returns the window that contains the given time. For wall
-    /// clocks, calendars and time zones, using a library that knows them.
+    /// One window per week, beginning at this time after midnight of Monday, UTC or of
+    /// another zone (`in_zone`).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// let on_tuesdays = tenure::Period::weekly(Duration::from_secs(86_400));
+    /// assert_eq!(on_tuesdays.text().unwrap(), "every 1w at Tue 00:00 UTC");
+    /// ```
+    pub fn weekly(at: Duration) -> Self {
+        let offset = 4 * DAY + Duration::from_micros(micros(at) % micros(WEEK));
+        Self { windows: Windows::Every { length: WEEK, offset }, open_for: None }
+    }
+
+    /// One window per month, beginning at this time after midnight of its first day, UTC or of
+    /// [another zone](Self::in_zone).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// let invoices = tenure::Period::monthly(Duration::from_secs(2 * 3_600))?.in_zone("Europe/Berlin")?;
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `is_invalid` unless the time is in whole minutes and within the first 28 days. For the last day of the
+    /// month use [`cron`](Self::cron) with `L`.
+    #[cfg(feature = "schedule")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "schedule")))]
+    pub fn monthly(at: Duration) -> Result<Self> {
+        if at >= 28 * DAY {
+            let at = duration::written(at);
+            return Err(Error::invalid(format!(
+                "time of a monthly period: got {at}, expected less than 28d"
+            )));
+        }
+        let (minute, hour) = minute_and_hour(at)?;
+        Self::cron(&format!("{minute} {hour} {} * *", at.as_secs() / DAY.as_secs() + 1))
+    }
+
+    /// Windows that begin at the times of a cron expression, UTC or of another zone (`in_zone`).
+    ///
+    /// The expression has five fields: minute, hour, day of the month, month and weekday (0 and 7 are Sunday),
+    /// with lists, ranges, steps, names (`JAN`, `MON-FRI`), `L` for the last day of the month, `5L` for its
+    /// last Friday and `5#2` for its second. `@hourly`, `@daily`, `@weekly`, `@monthly` and `@yearly` work
+    /// too. If the day of the month and the weekday are both restricted, either may match.
+    ///
+    /// ```
+    /// let last_day = tenure::Period::cron("0 22 L * *")?.in_zone("Europe/Berlin")?;
+    /// let error = tenure::Period::cron("0 25 * * *").unwrap_err();
+    /// assert!(error.to_string().contains("expected 0 to 23"));
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `is_invalid` if it is no such expression, or if its day never comes.
+    #[cfg(feature = "schedule")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "schedule")))]
+    pub fn cron(expression: &str) -> Result<Self> {
+        let schedule = Schedule::new(expression).map_err(Error::invalid)?;
+        Ok(Self { windows: Windows::Schedule(Arc::new(schedule)), open_for: None })
+    }
+
+    /// The same windows by the wall clock of a time zone, such as `Europe/Berlin`: those of a
+    /// [cron expression](Self::cron), or a [daily](Self::daily), [weekly](Self::weekly) or
+    /// [monthly](Self::monthly) period.
+    ///
+    /// The rules of the zone are those of the system, or of this build if the system has none.
+    ///
+    /// ```
+    /// use std::time::{Duration, UNIX_EPOCH};
+    ///
+    /// let daily = tenure::Period::daily(Duration::from_secs(2 * 3_600)).in_zone("Asia/Tokyo")?;
+    /// let window = daily.window_at(UNIX_EPOCH)?;
+    /// assert_eq!(window.end, UNIX_EPOCH + Duration::from_secs(17 * 3_600)); // 02:00 in Tokyo
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `is_invalid` if there is no such zone, or for any other period.
+    #[cfg(feature = "schedule")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "schedule")))]
+    pub fn in_zone(self, zone: &str) -> Result<Self> {
+        let schedule = match self.windows {
+            Windows::Schedule(schedule) => (*schedule).clone(),
+            Windows::Every { length: length @ (DAY | WEEK), offset } => {
+                let (minute, hour) = minute_and_hour(offset)?;
+                let weekday = match length {
+                    DAY => "*",
+                    _ => DAYS[(offset.as_secs() / DAY.as_secs() % 7) as usize],
+                };
+                Schedule::new(&format!("{minute} {hour} * * {weekday}")).map_err(Error::invalid)?
+            }
+            windows => {
+                let period = Self { windows, open_for: None }.text();
+                let period = period.unwrap_or_else(|| "windows of a function".to_owned());
+                let expected = "expected a cron expression, or a daily, weekly or monthly period";
+                return Err(Error::invalid(format!("period in a time zone: got {period}, {expected}")));
+            }
+        };
+        let schedule = schedule.in_zone(zone).map_err(Error::invalid)?;
+        Ok(Self { windows: Windows::Schedule(Arc::new(schedule)), ..self })
+    }
+
+    /// Windows computed by a function, which returns the window that contains the given time. For calendars
+    /// that `cron` and `in_zone` do not know, using a library that knows them.
     ///
     /// The function decides what happens when the clocks change. With "from 02:00 to 02:00 of the next day",
     /// one window has 23 hours and one has 25, and the job runs once in each. It must return the same window
@@ -91,7 +223,8 @@ impl Period {
     }
 
     /// Limits how long after the start of a window the job may begin. Default: until the end of the window,
-    /// so a program deployed at 14:00 runs the job of 02:00 if it has not run yet.
+    /// so a program deployed at 14:00 runs the job of 02:00 if it has not run yet. With a minute, as with
+    /// `--missed skip`, a window in which no host asked at its start is skipped.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -101,8 +234,59 @@ impl Period {
         Self { open_for: Some(open_for), ..self }
     }
 
+    /// The window that contains this time.
+    ///
+    /// ```
+    /// use std::time::{Duration, UNIX_EPOCH};
+    ///
+    /// let hour = Duration::from_secs(3_600);
+    /// let window = tenure::Period::every(hour).window_at(UNIX_EPOCH + hour / 2)?;
+    /// assert_eq!(window, UNIX_EPOCH..UNIX_EPOCH + hour);
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `is_invalid` if the period is invalid: too short or too long, or with a function that returns another
+    /// window.
+    pub fn window_at(&self, time: SystemTime) -> Result<Range<SystemTime>> {
+        let Window { from, to, .. } = self.window(unix_us(time)).map_err(Error::invalid)?;
+        Ok(moment(from)..moment(to))
+    }
+
+    /// The first window that begins after this time.
+    ///
+    /// # Errors
+    /// As [`window_at`](Self::window_at).
+    pub fn next_window(&self, time: SystemTime) -> Result<Range<SystemTime>> {
+        self.window_at(self.window_at(time)?.end)
+    }
+
+    /// The period as a text, from which it can be [parsed](str::parse): `every 1h`, `every 1d at 02:00 UTC` or
+    /// `cron 0 2 * * * Europe/Berlin`, followed by `for 10m` if it is [limited](Self::open_for). `None` if a
+    /// [function](Self::new) computes the windows.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// let text = tenure::Period::daily(Duration::from_secs(7_200)).text().unwrap();
+    /// assert_eq!(text, "every 1d at 02:00 UTC");
+    /// let same: tenure::Period = text.parse()?;
+    /// # Ok::<(), tenure::Error>(())
+    /// ```
+    pub fn text(&self) -> Option<String> {
+        let windows = match &self.windows {
+            Windows::Every { length, offset } => every(*length, *offset),
+            #[cfg(feature = "schedule")]
+            Windows::Schedule(schedule) => schedule.text(),
+            Windows::Of(_) => return None,
+        };
+        Some(match self.open_for {
+            Some(open_for) => format!("{windows} for {}", duration::written(open_for)),
+            None => windows,
+        })
+    }
+
     /// Returns the window that contains `now`, or a description of the problem.
-    pub(crate) fn window(&self, now: u64) -> Result<Window, String> {
+    pub(crate) fn window(&self, now: u64) -> std::result::Result<Window, String> {
         let (from, to) = match &self.windows {
             Windows::Every { length, offset } => {
                 if *length < LENGTHS[0] || *length > LENGTHS[1] {
@@ -114,6 +298,11 @@ impl Period {
                 let from = if from > now { 0 } else { from };
                 (from, from.saturating_add(length))
             }
+            #[cfg(feature = "schedule")]
+            Windows::Schedule(schedule) => match schedule.window(now) {
+                Some(window) => (window.start, window.end),
+                None => return Err(format!("{} has no window at {:?}", schedule.text(), moment(now))),
+            },
             Windows::Of(window) => {
                 let window = window(moment(now));
                 (unix_us(window.start), unix_us(window.end))
@@ -138,14 +327,75 @@ impl From<Duration> for Period {
     }
 }
 
+impl FromStr for Period {
+    type Err = Error;
+
+    /// Parses the [text](Self::text) of a period.
+    fn from_str(text: &str) -> Result<Self> {
+        let wrong = || {
+            let expected =
+                "expected as in \"every 1h\", \"every 1d at 02:00 UTC\" or \"cron 0 2 * * * Europe/Berlin\"";
+            Error::invalid(format!("period: got {text:?}, {expected}"))
+        };
+        let (windows, open_for) = match text.rsplit_once(" for ") {
+            Some((windows, open_for)) => (windows, Some(duration::read(open_for).ok_or_else(wrong)?)),
+            None => (text, None),
+        };
+        let windows = match windows.split_once(' ') {
+            Some(("every", every)) => read_every(every).ok_or_else(wrong)?,
+            #[cfg(feature = "schedule")]
+            Some(("cron", cron)) => {
+                let (expression, zone) = cron.rsplit_once(' ').ok_or_else(wrong)?;
+                Self::cron(expression)?.in_zone(zone)?.windows
+            }
+            _ => return Err(wrong()),
+        };
+        Ok(Self { windows, open_for })
+    }
+}
+
+/// The text of windows of one length.
+fn every(length: Duration, offset: Duration) -> String {
+    let offset = Duration::from_micros(micros(offset).checked_rem(micros(length)).unwrap_or(0));
+    let clock = duration::clock(Duration::from_micros(micros(offset) % micros(DAY)));
+    match (length, clock) {
+        (DAY, Some(clock)) => format!("every 1d at {clock} UTC"),
+        (WEEK, Some(clock)) => {
+            format!("every 1w at {} {clock} UTC", DAYS[(offset.as_secs() / DAY.as_secs()) as usize])
+        }
+        _ if offset.is_zero() => format!("every {}", duration::written(length)),
+        _ => format!("every {} at {}", duration::written(length), duration::written(offset)),
+    }
+}
+
+fn read_every(text: &str) -> Option<Windows> {
+    let (length, offset) = match text.split(' ').collect::<Vec<_>>()[..] {
+        ["1d", "at", clock, "UTC"] => (DAY, duration::read_clock(clock)?),
+        ["1w", "at", day, clock, "UTC"] => {
+            let day = DAYS.iter().position(|name| *name == day)?;
+            (WEEK, day as u32 * DAY + duration::read_clock(clock)?)
+        }
+        [length] => (duration::read(length)?, Duration::ZERO),
+        [length, "at", offset] => (duration::read(length)?, duration::read(offset)?),
+        _ => return None,
+    };
+    Some(Windows::Every { length, offset })
+}
+
+#[cfg(feature = "schedule")]
+fn minute_and_hour(at: Duration) -> Result<(u64, u64)> {
+    match micros(at) % 60_000_000 {
+        0 => Ok((at.as_secs() / 60 % 60, at.as_secs() / 3_600 % 24)),
+        _ => {
+            let at = duration::written(at);
+            Err(Error::invalid(format!("time of a period in a time zone: got {at}, expected whole minutes")))
+        }
+    }
+}
+
 impl fmt::Debug for Period {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut period = f.debug_struct("Period");
-        match &self.windows {
-            Windows::Every { length, offset } => period.field("length", length).field("offset", offset),
-            Windows::Of(_) => &mut period,
-        };
-        period.field("open_for", &self.open_for).finish()
+        f.debug_tuple("Period").field(&self.text().as_deref().unwrap_or("windows of a function")).finish()
     }
 }
 
@@ -179,9 +429,74 @@ mod tests {
     }
 
     #[test]
+    fn a_period_reads_back_from_its_text() {
+        let second = Duration::from_secs;
+        for (period, text) in [
+            (Period::every(second(3_600)), "every 1h"),
+            (Period::every(second(3_600)).open_for(second(90)), "every 1h for 1m30s"),
+            (Period::every(DAY), "every 1d at 00:00 UTC"),
+            (Period::every(WEEK), "every 1w at Thu 00:00 UTC"),
+            (Period::every(second(10 * 86_400)), "every 10d"),
+            (Period::daily(second(9_000)), "every 1d at 02:30 UTC"),
+            (Period::daily(second(86_400 + 5)), "every 1d at 00:00:05 UTC"),
+            (Period::daily(Duration::from_millis(5)), "every 1d at 5ms"),
+            (Period::weekly(second(7_200)), "every 1w at Mon 02:00 UTC"),
+            (Period::weekly(6 * DAY), "every 1w at Sun 00:00 UTC"),
+        ] {
+            assert_eq!(period.text().as_deref(), Some(text));
+            let read: Period = text.parse().expect(text);
+            assert_eq!(read.text().as_deref(), Some(text));
+            for now in [0, 1, 1_795_000_000_123_456] {
+                assert_eq!(read.window(now), period.window(now), "{text}");
+            }
+        }
+        for text in
+            ["", "every", "every 1x", "hourly", "every 1d at 25:00 UTC", "every 1h for", "every 1h for x"]
+        {
+            let error = text.parse::<Period>().expect_err(text);
+            assert!(error.is_invalid() && error.to_string().contains("expected as in"), "{error}");
+        }
+    }
+
+    #[test]
     fn a_window_without_its_moment_is_refused() {
         let wrong = Period::new(|now| now + Duration::from_secs(1)..now + Duration::from_secs(2));
         assert!(wrong.window(7).expect_err("not in it").contains("must contain it"));
         assert!(Period::every(Duration::ZERO).window(7).expect_err("too short").contains("10ms"));
+    }
+
+    #[cfg(feature = "schedule")]
+    #[test]
+    fn a_period_of_a_zone_reads_back_from_its_text() {
+        let hours = |hours: u64| Duration::from_secs(hours * 3_600);
+        let read = |period: Result<Period>| period.and_then(|period| period.in_zone("Europe/Berlin"));
+        for (period, text) in [
+            (read(Period::cron("0  2 * * MON-FRI")), "cron 0 2 * * MON-FRI Europe/Berlin"),
+            (read(Period::cron("@daily")), "cron @daily Europe/Berlin"),
+            (Period::cron("*/5 * * * *"), "cron */5 * * * * UTC"),
+            (read(Ok(Period::daily(hours(2)))), "cron 0 2 * * * Europe/Berlin"),
+            (read(Ok(Period::weekly(hours(50)))), "cron 0 2 * * Wed Europe/Berlin"),
+            (read(Ok(Period::every(DAY).open_for(hours(1)))), "cron 0 0 * * * Europe/Berlin for 1h"),
+            (Period::monthly(hours(51)), "cron 0 3 3 * * UTC"),
+            (read(Period::monthly(Duration::ZERO)), "cron 0 0 1 * * Europe/Berlin"),
+        ] {
+            let period = period.expect(text);
+            assert_eq!(period.text().as_deref(), Some(text));
+            let read: Period = text.parse().expect(text);
+            assert_eq!(read.text().as_deref(), Some(text));
+            assert_eq!(read.window(1_795_000_000_123_456), period.window(1_795_000_000_123_456));
+        }
+        for (period, problem) in [
+            (read(Ok(Period::every(hours(6)))), "got every 6h, expected a cron expression, or a daily"),
+            (read(Ok(Period::new(|now| now..now))), "got windows of a function, expected"),
+            (read(Ok(Period::daily(Duration::from_secs(1)))), "got 1s, expected whole minutes"),
+            (Period::monthly(hours(28 * 24)), "got 28d, expected less than 28d"),
+            (Period::daily(hours(2)).in_zone("Berlin"), "time zone: got \"Berlin\", expected a name"),
+            ("cron 0 2 * * *".parse(), "expected five fields"),
+            ("cron 0 2 * * * Berlin".parse(), "time zone: got"),
+        ] {
+            let error = period.expect_err(problem);
+            assert!(error.is_invalid() && error.to_string().contains(problem), "{error}");
+        }
     }
 }
