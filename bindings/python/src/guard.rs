@@ -15,6 +15,7 @@ use crate::error;
 use crate::locks::Root;
 use crate::op::{Convert, Op, converted, done};
 use crate::process::{Owned, Process, lock};
+use crate::values;
 
 /// A guard of any kind.
 pub enum Held {
@@ -156,6 +157,9 @@ pub struct Hold {
     /// The names and tokens of a multi-lock.
     #[pyo3(get)]
     parts: Vec<(String, u64)>,
+    /// The window of a run of a job, in seconds since 1970.
+    #[pyo3(get)]
+    window: Option<(f64, f64)>,
 }
 
 impl Hold {
@@ -170,10 +174,17 @@ impl Hold {
             }
             _ => unreachable!("only a multi-lock has several guards"),
         };
+        let window = match &held {
+            Held::Turn(turn) => {
+                let window = turn.window();
+                Some((values::seconds(window.start), values::seconds(window.end)))
+            }
+            _ => None,
+        };
         let slot = Arc::new(Slot::default());
         slot.put(held);
         let id = Process::current().add_hold(&slot);
-        Self { slot: Owned::new(slot), _root: Owned::new(root), id, name, fence, owner, parts }
+        Self { slot: Owned::new(slot), _root: Owned::new(root), id, name, fence, owner, parts, window }
     }
 
     fn lend(&self) -> PyResult<Use> {
@@ -219,6 +230,13 @@ impl Hold {
 
     fn is_released(&self) -> PyResult<bool> {
         Ok(lock(&self.slot.get()?.0).is_none())
+    }
+
+    /// Drops the guard, which releases it in the background: for one that no block of the program came to hold.
+    pub fn give_back(&self, py: Python<'_>) -> PyResult<()> {
+        let slot = self.slot.get()?;
+        py.detach(|| slot.clear());
+        Ok(())
     }
 
     fn remaining(&self) -> PyResult<f64> {

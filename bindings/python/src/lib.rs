@@ -1,9 +1,10 @@
 //! The extension module of the Python package `tenure`.
 //!
 //! It is thin: [`op`] runs the futures of the library, on a blocked thread or in an event loop; [`locks`],
-//! [`guard`] and [`uses`] make futures of its methods; [`process`] keeps a fork apart from its parent. What
+//! [`guard`] and [`uses`] make futures of its methods; [`block`] ends `with` blocks; [`process`] keeps a fork apart from its parent. What
 //! makes the package Pythonic is written in Python, in `python/tenure`.
 
+mod block;
 mod error;
 mod events;
 mod guard;
@@ -21,6 +22,8 @@ use pyo3::prelude::*;
 /// The extension of `tenure`: use the package instead.
 #[pymodule]
 mod _native {
+    #[pymodule_export]
+    use super::block::{Blocks, granted};
     #[pymodule_export]
     use super::events::set_log_level;
     #[pymodule_export]

@@ -37,6 +37,11 @@ pub fn converted<T: Send + 'static>(
     }
 }
 
+/// Raises an exception of a Python function that the library called.
+pub fn raised(error: PyErr) -> Convert {
+    Box::new(move |_| Err(error))
+}
+
 /// Converts a result without a value.
 pub fn done(result: tenure::Result<()>) -> Convert {
     converted(result, |py, ()| Ok(py.None()))
@@ -239,7 +244,7 @@ impl Op {
     }
 
     /// Returns the result or raises the error of the call.
-    fn result(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+    pub fn result(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         match self.set(State::Over)? {
             State::Done(convert) => convert(py),
             other => {
@@ -263,7 +268,7 @@ impl Op {
     }
 
     /// Ends the call: what it acquired is released.
-    fn cancel(&self, py: Python<'_>) -> PyResult<()> {
+    pub fn cancel(&self, py: Python<'_>) -> PyResult<()> {
         match self.set(State::Over)? {
             // The blocked thread notices this and drops the future.
             State::Running => {

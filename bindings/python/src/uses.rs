@@ -13,7 +13,7 @@ use tenure::{CacheValue, Change, Entry, Frees, Observer, Outage, Overdue, Period
 use crate::error;
 use crate::guard::Held;
 use crate::locks::{Root, checked, guarded};
-use crate::op::{Convert, Exchange, Op, converted, done};
+use crate::op::{Convert, Exchange, Op, converted, done, raised};
 use crate::process::{Owned, lock};
 use crate::values;
 
@@ -229,18 +229,21 @@ impl Cache {
 pub struct OncePer {
     job: Owned<tenure::OncePer>,
     root: Owned<Arc<Root>>,
+    failed: Failed,
 }
 
+/// The exception of the function of windows, for the call that needed a window.
+type Failed = Arc<Mutex<Option<PyErr>>>;
+
 /// Calls a Python function that returns the window of a time, in seconds since 1970.
-fn window(function: &Py<PyAny>, now: SystemTime) -> Range<SystemTime> {
-    let seconds = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+fn window(function: &Py<PyAny>, failed: &Failed, now: SystemTime) -> Range<SystemTime> {
     let time = |seconds: f64| UNIX_EPOCH + Duration::try_from_secs_f64(seconds).unwrap_or_default();
     Python::attach(|py| {
-        let range = function.bind(py).call1((seconds,)).and_then(|range| range.extract::<(f64, f64)>());
-        match range {
+        let range = function.bind(py).call1((values::seconds(now),));
+        match range.and_then(|range| range.extract::<(f64, f64)>()) {
             Ok((from, to)) => time(from)..time(to),
             Err(error) => {
-                error.write_unraisable(py, Some(function.bind(py)));
+                *lock(failed) = Some(error);
                 UNIX_EPOCH..UNIX_EPOCH // an empty window is invalid
             }
         }
@@ -258,13 +261,14 @@ impl OncePer {
         frees: &str,
         again: bool,
     ) -> PyResult<Self> {
+        let failed = Failed::default();
         let mut windows = if let Ok(seconds) = period.extract::<f64>() {
             Period::every(error::seconds("period", seconds)?)
         } else if let Ok((_, at)) = period.extract::<(String, f64)>() {
             Period::daily(error::seconds("time of day", at)?)
         } else {
-            let function = period.clone().unbind();
-            Period::new(move |now| window(&function, now))
+            let (function, failed) = (period.clone().unbind(), Arc::clone(&failed));
+            Period::new(move |now| window(&function, &failed, now))
         };
         if let Some(open_for) = open_for {
             windows = windows.open_for(error::seconds("open_for", open_for)?);
@@ -279,7 +283,7 @@ impl OncePer {
             }
         };
         let job = checked(locks.once_per(name, windows))?.frees(frees).again(again);
-        Ok(Self { job: Owned::new(job), root: Owned::new(root) })
+        Ok(Self { job: Owned::new(job), root: Owned::new(root), failed })
     }
 }
 
@@ -288,9 +292,14 @@ impl OncePer {
     /// Begins a run: a hold, or `None` if the job has run or is running.
     fn begin(&self) -> PyResult<Op> {
         let (job, root) = (self.job.get()?.clone(), Arc::clone(self.root.get()?));
+        let failed = Arc::clone(&self.failed);
         Ok(Op::new(async move {
             let turn = job.try_begin().await;
-            guarded(root, turn.map(|turn| turn.map(|turn| Held::Turn(Box::new(turn)))))
+            let failed = turn.is_err().then(|| lock(&failed).take()).flatten();
+            match failed {
+                Some(error) => raised(error),
+                None => guarded(root, turn.map(|turn| turn.map(|turn| Held::Turn(Box::new(turn))))),
+            }
         }))
     }
 

@@ -17,7 +17,7 @@ pub fn optional<T>(
 }
 
 /// Seconds since 1970.
-fn seconds(time: SystemTime) -> f64 {
+pub fn seconds(time: SystemTime) -> f64 {
     time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
 

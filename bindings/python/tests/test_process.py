@@ -79,6 +79,38 @@ def test_a_signal_handler_runs_during_a_wait(locks: tenure.Locks, url: str, name
     waiter.end()
 
 
+def test_a_signal_handler_that_raises_leaves_nothing_held(url: str, name: str, program: Start) -> None:
+    interrupted = program(
+        """
+        import random, signal, sys, tenure
+
+        class Interrupt(Exception):
+            pass
+
+        def interrupt(*_):
+            raise Interrupt
+
+        locks, name, kept = tenure.connect(sys.argv[1], op_timeout=20), sys.argv[2], []
+        signal.signal(signal.SIGALRM, interrupt)
+        shared = locks.mutex(name)
+        for number in range(400):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0002, 0.0012))
+                while True:
+                    with shared if number % 2 else locks.mutex(name):
+                        pass
+            except Interrupt as error:
+                kept.append(error)  # its traceback keeps the frames
+            guard = shared.try_lock(timeout=10)
+            assert guard is not None, (number, locks.inspect(name))
+            guard.release()
+        """,
+        url,
+        name,
+    )
+    interrupted.end(60)
+
+
 def test_two_hundred_forks_under_load(url: str, name: str, program: Start) -> None:
     program(
         """
@@ -207,6 +239,25 @@ def test_children_of_multiprocessing_use_the_locks(url: str, name: str, program:
         name,
     )
     assert parent.end(70) == "20 [0, 0, 0, 0]"
+
+
+def test_a_fork_without_hooks_has_a_store_of_its_own(url: str, name: str, program: Start) -> None:
+    """As by uWSGI."""
+    program(
+        """
+        import ctypes, os, sys, tenure
+        locks, name = tenure.connect(sys.argv[1], op_timeout=20), sys.argv[2]
+        mutex = locks.mutex(name)
+        with mutex as guard:
+            if (child := ctypes.PyDLL(None).fork()) == 0:
+                with locks.mutex(name + "child"):
+                    os._exit(0 if mutex.try_lock() is None else 1)
+            assert os.waitpid(child, 0)[1] == 0
+            guard.verify()
+        """,
+        url,
+        name,
+    ).end(60)
 
 
 def test_a_child_does_not_keep_a_file_lock_of_its_parent(tmp_path: Path, name: str, program: Start) -> None:

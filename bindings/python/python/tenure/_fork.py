@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-generation: int = 0
-"""The number of forks between the process that imported the package and this one."""
-
+_generation = 0
+_process = os.getpid()
 _handlers: list[Callable[[], None]] = []
 
 
@@ -19,9 +18,16 @@ def in_child(handler: Callable[[], None]) -> None:
     _handlers.append(handler)
 
 
+def generation() -> int:
+    """The number of forks between the process that imported the package and this one."""
+    if os.getpid() != _process:
+        _after_fork()  # by uWSGI, which may fork without the hooks of Python
+    return _generation
+
+
 def _after_fork() -> None:
-    global generation
-    generation += 1
+    global _generation, _process
+    _generation, _process = _generation + 1, os.getpid()
     for handler in _handlers:
         handler()
 

@@ -6,12 +6,19 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from . import _background, _log, _native
 from ._errors import Error, ForkedError, LostError
-from ._wait import Seconds, optional_seconds, reactor_of, run, running_loop, seconds, wait
+from ._wait import Seconds, block, optional_seconds, run, running_loop, seconds, trio_here, wait
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Generator
+    from datetime import datetime
     from types import TracebackType
+
+
+def check_callback(callback: Callable[[LostError], object]) -> None:
+    """Refuses a callback that would not run when it is called."""
+    from ._functions import blocking
+
+    blocking("a callback for a loss", callback, "cancel_on_loss")
 
 
 class Loss:
@@ -42,7 +49,7 @@ class Loss:
     def wait(self, timeout: Optional[Seconds] = None) -> bool:
         """Blocks until the lock is lost (`True`) or released (`False`), or until the timeout (`False`)."""
         op = self._native.wait()
-        if not op.run(optional_seconds(timeout)):
+        if not block(op, optional_seconds(timeout)):
             return False
         return op.result() is not None
 
@@ -104,9 +111,18 @@ class Guard:
             self._lost = Loss(self._hold.lost())
         return self._lost
 
+    def raise_if_lost(self) -> None:
+        """Raises the `LostError` if the lock is lost, for blocking code to call between its steps. Asks nobody: see
+        `verify`."""
+        if (reason := self.lost.reason) is not None:
+            raise reason
+        if not self.is_held() and not self._hold.is_released():
+            raise LostError(f"lock `{self.name}` is no longer held", self.name)
+
     def on_lost(self, callback: Callable[[LostError], object]) -> None:
-        """Calls `callback` with the reason if the lock is lost: in the running event loop, or else on a thread
-        for callbacks."""
+        """Calls `callback` with the reason if the lock is lost: in the running event loop, in a greenlet, or else
+        on a thread for callbacks."""
+        check_callback(callback)
 
         def done(end: object) -> None:
             if isinstance(end, LostError):
@@ -115,15 +131,10 @@ class Guard:
                 except Exception:
                     _log.exception("a callback for the loss of %s failed", self.name)
 
-        op = self._hold.lost().wait()
-        loop = running_loop()
-        if loop is None:
-            _background.watch(op, done)
-        else:
-            _background.Sink(op, done).start(reactor_of(loop))
+        _background.Watch(self._hold.lost().wait(), done)
 
     def cancel_on_loss(self) -> CancelOnLoss:
-        """Cancels this asyncio task in the `with` block if the lock is lost. The block then raises the
+        """Cancels this task of asyncio or trio in the `with` block if the lock is lost. The block then raises the
         `LostError`.
 
         >>> import asyncio, tenure
@@ -322,18 +333,26 @@ class Turn(Guard):
 
     __slots__ = ()
 
+    @property
+    def window(self) -> tuple[datetime, datetime]:
+        """The window, by the clock of the store."""
+        from datetime import datetime, timezone
+
+        start, end = self._hold.window or (0.0, 0.0)
+        return datetime.fromtimestamp(start, timezone.utc), datetime.fromtimestamp(end, timezone.utc)
+
     def fail(self, why: object) -> None:
         """Ends the run as failed."""
-        run(self._hold.fail(str(why)))
+        run(self._hold.fail(_text(why)))
 
     async def afail(self, why: object) -> None:
         """Like `fail`, in an event loop."""
-        await wait(self._hold.fail(str(why)))
+        await wait(self._hold.fail(_text(why)))
 
     def _end(self, error: Optional[BaseException]) -> _native.Op:
         if error is None:
             return self._hold.release()
-        return self._hold.fail(f"{type(error).__name__}: {error}")
+        return self._hold.fail(_text(error))
 
     def __enter__(self) -> Turn:
         return self
@@ -342,49 +361,66 @@ class Turn(Guard):
         return self
 
 
+def _text(why: object) -> str:
+    from ._functions import text_of, valid
+
+    return text_of(why) if isinstance(why, BaseException) else valid(str(why))
+
+
 class CancelOnLoss:
     """See `Guard.cancel_on_loss`."""
 
     def __init__(self, loss: _native.Loss) -> None:
-        self._op = loss.wait()
-        self._task: Optional[asyncio.Task[Any]] = None
+        self._loss = loss
         self._reason: Optional[LostError] = None
-        self._id: Optional[int] = None
-        self._reactor: Optional[_native.Reactor] = None
+        self._watch: Optional[_background.Watch] = None
+        self._task: Any = None
         self._cancels = 0
+        self._scope: Any = None
 
     def __enter__(self) -> None:
-        import asyncio
+        loop, trio = running_loop(), None
+        task: Any = None
+        if loop is None:
+            trio = trio_here()
+        else:
+            import asyncio
 
-        loop = running_loop()
-        task = None if loop is None else asyncio.current_task(loop)
-        if loop is None or task is None:
-            raise Error("cancel_on_loss needs a task of asyncio")
-        self._reactor = reactor_of(loop)
-        self._id = _background.Sink(self._op, self._lost).start(self._reactor)
+            task = asyncio.current_task(loop)
+        if trio is None and task is None:
+            raise Error("cancel_on_loss needs a task of asyncio or trio")
+        self._watch = _background.Watch(self._loss.wait(), self._lost)
         if self._reason is not None:
             raise self._reason
+        if trio is not None:
+            self._scope = trio.CancelScope()
+            self._scope.__enter__()
+        elif hasattr(task, "cancelling"):
+            self._cancels = task.cancelling()
         self._task = task
-        self._cancels = task.cancelling() if hasattr(task, "cancelling") else 0
 
     def _lost(self, end: object) -> None:
         if isinstance(end, LostError):
             self._reason = end
-            if self._task is not None:
+            if self._scope is not None:
+                self._scope.cancel()
+            elif self._task is not None:
                 self._task.cancel(str(end))
 
     def __exit__(
         self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
     ) -> None:
-        import asyncio
-
         task, self._task = self._task, None
-        if self._id is not None and self._reactor is not None:
-            self._op.cancel()
-            self._reactor.forget(self._id)
-        if self._reason is None or task is None:
-            return
-        if hasattr(task, "uncancel") and task.uncancel() > self._cancels:
-            return  # the task was also cancelled by other code
-        if kind is None or issubclass(kind, asyncio.CancelledError):
+        if self._watch is not None:
+            self._watch.cancel()
+        is_cancelled = kind is None
+        if self._scope is not None:
+            is_cancelled |= bool(self._scope.__exit__(kind, error, trace))
+        elif self._reason is not None and task is not None:
+            import asyncio
+
+            if hasattr(task, "uncancel") and task.uncancel() > self._cancels:
+                return  # the task was also cancelled by other code
+            is_cancelled |= kind is not None and issubclass(kind, asyncio.CancelledError)
+        if self._reason is not None and is_cancelled:
             raise self._reason from error

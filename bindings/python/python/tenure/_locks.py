@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from _thread import _local
-from functools import partial, wraps
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Optional, TypedDict, TypeVar, Union, cast
 
 from . import _fork, _log, _native, _wait
 from ._errors import BusyError, ForkedError, InvalidError, LostError
-from ._guards import Guard, MultiGuard, RwGuard
-from ._wait import Seconds, optional_seconds, run, seconds, wait
+from ._guards import Guard, MultiGuard, RwGuard, check_callback
+from ._wait import Seconds, granted, optional_seconds, run, seconds, wait
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
     from types import TracebackType
 
     from typing_extensions import Unpack
@@ -73,13 +74,13 @@ class _Store:
         self.url = url
         self.open = opened
         self._native = opened()
-        self._generation = _fork.generation
+        self._generation = _fork.generation()
         _stores.add(self)
 
     def native(self) -> _native.Locks:
-        if self._generation != _fork.generation:
+        if self._generation != _fork.generation():
             self._native = self.open()
-            self._generation = _fork.generation
+            self._generation = _fork.generation()
         return self._native
 
 
@@ -97,7 +98,7 @@ _fork.in_child(_close_files)
 
 def open_url(url: str) -> _native.Locks:
     # A child has a copy of its parent's memory, with the parent's locks in it.
-    if url.startswith("memory:") and url != "memory:" and _fork.generation:
+    if url.startswith("memory:") and url != "memory:" and _fork.generation():
         url = f"{url} of process {os.getpid()}"
     return _native.Locks.open(url)
 
@@ -117,10 +118,10 @@ class Locks:
         self._opened()
 
     def _opened(self) -> _native.Locks:
-        if self._handle is None or self._generation != _fork.generation:
+        if self._handle is None or self._generation != _fork.generation():
             native = self._store.native()
             self._handle = native.configured(**_native_options(self._options)) if self._options else native
-            self._generation = _fork.generation
+            self._generation = _fork.generation()
         return self._handle
 
     def configured(self, **options: Unpack[Options]) -> Locks:
@@ -200,8 +201,8 @@ class Locks:
         on_lost: Optional[Callable[[LostError], object]] = None,
         **options: Unpack[Options],
     ) -> ReentrantMutex:
-        """A lock with one owner at a time, who may hold it several times. The owner is the running task, or
-        else the thread, unless `owner` names another. Other arguments as for `mutex`.
+        """A lock with one owner at a time, who may hold it several times. The owner is the task or greenlet that
+        calls a method, or else the thread, unless `owner` names another. Other arguments as for `mutex`.
 
         >>> import tenure
         >>> tree = tenure.connect("memory:").reentrant_mutex("tree")
@@ -273,7 +274,9 @@ class Locks:
 
         `name` may contain arguments of the function in braces. `on_busy` is `wait`, `skip` (the function
         returns `None`) or `raise` (a `BusyError`); `skip` and `raise` wait for `timeout`. `guard` names an
-        argument of the function that gets the guard. If the lock is lost, an async function is cancelled.
+        argument of the function that gets the guard, and that callers do not see. If the lock is lost, an async
+        function is cancelled. A generator holds the lock from its first value until it ends, is closed or is
+        collected.
 
         >>> import tenure
         >>> locks = tenure.connect("memory:")
@@ -283,58 +286,16 @@ class Locks:
         >>> report("monday")
         'report of monday'
         """
-        import inspect
+        from ._decorators import locked
 
         if kind not in ("mutex", "fair"):
             raise InvalidError(f"kind: got {kind!r}, expected mutex or fair")
         if on_busy not in ("wait", "skip", "raise"):
             raise InvalidError(f"on_busy: got {on_busy!r}, expected wait, skip or raise")
-        make = FairMutex if kind == "fair" else Mutex
-
-        def decorate(function: F) -> F:
-            signature = inspect.signature(function)
-
-            def lock_of(args: Any, kwargs: Any) -> Lock[Guard]:
-                given = {**kwargs, guard: None} if guard else kwargs
-                bound = signature.bind(*args, **given)
-                bound.apply_defaults()
-                return make(self, name.format_map(bound.arguments), None, None, options)
-
-            def busy(lock: Lock[Guard]) -> None:
-                if on_busy != "skip":
-                    raise lock.busy(timeout)
-
-            def limit() -> Optional[float]:
-                return optional_seconds(timeout)
-
-            if inspect.iscoroutinefunction(function):
-
-                @wraps(function)
-                async def asynchronous(*args: Any, **kwargs: Any) -> Any:
-                    lock = lock_of(args, kwargs)
-                    waits = on_busy == "wait" and timeout is None
-                    held = await lock.alock() if waits else await lock.atry_lock(limit())
-                    if held is None:
-                        return busy(lock)
-                    async with held:
-                        with held.cancel_on_loss():
-                            return await function(*args, **kwargs, **({guard: held} if guard else {}))
-
-                return cast(F, asynchronous)
-
-            @wraps(function)
-            def synchronous(*args: Any, **kwargs: Any) -> Any:
-                lock = lock_of(args, kwargs)
-                waits = on_busy == "wait" and timeout is None
-                held = lock.lock() if waits else lock.try_lock(limit())
-                if held is None:
-                    return busy(lock)
-                with held:
-                    return function(*args, **kwargs, **({guard: held} if guard else {}))
-
-            return cast(F, synchronous)
-
-        return decorate
+        make, locks = FairMutex if kind == "fair" else Mutex, self.configured(**options)
+        limit = optional_seconds(timeout)
+        is_patient = on_busy == "wait" and timeout is None
+        return locked(lambda name: make(locks, name, None, None, {}), name, guard, is_patient, limit, on_busy == "skip")
 
     def cache(
         self,
@@ -387,31 +348,10 @@ class Locks:
         computing
         (49, 49)
         """
-        import inspect
+        from ._decorators import cached
 
-        def decorate(function: F) -> F:
-            signature = inspect.signature(function)
-
-            def cache_of(args: Any, kwargs: Any) -> Cache:
-                bound = signature.bind(*args, **kwargs)
-                bound.apply_defaults()
-                return self.cache(name.format_map(bound.arguments), ttl, **options)
-
-            if inspect.iscoroutinefunction(function):
-
-                @wraps(function)
-                async def asynchronous(*args: Any, **kwargs: Any) -> Any:
-                    return await cache_of(args, kwargs).aget_or_compute(lambda: function(*args, **kwargs))
-
-                return cast(F, asynchronous)
-
-            @wraps(function)
-            def synchronous(*args: Any, **kwargs: Any) -> Any:
-                return cache_of(args, kwargs).get_or_compute(lambda: function(*args, **kwargs))
-
-            return cast(F, synchronous)
-
-        return decorate
+        self.cache("checks the options", ttl, **options)
+        return cached(lambda name: self.cache(name, ttl, **options), name)
 
     def once_per(
         self,
@@ -506,8 +446,8 @@ class Locks:
         ...     guard.owner == owner
         True
         """
-        hold = run(self._opened().resume(name, owner))
-        return None if hold is None else Guard(hold)
+        guard: Optional[Guard] = granted(self._opened().resume(name, owner), Guard)
+        return guard
 
     async def aresume(self, name: str, owner: str) -> Optional[Guard]:
         """Like `resume`, in an event loop."""
@@ -563,17 +503,17 @@ def quorum_of(members: list[Locks]) -> Locks:
 
 
 def of_testing(native: _native.Locks) -> Locks:
-    generation = _fork.generation
+    generation = _fork.generation()
 
     def same() -> _native.Locks:
-        if _fork.generation != generation:
+        if _fork.generation() != generation:
             raise ForkedError("the store belongs to the parent process: make another in the child")
         return native
 
     return Locks(_Store("testing:", same), {})
 
 
-class Lock(Generic[G]):
+class Lock(_native.Blocks, Generic[G]):
     """Common to all kinds of locks: `lock`, `try_lock`, `with` and `async with`."""
 
     _kind = "lock"
@@ -592,9 +532,10 @@ class Lock(Generic[G]):
         """The name, without the prefix."""
         self._timeout = optional_seconds(timeout)
         self._on_lost = on_lost
+        if on_lost is not None:
+            check_callback(on_lost)
         self._handle: Optional[_native.Lock] = None
         self._generation = -1
-        self._entered: dict[object, list[G]] = {}
         self._opened()
 
     def _open(self, native: _native.Locks) -> _native.Lock:
@@ -602,9 +543,9 @@ class Lock(Generic[G]):
 
     def _opened(self) -> _native.Lock:
         handle = self._handle
-        if handle is None or self._generation != _fork.generation:
+        if handle is None or self._generation != _fork.generation():
             handle = self._handle = self._open(self._locks._opened())
-            self._generation = _fork.generation
+            self._generation = _fork.generation()
         return handle
 
     def _guard(self, hold: Any) -> G:
@@ -615,20 +556,27 @@ class Lock(Generic[G]):
 
     def lock(self) -> G:
         """Waits until the lock is granted. Ctrl-C ends the wait and leaves the queue."""
-        return self._guard(run(self._opened().lock()))
+        guard: G = granted(self._opened().lock(), self._guard)
+        return guard
 
-    async def alock(self) -> G:
+    def alock(self) -> Coroutine[Any, Any, G]:
         """Like `lock`, in an event loop. Cancelling the task leaves the queue."""
-        return self._guard(await wait(self._opened().lock()))
+        return self._alock(self._opened().lock())
+
+    async def _alock(self, op: _native.Op) -> G:
+        return self._guard(await wait(op))
 
     def try_lock(self, timeout: Optional[Seconds] = None) -> Optional[G]:
         """Tries once, or waits for at most `timeout`. Returns `None` if the lock is busy."""
-        hold = run(self._opened().try_lock(optional_seconds(timeout)))
-        return None if hold is None else self._guard(hold)
+        guard: Optional[G] = granted(self._opened().try_lock(optional_seconds(timeout)), self._guard)
+        return guard
 
-    async def atry_lock(self, timeout: Optional[Seconds] = None) -> Optional[G]:
+    def atry_lock(self, timeout: Optional[Seconds] = None) -> Coroutine[Any, Any, Optional[G]]:
         """Like `try_lock`, in an event loop."""
-        hold = await wait(self._opened().try_lock(optional_seconds(timeout)))
+        return self._atry_lock(self._opened().try_lock(optional_seconds(timeout)))
+
+    async def _atry_lock(self, op: _native.Op) -> Optional[G]:
+        hold = await wait(op)
         return None if hold is None else self._guard(hold)
 
     def busy(self, timeout: Optional[Seconds]) -> BusyError:
@@ -636,39 +584,38 @@ class Lock(Generic[G]):
         waited = "" if timeout is None else f": it was not granted within {seconds(timeout):g} s"
         return BusyError(f"lock `{self.name}` is busy{waited}", self.name, self._locks.url)
 
-    def _enter(self, guard: Optional[G]) -> G:
+    def _acquire(self) -> G:
+        guard = self.lock() if self._timeout is None else self.try_lock(self._timeout)
         if guard is None:
             raise self.busy(self._timeout)
-        # One lock object may serve several threads and tasks.
-        self._entered.setdefault(_wait.current(), []).append(guard)
         return guard
 
-    def _leave(self) -> G:
-        key = _wait.current()
-        guards = self._entered[key]
-        guard = guards.pop()
-        if not guards:
-            del self._entered[key]
+    if TYPE_CHECKING:  # the extension has them
+
+        def __enter__(self) -> G: ...
+
+        def __exit__(
+            self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+        ) -> None: ...
+
+    def __aenter__(self) -> Coroutine[Any, Any, G]:
+        return self._aenter(id(sys._getframe(1)))
+
+    async def _aenter(self, frame: int) -> G:
+        guard = await self.alock() if self._timeout is None else await self.atry_lock(self._timeout)
+        if guard is None:
+            raise self.busy(self._timeout)
+        self._enter(frame, guard)
         return guard
 
-    def __enter__(self) -> G:
-        return self._enter(self.lock() if self._timeout is None else self.try_lock(self._timeout))
-
-    def __exit__(
+    def __aexit__(
         self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
-    ) -> None:
-        self._leave().__exit__(kind, error, trace)
-
-    async def __aenter__(self) -> G:
-        return self._enter(await self.alock() if self._timeout is None else await self.atry_lock(self._timeout))
-
-    async def __aexit__(
-        self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
-    ) -> None:
-        await self._leave().__aexit__(kind, error, trace)
+    ) -> Coroutine[Any, Any, None]:
+        left: Coroutine[Any, Any, None] = self._leave(id(sys._getframe(1))).__aexit__(kind, error, trace)
+        return left
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_handle": None, "_entered": {}}
+        return {**self.__dict__, "_handle": None}
 
     def __repr__(self) -> str:
         return f"<tenure.{type(self).__name__} {self.name!r} at {self._locks.url}>"
@@ -693,12 +640,12 @@ class _Owners(_local):
     """The owners of reentrant mutexes: of this thread, and of its tasks."""
 
     def __init__(self) -> None:
-        self.generation = _fork.generation
+        self.generation = _fork.generation()
         self.thread: Optional[str] = None
         self.tasks: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
     def current(self) -> str:
-        if self.generation != _fork.generation:
+        if self.generation != _fork.generation():
             self.__init__()  # type: ignore[misc]
         running = _wait.current()
         if isinstance(running, int):
@@ -742,10 +689,9 @@ class ReentrantMutex(Lock[Guard]):
         count: int = run(self._opened().hold_count())
         return count
 
-    async def ahold_count(self) -> int:
+    def ahold_count(self) -> Coroutine[Any, Any, int]:
         """Like `hold_count`, in an event loop."""
-        count: int = await wait(self._opened().hold_count())
-        return count
+        return wait(self._opened().hold_count())
 
 
 class RwSide(Lock[RwGuard]):

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime, time, timedelta, timezone
 from typing import Any, Optional, TypeVar, Union
 
-from . import _fork, _native
+from . import _fork, _functions, _native
 from ._errors import InvalidError
 from ._guards import Term, Turn
 from ._values import Change, LastRun, Leader, Run
-from ._wait import run, run_with, seconds, wait, wait_with
+from ._wait import granted, run, run_with, seconds, wait, wait_with
 
 T = TypeVar("T")
 
@@ -56,9 +56,9 @@ class Cache:
         self._opened()
 
     def _opened(self) -> _native.Cache:
-        if self._handle is None or self._generation != _fork.generation:
+        if self._handle is None or self._generation != _fork.generation():
             self._handle = self._locks().cache(self.name).configured(**self._options)
-            self._generation = _fork.generation
+            self._generation = _fork.generation()
         return self._handle
 
     def _loaded(self, value: Optional[bytes]) -> Any:
@@ -79,20 +79,24 @@ class Cache:
 
     def get_or_compute(self, compute: Callable[[], Any]) -> Any:
         """The value, computed by `compute` if necessary. It may return `Absent`; the value is then `None`."""
+        _functions.blocking("a computation", compute, "aget_or_compute")
         op = self._opened().compute(self._codec)
-        return self._loaded(run_with(op, lambda: self._dumped(compute())))
+        return self._loaded(run_with(op, lambda: self._dumped(_functions.finished(compute, compute()))))
 
     async def aget_or_compute(self, compute: Callable[[], Awaitable[Any]]) -> Any:
         """Like `get_or_compute`, in an event loop; `compute` is an async function."""
+        _functions.awaitable("a computation", compute, "get_or_compute")
         return self._loaded(await wait_with(self._opened().compute(self._codec), self._answer(compute)))
 
     def refresh(self, compute: Callable[[], Any]) -> Any:
         """Computes and stores the value even if one is stored."""
+        _functions.blocking("a computation", compute, "arefresh")
         op = self._opened().refresh(self._codec, self.ttl)
-        return self._loaded(run_with(op, lambda: self._dumped(compute())))
+        return self._loaded(run_with(op, lambda: self._dumped(_functions.finished(compute, compute()))))
 
     async def arefresh(self, compute: Callable[[], Awaitable[Any]]) -> Any:
         """Like `refresh`, in an event loop; `compute` is an async function."""
+        _functions.awaitable("a computation", compute, "refresh")
         op = self._opened().refresh(self._codec, self.ttl)
         return self._loaded(await wait_with(op, self._answer(compute)))
 
@@ -106,7 +110,8 @@ class Cache:
 
     def _answer(self, compute: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[tuple[Optional[bytes], float]]]:
         async def answer() -> tuple[Optional[bytes], float]:
-            return self._dumped(await compute())
+            value = await _functions.coroutine(compute, compute())
+            return self._dumped(_functions.finished(compute, value))
 
         return answer
 
@@ -129,9 +134,12 @@ class daily:
 
     def seconds(self) -> float:
         """Seconds after midnight."""
-        if isinstance(self.at, time):
-            return timedelta(hours=self.at.hour, minutes=self.at.minute, seconds=self.at.second).total_seconds()
-        return seconds(self.at)
+        if not isinstance(self.at, time):
+            return seconds(self.at)
+        if self.at.tzinfo not in (None, timezone.utc):
+            raise InvalidError(f"daily: got a time in {self.at.tzinfo}, expected UTC; a function can compute the windows")
+        since = datetime.combine(datetime.min, self.at.replace(tzinfo=None)) - datetime.min
+        return since.total_seconds()
 
 
 Period = Union[float, timedelta, daily, Window]
@@ -142,9 +150,15 @@ def _native_period(period: Period) -> Any:
         return ("daily", period.seconds())
     if isinstance(period, (int, float, timedelta)):
         return seconds(period)
+    if not callable(period):
+        raise InvalidError(f"period: got {period!r}, expected seconds, a timedelta, daily(at) or a function")
+    _functions.blocking("a function of windows", period, "")
 
     def window(now: float) -> tuple[float, float]:
         start, end = period(datetime.fromtimestamp(now, timezone.utc))
+        for time in (start, end):
+            if time.tzinfo is None:
+                raise InvalidError(f"window: got {time!r} without a time zone; use datetime.timezone.utc or zoneinfo")
         return start.timestamp(), end.timestamp()
 
     return window
@@ -166,9 +180,9 @@ class OncePer:
         self._opened()
 
     def _opened(self) -> _native.OncePer:
-        if self._handle is None or self._generation != _fork.generation:
+        if self._handle is None or self._generation != _fork.generation():
             self._handle = self._locks().once_per(self.name, *self._arguments)
-            self._generation = _fork.generation
+            self._generation = _fork.generation()
         return self._handle
 
     def try_begin(self) -> Optional[Turn]:
@@ -182,8 +196,8 @@ class OncePer:
         ...         print("the work")
         the work
         """
-        hold = run(self._opened().begin())
-        return None if hold is None else Turn(hold)
+        turn: Optional[Turn] = granted(self._opened().begin(), Turn)
+        return turn
 
     async def atry_begin(self) -> Optional[Turn]:
         """Like `try_begin`, in an event loop."""
@@ -191,21 +205,35 @@ class OncePer:
         return None if hold is None else Turn(hold)
 
     def run(self, job: Callable[..., T], *args: Any, **kwargs: Any) -> Run[T]:
-        """Runs the job unless it has run in this window. The result is true if it ran here."""
+        """Runs the job unless it has run in this window. The result is true if it ran here. If the job has a
+        parameter `turn`, it gets the `Turn`.
+
+        >>> import tenure
+        >>> report = tenure.connect("memory:").once_per("report", 3600)
+        >>> report.run(lambda turn: turn.is_held()).value
+        True
+        """
+        _functions.blocking("a job", job, "arun")
+        takes_turn = _functions.takes(job, "turn", kwargs)
         turn = self.try_begin()
         if turn is None:
             return Run(False)
         with turn:
-            return Run(True, job(*args, **kwargs))
+            given = {**kwargs, "turn": turn} if takes_turn else kwargs
+            return Run(True, _functions.finished(job, job(*args, **given)))
 
     async def arun(self, job: Callable[..., Awaitable[T]], *args: Any, **kwargs: Any) -> Run[T]:
         """Like `run`, in an event loop, for an async function. It is cancelled if the lock is lost."""
+        _functions.awaitable("a job", job, "run")
+        takes_turn = _functions.takes(job, "turn", kwargs)
         turn = await self.atry_begin()
         if turn is None:
             return Run(False)
         async with turn:
             with turn.cancel_on_loss():
-                return Run(True, await job(*args, **kwargs))
+                given = {**kwargs, "turn": turn} if takes_turn else kwargs
+                value = await _functions.coroutine(job, job(*args, **given))
+                return Run(True, _functions.finished(job, value))
 
     def last(self) -> Optional[LastRun]:
         """The most recent run."""
@@ -262,14 +290,15 @@ class Election:
         self._opened()
 
     def _opened(self) -> _native.Election:
-        if self._handle is None or self._generation != _fork.generation:
+        if self._handle is None or self._generation != _fork.generation():
             self._handle = self._locks().election(self.name, self.payload)
-            self._generation = _fork.generation
+            self._generation = _fork.generation()
         return self._handle
 
     def campaign(self) -> Term:
         """Waits until this process leads."""
-        return Term(run(self._opened().campaign()))
+        term: Term = granted(self._opened().campaign(), Term)
+        return term
 
     async def acampaign(self) -> Term:
         """Like `campaign`, in an event loop."""

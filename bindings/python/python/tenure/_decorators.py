@@ -1,0 +1,173 @@
+"""Functions that run under a lock, or whose results are cached."""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Optional, TypeVar, cast
+
+from ._errors import InvalidError
+from ._functions import ASYNC, ASYNC_GENERATOR, GENERATOR, Template, finished, kind_of, shown
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Generator
+
+    from ._guards import Guard
+    from ._locks import Lock
+    from ._uses import Cache
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+
+class _Locked:
+    """A function and the lock under which it runs."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        lock_of: Callable[[str], Lock[Guard]],
+        name: str,
+        guard: Optional[str],
+        is_patient: bool,
+        timeout: Optional[float],
+        skips: bool,
+    ) -> None:
+        self.function = function
+        self.lock_of = lock_of
+        self.template = Template(name, function, guard)
+        self.guard = guard
+        self.is_patient = is_patient
+        self.timeout = timeout
+        self.skips = skips
+
+    def _or_busy(self, lock: Lock[Guard], held: Optional[Guard]) -> Optional[Guard]:
+        if held is None and not self.skips:
+            raise lock.busy(self.timeout)
+        return held
+
+    def acquired(self, args: Any, kwargs: Any) -> Optional[Guard]:
+        """The guard; `None` if the function is to be skipped."""
+        lock = self.lock_of(self.template.filled(args, kwargs))
+        return self._or_busy(lock, lock.lock() if self.is_patient else lock.try_lock(self.timeout))
+
+    async def aacquired(self, args: Any, kwargs: Any) -> Optional[Guard]:
+        lock = self.lock_of(self.template.filled(args, kwargs))
+        return self._or_busy(lock, await (lock.alock() if self.is_patient else lock.atry_lock(self.timeout)))
+
+    def call(self, held: Guard, args: Any, kwargs: Any) -> Any:
+        given = kwargs if self.guard is None else {**kwargs, self.guard: held}
+        return self.function(*args, **given)
+
+
+def locked(
+    lock_of: Callable[[str], Lock[Guard]],
+    name: str,
+    guard: Optional[str],
+    is_patient: bool,
+    timeout: Optional[float],
+    skips: bool,
+) -> Callable[[F], F]:
+    def decorate(function: F) -> F:
+        kind = kind_of(function)
+        of = _Locked(function, lock_of, name, guard, is_patient, timeout, skips)
+        wrapper = _WRAPPERS.get(kind, _plain)(of)
+        of.template.hide_guard(wrapper)
+        return cast(F, wrapper)
+
+    return decorate
+
+
+def _plain(of: _Locked) -> Callable[..., Any]:
+    @wraps(of.function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        held = of.acquired(args, kwargs)
+        if held is None:
+            return None
+        with held:
+            return finished(of.function, of.call(held, args, kwargs))
+
+    return wrapper
+
+
+def _async(of: _Locked) -> Callable[..., Any]:
+    @wraps(of.function)
+    async def wrapper(*args: Any, **kwargs: Any) -> Any:
+        held = await of.aacquired(args, kwargs)
+        if held is None:
+            return None
+        async with held:
+            with held.cancel_on_loss():
+                return finished(of.function, await of.call(held, args, kwargs))
+
+    return wrapper
+
+
+def _generator(of: _Locked) -> Callable[..., Any]:
+    @wraps(of.function)
+    def wrapper(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+        held = of.acquired(args, kwargs)
+        if held is None:
+            return None
+        with held:
+            inner: Generator[Any, Any, Any] = of.call(held, args, kwargs)
+            return (yield from inner)
+
+    return wrapper
+
+
+def _async_generator(of: _Locked) -> Callable[..., Any]:
+    @wraps(of.function)
+    async def wrapper(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+        held = await of.aacquired(args, kwargs)
+        if held is None:
+            return
+        async with held:
+            inner: AsyncGenerator[Any, Any] = of.call(held, args, kwargs)
+            try:
+                step = inner.__anext__()
+                while True:
+                    # Step by step, because each may run in another task.
+                    with held.cancel_on_loss():
+                        value = await step
+                    try:
+                        step = inner.asend((yield value))
+                    except GeneratorExit:
+                        raise
+                    except BaseException as error:
+                        step = inner.athrow(error)
+            except StopAsyncIteration:
+                return
+            finally:
+                await inner.aclose()
+
+    return wrapper
+
+
+_WRAPPERS = {ASYNC: _async, GENERATOR: _generator, ASYNC_GENERATOR: _async_generator}
+
+
+def cached(cache_of: Callable[[str], Cache], name: str) -> Callable[[F], F]:
+    def decorate(function: F) -> F:
+        kind = kind_of(function)
+        if kind in (GENERATOR, ASYNC_GENERATOR):
+            raise InvalidError(f"cannot cache {shown(function)}: its result is {kind}, expected a value")
+        template = Template(name, function)
+        if kind == ASYNC:
+
+            @wraps(function)
+            async def asynchronous(*args: Any, **kwargs: Any) -> Any:
+                cache = cache_of(template.filled(args, kwargs))
+
+                async def compute() -> Any:
+                    return await function(*args, **kwargs)
+
+                return await cache.aget_or_compute(compute)
+
+            return cast(F, asynchronous)
+
+        @wraps(function)
+        def synchronous(*args: Any, **kwargs: Any) -> Any:
+            return cache_of(template.filled(args, kwargs)).get_or_compute(lambda: function(*args, **kwargs))
+
+        return cast(F, synchronous)
+
+    return decorate
