@@ -1,5 +1,6 @@
 //! Holds: the guards of all kinds of locks and uses.
 
+use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
@@ -79,6 +80,8 @@ impl Held {
 struct Shared {
     held: Arc<Held>,
     idle: Arc<Notify>,
+    /// Ends the calls that wait for as long as the guard lives.
+    ending: Arc<Notify>,
 }
 
 /// A request's use of a guard.
@@ -102,7 +105,7 @@ impl Drop for Use {
 
 impl Shared {
     fn new(held: Held) -> Self {
-        Self { held: Arc::new(held), idle: Arc::default() }
+        Self { held: Arc::new(held), idle: Arc::default(), ending: Arc::default() }
     }
 
     fn lend(&self) -> Use {
@@ -111,7 +114,8 @@ impl Shared {
 
     /// Waits until no request uses the guard, and returns it.
     async fn into_held(self) -> Held {
-        let Self { mut held, idle } = self;
+        let Self { mut held, idle, ending } = self;
+        ending.notify_waiters();
         loop {
             match Arc::try_unwrap(held) {
                 Ok(held) => return held,
@@ -137,8 +141,9 @@ impl Slot {
 
     /// Drops the guard, which releases it in the background.
     pub fn clear(&self) {
-        let held = self.take();
-        drop(held);
+        if let Some(shared) = self.take() {
+            shared.ending.notify_waiters();
+        }
     }
 }
 
@@ -189,6 +194,34 @@ impl Hold {
 
     fn lend(&self) -> PyResult<Use> {
         lock(&self.slot.get()?.0).as_ref().map(Shared::lend).ok_or_else(error::released)
+    }
+
+    /// Waits for a request to stop, until the guard is released. A term or a run of a job needs no `locks`.
+    pub fn until_asked(&self, locks: Option<tenure::Locks>) -> PyResult<Op> {
+        let (lent, ended) = {
+            let slot = lock(&self.slot.get()?.0);
+            let shared = slot.as_ref().ok_or_else(error::released)?;
+            (shared.lend(), Arc::clone(&shared.ending).notified_owned())
+        };
+        Ok(Op::new(async move {
+            let asked = async {
+                match (lent.held(), &locks) {
+                    (Held::Term(term), None) => term.stop_requested().await.map(Some),
+                    (Held::Turn(turn), None) => turn.stop_requested().await.map(Some),
+                    (held, Some(locks)) => match held.guard() {
+                        Some(guard) => locks.stop_requested(guard).await.map(Some),
+                        None => Ok(None),
+                    },
+                    _ => Ok(None),
+                }
+            };
+            let (mut asked, mut ended) = (pin!(asked), pin!(ended));
+            let request = poll_fn(|context| match ended.as_mut().poll(context) {
+                Poll::Ready(()) => Poll::Ready(Ok(None)),
+                Poll::Pending => asked.as_mut().poll(context),
+            });
+            converted(request.await, |py, request| values::optional(py, request, values::stop_request))
+        }))
     }
 
     /// Takes the guard out, to consume it.
@@ -246,6 +279,11 @@ impl Hold {
     fn lost(&self) -> PyResult<Loss> {
         let lent = self.lend()?;
         Ok(Loss(Owned::new(lent.held().lost())))
+    }
+
+    /// Waits until a leader or the runner of a job is asked to stop, as `Locks.stop_requested`.
+    fn stop_requested(&self) -> PyResult<Op> {
+        self.until_asked(None)
     }
 
     fn verify(&self) -> PyResult<Op> {

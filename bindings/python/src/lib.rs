@@ -5,12 +5,16 @@
 //! makes the package Pythonic is written in Python, in `python/tenure`.
 
 mod block;
+#[cfg(feature = "redis")]
+mod credentials;
 mod error;
 mod events;
+mod fill;
 mod guard;
 mod locks;
 mod op;
 mod process;
+mod question;
 mod reactor;
 #[cfg(feature = "testing")]
 mod testing;
@@ -26,6 +30,8 @@ mod _native {
     use super::block::{Blocks, granted};
     #[pymodule_export]
     use super::events::set_log_level;
+    #[pymodule_export]
+    use super::fill::Fill;
     #[pymodule_export]
     use super::guard::{Hold, Loss};
     #[pymodule_export]

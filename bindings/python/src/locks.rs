@@ -8,6 +8,7 @@ use tenure::metrics::Groups;
 use tenure::{FairMutex, Listing, Multi, Mutex, Owner, Part, ReentrantMutex, Renewal, RwLock, Semaphore};
 
 use crate::error;
+use crate::fill::Fill;
 use crate::guard::{Held, Hold};
 use crate::op::{Convert, Op, converted, done};
 use crate::process::{Owned, Process};
@@ -94,6 +95,14 @@ impl Locks {
     #[staticmethod]
     fn open(url: &str) -> PyResult<Self> {
         Ok(Self::of(Root::new(checked(tenure::Locks::open(url))?, None)))
+    }
+
+    /// Opens a store whose login a function returns at each dial: `(user or None, password)`.
+    #[cfg(feature = "redis")]
+    #[staticmethod]
+    fn open_with_credentials(url: &str, function: Py<PyAny>) -> PyResult<Self> {
+        let provider = crate::credentials::provider(function)?;
+        Ok(Self::of(Root::new(checked(tenure::Locks::open_with_credentials(url, provider))?, None)))
     }
 
     /// A majority of independent stores.
@@ -223,6 +232,43 @@ impl Locks {
         }))
     }
 
+    /// Removes a string of another program.
+    fn force_release_foreign(&self, name: String) -> PyResult<Op> {
+        let locks = self.locks.get()?.clone();
+        Ok(Op::new(async move {
+            converted(locks.force_release_foreign(name).await, |py, status| {
+                values::optional(py, status, values::status)
+            })
+        }))
+    }
+
+    /// Ends the hold of an owner, or with a token.
+    #[pyo3(signature = (name, by, token))]
+    fn force_release_of(&self, name: String, by: Option<&str>, token: u64) -> PyResult<Op> {
+        let (locks, owner) = (self.locks.get()?.clone(), by.map(owner).transpose()?);
+        Ok(Op::new(async move {
+            let forced = match owner {
+                Some(owner) => locks.force_release_owner(name, &owner).await,
+                None => locks.force_release_token(name, token).await,
+            };
+            converted(forced, values::forced)
+        }))
+    }
+
+    /// Asks the holders to stop.
+    fn request_stop(&self, name: String, reason: String) -> PyResult<Op> {
+        let locks = self.locks.get()?.clone();
+        Ok(Op::new(async move {
+            let asked = locks.request_stop(name, &reason).await;
+            converted(asked, |py, status| values::optional(py, status, values::status))
+        }))
+    }
+
+    /// Waits until the holder is asked to stop: `(owner, reason)`, or `None` once the guard is released.
+    fn stop_requested(&self, hold: &Hold) -> PyResult<Op> {
+        hold.until_asked(Some(self.locks.get()?.clone()))
+    }
+
     fn resume(&self, name: String, by: &str) -> PyResult<Op> {
         let (locks, owner, root) = (self.locks.get()?.clone(), owner(by)?, self.root()?);
         Ok(Op::new(async move {
@@ -246,6 +292,10 @@ impl Locks {
 
     fn cache(&self, name: &str) -> PyResult<Cache> {
         Ok(Cache::new(checked(self.locks.get()?.cache(name))?, self.root()?))
+    }
+
+    fn fill(&self, name: &str, wait: f64, overdue: &str, outage: &str) -> PyResult<Fill> {
+        Fill::new(checked(self.locks.get()?.fill(name))?, self.root()?, wait, overdue, outage)
     }
 
     fn once_per(

@@ -13,6 +13,7 @@ use rustix::thread::gettid;
 
 use crate::error;
 use crate::process::{Owned, Process, lock};
+use crate::question::Ask;
 use crate::reactor::{Reactor, Task};
 
 /// Creates the Python result, on the thread that requests it.
@@ -72,12 +73,14 @@ impl Cancel {
     }
 }
 
-/// A question of the library to Python during a call: to compute the value of a cache.
+/// Questions of the library to Python during a call, such as to compute the value of a cache.
 pub trait Exchange: Send + Sync {
     /// Whether there is a new question. True once per question.
     fn take_question(&self) -> bool;
+    /// The latest question.
+    fn ask(&self) -> Ask;
     /// Answers it.
-    fn reply(&self, py: Python<'_>, reply: PyResult<Bound<'_, PyAny>>) -> PyResult<()>;
+    fn reply(&self, reply: PyResult<Bound<'_, PyAny>>);
 }
 
 enum State {
@@ -259,12 +262,18 @@ impl Op {
         Ok(matches!(*lock(self.state.get()?), State::Asked(_)))
     }
 
-    fn reply(&self, value: Bound<'_, PyAny>) -> PyResult<()> {
-        self.answer(value.py(), Ok(value))
+    /// What the call asks, and the token of the lock that protects the answer.
+    fn question(&self) -> (&'static str, Option<u64>) {
+        let ask = self.exchange.as_ref().map_or_else(Ask::default, |exchange| exchange.ask());
+        (ask.what, ask.fence)
     }
 
-    fn fail(&self, py: Python<'_>, error: Bound<'_, PyAny>) -> PyResult<()> {
-        self.answer(py, Err(PyErr::from_value(error)))
+    fn reply(&self, value: Bound<'_, PyAny>) -> PyResult<()> {
+        self.answer(Ok(value))
+    }
+
+    fn fail(&self, error: Bound<'_, PyAny>) -> PyResult<()> {
+        self.answer(Err(PyErr::from_value(error)))
     }
 
     /// Ends the call: what it acquired is released.
@@ -282,9 +291,9 @@ impl Op {
 }
 
 impl Op {
-    fn answer(&self, py: Python<'_>, reply: PyResult<Bound<'_, PyAny>>) -> PyResult<()> {
+    fn answer(&self, reply: PyResult<Bound<'_, PyAny>>) -> PyResult<()> {
         if let Some(exchange) = &self.exchange {
-            exchange.reply(py, reply)?;
+            exchange.reply(reply);
         }
         match self.set(State::Over)? {
             State::Asked(work) => self.set(State::Pending(work)).map(|_| ()),

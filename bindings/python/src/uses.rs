@@ -1,9 +1,7 @@
 //! Uses of locks: caches, jobs that run once, elections.
 
-use std::future::poll_fn;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
-use std::task::{Poll, Waker};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use pyo3::prelude::*;
@@ -13,8 +11,9 @@ use tenure::{CacheValue, Change, Entry, Frees, Observer, Outage, Overdue, Period
 use crate::error;
 use crate::guard::Held;
 use crate::locks::{Root, checked, guarded};
-use crate::op::{Convert, Exchange, Op, converted, done, raised};
+use crate::op::{Convert, Op, converted, done, raised};
 use crate::process::{Owned, lock};
+use crate::question::{Ask, Question};
 use crate::values;
 
 /// Encoded values of a codec.
@@ -54,64 +53,40 @@ macro_rules! encoded {
 }
 
 encoded!(Bytes, "bytes", |_| Ok(()));
+encoded!(Pickle, "pickle", |_| Ok(()));
+encoded!(OfPython, "python", |_| Ok(()));
 encoded!(Text, "text", |bytes| std::str::from_utf8(bytes).map(drop));
 encoded!(Json, "json", |bytes| std::str::from_utf8(bytes).map(drop));
 
-/// The encoded value, `None` if there is none, and the seconds for which it is fresh.
-type Computed = (Option<Vec<u8>>, f64);
+/// The encoded value, `None` if there is none, and the seconds for which it is fresh, `None` for a value that
+/// is not to be kept.
+type Computed = (Option<Vec<u8>>, Option<f64>);
 
-/// Asks Python for the value of a cache.
-#[derive(Default)]
-struct Compute(Mutex<Question>);
+const COMPUTE: Ask = Ask { what: "compute", fence: None };
 
-#[derive(Default)]
-struct Question {
-    is_open: bool,
-    reply: Option<PyResult<Computed>>,
-    waker: Option<Waker>,
+async fn entry<T: Encoded>(question: &Question<Computed>) -> PyResult<Entry<T>> {
+    let (bytes, ttl) = question.ask(COMPUTE).await?;
+    let ttl = ttl.map(|ttl| error::seconds("ttl", ttl)).transpose()?;
+    Ok(match (bytes, ttl) {
+        (Some(bytes), Some(ttl)) => Entry::value(T::new(bytes), ttl),
+        (Some(bytes), None) => Entry::uncached(T::new(bytes)),
+        (None, ttl) => Entry::absent(ttl.unwrap_or_default()),
+    })
 }
 
-impl Compute {
-    async fn ask(&self) -> PyResult<Computed> {
-        lock(&self.0).is_open = true;
-        let reply = poll_fn(|context| {
-            let mut question = lock(&self.0);
-            match question.reply.take() {
-                Some(reply) => Poll::Ready(reply),
-                None => {
-                    question.waker = Some(context.waker().clone());
-                    Poll::Pending
-                }
-            }
-        });
-        reply.await
-    }
-
-    async fn entry<T: Encoded>(&self) -> PyResult<Entry<T>> {
-        let (bytes, ttl) = self.ask().await?;
-        let ttl = error::seconds("ttl", ttl)?;
-        Ok(match bytes {
-            Some(bytes) => Entry::value(T::new(bytes), ttl),
-            None => Entry::absent(ttl),
-        })
+pub fn overdue_of(text: &str) -> PyResult<Overdue> {
+    match text {
+        "compute" => Ok(Overdue::Compute),
+        "fail" => Ok(Overdue::Fail),
+        other => Err(error::invalid(&format!("overdue: got {other:?}, expected compute or fail"))),
     }
 }
 
-impl Exchange for Compute {
-    fn take_question(&self) -> bool {
-        std::mem::take(&mut lock(&self.0).is_open)
-    }
-
-    fn reply(&self, _py: Python<'_>, reply: PyResult<Bound<'_, PyAny>>) -> PyResult<()> {
-        let reply = reply.and_then(|reply| reply.extract::<Computed>());
-        let mut question = lock(&self.0);
-        question.reply = Some(reply);
-        let waker = question.waker.take();
-        drop(question);
-        if let Some(waker) = waker {
-            waker.wake();
-        }
-        Ok(())
+pub fn outage_of(text: &str) -> PyResult<Outage> {
+    match text {
+        "compute" => Ok(Outage::Compute),
+        "fail" => Ok(Outage::Fail),
+        other => Err(error::invalid(&format!("outage: got {other:?}, expected compute or fail"))),
     }
 }
 
@@ -137,18 +112,35 @@ async fn read<T: Encoded>(cache: tenure::Cache) -> Convert {
     converted(cache.get::<T>().await, value_of)
 }
 
-async fn compute<T: Encoded>(cache: tenure::Cache, question: Arc<Compute>) -> Convert {
-    let computed = cache.get_or_fill(async || question.entry::<T>().await).await;
+async fn compute<T: Encoded>(cache: tenure::Cache, question: Arc<Question<Computed>>) -> Convert {
+    let computed = cache.get_or_fill(async || entry::<T>(&question).await).await;
     converted(computed, |py, computed| value_of(py, computed?))
 }
 
-async fn refresh<T: Encoded>(cache: tenure::Cache, question: Arc<Compute>, ttl: Duration) -> Convert {
+async fn refresh<T: Encoded>(
+    cache: tenure::Cache,
+    question: Arc<Question<Computed>>,
+    ttl: Duration,
+) -> Convert {
     let compute = async || {
-        let bytes = question.ask().await?.0;
+        let bytes = question.ask(COMPUTE).await?.0;
         bytes.map(T::new).ok_or_else(|| error::invalid("a refresh needs a value, got none"))
     };
     let computed = cache.refresh(ttl, compute).await;
     converted(computed, |py, computed| value_of(py, Some(computed?)))
+}
+
+/// Makes a call for the type of a codec.
+macro_rules! by_codec {
+    ($codec:expr, $call:ident($($argument:expr),*)) => {
+        match $codec {
+            "json" => Op::new($call::<Json>($($argument),*)),
+            "text" => Op::new($call::<Text>($($argument),*)),
+            "pickle" => Op::new($call::<Pickle>($($argument),*)),
+            "python" => Op::new($call::<OfPython>($($argument),*)),
+            _ => Op::new($call::<Bytes>($($argument),*)),
+        }
+    };
 }
 
 #[pymethods]
@@ -165,57 +157,32 @@ impl Cache {
         jitter: f64,
         max_bytes: usize,
     ) -> PyResult<Self> {
-        let overdue = match overdue {
-            "compute" => Overdue::Compute,
-            "fail" => Overdue::Fail,
-            other => {
-                return Err(error::invalid(&format!("overdue: got {other:?}, expected compute or fail")));
-            }
-        };
-        let outage = match outage {
-            "compute" => Outage::Compute,
-            "fail" => Outage::Fail,
-            other => return Err(error::invalid(&format!("outage: got {other:?}, expected compute or fail"))),
-        };
         let cache = self.cache.get()?.clone().stale(error::seconds("stale", stale)?);
-        let cache = cache.wait(error::seconds("wait", wait)?).overdue(overdue).outage(outage);
+        let cache = cache.wait(error::seconds("wait", wait)?);
+        let cache = cache.overdue(overdue_of(overdue)?).outage(outage_of(outage)?);
         let cache = cache.early(early).jitter(jitter).max_bytes(max_bytes);
         let root = Arc::clone(self._root.get()?);
         Ok(Self::new(cache, root))
     }
 
-    /// The stored bytes. `codec` is `bytes`, `text` or `json`.
+    /// The stored bytes. `codec` is `bytes`, `text`, `json`, `pickle`, or `python` for functions.
     fn get(&self, codec: &str) -> PyResult<Op> {
         let cache = self.cache.get()?.clone();
-        Ok(match codec {
-            "json" => Op::new(read::<Json>(cache)),
-            "text" => Op::new(read::<Text>(cache)),
-            _ => Op::new(read::<Bytes>(cache)),
-        })
+        Ok(by_codec!(codec, read(cache)))
     }
 
-    /// The stored bytes, or those that Python computes: `(bytes or None, ttl)`.
+    /// The stored bytes, or those that Python computes: `(bytes or None, ttl or None)`.
     fn compute(&self, codec: &str) -> PyResult<Op> {
-        let (cache, question) = (self.cache.get()?.clone(), Arc::new(Compute::default()));
+        let (cache, question) = (self.cache.get()?.clone(), Arc::new(Question::default()));
         let asked = Arc::clone(&question);
-        let op = match codec {
-            "json" => Op::new(compute::<Json>(cache, question)),
-            "text" => Op::new(compute::<Text>(cache, question)),
-            _ => Op::new(compute::<Bytes>(cache, question)),
-        };
-        Ok(op.with_exchange(asked))
+        Ok(by_codec!(codec, compute(cache, question)).with_exchange(asked))
     }
 
     /// Like `compute`, but computes even if bytes are stored.
     fn refresh(&self, codec: &str, ttl: f64) -> PyResult<Op> {
-        let (cache, question) = (self.cache.get()?.clone(), Arc::new(Compute::default()));
+        let (cache, question) = (self.cache.get()?.clone(), Arc::new(Question::default()));
         let (asked, ttl) = (Arc::clone(&question), error::seconds("ttl", ttl)?);
-        let op = match codec {
-            "json" => Op::new(refresh::<Json>(cache, question, ttl)),
-            "text" => Op::new(refresh::<Text>(cache, question, ttl)),
-            _ => Op::new(refresh::<Bytes>(cache, question, ttl)),
-        };
-        Ok(op.with_exchange(asked))
+        Ok(by_codec!(codec, refresh(cache, question, ttl)).with_exchange(asked))
     }
 
     fn invalidate(&self) -> PyResult<Op> {
@@ -310,6 +277,15 @@ impl OncePer {
         ))
     }
 
+    /// Asks the runner to stop: its run, or `None` if the job is not running.
+    fn request_stop(&self, reason: String) -> PyResult<Op> {
+        let job = self.job.get()?.clone();
+        Ok(Op::new(async move {
+            let asked = job.request_stop(&reason).await;
+            converted(asked, |py, run| values::optional(py, run, values::run))
+        }))
+    }
+
     fn reset(&self) -> PyResult<Op> {
         let job = self.job.get()?.clone();
         Ok(Op::new(async move { done(job.reset().await) }))
@@ -347,6 +323,15 @@ impl Election {
         }))
     }
 
+    /// Asks the leader to stop, and returns it, or `None` if nobody leads.
+    fn request_stop(&self, reason: String) -> PyResult<Op> {
+        let election = self.election.get()?.clone();
+        Ok(Op::new(async move {
+            let asked = election.request_stop(&reason).await;
+            converted(asked, |py, leader| values::optional(py, leader, values::leader))
+        }))
+    }
+
     fn observe(&self) -> PyResult<Changes> {
         Ok(Changes(Owned::new(Arc::new(tokio::sync::Mutex::new(self.election.get()?.observe())))))
     }
@@ -376,6 +361,15 @@ impl Changes {
         Ok(Op::new(async move {
             let next = observer.lock().await.next().await;
             converted(next, change)
+        }))
+    }
+
+    /// The next change if it is known already, or `None`.
+    fn try_next(&self) -> PyResult<Op> {
+        let observer = Arc::clone(self.0.get()?);
+        Ok(Op::new(async move {
+            let next = observer.lock().await.try_next().await;
+            converted(next, |py, next| values::optional(py, next, change))
         }))
     }
 }

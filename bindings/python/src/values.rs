@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 use tenure::metrics::{Histogram, LockMetrics, Snapshot};
-use tenure::{Holder, LastRun, Leader, Outcome, Share, Status};
+use tenure::{ForcedRelease, Holder, LastRun, Leader, Outcome, Share, Status, StopRequest};
 
 /// Converts a value, or returns `None`.
 pub fn optional<T>(
@@ -59,6 +59,20 @@ pub fn status(py: Python<'_>, status: Status) -> PyResult<Py<PyAny>> {
     Ok(all.into_any().unbind())
 }
 
+pub fn stop_request(py: Python<'_>, request: StopRequest) -> PyResult<Py<PyAny>> {
+    Ok((request.by.as_str(), request.reason).into_pyobject(py)?.into_any().unbind())
+}
+
+/// What a forced release found: `free`, `ended` or `other`, with the state of the lock.
+pub fn forced(py: Python<'_>, forced: ForcedRelease) -> PyResult<Py<PyAny>> {
+    let (what, found) = match forced {
+        ForcedRelease::Ended(found) => ("ended", found),
+        ForcedRelease::Other(found) => ("other", found),
+        _ => return Ok(("free", py.None()).into_pyobject(py)?.into_any().unbind()),
+    };
+    Ok((what, status(py, found)?).into_pyobject(py)?.into_any().unbind())
+}
+
 pub fn leader(py: Python<'_>, leader: Leader) -> PyResult<Py<PyAny>> {
     let all = PyDict::new(py);
     all.set_item("payload", leader.payload)?;
@@ -81,6 +95,7 @@ pub fn run(py: Python<'_>, run: LastRun) -> PyResult<Py<PyAny>> {
     };
     all.set_item("outcome", outcome)?;
     all.set_item("why", why)?;
+    all.set_item("remaining", run.remaining.map(|left| left.as_secs_f64()))?;
     all.set_item("succeeded", run.succeeded.map(seconds))?;
     Ok(all.into_any().unbind())
 }

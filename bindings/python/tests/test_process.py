@@ -111,6 +111,72 @@ def test_a_signal_handler_that_raises_leaves_nothing_held(url: str, name: str, p
     interrupted.end(60)
 
 
+def test_a_loss_interrupts_the_main_thread(url: str, name: str, program: Start) -> None:
+    program(
+        """
+        import signal, sys, threading, time, tenure
+        locks, name = tenure.connect(sys.argv[1], op_timeout=20), sys.argv[2]
+        before = signal.getsignal(signal.SIGINT)
+        for work in (lambda: time.sleep(600), lambda: [None for _ in iter(int, 1)], lambda: sys.stdin.read()):
+            started = time.monotonic()
+            try:
+                with locks.mutex(name) as guard, guard.interrupt_on_loss():
+                    locks.force_release(name)
+                    work()
+            except tenure.LostError as lost:
+                assert lost.lock == name and time.monotonic() - started < 60
+            else:
+                raise AssertionError("the work ended")
+            assert signal.getsignal(signal.SIGINT) is before
+        for number in range(50):  # the loss and the end of the block at about the same time
+            try:
+                with locks.mutex(name) as guard, guard.interrupt_on_loss():
+                    thread = threading.Thread(target=locks.force_release, args=(name,))
+                    thread.start()
+                    time.sleep(number / 10_000)
+            except tenure.LostError:
+                pass
+            thread.join()
+        with locks.mutex(name) as guard:
+            with guard.interrupt_on_loss():
+                guard.raise_if_lost()
+            try:  # Ctrl-C stays what it is
+                with guard.interrupt_on_loss():
+                    signal.raise_signal(signal.SIGINT)
+            except KeyboardInterrupt:
+                pass
+            else:
+                raise AssertionError("Ctrl-C is lost")
+            failed = []
+
+            def elsewhere():
+                try:
+                    guard.interrupt_on_loss().__enter__()
+                except tenure.Error as error:
+                    failed.append(error)
+
+            thread = threading.Thread(target=elsewhere)
+            thread.start()
+            thread.join()
+            assert "main thread" in str(failed[0])
+            locks.force_release(name)
+            guard.lost.wait(20)
+            try:
+                guard.raise_if_lost()
+            except tenure.LostError as lost:
+                assert lost is not None
+            else:
+                raise AssertionError("it is lost")
+            try:
+                guard.release()
+            except tenure.LostError:
+                pass
+        """,
+        url,
+        name,
+    ).end(100)
+
+
 def test_two_hundred_forks_under_load(url: str, name: str, program: Start) -> None:
     program(
         """

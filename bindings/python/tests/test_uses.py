@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 
 import pytest
 import tenure
+from conftest import Server
 
 
 def test_a_cache_computes_once_for_many_threads(locks: tenure.Locks, name: str) -> None:
@@ -41,8 +43,210 @@ def test_a_failed_computation_raises_and_is_not_kept(locks: tenure.Locks, name: 
     absent = locks.cache(name + "absent", ttl=60)
     assert absent.get_or_compute(lambda: tenure.Absent(ttl=30)) is None
     assert absent.get_or_compute(lambda: pytest.fail("it is known to be absent")) is None
-    with pytest.raises(tenure.InvalidError, match="codec"):
-        locks.cache(name, ttl=60, codec="pickle")
+    with pytest.raises(tenure.InvalidError, match="codec: got 'xml', expected json, text, bytes, pickle"):
+        locks.cache(name, ttl=60, codec="xml")
+    computed: list[int] = []
+    uncached = locks.cache(name + "uncached", ttl=60)
+    for _ in range(2):
+        assert uncached.get_or_compute(lambda: tenure.Uncached(len(computed))) == len(computed)
+        computed.append(1)
+    assert uncached.get() is None
+
+
+def test_a_value_that_a_codec_would_change_is_refused(locks: tenure.Locks, name: str) -> None:
+    pair = (lambda value: repr(value).encode(), lambda text: eval(text))  # noqa: S307
+    for number, value in enumerate([(1, 2), {"a": (1,)}, {1: 2}, datetime(2026, 1, 1), {"now": datetime(2026, 1, 1)}]):
+        with pytest.raises(tenure.InvalidError, match="codec json"):
+            locks.cache(name, 60).get_or_compute(lambda value=value: value)  # type: ignore[misc]
+        for codec in ("pickle", pair):
+            cache = locks.cache(f"{name}{number}{codec is pair}", 60, codec=codec)  # type: ignore[arg-type]
+            if codec is pair and number > 2:
+                continue  # the pair does not know times
+            assert cache.get_or_compute(lambda value=value: value) == value == cache.get()  # type: ignore[misc]
+    assert locks.cache(name, 60).get_or_compute(lambda: [1, None, {"a": 0.5}]) == [1, None, {"a": 0.5}]
+    for wrong, value in (("bytes", 8), ("bytes", "text"), ("text", b"bytes")):
+        with pytest.raises(tenure.InvalidError, match=f"codec {wrong}"):
+            locks.cache(name + wrong, 60, codec=wrong).get_or_compute(lambda value=value: value)  # type: ignore[misc]
+    for codec in ((len,), (len, 3), ("json", "text"), 3):
+        with pytest.raises(tenure.InvalidError, match="codec"):
+            locks.cached(name, 60, codec=codec)
+    # Another codec does not read what this one has written.
+    locks.cache(name + "other", 60, codec="pickle").get_or_compute(lambda: 1)
+    assert locks.cache(name + "other", 60).get() is None
+
+
+def test_a_cached_function_is_refreshed_and_invalidated(locks: tenure.Locks, name: str) -> None:
+    computed: list[int] = []
+
+    @locks.cached(name + ":{of}", ttl=60)
+    def square(of: int) -> int:
+        computed.append(of)
+        return of * of
+
+    assert (square(3), square(of=3), square(4), computed) == (9, 9, 16, [3, 4])
+    assert square.refresh(3) == 9 and computed == [3, 4, 3]
+    square.invalidate(of=3)
+    assert (square(3), square(4), computed) == (9, 16, [3, 4, 3, 3])
+
+    @locks.cached(name + "a:{of}", ttl=60)
+    async def cube(of: int) -> int:
+        computed.append(of)
+        return of**3
+
+    async def main() -> None:
+        computed.clear()
+        assert (await cube(2), await cube.refresh(2), await cube(2)) == (8, 8, 8) and computed == [2, 2]
+        await cube.invalidate(2)
+        assert await cube(2) == 8 and computed == [2, 2, 2]
+
+    asyncio.run(main())
+
+
+def test_one_caller_fills_a_cache_of_its_own(locks: tenure.Locks, name: str) -> None:
+    table: dict[str, int] = {}
+    computed: list[int | None] = []
+
+    def compute(fence: int | None) -> int:
+        computed.append(fence)
+        table["report"] = 42
+        return 42
+
+    def get() -> int | None:
+        return table.get("report")
+
+    fill, values = locks.fill(name), []
+    threads = [threading.Thread(target=lambda: values.append(fill.run(get, compute))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert values == [42] * 8 and len(computed) == 1 and computed[0]
+
+    async def aget() -> int | None:
+        return get()
+
+    async def acompute(fence: int | None) -> int:
+        await asyncio.sleep(0)
+        return compute(fence)
+
+    table.clear()
+    assert asyncio.run(fill.arun(aget, acompute)) == 42 and len(computed) == 2
+    table.clear()
+    with pytest.raises(ZeroDivisionError):
+        fill.run(get, lambda fence: 1 // 0)
+    alone = tenure.open_lazily("redis://127.0.0.1:1").fill(name)
+    assert alone.run(get, compute) == 42 and computed[-1] is None
+    with pytest.raises(tenure.UnreachableError):
+        table.clear()
+        tenure.open_lazily("redis://127.0.0.1:1").fill(name, outage="fail").run(get, compute)
+
+
+def test_holders_leaders_and_jobs_are_asked_to_stop(locks: tenure.Locks, name: str) -> None:
+    named = locks.configured(prefix="stop:")
+    assert named.request_stop(name, "nobody") is None
+    with named.mutex(name) as guard:
+        assert named.stop_requested(guard, timeout=0.01) is None
+        status = named.request_stop(name, "a hotfix waits")
+        assert status is not None and status.holders[0].owner == guard.owner
+        asked = named.stop_requested(guard, timeout=20)
+        assert asked is not None and asked.reason == "a hotfix waits" and asked.by
+    with locks.mutex(name) as guard:  # the end of a block does not wait for a request to stop
+        waiting: list[object] = []
+        thread = threading.Thread(target=lambda: waiting.append(locks.stop_requested(guard)))
+        thread.start()
+        guard.release()
+        thread.join(20)
+        assert waiting == [None]
+    election, job = locks.election(name + "e"), locks.once_per(name + "j", 3600)
+    assert election.request_stop() is None and job.request_stop() is None
+    with election.campaign() as term:
+        leader = election.request_stop("it hangs")
+        assert leader is not None and leader.fence == term.fence
+        asked = term.stop_requested(timeout=20)
+        assert asked is not None and asked.reason == "it hangs"
+    turn = job.try_begin()
+    assert turn is not None
+    with turn:
+        last = job.request_stop("it is slow")
+        assert last is not None and last.remaining is not None and 0 < last.remaining <= locks.ttl
+        assert asyncio.run(turn.astop_requested()) == turn.stop_requested(timeout=20)
+    ended = job.last()
+    assert ended is not None and ended.remaining is None
+
+
+def test_a_leader_leads_while_its_work_runs(locks: tenure.Locks, server: Server, name: str) -> None:
+    election = locks.configured(ttl=0.6).election(name, "host-1")
+    changes = election.observe()
+    assert changes.try_next() is None
+    assert election.lead(lambda term: (term.is_held(), election.leader() is not None)) == (True, True)
+    assert [changes.try_next().kind, changes.try_next().kind] == ["elected", "resigned"]  # type: ignore[union-attr]
+
+    def depose() -> None:
+        server.client.delete(*server.client.keys(f"*{name}*"))
+
+    async def work(term: tenure.Term) -> None:
+        depose()
+        await asyncio.sleep(60)
+
+    def lose(term: tenure.Term) -> None:
+        depose()
+        assert term.lost.wait(20)
+
+    async def main() -> None:
+        with pytest.raises(tenure.LostError):
+            await election.alead(work)
+
+    asyncio.run(main())
+    with pytest.raises(tenure.LostError):
+        election.lead(lose)
+    with pytest.raises(tenure.InvalidError, match="alead"):
+        election.lead(work)
+
+
+def test_one_grant_is_released_by_force(locks: tenure.Locks, server: Server, name: str) -> None:
+    guard = locks.mutex(name).lock()
+    assert locks.force_release_token(name, guard.fence + 1).kind == "other" and guard.is_held()
+    ended = locks.force_release_token(name, guard.fence)
+    assert ended.kind == "ended" and ended.status is not None and ended.status.holders[0].owner == guard.owner
+    assert locks.force_release_token(name, guard.fence).kind == "free"
+    guard = locks.mutex(name).lock()
+    assert locks.force_release_owner(name, guard.owner).kind == "ended"
+    assert locks.force_release_owner(name, guard.owner).kind == "free"
+    server.client.set(name, "theirs")
+    status = locks.force_release_foreign(name)
+    assert status is not None and status.foreign and server.client.get(name) is None
+
+
+def test_a_login_is_asked_for_at_each_dial(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    try:
+        server.client.execute_command("ACL", "SETUSER", "locks", "on", ">first", "~*", "&*", "+@all")
+        logins: list[tuple[str | None, str]] = [("locks", "first")]
+        asked: list[int] = []
+
+        def login() -> tuple[str | None, str]:
+            asked.append(1)
+            return logins[-1]
+
+        locks = tenure.connect(server.url, credentials=login, op_timeout=20)
+        assert server.client.acl_whoami() == "default" and asked
+        guard = locks.mutex("x").lock()
+        server.client.execute_command("ACL", "SETUSER", "locks", "resetpass", ">second")
+        logins.append(("locks", "second"))
+        before = len(asked)
+        server.client.client_kill_filter(_type="normal", skipme=True)
+        guard.verify()
+        assert len(asked) > before and guard.is_held()
+        with pytest.raises(tenure.Error):
+            tenure.connect(server.url, credentials=lambda: ("locks", "wrong"), op_timeout=2)
+        with pytest.raises(tenure.Error, match="no login today"):
+            tenure.connect(server.url, credentials=no_login, op_timeout=2)
+    finally:
+        server.stop()
+
+
+def no_login() -> tuple[str | None, str]:
+    raise KeyError("no login today")
 
 
 def test_a_cache_in_an_event_loop(locks: tenure.Locks, name: str) -> None:

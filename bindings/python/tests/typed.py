@@ -9,6 +9,10 @@ import tenure
 from tenure import testing
 
 
+def works(turn: tenure.Turn) -> bool:
+    return turn.is_held()
+
+
 def sync(locks: tenure.Locks) -> Optional[int]:
     with locks.mutex("invoice:42", ttl=timedelta(seconds=15), label="billing") as guard:
         fence: int = guard.fence
@@ -23,6 +27,11 @@ def sync(locks: tenure.Locks) -> Optional[int]:
         fences: dict[str, int] = guards.fences
         print(fences)
     run: tenure.Run[int] = locks.once_per("digest", tenure.daily(2 * 3600)).run(len, "abc")
+    window: tenure.Run[bool] = locks.once_per("digest", 60).run(works)
+    print(window)
+    asked: Optional[tenure.LastRun] = locks.once_per("digest", 60).request_stop("it hangs")
+    led: int = locks.election("scheduler").lead(lambda term: term.fence)
+    print(asked, led)
     status: Optional[tenure.Status] = locks.inspect("invoice:42")
     print([holder.pid for holder in status.holders] if status else None)
     return run.value
@@ -34,6 +43,26 @@ def report(day: str) -> str:
 
 
 text: str = report("monday")
+
+
+@tenure.connect("memory:").cached("square:{of}", ttl=60)
+def square(of: int) -> int:
+    return of * of
+
+
+number: int = square(3) + square.refresh(3)
+square.invalidate(of=3)
+
+
+@tenure.connect("memory:").cached("cube:{of}", ttl=60, codec="pickle")
+async def cube(of: int) -> int:
+    return of**3
+
+
+async def cached() -> None:
+    number: int = await cube(3) + await cube.refresh(3)
+    await cube.invalidate(3)
+    print(number)
 
 
 async def asynchronous() -> None:

@@ -52,20 +52,36 @@ from ._locks import (
 )
 
 if _TYPE_CHECKING:
+    from typing import Optional as _Optional
+
     from typing_extensions import Unpack as _Unpack
 
-    from ._uses import Absent, Cache, Election, Observer, OncePer, daily
-    from ._values import Change, Histogram, Holder, LastRun, Leader, LockMetrics, Metrics, Run, Status
+    from ._caches import Absent, Cache, Fill, Uncached
+    from ._locks import Login as _Login
+    from ._uses import Election, Observer, OncePer, daily
+    from ._values import (
+        Change,
+        ForcedRelease,
+        Histogram,
+        Holder,
+        LastRun,
+        Leader,
+        LockMetrics,
+        Metrics,
+        Run,
+        Status,
+        StopRequest,
+    )
 
 __version__ = _native.__version__
 
 __all__ = [
-    "Absent", "BusyError", "Cache", "Change", "ClosedError", "Election", "Error", "FairMutex", "ForkedError", "Guard",
-    "Histogram", "Holder", "InvalidError", "LastRun", "Leader", "Lock", "LockMetrics", "Locks", "Loss", "LostError",
-    "Metrics", "MismatchError", "Multi", "MultiGuard", "Mutex", "Observer", "OncePer", "Options", "OverdueError",
-    "ReentrantMutex", "RefusedError", "ReleasedError", "Run", "RwGuard", "RwLock", "RwSide", "Semaphore", "Status",
-    "Term", "Turn", "UnknownError", "UnreachableError", "UnsupportedError", "aconnect", "connect", "daily", "multi",
-    "open_lazily", "quorum",
+    "Absent", "BusyError", "Cache", "Change", "ClosedError", "Election", "Error", "FairMutex", "Fill", "ForcedRelease",
+    "ForkedError", "Guard", "Histogram", "Holder", "InvalidError", "LastRun", "Leader", "Lock", "LockMetrics", "Locks",
+    "Loss", "LostError", "Metrics", "MismatchError", "Multi", "MultiGuard", "Mutex", "Observer", "OncePer", "Options",
+    "OverdueError", "ReentrantMutex", "RefusedError", "ReleasedError", "Run", "RwGuard", "RwLock", "RwSide",
+    "Semaphore", "Status", "StopRequest", "Term", "Turn", "Uncached", "UnknownError", "UnreachableError",
+    "UnsupportedError", "aconnect", "connect", "daily", "multi", "open_lazily", "quorum",
 ]  # fmt: skip
 
 
@@ -74,23 +90,23 @@ def __getattr__(name: str) -> object:
     if name in __all__:
         from importlib import import_module
 
-        for module in ("._uses", "._values"):
+        for module in ("._caches", "._uses", "._values"):
             found = getattr(import_module(module, __name__), name, None)
             if found is not None:
                 return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def open_lazily(url: str, **options: _Unpack[Options]) -> Locks:
+def open_lazily(url: str, *, credentials: _Optional[_Login] = None, **options: _Unpack[Options]) -> Locks:
     """Opens a store without I/O; the first use connects. For module level, and for programs that start before
     their store.
 
     >>> locks = open_lazily("redis://127.0.0.1:1")
     """
-    return opened(url, options)
+    return opened(url, options, credentials)
 
 
-def connect(url: str, **options: _Unpack[Options]) -> Locks:
+def connect(url: str, *, credentials: _Optional[_Login] = None, **options: _Unpack[Options]) -> Locks:
     """Opens a store and checks that it answers. `options` apply to all its locks: see `Options`.
 
     The URL is `redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE]`, `rediss://…` (TLS), `redis+unix:///SOCKET`,
@@ -98,17 +114,20 @@ def connect(url: str, **options: _Unpack[Options]) -> Locks:
     `memory:` (this process). Builds with these features also have `postgres://…`, `mysql://…`, `etcd://…` and
     `zookeeper://…`.
 
+    `credentials` is a function that returns the user, or `None`, and the password of a Redis server, each time it
+    connects: for passwords that change. It must not block for long.
+
     >>> connect("memory:", ttl=60, prefix="shop:").url
     'memory:'
     """
-    locks = opened(url, options)
+    locks = opened(url, options, credentials)
     locks.ping()
     return locks
 
 
-async def aconnect(url: str, **options: _Unpack[Options]) -> Locks:
+async def aconnect(url: str, *, credentials: _Optional[_Login] = None, **options: _Unpack[Options]) -> Locks:
     """Like `connect`, in an event loop."""
-    locks = opened(url, options)
+    locks = opened(url, options, credentials)
     await locks.aping()
     return locks
 

@@ -9,11 +9,57 @@ from ._errors import InvalidError
 from ._functions import ASYNC, ASYNC_GENERATOR, GENERATOR, Template, finished, kind_of, shown
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 
+    from typing_extensions import ParamSpec, Protocol, overload
+
+    from ._caches import Cache
     from ._guards import Guard
     from ._locks import Lock
-    from ._uses import Cache
+
+    P = ParamSpec("P")
+    T = TypeVar("T")
+    R = TypeVar("R", covariant=True)
+
+    class Cached(Protocol[P, R]):
+        """A function whose results are cached."""
+
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+        def __get__(self, instance: object, owner: object = None) -> Callable[..., R]: ...
+
+        def refresh(self, *args: P.args, **kwargs: P.kwargs) -> R:
+            """Computes and stores the value for these arguments even if one is stored."""
+            ...
+
+        def invalidate(self, *args: P.args, **kwargs: P.kwargs) -> None:
+            """Discards the value for these arguments."""
+
+    class AsyncCached(Protocol[P, R]):
+        """An async function whose results are cached."""
+
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]: ...
+
+        def __get__(self, instance: object, owner: object = None) -> Callable[..., Coroutine[Any, Any, R]]: ...
+
+        def refresh(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+            """Computes and stores the value for these arguments even if one is stored."""
+            ...
+
+        def invalidate(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, None]:
+            """Discards the value for these arguments."""
+            ...
+
+    class Caching(Protocol):
+        """The decorator of `Locks.cached`."""
+
+        @overload  # the second also matches, less exactly
+        def __call__(  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
+            self, function: Callable[P, Coroutine[Any, Any, T]], /
+        ) -> AsyncCached[P, T]: ...
+        @overload
+        def __call__(self, function: Callable[P, T], /) -> Cached[P, T]: ...
+
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -145,29 +191,48 @@ def _async_generator(of: _Locked) -> Callable[..., Any]:
 _WRAPPERS = {ASYNC: _async, GENERATOR: _generator, ASYNC_GENERATOR: _async_generator}
 
 
-def cached(cache_of: Callable[[str], Cache], name: str) -> Callable[[F], F]:
-    def decorate(function: F) -> F:
+def cached(cache_of: Callable[[str], Cache], name: str) -> Callable[[Any], Any]:
+    def decorate(function: Any) -> Any:
         kind = kind_of(function)
         if kind in (GENERATOR, ASYNC_GENERATOR):
             raise InvalidError(f"cannot cache {shown(function)}: its result is {kind}, expected a value")
         template = Template(name, function)
-        if kind == ASYNC:
 
-            @wraps(function)
-            async def asynchronous(*args: Any, **kwargs: Any) -> Any:
-                cache = cache_of(template.filled(args, kwargs))
+        def cache(args: Any, kwargs: Any) -> Cache:
+            return cache_of(template.filled(args, kwargs))
 
-                async def compute() -> Any:
-                    return await function(*args, **kwargs)
-
-                return await cache.aget_or_compute(compute)
-
-            return cast(F, asynchronous)
-
-        @wraps(function)
-        def synchronous(*args: Any, **kwargs: Any) -> Any:
-            return cache_of(template.filled(args, kwargs)).get_or_compute(lambda: function(*args, **kwargs))
-
-        return cast(F, synchronous)
+        return (_async_cached if kind == ASYNC else _plain_cached)(function, cache)
 
     return decorate
+
+
+def _plain_cached(function: Any, cache: Callable[[Any, Any], Cache]) -> Any:
+    @wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return cache(args, kwargs).get_or_compute(lambda: function(*args, **kwargs))
+
+    def refresh(*args: Any, **kwargs: Any) -> Any:
+        return cache(args, kwargs).refresh(lambda: function(*args, **kwargs))
+
+    def invalidate(*args: Any, **kwargs: Any) -> None:
+        cache(args, kwargs).invalidate()
+
+    decorated: Any = wrapper
+    decorated.refresh, decorated.invalidate = refresh, invalidate
+    return decorated
+
+
+def _async_cached(function: Any, cache: Callable[[Any, Any], Cache]) -> Any:
+    @wraps(function)
+    async def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return await cache(args, kwargs).aget_or_compute(lambda: function(*args, **kwargs))
+
+    async def refresh(*args: Any, **kwargs: Any) -> Any:
+        return await cache(args, kwargs).arefresh(lambda: function(*args, **kwargs))
+
+    async def invalidate(*args: Any, **kwargs: Any) -> None:
+        await cache(args, kwargs).ainvalidate()
+
+    decorated: Any = wrapper
+    decorated.refresh, decorated.invalidate = refresh, invalidate
+    return decorated

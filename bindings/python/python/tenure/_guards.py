@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from _thread import allocate_lock
 from typing import TYPE_CHECKING, Any, Optional
 
 from . import _background, _log, _native
 from ._errors import Error, ForkedError, LostError
-from ._wait import Seconds, block, optional_seconds, run, running_loop, seconds, trio_here, wait
+from ._wait import Seconds, block, hub_here, optional_seconds, run, running_loop, seconds, trio_here, wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from datetime import datetime
     from types import TracebackType
+
+    from ._values import StopRequest
 
 
 def check_callback(callback: Callable[[LostError], object]) -> None:
@@ -146,6 +149,17 @@ class Guard:
         >>> asyncio.run(main())
         """
         return CancelOnLoss(self._hold.lost())
+
+    def interrupt_on_loss(self) -> InterruptOnLoss:
+        """Interrupts the main thread in the `with` block if the lock is lost, also in a blocking call that signals
+        end, such as a sleep or a read. The block then raises the `LostError`. Uses the handler of SIGINT.
+
+        >>> import tenure
+        >>> with tenure.connect("memory:").mutex("import") as guard, guard.interrupt_on_loss():
+        ...     print("the work")
+        the work
+        """
+        return InterruptOnLoss(self._hold.lost())
 
     def verify(self) -> None:
         """Asks the store whether the lock is still held, for use right before a write that cannot be fenced. Raises
@@ -321,6 +335,17 @@ class Term(Guard):
         """Like `update`, in an event loop."""
         await wait(self._hold.update(payload))
 
+    def stop_requested(self, timeout: Optional[Seconds] = None) -> Optional[StopRequest]:
+        """Waits until the leader is asked to stop by `Election.request_stop`; `None` once the term is over, or at the
+        timeout."""
+        return _stop_request(self._hold.stop_requested(), timeout)
+
+    async def astop_requested(self) -> Optional[StopRequest]:
+        """Like `stop_requested`, in an event loop."""
+        from ._values import StopRequest
+
+        return StopRequest.of(await wait(self._hold.stop_requested()))
+
     def __enter__(self) -> Term:
         return self
 
@@ -349,6 +374,17 @@ class Turn(Guard):
         """Like `fail`, in an event loop."""
         await wait(self._hold.fail(_text(why)))
 
+    def stop_requested(self, timeout: Optional[Seconds] = None) -> Optional[StopRequest]:
+        """Waits until the runner is asked to stop by `OncePer.request_stop`; `None` once the run is over, or at the
+        timeout."""
+        return _stop_request(self._hold.stop_requested(), timeout)
+
+    async def astop_requested(self) -> Optional[StopRequest]:
+        """Like `stop_requested`, in an event loop."""
+        from ._values import StopRequest
+
+        return StopRequest.of(await wait(self._hold.stop_requested()))
+
     def _end(self, error: Optional[BaseException]) -> _native.Op:
         if error is None:
             return self._hold.release()
@@ -359,6 +395,12 @@ class Turn(Guard):
 
     async def __aenter__(self) -> Turn:
         return self
+
+
+def _stop_request(op: _native.Op, timeout: Optional[Seconds]) -> Optional[StopRequest]:
+    from ._values import StopRequest
+
+    return StopRequest.of(op.result()) if block(op, optional_seconds(timeout)) else None
 
 
 def _text(why: object) -> str:
@@ -424,3 +466,73 @@ class CancelOnLoss:
             is_cancelled |= kind is not None and issubclass(kind, asyncio.CancelledError)
         if self._reason is not None and is_cancelled:
             raise self._reason from error
+
+
+class InterruptOnLoss:
+    """See `Guard.interrupt_on_loss`."""
+
+    def __init__(self, loss: _native.Loss) -> None:
+        self._loss = loss
+        self._reason: Optional[LostError] = None
+        self._watch: Optional[_background.Watch] = None
+        self._before: Any = None
+        self._is_over = self._is_raised = False
+        self._changing = allocate_lock()
+
+    def __enter__(self) -> None:
+        import signal
+        import threading
+
+        is_main = threading.current_thread() is threading.main_thread()
+        if not is_main or running_loop() is not None or trio_here() is not None or hub_here() is not None:
+            raise Error("interrupt_on_loss needs the main thread, without an event loop")
+        self._before = signal.signal(signal.SIGINT, self._interrupt)
+        self._watch = _background.Watch(self._loss.wait(), self._lost)
+
+    def _lost(self, end: object) -> None:
+        """On the thread for callbacks."""
+        import signal
+        import threading
+
+        with self._changing:
+            if isinstance(end, LostError) and not self._is_over:
+                self._reason = end
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    def _interrupt(self, number: int, frame: Any) -> None:
+        import signal
+
+        if self._reason is None or self._is_raised:
+            # Ctrl-C
+            if callable(self._before):
+                self._before(number, frame)
+            elif self._before == signal.SIG_DFL:
+                raise KeyboardInterrupt
+            return
+        self._is_raised = True
+        if not self._is_over:
+            self._restore()
+            raise self._reason
+
+    def _restore(self) -> None:
+        import signal
+
+        self._is_over = True
+        signal.signal(signal.SIGINT, signal.SIG_DFL if self._before is None else self._before)
+
+    def __exit__(
+        self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        import time
+
+        with self._changing:
+            if self._is_over:
+                return
+            self._is_over = True
+        if self._watch is not None:
+            self._watch.cancel()
+        while self._reason is not None and not self._is_raised:
+            time.sleep(0.001)  # the signal is on its way
+        self._restore()
+        if self._reason is not None and kind is None:
+            raise self._reason

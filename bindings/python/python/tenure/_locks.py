@@ -10,9 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Optional, TypedDict, TypeVar, Union, cast
 
 from . import _fork, _log, _native, _wait
-from ._errors import BusyError, ForkedError, InvalidError, LostError
+from ._errors import BusyError, ForkedError, InvalidError, LostError, UnsupportedError
 from ._guards import Guard, MultiGuard, RwGuard, check_callback
-from ._wait import Seconds, granted, optional_seconds, run, seconds, wait
+from ._wait import Seconds, block, granted, optional_seconds, run, seconds, wait
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -20,8 +20,12 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
-    from ._uses import Cache, Election, OncePer, Period
-    from ._values import Metrics, Status
+    from ._caches import Cache, Codec, Fill
+    from ._decorators import Caching
+    from ._uses import Election, OncePer, Period
+    from ._values import ForcedRelease, Metrics, Status, StopRequest
+
+    Login = Callable[[], tuple[Optional[str], str]]
 
 F = TypeVar("F", bound="Callable[..., Any]")
 G = TypeVar("G", bound=Guard)
@@ -61,6 +65,18 @@ def _native_options(options: Options) -> dict[str, Any]:
     return {key: seconds(cast(Seconds, value)) if key in _TIMES else value for key, value in options.items()}
 
 
+def _stop_request(values: Any) -> Optional[StopRequest]:
+    from ._values import StopRequest
+
+    return StopRequest.of(values)
+
+
+def _forced(values: Any) -> ForcedRelease:
+    from ._values import ForcedRelease
+
+    return ForcedRelease.of(values)
+
+
 def _status(values: Any) -> Optional[Status]:
     from ._values import Status
 
@@ -96,7 +112,11 @@ def _close_files() -> None:
 _fork.in_child(_close_files)
 
 
-def open_url(url: str) -> _native.Locks:
+def open_url(url: str, credentials: Optional[Login] = None) -> _native.Locks:
+    if credentials is not None:
+        if not hasattr(_native.Locks, "open_with_credentials"):
+            raise UnsupportedError("this build is without the feature redis, whose stores have credentials")
+        return _native.Locks.open_with_credentials(url, credentials)
     # A child has a copy of its parent's memory, with the parent's locks in it.
     if url.startswith("memory:") and url != "memory:" and _fork.generation():
         url = f"{url} of process {os.getpid()}"
@@ -302,7 +322,7 @@ class Locks:
         name: str,
         ttl: Seconds,
         *,
-        codec: str = "json",
+        codec: Codec = "json",
         stale: Seconds = 0.0,
         wait: Seconds = 5.0,
         overdue: str = "compute",
@@ -314,7 +334,8 @@ class Locks:
         """A value that one caller computes for a whole fleet, kept in this store for `ttl` after it was
         computed: see `Cache`.
 
-        - `codec` is `json`, `text` or `bytes`.
+        - `codec` is `json`, `text`, `bytes`, `pickle`, or a pair of functions to and from bytes. A value that
+          would come back as another one, such as a tuple from JSON, is an error.
         - `stale`: how long after its ttl a value may still be returned while one caller computes the next.
         - `wait`: how long a caller waits for another caller's computation. Then it computes too, or fails with
           `OverdueError`, as `overdue` says: `compute` or `fail`.
@@ -327,16 +348,30 @@ class Locks:
         >>> user.get_or_compute(lambda: {"name": "Ada"})
         {'name': 'Ada'}
         """
-        from ._uses import Cache
+        from ._caches import Cache
 
         times = {"stale": seconds(stale), "wait": seconds(wait)}
         return Cache(self._opened, name, seconds(ttl), codec, {
             **times, "overdue": overdue, "outage": outage, "early": early, "jitter": jitter, "max_bytes": max_bytes,
         })  # fmt: skip
 
-    def cached(self, name: str, ttl: Seconds, **options: Any) -> Callable[[F], F]:
+    def fill(self, name: str, *, wait: Seconds = 5.0, overdue: str = "compute", outage: str = "compute") -> Fill:
+        """A cache of your own, such as a table, memcached or a file, which one caller in a fleet fills while the
+        others wait. Options as for `cache`. Works on a quorum, too.
+
+        >>> import tenure
+        >>> table = {}
+        >>> report = tenure.connect("memory:").fill("report")
+        >>> report.run(lambda: table.get("report"), lambda fence: table.setdefault("report", "42 orders"))
+        '42 orders'
+        """
+        from ._caches import Fill
+
+        return Fill(self._opened, name, seconds(wait), overdue, outage)
+
+    def cached(self, name: str, ttl: Seconds, **options: Any) -> Caching:
         """A decorator that caches the results of a function, sync or async. `name` may contain its arguments in
-        braces. Options as for `cache`.
+        braces. Options as for `cache`. The function has `invalidate` and `refresh`, with the same arguments.
 
         >>> import tenure
         >>> locks = tenure.connect("memory:")
@@ -351,7 +386,8 @@ class Locks:
         from ._decorators import cached
 
         self.cache("checks the options", ttl, **options)
-        return cached(lambda name: self.cache(name, ttl, **options), name)
+        decorate: Any = cached(lambda name: self.cache(name, ttl, **options), name)
+        return cast("Caching", decorate)
 
     def once_per(
         self,
@@ -427,6 +463,56 @@ class Locks:
         while (status := _status(await wait(listing.next()))) is not None:
             yield status
 
+    def force_release_foreign(self, name: str) -> Optional[Status]:
+        """Removes a string that another program stored as a lock, and returns it; `None` if there is none."""
+        return _status(run(self._opened().force_release_foreign(name)))
+
+    async def aforce_release_foreign(self, name: str) -> Optional[Status]:
+        """Like `force_release_foreign`, in an event loop."""
+        return _status(await wait(self._opened().force_release_foreign(name)))
+
+    def force_release_owner(self, name: str, owner: str) -> ForcedRelease:
+        """Ends the hold of this owner, and no other."""
+        return _forced(run(self._opened().force_release_of(name, owner, 0)))
+
+    async def aforce_release_owner(self, name: str, owner: str) -> ForcedRelease:
+        """Like `force_release_owner`, in an event loop."""
+        return _forced(await wait(self._opened().force_release_of(name, owner, 0)))
+
+    def force_release_token(self, name: str, token: int) -> ForcedRelease:
+        """Ends the grant with this fencing token, and no later one."""
+        return _forced(run(self._opened().force_release_of(name, None, token)))
+
+    async def aforce_release_token(self, name: str, token: int) -> ForcedRelease:
+        """Like `force_release_token`, in an event loop."""
+        return _forced(await wait(self._opened().force_release_of(name, None, token)))
+
+    def request_stop(self, name: str, reason: str = "") -> Optional[Status]:
+        """Asks the holders of a lock to stop, and returns them; `None` if it is free. Ends no hold: a holder
+        learns of it by `stop_requested`, and the command of `tenure run` gets a SIGTERM.
+
+        >>> import tenure
+        >>> locks = tenure.connect("memory:")
+        >>> with locks.mutex("deploy") as guard:
+        ...     locks.request_stop("deploy", "a hotfix waits").name
+        'deploy'
+        """
+        return _status(run(self._opened().request_stop(name, reason)))
+
+    async def arequest_stop(self, name: str, reason: str = "") -> Optional[Status]:
+        """Like `request_stop`, in an event loop."""
+        return _status(await wait(self._opened().request_stop(name, reason)))
+
+    def stop_requested(self, guard: Guard, timeout: Optional[Seconds] = None) -> Optional[StopRequest]:
+        """Waits until the holder of this guard is asked to stop; `None` once the guard is released, or at the
+        timeout. The guard must be of a lock of these `Locks`."""
+        op = self._opened().stop_requested(guard._hold)
+        return _stop_request(op.result()) if block(op, optional_seconds(timeout)) else None
+
+    async def astop_requested(self, guard: Guard) -> Optional[StopRequest]:
+        """Like `stop_requested`, in an event loop."""
+        return _stop_request(await wait(self._opened().stop_requested(guard._hold)))
+
     def force_release(self, name: str) -> Optional[Status]:
         """Ends all holds of a lock, and returns its holders, or `None` if it was free. For operators: it breaks
         exclusion until the holders notice."""
@@ -488,10 +574,10 @@ def _unpickled(url: str, options: Options) -> Locks:
     return Locks(_Store(url, partial(open_url, url)), options)
 
 
-def opened(url: str, options: Options) -> Locks:
+def opened(url: str, options: Options, credentials: Optional[Login] = None) -> Locks:
     """Opens a store without I/O."""
     _log.follow()
-    return Locks(_Store(url, partial(open_url, url)), options)
+    return Locks(_Store(url, partial(open_url, url, credentials)), options)
 
 
 def quorum_of(members: list[Locks]) -> Locks:

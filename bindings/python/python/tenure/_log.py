@@ -22,18 +22,24 @@ def emit(target: str, level: int, message: str, fields: list[tuple[str, str]]) -
         logger.log(level, "%s%s", message, f" ({text})" if text else "", extra={"event": event, "fields": values})
 
 
+def _logger() -> Any:
+    """The logger, unless nobody has imported `logging`, or another thread is about to."""
+    get = getattr(sys.modules.get("logging"), "getLogger", None)
+    return None if get is None else get("tenure")
+
+
 def follow() -> None:
     """Passes the effective log level to the library."""
-    logging: Any = sys.modules.get("logging")
-    level = _WARNING if logging is None else logging.getLogger("tenure").getEffectiveLevel()
+    logger = _logger()
+    level = _WARNING if logger is None else logger.getEffectiveLevel()
     _native.set_log_level(max(1, min(level, 50)))
 
 
 def debug(message: str, *arguments: object) -> None:
     """Logs a message of the package itself."""
-    logging: Any = sys.modules.get("logging")
-    if logging is not None:
-        logging.getLogger("tenure").debug(message, *arguments)
+    logger = _logger()
+    if logger is not None:
+        logger.debug(message, *arguments)
 
 
 def exception(message: str, *arguments: object) -> None:

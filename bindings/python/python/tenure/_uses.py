@@ -1,9 +1,8 @@
-"""Uses of locks: caches, jobs that run once, elections."""
+"""Uses of locks: jobs that run once, elections."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, time, timedelta, timezone
 from typing import Any, Optional, TypeVar, Union
@@ -12,111 +11,11 @@ from . import _fork, _functions, _native
 from ._errors import InvalidError
 from ._guards import Term, Turn
 from ._values import Change, LastRun, Leader, Run
-from ._wait import granted, run, run_with, seconds, wait, wait_with
+from ._wait import granted, run, seconds, wait
 
 T = TypeVar("T")
 
 Open = Callable[[], _native.Locks]
-
-
-@dataclass(frozen=True)
-class Absent:
-    """Returned by a computation for a cache if there is no value. Nobody computes again for `ttl` seconds."""
-
-    ttl: float
-
-
-def _dump_json(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
-
-
-_CODECS: dict[str, tuple[Callable[[Any], bytes], Callable[[bytes], Any]]] = {
-    "json": (_dump_json, json.loads),
-    "text": (str.encode, bytes.decode),
-    "bytes": (bytes, bytes),
-}
-
-
-class Cache:
-    """A cached value: see `Locks.cache`. One caller in a fleet computes it, and the others wait for it."""
-
-    def __init__(self, locks: Open, name: str, ttl: float, codec: str, options: Mapping[str, Any]) -> None:
-        if codec not in _CODECS:
-            raise InvalidError(f"codec: got {codec!r}, expected json, text or bytes")
-        self.name = name
-        """The name, without the prefix."""
-        self.ttl = ttl
-        """How many seconds a value is fresh."""
-        self._locks = locks
-        self._codec = codec
-        self._dump, self._load = _CODECS[codec]
-        self._options = options
-        self._handle: Optional[_native.Cache] = None
-        self._generation = -1
-        self._opened()
-
-    def _opened(self) -> _native.Cache:
-        if self._handle is None or self._generation != _fork.generation():
-            self._handle = self._locks().cache(self.name).configured(**self._options)
-            self._generation = _fork.generation()
-        return self._handle
-
-    def _loaded(self, value: Optional[bytes]) -> Any:
-        return None if value is None else self._load(value)
-
-    def _dumped(self, value: Any) -> tuple[Optional[bytes], float]:
-        if isinstance(value, Absent):
-            return None, value.ttl
-        return self._dump(value), self.ttl
-
-    def get(self) -> Any:
-        """The stored value, fresh or stale; `None` if there is none. Never computes."""
-        return self._loaded(run(self._opened().get(self._codec)))
-
-    async def aget(self) -> Any:
-        """Like `get`, in an event loop."""
-        return self._loaded(await wait(self._opened().get(self._codec)))
-
-    def get_or_compute(self, compute: Callable[[], Any]) -> Any:
-        """The value, computed by `compute` if necessary. It may return `Absent`; the value is then `None`."""
-        _functions.blocking("a computation", compute, "aget_or_compute")
-        op = self._opened().compute(self._codec)
-        return self._loaded(run_with(op, lambda: self._dumped(_functions.finished(compute, compute()))))
-
-    async def aget_or_compute(self, compute: Callable[[], Awaitable[Any]]) -> Any:
-        """Like `get_or_compute`, in an event loop; `compute` is an async function."""
-        _functions.awaitable("a computation", compute, "get_or_compute")
-        return self._loaded(await wait_with(self._opened().compute(self._codec), self._answer(compute)))
-
-    def refresh(self, compute: Callable[[], Any]) -> Any:
-        """Computes and stores the value even if one is stored."""
-        _functions.blocking("a computation", compute, "arefresh")
-        op = self._opened().refresh(self._codec, self.ttl)
-        return self._loaded(run_with(op, lambda: self._dumped(_functions.finished(compute, compute()))))
-
-    async def arefresh(self, compute: Callable[[], Awaitable[Any]]) -> Any:
-        """Like `refresh`, in an event loop; `compute` is an async function."""
-        _functions.awaitable("a computation", compute, "refresh")
-        op = self._opened().refresh(self._codec, self.ttl)
-        return self._loaded(await wait_with(op, self._answer(compute)))
-
-    def invalidate(self) -> None:
-        """Discards the value; call it after the outdating commit. A computation in progress is not stored."""
-        run(self._opened().invalidate())
-
-    async def ainvalidate(self) -> None:
-        """Like `invalidate`, in an event loop."""
-        await wait(self._opened().invalidate())
-
-    def _answer(self, compute: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[tuple[Optional[bytes], float]]]:
-        async def answer() -> tuple[Optional[bytes], float]:
-            value = await _functions.coroutine(compute, compute())
-            return self._dumped(_functions.finished(compute, value))
-
-        return answer
-
-    def __repr__(self) -> str:
-        return f"<tenure.Cache {self.name!r} ttl={self.ttl:g} s>"
 
 
 Window = Callable[[datetime], tuple[datetime, datetime]]
@@ -243,6 +142,15 @@ class OncePer:
         """Like `last`, in an event loop."""
         return LastRun.of(await wait(self._opened().last()))
 
+    def request_stop(self, reason: str = "") -> Optional[LastRun]:
+        """Asks the runner to stop, and returns its run; `None` if the job is not running. See
+        `Turn.stop_requested`."""
+        return LastRun.of(run(self._opened().request_stop(reason)))
+
+    async def arequest_stop(self, reason: str = "") -> Optional[LastRun]:
+        """Like `request_stop`, in an event loop."""
+        return LastRun.of(await wait(self._opened().request_stop(reason)))
+
     def reset(self) -> None:
         """Forgets the most recent run, so that the job may run again in this window."""
         run(self._opened().reset())
@@ -264,6 +172,16 @@ class Observer:
 
     def __iter__(self) -> Iterator[Change]:
         return self
+
+    def try_next(self) -> Optional[Change]:
+        """The next change if there is one already."""
+        change = run(self._native.try_next())
+        return None if change is None else Change.of(change)
+
+    async def atry_next(self) -> Optional[Change]:
+        """Like `try_next`, in an event loop."""
+        change = await wait(self._native.try_next())
+        return None if change is None else Change.of(change)
 
     def __next__(self) -> Change:
         return Change.of(run(self._native.next()))
@@ -303,6 +221,37 @@ class Election:
     async def acampaign(self) -> Term:
         """Like `campaign`, in an event loop."""
         return Term(await wait(self._opened().campaign()))
+
+    def lead(self, work: Callable[[Term], T]) -> T:
+        """Waits until this process leads, calls `work` with the term, and resigns. Raises the `LostError` of a term
+        that is lost meanwhile.
+
+        >>> import tenure
+        >>> tenure.connect("memory:").election("scheduler").lead(lambda term: term.is_held())
+        True
+        """
+        _functions.blocking("the work of a leader", work, "alead")
+        with self.campaign() as term:
+            value: T = _functions.finished(work, work(term))
+            return value
+
+    async def alead(self, work: Callable[[Term], Awaitable[T]]) -> T:
+        """Like `lead`, in an event loop, for an async function. It is cancelled if the term is lost."""
+        _functions.awaitable("the work of a leader", work, "lead")
+        async with await self.acampaign() as term:
+            with term.cancel_on_loss():
+                value: T = _functions.finished(work, await _functions.coroutine(work, work(term)))
+                return value
+
+    def request_stop(self, reason: str = "") -> Optional[Leader]:
+        """Asks the leader to stop, and returns it; `None` if nobody leads. See `Term.stop_requested`."""
+        leader = run(self._opened().request_stop(reason))
+        return None if leader is None else Leader(**leader)
+
+    async def arequest_stop(self, reason: str = "") -> Optional[Leader]:
+        """Like `request_stop`, in an event loop."""
+        leader = await wait(self._opened().request_stop(reason))
+        return None if leader is None else Leader(**leader)
 
     def leader(self) -> Optional[Leader]:
         """The leader, if there is one now."""

@@ -69,6 +69,35 @@ class Status:
 
 
 @dataclass(frozen=True)
+class StopRequest:
+    """A request to stop."""
+
+    by: str
+    """The owner that made the request."""
+    reason: str
+    """For people; may be empty."""
+
+    @classmethod
+    def of(cls, values: Optional[tuple[str, str]]) -> Optional[StopRequest]:
+        return None if values is None else cls(*values)
+
+
+@dataclass(frozen=True)
+class ForcedRelease:
+    """What a forced release of one grant or owner did."""
+
+    kind: str
+    """`free`, `ended`, or `other` if somebody else holds the lock, which is left alone."""
+    status: Optional[Status] = None
+    """The state of the lock before."""
+
+    @classmethod
+    def of(cls, values: tuple[str, Optional[Mapping[str, Any]]]) -> ForcedRelease:
+        kind, status = values
+        return cls(kind, Status.of(status))
+
+
+@dataclass(frozen=True)
 class Leader:
     """The leader of an election."""
 
@@ -107,6 +136,8 @@ class LastRun:
     """`running`, `done`, `failed` or `lost`."""
     why: Optional[str]
     """The reason of a failure."""
+    remaining: Optional[float]
+    """While it runs, the seconds until its lease ends."""
     succeeded: Optional[datetime]
     """When the job last succeeded: the end of this run or of an earlier one."""
 

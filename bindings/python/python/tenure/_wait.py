@@ -90,7 +90,7 @@ def granted(op: _native.Op, make: Callable[[_native.Hold], Any]) -> Any:
     return _native.granted(op, block, make)
 
 
-def run_with(op: _native.Op, answer: Callable[[], tuple[Optional[bytes], float]]) -> Any:
+def run_with(op: _native.Op, answer: Callable[[], Any]) -> Any:
     """Like `run`, for a call that asks for a value."""
     block(op)
     while op.is_asking():
@@ -139,7 +139,7 @@ async def wait(op: _native.Op) -> Any:
     return op.result()
 
 
-async def wait_with(op: _native.Op, answer: Callable[[], Awaitable[tuple[Optional[bytes], float]]]) -> Any:
+async def wait_with(op: _native.Op, answer: Callable[[], Awaitable[Any]]) -> Any:
     """Like `wait`, for a call that asks for a value."""
     await _step(op)
     while op.is_asking():
