@@ -113,6 +113,7 @@ impl CasClient {
                 let ttl = Duration::from_millis(left_ms.unwrap_or(0).max(ttl_ms));
                 self.bind_to(bind, ttl, ttl).await.map(Some)
             }
+            // Renews within the handle, or moves to a longer one if that is too short.
             Verb::Renew { ttl_ms, hold, .. } => {
                 let ttl = Duration::from_millis(ttl_ms);
                 let key = (op.owner.clone(), table_hold(op, hold));
@@ -149,6 +150,7 @@ impl CasClient {
                 }
                 Ok(None)
             }
+            // Binds nothing.
             Verb::Release { .. } | Verb::Resize | Verb::Inspect => Ok(None),
         }
     }

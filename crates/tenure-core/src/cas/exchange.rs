@@ -225,6 +225,7 @@ impl<'a> Exchange<'a> {
     ) -> Result<Option<Answers>, Failure> {
         let (client, limit) = (self.client, self.client.backend.limit());
         let is_acquire = matches!(self.first.op.verb, Verb::Acquire { .. });
+        // Only an acquisition lengthens the value, so that a value at its limit can still shrink.
         if is_acquire && result.written.text.as_ref().is_some_and(|text| text.len() > limit) {
             return Err(Failure::Refused(Failure::cause(format!(
                 "{} hold this lock, and its value would exceed the {limit} bytes that the server accepts: \
@@ -251,6 +252,7 @@ impl<'a> Exchange<'a> {
         let (change, untold) = self.swap(&mut result, guard);
         let moved_from = change.moved_from.clone();
         match client.backend.commit(change).await {
+            // The value was as it had been read.
             Ok(Committed::Done { stamp, record }) => {
                 client.tell_ended(untold).await;
                 in_flight.known();
@@ -270,11 +272,13 @@ impl<'a> Exchange<'a> {
                 self.known.wrote(result.written, stamp);
                 Ok((!result.is_cleared).then_some(answers))
             }
+            // Another client was first, or the handle is gone. Nothing was written.
             Ok(Committed::Conflict { stored, marker }) => {
                 in_flight.known();
                 self.undo(&result.answers, former);
                 self.conflicted(result, guard, moved_from, (stored, marker)).await
             }
+            // Perhaps written: what was noted stays until a later write has settled it.
             Err(failure @ Failure::Unknown(_)) => Err(failure),
             Err(failure) => {
                 in_flight.known();

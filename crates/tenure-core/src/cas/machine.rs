@@ -74,9 +74,11 @@ impl Exchange<'_> {
             let (mut state, mut last) = (snapshot.state(&self.living), snapshot.last);
             let (mut bound, mut record, mut notes) = (BTreeMap::new(), ValueChange::Keep, Notes::default());
             let run = |of: &BatchMember<'_>| {
+                // Its caller has left the batch.
                 if of.sent.is_abandoned() {
                     return None;
                 }
+                // About the record beside the lock.
                 if let Some(beside) = of.beside {
                     let (answer, change) = beside.apply(&mut state, self.client.dated(now));
                     record = change;
@@ -93,9 +95,11 @@ impl Exchange<'_> {
             let answers: Answers = members.iter().map(run).collect();
             let mut answered =
                 members.iter().zip(&answers).filter_map(|(of, said)| Some((of, said.as_ref()?)));
+            // A newcomer has to wait, and has no handle for its place yet.
             if self.place.is_none() && answered.any(|(of, answer)| of.takes_place(answer)) {
                 return Ok(MachineStep::NeedsPlace);
             }
+            // The machine has not reached the end of what was read, so the unread rest would change nothing.
             if snapshot.is_enough(&state) || planted(Bug::CasFrontIsAll) {
                 let stamp = self.seen.as_ref().map(|stored| stored.stamp).unwrap_or_default();
                 let after = snapshot.after(state, last, &bound).keeping_count(stamp);
@@ -154,6 +158,7 @@ impl Exchange<'_> {
             About::Unknown => return all(),
         }
         match of.op.verb {
+            // Shows or ends several: as many parts as an answer lists.
             Verb::Inspect | Verb::Release { whose: ReleaseScope::Any | ReleaseScope::Foreign, .. } => {
                 let mut places = snapshot.bindings.len() as u64;
                 let is_listed = |at: &usize| {
@@ -172,8 +177,10 @@ impl Exchange<'_> {
                 });
                 expired.filter_map(about).collect()
             }
+            // Concerns the holders, which are always read.
             Verb::Resize => Vec::new(),
             Verb::Acquire { .. } | Verb::Renew { .. } | Verb::Release { .. } => {
+                // Its hold or place is in what was read.
                 if queue.number(&of.op.owner).is_some() {
                     return Vec::new();
                 }

@@ -251,6 +251,7 @@ async fn tell(
             Either::Right(_) => return,
         };
         match next {
+            // The lock has changed.
             Ok(WatchNotice::Lock(stored)) => {
                 let snapshot = LockSnapshot::read(stored.as_ref());
                 if let (Some(Data::Queue(_)), Some(stored)) =
@@ -261,12 +262,14 @@ async fn tell(
                 audience.tell(&client, &name, snapshot).await;
                 stands = stored;
             }
+            // A client has died: its holds and places here may be next.
             Ok(WatchNotice::Gone(handle)) => {
                 client.lost(handle);
                 if is_bound(stands.as_ref(), handle) {
                     audience.tell_to_ask(&client, &name);
                 }
             }
+            // The watch has ended, as with its connection: watch again, and then tell what may have been missed.
             Err(_) => {
                 _open = None;
                 watch = loop {

@@ -112,6 +112,7 @@ impl Engine {
         answer: Result<Answer, Failure>,
     ) -> ControlFlow<Result<Answer, Failure>, Option<Duration>> {
         match answer {
+            // A forced release of many holders goes on until none is left.
             Ok(answer) if call.forces() && is_in_part(&answer) => {
                 before.first.get_or_insert_with(|| Box::new(answer));
                 ControlFlow::Continue(None)
@@ -138,6 +139,7 @@ impl Engine {
                     false => ControlFlow::Break(Err(Failure::Unknown(cause))),
                 }
             }
+            // The server accepts no more clients or memory: nothing was carried out.
             Err(failure) if failure.is_full() && before.unknown == 0 => {
                 let pause = self.jittered(backoff(before.full));
                 before.full += 1;

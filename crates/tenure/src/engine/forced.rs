@@ -64,6 +64,7 @@ async fn listen(engine: Arc<Engine>, lease: Arc<Lease>, _listening: CountedListe
             None => subscription.poll(context).map(Some),
         });
         match heard.await {
+            // The hold has ended, whatever the way.
             None => return,
             // Grants of other tickets, or its own upgrade to writer.
             Some(Heard::Message(Notification::Granted { .. } | Notification::First { .. })) => {}
@@ -72,7 +73,9 @@ async fn listen(engine: Arc<Engine>, lease: Arc<Lease>, _listening: CountedListe
             }
             // Messages sent before the subscription was confirmed may have been missed.
             Some(Heard::Open | Heard::Message(_)) => engine.renewer.check(&engine, &lease),
+            // The server forbids it: only renewals will tell.
             Some(Heard::Over(Some(Failure::Refused(_)))) => return lease.set_hearing(Hearing::Never),
+            // Not subscribed, or not any more: the renewer subscribes again.
             Some(Heard::Over(failure)) => {
                 lease.set_hearing(Hearing::Again);
                 if failure.is_none() {

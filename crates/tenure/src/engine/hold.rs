@@ -70,6 +70,7 @@ impl Hold {
         let lost = lost.filter(|_| !planted(Bug::LossTakenForRelease));
         let (deadline, op_timeout) = (self.lease.lost_at(), self.lease.op_timeout);
         let (lease, left) = self.disarm_at(now);
+        // A reentrant owner has other guards of the same grant: the last one releases it.
         if left > 0 {
             announce(&engine, &lease, left);
             return lost.map_or(Ok(()), Err);
@@ -79,9 +80,11 @@ impl Hold {
         loop {
             let left = until.since(now).max(Duration::from_millis(1));
             let failure = match pending.attempt(now, left).await {
+                // The deadline had passed before: the release only tidies up.
                 Ok(_) if lost.is_some() => return lost.map_or(Ok(()), Err),
                 Ok(Answer::Released { .. }) => return Ok(()),
                 Ok(answer) => match lease.refusal(&answer) {
+                    // An earlier attempt without an answer has released it.
                     Some(_) if pending.was_repeated() && engine.now() < deadline => return Ok(()),
                     Some(_) if planted(Bug::LossTakenForRelease) => return Ok(()),
                     Some(_) if pending.was_repeated() => {
@@ -89,6 +92,7 @@ impl Hold {
                             Failure::cause("the release was retried, and the lease may have ended before");
                         return Err(engine.failed(&lease.name, Failure::Unknown(cause)));
                     }
+                    // The first attempt: somebody else ended the hold.
                     Some(loss) => return Err(lease.found_lost(&engine, &loss)),
                     None => return Err(engine.unexpected_answer(&lease.name, &answer)),
                 },
@@ -99,10 +103,12 @@ impl Hold {
                 return lost.map_or(Ok(()), Err);
             }
             let pause = engine.jittered(backoff(pending.attempts));
+            // Repeating would be rejected again.
             if matches!(failure, Failure::Refused(_)) {
                 pending.cancel();
                 return Err(engine.failed(&lease.name, failure));
             }
+            // `op_timeout` is over.
             if engine.now() + pause >= until {
                 return Err(engine.failed(&lease.name, Failure::Unknown(Arc::clone(failure.why()))));
             }

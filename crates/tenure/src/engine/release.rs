@@ -116,12 +116,15 @@ impl Release {
 
     /// Sends it once. The next local waiter's request follows in the same round trip.
     pub(super) async fn attempt(&mut self, now: Moment, within: Duration) -> Result<Answer, Failure> {
+        // A reentrant hold that may have been detached is bound again before it is released. One that a resume may
+        // have taken over is only detached.
         if self.rebinds || self.detaches {
             let bind = if self.detaches { Liveness::Lease } else { Liveness::Process };
             let verb = Verb::Renew { ttl_ms: 1, hold: self.hold, bind: Some(bind), weight: None };
             let answer = self.engine.call(&self.call(verb), now, within).await;
             self.attempts += u32::from(answer.is_err());
             self.rebinds &= answer.is_err();
+            // Once detached, it ends with its lease. Without an answer, a release might not find it.
             if answer.is_err() || self.detaches {
                 return answer;
             }
@@ -137,6 +140,7 @@ impl Release {
             }
             match sent {
                 Poll::Ready(answer) => answer,
+                // The usual case: the store is on the network.
                 Poll::Pending => call.await,
             }
         };
@@ -158,6 +162,7 @@ impl Release {
                     self.held.map(|(_, held)| held),
                 );
             }
+            // It may have been carried out, so the next attempt may find nothing.
             Err(Failure::Unknown(_)) => {}
             Err(Failure::NotSent(_) | Failure::Refused(_)) => self.unknown = unknown_before,
         }
@@ -174,6 +179,7 @@ impl Release {
             let within = self.over_at.since(now).clamp(Duration::from_millis(1), Duration::from_secs(1));
             match self.attempt(now, within).await {
                 Ok(_) => return,
+                // The server rejects it, for example without rights: the lease has to end.
                 Err(Failure::Refused(cause)) => {
                     self.done = true;
                     event!(
@@ -189,6 +195,7 @@ impl Release {
                     );
                     return;
                 }
+                // The lease is over: nothing is left to release.
                 Err(_) if self.engine.now() >= self.over_at => break,
                 Err(_) => {}
             }

@@ -328,10 +328,12 @@ impl QueueServer<AskInTurn> {
             }
             // Kinds without a queue never answer this.
             AcquireOutcome::Waiting(_) => CAP,
+            // Only this waiter is told; the next one asks at once.
             AcquireOutcome::Refused(error) => {
                 self.wait_queue.answer(number, Err(error));
                 return;
             }
+            // No answer: all waiters go on until their patience is exhausted.
             AcquireOutcome::Silent(failure) => {
                 self.note_silence(&failure);
                 self.next_backoff()
@@ -363,6 +365,7 @@ impl QueueServer<AskInTurn> {
                 left_ms = left_ms,
             );
         }
+        // A holder of this library, and a message will announce its release.
         if known.is_some() && left_ms.is_some() && self.subscription.is_open() {
             self.attempt = 1;
             let is_reported = self.engine.store.capabilities().reports_expiry;
@@ -420,10 +423,12 @@ impl QueueServer<AskInTurn> {
         let is_long = *streak >= STREAK * longer
             || (*streak >= longer && now.since(*streak_since) >= STREAK_TIME * longer);
         let pause = match left_at.map(|left_at| now.since(left_at)) {
+            // This process has had many turns in succession, and others wait: the next turn is theirs.
             _ if released_here && is_long && !is_alone => {
                 (*streak, *untaken, *left_at) = (0, *untaken + 1, Some(now));
                 TURN_HOPS * hop
             }
+            // It yielded a moment ago: the others' requests go first.
             Some(since) if !released_here && since < YIELDING && !planted(Bug::NeverYields) => {
                 (YIELD_HOPS * hop).mul_f64(1.0 - since.div_duration_f64(YIELDING))
             }

@@ -62,6 +62,7 @@ impl Subscription {
 
     pub(in crate::engine) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Heard> {
         let heard = match self {
+            // Nobody has asked for messages.
             Self::Idle => return Poll::Pending,
             Self::Connecting(opening) => match ready!(opening.poll_unpin(context)) {
                 Ok(listener) => {
@@ -80,6 +81,7 @@ impl Subscription {
                         return self.poll(context);
                     }
                     Some(message) => return Poll::Ready(Heard::Message(message)),
+                    // The connection is gone, and with it perhaps messages.
                     None => Heard::Over(None),
                 }
             }

@@ -276,11 +276,13 @@ impl QueueServer<KeepPlaces> {
         let listens = known.listens();
         let is_kept = listens.is_some() && now >= known.busy_until;
         let mut due: Vec<u64> = Vec::new();
+        // A ticket is due, or all are: after a reconnect, or when the subscription has opened.
         if now >= known.refresh_at {
             let all = known.refresh_at == ALL;
             let mut next = Moment(u64::MAX);
             for (ticket, QueuedWaiter { note, .. }) in &*waiters {
                 let at = note.refresh_at();
+                // Those that are nearly due go along, unless a request about them is in flight.
                 if (all || at <= now + note.kept / 6) && !self.strategy.asked.contains(ticket) {
                     due.push(*ticket);
                 } else {
@@ -290,6 +292,7 @@ impl QueueServer<KeepPlaces> {
             known.refresh_at = next;
         }
         let head = waiters.keys().next().copied();
+        // The store told when the lease before the first waiter ends: only that waiter asks.
         if known.retry_at.is_some_and(|at| now >= at) {
             known.retry_at = None;
             let head = head.filter(|_| !planted(Bug::FirstDoesNotAsk));
@@ -299,6 +302,7 @@ impl QueueServer<KeepPlaces> {
         let by_wait = self.engine.store.capabilities().shares_leases && !planted(Bug::CasPlacesExtended);
         let time =
             |ticket: &u64| queue.waiters.get(ticket).map(|waiter| waiter.note.wait).filter(|_| by_wait);
+        // Where one lease of the store keeps all places of a ttl, tickets of different ttls need different requests.
         due.sort_by_key(time);
         let batches: Vec<_> = due
             .chunk_by(|one, other| time(one) == time(other))
@@ -365,10 +369,12 @@ impl QueueServer<KeepPlaces> {
                         {
                             self.grant(ticket, sent, first)
                         }
+                        // Granted, by a message that was lost or has not arrived yet.
                         Standing::Held { fence } if fence == ticket => _ = self.call(ticket, sent, first),
                         Standing::Waiting { ticket: same } if same == ticket => {
                             self.note(ticket, sent, [first, kept])
                         }
+                        // The place has expired, or the owner has another one.
                         _ => self.lose(ticket),
                     }
                 }
@@ -381,7 +387,9 @@ impl QueueServer<KeepPlaces> {
             Ok(Answer::Waiting { ticket, .. }) if tickets == [ticket] => self.ask_again(&tickets, 0),
             // The lock is gone or of another kind, or the answer is about other tickets.
             Ok(_) => tickets.into_iter().for_each(|ticket| self.lose(ticket)),
+            // The server rejects the request, and would reject the next one: these waits fail.
             Err(failure @ Failure::Refused(_)) => self.refuse(tickets, &failure),
+            // No answer: the tickets stay, and are refreshed after a backoff.
             Err(failure) => self.unanswered(&failure),
         }
     }
@@ -486,6 +494,7 @@ impl QueueServer<KeepPlaces> {
         let is_enough = left >= wait / 2 + ask.options.grace || planted(Bug::CalledWithTooLittle);
         if is_enough && messages_grant {
             self.grant(ticket, sent, wait);
+        // Too little is left, or only the store may grant. No request about this ticket is in flight.
         } else if self.strategy.asked.insert(ticket) {
             let (mut ttl, within) = (ask.options.lease(), ask.options.op_timeout);
             if !messages_grant && wait >= wait / 2 + lease::margin(wait) + ask.options.grace {
