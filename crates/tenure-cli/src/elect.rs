@@ -28,6 +28,7 @@ use crate::{ancestors, take, waiting};
 pub(crate) async fn elect(args: &cli::Elect, voice: Voice) -> Result<u8, Failure> {
     let (mut signals, _too_large) = work::signals()?;
     let grace = work::grace(&args.job, args.ttl);
+    store::must_be_named(&args.store, "an election")?;
     let url = store::url_with(&args.store, Terms::default())?;
     let locks = store::open_at(&url, &args.store.prefix, |options| {
         options.ttl(args.ttl).grace(grace).label(&args.label).inherit_liveness(true)
@@ -104,6 +105,7 @@ fn who() -> String {
 
 /// Prints the leader; returns the exit code.
 pub(crate) async fn leader(args: &cli::Leader) -> Result<u8, Failure> {
+    store::must_be_named(&args.store, "an election")?;
     let locks = store::open_existing(&args.store)?;
     let election = locks.election(&args.name, "")?;
     if !args.watch {

@@ -29,6 +29,9 @@ async fn under_lock(args: &Run, voice: Voice) -> Result<u8, Failure> {
     let (mut signals, _too_large) = work::signals()?;
     let request = &args.request;
     check_holds(args)?;
+    if args.once_per.is_some() {
+        store::must_be_named(&args.store, "--once-per")?;
+    }
     let lease = args.max_hold.map_or(request.ttl, |most| most.min(request.ttl));
     let grace = work::grace(&args.job, lease);
     let url = store::url_with(&args.store, take::terms(request))?;

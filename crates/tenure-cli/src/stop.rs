@@ -15,6 +15,11 @@ const LONGEST: Duration = Duration::from_millis(500);
 
 /// Asks the holders to stop, and waits until they have; returns the exit code.
 pub(crate) async fn stop(args: &Stop) -> Result<u8, Failure> {
+    match (args.election, args.job) {
+        (true, _) => store::must_be_named(&args.store, "an election")?,
+        (_, true) => store::must_be_named(&args.store, "a job of --once-per")?,
+        _ => {}
+    }
     let locks = store::open_existing(&args.store)?;
     let name = &*args.name;
     let of = |locks: &Locks| {

@@ -233,6 +233,18 @@ impl Named {
     }
 }
 
+/// Refuses the default store for what hosts do together, because each would be alone in a directory of its own.
+pub(crate) fn must_be_named(args: &Store, what: &str) -> Result<(), Failure> {
+    if named(args)?.is_said() {
+        return Ok(());
+    }
+    Err(usage(format!(
+        "{what} needs a store that its hosts share, and none is configured: write --store redis://HOST, set \
+         TENURE_STORE, or put store = \"redis://HOST\" into /etc/tenure.toml; --store file:DIR is for this machine \
+         alone"
+    )))
+}
+
 /// Flags take precedence over the environment, and that over the configuration files.
 pub(crate) fn named(args: &Store) -> Result<Named, Failure> {
     if let Some(url) = &args.url {

@@ -51,11 +51,15 @@ fn common(verb: clap::Command) -> clap::Command {
 pub(crate) enum Command {
     /// Runs a command while holding a lock, and exits as it does.
     ///
+    /// Without a store (--store), the lock is in a directory of this user, and no other host takes part.
+    ///
     /// Waits for the lock NAME, runs CMD directly (without a shell), keeps the lease alive until
     /// CMD has ended, and releases it. Standard input, output and error are CMD's. Messages of
     /// this program go to standard error, a line each, beginning with `tenure: `.
     Run(Run),
     /// Takes a lock, prints the owner, and ends: for a script whose steps are processes.
+    ///
+    /// Without a store (--store), the lock is in a directory of this user, and no other host takes part.
     ///
     /// The lock stays taken until `tenure release NAME --owner OWNER`, or until its lease ends. The
     /// lease is not renewed: choose a --ttl that is long enough, call `tenure renew` in time, or
@@ -145,8 +149,9 @@ pub(crate) enum Command {
 pub(crate) struct Store {
     /// URL of the store, or file:DIR for the processes of this machine
     ///
-    /// Default: $TENURE_STORE, then a configuration file, then the directory `tenure` in
-    /// $XDG_STATE_HOME or $HOME/.local/state. An empty value is refused.
+    /// Default: $TENURE_STORE, then a configuration file. Without these, `elect`, `leader`, `serve`,
+    /// --once-per, --job and --election end with 64, and the others use the directory `tenure` in
+    /// $XDG_STATE_HOME or $HOME/.local/state.
     ///
     /// Gives up on a silent store after 20s, and on a refused connection at once. `-w` of `run` and
     /// `acquire` sets another limit.

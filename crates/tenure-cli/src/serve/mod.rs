@@ -65,6 +65,7 @@ type Looked = (Vec<Row>, Vec<Row>, Vec<(String, Option<LastRun>)>);
 /// Serves until a signal arrives; returns the exit code.
 #[expect(clippy::disallowed_methods, reason = "a timer of this command's own")]
 pub(crate) async fn serve(args: &Serve) -> Result<u8, Failure> {
+    store::must_be_named(&args.locks.store, "a page of locks")?;
     let mut signals = Signals::catch(&END_THE_WAIT)?;
     let locks = store::open_existing(&args.locks.store)?;
     let election = |name: &String| locks.election(name.as_str(), "");

@@ -67,7 +67,7 @@ fn every_recipe_of_the_book_is_run_by_a_test() {
 
 #[test]
 fn cron_on_many_hosts_runs_a_job_once_in_an_hour() {
-    let env = TestEnv::new();
+    let env = TestEnv::shared();
     program(&env, "report", "echo ran >> report.log");
     let line = recipe("cron").trim();
     let (_, command) = line.split_once("* * * * ").expect("five fields");
@@ -113,7 +113,7 @@ fn steps_in_separate_processes_are_under_one_lock() {
 
 #[test]
 fn the_unit_in_the_book_is_the_one_of_the_package_and_runs_a_job_under_its_lock() {
-    let env = TestEnv::new();
+    let env = TestEnv::shared();
     let unit = include_str!("../../../../packaging/systemd/tenure-run@.service");
     for line in recipe("unit").lines() {
         assert!(unit.contains(line), "{line}");
@@ -176,7 +176,7 @@ fn one_instance_migrates_and_all_start() {
 
 #[test]
 fn another_host_leads_when_the_leader_ends() {
-    let env = TestEnv::new();
+    let env = TestEnv::shared();
     program(&env, "serve", "echo $$ > leader.new; mv leader.new leader; exec sleep 100");
     let hosts = ["a:1", "b:1"].map(|address| start(&env, "leader", &[("ADDRESS", address)]));
     hosts[0].eventually("one leads", || env.path("leader").exists());

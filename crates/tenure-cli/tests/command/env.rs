@@ -31,6 +31,16 @@ impl TestEnv {
         Self { dir: tempfile::tempdir().expect("a scratch directory"), commands: AtomicUsize::new(0) }
     }
 
+    /// The same with its store in the configuration file, for what hosts do together.
+    pub(crate) fn shared() -> Self {
+        let env = Self::new();
+        for directory in [env.path("config"), env.store()] {
+            fs::create_dir(directory).expect("a directory");
+        }
+        fs::write(env.path("config/tenure.toml"), format!("store = \"{}\"\n", env.url())).expect("a file");
+        env
+    }
+
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }

@@ -44,7 +44,7 @@ fn get(at: &str, path: &str) -> String {
 
 #[test]
 fn metrics_and_json_tell_the_locks_their_waiters_and_their_history() {
-    let env = TestEnv::new();
+    let env = TestEnv::shared();
     let held = env.start_script(&["--fair", "--ttl", "1h"], "queue", "READY; exec sleep 100");
     let waiter = env.start(env.tenure_run_command(["--fair", "queue", "--", "sleep", "100"]));
     let (server, at) = serve(&env, &[]);
@@ -88,7 +88,7 @@ fn metrics_and_json_tell_the_locks_their_waiters_and_their_history() {
 
 #[test]
 fn it_is_read_only_for_this_machine_and_its_page_loads_nothing() {
-    let env = TestEnv::new();
+    let env = TestEnv::shared();
     let _held = env.start_script(&[], "x", "READY; exec sleep 100");
     let (_server, at) = serve(&env, &[]);
     let port = at.rsplit(':').next().expect("a port");
@@ -113,7 +113,7 @@ fn it_is_read_only_for_this_machine_and_its_page_loads_nothing() {
 
 #[test]
 fn a_store_that_is_away_is_told_and_asked_again() {
-    let env = TestEnv::new();
+    let env = TestEnv::shared();
     let _held = env.start_script(&["--ttl", "1h"], "x", "READY; exec sleep 100");
     let (server, at) = serve(&env, &[]);
     let has = |line: &str| get(&at, "/metrics").lines().any(|one| one == line);
@@ -156,7 +156,7 @@ fn assert_shows(page: &str, words: &[&str]) {
 
 #[test]
 fn the_page_shows_holds_waits_hand_overs_and_losses() {
-    let env = TestEnv::new();
+    let env = TestEnv::shared();
     let queue = env.start_script(&["--fair", "--ttl", "1h"], "queue", "READY; exec sleep 100");
     let _waiter = env.start(env.tenure_run_command(["--fair", "queue", "--", "sleep", "100"]));
     let (server, at) = serve(&env, &[]);
@@ -206,7 +206,7 @@ fn the_page_shows_holds_waits_hand_overs_and_losses() {
 
 #[test]
 fn names_and_labels_are_text_on_the_page_and_words_in_its_commands() {
-    let env = TestEnv::new();
+    let env = TestEnv::shared();
     let markup = "\"><script>document.title='taken'</script>";
     let _held = env.start_script(&["--ttl", "1h", "--label", markup], markup, "READY; exec sleep 100");
     let _odd = env.start_script(&["--ttl", "1h"], "it's\n50%", "READY; exec sleep 100");
@@ -228,7 +228,7 @@ fn names_and_labels_are_text_on_the_page_and_words_in_its_commands() {
 
 #[test]
 fn leaders_and_jobs_are_shown_with_their_next_window() {
-    let env = TestEnv::new();
+    let env = TestEnv::shared();
     let elect = ["elect", "--payload", "host-1:80", "api", "--", "sleep", "100"];
     let _leader = env.start(env.tenure(elect));
     env.run(env.tenure(["run", "--once-per", "1h", "report", "--", "true"])).exits_with(0);
@@ -250,7 +250,7 @@ fn leaders_and_jobs_are_shown_with_their_next_window() {
 
 #[test]
 fn a_browser_draws_the_page_in_light_and_dark_wide_and_narrow() {
-    let env = TestEnv::new();
+    let env = TestEnv::shared();
     let _held: Vec<_> = ["deploy", "report", "transcode"]
         .map(|name| env.start_script(&["--fair"], name, "READY; exec sleep 100"))
         .into();

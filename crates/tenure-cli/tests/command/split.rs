@@ -201,7 +201,7 @@ fn wait_and_a_watch_of_a_leader_outlast_a_server_that_is_stopped() {
 
 #[test]
 fn a_wait_for_what_a_run_above_holds_is_refused() {
-    let env = TestEnv::new();
+    let env = TestEnv::shared();
     let nested = format!("{} wait x; test $? = 75", BINARY);
     env.tenure_run(["x", "-c", &nested]).exits_with(0).says("which would wait for itself");
     let nested = format!("{} elect api true; test $? = 75", BINARY);

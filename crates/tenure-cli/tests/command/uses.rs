@@ -82,7 +82,7 @@ pub(crate) fn a_job_and_a_leader(env: &TestEnv, url: &str) {
 
 #[test]
 fn a_job_that_runs_is_said_to_and_its_window_stays_closed_when_its_runner_dies() {
-    let env = TestEnv::new();
+    let env = TestEnv::shared();
     let once = ["--once-per", LONG, "--ttl", "1s"];
     let running = env.start_script(&once, "digest", "READY; while :; do sleep 0.02; done");
     env.pid("up");
@@ -141,7 +141,7 @@ fn a_run_by_hand_follows_a_run_that_died() {
 
 #[test]
 fn what_cannot_be_once_per_period_is_refused() {
-    let env = TestEnv::new();
+    let env = TestEnv::shared();
     for (options, says) in [
         (&["--fair"][..], "--fair"),
         (&["-w", "1s"], "--wait"),
@@ -155,6 +155,35 @@ fn what_cannot_be_once_per_period_is_refused() {
     let said = env.tenure_run(["--again", "x", "--", "true"]).exits_with(64);
     said.says_among_others("--once-per <PERIOD>");
     env.tenure_run(["--once-per", "0s", "x", "--", "true"]).exits_with(64).says_among_others("period");
+}
+
+#[test]
+fn what_hosts_do_together_needs_a_store_that_is_named() {
+    let env = TestEnv::new();
+    let together: [&[&str]; 7] = [
+        &["run", "--once-per", "1d", "x", "--", "touch", "ran"],
+        &["run", "--once-per", "1d", "--again", "x", "--", "touch", "ran"],
+        &["elect", "x", "--", "touch", "ran"],
+        &["leader", "x"],
+        &["stop", "--election", "x"],
+        &["stop", "--job", "x"],
+        &["serve", "--listen", "127.0.0.1:0"],
+    ];
+    for words in together {
+        let said =
+            env.run(env.tenure(words)).exits_with(64).says("none is configured: write --store redis://HOST");
+        assert!(said.stderr.contains("--store file:DIR is for this machine alone"), "{said:?}");
+    }
+    assert!(!env.path("ran").exists() && !env.store().exists());
+    let url = env.url();
+    let named = |words: &[&str]| env.tenure([&words[..1], &["--store", &url], &words[1..]].concat());
+    env.run(named(together[0])).exits_with(0).says_nothing();
+    let mut elect = env.tenure(together[2]);
+    elect.env("TENURE_STORE", &url);
+    env.run(elect).exits_with(0).says_nothing();
+    // A lock may be for one machine.
+    env.tenure_run(["y", "--", "true"]).exits_with(0).says_nothing();
+    env.run(env.tenure(["stop", "x"])).exits_with(1);
 }
 
 #[test]
