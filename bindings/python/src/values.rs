@@ -55,6 +55,7 @@ pub fn status(py: Python<'_>, status: Status) -> PyResult<Py<PyAny>> {
     all.set_item("holders", holders(&status.holders)?)?;
     all.set_item("waiters", holders(&status.waiters)?)?;
     all.set_item("unlisted", status.unlisted)?;
+    all.set_item("waiting", status.waiting)?;
     all.set_item("foreign", status.foreign())?;
     Ok(all.into_any().unbind())
 }
@@ -97,6 +98,7 @@ pub fn run(py: Python<'_>, run: LastRun) -> PyResult<Py<PyAny>> {
     all.set_item("why", why)?;
     all.set_item("remaining", run.remaining.map(|left| left.as_secs_f64()))?;
     all.set_item("succeeded", run.succeeded.map(seconds))?;
+    all.set_item("is_open", run.is_open)?;
     Ok(all.into_any().unbind())
 }
 

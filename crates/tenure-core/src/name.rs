@@ -149,6 +149,15 @@ impl fmt::Debug for LockName {
     }
 }
 
+/// Whether a terminal or a page obeys this character instead of showing it: it controls, ends a line, or reorders
+/// the text around it.
+#[doc(hidden)]
+#[must_use]
+pub fn is_control(char: char) -> bool {
+    let reorders = matches!(char, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    char.is_control() || matches!(char, '\u{2028}' | '\u{2029}') || reorders
+}
+
 /// External text for one line of a message: escaped, and shortened to 80 characters.
 #[derive(Debug)]
 pub struct Quoted<'a>(pub &'a str);
@@ -161,7 +170,7 @@ impl fmt::Display for Quoted<'_> {
         for char in chars.by_ref().take(SHOWN) {
             match char {
                 '`' => f.write_str("\\`")?,
-                char if char.is_control() => write!(f, "{}", char.escape_default())?,
+                char if is_control(char) => write!(f, "{}", char.escape_default())?,
                 char => write!(f, "{char}")?,
             }
         }

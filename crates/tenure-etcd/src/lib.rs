@@ -8,9 +8,10 @@
 //! ```
 //!
 //! `url` parses URLs. `cluster` is the connection and the login, `wire` has the messages, and `server` implements
-//! the store's operations.
+//! the store's operations. `diagnosis` is for `tenure doctor`.
 
 mod cluster;
+mod diagnosis;
 mod server;
 mod url;
 mod wire;
@@ -22,6 +23,7 @@ use std::sync::Arc;
 use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
 use cluster::EtcdCluster;
+pub use diagnosis::{EtcdDiagnosis, diagnose_etcd};
 use tenure_core::cas::Cas;
 use tenure_core::error::{Error, Result};
 use tenure_core::name::Quoted;

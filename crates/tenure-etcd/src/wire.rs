@@ -190,6 +190,18 @@ pub(super) struct StatusResponse {
 }
 
 #[derive(Clone, PartialEq, Message)]
+pub(super) struct MemberListResponse {
+    #[prost(message, repeated, tag = "2")]
+    pub(super) members: Vec<Member>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Member {
+    #[prost(bool, tag = "5")]
+    pub(super) is_learner: bool,
+}
+
+#[derive(Clone, PartialEq, Message)]
 pub(super) struct AuthenticateRequest {
     #[prost(string, tag = "1")]
     pub(super) name: String,

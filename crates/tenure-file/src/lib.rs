@@ -92,8 +92,8 @@ use self::system::boot_clock_offset_ms;
 use self::watch::WatchMode;
 use self::worker::{DirectoryWorker, Job, JobRequest, Promise};
 use tenure_core::error::{Error, Result};
-use tenure_core::name::Quoted;
-use tenure_core::protocol::LockSpec;
+use tenure_core::name::{LockName, Quoted};
+use tenure_core::protocol::{Found, LockSpec};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{
     Capabilities, Cursor, Failure, HoldLiveness, Incarnation, LeaseClock, Listener, Opening, Page, Purpose,
@@ -259,6 +259,18 @@ impl Store for File {
     fn list(&self, prefix: &str, from: Cursor, within: Duration) -> StoreFuture<Page> {
         let prefix = prefix.to_owned();
         self.ask(within, |promise| JobRequest::List { prefix, from, promise }).boxed()
+    }
+
+    fn waiting(&self, locks: &[(LockName, Found)], _within: Duration) -> StoreFuture<Vec<Option<u64>>> {
+        let (store, ids) =
+            (self.clone(), locks.iter().map(|(name, _)| RecordId::of(name)).collect::<Vec<_>>());
+        async move {
+            let core = store.0.shared.core();
+            let count =
+                |id| core.directory.as_ref().map(|directory| waits::count(directory, &core.holders, id));
+            Ok(ids.into_iter().map(count).collect())
+        }
+        .boxed()
     }
 
     fn ready(&self, within: Duration) -> StoreFuture<()> {

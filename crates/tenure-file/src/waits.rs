@@ -295,6 +295,12 @@ fn cannot_ask(directory: &Directory, holders: &HolderFiles, holder: HolderId) ->
     !holders.is_mine(holder) && has_ended() && !planted(Bug::DeathIgnored)
 }
 
+/// Number of live processes that wait for a lock without a queue.
+pub(super) fn count(directory: &Directory, holders: &HolderFiles, id: RecordId) -> u64 {
+    let lives = |holder: &HolderId| !cannot_ask(directory, holders, *holder);
+    Waits::peek(directory, id).holders().filter(lives).count() as u64
+}
+
 /// What a process that waits for a lock without a queue finds in the list.
 pub(super) enum CallState {
     /// It is not listed: it was woken or never joined, and has to retry.

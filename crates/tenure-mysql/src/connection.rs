@@ -26,6 +26,13 @@ use tenure_core::sync::Locked;
 const LONGEST: usize = 64 << 20;
 /// Interval at which the end of the previous connection is awaited.
 const ENDING: Duration = Duration::from_millis(20);
+/// The settings that change results or refuse statements, which the server or its `init_connect` may have set
+/// otherwise.
+const SETTINGS: &str =
+    "SET NAMES utf8mb4, autocommit = 1, sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION',
+    sql_select_limit = 18446744073709551615, sql_big_selects = 1, sql_safe_updates = 0, completion_type = 0,
+    wait_timeout = 28800";
+const ISOLATION: &str = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE";
 const READ_ONLY: &str = "it takes no writes: read_only is on, as on a replica; name the primary in the URL, or all \
                          servers, as in mysql://USER@h1,h2/DATABASE";
 
@@ -128,6 +135,7 @@ impl MysqlConnector {
                 GET_LOCK({}, 0)",
             hex(label)
         );
+        wire.run(SETTINGS).await.map_err(WireError::login)?;
         let row = first(wire.run(&ask).await.map_err(WireError::login)?);
         let row = RowFields(&row);
         let version = row.text(0);
@@ -150,18 +158,11 @@ impl MysqlConnector {
                 sync_binlog = row.text(4),
             );
         }
+        wire.run(ISOLATION).await.map_err(WireError::login)?;
         // Where the server can, it reports a locked row at once. MySQL waits for at least a second.
         let wait = if is_mariadb(&version) { 0 } else { 1 };
-        let settings = [
-            "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED".to_owned(),
-            format!(
-                "SET SESSION autocommit = 1, sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION',
-                    innodb_lock_wait_timeout = {wait}, lock_wait_timeout = 2, wait_timeout = 28800"
-            ),
-        ];
-        for sql in settings {
-            wire.run(&sql).await.map_err(WireError::login)?;
-        }
+        let sql = format!("SET SESSION innodb_lock_wait_timeout = {wait}, lock_wait_timeout = 2");
+        wire.run(&sql).await.map_err(WireError::login)?;
         if let Some(before) = before {
             self.end(wire, before).await?;
         }

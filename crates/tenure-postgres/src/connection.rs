@@ -119,9 +119,10 @@ impl PrimaryConnector {
             config.password(password);
         }
         if !target.is_pooled {
-            // The server ends the session of a host that cannot be reached, so that its places are passed.
+            // The server ends the session of a host that cannot be reached, so that its places are passed. Rows that a
+            // policy hides are an error, and no setting of the role changes what a transaction sees.
             config.options(format!(
-                "-c lock_timeout={LOCK_TIMEOUT} -c tcp_keepalives_idle={} -c tcp_keepalives_interval={} \
+                "-c lock_timeout={LOCK_TIMEOUT} -c row_security=off -c default_transaction_isolation=read\\ committed -c tcp_keepalives_idle={} -c tcp_keepalives_interval={} \
                  -c tcp_keepalives_count={KEEPALIVE_PROBES} -c tcp_user_timeout={}",
                 KEEPALIVE_IDLE.as_secs(),
                 KEEPALIVE_INTERVAL.as_secs(),

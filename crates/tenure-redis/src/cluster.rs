@@ -8,6 +8,7 @@
 
 mod map;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::pin::pin;
 use std::sync::{Arc, MutexGuard};
@@ -23,6 +24,7 @@ use crate::connection::{Dial, Network};
 use crate::replies::failure::{self, Undialled, is_of_dial};
 use crate::requests::keys;
 use crate::requests::record;
+use crate::requests::waiting::{self, CountedLock};
 use crate::requests::{Keyspace, Publish, RequestContext, RoutedRequest};
 use crate::resp::encode::command;
 use crate::topology::Address;
@@ -32,7 +34,7 @@ use crate::topology::{Access, Terms, Topology};
 use tenure_core::moment::Moment;
 use tenure_core::name::{LockName, Namespace};
 use tenure_core::protocol::record::{RecordAnswer, RecordOp, RecordVerb};
-use tenure_core::protocol::{Answer, LockSpec, Op, Verb};
+use tenure_core::protocol::{Answer, Found, LockSpec, Op, Verb};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{
     Capabilities, Client, Cursor, Failure, Listener, Page, Placement, Signals, Store, StoreFuture,
@@ -134,6 +136,11 @@ impl Store for Cluster {
             Ok(page)
         }
         .boxed()
+    }
+
+    fn waiting(&self, locks: &[(LockName, Found)], within: Duration) -> StoreFuture<Vec<Option<u64>>> {
+        let (inner, locks) = (Arc::clone(&self.0), locks.to_vec());
+        async move { inner.waiting(&locks, inner.runtime.now() + within).await }.boxed()
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -468,6 +475,34 @@ impl ClusterInner {
             }
             self.turn(&mut turns, deadline, failure).await?;
         }
+    }
+
+    /// Asks each node about the locks that it serves.
+    async fn waiting(
+        &self,
+        locks: &[(LockName, Found)],
+        deadline: Moment,
+    ) -> Result<Vec<Option<u64>>, Failure> {
+        let space = self.known(deadline, |map| map.publish.map(|_| map.space())).await?;
+        let mut of_nodes: BTreeMap<Address, (Arc<ClusterNode>, Vec<(usize, CountedLock)>)> = BTreeMap::new();
+        for (at, (name, found)) in locks.iter().enumerate() {
+            let mut key = name.clone();
+            self.namespace.precede(&mut key);
+            let Some((member, _)) = self.map().owner(keys::slot(key.as_str())) else { continue };
+            let of_node = of_nodes.entry(member.address.clone()).or_insert_with(|| (member, Vec::new()));
+            of_node.1.push((at, CountedLock::of(space, &key, found)));
+        }
+        let asks = of_nodes.into_values().map(|(member, locks)| async move {
+            let those: Vec<_> = locks.iter().map(|(_, lock)| lock).collect();
+            let line = member.node.link.pipeline(deadline).await?;
+            let counts = waiting::ask(&line, space.publish, &those, deadline).await?;
+            Ok(locks.into_iter().map(|(at, _)| at).zip(counts).collect::<Vec<_>>())
+        });
+        let mut all = vec![None; locks.len()];
+        for counts in join_all(asks).await {
+            counts?.into_iter().for_each(|(at, count)| all[at] = count);
+        }
+        Ok(all)
     }
 
     async fn list(&self, prefix: &str, from: &Cursor, deadline: Moment) -> Result<Page, Failure> {

@@ -42,12 +42,13 @@ pub use topology::{Access, Address, Sentinels, Target, Terms, Topology};
 
 use connection::{Connector, Network};
 use requests::node::Node;
+use requests::waiting::{self, CountedLock};
 use requests::{Keyspace, Publish, RequestContext, RoutedRequest, refused};
 use resp::encode::command;
 use tenure_core::error::{Error, Result};
 use tenure_core::name::{LockName, Namespace};
 use tenure_core::protocol::record::RecordVerb;
-use tenure_core::protocol::{LockSpec, Verb};
+use tenure_core::protocol::{Found, LockSpec, Verb};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{
     Capabilities, Cursor, Listener, Opening, Page, Placement, Signals, Store, StoreFuture, StoreReply,
@@ -222,6 +223,22 @@ impl Store for Redis {
             let mut page = node.list(&prefix, &from, context, runtime.now() + within).await?;
             page.locks.iter_mut().for_each(|(name, _)| namespace.leave(name));
             Ok(page)
+        }
+        .boxed()
+    }
+
+    fn waiting(&self, locks: &[(LockName, Found)], within: Duration) -> StoreFuture<Vec<Option<u64>>> {
+        let (node, space, deadline) =
+            (Arc::clone(&self.node), self.context.space, self.runtime.now() + within);
+        let counted = |(name, found): &(LockName, Found)| {
+            let mut key = name.clone();
+            self.namespace.precede(&mut key);
+            CountedLock::of(space, &key, found)
+        };
+        let locks: Vec<_> = locks.iter().map(counted).collect();
+        async move {
+            let line = node.link.pipeline(deadline).await?;
+            waiting::ask(&line, space.publish, &locks.iter().collect::<Vec<_>>(), deadline).await
         }
         .boxed()
     }

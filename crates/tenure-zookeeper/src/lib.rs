@@ -27,7 +27,7 @@ mod watch;
 use std::sync::Arc;
 
 use server::Ensemble;
-pub use server::client_limits;
+pub use server::{ZooKeeperDiagnosis, diagnose_zookeeper};
 use tenure_core::cas::Cas;
 use tenure_core::error::Result;
 use tenure_core::store::{Opening, Store};

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-use futures_util::future::{FutureExt, join_all};
+use futures_util::future::{FutureExt, join, join_all};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
@@ -489,11 +489,7 @@ impl Ensemble {
             return None;
         }
         let runtime = self.runtime();
-        let asked = async {
-            let said = said_to(&target.addresses[self.0.dialer.first()], b"srvr").await?;
-            let version = said.strip_prefix("Zookeeper version: ")?.split([',', '\n']).next()?;
-            Some(version.split("--").next().unwrap_or(version).to_owned())
-        };
+        let asked = async { version_in(&said_to(&target.addresses[self.0.dialer.first()], b"srvr").await?) };
         by(&**runtime, runtime.now() + LIMIT, asked).await.flatten()
     }
 }
@@ -508,13 +504,45 @@ async fn said_to(address: &Address, word: &[u8; 4]) -> Option<String> {
     String::from_utf8(said).ok()
 }
 
-/// The servers of a URL, and the `maxClientCnxns` of each, if it reports it.
-pub async fn client_limits(url: &str) -> Vec<(String, Option<u64>)> {
+/// The version in a reply to `srvr`.
+fn version_in(said: &str) -> Option<String> {
+    let version = said.strip_prefix("Zookeeper version: ")?.split([',', '\n']).next()?;
+    Some(version.split("--").next().unwrap_or(version).to_owned())
+}
+
+/// What a server tells of itself, as far as its `4lw.commands.whitelist` allows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ZooKeeperDiagnosis {
+    /// Its address.
+    pub at: String,
+    /// Its version.
+    pub version: Option<String>,
+    /// Its part in the ensemble: `leader`, `follower`, `observer` or `standalone`.
+    pub mode: Option<String>,
+    /// The number of members of the ensemble that vote.
+    pub voters: Option<usize>,
+    /// `maxClientCnxns`.
+    pub max_clients: Option<u64>,
+}
+
+/// Asks each server of a URL about itself.
+pub async fn diagnose_zookeeper(url: &str) -> Vec<ZooKeeperDiagnosis> {
     let Ok(target) = ZooKeeperTarget::parse(url) else { return Vec::new() };
     let asked = target.addresses.iter().map(async |address| {
-        let said = said_to(address, b"conf").await.unwrap_or_default();
-        let limit = said.lines().find_map(|line| line.strip_prefix("maxClientCnxns=")?.trim().parse().ok());
-        (address.to_string(), limit)
+        let (srvr, conf) = join(said_to(address, b"srvr"), said_to(address, b"conf")).await;
+        let (srvr, conf) = (srvr.unwrap_or_default(), conf.unwrap_or_default());
+        let after = |said: &str, key: &str| {
+            said.lines().find_map(|line| line.strip_prefix(key)).map(|value| value.trim().to_owned())
+        };
+        let mode = after(&srvr, "Mode: ");
+        let is_voter = |line: &&str| line.starts_with("server.") && !line.contains(":observer");
+        let voters = match conf.lines().filter(is_voter).count() {
+            _ if mode.as_deref() == Some("standalone") => Some(1),
+            0 => None,
+            count => Some(count),
+        };
+        let max_clients = after(&conf, "maxClientCnxns=").and_then(|limit| limit.parse().ok());
+        ZooKeeperDiagnosis { at: address.to_string(), version: version_in(&srvr), mode, voters, max_clients }
     });
     join_all(asked).await
 }

@@ -163,9 +163,11 @@ pub use uses::value::Json;
 /// For the command, and its `tenure doctor`. Exempt from semver: nothing else should use this module.
 #[doc(hidden)]
 pub mod diagnosis {
-    pub use tenure_core::name::Namespace;
+    pub use tenure_core::name::{Namespace, is_control};
     pub use tenure_core::net::url::without_password;
     pub use tenure_core::platform::{boot_clock, host};
+    #[cfg(feature = "etcd")]
+    pub use tenure_etcd::{EtcdDiagnosis, diagnose_etcd};
     #[cfg(unix)]
     pub use tenure_file::shared_file_system;
     #[cfg(feature = "mysql")]
@@ -177,7 +179,7 @@ pub mod diagnosis {
         Address, Console, ConsoleReply, LockKeys, Sentinels, Target, Topology, keys_with,
     };
     #[cfg(feature = "zookeeper")]
-    pub use tenure_zookeeper::client_limits as zookeeper_client_limits;
+    pub use tenure_zookeeper::{ZooKeeperDiagnosis, diagnose_zookeeper};
 
     pub use crate::open::shown;
 }

@@ -9,7 +9,7 @@ use crate::name::LockName;
 use crate::options::Options;
 use crate::owner::Owner;
 use crate::protocol::{Found, Holding, Kind, QueueSpec, parse_value};
-use crate::store::{Cursor, Page};
+use crate::store::{Cursor, Page, Store};
 use std::sync::Arc;
 
 /// The state of a lock at the time the store answered.
@@ -40,6 +40,10 @@ pub struct Status {
     pub waiters: Vec<Holder>,
     /// Number of holders and waiters not listed here. One answer lists at most a thousand, in queue order.
     pub unlisted: u64,
+    /// Number of waiters, or of processes that wait if this kind of lock has no queue. `None` if unknown: such
+    /// processes are known to `memory:`, to `file:`, and to Redis except on a quorum, not to the other stores, and
+    /// not after a forced release.
+    pub waiting: Option<u64>,
     /// Maximum total weight of the holders, for the next request about this lock.
     pub(crate) capacity: Option<u32>,
 }
@@ -187,6 +191,7 @@ impl Status {
     pub(crate) fn new(name: LockName, found: Found) -> Self {
         let holders = |all: Vec<Holding>| all.into_iter().map(|one| holder(found.kind, one)).collect();
         let permits = found.capacity.filter(|_| found.kind == Kind::Semaphore);
+        let waiting = has_queue(found.kind).then(|| found.waiters.len() as u64 + found.unlisted);
         Self {
             name,
             kind: found.kind,
@@ -194,9 +199,37 @@ impl Status {
             holders: holders(found.holders),
             waiters: holders(found.waiters),
             unlisted: found.unlisted,
+            waiting,
             capacity: found.capacity,
         }
     }
+}
+
+fn has_queue(kind: Kind) -> bool {
+    !matches!(kind, Kind::Mutex | Kind::Reentrant)
+}
+
+/// The status of each of these locks, by their full names. The store counts the processes that wait for locks
+/// without a queue; if it does not answer, their number is unknown.
+pub(crate) async fn with_waiting(
+    store: &dyn Store,
+    found: Vec<(LockName, LockName, Found)>,
+    within: Duration,
+) -> Vec<Status> {
+    let is_counted = |found: &Found| !has_queue(found.kind);
+    let counted = found.iter().filter(|(.., found)| is_counted(found));
+    let locks: Vec<_> = counted.map(|(full, _, found)| (full.clone(), found.clone())).collect();
+    let counts = match locks.is_empty() {
+        true => Vec::new(),
+        false => store.waiting(&locks, within).await.unwrap_or_default(),
+    };
+    let mut counts = counts.into_iter();
+    let status = |(_, name, found): (LockName, LockName, Found)| {
+        let count = if is_counted(&found) { counts.next().flatten() } else { None };
+        let status = Status::new(name, found);
+        Status { waiting: status.waiting.or(count), ..status }
+    };
+    found.into_iter().map(status).collect()
 }
 
 fn holder(kind: Kind, Holding { value, left_ms, weight }: Holding) -> Holder {
@@ -239,7 +272,7 @@ pub struct Listing {
     shared: Arc<EngineHandle>,
     options: Arc<Options>,
     prefix: String,
-    page: std::vec::IntoIter<(LockName, Found)>,
+    page: std::vec::IntoIter<Status>,
     next: Option<Cursor>,
 }
 
@@ -273,22 +306,20 @@ impl Listing {
     /// `is_unreachable` or `is_refused` if the store gave no answer; the next call retries.
     pub async fn next(&mut self) -> Result<Option<Status>> {
         loop {
-            if let Some((full, found)) = self.page.next() {
-                let name = full
-                    .as_str()
-                    .strip_prefix(&self.options.prefix)
-                    .and_then(|name| LockName::new(name).ok());
-                match name {
-                    Some(name) => return Ok(Some(Status::new(name, found))),
-                    None => continue, // the prefix alone: a key of somebody else's
-                }
+            if let Some(status) = self.page.next() {
+                return Ok(Some(status));
             }
             let Some(from) = &self.next else { return Ok(None) };
             let store = &self.shared.engine.store;
             let page = store.list(&self.prefix, from.clone(), self.options.op_timeout).await;
             let Page { locks, next } = page.map_err(|failure| Error::silent(None, store.url(), failure))?;
-            self.page = locks.into_iter();
-            self.next = next;
+            let named = locks.into_iter().filter_map(|(full, found)| {
+                // Not the prefix alone: a key of somebody else's.
+                let name = LockName::new(full.as_str().strip_prefix(&self.options.prefix)?).ok()?;
+                Some((full, name, found))
+            });
+            let all = with_waiting(&**store, named.collect(), self.options.op_timeout).await;
+            (self.page, self.next) = (all.into_iter(), next);
         }
     }
 }

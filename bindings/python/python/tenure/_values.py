@@ -55,6 +55,8 @@ class Status:
     """In the order of the queue, if this kind of lock has one."""
     unlisted: int
     """The number of holders and waiters beyond the first thousand."""
+    waiting: Optional[int]
+    """The number of waiters, or of processes that wait if this kind of lock has no queue; ``None`` if unknown."""
     foreign: Optional[str]
     """What another program stored under the name; `None` for a lock of tenure."""
 
@@ -140,6 +142,8 @@ class LastRun:
     """While it runs, the seconds until its lease ends."""
     succeeded: Optional[datetime]
     """When the job last succeeded: the end of this run or of an earlier one."""
+    is_open: bool
+    """Whether its failure has opened the window again, so that the next to ask runs the job."""
 
     @classmethod
     def of(cls, values: Optional[Mapping[str, Any]]) -> Optional[LastRun]:

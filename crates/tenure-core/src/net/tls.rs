@@ -18,14 +18,16 @@ use crate::store::Failure;
 /// contain to disable TLS, for error hints.
 ///
 /// # Errors
-/// `Refused` for a certificate or file that a retry cannot fix, otherwise `NotSent`.
+/// `Refused` for a certificate that a retry cannot fix, otherwise `NotSent`, also for files, which may be half
+/// written.
 pub async fn encrypt(
     stream: Pin<Box<dyn Stream>>,
     host: &str,
     tls: &Tls,
     plain: &str,
 ) -> Result<Pin<Box<dyn Stream>>, Failure> {
-    let config = config(tls).map_err(|what| Failure::Refused(Failure::cause(what)))?;
+    let unusable = |what| Failure::NotSent(Failure::cause(format!("cannot use the files for TLS: {what}")));
+    let config = config(tls).map_err(unusable)?;
     let name = ServerName::try_from(host.to_owned())
         .map_err(|_| Failure::Refused(Failure::cause(format!("invalid host name for TLS: {host}"))))?;
     match TlsConnector::from(Arc::new(config)).connect(name, stream).await {

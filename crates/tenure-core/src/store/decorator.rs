@@ -9,7 +9,7 @@ use super::{
     Topic,
 };
 use crate::name::LockName;
-use crate::protocol::LockSpec;
+use crate::protocol::{Found, LockSpec};
 
 /// A store that wraps another store. Every method forwards to [`inner`](Self::inner) unless it is overridden.
 ///
@@ -32,6 +32,11 @@ pub trait Decorator: fmt::Debug + Send + Sync + 'static {
     /// As [`Store::list`].
     fn list(&self, prefix: &str, from: Cursor, within: Duration) -> StoreFuture<Page> {
         self.inner().list(prefix, from, within)
+    }
+
+    /// As [`Store::waiting`].
+    fn waiting(&self, locks: &[(LockName, Found)], within: Duration) -> StoreFuture<Vec<Option<u64>>> {
+        self.inner().waiting(locks, within)
     }
 
     /// As [`Store::ready`].
@@ -71,6 +76,10 @@ impl<D: Decorator> Store for D {
 
     fn list(&self, prefix: &str, from: Cursor, within: Duration) -> StoreFuture<Page> {
         Decorator::list(self, prefix, from, within)
+    }
+
+    fn waiting(&self, locks: &[(LockName, Found)], within: Duration) -> StoreFuture<Vec<Option<u64>>> {
+        Decorator::waiting(self, locks, within)
     }
 
     fn ready(&self, within: Duration) -> StoreFuture<()> {
@@ -159,6 +168,11 @@ mod tests {
             ready(Err(Failure::impossible("list"))).boxed()
         }
 
+        fn waiting(&self, _: &[(LockName, Found)], _: Duration) -> StoreFuture<Vec<Option<u64>>> {
+            self.ask("waiting");
+            ready(Err(Failure::impossible("waiting"))).boxed()
+        }
+
         fn ready(&self, _: Duration) -> StoreFuture<()> {
             self.ask("ready");
             ready(Err(Failure::impossible("ready"))).boxed()
@@ -230,13 +244,14 @@ mod tests {
                 .is_err()
         );
         assert!(store.list("", Cursor::default(), second).now_or_never().expect(now).is_err());
+        assert!(store.waiting(&[], second).now_or_never().expect(now).is_err());
         assert!(store.ready(second).now_or_never().expect(now).is_err());
         assert_eq!(store.capabilities(), CAPABILITIES);
         assert_eq!(store.placement(&name, spec).supported, Err(SETUP));
         store.signals().interrupt();
         assert_eq!(plain.0.signals.interruptions(), 1);
         assert_eq!(&**store.url(), "told:");
-        let all = "call call call subscribe list ready capabilities placement signals url";
+        let all = "call call call subscribe list waiting ready capabilities placement signals url";
         assert_eq!(plain.0.asked.lock().expect("no panic").join(" "), all);
     }
 

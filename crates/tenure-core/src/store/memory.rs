@@ -9,14 +9,14 @@ use std::time::Duration;
 use futures_util::future::{FutureExt, ready};
 
 use super::{
-    Capabilities, Client, Cursor, Incarnation, LeaseClock, Listener, Opening, Page, Publisher, Signals,
-    Station, Store, StoreFuture, StoreReply, StoreRequest, Topic,
+    Capabilities, Client, Cursor, Incarnation, LeaseClock, Listener, Opening, Page, Publisher, Purpose,
+    Signals, Station, Store, StoreFuture, StoreReply, StoreRequest, Topic,
 };
 use crate::error::Result;
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::protocol::record::{self, Record, RecordAnswer, RecordOp};
-use crate::protocol::{self, Answer, ExpiringValue, Listening, Notification, Now, Op, State};
+use crate::protocol::{self, Answer, ExpiringValue, Found, Listening, Notification, Now, Op, State};
 use crate::runtime::Runtime;
 use crate::sync::Locked;
 
@@ -39,8 +39,7 @@ struct MemoryInner {
     counter: u64,
     /// Keyed by the names of their locks.
     records: BTreeMap<LockName, ExpiringValue<Record>>,
-    /// Subscriptions to a client's turns in a queue carry the client.
-    listeners: BTreeMap<(LockName, u64), (Option<Client>, Publisher)>,
+    listeners: BTreeMap<(LockName, u64), MemoryListener>,
     next_listener: u64,
     /// When expired entries were last removed.
     swept_ms: u64,
@@ -53,6 +52,14 @@ struct MemoryInner {
 pub fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
     let Opening { url, runtime, .. } = opening;
     Ok(Arc::new(if url == "memory:" { Memory::new(runtime, url) } else { Memory::named(runtime, url) }))
+}
+
+struct MemoryListener {
+    /// Whose turns in a queue it is for.
+    client: Option<Client>,
+    /// Whether a process waits for a lock without a queue.
+    asks: bool,
+    publisher: Publisher,
 }
 
 impl Memory {
@@ -92,8 +99,7 @@ impl Memory {
         let MemoryInner { locks, counter, listeners, .. } = &mut *inner;
         let state = locks.entry(op.name.clone()).or_default();
         let hears = |_: Option<Listening>, owner: &Owner| {
-            let mut those = listeners.range((op.name.clone(), 0)..=(op.name.clone(), u64::MAX));
-            those.any(|(_, (client, _))| *client == Some(owner.client()))
+            of(listeners, &op.name).any(|listener| listener.client == Some(owner.client()))
         };
         let (answer, wake) = protocol::apply_calling(state, counter, now, op, &hears);
         if state.lock.is_none() && state.ballot.is_none() {
@@ -105,12 +111,12 @@ impl Memory {
         answer
     }
 
-    fn listener(&self, name: &LockName, client: Option<Client>) -> Listener {
-        Listener::new(|sender| {
+    fn listener(&self, name: &LockName, client: Option<Client>, asks: bool) -> Listener {
+        Listener::new(|publisher| {
             let mut inner = self.inner();
             let id = inner.next_listener;
             inner.next_listener += 1;
-            inner.listeners.insert((name.clone(), id), (client, sender));
+            inner.listeners.insert((name.clone(), id), MemoryListener { client, asks, publisher });
             Box::new(MemorySubscription { store: self.clone(), name: name.clone(), id })
                 as Box<dyn Any + Send>
         })
@@ -152,11 +158,16 @@ impl MemoryInner {
         if self.listeners.is_empty() {
             return;
         }
-        let range = (name.clone(), 0)..=(name.clone(), u64::MAX);
-        for (_, (_, listener)) in self.listeners.range(range) {
-            listener.say(wake.clone());
-        }
+        of(&self.listeners, name).for_each(|listener| listener.publisher.say(wake.clone()));
     }
+}
+
+/// The listeners of a lock.
+fn of<'a>(
+    listeners: &'a BTreeMap<(LockName, u64), MemoryListener>,
+    name: &LockName,
+) -> impl Iterator<Item = &'a MemoryListener> {
+    listeners.range((name.clone(), 0)..=(name.clone(), u64::MAX)).map(|(_, listener)| listener)
 }
 
 impl Store for Memory {
@@ -178,7 +189,8 @@ impl Store for Memory {
         let client = topic.client();
         let station = Station::default();
         station.set(client.and_then(|_| Listening::new(1)));
-        ready(Ok(self.listener(topic.name, client).at(station))).boxed()
+        let asks = matches!(topic.purpose, Purpose::Ask);
+        ready(Ok(self.listener(topic.name, client, asks).at(station))).boxed()
     }
 
     fn list(&self, prefix: &str, _from: Cursor, _within: Duration) -> StoreFuture<Page> {
@@ -192,6 +204,12 @@ impl Store for Memory {
             }
         }
         ready(Ok(page)).boxed()
+    }
+
+    fn waiting(&self, locks: &[(LockName, Found)], _within: Duration) -> StoreFuture<Vec<Option<u64>>> {
+        let inner = self.inner();
+        let count = |name| of(&inner.listeners, name).filter(|listener| listener.asks).count() as u64;
+        ready(Ok(locks.iter().map(|(name, _)| Some(count(name))).collect())).boxed()
     }
 
     fn ready(&self, _within: Duration) -> StoreFuture<()> {

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, FutureExt, ready};
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
@@ -156,6 +156,12 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// page is bounded by the work that one request may cost, and may be empty although others follow. A lock
     /// that exists throughout the listing is listed at least once.
     fn list(&self, prefix: &str, from: Cursor, within: Duration) -> StoreFuture<Page>;
+
+    /// The number of processes that wait for each of these locks, whose kinds have no queue; `None` where the store
+    /// cannot tell, as by default. For display.
+    fn waiting(&self, locks: &[(LockName, Found)], _within: Duration) -> StoreFuture<Vec<Option<u64>>> {
+        ready(Ok(vec![None; locks.len()])).boxed()
+    }
 
     /// Checks that the store is reachable, and fails as soon as it is known not to be.
     fn ready(&self, within: Duration) -> StoreFuture<()>;

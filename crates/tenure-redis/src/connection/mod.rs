@@ -478,7 +478,11 @@ fn is_replica(hello: &Value) -> bool {
 
 async fn ask(multiplexer: &Multiplexer, words: &[&str]) -> Result<Option<Value>, Failure> {
     match multiplexer.ask(&command(words)).await.map_err(Failure::not_sent)? {
-        Value::ServerError(_) => Ok(None),
+        Value::ServerError(error) => match failure::of(&error).0 {
+            // It runs a script, for example, and would answer later.
+            failure @ Failure::NotSent(_) => Err(failure),
+            _ => Ok(None),
+        },
         value => Ok(Some(value)),
     }
 }

@@ -12,6 +12,7 @@
 //! | `script` | the scripts, their SHA-1, and the requests that the machines carry out |
 //! | `scripted` | a request as its script sees it, for simulations |
 //! | `scriptless` | mutexes on servers that forbid scripts |
+//! | `waiting` | the number of processes that wait for a lock without a queue |
 
 pub(crate) mod ack_channel;
 pub(crate) mod keys;
@@ -22,6 +23,7 @@ pub(crate) mod renewals;
 pub(crate) mod script;
 pub mod scripted;
 pub(crate) mod scriptless;
+pub(crate) mod waiting;
 
 use std::sync::Arc;
 

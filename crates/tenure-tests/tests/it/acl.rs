@@ -261,6 +261,25 @@ fn to_meet_others_and_to_list_take_rights_of_their_own() {
 }
 
 #[test]
+fn to_count_who_waits_takes_a_right_of_its_own() {
+    let server = Server::start();
+    let common = ["always", "mutex", "reentrant", "queue", "others", "list"];
+    allow(&server, &rights(&common));
+    let locks = locks(&url(&server)).expect("a store");
+    let _held = block_on(locks.mutex("x").expect("a name").lock()).expect("free");
+    let told = || {
+        let mut listing = locks.list("").expect("a prefix");
+        let listed = block_on(listing.next()).expect("an answer").expect("a holder");
+        let inspected = block_on(locks.inspect("x")).expect("an answer").expect("a holder");
+        [listed.waiting, inspected.waiting]
+    };
+    assert_eq!(told(), [None, None]);
+    assert!(was_denied(&server, page()["waits"][0]), "{:?}", denied(&server));
+    allow(&server, &rights(&[&common[..], &["waits"]].concat()));
+    assert_eq!(told(), [Some(0), Some(0)]);
+}
+
+#[test]
 fn without_the_rights_to_publish_and_to_kill_connections_locks_work() {
     let server = Server::start();
     let url = url(&server);

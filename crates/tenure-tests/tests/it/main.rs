@@ -59,6 +59,7 @@ mod testing;
 mod tls;
 mod twins;
 mod uses;
+mod waiting;
 mod wake;
 mod watching;
 mod zookeeper;

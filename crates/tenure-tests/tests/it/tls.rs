@@ -7,6 +7,7 @@
 
 use std::io::Read;
 use std::net::TcpListener;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use tenure::{Guard, Locks, Owner, block_on};
@@ -167,7 +168,7 @@ fn a_server_that_wants_to_know_who_we_are_is_told() {
         };
         let why = refusal(named(&stranger.cert, &stranger.key));
         assert!(why.contains("rejects ours"), "{versions}: {why}");
-        let why = refusal(named(&us.cert, &here.key));
+        let why = not_sent(named(&us.cert, &here.key));
         assert!(why.contains("key="), "{versions}: {why}");
         assert!(held(&named(&us.cert, &us.key)), "{versions}");
     }
@@ -186,8 +187,45 @@ fn files_that_are_none_are_named() {
         (format!("{url}&cert={}&key={key}", gone.display()), "cert="),
         (format!("{url}&cert={}&key={}", us.cert.display(), gone.display()), "key="),
     ] {
-        let why = refusal(Asker::new(&url).acquire("x"));
+        let why = not_sent(Asker::new(&url).within(Duration::from_secs(1)).acquire("x"));
         assert!(why.contains(what) && why.contains(".pem"), "{url}: {why}");
+    }
+}
+
+#[test]
+fn a_waiter_outlasts_files_that_are_half_written() {
+    let authority = Authority::new();
+    let us = authority.certify("us.example");
+    let server = Server::start_with(Config::new().tls(&authority, &authority.certify("127.0.0.1")));
+    let url = |ca: &Path, cert: &Path, key: &Path| {
+        format!("{}?ca={}&cert={}&key={}", server.url(), ca.display(), cert.display(), key.display())
+    };
+    let holder = Locks::open(&url(&authority.ca(), &us.cert, &us.key)).expect("a store");
+    for (name, file) in [("ca", &authority.ca()), ("cert", &us.cert), ("key", &us.key)] {
+        let (whole, copy) =
+            (std::fs::read(file).expect("a file"), authority.dir().join(format!("copy-{name}.pem")));
+        std::fs::write(&copy, &whole).expect("a file");
+        let of = |known: &str, file: &PathBuf| if known == name { copy.clone() } else { file.clone() };
+        let url = url(&of("ca", &authority.ca()), &of("cert", &us.cert), &of("key", &us.key));
+        let waiter = Locks::open(&url).expect("a store");
+        let guard = block_on(holder.mutex(name).expect("a name").lock()).expect("free");
+        std::thread::scope(|threads| {
+            let waits = threads.spawn(|| block_on(waiter.mutex(name).expect("a name").lock()));
+            let waiting =
+                || block_on(holder.inspect(name)).is_ok_and(|it| it.is_some_and(|it| it.waiting > Some(0)));
+            eventually("it waits", Duration::from_secs(10), waiting);
+            std::fs::write(&copy, &whole[..whole.len() / 2]).expect("a file");
+            for kind in ["normal", "pubsub"] {
+                server.command(&["CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes"]);
+            }
+            // Several attempts to connect fail meanwhile.
+            std::thread::sleep(Duration::from_secs(2));
+            assert!(!waits.is_finished(), "{name}: it did not outlast the file");
+            std::fs::write(&copy, &whole).expect("a file");
+            block_on(guard.release()).expect("it is held");
+            let granted = waits.join().expect("no panic").unwrap_or_else(|error| panic!("{name}: {error:?}"));
+            block_on(granted.release()).expect("it is held");
+        });
     }
 }
 

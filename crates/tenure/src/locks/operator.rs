@@ -7,7 +7,7 @@ use crate::guard::Guard;
 use crate::name::LockName;
 use crate::owner::{Owner, check_text};
 use crate::protocol::{Answer, Fence, Found, Holding, Kind, LockSpec, ReleaseScope, Verb, parse_value};
-use crate::status::{ForcedRelease, Holder, Listing, Status, foreign};
+use crate::status::{ForcedRelease, Holder, Listing, Status, foreign, with_waiting};
 use crate::uses::stop::{self, StopRequest};
 
 impl Locks {
@@ -249,6 +249,7 @@ impl Locks {
         };
         if ended {
             (status.holders, status.waiters, status.unlisted) = (vec![holder], Vec::new(), 0);
+            status.waiting = None;
             return Ok(ForcedRelease::Ended(status));
         }
         Ok(self.inspect(name).await?.map_or(ForcedRelease::Free, ForcedRelease::Other))
@@ -300,7 +301,11 @@ impl Locks {
                         let owner = parse_value(&holder.value).map(|(owner, _)| owner);
                         holder.weight += owner.map_or(0, |owner| engine.more_holds(&full, &owner));
                     }
-                    return Ok(Some(Status::new(name, found)));
+                    if verb != Verb::Inspect {
+                        return Ok(Some(Status::new(name, found)));
+                    }
+                    let found = vec![(full, name, found)];
+                    return Ok(with_waiting(&*engine.store, found, self.options.op_timeout).await.pop());
                 }
                 Ok(Answer::Free) => return Ok(None),
                 // A key of another type, on a server that forbids scripts.

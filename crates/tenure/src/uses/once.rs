@@ -308,12 +308,13 @@ impl OncePer {
     /// assert_eq!(report.last().await?, None);
     /// report.run(async |_| Err::<(), _>("no disk")).await?;
     /// let last = report.last().await?.expect("it ran");
-    /// assert_eq!(last.outcome, Outcome::Failed("no disk".to_owned()));
+    /// assert_eq!((last.outcome, last.is_open), (Outcome::Failed("no disk".to_owned()), true));
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```
     pub async fn last(&self) -> Result<Option<LastRun>> {
         let Some(record) = self.record.read().await?.record else { return Ok(None) };
         let run = self.decode(&record)?;
+        let is_open = run.state == RunState::Freed;
         let (outcome, remaining) = match run.state {
             RunState::Done => (Outcome::Done, None),
             RunState::Failed | RunState::Freed => (Outcome::Failed(run.why), None),
@@ -329,7 +330,7 @@ impl OncePer {
         let window = moment(run.from)..moment(run.to);
         let (begun, owner, fence) = (moment(run.begun), run.owner, run.fence);
         let succeeded = (run.succeeded > 0).then(|| moment(run.succeeded));
-        Ok(Some(LastRun { window, begun, owner, fence, outcome, remaining, succeeded }))
+        Ok(Some(LastRun { window, begun, owner, fence, outcome, remaining, succeeded, is_open }))
     }
 
     /// Asks the current run to stop, and returns it, or `None` if the job is not running. This does not end

@@ -30,6 +30,8 @@ pub struct LastRun {
     /// When the job last succeeded, by the store's clock: the end of this run or of an earlier one. `None` if
     /// no success is recorded.
     pub succeeded: Option<SystemTime>,
+    /// Whether its failure has opened the window again, so that the next to ask runs the job.
+    pub is_open: bool,
 }
 
 /// The outcome of a run.

@@ -115,6 +115,32 @@ fn locks_are_kept_over_tls_and_wrong_certificates_are_named() {
 }
 
 #[test]
+fn settings_of_the_session_change_no_result() {
+    let settings = "SET SESSION sql_select_limit = 1, sql_safe_updates = 1, sql_big_selects = 0, completion_type = 2, \
+                    max_join_size = 1; SET NAMES latin1; SET SESSION TRANSACTION READ ONLY";
+    let server = MariaDb::start_with(&[&format!("--init-connect={settings}")]);
+    // A superuser is exempt.
+    server.run("CREATE USER app IDENTIFIED BY 'word'; GRANT ALL ON app.* TO app");
+    let url = server.url_as("app:word", "app");
+    works(&url);
+    let [ours, theirs] = [(); 2].map(|()| locks(&url, Duration::from_secs(15)));
+    tenure::block_on(async {
+        let fair = ours.fair_mutex("ä").expect("a name").lock().await.expect("a guard");
+        let status = ours.inspect("ä").await.expect("an answer").expect("it is held");
+        assert_eq!(status.holders[0].fence, fair.fence());
+        let other = theirs.fair_mutex("other").expect("a name").lock().await.expect("a guard");
+        let (mut listing, mut names) = (ours.list("").expect("a prefix"), Vec::new());
+        while let Some(status) = listing.next().await.expect("an answer") {
+            names.push(status.name.to_string());
+        }
+        names.sort();
+        assert_eq!(names.len(), 2, "{names:?}");
+        fair.release().await.expect("it is held");
+        other.release().await.expect("it is held");
+    });
+}
+
+#[test]
 fn a_record_above_max_allowed_packet_is_refused_and_the_connection_stays() {
     let (_, url) = database();
     let locks = locks(&url, Duration::from_secs(15));

@@ -1,0 +1,41 @@
+//! What a cluster tells of itself, for `tenure doctor`.
+
+use std::sync::Arc;
+
+use futures_util::future::FutureExt;
+
+use super::cluster::EtcdCluster;
+use super::url::EtcdTarget;
+use super::wire::{Empty, MemberListResponse, StatusResponse};
+use tenure_core::error::Result;
+use tenure_core::rows::diagnose;
+use tenure_core::store::Failure;
+
+/// Version and members of a cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EtcdDiagnosis {
+    /// The version of the server that answered.
+    pub version: String,
+    /// The number of members that vote.
+    pub voters: usize,
+    /// The number of members that only learn.
+    pub learners: usize,
+}
+
+/// Connects as a store does, and asks one of the servers.
+///
+/// # Errors
+/// `is_invalid` for a URL that no store takes; `is_unreachable` without an answer in time, `is_refused` where the
+/// server refuses.
+pub async fn diagnose_etcd(url: &str) -> Result<EtcdDiagnosis> {
+    let target = EtcdTarget::parse(url)?;
+    let (shown, tls) = (Arc::from(target.shown()), target.tls.as_ref().map(super::tls).transpose()?);
+    diagnose(&shown, |_| async move { ask(EtcdCluster::new(target, tls)).await }.boxed()).await
+}
+
+async fn ask(cluster: EtcdCluster) -> std::result::Result<EtcdDiagnosis, Failure> {
+    let status: StatusResponse = cluster.ask(Empty {}, "/etcdserverpb.Maintenance/Status").await?;
+    let list: MemberListResponse = cluster.ask(Empty {}, "/etcdserverpb.Cluster/MemberList").await?;
+    let learners = list.members.iter().filter(|member| member.is_learner).count();
+    Ok(EtcdDiagnosis { version: status.version, voters: list.members.len() - learners, learners })
+}
