@@ -106,7 +106,8 @@ fn start_keeper(args: &Acquire, owner: &Owner) -> Result<(), Failure> {
     renewing.env(store::STORE_URL, store::url_with(&args.store, take::terms(request))?);
     renewing.env_remove(store::STORE_FILE);
     renewing.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-    let own = |error| Failure::own("cannot start the process that keeps the lock", &error);
+    let what = "cannot start the process that keeps the lock";
+    let own = |error| Failure::new(exit::OWN, launch::unstarted(what, &error));
     let mut renewing = renewing.spawn().map_err(own)?;
     let mut said = String::new();
     let mut pipe = BufReader::new(renewing.stdout.take().expect("its output is a pipe"));

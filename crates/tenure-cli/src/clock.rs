@@ -1,4 +1,4 @@
-//! The clock of leases, which keeps running while the machine is suspended.
+//! The clock of leases, which keeps running while the machine is suspended, and other clocks.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -14,6 +14,12 @@ pub(crate) fn now() -> Duration {
 pub(crate) fn unix() -> Duration {
     let now = clock_gettime(ClockId::Realtime);
     Duration::try_from(now).unwrap_or(Duration::ZERO)
+}
+
+/// Processor time of this process.
+pub(crate) fn processor() -> Duration {
+    let used = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::try_from(used).unwrap_or(Duration::ZERO)
 }
 
 pub(crate) fn since_1970(time: SystemTime) -> Duration {

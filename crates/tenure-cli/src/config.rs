@@ -40,6 +40,8 @@ pub(crate) const KEYS: [&str; 11] = [
 #[derive(Debug, Default)]
 pub(crate) struct Config {
     pub(crate) files: Vec<ConfigFile>,
+    /// The file of --config.
+    pub(crate) given: Option<PathBuf>,
 }
 
 #[derive(Debug)]
@@ -66,14 +68,17 @@ pub(crate) fn config() -> &'static Config {
 /// Reads the files: `given`, or those of the user and the system.
 pub(crate) fn read(given: Option<&Path>, definition: &Command) -> Result<(), Failure> {
     let config = match given {
-        Some(path) => Config { files: vec![ConfigFile::read(path, definition, true)?] },
+        Some(path) => {
+            let files = vec![ConfigFile::read(path, definition, true)?];
+            Config { files, given: Some(path.to_owned()) }
+        }
         None => {
             let user = base_directory(env::var_os("XDG_CONFIG_HOME"), env::var_os("HOME"), ".config");
             let user = user.map(|directory| directory.join("tenure.toml"));
             let files = user.into_iter().chain([PathBuf::from(SYSTEM)]);
             let files: Result<_, Failure> =
                 files.map(|path| ConfigFile::read(&path, definition, false)).collect();
-            Config { files: files? }
+            Config { files: files?, given: None }
         }
     };
     let _ = CONFIG.set(config);

@@ -78,6 +78,7 @@ pub(crate) fn chain(error: &dyn Error) -> String {
 /// A hint for a store that did not answer or refused, derived from the message.
 pub(crate) fn advice(message: &str) -> Option<&'static str> {
     let known = [
+        ("the files for TLS", "correct `ca`, `cert` and `key` in the store's URL, or the files"),
         ("the password file ", "correct `password-file` in the store's URL, or the file"),
         ("(password file: ", "correct the user in the store's URL, or the password in that file"),
         (

@@ -33,6 +33,7 @@ pub(crate) fn with_uses(locks: &Locks, name: &str, status: Option<&Status>, of: 
             "outcome": outcome,
             "error": error,
             "succeeded_ms": run.succeeded.map(since_1970_ms),
+            "is_open": run.is_open,
             "remaining_ms": run.remaining.map(|left| left.as_millis() as u64),
         })
     });
@@ -57,6 +58,7 @@ fn object(locks: &Locks, name: &str, status: Option<&Status>) -> Value {
         "holders": status.map_or(Vec::new(), |status| all(&status.holders)),
         "waiters": status.map_or(Vec::new(), |status| all(&status.waiters)),
         "unlisted": status.map_or(0, |status| status.unlisted),
+        "waiting": status.map_or(Some(0), |status| status.waiting),
     })
 }
 

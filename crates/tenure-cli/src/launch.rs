@@ -26,7 +26,7 @@ use rustix::stdio::dup2_stdin;
 
 use crate::exit::{NOT_FOUND, OWN, chain, of_exec};
 use crate::output::Voice;
-use crate::platform::{die_with_parent, own_program};
+use crate::platform::{die_with_parent, own_program, unable_to_start};
 
 pub(crate) const LAUNCH: &str = "__launch";
 pub(crate) const FOREGROUND: &str = "__foreground";
@@ -39,6 +39,17 @@ pub(crate) fn again() -> Command {
     let mut command = own_program();
     command.arg0("tenure");
     command
+}
+
+/// The message of an error that kept such a process from starting.
+pub(crate) fn unstarted(what: &str, error: &io::Error) -> String {
+    match (error.kind(), unable_to_start()) {
+        (io::ErrorKind::NotFound, Some(why)) => format!("{what}: {why}"),
+        (io::ErrorKind::ArgumentListTooLong, _) => {
+            format!("{what}: the arguments and the environment of the command are too long for the system")
+        }
+        _ => format!("{what}: {error}"),
+    }
 }
 
 /// A command ready to start through the launch stage.

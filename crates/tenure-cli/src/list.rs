@@ -7,21 +7,21 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::io::{self, IsTerminal};
+use std::pin::pin;
 use std::time::Duration;
 
 use rustix::termios::tcgetwinsize;
 use tenure::{Locks, Status};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::cli::List;
-use crate::exit::{Failure, of_signal};
+use crate::exit::{Failure, STORE, of_signal};
+use crate::look::{Look, overdue, patience};
 use crate::output::{self, Line, plural};
 use crate::signals::{END_THE_WAIT, Signals};
 use crate::table::{self, Row, fitted};
-use crate::{clock, json, status, store};
+use crate::{json, status, store};
 
-/// Scans of a store take at most one part in this many of the time.
-pub(crate) const IDLE_SHARE: u32 = 50;
 /// Moves the cursor home and clears the screen below it.
 const ERASE: &str = "\x1b[H\x1b[J";
 
@@ -57,12 +57,7 @@ async fn found(locks: &Locks, args: &List) -> Result<Found, Failure> {
     Ok(found)
 }
 
-/// The pause after a scan that took this long.
-pub(crate) fn pause(every: Duration, took: Duration) -> Duration {
-    every.max(took * IDLE_SHARE)
-}
-
-/// Shows the result of each scan.
+/// Shows the result of each scan, and that a scan is overdue.
 async fn watch(
     locks: &Locks,
     args: &List,
@@ -70,14 +65,21 @@ async fn watch(
     first: Found,
     mut show: impl FnMut(Result<Found, Failure>) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    let (mut now, mut took) = (Ok(first), Duration::ZERO);
+    let (mut now, mut pause) = (Ok(first), every);
     loop {
         show(now)?;
-        sleep(pause(every, took)).await;
-        let asked = clock::now();
-        now = found(locks, args).await;
-        // The duration of a failed scan says nothing about the cost of one.
-        took = if now.is_ok() { clock::now() - asked } else { Duration::ZERO };
+        sleep(pause).await;
+        let look = Look::begin();
+        let mut found = pin!(found(locks, args));
+        now = match timeout(patience(every), found.as_mut()).await {
+            Ok(found) => found,
+            Err(_) => {
+                let why = overdue(look.took(), every).unwrap_or_default();
+                show(Err(Failure::new(STORE, why)))?;
+                found.await
+            }
+        };
+        pause = look.pause(every, now.is_ok());
     }
 }
 
@@ -128,7 +130,8 @@ fn lines(locks: &Locks, args: &List, found: &Found) -> String {
             text.push_str(&json::lock(locks, &row.name, Some(status)));
         } else {
             let (name, holders) = (Line(&row.name), status::holders(status));
-            let _ = writeln!(text, "{name}\t{}\t{holders}\t{}\t{}", row.kind, row.waiting(), row.used());
+            let holders = Line(&holders);
+            let _ = writeln!(text, "{name}\t{}\t{holders}\t{}\t{}", row.kind, row.waits(), row.used());
         }
     }
     text
@@ -159,7 +162,7 @@ fn table(found: &Found, redrawn_of: Option<&Locks>) -> String {
     };
     line(["NAME", "KIND", "PERMITS", "WAIT", "HOLDERS"]);
     for (row, status) in found.iter().take(most) {
-        line([&row.name, &row.kind, &row.used(), &row.waiting().to_string(), &status::holders(status)]);
+        line([&row.name, &row.kind, &row.used(), &row.waits(), &status::holders(status)]);
     }
     if found.len() > most {
         let _ = writeln!(text, "and {} more", found.len() - most);

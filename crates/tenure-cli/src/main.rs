@@ -25,6 +25,7 @@ mod kind;
 mod launch;
 mod limits;
 mod list;
+mod look;
 mod manual;
 mod observed;
 mod output;

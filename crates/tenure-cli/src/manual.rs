@@ -2,13 +2,15 @@
 
 pub(crate) const STATUS_CODES: &str = "\
 With --json, one object on one line: `name`, `store`, `held`, `kind`, `permits` (of a semaphore),
-`holders` and, in their order, `waiters`, and `unlisted` (how many more there are). Holders and
-waiters have `owner`, `foreign` (what another program stored there, as \"a string of 36 bytes\"),
-`user`, `host`, `pid`, `label` (of --label), `since_ms` (Unix time), `remaining_ms` (of its lease),
-`fence` (its token) and `weight` (permits, or the number of holds; of a read-write lock, 1 reads).
+`holders`, `waiters` in the order of the queue, `unlisted` (how many more there are) and `waiting`
+(how many wait: processes where there is no queue). Holders and waiters have `owner`, `foreign`
+(what another program stored there, as \"a string of 36 bytes\"), `user`, `host`, `pid`, `label` (of
+--label), `since_ms` (Unix time), `remaining_ms` (of its lease), `fence` (its token) and `weight`
+(permits, or the number of holds; of a read-write lock, 1 reads).
 `status` adds, of an election and a job of this name, `leader` (`owner`, `fence`, `payload`) and
 `last_run` (`owner`, `fence`, `begun_ms`, `window_end_ms`, `outcome`: running, done, failed or lost,
-`error`, `remaining_ms` of its lease, and `succeeded_ms`, the end of its last success).
+`error`, `remaining_ms` of its lease, `succeeded_ms`, the end of its last success, and `is_open`, if
+its failure has opened the window again).
 Unknown values are null. These two are not locks: if only they are in use, the lock is free.
 
 Exit status:
@@ -155,8 +157,8 @@ holder. The history of a lock begins with the first refresh: its last ten minute
 holds.
 
 On a server each refresh walks all keys with SCAN and asks about each lock. Refreshes take at most
-2 % of the time: with 10,000 locks on a local Redis one took 0.5 s, every 24 s, and the server 0.4 %
-of a core. It never uses KEYS or PSUBSCRIBE. NO_COLOR=1 turns colours off.
+2 % of the time, or come every ten --every: with 10,000 locks on a local Redis one took 0.5 s, every
+20 s, and the server 0.5 % of a core. It never uses KEYS or PSUBSCRIBE. NO_COLOR=1 turns colours off.
 
 Exit status:
     0  q was pressed
@@ -181,17 +183,19 @@ and several hand-overs between two refreshes count once. A lease counts as expir
 after a missed renewal; a forced end counts as a release.
 
 Fields of /locks.json, with times in milliseconds since 1970 and unknown values as null:
-  store prefix trouble       the store, and the error of the last refresh if it failed
+  store prefix trouble       the store, and the error of the last refresh if it failed or is overdue
+  flags lacks_login          the flags of the page's commands, and whether these lack a login
   started_ms looked_ms       the first and the last refresh
   now_ms                     the time of the response
   every_ms span_ms           the interval of refreshes, and the time that histories cover
   handovers_per_second       during the last 30 s
   locks elections            each with name, kind, permits (used, all), foreign, the numbers held and
-                             waiting, up to 100 holders and waiters (who, detail, token, since_ms,
-                             left_ms, lease_ms), holds (who, token, from_ms, to_ms, end) and waits
+                             waiting, up to 100 holders and waiters (who, owner, detail, token,
+                             since_ms, left_ms, lease_ms), holds (who, token, from_ms, to_ms, end) and waits
                              (at_ms, waiting: the new number); free locks stay while holds are known
   jobs                       each with name and last (who, begun_ms, outcome: running, done, failed or
-                             lost, why, succeeded_ms: its last success, next_ms)
+                             lost, why, succeeded_ms: its last success, is_open: its window, after a
+                             failure, next_ms)
 With ?after=MS, an earlier looked_ms, holds and waits contain only what has changed since.
 
 Exit status:
@@ -252,8 +256,9 @@ Environment of CMD:
   TENURE_OWNER   the owner that holds it
   TENURE_FENCE   the fencing token, which grows with each grant
   TENURE_TTL_MS  the lease in milliseconds
-  TENURE_HELD    the owners of all locks that CMD runs under. A nested run that waits without -w for
-                 a lock which one of them holds exits with 75 (or -E)
+  TENURE_HELD    the owners of all locks that CMD runs under, /ID if only the id differs from the one
+                 before. A nested run that waits without -w for a lock of one of them exits with 75
+                 (or -E)
   LISTEN_PID     CMD's process id, if it was this program's (systemd's sockets)
   With a `file:` store CMD inherits a descriptor for each lock, which keeps the lock held.
 

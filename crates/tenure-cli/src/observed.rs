@@ -5,6 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::exit::Failure;
+use crate::look::{Look, overdue};
 use crate::table::{Party, Row};
 
 /// Time span of a history, and the number of holds that are kept even if they are older.
@@ -68,8 +69,8 @@ pub(crate) struct History {
     pub(crate) kind: String,
     /// Latest first.
     pub(crate) holds: VecDeque<Hold>,
-    /// Times at which the number of waiters changed, and the new number.
-    pub(crate) waits: VecDeque<(Duration, u64)>,
+    /// Times at which the number of waiters changed, and the new number; `None` if unknown.
+    pub(crate) waits: VecDeque<(Duration, Option<u64>)>,
 }
 
 impl History {
@@ -109,7 +110,7 @@ impl History {
                 changed: at,
             });
         }
-        let waiting = row.map_or(0, Row::waiting);
+        let waiting = row.map_or(Some(0), |row| row.waiting);
         if waiting != self.waiting() {
             self.waits.push_back((at, waiting));
         }
@@ -120,8 +121,8 @@ impl History {
         new.len() as u64
     }
 
-    fn waiting(&self) -> u64 {
-        self.waits.back().map_or(0, |(_, count)| *count)
+    fn waiting(&self) -> Option<u64> {
+        self.waits.back().map_or(Some(0), |(_, count)| *count)
     }
 
     fn forget(&mut self, at: Duration) {
@@ -154,7 +155,9 @@ impl History {
 #[derive(Debug, Default)]
 pub(crate) struct Observed {
     /// The error of the last scan, if it failed.
-    pub(crate) trouble: Option<String>,
+    trouble: Option<String>,
+    /// The scan that has begun and has no result yet.
+    pub(crate) looking: Option<Look>,
     /// Time of the last scan since 1970, and its duration.
     pub(crate) looked_at: Duration,
     pub(crate) took: Duration,
@@ -170,6 +173,7 @@ pub(crate) struct Observed {
 impl Observed {
     /// Records the result of a scan at `at`, the time since 1970.
     pub(crate) fn looked(&mut self, rows: Result<Vec<Row>, Failure>, at: Duration, took: Duration) {
+        self.looking = None;
         let rows = match rows {
             Ok(rows) => rows,
             Err(failure) => {
@@ -203,12 +207,24 @@ impl Observed {
         (self.rows, self.looked_at, self.took) = (rows, at, took);
     }
 
+    /// Why what was seen may no longer be true: the last scan failed, or this one is overdue.
+    pub(crate) fn trouble(&self, every: Duration) -> Option<String> {
+        let is_overdue = |look: &Look| overdue(look.took(), every);
+        self.trouble.clone().or_else(|| self.looking.as_ref().and_then(is_overdue))
+    }
+
     pub(crate) fn count(&self) -> usize {
         self.rows.len()
     }
 
-    pub(crate) fn waiting(&self) -> u64 {
-        self.rows.iter().map(Row::waiting).sum()
+    /// Number of waiters, with a `+` if there are locks whose waiters are unknown; `-` if no other has any.
+    pub(crate) fn waits(&self) -> String {
+        let known: u64 = self.rows.iter().filter_map(|row| row.waiting).sum();
+        match (known, self.rows.iter().any(|row| row.waiting.is_none())) {
+            (known, false) => known.to_string(),
+            (0, true) => "-".to_owned(),
+            (known, true) => format!("{known}+"),
+        }
     }
 
     /// Observed hand-overs per second: a lower bound.
@@ -256,14 +272,9 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    fn row(token: u64, left: u64, waiters: usize) -> Row {
+    fn row(token: u64, left: u64, waiters: u64) -> Row {
         let holder = Party { token, left: Some(seconds(left)), ..Party::default() };
-        Row {
-            name: "a".into(),
-            holders: vec![holder],
-            waiters: vec![Party::default(); waiters],
-            ..Row::default()
-        }
+        Row { name: "a".into(), holders: vec![holder], waiting: Some(waiters), ..Row::default() }
     }
 
     #[test]
@@ -292,7 +303,7 @@ mod tests {
                 (1, seconds(100), end(110, End::HandedOver)),
             ]
         );
-        let waits = [(105, 2), (110, 1), (125, 0)].map(|(at, count)| (seconds(at), count));
+        let waits = [(105, 2), (110, 1), (125, 0)].map(|(at, count)| (seconds(at), Some(count)));
         assert_eq!(history.waits, waits);
     }
 

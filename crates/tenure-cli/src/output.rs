@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use rustix::fs::{OFlags, fcntl_getfl, fstat, stat};
 use rustix::io::Errno;
+use tenure::diagnosis::is_control;
 
 use crate::exit::Failure;
 use crate::printer;
@@ -64,14 +65,14 @@ pub(crate) fn print_all(lines: impl Display) -> io::Result<()> {
     out.write_all(lines.to_string().as_bytes()).and_then(|()| out.flush())
 }
 
-/// External text on one line, with control characters escaped.
+/// External text on one line, with characters escaped that a terminal would obey.
 pub(crate) struct Line<'a>(pub(crate) &'a str);
 
 impl Display for Line<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for char in self.0.chars() {
             match char {
-                char if char.is_control() => write!(f, "{}", char.escape_default())?,
+                char if is_control(char) => write!(f, "{}", char.escape_default())?,
                 char => write!(f, "{char}")?,
             }
         }

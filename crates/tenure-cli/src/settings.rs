@@ -104,7 +104,7 @@ mod tests {
         };
         let user = file("u", "ttl = 1\nstore-file = \"f\"\n[elect]\nttl = 2");
         let system = file("s", "store = \"redis://h\"\nprefix = \"p\"\n[run]\nttl = 3\ngrace = 4");
-        let config = Config { files: vec![user, system] };
+        let config = Config { files: vec![user, system], given: None };
         for (verb, key, expected) in [
             ("run", "ttl", Some("1")),
             ("elect", "ttl", Some("2")),

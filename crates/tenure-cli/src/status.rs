@@ -65,11 +65,15 @@ fn held(how: &str, status: &tenure::Status) -> String {
         for one in all {
             let share = table::share(one.share);
             let separator = if share.is_empty() { "" } else { ", " };
-            let _ = writeln!(lines, "{role}: {}{separator}{share}", describe(status, one));
+            let _ = writeln!(lines, "{role}: {}{separator}{share}", Line(&describe(status, one)));
         }
     }
     if status.unlisted > 0 {
         let _ = writeln!(lines, "and {} more", status.unlisted);
+    }
+    let listed = status.waiters.len() as u64 + status.unlisted;
+    if let Some(waiting) = status.waiting.filter(|waiting| *waiting > listed) {
+        let _ = writeln!(lines, "waiting: {waiting}");
     }
     lines
 }

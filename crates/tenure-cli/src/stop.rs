@@ -6,7 +6,7 @@ use tenure::{Election, LastRun, LockName, Locks, OncePer, Outcome, Owner, Status
 
 use crate::cli::Stop;
 use crate::exit::{BUSY, FREE, Failure};
-use crate::output::{self, Span};
+use crate::output::{self, Line, Span};
 use crate::waiting::{LOOK, until_gone};
 use crate::{clock, status, store, table, uses};
 
@@ -36,8 +36,10 @@ pub(crate) async fn stop(args: &Stop) -> Result<u8, Failure> {
     let of = of(&locks.with(|options| options.op_timeout(LOOK))?)?;
     let look = async || Ok(Ok(of.holders().await?.and_then(|found| found.of(&asked))));
     match until_gone(Some(limit), LONGEST, look).await? {
-        None => output::print(format_args!("stopped: {}\n", asked.shown)).map(|()| 0),
-        Some(_) if args.wait.is_zero() => output::print(format_args!("asked: {}\n", asked.shown)).map(|()| 0),
+        None => output::print(format_args!("stopped: {}\n", Line(&asked.shown))).map(|()| 0),
+        Some(_) if args.wait.is_zero() => {
+            output::print(format_args!("asked: {}\n", Line(&asked.shown))).map(|()| 0)
+        }
         Some(still) => Err(Failure::new(BUSY, of.is_still_held(&still))),
     }
 }

@@ -189,6 +189,8 @@ pub(crate) struct Named {
     pub(crate) is: Is,
     /// For display: a flag, a variable, or a line of a file.
     pub(crate) origin: String,
+    /// Whether a configuration file names it.
+    is_configured: bool,
 }
 
 #[derive(Debug)]
@@ -202,7 +204,7 @@ pub(crate) enum Is {
 
 impl Named {
     fn new(is: Is, origin: impl Into<String>) -> Self {
-        Self { is, origin: origin.into() }
+        Self { is, origin: origin.into(), is_configured: false }
     }
 
     /// Whether a store was named.
@@ -245,6 +247,35 @@ pub(crate) fn must_be_named(args: &Store, what: &str) -> Result<(), Failure> {
     )))
 }
 
+/// The flags with which another command of this machine reaches this store, and whether they lack its login, which
+/// is not for display.
+#[cfg(feature = "serve")]
+pub(crate) fn flags(args: &Store) -> Result<(Vec<String>, bool), Failure> {
+    let (named, mut flags, mut lacks_login) = (named(args)?, Vec::new(), false);
+    let mut add = |flag: &str, value: String| flags.extend([flag.to_owned(), value]);
+    let absolute =
+        |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string();
+    if let Some(path) = &config::config().given {
+        add("--config", absolute(path));
+    }
+    match &named.is {
+        _ if named.is_configured => {}
+        Is::File(path) => add("--store-file", absolute(path)),
+        Is::Url(url) => {
+            let without = diagnosis::without_password(url);
+            lacks_login = without.is_some();
+            let url = without.unwrap_or_else(|| url.clone());
+            let directory = directory(&url).map(|path| format!("file:{}", absolute(path)));
+            add("--store", directory.unwrap_or(url));
+        }
+        Is::Default => {}
+    }
+    if let Some(namespace) = &args.namespace {
+        add("--namespace", namespace.clone());
+    }
+    Ok((flags, lacks_login))
+}
+
 /// Flags take precedence over the environment, and that over the configuration files.
 pub(crate) fn named(args: &Store) -> Result<Named, Failure> {
     if let Some(url) = &args.url {
@@ -265,7 +296,8 @@ pub(crate) fn named(args: &Store) -> Result<Named, Failure> {
                 let is_file = setting.key == "store-file";
                 let value = setting.value.clone();
                 let is = if is_file { Is::File(value.into()) } else { Is::Url(value) };
-                Named::new(is, Line(&config::origin(path, setting.line)).to_string())
+                let origin = Line(&config::origin(path, setting.line)).to_string();
+                Named { is_configured: true, ..Named::new(is, origin) }
             }
             None => Named::new(Is::Default, "default"),
         }),

@@ -20,6 +20,8 @@ pub(crate) struct Row {
     pub(crate) waiters: Vec<Party>,
     /// Number of holders and waiters that are not listed.
     pub(crate) unlisted: u64,
+    /// Number of waiters; `None` if the store cannot tell.
+    pub(crate) waiting: Option<u64>,
     /// Permits in use and permits in total, for a semaphore.
     pub(crate) permits: Option<(u32, u32)>,
     /// The type of another program's data.
@@ -28,6 +30,7 @@ pub(crate) struct Row {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Party {
+    pub(crate) owner: String,
     pub(crate) user: String,
     pub(crate) label: String,
     pub(crate) host: String,
@@ -78,7 +81,8 @@ impl Sort {
         let order = match self {
             Self::Name => Ordering::Equal,
             Self::Kind => a.kind.cmp(&b.kind),
-            Self::Waiters => b.waiting().cmp(&a.waiting()),
+            // Rows without a number come last.
+            Self::Waiters => b.waiting.cmp(&a.waiting),
             // Rows without a time come last.
             Self::Age => (a.since().is_none(), a.since()).cmp(&(b.since().is_none(), b.since())),
             Self::Left => (a.left().is_none(), a.left()).cmp(&(b.left().is_none(), b.left())),
@@ -127,7 +131,7 @@ impl Filter {
             Self::User(part) => parties.any(|one| one.user.contains(part)),
             Self::Host(part) => parties.any(|one| one.host.contains(part)),
             Self::Pid(pid) => parties.any(|one| one.pid == *pid),
-            Self::Waiting => row.waiting() > 0,
+            Self::Waiting => row.waiting > Some(0),
             Self::Foreign => row.foreign.is_some(),
         }
     }
@@ -146,14 +150,10 @@ impl Row {
             holders: status.holders.iter().map(Party::of).collect(),
             waiters: status.waiters.iter().map(Party::of).collect(),
             unlisted: status.unlisted,
+            waiting: status.waiting,
             permits: status.permits.map(|all| (used, all)),
             foreign: status.foreign(),
         }
-    }
-
-    /// Number of known waiters.
-    pub(crate) fn waiting(&self) -> u64 {
-        self.waiters.len() as u64 + self.unlisted
     }
 
     pub(crate) fn since(&self) -> Option<Duration> {
@@ -162,6 +162,11 @@ impl Row {
 
     pub(crate) fn left(&self) -> Option<Duration> {
         self.holders.iter().filter_map(|holder| holder.left).min()
+    }
+
+    /// The number of waiters for a cell.
+    pub(crate) fn waits(&self) -> String {
+        self.waiting.map_or_else(|| "-".into(), |waiting| waiting.to_string())
     }
 
     /// Permits in use and in total.
@@ -207,6 +212,7 @@ impl Party {
 
     pub(crate) fn named(owner: &Owner) -> Self {
         Self {
+            owner: owner.to_string(),
             user: owner.user().to_owned(),
             label: owner.label().into_owned(),
             host: owner.host().to_owned(),
@@ -295,7 +301,7 @@ pub(crate) fn fitted(text: &str, columns: usize) -> String {
 mod tests {
     use super::*;
 
-    fn row(name: &str, kind: &str, waiters: usize, left: Option<u64>, since: Option<u64>) -> Row {
+    fn row(name: &str, kind: &str, waiters: u64, left: Option<u64>, since: Option<u64>) -> Row {
         let holder = Party {
             user: "alice".into(),
             label: format!("job-{name}"),
@@ -306,8 +312,8 @@ mod tests {
             token: 1,
             ..Party::default()
         };
-        let waiters = vec![Party::default(); waiters];
-        Row { name: name.into(), kind: kind.into(), holders: vec![holder], waiters, ..Row::default() }
+        let waiting = Some(waiters);
+        Row { name: name.into(), kind: kind.into(), holders: vec![holder], waiting, ..Row::default() }
     }
 
     #[test]

@@ -42,7 +42,7 @@ impl fmt::Display for Uses {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(leader) = &self.leader {
             let who = table::who(&leader.owner);
-            writeln!(f, "election of this name: led by {who}; see `tenure leader`")?;
+            writeln!(f, "election of this name: led by {}; see `tenure leader`", Line(&who))?;
         }
         if let Some(run) = &self.last_run {
             let begun = clock::since_1970(run.begun);
@@ -53,10 +53,11 @@ impl fmt::Display for Uses {
                     format!("running{left}; see `tenure stop --job`")
                 }
                 Outcome::Done => "done".to_owned(),
-                Outcome::Failed(why) => format!("failed: {}", Line(why)),
+                Outcome::Failed(why) if run.is_open => format!("failed: {}", Line(why)),
+                Outcome::Failed(why) => format!("failed: {}; its window stays closed", Line(why)),
                 _ => "died or lost its lock".to_owned(),
             };
-            write!(f, "job of this name: run by {who}, begun {ago} ago: {how}")?;
+            write!(f, "job of this name: run by {}, begun {ago} ago: {how}", Line(&who))?;
             match run.succeeded.filter(|_| run.outcome != Outcome::Done) {
                 Some(at) => {
                     let ago = clock::unix().saturating_sub(clock::since_1970(at));

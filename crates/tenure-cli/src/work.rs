@@ -23,7 +23,7 @@ use crate::cli::{Job, OnLost};
 use crate::deadline::Deadline;
 use crate::exit::{self, Failure, chain, of_exec, of_status};
 use crate::held::Held;
-use crate::launch::Launch;
+use crate::launch::{Launch, unstarted};
 use crate::output::Voice;
 use crate::signals::{self, FORWARDED, Signals};
 use crate::terminal::Terminal;
@@ -218,5 +218,5 @@ async fn refuse(held: Held, error: &io::Error) -> Result<u8, Failure> {
     let _ = held.give_back("it could not be started").await;
     let too_long = error.kind() == io::ErrorKind::ArgumentListTooLong;
     let code = if too_long { of_exec(error) } else { exit::OWN };
-    Err(Failure::new(code, format!("cannot start a process: {error}")))
+    Err(Failure::new(code, unstarted("cannot start a process", error)))
 }

@@ -43,8 +43,8 @@ pub(crate) struct List {
     /// Repeat until a signal arrives, every 2s or this often
     ///
     /// On a terminal the list is redrawn. Elsewhere, prints a line for each lock that changed
-    /// hands, and `free` for one that became free. A store that is slow to list is asked less
-    /// often: listing takes at most 2 % of the time.
+    /// hands, and `free` for one that became free. Listing takes at most 2 % of the time: where
+    /// it costs more, pauses are up to ten times as long.
     #[arg(long, value_name = "EVERY", value_parser = some_time, num_args = 0..=1, require_equals = true, default_missing_value = "2s")]
     pub(crate) watch: Option<Duration>,
 
@@ -57,7 +57,7 @@ pub(crate) struct List {
 pub(crate) struct Top {
     /// Refresh interval
     ///
-    /// A slow store is listed less often: listing takes at most 2 % of the time.
+    /// Listing takes at most 2 % of the time: where it costs more, pauses are up to ten times as long.
     #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = some_time)]
     pub(crate) every: Duration,
 
@@ -77,7 +77,7 @@ pub(crate) struct Serve {
 
     /// Refresh interval
     ///
-    /// A slow store is listed less often: listing takes at most 2 % of the time.
+    /// Listing takes at most 2 % of the time: where it costs more, pauses are up to ten times as long.
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = some_time)]
     pub(crate) every: Duration,
 

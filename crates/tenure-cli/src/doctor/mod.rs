@@ -3,11 +3,10 @@
 //! It queries the servers through [`tenure::diagnosis`], and each check adds to a [`report`]. It acquires and
 //! releases one lock with a new random name, which leaves only the token counter that all locks share.
 //!
-//! A ping and that lock check all of etcd, so it has no module.
-//!
 //! | module | what it holds |
 //! |---|---|
 //! | `cluster` | checks of a cluster |
+//! | `etcd` | version and members of an etcd cluster |
 //! | `file` | checks of a directory |
 //! | `mysql` | checks of a MySQL or MariaDB server |
 //! | `postgres` | checks of a PostgreSQL server |
@@ -18,9 +17,11 @@
 //! | `sentinel` | checks of sentinels |
 //! | `server` | checks of one Redis server |
 //! | `settings` | checks of the URL and flags |
-//! | `zookeeper` | limits of connections of ZooKeeper servers |
+//! | `zookeeper` | versions, members and connection limits of ZooKeeper servers |
 
 mod cluster;
+#[cfg(feature = "etcd")]
+mod etcd;
 mod file;
 #[cfg(feature = "mysql")]
 mod mysql;
@@ -86,6 +87,7 @@ pub(crate) async fn doctor(args: &Doctor) -> Result<u8, Failure> {
     let locks = if let Some(path) = store::directory(&url) {
         let locks = open(args.ttl)?;
         file::check(path, &mut report)?;
+        report.saw(locks.url(), "this machine alone: a reboot frees its locks".to_owned());
         locks
     } else if scheme.starts_with("postgres") {
         let locks = open(args.ttl)?;
@@ -101,9 +103,13 @@ pub(crate) async fn doctor(args: &Doctor) -> Result<u8, Failure> {
         // permissions.
         let locks = open(args.ttl)?;
         locks.ping().await?;
+        #[cfg(feature = "etcd")]
+        if scheme.starts_with("etcd") {
+            etcd::check(&url, locks.url(), &mut report).await;
+        }
         #[cfg(feature = "zookeeper")]
         if scheme.starts_with("zookeeper") {
-            zookeeper::check(&url, &mut report).await;
+            zookeeper::check(&url, locks.url(), &mut report).await;
         }
         locks
     } else {

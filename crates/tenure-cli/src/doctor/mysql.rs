@@ -2,7 +2,7 @@
 
 use tenure::diagnosis::diagnose_mysql;
 
-use super::postgres::{FLEET, compare_clocks};
+use super::postgres::{ALONE, FLEET, compare_clocks};
 use super::report::Report;
 use crate::exit::Failure;
 
@@ -10,7 +10,7 @@ use crate::exit::Failure;
 pub(super) async fn check(url: &str, at: &str, report: &mut Report) -> Result<(), Failure> {
     let server = diagnose_mysql(url).await?;
     let name = if server.version.contains("MariaDB") { "" } else { "MySQL " };
-    report.saw(at, format!("{name}{}", server.version));
+    report.saw(at, format!("{name}{}, one server: {ALONE}", server.version));
     if server.flush != 1 {
         report.find(
             "flush-log",

@@ -15,6 +15,8 @@ const OFFSET: Duration = Duration::from_secs(5);
 const WAITER_IDLE: Duration = Duration::from_secs(60);
 /// Connections of a process that holds or waits: one for requests, one for notifications.
 const CONNECTIONS: u64 = 2;
+/// What the loss of the only server costs.
+pub(super) const ALONE: &str = "while it is down, no lock is granted or renewed";
 /// Number of processes that a server should have connections for.
 pub(super) const FLEET: u64 = 100;
 
@@ -43,7 +45,11 @@ const MUST_BE_ON: [(&str, &str, &str, &str); 3] = [
 /// Connects like a store does, which also checks the table and the version.
 pub(super) async fn check(url: &str, at: &str, ttl: Duration, report: &mut Report) -> Result<(), Failure> {
     let server = diagnose_postgres(url).await?;
-    report.saw(at, format!("PostgreSQL {}", server.version));
+    let cost = match server.standbys {
+        0 => format!("no standby: {ALONE}"),
+        count => format!("{count} standbys: after a failover, locks go on where the URL names all servers"),
+    };
+    report.saw(at, format!("PostgreSQL {}, {cost}", server.version));
     for (check, setting, costs, remedy) in MUST_BE_ON {
         if server.setting(setting) == "off" {
             report.find(check, at, format!("{setting} is off"), costs, remedy);

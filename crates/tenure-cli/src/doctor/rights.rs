@@ -97,6 +97,7 @@ const LIST: Line = Line {
     costs: None,
     tries: &[("+scan", "SCAN 0 COUNT 1"), ("+getrange", "GETRANGE K 0 0"), ("+hlen", "HLEN K")],
 };
+const WAITS: Line = Line { name: "waits", costs: None, tries: &[("+pubsub|numsub", "PUBSUB NUMSUB C")] };
 const ACKS: Line = Line {
     name: "acks",
     costs: Some("without them no lock is granted with `acks`"),
@@ -157,6 +158,7 @@ pub(super) async fn check(
         lines.extend([&REENTRANT, &QUEUE]);
     }
     lines.extend([&OTHERS, &LIST]);
+    lines.extend(matches!(setup.topology, Topology::Server(_) | Topology::Sentinel(_)).then_some(&WAITS));
     let mut lacks_keys = false;
     for line in lines {
         let missing = missing(line, server, setup).await?;
@@ -287,8 +289,10 @@ mod tests {
         let page = include_str!("../../../../book/operate/rights.md");
         let (_, rest) = page.split_once("```acl\n").expect("a list of rights");
         let (page, _) = rest.split_once("```").expect("its end");
-        let lines =
-            [&ALWAYS, &MUTEX, &WAKE, &OLD, &REENTRANT, &QUEUE, &OTHERS, &LIST, &SENTINEL, &QUORUM, &CLUSTER];
+        let lines = [
+            &ALWAYS, &MUTEX, &WAKE, &OLD, &REENTRANT, &QUEUE, &OTHERS, &LIST, &WAITS, &SENTINEL, &QUORUM,
+            &CLUSTER,
+        ];
         // `scripts` tries the first two, and every user is tried for the others.
         let elsewhere = ["+evalsha", "+eval"].into_iter();
         let always: Vec<_> = elsewhere.chain(MUTEX.tries.iter().map(|(right, _)| *right)).collect();

@@ -5,9 +5,10 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use tenure::Error;
-use tenure::diagnosis::{Console, ConsoleReply, Target, keys_with};
+use tenure::diagnosis::{Console, ConsoleReply, Target, Topology, keys_with};
 
 use super::Setup;
+use super::postgres::ALONE;
 use super::report::Report;
 use crate::clock;
 use crate::output::{Line, plural};
@@ -110,10 +111,14 @@ impl Server {
         let version = self.info(&format!("{name}_version")).unwrap_or("of unknown version");
         let ms = |time: Duration| time.as_secs_f64() * 1_000.0;
         let seen = format!(
-            "{name} {version}; answers within {:.1} ms, the slowest of {PINGS} within {:.1} ms{}",
+            "{name} {version}; answers within {:.1} ms, the slowest of {PINGS} within {:.1} ms{}{}",
             ms(latency[PINGS / 2]),
             ms(latency[PINGS - 1]),
             offset.map_or(String::new(), |offset| format!("; its clock is off by {:.0} ms", ms(offset))),
+            match setup.topology {
+                Topology::Server(_) => format!("; one server: {ALONE}"),
+                _ => String::new(),
+            },
         );
         report.saw(&self.at, seen);
         Ok(())

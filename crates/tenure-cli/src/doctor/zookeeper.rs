@@ -1,21 +1,30 @@
-//! Checks of ZooKeeper: how many clients of one host its servers take.
+//! Checks of ZooKeeper: versions, what the loss of a member costs, and how many clients of one host it takes.
 #![expect(clippy::disallowed_methods, reason = "a timer of this command's own")]
 
 use std::time::Duration;
 
-use tenure::diagnosis::zookeeper_client_limits;
+use tenure::diagnosis::diagnose_zookeeper;
 use tokio::time::timeout;
 
 use super::postgres::FLEET;
+use super::quorum::of_a_majority;
 use super::report::Report;
+use crate::output::plural;
 
 /// Timeout of the answers of all servers.
 const LIMIT: Duration = Duration::from_secs(2);
 
-pub(super) async fn check(url: &str, report: &mut Report) {
-    let limits = timeout(LIMIT, zookeeper_client_limits(url)).await.unwrap_or_default();
-    for (at, limit) in limits {
-        match limit {
+pub(super) async fn check(url: &str, store: &str, report: &mut Report) {
+    let servers = timeout(LIMIT, diagnose_zookeeper(url)).await.unwrap_or_default();
+    let voters = servers.iter().find_map(|server| server.voters).unwrap_or(servers.len());
+    let cost = of_a_majority("the ensemble", voters, store, report);
+    report.saw(store, format!("{}: {cost}", plural(voters as u64, "member")));
+    for server in servers {
+        let at = server.at;
+        let version = server.version.unwrap_or_else(|| "of unknown version".to_owned());
+        let mode = server.mode.map_or(String::new(), |mode| format!(", {mode}"));
+        report.saw(&at, format!("ZooKeeper {version}{mode}"));
+        match server.max_clients {
             // No limit.
             Some(0) => {}
             Some(limit) if limit < FLEET => {

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -103,6 +104,12 @@ pub(crate) fn die_with_parent() -> Result<(), Errno> {
 /// This program, even if its file has been replaced.
 pub(crate) fn own_program() -> Command {
     Command::new("/proc/self/exe")
+}
+
+/// What keeps this program from starting itself.
+pub(crate) fn unable_to_start() -> Option<&'static str> {
+    let is_there = Path::new("/proc/self/exe").exists();
+    (!is_there).then_some("/proc is not mounted, and this program needs it to start a part of itself")
 }
 
 /// A path that opens the file of an inherited descriptor once more.

@@ -13,7 +13,7 @@ use rustix::process::{Pid, getpid};
 
 pub(crate) use system::{
     Alarm, Handle, Timer, die_with_parent, gets_orphans, ignored_signals, inherited, open_descriptors,
-    own_program,
+    own_program, unable_to_start,
 };
 
 /// Why a watchdog was woken.

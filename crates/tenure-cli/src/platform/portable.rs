@@ -163,6 +163,11 @@ pub(crate) fn own_program() -> Command {
     Command::new(env::current_exe().unwrap_or_else(|_| "tenure".into()))
 }
 
+/// `None`: nothing is known to keep this program from starting itself.
+pub(crate) fn unable_to_start() -> Option<&'static str> {
+    None
+}
+
 /// `None`: opening `/dev/fd/N` duplicates the descriptor on these systems.
 pub(crate) fn inherited(_: RawFd) -> Option<String> {
     None

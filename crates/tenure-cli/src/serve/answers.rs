@@ -9,7 +9,6 @@ use serde_json::{Value, json};
 use tenure::LastRun;
 
 use super::Seen;
-use crate::list::pause;
 use crate::observed::{Observed, SPAN};
 use crate::table::{self, Party, Row};
 use crate::{clock, uses};
@@ -22,6 +21,9 @@ pub(super) const SCRIPT: &str = include_str!("page.js");
 const LISTED: usize = 100;
 
 pub(super) struct Pages {
+    /// The flags of commands that the page offers, and whether the store's login is missing there.
+    pub(super) flags: Vec<String>,
+    pub(super) lacks_login: bool,
     pub(super) store: String,
     pub(super) prefix: String,
     pub(super) elections: Vec<String>,
@@ -53,8 +55,8 @@ impl Pages {
             }
         };
         let one = |value: f64| vec![(String::new(), value)];
-        let is_up = seen.trouble.is_none() && !seen.looked_at.is_zero();
-        metric("tenure_up", "gauge", "Whether the store answered the last refresh.", one(is_up.into()));
+        let is_up = seen.trouble(self.every).is_none() && !seen.looked_at.is_zero();
+        metric("tenure_up", "gauge", "Whether the store answers refreshes in time.", one(is_up.into()));
         metric(
             "tenure_look_seconds",
             "gauge",
@@ -67,21 +69,27 @@ impl Pages {
             "When the store last answered a refresh.",
             one(seen.looked_at.as_secs_f64()),
         );
-        let mut kinds: BTreeMap<&str, (u64, u64, u64)> = BTreeMap::new();
+        let mut kinds: BTreeMap<&str, (u64, u64, Option<u64>)> = BTreeMap::new();
         for row in &seen.rows {
-            let (locks, holders, waiters) = kinds.entry(&row.kind).or_default();
+            let (locks, holders, waiters) = kinds.entry(&row.kind).or_insert((0, 0, Some(0)));
             *locks += 1;
             *holders += row.holders.len() as u64;
-            *waiters += row.waiting();
+            *waiters = waiters.zip(row.waiting).map(|(sum, waiting)| sum + waiting);
         }
-        let by_kind = |of: fn(&(u64, u64, u64)) -> u64| {
-            let values =
-                kinds.iter().map(|(kind, counts)| (format!("{{kind={}}}", quoted(kind)), of(counts) as f64));
-            values.collect::<Vec<_>>()
+        let by_kind = |of: fn(&(u64, u64, Option<u64>)) -> Option<u64>| {
+            let value = |(kind, counts): (&&str, &_)| {
+                Some((format!("{{kind={}}}", quoted(kind)), of(counts)? as f64))
+            };
+            kinds.iter().filter_map(value).collect::<Vec<_>>()
         };
-        metric("tenure_locks", "gauge", "Held locks.", by_kind(|(locks, ..)| *locks));
-        metric("tenure_holders", "gauge", "Listed holders.", by_kind(|(_, holders, _)| *holders));
-        metric("tenure_waiters", "gauge", "Listed waiters.", by_kind(|(.., waiters)| *waiters));
+        metric("tenure_locks", "gauge", "Held locks.", by_kind(|(locks, ..)| Some(*locks)));
+        metric("tenure_holders", "gauge", "Listed holders.", by_kind(|(_, holders, _)| Some(*holders)));
+        metric(
+            "tenure_waiters",
+            "gauge",
+            "Waiters, where the store can tell.",
+            by_kind(|(.., waiters)| *waiters),
+        );
         metric(
             "tenure_observed_handovers_total",
             "counter",
@@ -94,8 +102,13 @@ impl Pages {
             let values = values.filter_map(|row| Some((format!("{{lock={}}}", quoted(&row.name)), of(row)?)));
             values.collect::<Vec<_>>()
         };
-        let waiting = |row: &Row| Some(row.waiting() as f64);
-        metric("tenure_lock_waiters", "gauge", "Waiters of a lock.", each(&waiting));
+        let waiting = |row: &Row| row.waiting.map(|waiting| waiting as f64);
+        metric(
+            "tenure_lock_waiters",
+            "gauge",
+            "Waiters of a lock, where the store can tell.",
+            each(&waiting),
+        );
         let age = |row: &Row| Some(now.saturating_sub(row.since()?).as_secs_f64());
         metric("tenure_lock_held_seconds", "gauge", "How long a lock has been held.", each(&age));
         let left = |row: &Row| Some(seen.lease(row, now)?.0.as_secs_f64());
@@ -125,11 +138,13 @@ impl Pages {
         let object = json!({
             "store": self.store,
             "prefix": self.prefix,
-            "trouble": seen.locks.trouble,
+            "flags": self.flags,
+            "lacks_login": self.lacks_login,
+            "trouble": seen.locks.trouble(self.every),
             "started_ms": ms(seen.locks.since.unwrap_or_default()),
             "looked_ms": ms(seen.locks.looked_at),
             "now_ms": ms(now),
-            "every_ms": ms(pause(self.every, seen.locks.took)),
+            "every_ms": ms(seen.pause),
             "span_ms": ms(SPAN),
             "handovers_per_second": seen.locks.handovers_per_second(),
             "locks": locks.iter().map(|(name, row)| lock(&seen.locks, name, *row, now, after)).collect::<Vec<_>>(),
@@ -153,6 +168,7 @@ fn lock(seen: &Observed, name: &str, row: Option<&Row>, now: Duration, after: u6
         let lease = seen.lease_of(name, one, now);
         json!({
             "who": one.who(),
+            "owner": one.owner,
             "detail": one.detail,
             "token": one.token,
             "since_ms": hold(one).map(|hold| hold.from).or(one.since).map(ms),
@@ -173,7 +189,7 @@ fn lock(seen: &Observed, name: &str, row: Option<&Row>, now: Duration, after: u6
         "permits": row.and_then(|row| row.permits).map(|(used, all)| json!({ "used": used, "all": all })),
         "foreign": row.and_then(|row| row.foreign.as_ref()),
         "held": row.map_or(0, |row| row.holders.len()),
-        "waiting": row.map_or(0, Row::waiting),
+        "waiting": row.map_or(Some(0), |row| row.waiting),
         "holders": parties(row.map(|row| &row.holders)),
         "waiters": parties(row.map(|row| &row.waiters)),
         "holds": holds.map(|hold| json!({
@@ -200,6 +216,7 @@ fn job((name, last): &(String, Option<LastRun>)) -> Value {
                 "outcome": outcome,
                 "why": why.unwrap_or_default(),
                 "succeeded_ms": run.succeeded.map(since_1970),
+                "is_open": run.is_open,
                 "next_ms": since_1970(run.window.end),
             })
         }),
@@ -215,8 +232,16 @@ mod tests {
     use super::*;
 
     fn pages(series: usize, is_local: bool) -> Pages {
-        let every = Duration::from_secs(5);
-        Pages { store: String::new(), prefix: String::new(), elections: Vec::new(), every, series, is_local }
+        Pages {
+            flags: Vec::new(),
+            lacks_login: false,
+            store: String::new(),
+            prefix: String::new(),
+            elections: Vec::new(),
+            every: Duration::from_secs(5),
+            series,
+            is_local,
+        }
     }
 
     #[test]
@@ -268,20 +293,31 @@ mod tests {
 
     #[test]
     fn names_are_quoted_in_labels_and_only_some_locks_have_series() {
-        let row = |name: &str| Row { name: name.into(), kind: "mutex".into(), ..Row::default() };
+        let row = |name: &str, kind: &str, waiting| Row {
+            name: name.into(),
+            kind: kind.into(),
+            waiting,
+            ..Row::default()
+        };
         let mut seen = Observed::default();
-        let rows = vec![row("a\"b\\c\nd"), row("z")];
+        let (first, unknown) = (row("a\"b\\c\nd", "mutex", Some(0)), row("u", "reentrant mutex", None));
+        let rows = vec![first, unknown, row("z", "mutex", Some(3))];
         seen.looked(Ok(rows), clock::unix(), Duration::from_millis(5));
-        let text = pages(1, true).metrics(&seen);
+        let text = pages(2, true).metrics(&seen);
         for line in [
             "tenure_up 1",
             "tenure_locks{kind=\"mutex\"} 2",
             "tenure_lock_waiters{lock=\"a\\\"b\\\\c\\nd\"} 0",
+            "tenure_waiters{kind=\"mutex\"} 3",
+            "tenure_locks{kind=\"reentrant mutex\"} 1",
             "tenure_locks_without_series 1",
             "tenure_look_seconds 0.005",
         ] {
             assert!(text.lines().any(|one| one == line), "{line}\n{text}");
         }
         assert!(!text.contains("lock=\"z\""), "{text}");
+        for unknown in ["tenure_waiters{kind=\"reentrant", "tenure_lock_waiters{lock=\"u"] {
+            assert!(!text.contains(unknown), "{text}");
+        }
     }
 }

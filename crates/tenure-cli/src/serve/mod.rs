@@ -18,14 +18,14 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tenure::{Election, LastRun, Leader, Locks, OncePer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};
 
 use crate::cli::Serve;
 use crate::exit::{Failure, of_signal};
-use crate::list::pause;
+use crate::look::Look;
 use crate::observed::Observed;
 use crate::signals::{END_THE_WAIT, Signals};
 use crate::table::{Party, Row, walk};
@@ -49,6 +49,8 @@ struct Seen {
     /// Elections as locks that their leaders hold.
     elections: Observed,
     jobs: Vec<(String, Option<LastRun>)>,
+    /// The pause after the last refresh.
+    pause: Duration,
 }
 
 /// The watched parts of the store.
@@ -81,25 +83,26 @@ pub(crate) async fn serve(args: &Serve) -> Result<u8, Failure> {
     let at = listener.local_addr().map_err(own)?;
     let seen = Shared::default();
     // Fail before announcing the address if the store is unreachable.
-    let asked = clock::now();
+    let look = Look::begin();
     let found = match signals.or_end(store::unless_absent(&locks, watched.look())).await {
         Ok(found) => found??,
         Err(signal) => return Ok(of_signal(signal)),
     };
-    record(&seen, Ok(found), clock::now() - asked);
+    record(&seen, Ok(found), look, args.every);
     output::print(format!("listening at http://{at}/\n"))?;
     let looks = async {
         loop {
-            let asked = clock::now();
-            let found = watched.look().await;
-            let took = clock::now() - asked;
-            // The duration of a failed scan says nothing about the cost of one.
-            let cost = if found.is_ok() { took } else { Duration::ZERO };
-            record(&seen, found, took);
-            sleep(pause(args.every, cost)).await;
+            let pause = locked(&seen).pause;
+            sleep(pause).await;
+            let look = Look::begin();
+            locked(&seen).locks.looking = Some(look);
+            record(&seen, watched.look().await, look, args.every);
         }
     };
+    let (flags, lacks_login) = store::flags(&args.locks.store)?;
     let page = answers::Pages {
+        flags,
+        lacks_login,
         store: locks.url().to_owned(),
         prefix: args.locks.store.prefix.clone(),
         elections: args.election.clone(),
@@ -133,10 +136,15 @@ fn row_of(election: &Election, Leader { payload, fence, owner, .. }: Leader) -> 
     Row { name, kind: "election".into(), holders: vec![holder], ..Row::default() }
 }
 
+fn locked(seen: &Shared) -> MutexGuard<'_, Seen> {
+    seen.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Records the result of a refresh.
-fn record(seen: &Shared, found: Result<Looked, Failure>, took: Duration) {
-    let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
-    let now = clock::unix();
+fn record(seen: &Shared, found: Result<Looked, Failure>, look: Look, every: Duration) {
+    let mut seen = locked(seen);
+    let (now, took) = (clock::unix(), look.took());
+    seen.pause = look.pause(every, found.is_ok());
     match found {
         Ok((rows, leaders, jobs)) => {
             seen.locks.looked(Ok(rows), now, took);
@@ -180,7 +188,7 @@ async fn answer(stream: TcpStream, page: &answers::Pages, seen: &Shared) {
 
 fn answered(request: &Request<Incoming>, page: &answers::Pages, seen: &Shared) -> Response<Full<Bytes>> {
     let host = request.headers().get("host").and_then(|host| host.to_str().ok()).unwrap_or_default();
-    let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+    let seen = locked(seen);
     let plain = |status, text: &str| (status, "text/plain", text.to_owned());
     let (status, kind, text) = match request.uri().path() {
         _ if ![Method::GET, Method::HEAD].contains(request.method()) => {

@@ -168,9 +168,9 @@ function draw(svg, entry, width, height, most) {
 
 function summary({ ordered, waits, expired }) {
   const handed = ordered.filter(hold => hold.end === "handed over").length;
-  const most = Math.max(0, ...waits.map(wait => wait.waiting));
+  const most = Math.max(0, ...waits.map(wait => wait.waiting)), isKnown = waits.every(wait => wait.waiting !== null);
   return `In 10 minutes ${count(ordered.length, "hold")}, ${count(handed, "hand-over")}, ` +
-    `${count(expired, "lease")} expired, at most ${most} waiting.`;
+    `${count(expired, "lease")} expired${isKnown ? `, at most ${most} waiting` : ""}.`;
 }
 
 // --- The overview ------------------------------------------------------------------------------------
@@ -186,10 +186,20 @@ const watcher = new IntersectionObserver(changes => {
 
 const address = key => `#${encodeURIComponent(key)}`;
 
-function link(key, name) {
-  const a = make("a.cut", name);
-  a.href = address(key);
+/** Names differ at their ends: a long one is cut in the middle. */
+const TAIL = 16;
+function writeName(a, name) {
+  if (a.title === name) return;
   a.title = name;
+  const all = [...name];
+  if (all.length < 2 * TAIL) a.replaceChildren(name);
+  else a.replaceChildren(make("span.cut", all.slice(0, -TAIL).join("")), make("span.tail", all.slice(-TAIL).join("")));
+}
+
+function link(key, name) {
+  const a = make("a.cut");
+  a.href = address(key);
+  writeName(a, name);
   return a;
 }
 
@@ -208,6 +218,7 @@ function makeRow(entry) {
   watcher.observe(entry.row);
 }
 
+const UNKNOWN = "This store cannot tell how many wait.";
 let width = 0;
 /** Draws a row anew after an answer. */
 function refresh(entry) {
@@ -219,7 +230,8 @@ function refresh(entry) {
   write(parts.who, who);
   parts.who.title = who;
   parts.waiting.classList.toggle("some", lock.waiting > 0);
-  write(parts.count, lock.waiting ? `${lock.waiting} waiting` : entry.kind === "lock" ? "–" : "");
+  write(parts.count, lock.waiting ? `${lock.waiting} waiting` : entry.kind === "lock" ? lock.waiting ?? "–" : "");
+  parts.count.title = entry.kind === "lock" && lock.waiting === null ? UNKNOWN : "";
   width ||= Math.round(parts.time.getBoundingClientRect().width) || 300;
   draw(parts.time, entry, width, 36, 3);
   const [holder] = entry.ends ? [entry.ends] : lock.holders.filter(one => one.left_ms !== null);
@@ -293,13 +305,14 @@ find("cards").append(
 function drawCards() {
   const locks = [...entries.values()].filter(entry => entry.kind === "lock");
   const sum = of => locks.reduce((total, entry) => total + of(entry), 0);
-  const numbers = [sum(entry => Number(entry.lock.held > 0)), sum(entry => entry.lock.waiting),
+  const waiting = sum(entry => entry.lock.waiting ?? 0), isKnown = locks.every(entry => entry.lock.waiting !== null);
+  const numbers = [sum(entry => Number(entry.lock.held > 0)), isKnown ? waiting : waiting ? `${waiting}+` : "–",
     told.handovers_per_second.toFixed(1), sum(entry => entry.expired)];
   counts.forEach(([, element], at) => write(element, String(numbers[at])));
   counts[3][1].className = numbers[3] ? "lost" : "";
   const least = key => locks.reduce((best, entry) => best && key(best) <= key(entry) ? best : entry, null);
   const found = [
-    [least(ORDERS.wait), "waiter", one => span(now() - one.since_ms), "", "nobody waits"],
+    [least(ORDERS.wait), "waiter", one => span(now() - one.since_ms), "", waiting ? "of those without a queue, unknown" : isKnown ? "nobody waits" : "unknown"],
     [least(ORDERS.hold), "first", one => span(now() - one.since_ms), "", "nothing is held"],
     [least(entry => entry.ends?.left_ms ?? 9e15), "ends", one => `in ${span(left(one))}`, "not renewed, ", "every lease is renewed"],
   ];
@@ -308,7 +321,7 @@ function drawCards() {
     parts.card.classList.toggle("empty", !one);
     parts.card.classList.toggle("urgent", Boolean(one) && field !== "first");
     write(parts.big, one ? big(one) : "–");
-    write(parts.link, one ? entry.lock.name : "");
+    writeName(parts.link, one ? entry.lock.name : "");
     parts.link.href = one ? address(entry.key) : "#";
     write(parts.small, one ? how + one.who : none);
   });
@@ -322,32 +335,44 @@ function uses() {
   find("use-rows").append(...told.jobs.map(jobRow));
 }
 
-const SIGNS = { running: "▶ running", done: "✓ done", failed: "✕ failed", lost: "✕ lost" };
+const SIGNS = { running: "▶ running", done: "✓ done", failed: "✕ failed", lost: "✕ died or lost its lock" };
+const sign = ({ outcome }) => make(outcome === "failed" || outcome === "lost" ? "span.failed" : "span", SIGNS[outcome]);
+
+/** When the job may run again, and why then. */
+function next({ outcome, is_open, next_ms }) {
+  const wait = next_ms - now();
+  if (is_open || wait <= 0) return ["now", is_open ? "its window is open again" : "no run in this window yet"];
+  const retried = outcome === "lost" ? ", or now by --retry-lost" : "";
+  return [`in ${span(wait)}`, `next window, from ${moment(next_ms)}${retried}`];
+}
 
 function jobRow({ name, last }) {
-  const run = make("span.cut.wide"), next = make("div.next", "not yet run");
+  const run = make("span.cut.wide"), when = make("div.next", "not yet run");
   if (last) {
-    const sign = make(last.outcome === "failed" || last.outcome === "lost" ? "span.failed" : "span", SIGNS[last.outcome]);
-    run.append(sign, `, begun ${span(now() - last.begun_ms)} ago by ${last.who}${last.why && `: ${last.why}`}`);
-    const wait = last.next_ms - now();
-    next.replaceChildren(wait > 0 ? `in ${span(wait)}` : "now", make("small.cut", `next window, from ${moment(last.next_ms)}`));
+    run.append(sign(last), `, begun ${span(now() - last.begun_ms)} ago by ${last.who}${last.why && `: ${last.why}`}`);
+    const [at, why] = next(last);
+    when.replaceChildren(at, make("small.cut", why));
   }
-  return make("li.row.job", make("div.name", make("span.cut.job", name), make("small.cut", "job")), run, next);
+  return make("li.row.job", make("div.name", link(`job/${name}`, name), make("small.cut", "job")), run, when);
 }
 
 // --- One lock ----------------------------------------------------------------------------------------
 
-/** A word for a POSIX shell. Control characters, which a terminal would obey, are escaped. */
+/** Characters that a terminal would obey instead of showing them. */
+const CONTROLS = "\\0-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069";
+const CONTROL = new RegExp(`[${CONTROLS}]`), ESCAPED = new RegExp(`[\\\\'${CONTROLS}]`, "g");
+
+/** A word for a POSIX shell. Control characters are escaped. */
 function quoted(word) {
-  if (/^[\w@%+=:,./][\w@%+=:,./-]*$/.test(word)) return word;
-  if (!/[\0-\x1f\x7f-\x9f]/.test(word)) return `'${word.replaceAll("'", "'\\''")}'`;
+  if (/^[\w@%+=:,./-]+$/.test(word)) return word;
+  if (!CONTROL.test(word)) return `'${word.replaceAll("'", "'\\''")}'`;
   const escape = char => char === "\\" || char === "'" ? `\\${char}` : `\\u${char.charCodeAt().toString(16).padStart(4, "0")}`;
-  return `$'${word.replace(/[\\'\0-\x1f\x7f-\x9f]/g, escape)}'`;
+  return `$'${word.replace(ESCAPED, escape)}'`;
 }
 
 function command(what, verb, name) {
-  const prefix = told.prefix ? ["--prefix", quoted(told.prefix)] : [];
-  const line = ["tenure", ...verb, "--store", quoted(told.store), ...prefix, "--", quoted(name)].join(" ");
+  const prefix = told.prefix ? ["--prefix", told.prefix] : [];
+  const line = ["tenure", ...verb, ...[...told.flags, ...prefix].map(quoted), "--", quoted(name)].join(" ");
   const row = make("div.command", make("span", what), make("code", line));
   if (navigator.clipboard) {
     const button = make("button", "Copy");
@@ -360,26 +385,44 @@ function command(what, verb, name) {
   return row;
 }
 
+/** What ends exactly this hold, and no later one. */
+function force(one, { foreign }) {
+  if (foreign) return ["--foreign"];
+  return one.token ? ["--token", String(one.token)] : ["--owner", quoted(one.owner)];
+}
+
+/** Draws these commands if they have changed. */
+function drawCommands(name, commands) {
+  const lines = JSON.stringify([told.flags, commands]);
+  if (page.lines === lines) return;
+  page.lines = lines;
+  const login = told.lacks_login ? [make("p.readout", "Add the login to --store, or set TENURE_STORE.")] : [];
+  page.commands.replaceChildren(...commands.map(([what, verb]) => command(what, verb, name)), ...login);
+}
+
 let page = null;
+
+const panel = (...inside) => make("section.panel", ...inside);
 
 function openPage(key) {
   const [kind, name] = [key.slice(0, key.indexOf("/")), key.slice(key.indexOf("/") + 1)];
   const back = make("a", "← all locks");
   back.href = "#";
-  page = {
-    key, state: make("p"), kind: make("small"), time: timeline(), readout: make("p.readout"),
-    start: make("span"), middle: make("span"), holders: make("ol.list"), waiters: make("ol.list"), history: make("ol.list"),
-    held: make("h3"), queue: make("h3"),
-  };
-  const commands = kind === "election"
-    ? [["look", ["leader"]], ["follow", ["leader", "--watch"]], ["stop", ["stop", "--election"]]]
-    : [["look", ["status"]], ["stop", ["stop"]], ["by force", ["release", "--force"]]];
-  const panel = (...inside) => make("section.panel", ...inside);
+  page = { key, name, state: make("p"), kind: make("small"), commands: make("div") };
+  const title = make("div.title", make("h2", name), page.kind, page.state);
+  const commands = panel(make("h3", "Commands"), page.commands);
+  if (kind === "job") {
+    page.run = make("dl.facts");
+    find("lock").replaceChildren(back, title, panel(make("h3", "Last run"), page.run), commands);
+    return;
+  }
+  Object.assign(page, {
+    time: timeline(), readout: make("p.readout"), start: make("span"), middle: make("span"), held: make("h3"),
+    queue: make("h3"), holders: make("ol.list"), waiters: make("ol.list"), history: make("ol.list"),
+  });
   find("lock").replaceChildren(
-    back, make("div.title", make("h2", name), page.kind, page.state),
-    panel(page.time, make("div.axis", page.start, page.middle, make("span", "now")), page.readout),
-    make("div.pair", panel(page.held, page.holders), panel(page.queue, page.waiters)),
-    panel(make("h3", "Commands"), ...commands.map(([what, verb]) => command(what, verb, name))),
+    back, title, panel(page.time, make("div.axis", page.start, page.middle, make("span", "now")), page.readout),
+    make("div.pair", panel(page.held, page.holders), panel(page.queue, page.waiters)), commands,
     panel(make("h3", "History, latest first"), page.history));
   page.time.addEventListener("pointermove", point);
   page.time.addEventListener("pointerleave", drawPage);
@@ -395,8 +438,30 @@ function point(event) {
   write(page.readout, `${clock(at)}: ${text.join("; ") || "free"}${waiting ? `; ${waiting} waiting` : ""}`);
 }
 
+function drawJob() {
+  const { last } = told.jobs.find(job => job.name === page.name) ?? {};
+  write(page.kind, "job");
+  write(page.state, last ? "" : "has not run, or is not watched (--job)");
+  const facts = [];
+  if (last) {
+    const [at, why] = next(last), ago = ms => `${moment(ms)}, ${span(now() - ms)} ago`;
+    facts.push(["Outcome", sign(last)], ["Cause", last.why], ["Begun", ago(last.begun_ms)], ["By", last.who],
+      ["Last success", last.succeeded_ms ? ago(last.succeeded_ms) : "none is known"], ["May run", `${at}: ${why}`]);
+  }
+  const known = facts.filter(([, fact]) => fact);
+  page.run.replaceChildren(...known.flatMap(([what, fact]) => [make("dt", what), make("dd", fact)]));
+  const stop = last?.outcome === "running" ? [["stop", ["stop", "--job"]]] : [];
+  drawCommands(page.name, [["look", ["status"]], ...stop]);
+}
+
 function drawPage() {
-  const entry = entries.get(page.key);
+  const kind = page.key.slice(0, page.key.indexOf("/")), entry = entries.get(page.key);
+  if (kind === "job") return drawJob();
+  const holds = entry?.kind === "lock" ? entry.lock.holders.slice(0, 3) : [];
+  drawCommands(page.name, kind === "election"
+    ? [["look", ["leader"]], ["follow", ["leader", "--watch"]], ["stop", ["stop", "--election"]]]
+    : [["look", ["status"]], ["stop", ["stop"]],
+      ...holds.map(one => ["by force", ["release", "--force", ...force(one, entry.lock)]])]);
   if (!entry) {
     write(page.state, "free, and was not held in the last 10 minutes");
     for (const list of [page.holders, page.waiters, page.history]) list.replaceChildren();
@@ -405,14 +470,17 @@ function drawPage() {
   const { lock, ordered } = entry;
   const more = (list, all) => all > list.length ? [make("li", `and ${all - list.length} more`)] : [];
   write(page.kind, (lock.kind ?? "") + (lock.permits ? `, ${lock.permits.used} of ${lock.permits.all} permits` : ""));
-  write(page.state, `${lock.held ? "held" : "free"} ${lasting(entry)}, ${count(lock.waiting, "waiter")}`);
+  const waits = lock.waiting === null ? "" : `, ${count(lock.waiting, "waiter")}`;
+  write(page.state, `${lock.held ? "held" : "free"} ${lasting(entry)}${waits}`);
   const wide = Math.round(page.time.getBoundingClientRect().width) || 600;
   draw(page.time, entry, wide, 96, 8);
   if (!page.time.matches(":hover")) write(page.readout, summary(entry));
   write(page.start, clock(told.looked_ms - told.span_ms));
   write(page.middle, clock(told.looked_ms - told.span_ms / 2));
   write(page.held, entry.kind === "election" ? "Leader" : `Held by ${lock.held}`);
-  write(page.queue, lock.waiting ? `Waiting, next first: ${lock.waiting}` : "Nobody waits");
+  const order = lock.waiters.length ? "Waiting, next first" : "Waiting, in no order";
+  write(page.queue, lock.waiting ? `${order}: ${lock.waiting}` : lock.waiting === 0 ? "Nobody waits"
+    : entry.kind === "election" ? "Candidates are not shown." : UNKNOWN);
   const since = one => one.since_ms ? `for ${span(now() - one.since_ms)}` : "";
   const ends = one => one.left_ms === null ? entry.kind === "lock" ? "no end" : ""
     : isLate(one) ? `▲ not renewed, ends in ${span(left(one))}` : `lease renewed, ${span(one.left_ms)} left`;
@@ -422,7 +490,7 @@ function drawPage() {
     make("span.span", since(one)))), ...more(lock.holders, lock.held));
   page.waiters.replaceChildren(...lock.waiters.map((one, at) => make("li",
     make("span.place", `${at + 1}.`), make("span.who", one.who, ...one.detail ? [make("br"), make("small", one.detail)] : []),
-    make("span.span", since(one)))), ...more(lock.waiters, lock.waiting));
+    make("span.span", since(one)))), ...lock.waiters.length ? more(lock.waiters, lock.waiting) : []);
   page.history.replaceChildren(...ordered.toReversed().map(hold => make("li",
     make("span.when", clock(hold.from_ms)),
     make("span.who", hold.who, hold.token ? make("small", ` token ${hold.token}`) : ""),
@@ -438,8 +506,9 @@ function addressed() {
 }
 
 function state() {
-  const age = span(now() - told.looked_ms);
-  const trouble = silent ? `tenure serve does not answer: this is ${age} old` : told.trouble && `${age} old: ${told.trouble}`;
+  const ms = now() - told.looked_ms, age = span(ms);
+  const trouble = silent ? `tenure serve does not answer: this is ${age} old` : told.trouble ? `${age} old: ${told.trouble}`
+    : ms > 2 * Math.max(1000, told.every_ms) ? `${age} old: no refresh since` : "";
   find("state").className = trouble ? "trouble" : "";
   write(find("state"), trouble || `live, every ${Math.round(told.every_ms / 100) / 10} s`);
   write(find("store"), told.store + (told.prefix && `, prefix ${told.prefix}`));
@@ -449,7 +518,7 @@ function state() {
 function show() {
   if (!told) return;
   state();
-  const key = addressed(), isPage = /^(lock|election)\//.test(key);
+  const key = addressed(), isPage = /^(lock|election|job)\//.test(key);
   find("overview").hidden = isPage;
   find("lock").hidden = !isPage;
   if (isPage) {
@@ -485,7 +554,8 @@ async function ask() {
     }
     merge(answer);
     silent = false;
-    pause = Math.max(1000, told.every_ms);
+    // Just after the next refresh, or soon if it is late.
+    pause = Math.max(1000, told.looked_ms + told.every_ms + 300 - told.now_ms);
   } catch (error) {
     silent = true;
     if (!told) find("state").textContent = "tenure serve does not answer";

@@ -38,6 +38,8 @@ pub(super) enum Mode {
 pub(super) struct App {
     pub(super) store: String,
     pub(super) every: Duration,
+    /// The pause after the last scan.
+    pub(super) pause: Duration,
     pub(super) without_colour: bool,
     pub(super) mode: Mode,
     pub(super) sort: Sort,
@@ -57,6 +59,7 @@ impl App {
         Self {
             store: store.to_owned(),
             every,
+            pause: every,
             without_colour,
             mode: Mode::Table,
             sort: Sort::Name,
@@ -237,9 +240,9 @@ mod tests {
         let mut app = app(&[row("a", &[1])]);
         let failure = Failure::new(69, "no answer");
         app.looked(Err(failure), Duration::from_secs(102), Duration::ZERO);
-        assert_eq!((app.seen.trouble.as_deref(), app.shown().len()), (Some("no answer"), 1));
+        assert_eq!((app.seen.trouble(app.every).as_deref(), app.shown().len()), (Some("no answer"), 1));
         app.looked(Ok(vec![]), Duration::from_secs(104), Duration::ZERO);
-        assert_eq!((app.seen.trouble.as_deref(), app.shown().len()), (None, 0));
+        assert_eq!((app.seen.trouble(app.every).as_deref(), app.shown().len()), (None, 0));
     }
 
     #[test]

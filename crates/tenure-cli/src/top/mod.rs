@@ -24,7 +24,7 @@ use tokio::time::{Interval, interval};
 
 use crate::cli::Top;
 use crate::exit::{Failure, USAGE, of_signal};
-use crate::list::pause;
+use crate::look::Look;
 use crate::signals::{END_THE_WAIT, Signals};
 use crate::table::{Row, walk};
 use crate::{clock, store};
@@ -37,12 +37,12 @@ pub(crate) async fn top(args: &Top) -> Result<u8, Failure> {
     }
     let mut signals = Signals::catch(&END_THE_WAIT)?;
     let locks = store::open_existing(&args.locks.store)?;
-    let asked = clock::now();
+    let look = Look::begin();
     let mut app =
         App::new(locks.url(), args.every, std::env::var_os("NO_COLOR").is_some_and(|it| !it.is_empty()));
     // Fail before taking over the screen if the store is unreachable.
     let rows = store::unless_absent(&locks, rows(&locks, &args.locks.names)).await??;
-    app.looked(Ok(rows), clock::unix(), clock::now() - asked);
+    app.looked(Ok(rows), clock::unix(), look.took());
     let own = |error| Failure::own("cannot use the terminal", &error);
     let mut screen = Screen::open().map_err(own)?;
     let ended = run(&mut app, &locks, args, &mut signals, &mut screen.0).await;
@@ -127,18 +127,17 @@ async fn run(
         force: Fuse::terminated(),
         ticks: interval(Duration::from_millis(250)),
     };
-    let (mut asked, mut next) = (clock::now(), clock::now() + args.every);
+    let mut next = clock::now() + args.every;
     loop {
         screen.draw(|frame| screen::draw(frame, app, clock::unix()))?;
         match events.next().await {
             Event::Signal(signal) => return Ok(of_signal(signal)),
             Event::NoTerminal => return Ok(of_signal(Signal::HUP)),
             Event::Looked(rows) => {
-                let took = clock::now() - asked;
-                // The duration of a failed scan says nothing about the cost of one.
-                let cost = if rows.is_ok() { took } else { Duration::ZERO };
-                next = clock::now() + pause(args.every, cost);
-                app.looked(rows, clock::unix(), took);
+                let look = app.seen.looking.unwrap_or_else(Look::begin);
+                app.pause = look.pause(args.every, rows.is_ok());
+                next = clock::now() + app.pause;
+                app.looked(rows, clock::unix(), look.took());
             }
             Event::Forced(told) => {
                 app.forced(told);
@@ -160,7 +159,7 @@ async fn run(
         }
         let is_looking = !futures_util::future::FusedFuture::is_terminated(&events.look);
         if !app.is_paused() && !is_looking && clock::now() >= next {
-            asked = clock::now();
+            app.seen.looking = Some(Look::begin());
             let (locks, names) = (locks.clone(), args.locks.names.clone());
             events.look = pending(async move { rows(&locks, &names).await });
         }

@@ -45,7 +45,7 @@ fn draw_head(frame: &mut Frame<'_>, app: &App, area: Rect) {
     let counts = format!(
         "{}, {} waiting, {:.1} hand-overs/s",
         plural(app.seen.count() as u64, "lock"),
-        app.seen.waiting(),
+        app.seen.waits(),
         app.seen.handovers_per_second()
     );
     let most = usize::from(area.width).saturating_sub(counts.len() + 1);
@@ -56,13 +56,13 @@ fn draw_head(frame: &mut Frame<'_>, app: &App, area: Rect) {
 
 fn draw_state(frame: &mut Frame<'_>, app: &App, now: Duration, area: Rect) {
     let age = now.saturating_sub(app.seen.looked_at);
-    let (text, colour) = match &app.seen.trouble {
+    let (text, colour) = match app.seen.trouble(app.every) {
         Some(why) => (format!("{} old: {why}", Span(age)), Some(URGENT)),
         None if app.is_paused() => (format!("paused, {} old", Span(age)), Some(URGENT)),
         None => {
             let took = app.seen.took.as_secs_f64() * 1_000.0;
-            let every = crate::list::pause(app.every, app.seen.took);
-            (format!("refreshed every {}, in {took:.1} ms, sorted by {}", Span(every), app.sort.name()), None)
+            let (every, sort) = (Span(app.pause), app.sort.name());
+            (format!("refreshed every {every}, in {took:.1} ms, sorted by {sort}"), None)
         }
     };
     let style = colour.map_or(Style::new(), |colour| style(app, colour));
@@ -96,7 +96,7 @@ fn draw_table(frame: &mut Frame<'_>, app: &App, now: Duration, area: Rect) {
             Cell::new(fitted(&row.name, name)),
             Cell::new(short_kind(&row.kind)),
             Cell::new(row.used()),
-            Cell::new(row.waiting().to_string()),
+            Cell::new(row.waits()),
             Cell::new(held_for),
             lease(app, row, now),
             Cell::new(Line(&row.who()).to_string()),
@@ -190,11 +190,11 @@ fn strip(history: &History, width: usize, now: Duration) -> String {
         };
         let is_held =
             history.holds.iter().any(|hold| hold.from < to && hold.end.is_none_or(|(end, _)| end > from));
-        let waiting = history.waits.iter().rev().find(|(at, _)| *at < to).map_or(0, |(_, count)| *count);
+        let waiting = history.waits.iter().rev().find(|(at, _)| *at < to).and_then(|(_, count)| *count);
         match is_held {
             _ if ended(End::Expired) => '×',
             _ if ended(End::HandedOver) => '│',
-            true if waiting > 0 => '▓',
+            true if waiting > Some(0) => '▓',
             true => '█',
             false => '·',
         }
@@ -246,8 +246,7 @@ mod tests {
         ] {
             let holder = Party { token, left: Some(Duration::from_secs(left)), ..Party::default() };
             let holders = if token > 0 { vec![holder] } else { vec![] };
-            let waiters = vec![Party::default(); waiters];
-            let rows = vec![Row { name: "a".into(), holders, waiters, ..Row::default() }];
+            let rows = vec![Row { name: "a".into(), holders, waiting: Some(waiters), ..Row::default() }];
             seen.looked(Ok(rows), minute(at), Duration::ZERO);
         }
         assert_eq!(strip(seen.history("a").expect("a history"), 10, minute(20)), "·█▓▓│█×·██");

@@ -110,3 +110,26 @@ fn a_low_limit_of_open_files_is_one_line_and_no_panic() {
         }
     }
 }
+
+#[test]
+fn six_hundred_locks_with_long_labels_fit_into_the_environment() {
+    let env = TestEnv::new();
+    let names: Vec<String> = (0..600).map(|number| format!("lock-{number}")).collect();
+    let mut command = env.tenure_run_command(["--label", &"l".repeat(256)]);
+    command.args(names.iter().flat_map(|name| ["--also", name])).args(["x", "--", "sh", "-c"]);
+    let nested = format!("{BINARY} run lock-599 true; test $? = 75");
+    command.arg(nested);
+    env.run(command).exits_with(0).says_among_others("which would wait for itself");
+}
+
+#[test]
+fn without_proc_a_run_says_what_it_needs() {
+    if cfg!(tenure_portable) {
+        return;
+    }
+    let (env, server) = (TestEnv::new(), Server::start());
+    let script = "mount -t tmpfs none /proc && exec \"$0\" run --store \"$1\" x true";
+    let mut command = env.program("unshare");
+    command.args(["-rm", "sh", "-c", script, BINARY, &server.url()]);
+    env.run(command).exits_with(125).says("/proc is not mounted");
+}

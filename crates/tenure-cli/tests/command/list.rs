@@ -2,6 +2,7 @@
 
 use rustix::process::Signal;
 use serde_json::Value;
+use tenure_testkit::servers::{Postgres, Server};
 
 use crate::env::{Running, TestEnv};
 use crate::tmux::Tmux;
@@ -104,4 +105,55 @@ fn a_watched_list_tells_what_changes_hands_and_what_becomes_free() {
         let is_json = said.stdout.starts_with('{');
         assert!(!is_json || said.stdout.lines().all(|line| serde_json::from_str::<Value>(line).is_ok()));
     }
+}
+
+#[test]
+fn a_watched_list_tells_that_its_store_hangs_and_goes_on_soon() {
+    let (env, server) = (TestEnv::new(), Server::start());
+    let url = server.url();
+    let list = env.start(env.tenure(["list", "--store", &url, "--watch=100ms"]));
+    let store = ["--store", url.as_str()];
+    let first = hold(&env, &store, "x");
+    list.eventually("it is told", || list.stdout().contains("x\tmutex\t"));
+    server.stop();
+    list.eventually("it says so", || list.stderr().contains("no answer from the store for "));
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    server.cont();
+    first.signal(Signal::TERM);
+    first.wait().exits_with(143);
+    // Within a second, and not after fifty times the silence.
+    list.eventually("it goes on", || list.stdout().contains("x\tfree\n"));
+    list.signal(Signal::INT);
+    list.wait().exits_with(130);
+}
+
+#[test]
+fn processes_that_wait_for_a_mutex_are_counted_or_unknown() {
+    let (env, redis, postgres) = (TestEnv::new(), Server::start(), Postgres::start());
+    for (url, expected) in [(env.url(), "1"), (redis.url(), "1"), (postgres.url("waits"), "-")] {
+        let store = ["--store", url.as_str()];
+        let held = hold(&env, &store, "x");
+        let waiter = env.start(env.tenure_run_command([&store[..], &["-v", "x", "--", "true"]].concat()));
+        waiter.eventually("it waits", || waiter.stderr().contains("waiting for"));
+        let listed = || env.run(env.tenure([&["list"], &store[..]].concat())).exits_with(0).stdout;
+        waiter.eventually("it is counted", || listed().ends_with(&format!("\t{expected}\t-\n")));
+        let said = env.run(env.tenure([&["list", "--json"], &store[..]].concat())).exits_with(0).stdout;
+        let lock: Value = serde_json::from_str(&said).expect("JSON");
+        assert_eq!(lock["waiting"], expected.parse::<u64>().map_or(Value::Null, Value::from), "{lock}");
+        let status = env.run(env.tenure([&["status"], &store[..], &["x"]].concat())).exits_with(0).stdout;
+        assert_eq!(status.contains("\nwaiting: 1\n"), expected == "1", "{status}");
+        held.signal(Signal::TERM);
+        held.wait().exits_with(143);
+        waiter.wait().exits_with(0);
+    }
+}
+
+#[test]
+fn characters_that_reorder_text_are_escaped() {
+    let env = TestEnv::new();
+    let _held = hold(&env, &["--label", "l\u{2066}"], "a\u{202e}b\u{200f}");
+    let said = env.run(env.tenure(["list"])).exits_with(0).stdout;
+    assert!(said.starts_with("a\\u{202e}b\\u{200f}\t") && said.contains("l\\u{2066}"), "{said:?}");
+    let busy = env.tenure_run(["-n", "a\u{202e}b\u{200f}", "true"]).exits_with(75);
+    assert!(!busy.stderr.contains('\u{202e}') && busy.stderr.contains("\\u{202e}"), "{busy:?}");
 }

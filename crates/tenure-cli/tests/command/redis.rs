@@ -559,3 +559,20 @@ fn processes_that_wait_on_redis_send_few_requests_on_two_connections() {
     assert!(each > 0.0 && each <= 0.3, "{each:.2} requests a second each");
     assert!(connections <= 2 * running.len(), "{connections} connections");
 }
+
+#[test]
+fn a_first_connection_to_a_busy_server_has_lost_no_request() {
+    let env = TestEnv::new();
+    let server = Server::start_with(Config::new().set("lua-time-limit", "20"));
+    let url = server.url();
+    let mut busy = server.client().expect("a connection");
+    busy.send(&["EVAL", "while true do end", "0"]).expect("a connection");
+    let run = || env.tenure_run(["--store", &url, "-w", "1s", "x", "--", "true"]);
+    let said = run().exits_with(69);
+    assert!(
+        said.stderr.contains("BUSY") && !said.stderr.contains("cannot close the old connection"),
+        "{said:?}"
+    );
+    server.command(&["SCRIPT", "KILL"]);
+    run().exits_with(0).says_nothing();
+}

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use tenure_testkit::servers::Server;
+use tenure_testkit::servers::{Config, Server};
 
 use crate::env::{Running, TestEnv, now};
 
@@ -124,6 +124,32 @@ fn a_store_that_is_away_is_told_and_asked_again() {
     server.eventually("it is back", || has("tenure_up 1"));
 }
 
+#[test]
+fn a_store_that_hangs_is_told_at_once_and_asked_soon_after() {
+    let (env, store) = (TestEnv::new(), Server::start());
+    let url = store.url();
+    env.tenure_run(["--store", &url, "x", "true"]).exits_with(0);
+    let (server, at) = serve(&env, &["--store", &url]);
+    let has = |line: &str| get(&at, "/metrics").lines().any(|one| one == line);
+    server.eventually("it is up", || has("tenure_up 1"));
+    store.stop();
+    let stopped = now();
+    server.eventually("it is away", || has("tenure_up 0"));
+    let told: Value = serde_json::from_str(&get(&at, "/locks.json")).expect("JSON");
+    assert!(told["trouble"].as_str().is_some_and(|why| why.contains("no answer")), "{told}");
+    let list = env.start(env.tenure(["list", "--store", &url, "--watch=100ms"]));
+    list.eventually("it hangs for a while", || now() - stopped > Duration::from_secs(5));
+    store.cont();
+    server.eventually("it is back", || has("tenure_up 1"));
+    // Not fifty times as long as the store was silent.
+    let looked =
+        || serde_json::from_str::<Value>(&get(&at, "/locks.json")).expect("JSON")["looked_ms"].as_u64();
+    let first = looked();
+    server.eventually("it is asked again", || looked() > first);
+    let told: Value = serde_json::from_str(&get(&at, "/locks.json")).expect("JSON");
+    assert!(told["every_ms"].as_u64() <= Some(1_000), "{told}");
+}
+
 /// A browser that opens this address.
 fn chromium(env: &TestEnv, options: &[&str], url: &str) -> Command {
     let mut browser = env.program("chromium-headless-shell");
@@ -168,7 +194,7 @@ fn the_page_shows_holds_waits_hand_overs_and_losses() {
     let page = page_of("lock%2Fqueue");
     assert_shows(
         &page,
-        &["<h2>queue</h2>", "Held by 1<", "Waiting, next first: 1<", ">tenure stop --store file:"],
+        &["<h2>queue</h2>", "Held by 1<", "Waiting, next first: 1<", ">tenure stop -- queue</code>"],
     );
 
     queue.signal(Signal::TERM);
@@ -204,6 +230,49 @@ fn the_page_shows_holds_waits_hand_overs_and_losses() {
     drop(guard);
 }
 
+/// The commands on a page of one lock.
+fn commands(page: &str) -> Vec<String> {
+    let codes = page.split("<code>").skip(1).map(|rest| rest.split("</code>").next().unwrap_or_default());
+    codes.map(|code| code.replace("&gt;", ">").replace("&lt;", "<").replace("&amp;", "&")).collect()
+}
+
+#[test]
+fn the_commands_of_the_page_reach_its_store_and_end_no_later_hold() {
+    let server = Server::start_with(Config::new().password("hush"));
+    let address = server.address();
+    let (configured, flagged) = (TestEnv::shared(), TestEnv::new());
+    let store = format!("redis://:hush@{address}/1");
+    let cases = [
+        (&configured, &[][..], vec![], false),
+        (&flagged, &["--store", &store][..], vec![format!("redis://{address}/1")], true),
+    ];
+    for (env, flags, expected, lacks_login) in cases {
+        let options = [flags, &["--ttl", "1h"]].concat();
+        let held = env.start_script(&options, "x y", "READY; exec sleep 100");
+        let (serving, at) = serve(env, flags);
+        let told = || serde_json::from_str::<Value>(&get(&at, "/locks.json")).expect("JSON");
+        serving.eventually("it is shown", || lock_told(&at, "x y")["held"] == 1);
+        let all = told();
+        let named = all["flags"].as_array().expect("flags").iter().filter(|flag| *flag != "--store");
+        let named: Vec<_> = named.filter_map(Value::as_str).collect();
+        assert_eq!(
+            (named, &all["lacks_login"]),
+            (expected.iter().map(String::as_str).collect(), &lacks_login.into())
+        );
+        let page = browser(env, &format!("http://{at}/#lock%2Fx%20y"));
+        assert!(!page.contains("hush") && page.contains("Add the login") == lacks_login, "{page}");
+        let commands = commands(&page);
+        let token = lock_told(&at, "x y")["holders"][0]["token"].to_string();
+        assert!(commands[2].contains(&format!("--force --token {token} ")), "{commands:?}");
+        let command = commands[2].replace("tenure ", &format!("{} ", crate::env::BINARY));
+        let command = command.replace("redis://", "redis://:hush@");
+        let mut shell = env.program("sh");
+        shell.args(["-c", &command]);
+        env.run(shell).exits_with(0);
+        held.wait().exits_with(79);
+    }
+}
+
 #[test]
 fn names_and_labels_are_text_on_the_page_and_words_in_its_commands() {
     let env = TestEnv::shared();
@@ -217,8 +286,10 @@ fn names_and_labels_are_text_on_the_page_and_words_in_its_commands() {
     let page = browser(&env, &format!("http://{at}/"));
     assert_shows(
         &page,
-        &["<title>tenure</title>", &format!("{text}</a>"), &format!("\"{text}\"</span>"), address],
+        &["<title>tenure</title>", "title=\"&quot;&gt;&lt;script", &format!("\"{text}\"</span>"), address],
     );
+    // Long names differ at their ends.
+    assert_shows(&page, &["=</span><span class=\"tail\">'taken'&lt;/script&gt;</span></a>"]);
     let page = browser(&env, &format!("http://{at}/{address}"));
     let command = "-- '\"&gt;&lt;script&gt;document.title='\\''taken'\\''&lt;/script&gt;'</code>";
     assert_shows(&page, &["<title>tenure</title>", &format!("<h2>{text}</h2>"), command]);
@@ -232,7 +303,9 @@ fn leaders_and_jobs_are_shown_with_their_next_window() {
     let elect = ["elect", "--payload", "host-1:80", "api", "--", "sleep", "100"];
     let _leader = env.start(env.tenure(elect));
     env.run(env.tenure(["run", "--once-per", "1h", "report", "--", "true"])).exits_with(0);
-    let (server, at) = serve(&env, &["--election", "api", "--job", "report", "--job", "other"]);
+    env.run(env.tenure(["run", "--once-per", "20h", "broken", "-c", "exit 3"])).exits_with(3);
+    let watched = ["--election", "api", "--job", "report", "--job", "other", "--job", "broken"];
+    let (server, at) = serve(&env, &watched);
     let told = || serde_json::from_str::<Value>(&get(&at, "/locks.json")).expect("JSON");
     server.eventually("the leader is shown", || told()["elections"][0]["held"] == 1);
     assert_eq!(
@@ -244,8 +317,21 @@ fn leaders_and_jobs_are_shown_with_their_next_window() {
         &page,
         &["#election%2Fapi", ", host-1:80</span>", "✓ done", "next window, from ", "not yet run"],
     );
+    // A failure opens its window again.
+    assert_shows(
+        &page,
+        &["✕ failed", ": exit status: 3", "now<small class=\"cut\">its window is open again<"],
+    );
+    let page = browser(&env, &format!("http://{at}/#job%2Fbroken"));
+    let facts = ["<dt>Cause</dt><dd>exit status: 3</dd>", "<dt>Last success</dt><dd>none is known</dd>"];
+    assert_shows(
+        &page,
+        &[&facts[..], &["now: its window is open again", ">tenure status -- broken<"]].concat(),
+    );
+    let page = browser(&env, &format!("http://{at}/#job%2Freport"));
+    assert_shows(&page, &["<h2>report</h2>", "✓ done", " ago</dd><dt>May run</dt><dd>in "]);
     let page = browser(&env, &format!("http://{at}/#election%2Fapi"));
-    assert_shows(&page, &[">Leader<", "host-1:80, token ", "tenure stop --election --store "]);
+    assert_shows(&page, &[">Leader<", "host-1:80, token ", "tenure stop --election -- api"]);
 }
 
 #[test]

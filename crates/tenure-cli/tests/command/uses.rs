@@ -41,7 +41,8 @@ fn a_job_runs_once_in_a_period_and_the_next_is_told_which_run_it_was() {
         fs::remove_file(env.path("digest")).expect("a file");
         let said = env.run(env.tenure(["status", "--store", &url, "failing"])).exits_with(1).stdout;
         assert!(
-            said.contains(" ago: failed: exit status: 3; last done ") && said.ends_with(" ago\n"),
+            said.contains(" ago: failed: exit status: 3; its window stays closed; last done ")
+                && said.ends_with(" ago\n"),
             "{said}"
         );
         let said = env.run(env.tenure(["status", "--json", "--store", &url, "failing"])).exits_with(1).stdout;

@@ -38,8 +38,8 @@ fn the_verbs_work_on_zookeeper() {
     let took = now() - begun;
     assert!(took < Duration::from_secs(10), "{took:?}");
 
-    // The doctor has no findings, but reports why a lock cannot be acquired.
-    assert_eq!(found(&env, &url, &[]), checks([]));
+    // One server is no ensemble. The doctor also reports why a lock cannot be acquired.
+    assert_eq!(found(&env, &url, &[]), checks(["members"]));
     let said = env.run(env.tenure(["doctor", "--store", "zookeeper://127.0.0.1:1"]));
     assert!(said.code() == Some(69) && said.stderr.contains("127.0.0.1:1"), "{said:?}");
     let said = env.run(env.tenure(["doctor", "--store", "zookeeper://127.0.0.1:0"]));
@@ -54,9 +54,11 @@ fn the_verbs_work_on_zookeeper() {
 fn the_doctor_tells_how_many_processes_of_a_host_zookeeper_takes() {
     let env = TestEnv::new();
     let server = ZooKeeper::with_clients(60);
-    let doctor = || env.run(env.tenure(["doctor", "--store", &server.url()])).exits_with(0).stdout;
+    let doctor = || env.run(env.tenure(["doctor", "--store", &server.url()])).exits_with(1).stdout;
+    assert!(doctor().contains(": ZooKeeper 3.") && doctor().contains(", standalone\n"), "{}", doctor());
+    assert!(doctor().contains("1 member: while one is down, no lock is granted"), "{}", doctor());
     assert!(doctor().contains("maxClientCnxns is 60"), "{}", doctor());
     let silent = ZooKeeper::start();
-    let said = env.run(env.tenure(["doctor", "--store", &silent.url()])).exits_with(0).stdout;
+    let said = env.run(env.tenure(["doctor", "--store", &silent.url()])).exits_with(1).stdout;
     assert!(said.contains("4lw.commands.whitelist"), "{said}");
 }
