@@ -38,6 +38,10 @@ pub fn invalid(message: &str) -> PyErr {
     make("invalid", message, None, None)
 }
 
+pub fn unsupported(message: &str) -> PyErr {
+    make("unsupported", message, None, None)
+}
+
 pub fn forked() -> PyErr {
     make("forked", "the guard belongs to the parent process: a fork does not share locks", None, None)
 }

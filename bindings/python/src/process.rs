@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::process;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
@@ -35,6 +35,23 @@ pub struct Process {
 }
 
 static FIRST: OnceLock<Process> = OnceLock::new();
+/// The id of this process, because a system call for each use would cost more than all else.
+static ID: AtomicU32 = AtomicU32::new(0);
+
+fn id() -> u32 {
+    match ID.load(Ordering::Relaxed) {
+        0 => forked(),
+        id => id,
+    }
+}
+
+/// Reads the id of this process again. The package calls this in each child of a fork.
+#[pyfunction]
+pub fn forked() -> u32 {
+    let id = process::id();
+    ID.store(id, Ordering::Relaxed);
+    id
+}
 
 /// Locks a mutex whose content is consistent at all times.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -47,7 +64,7 @@ impl Process {
     }
 
     pub fn current() -> &'static Self {
-        let id = process::id();
+        let id = id();
         let mut process = FIRST.get_or_init(|| Self::new(id));
         while process.id != id {
             process = process.child.get_or_init(|| Box::new(Self::new(id)));
@@ -67,12 +84,12 @@ impl Process {
         self.is_closing.load(Ordering::Acquire)
     }
 
-    fn id(&self) -> u64 {
+    fn next_id(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
     pub fn add_hold(&self, slot: &Arc<Slot>) -> u64 {
-        let id = self.id();
+        let id = self.next_id();
         lock(&self.holds).insert(id, Arc::downgrade(slot));
         id
     }
@@ -95,7 +112,7 @@ impl Process {
 
     /// Registers a call that blocks this thread, so that the shutdown of the interpreter can cancel it.
     pub fn waiting(&'static self, cancel: &Arc<Cancel>) -> Waiting {
-        let id = self.id();
+        let id = self.next_id();
         lock(&self.waits).insert(id, Arc::clone(cancel));
         if self.is_closing() {
             cancel.set();
@@ -158,11 +175,11 @@ pub struct Owned<T> {
 
 impl<T> Owned<T> {
     pub fn new(value: T) -> Self {
-        Self { process: process::id(), value: Some(value) }
+        Self { process: id(), value: Some(value) }
     }
 
     pub fn is_foreign(&self) -> bool {
-        self.process != process::id()
+        self.process != id()
     }
 
     /// The value, or `ForkedError` in a child of its process.

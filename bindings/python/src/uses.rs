@@ -217,8 +217,29 @@ fn window(function: &Py<PyAny>, failed: &Failed, now: SystemTime) -> Range<Syste
     })
 }
 
+/// The windows of a cron expression, of days, weeks or months.
+fn of_calendar(kind: &str, at: &Bound<'_, PyAny>, zone: Option<&str>) -> PyResult<Period> {
+    let time = || error::seconds("time", at.extract::<f64>()?);
+    let period = match kind {
+        "daily" => Period::daily(time()?),
+        "weekly" => Period::weekly(time()?),
+        #[cfg(feature = "schedule")]
+        "monthly" => checked(Period::monthly(time()?))?,
+        #[cfg(feature = "schedule")]
+        "cron" => checked(Period::cron(&at.extract::<String>()?))?,
+        _ => return Err(error::unsupported("this build is without the feature schedule")),
+    };
+    match zone {
+        #[cfg(feature = "schedule")]
+        Some(zone) => checked(period.in_zone(zone)),
+        #[cfg(not(feature = "schedule"))]
+        Some(_) => Err(error::unsupported("this build is without the feature schedule")),
+        None => Ok(period),
+    }
+}
+
 impl OncePer {
-    /// `period` is a number of seconds, `("daily", seconds)`, or a function.
+    /// `period` is a number of seconds, `(kind, text or seconds, zone or None)`, or a function.
     pub fn new(
         root: Arc<Root>,
         locks: &tenure::Locks,
@@ -231,8 +252,8 @@ impl OncePer {
         let failed = Failed::default();
         let mut windows = if let Ok(seconds) = period.extract::<f64>() {
             Period::every(error::seconds("period", seconds)?)
-        } else if let Ok((_, at)) = period.extract::<(String, f64)>() {
-            Period::daily(error::seconds("time of day", at)?)
+        } else if let Ok((kind, at, zone)) = period.extract::<(String, Bound<'_, PyAny>, Option<String>)>() {
+            of_calendar(&kind, &at, zone.as_deref())?
         } else {
             let (function, failed) = (period.clone().unbind(), Arc::clone(&failed));
             Period::new(move |now| window(&function, &failed, now))

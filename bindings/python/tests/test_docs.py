@@ -33,7 +33,7 @@ def ran(directory: Path, url: str, *words: str) -> None:
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]
 
 
-@pytest.mark.parametrize("page", ["django.md", "fastapi.md", "celery.md"])
+@pytest.mark.parametrize("page", ["django.md", "fastapi.md", "celery.md", "prometheus.md"])
 def test_a_page_runs(page: str, tmp_path: Path) -> None:
     (tmp_path / "server").mkdir()
     server = Server(tmp_path / "server")

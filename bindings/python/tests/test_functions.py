@@ -402,11 +402,36 @@ def test_an_exception_of_a_window_reaches_the_caller(locks: tenure.Locks, name: 
         locks.once_per(name, "1d")  # type: ignore[arg-type]
 
 
-def test_a_time_of_day_keeps_its_zone_and_its_microseconds(locks: tenure.Locks, name: str) -> None:
-    assert tenure.daily(time(2, 30, 0, 500_000)).seconds() == 9000.5
-    assert tenure.daily(time(2, tzinfo=timezone.utc)).seconds() == 7200
-    with pytest.raises(tenure.InvalidError, match="Asia/Tokyo"):
-        locks.once_per(name, tenure.daily(at=time(2, tzinfo=ZoneInfo("Asia/Tokyo"))))
+def test_schedules_keep_their_zones(locks: tenure.Locks, name: str) -> None:
+    def window(period: Any) -> tuple[datetime, datetime]:
+        found = locks.once_per(f"{name}:{period}", period).run(lambda turn: turn.window).value
+        assert found is not None
+        return found
+
+    def starts(period: Any, zone: str) -> time:
+        start, end = window(period)
+        assert end > datetime.now(timezone.utc) - timedelta(minutes=1)
+        return start.astimezone(ZoneInfo(zone)).time()
+
+    tokyo, berlin = ZoneInfo("Asia/Tokyo"), "Europe/Berlin"
+    assert starts(tenure.daily(at=time(2, tzinfo=tokyo)), "Asia/Tokyo") == time(2)
+    assert starts(tenure.daily(2 * 3600, zone=tokyo), "Asia/Tokyo") == time(2)
+    assert starts(tenure.daily(time(2, 30, tzinfo=timezone.utc)), "UTC") == time(2, 30)
+    assert starts(tenure.daily(time(2, 30, 0, 500_000)), "UTC") == time(2, 30, 0, 500_000)
+    assert starts(tenure.weekly(timedelta(hours=26), zone=berlin), berlin) == time(2)
+    assert starts(tenure.monthly(3600, zone=berlin), berlin) == time(1)
+    assert window(tenure.weekly(86_400))[0].weekday() == 1 and window(tenure.monthly())[0].day == 1
+    assert starts(tenure.cron("15 4 * * *", zone=berlin), berlin) == time(4, 15)
+    assert starts(tenure.cron("@daily"), "UTC") == time(0)
+    for wrong, message in [
+        (lambda: tenure.cron("0 25 * * *"), "0 to 23"),
+        (lambda: tenure.daily(0, zone="Asia/Tokio"), "Asia/Tokio"),
+        (lambda: tenure.daily(0, zone=timezone(timedelta(hours=9))), "zone: got"),
+        (lambda: tenure.daily(time(2, tzinfo=tokyo), zone=berlin), "expected one zone"),
+        (lambda: tenure.monthly(40 * 86_400), "28d"),
+    ]:
+        with pytest.raises(tenure.InvalidError, match=message):
+            locks.once_per(name, wrong())
 
 
 def test_an_owner_is_who_calls(locks: tenure.Locks, name: str) -> None:

@@ -307,17 +307,22 @@ def test_children_of_multiprocessing_use_the_locks(url: str, name: str, program:
     assert parent.end(70) == "20 [0, 0, 0, 0]"
 
 
-def test_a_fork_without_hooks_has_a_store_of_its_own(url: str, name: str, program: Start) -> None:
-    """As by uWSGI."""
+def test_a_worker_of_uwsgi_has_a_connection_of_its_own(url: str, name: str, program: Start) -> None:
+    """It forks without the hooks of Python, and calls one of its own."""
     program(
         """
-        import ctypes, os, sys, tenure
+        import ctypes, os, sys, types
+        sys.modules["uwsgi"] = uwsgi = types.ModuleType("uwsgi")
+        called = []
+        uwsgi.post_fork_hook = lambda: called.append(os.getpid())
+        import tenure
         locks, name = tenure.connect(sys.argv[1], op_timeout=20), sys.argv[2]
         mutex = locks.mutex(name)
         with mutex as guard:
             if (child := ctypes.PyDLL(None).fork()) == 0:
+                uwsgi.post_fork_hook()
                 with locks.mutex(name + "child"):
-                    os._exit(0 if mutex.try_lock() is None else 1)
+                    os._exit(0 if mutex.try_lock() is None and called == [os.getpid()] else 1)
             assert os.waitpid(child, 0)[1] == 0
             guard.verify()
         """,

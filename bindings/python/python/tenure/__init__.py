@@ -58,7 +58,7 @@ if _TYPE_CHECKING:
 
     from ._caches import Absent, Cache, Fill, Uncached
     from ._locks import Login as _Login
-    from ._uses import Election, Observer, OncePer, daily
+    from ._uses import Election, Observer, OncePer, Schedule, cron, daily, monthly, weekly
     from ._values import (
         Change,
         ForcedRelease,
@@ -80,8 +80,8 @@ __all__ = [
     "ForkedError", "Guard", "Histogram", "Holder", "InvalidError", "LastRun", "Leader", "Lock", "LockMetrics", "Locks",
     "Loss", "LostError", "Metrics", "MismatchError", "Multi", "MultiGuard", "Mutex", "Observer", "OncePer", "Options",
     "OverdueError", "ReentrantMutex", "RefusedError", "ReleasedError", "Run", "RwGuard", "RwLock", "RwSide",
-    "Semaphore", "Status", "StopRequest", "Term", "Turn", "Uncached", "UnknownError", "UnreachableError",
-    "UnsupportedError", "aconnect", "connect", "daily", "multi", "open_lazily", "quorum",
+    "Schedule", "Semaphore", "Status", "StopRequest", "Term", "Turn", "Uncached", "UnknownError", "UnreachableError",
+    "UnsupportedError", "aconnect", "connect", "cron", "daily", "monthly", "multi", "open_lazily", "quorum", "weekly",
 ]  # fmt: skip
 
 

@@ -106,7 +106,7 @@ class Cache:
         self._opened()
 
     def _opened(self) -> _native.Cache:
-        generation = _fork.generation()
+        generation = _fork.generation
         if self._handle is None or self._generation != generation:
             self._handle = self._locks().cache(self.name).configured(**self._options)
             self._generation = generation

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from . import _native
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_generation = 0
-_process = os.getpid()
+generation: int = 0
+"""The number of forks between the process that imported the package and this one."""
+
 _handlers: list[Callable[[], None]] = []
 
 
@@ -18,21 +22,39 @@ def in_child(handler: Callable[[], None]) -> None:
     _handlers.append(handler)
 
 
-def generation() -> int:
-    """The number of forks between the process that imported the package and this one."""
-    if os.getpid() != _process:
-        _after_fork()  # by uWSGI, which may fork without the hooks of Python
-    return _generation
-
-
 def _after_fork() -> None:
-    global _generation, _process
-    _generation, _process = _generation + 1, os.getpid()
+    global generation
+    generation += 1
+    _native.forked()
     for handler in _handlers:
         handler()
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+def _follow_uwsgi() -> None:
+    """uWSGI forks without the hooks of Python, and calls one of its own."""
+    try:
+        uwsgi: Any = import_module("uwsgi")
+    except ImportError:
+        return
+    before = getattr(uwsgi, "post_fork_hook", None)
+
+    def hook() -> None:
+        _after_fork()
+        if before is not None:
+            before()
+
+    uwsgi.post_fork_hook = hook
+    try:
+        decorators: Any = import_module("uwsgidecorators")
+        decorators.postfork_chain.insert(0, _after_fork)  # it replaces the hook
+    except ImportError:
+        pass
+
+
+_follow_uwsgi()
 
 
 def close_files_below(directory: str) -> None:

@@ -78,7 +78,8 @@ def awaitable(what: str, function: Any, instead: str) -> None:
     kind = _own_kind(function)
     is_hidden = _own_kind(_inner(function)) == ASYNC or getattr(function, "__name__", "") == "<lambda>"
     if kind != ASYNC and not (kind == PLAIN and is_hidden):
-        raise InvalidError(f"{what} must be an async function, got the {kind} function {shown(function)}; use `{instead}`")
+        got = f"got the {kind} function {shown(function)}"
+        raise InvalidError(f"{what} must be an async function, {got}; use `{instead}`")
 
 
 def finished(function: Any, value: Any) -> Any:
@@ -94,7 +95,8 @@ def finished(function: Any, value: Any) -> Any:
 def coroutine(function: Any, value: Any) -> Any:
     """The awaitable that a function returned."""
     if not inspect.isawaitable(value):
-        raise InvalidError(f"{shown(function)} blocked the event loop: got {_class_of(value).__name__}, expected an awaitable")
+        got = _class_of(value).__name__
+        raise InvalidError(f"{shown(function)} blocked the event loop: got {got}, expected an awaitable")
     return value
 
 
@@ -130,7 +132,8 @@ class Template:
         self._guard = guard
         parameters = self._signature.parameters
         if guard is not None and guard not in parameters:
-            raise InvalidError(f"guard: got {guard!r}, expected an argument of {shown(function)}: {', '.join(parameters)}")
+            known = ", ".join(parameters)
+            raise InvalidError(f"guard: got {guard!r}, expected an argument of {shown(function)}: {known}")
         try:
             fields = [field for _, field, _, _ in Formatter().parse(name) if field is not None]
         except ValueError as error:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ._decorators import Caching
     from ._uses import Election, OncePer, Period
     from ._values import ForcedRelease, Metrics, Status, StopRequest
+    from .compat.redis import Lock as RedisLock
 
     Login = Callable[[], tuple[Optional[str], str]]
 
@@ -61,7 +62,26 @@ class Options(TypedDict, total=False):
 _TIMES = ("ttl", "max_hold", "grace", "op_timeout", "patience")
 
 
+# Words of other packages.
+_HABITS = {
+    "auto_renewal": "renew", "blocking_timeout": "timeout", "ex": "ttl", "expire": "ttl", "expires": "ttl",
+    "expiry": "ttl", "lease": "ttl", "lease_time": "ttl", "px": "ttl", "wait": "timeout", "wait_time": "timeout",
+}  # fmt: skip
+
+
+def _unknown(name: str) -> TypeError:
+    from difflib import get_close_matches
+
+    known = [*Options.__annotations__, "timeout", "on_lost"]
+    meant = _HABITS.get(name) or next(iter(get_close_matches(name, known, 1)), None)
+    hint = f"use {meant!r}" if meant else f"expected one of {', '.join(known)}"
+    return TypeError(f"unknown option {name!r}: {hint}")
+
+
 def _native_options(options: Options) -> dict[str, Any]:
+    for name in options:
+        if name not in Options.__annotations__:
+            raise _unknown(name)
     return {key: seconds(cast(Seconds, value)) if key in _TIMES else value for key, value in options.items()}
 
 
@@ -90,13 +110,13 @@ class _Store:
         self.url = url
         self.open = opened
         self._native = opened()
-        self._generation = _fork.generation()
+        self._generation = _fork.generation
         _stores.add(self)
 
     def native(self) -> _native.Locks:
-        if self._generation != _fork.generation():
+        if self._generation != _fork.generation:
             self._native = self.open()
-            self._generation = _fork.generation()
+            self._generation = _fork.generation
         return self._native
 
 
@@ -118,7 +138,7 @@ def open_url(url: str, credentials: Optional[Login] = None) -> _native.Locks:
             raise UnsupportedError("this build is without the feature redis, whose stores have credentials")
         return _native.Locks.open_with_credentials(url, credentials)
     # A child has a copy of its parent's memory, with the parent's locks in it.
-    if url.startswith("memory:") and url != "memory:" and _fork.generation():
+    if url.startswith("memory:") and url != "memory:" and _fork.generation:
         url = f"{url} of process {os.getpid()}"
     return _native.Locks.open(url)
 
@@ -138,10 +158,10 @@ class Locks:
         self._opened()
 
     def _opened(self) -> _native.Locks:
-        if self._handle is None or self._generation != _fork.generation():
+        if self._handle is None or self._generation != _fork.generation:
             native = self._store.native()
             self._handle = native.configured(**_native_options(self._options)) if self._options else native
-            self._generation = _fork.generation()
+            self._generation = _fork.generation
         return self._handle
 
     def configured(self, **options: Unpack[Options]) -> Locks:
@@ -200,6 +220,31 @@ class Locks:
         True
         """
         return Mutex(self, name, timeout, on_lost, options)
+
+    def lock(
+        self,
+        name: str,
+        timeout: Optional[Seconds] = None,
+        *,
+        blocking: bool = True,
+        blocking_timeout: Optional[Seconds] = None,
+        thread_local: bool = True,
+        raise_on_release_error: bool = True,
+    ) -> RedisLock:
+        """A mutex with the arguments and methods of redis-py's `Lock`: `acquire`, `release`, `locked`, `owned`,
+        `extend` and `reacquire`. See `tenure.compat.redis`.
+
+        >>> import tenure
+        >>> lock = tenure.connect("memory:").lock("report", timeout=10)
+        >>> if lock.acquire(blocking=False):
+        ...     lock.release()
+        """
+        from .compat.redis import Lock as RedisLock
+
+        return RedisLock(
+            self, name, timeout, blocking=blocking, blocking_timeout=blocking_timeout, thread_local=thread_local,
+            raise_on_release_error=raise_on_release_error,
+        )  # fmt: skip
 
     def fair_mutex(
         self,
@@ -400,8 +445,8 @@ class Locks:
     ) -> OncePer:
         """A job that runs at most once in each window of a period, on whichever host asks first: see `OncePer`.
 
-        `period` is a time (windows are counted from 1970 UTC), `tenure.daily(at)`, or a function from a
-        `datetime` to the window that contains it, as two of them. `open_for` limits how long after the start of
+        `period` is a time (windows are counted from 1970 UTC), `tenure.daily`, `weekly`, `monthly` or `cron`, or a
+        function from a `datetime` to the window that contains it, as two of them. `open_for` limits how long after the start of
         a window the job may begin. `reopens_on` says what lets it run again: `nothing`, `failure`, or
         `failure_or_loss`. With `again` it runs although it has run in this window, or died: for a run by hand.
 
@@ -589,10 +634,10 @@ def quorum_of(members: list[Locks]) -> Locks:
 
 
 def of_testing(native: _native.Locks) -> Locks:
-    generation = _fork.generation()
+    generation = _fork.generation
 
     def same() -> _native.Locks:
-        if _fork.generation() != generation:
+        if _fork.generation != generation:
             raise ForkedError("the store belongs to the parent process: make another in the child")
         return native
 
@@ -629,9 +674,9 @@ class Lock(_native.Blocks, Generic[G]):
 
     def _opened(self) -> _native.Lock:
         handle = self._handle
-        if handle is None or self._generation != _fork.generation():
+        if handle is None or self._generation != _fork.generation:
             handle = self._handle = self._open(self._locks._opened())
-            self._generation = _fork.generation()
+            self._generation = _fork.generation
         return handle
 
     def _guard(self, hold: Any) -> G:
@@ -688,9 +733,11 @@ class Lock(_native.Blocks, Generic[G]):
         return self._aenter(id(sys._getframe(1)))
 
     async def _aenter(self, frame: int) -> G:
-        guard = await self.alock() if self._timeout is None else await self.atry_lock(self._timeout)
-        if guard is None:
-            raise self.busy(self._timeout)
+        opened, timeout = self._opened(), self._timeout
+        hold = await wait(opened.lock() if timeout is None else opened.try_lock(timeout))
+        if hold is None:
+            raise self.busy(timeout)
+        guard = self._guard(hold)
         self._enter(frame, guard)
         return guard
 
@@ -726,12 +773,12 @@ class _Owners(_local):
     """The owners of reentrant mutexes: of this thread, and of its tasks."""
 
     def __init__(self) -> None:
-        self.generation = _fork.generation()
+        self.generation = _fork.generation
         self.thread: Optional[str] = None
         self.tasks: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
     def current(self) -> str:
-        if self.generation != _fork.generation():
+        if self.generation != _fork.generation:
             self.__init__()  # type: ignore[misc]
         running = _wait.current()
         if isinstance(running, int):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from datetime import datetime, time, timedelta, timezone
+from datetime import datetime, time, timedelta, timezone, tzinfo
 from typing import Any, Optional, TypeVar, Union
 
 from . import _fork, _functions, _native
@@ -19,38 +19,83 @@ Open = Callable[[], _native.Locks]
 
 
 Window = Callable[[datetime], tuple[datetime, datetime]]
+Zone = Union[str, tzinfo]
+
+
+def _zone_name(zone: Optional[Zone]) -> Optional[str]:
+    """The name of a zone, as in `Europe/Berlin`."""
+    if zone is None or isinstance(zone, str):
+        return zone
+    name = "UTC" if zone is timezone.utc else getattr(zone, "key", getattr(zone, "zone", None))
+    if not isinstance(name, str):
+        raise InvalidError(f"zone: got {zone!r}, expected a name such as Europe/Berlin, or a zoneinfo.ZoneInfo")
+    return name
+
+
+def _seconds_of(at: At) -> float:
+    if not isinstance(at, time):
+        return seconds(at)
+    return (datetime.combine(datetime.min, at.replace(tzinfo=None)) - datetime.min).total_seconds()
 
 
 @dataclass(frozen=True)
-class daily:
-    """The period of a job that runs once a day, from this time after midnight UTC on.
+class Schedule:
+    """The windows of a job by the calendar: see `cron`, `daily`, `weekly` and `monthly`."""
+
+    kind: str
+    at: Union[str, float]
+    zone: Optional[str] = None
+
+
+def cron(expression: str, zone: Optional[Zone] = None) -> Schedule:
+    """The period of a job whose windows begin at the times of a cron expression: minute, hour, day of the month,
+    month and weekday, with names, lists, ranges, steps and `L`, or `@daily` and its like. Times are UTC, or of a
+    `zone`, by name or as a `zoneinfo.ZoneInfo`.
 
     >>> import tenure
-    >>> job = tenure.connect("memory:").once_per("report", tenure.daily(at=2 * 3600))
+    >>> report = tenure.connect("memory:").once_per("report", tenure.cron("30 2 * * MON-FRI", zone="Europe/Berlin"))
     """
-
-    at: Union[float, timedelta, time] = 0.0
-
-    def seconds(self) -> float:
-        """Seconds after midnight."""
-        if not isinstance(self.at, time):
-            return seconds(self.at)
-        if self.at.tzinfo not in (None, timezone.utc):
-            raise InvalidError(f"daily: got a time in {self.at.tzinfo}, expected UTC; a function can compute the windows")
-        since = datetime.combine(datetime.min, self.at.replace(tzinfo=None)) - datetime.min
-        return since.total_seconds()
+    return Schedule("cron", expression, _zone_name(zone))
 
 
-Period = Union[float, timedelta, daily, Window]
+def _at(kind: str, at: At, zone: Optional[Zone]) -> Schedule:
+    own = at.tzinfo if isinstance(at, time) else None
+    if own is not None and zone is not None:
+        raise InvalidError(f"{kind}: got a time in {own} and the zone {zone}, expected one zone")
+    return Schedule(kind, _seconds_of(at), _zone_name(own if zone is None else zone))
+
+
+def daily(at: At = 0.0, zone: Optional[Zone] = None) -> Schedule:
+    """The period of a job that runs once a day, from this time after midnight on: in UTC, in a `zone`, or in that of
+    a `datetime.time`.
+
+    >>> import tenure
+    >>> job = tenure.connect("memory:").once_per("report", tenure.daily(at=2 * 3600, zone="Asia/Tokyo"))
+    """
+    return _at("daily", at, zone)
+
+
+def weekly(at: At = 0.0, zone: Optional[Zone] = None) -> Schedule:
+    """The same once a week, from this time after midnight of Monday on."""
+    return _at("weekly", at, zone)
+
+
+def monthly(at: At = 0.0, zone: Optional[Zone] = None) -> Schedule:
+    """The same once a month, from this time after midnight of its first day on."""
+    return _at("monthly", at, zone)
+
+
+At = Union[float, timedelta, time]
+Period = Union[float, timedelta, Schedule, Window]
 
 
 def _native_period(period: Period) -> Any:
-    if isinstance(period, daily):
-        return ("daily", period.seconds())
+    if isinstance(period, Schedule):
+        return (period.kind, period.at, period.zone)
     if isinstance(period, (int, float, timedelta)):
         return seconds(period)
     if not callable(period):
-        raise InvalidError(f"period: got {period!r}, expected seconds, a timedelta, daily(at) or a function")
+        raise InvalidError(f"period: got {period!r}, expected seconds, a timedelta, daily(at), cron(…) or a function")
     _functions.blocking("a function of windows", period, "")
 
     def window(now: float) -> tuple[float, float]:
@@ -79,9 +124,9 @@ class OncePer:
         self._opened()
 
     def _opened(self) -> _native.OncePer:
-        if self._handle is None or self._generation != _fork.generation():
+        if self._handle is None or self._generation != _fork.generation:
             self._handle = self._locks().once_per(self.name, *self._arguments)
-            self._generation = _fork.generation()
+            self._generation = _fork.generation
         return self._handle
 
     def try_begin(self) -> Optional[Turn]:
@@ -208,9 +253,9 @@ class Election:
         self._opened()
 
     def _opened(self) -> _native.Election:
-        if self._handle is None or self._generation != _fork.generation():
+        if self._handle is None or self._generation != _fork.generation:
             self._handle = self._locks().election(self.name, self.payload)
-            self._generation = _fork.generation()
+            self._generation = _fork.generation
         return self._handle
 
     def campaign(self) -> Term:

@@ -135,7 +135,21 @@ async def _turn_in_trio(trio: Any, reactor: _native.Reactor) -> None:
 
 async def wait(op: _native.Op) -> Any:
     """Waits in an event loop. Cancelling the task cancels the call."""
-    await _step(op)
+    loop = running_loop()
+    if loop is None:
+        await _step_in_trio(op)
+        return op.result()
+    # As `_step`, without a coroutine more.
+    future = loop.create_future()
+    reactor = reactor_of(loop)
+    id = op.start(reactor, future)
+    if id is not None:
+        try:
+            await future
+        except BaseException:
+            op.cancel()
+            reactor.forget(id)
+            raise
     return op.result()
 
 

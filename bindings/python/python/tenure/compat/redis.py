@@ -1,0 +1,284 @@
+"""The `Lock` of redis-py: the same arguments, methods and exceptions.
+
+>>> import tenure
+>>> from tenure.compat.redis import Lock
+>>> lock = Lock(tenure.connect("memory:"), "report", timeout=10, blocking_timeout=1)
+>>> with lock:
+...     lock.owned()
+True
+
+The first argument may also be the `redis.Redis` client that redis-py's `Lock` had: its server is opened again. What
+differs is what redis-py lacks: a waiter is woken by a message, so `sleep` does nothing; without a `timeout` the lease
+is renewed instead of never ending; and `lock.guard` has the fencing token and the signal of a loss. A lease that is set
+to a shorter time ends by then here, but keeps others out for as long as before.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Optional, Union
+from urllib.parse import quote
+
+from .._errors import InvalidError, LostError, ReleasedError
+from .._locks import Locks, Mutex, Options, opened
+from .._log import debug
+from .._wait import Seconds, optional_seconds, seconds
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from .._guards import Guard
+
+    class LockError(Exception):
+        """The lock was not acquired, or is not held."""
+
+    class LockNotOwnedError(LockError):
+        """The lock is no longer held."""
+
+else:
+    try:
+        from redis.exceptions import LockError, LockNotOwnedError
+    except ImportError:
+
+        class LockError(ValueError):
+            """The lock was not acquired, or is not held."""
+
+        class LockNotOwnedError(LockError):
+            """The lock is no longer held."""
+
+
+__all__ = ["AsyncLock", "Lock", "LockError", "LockNotOwnedError"]
+
+_opened: weakref.WeakKeyDictionary[Any, Locks] = weakref.WeakKeyDictionary()
+
+
+def _locks_of(client: Any) -> Locks:
+    """The locks on the server of a client of redis-py."""
+    if isinstance(client, Locks):
+        return client
+    pool: Any = getattr(client, "connection_pool", None)
+    options: dict[str, Any] = getattr(pool, "connection_kwargs", {})
+    if "host" not in options and "path" not in options:
+        raise InvalidError(f"got {type(client).__name__}, expected a redis.Redis of one server, or tenure.connect(…)")
+    if pool not in _opened:
+        user, password, database = options.get("username") or "", options.get("password"), options.get("db") or 0
+        login = f"{quote(user, safe='')}:{quote(password, safe='')}@" if password else ""
+        scheme = "rediss" if "SSL" in pool.connection_class.__name__ else "redis"
+        url = f"{scheme}://{login}{options.get('host')}:{options.get('port', 6379)}/{database}"
+        if "path" in options:
+            login = f"&user={quote(user, safe='')}&password={quote(password, safe='')}" if password else ""
+            url = f"redis+unix://{quote(options['path'])}?db={database}{login}"
+        _opened[pool] = opened(url, {})
+    return _opened[pool]
+
+
+class _Lock:
+    """What the blocking and the asyncio lock share."""
+
+    def __init__(
+        self,
+        redis: Any,
+        name: Union[str, bytes],
+        timeout: Optional[Seconds] = None,
+        sleep: float = 0.1,
+        blocking: bool = True,
+        blocking_timeout: Optional[Seconds] = None,
+        thread_local: bool = True,
+        raise_on_release_error: bool = True,
+    ) -> None:
+        self.name = name.decode() if isinstance(name, bytes) else name
+        self.timeout = optional_seconds(timeout)
+        self.sleep, self.blocking = sleep, blocking
+        self.blocking_timeout = optional_seconds(blocking_timeout)
+        self.thread_local = thread_local
+        self.raise_on_release_error = raise_on_release_error
+        self._locks = _locks_of(redis)
+        options: Options = {} if self.timeout is None else {"ttl": self.timeout, "renew": False}
+        self._mutex: Mutex = self._locks.mutex(self.name, **options)
+        self.local: Any = threading.local() if thread_local else SimpleNamespace()
+
+    @property
+    def guard(self) -> Optional[Guard]:
+        """The guard, while the lock is held here."""
+        guard: Optional[Guard] = getattr(self.local, "guard", None)
+        return guard
+
+    def _held(self, to: str) -> Guard:
+        guard = self.guard
+        if guard is None:
+            raise LockError(f"Cannot {to} an unlocked lock")
+        if to in ("extend", "reacquire") and self.timeout is None:
+            raise LockError(f"Cannot {to} a lock with no timeout")
+        return guard
+
+    def _limit(self, blocking: Optional[bool], blocking_timeout: Optional[Seconds]) -> Optional[float]:
+        """How long to wait: `None` for once, and infinity."""
+        limit = self.blocking_timeout if blocking_timeout is None else seconds(blocking_timeout)
+        if not (self.blocking if blocking is None else blocking):
+            return None
+        return float("inf") if limit is None else limit
+
+    def _extended(self, guard: Guard, time: float, adds: bool) -> Mutex:
+        """The lock with the lease that it is to have."""
+        return self._locks.mutex(self.name, ttl=time + (guard.remaining() if adds else 0), renew=False)
+
+    def _not_owned(self, to: str, lost: Exception) -> Exception:
+        error = LockNotOwnedError(f"Cannot {to} a lock that's no longer owned: {lost}")
+        error.__cause__ = lost
+        return error
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__module__}.{type(self).__name__} {self.name!r} at {self._locks.url}>"
+
+
+class Lock(_Lock):
+    """See the module."""
+
+    def acquire(
+        self,
+        sleep: Optional[float] = None,
+        blocking: Optional[bool] = None,
+        blocking_timeout: Optional[Seconds] = None,
+        token: Optional[str] = None,
+    ) -> bool:
+        """Waits for the lock, and returns whether it was granted."""
+        limit = self._limit(blocking, blocking_timeout)
+        self.local.guard = self._mutex.lock() if limit == float("inf") else self._mutex.try_lock(limit)
+        return self.local.guard is not None
+
+    def locked(self) -> bool:
+        """Whether anybody holds the lock."""
+        return self._locks.inspect(self.name) is not None
+
+    def owned(self) -> bool:
+        """Whether this lock is held here, by the store's word."""
+        try:
+            if self.guard is not None:
+                self.guard.verify()
+            return self.guard is not None
+        except (LostError, ReleasedError):
+            return False
+
+    def release(self) -> None:
+        """Releases the lock."""
+        guard = self._held("release")
+        self.local.guard = None
+        try:
+            guard.release()
+        except LostError as lost:
+            raise self._not_owned("release", lost) from lost
+
+    def extend(self, additional_time: Seconds, replace_ttl: bool = False) -> bool:
+        """Adds time to the lease, or sets it."""
+        guard = self._held("extend")
+        return self._take_over(guard, seconds(additional_time), not replace_ttl, "extend")
+
+    def reacquire(self) -> bool:
+        """Sets the lease to `timeout` again."""
+        return self._take_over(self._held("reacquire"), self.timeout or 0.0, False, "reacquire")
+
+    def _take_over(self, guard: Guard, time: float, adds: bool, to: str) -> bool:
+        longer = self._extended(guard, time, adds)
+        try:
+            guard.verify()
+            self.local.guard = longer._locks.resume(self.name, guard.detach())
+        except LostError as lost:
+            raise self._not_owned(to, lost) from lost
+        if self.local.guard is None:
+            raise self._not_owned(to, LostError("the lease has ended", self.name))
+        return True
+
+    def __enter__(self) -> Lock:
+        if not self.acquire():
+            raise LockError("Unable to acquire lock within the time specified")
+        return self
+
+    def __exit__(
+        self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        try:
+            self.release()
+        except LockError as failed:
+            if self.raise_on_release_error:
+                raise
+            debug("the release of %s failed: %s", self.name, failed)
+
+
+class AsyncLock(_Lock):
+    """The same for `redis.asyncio`."""
+
+    def __init__(self, redis: Any, name: Union[str, bytes], *args: Any, **options: Any) -> None:
+        super().__init__(redis, name, *args, **{"thread_local": False, **options})
+
+    async def acquire(
+        self,
+        sleep: Optional[float] = None,
+        blocking: Optional[bool] = None,
+        blocking_timeout: Optional[Seconds] = None,
+        token: Optional[str] = None,
+    ) -> bool:
+        """Waits for the lock, and returns whether it was granted."""
+        limit = self._limit(blocking, blocking_timeout)
+        self.local.guard = await (
+            self._mutex.alock() if limit == float("inf") else self._mutex.atry_lock(limit)
+        )
+        return self.local.guard is not None
+
+    async def locked(self) -> bool:
+        """Whether anybody holds the lock."""
+        return await self._locks.ainspect(self.name) is not None
+
+    async def owned(self) -> bool:
+        """Whether this lock is held here, by the store's word."""
+        try:
+            if self.guard is not None:
+                await self.guard.averify()
+            return self.guard is not None
+        except (LostError, ReleasedError):
+            return False
+
+    async def release(self) -> None:
+        """Releases the lock."""
+        guard = self._held("release")
+        self.local.guard = None
+        try:
+            await guard.arelease()
+        except LostError as lost:
+            raise self._not_owned("release", lost) from lost
+
+    async def extend(self, additional_time: Seconds, replace_ttl: bool = False) -> bool:
+        """Adds time to the lease, or sets it."""
+        guard = self._held("extend")
+        return await self._take_over(guard, seconds(additional_time), not replace_ttl, "extend")
+
+    async def reacquire(self) -> bool:
+        """Sets the lease to `timeout` again."""
+        return await self._take_over(self._held("reacquire"), self.timeout or 0.0, False, "reacquire")
+
+    async def _take_over(self, guard: Guard, time: float, adds: bool, to: str) -> bool:
+        longer = self._extended(guard, time, adds)
+        try:
+            await guard.averify()
+            self.local.guard = await longer._locks.aresume(self.name, await guard.adetach())
+        except LostError as lost:
+            raise self._not_owned(to, lost) from lost
+        if self.local.guard is None:
+            raise self._not_owned(to, LostError("the lease has ended", self.name))
+        return True
+
+    async def __aenter__(self) -> AsyncLock:
+        if not await self.acquire():
+            raise LockError("Unable to acquire lock within the time specified")
+        return self
+
+    async def __aexit__(
+        self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        try:
+            await self.release()
+        except LockError as failed:
+            if self.raise_on_release_error:
+                raise
+            debug("the release of %s failed: %s", self.name, failed)
