@@ -1,5 +1,7 @@
 //! The connection to an etcd cluster, the login, and the meaning of errors.
 
+use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -9,12 +11,15 @@ use http::uri::PathAndQuery;
 use tokio::sync::Mutex;
 use tonic::client::Grpc;
 use tonic::metadata::MetadataValue;
-use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
 use super::url::EtcdTarget;
 use super::wire::{AuthenticateRequest, AuthenticateResponse};
+use tenure_core::error::Error;
+use tenure_core::name::Quoted;
+use tenure_core::net::Tls;
 use tenure_core::platform::{KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES};
 use tenure_core::store::Failure;
 use tenure_core::sync::Locked;
@@ -297,4 +302,23 @@ pub(super) fn innermost(error: &dyn std::error::Error) -> String {
         error = source;
     }
     error.to_string()
+}
+
+/// Reads the certificate files.
+pub(super) fn tls(files: &Tls) -> Result<ClientTlsConfig, Error> {
+    let read = |file: &Path| {
+        fs::read(file).map_err(|error| {
+            let file = Quoted(file.to_str().expect("text of a URL"));
+            Error::invalid(format!("the file {file} of this etcd URL cannot be read: {error}"))
+        })
+    };
+    let mut config = ClientTlsConfig::new();
+    match &files.ca {
+        Some(file) => config = config.ca_certificate(Certificate::from_pem(read(file)?)),
+        None => config = config.with_native_roots(),
+    }
+    if let Some((certificate, key)) = &files.identity {
+        config = config.identity(Identity::from_pem(read(certificate)?, read(key)?));
+    }
+    Ok(config)
 }

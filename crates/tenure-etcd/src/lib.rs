@@ -16,18 +16,12 @@ mod server;
 mod url;
 mod wire;
 
-use std::fs;
-use std::path::Path;
 use std::sync::Arc;
-
-use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
 use cluster::EtcdCluster;
 pub use diagnosis::{EtcdDiagnosis, diagnose_etcd};
 use tenure_core::cas::Cas;
-use tenure_core::error::{Error, Result};
-use tenure_core::name::Quoted;
-use tenure_core::net::Tls;
+use tenure_core::error::Result;
 use tenure_core::store::{Opening, Store};
 use url::EtcdTarget;
 
@@ -44,30 +38,11 @@ pub fn takes(scheme: &str) -> bool {
 pub fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
     let target = EtcdTarget::parse(opening.url)?;
     let shown = target.shown();
-    let tls = target.tls.as_ref().map(tls).transpose()?;
+    let tls = target.tls.as_ref().map(cluster::tls).transpose()?;
     Ok(Arc::new(Cas::new(Arc::new(EtcdCluster::new(target, tls)), &shown, opening.runtime)))
 }
 
 /// The URL without its login, if it is valid.
 pub fn shown(url: &str) -> Option<String> {
     EtcdTarget::parse(url).ok().map(|target| target.shown())
-}
-
-/// Reads the certificate files.
-fn tls(files: &Tls) -> Result<ClientTlsConfig> {
-    let read = |file: &Path| {
-        fs::read(file).map_err(|error| {
-            let file = Quoted(file.to_str().expect("text of a URL"));
-            Error::invalid(format!("the file {file} of this etcd URL cannot be read: {error}"))
-        })
-    };
-    let mut config = ClientTlsConfig::new();
-    match &files.ca {
-        Some(file) => config = config.ca_certificate(Certificate::from_pem(read(file)?)),
-        None => config = config.with_native_roots(),
-    }
-    if let Some((certificate, key)) = &files.identity {
-        config = config.identity(Identity::from_pem(read(certificate)?, read(key)?));
-    }
-    Ok(config)
 }

@@ -192,11 +192,11 @@ pub(super) struct StatusResponse {
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct MemberListResponse {
     #[prost(message, repeated, tag = "2")]
-    pub(super) members: Vec<Member>,
+    pub(super) members: Vec<EtcdMember>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Member {
+pub(super) struct EtcdMember {
     #[prost(bool, tag = "5")]
     pub(super) is_learner: bool,
 }
