@@ -41,12 +41,12 @@ const AS_ONE: usize = 16;
 
 #[derive(Default)]
 pub(super) struct Renewer {
-    schedule: Locked<Schedule>,
+    schedule: Locked<RenewSchedule>,
     notify: Notify,
 }
 
 #[derive(Default)]
-struct Schedule {
+struct RenewSchedule {
     /// By due time and hold.
     due: BTreeMap<(Moment, u64), Arc<Lease>>,
     /// When the task wakes up; `None` while there is no task.
@@ -54,7 +54,7 @@ struct Schedule {
     closed: bool,
 }
 
-impl Schedule {
+impl RenewSchedule {
     fn put(&mut self, lease: &Arc<Lease>, due: Moment) {
         let mut state = lease.state();
         let due = state.doubtful_at.map_or(due, |doubtful| doubtful.min(due));
@@ -175,7 +175,7 @@ impl Renewer {
         self.schedule().due.len()
     }
 
-    fn schedule(&self) -> MutexGuard<'_, Schedule> {
+    fn schedule(&self) -> MutexGuard<'_, RenewSchedule> {
         self.schedule.lock()
     }
 }
@@ -521,7 +521,7 @@ mod tests {
 
     #[test]
     fn locks_that_are_held_for_a_moment_do_not_wake_the_task() {
-        let mut schedule = Schedule { asleep_until: Some(Moment(u64::MAX)), ..Schedule::default() };
+        let mut schedule = RenewSchedule { asleep_until: Some(Moment(u64::MAX)), ..RenewSchedule::default() };
         let woken = (0..100).filter(|at| {
             // Released before the task looks.
             let is_woken = schedule.wakes(Moment(1_000 + at));
