@@ -47,7 +47,7 @@ use crate::protocol::{LockSpec, QueueSpec};
 #[derive(Clone)]
 #[must_use = "an election does nothing until a campaign starts"]
 pub struct Election {
-    record: RecordHandle,
+    pub(super) record: RecordHandle,
     payload: Arc<str>,
 }
 
@@ -110,7 +110,8 @@ impl Election {
     ///
     /// If the term is lost, the work is dropped at its next await, before another candidate can lead. The
     /// term is checked before each poll, so a process that was paused takes no further step. A thread, a
-    /// spawned task, or a loop that never awaits has to check [`Term::is_current`].
+    /// spawned task, or a loop that never awaits has to check [`Term::is_current`]. To lead again after a loss,
+    /// use [`lead_forever`](Self::lead_forever).
     ///
     /// # Cancel safety
     /// The work is dropped first; the resignation continues in the background.
@@ -122,13 +123,7 @@ impl Election {
     /// ```
     /// # tenure::block_on(async {
     /// # let election = tenure::Locks::memory().election("scheduler", "host-1")?;
-    /// loop {
-    ///     match election.lead(async |term| schedule(term.fence()).await).await {
-    ///         Ok(()) => break, // it is told to end
-    ///         Err(error) if error.is_lost() => continue, // a candidate again
-    ///         Err(error) => return Err(error),
-    ///     }
-    /// }
+    /// election.lead(async |term| schedule(term.fence()).await).await?;
     /// # async fn schedule(term: u64) {}
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```

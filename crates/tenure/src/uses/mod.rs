@@ -3,17 +3,19 @@
 //! - [`cache`] computes a value once for a fleet ([`compute`]), and [`fill`] does the same for a cache of the
 //!   user's own; [`entry`] is the format of a stored value, and [`value`] its encoding;
 //! - [`once`] runs a job once per [`period`], such as those of a [`schedule`]: each [`turn`] leaves the record of
-//!   a [`run`]; [`duration`] is for the text of a period;
-//! - [`election`] elects a leader for a [`term`], with [observers](observer); [`log`] is the format of its
-//!   record;
+//!   a [`run`]; [`each`] waits for the windows; [`duration`] is for the text of a period;
+//! - [`election`] elects a leader for a [`term`], again and again in [`lead`], with [observers](observer); [`log`]
+//!   is the format of its record;
 //! - [`stop`] asks the holders of a lock to stop.
 
 pub(crate) mod cache;
 mod compute;
 mod duration;
+mod each;
 pub(crate) mod election;
 pub(crate) mod entry;
 pub(crate) mod fill;
+mod lead;
 pub(crate) mod log;
 pub(crate) mod observer;
 pub(crate) mod once;
@@ -216,6 +218,17 @@ pub(crate) fn meter(lock: &LockHandle) -> Meter {
 pub(crate) fn put(owner: &Owner, keep: Duration, value: Vec<u8>) -> Put {
     let keep_ms = u64::try_from(keep.as_millis()).unwrap_or(u64::MAX).clamp(1, KEEP_MAX_MS);
     Put { owner: owner.clone(), window: None, keep_ms, then: Then::Nothing, value: value.into() }
+}
+
+/// Delay before retry `attempt`, counted from 0, of a process that goes on for as long as its caller wants: 1 s,
+/// doubled up to a minute.
+pub(crate) fn patient_backoff(attempt: u32) -> Duration {
+    Duration::from_secs(1 << attempt.min(6)).min(Duration::from_secs(60))
+}
+
+/// Whether no retry can succeed.
+pub(crate) fn is_permanent(error: &Error) -> bool {
+    error.is_invalid() || error.is_unsupported() || error.is_mismatch()
 }
 
 /// Maximum retention of a record: ten years.

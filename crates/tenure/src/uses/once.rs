@@ -43,7 +43,8 @@ use crate::protocol::record::{Record, RecordAnswer};
 /// - *A runner that dies* leaves the window closed, because nobody knows how far it got. [`last`](Self::last)
 ///   reports it as [`Outcome::Lost`]. With [`Frees::FailureOrLoss`] the window is reopened instead.
 ///
-/// It is not a scheduler: a window in which no host asks is missed.
+/// [`run_each`](Self::run_each) is the scheduler: it runs the job in each window. With [`run`](Self::run), a window
+/// in which no host asks is missed.
 ///
 /// # Examples
 /// ```
@@ -62,7 +63,7 @@ use crate::protocol::record::{Record, RecordAnswer};
 #[derive(Clone)]
 #[must_use = "a job does nothing until it is run"]
 pub struct OncePer {
-    record: RecordHandle,
+    pub(super) record: RecordHandle,
     period: Period,
     frees: Frees,
     again: bool,
@@ -73,6 +74,8 @@ const ATTEMPTS: u32 = 4;
 /// A call that comes before its window by at most a tenth of the period, and at most this, waits for the
 /// window, because the caller's clock may be ahead of the store's.
 const EARLY: Duration = Duration::from_secs(5);
+/// How often a run in progress is looked at, which may fail and reopen its window.
+pub(super) const LOOK: Duration = Duration::from_secs(60);
 /// Minimum time for which a run is reported.
 const TOLD: Duration = Duration::from_secs(86_400);
 const REMEDY: &str = "run it with `again` (`tenure run --again`)";
@@ -200,44 +203,51 @@ impl OncePer {
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```
     pub async fn try_begin(&self) -> Result<Option<Turn>> {
-        let (lock, engine) = (&self.record.lock, self.record.engine());
+        let engine = self.record.engine();
         for _ in 0..ATTEMPTS {
-            let seen = self.seen(None).await?;
-            match self.judge(&seen)? {
+            match self.judge(&self.seen(None).await?)? {
                 Judged::Open(_) | Judged::LooksOpen | Judged::ByHand(_) => {}
-                Judged::Closed => return Ok(None),
+                Judged::Closed(_) => return Ok(None),
                 Judged::Soon(pause) => {
                     engine.runtime.sleep_until(engine.now() + pause).await;
                     continue;
                 }
             }
-            // The lock first: once it is granted, the record of its last holder is visible.
-            let acquire = lock.acquire(Wait::OnceGranting);
-            let (guard, seen) = match engine.store.capabilities().client_decides {
-                false => join(acquire, self.seen(None)).await,
-                // There, the two requests may be carried out in any order.
-                true => {
-                    let Some(guard) = acquire.await? else { return Ok(None) };
-                    let seen = self.seen(Some(guard.owner())).await;
-                    (Ok(Some(guard)), seen)
-                }
-            };
-            let Some(guard) = guard? else { return Ok(None) };
-            let seen = seen?;
-            let (window, by_hand) = match self.judge(&seen)? {
-                Judged::Open(window) => (window, false),
-                // This caller has the lock, so the previous runner has lost it.
-                Judged::LooksOpen => (self.window(seen.now_us)?, false),
-                Judged::ByHand(window) => (window, true),
-                Judged::Closed | Judged::Soon(_) => continue,
-            };
-            let last = seen.record.as_ref().and_then(RunRecord::of);
-            let succeeded = last.map_or(0, |run| run.succeeded);
-            if let Some(turn) = self.begin(guard, window, by_hand, succeeded).await? {
-                return Ok(Some(turn));
+            match self.take().await? {
+                Ok(turn) => return Ok(Some(turn)),
+                Err(NotBegun::Busy) => return Ok(None),
+                Err(NotBegun::Passed) => {}
             }
         }
         Ok(None)
+    }
+
+    /// Takes the lock of a job that looks open, and begins it.
+    pub(super) async fn take(&self) -> Result<std::result::Result<Turn, NotBegun>> {
+        let (lock, engine) = (&self.record.lock, self.record.engine());
+        // The lock first: once it is granted, the record of its last holder is visible.
+        let acquire = lock.acquire(Wait::OnceGranting);
+        let (guard, seen) = match engine.store.capabilities().client_decides {
+            false => join(acquire, self.seen(None)).await,
+            // There, the two requests may be carried out in any order.
+            true => {
+                let Some(guard) = acquire.await? else { return Ok(Err(NotBegun::Busy)) };
+                let seen = self.seen(Some(guard.owner())).await;
+                (Ok(Some(guard)), seen)
+            }
+        };
+        let Some(guard) = guard? else { return Ok(Err(NotBegun::Busy)) };
+        let seen = seen?;
+        let (window, by_hand) = match self.judge(&seen)? {
+            Judged::Open(window) => (window, false),
+            // This caller has the lock, so the previous runner has lost it.
+            Judged::LooksOpen => (self.window(seen.now_us)?, false),
+            Judged::ByHand(window) => (window, true),
+            Judged::Closed(_) | Judged::Soon(_) => return Ok(Err(NotBegun::Passed)),
+        };
+        let last = seen.record.as_ref().and_then(RunRecord::of);
+        let succeeded = last.map_or(0, |run| run.succeeded);
+        Ok(self.begin(guard, window, by_hand, succeeded).await?.ok_or(NotBegun::Passed))
     }
 
     /// Records the beginning of the run, and makes sure that its window is not over by then.
@@ -383,7 +393,7 @@ impl OncePer {
         self.record.void().await
     }
 
-    async fn seen(&self, granted: Option<&Owner>) -> Result<SeenRecord> {
+    pub(super) async fn seen(&self, granted: Option<&Owner>) -> Result<SeenRecord> {
         let mut seen = self.record.read_granted(granted).await?;
         if planted(Bug::WindowFromClient) {
             seen.now_us = self.record.engine().runtime.unix_micros();
@@ -391,15 +401,15 @@ impl OncePer {
         Ok(seen)
     }
 
-    fn window(&self, now_us: u64) -> Result<Window> {
+    pub(super) fn window(&self, now_us: u64) -> Result<Window> {
         let window = self.period.window(now_us);
         window.map_err(|what| Error::invalid(format!("job {}: {what}", self.name().quoted())))
     }
 
     /// Whether the job may begin, according to the record.
-    fn judge(&self, seen: &SeenRecord) -> Result<Judged> {
+    pub(super) fn judge(&self, seen: &SeenRecord) -> Result<Judged> {
         match self.judge_record(seen) {
-            Ok(Judged::Closed | Judged::Soon(_)) | Err(_) if self.again => {
+            Ok(Judged::Closed(_) | Judged::Soon(_)) | Err(_) if self.again => {
                 Ok(Judged::ByHand(self.window_by_hand(seen)?))
             }
             judged => judged,
@@ -419,6 +429,7 @@ impl OncePer {
 
     fn judge_record(&self, SeenRecord { record, now_us }: &SeenRecord) -> Result<Judged> {
         let (now, mut window) = (*now_us, self.window(*now_us)?);
+        let closed = Judged::Closed(Duration::from_micros(window.to - now));
         if let Some(record) = record {
             let run = self.decode(record)?;
             if run.from == window.from && planted(Bug::WindowRepeats) {
@@ -441,19 +452,26 @@ impl OncePer {
                         Judged::LooksOpen
                     }
                     _ if left <= early => Judged::Soon(left),
-                    _ => Judged::Closed,
+                    // The run may fail, which reopens the window.
+                    RunState::Begun => Judged::Closed(left.min(LOOK)),
+                    _ => Judged::Closed(left),
                 });
             }
             // A run that failed reopens its own window, not those before it.
             if run.from >= window.to {
-                return Ok(Judged::Closed);
+                return Ok(closed);
             }
-            // After a change of the period, the new window must not overlap that of the last run.
+            // After a change of the period, and where the zone has other rules on another host, the window must
+            // not overlap that of the last run. If half of it does, the last run was that of this window.
             if run.state != RunState::Freed {
+                let overlap = run.to.saturating_sub(run.from.max(window.from));
+                if overlap >= (window.to - window.from).div_ceil(2) {
+                    return Ok(closed);
+                }
                 window.from = window.from.max(run.to);
             }
         }
-        Ok(if now < window.open_to { Judged::Open(window) } else { Judged::Closed })
+        Ok(if now < window.open_to { Judged::Open(window) } else { closed })
     }
 
     fn decode(&self, record: &Record) -> Result<RunRecord> {
@@ -464,15 +482,24 @@ impl OncePer {
     }
 }
 
-enum Judged {
+pub(super) enum Judged {
     Open(Window),
     /// The job has begun in this window, and its runner may be dead.
     LooksOpen,
     /// Open to a run by hand only, which is recorded in this window.
     ByHand(Window),
-    Closed,
+    /// Time until another look may find it open.
+    Closed(Duration),
     /// Time until the next window.
     Soon(Duration),
+}
+
+/// Why a job that looked open was not begun.
+pub(super) enum NotBegun {
+    /// Another caller has the lock.
+    Busy,
+    /// The window has passed, or another caller has run the job in it.
+    Passed,
 }
 
 /// Whether the last run was in a window that only a wrong clock can have reached.

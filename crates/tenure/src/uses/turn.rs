@@ -84,6 +84,21 @@ impl Turn {
         moment(self.run.from)..moment(self.run.to)
     }
 
+    /// How long after the start of its window the run began, by the clock of the store: long if no host asked at
+    /// the start, or if an earlier run in this window failed.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let minute = std::time::Duration::from_secs(60);
+    /// # let report = tenure::Locks::memory().once_per("report", minute)?;
+    /// let turn = report.try_begin().await?.expect("the first");
+    /// assert!(turn.late_by() < minute);
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    pub fn late_by(&self) -> Duration {
+        Duration::from_micros(self.run.begun.saturating_sub(self.run.from))
+    }
+
     /// What reopens the window of this run: as [set](crate::OncePer::frees), or nothing if it runs
     /// [again](crate::OncePer::again) in a window that was closed.
     pub fn frees(&self) -> Frees {

@@ -6,6 +6,7 @@
 )]
 
 mod cache;
+mod each;
 mod election;
 mod fill;
 mod once;

@@ -1,5 +1,4 @@
-//! A nightly job by wall-clock time across changes of daylight saving time, with the windows of
-//! book/use/caches-jobs-elections.md.
+//! A nightly job by wall-clock time across changes of daylight saving time, with windows of a function.
 
 use std::time::{Duration, SystemTime};
 
