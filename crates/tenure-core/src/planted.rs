@@ -200,8 +200,10 @@ bugs! {
     RowsSessionReplaced,
     /// A place that is kept for long because its client has a session keeps that lease when it is granted.
     RowsGrantedForLong,
-    /// A renewal from memory applies although the server's clock has been set forward.
-    RowsMemoryOfClock,
+    /// Requests of a batch whose reply was lost count as not carried out.
+    RowsBatchLossRefused,
+    /// A write that grants a lock need not reach the disk.
+    RowsGrantNotDurable,
     /// A renewal that changes nothing is answered from memory.
     TxnMemoryAnswers,
     /// Only the first waiter is told when to ask.

@@ -105,7 +105,7 @@ impl MysqlConnector {
         let mut wire = wire.map_err(WireError::login)?;
         self.stage.set(format!("{address} has not answered about itself"));
         let label = format!("tenure-{:016x}", self.runtime.random());
-        let longest = self.prepare(&mut wire, &label, before).await?;
+        let (longest, rolls_back) = self.prepare(&mut wire, &label, before).await?;
         let (jobs, asked) = mpsc::unbounded_channel();
         let ((hangup, hung), (done, over)) = (oneshot::channel(), oneshot::channel());
         self.runtime.spawn(
@@ -115,22 +115,23 @@ impl MysqlConnector {
             }
             .boxed(),
         );
-        let session = Arc::new(MysqlSession { jobs, heard, label, longest, rows: Locked::default() });
+        let session =
+            Arc::new(MysqlSession { jobs, heard, label, longest, rolls_back, rows: Locked::default() });
         let (_, messages) = mpsc::unbounded_channel();
         Ok((Arc::clone(&session), ServerConnection { session, messages, over, hangup }))
     }
 
     /// Checks the server, terminates the previous connection, and creates the table if it is missing. Returns
-    /// the maximum length of a statement.
+    /// the maximum length of a statement, and whether a timeout rolls back the whole transaction.
     async fn prepare(
         &self,
         wire: &mut MysqlWire,
         label: &str,
         before: Option<&str>,
-    ) -> Result<usize, Failure> {
+    ) -> Result<(usize, bool), Failure> {
         let ask = format!(
             "SELECT VERSION(), @@global.read_only, @@innodb_flush_log_at_trx_commit, @@log_bin, @@sync_binlog,
-                @@max_allowed_packet, (SELECT COUNT(*) FROM information_schema.tables
+                @@max_allowed_packet, @@innodb_rollback_on_timeout, (SELECT COUNT(*) FROM information_schema.tables
                     WHERE table_schema = DATABASE() AND table_name = 'tenure_lock'),
                 GET_LOCK({}, 0)",
             hex(label)
@@ -166,12 +167,13 @@ impl MysqlConnector {
         if let Some(before) = before {
             self.end(wire, before).await?;
         }
-        if row.number(6) == Some(0) {
+        if row.number(7) == Some(0) {
             for sql in [statements::table(), statements::LOWEST.to_owned()] {
                 wire.run(&sql).await.map_err(WireError::tables)?;
             }
         }
-        Ok(row.number(5).and_then(|bytes| bytes.try_into().ok()).unwrap_or(LONGEST).min(LONGEST))
+        let longest = row.number(5).and_then(|bytes| bytes.try_into().ok()).unwrap_or(LONGEST).min(LONGEST);
+        Ok((longest, row.number(6) != Some(0)))
     }
 
     /// Terminates the connection that holds a named lock, and waits until it is gone. A restarted server has
@@ -198,9 +200,11 @@ async fn serve(mut wire: MysqlWire, mut asked: mpsc::UnboundedReceiver<Statement
             Either::Left((Some(job), _)) => job,
             _ => return,
         };
-        let (sql, reply) = job;
-        let said = wire.run(&sql).await;
-        let is_over = said.as_ref().is_err_and(WireError::ends_connection);
+        let (all, reply) = job;
+        let said = wire.run_all(&all).await;
+        let is_over = said.as_ref().map_or(true, |said| {
+            said.iter().any(|reply| reply.as_ref().is_err_and(WireError::ends_connection))
+        });
         let _ = reply.send(said);
         if is_over {
             return;

@@ -15,7 +15,9 @@ use super::wire::{ReportedError, WireError};
 
 const CONNECTIONS: [u16; 3] = [1040, 1203, 1226];
 /// Another transaction has locked the row, or inserted it.
-const CONTENDED: [u16; 5] = [1020, 1062, 1205, 1213, 3572];
+const CONTENDED: [u16; 5] = [1020, 1062, TIMEOUT, DEADLOCK, 3572];
+const TIMEOUT: u16 = 1205;
+const DEADLOCK: u16 = 1213;
 /// The server takes no writes.
 const READ_ONLY: [u16; 3] = [1290, 1792, 1836];
 /// A shutdown, a killed connection, a node without its cluster, a dropped table.
@@ -35,6 +37,11 @@ impl ReportedError {
     /// Whether the statement did nothing because another transaction has the row.
     pub(super) fn is_contended(&self) -> bool {
         CONTENDED.contains(&self.code)
+    }
+
+    /// Whether the server has rolled back the whole transaction. After a timeout, it does if `on_timeout`.
+    pub(super) fn ends_transaction(&self, on_timeout: bool) -> bool {
+        self.code == DEADLOCK || self.code == TIMEOUT && on_timeout
     }
 
     fn is_read_only(&self) -> bool {

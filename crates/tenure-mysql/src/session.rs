@@ -1,9 +1,9 @@
 //! Sends the statements of `statements`, one after the other, and reads their replies.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::{io, mem};
 
 use futures_util::future::FutureExt;
 use tokio::sync::{mpsc, oneshot};
@@ -11,8 +11,8 @@ use tokio::sync::{mpsc, oneshot};
 use super::statements;
 use super::wire::{StatementReply, Values, WireError};
 use tenure_core::rows::{
-    LockKey, RecordColumns, Renewals, Row, RowChange, StatementError, StatementResult, StatementSession,
-    WriteOutcome, unsigned,
+    ChangeOutcome, LockKey, RecordColumns, Row, RowChange, SoleChange, SoleVerb, StatementError,
+    StatementResult, StatementSession, WriteOutcome, unsigned,
 };
 use tenure_core::store::Failure;
 use tenure_core::sync::Locked;
@@ -20,8 +20,10 @@ use tenure_core::sync::Locked;
 /// Maximum rows that are remembered.
 const REMEMBERED: usize = 1_000;
 
-/// A statement for the connection's task, and the sender of its reply.
-pub(super) type StatementJob = (String, oneshot::Sender<Result<StatementReply, WireError>>);
+/// Statements for the connection's task, and the sender of their replies.
+pub(super) type StatementJob = (Vec<String>, oneshot::Sender<io::Result<StatementReplies>>);
+/// The replies to the statements of one round trip.
+type StatementReplies = Vec<Result<StatementReply, WireError>>;
 
 /// A connection's statements.
 #[derive(Debug)]
@@ -33,6 +35,8 @@ pub(super) struct MysqlSession {
     pub(super) label: String,
     /// Maximum length of a statement.
     pub(super) longest: usize,
+    /// Whether a row that another transaction has ends the transaction that meets it.
+    pub(super) rolls_back: bool,
     /// Rows that exist, and whether another transaction had locked them at the last write. Those are probed
     /// first, because a server that waits for a row delays all statements behind this one.
     pub(super) rows: Locked<BTreeMap<String, bool>>,
@@ -41,67 +45,100 @@ pub(super) struct MysqlSession {
 impl MysqlSession {
     /// Runs a statement.
     pub(super) async fn run(&self, sql: String) -> Result<StatementReply, WireError> {
+        let mut replies = self.run_all(vec![sql]).await?;
+        replies.pop().unwrap_or_else(|| Ok(StatementReply::default()))
+    }
+
+    /// Runs statements in one round trip.
+    async fn run_all(&self, all: Vec<String>) -> Result<StatementReplies, WireError> {
         // The command byte precedes the statement.
-        if sql.len() >= self.longest {
+        if let Some(sql) = all.iter().find(|sql| sql.len() >= self.longest) {
             let (len, longest) = (sql.len(), self.longest);
             let text =
                 format!("a statement of {len} bytes, expected less than {longest} (max_allowed_packet)");
             return Err(WireError::TooLong(text));
         }
         let (reply, received) = oneshot::channel();
-        let _ = self.jobs.send((sql, reply));
-        let closed =
-            |_| WireError::Io(io::Error::new(io::ErrorKind::ConnectionAborted, "the connection was closed"));
-        received.await.map_err(closed).flatten()
+        let _ = self.jobs.send((all, reply));
+        let closed = |_| io::Error::new(io::ErrorKind::ConnectionAborted, "the connection was closed");
+        Ok(received.await.map_err(closed).flatten()?)
     }
 
     async fn query(&self, sql: String) -> Result<Vec<Values>, StatementError> {
         self.run(sql).await.map(|reply| reply.rows).map_err(|error| failed(error, false))
     }
 
-    /// Changes one row. Returns the value of `LAST_INSERT_ID`, or `None` if the row was not changed, for example
-    /// because another transaction has it.
-    async fn change(&self, name: &str, sql: String) -> Result<Option<u64>, StatementError> {
-        let is_contended = self.rows.lock().get(name) == Some(&true);
-        if is_contended && self.query(statements::probe(name)).await?.is_empty() {
-            return Ok(None);
-        }
-        let (known, changed) = match self.run(sql).await {
-            Ok(StatementReply { changed: 1.., id, .. }) => (Some(false), Ok(Some(id))),
-            Ok(_) => (None, Ok(None)),
-            Err(WireError::Server(error)) if error.is_contended() => (Some(true), Ok(None)),
-            Err(error) => (None, Err(failed(error, true))),
+    /// The rows that another transaction has, of those that one had at the last change.
+    async fn locked(&self, names: &[&str]) -> Result<BTreeSet<String>, StatementError> {
+        let contended: Vec<&str> = {
+            let rows = self.rows.lock();
+            names.iter().copied().filter(|name| rows.get(*name) == Some(&true)).collect()
         };
-        let mut rows = self.rows.lock();
+        if contended.is_empty() {
+            return Ok(BTreeSet::new());
+        }
+        let probes = contended.iter().map(|name| statements::probe(name)).collect();
+        let probed = self.run_all(probes).await.map_err(|error| failed(error, false))?;
+        let mut locked = BTreeSet::new();
+        for (name, probed) in contended.into_iter().zip(probed) {
+            if probed.map_err(|error| failed(error, false))?.rows.is_empty() {
+                locked.insert(name.to_owned());
+            }
+        }
+        Ok(locked)
+    }
+
+    /// Changes rows in one transaction, in the order of their names. Rows that are not as expected, or that
+    /// another transaction has, are left as they are. A token is the value of `LAST_INSERT_ID`.
+    async fn change_all(&self, mut changes: Vec<(&str, String)>) -> Result<ChangeOutcome, StatementError> {
+        changes.sort_unstable_by_key(|(name, _)| *name);
+        let names: Vec<&str> = changes.iter().map(|(name, _)| *name).collect();
+        let locked = self.locked(&names).await?;
+        changes.retain(|(name, _)| !locked.contains(*name));
+        let (names, mut all): (Vec<&str>, Vec<String>) = changes.into_iter().unzip();
+        let is_many = all.len() > 1;
+        if is_many {
+            all.insert(0, "BEGIN".to_owned());
+            all.push("COMMIT".to_owned());
+        }
+        let mut replies = self.run_all(all).await.map_err(|error| failed(error, true))?;
+        if is_many {
+            replies.remove(0).map_err(|error| failed(error, true))?;
+            replies
+                .pop()
+                .unwrap_or_else(|| Ok(StatementReply::default()))
+                .map_err(|error| failed(error, true))?;
+        }
+        let (mut outcome, mut is_open, mut rows) = (ChangeOutcome::default(), is_many, self.rows.lock());
         if rows.len() >= REMEMBERED {
             rows.clear();
         }
-        match known {
-            Some(is_contended) => drop(rows.insert(name.to_owned(), is_contended)),
-            None => drop(rows.remove(name)),
-        }
-        changed
-    }
-
-    /// Changes rows one after the other, up to the first error. Returns those that were changed.
-    async fn change_all(
-        &self,
-        changes: impl Iterator<Item = (&String, String)> + Send,
-    ) -> Result<Vec<(String, u64)>, StatementError> {
-        let mut changed = Vec::new();
-        for (name, sql) in changes {
-            match self.change(name, sql).await {
-                Ok(id) => changed.extend(id.map(|id| (name.clone(), id))),
-                Err(error) if changed.is_empty() => return Err(error),
-                // The rest was not changed, and is read again.
-                Err(error) if !error.ends_connection => break,
-                Err(StatementError { failure, ends_connection }) => {
-                    let failure = Failure::Unknown(Failure::cause(failure.to_string()));
-                    return Err(StatementError { failure, ends_connection });
+        for (name, reply) in names.into_iter().zip(replies) {
+            let known = match reply {
+                Ok(StatementReply { changed: 1.., id, .. }) => {
+                    outcome.tokens.insert(name.to_owned(), id.try_into().unwrap_or(0));
+                    Some(false)
                 }
+                Ok(_) => None,
+                Err(WireError::Server(error)) if error.is_contended() => {
+                    if error.ends_transaction(self.rolls_back) && mem::take(&mut is_open) {
+                        // The statements after it were transactions of their own.
+                        outcome.tokens.clear();
+                    }
+                    Some(true)
+                }
+                Err(error) if is_many => {
+                    outcome.failed.insert(name.to_owned(), error.failure(true));
+                    None
+                }
+                Err(error) => return Err(failed(error, true)),
+            };
+            match known {
+                Some(is_contended) => drop(rows.insert(name.to_owned(), is_contended)),
+                None => drop(rows.remove(name)),
             }
         }
-        Ok(changed)
+        Ok(outcome)
     }
 }
 
@@ -119,34 +156,20 @@ impl StatementSession for MysqlSession {
         self.heard.load(Ordering::Relaxed)
     }
 
-    fn acquire<'a>(
-        &'a self,
-        key: &'a LockKey,
-        owner: &'a str,
-        ttl_ms: i64,
-    ) -> StatementResult<'a, Option<i64>> {
+    fn change<'a>(&'a self, verb: SoleVerb, changes: &'a [SoleChange]) -> StatementResult<'a, ChangeOutcome> {
         async move {
-            let sql = match self.rows.lock().contains_key(&key.name) {
-                true => statements::reacquire(&key.name, owner, ttl_ms),
-                false => statements::acquire(key, owner, ttl_ms),
+            let sql = |change: &'a SoleChange| {
+                let name = &*change.key.name;
+                let is_known = change.before.is_some() || self.rows.lock().contains_key(name);
+                let sql = match verb {
+                    SoleVerb::Acquire if is_known => statements::reacquire(change),
+                    SoleVerb::Acquire => statements::acquire(change),
+                    SoleVerb::Release => statements::release(change),
+                    SoleVerb::Renew => statements::renew(change),
+                };
+                (name, sql)
             };
-            let token = self.change(&key.name, sql).await?;
-            Ok(token.and_then(|token| token.try_into().ok()))
-        }
-        .boxed()
-    }
-
-    fn release<'a>(&'a self, name: &'a str, owner: &'a str, _message: &'a str) -> StatementResult<'a, bool> {
-        async move { Ok(self.change(name, statements::release(name, owner)).await?.is_some()) }.boxed()
-    }
-
-    fn renew<'a>(&'a self, renewals: &'a Renewals) -> StatementResult<'a, Vec<(String, i64)>> {
-        async move {
-            let Renewals { names, owners, ttls_ms } = renewals;
-            let each = names.iter().zip(owners).zip(ttls_ms);
-            let each = each.map(|((name, owner), ttl_ms)| (name, statements::renew(name, owner, *ttl_ms)));
-            let held = self.change_all(each).await?.into_iter();
-            Ok(held.filter_map(|(name, token)| Some((name, token.try_into().ok()?))).collect())
+            self.change_all(changes.iter().map(sql).collect()).await
         }
         .boxed()
     }
@@ -188,9 +211,9 @@ impl StatementSession for MysqlSession {
 
     fn write<'a>(&'a self, changes: &'a [(LockKey, RowChange)]) -> StatementResult<'a, WriteOutcome> {
         async move {
-            let each = changes.iter().map(|(key, change)| (&key.name, statements::write(key, change)));
-            let written = self.change_all(each).await?.into_iter().map(|(name, _)| name).collect();
-            Ok(WriteOutcome { written, ..WriteOutcome::default() })
+            let sql = |(key, change): &'a (LockKey, RowChange)| (&*key.name, statements::write(key, change));
+            let ChangeOutcome { tokens, failed } = self.change_all(changes.iter().map(sql).collect()).await?;
+            Ok(WriteOutcome { written: tokens.into_keys().collect(), failed, ..WriteOutcome::default() })
         }
         .boxed()
     }

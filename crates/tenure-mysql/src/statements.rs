@@ -4,8 +4,8 @@
 
 use std::fmt::Write;
 
-use tenure_core::protocol::codec::VERSION;
-use tenure_core::rows::{LockKey, RowChange, signed};
+use tenure_core::protocol::codec::{self, VERSION};
+use tenure_core::rows::{LockKey, RowChange, SoleChange, signed};
 
 /// Creates the table.
 const TABLE: &str = include_str!("tables.sql");
@@ -28,7 +28,7 @@ const HOUR_US: &str = "3600000000";
 /// decides in `UPDATE`, whose assignments see those before them.
 const ACQUIRE: &str = "
 INSERT INTO tenure_lock (name, whole, kind, value, ends, fence, serial)
-SELECT {name}, {whole}, 'mutex', CONCAT({owner}, '#', LAST_INSERT_ID(token)), us DIV 1000 + {ttl}, token, us
+SELECT {name}, {whole}, {kind}, {made}, us DIV 1000 + {ttl}, LAST_INSERT_ID(token), us
 FROM (SELECT us, GREATEST(us, COALESCE((SELECT fence + 1 FROM tenure_lock WHERE name = X''), 0)) AS token
       FROM (SELECT {clock} AS us) AS clock) AS drawn
 WHERE NOT EXISTS (SELECT 1 FROM tenure_lock AS known WHERE known.name = {name} AND known.value IS NOT NULL)
@@ -36,21 +36,21 @@ ON DUPLICATE KEY UPDATE
     fence = IF({free}, LAST_INSERT_ID(GREATEST(tenure_lock.fence + 1, VALUES(fence))), tenure_lock.fence),
     kind = IF({free}, VALUES(kind), tenure_lock.kind), ends = IF({free}, VALUES(ends), tenure_lock.ends),
     serial = IF({free}, tenure_lock.serial + 1, tenure_lock.serial),
-    value = IF({free}, CONCAT({owner}, '#', tenure_lock.fence), tenure_lock.value)";
+    value = IF({free}, {value}, tenure_lock.value)";
 const FREE: &str = "tenure_lock.value IS NULL AND tenure_lock.version = '{version}'";
 
-/// The same where the row exists: the server takes half the time.
+/// The same where the row exists: the server takes half the time. Its holder may hand the lock over.
 const REACQUIRE: &str = "
-UPDATE tenure_lock SET fence = LAST_INSERT_ID(GREATEST(fence + 1, {clock})), kind = 'mutex',
-    value = CONCAT({owner}, '#', fence), ends = {clock} DIV 1000 + {ttl}, serial = serial + 1
-WHERE name = {name} AND value IS NULL AND version = '{version}'";
+UPDATE tenure_lock SET fence = LAST_INSERT_ID(GREATEST(fence + 1, {clock})), kind = {kind},
+    ends = {clock} DIV 1000 + {ttl}, value = {value}, serial = serial + 1
+WHERE name = {name} AND version = '{version}' AND {before}";
 
-const HELD: &str = "name = {name} AND version = '{version}' AND kind = 'mutex'
-    AND value = CONCAT({owner}, '#', fence) AND ends >= {clock} DIV 1000";
+const HELD: &str = "name = {name} AND version = '{version}' AND kind = {kind} AND value = {value}
+    AND ends >= {clock} DIV 1000";
 const RELEASE: &str = "
 UPDATE tenure_lock SET kind = NULL, value = NULL, ends = 0, serial = serial + 1 WHERE {held}";
 const RENEW: &str = "
-UPDATE tenure_lock SET ends = GREATEST(ends, {clock} DIV 1000 + {ttl}), serial = serial + 1,
+UPDATE tenure_lock SET ends = GREATEST(ends, {clock} DIV 1000 + {ttl}), value = {value}, serial = serial + 1,
     fence = LAST_INSERT_ID(fence) WHERE {held}";
 
 const PROBE: &str = "
@@ -79,24 +79,54 @@ SELECT name, fence, {old} FROM tenure_lock WHERE name > {after} ORDER BY name LI
 const OLD: &str = "fence < {clock} - {hour} AND ends < ({clock} - {hour}) DIV 1000
     AND (record IS NULL OR record_ends < {clock} DIV 1000)";
 
-pub(super) fn acquire(key: &LockKey, owner: &str, ttl_ms: i64) -> String {
-    filled(ACQUIRE, &[&hold(&key.name, owner, ttl_ms)[..], &[("whole", whole(key))]].concat())
+pub(super) fn acquire(change: &SoleChange) -> String {
+    let made = value(&change.value(), "token", &format!("us DIV 1000 + {}", change.ttl_ms));
+    filled(ACQUIRE, &[&sole(change)[..], &[("whole", whole(&change.key)), ("made", made)]].concat())
 }
 
-pub(super) fn reacquire(name: &str, owner: &str, ttl_ms: i64) -> String {
-    filled(REACQUIRE, &hold(name, owner, ttl_ms))
+pub(super) fn reacquire(change: &SoleChange) -> String {
+    let before = change.value_before().map_or_else(
+        || "value IS NULL".to_owned(),
+        |before| {
+            let kind = hex(change.spec.kind().as_str());
+            format!("kind = {kind} AND value = {} AND ends >= {CLOCK} DIV 1000", current(&before))
+        },
+    );
+    filled(REACQUIRE, &[&sole(change)[..], &[("before", before)]].concat())
 }
 
-pub(super) fn release(name: &str, owner: &str) -> String {
-    filled(RELEASE, &hold(name, owner, 0))
+pub(super) fn release(change: &SoleChange) -> String {
+    filled(RELEASE, &sole(change))
 }
 
-pub(super) fn renew(name: &str, owner: &str, ttl_ms: i64) -> String {
-    filled(RENEW, &hold(name, owner, ttl_ms))
+pub(super) fn renew(change: &SoleChange) -> String {
+    filled(RENEW, &sole(change))
 }
 
-fn hold(name: &str, owner: &str, ttl_ms: i64) -> [(&'static str, String); 3] {
-    [("name", hex(name)), ("owner", hex(owner)), ("ttl", ttl_ms.to_string())]
+fn sole(change: &SoleChange) -> [(&'static str, String); 4] {
+    [
+        ("name", hex(&change.key.name)),
+        ("kind", hex(change.spec.kind().as_str())),
+        ("value", current(&change.value())),
+        ("ttl", change.ttl_ms.to_string()),
+    ]
+}
+
+/// A value with a single holder, from its text and the columns.
+fn current(text: &str) -> String {
+    value(text, "tenure_lock.fence", "tenure_lock.ends")
+}
+
+/// The same, from the token and the end of the lease: see `codec::sole`.
+fn value(text: &str, token: &str, end: &str) -> String {
+    let parts = text.split_inclusive([codec::TOKEN, codec::END]).flat_map(|part| {
+        let (text, number) = match part.strip_suffix(codec::TOKEN) {
+            Some(text) => (text, Some(token)),
+            None => part.strip_suffix(codec::END).map_or((part, None), |text| (text, Some(end))),
+        };
+        [Some(hex(text)), number.map(str::to_owned)].into_iter().flatten()
+    });
+    format!("CONCAT({})", parts.collect::<Vec<_>>().join(", "))
 }
 
 pub(super) fn read(names: &[String], with_records: bool) -> String {

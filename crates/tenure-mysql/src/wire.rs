@@ -142,8 +142,37 @@ impl MysqlWire {
 
     /// Runs a statement.
     pub(super) async fn run(&mut self, sql: &str) -> Result<StatementReply, WireError> {
-        self.sequence = 0;
-        self.send(&[b"\x03", sql.as_bytes()].concat()).await?;
+        self.run_all(&[sql.to_owned()]).await?.pop().ok_or_else(malformed)?
+    }
+
+    /// Runs statements in one round trip. One that fails does not keep the server from running the next.
+    ///
+    /// # Errors
+    /// If the connection fails.
+    pub(super) async fn run_all(
+        &mut self,
+        all: &[String],
+    ) -> io::Result<Vec<Result<StatementReply, WireError>>> {
+        let (mut packets, mut sequences) = (Vec::new(), Vec::new());
+        for sql in all {
+            self.sequence = 0;
+            self.pack(&mut packets, &[b"\x03", sql.as_bytes()].concat());
+            sequences.push(self.sequence);
+        }
+        self.stream.write_all(&packets).await?;
+        self.stream.flush().await?;
+        let mut replies = Vec::new();
+        for sequence in sequences {
+            self.sequence = sequence;
+            match self.reply().await {
+                Err(WireError::Io(error)) => return Err(error),
+                reply => replies.push(reply),
+            }
+        }
+        Ok(replies)
+    }
+
+    async fn reply(&mut self) -> Result<StatementReply, WireError> {
         let first = failed(self.receive(SHORT).await?)?;
         let mut head = MessageBytes(&first);
         if first.first() == Some(&0) {
@@ -184,6 +213,12 @@ impl MysqlWire {
 
     async fn send(&mut self, message: &[u8]) -> io::Result<()> {
         let mut packets = Vec::with_capacity(message.len() + 4);
+        self.pack(&mut packets, message);
+        self.stream.write_all(&packets).await?;
+        self.stream.flush().await
+    }
+
+    fn pack(&mut self, packets: &mut Vec<u8>, message: &[u8]) {
         // After a full packet there is another one, even if it is empty.
         for start in (0..=message.len()).step_by(LONGEST) {
             let part = &message[start..message.len().min(start + LONGEST)];
@@ -192,8 +227,6 @@ impl MysqlWire {
             packets.extend(part);
             self.sequence = self.sequence.wrapping_add(1);
         }
-        self.stream.write_all(&packets).await?;
-        self.stream.flush().await
     }
 
     async fn receive(&mut self, longest: usize) -> io::Result<Vec<u8>> {

@@ -12,8 +12,8 @@ use super::failure;
 use super::statements::Which;
 use super::url::quoted;
 use tenure_core::rows::{
-    ExpectedSession, LockKey, RecordColumns, Renewals, Row, RowChange, SessionCheck, StatementError,
-    StatementResult, StatementSession, WriteOutcome, signed,
+    ChangeOutcome, ExpectedSession, LockKey, RecordColumns, Row, RowChange, SessionCheck, SoleChange,
+    SoleVerb, StatementError, StatementResult, StatementSession, WriteOutcome, signed,
 };
 use tenure_core::store::Failure;
 
@@ -77,32 +77,30 @@ impl StatementSession for StatementLine {
         self.heard.load(Ordering::Relaxed)
     }
 
-    fn acquire<'a>(
-        &'a self,
-        key: &'a LockKey,
-        owner: &'a str,
-        ttl_ms: i64,
-    ) -> StatementResult<'a, Option<i64>> {
+    fn change<'a>(&'a self, verb: SoleVerb, changes: &'a [SoleChange]) -> StatementResult<'a, ChangeOutcome> {
         async move {
-            let rows = self.ask(Which::Acquire, &[&key.name, &key.whole, &owner, &ttl_ms]).await?;
-            Ok(rows.first().map(|row| row.get(0)))
-        }
-        .boxed()
-    }
-
-    fn release<'a>(&'a self, name: &'a str, owner: &'a str, message: &'a str) -> StatementResult<'a, bool> {
-        async move {
-            let rows = self.ask(Which::Release, &[&name, &owner, &self.channel, &message]).await?;
-            Ok(!rows.is_empty())
-        }
-        .boxed()
-    }
-
-    fn renew<'a>(&'a self, renewals: &'a Renewals) -> StatementResult<'a, Vec<(String, i64)>> {
-        async move {
-            let Renewals { names, owners, ttls_ms } = renewals;
-            let rows = self.ask(Which::Renew, &[names, owners, ttls_ms]).await?;
-            Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
+            let names: Vec<&str> = changes.iter().map(|change| &*change.key.name).collect();
+            let kinds: Vec<&str> = changes.iter().map(|change| change.spec.kind().as_str()).collect();
+            let values: Vec<String> = changes.iter().map(SoleChange::value).collect();
+            let ttls_ms: Vec<i64> = changes.iter().map(|change| change.ttl_ms).collect();
+            let messages: Vec<&str> = changes.iter().map(|change| &*change.message).collect();
+            let rows = match verb {
+                SoleVerb::Acquire => {
+                    let wholes: Vec<_> = changes.iter().map(|change| change.key.whole.as_deref()).collect();
+                    let before: Vec<_> = changes.iter().map(SoleChange::value_before).collect();
+                    let arguments: [&(dyn ToSql + Sync); 8] =
+                        [&names, &wholes, &kinds, &values, &ttls_ms, &before, &messages, &self.channel];
+                    self.ask(Which::Acquire, &arguments).await?
+                }
+                SoleVerb::Release => {
+                    let arguments: [&(dyn ToSql + Sync); 5] =
+                        [&names, &kinds, &values, &messages, &self.channel];
+                    self.ask(Which::Release, &arguments).await?
+                }
+                SoleVerb::Renew => self.ask(Which::Renew, &[&names, &kinds, &values, &ttls_ms]).await?,
+            };
+            let tokens = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+            Ok(ChangeOutcome { tokens, ..ChangeOutcome::default() })
         }
         .boxed()
     }
@@ -119,7 +117,8 @@ impl StatementSession for StatementLine {
     fn write<'a>(&'a self, changes: &'a [(LockKey, RowChange)]) -> StatementResult<'a, WriteOutcome> {
         async move {
             let columns = Columns::of(changes);
-            let arguments: [&(dyn ToSql + Sync); 19] = [
+            let softly = !changes.iter().any(|(_, change)| change.durable);
+            let arguments: [&(dyn ToSql + Sync); 20] = [
                 &columns.names,
                 &columns.wholes,
                 &columns.serials,
@@ -139,6 +138,7 @@ impl StatementSession for StatementLine {
                 &columns.clients,
                 &columns.ended,
                 &columns.lives,
+                &softly,
             ];
             let rows = self.ask(Which::Write, &arguments).await?;
             let mut outcome = WriteOutcome::default();

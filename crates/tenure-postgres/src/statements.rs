@@ -8,11 +8,11 @@ use tenure_core::protocol::codec::VERSION;
 /// The statements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Which {
-    /// Acquires a mutex that nobody holds. Returns no row if it may be held.
+    /// Grants locks that nobody holds, or whose only holder hands them over. Returns a row for each.
     Acquire,
-    /// Releases a mutex. Returns no row if it was not held or is checked in.
+    /// Frees locks with a single holder. Returns a row for each that was held and is not checked in.
     Release,
-    /// Extends the leases of mutexes. Returns a row for each that was held.
+    /// Extends the leases of locks with a single holder. Returns a row for each that was held.
     Renew,
     /// Reads the rows of locks and the server's clock.
     Read,
@@ -58,37 +58,70 @@ const CLOCK: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
 /// still be running. The row with an empty name keeps the greatest token of the deleted rows.
 const HOUR_US: &str = "3600000000";
 
-const ACQUIRE: &str = "
-INSERT INTO {table} AS l (name, whole, kind, value, ends, fence, serial)
-SELECT $1, $2, 'mutex', $3 || '#' || token, us / 1000 + $4, token, us
-FROM (SELECT us, greatest(us, (SELECT fence + 1 FROM {table} WHERE name = '')) AS token
-      FROM (SELECT {clock} AS us) AS clock) AS drawn
-WHERE NOT EXISTS (SELECT FROM {table} AS known WHERE known.name = $1 AND known.value IS NOT NULL)
-ON CONFLICT (name) DO UPDATE SET kind = excluded.kind,
-    value = $3 || '#' || greatest(l.fence + 1, excluded.fence), ends = excluded.ends,
-    fence = greatest(l.fence + 1, excluded.fence), serial = l.serial + 1
-WHERE l.value IS NULL AND l.version = '{version}'
-RETURNING fence";
+/// A value with a single holder, from its text, the token and the end of the lease: see `codec::sole`.
+const VALUE: &str = "replace(replace({text}, chr(1), ({token})::text), chr(2), ({end})::text)";
 
+/// Rows that another transaction has are left out, so that one of them delays no other. A new row may wait for
+/// another transaction that makes it; the order of the names prevents deadlocks.
+const ACQUIRE: &str = "
+WITH asked AS MATERIALIZED (
+    SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::bigint[], $6::text[], $7::text[])
+        AS asked (name, whole, kind, value, ttl, before, message)),
+drawn AS MATERIALIZED (
+    SELECT us, greatest(us, (SELECT fence + 1 FROM {table} WHERE name = '')) AS token
+    FROM (SELECT {clock} AS us) AS clock),
+mine AS MATERIALIZED (
+    SELECT asked.*, us, token FROM {table} AS l JOIN asked ON l.name = asked.name CROSS JOIN drawn
+    WHERE l.version = '{version}' AND CASE WHEN before IS NULL THEN l.value IS NULL
+        ELSE l.kind = asked.kind AND l.value = {value before|l.fence|l.ends} AND l.ends >= us / 1000 END
+    ORDER BY l.name FOR UPDATE OF l SKIP LOCKED),
+taken AS (
+    UPDATE {table} AS l SET kind = mine.kind, fence = greatest(l.fence + 1, token), ends = us / 1000 + ttl,
+        value = {value mine.value|greatest(l.fence + 1, token)|us / 1000 + ttl}, serial = l.serial + 1
+    FROM mine WHERE l.name = mine.name
+    RETURNING l.name, l.fence,
+        CASE WHEN before IS NOT NULL AND l.awaited >= us / 1000 THEN pg_notify($8, message) END),
+made AS (
+    INSERT INTO {table} (name, whole, kind, value, ends, fence, serial)
+    SELECT name, whole, kind, {value value|token|us / 1000 + ttl}, us / 1000 + ttl, token, us
+    FROM asked CROSS JOIN drawn
+    WHERE before IS NULL AND NOT EXISTS (SELECT FROM {table} AS known WHERE known.name = asked.name)
+    ORDER BY name
+    ON CONFLICT (name) DO NOTHING
+    RETURNING name, fence)
+SELECT name, fence FROM taken UNION ALL SELECT name, fence FROM made";
+
+/// Needs no disk: see `SOFTLY`.
 const RELEASE: &str = "
-WITH mine AS MATERIALIZED (
-    SELECT name FROM {table}
-    WHERE name = $1 AND version = '{version}' AND kind = 'mutex' AND value = $2 || '#' || fence
-        AND ends >= {clock} / 1000
-    FOR UPDATE SKIP LOCKED)
+WITH softly AS MATERIALIZED (SELECT {softly}),
+asked AS MATERIALIZED (
+    SELECT asked.* FROM softly, unnest($1::text[], $2::text[], $3::text[], $4::text[])
+        AS asked (name, kind, value, message)),
+mine AS MATERIALIZED (
+    SELECT asked.name, message FROM {table} AS l JOIN asked ON l.name = asked.name
+    WHERE l.version = '{version}' AND l.kind = asked.kind AND l.value = {value asked.value|l.fence|l.ends}
+        AND l.ends >= {clock} / 1000
+    ORDER BY l.name FOR UPDATE OF l SKIP LOCKED)
 UPDATE {table} AS l SET kind = NULL, value = NULL, ends = 0, serial = l.serial + 1
 FROM mine WHERE l.name = mine.name
-RETURNING CASE WHEN l.awaited >= {clock} / 1000 THEN pg_notify($3, $4) END";
+RETURNING l.name, l.fence,
+    CASE WHEN message <> '' AND l.awaited >= {clock} / 1000 THEN pg_notify($5, message) END";
+
+/// A crash of the server may undo the transaction, which then cost at most a lease. Any later commit that waits
+/// for the disk includes it.
+const SOFTLY: &str = "set_config('synchronous_commit', 'off', true)";
 
 const RENEW: &str = "
 WITH asked AS MATERIALIZED (
-    SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[]) AS asked (name, owner, ttl)),
+    SELECT name, kind, value, {clock} / 1000 + ttl AS ends
+    FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[]) AS asked (name, kind, value, ttl)),
 mine AS MATERIALIZED (
-    SELECT l.name, asked.ttl FROM {table} AS l JOIN asked ON l.name = asked.name
-    WHERE l.version = '{version}' AND l.kind = 'mutex' AND l.value = asked.owner || '#' || l.fence
+    SELECT asked.* FROM {table} AS l JOIN asked ON l.name = asked.name
+    WHERE l.version = '{version}' AND l.kind = asked.kind AND l.value = {value asked.value|l.fence|l.ends}
         AND l.ends >= {clock} / 1000
-    FOR NO KEY UPDATE OF l SKIP LOCKED)
-UPDATE {table} AS l SET ends = greatest(l.ends, {clock} / 1000 + mine.ttl), serial = l.serial + 1
+    ORDER BY l.name FOR NO KEY UPDATE OF l SKIP LOCKED)
+UPDATE {table} AS l SET ends = greatest(l.ends, mine.ends), serial = l.serial + 1,
+    value = {value mine.value|l.fence|greatest(l.ends, mine.ends)}
 FROM mine WHERE l.name = mine.name
 RETURNING l.name, l.fence";
 
@@ -113,28 +146,29 @@ WITH looked AS MATERIALIZED (
     FROM unnest($16::text[], $17::text[], $18::text[], $19::bool[]) AS place (lock, client, ended, lives)
     LEFT JOIN {table} AS l ON l.name = place.client),
 refused AS MATERIALIZED (SELECT DISTINCT lock FROM looked WHERE lives = has_ended),
+softly AS MATERIALIZED (SELECT CASE WHEN $20 THEN {softly} END),
 asked AS MATERIALIZED (
-    SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bool[], $5::bigint[], $6::text[],
-            $7::text[], $8::bigint[], $9::bigint[], $10::bool[], $11::bytea[], $12::bigint[],
+    SELECT asked.* FROM softly, unnest($1::text[], $2::text[], $3::bigint[], $4::bool[], $5::bigint[],
+            $6::text[], $7::text[], $8::bigint[], $9::bigint[], $10::bool[], $11::bytea[], $12::bigint[],
             $13::bigint[], $14::text[])
         AS asked (name, whole, serial, ends_hold, until, kind, value, ends, fence, puts, record, record_at,
             record_ends, wake)
     WHERE until >= {clock} / 1000 AND name NOT IN (SELECT lock FROM refused)),
 gently AS MATERIALIZED (
-    SELECT l.name FROM {table} AS l JOIN asked ON l.name = asked.name
-    WHERE l.serial = asked.serial AND NOT asked.ends_hold FOR NO KEY UPDATE OF l SKIP LOCKED),
+    SELECT asked.* FROM {table} AS l JOIN asked ON l.name = asked.name
+    WHERE l.serial = asked.serial AND NOT asked.ends_hold ORDER BY l.name FOR NO KEY UPDATE OF l SKIP LOCKED),
 wholly AS MATERIALIZED (
-    SELECT l.name FROM {table} AS l JOIN asked ON l.name = asked.name
-    WHERE l.serial = asked.serial AND asked.ends_hold FOR UPDATE OF l SKIP LOCKED),
-locked AS MATERIALIZED (SELECT name FROM gently UNION ALL SELECT name FROM wholly),
+    SELECT asked.* FROM {table} AS l JOIN asked ON l.name = asked.name
+    WHERE l.serial = asked.serial AND asked.ends_hold ORDER BY l.name FOR UPDATE OF l SKIP LOCKED),
+locked AS MATERIALIZED (SELECT * FROM gently UNION ALL SELECT * FROM wholly),
 changed AS (
     UPDATE {table} AS l SET kind = asked.kind, value = asked.value, ends = asked.ends, fence = asked.fence,
         serial = l.serial + 1,
         record = CASE WHEN asked.puts THEN asked.record ELSE l.record END,
         record_at = CASE WHEN asked.puts THEN asked.record_at ELSE l.record_at END,
         record_ends = CASE WHEN asked.puts THEN asked.record_ends ELSE l.record_ends END
-    FROM asked JOIN locked ON locked.name = asked.name WHERE l.name = asked.name
-    RETURNING l.name, l.awaited),
+    FROM locked AS asked WHERE l.name = asked.name
+    RETURNING l.name, l.awaited, asked.wake),
 made AS (
     INSERT INTO {table} (name, whole, kind, value, ends, fence, serial, record, record_at, record_ends)
     SELECT name, whole, kind, value, ends, fence, {clock}, record, record_at, record_ends
@@ -142,9 +176,9 @@ made AS (
     ON CONFLICT (name) DO NOTHING
     RETURNING name, awaited)
 SELECT done.name, (
-    SELECT count(pg_notify($15, message)) FROM unnest(string_to_array(asked.wake, chr(10))) AS message
+    SELECT count(pg_notify($15, message)) FROM unnest(string_to_array(done.wake, chr(10))) AS message
     WHERE message LIKE '!%' OR done.awaited >= {clock} / 1000), NULL, NULL
-FROM (SELECT * FROM changed UNION ALL SELECT * FROM made) AS done JOIN asked ON asked.name = done.name
+FROM (SELECT * FROM changed UNION ALL SELECT made.*, wake FROM made JOIN asked ON asked.name = made.name) AS done
 UNION ALL
 SELECT lock, 0, client, CASE WHEN has_ended THEN session END FROM looked WHERE lock IN (SELECT lock FROM refused)";
 
@@ -242,7 +276,16 @@ pub fn tables(table: &str) -> String {
 }
 
 fn filled(text: &str, table: &str) -> String {
+    let mut parts = text.split("{value ");
+    let mut text = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let (value, rest) = part.split_once('}').expect("a value ends");
+        let [of, token, end] = value.split('|').collect::<Vec<_>>()[..] else { panic!("a value: {value}") };
+        text += &VALUE.replace("{text}", of).replace("{token}", token).replace("{end}", end);
+        text += rest;
+    }
     text.replace("{table}", table)
+        .replace("{softly}", SOFTLY)
         .replace("{clock}", CLOCK)
         .replace("{hour}", HOUR_US)
         .replace("{version}", VERSION)
@@ -256,9 +299,20 @@ impl Which {
     /// The parameter types.
     pub(super) fn types(self) -> &'static [Type] {
         match self {
-            Self::Acquire => &[Type::TEXT, Type::TEXT, Type::TEXT, Type::INT8],
-            Self::Release => &[Type::TEXT, Type::TEXT, Type::TEXT, Type::TEXT],
-            Self::Renew => &[Type::TEXT_ARRAY, Type::TEXT_ARRAY, Type::INT8_ARRAY],
+            Self::Acquire => &[
+                Type::TEXT_ARRAY,
+                Type::TEXT_ARRAY,
+                Type::TEXT_ARRAY,
+                Type::TEXT_ARRAY,
+                Type::INT8_ARRAY,
+                Type::TEXT_ARRAY,
+                Type::TEXT_ARRAY,
+                Type::TEXT,
+            ],
+            Self::Release => {
+                &[Type::TEXT_ARRAY, Type::TEXT_ARRAY, Type::TEXT_ARRAY, Type::TEXT_ARRAY, Type::TEXT]
+            }
+            Self::Renew => &[Type::TEXT_ARRAY, Type::TEXT_ARRAY, Type::TEXT_ARRAY, Type::INT8_ARRAY],
             Self::Read | Self::ReadRecords => &[Type::TEXT_ARRAY],
             Self::Write => &[
                 Type::TEXT_ARRAY,
@@ -280,6 +334,7 @@ impl Which {
                 Type::TEXT_ARRAY,
                 Type::TEXT_ARRAY,
                 Type::BOOL_ARRAY,
+                Type::BOOL,
             ],
             Self::Await | Self::Forget => &[Type::TEXT_ARRAY, Type::TEXT_ARRAY],
             Self::List => &[Type::TEXT, Type::TEXT],

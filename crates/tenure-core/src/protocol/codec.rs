@@ -8,8 +8,8 @@ use std::fmt::Write;
 use std::str::FromStr;
 
 use super::queue::{Queue, Ticket};
-use super::reentrant::Hash;
-use super::{Data, Kind};
+use super::reentrant::{self, Hash};
+use super::{Data, Kind, LockSpec, QueueSpec};
 use crate::owner::Owner;
 
 /// Version of the encoding.
@@ -46,6 +46,26 @@ pub fn encode(data: &Data) -> String {
         }
     }
     text
+}
+
+/// Stands for the token in the output of [`sole`].
+pub const TOKEN: char = '\u{1}';
+/// Stands for the end of the lease there, in milliseconds since 1970.
+pub const END: char = '\u{2}';
+
+/// The encoded value of a lock with one holder, which has it once, and no waiter.
+pub fn sole(spec: LockSpec, owner: &Owner, hold: u64) -> String {
+    match spec {
+        LockSpec::Mutex => format!("{owner}#{TOKEN}"),
+        LockSpec::Reentrant => {
+            let holder = [owner.to_string(), reentrant::field(hold)].map(|field| (field, "1".to_owned()));
+            let token = (reentrant::FENCE.to_owned(), TOKEN.to_string());
+            encode(&Data::Hash(Hash::from_iter(holder.into_iter().chain([token]))))
+        }
+        LockSpec::Queue(QueueSpec { capacity, weight, .. }) => {
+            format!("{capacity} {TOKEN}\n{TOKEN} {weight} {END} {owner}\n")
+        }
+    }
 }
 
 /// Decodes the output of [`encode`].
@@ -135,4 +155,30 @@ pub fn word<'a>(line: &mut &'a str) -> Option<&'a str> {
 pub fn number<T: FromStr>(text: &str) -> Option<T> {
     let is_plain = text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
     if is_plain { text.parse().ok() } else { None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::name::LockName;
+    use crate::protocol::{Answer, Fence, Liveness, Now, Op, State, Verb, apply};
+
+    #[test]
+    fn the_value_of_a_sole_holder_is_what_its_machine_writes() {
+        let queues = [QueueSpec::FAIR, QueueSpec::READER, QueueSpec::WRITER, QueueSpec::permits(7, 3)];
+        let specs = [LockSpec::Mutex, LockSpec::Reentrant].into_iter().chain(queues.map(LockSpec::Queue));
+        for (spec, hold) in specs.flat_map(|spec| [(spec, 3), (spec, 0xff)]) {
+            let (name, owner) = (LockName::in_store("x".into()), Owner::new("me").expect("an owner"));
+            let (fence, bind) = (Fence::Assign, Liveness::Process);
+            let verb = Verb::Acquire { ttl_ms: 70, hold, fence, wait_ms: None, listens: None, bind };
+            let op = Op { name, spec, owner: owner.clone(), request: 0, verb };
+            let (mut state, now) = (State::default(), Now { ms: 1_000, unix_us: 5_000 });
+            let (answer, _) = apply(&mut state, &mut 0, now, &op);
+            assert_eq!(answer, Answer::Held { fence: 5_000 });
+            let lock = state.lock.expect("a lock");
+            let text = sole(spec, &owner, hold).replace(TOKEN, "5000").replace(END, "1070");
+            assert_eq!((kind(&lock.value), encode(&lock.value)), (spec.kind(), text));
+            assert_eq!(lock.expires_ms, Some(1_070));
+        }
+    }
 }

@@ -19,7 +19,7 @@ use crate::planted::{Bug, planted};
 pub type Hash = BTreeMap<String, String>;
 
 /// The field of the token.
-const FENCE: &str = "#fence";
+pub(super) const FENCE: &str = "#fence";
 /// The field that counts detached holds that wait to be resumed.
 const DETACHED: &str = "#0";
 
@@ -214,7 +214,7 @@ fn hash_of(state: &mut State) -> Option<&mut Hash> {
     }
 }
 
-fn field(hold: u64) -> String {
+pub(super) fn field(hold: u64) -> String {
     format!("#{hold:x}")
 }
 

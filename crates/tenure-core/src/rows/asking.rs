@@ -4,42 +4,24 @@ use std::sync::Arc;
 
 use super::inbox::PlainStatement;
 use super::names::LockKey;
-use super::server::{Renewals, Row, RowChange, StatementError, StatementSession, WriteOutcome};
-use super::state::unsigned;
-use crate::protocol::Answer;
+use super::server::{
+    ChangeOutcome, Row, RowChange, SoleChange, SoleVerb, StatementError, StatementSession, WriteOutcome,
+};
 
 /// The result of a statement.
 pub(super) enum Done {
-    /// Of a single statement for each lock: the answers of those to which it applied.
-    Single(Vec<String>, Result<Vec<(String, Answer)>, StatementError>),
+    Changed(SoleVerb, Vec<SoleChange>, Result<ChangeOutcome, StatementError>),
     Read(Vec<String>, Result<Vec<Row>, StatementError>),
-    Wrote(Vec<String>, Result<WriteOutcome, StatementError>),
+    Wrote(Vec<(LockKey, RowChange)>, Result<WriteOutcome, StatementError>),
     Plain(u64, Result<Vec<Row>, StatementError>),
     Swept(Result<Option<String>, StatementError>),
 }
 
 pub(super) type Session = Arc<dyn StatementSession>;
 
-pub(super) async fn acquire(session: Session, key: LockKey, owner: String, ttl_ms: i64) -> Done {
-    let acquired = session.acquire(&key, &owner, ttl_ms).await;
-    let held = |fence| (key.name.clone(), held(fence));
-    Done::Single(vec![key.name.clone()], acquired.map(|fence| fence.map(held).into_iter().collect()))
-}
-
-pub(super) async fn release(session: Session, name: String, owner: String, message: String) -> Done {
-    let released = session.release(&name, &owner, &message).await;
-    let answer = || (name.clone(), Answer::Released { left: 0 });
-    Done::Single(vec![name.clone()], released.map(|is_own| is_own.then(answer).into_iter().collect()))
-}
-
-pub(super) async fn renew(session: Session, renewals: Renewals) -> Done {
-    let renewed = session.renew(&renewals).await;
-    let answers = |all: Vec<_>| all.into_iter().map(|(name, fence)| (name, held(fence))).collect();
-    Done::Single(renewals.names, renewed.map(answers))
-}
-
-fn held(fence: i64) -> Answer {
-    Answer::Held { fence: unsigned(fence) }
+pub(super) async fn change(session: Session, verb: SoleVerb, changes: Vec<SoleChange>) -> Done {
+    let changed = session.change(verb, &changes).await;
+    Done::Changed(verb, changes, changed)
 }
 
 pub(super) async fn read_rows(session: Session, names: Vec<String>, with_records: bool) -> Done {
@@ -63,5 +45,5 @@ pub(super) async fn sweep(session: Session, after: String) -> Done {
 
 pub(super) async fn write(session: Session, changes: Vec<(LockKey, RowChange)>) -> Done {
     let written = session.write(&changes).await;
-    Done::Wrote(changes.into_iter().map(|(key, _)| key.name).collect(), written)
+    Done::Wrote(changes, written)
 }

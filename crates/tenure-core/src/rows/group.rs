@@ -35,8 +35,8 @@ pub(super) struct Group {
     pub(super) said: Vec<Result<GroupAnswer, Failure>>,
     /// `None` if nothing changes.
     pub(super) change: Option<RowChange>,
-    /// Whether the lock is a queue in which nobody waits.
-    pub(super) is_quiet: bool,
+    /// Whether the lock is free afterwards.
+    pub(super) is_free: bool,
 }
 
 /// A lock and its record while a group is executed.
@@ -99,9 +99,11 @@ impl Group {
         let passed = mem::take(&mut now.passed);
         let states = [&seen.state, &now.state];
         let sessions = checks(states, &passed, &own, sessions);
-        let is_quiet = queue_of(&now.state).is_some_and(|queue| queue.waiting().next().is_none());
+        let is_free = now.state.lock.is_none();
+        let is_release = asks.iter().all(|ask| matches!(ask, QueuedOp::Lock(..)) && releases(ask).is_some());
+        let durable = !is_release || seen.grants(&now.state) && !planted(Bug::RowsGrantNotDurable);
         let change = now.change(seen, is_checked_in.then_some(&extending), &asking);
-        Self { said, change: change.map(|change| RowChange { sessions, ..change }), is_quiet }
+        Self { said, change: change.map(|change| RowChange { sessions, durable, ..change }), is_free }
     }
 }
 
@@ -261,6 +263,7 @@ impl GroupedLock {
         Some(RowChange {
             serial: seen.serial,
             ends_hold: seen.ends_hold(&state, asking) && !planted(Bug::RowsCheckInForgotten),
+            durable: true,
             until_ms: seen.is_steady_until(match planted(Bug::RowsDeadGrantWritten) {
                 true => &seen.state,
                 false => &state,

@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 
 use super::group::GroupAnswer;
 use super::inbox::QueuedRequest;
-use super::known::{KnownRow, RowSource};
 use super::names::LockKey;
 use super::sessions::KnownSessions;
 use crate::moment::Moment;
@@ -33,15 +32,13 @@ pub(super) enum QueueStep {
         sent: Moment,
     },
     Reading {
-        source: RowSource,
+        sent: Moment,
     },
     Writing {
         /// The answers of the running requests, once the row is written.
         said: Vec<Result<GroupAnswer, Failure>>,
         /// If the answer arrives before this time, the lease that the write grants had not expired.
         until: Moment,
-        /// The row after the write, if the next renewal may start from it.
-        next: Option<Box<KnownRow>>,
     },
 }
 

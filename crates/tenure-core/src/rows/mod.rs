@@ -1,22 +1,24 @@
 //! Locks on SQL databases: each lock is a row of one table, changed by the state machine of `protocol`.
 //!
 //! The worker (`worker`) executes all requests on one connection. `inbox` queues them, `lock_queue` groups
-//! them by lock, `steps` decides which statements come next, and `asking` sends them. `group` runs the
-//! machines on the rows that `state` decodes. `listen` receives notifications on a second connection, or
-//! polls where the server has none.
+//! them by lock, `sole` recognises those that need no read, `gather` collects them while a statement is in
+//! flight, `steps` decides which statements come next, and `asking` sends them. `group` runs the machines on
+//! the rows that `state` decodes. `listen` receives notifications on a second connection, or polls where the
+//! server has none.
 //!
-//! `server` is the interface to a server, which each store implements. `names` escapes lock names,
-//! `sessions` passes waiters that are gone, and `known` saves the reads of renewals.
+//! `server` is the interface to a server, which each store implements. `names` escapes lock names, and
+//! `sessions` passes waiters that are gone.
 
 mod asking;
+mod gather;
 mod group;
 mod inbox;
-mod known;
 mod listen;
 mod lock_queue;
 mod names;
 mod server;
 mod sessions;
+mod sole;
 mod state;
 mod steps;
 mod worker;
@@ -38,8 +40,8 @@ use inbox::{Inbox, PlainStatement, QueuedOp};
 use listen::NotificationHub;
 pub use names::LockKey;
 pub use server::{
-    RecordColumns, Renewals, Row, RowChange, Server, ServerConnection, StatementError, StatementResult,
-    StatementSession, WriteOutcome, diagnose, first_usable,
+    ChangeOutcome, RecordColumns, Row, RowChange, Server, ServerConnection, SoleChange, SoleVerb,
+    StatementError, StatementResult, StatementSession, WriteOutcome, diagnose, first_usable,
 };
 pub use sessions::{EndedSessions, ExpectedSession, SessionCheck};
 pub use state::{signed, unsigned};
@@ -131,7 +133,7 @@ impl Store for RowStore {
         let has_notifications = self.inner.inbox.server.has_notifications();
         Capabilities {
             member: Err("its table keeps no ballots; use a standby instead of a quorum"),
-            renewals: steps::LOCKS,
+            renewals: gather::LOCKS,
             reports_records: has_notifications,
             place_kept: has_notifications.then_some(group::PLACE),
             ..Capabilities::SERVER

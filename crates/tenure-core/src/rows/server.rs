@@ -14,8 +14,10 @@ use super::names::LockKey;
 use super::sessions::{EndedSessions, SessionCheck};
 use crate::error::Error;
 use crate::net::{Address, DialStage};
-use crate::protocol::ExpiringValue;
+use crate::owner::Owner;
+use crate::protocol::codec;
 use crate::protocol::record::Record;
+use crate::protocol::{ExpiringValue, LockSpec};
 use crate::runtime::{Driver, Runtime};
 use crate::store::Failure;
 use crate::store::observe::Notes;
@@ -74,25 +76,14 @@ pub trait StatementSession: fmt::Debug + Send + Sync + 'static {
     /// Number of completed reads, to detect a silent connection.
     fn heard(&self) -> u64;
 
-    /// Acquires a mutex that nobody holds. Returns the token, or `None` if it may be held.
-    fn acquire<'a>(
-        &'a self,
-        key: &'a LockKey,
-        owner: &'a str,
-        ttl_ms: i64,
-    ) -> StatementResult<'a, Option<i64>>;
-
-    /// Releases a mutex, and sends the message if a client listens. `false` if it was not held or is checked
-    /// in.
-    fn release<'a>(&'a self, name: &'a str, owner: &'a str, message: &'a str) -> StatementResult<'a, bool>;
-
-    /// Extends the leases of mutexes. Returns the names and tokens of those that were held.
-    fn renew<'a>(&'a self, renewals: &'a Renewals) -> StatementResult<'a, Vec<(String, i64)>>;
+    /// Changes locks that have no holder or a single one.
+    fn change<'a>(&'a self, verb: SoleVerb, changes: &'a [SoleChange]) -> StatementResult<'a, ChangeOutcome>;
 
     /// Reads the rows of locks and the server's clock. A lock without a row yields one too.
     fn read<'a>(&'a self, names: &'a [String], with_records: bool) -> StatementResult<'a, Vec<Row>>;
 
     /// Replaces the rows that are unchanged since they were read, if their [checks](RowChange::sessions) pass.
+    /// A crash of the server may undo it if none of them must be [durable](RowChange::durable).
     fn write<'a>(&'a self, changes: &'a [(LockKey, RowChange)]) -> StatementResult<'a, WriteOutcome>;
 
     /// Marks rows as having listeners, for five minutes. The row of a client names its session meanwhile, in
@@ -123,6 +114,15 @@ pub trait StatementSession: fmt::Debug + Send + Sync + 'static {
     fn ping(&self) -> StatementResult<'_, ()>;
 }
 
+/// The result of a change.
+#[derive(Debug, Default)]
+pub struct ChangeOutcome {
+    /// The names and tokens of the locks to which it applied.
+    pub tokens: BTreeMap<String, i64>,
+    /// Locks that failed alone.
+    pub failed: BTreeMap<String, Failure>,
+}
+
 /// The result of a write.
 #[derive(Debug, Default)]
 pub struct WriteOutcome {
@@ -130,17 +130,52 @@ pub struct WriteOutcome {
     pub written: BTreeSet<String>,
     /// The names of the rows whose checks failed, and the sessions found ended.
     pub refused: BTreeMap<String, EndedSessions>,
+    /// Rows that failed alone.
+    pub failed: BTreeMap<String, Failure>,
 }
 
-/// Leases to extend with one statement, as columns.
-#[derive(Debug, Default)]
-pub struct Renewals {
-    /// The column `name` of each lock.
-    pub names: Vec<String>,
-    /// The owner of each hold.
-    pub owners: Vec<String>,
+/// What a statement does to locks that have no holder or a single one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SoleVerb {
+    /// Grants locks that nobody holds, or that [`before`](SoleChange::before) hands over.
+    Acquire,
+    /// Frees locks, unless a transaction has checked them in. A crash of the server may undo it.
+    Release,
+    /// Extends leases.
+    Renew,
+}
+
+/// A lock of such a statement.
+#[derive(Clone, Debug)]
+pub struct SoleChange {
+    /// The lock.
+    pub key: LockKey,
+    /// Its kind and parameters.
+    pub spec: LockSpec,
+    /// The new holder, or else the only one.
+    pub owner: Owner,
+    /// Number of the hold.
+    pub hold: u64,
     /// The new lease, from now on.
-    pub ttls_ms: Vec<i64>,
+    pub ttl_ms: i64,
+    /// The only holder, which releases the lock to `owner`.
+    pub before: Option<Owner>,
+    /// The message of a release, if any, sent if clients listen.
+    pub message: String,
+}
+
+impl SoleChange {
+    /// The value while `owner` holds the lock: see [`codec::sole`].
+    #[must_use]
+    pub fn value(&self) -> String {
+        codec::sole(self.spec, &self.owner, self.hold)
+    }
+
+    /// The value while `before` holds it.
+    #[must_use]
+    pub fn value_before(&self) -> Option<String> {
+        self.before.as_ref().map(|before| codec::sole(self.spec, before, self.hold))
+    }
 }
 
 /// A row as read from the server.
@@ -186,6 +221,8 @@ pub struct RowChange {
     pub serial: Option<i64>,
     /// Ends a hold that may be checked in.
     pub ends_hold: bool,
+    /// Does more than end holds and places, which a crash of the server may undo.
+    pub durable: bool,
     /// After this time on the server's clock the write does not apply and the row is read again.
     pub until_ms: u64,
     /// Kind and value, if there is a lock.

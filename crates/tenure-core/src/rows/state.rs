@@ -65,6 +65,11 @@ impl SeenRow {
         ends.filter(|end| *end >= self.now.ms).fold(last, u64::min)
     }
 
+    /// Whether the new state has a hold that did not exist.
+    pub(super) fn grants(&self, after: &State) -> bool {
+        !holds(after).is_subset(&holds(&self.state))
+    }
+
     /// Whether the new state ends a hold that may be checked in: another client's, or the last of those that
     /// existed, even if the next ones are granted.
     pub(super) fn ends_hold(&self, after: &State, asking: &BTreeSet<&Owner>) -> bool {

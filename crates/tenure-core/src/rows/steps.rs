@@ -7,25 +7,26 @@ use std::time::Duration;
 
 use futures_util::future::FutureExt;
 
-use super::asking::{Done, Session, acquire, plain, read_rows, release, renew, sweep, write};
+use super::asking::{Done, Session, change, plain, read_rows, sweep, write};
+use super::gather::{LOCKS, RowBatch, StatementSort, VERBS};
 use super::group::{Group, GroupAnswer};
 use super::inbox::{QueuedOp, QueuedRequest};
-use super::known::{KnownRow, RowSource, is_renewal};
-use super::lock_queue::{LockQueue, QueueStep};
+use super::lock_queue::QueueStep;
 use super::names::LockKey;
-use super::server::{Renewals, Row, RowChange, WriteOutcome};
+use super::server::{ChangeOutcome, Row, SoleChange, StatementError, WriteOutcome};
 use super::sessions::{EndedSessions, KnownSessions, LOOKS};
-use super::state::{SeenRow, messages, signed};
+use super::sole::{sole, sole_answer};
+use super::state::{SeenRow, unsigned};
 use super::worker::{SWEEP, StatementWorker, UnderWay};
 use crate::moment::Moment;
 use crate::net::share;
 use crate::planted::{Bug, planted};
-use crate::protocol::{Answer, Fence, LockSpec, Notification, ReleaseScope, Verb};
+use crate::protocol::{Answer, LockSpec};
 use crate::store::Failure;
 use crate::txn::{Txn, Verdict, next_group};
 
-/// Maximum locks per statement; a few megabytes with the longest names.
-pub(super) const LOCKS: usize = 2_000;
+/// Maximum locks that are remembered as shared.
+const SHARED: usize = 1_000;
 /// Consecutive failed writes to an unchanged row after which an open transaction is assumed to have checked a
 /// hold in.
 const CHECK_IN_TRIES: u32 = 4;
@@ -55,51 +56,44 @@ impl StatementWorker {
             self.sweeps_at = Moment(u64::MAX);
             under_way.push(sweep(Arc::clone(session), self.swept.clone()).boxed());
         }
-        while !self.ready.is_empty() {
-            self.send_locks(now, session, under_way);
-        }
-        let writes = self.writes.drain(..).map(|changes| write(Arc::clone(session), changes).boxed());
-        under_way.extend(writes);
+        let halves = mem::take(&mut self.gathered.halves);
+        halves.into_iter().for_each(|half| self.send_batch(half, session, under_way));
+        self.send_locks(now, session, under_way);
     }
 
+    /// Sends what has gathered for each sort of statement of which none is in flight.
     fn send_locks(&mut self, now: Moment, session: &Session, under_way: &mut UnderWay) {
-        let (mut read, mut with_records, mut renewals) = (Vec::new(), false, Renewals::default());
-        let (mut recalled, mut rows) = (Vec::new(), Vec::new());
-        while read.len() < LOCKS
-            && renewals.names.len() < LOCKS
-            && let Some(name) = self.ready.pop_first()
-        {
-            let Some(must_read) = self.begin(&name, now, session.heard()) else { continue };
-            let Some(lock) = self.locks.get_mut(&name) else { continue };
-            if !must_read && send_single(lock, session, under_way, &mut renewals) {
-                lock.step = QueueStep::Fast { sent: now };
-                continue;
-            }
-            let known = self.known.remove(&name).filter(|_| !must_read);
-            if let Some((row, source)) = known.and_then(|known| known.recall(now, &lock.running)) {
-                lock.step = QueueStep::Reading { source };
-                recalled.push(name);
-                rows.push(row);
-            } else {
-                lock.step = QueueStep::Reading { source: RowSource::Read(now) };
-                with_records |=
-                    lock.running.iter().any(|request| matches!(request.ask, QueuedOp::Record(..)));
-                read.push(name);
-            }
+        let mut names = self.gathered.names();
+        names.extend(mem::take(&mut self.ready));
+        let mut ready = ReadyLocks::default();
+        names.iter().for_each(|name| self.begin(name, now, session.heard(), &mut ready));
+        if !ready.read.is_empty() {
+            self.gathered.sent(StatementSort::Read);
+            under_way.push(read_rows(Arc::clone(session), ready.read, ready.with_records).boxed());
         }
-        if !renewals.names.is_empty() {
-            under_way.push(renew(Arc::clone(session), renewals).boxed());
+        let mut batches = Vec::from_iter(self.gathered.writes(false));
+        for verb in VERBS {
+            let changes = mem::take(&mut ready.changes[StatementSort::Change(verb).index()]);
+            batches.extend((!changes.is_empty()).then_some(RowBatch::Change(verb, changes)));
         }
-        if !read.is_empty() {
-            under_way.push(read_rows(Arc::clone(session), read, with_records).boxed());
-        }
-        self.read(recalled, &rows);
+        batches.extend(self.gathered.writes(true));
+        batches.into_iter().for_each(|batch| self.send_batch(batch, session, under_way));
     }
 
-    /// Begins a run of a lock's next requests, if there are any and none is in progress. Returns whether its
-    /// row has to be read.
-    fn begin(&mut self, name: &str, now: Moment, heard: u64) -> Option<bool> {
-        let lock = self.locks.get_mut(name).filter(|lock| matches!(lock.step, QueueStep::Idle))?;
+    fn send_batch(&mut self, batch: RowBatch, session: &Session, under_way: &mut UnderWay) {
+        self.gathered.sent(batch.sort());
+        under_way.push(match batch {
+            RowBatch::Change(verb, changes) => change(Arc::clone(session), verb, changes).boxed(),
+            RowBatch::Write(changes) => write(Arc::clone(session), changes).boxed(),
+        });
+    }
+
+    /// Adds a lock's next requests to the statement that carries them out, unless they have to wait for one in
+    /// flight.
+    fn begin(&mut self, name: &str, now: Moment, heard: u64, ready: &mut ReadyLocks) {
+        let Some(lock) = self.locks.get_mut(name).filter(|lock| matches!(lock.step, QueueStep::Idle)) else {
+            return;
+        };
         let (dues, sent) = (&mut self.dues, &mut self.sent);
         lock.queue.retain(|request| {
             let is_left = request.ask.is_left();
@@ -111,81 +105,154 @@ impl StatementWorker {
         });
         if lock.is_over() {
             self.locks.remove(name);
-            return None;
+            return;
         }
-        if lock.running.is_empty() {
+        let is_new = lock.running.is_empty();
+        if is_new {
             (lock.txn, lock.running) = (Txn::default(), next_group(&mut lock.queue, |_| Some(())));
         }
-        sent.extend(lock.running.iter().map(|request| (request.number, (now, heard))));
-        Some(lock.txn.begin())
+        let mut txn = lock.txn;
+        let must_read = txn.begin() || self.shared.contains(name);
+        let change = sole(lock).filter(|_| !must_read);
+        let sort = change.as_ref().map_or(StatementSort::Read, |(verb, _)| StatementSort::Change(*verb));
+        let since = lock.running.iter().map(|request| (request.number, (now, heard)));
+        if self.gathered.is_in_flight(sort) || ready.len(sort) >= LOCKS {
+            // They may be the only evidence that the connection is dead, if those in flight have timed out.
+            since.for_each(|(number, since)| _ = sent.entry(number).or_insert(since));
+            if is_new {
+                let first = mem::take(&mut lock.running);
+                first.into_iter().rev().for_each(|request| lock.queue.push_front(request));
+            }
+            return self.gathered.wait(sort, name.to_owned());
+        }
+        sent.extend(since);
+        lock.txn = txn;
+        match change {
+            Some((verb, change)) => {
+                lock.step = QueueStep::Fast { sent: now };
+                ready.changes[StatementSort::Change(verb).index()].push(change);
+            }
+            None => {
+                lock.step = QueueStep::Reading { sent: now };
+                let is_record = |request: &QueuedRequest| matches!(request.ask, QueuedOp::Record(..));
+                ready.with_records |= lock.running.iter().any(is_record);
+                ready.read.push(name.to_owned());
+            }
+        }
     }
 
     /// Processes the result of a statement. Returns whether the connection is still usable.
     pub(super) fn done(&mut self, done: Done) -> bool {
         let now = self.now();
         match done {
-            Done::Single(names, Ok(answers)) => {
-                let mut answers: BTreeMap<String, Answer> = answers.into_iter().collect();
-                for name in names {
-                    let Some(answer) = answers.remove(&name) else {
-                        self.again(&name);
-                        continue;
-                    };
-                    let sent = self.locks.get(&name).and_then(|lock| match lock.step {
-                        QueueStep::Fast { sent } => Some(sent),
-                        _ => None,
-                    });
-                    let answer = match sent.is_some_and(|sent| now.since(sent) > FRESH) {
-                        true => Err(Failure::Unknown(Failure::cause("the reply took too long"))),
-                        false => Ok(GroupAnswer::Lock(answer)),
-                    };
-                    self.answered(&name, vec![answer]);
-                }
-                true
-            }
-            Done::Read(names, Ok(rows)) => {
-                self.read(names, &rows);
-                true
-            }
-            Done::Wrote(names, Ok(WriteOutcome { written, mut refused })) => {
-                for name in names {
-                    match refused.remove(&name) {
-                        Some(ended) => self.refused(&name, ended),
-                        None => self.wrote(&name, written.contains(&name)),
+            Done::Changed(verb, changes, changed) => {
+                self.gathered.done(StatementSort::Change(verb));
+                match changed {
+                    Ok(ChangeOutcome { tokens, failed }) => {
+                        for change in changes {
+                            let name = &change.key.name;
+                            match failed.get(name) {
+                                Some(failure) => self.fail(name, failure),
+                                None => self.changed(&change, tokens.get(name).map(|fence| unsigned(*fence))),
+                            }
+                        }
+                        true
+                    }
+                    Err(failed) => {
+                        let name = |change: &SoleChange| change.key.name.clone();
+                        self.failed(failed, changes, name, |half| RowBatch::Change(verb, half))
                     }
                 }
-                true
             }
-            Done::Plain(number, Ok(rows)) => {
-                self.forget(number);
-                if let Some(QueuedOp::Plain { reply, .. }) = self.plain.remove(&number) {
-                    let _ = reply.send(Ok(rows));
+            Done::Read(names, read) => {
+                self.gathered.done(StatementSort::Read);
+                let is_usable = !read.as_ref().is_err_and(|failed| failed.ends_connection);
+                match read {
+                    Ok(rows) => self.read(names, &rows),
+                    Err(failed) => names.iter().for_each(|name| self.fail(name, &failed.failure)),
                 }
-                true
+                is_usable
+            }
+            Done::Wrote(changes, written) => {
+                self.gathered.done(RowBatch::sort_of(&changes));
+                match written {
+                    Ok(WriteOutcome { written, mut refused, failed }) => {
+                        for (LockKey { name, .. }, _) in changes {
+                            match (failed.get(&name), refused.remove(&name)) {
+                                (Some(failure), _) => self.fail(&name, failure),
+                                (None, Some(ended)) => self.refused(&name, ended),
+                                (None, None) => self.wrote(&name, written.contains(&name)),
+                            }
+                        }
+                        true
+                    }
+                    Err(failed) => self.failed(failed, changes, |(key, _)| key.name.clone(), RowBatch::Write),
+                }
+            }
+            Done::Plain(number, said) => {
+                self.forget(number);
+                let is_usable = !said.as_ref().is_err_and(|failed| failed.ends_connection);
+                match (self.plain.remove(&number), said) {
+                    (Some(QueuedOp::Plain { reply, .. }), Ok(rows)) => drop(reply.send(Ok(rows))),
+                    (Some(ask), Err(failed)) => ask.fail(failed.failure),
+                    _ => {}
+                }
+                is_usable
             }
             Done::Swept(Ok(last)) => {
                 self.sweeps_at = now + if last.is_some() { SWEEP_PAUSE } else { SWEEP };
                 self.swept = last.unwrap_or_default();
                 true
             }
-            Done::Single(names, Err(failed))
-            | Done::Read(names, Err(failed))
-            | Done::Wrote(names, Err(failed)) => {
-                names.iter().for_each(|name| self.fail(name, &failed.failure));
-                !failed.ends_connection
-            }
-            Done::Plain(number, Err(failed)) => {
-                self.forget(number);
-                if let Some(ask) = self.plain.remove(&number) {
-                    ask.fail(failed.failure);
-                }
-                !failed.ends_connection
-            }
             Done::Swept(Err(failed)) => {
                 self.sweeps_at = now + SWEEP;
                 !failed.ends_connection
             }
         }
+    }
+
+    /// Processes the result of a change of a lock that has no holder or a single one.
+    fn changed(&mut self, change: &SoleChange, fence: Option<u64>) {
+        let name = &change.key.name;
+        let Some(fence) = fence else {
+            if change.spec != LockSpec::Mutex {
+                if self.shared.len() >= SHARED {
+                    self.shared.clear();
+                }
+                self.shared.insert(name.clone());
+            }
+            return self.again(name);
+        };
+        let Some(lock) = self.locks.get(name) else { return };
+        let is_late = matches!(lock.step, QueueStep::Fast { sent } if self.now().since(sent) > FRESH);
+        let said = |request: &QueuedRequest| match is_late {
+            true => Err(Failure::Unknown(Failure::cause("the reply took too long"))),
+            false => Ok(GroupAnswer::Lock(sole_answer(request, fence))),
+        };
+        let said = lock.running.iter().map(said).collect();
+        self.answered(name, said);
+    }
+
+    /// Processes the failure of a batch. If it had no effect, each half is sent again, so that an error of one
+    /// lock fails no other. Returns whether the connection is still usable.
+    fn failed<T>(
+        &mut self,
+        StatementError { mut failure, ends_connection }: StatementError,
+        mut batch: Vec<T>,
+        name: impl Fn(&T) -> String,
+        half: impl Fn(Vec<T>) -> RowBatch,
+    ) -> bool {
+        let is_unknown = matches!(failure, Failure::Unknown(_));
+        if batch.len() > 1 && !is_unknown && !ends_connection {
+            let last = batch.split_off(batch.len() / 2);
+            self.gathered.halves.extend([batch, last].map(half));
+            return true;
+        }
+        if is_unknown && batch.len() > 1 && planted(Bug::RowsBatchLossRefused) {
+            failure = Failure::NotSent(Failure::cause("a lost reply is taken for an error"));
+        }
+        batch.iter().for_each(|change| self.fail(&name(change), &failure));
+        !ends_connection
     }
 
     pub(super) fn fail(&mut self, name: &str, failure: &Failure) {
@@ -223,8 +290,7 @@ impl StatementWorker {
     /// Runs the machines on the rows, and prepares the writes of what they change.
     fn read(&mut self, names: Vec<String>, rows: &[Row]) {
         let mut rows: BTreeMap<&str, &Row> = rows.iter().map(|row| (row.name.as_str(), row)).collect();
-        let mut changes: Vec<(LockKey, RowChange)> = Vec::new();
-        let (now, has_notifications) = (self.now(), self.inbox.server.has_notifications());
+        let has_notifications = self.inbox.server.has_notifications();
         for name in names {
             let Some(lock) = self.locks.get_mut(&name) else { continue };
             // All of its requests have timed out meanwhile.
@@ -244,9 +310,7 @@ impl StatementWorker {
                     continue;
                 }
             };
-            if let QueueStep::Reading { source: RowSource::Read(_) } = lock.step {
-                lock.txn.read();
-            }
+            lock.txn.read();
             let serial = seen.serial;
             let is_checked_in = lock.tries >= CHECK_IN_TRIES && lock.met == serial;
             if lock.met != serial {
@@ -254,8 +318,11 @@ impl StatementWorker {
             }
             let asks: Vec<&QueuedOp> = lock.running.iter().map(|request| &request.ask).collect();
             let group = Group::run(&lock.key, &seen, &asks, is_checked_in, &lock.sessions, has_notifications);
-            let Group { said, change, is_quiet } = group;
-            let mut change = match (lock.txn.ran(change.is_some()), change) {
+            let Group { said, change, is_free } = group;
+            if is_free {
+                self.shared.remove(&name);
+            }
+            let change = match (lock.txn.ran(change.is_some()), change) {
                 (Verdict::Write, Some(change)) => change,
                 (Verdict::Answer, _) => {
                     self.answered(&name, said);
@@ -266,24 +333,10 @@ impl StatementWorker {
                     continue;
                 }
             };
-            let (mut until, mut next) = (now, None);
-            if let QueueStep::Reading { source } = lock.step {
-                match source {
-                    RowSource::Read(sent) => {
-                        until = sent + Duration::from_millis(change.until_ms.saturating_sub(seen.now.ms));
-                    }
-                    RowSource::Memory(..) if planted(Bug::RowsMemoryOfClock) => {}
-                    RowSource::Memory(..) => change.until_ms = change.until_ms.min(seen.now.ms),
-                }
-                let may_recall = is_quiet && has_notifications && is_renewal(&lock.running);
-                let row = row.filter(|_| may_recall);
-                next = row.and_then(|row| KnownRow::after(row, &change, source, now));
-            }
-            lock.step = QueueStep::Writing { said, until, next: next.map(Box::new) };
-            changes.push((lock.key.clone(), change));
-        }
-        if !changes.is_empty() {
-            self.writes.push(changes);
+            let QueueStep::Reading { sent } = lock.step else { continue };
+            let until = sent + Duration::from_millis(change.until_ms.saturating_sub(seen.now.ms));
+            lock.step = QueueStep::Writing { said, until };
+            self.gathered.write(lock.key.clone(), change);
         }
     }
 
@@ -300,11 +353,10 @@ impl StatementWorker {
     fn wrote(&mut self, name: &str, is_written: bool) {
         let now = self.now();
         let Some(lock) = self.locks.get_mut(name) else { return };
-        let QueueStep::Writing { said, until, next } = mem::replace(&mut lock.step, QueueStep::Idle) else {
+        let QueueStep::Writing { said, until } = mem::replace(&mut lock.step, QueueStep::Idle) else {
             return;
         };
         if is_written {
-            self.known.extend(next.map(|next| (name.to_owned(), *next)));
             self.answered(name, said);
             return;
         }
@@ -329,33 +381,18 @@ impl StatementWorker {
     }
 }
 
-/// Sends the single statement that may complete the only request about a lock, if there is one.
-fn send_single(
-    lock: &LockQueue,
-    session: &Session,
-    under_way: &mut UnderWay,
-    renewals: &mut Renewals,
-) -> bool {
-    let [QueuedRequest { ask: QueuedOp::Lock(op, _), .. }] = &lock.running[..] else { return false };
-    let (session, key, owner) = (Arc::clone(session), lock.key.clone(), op.owner.to_string());
-    match op.verb {
-        _ if op.spec != LockSpec::Mutex => return false,
-        Verb::Acquire { ttl_ms, fence: Fence::Assign | Fence::Optional, .. } => {
-            under_way.push(acquire(session, key, owner, signed(ttl_ms)).boxed());
-        }
-        Verb::Release { whose: ReleaseScope::Own, fence: Fence::Assign | Fence::Optional, .. } => {
-            let message = messages(&key, &Notification::Free { by: Some(op.owner.clone()) }).concat();
-            under_way.push(release(session, key.name, owner, message).boxed());
-        }
-        // Rebinding a hold changes nothing in this store, whose holds end only with their lease.
-        Verb::Renew { ttl_ms, .. } => {
-            renewals.names.push(key.name);
-            renewals.owners.push(owner);
-            renewals.ttls_ms.push(signed(ttl_ms));
-        }
-        _ => return false,
+/// The requests that leave together.
+#[derive(Default)]
+struct ReadyLocks {
+    changes: [Vec<SoleChange>; 3],
+    read: Vec<String>,
+    with_records: bool,
+}
+
+impl ReadyLocks {
+    fn len(&self, sort: StatementSort) -> usize {
+        self.changes.get(sort.index()).map_or(self.read.len(), Vec::len)
     }
-    true
 }
 
 fn answer(ask: QueuedOp, said: Result<GroupAnswer, Failure>) {

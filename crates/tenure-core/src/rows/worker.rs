@@ -1,8 +1,9 @@
 //! Executes requests on one connection, in order.
 //!
 //! Requests are queued by lock, with one statement in flight per lock. A lone acquire, renew or release of a
-//! mutex takes a single statement. Everything else takes two: the rows of many locks are read together, the
-//! machine runs here, and its result is written if the row is unchanged; otherwise the row is read again.
+//! lock that has no other holder takes a single statement. Everything else takes two: the rows of many locks
+//! are read together, the machine runs here, and its result is written if the row is unchanged; otherwise the
+//! row is read again.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::poll_fn;
@@ -16,11 +17,11 @@ use futures_util::future::{BoxFuture, Either, FutureExt, select};
 use futures_util::stream::{FuturesUnordered, Stream};
 
 use super::asking::Done;
+use super::gather::Gathered;
 use super::inbox::{Inbox, QueuedOp, QueuedRequest};
-use super::known::KnownRow;
 use super::lock_queue::{LockQueue, QueueStep};
 use super::names::LockKey;
-use super::server::{RowChange, ServerConnection, StatementSession};
+use super::server::{ServerConnection, StatementSession};
 use crate::moment::Moment;
 use crate::net::{SILENCE, Supervision, share, warn_of_silence};
 use crate::planted::{Bug, planted};
@@ -49,10 +50,9 @@ pub(super) struct StatementWorker {
     pub(super) swept: String,
     /// Why the last connection attempt failed.
     pub(super) failure: Option<Failure>,
-    /// Writes to send next, one batch per statement.
-    pub(super) writes: Vec<Vec<(LockKey, RowChange)>>,
-    /// The rows of queues without waiters in which a hold was renewed.
-    pub(super) known: BTreeMap<String, KnownRow>,
+    pub(super) gathered: Gathered,
+    /// Locks of several holders or waiters, which have to be read first.
+    pub(super) shared: BTreeSet<String>,
 }
 
 enum StatementEvent {
@@ -79,8 +79,8 @@ impl StatementWorker {
             sweeps_at,
             swept: String::new(),
             failure: None,
-            writes: Vec::new(),
-            known: BTreeMap::new(),
+            gathered: Gathered::default(),
+            shared: BTreeSet::new(),
         }
     }
 
@@ -159,7 +159,8 @@ impl StatementWorker {
                     }
                 }
                 StatementEvent::Over => break,
-                StatementEvent::Look => {}
+                // Requests of tasks that were woken together, as by a release, leave together.
+                StatementEvent::Look => others_first().await,
             }
         }
         // Statements that were already answered count.
@@ -211,7 +212,7 @@ impl StatementWorker {
             let name = key.name.clone();
             self.dues.insert((request.due, request.number), Some(name.clone()));
             let lock = self.locks.entry(name.clone()).or_insert_with(|| LockQueue::new(key));
-            if lock.is_idle() {
+            if lock.is_idle() && lock.queue.is_empty() {
                 self.ready.insert(name);
             } else if let Some(heard) = heard.filter(|_| !planted(Bug::RowsSilenceUnseen)) {
                 // It is queued behind another request, and may be the only evidence that the connection is
@@ -314,7 +315,6 @@ impl StatementWorker {
     fn cut_off(&mut self) {
         let cause = || Failure::cause("the connection was closed");
         self.sent.clear();
-        self.known.clear();
         self.doubt = None;
         for (number, ask) in mem::take(&mut self.plain) {
             self.dues.retain(|(_, known), _| *known != number);
@@ -322,7 +322,7 @@ impl StatementWorker {
         }
         self.resting.clear();
         self.sweeps_at = self.sweeps_at.min(self.now() + SWEEP);
-        for (key, _) in mem::take(&mut self.writes).into_iter().flatten() {
+        for key in self.gathered.clear() {
             // It was not sent, so the row is read again.
             if let Some(lock) = self.locks.get_mut(&key.name) {
                 lock.step = QueueStep::Idle;
@@ -343,4 +343,14 @@ impl StatementWorker {
             }
         }
     }
+}
+
+/// Lets the other tasks of this thread run first.
+async fn others_first() {
+    let mut is_over = false;
+    let yields = poll_fn(|context| {
+        context.waker().wake_by_ref();
+        if mem::replace(&mut is_over, true) { Poll::Ready(()) } else { Poll::Pending }
+    });
+    yields.await;
 }

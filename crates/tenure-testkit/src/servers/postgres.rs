@@ -14,6 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use super::authority::Certificate;
+use super::disk::Disk;
 use super::port::Port;
 use super::process::{Process, give_to_nobody, run_as_nobody};
 use super::{directory, eventually, sweep_dirs_at_exit};
@@ -21,7 +22,7 @@ use super::{directory, eventually, sweep_dirs_at_exit};
 /// The port number in the name of the socket.
 const PORT: u16 = 5432;
 
-/// A `postgres` without durability. Dropping it ends the server and removes its directory.
+/// A `postgres`, without durability unless it has a [`Disk`]. Dropping it ends the server and removes its directory.
 #[derive(Debug)]
 pub struct Postgres {
     /// Declared first, so that the process ends before its directory is removed.
@@ -30,6 +31,7 @@ pub struct Postgres {
     dir: TempDir,
     /// The TCP port, if it has one.
     port: Option<Port>,
+    disk: Disk,
 }
 
 impl Postgres {
@@ -38,9 +40,14 @@ impl Postgres {
     /// # Panics
     /// Like each function here: if the server cannot be started, with its log in the message.
     pub fn start() -> Self {
+        Self::start_on(Disk::Unused)
+    }
+
+    /// Like `start`, with the durability of this disk.
+    pub fn start_on(disk: Disk) -> Self {
         let (programs, dir) = (programs(), place());
         make(&programs, dir.path());
-        Self::launched(programs, dir, None)
+        Self::launched_on(programs, dir, None, disk)
     }
 
     /// Like `start`, with an additional loopback port that requires TLS and shows this certificate. The role
@@ -85,8 +92,12 @@ impl Postgres {
     }
 
     fn launched(programs: PathBuf, dir: TempDir, port: Option<Port>) -> Self {
-        let process = launch(&programs, dir.path(), port.as_ref());
-        let mut server = Self { process, programs, dir, port };
+        Self::launched_on(programs, dir, port, Disk::Unused)
+    }
+
+    fn launched_on(programs: PathBuf, dir: TempDir, port: Option<Port>, disk: Disk) -> Self {
+        let process = launch(&programs, dir.path(), port.as_ref(), disk);
+        let mut server = Self { process, programs, dir, port, disk };
         server.answers();
         server
     }
@@ -149,6 +160,19 @@ impl Postgres {
         eventually("PostgreSQL ends", Duration::from_secs(10), || self.process.has_ended());
     }
 
+    /// Kills all processes of the server at once, as if its machine had lost power, but for what the system has
+    /// not written yet.
+    pub fn kill(&mut self) {
+        let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.process.id()));
+        let children = children.unwrap_or_default();
+        self.process.kill();
+        for child in children.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)) {
+            let _ = kill_process(child, Signal::KILL);
+        }
+        eventually("PostgreSQL ends", Duration::from_secs(10), || self.process.has_ended());
+        let _ = fs::remove_file(self.dir.path().join("data/postmaster.pid"));
+    }
+
     /// Restarts the server with so many connections, of which three are for superusers.
     pub fn limit_connections(&mut self, most: u32) {
         self.run(&format!("ALTER SYSTEM SET max_connections = {most}"));
@@ -158,7 +182,7 @@ impl Postgres {
 
     /// Restarts the server after a crash, with its data.
     pub fn restart(&mut self) {
-        self.process = launch(&self.programs, self.dir.path(), self.port.as_ref());
+        self.process = launch(&self.programs, self.dir.path(), self.port.as_ref(), self.disk);
         self.answers();
     }
 
@@ -282,18 +306,23 @@ fn make(programs: &Path, dir: &Path) {
 }
 
 /// Starts the server on the data in a directory.
-fn launch(programs: &Path, dir: &Path, port: Option<&Port>) -> Process {
+fn launch(programs: &Path, dir: &Path, port: Option<&Port>, disk: Disk) -> Process {
     let path = |path: &Path| path.to_str().expect("a temporary directory in UTF-8").to_owned();
     let (data, socket) = (path(&dir.join("data")), path(dir));
     let (host, number) = match port {
         Some(port) => ("127.0.0.1", port.number().to_string()),
         None => ("", PORT.to_string()),
     };
-    let mut settings = vec!["-D", &data, "-k", &socket, "-h", host, "-p", &number, "-F"];
+    let mut settings = vec!["-D", &data, "-k", &socket, "-h", host, "-p", &number];
+    if disk == Disk::Unused {
+        settings.push("-F");
+    }
     if dir.join("data/server.crt").exists() {
         settings.extend(["-c", "ssl=on"]);
     }
-    Process::start_as_nobody(&programs.join("postgres"), &settings, &dir.join("log"))
+    let command = disk.command(&path(&programs.join("postgres")), dir);
+    let words: Vec<&str> = command.iter().map(String::as_str).chain(settings).collect();
+    Process::start_as_nobody(Path::new(words[0]), &words[1..], &dir.join("log"))
 }
 
 /// The directory with the programs of the newest server. Debian does not put it on the path.

@@ -86,6 +86,13 @@ impl Process {
         }
     }
 
+    /// Ends the process at once (SIGKILL).
+    pub(super) fn kill(&mut self) {
+        if !self.has_ended() {
+            self.signal(Signal::KILL);
+        }
+    }
+
     pub(super) fn has_ended(&mut self) -> bool {
         self.0.try_wait().is_ok_and(|status| status.is_some())
     }

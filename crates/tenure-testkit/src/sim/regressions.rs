@@ -197,8 +197,6 @@ pub const CAS: &[Regression] = &[
 pub const ROWS: &[Regression] = &[
     // A waiter stood behind a grant that was over when its row was written.
     (Regime::Slow, 182, Some(Bug::RowsDeadGrantWritten)),
-    // Late writes were taken for an open transaction, and a free lock was not granted.
-    (Regime::Slow, 3_000_082, Some(Bug::RowsLateTakenForCheckIn)),
     // The oracle missed a grant at a step of the clock.
     (Regime::Stepping, 1_000_411, None),
     // A stalled connection for messages had to be noticed before it was probed.

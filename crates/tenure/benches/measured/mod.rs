@@ -1,8 +1,14 @@
 //! Rounds of several sides that alternate, so that a slow phase of the machine affects all of them.
 #![allow(dead_code, reason = "each benchmark uses a part")]
-#![expect(clippy::disallowed_methods, clippy::disallowed_types, reason = "a benchmark reads the clock")]
+#![expect(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "a benchmark reads the clock and spawns"
+)]
 
 use std::time::{Duration, Instant};
+
+use tokio::runtime::Runtime;
 
 pub(crate) const ROUNDS: usize = 9;
 const ROUND: Duration = Duration::from_millis(700);
@@ -37,12 +43,42 @@ pub(crate) fn rate(mut operation: impl FnMut()) -> f64 {
 
 /// Operations per second of each side: the median of its rounds, after one that does not count.
 pub(crate) fn rates<const SIDES: usize>(sides: [&dyn Fn(); SIDES]) -> [f64; SIDES] {
-    let mut rates = [const { Vec::new() }; SIDES];
+    let sides = sides.map(|side| move || rate(side));
+    medians(std::array::from_fn(|at| &sides[at] as &dyn Fn() -> f64))
+}
+
+/// The median of the rounds of each side, after one that does not count.
+pub(crate) fn medians<const SIDES: usize>(sides: [&dyn Fn() -> f64; SIDES]) -> [f64; SIDES] {
+    let mut values = [const { Vec::new() }; SIDES];
     for round in 0..=ROUNDS {
-        for (rates, side) in rates.iter_mut().zip(sides) {
-            let rate = rate(side);
-            rates.extend((round > 0).then_some(rate));
+        for (values, side) in values.iter_mut().zip(sides) {
+            let value = side();
+            values.extend((round > 0).then_some(value));
         }
     }
-    rates.map(median)
+    values.map(median)
+}
+
+/// Operations per second of many tasks, each of which repeats its own.
+pub(crate) fn rate_of_tasks<F: Future<Output = ()> + Send>(
+    runtime: &Runtime,
+    tasks: usize,
+    operation: impl Fn(usize) -> F + Clone + Send + 'static,
+) -> f64 {
+    let start = Instant::now();
+    let tasks: Vec<_> = (0..tasks)
+        .map(|task| {
+            let operation = operation.clone();
+            runtime.spawn(async move {
+                let mut count = 0;
+                while start.elapsed() < ROUND {
+                    operation(task).await;
+                    count += 1;
+                }
+                count
+            })
+        })
+        .collect();
+    let counts = tasks.into_iter().map(|task| runtime.block_on(task).expect("no panic"));
+    f64::from(counts.sum::<u32>()) / start.elapsed().as_secs_f64()
 }

@@ -25,6 +25,8 @@ mod renewal_bytes;
 #[cfg(tenure_planted)]
 mod rows;
 #[cfg(tenure_planted)]
+mod rows_batches;
+#[cfg(tenure_planted)]
 mod rows_scenarios;
 #[cfg(tenure_planted)]
 mod rows_turns;

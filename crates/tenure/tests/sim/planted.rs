@@ -403,7 +403,8 @@ fn a_process_alone_leaves_few_turns_to_others() {
 }
 
 /// Bugs with a test of their own, and its file.
-const ELSEWHERE: [(Bug, &str); 10] = [
+const ELSEWHERE: [(Bug, &str); 11] = [
+    (Bug::TxnMemoryAnswers, "tenure-core/src/txn.rs"),
     (Bug::PlaceKeptUnheard, "tenure-core/src/protocol/queue.rs"),
     (Bug::CasGoneRevived, "tenure-core/src/cas/leases.rs"),
     (Bug::CasNewOwnerUntold, "tenure-core/src/cas/watch.rs"),

@@ -91,7 +91,8 @@ pub(super) fn a_closed_session_is_not_held_against_a_client(_: Mistake) -> Outco
         let (locks, at, order) =
             (scenario.client(process, SECONDS(15)), scenario.at(process), Arc::clone(&order));
         scenario.spawn(process, async move {
-            at(if process == 0 { 19_000 } else { 20_200 }).await;
+            // The holder begins to listen a second after its grant.
+            at(if process == 0 { 18_000 } else { 20_200 }).await;
             let guard = locks.fair_mutex("x").expect("a name").lock().await?;
             if process == 0 {
                 at(20_500).await;

@@ -41,7 +41,7 @@ impl Network {
     pub fn rewind(&self, to: TrueTime) {
         self.changes(Event::Rewound, |server| server.rewind(to));
         if let Some(oracle) = &self.oracle {
-            oracle.rewound(to);
+            oracle.rewound(to, true);
         }
         self.show(Trouble::StartedAnew);
         self.inner().rewinds += 1;

@@ -287,8 +287,8 @@ impl Oracle {
         self.will_tell();
     }
 
-    /// The server is back in its state at `to`.
-    pub fn rewound(&self, to: TrueTime) {
+    /// The server is back in its state at `to`. With `grants`, it has lost grants.
+    pub fn rewound(&self, to: TrueTime, grants: bool) {
         if self.member.is_some() {
             return;
         }
@@ -296,7 +296,9 @@ impl Oracle {
         let mut model = lock(&self.model);
         model.settle_all(at, &self.sim);
         for name in model.rewind(at, to) {
-            model.doubt(&name);
+            if grants {
+                model.doubt(&name);
+            }
             model.settle(at, &name, &self.sim);
         }
         drop(model);

@@ -94,6 +94,9 @@ fn schedule(regime: Regime, seed: u64, keep_log: bool, mistake: Mistake, databas
         if plan.node_faults.rewind > 0 {
             server.remember();
         }
+        if plan.node_faults.forget > 0 {
+            server.may_crash();
+        }
         Arc::new(server)
     });
     world.run()

@@ -9,8 +9,8 @@ use tenure::internals::protocol::{
 };
 use tenure::internals::store::observe::Told;
 use tenure::internals::store::rows::{
-    EndedSessions, ExpectedSession, LockKey, RecordColumns, Row as Read, RowChange, SessionCheck,
-    WriteOutcome,
+    EndedSessions, ExpectedSession, LockKey, RecordColumns, Row as Read, RowChange, SessionCheck, SoleChange,
+    SoleVerb, WriteOutcome,
 };
 use tenure::{LockName, Owner};
 
@@ -82,6 +82,8 @@ pub(super) struct Table {
     pub(super) said: Vec<String>,
     /// Requests that the current statement carries out.
     pub(super) told: Vec<Told>,
+    /// Whether the current statement reaches the disk at once, if it changes anything.
+    pub(super) durable: Option<bool>,
 }
 
 /// What an acquire knows before it waits for the row.
@@ -96,11 +98,6 @@ impl Row {
         let data = || codec::decode(self.kind.as_ref()?.parse().ok()?, self.value.as_ref()?);
         let lock = data().map(|value| ExpiringValue { value, expires_ms: Some(self.ends as u64) });
         State { lock, ballot: None }
-    }
-
-    fn is_mutex_of(&self, owner: &str) -> bool {
-        self.kind.as_deref() == Some("mutex")
-            && self.value.as_deref() == Some(&*format!("{owner}#{}", self.fence))
     }
 
     /// When a hold that is written here ends.
@@ -128,11 +125,11 @@ impl Table {
     }
 
     /// A request that one statement carries out.
-    fn tell(&mut self, name: &str, owner: &str, verb: Verb, answer: Answer) {
-        // Owners outside of a schedule may be any text.
-        let (Ok(name), Ok(owner)) = (LockName::new(name), owner.parse()) else { return };
+    fn tell(&mut self, SoleChange { key, spec, .. }: &SoleChange, owner: &Owner, verb: Verb, answer: Answer) {
+        // The key of a long name is another.
+        let Ok(name) = LockName::new(&key.name) else { return };
         let after = self.state(&name);
-        let op = Op { name, spec: LockSpec::Mutex, owner, request: 0, verb };
+        let op = Op { name, spec: *spec, owner: owner.clone(), request: 0, verb };
         self.told.push(Told { op, answer, passed: Vec::new(), wake: None, after });
     }
 
@@ -141,23 +138,50 @@ impl Table {
         self.rows.get(name.as_str()).map_or_else(State::default, Row::state)
     }
 
-    pub(super) fn draw(&self, name: &str, us: i64) -> Option<Drawn> {
-        let is_held = self.rows.get(name).is_some_and(|row| row.value.is_some());
-        (!is_held).then_some(Drawn { us, token: us.max(self.lowest + 1) })
+    pub(super) fn draw(&self, us: i64) -> Drawn {
+        Drawn { us, token: us.max(self.lowest + 1) }
     }
 
-    pub(super) fn acquire(
+    /// Changes locks that have no holder or a single one.
+    pub(super) fn change(
         &mut self,
-        key: &LockKey,
-        owner: &str,
-        ttl_ms: i64,
-        drawn: &Drawn,
-        us: i64,
-    ) -> Option<i64> {
+        verb: SoleVerb,
+        changes: &[SoleChange],
+        (drawn, us): (&Drawn, i64),
+        is_locked: &dyn Fn() -> bool,
+    ) -> BTreeMap<String, i64> {
+        self.durable = Some(verb != SoleVerb::Release || self.database == Database::Mysql);
+        let mut done = BTreeMap::new();
+        for change in changes {
+            if is_locked() {
+                let row = self.rows.get(&change.key.name).filter(|_| self.mistake == Mistake::LockedReported);
+                done.extend(row.map(|row| (change.key.name.clone(), row.fence)));
+                continue;
+            }
+            let is_done = match verb {
+                SoleVerb::Acquire => self.acquire(change, drawn, us),
+                SoleVerb::Release => self.release(change, &change.owner, us),
+                SoleVerb::Renew => self.renew(change, us),
+            };
+            if is_done {
+                done.insert(change.key.name.clone(), self.rows[&change.key.name].fence);
+            }
+        }
+        self.durable = self.durable.filter(|_| !done.is_empty());
+        done
+    }
+
+    fn acquire(&mut self, change: &SoleChange, drawn: &Drawn, us: i64) -> bool {
+        let SoleChange { key, spec, owner, hold, ttl_ms, before, .. } = change;
         let Drawn { us, token } = Drawn { us: drawn.us.min(us), ..*drawn };
+        if let Some(before) = before
+            && !self.release(change, before, us)
+        {
+            return false;
+        }
         let of_clock = self.mistake == Mistake::TokenOfClock;
         let row = match self.rows.get_mut(&key.name) {
-            Some(row) if row.value.is_some() => return None,
+            Some(row) if row.value.is_some() => return false,
             Some(row) => {
                 row.fence = if of_clock { us } else { token.max(row.fence + 1) };
                 row.serial += 1;
@@ -168,57 +192,62 @@ impl Table {
                 self.rows.entry(key.name.clone()).or_insert(row)
             }
         };
-        row.kind = Some("mutex".into());
-        row.value = Some(format!("{owner}#{}", row.fence));
+        row.kind = Some(spec.kind().to_string());
         row.ends = us / 1_000 + ttl_ms;
-        let token = row.fence;
-        let (ttl_ms, fence, bind) = (ttl_ms as u64, Fence::Assign, Liveness::Lease);
-        let verb = Verb::Acquire { ttl_ms, hold: 1, fence, wait_ms: None, listens: None, bind };
-        self.tell(&key.name, owner, verb, Answer::Held { fence: token as u64 });
-        Some(token)
+        row.value = Some(filled(&change.value(), row.fence, row.ends));
+        let (ttl_ms, hold, token) = (*ttl_ms as u64, *hold, row.fence as u64);
+        let (fence, bind) = (Fence::Assign, Liveness::Lease);
+        let verb = Verb::Acquire { ttl_ms, hold, fence, wait_ms: None, listens: None, bind };
+        self.tell(change, owner, verb, Answer::Held { fence: token });
+        true
     }
 
-    pub(super) fn release(&mut self, name: &str, owner: &str, message: &str, us: i64) -> bool {
-        let spares = self.mistake != Mistake::CheckInReleased;
-        let Some(row) = self.rows.get_mut(name) else { return false };
-        if !row.is_mutex_of(owner) || row.ends < us / 1_000 || spares && !row.checked_in.is_empty() {
+    /// Whether a lock is held by this owner alone.
+    fn is_sole(&self, SoleChange { key, spec, hold, .. }: &SoleChange, owner: &Owner, us: i64) -> bool {
+        self.rows.get(&key.name).is_some_and(|row| {
+            row.kind.as_deref() == Some(spec.kind().as_str())
+                && row.value.as_deref()
+                    == Some(&*filled(&codec::sole(*spec, owner, *hold), row.fence, row.ends))
+                && row.ends >= us / 1_000
+        })
+    }
+
+    fn release(&mut self, change: &SoleChange, owner: &Owner, us: i64) -> bool {
+        let (spares, is_sole) = (self.mistake != Mistake::CheckInReleased, self.is_sole(change, owner, us));
+        let Some(row) = self.rows.get_mut(&change.key.name).filter(|_| is_sole) else { return false };
+        if spares && !row.checked_in.is_empty() {
             return false;
         }
         (row.kind, row.value, row.ends) = (None, None, 0);
         row.serial += 1;
-        if row.awaited >= us / 1_000 && self.mistake != Mistake::NothingSaid {
-            self.said.push(message.to_owned());
+        if row.awaited >= us / 1_000 && !change.message.is_empty() && self.mistake != Mistake::NothingSaid {
+            self.said.push(change.message.clone());
         }
-        let verb = Verb::Release { hold: 1, fence: Fence::Assign, whose: ReleaseScope::Own };
-        self.tell(name, owner, verb, Answer::Released { left: 0 });
+        let verb = Verb::Release { hold: change.hold, fence: Fence::Assign, whose: ReleaseScope::Own };
+        self.tell(change, owner, verb, Answer::Released { left: 0 });
         true
     }
 
-    pub(super) fn renew(
-        &mut self,
-        renewals: &[(String, String, i64)],
-        us: i64,
-        is_locked: &dyn Fn() -> bool,
-    ) -> Vec<(String, i64)> {
+    fn renew(&mut self, change: &SoleChange, us: i64) -> bool {
         let (mistake, mysql) = (self.mistake, self.database == Database::Mysql);
-        let mut renewed = Vec::new();
-        for (name, owner, ttl_ms) in renewals {
-            let Some(row) = self.rows.get_mut(name) else { continue };
-            let is_owner = match mistake {
-                Mistake::OwnerUncompared => row.kind.as_deref() == Some("mutex"),
-                _ => row.is_mutex_of(owner),
-            };
-            let is_spared = mysql && !row.checked_in.is_empty();
-            if is_owner && row.ends >= us / 1_000 && !is_spared && !is_locked() {
-                row.ends = row.ends.max(us / 1_000 + ttl_ms);
-                row.serial += 1;
-                let token = row.fence;
-                let verb = Verb::Renew { ttl_ms: *ttl_ms as u64, hold: 1, bind: None, weight: None };
-                self.tell(name, owner, verb, Answer::Held { fence: token as u64 });
-                renewed.push((name.clone(), token));
-            }
+        let is_sole = self.is_sole(change, &change.owner, us);
+        let Some(row) = self.rows.get_mut(&change.key.name) else { return false };
+        let is_uncompared = mistake == Mistake::OwnerUncompared
+            && row.kind.as_deref() == Some("mutex")
+            && row.ends >= us / 1_000;
+        let is_spared = mysql && !row.checked_in.is_empty();
+        if !(is_sole || is_uncompared) || is_spared {
+            return false;
         }
-        renewed
+        row.ends = row.ends.max(us / 1_000 + change.ttl_ms);
+        row.serial += 1;
+        if is_sole {
+            row.value = Some(filled(&change.value(), row.fence, row.ends));
+        }
+        let (ttl_ms, fence) = (change.ttl_ms as u64, row.fence as u64);
+        let verb = Verb::Renew { ttl_ms, hold: change.hold, bind: None, weight: None };
+        self.tell(change, &change.owner, verb, Answer::Held { fence });
+        true
     }
 
     pub(super) fn read(&self, names: &[String], with_records: bool, us: i64) -> Vec<Read> {
@@ -251,7 +280,9 @@ impl Table {
         us: i64,
         is_locked: &dyn Fn() -> bool,
     ) -> WriteOutcome {
-        let WriteOutcome { mut written, mut refused } = WriteOutcome::default();
+        let durable = changes.iter().any(|(_, change)| change.durable);
+        self.durable = Some(durable || self.database == Database::Mysql);
+        let WriteOutcome { mut written, mut refused, failed } = WriteOutcome::default();
         for (key, change) in changes {
             if let Some(ended) = self.refuses(change, us) {
                 refused.insert(key.name.clone(), ended);
@@ -293,7 +324,8 @@ impl Table {
             self.told.extend_from_slice(change.notes.told());
             written.insert(key.name.clone());
         }
-        WriteOutcome { written, refused }
+        self.durable = self.durable.filter(|_| !written.is_empty());
+        WriteOutcome { written, refused, failed }
     }
 
     /// The sessions found ended, if the change expects otherwise.
@@ -326,6 +358,7 @@ impl Table {
     }
 
     pub(super) fn forget_sessions(&mut self, keys: &[LockKey]) {
+        self.durable = Some(true);
         for LockKey { name, whole } in keys {
             if self.rows.get(name).is_some_and(|row| row.whole == *whole) {
                 self.rows.remove(name);
@@ -335,6 +368,7 @@ impl Table {
 
     pub(super) fn note_listeners(&mut self, keys: &[LockKey], us: i64) {
         let ms = us / 1_000;
+        self.durable = Some(true);
         for key in keys {
             match self.rows.get_mut(&key.name) {
                 Some(row) if row.awaited > ms + 240_000 && row.whole == key.whole => {}
@@ -383,6 +417,7 @@ impl Table {
                     self.lowest = self.lowest.max(row.fence);
                 }
                 self.rows.remove(name);
+                self.durable = Some(true);
             }
         }
         part.last().cloned()
@@ -471,6 +506,11 @@ impl Table {
     pub(super) fn rows(&self) -> usize {
         self.rows.len()
     }
+}
+
+/// A value with a single holder.
+fn filled(value: &str, token: i64, end: i64) -> String {
+    value.replace(codec::TOKEN, &token.to_string()).replace(codec::END, &end.to_string())
 }
 
 fn replace(row: &mut Row, change: &RowChange) {

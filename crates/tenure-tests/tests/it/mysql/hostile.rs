@@ -7,9 +7,10 @@ use std::thread;
 
 use tenure::internals::Driver;
 use tenure::internals::store::mysql::server;
-use tenure::internals::store::rows::LockKey;
+use tenure::internals::store::rows::SoleVerb;
 
 use super::login::{OK, greet, receive, send};
+use super::rows::change;
 use crate::postgres::on;
 use crate::redis_hostile::{alone, memory};
 
@@ -76,8 +77,8 @@ fn play(mut client: TcpStream, hostile: Hostile, is_polite: bool) -> io::Result<
         let mut reply: Vec<&[u8]> = match &statement {
             sql if sql.starts_with(b"\x03SET") => vec![OK],
             sql if is_polite && sql.starts_with(b"\x03SELECT") => {
-                let row = b"\x068.0.36\x010\x011\x010\x011\x0816777216\x011\x011";
-                [&[&[8][..]][..], &[&b"c"[..]; 8], &[END, row, END]].concat()
+                let row = b"\x068.0.36\x010\x011\x010\x011\x0816777216\x010\x011\x011";
+                [&[&[9][..]][..], &[&b"c"[..]; 9], &[END, row, END]].concat()
             }
             _ => hostile.begins.to_vec(),
         };
@@ -106,8 +107,7 @@ fn ask(hostile: Hostile, is_polite: bool) -> String {
         said = Some(match server.connect(None).await {
             Err(failure) => failure.to_string(),
             Ok(connection) => {
-                let key = LockKey { name: "x".into(), whole: None };
-                let acquired = connection.session.acquire(&key, "me", 1_000).await;
+                let acquired = change(&connection.session, SoleVerb::Acquire, "x").await;
                 acquired.expect_err("garbage is no grant").failure.to_string()
             }
         });

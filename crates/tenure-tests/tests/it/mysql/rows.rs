@@ -5,8 +5,11 @@ use std::time::Duration;
 
 use sqlx::{Connection, MySqlConnection};
 use tenure::internals::Driver;
+use tenure::internals::protocol::LockSpec;
 use tenure::internals::store::mysql::server;
-use tenure::internals::store::rows::{LockKey, ServerConnection};
+use tenure::internals::store::rows::{
+    LockKey, ServerConnection, SoleChange, SoleVerb, StatementError, StatementSession,
+};
 use tenure_testkit::servers::MariaDb;
 
 use super::{SERVER, database, locks};
@@ -83,6 +86,18 @@ async fn connect(url: &str) -> (ServerConnection, Arc<Driver>) {
     (server.connect(None).await.expect("a connection"), driver)
 }
 
+/// Changes a mutex. Returns its token if the change applied.
+pub(super) async fn change(
+    session: &Arc<dyn StatementSession>,
+    verb: SoleVerb,
+    name: &str,
+) -> Result<Option<i64>, StatementError> {
+    let (key, before, message) = (LockKey { name: name.into(), whole: None }, None, String::new());
+    let owner = format!("me@host:1/{:032x}", 1).parse().expect("an owner");
+    let change = SoleChange { key, spec: LockSpec::Mutex, owner, hold: 1, ttl_ms: 60_000, before, message };
+    Ok(session.change(verb, &[change]).await?.tokens.into_values().next())
+}
+
 /// MySQL would wait for the row for a second, and all other statements of the process with it.
 #[test]
 fn a_row_that_was_locked_is_not_waited_for_again() {
@@ -91,10 +106,8 @@ fn a_row_that_was_locked_is_not_waited_for_again() {
         let url = server.url_as("root", "app");
         let (ServerConnection { session, over: _over, hangup: _hangup, .. }, _driver) = connect(&url).await;
         let acquire = async || {
-            let key = LockKey { name: "x".into(), whole: None };
-            let token = session.acquire(&key, "me", 60_000).await.expect("an answer");
-            let is_held = token.is_some();
-            (is_held, is_held && session.release("x", "me", "").await.expect("an answer"))
+            let is_held = change(&session, SoleVerb::Acquire, "x").await.expect("an answer").is_some();
+            (is_held, is_held && change(&session, SoleVerb::Release, "x").await.expect("an answer").is_some())
         };
         assert_eq!(acquire().await, (true, true));
         let mut other = MySqlConnection::connect(&url).await.expect("a connection");
@@ -120,14 +133,13 @@ fn a_read_of_many_locks_stays_below_max_allowed_packet() {
         let url = server.url_as("root", "app");
         let (ServerConnection { session, over: _over, hangup: _hangup, .. }, _driver) = connect(&url).await;
         let names: Vec<String> = (0..3_000).map(|at| format!("{at:0100}")).collect();
-        let key = LockKey { name: names[1_999].clone(), whole: None };
-        let token = session.acquire(&key, "me", 60_000).await.expect("an answer");
+        let token = change(&session, SoleVerb::Acquire, &names[1_999]).await.expect("an answer");
         let rows = session.read(&names, false).await.expect("rows");
         let mut read: Vec<&String> = rows.iter().map(|row| &row.name).collect();
         read.sort();
         assert!(read.into_iter().eq(&names));
         let held: Vec<_> = rows.iter().filter(|row| row.value.is_some()).collect();
-        assert!(matches!(&held[..], [row] if row.name == key.name && Some(row.fence) == token));
+        assert!(matches!(&held[..], [row] if row.name == names[1_999] && Some(row.fence) == token));
     });
 }
 

@@ -4,13 +4,14 @@ use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use tempfile::TempDir;
 use tenure::Options;
-use tenure_testkit::servers::Postgres;
+use tenure_testkit::servers::{Disk, Postgres, eventually};
+use tenure_testkit::setting;
 
 use super::{SERVER, locks, on, schema};
 use crate::common::with;
@@ -175,6 +176,49 @@ fn a_server_that_crashes_under_a_crowd_costs_no_overlap_no_token_and_no_waiter()
         server.restart();
     }
     crowds.iter().for_each(Crowd::goes_on);
+    crowds.into_iter().for_each(Crowd::end);
+}
+
+/// The server loses the last releases, because those do not wait for the disk. With `TENURE_KILLS=500` this is the
+/// run that book/trust/evidence.md records.
+#[test]
+fn a_server_that_loses_its_last_releases_costs_no_overlap_no_token_and_no_waiter() {
+    const TASKS: u64 = 64;
+    let mut server = Postgres::start_on(Disk::Synced);
+    let url = server.url(&schema());
+    let crowds = crowds(&url, Duration::from_secs(2));
+    let options = Options::new().ttl(Duration::from_secs(2)).op_timeout(Duration::from_secs(10));
+    let (locks, pairs, is_over) = (with(&url, options), Arc::new(AtomicU64::new(0)), Arc::default());
+    let tasks: Vec<_> = (0..TASKS)
+        .map(|task| {
+            let (locks, pairs, is_over) =
+                (locks.clone(), Arc::clone(&pairs), Arc::<AtomicBool>::clone(&is_over));
+            thread::spawn(move || {
+                let (mutex, mut last) = (locks.mutex(format!("own{task}")).expect("a name"), 0);
+                while !is_over.load(Ordering::SeqCst) {
+                    let Ok(guard) = tenure::block_on(mutex.lock()) else { continue };
+                    assert!(guard.fence() > last, "token {} after {last}", guard.fence());
+                    last = guard.fence();
+                    // The server may be down.
+                    let _ = tenure::block_on(guard.release());
+                    pairs.fetch_add(1, Ordering::SeqCst);
+                }
+            })
+        })
+        .collect();
+    let go_on = || {
+        crowds.iter().for_each(Crowd::goes_on);
+        let wanted = pairs.load(Ordering::SeqCst) + 4 * TASKS;
+        eventually("the tasks go on", Duration::from_secs(60), || pairs.load(Ordering::SeqCst) >= wanted);
+    };
+    for _ in 0..setting("TENURE_KILLS").unwrap_or(2) {
+        go_on();
+        server.kill();
+        server.restart();
+    }
+    go_on();
+    is_over.store(true, Ordering::SeqCst);
+    tasks.into_iter().for_each(|task| task.join().expect("tokens that rise"));
     crowds.into_iter().for_each(Crowd::end);
 }
 

@@ -1,8 +1,15 @@
 //! The rows of the table, and the number of statements.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::{join, join_all};
+use tenure::Owner;
+use tenure::internals::Driver;
+use tenure::internals::protocol::LockSpec;
+use tenure::internals::store::postgres::server;
+use tenure::internals::store::rows::{LockKey, SoleChange, SoleVerb};
 use tenure_testkit::servers::Postgres;
 
 use super::{SERVER, connect, locks, on, said, schema};
@@ -126,5 +133,71 @@ fn a_release_that_no_client_waits_for_sends_no_message() {
         guard.release().await.expect("a release");
         let granted = tokio::time::timeout(Duration::from_secs(5), waiter).await.expect("it is told");
         granted.expect("no panic").expect("a guard").release().await.expect("a release");
+    });
+}
+
+/// The names are in opposite orders in two sessions, which make their rows.
+#[test]
+fn batches_of_new_names_never_deadlock() {
+    on(async {
+        let schema = schema();
+        let driver = Driver::start().expect("a thread");
+        let server = server(&SERVER.url(&schema), Arc::clone(&driver) as _).expect("a URL");
+        let connections = [
+            server.connect(None).await.expect("a connection"),
+            server.connect(None).await.expect("a connection"),
+        ];
+        for round in 0..20_u128 {
+            let batch = |session: u128| {
+                let owner: Owner =
+                    format!("me@host:1/{:032x}", 2 * round + session).parse().expect("an owner");
+                let name = |at: u32| format!("{round}-{at:03}");
+                let mut names: Vec<String> = (0..400).map(name).collect();
+                if session == 1 {
+                    names.reverse();
+                }
+                let change = |name| SoleChange {
+                    key: LockKey { name, whole: None },
+                    spec: LockSpec::Mutex,
+                    owner: owner.clone(),
+                    hold: 1,
+                    ttl_ms: 60_000,
+                    before: None,
+                    message: String::new(),
+                };
+                names.into_iter().map(change).collect::<Vec<_>>()
+            };
+            let (one, other) = (batch(0), batch(1));
+            let [first, second] = &connections;
+            let taken = join(
+                first.session.change(SoleVerb::Acquire, &one),
+                second.session.change(SoleVerb::Acquire, &other),
+            );
+            let (one, other) = taken.await;
+            let counts = [one, other].map(|taken| taken.expect("no deadlock").tokens.len());
+            assert_eq!(counts[0] + counts[1], 400, "each lock is granted once: {counts:?}");
+        }
+        driver.stop();
+    });
+}
+
+/// A check constraint refuses one lock of a batch.
+#[test]
+fn an_error_of_one_row_fails_its_request_alone() {
+    on(async {
+        let schema = schema();
+        let locks = locks(&SERVER.url(&schema), Duration::from_secs(15));
+        locks.ping().await.expect("an answer");
+        SERVER.run(&format!("ALTER TABLE {schema}.tenure_lock ADD CHECK (name <> 'x07' OR value IS NULL)"));
+        let taken = (0..64).map(|at| {
+            let mutex = locks.mutex(format!("x{at:02}")).expect("a name");
+            async move { (at, mutex.try_lock().await) }
+        });
+        for (at, taken) in join_all(taken).await {
+            match (at, taken) {
+                (7, taken) => assert!(taken.expect_err("a refusal").is_refused()),
+                (_, taken) => drop(taken.expect("an answer").expect("a free lock")),
+            }
+        }
     });
 }

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::{Connection, MySqlConnection};
-use tenure::internals::protocol::ExpiringValue;
 use tenure::internals::protocol::record::Record;
+use tenure::internals::protocol::{ExpiringValue, LockSpec, QueueSpec};
 use tenure::internals::store::observe::Notes;
 use tenure::internals::store::rows::{
-    self, ExpectedSession, LockKey, Renewals, Row, RowChange, ServerConnection, SessionCheck, StatementError,
-    StatementSession, WriteOutcome,
+    self, ChangeOutcome, ExpectedSession, LockKey, Row, RowChange, ServerConnection, SessionCheck,
+    SoleChange, SoleVerb, StatementError, StatementSession, WriteOutcome,
 };
 use tenure::internals::store::{mysql, postgres};
 use tenure::internals::{Driver, Runtime};
@@ -38,19 +38,9 @@ const HOUR_US: i64 = 3_600_000_000;
 /// A statement about the same rows on both servers.
 #[derive(Clone, Debug)]
 enum Ask {
-    Acquire {
-        name: usize,
-        owner: usize,
-        ttl_ms: i64,
-    },
-    Release {
-        name: usize,
-        owner: usize,
-        message: String,
-    },
-    Renew {
-        names: Vec<usize>,
-        owner: usize,
+    Change {
+        verb: SoleVerb,
+        changes: Vec<Sole>,
     },
     Read {
         names: Vec<usize>,
@@ -81,6 +71,17 @@ enum Ask {
         owner: usize,
     },
     CheckOut,
+}
+
+/// A change of a lock with at most one holder.
+#[derive(Clone, Debug)]
+struct Sole {
+    name: usize,
+    spec: LockSpec,
+    owner: usize,
+    ttl_ms: i64,
+    before: Option<usize>,
+    message: String,
 }
 
 #[derive(Clone, Debug)]
@@ -192,6 +193,7 @@ impl Side {
         let change = RowChange {
             serial: row.serial,
             ends_hold: written.ends_hold,
+            durable: !written.is_old,
             until_ms: if written.is_late { now_ms - 1 } else { now_ms + LEASE_MS } as u64,
             lock,
             ends_ms: ends_ms as u64,
@@ -214,21 +216,26 @@ impl Side {
     async fn ask(&mut self, ask: &Ask) -> Result<String, StatementError> {
         let session = Arc::clone(&self.session);
         Ok(match ask {
-            Ask::Acquire { name, owner, ttl_ms } => {
-                let token = session.acquire(&key(*name), OWNERS[*owner], *ttl_ms).await?;
-                format!("{:?}", token.map(|token| self.token(token)))
-            }
-            Ask::Release { name, owner, message } => {
-                session.release(&key(*name).name, OWNERS[*owner], message).await?.to_string()
-            }
-            Ask::Renew { names, owner } => {
-                let owners = vec![OWNERS[*owner].to_owned(); names.len()];
-                let names: Vec<String> = names.iter().map(|name| key(*name).name).collect();
-                let ttls_ms = vec![LEASE_MS; names.len()];
-                let mut renewed = session.renew(&Renewals { names, owners, ttls_ms }).await?;
-                renewed.sort();
-                let renewed = renewed.into_iter().map(|(name, token)| (name, self.token(token)));
-                format!("{:?}", renewed.collect::<Vec<_>>())
+            Ask::Change { verb, changes } => {
+                let owner = |owner: usize| OWNERS[owner].parse::<Owner>().expect("an owner");
+                let change = |sole: &Sole| SoleChange {
+                    key: key(sole.name),
+                    spec: sole.spec,
+                    owner: owner(sole.owner),
+                    hold: 1,
+                    ttl_ms: sole.ttl_ms,
+                    before: sole.before.map(owner),
+                    message: sole.message.clone(),
+                };
+                let changes: Vec<SoleChange> = changes.iter().map(change).collect();
+                let ChangeOutcome { tokens, failed } = session.change(*verb, &changes).await?;
+                assert!(failed.is_empty(), "{failed:?}");
+                let done = tokens.into_iter().map(|(name, token)| match verb {
+                    // Not every server says the token of a hold that has ended.
+                    SoleVerb::Release => (name, String::new()),
+                    _ => (name, self.token(token)),
+                });
+                format!("{:?}", done.collect::<Vec<_>>())
             }
             Ask::Read { names, with_records } => {
                 let names: Vec<String> = names.iter().map(|name| key(*name).name).collect();
@@ -242,7 +249,8 @@ impl Side {
             }
             Ask::Write { changes } => {
                 let changes: Vec<_> = changes.iter().filter_map(|written| self.change(written)).collect();
-                let WriteOutcome { written, refused } = session.write(&changes).await?;
+                let WriteOutcome { written, refused, failed } = session.write(&changes).await?;
+                assert!(failed.is_empty(), "{failed:?}");
                 match refused.is_empty() {
                     true => format!("{written:?}"),
                     false => {
@@ -366,13 +374,30 @@ impl Asks {
         }
     }
 
+    fn sole(&mut self, name: usize, verb: SoleVerb) -> Sole {
+        let owner = self.below(2);
+        let permits = LockSpec::Queue(QueueSpec::permits(5, 2));
+        let specs = [LockSpec::Mutex, LockSpec::Mutex, LockSpec::Reentrant, permits];
+        let (spec, is_handed) = (specs[self.below(4)], verb == SoleVerb::Acquire && self.below(3) == 0);
+        let before = (is_handed && spec == LockSpec::Mutex).then_some(1 - owner);
+        let ttl_ms = if verb == SoleVerb::Acquire && self.below(5) == 0 { -1_000 } else { LEASE_MS };
+        let message = match self.below(4) > 0 {
+            true => format!("release {}", self.count),
+            false => String::new(),
+        };
+        let message = if before.is_some() { format!("hand-over {}", self.count) } else { message };
+        Sole { name, spec, owner, ttl_ms, before, message }
+    }
+
     fn next(&mut self) -> Ask {
         self.count += 1;
         let (name, owner) = (self.below(NAMES.len()), self.below(2));
         match self.below(46) {
-            0..=8 => Ask::Acquire { name, owner, ttl_ms: if self.below(5) == 0 { -1_000 } else { LEASE_MS } },
-            9..=15 => Ask::Release { name, owner, message: format!("release {}", self.count) },
-            16..=19 => Ask::Renew { names: self.names(), owner },
+            0..=19 => {
+                let verb = [SoleVerb::Acquire, SoleVerb::Release, SoleVerb::Renew][self.below(3)];
+                let names = self.names();
+                Ask::Change { verb, changes: names.into_iter().map(|name| self.sole(name, verb)).collect() }
+            }
             20..=23 => Ask::Read { names: self.names(), with_records: self.below(2) == 0 },
             24..=31 => {
                 let names = self.names();
@@ -412,7 +437,10 @@ async fn compare(sides: &mut [Side; 2], has_listeners: bool) {
                 said.push(side.ask(ask).await.unwrap_or_else(|failed| panic!("{ask:?}: {failed:?}")));
             }
             assert_eq!(said[0], said[1], "{ask:?}, statement {}", asks.count);
-            let sort = format!("{ask:?}").split(' ').next().unwrap_or_default().to_owned();
+            let sort = match &ask {
+                Ask::Change { verb, .. } => format!("{verb:?}"),
+                ask => format!("{ask:?}").split(' ').next().unwrap_or_default().to_owned(),
+            };
             let is_done = !matches!(&*said[0], "None" | "false" | "[]" | "{}");
             *counts.entry(format!("{sort} {is_done}")).or_default() += 1;
         }
@@ -458,7 +486,9 @@ fn simulated_postgresql_answers_as_a_real_one() {
         for side in &mut sides {
             let mut messages: Vec<String> = Vec::new();
             // The last statement is of this sort.
-            let last = Ask::Acquire { name: 0, owner: 0, ttl_ms: LEASE_MS };
+            let (message, spec) = (String::new(), LockSpec::Mutex);
+            let last = Sole { name: 0, spec, owner: 0, ttl_ms: LEASE_MS, before: None, message };
+            let last = Ask::Change { verb: SoleVerb::Acquire, changes: vec![last] };
             side.ask(&Ask::CheckOut).await.expect("an end");
             side.ask(&last).await.expect("an answer");
             side.ask(&all).await.expect("rows");

@@ -311,7 +311,7 @@ impl ReferenceModel {
 
     /// Records the places before a request, if the server may go back to them.
     pub(super) fn remember(&mut self, at: TrueTime, name: &LockName) {
-        if self.plan.node_faults.rewind > 0
+        if self.plan.node_faults.rewind + self.plan.node_faults.forget > 0
             && let Some(lock) = self.locks.get(name)
         {
             self.past.push((at, name.clone(), lock.places.clone()));

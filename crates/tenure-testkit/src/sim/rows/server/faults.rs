@@ -133,9 +133,19 @@ impl Server {
         state.stalled_until = state.stalled_until.max(until);
     }
 
-    /// The server crashes and starts again, with all that it had committed.
-    pub(super) fn restart(&self) {
+    /// The server crashes and starts again, without some of the last changes that need no disk.
+    pub fn restart(&self) {
         self.host.count(Event::Forgotten);
+        let mut state = self.state();
+        let lost = state.unflushed.as_mut().map(std::mem::take).unwrap_or_default();
+        let kept = self.host.span(0, lost.len() as TrueTime).as_nanos() as usize;
+        if let Some((at, before)) = lost.into_iter().nth(kept) {
+            state.table = before;
+            if let Some(judge) = &self.host.judge {
+                judge.oracle.rewound(at.saturating_sub(1), false);
+            }
+        }
+        drop(state);
         self.start_anew(200 * MS);
     }
 
@@ -170,6 +180,11 @@ impl Server {
         self.state().past = Some(Vec::new());
     }
 
+    /// Keeps the table before each change that a crash may undo.
+    pub fn may_crash(&self) {
+        self.state().unflushed = Some(Vec::new());
+    }
+
     /// A standby without the last transactions becomes the primary.
     pub(super) fn rewind(&self, to: TrueTime) {
         let Some(judge) = &self.host.judge else { return };
@@ -184,7 +199,7 @@ impl Server {
             self.host.count(Event::Rewound);
         }
         drop(state);
-        judge.oracle.rewound(to);
+        judge.oracle.rewound(to, true);
         self.start_anew(50 * MS);
     }
 

@@ -15,8 +15,8 @@ use tenure::internals::protocol::Answer;
 use tenure::internals::store::Failure;
 use tenure::internals::store::observe::Told;
 use tenure::internals::store::rows::{
-    self, LockKey, Renewals, Row, RowChange, ServerConnection, StatementError, StatementResult,
-    StatementSession, WriteOutcome,
+    self, ChangeOutcome, LockKey, Row, RowChange, ServerConnection, SoleChange, SoleVerb, StatementError,
+    StatementResult, StatementSession, WriteOutcome,
 };
 use tenure::internals::{Moment, Runtime};
 use tenure::{LockName, Owner};
@@ -49,6 +49,8 @@ struct State {
     table: Table,
     /// The table before each change, if the server may go back to it.
     past: Option<Vec<(TrueTime, Table)>>,
+    /// The table before each change that has not reached the disk, if the server may crash.
+    unflushed: Option<Vec<(TrueTime, Table)>>,
     links: BTreeMap<String, Link>,
     ends: BTreeMap<ProcessId, End>,
     faults: Faults,
@@ -125,6 +127,7 @@ impl Server {
         let state = State {
             table,
             past: None,
+            unflushed: None,
             links: BTreeMap::new(),
             ends: BTreeMap::new(),
             faults,
@@ -234,19 +237,26 @@ impl Server {
         let now = self.host.now();
         let mut state = self.state();
         let us = self.clock_us(&state);
-        let State { table, links, ends, past, faults, .. } = &mut *state;
+        let State { table, links, ends, past, unflushed, faults, .. } = &mut *state;
         let process = links.get(label).filter(|link| now <= link.serves_until)?.process;
         if ends.get(&process).and_then(|end| end.arrives_until).is_some_and(|until| now > until) {
             return None;
         }
-        let before = past.as_ref().map(|_| table.clone());
+        let before = past.as_ref().or(unflushed.as_ref()).map(|_| table.clone());
         table.sessions =
             links.iter().filter(|(_, link)| link.listens).map(|(label, _)| label.clone()).collect();
         let refuse = faults.refuse;
         let done = what(table, us, &|| self.host.chance(refuse));
         let (told, said) = (std::mem::take(&mut table.told), std::mem::take(&mut table.said));
+        let at = self.host.judge.as_ref().map_or(0, |judge| judge.sim.now());
+        match (std::mem::take(&mut table.durable), unflushed, &before) {
+            // A commit that waits for the disk flushes those before it.
+            (Some(true), Some(unflushed), _) => unflushed.clear(),
+            (Some(false), Some(unflushed), Some(before)) => unflushed.push((at, before.clone())),
+            _ => {}
+        }
         if let (Some(past), Some(before), false) = (past, before, told.is_empty()) {
-            past.push((self.host.judge.as_ref().map_or(0, |judge| judge.sim.now()), before));
+            past.push((at, before));
         }
         self.report(&state, process, &told);
         self.tell(&mut state, &said);

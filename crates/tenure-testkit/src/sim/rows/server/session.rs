@@ -86,38 +86,26 @@ impl StatementSession for Line {
         self.heard.load(Ordering::Relaxed)
     }
 
-    fn acquire<'a>(
-        &'a self,
-        key: &'a LockKey,
-        owner: &'a str,
-        ttl_ms: i64,
-    ) -> StatementResult<'a, Option<i64>> {
-        let (key, owner) = (key.clone(), owner.to_owned());
-        self.ask("acquire", move |server, label| {
+    fn change<'a>(&'a self, verb: SoleVerb, changes: &'a [SoleChange]) -> StatementResult<'a, ChangeOutcome> {
+        let changes = changes.to_vec();
+        let name = match verb {
+            SoleVerb::Acquire => "acquire",
+            SoleVerb::Release => "release",
+            SoleVerb::Renew => "renew",
+        };
+        let changed = self.ask(name, move |server, label| {
             async move {
-                let Some(drawn) = server.step(&label, |table, us, _| table.draw(&key.name, us))? else {
-                    return Some(None);
-                };
-                pause(&server).await;
-                server.step(&label, |table, us, _| table.acquire(&key, &owner, ttl_ms, &drawn, us))
+                let drawn = server.step(&label, |table, us, _| table.draw(us))?;
+                if verb == SoleVerb::Acquire {
+                    pause(&server).await;
+                }
+                server.step(&label, |table, us, is_locked| {
+                    table.change(verb, &changes, (&drawn, us), is_locked)
+                })
             }
             .boxed()
-        })
-    }
-
-    fn release<'a>(&'a self, name: &'a str, owner: &'a str, message: &'a str) -> StatementResult<'a, bool> {
-        let (name, owner, message) = (name.to_owned(), owner.to_owned(), message.to_owned());
-        self.ask_once("release", move |table, us, is_locked| {
-            !is_locked() && table.release(&name, &owner, &message, us)
-        })
-    }
-
-    fn renew<'a>(&'a self, renewals: &'a Renewals) -> StatementResult<'a, Vec<(String, i64)>> {
-        let Renewals { names, owners, ttls_ms } = renewals;
-        let each = names.iter().cloned().zip(owners.iter().cloned()).zip(ttls_ms);
-        let each = each.map(|((name, owner), ttl_ms)| (name, owner, *ttl_ms));
-        let parts = self.ask_each("renew", each.collect(), Table::renew);
-        async move { parts.await.map(|parts| parts.concat()) }.boxed()
+        });
+        async move { Ok(ChangeOutcome { tokens: changed.await?, ..ChangeOutcome::default() }) }.boxed()
     }
 
     fn read<'a>(&'a self, names: &'a [String], with_records: bool) -> StatementResult<'a, Vec<Row>> {
