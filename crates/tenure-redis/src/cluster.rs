@@ -484,7 +484,7 @@ impl ClusterInner {
         deadline: Moment,
     ) -> Result<Vec<Option<u64>>, Failure> {
         let space = self.known(deadline, |map| map.publish.map(|_| map.space())).await?;
-        let mut of_nodes: BTreeMap<Address, (Arc<ClusterNode>, Vec<(usize, CountedLock)>)> = BTreeMap::new();
+        let mut of_nodes = BTreeMap::<Address, (Arc<ClusterNode>, Vec<_>)>::new();
         for (at, (name, found)) in locks.iter().enumerate() {
             let mut key = name.clone();
             self.namespace.precede(&mut key);
