@@ -223,6 +223,18 @@ impl Locks {
         Ok(Locked(Owned::new(Arc::new(tokio::sync::Mutex::new(listing)))))
     }
 
+    fn jobs(&self, prefix: String) -> PyResult<Op> {
+        let locks = self.locks.get()?.clone();
+        let found = async move {
+            let (mut jobs, mut found) = (locks.jobs(&prefix)?, Vec::new());
+            while let Some(job) = jobs.next().await? {
+                found.push(job);
+            }
+            Ok::<_, tenure::Error>(found)
+        };
+        Ok(Op::new(async move { converted(found.await, values::jobs) }))
+    }
+
     fn force_release(&self, name: String) -> PyResult<Op> {
         let locks = self.locks.get()?.clone();
         Ok(Op::new(async move {

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 use tenure::metrics::{Histogram, LockMetrics, Snapshot};
-use tenure::{ForcedRelease, Holder, LastRun, Leader, Outcome, Share, Status, StopRequest};
+use tenure::{ForcedRelease, Holder, JobStatus, LastRun, Leader, Outcome, Share, Status, StopRequest};
 
 /// Converts a value, or returns `None`.
 pub fn optional<T>(
@@ -87,18 +87,51 @@ pub fn run(py: Python<'_>, run: LastRun) -> PyResult<Py<PyAny>> {
     all.set_item("window", (seconds(run.window.start), seconds(run.window.end)))?;
     all.set_item("begun", seconds(run.begun))?;
     all.set_item("owner", run.owner.as_str())?;
+    all.set_item("ended", run.ended.map(seconds))?;
     all.set_item("fence", run.fence)?;
-    let (outcome, why) = match run.outcome {
+    outcome(&all, run.outcome)?;
+    all.set_item("remaining", run.remaining.map(|left| left.as_secs_f64()))?;
+    all.set_item("code", run.code)?;
+    all.set_item("succeeded", run.succeeded.map(seconds))?;
+    all.set_item("is_open", run.is_open)?;
+    Ok(all.into_any().unbind())
+}
+
+fn outcome(of: &Bound<'_, PyDict>, outcome: Outcome) -> PyResult<()> {
+    let (outcome, why) = match outcome {
         Outcome::Running => ("running", None),
         Outcome::Done => ("done", None),
         Outcome::Failed(why) => ("failed", Some(why)),
         _ => ("lost", None),
     };
-    all.set_item("outcome", outcome)?;
-    all.set_item("why", why)?;
-    all.set_item("remaining", run.remaining.map(|left| left.as_secs_f64()))?;
-    all.set_item("succeeded", run.succeeded.map(seconds))?;
-    all.set_item("is_open", run.is_open)?;
+    of.set_item("outcome", outcome)?;
+    of.set_item("why", why)
+}
+
+/// Jobs with their last runs.
+pub fn jobs(py: Python<'_>, found: Vec<JobStatus>) -> PyResult<Py<PyAny>> {
+    let all = PyList::empty(py);
+    for job in found {
+        let runs = PyList::empty(py);
+        for run in job.runs {
+            let of = PyDict::new(py);
+            of.set_item("begun", seconds(run.begun))?;
+            of.set_item("ended", run.ended.map(seconds))?;
+            of.set_item("host", run.host)?;
+            of.set_item("fence", run.fence)?;
+            outcome(&of, run.outcome)?;
+            of.set_item("code", run.code)?;
+            runs.append(of)?;
+        }
+        let of = PyDict::new(py);
+        of.set_item("name", job.name.as_str())?;
+        of.set_item("schedule", job.schedule)?;
+        of.set_item("last", self::run(py, job.last)?)?;
+        of.set_item("runs", runs)?;
+        of.set_item("next", seconds(job.next))?;
+        of.set_item("overdue", job.overdue.map(|overdue| overdue.as_secs_f64()))?;
+        all.append(of)?;
+    }
     Ok(all.into_any().unbind())
 }
 

@@ -380,3 +380,16 @@ def test_a_lost_job_is_cancelled(locks: tenure.Locks, name: str) -> None:
             await job.arun(work)
 
     asyncio.run(main())
+
+
+def test_jobs_are_listed_with_their_last_runs(locks: tenure.Locks, name: str) -> None:
+    job = locks.once_per(name, 3600)
+    with pytest.raises(ZeroDivisionError):
+        job.run(lambda turn: 1 / 0)
+    assert job.run(lambda turn: 7).value == 7
+    [listed] = locks.jobs(name)
+    assert (listed.name, listed.last.outcome, listed.overdue) == (name, "done", None)
+    assert [run.outcome for run in listed.runs] == ["done", "failed"]
+    assert listed.runs[0].host == listed.runs[1].host and listed.runs[1].code is None
+    assert listed.next == listed.last.window[1] and listed.last.ended is not None
+    assert asyncio.run(locks.ajobs(name)) == [listed]

@@ -8,6 +8,8 @@ use std::time::Duration;
 use futures_util::future::{FutureExt, select_all};
 use tenure::{Frees, Guard, Locks, Lost, MultiGuard, Result, StopRequest, Term, Turn};
 
+use crate::exit::of_status;
+
 pub(crate) enum Held {
     /// NAME itself comes first: see `kind::all`.
     Locks(MultiGuard),
@@ -57,8 +59,10 @@ impl Held {
     /// Ends the hold after the command exited with `status`. A failed job may run again within its window.
     pub(crate) async fn end(self, status: ExitStatus) -> Result<()> {
         match self {
-            Self::Turn(turn) if status.success() => turn.succeed().await,
-            Self::Turn(turn) => turn.fail(status).await,
+            Self::Turn(turn) => {
+                let turn = turn.exit_code(of_status(status).into());
+                if status.success() { turn.succeed().await } else { turn.fail(status).await }
+            }
             held => held.give_back("").await,
         }
     }

@@ -11,16 +11,16 @@ use std::pin::pin;
 use std::time::Duration;
 
 use rustix::termios::tcgetwinsize;
-use tenure::{Locks, Status};
+use tenure::Locks;
 use tokio::time::{sleep, timeout};
 
 use crate::cli::List;
-use crate::exit::{Failure, STORE, of_signal};
+use crate::exit::{Failure, STORE, chain, of_signal};
 use crate::look::{Look, overdue, patience};
 use crate::output::{self, Line, plural};
 use crate::signals::{END_THE_WAIT, Signals};
-use crate::table::{self, Row, fitted};
-use crate::{json, status, store};
+use crate::table::{self, Found, Row, fitted};
+use crate::{json, status, store, uses};
 
 /// Moves the cursor home and clears the screen below it.
 const ERASE: &str = "\x1b[H\x1b[J";
@@ -47,12 +47,21 @@ pub(crate) async fn list(args: &List) -> Result<u8, Failure> {
     }
 }
 
-type Found = Vec<(Row, Status)>;
-
-async fn found(locks: &Locks, args: &List) -> Result<Found, Failure> {
-    let mut found = table::walk(locks, &args.locks.names, &args.filter).await?;
+async fn found(locks: &Locks, args: &List) -> Result<Vec<Found>, Failure> {
+    let prefix = &args.locks.names;
+    let mut found = table::walk(locks, prefix).await?;
+    match uses::held(locks, prefix).await {
+        Ok(uses) => found.extend(uses),
+        // A store may keep none, or the user may not read them.
+        Err(error) if error.is_unsupported() => {}
+        Err(error) if error.is_refused() => {
+            output::complain(format_args!("jobs and elections are not listed: {}", chain(&error)));
+        }
+        Err(error) => return Err(error.into()),
+    }
+    found.retain(|found| args.filter.iter().all(|filter| filter.keeps(&found.row)));
     if let Some(sort) = args.sort {
-        found.sort_by(|(a, _), (b, _)| sort.compare(a, b));
+        found.sort_by(|a, b| sort.compare(&a.row, &b.row));
     }
     Ok(found)
 }
@@ -62,8 +71,8 @@ async fn watch(
     locks: &Locks,
     args: &List,
     every: Duration,
-    first: Found,
-    mut show: impl FnMut(Result<Found, Failure>) -> Result<(), Failure>,
+    first: Vec<Found>,
+    mut show: impl FnMut(Result<Vec<Found>, Failure>) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let (mut now, mut pause) = (Ok(first), every);
     loop {
@@ -84,7 +93,7 @@ async fn watch(
 }
 
 /// Redraws the table, as much of it as fits on the screen.
-fn redraw(locks: &Locks, now: Result<Found, Failure>) -> Result<(), Failure> {
+fn redraw(locks: &Locks, now: Result<Vec<Found>, Failure>) -> Result<(), Failure> {
     let text = match now {
         Ok(found) => table(&found, Some(locks)),
         Err(failure) => format!("{}\n", Line(&failure.message)),
@@ -92,15 +101,15 @@ fn redraw(locks: &Locks, now: Result<Found, Failure>) -> Result<(), Failure> {
     output::print(format_args!("{ERASE}{text}"))
 }
 
-/// The tokens of all held locks.
-type Tokens = BTreeMap<String, Vec<u64>>;
+/// The tokens of all that is held, by name and, for a job or an election, its kind.
+type Tokens = BTreeMap<(String, Option<&'static str>), Vec<u64>>;
 
 /// Prints a line for each lock whose holders changed, and for each that became free.
 fn tell_changes(
     locks: &Locks,
     args: &List,
     held: &mut Tokens,
-    now: Result<Found, Failure>,
+    now: Result<Vec<Found>, Failure>,
 ) -> Result<(), Failure> {
     let mut found = match now {
         Ok(found) => found,
@@ -110,26 +119,30 @@ fn tell_changes(
         }
     };
     let tokens = |row: &Row| row.holders.iter().map(|holder| holder.token).collect();
-    let now: Tokens = found.iter().map(|(row, _)| (row.name.clone(), tokens(row))).collect();
+    let key = |row: &Row| (row.name.clone(), uses::of_row(row));
+    let now: Tokens = found.iter().map(|found| (key(&found.row), tokens(&found.row))).collect();
     let before = std::mem::replace(held, now);
-    found.retain(|(row, _)| before.get(&row.name) != held.get(&row.name));
+    found.retain(|found| before.get(&key(&found.row)) != held.get(&key(&found.row)));
     let mut text = lines(locks, args, &found);
-    for name in before.keys().filter(|name| !held.contains_key(*name)) {
-        match args.json {
-            true => text.push_str(&json::lock(locks, name, None)),
-            false => _ = writeln!(text, "{}\tfree", Line(name)),
+    for key in before.keys().filter(|key| !held.contains_key(*key)) {
+        match (args.json, key) {
+            (true, (name, None)) => text.push_str(&json::lock(locks, name, None)),
+            (true, (name, Some(kind))) => text.push_str(&json::ended(locks, name, kind)),
+            (false, (name, None)) => _ = writeln!(text, "{}\tfree", Line(name)),
+            (false, (name, Some(kind))) => _ = writeln!(text, "{}\t{kind}\tfree", Line(name)),
         }
     }
     output::print(text)
 }
 
-fn lines(locks: &Locks, args: &List, found: &Found) -> String {
+fn lines(locks: &Locks, args: &List, found: &[Found]) -> String {
     let mut text = String::new();
-    for (row, status) in found {
+    for found in found {
         if args.json {
-            text.push_str(&json::lock(locks, &row.name, Some(status)));
+            text.push_str(&json::found(locks, found));
         } else {
-            let (name, holders) = (Line(&row.name), status::holders(status));
+            let row = &found.row;
+            let (name, holders) = (Line(&row.name), status::shown(&found.holders, row.foreign.clone()));
             let holders = Line(&holders);
             let _ = writeln!(text, "{name}\t{}\t{holders}\t{}\t{}", row.kind, row.waits(), row.used());
         }
@@ -138,11 +151,11 @@ fn lines(locks: &Locks, args: &List, found: &Found) -> String {
 }
 
 /// A header and columns; limited to the screen if it is redrawn.
-fn table(found: &Found, redrawn_of: Option<&Locks>) -> String {
+fn table(found: &[Found], redrawn_of: Option<&Locks>) -> String {
     let size = tcgetwinsize(io::stdout()).ok();
     let columns = size.map_or(100, |size| usize::from(size.ws_col)).max(40);
     let rows = size.map_or(24, |size| usize::from(size.ws_row)).max(4);
-    let longest = found.iter().map(|(row, _)| row.name.chars().count()).max().unwrap_or(0);
+    let longest = found.iter().map(|found| found.row.name.chars().count()).max().unwrap_or(0);
     let name = longest.clamp(4, columns / 3);
     let [kind, permits, wait] = [15, 7, 4];
     // Without the two spaces after each of four columns, and one column so that no terminal wraps the line.
@@ -161,8 +174,9 @@ fn table(found: &Found, redrawn_of: Option<&Locks>) -> String {
         let _ = writeln!(text, "{}", line.join("  ").trim_end());
     };
     line(["NAME", "KIND", "PERMITS", "WAIT", "HOLDERS"]);
-    for (row, status) in found.iter().take(most) {
-        line([&row.name, &row.kind, &row.used(), &row.waits(), &status::holders(status)]);
+    for Found { row, holders, .. } in found.iter().take(most) {
+        let holders = status::shown(holders, row.foreign.clone());
+        line([&row.name, &row.kind, &row.used(), &row.waits(), &holders]);
     }
     if found.len() > most {
         let _ = writeln!(text, "and {} more", found.len() - most);

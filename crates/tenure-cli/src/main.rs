@@ -19,6 +19,7 @@ mod exit;
 mod fence;
 mod group;
 mod held;
+mod jobs;
 mod json;
 mod keep;
 mod kind;
@@ -80,6 +81,7 @@ fn main() -> ExitCode {
         Ok(Cli { command: Command::Wait(args), .. }) => asked::run(Voice::LOUD, wait::wait(&args)),
         Ok(Cli { command: Command::Status(args), .. }) => asked::run(Voice::LOUD, status::status(&args)),
         Ok(Cli { command: Command::List(args), .. }) => asked::run(Voice::LOUD, list::list(&args)),
+        Ok(Cli { command: Command::Jobs(args), .. }) => asked::run(Voice::LOUD, jobs::jobs(&args)),
         Ok(Cli { command: Command::Top(args), .. }) => asked::run(Voice::LOUD, top::top(&args)),
         Ok(Cli { command: Command::Release(args), .. }) => asked::run(Voice::LOUD, release::release(&args)),
         Ok(Cli { command: Command::Stop(args), .. }) => asked::run(Voice::LOUD, stop::stop(&args)),

@@ -8,9 +8,9 @@ With --json, one object on one line: `name`, `store`, `held`, `kind`, `permits` 
 --label), `since_ms` (Unix time), `remaining_ms` (of its lease), `fence` (its token) and `weight`
 (permits, or the number of holds; of a read-write lock, 1 reads).
 `status` adds, of an election and a job of this name, `leader` (`owner`, `fence`, `payload`) and
-`last_run` (`owner`, `fence`, `begun_ms`, `window_end_ms`, `outcome`: running, done, failed or lost,
-`error`, `remaining_ms` of its lease, `succeeded_ms`, the end of its last success, and `is_open`, if
-its failure has opened the window again).
+`last_run` (`owner`, `host`, `fence`, `begun_ms`, `ended_ms`, `window_end_ms`, `outcome`: running,
+done, failed or lost, `code` (the exit code), `error`, `remaining_ms` of its lease, `succeeded_ms`, the
+end of its last success, and `is_open`, if its failure has opened the window again).
 Unknown values are null. These two are not locks: if only they are in use, the lock is free.
 
 Exit status:
@@ -55,8 +55,9 @@ Examples:
   tenure stop --election api -w 1m";
 
 pub(crate) const LIST_CODES: &str = "\
-Where no terminal shows it, each lock is a line of name, kind, holders, waiters and permits,
-separated by tabs. Its texts are for people and may change; scripts use --json.
+Running jobs and leaders have the kinds `job` and `election`. Where no terminal shows it, each lock is
+a line of name, kind, holders, waiters and permits, separated by tabs. Its texts are for people and may
+change; scripts use --json.
 
 Exit status:
     0  all held locks were listed
@@ -68,6 +69,28 @@ Examples:
   tenure list app: --sort age
   tenure list --filter waiting --filter host=web1
   tenure list --watch=5s --json";
+
+pub(crate) const JOBS_CODES: &str = "\
+A job is listed once it has run: until one period and at least a week after its last window, on etcd
+and ZooKeeper until --forget. It is overdue from the end of that window until it runs again.
+
+With --json, an object for each: `name`, `store`, `schedule` (null if unknown), `last_run` as of
+`tenure status`, `next_ms` (Unix time), `overdue_ms` or null, and `runs`, newest first, at most ten,
+each with `begun_ms`, `ended_ms`, `host`, `fence`, `outcome`, `code` (the exit code) and `error` (its
+first line).
+
+Exit status:
+    0  listed, or forgotten
+    1  no run of NAME is recorded
+   64  usage: invalid flag, name or URL
+   69  the store did not answer, or refused
+   75  --forget, and the job is running
+  125  tenure itself failed
+
+Examples:
+  tenure jobs
+  tenure jobs nightly
+  tenure jobs --json | jq -r 'select(.overdue_ms > 600000).name'";
 
 pub(crate) const DOCTOR_MANUAL: &str = "\
 Checks:

@@ -7,6 +7,7 @@ use tenure::{ForcedRelease, LockName, Owner, Status};
 use crate::cli::Release;
 use crate::exit::{BUSY, Failure, MISMATCH, USAGE};
 use crate::output::{self, Span};
+use crate::uses::Uses;
 use crate::{acquire, status, store};
 
 /// Ends the hold and prints it; returns the exit code.
@@ -34,6 +35,12 @@ pub(crate) async fn release(args: &Release) -> Result<u8, Failure> {
     };
     let ended = store::unless_absent(&locks, ended).await??;
     let code = status::tell(&locks, "was held", name, ended.as_ref(), args.json)?;
+    if ended.is_none()
+        && !args.json
+        && let Some(hint) = Uses::of(&locks, name).await.hint(name)
+    {
+        output::complain(hint);
+    }
     if let Some(line) = ended.as_ref().and_then(runs_on).filter(|_| !args.json) {
         output::print(line)?;
     }

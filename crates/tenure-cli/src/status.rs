@@ -23,10 +23,10 @@ pub(crate) async fn status(args: &Status) -> Result<u8, Failure> {
             found.as_ref(),
             &Uses::of(&locks, &args.target.name).await,
         ),
-        false if found.is_none() => {
-            lock(&locks, "held", None) + &Uses::of(&locks, &args.target.name).await.to_string()
+        false => {
+            let uses = Uses::of(&locks, &args.target.name).await;
+            lock(&locks, "held", found.as_ref()) + &uses.to_string()
         }
-        false => lock(&locks, "held", found.as_ref()),
     };
     print(found.as_ref(), &lines)
 }
@@ -65,7 +65,8 @@ fn held(how: &str, status: &tenure::Status) -> String {
         for one in all {
             let share = table::share(one.share);
             let separator = if share.is_empty() { "" } else { ", " };
-            let _ = writeln!(lines, "{role}: {}{separator}{share}", Line(&describe(status, one)));
+            let shown = describe(one, status.foreign().as_deref());
+            let _ = writeln!(lines, "{role}: {}{separator}{share}", Line(&shown));
         }
     }
     if status.unlisted > 0 {
@@ -80,21 +81,27 @@ fn held(how: &str, status: &tenure::Status) -> String {
 
 /// The holders on one line: at most three, and the number of others.
 pub(crate) fn holders(status: &tenure::Status) -> String {
+    shown(&status.holders, status.foreign())
+}
+
+/// The same; `foreign` is the type of another program's data.
+pub(crate) fn shown(holders: &[Holder], foreign: Option<String>) -> String {
     const SHOWN: usize = 3;
     let mut shown: Vec<_> =
-        status.holders.iter().take(SHOWN).map(|holder| describe(status, holder)).collect();
-    if status.holders.len() > SHOWN {
-        shown.push(format!("and {} more", status.holders.len() - SHOWN));
+        holders.iter().take(SHOWN).map(|holder| describe(holder, foreign.as_deref())).collect();
+    if holders.len() > SHOWN {
+        shown.push(format!("and {} more", holders.len() - SHOWN));
     }
     shown.join("; ")
 }
 
-fn describe(status: &tenure::Status, holder: &Holder) -> String {
+/// One holder; `foreign` is the type of another program's data.
+fn describe(holder: &Holder, foreign: Option<&str>) -> String {
     let (party, now) = (Party::of(holder), clock::unix());
     let who = match &holder.owner {
         Some(_) => party.who(),
         // Not the value itself, which may be a secret.
-        None => status.foreign().map_or_else(String::new, |what| format!("another program, {what}")),
+        None => foreign.map_or_else(String::new, |what| format!("another program, {what}")),
     };
     format!("{who}{}", party.hold(now, now))
 }

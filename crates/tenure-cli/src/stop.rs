@@ -7,6 +7,7 @@ use tenure::{Election, LastRun, LockName, Locks, OncePer, Outcome, Owner, Status
 use crate::cli::Stop;
 use crate::exit::{BUSY, FREE, Failure};
 use crate::output::{self, Line, Span};
+use crate::uses::Uses;
 use crate::waiting::{LOOK, until_gone};
 use crate::{clock, status, store, table, uses};
 
@@ -30,7 +31,13 @@ pub(crate) async fn stop(args: &Stop) -> Result<u8, Failure> {
         })
     };
     let limit = clock::now() + args.wait;
-    let Some(asked) = store::unless_absent(&locks, of(&locks)?.ask(&args.reason)).await?? else {
+    let meant = of(&locks)?;
+    let Some(asked) = store::unless_absent(&locks, meant.ask(&args.reason)).await?? else {
+        if let Of::Lock(..) = meant
+            && let Some(hint) = Uses::of(&locks, name).await.hint(name)
+        {
+            output::complain(hint);
+        }
         return output::print("free\n").map(|()| FREE);
     };
     let of = of(&locks.with(|options| options.op_timeout(LOOK))?)?;

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use tenure::{Holder, Locks, Owner, Share, Status};
+use tenure::{ElectionStatus, Holder, JobStatus, Locks, Owner, Share, Status};
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use crate::clock;
@@ -256,20 +256,56 @@ fn quoted(label: &str) -> String {
     if label.is_empty() { String::new() } else { format!(" \"{label}\"") }
 }
 
-/// All locks with this prefix that pass every filter.
-pub(crate) async fn walk(
-    locks: &Locks,
-    prefix: &str,
-    filters: &[Filter],
-) -> Result<Vec<(Row, Status)>, Failure> {
-    let (mut listing, mut rows) = (locks.list(prefix)?, Vec::new());
-    while let Some(status) = listing.next().await? {
-        let row = Row::of(&status);
-        if filters.iter().all(|filter| filter.keeps(&row)) {
-            rows.push((row, status));
-        }
+/// What is held, with what the store tells of the holders and waiters.
+pub(crate) struct Found {
+    pub(crate) row: Row,
+    pub(crate) holders: Vec<Holder>,
+    pub(crate) waiters: Vec<Holder>,
+}
+
+impl From<Status> for Found {
+    fn from(status: Status) -> Self {
+        Self { row: Row::of(&status), holders: status.holders, waiters: status.waiters }
     }
-    Ok(rows)
+}
+
+impl Found {
+    /// A running job.
+    pub(crate) fn job(job: JobStatus) -> Option<Self> {
+        Some(Self::named("job", job.name.as_str(), vec![job.hold?], Vec::new(), 0))
+    }
+
+    /// An election that somebody leads.
+    pub(crate) fn election(election: ElectionStatus) -> Option<Self> {
+        let ElectionStatus { name, leader, hold, candidates, unlisted, .. } = election;
+        let (leader, hold) = (leader?, hold?);
+        let mut found = Self::named("election", name.as_str(), vec![hold], candidates, unlisted);
+        found.row.holders[0].detail = leader.payload;
+        Some(found)
+    }
+
+    fn named(kind: &str, name: &str, holders: Vec<Holder>, waiters: Vec<Holder>, unlisted: u64) -> Self {
+        let parties = |all: &[Holder]| all.iter().map(Party::of).collect();
+        let row = Row {
+            name: name.to_owned(),
+            kind: kind.to_owned(),
+            holders: parties(&holders),
+            waiters: parties(&waiters),
+            unlisted,
+            waiting: Some(waiters.len() as u64 + unlisted),
+            ..Row::default()
+        };
+        Self { row, holders, waiters }
+    }
+}
+
+/// All locks with this prefix.
+pub(crate) async fn walk(locks: &Locks, prefix: &str) -> Result<Vec<Found>, Failure> {
+    let (mut listing, mut found) = (locks.list(prefix)?, Vec::new());
+    while let Some(status) = listing.next().await? {
+        found.push(Found::from(status));
+    }
+    Ok(found)
 }
 
 /// The text of a cell, padded or shortened to this many columns.

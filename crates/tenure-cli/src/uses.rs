@@ -1,31 +1,67 @@
-//! The election and the job of a name.
+//! Elections and jobs: those of a name, and all that run.
 
 use std::fmt;
 use std::time::Duration;
 
 use futures_util::future::join;
-use tenure::{LastRun, Leader, Locks, Outcome};
+use tenure::{JobStatus, Leader, Locks, Outcome};
 
 use crate::output::{Line, Span};
+use crate::table::{Found, Row};
 use crate::{clock, table};
 
 /// Requests about a running job do not depend on the period.
 pub(crate) const ANY_PERIOD: Duration = Duration::from_secs(86_400);
 
-/// The running election and the last run of the job of this name, which are not locks. `None` also if the store
-/// does not support them, or if the user may not read them.
+/// The running election and the job of this name, which are not locks. `None` also if the store does not
+/// support them, or if the user may not read them.
 pub(crate) struct Uses {
     pub(crate) leader: Option<Leader>,
-    pub(crate) last_run: Option<LastRun>,
+    pub(crate) job: Option<JobStatus>,
 }
 
 impl Uses {
     pub(crate) async fn of(locks: &Locks, name: &str) -> Self {
         let leader = async { locks.election(name, "").ok()?.leader().await.ok()? };
-        let last_run = async { locks.once_per(name, ANY_PERIOD).ok()?.last().await.ok()? };
-        let (leader, last_run) = join(leader, last_run).await;
-        Self { leader, last_run }
+        let job = async { locks.job(name).await.ok()? };
+        let (leader, job) = join(leader, job).await;
+        Self { leader, job }
     }
+
+    /// For a request about a lock that is free: what else runs under its name, and the flag for it.
+    pub(crate) fn hint(&self, name: &str) -> Option<String> {
+        let (running, name) = (self.job.as_ref().filter(|job| job.is_running()), Line(name));
+        match (&self.leader, running) {
+            (Some(leader), _) => {
+                let who = table::who(&leader.owner);
+                let who = Line(&who);
+                Some(format!("an election of this name is led by {who}: `tenure stop --election {name}`"))
+            }
+            (None, Some(job)) => {
+                let who = table::who(&job.last.owner);
+                let who = Line(&who);
+                Some(format!("a job of this name is run by {who}: `tenure stop --job {name}`"))
+            }
+            (None, None) => None,
+        }
+    }
+}
+
+/// The running jobs and led elections whose names begin with this prefix.
+pub(crate) async fn held(locks: &Locks, prefix: &str) -> tenure::Result<Vec<Found>> {
+    let (mut jobs, mut elections, mut found) = (locks.jobs(prefix)?, locks.elections(prefix)?, Vec::new());
+    while let Some(job) = jobs.next().await? {
+        found.extend(Found::job(job));
+    }
+    while let Some(election) = elections.next().await? {
+        found.extend(Found::election(election));
+    }
+    Ok(found)
+}
+
+/// The kind of a row that is no lock.
+pub(crate) fn of_row(row: &Row) -> Option<&'static str> {
+    ["job", "election"].into_iter().find(|kind| row.kind == *kind)
 }
 
 /// The outcome of a run for programs, and why it failed.
@@ -42,9 +78,13 @@ impl fmt::Display for Uses {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(leader) = &self.leader {
             let who = table::who(&leader.owner);
-            writeln!(f, "election of this name: led by {}; see `tenure leader`", Line(&who))?;
+            writeln!(
+                f,
+                "election of this name: led by {}; see `tenure leader`, `tenure stop --election`",
+                Line(&who)
+            )?;
         }
-        if let Some(run) = &self.last_run {
+        if let Some(JobStatus { last: run, .. }) = &self.job {
             let begun = clock::since_1970(run.begun);
             let (who, ago) = (table::who(&run.owner), Span(clock::unix().saturating_sub(begun)));
             let how = match &run.outcome {

@@ -18,7 +18,8 @@ use super::wire::{
     TxnResponse, WatchCreateRequest, WatchEvent, WatchRequest, WatchResponse,
 };
 use tenure_core::cas::{
-    Backend, Committed, Handle, Listed, LockWatch, Stamp, Stored, Swap, ValueChange, WatchNotice, Watched,
+    Backend, Committed, Handle, Listed, ListedRecords, LockWatch, Stamp, Stored, Swap, ValueChange,
+    WatchNotice, Watched,
 };
 use tenure_core::name::LockName;
 use tenure_core::store::{Cursor, Failure, StoreFuture};
@@ -56,8 +57,8 @@ impl EtcdCluster {
     }
 
     /// The lock name in a key.
-    fn name(&self, key: &[u8]) -> Option<LockName> {
-        let prefix = self.key("lock", "");
+    fn name(&self, kind: &str, key: &[u8]) -> Option<LockName> {
+        let prefix = self.key(kind, "");
         let name = std::str::from_utf8(key.strip_prefix(prefix.as_slice())?).ok()?;
         Some(LockName::in_store(name.to_owned()))
     }
@@ -274,8 +275,26 @@ impl EtcdCluster {
     }
 
     async fn list(self, prefix: String, from: Cursor) -> Result<Listed, Failure> {
-        let prefix = self.key("lock", &prefix);
-        let start = if from.0.is_empty() { prefix.clone() } else { self.key("lock", &from.0) };
+        let (found, next) = self.page("lock", &prefix, &from).await?;
+        let locks = found.into_iter().filter_map(|(name, kv)| Some((name, stored(kv).ok()?)));
+        Ok(Listed { locks: locks.collect(), next })
+    }
+
+    async fn records(self, prefix: String, from: Cursor) -> Result<ListedRecords, Failure> {
+        let (found, next) = self.page("record", &prefix, &from).await?;
+        let records = found.into_iter().filter_map(|(name, kv)| Some((name, stored(kv).ok()?.text)));
+        Ok(ListedRecords { records: records.collect(), next })
+    }
+
+    /// A page of the keys of this kind whose names begin with `prefix`, and the next one.
+    async fn page(
+        &self,
+        kind: &str,
+        prefix: &str,
+        from: &Cursor,
+    ) -> Result<(Vec<(LockName, KeyValue)>, Option<Cursor>), Failure> {
+        let prefix = self.key(kind, prefix);
+        let start = if from.0.is_empty() { prefix.clone() } else { self.key(kind, &from.0) };
         let read = |limit| RangeRequest {
             key: start.clone(),
             range_end: after(&prefix),
@@ -293,16 +312,14 @@ impl EtcdCluster {
                 Err(status) => return Err(self.failure(&status, &connection)),
             }
         };
-        let mut listed = Listed::default();
+        let (mut page, mut next) = (Vec::new(), None);
         for kv in found.kvs {
-            let Some(name) = self.name(&kv.key) else { continue };
+            let Some(name) = self.name(kind, &kv.key) else { continue };
             // Starts the next page right after this name.
-            listed.next = found.more.then(|| Cursor(format!("{}\0", name.as_str())));
-            if let Ok(stored) = stored(kv) {
-                listed.locks.push((name, stored));
-            }
+            next = found.more.then(|| Cursor(format!("{}\0", name.as_str())));
+            page.push((name, kv));
         }
-        Ok(listed)
+        Ok((page, next))
     }
 
     async fn ready(self) -> Result<(), Failure> {
@@ -470,6 +487,10 @@ impl Backend for EtcdCluster {
 
     fn watch(&self, name: &LockName, what: Watched) -> StoreFuture<Box<dyn LockWatch>> {
         Self::watch(self.clone(), name.clone(), what).boxed()
+    }
+
+    fn records(&self, prefix: &str, from: Cursor) -> StoreFuture<ListedRecords> {
+        Self::records(self.clone(), prefix.to_owned(), from).boxed()
     }
 
     fn list(&self, prefix: &str, from: Cursor) -> StoreFuture<Listed> {

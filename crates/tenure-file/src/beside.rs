@@ -9,10 +9,12 @@ use super::error::unusable;
 use super::holders::HolderFiles;
 use super::lock::Lock;
 use super::names::RecordId;
+use tenure_core::events::{event, text};
+use tenure_core::name::LockName;
 use tenure_core::protocol::record::{self, Record, RecordAnswer, RecordOp, RecordVerb, Then};
 use tenure_core::protocol::{Fence, LockSpec, Now, Op, ReleaseScope, Verb};
 use tenure_core::runtime::Runtime;
-use tenure_core::store::Failure;
+use tenure_core::store::{Cursor, Failure, RecordPage, SETUP};
 
 const FORMAT: &str = "tenure record 1";
 
@@ -81,6 +83,56 @@ fn read(directory: &Directory, id: RecordId, op: &RecordOp, now: Now) -> Result<
         return Err(unusable(&directory.path_of(&file), "is the record of another name: remove it"));
     }
     Ok((now.unix_us <= kept.ends_us).then(|| Record { at_us: kept.at_us, value: kept.value.into() }))
+}
+
+/// Records per page of a listing.
+const PAGE: usize = 1_000;
+/// Maximum size of a file that a listing reads. Longer ones are cached values, which may have megabytes; jobs and
+/// elections have at most 36 KiB beside their name.
+const LISTED: u64 = (36 << 10) + LockName::MAX_BYTES as u64 + 1_024;
+
+/// A page of the records beside locks whose names begin with `prefix`, in file order.
+pub(super) fn page(
+    directory: &Directory,
+    now: Now,
+    prefix: &str,
+    from: &Cursor,
+) -> Result<RecordPage, Failure> {
+    let mut all = Vec::new();
+    for entry in directory.names()?.flatten() {
+        all.extend(entry.file_name().to_str().ok().and_then(RecordId::of_beside));
+    }
+    all.sort_unstable();
+    let start = match RecordId::of_beside(&from.0) {
+        Some(from) => all.partition_point(|id| *id <= from),
+        None => 0,
+    };
+    let part = &all[start..all.len().min(start + PAGE)];
+    let mut page = RecordPage { now_us: now.unix_us, ..RecordPage::default() };
+    for id in part {
+        let file = id.beside();
+        if directory.length(&file).is_none_or(|length| length > LISTED) {
+            continue;
+        }
+        let Some(bytes) = directory.read_file(&file)? else { continue };
+        let Some(kept) = decode(&bytes) else {
+            // List the other records anyway.
+            let failure = unusable(
+                &directory.path_of(&file),
+                "is damaged, or was written by another version: remove it",
+            );
+            event!(WARN, target: SETUP, "lock_not_listed", "lock not listed", failure = text(failure));
+            continue;
+        };
+        if kept.name.starts_with(prefix) && now.unix_us <= kept.ends_us {
+            let record = Record { at_us: kept.at_us, value: kept.value.into() };
+            page.records.push((LockName::in_store(kept.name.to_owned()), record));
+        }
+    }
+    if start + PAGE < all.len() {
+        page.next = part.last().map(|id| Cursor(id.beside()));
+    }
+    Ok(page)
 }
 
 /// Whether a file with this content has expired. An unreadable file has not; the process that requests it

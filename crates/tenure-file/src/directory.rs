@@ -205,6 +205,11 @@ impl Directory {
         }
     }
 
+    /// The length of a file, if it exists.
+    pub(super) fn length(&self, file: &str) -> Option<u64> {
+        statat(&self.dir, file, AtFlags::SYMLINK_NOFOLLOW).ok()?.st_size.try_into().ok()
+    }
+
     /// The content of a record file, if it exists.
     pub(super) fn read_file(&self, file: &str) -> Result<Option<Vec<u8>>, Failure> {
         let broken = |errno| failed("read the record", &self.path.join(file), errno);

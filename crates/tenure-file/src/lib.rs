@@ -97,7 +97,7 @@ use tenure_core::protocol::{Found, LockSpec};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{
     Capabilities, Cursor, Failure, HoldLiveness, Incarnation, LeaseClock, Listener, Opening, Page, Purpose,
-    Signals, Store, StoreExt, StoreFuture, StoreReply, StoreRequest, Topic,
+    RecordPage, Signals, Store, StoreExt, StoreFuture, StoreReply, StoreRequest, Topic,
 };
 
 /// A store in a directory. Clones share it; it closes with the last clone and the last pending future.
@@ -271,6 +271,11 @@ impl Store for File {
             Ok(ids.into_iter().map(count).collect())
         }
         .boxed()
+    }
+
+    fn records(&self, prefix: &str, from: Cursor, within: Duration) -> StoreFuture<RecordPage> {
+        let prefix = prefix.to_owned();
+        self.ask(within, |promise| JobRequest::ListRecords { prefix, from, promise }).boxed()
     }
 
     fn ready(&self, within: Duration) -> StoreFuture<()> {

@@ -223,6 +223,11 @@ impl StatementSession for MysqlSession {
             .boxed()
     }
 
+    fn records<'a>(&'a self, prefix: &'a str, after: &'a str) -> StatementResult<'a, Vec<Row>> {
+        async move { Ok(self.query(statements::records(prefix, after)).await?.iter().map(row).collect()) }
+            .boxed()
+    }
+
     fn sweep<'a>(&'a self, after: &'a str) -> StatementResult<'a, Option<String>> {
         async move {
             let rows = self.query(statements::page(after)).await?;
@@ -251,7 +256,7 @@ impl StatementSession for MysqlSession {
     }
 }
 
-/// A row of `READ` or `LIST`.
+/// A row of `READ`, `LIST` or `RECORDS`.
 fn row(values: &Values) -> Row {
     let row = RowFields(values);
     let record = row.bytes(9).map(|bytes| RecordColumns {

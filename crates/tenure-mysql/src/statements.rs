@@ -74,6 +74,12 @@ SELECT name, version, kind, value, ends, NULL, NULL, {clock}, whole FROM tenure_
 WHERE name >= {prefix} AND name > {after} AND name < CONCAT({prefix}, X'FF') AND value IS NOT NULL
 ORDER BY name LIMIT 500";
 
+const RECORDS: &str = "
+SELECT name, NULL, NULL, NULL, NULL, NULL, NULL, {clock}, whole, record, record_at, record_ends FROM tenure_lock
+WHERE name >= {prefix} AND name > {after} AND name < CONCAT({prefix}, X'FF') AND record IS NOT NULL
+    AND record_ends >= {clock} DIV 1000
+ORDER BY name LIMIT 250";
+
 const PAGE: &str = "
 SELECT name, fence, {old} FROM tenure_lock WHERE name > {after} ORDER BY name LIMIT 500";
 const OLD: &str = "fence < {clock} - {hour} AND ends < ({clock} - {hour}) DIV 1000
@@ -171,6 +177,10 @@ pub(super) fn probe(name: &str) -> String {
 
 pub(super) fn list(prefix: &str, after: &str) -> String {
     filled(LIST, &[("prefix", hex(prefix)), ("after", hex(after))])
+}
+
+pub(super) fn records(prefix: &str, after: &str) -> String {
+    filled(RECORDS, &[("prefix", hex(prefix)), ("after", hex(after))])
 }
 
 /// A page of rows: the name, the token, and whether the row is unused.

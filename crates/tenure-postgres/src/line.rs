@@ -191,6 +191,14 @@ impl StatementSession for StatementLine {
         .boxed()
     }
 
+    fn records<'a>(&'a self, prefix: &'a str, after: &'a str) -> StatementResult<'a, Vec<Row>> {
+        async move {
+            let rows = self.ask(Which::Records, &[&prefix, &after]).await?;
+            Ok(rows.iter().map(|row| Row { whole: row.get(11), ..read(row, true) }).collect())
+        }
+        .boxed()
+    }
+
     fn sweep<'a>(&'a self, after: &'a str) -> StatementResult<'a, Option<String>> {
         async move {
             let rows = self.ask(Which::Sweep, &[&after]).await?;
@@ -212,7 +220,7 @@ impl StatementSession for StatementLine {
     }
 }
 
-/// A row of `Read` or `ReadRecords`.
+/// A row of `Read`, `ReadRecords` or `Records`.
 fn read(row: &tokio_postgres::Row, with_record: bool) -> Row {
     let bytes: Option<Vec<u8>> = with_record.then(|| row.get(8)).flatten();
     let record = bytes.map(|bytes| RecordColumns {

@@ -26,13 +26,15 @@ pub(super) enum Which {
     Forget,
     /// A page of the locks.
     List,
+    /// A page of the records.
+    Records,
     /// Deletes unused rows among one page of rows.
     Sweep,
     /// A no-op.
     Ping,
 }
 
-pub(super) const ALL: [Which; 11] = [
+pub(super) const ALL: [Which; 12] = [
     Which::Acquire,
     Which::Release,
     Which::Renew,
@@ -42,6 +44,7 @@ pub(super) const ALL: [Which; 11] = [
     Which::Await,
     Which::Forget,
     Which::List,
+    Which::Records,
     Which::Sweep,
     Which::Ping,
 ];
@@ -204,6 +207,14 @@ SELECT name, whole, version, kind, value, ends, {clock} FROM {table}
 WHERE name >= $1 AND name > $2 AND name <= $1 || repeat(chr(1114111), 8) AND value IS NOT NULL
 ORDER BY name LIMIT 500";
 
+const RECORDS: &str = "
+SELECT name, NULL::text, NULL::text, NULL::text, NULL::bigint, 0::bigint, NULL::bigint, {clock},
+    record, record_at, record_ends, whole
+FROM {table}
+WHERE name >= $1 AND name > $2 AND name <= $1 || repeat(chr(1114111), 8) AND record IS NOT NULL
+    AND record_ends >= {clock} / 1000
+ORDER BY name LIMIT 250";
+
 const SWEEP: &str = "
 WITH part AS MATERIALIZED (SELECT name FROM {table} WHERE name > $1 ORDER BY name LIMIT 500),
 lowest AS MATERIALIZED (SELECT name FROM {table} WHERE name = '' FOR NO KEY UPDATE SKIP LOCKED),
@@ -245,6 +256,7 @@ impl Statements {
             Which::Await => AWAIT,
             Which::Forget => FORGET,
             Which::List => LIST,
+            Which::Records => RECORDS,
             Which::Sweep => SWEEP,
             Which::Ping => "SELECT 1",
         })
@@ -337,7 +349,7 @@ impl Which {
                 Type::BOOL,
             ],
             Self::Await | Self::Forget => &[Type::TEXT_ARRAY, Type::TEXT_ARRAY],
-            Self::List => &[Type::TEXT, Type::TEXT],
+            Self::List | Self::Records => &[Type::TEXT, Type::TEXT],
             Self::Sweep => &[Type::TEXT],
             Self::Ping => &[],
         }
@@ -345,6 +357,6 @@ impl Which {
 
     /// Whether the statement changes anything.
     pub(super) fn writes(self) -> bool {
-        !matches!(self, Self::Read | Self::ReadRecords | Self::List | Self::Ping)
+        !matches!(self, Self::Read | Self::ReadRecords | Self::List | Self::Records | Self::Ping)
     }
 }

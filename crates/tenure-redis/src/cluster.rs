@@ -37,8 +37,8 @@ use tenure_core::protocol::record::{RecordAnswer, RecordOp, RecordVerb};
 use tenure_core::protocol::{Answer, Found, LockSpec, Op, Verb};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{
-    Capabilities, Client, Cursor, Failure, Listener, Page, Placement, Signals, Store, StoreFuture,
-    StoreReply, StoreRequest, Topic,
+    Capabilities, Client, Cursor, Failure, Listener, Page, Placement, RecordPage, Signals, Store,
+    StoreFuture, StoreReply, StoreRequest, Topic,
 };
 use tenure_core::sync::Locked;
 
@@ -141,6 +141,18 @@ impl Store for Cluster {
     fn waiting(&self, locks: &[(LockName, Found)], within: Duration) -> StoreFuture<Vec<Option<u64>>> {
         let (inner, locks) = (Arc::clone(&self.0), locks.to_vec());
         async move { inner.waiting(&locks, inner.runtime.now() + within).await }.boxed()
+    }
+
+    /// Scans one master after the other, as [`list`](Store::list) does.
+    fn records(&self, prefix: &str, from: Cursor, within: Duration) -> StoreFuture<RecordPage> {
+        let inner = Arc::clone(&self.0);
+        let prefix = [inner.namespace.as_str(), prefix].concat();
+        async move {
+            let mut page = inner.records(prefix, &from, inner.runtime.now() + within).await?;
+            page.records.iter_mut().for_each(|(name, _)| inner.namespace.leave(name));
+            Ok(page)
+        }
+        .boxed()
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -502,6 +514,23 @@ impl ClusterInner {
     }
 
     async fn list(&self, prefix: &str, from: &Cursor, deadline: Moment) -> Result<Page, Failure> {
+        let Some(scan) = self.scan(from, deadline).await? else { return Ok(Page::default()) };
+        let page = scan.member.node.list(prefix, &scan.from, scan.context, deadline).await;
+        let mut page = page.map_err(|failure| at(&scan.member.address, failure))?;
+        page.next = scan.next(page.next);
+        Ok(page)
+    }
+
+    async fn records(&self, prefix: String, from: &Cursor, deadline: Moment) -> Result<RecordPage, Failure> {
+        let Some(scan) = self.scan(from, deadline).await? else { return Ok(RecordPage::default()) };
+        let page = scan.member.node.records(prefix, &scan.from, scan.context, deadline).await;
+        let mut page = page.map_err(|failure| at(&scan.member.address, failure))?;
+        page.next = scan.next(page.next);
+        Ok(page)
+    }
+
+    /// The master to scan next, of all in the order of their addresses.
+    async fn scan(&self, from: &Cursor, deadline: Moment) -> Result<Option<MasterScan>, Failure> {
         let masters = self.known(deadline, |map| {
             Some((map.table.masters().to_vec(), map.space())).filter(|(masters, _)| !masters.is_empty())
         });
@@ -512,17 +541,30 @@ impl ClusterInner {
         let (at_node, rest) = from.0.split_once(' ').unwrap_or_default();
         // Skip a node that no longer serves slots.
         let mut left = masters.iter().skip_while(|(address, _)| **address < *at_node);
-        let Some((address, member)) = left.next() else { return Ok(Page::default()) };
+        let Some((address, member)) = left.next() else { return Ok(None) };
         let rest = if address == at_node { rest } else { "" };
         let context = RequestContext { space, asking: false, terms: self.terms };
-        let page = member.node.list(prefix, &Cursor(rest.to_owned()), context, deadline).await;
-        let mut page = page.map_err(|failure| at(&member.address, failure))?;
-        page.next = match (page.next, left.next()) {
-            (Some(Cursor(rest)), _) => Some(Cursor(format!("{address} {rest}"))),
-            (None, Some((next, _))) => Some(Cursor(format!("{next} "))),
-            (None, None) => None,
-        };
-        Ok(page)
+        let (from, after) =
+            (Cursor(rest.to_owned()), left.next().map(|(next, _)| Cursor(format!("{next} "))));
+        Ok(Some(MasterScan { address: address.clone(), member: Arc::clone(member), from, after, context }))
+    }
+}
+
+/// A listing at one master.
+struct MasterScan {
+    address: String,
+    member: Arc<ClusterNode>,
+    /// Where to go on at this master.
+    from: Cursor,
+    /// The start of the next master.
+    after: Option<Cursor>,
+    context: RequestContext,
+}
+
+impl MasterScan {
+    /// Where to go on, after a page with this cursor.
+    fn next(self, next: Option<Cursor>) -> Option<Cursor> {
+        next.map(|Cursor(rest)| Cursor(format!("{} {rest}", self.address))).or(self.after)
     }
 }
 

@@ -51,8 +51,8 @@ use tenure_core::protocol::record::RecordVerb;
 use tenure_core::protocol::{Found, LockSpec, Verb};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{
-    Capabilities, Cursor, Listener, Opening, Page, Placement, Signals, Store, StoreFuture, StoreReply,
-    StoreRequest, Topic,
+    Capabilities, Cursor, Listener, Opening, Page, Placement, RecordPage, Signals, Store, StoreFuture,
+    StoreReply, StoreRequest, Topic,
 };
 
 /// A store on one Redis or Valkey server, or on the master that sentinels name. Clones share its connections.
@@ -239,6 +239,18 @@ impl Store for Redis {
         async move {
             let line = node.link.pipeline(deadline).await?;
             waiting::ask(&line, space.publish, &locks.iter().collect::<Vec<_>>(), deadline).await
+        }
+        .boxed()
+    }
+
+    /// Scans the database as [`list`](Store::list) does.
+    fn records(&self, prefix: &str, from: Cursor, within: Duration) -> StoreFuture<RecordPage> {
+        let Self { runtime, node, context, namespace, .. } = self.clone();
+        let prefix = [namespace.as_str(), prefix].concat();
+        async move {
+            let mut page = node.records(prefix, &from, context, runtime.now() + within).await?;
+            page.records.iter_mut().for_each(|(name, _)| namespace.leave(name));
+            Ok(page)
         }
         .boxed()
     }

@@ -22,7 +22,9 @@ use super::nodes::{Nodes, compared, part_path, stamp, unreadable};
 use super::path::decoded;
 use super::url::ZooKeeperTarget;
 use super::watch::ZooKeeperWatch;
-use tenure_core::cas::{Backend, Committed, Handle, Listed, LockWatch, Stored, Swap, ValueChange, Watched};
+use tenure_core::cas::{
+    Backend, Committed, Handle, Listed, ListedRecords, LockWatch, Stored, Swap, ValueChange, Watched,
+};
 use tenure_core::name::LockName;
 use tenure_core::net::{Address, by};
 use tenure_core::runtime::Runtime;
@@ -428,35 +430,57 @@ impl Ensemble {
     }
 
     async fn list(self, prefix: String, from: Cursor) -> Result<Listed, Failure> {
-        let directory = format!("{}/lock", self.nodes().prefix());
+        let path = |name: &LockName| self.nodes().lock_path(name);
+        let (found, next) = self.page("lock", &prefix, &from, path).await?;
+        let mut listed = Listed { locks: Vec::new(), next };
+        for (name, reply) in found {
+            listed.locks.extend(self.nodes().stored(&reply)?.map(|stored| (name, stored)));
+        }
+        Ok(listed)
+    }
+
+    async fn records(self, prefix: String, from: Cursor) -> Result<ListedRecords, Failure> {
+        let path = |name: &LockName| self.nodes().record_path(name);
+        let (found, next) = self.page("record", &prefix, &from, path).await?;
+        let mut listed = ListedRecords { records: Vec::new(), next };
+        for (name, reply) in found {
+            listed.records.extend(self.nodes().text(&reply)?.map(|text| (name, text)));
+        }
+        Ok(listed)
+    }
+
+    /// A page of the nodes of this kind whose names begin with `prefix`, and the next one.
+    async fn page(
+        &self,
+        kind: &str,
+        prefix: &str,
+        from: &Cursor,
+        path: impl Fn(&LockName) -> String,
+    ) -> Result<(Vec<(LockName, LinkReply)>, Option<Cursor>), Failure> {
+        let directory = format!("{}/{kind}", self.nodes().prefix());
         let replies = self.ask(vec![self.barrier(), get_children(&directory)]).await?;
         let [barrier, children] = &replies[..] else { return Err(unreadable()) };
         self.passed(barrier)?;
         if children.code == code::NO_NODE {
-            return Ok(Listed::default());
+            return Ok((Vec::new(), None));
         }
         self.nodes().ok(children)?;
         let children = Reader(&children.body).texts().ok_or_else(unreadable)?;
         let mut names: Vec<String> = children.into_iter().filter_map(decoded).collect();
-        names.retain(|name| name.starts_with(&prefix) && *name > from.0);
+        names.retain(|name| name.starts_with(prefix) && *name > from.0);
         names.sort_unstable();
         let mut rest = names.into_iter().map(LockName::in_store).peekable();
-        let (mut listed, mut count, mut bytes, mut batch) = (Listed::default(), 0, 0, BATCH);
-        while count < PAGE && bytes < PAGE_BYTES && rest.peek().is_some() {
-            let some: Vec<LockName> = rest.by_ref().take(batch.min(PAGE - count)).collect();
-            let reads = some.iter().map(|name| get_data(&self.nodes().lock_path(name), false)).collect();
-            let replies = self.ask(reads).await?;
-            (count, batch) = (count + some.len(), 2 * batch);
+        let (mut page, mut next, mut bytes, mut batch) = (Vec::new(), None, 0, BATCH);
+        while page.len() < PAGE && bytes < PAGE_BYTES && rest.peek().is_some() {
+            let some: Vec<LockName> = rest.by_ref().take(batch.min(PAGE - page.len())).collect();
+            let replies = self.ask(some.iter().map(|name| get_data(&path(name), false)).collect()).await?;
+            batch *= 2;
             bytes += replies.iter().map(|reply| reply.body.len()).sum::<usize>();
             let last = some.last().filter(|_| rest.peek().is_some());
-            listed.next = last.map(|name| Cursor(name.as_str().to_owned()));
-            for (name, reply) in some.into_iter().zip(&replies) {
-                if let Some(stored) = self.nodes().stored(reply)? {
-                    listed.locks.push((name, stored));
-                }
-            }
+            next = last.map(|name| Cursor(name.as_str().to_owned()));
+            page.extend(some.into_iter().zip(replies));
         }
-        Ok(listed)
+        Ok((page, next))
     }
 
     async fn ready(self) -> Result<(), Failure> {
@@ -595,6 +619,10 @@ impl Backend for Ensemble {
 
     fn watch(&self, name: &LockName, what: Watched) -> StoreFuture<Box<dyn LockWatch>> {
         Self::watch(self.clone(), name.clone(), what).boxed()
+    }
+
+    fn records(&self, prefix: &str, from: Cursor) -> StoreFuture<ListedRecords> {
+        Self::records(self.clone(), prefix.to_owned(), from).boxed()
     }
 
     fn list(&self, prefix: &str, from: Cursor) -> StoreFuture<Listed> {

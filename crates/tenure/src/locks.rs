@@ -1,4 +1,5 @@
 mod detached;
+mod listings;
 mod operator;
 
 use std::fmt;
@@ -594,7 +595,7 @@ impl Locks {
     /// ```
     pub fn metrics(&self) -> Snapshot {
         let engine = &self.shared.engine;
-        engine.metrics.snapshot(engine.store.signals().interruptions())
+        engine.metrics.snapshot(engine.store.signals().interruptions(), engine.runtime.unix_micros())
     }
 
     /// Waits until the releases in the background are done, for at most [`op_timeout`](Options::op_timeout).

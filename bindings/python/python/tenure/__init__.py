@@ -64,10 +64,12 @@ if _TYPE_CHECKING:
         ForcedRelease,
         Histogram,
         Holder,
+        JobStatus,
         LastRun,
         Leader,
         LockMetrics,
         Metrics,
+        PastRun,
         Run,
         Status,
         StopRequest,
@@ -77,11 +79,12 @@ __version__ = _native.__version__
 
 __all__ = [
     "Absent", "BusyError", "Cache", "Change", "ClosedError", "Election", "Error", "FairMutex", "Fill", "ForcedRelease",
-    "ForkedError", "Guard", "Histogram", "Holder", "InvalidError", "LastRun", "Leader", "Lock", "LockMetrics", "Locks",
-    "Loss", "LostError", "Metrics", "MismatchError", "Multi", "MultiGuard", "Mutex", "Observer", "OncePer", "Options",
-    "OverdueError", "ReentrantMutex", "RefusedError", "ReleasedError", "Run", "RwGuard", "RwLock", "RwSide",
-    "Schedule", "Semaphore", "Status", "StopRequest", "Term", "Turn", "Uncached", "UnknownError", "UnreachableError",
-    "UnsupportedError", "aconnect", "connect", "cron", "daily", "monthly", "multi", "open_lazily", "quorum", "weekly",
+    "ForkedError", "Guard", "Histogram", "Holder", "InvalidError", "JobStatus", "LastRun", "Leader", "Lock",
+    "LockMetrics", "Locks", "Loss", "LostError", "Metrics", "MismatchError", "Multi", "MultiGuard", "Mutex",
+    "Observer", "OncePer", "Options", "OverdueError", "PastRun", "ReentrantMutex", "RefusedError", "ReleasedError",
+    "Run", "RwGuard", "RwLock", "RwSide", "Schedule", "Semaphore", "Status", "StopRequest", "Term", "Turn", "Uncached",
+    "UnknownError", "UnreachableError", "UnsupportedError", "aconnect", "connect", "cron", "daily", "monthly", "multi",
+    "open_lazily", "quorum", "weekly",
 ]  # fmt: skip
 
 

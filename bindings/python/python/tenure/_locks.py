@@ -15,6 +15,7 @@ from ._guards import Guard, MultiGuard, RwGuard, check_callback
 from ._wait import Seconds, block, granted, optional_seconds, run, seconds, wait
 
 if TYPE_CHECKING:
+    import builtins
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
     from types import TracebackType
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from ._caches import Cache, Codec, Fill
     from ._decorators import Caching
     from ._uses import Election, OncePer, Period
-    from ._values import ForcedRelease, Metrics, Status, StopRequest
+    from ._values import ForcedRelease, JobStatus, Metrics, Status, StopRequest
     from .compat.redis import Lock as RedisLock
 
     Login = Callable[[], tuple[Optional[str], str]]
@@ -95,6 +96,12 @@ def _forced(values: Any) -> ForcedRelease:
     from ._values import ForcedRelease
 
     return ForcedRelease.of(values)
+
+
+def _jobs(values: Any) -> list[JobStatus]:
+    from ._values import JobStatus
+
+    return [JobStatus.of(job) for job in values]
 
 
 def _status(values: Any) -> Optional[Status]:
@@ -557,6 +564,22 @@ class Locks:
     async def astop_requested(self, guard: Guard) -> Optional[StopRequest]:
         """Like `stop_requested`, in an event loop."""
         return _stop_request(await wait(self._opened().stop_requested(guard._hold)))
+
+    def jobs(self, prefix: str = "") -> builtins.list[JobStatus]:
+        """The jobs of `once_per` that have run and whose names begin with `prefix`, with their last ten runs. It
+        scans the whole store.
+
+        >>> import tenure
+        >>> locks = tenure.connect("memory:")
+        >>> _ = locks.once_per("report", 3600).run(lambda turn: None)
+        >>> [(job.name, job.last.outcome, job.overdue) for job in locks.jobs()]
+        [('report', 'done', None)]
+        """
+        return _jobs(run(self._opened().jobs(prefix)))
+
+    async def ajobs(self, prefix: str = "") -> builtins.list[JobStatus]:
+        """Like `jobs`, in an event loop."""
+        return _jobs(await wait(self._opened().jobs(prefix)))
 
     def force_release(self, name: str) -> Optional[Status]:
         """Ends all holds of a lock, and returns its holders, or `None` if it was free. For operators: it breaks

@@ -132,6 +132,8 @@ class LastRun:
 
     window: tuple[datetime, datetime]
     begun: datetime
+    ended: Optional[datetime]
+    """`None` while it runs, and if it was lost."""
     owner: str
     fence: int
     outcome: str
@@ -140,6 +142,8 @@ class LastRun:
     """The reason of a failure."""
     remaining: Optional[float]
     """While it runs, the seconds until its lease ends."""
+    code: Optional[int]
+    """The exit code of its command, under `tenure run`."""
     succeeded: Optional[datetime]
     """When the job last succeeded: the end of this run or of an earlier one."""
     is_open: bool
@@ -150,10 +154,53 @@ class LastRun:
         if values is None:
             return None
         start, end = (datetime.fromtimestamp(time, timezone.utc) for time in values["window"])
-        begun = datetime.fromtimestamp(values["begun"], timezone.utc)
-        at = values["succeeded"]
-        succeeded = None if at is None else datetime.fromtimestamp(at, timezone.utc)
-        all: dict[str, Any] = {**values, "window": (start, end), "begun": begun, "succeeded": succeeded}
+        times = {key: _time(values[key]) for key in ("begun", "ended", "succeeded")}
+        all: dict[str, Any] = {**values, **times, "window": (start, end)}
+        return cls(**all)
+
+
+@dataclass(frozen=True)
+class PastRun:
+    """One of the last runs of a job."""
+
+    begun: datetime
+    ended: Optional[datetime]
+    """`None` while it runs, and if it was lost."""
+    host: str
+    fence: int
+    outcome: str
+    """`running`, `done`, `failed` or `lost`."""
+    why: Optional[str]
+    """The reason of a failure: of an earlier run, its first line."""
+    code: Optional[int]
+    """The exit code of its command, under `tenure run`."""
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> PastRun:
+        all: dict[str, Any] = {**values, "begun": _time(values["begun"]), "ended": _time(values["ended"])}
+        return cls(**all)
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """The state of a job at the time the store answered."""
+
+    name: str
+    schedule: Optional[str]
+    """The schedule of its last run, if known."""
+    last: LastRun
+    runs: list[PastRun]
+    """The last runs, newest first, at most ten. The first is `last`."""
+    next: datetime
+    """When it may run next; in the past if it is due."""
+    overdue: Optional[float]
+    """Seconds since a window began in which it has not run."""
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> JobStatus:
+        last, next = LastRun.of(values["last"]), _time(values["next"])
+        runs = [PastRun.of(run) for run in values["runs"]]
+        all: dict[str, Any] = {**values, "last": last, "runs": runs, "next": next}
         return cls(**all)
 
 

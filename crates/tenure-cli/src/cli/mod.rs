@@ -88,8 +88,12 @@ pub(crate) enum Command {
     ///
     /// Also shows the leader and the last run of an election and a --once-per job of that name.
     Status(Status),
-    /// Lists the locks that are held.
+    /// Lists the locks that are held, running jobs and leaders.
     List(List),
+    /// Lists the jobs of --once-per: the last run and success, and when each is due.
+    ///
+    /// With NAME, one job and its last ten runs: exits with 1 if no run is recorded.
+    Jobs(Jobs),
     /// Shows the locks of a store on a full screen, as they change hands.
     ///
     /// Keys: q quits, the arrows select, Enter shows one lock with its history, s sorts, / filters

@@ -53,6 +53,24 @@ pub(crate) struct List {
 }
 
 #[derive(Args, Debug)]
+#[command(after_help = JOBS_CODES)]
+pub(crate) struct Jobs {
+    /// Print JSON, one object per job and line
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Forget the runs of NAME, which may then run again in its window
+    #[arg(long, requires = "name", conflicts_with = "json")]
+    pub(crate) forget: bool,
+
+    /// One job, with its last runs
+    pub(crate) name: Option<String>,
+
+    #[command(flatten)]
+    pub(crate) store: Store,
+}
+
+#[derive(Args, Debug)]
 #[command(after_long_help = TOP_MANUAL)]
 pub(crate) struct Top {
     /// Refresh interval

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use tenure::LastRun;
 
 use super::Seen;
+use super::uses::Uses;
 use crate::observed::{Observed, SPAN};
 use crate::table::{self, Party, Row};
 use crate::{clock, uses};
@@ -19,6 +20,19 @@ pub(super) const STYLE: &str = include_str!("page.css");
 pub(super) const SCRIPT: &str = include_str!("page.js");
 /// Maximum holders and waiters listed per lock.
 const LISTED: usize = 100;
+
+/// The text that Prometheus scrapes.
+#[derive(Default)]
+pub(super) struct Metrics(String);
+
+impl Metrics {
+    pub(super) fn add(&mut self, name: &str, kind: &str, help: &str, values: Vec<(String, f64)>) {
+        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
+        for (labels, value) in values {
+            let _ = writeln!(self.0, "{name}{labels} {value}");
+        }
+    }
+}
 
 pub(super) struct Pages {
     /// The flags of commands that the page offers, and whether the store's login is missing there.
@@ -46,14 +60,9 @@ impl Pages {
         !self.is_local || is_loopback || bare.is_empty() || bare == "localhost"
     }
 
-    pub(super) fn metrics(&self, seen: &Observed) -> String {
-        let mut text = String::new();
-        let mut metric = |name: &str, kind: &str, help: &str, values: Vec<(String, f64)>| {
-            let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
-            for (labels, value) in values {
-                let _ = writeln!(text, "{name}{labels} {value}");
-            }
-        };
+    pub(super) fn metrics(&self, seen: &Observed, uses: &Uses) -> String {
+        let mut text = Metrics::default();
+        let mut metric = |name: &str, kind: &str, help: &str, values| text.add(name, kind, help, values);
         let one = |value: f64| vec![(String::new(), value)];
         let is_up = seen.trouble(self.every).is_none() && !seen.looked_at.is_zero();
         metric("tenure_up", "gauge", "Whether the store answers refreshes in time.", one(is_up.into()));
@@ -124,7 +133,8 @@ impl Pages {
             "Locks without metrics of their own.",
             one(without as f64),
         );
-        text
+        uses.metrics(&mut text, self.series, now.saturating_sub(seen.looked_at));
+        text.0
     }
 
     /// The observed locks, elections and jobs. Histories contain only what changed after `after`, in
@@ -146,6 +156,7 @@ impl Pages {
             "now_ms": ms(now),
             "every_ms": ms(seen.pause),
             "span_ms": ms(SPAN),
+            "uses_trouble": seen.uses.trouble,
             "handovers_per_second": seen.locks.handovers_per_second(),
             "locks": locks.iter().map(|(name, row)| lock(&seen.locks, name, *row, now, after)).collect::<Vec<_>>(),
             "elections": self.elections.iter().map(election).collect::<Vec<_>>(),
@@ -223,7 +234,7 @@ fn job((name, last): &(String, Option<LastRun>)) -> Value {
     })
 }
 
-fn quoted(text: &str) -> String {
+pub(super) fn quoted(text: &str) -> String {
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n"))
 }
 
@@ -303,7 +314,7 @@ mod tests {
         let (first, unknown) = (row("a\"b\\c\nd", "mutex", Some(0)), row("u", "reentrant mutex", None));
         let rows = vec![first, unknown, row("z", "mutex", Some(3))];
         seen.looked(Ok(rows), clock::unix(), Duration::from_millis(5));
-        let text = pages(2, true).metrics(&seen);
+        let text = pages(2, true).metrics(&seen, &Uses::default());
         for line in [
             "tenure_up 1",
             "tenure_locks{kind=\"mutex\"} 2",

@@ -2,6 +2,7 @@
 //! renders the responses; `page.html`, `page.css` and `page.js` are the page.
 
 mod answers;
+mod uses;
 
 use std::future::{Future, poll_fn};
 use std::io;
@@ -31,6 +32,7 @@ use crate::signals::{END_THE_WAIT, Signals};
 use crate::table::{Party, Row, walk};
 use crate::uses::ANY_PERIOD;
 use crate::{clock, output, store};
+use uses::Uses;
 
 /// Maximum concurrent clients, and the timeout of each.
 const CLIENTS: usize = 64;
@@ -51,6 +53,7 @@ struct Seen {
     jobs: Vec<(String, Option<LastRun>)>,
     /// The pause after the last refresh.
     pause: Duration,
+    uses: Uses,
 }
 
 /// The watched parts of the store.
@@ -62,7 +65,7 @@ struct Watched<'a> {
 }
 
 /// The result of one refresh: locks, leaders, and the last runs of jobs.
-type Looked = (Vec<Row>, Vec<Row>, Vec<(String, Option<LastRun>)>);
+type Looked = (Vec<Row>, Vec<Row>, Vec<(String, Option<LastRun>)>, Uses);
 
 /// Serves until a signal arrives; returns the exit code.
 #[expect(clippy::disallowed_methods, reason = "a timer of this command's own")]
@@ -118,7 +121,7 @@ pub(crate) async fn serve(args: &Serve) -> Result<u8, Failure> {
 
 impl Watched<'_> {
     async fn look(&self) -> Result<Looked, Failure> {
-        let found = walk(self.locks, self.prefix, &[]).await?;
+        let found = walk(self.locks, self.prefix).await?;
         let (mut leaders, mut runs) = (Vec::new(), Vec::new());
         for election in &self.elections {
             leaders.extend(election.leader().await?.map(|leader| row_of(election, leader)));
@@ -126,7 +129,8 @@ impl Watched<'_> {
         for job in &self.jobs {
             runs.push((job.name().as_str().to_owned(), job.last().await?));
         }
-        Ok((found.into_iter().map(|(row, _)| row).collect(), leaders, runs))
+        let uses = Uses::look(self.locks, self.prefix).await?;
+        Ok((found.into_iter().map(|found| found.row).collect(), leaders, runs, uses))
     }
 }
 
@@ -146,10 +150,10 @@ fn record(seen: &Shared, found: Result<Looked, Failure>, look: Look, every: Dura
     let (now, took) = (clock::unix(), look.took());
     seen.pause = look.pause(every, found.is_ok());
     match found {
-        Ok((rows, leaders, jobs)) => {
+        Ok((rows, leaders, jobs, uses)) => {
             seen.locks.looked(Ok(rows), now, took);
             seen.elections.looked(Ok(leaders), now, took);
-            seen.jobs = jobs;
+            (seen.jobs, seen.uses) = (jobs, uses);
         }
         Err(failure) => seen.locks.looked(Err(failure), now, took),
     }
@@ -200,7 +204,11 @@ fn answered(request: &Request<Incoming>, page: &answers::Pages, seen: &Shared) -
         "/" => (StatusCode::OK, "text/html; charset=utf-8", answers::PAGE.to_owned()),
         "/page.css" => (StatusCode::OK, "text/css; charset=utf-8", answers::STYLE.to_owned()),
         "/page.js" => (StatusCode::OK, "text/javascript; charset=utf-8", answers::SCRIPT.to_owned()),
-        "/metrics" => (StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", page.metrics(&seen.locks)),
+        "/metrics" => (
+            StatusCode::OK,
+            "text/plain; version=0.0.4; charset=utf-8",
+            page.metrics(&seen.locks, &seen.uses),
+        ),
         "/locks.json" => {
             let after = request.uri().query().and_then(|query| query.strip_prefix("after=")?.parse().ok());
             (StatusCode::OK, "application/json", page.json(&seen, after.unwrap_or(0)))

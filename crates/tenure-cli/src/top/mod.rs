@@ -167,8 +167,7 @@ async fn run(
 }
 
 async fn rows(locks: &Locks, prefix: &str) -> Result<Vec<Row>, Failure> {
-    let found = walk(locks, prefix, &[]).await?;
-    Ok(found.into_iter().map(|(row, _)| row).collect())
+    Ok(walk(locks, prefix).await?.into_iter().map(|found| found.row).collect())
 }
 
 /// Ends the holds that the screen showed, but no later ones.

@@ -32,6 +32,7 @@ mod output;
 mod pages;
 mod planted_setups;
 mod postgres;
+mod prometheus;
 mod redis;
 mod serve;
 mod signals;

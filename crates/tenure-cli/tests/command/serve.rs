@@ -16,7 +16,7 @@ use tenure_testkit::servers::{Config, Server};
 use crate::env::{Running, TestEnv, now};
 
 /// Starts it on a free port; also returns its address.
-fn serve(env: &TestEnv, options: &[&str]) -> (Running, String) {
+pub(crate) fn serve(env: &TestEnv, options: &[&str]) -> (Running, String) {
     let running =
         env.start(env.tenure([&["serve", "--listen", "127.0.0.1:0", "--every", "50ms"], options].concat()));
     running.eventually("it listens", || running.stdout().ends_with('\n'));
@@ -36,7 +36,7 @@ fn ask(at: &str, line: &str, host: &str) -> (u16, String, String) {
     (status, head.to_owned(), body.to_owned())
 }
 
-fn get(at: &str, path: &str) -> String {
+pub(crate) fn get(at: &str, path: &str) -> String {
     let (status, _, body) = ask(at, &format!("GET {path}"), at);
     assert_eq!(status, 200, "{path}: {body}");
     body

@@ -64,6 +64,14 @@ pub(crate) fn a_job_and_a_leader(env: &TestEnv, url: &str) {
     assert_eq!(env.read("digest"), "ran\n");
     once("failing", "exit 3").exits_with(3);
     once("failing", "true").exits_with(0).says_nothing();
+    let told = env.run(env.tenure(["jobs", "--json", "--store", url, "failing"])).exits_with(0).stdout;
+    let job: serde_json::Value = serde_json::from_str(&told).expect("JSON");
+    let runs: Vec<_> = job["runs"].as_array().expect("runs").iter().map(|run| &run["code"]).collect();
+    assert_eq!(runs, [0, 3], "{told}");
+    assert_eq!((&job["last_run"]["outcome"], &job["overdue_ms"]), (&"done".into(), &serde_json::Value::Null));
+    let listed = env.run(env.tenure(["jobs", "--store", url])).exits_with(0).stdout;
+    let names: Vec<_> = listed.lines().map(|line| line.split('\t').next().expect("a name")).collect();
+    assert_eq!(names, ["digest", "failing"], "{listed}");
 
     let watching = env.start(env.tenure(["leader", "--watch", "--store", url, "api"]));
     env.elect_until_watched(&watching, url, "a");
@@ -72,6 +80,8 @@ pub(crate) fn a_job_and_a_leader(env: &TestEnv, url: &str) {
     leader.eventually("it leads", || env.path("leads").exists());
     let told = env.run(env.tenure(["leader", "--json", "--store", url, "api"])).exits_with(0);
     assert!(told.stdout.contains("\"payload\":\"b\""), "{told:?}");
+    let listed = env.run(env.tenure(["list", "--store", url])).exits_with(0).stdout;
+    assert!(listed.starts_with("api\telection\t") && listed.lines().count() == 1, "{listed}");
     env.run(env.tenure(["stop", "--election", "--store", url, "--reason", "it hangs", "api"])).exits_with(0);
     leader.wait().exits_with(143).says(": it hangs");
     watching.eventually("it is told", || watching.stdout().contains("resigned: b, term "));
@@ -79,6 +89,39 @@ pub(crate) fn a_job_and_a_leader(env: &TestEnv, url: &str) {
     let said = watching.wait().exits_with(130);
     assert!(said.stdout.contains("elected: b, term "), "{said:?}");
     env.run(env.tenure(["leader", "--store", url, "api"])).exits_with(1).says_nothing();
+}
+
+#[test]
+fn a_name_that_is_a_job_or_an_election_is_said_to_be_one() {
+    let env = TestEnv::shared();
+    let running = env.start_script(&["--once-per", LONG], "digest", "READY; exec sleep 60");
+    env.pid("up");
+    let leader = env.start(env.tenure(["elect", "api", "--", "sh", "-c", "touch leads; exec sleep 60"]));
+    leader.eventually("it leads", || env.path("leads").exists());
+    let listed = env.run(env.tenure(["list", "--sort", "name"])).exits_with(0).stdout;
+    let kinds: Vec<_> = listed.lines().map(|line| line.split('\t').nth(1).expect("a kind")).collect();
+    assert_eq!(kinds, ["election", "job"], "{listed}");
+    let listed = env.run(env.tenure(["list", "--json", "--filter", "kind=job"])).exits_with(0).stdout;
+    let job: serde_json::Value = serde_json::from_str(&listed).expect("JSON");
+    assert_eq!((&job["name"], &job["kind"], &job["held"]), (&"digest".into(), &"job".into(), &true.into()));
+    assert!(job["holders"][0]["fence"].as_u64() > Some(0), "{listed}");
+    for (name, what) in [("digest", "--job"), ("api", "--election")] {
+        let flag = format!("`tenure stop {what} {name}`");
+        for verb in [&["stop"][..], &["release", "--force"]] {
+            env.run(env.tenure([verb, &[name]].concat())).exits_with(1).says(&flag);
+        }
+        let status = env.run(env.tenure(["status", name])).exits_with(1);
+        assert!(status.stdout.contains(&format!("`tenure stop {what}`")), "{status:?}");
+    }
+    env.run(env.tenure(["jobs", "--forget", "digest"])).exits_with(75).says("`tenure stop --job`");
+    running.signal(Signal::TERM);
+    running.wait().exits_with(143);
+    env.run(env.tenure(["jobs", "--forget", "digest"])).exits_with(0).says_nothing();
+    env.run(env.tenure(["jobs", "digest"])).exits_with(1).says("no run of a job");
+    assert_eq!(env.run(env.tenure(["jobs"])).exits_with(0).stdout, "");
+    env.run(env.tenure(["jobs", "--forget"])).exits_with(64).says("<NAME>");
+    // A lock that is free, with a name of its own.
+    env.run(env.tenure(["stop", "other"])).exits_with(1).says_nothing();
 }
 
 #[test]

@@ -12,7 +12,7 @@ use crate::tmux::Tmux;
 const OWNER: &str = "alice/@host:1/00000000000000000000000000000001";
 
 /// Each verb that uses a store, with its arguments before NAME, and NAME with the rest.
-const VERBS: [(&str, &[&str], &[&str]); 16] = [
+const VERBS: [(&str, &[&str], &[&str]); 17] = [
     ("run", &[], &["x", "--", "touch", "ran"]),
     ("acquire", &[], &["x"]),
     ("renew", &["--owner", OWNER], &["x"]),
@@ -25,6 +25,7 @@ const VERBS: [(&str, &[&str], &[&str]); 16] = [
     ("elect", &[], &["x", "--", "touch", "ran"]),
     ("leader", &[], &["x"]),
     ("list", &[], &[]),
+    ("jobs", &[], &[]),
     ("doctor", &[], &[]),
     ("bench", &[], &[]),
     ("serve", &["--listen", "127.0.0.1:0"], &[]),

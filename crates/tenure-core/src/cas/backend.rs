@@ -186,6 +186,9 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Returns one page of the locks whose names begin with `prefix`.
     fn list(&self, prefix: &str, from: Cursor) -> StoreFuture<Listed>;
 
+    /// Returns one page of the records beside the locks whose names begin with `prefix`.
+    fn records(&self, prefix: &str, from: Cursor) -> StoreFuture<ListedRecords>;
+
     /// Checks that the server is reachable.
     fn ready(&self) -> StoreFuture<()>;
 
@@ -206,6 +209,15 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
 pub struct Listed {
     /// Locks with their names.
     pub locks: Vec<(LockName, Stored)>,
+    /// The next page, or `None` for the last.
+    pub next: Option<Cursor>,
+}
+
+/// One page of a listing of records.
+#[derive(Clone, Debug, Default)]
+pub struct ListedRecords {
+    /// The texts of records, with the names of their locks.
+    pub records: Vec<(LockName, String)>,
     /// The next page, or `None` for the last.
     pub next: Option<Cursor>,
 }

@@ -45,14 +45,14 @@ use futures_util::future::{Either, FutureExt, select};
 use tokio::sync::oneshot;
 
 pub use backend::{
-    Backend, Committed, Handle, Listed, LockWatch, PartChange, Stamp, Stored, Swap, ValueChange, WatchNotice,
-    Watched,
+    Backend, Committed, Handle, Listed, ListedRecords, LockWatch, PartChange, Stamp, Stored, Swap,
+    ValueChange, WatchNotice, Watched,
 };
 
 use crate::runtime::Runtime;
 use crate::store::{
-    Capabilities, Cursor, Failure, Listener, Page, Purpose, Signals, Store, StoreExt, StoreFuture,
-    StoreReply, StoreRequest, Topic,
+    Capabilities, Cursor, Failure, Listener, Page, Purpose, RecordPage, Signals, Store, StoreExt,
+    StoreFuture, StoreReply, StoreRequest, Topic,
 };
 use client::CasClient;
 pub use leases::PLACE_WAIT;
@@ -183,6 +183,11 @@ impl Store for Cas {
     fn list(&self, prefix: &str, from: Cursor, within: Duration) -> StoreFuture<Page> {
         let prefix = prefix.to_owned();
         self.within(within, move |client, _| async move { client.list(&prefix, from).await }.boxed())
+    }
+
+    fn records(&self, prefix: &str, from: Cursor, within: Duration) -> StoreFuture<RecordPage> {
+        let prefix = prefix.to_owned();
+        self.within(within, move |client, _| async move { client.records(&prefix, from).await }.boxed())
     }
 
     fn ready(&self, within: Duration) -> StoreFuture<()> {

@@ -19,7 +19,7 @@ use crate::owner::Owner;
 use crate::protocol::codec::{self, number};
 use crate::protocol::record::{self, Record, RecordAnswer, RecordOp, RecordVerb, Then};
 use crate::protocol::{Answer, ExpiringValue, Fence, Now, Op, ReleaseScope, State, Verb};
-use crate::store::Failure;
+use crate::store::{Cursor, Failure, RecordPage};
 use crate::sync::Locked;
 
 /// A request about a record, as part of one about its lock.
@@ -86,6 +86,13 @@ impl CasClient {
         }
         self.call_about(&release, sent, About::Request, Some(beside)).await?;
         answer.lock().take().ok_or_else(abandoned)
+    }
+
+    /// One page of the records. Keys that are none of this version are reported by requests for them.
+    pub(super) async fn records(&self, prefix: &str, from: Cursor) -> Result<RecordPage, Failure> {
+        let listed = self.backend.records(prefix, from).await?;
+        let records = listed.records.into_iter().filter_map(|(name, text)| Some((name, read(&text)?)));
+        Ok(RecordPage { records: records.collect(), now_us: self.runtime.unix_micros(), next: listed.next })
     }
 
     /// The record as it was when this owner was granted the lock. Since then, only this owner can have

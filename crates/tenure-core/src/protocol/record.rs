@@ -105,7 +105,22 @@ pub enum RecordAnswer {
 
 /// The name of the lock whose record has this kind, from the full name given by the user.
 pub fn lock_name(kind: &str, full: &LockName) -> LockName {
-    LockName::in_store(beside(&format!("{USE}{kind}:"), full.as_str()))
+    LockName::in_store(beside(&names_of(kind), full.as_str()))
+}
+
+/// The common beginning of the names of all locks of this kind.
+pub fn names_of(kind: &str) -> String {
+    format!("{USE}{kind}:")
+}
+
+/// The full name given by the user, from the [name of the lock](lock_name) of this kind.
+pub fn user_name<'a>(kind: &str, name: &'a LockName) -> Option<&'a str> {
+    let marked = name.as_str().strip_prefix(USE)?.strip_prefix(kind)?.strip_prefix(':')?;
+    match marked.split_at_checked(1)? {
+        ("{", rest) => rest.strip_suffix('}'),
+        ("=" | "~", rest) => Some(rest),
+        _ => None,
+    }
 }
 
 /// The key of the record beside a lock, in parts.

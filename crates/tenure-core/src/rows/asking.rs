@@ -32,6 +32,7 @@ pub(super) async fn read_rows(session: Session, names: Vec<String>, with_records
 pub(super) async fn plain(session: Session, number: u64, plain: PlainStatement) -> Done {
     let rows = match plain {
         PlainStatement::List { prefix, after } => session.list(&prefix, &after).await,
+        PlainStatement::Records { prefix, after } => session.records(&prefix, &after).await,
         PlainStatement::Read { names } => session.read(&names, false).await,
         PlainStatement::ForgetSessions { keys } => session.forget_sessions(&keys).await.map(|()| Vec::new()),
         PlainStatement::Ping => session.ping().await.map(|()| Vec::new()),

@@ -36,6 +36,8 @@ pub(super) enum QueuedOp {
 pub(super) enum PlainStatement {
     /// A page of the listing.
     List { prefix: String, after: String },
+    /// A page of the rows with records.
+    Records { prefix: String, after: String },
     /// The rows of these locks.
     Read { names: Vec<String> },
     /// Deletes the rows of clients that name these sessions.

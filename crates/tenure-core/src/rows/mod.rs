@@ -33,8 +33,8 @@ use crate::name::LockName;
 use crate::protocol::LockSpec;
 use crate::runtime::Runtime;
 use crate::store::{
-    Capabilities, Cursor, Failure, Listener, Page, Placement, Purpose, Signals, Store, StoreExt, StoreFuture,
-    StoreReply, StoreRequest, Topic,
+    Capabilities, Cursor, Failure, Listener, Page, Placement, Purpose, RecordPage, Signals, Store, StoreExt,
+    StoreFuture, StoreReply, StoreRequest, Topic,
 };
 use inbox::{Inbox, PlainStatement, QueuedOp};
 use listen::NotificationHub;
@@ -116,6 +116,29 @@ impl Store for RowStore {
                     && name.as_str().starts_with(&prefix)
                 {
                     page.locks.push((name, found));
+                }
+            }
+            page.next = rows.into_iter().next_back().map(|row| Cursor(row.name));
+            Ok(page)
+        }
+        .boxed()
+    }
+
+    fn records(&self, prefix: &str, from: Cursor, within: Duration) -> StoreFuture<RecordPage> {
+        let (store, prefix) = (self.clone(), prefix.to_owned());
+        async move {
+            let plain = PlainStatement::Records { prefix: names::prefix(&prefix), after: from.0 };
+            let rows = store.rows(plain, within, false).await?;
+            let mut page = RecordPage {
+                now_us: rows.last().map_or(0, |row| unsigned(row.clock_us)),
+                ..RecordPage::default()
+            };
+            for row in &rows {
+                if let (Some(name), Some(record)) =
+                    (names::name_of(&row.name, row.whole.as_deref()), state::record(row))
+                    && name.as_str().starts_with(&prefix)
+                {
+                    page.records.push((name, record.value));
                 }
             }
             page.next = rows.into_iter().next_back().map(|row| Cursor(row.name));

@@ -106,6 +106,10 @@ pub trait StatementSession: fmt::Debug + Send + Sync + 'static {
     /// A page of the locks with this name prefix, after this name.
     fn list<'a>(&'a self, prefix: &'a str, after: &'a str) -> StatementResult<'a, Vec<Row>>;
 
+    /// A page of the locks with this name prefix, after this name, that have a record which has not expired; with
+    /// the record.
+    fn records<'a>(&'a self, prefix: &'a str, after: &'a str) -> StatementResult<'a, Vec<Row>>;
+
     /// Deletes unused rows among the next page of rows after this name. Returns the last name of the page, or
     /// `None` at the end.
     fn sweep<'a>(&'a self, after: &'a str) -> StatementResult<'a, Option<String>>;

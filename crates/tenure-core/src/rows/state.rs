@@ -40,10 +40,7 @@ pub(super) struct SeenRow {
 impl SeenRow {
     /// Decodes a row. Marks the waiters whose session has ended.
     pub(super) fn of(row: &Row, ended: &EndedSessions) -> Result<Self, Failure> {
-        let record = row.record.as_ref().map(|record| {
-            let value = Record { at_us: unsigned(record.at_us), value: Arc::from(&*record.bytes) };
-            ExpiringValue { value, expires_ms: record.ends_ms.map(unsigned) }
-        });
+        let record = record(row);
         let (lock, counter, now) = (lock(row)?, unsigned(row.fence), now(row.clock_us));
         let mut state = State { lock, ballot: None };
         let passed = mark(&mut state, ended);
@@ -167,6 +164,13 @@ fn lock(row: &Row) -> Result<Option<ExpiringValue<Data>>, Failure> {
         Failure::Refused(Failure::cause(format!("cannot read its row as a {kind}: another program wrote it")))
     })?;
     Ok(Some(ExpiringValue { value: data, expires_ms: Some(unsigned(row.ends_ms.unwrap_or(0))) }))
+}
+
+/// Decodes a record's columns.
+pub(super) fn record(row: &Row) -> Option<ExpiringValue<Record>> {
+    let columns = row.record.as_ref()?;
+    let value = Record { at_us: unsigned(columns.at_us), value: Arc::from(&*columns.bytes) };
+    Some(ExpiringValue { value, expires_ms: columns.ends_ms.map(unsigned) })
 }
 
 /// What a waiter has to know of a row.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{
-    Capabilities, Cursor, Listener, Page, Placement, Signals, Store, StoreFuture, StoreReply, StoreRequest,
-    Topic,
+    Capabilities, Cursor, Listener, Page, Placement, RecordPage, Signals, Store, StoreFuture, StoreReply,
+    StoreRequest, Topic,
 };
 use crate::name::LockName;
 use crate::protocol::{Found, LockSpec};
@@ -37,6 +37,11 @@ pub trait Decorator: fmt::Debug + Send + Sync + 'static {
     /// As [`Store::waiting`].
     fn waiting(&self, locks: &[(LockName, Found)], within: Duration) -> StoreFuture<Vec<Option<u64>>> {
         self.inner().waiting(locks, within)
+    }
+
+    /// As [`Store::records`].
+    fn records(&self, prefix: &str, from: Cursor, within: Duration) -> StoreFuture<RecordPage> {
+        self.inner().records(prefix, from, within)
     }
 
     /// As [`Store::ready`].
@@ -80,6 +85,10 @@ impl<D: Decorator> Store for D {
 
     fn waiting(&self, locks: &[(LockName, Found)], within: Duration) -> StoreFuture<Vec<Option<u64>>> {
         Decorator::waiting(self, locks, within)
+    }
+
+    fn records(&self, prefix: &str, from: Cursor, within: Duration) -> StoreFuture<RecordPage> {
+        Decorator::records(self, prefix, from, within)
     }
 
     fn ready(&self, within: Duration) -> StoreFuture<()> {
@@ -173,6 +182,11 @@ mod tests {
             ready(Err(Failure::impossible("waiting"))).boxed()
         }
 
+        fn records(&self, _: &str, _: Cursor, _: Duration) -> StoreFuture<RecordPage> {
+            self.ask("records");
+            ready(Ok(RecordPage { now_us: 7, ..RecordPage::default() })).boxed()
+        }
+
         fn ready(&self, _: Duration) -> StoreFuture<()> {
             self.ask("ready");
             ready(Err(Failure::impossible("ready"))).boxed()
@@ -245,13 +259,15 @@ mod tests {
         );
         assert!(store.list("", Cursor::default(), second).now_or_never().expect(now).is_err());
         assert!(store.waiting(&[], second).now_or_never().expect(now).is_err());
+        let records = store.records("", Cursor::default(), second).now_or_never().expect(now);
+        assert_eq!(records.expect("a page").now_us, 7);
         assert!(store.ready(second).now_or_never().expect(now).is_err());
         assert_eq!(store.capabilities(), CAPABILITIES);
         assert_eq!(store.placement(&name, spec).supported, Err(SETUP));
         store.signals().interrupt();
         assert_eq!(plain.0.signals.interruptions(), 1);
         assert_eq!(&**store.url(), "told:");
-        let all = "call call call subscribe list waiting ready capabilities placement signals url";
+        let all = "call call call subscribe list waiting records ready capabilities placement signals url";
         assert_eq!(plain.0.asked.lock().expect("no panic").join(" "), all);
     }
 

@@ -10,7 +10,7 @@ use futures_util::future::{FutureExt, ready};
 
 use super::{
     Capabilities, Client, Cursor, Incarnation, LeaseClock, Listener, Opening, Page, Publisher, Purpose,
-    Signals, Station, Store, StoreFuture, StoreReply, StoreRequest, Topic,
+    RecordPage, Signals, Station, Store, StoreFuture, StoreReply, StoreRequest, Topic,
 };
 use crate::error::Result;
 use crate::name::LockName;
@@ -210,6 +210,17 @@ impl Store for Memory {
         let inner = self.inner();
         let count = |name| of(&inner.listeners, name).filter(|listener| listener.asks).count() as u64;
         ready(Ok(locks.iter().map(|(name, _)| Some(count(name))).collect())).boxed()
+    }
+
+    fn records(&self, prefix: &str, _from: Cursor, _within: Duration) -> StoreFuture<RecordPage> {
+        let now = self.now();
+        let inner = self.inner();
+        let kept = inner
+            .records
+            .iter()
+            .filter(|(name, kept)| name.as_str().starts_with(prefix) && !kept.is_over(now));
+        let records = kept.map(|(name, kept)| (name.clone(), kept.value.clone())).collect();
+        ready(Ok(RecordPage { records, now_us: now.unix_us, next: None })).boxed()
     }
 
     fn ready(&self, _within: Duration) -> StoreFuture<()> {

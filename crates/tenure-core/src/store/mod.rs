@@ -23,6 +23,7 @@ use crate::credentials::Provider;
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::protocol::lease;
+use crate::protocol::record::Record;
 use crate::protocol::{Found, Kind, Listening, LockSpec, Notification};
 use crate::runtime::Runtime;
 
@@ -161,6 +162,13 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// cannot tell, as by default. For display.
     fn waiting(&self, locks: &[(LockName, Found)], _within: Duration) -> StoreFuture<Vec<Option<u64>>> {
         ready(Ok(vec![None; locks.len()])).boxed()
+    }
+
+    /// Returns one page of the records beside the locks whose [names in the
+    /// store](crate::protocol::record::lock_name) begin with `prefix`, in the same way. Expired records are
+    /// left out. The default suits a store that has no records, or no way to enumerate them.
+    fn records(&self, _prefix: &str, _from: Cursor, _within: Duration) -> StoreFuture<RecordPage> {
+        ready(Err(Failure::impossible(format!("store {} does not list its records", self.url())))).boxed()
     }
 
     /// Checks that the store is reachable, and fails as soon as it is known not to be.
@@ -516,6 +524,17 @@ pub struct Cursor(pub String);
 pub struct Page {
     /// Locks with their full names.
     pub locks: Vec<(LockName, Found)>,
+    /// The next page, or `None` for the last.
+    pub next: Option<Cursor>,
+}
+
+/// One page of a listing of records.
+#[derive(Clone, Debug, Default)]
+pub struct RecordPage {
+    /// Records with the full names of their locks.
+    pub records: Vec<(LockName, Record)>,
+    /// The store's clock, in microseconds since 1970: that of the client where it decides.
+    pub now_us: u64,
     /// The next page, or `None` for the last.
     pub next: Option<Cursor>,
 }

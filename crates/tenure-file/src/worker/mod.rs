@@ -30,7 +30,7 @@ use tenure_core::planted::{Bug, planted};
 use tenure_core::protocol::record::{RecordAnswer, RecordOp};
 use tenure_core::protocol::{Answer, Notification, Now, Op};
 use tenure_core::runtime::Runtime;
-use tenure_core::store::{Cursor, Failure, Listener, Page, Signals};
+use tenure_core::store::{Cursor, Failure, Listener, Page, RecordPage, Signals};
 
 /// Immediate retries of a busy guard, then the minimum and maximum backoff of later ones.
 const EAGER: u32 = 8;
@@ -77,6 +77,11 @@ pub(crate) enum JobRequest {
         from: Cursor,
         promise: Promise<Page>,
     },
+    ListRecords {
+        prefix: String,
+        from: Cursor,
+        promise: Promise<RecordPage>,
+    },
     Ready(Promise<()>),
     /// A change made on a caller's thread, to be published to the listeners.
     Heard((RecordId, Applied)),
@@ -92,6 +97,7 @@ impl JobRequest {
                 drop(promise.send(Err(failure)))
             }
             Self::List { promise, .. } => drop(promise.send(Err(failure))),
+            Self::ListRecords { promise, .. } => drop(promise.send(Err(failure))),
             Self::Ready(promise) => drop(promise.send(Err(failure))),
             Self::Heard(_) | Self::Rest(_) => {}
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{DirectoryWorker, Job, JobRequest, Promise, looks};
 use crate::apply::{Applied, apply};
-use crate::beside::apply_to_record;
+use crate::beside::{self, apply_to_record};
 use crate::directory::{Directory, Entered, HeldGuard};
 use crate::look::page;
 use crate::names::RecordId;
@@ -14,8 +14,8 @@ use crate::waits::rest;
 use crate::watch::WatchMode;
 use tenure_core::moment::Moment;
 use tenure_core::protocol::record::{RecordAnswer, RecordOp, RecordVerb};
-use tenure_core::protocol::{Answer, Op, Verb, lease};
-use tenure_core::store::{Cursor, Failure, Page};
+use tenure_core::protocol::{Answer, Now, Op, Verb, lease};
+use tenure_core::store::{Cursor, Failure, Page, RecordPage};
 
 /// Maximum requests per guard acquisition, for fairness between processes.
 const BATCH: usize = 32;
@@ -42,7 +42,24 @@ struct TurnWork {
     requests: usize,
     applied: Vec<(RecordId, Applied)>,
     replies: Vec<Answered>,
-    listing: Option<(String, Cursor, Promise<Page>)>,
+    listing: Option<ListingJob>,
+}
+
+/// A listing, which needs no guard: it takes long, and each file is consistent on its own.
+enum ListingJob {
+    Locks(String, Cursor, Promise<Page>),
+    Records(String, Cursor, Promise<RecordPage>),
+}
+
+impl ListingJob {
+    fn carry_out(self, directory: &Directory, now: Now) {
+        match self {
+            Self::Locks(prefix, from, promise) => drop(promise.send(page(directory, now, &prefix, &from))),
+            Self::Records(prefix, from, promise) => {
+                drop(promise.send(beside::page(directory, now, &prefix, &from)))
+            }
+        }
+    }
 }
 
 /// Outcome of a turn.
@@ -81,6 +98,9 @@ impl DirectoryWorker {
             JobRequest::List { promise, .. } => {
                 let _ = promise.send(Ok(Page { locks: Vec::new(), next: None }));
             }
+            JobRequest::ListRecords { promise, .. } => {
+                let _ = promise.send(Ok(RecordPage::default()));
+            }
             JobRequest::Rest(_) => {}
             ask => {
                 self.queue.push_front(Job { ask, ..job });
@@ -106,9 +126,8 @@ impl DirectoryWorker {
                 applied.calls.iter().for_each(|holder| directory.call(*holder, *id));
             }
         }
-        if let (Some((prefix, from, promise)), Some(directory)) = (done.listing, &core.directory) {
-            // Listing takes long and each record is consistent on its own, so it does not need the guard.
-            let _ = promise.send(page(directory, self.now(), &prefix, &from));
+        if let (Some(listing), Some(directory)) = (done.listing, &core.directory) {
+            listing.carry_out(directory, self.now());
         }
         // A caller may send its next request as soon as it has the answer.
         drop(core);
@@ -190,7 +209,11 @@ impl DirectoryWorker {
                     let _ = promise.send(inside.probe());
                 }
                 JobRequest::List { prefix, from, promise } => {
-                    done.listing = Some((prefix, from, promise));
+                    done.listing = Some(ListingJob::Locks(prefix, from, promise));
+                    break;
+                }
+                JobRequest::ListRecords { prefix, from, promise } => {
+                    done.listing = Some(ListingJob::Records(prefix, from, promise));
                     break;
                 }
                 JobRequest::Heard(_) => {}

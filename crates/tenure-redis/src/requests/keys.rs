@@ -10,7 +10,7 @@ use std::sync::LazyLock;
 use crate::requests::Keyspace;
 use crate::resp::encode::decimal;
 use crate::topology::slots::SLOTS;
-use tenure_core::name::LockName;
+use tenure_core::name::{LockName, USE};
 use tenure_core::owner::Client;
 use tenure_core::protocol::LockSpec;
 use tenure_core::protocol::record::{self, marks, tag};
@@ -74,6 +74,13 @@ pub(crate) fn ballot(space: Keyspace, key: &str) -> String {
 /// The key of the record beside a lock, in parts.
 pub(crate) fn record(space: Keyspace, lock: &LockName) -> [&str; 3] {
     record::key(space.namespace(lock.as_str()), space.name(lock))
+}
+
+/// The lock beside which the record with this key is.
+pub(crate) fn recorded(space: Keyspace, key: &str) -> Option<LockName> {
+    let (namespace, rest) = key.split_at_checked(space.namespace)?;
+    let name = rest.strip_prefix("tenure:rec:")?;
+    Some(LockName::in_store([namespace, USE, name].concat()))
 }
 
 /// For each slot, the smallest number whose decimal digits hash to it.

@@ -15,6 +15,7 @@ use crate::requests;
 use crate::requests::ack_channel::{self, AckChannel};
 use crate::requests::keys;
 use crate::requests::pair::{self, PairOutcome, Pairs};
+use crate::requests::record;
 use crate::requests::renewals;
 use crate::requests::script::ScriptRequest;
 use crate::requests::scriptless::ExclusiveConnection;
@@ -28,16 +29,17 @@ use tenure_core::moment::Moment;
 use tenure_core::name::LockName;
 use tenure_core::owner::Owner;
 use tenure_core::planted::{Bug, planted};
+use tenure_core::protocol::record::VALUE_MAX;
 use tenure_core::protocol::{
-    Answer, Fence, Found, Holding, Kind, LockSpec, Op, QueueSpec, ReleaseScope, Verb, parse_value, record,
+    Answer, Fence, Found, Holding, Kind, LockSpec, Op, QueueSpec, ReleaseScope, Verb, parse_value,
 };
 use tenure_core::runtime::Runtime;
-use tenure_core::store::{Cursor, Failure, Page, Signals};
+use tenure_core::store::{Cursor, Failure, Page, RecordPage, Signals};
 
 /// Keys per page of a listing.
 const PAGE: usize = 250;
 // The largest replies: a page of the longest names, and a cached value with its header.
-const _: () = assert!(REPLY_MAX > PAGE * LockName::MAX_BYTES && REPLY_MAX > record::VALUE_MAX + 1024);
+const _: () = assert!(REPLY_MAX > PAGE * LockName::MAX_BYTES && REPLY_MAX > VALUE_MAX + 1024);
 
 /// A server with its connections for requests and for messages. All are closed on drop.
 pub(crate) struct Node {
@@ -195,14 +197,11 @@ impl Node {
         let (kind, cursor) = from.0.split_once(' ').unwrap_or((TYPES[0].0, "0"));
         let at = TYPES.iter().position(|(name, _)| *name == kind).unwrap_or(0);
         let (kind, spec) = TYPES[at];
-        let pattern = keys::pattern(prefix);
-        let scan = ["SCAN", cursor, "MATCH", &pattern, "COUNT", &PAGE.to_string(), "TYPE", kind];
-        let value = answered(&pipeline, pipeline.ask(&command(&scan), deadline).await?)?;
-        let Some((next, names)) = scanned(&value, context.space.namespace) else {
-            pipeline.hang_up();
-            return Err(Failure::Unknown(Failure::cause("a malformed reply to SCAN")));
-        };
-        let next = match (next, TYPES.get(at + 1)) {
+        let (next, keys) = scan(&pipeline, cursor, prefix, kind, deadline).await?;
+        let is_name =
+            |key: &String| key.get(context.space.namespace..).is_some_and(|name| LockName::new(name).is_ok());
+        let names: Vec<_> = keys.into_iter().filter(is_name).map(LockName::in_store).collect();
+        let next = match (&*next, TYPES.get(at + 1)) {
             ("0", None) => None,
             ("0", Some((kind, _))) => Some(Cursor(format!("{kind} 0"))),
             (next, _) => Some(Cursor(format!("{kind} {next}"))),
@@ -224,6 +223,26 @@ impl Node {
             }
         }
         Ok(page)
+    }
+
+    /// One page of the server's records, beside the locks whose names begin with `prefix`.
+    pub(crate) async fn records(
+        &self,
+        prefix: String,
+        from: &Cursor,
+        context: RequestContext,
+        deadline: Moment,
+    ) -> Result<RecordPage, Failure> {
+        let pipeline = self.link.pipeline(deadline).await?;
+        let now_us = record::now_us(&*self.runtime, &pipeline, deadline).await?;
+        let prefix = keys::record(context.space, &LockName::in_store(prefix)).concat();
+        let cursor = if from.0.is_empty() { "0" } else { &from.0 };
+        let (next, keys) = scan(&pipeline, cursor, &prefix, "string", deadline).await?;
+        let found = record::values(&pipeline, &keys, context, deadline).await?;
+        let named = |key: &str| keys::recorded(context.space, key);
+        let records = keys.iter().zip(found).filter_map(|(key, found)| Some((named(key)?, found?)));
+        let next = (next != "0").then_some(Cursor(next));
+        Ok(RecordPage { records: records.collect(), now_us, next })
     }
 
     /// The holders of a lock, if its key has the type of this rule.
@@ -343,20 +362,31 @@ async fn look_at_text(
     })
 }
 
-/// The next cursor and the keys in a reply to SCAN, without those that cannot be locks.
-fn scanned(value: &Value, namespace: usize) -> Option<(&str, Vec<LockName>)> {
+/// Scans a part of the keys of this type: the next cursor, and the keys with this prefix.
+async fn scan(
+    pipeline: &Pipeline,
+    cursor: &str,
+    prefix: &str,
+    kind: &str,
+    deadline: Moment,
+) -> Result<(String, Vec<String>), Failure> {
+    let pattern = keys::pattern(prefix);
+    let scan = ["SCAN", cursor, "MATCH", &pattern, "COUNT", &PAGE.to_string(), "TYPE", kind];
+    let value = answered(pipeline, pipeline.ask(&command(&scan), deadline).await?)?;
+    scanned(&value).ok_or_else(|| {
+        pipeline.hang_up();
+        Failure::Unknown(Failure::cause("a malformed reply to SCAN"))
+    })
+}
+
+/// The next cursor and the keys in a reply to SCAN, without those that are no text.
+fn scanned(value: &Value) -> Option<(String, Vec<String>)> {
     let Value::Array(parts) = value else { return None };
     let [next, Value::Array(keys)] = &parts[..] else { return None };
     let next = std::str::from_utf8(replies::bytes(next)?).ok()?;
-    let mut names: Vec<_> = keys
-        .iter()
-        .filter_map(|key| {
-            let key = std::str::from_utf8(replies::bytes(key)?).ok()?;
-            LockName::new(key.get(namespace..)?).ok()?;
-            Some(LockName::in_store(key.to_owned()))
-        })
-        .collect();
-    names.sort();
-    names.dedup();
-    next.bytes().all(|byte| byte.is_ascii_digit()).then_some((next, names))
+    let text = |key: &Value| Some(std::str::from_utf8(replies::bytes(key)?).ok()?.to_owned());
+    let mut keys: Vec<_> = keys.iter().filter_map(text).collect();
+    keys.sort();
+    keys.dedup();
+    next.bytes().all(|byte| byte.is_ascii_digit()).then(|| (next.to_owned(), keys))
 }

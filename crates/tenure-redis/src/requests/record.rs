@@ -1,16 +1,20 @@
 //! Records beside locks: read by a plain GET, written by a script.
 
+use std::iter;
 use std::sync::Arc;
 
+use crate::connection::pipeline::Pipeline;
 use crate::connection::server_clock::ServerClock;
 use crate::replies::failure;
 use crate::replies::{bytes, number};
 use crate::requests::script::RECORD;
 use crate::requests::{RequestContext, RoutedRequest, answered, keys, refused};
-use crate::resp::encode::Commands;
+use crate::resp::encode::{Commands, command};
 use crate::resp::parse::Reply;
 use crate::resp::{ServerError, Value};
+use crate::topology::slots;
 use tenure_core::events::{event, text};
+use tenure_core::moment::Moment;
 use tenure_core::protocol::LockSpec;
 use tenure_core::protocol::record::{Put, Record, RecordAnswer, RecordOp, RecordVerb, Then};
 use tenure_core::runtime::Runtime;
@@ -75,6 +79,56 @@ async fn read(
     };
     let record = record.map_err(|error| refused(pipeline, &error))?;
     Ok(now_us.map(|now_us| RecordAnswer::Read { record, now_us }))
+}
+
+/// The server's clock, in microseconds since 1970.
+pub(crate) async fn now_us(
+    runtime: &dyn Runtime,
+    pipeline: &Pipeline,
+    deadline: Moment,
+) -> Result<u64, Failure> {
+    let sent = runtime.now();
+    if let Some(known) = pipeline.clock().and_then(|clock| clock.read(sent)) {
+        return Ok(known);
+    }
+    let time = answered(pipeline, pipeline.ask(&command(&["TIME"]), deadline).await?)?;
+    let unix_us = time_of(&time).ok_or_else(|| {
+        pipeline.hang_up();
+        Failure::Unknown(Failure::cause("a malformed reply to TIME"))
+    })?;
+    pipeline.set_clock(Some(ServerClock { at: sent + runtime.now().since(sent) / 2, unix_us }));
+    Ok(unix_us)
+}
+
+/// The records with these keys; `None` for a key that is gone, or whose slot has migrated. One MGET, except
+/// where the keys may be in several slots, or the user may not use it.
+pub(crate) async fn values(
+    pipeline: &Pipeline,
+    keys: &[String],
+    context: RequestContext,
+    deadline: Moment,
+) -> Result<Vec<Option<Record>>, Failure> {
+    if keys.is_empty() {
+        return Ok(Vec::new());
+    }
+    let record = |value: &Value| bytes(value).and_then(stored);
+    let words: Vec<&str> = iter::once("MGET").chain(keys.iter().map(String::as_str)).collect();
+    if !context.space.has_slots
+        && let Value::Array(values) = pipeline.ask(&command(&words), deadline).await?
+        && values.len() == keys.len()
+    {
+        return Ok(values.iter().map(record).collect());
+    }
+    let mut commands = Commands::default();
+    for key in keys {
+        commands.command(&["GET", key]);
+    }
+    let values = pipeline.ask_all(&commands, deadline).await?;
+    let each = values.into_iter().map(|value| match answered(pipeline, value) {
+        Err(failure) if failure::said_in(&failure).is_some_and(slots::redirects) => Ok(None),
+        value => value.map(|value| record(&value)),
+    });
+    each.collect()
 }
 
 async fn send(routed: &RoutedRequest<'_, RecordOp>, command: &Commands) -> Result<Value, Failure> {

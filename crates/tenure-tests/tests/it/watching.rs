@@ -218,8 +218,17 @@ fn the_page_has_each_number_with_its_type_and_labels() {
 fn each_query_of_the_dashboard_asks_for_what_exists() {
     let text = fs::read_to_string(root().join("book/operate/grafana.json")).expect("the dashboard");
     let dashboard: serde_json::Value = serde_json::from_str(&text).expect("JSON");
-    let mut known: BTreeSet<String> =
-        "sum rate increase max by le histogram_quantile label_values".split(' ').map(str::to_owned).collect();
+    let mut known: BTreeSet<String> = "sum rate increase max by le time histogram_quantile label_values"
+        .split(' ')
+        .map(str::to_owned)
+        .collect();
+    // Those of `tenure serve`, whose names tests/command/serve.rs compares with the page.
+    known.extend(
+        quoted(&page())
+            .into_iter()
+            .filter(|word| word.starts_with("tenure_job_") || word.starts_with("tenure_election_")),
+    );
+    known.extend(["name", "outcome", "election", "holder"].map(str::to_owned));
     let series = documented();
     for (name, (kind, labels)) in &series {
         known.extend(labels.iter().cloned());

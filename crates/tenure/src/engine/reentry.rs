@@ -206,7 +206,7 @@ mod tests {
         }
 
         fn held(&self) -> u64 {
-            self.engine.metrics.snapshot(0).total().held
+            self.engine.metrics.snapshot(0, 0).total().held
         }
     }
 

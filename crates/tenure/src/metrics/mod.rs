@@ -5,6 +5,7 @@
 #[cfg(feature = "metrics")]
 mod facade;
 mod groups;
+mod jobs;
 mod prometheus;
 mod snapshot;
 
@@ -17,8 +18,11 @@ use crate::protocol::record::RecordVerb;
 use crate::protocol::{LockSpec, Verb};
 
 use groups::Names;
+use jobs::JobRuns;
 
 pub use groups::Groups;
+pub use jobs::JobMetrics;
+pub(crate) use jobs::JobRun;
 pub use snapshot::{Histogram, LockMetrics, RequestMetrics, Snapshot, UseMetrics};
 
 /// Values of the label `kind`: the kind of a lock, or its use.
@@ -255,6 +259,7 @@ pub(crate) struct Metrics {
     /// By group and kind, created on first use.
     counters: Box<[[OnceLock<Box<Counters>>; KINDS.len()]]>,
     requests: [[Count; RequestResult::NAMES.len()]; RequestVerb::NAMES.len()],
+    jobs: JobRuns,
     #[cfg(feature = "metrics")]
     facade: OnceLock<facade::StoreCounters>,
 }
@@ -266,6 +271,7 @@ impl Metrics {
             names: Names::default(),
             counters: (0..groups::SLOTS).map(|_| Default::default()).collect(),
             requests: Default::default(),
+            jobs: JobRuns::default(),
             #[cfg(feature = "metrics")]
             facade: OnceLock::new(),
         }
@@ -342,6 +348,11 @@ impl Metrics {
         self.of(meter).uses[result as usize].add();
         #[cfg(feature = "metrics")]
         self.facade_of(meter).used(result);
+    }
+
+    /// The record of a job was read or written.
+    pub(crate) fn saw_job(&self, name: &LockName, run: JobRun) {
+        self.jobs.saw(name, run);
     }
 
     pub(crate) fn filled(&self, meter: Meter, took: Duration, result: UseResult) {

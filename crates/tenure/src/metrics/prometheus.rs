@@ -1,7 +1,9 @@
 //! Formats a snapshot for Prometheus.
 
 use std::fmt::{Display, Write};
+use std::time::{SystemTime, UNIX_EPOCH};
 
+use super::JobMetrics;
 use super::snapshot::{Histogram, LockMetrics, Snapshot, results};
 
 type Labelled = fn(&LockMetrics) -> Vec<(&'static str, u64)>;
@@ -31,6 +33,20 @@ const USES: [(&str, &str); 4] = [
     ("cache_fills", "Values that were computed for caches, by result."),
     ("once_runs", "Jobs that run once in a period, by result."),
     ("terms", "Terms of leaders, by event."),
+];
+
+type OfJob = fn(&JobMetrics) -> Option<f64>;
+
+const JOBS: [(&str, &str, OfJob); 5] = [
+    ("last_success_timestamp_seconds", "When a job last succeeded.", |job| Some(unix(job.succeeded?))),
+    ("last_run_timestamp_seconds", "When the last run of a job began.", |job| Some(unix(job.begun))),
+    ("last_duration_seconds", "How long the last run of a job took.", |job| {
+        Some(job.ended?.duration_since(job.begun).ok()?.as_secs_f64())
+    }),
+    ("running", "Whether a job runs.", |job| Some(f64::from(job.outcome == "running"))),
+    ("overdue_seconds", "How long ago the window of a job began in which it has not run.", |job| {
+        Some(job.overdue.as_secs_f64())
+    }),
 ];
 
 type Took = fn(&LockMetrics) -> &Histogram;
@@ -101,11 +117,31 @@ impl Snapshot {
             let labels = format!("store=\"{store}\",verb=\"{}\",result=\"{}\"", request.verb, request.result);
             line(&mut text, "tenure_requests_total", &labels, request.count);
         }
+        let of_job = |job: &JobMetrics| format!("store=\"{store}\",name=\"{}\"", escaped(&job.name));
+        for (what, help, number) in JOBS {
+            let name = format!("tenure_job_{what}");
+            head(&mut text, &name, "gauge", help);
+            for (job, number) in self.jobs.iter().filter_map(|job| Some((job, number(job)?))) {
+                line(&mut text, &name, &of_job(job), number);
+            }
+        }
+        let name = "tenure_job_last_outcome";
+        head(&mut text, name, "gauge", "1 for the outcome of the last run of a job.");
+        for job in &self.jobs {
+            for outcome in ["running", "done", "failed"] {
+                let labels = format!("{},outcome=\"{outcome}\"", of_job(job));
+                line(&mut text, name, &labels, u8::from(job.outcome == outcome));
+            }
+        }
         let name = "tenure_reconnects_total";
         head(&mut text, name, "counter", "Connections to the store that were lost and made again.");
         line(&mut text, name, &format!("store=\"{store}\""), self.reconnects);
         text
     }
+}
+
+fn unix(time: SystemTime) -> f64 {
+    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
 
 fn head(text: &mut String, name: &str, kind: &str, help: &str) {

@@ -1,8 +1,8 @@
 use std::time::Duration;
 
 use super::{
-    BOUNDS_US, Counters, Durations, KINDS, LossReason, Metrics, RequestResult, RequestVerb, Ungranted,
-    UseResult,
+    BOUNDS_US, Counters, Durations, JobMetrics, KINDS, LossReason, Metrics, RequestResult, RequestVerb,
+    Ungranted, UseResult,
 };
 
 /// The metrics of a [`Locks`](crate::Locks) and its clones at one moment: see
@@ -15,6 +15,8 @@ pub struct Snapshot {
     pub store: String,
     /// The counters of each group and kind that has any, ordered by group, then by kind.
     pub locks: Vec<LockMetrics>,
+    /// The jobs for which this process asks, by name.
+    pub jobs: Vec<JobMetrics>,
     /// The requests to the store, by verb and result, without those that never occurred.
     pub requests: Vec<RequestMetrics>,
     /// Number of reconnects after a lost connection; for a directory, how often it was replaced. A node that
@@ -255,7 +257,7 @@ impl From<&Counters> for LockMetrics {
 }
 
 impl Metrics {
-    pub(crate) fn snapshot(&self, reconnects: u64) -> Snapshot {
+    pub(crate) fn snapshot(&self, reconnects: u64, now_us: u64) -> Snapshot {
         let mut locks = Vec::new();
         for (slot, group) in self.names.all() {
             for (kind, counters) in KINDS.into_iter().zip(&self.counters[slot]) {
@@ -273,7 +275,8 @@ impl Metrics {
                 }
             }
         }
-        Snapshot { store: self.store.to_string(), locks, requests, reconnects }
+        let (store, jobs) = (self.store.to_string(), self.jobs.all(now_us));
+        Snapshot { store, locks, jobs, requests, reconnects }
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::log::{Leader, Log, Word, checked_payload, unreadable};
 use super::observer::Observer;
 use super::term::Term;
-use super::{RecordHandle, stop};
+use super::{RecordHandle, elections, stop};
 use crate::engine::EngineHandle;
 use crate::error::Result;
 use crate::guard::unless_lost;
@@ -63,7 +63,7 @@ impl Election {
             options.grace = options.lease() / 3;
         }
         let spec = LockSpec::Queue(QueueSpec::FAIR);
-        let record = RecordHandle::new(shared, &Arc::new(options), "elect", name, spec)?;
+        let record = RecordHandle::new(shared, &Arc::new(options), elections::KIND, name, spec)?;
         Ok(Self { record, payload: checked_payload(payload)? })
     }
 
@@ -155,12 +155,10 @@ impl Election {
     pub async fn leader(&self) -> Result<Option<Leader>> {
         let seen = self.record.read().await?;
         let log = Log::decode(seen.record.as_ref()).ok_or_else(|| unreadable(&self.record))?;
-        let Some(last) = log.entries.last().filter(|last| last.word != Word::Resigned) else {
-            return Ok(None);
-        };
+        let Some(last) = log.leader() else { return Ok(None) };
         let holders = self.record.holders().await?;
-        let leads = holders.iter().any(|(owner, _)| *owner == last.leader.owner);
-        Ok(leads.then(|| last.leader.clone()))
+        let leads = holders.iter().any(|(owner, _)| *owner == last.owner);
+        Ok(leads.then(|| last.clone()))
     }
 
     /// Asks the leader to stop, and returns it, or `None` if nobody leads. This does not end the term: a

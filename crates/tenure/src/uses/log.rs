@@ -66,6 +66,12 @@ pub(super) struct Log {
 }
 
 impl Log {
+    /// Who was last elected and has not resigned.
+    pub(super) fn leader(&self) -> Option<&Leader> {
+        let last = self.entries.last().filter(|last| last.word != Word::Resigned)?;
+        Some(&last.leader)
+    }
+
     fn encode(&self) -> Vec<u8> {
         let mut text = format!("{FORMAT}\n");
         for LogEntry { number, word, leader: Leader { payload, fence, owner } } in &self.entries {

@@ -6,6 +6,7 @@
 //!   a [`run`]; [`each`] waits for the windows; [`duration`] is for the text of a period;
 //! - [`election`] elects a leader for a [`term`], again and again in [`lead`], with [observers](observer); [`log`]
 //!   is the format of its record;
+//! - [`listing`] enumerates the records of a store: those of [`jobs`] and of [`elections`];
 //! - [`stop`] asks the holders of a lock to stop.
 
 pub(crate) mod cache;
@@ -13,9 +14,12 @@ mod compute;
 mod duration;
 mod each;
 pub(crate) mod election;
+pub(crate) mod elections;
 pub(crate) mod entry;
 pub(crate) mod fill;
+pub(crate) mod jobs;
 mod lead;
+mod listing;
 pub(crate) mod log;
 pub(crate) mod observer;
 pub(crate) mod once;
@@ -43,7 +47,7 @@ use crate::name::LockName;
 use crate::options::Options;
 use crate::owner::Owner;
 use crate::protocol::record::{Put, Record, RecordAnswer, RecordOp, RecordVerb, Then, lock_name};
-use crate::protocol::{Answer, Holding, LockSpec, Verb, parse_value};
+use crate::protocol::{Answer, Found, Holding, LockSpec, Verb, parse_value};
 use crate::store::{Failure, Listener, Purpose, Topic};
 
 /// A record as it was read.
@@ -133,12 +137,17 @@ impl RecordHandle {
 
     /// Returns the holders of the lock.
     pub(crate) async fn leases(&self) -> Result<Vec<Holding>> {
+        Ok(self.found().await?.map_or_else(Vec::new, |found| found.holders))
+    }
+
+    /// Returns the state of the lock, if it is held.
+    pub(crate) async fn found(&self) -> Result<Option<Found>> {
         let (lock, engine) = (&self.lock, self.engine());
         let owner = Owner::fresh(&lock.options.label, &*engine.runtime);
         let call = Call::new(&lock.full, lock.spec, &owner, Verb::Inspect).idempotent();
         match engine.call(&call, engine.now(), lock.options.op_timeout).await {
-            Ok(Answer::Found(found)) => Ok(found.holders),
-            Ok(Answer::Free) => Ok(Vec::new()),
+            Ok(Answer::Found(found)) => Ok(Some(found)),
+            Ok(Answer::Free) => Ok(None),
             Ok(answer) => Err(engine.unexpected_answer(&lock.name, &answer)),
             Err(failure) => Err(engine.silent(&lock.name, failure)),
         }

@@ -8,7 +8,7 @@ use futures_util::future::join;
 use super::period::{Period, Window, moment};
 use super::run::{LastRun, Outcome, RunRecord, RunState};
 use super::turn::{Frees, Turn};
-use super::{RecordHandle, SeenRecord, put, stop};
+use super::{RecordHandle, SeenRecord, jobs, put, stop};
 use crate::engine::EngineHandle;
 use crate::engine::acquire::Wait;
 use crate::error::{Error, Result};
@@ -77,7 +77,7 @@ const EARLY: Duration = Duration::from_secs(5);
 /// How often a run in progress is looked at, which may fail and reopen its window.
 pub(super) const LOOK: Duration = Duration::from_secs(60);
 /// Minimum time for which a run is reported.
-const TOLD: Duration = Duration::from_secs(86_400);
+const TOLD: Duration = Duration::from_secs(7 * 86_400);
 const REMEDY: &str = "run it with `again` (`tenure run --again`)";
 /// The reason in the record of a run whose window stays closed even if it is lost.
 const STAYS_CLOSED: &str = "stays closed";
@@ -89,7 +89,7 @@ impl OncePer {
         name: LockName,
         period: Period,
     ) -> Result<Self> {
-        let record = RecordHandle::new(shared, options, "once", name, LockSpec::Mutex)?;
+        let record = RecordHandle::new(shared, options, jobs::KIND, name, LockSpec::Mutex)?;
         Ok(Self { record, period, frees: Frees::default(), again: false })
     }
 
@@ -246,8 +246,7 @@ impl OncePer {
             Judged::Closed(_) | Judged::Soon(_) => return Ok(Err(NotBegun::Passed)),
         };
         let last = seen.record.as_ref().and_then(RunRecord::of);
-        let succeeded = last.map_or(0, |run| run.succeeded);
-        Ok(self.begin(guard, window, by_hand, succeeded).await?.ok_or(NotBegun::Passed))
+        Ok(self.begin(guard, window, by_hand, last).await?.ok_or(NotBegun::Passed))
     }
 
     /// Records the beginning of the run, and makes sure that its window is not over by then.
@@ -256,7 +255,7 @@ impl OncePer {
         guard: Guard,
         window: Window,
         by_hand: bool,
-        succeeded: u64,
+        last: Option<RunRecord>,
     ) -> Result<Option<Turn>> {
         let engine = self.record.engine();
         // The window was closed before this run.
@@ -271,9 +270,13 @@ impl OncePer {
             to: window.to,
             fence: guard.fence(),
             begun: 0,
+            ended: 0,
             owner: guard.owner().clone(),
-            succeeded,
+            code: None,
+            succeeded: last.as_ref().map_or(0, |run| run.succeeded),
             why: why.to_owned(),
+            schedule: self.period.text().unwrap_or_default(),
+            earlier: last.map_or_else(Vec::new, RunRecord::history),
         };
         let keep = keep(&window);
         let mut begin = put(guard.owner(), keep, run.encode());
@@ -286,6 +289,7 @@ impl OncePer {
         };
         let RecordAnswer::Stored { at_us } = stored else { return Ok(None) };
         run.begun = at_us;
+        jobs::report(&self.record, &run, at_us);
         let at_us = if planted(Bug::WindowFromClient) { window.from } else { at_us };
         let left = Duration::from_micros(window.to.saturating_sub(at_us));
         let turn = Turn { guard, record: self.record.clone(), run, keep, frees };
@@ -300,7 +304,7 @@ impl OncePer {
     }
 
     /// Returns the most recent run. It is reported until one period after its window has passed, and for at
-    /// least a day after the window; on etcd and ZooKeeper for ever.
+    /// least a week after the window; on etcd and ZooKeeper for ever.
     ///
     /// # Cancel safety
     /// Safe to drop: the request changes nothing.
@@ -322,25 +326,10 @@ impl OncePer {
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```
     pub async fn last(&self) -> Result<Option<LastRun>> {
-        let Some(record) = self.record.read().await?.record else { return Ok(None) };
-        let run = self.decode(&record)?;
-        let is_open = run.state == RunState::Freed;
-        let (outcome, remaining) = match run.state {
-            RunState::Done => (Outcome::Done, None),
-            RunState::Failed | RunState::Freed => (Outcome::Failed(run.why), None),
-            RunState::Begun => match self.record.leases().await?.first() {
-                // The run may have ended between the two answers.
-                None => match self.record.read().await?.record {
-                    Some(now) if now != record => return Box::pin(self.last()).await,
-                    _ => (Outcome::Lost, None),
-                },
-                Some(lease) => (Outcome::Running, lease.left_ms.map(Duration::from_millis)),
-            },
-        };
-        let window = moment(run.from)..moment(run.to);
-        let (begun, owner, fence) = (moment(run.begun), run.owner, run.fence);
-        let succeeded = (run.succeeded > 0).then(|| moment(run.succeeded));
-        Ok(Some(LastRun { window, begun, owner, fence, outcome, remaining, succeeded, is_open }))
+        let SeenRecord { record: Some(record), now_us } = self.record.read().await? else { return Ok(None) };
+        self.decode(&record)?;
+        let job = jobs::status(self.name(), record, now_us, || Ok(self.record.clone())).await?;
+        Ok(job.map(|job| job.last))
     }
 
     /// Asks the current run to stop, and returns it, or `None` if the job is not running. This does not end
@@ -432,6 +421,7 @@ impl OncePer {
         let closed = Judged::Closed(Duration::from_micros(window.to - now));
         if let Some(record) = record {
             let run = self.decode(record)?;
+            jobs::report(&self.record, &run, now);
             if run.from == window.from && planted(Bug::WindowRepeats) {
                 return Ok(Judged::Open(window));
             }

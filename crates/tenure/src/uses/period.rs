@@ -404,7 +404,7 @@ pub(crate) fn moment(unix_us: u64) -> SystemTime {
     UNIX_EPOCH + Duration::from_micros(unix_us)
 }
 
-fn unix_us(moment: SystemTime) -> u64 {
+pub(crate) fn unix_us(moment: SystemTime) -> u64 {
     moment.duration_since(UNIX_EPOCH).map_or(0, micros)
 }
 

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::period::moment;
-use super::run::{RunRecord, RunState};
+use super::run::{RunRecord, RunState, cut};
 use super::stop::{self, StopRequest};
-use super::{RecordHandle, put};
+use super::{RecordHandle, jobs, put};
 use crate::engine::backoff;
 use crate::engine::lost::Lost;
 use crate::error::{Error, Result};
@@ -162,6 +162,24 @@ impl Turn {
         stop::requested(&record, self.owner()).await
     }
 
+    /// Records the exit code of the command that did the work, beside the outcome that follows.
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let minute = std::time::Duration::from_secs(60);
+    /// let locks = tenure::Locks::memory();
+    /// if let Some(turn) = locks.once_per("report", minute)?.try_begin().await? {
+    ///     turn.exit_code(3).fail("no disk").await?;
+    /// }
+    /// let job = locks.job("report").await?.expect("it ran");
+    /// assert_eq!(job.last.code, Some(3));
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    pub fn exit_code(mut self, code: i32) -> Self {
+        self.run.code = Some(code);
+        self
+    }
+
     /// Ends the run as successful: the window stays closed. Retries for as long as the lease lasts, if the
     /// store does not answer.
     ///
@@ -216,10 +234,7 @@ impl Turn {
         state: RunState,
         why: impl fmt::Display,
     ) -> impl Future<Output = Result<()>> + Send {
-        let mut why = why.to_string();
-        while why.len() > WHY_BYTES {
-            why.pop();
-        }
+        let why = cut(&why.to_string(), WHY_BYTES).to_owned();
         let Self { guard, record, run, keep, .. } = self;
         let run = RunRecord { state, why, ..run };
         async move {
@@ -252,6 +267,10 @@ impl Turn {
                 engine.runtime.sleep_until(engine.now() + pause).await;
                 attempt += 1;
             };
+            if let RecordAnswer::Stored { at_us } = answer {
+                let succeeded = if run.state == RunState::Done { at_us } else { run.succeeded };
+                jobs::report(&record, &RunRecord { ended: at_us, succeeded, ..run }, at_us);
+            }
             // A repeated request may find that an earlier one has ended the hold.
             let is_stored = matches!(answer, RecordAnswer::Stored { .. })
                 || attempt > 0 && has(&record, &end.value).await;

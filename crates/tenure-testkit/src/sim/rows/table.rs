@@ -397,6 +397,20 @@ impl Table {
         self.read(&names, false, us).into_iter().map(whole).collect()
     }
 
+    pub(super) fn records(&self, prefix: &str, after: &str, us: i64) -> Vec<Read> {
+        let is_kept = |row: &Row| {
+            let ends = row.record.as_ref().map(|record| record.ends_ms);
+            ends.is_some_and(|ends| ends.is_some_and(|ends| ends >= us / 1_000))
+        };
+        let names = self
+            .rows
+            .iter()
+            .filter(|(name, row)| name.starts_with(prefix) && name.as_str() > after && is_kept(row));
+        let names: Vec<String> = names.map(|(name, _)| name.clone()).take(250).collect();
+        let whole = |told: Read| Read { whole: self.rows[&told.name].whole.clone(), ..told };
+        self.read(&names, true, us).into_iter().map(whole).collect()
+    }
+
     pub(super) fn sweep(
         &mut self,
         after: &str,

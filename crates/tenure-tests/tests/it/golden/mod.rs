@@ -15,7 +15,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use rustix::fs::{FlockOperation, flock};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
-use tenure::{ForcedRelease, Kind, Locks, Outcome, Owner, Share, Status, block_on};
+use tenure::{ForcedRelease, Kind, Locks, Outcome, Owner, Period, Share, Status, block_on};
 
 use states::STATES;
 
@@ -185,9 +185,24 @@ fn directories_are_written_as_before() {
     for golden in golden() {
         let directory = tempfile::tempdir().expect("a directory");
         let kept = states::make(&golden.state, directory.path());
-        assert_eq!(Normal::of(&files(directory.path())), Normal::of(&golden.files), "{}", golden.state);
+        let before = with_tails(&golden.files);
+        assert_eq!(Normal::of(&files(directory.path())), Normal::of(&before), "{}", golden.state);
         drop(kept);
     }
+}
+
+/// The records of jobs have since got two more lines, which older clients take for a part of the reason.
+fn with_tails(files: &Files) -> Files {
+    let every = Period::every(Duration::from_secs(3_600)).text().expect("a text");
+    let tail = format!("\nearlier 0 - {every}\nsucceeded 0");
+    let with_tail = |text: &String| match text.split_once("\ntenure:use:once:{j}\n") {
+        Some((head, value)) if head.starts_with("tenure record 1\n") => {
+            let (head, _) = head.rsplit_once(' ').expect("a length");
+            format!("{head} {}\ntenure:use:once:{{j}}\n{value}{tail}", value.len() + tail.len())
+        }
+        _ => text.clone(),
+    };
+    files.iter().map(|(name, text)| (name.clone(), with_tail(text))).collect()
 }
 
 fn sum(text: &str) -> String {

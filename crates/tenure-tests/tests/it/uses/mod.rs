@@ -9,6 +9,7 @@ mod cache;
 mod each;
 mod election;
 mod fill;
+mod jobs;
 mod once;
 mod stop;
 mod summer;

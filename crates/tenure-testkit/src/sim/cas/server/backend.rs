@@ -105,6 +105,15 @@ impl Backend for Server {
         })
     }
 
+    fn records(&self, prefix: &str, _from: Cursor) -> StoreFuture<ListedRecords> {
+        let prefix = prefix.to_owned();
+        self.ask("records", move |_, state| {
+            let records = state.records.iter().filter(|(name, _)| name.as_str().starts_with(&prefix));
+            let records = records.map(|(name, text)| (name.clone(), text.clone())).collect();
+            ListedRecords { records, next: None }
+        })
+    }
+
     fn ready(&self) -> StoreFuture<()> {
         self.ask("ready", |_, _| ())
     }

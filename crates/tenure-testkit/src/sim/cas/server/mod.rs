@@ -13,8 +13,8 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, Either, FutureExt, ready, select};
 use tenure::LockName;
 use tenure::internals::store::cas::{
-    Backend, Committed, Handle, Listed, LockWatch, PartChange, Stamp, Stored, Swap, ValueChange, WatchNotice,
-    Watched,
+    Backend, Committed, Handle, Listed, ListedRecords, LockWatch, PartChange, Stamp, Stored, Swap,
+    ValueChange, WatchNotice, Watched,
 };
 use tenure::internals::store::{Cursor, Failure, StoreFuture};
 use tenure::internals::{Moment, Runtime};

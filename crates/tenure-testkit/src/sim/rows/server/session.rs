@@ -151,6 +151,11 @@ impl StatementSession for Line {
         self.ask_once("list", move |table, us, _| table.list(&prefix, &after, us))
     }
 
+    fn records<'a>(&'a self, prefix: &'a str, after: &'a str) -> StatementResult<'a, Vec<Row>> {
+        let (prefix, after) = (prefix.to_owned(), after.to_owned());
+        self.ask_once("records", move |table, us, _| table.records(&prefix, &after, us))
+    }
+
     fn sweep<'a>(&'a self, after: &'a str) -> StatementResult<'a, Option<String>> {
         let (after, page) = (after.to_owned(), self.server.state().page);
         self.ask_once("sweep", move |table, us, is_locked| table.sweep(&after, page, us, is_locked))
