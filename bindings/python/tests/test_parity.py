@@ -25,7 +25,7 @@ CLASSES = {
 
 def of_slices(name: str, method: str) -> bool:
     """Whether it is a method of all slices, to which `MultiGuard` dereferences."""
-    own = {"release", "run", "run_future", "verify", "into_guards", "is_held", "lost", "remaining"}
+    own = {"release", "run", "run_future", "run_recoverable", "verify", "into_guards", "is_held", "lost", "remaining"}
     return name == "MultiGuard" and method not in own
 
 

@@ -331,6 +331,15 @@ impl Error {
         Self::new(ErrorKind::Mismatch, Some(lock), Some(store), message, None)
     }
 
+    /// The same error with `words` at the end of its message.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn followed_by(&self, words: &str) -> Self {
+        let ErrorInner { kind, lock, store, message, source } = &*self.0;
+        let message = format!("{message}; {words}");
+        Self::new(*kind, lock.as_ref(), store.as_ref(), message, source.clone())
+    }
+
     #[doc(hidden)]
     pub fn new(
         kind: ErrorKind,

@@ -5,7 +5,7 @@ use futures_util::future::{BoxFuture, FutureExt};
 #[cfg(feature = "sqlx")]
 use tenure_core::rows::LockKey;
 #[cfg(feature = "sqlx")]
-use tenure_core::store::{CheckedHold, Failure, Transaction};
+use tenure_core::store::{CheckedHold, Failure, NO_TRANSACTION, Transaction};
 
 /// MySQL or MariaDB, as the database of a [`Transaction`](tenure_core::store::Transaction).
 #[derive(Debug)]
@@ -17,6 +17,17 @@ impl Transaction<MySql> for &mut sqlx::Transaction<'_, sqlx::MySql> {
     where
         Self: 'a,
     {
+        (&mut **self).run(hold)
+    }
+}
+
+/// `&mut *transaction`, as sqlx's own methods take it.
+#[cfg(feature = "sqlx")]
+impl Transaction<MySql> for &mut sqlx::MySqlConnection {
+    fn run<'a>(self, hold: &'a CheckedHold) -> BoxFuture<'a, Result<bool, Failure>>
+    where
+        Self: 'a,
+    {
         async move {
             let database = super::url::database_of(&hold.url).filter(|_| hold.is_in(super::takes));
             let Some(database) = database else {
@@ -24,9 +35,12 @@ impl Transaction<MySql> for &mut sqlx::Transaction<'_, sqlx::MySql> {
                     "this transaction of MySQL needs a lock on MySQL or MariaDB",
                 ));
             };
+            if !sqlx::Connection::is_in_transaction(&*self) {
+                return Err(Failure::impossible(NO_TRANSACTION));
+            }
             let (key, owner) = (LockKey::of(&hold.name), hold.owner.to_string());
             let sql = super::statements::check(&database, &key, &owner, hold.fence);
-            match sqlx::query(&sql).persistent(false).fetch_all(&mut **self).await {
+            match sqlx::query(&sql).persistent(false).fetch_all(&mut *self).await {
                 Ok(rows) => Ok(!rows.is_empty()),
                 Err(sqlx::Error::Database(error)) => {
                     match error.try_downcast::<sqlx::mysql::MySqlDatabaseError>() {

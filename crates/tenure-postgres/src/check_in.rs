@@ -10,6 +10,8 @@ use super::statements::{Which, check};
 use super::url::PostgresTarget;
 use super::{failure, takes};
 use tenure_core::rows::{LockKey, signed};
+#[cfg(feature = "sqlx")]
+use tenure_core::store::NO_TRANSACTION;
 use tenure_core::store::{CheckedHold, Failure, Transaction};
 
 /// PostgreSQL, as the database of a [`Transaction`].
@@ -64,10 +66,24 @@ impl Transaction<PostgreSql> for &mut sqlx::Transaction<'_, sqlx::Postgres> {
     where
         Self: 'a,
     {
+        (&mut **self).run(hold)
+    }
+}
+
+/// `&mut *transaction`, as sqlx's own methods take it.
+#[cfg(feature = "sqlx")]
+impl Transaction<PostgreSql> for &mut sqlx::PgConnection {
+    fn run<'a>(self, hold: &'a CheckedHold) -> BoxFuture<'a, Result<bool, Failure>>
+    where
+        Self: 'a,
+    {
         async move {
             let HoldCheck { sql, name, owner, fence } = &HoldCheck::new(hold)?;
+            if !sqlx::Connection::is_in_transaction(&*self) {
+                return Err(Failure::impossible(NO_TRANSACTION));
+            }
             let checked = sqlx::query(sql).bind(name).bind(owner).bind(fence).persistent(false);
-            match checked.execute(&mut **self).await {
+            match checked.execute(&mut *self).await {
                 Ok(_) => Ok(true),
                 Err(sqlx::Error::Database(error)) => match error.code().unwrap_or_default() {
                     code if code == SqlState::DIVISION_BY_ZERO.code() => Ok(false),

@@ -16,6 +16,8 @@ use std::time::Duration;
 use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
+use axum::http::header::RETRY_AFTER;
+use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use tenure::{Cache, Locks, Mutex, Options};
 use tokio::net::TcpListener;
@@ -28,7 +30,7 @@ struct App {
     rebuild: Mutex,
 }
 
-type Answer = Result<String, (StatusCode, String)>;
+type Answer = Result<String, Response>;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
@@ -65,23 +67,30 @@ async fn report(State(app): State<App>) -> Answer {
         Ok::<_, io::Error>("42 orders\n".to_owned())
     };
     let report = app.report.get_or_compute(Duration::from_secs(30), slow_query).await;
-    report.map_err(unavailable)?.map_err(|error| (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))
+    report
+        .map_err(failed)?
+        .map_err(|error| (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response())
 }
 
 /// Refused while another process rebuilds.
 async fn rebuild(State(app): State<App>) -> Answer {
-    let Some(guard) = app.rebuild.try_lock().await.map_err(unavailable)? else {
-        return Err((StatusCode::CONFLICT, "another process rebuilds\n".to_owned()));
+    let Some(guard) = app.rebuild.try_lock().await.map_err(failed)? else {
+        let busy = (StatusCode::CONFLICT, [(RETRY_AFTER, "1")], "another process rebuilds\n");
+        return Err(busy.into_response());
     };
     let rebuilt = guard.run(async |guard| {
         println!("rebuilding, with token {}", guard.fence());
         tokio::time::sleep(Duration::from_millis(800)).await;
     });
-    rebuilt.await.map_err(|error| unavailable(error.into()))?;
+    rebuilt.await.map_err(failed)?;
     Ok("rebuilt\n".to_owned())
 }
 
-/// The store does not answer, or the lock was lost: the client may retry.
-fn unavailable(error: tenure::Error) -> (StatusCode, String) {
-    (StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n"))
+/// If the store does not answer, the client may retry. If the lock was lost, the work may be half done.
+fn failed(error: tenure::Error) -> Response {
+    let text = format!("{error}\n");
+    if error.is_unreachable() || error.is_unknown() {
+        return (StatusCode::SERVICE_UNAVAILABLE, [(RETRY_AFTER, "5")], text).into_response();
+    }
+    (StatusCode::INTERNAL_SERVER_ERROR, text).into_response()
 }

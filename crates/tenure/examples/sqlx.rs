@@ -58,7 +58,7 @@ async fn main() -> Result<(), Error> {
 async fn close(State(app): State<App>) -> Result<&'static str, Refusal> {
     let guard = app.close.try_lock().await?.ok_or(Refusal::Busy)?;
     let mut transaction = app.pool.begin().await?;
-    guard.check_in(&mut transaction).await?;
+    guard.check_in(&mut *transaction).await?;
     println!("closing");
     tokio::time::sleep(Duration::from_secs(1)).await; // slow statements
     sqlx::query("UPDATE day SET closed = closed + 1").execute(&mut *transaction).await?;
@@ -117,7 +117,9 @@ impl axum::response::IntoResponse for Refusal {
     fn into_response(self) -> axum::response::Response {
         let (status, text) = match self {
             Self::Busy => (StatusCode::CONFLICT, "another process is at it".to_owned()),
-            // The lock was lost, or a server does not answer: the client may retry.
+            // The transaction may have committed.
+            Self::Locks(error) if error.is_lost() => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+            // A server does not answer: the client may retry.
             Self::Locks(error) => (StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
             Self::Database(error) => (StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
         };

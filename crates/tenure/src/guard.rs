@@ -280,9 +280,9 @@ impl Guard {
     ///
     /// The lock's table and the rows that the transaction changes are in the same database, so the database
     /// itself verifies the hold within the transaction, and no margin for clocks or pauses is needed. Call it
-    /// at any point of the transaction: on PostgreSQL with `&transaction` of the crate `tokio-postgres`, and on
-    /// PostgreSQL and MySQL with `&mut transaction` of `sqlx` (feature `sqlx`). `postgres::check_sql` and
-    /// `mysql::check_sql` are the equivalents for other drivers.
+    /// at any point of a transaction that began after the lock was granted: on PostgreSQL with `&transaction` of
+    /// the crate `tokio-postgres`, and on PostgreSQL and MySQL with `&mut *transaction` of `sqlx` (feature
+    /// `sqlx`). `postgres::check_sql` and `mysql::check_sql` are the equivalents for other drivers.
     ///
     /// ```no_run
     /// # async fn f(guard: tenure::Guard, client: &mut tokio_postgres::Client)
@@ -316,7 +316,8 @@ impl Guard {
     /// The transaction may be checked in or in a failed state: roll it back.
     ///
     /// # Errors
-    /// `is_lost` if the lock is no longer held. `is_unsupported` if the lock is in another store.
+    /// `is_lost` if the lock is no longer held. `is_unsupported` if the lock is in another store, or a
+    /// connection of `sqlx` is not in a transaction.
     /// `is_unreachable` or `is_refused` with the server's message; at isolation levels above `READ COMMITTED`
     /// the server may also report that the row has changed.
     #[cfg(any(feature = "mysql", feature = "postgres"))]
@@ -560,10 +561,11 @@ impl Guard {
     /// The work is dropped first, then the lock is released.
     ///
     /// # Errors
-    /// An error that [`is_lost`](Error::is_lost). [`RunError::value`] contains the result of the work if the
-    /// work was complete and only the release found that the lock was lost; otherwise the work was dropped. A
-    /// release that the store does not answer is no error: the value is returned, and the release continues
-    /// in the background.
+    /// An error that [`is_lost`](Error::is_lost). If the work was complete and only the release found that the
+    /// lock was lost, the message ends with `the work was done`, and its value is dropped; use
+    /// [`run_recoverable`](Self::run_recoverable) to get it. Otherwise the work was dropped. A release that
+    /// the store does not answer is no error: the value is returned, and the release continues in the
+    /// background.
     ///
     /// # Examples
     /// ```
@@ -572,11 +574,16 @@ impl Guard {
     /// let guard = locks.mutex("draw:noon")?.lock().await?;
     /// let token = guard.run(async |guard| guard.fence()).await?;
     /// assert!(token > 0);
-    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    ///
+    /// // Work that can fail: the first `?` is for the lock, the second one for the work.
+    /// let guard = locks.mutex("draw:noon")?.lock().await?;
+    /// let winner = guard.run(async |_| "17".parse::<u32>()).await??;
+    /// assert_eq!(winner, 17);
+    /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
     /// ```
-    pub async fn run<T>(self, work: impl AsyncFnOnce(&Self) -> T) -> Result<T, RunError<T>> {
+    pub async fn run<T>(self, work: impl AsyncFnOnce(&Self) -> T) -> Result<T> {
         let value = unless_lost(self.lost(), work(&self)).await?;
-        settled(value, self.release().await)
+        Ok(settled(value, self.release().await)?)
     }
 
     /// Runs `work`, a plain future, under the lock, and then releases it: as [`run`](Self::run).
@@ -599,14 +606,38 @@ impl Guard {
     /// where
     ///     F: Future<Output: Send> + Send,
     /// {
-    ///     Ok(mutex.lock().await?.run_future(work).await?)
+    ///     mutex.lock().await?.run_future(work).await
     /// }
     ///
     /// let mutex = tenure::Locks::memory().mutex("draw:noon")?;
     /// assert_eq!(locked(mutex, async { 17 }).await?, 17);
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```
-    pub async fn run_future<F: Future>(self, work: F) -> Result<F::Output, RunError<F::Output>> {
+    pub async fn run_future<F: Future>(self, work: F) -> Result<F::Output> {
+        Ok(self.run_recoverable(work).await?)
+    }
+
+    /// As [`run_future`](Self::run_future), but the error has the value of work that was complete when the
+    /// lock turned out to be lost. Use it for work with effects that must be recorded or undone then.
+    ///
+    /// # Cancel safety
+    /// As [`run`](Self::run).
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    ///
+    /// # Examples
+    /// ```
+    /// # tenure::block_on(async {
+    /// let guard = tenure::Locks::memory().mutex("transfer")?.lock().await?;
+    /// match guard.run_recoverable(async { "transfer 17" }).await {
+    ///     Ok(done) => println!("{done} was made under the lock"),
+    ///     Err(failed) if failed.value.is_some() => println!("check {:?}", failed.value),
+    ///     Err(stopped) => return Err(stopped.into()),
+    /// }
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    pub async fn run_recoverable<F: Future>(self, work: F) -> Result<F::Output, RunError<F::Output>> {
         let value = unless_lost(self.lost(), work).await?;
         settled(value, self.release().await)
     }

@@ -462,9 +462,9 @@ impl MultiGuard {
     ///
     /// # Errors
     /// As [`Guard::run`], if any of the locks was lost.
-    pub async fn run<T>(self, work: impl AsyncFnOnce(&Self) -> T) -> Result<T, RunError<T>> {
+    pub async fn run<T>(self, work: impl AsyncFnOnce(&Self) -> T) -> Result<T> {
         let value = unless_lost(self.lost(), work(&self)).await?;
-        settled(value, self.release().await)
+        Ok(settled(value, self.release().await)?)
     }
 
     /// Runs `work` under the locks, then releases them: as [`Guard::run_future`].
@@ -483,7 +483,27 @@ impl MultiGuard {
     ///
     /// # Errors
     /// As [`run`](Self::run).
-    pub async fn run_future<F: Future>(self, work: F) -> Result<F::Output, RunError<F::Output>> {
+    pub async fn run_future<F: Future>(self, work: F) -> Result<F::Output> {
+        Ok(self.run_recoverable(work).await?)
+    }
+
+    /// Runs `work` under the locks, then releases them: as [`Guard::run_recoverable`].
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # use tenure::Locks;
+    /// # let locks = Locks::memory();
+    /// let both = locks.multi(["a", "b"])?;
+    /// assert_eq!(both.lock().await?.run_recoverable(async { 17 }).await?, 17);
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// As [`run`](Self::run).
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub async fn run_recoverable<F: Future>(self, work: F) -> Result<F::Output, RunError<F::Output>> {
         let value = unless_lost(self.lost(), work).await?;
         settled(value, self.release().await)
     }

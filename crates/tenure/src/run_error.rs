@@ -2,17 +2,16 @@ use std::fmt;
 
 use crate::error::Error;
 
-/// Why [`Guard::run`](crate::Guard::run) and its like failed, with the value of the work if there
-/// is one.
+/// Why [`Guard::run_recoverable`](crate::Guard::run_recoverable) and its like failed, with the value of the
+/// work if there is one.
 ///
-/// `?` makes an [`Error`] of it and drops the value. Keep the value if the work had effects that
-/// must be recorded or undone:
+/// `?` makes an [`Error`] of it and drops the value.
 ///
 /// ```
 /// # tenure::block_on(async {
 /// let locks = tenure::Locks::memory();
 /// let guard = locks.mutex("draw:noon")?.lock().await?;
-/// let drawn = guard.run(async |_| {
+/// let drawn = guard.run_recoverable(async {
 ///     locks.force_release("draw:noon").await.unwrap(); // another client breaks the lock
 ///     17
 /// });
@@ -33,14 +32,19 @@ pub struct RunError<T> {
 
 impl<T> From<RunError<T>> for Error {
     fn from(failed: RunError<T>) -> Self {
-        failed.error
+        failed.error.followed_by(failed.work())
+    }
+}
+
+impl<T> RunError<T> {
+    fn work(&self) -> &'static str {
+        if self.value.is_some() { "the work was done" } else { "the work was stopped" }
     }
 }
 
 impl<T> fmt::Display for RunError<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let work = if self.value.is_some() { "the work was done" } else { "the work was stopped" };
-        write!(f, "{}; {work}", self.error)
+        write!(f, "{}; {}", self.error, self.work())
     }
 }
 

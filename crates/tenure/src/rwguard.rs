@@ -345,9 +345,9 @@ macro_rules! guard {
             ///
             /// # Errors
             /// As [`Guard::run`].
-            pub async fn run<T>(self, work: impl AsyncFnOnce(&Self) -> T) -> Result<T, RunError<T>> {
+            pub async fn run<T>(self, work: impl AsyncFnOnce(&Self) -> T) -> Result<T> {
                 let value = unless_lost(self.lost(), work(&self)).await?;
-                settled(value, self.release().await)
+                Ok(settled(value, self.release().await)?)
             }
 
             /// Runs `work` under the lock, then releases it: as [`Guard::run_future`].
@@ -362,8 +362,27 @@ macro_rules! guard {
             ///
             /// # Errors
             /// As [`Guard::run`].
-            pub async fn run_future<F: Future>(self, work: F) -> Result<F::Output, RunError<F::Output>> {
+            pub async fn run_future<F: Future>(self, work: F) -> Result<F::Output> {
                 self.0.run_future(work).await
+            }
+
+            /// Runs `work` under the lock, then releases it: as [`Guard::run_recoverable`].
+            ///
+            /// ```
+            /// # tenure::block_on(async {
+            /// # let lock = tenure::Locks::memory().rwlock("config")?;
+            #[doc = concat!("let guard = lock.", stringify!($take), "().await?;")]
+            /// assert_eq!(guard.run_recoverable(async { 17 }).await?, 17);
+            /// # Ok::<(), tenure::Error>(()) }).unwrap();
+            /// ```
+            ///
+            /// # Errors
+            /// As [`Guard::run`].
+            pub async fn run_recoverable<F: Future>(
+                self,
+                work: F,
+            ) -> Result<F::Output, RunError<F::Output>> {
+                self.0.run_recoverable(work).await
             }
         }
 

@@ -195,28 +195,65 @@ fn a_loss_that_the_release_hears_of_costs_no_value() {
     };
     let guard = block_on(locks.mutex("x").expect("a name").lock()).expect("a free lock");
     let failed = block_on(guard.run(async |guard| broken(guard.name().as_str()).await)).expect_err("forced");
-    assert_eq!((failed.value, failed.error.is_lost()), (Some(17), true));
+    assert!(failed.is_lost() && failed.to_string().ends_with("; the work was done"), "{failed}");
 
     let guard = block_on(locks.mutex("x").expect("a name").lock()).expect("a free lock");
-    let failed = block_on(guard.run_future(broken("x"))).expect_err("forced");
+    let failed = block_on(guard.run_recoverable(broken("x"))).expect_err("forced");
     assert!(failed.to_string().contains("the work was done"), "{failed}");
     assert_eq!(failed.value, Some(17));
 
     let guards = block_on(locks.multi(["x", "y"]).expect("two").lock()).expect("free locks");
-    let failed = block_on(guards.run_future(broken("y"))).expect_err("forced");
+    let failed = block_on(guards.run_recoverable(broken("y"))).expect_err("forced");
     assert_eq!(failed.value, Some(17));
-    assert!(Error::from(failed).is_lost());
+    let error = Error::from(failed);
+    assert!(error.is_lost() && error.to_string().ends_with("; the work was done"), "{error}");
+}
+
+/// An application's error type, as services have one.
+#[derive(Debug)]
+enum ServiceError {
+    Lock(Error),
+    Work(std::num::ParseIntError),
+}
+
+impl From<Error> for ServiceError {
+    fn from(error: Error) -> Self {
+        Self::Lock(error)
+    }
+}
+
+impl From<std::num::ParseIntError> for ServiceError {
+    fn from(error: std::num::ParseIntError) -> Self {
+        Self::Work(error)
+    }
+}
+
+/// For the guards of one lock, of several, and of readers and writers.
+#[test]
+fn two_question_marks_unwrap_the_result_of_the_work() {
+    async fn both(locks: &Locks, text: &str) -> Result<u32, ServiceError> {
+        let one = locks.mutex("x")?.lock().await?.run(async |_| text.parse::<u32>()).await??;
+        let two = locks.multi(["x", "y"])?.lock().await?.run(async |_| text.parse::<u32>()).await??;
+        let three = locks.rwlock("z")?.write().await?.run_future(async { text.parse::<u32>() }).await??;
+        Ok(one + two + three)
+    }
+    let locks = Locks::memory();
+    assert_eq!(block_on(both(&locks, "17")).expect("three numbers"), 51);
+    assert!(matches!(block_on(both(&locks, "x")), Err(ServiceError::Work(_))));
+    let held = block_on(locks.mutex("z").expect("a name").lock()).expect("a free lock");
+    assert!(matches!(block_on(both(&locks, "17")), Err(ServiceError::Lock(_))));
+    drop(held);
 }
 
 #[test]
 fn work_that_is_stopped_has_no_value() {
     let locks = Locks::memory().with(|options| options.max_hold(Duration::from_millis(60))).expect("options");
     let guard = block_on(locks.mutex("x").expect("a name").lock()).expect("a free lock");
-    let failed = block_on(guard.run_future(pending::<u32>())).expect_err("max_hold");
+    let failed = block_on(guard.run_recoverable(pending::<u32>())).expect_err("max_hold");
     assert!(failed.value.is_none() && failed.to_string().contains("max_hold"), "{failed}");
     let guard = block_on(locks.rwlock("y").expect("a name").write()).expect("a free lock");
     let failed = block_on(guard.run(async |_| pending::<u32>().await)).expect_err("max_hold");
-    assert!(failed.value.is_none() && failed.error.is_lost());
+    assert!(failed.is_lost() && failed.to_string().ends_with("; the work was stopped"), "{failed}");
 }
 
 /// In a generic function, and on another thread.
@@ -227,7 +264,7 @@ async fn generic_code_can_spawn_work_under_a_lock() {
     where
         F: Future<Output: Send> + Send + 'static,
     {
-        tokio::spawn(async move { Ok(mutex.lock().await?.run_future(work).await?) })
+        tokio::spawn(async move { mutex.lock().await?.run_future(work).await })
     }
     let mutex = Locks::memory().mutex("x").expect("a name");
     let done = spawn(mutex, async { 17 });
@@ -245,7 +282,7 @@ fn a_run_error_fits_where_errors_are_boxed() {
         locks.force_release("x").await.expect("an answer");
         17
     };
-    let failed = block_on(guard.run_future(work)).expect_err("forced");
+    let failed = block_on(guard.run_recoverable(work)).expect_err("forced");
     assert!(boxed(failed).to_string().contains("lost"));
 }
 

@@ -46,8 +46,12 @@ struct CallersInner {
 impl Callers {
     /// The caller's runtime; `None` outside tokio.
     pub fn current() -> Option<Self> {
+        Self::at(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
+    }
+
+    /// The same, with a wall clock that now shows this time since 1970.
+    pub fn at(unix: Duration) -> Option<Self> {
         let handle = Handle::try_current().ok()?;
-        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Some(Self(Arc::new(CallersInner {
             handle,
             start: Instant::now(),

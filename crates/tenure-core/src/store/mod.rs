@@ -29,7 +29,7 @@ use crate::runtime::Runtime;
 
 pub use crate::error::Cause;
 pub use crate::owner::Client;
-pub use check_in::{CheckedHold, Transaction};
+pub use check_in::{CheckedHold, NO_TRANSACTION, Transaction};
 pub use decorator::Decorator;
 pub use full::{FirstConnection, FullWarning};
 pub use request::{StoreExt, StoreReply, StoreRequest, Typed};

@@ -164,10 +164,12 @@ pub async fn run_stops_the_work_when_the_lock_is_lost(fixture: &Fixture) {
     let locks = fixture.client_with(fixture.options().max_hold(2 * fixture.ttl));
     let guard = fixture.mutex(&locks, "x").await.lock().await.expect("a free lock");
     let work = guard.run(async |_| pending::<()>().await);
-    let failed = fixture.within(4 * fixture.ttl, work).await.expect_err("it was lost");
-    assert!(failed.value.is_none());
-    let error = failed.error;
-    assert!(error.is_lost() && error.to_string().contains("max_hold"), "{error}");
+    let error = fixture.within(4 * fixture.ttl, work).await.expect_err("it was lost");
+    let message = error.to_string();
+    assert!(
+        error.is_lost() && message.contains("max_hold") && message.ends_with("work was stopped"),
+        "{error}"
+    );
 }
 
 /// With label, token and remaining lease; the prefix is not shown.

@@ -105,7 +105,7 @@ pub async fn the_loss_of_one_is_the_loss_of_all(fixture: &Fixture) {
     let guards = fixture.within(2 * fixture.ttl, multi.lock()).await.expect("free locks");
     let work = guards.run(async |_| pending::<()>().await);
     let (stopped, forced) = fixture.within(2 * fixture.ttl, join(work, locks.force_release("c"))).await;
-    assert!(stopped.expect_err("one is gone").error.is_lost());
+    assert!(stopped.expect_err("one is gone").is_lost());
     assert!(forced.expect("an answer").is_some());
     let next = fixture.within(2 * fixture.ttl, multi.lock()).await.expect("free locks");
     assert_eq!(next.run(async |guards| guards.len()).await.expect("a value"), 3);

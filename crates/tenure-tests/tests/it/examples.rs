@@ -245,7 +245,7 @@ fn a_service_computes_once_refuses_a_second_job_and_ends_with_its_requests_done(
     let rebuild = request(&addresses[0], "POST /rebuild");
     services[0].eventually_says("rebuilding", 1);
     let refused = answer(request(&addresses[1], "POST /rebuild"));
-    assert!(refused.starts_with("HTTP/1.1 409"), "{refused}");
+    assert!(refused.starts_with("HTTP/1.1 409") && refused.contains("retry-after: 1"), "{refused}");
     services[0].signal(0, Signal::TERM);
     let rebuilt = answer(rebuild);
     assert!(rebuilt.starts_with("HTTP/1.1 200") && rebuilt.ends_with("rebuilt\n"), "{rebuilt}");

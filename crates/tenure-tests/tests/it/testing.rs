@@ -3,10 +3,10 @@
 #![expect(clippy::disallowed_methods, reason = "users' tests sleep and spawn as these do")]
 
 use std::convert::Infallible;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use tenure::testing::store;
-use tenure::{Change, Guard, Result};
+use tenure::{Change, Guard, Period, Result};
 use tokio::time::Instant;
 
 const S: Duration = Duration::from_secs(1);
@@ -120,6 +120,31 @@ async fn in_an_outage_nothing_is_carried_out_and_no_message_comes() -> Result<()
         // Immediately where places are verified after a reconnect, else after a pause.
         assert!(ended.elapsed() <= 6 * S, "{wait}: {:?}", ended.elapsed());
     }
+    Ok(())
+}
+
+/// By the wall clock of the test, which goes on with its other clock.
+#[tokio::test(start_paused = true)]
+async fn a_nightly_job_runs_at_the_hour_that_the_test_chose() -> Result<()> {
+    let (day, hour) = (Duration::from_secs(86_400), Duration::from_secs(3_600));
+    let midnight = UNIX_EPOCH + 20_000 * day;
+    let at_two = || Period::daily(2 * hour).open_for(hour);
+    for (begins, runs) in [(1, false), (2, true), (3, false)] {
+        let (locks, _control) = tenure::testing::store_at(midnight + begins * hour + hour / 2);
+        let nightly = locks.once_per("nightly", at_two())?;
+        let ran = nightly.run(async |turn| Ok::<_, Infallible>(turn.window().start)).await?;
+        assert_eq!(ran, runs.then_some(Ok(midnight + 2 * hour)), "half past {begins}");
+    }
+    let (locks, control) = tenure::testing::store_at(midnight);
+    let nightly = locks.once_per("nightly", at_two())?;
+    let mut runs = Vec::new();
+    for half_hours in 0..100 {
+        if nightly.run(async |_| Ok::<_, Infallible>(())).await?.is_some() {
+            runs.push(half_hours);
+        }
+        control.advance(hour / 2).await;
+    }
+    assert_eq!(runs, [4, 52]);
     Ok(())
 }
 

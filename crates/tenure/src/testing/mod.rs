@@ -29,7 +29,7 @@ mod request;
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::future::FutureExt;
 
@@ -63,7 +63,39 @@ pub use request::Request;
 /// # Ok(()) }
 /// ```
 pub fn store() -> (Locks, Control) {
-    let runtime = Callers::current().expect("`tenure::testing::store` needs a tokio runtime around it");
+    store_on(Callers::current())
+}
+
+/// As [`store`], with a wall clock that begins at `time` and advances with the clock of the test. It decides
+/// which window of a [`Period`](crate::Period) is current.
+///
+/// # Panics
+/// As [`store`]; also if `time` is before 1970.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() -> tenure::Result<()> {
+/// use std::time::{Duration, UNIX_EPOCH};
+/// use tenure::Period;
+///
+/// let hour = Duration::from_secs(3_600);
+/// let (locks, control) = tenure::testing::store_at(UNIX_EPOCH + 24 * 20_000 * hour + hour); // 01:00 UTC
+/// let nightly = locks.once_per("nightly", Period::daily(2 * hour).open_for(hour))?;
+/// let run = async || nightly.run(async |_| Ok::<_, String>(())).await;
+/// assert!(run().await?.is_none()); // the window of the day before is closed
+/// control.advance(hour).await;
+/// assert!(run().await?.is_some());
+/// # Ok(()) }
+/// ```
+pub fn store_at(time: SystemTime) -> (Locks, Control) {
+    store_on(Callers::at(
+        time.duration_since(UNIX_EPOCH).expect("`tenure::testing::store_at` begins in 1970"),
+    ))
+}
+
+fn store_on(runtime: Option<Callers>) -> (Locks, Control) {
+    let runtime = runtime.expect("`tenure::testing::store` needs a tokio runtime around it");
     let memory = Memory::new(Arc::new(runtime.clone()), "testing:");
     let faulty = Arc::new(Faulty::new(memory.clone(), runtime.clone()));
     let elsewhere = Locks::on(Arc::new(memory), Arc::new(runtime.clone()), None);

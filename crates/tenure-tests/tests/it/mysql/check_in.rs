@@ -67,6 +67,21 @@ fn a_transaction_commits_while_its_lock_of_any_kind_is_held() {
 }
 
 #[test]
+fn a_connection_of_sqlx_is_taken_only_inside_a_transaction() {
+    on(async {
+        let (name, url) = database();
+        let guard = locks(&url, TTL).mutex("x").expect("a name").lock().await.expect("a guard");
+        let pool = pool(&SERVER, &name, 1).await;
+        let mut transaction = pool.begin().await.expect("a transaction");
+        guard.check_in(&mut *transaction).await.expect("it is held");
+        transaction.commit().await.expect("a commit");
+        let mut connection = pool.acquire().await.expect("a connection");
+        let error = guard.check_in(&mut *connection).await.expect_err("no transaction");
+        assert!(error.is_unsupported() && error.to_string().contains("sqlx's `begin`"), "{error}");
+    });
+}
+
+#[test]
 fn the_name_of_a_database_is_not_taken_for_a_part_of_the_statement() {
     let (lock, owner) = (LockName::new("x").expect("a name"), Owner::new("me").expect("an owner"));
     let sql = tenure::mysql::check_sql("a  {owner}`", &lock, &owner, 1);

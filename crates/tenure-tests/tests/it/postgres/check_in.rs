@@ -91,6 +91,27 @@ fn sqlx_commits_while_its_lock_is_held() {
     });
 }
 
+#[test]
+fn a_connection_of_sqlx_is_taken_only_inside_a_transaction() {
+    on(async {
+        let schema = schema();
+        let guard =
+            locks(&SERVER.url(&schema), TTL).mutex("x").expect("a name").lock().await.expect("a guard");
+        work_in(&schema, "n int");
+        let pool = pool(&schema).await;
+        let mut transaction = pool.begin().await.expect("a transaction");
+        guard.check_in(&mut *transaction).await.expect("it is held");
+        let mut savepoint = sqlx::Connection::begin(&mut *transaction).await.expect("a savepoint");
+        guard.check_in(&mut *savepoint).await.expect("it is held");
+        savepoint.commit().await.expect("a commit");
+        transaction.commit().await.expect("a commit");
+
+        let mut connection = pool.acquire().await.expect("a connection");
+        let error = guard.check_in(&mut *connection).await.expect_err("no transaction");
+        assert!(error.is_unsupported() && said(&error).contains("sqlx's `begin`"), "{}", said(&error));
+    });
+}
+
 /// The database knows of the loss before the holder does.
 #[test]
 fn neither_driver_commits_once_the_database_has_another_holder() {
