@@ -39,5 +39,5 @@ async fn render(slots: &Semaphore, job: u32) -> tenure::Result<()> {
         tokio::time::sleep(Duration::from_millis(200)).await;
         println!("{me}: job {job} ends");
     });
-    rendered.await.map_err(tenure::Error::from)
+    rendered.await
 }
