@@ -78,27 +78,23 @@ impl Pages {
             "When the store last answered a refresh.",
             one(seen.looked_at.as_secs_f64()),
         );
-        let mut kinds: BTreeMap<&str, (u64, u64, Option<u64>)> = BTreeMap::new();
+        let mut kinds: BTreeMap<&str, [Option<u64>; 3]> = BTreeMap::new();
         for row in &seen.rows {
-            let (locks, holders, waiters) = kinds.entry(&row.kind).or_insert((0, 0, Some(0)));
-            *locks += 1;
-            *holders += row.holders.len() as u64;
-            *waiters = waiters.zip(row.waiting).map(|(sum, waiting)| sum + waiting);
+            let counts = kinds.entry(&row.kind).or_insert([Some(0); 3]);
+            for (sum, count) in counts.iter_mut().zip([Some(1), Some(row.holders.len() as u64), row.waiting])
+            {
+                *sum = sum.zip(count).map(|(sum, count)| sum + count);
+            }
         }
-        let by_kind = |of: fn(&(u64, u64, Option<u64>)) -> Option<u64>| {
-            let value = |(kind, counts): (&&str, &_)| {
-                Some((format!("{{kind={}}}", quoted(kind)), of(counts)? as f64))
+        let by_kind = |count: usize| {
+            let value = |(kind, counts): (&&str, &[Option<u64>; 3])| {
+                Some((format!("{{kind={}}}", quoted(kind)), counts[count]? as f64))
             };
             kinds.iter().filter_map(value).collect::<Vec<_>>()
         };
-        metric("tenure_locks", "gauge", "Held locks.", by_kind(|(locks, ..)| Some(*locks)));
-        metric("tenure_holders", "gauge", "Listed holders.", by_kind(|(_, holders, _)| Some(*holders)));
-        metric(
-            "tenure_waiters",
-            "gauge",
-            "Waiters, where the store can tell.",
-            by_kind(|(.., waiters)| *waiters),
-        );
+        metric("tenure_locks", "gauge", "Held locks.", by_kind(0));
+        metric("tenure_holders", "gauge", "Listed holders.", by_kind(1));
+        metric("tenure_waiters", "gauge", "Waiters, where the store can tell.", by_kind(2));
         metric(
             "tenure_observed_handovers_total",
             "counter",
