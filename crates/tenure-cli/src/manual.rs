@@ -9,8 +9,8 @@ With --json, one object on one line: `name`, `store`, `held`, `kind`, `permits` 
 (permits, or the number of holds; of a read-write lock, 1 reads).
 `status` adds, of an election and a job of this name, `leader` (`owner`, `fence`, `payload`) and
 `last_run` (`owner`, `host`, `fence`, `begun_ms`, `ended_ms`, `window_end_ms`, `outcome`: running,
-done, failed or lost, `code` (the exit code), `error`, `remaining_ms` of its lease, `succeeded_ms`, the
-end of its last success, and `is_open`, if its failure has opened the window again).
+done, failed or lost, `code` (the exit code), `error`, `remaining_ms` of its lease, `succeeded_ms`,
+the end of its last success, and `is_open`, if its failure has opened the window again).
 Unknown values are null. These two are not locks: if only they are in use, the lock is free.
 
 Exit status:
@@ -55,9 +55,9 @@ Examples:
   tenure stop --election api -w 1m";
 
 pub(crate) const LIST_CODES: &str = "\
-Running jobs and leaders have the kinds `job` and `election`. Where no terminal shows it, each lock is
-a line of name, kind, holders, waiters and permits, separated by tabs. Its texts are for people and may
-change; scripts use --json.
+Running jobs and leaders have the kinds `job` and `election`. Where no terminal shows it, each lock
+is a line of name, kind, holders, waiters and permits, separated by tabs. Its texts are for people
+and may change; scripts use --json.
 
 Exit status:
     0  all held locks were listed
@@ -76,8 +76,7 @@ and ZooKeeper until --forget. It is overdue from the end of that window until it
 
 With --json, an object for each: `name`, `store`, `schedule` (null if unknown), `last_run` as of
 `tenure status`, `next_ms` (Unix time), `overdue_ms` or null, and `runs`, newest first, at most ten,
-each with `begun_ms`, `ended_ms`, `host`, `fence`, `outcome`, `code` (the exit code) and `error` (its
-first line).
+each with `begun_ms`, `ended_ms`, `host`, `fence`, `outcome`, `code` (the exit code) and `error`.
 
 Exit status:
     0  listed, or forgotten
@@ -214,11 +213,14 @@ Fields of /locks.json, with times in milliseconds since 1970 and unknown values 
   handovers_per_second       during the last 30 s
   locks elections            each with name, kind, permits (used, all), foreign, the numbers held and
                              waiting, up to 100 holders and waiters (who, owner, detail, token,
-                             since_ms, left_ms, lease_ms), holds (who, token, from_ms, to_ms, end) and waits
-                             (at_ms, waiting: the new number); free locks stay while holds are known
-  jobs                       each with name and last (who, begun_ms, outcome: running, done, failed or
-                             lost, why, succeeded_ms: its last success, is_open: its window, after a
-                             failure, next_ms)
+                             since_ms, left_ms, lease_ms), holds (who, token, from_ms, to_ms, end)
+                             and waits (at_ms, waiting: the new number); free locks stay while holds
+                             are known
+  jobs                       each with name, schedule, overdue_ms, last (who, begun_ms, outcome:
+                             running, done, failed or lost, why, succeeded_ms: its last success,
+                             is_open: its window, after a failure, next_ms) and runs (begun_ms,
+                             ended_ms, host, outcome, code, why)
+  uses_trouble               why jobs and elections cannot be listed
 With ?after=MS, an earlier looked_ms, holds and waits contain only what has changed since.
 
 Exit status:

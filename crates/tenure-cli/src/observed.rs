@@ -1,5 +1,8 @@
 //! Locks as observed over successive scans: holders, hand-overs, and a history of holds and waits.
 
+#[cfg(feature = "serve")]
+mod saved;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::time::Duration;

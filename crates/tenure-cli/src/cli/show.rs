@@ -103,11 +103,15 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "N", default_value_t = 500)]
     pub(crate) series: usize,
 
-    /// Election whose leader the page shows; repeatable
+    /// File that keeps the histories while this program does not run
+    #[arg(long, value_name = "FILE")]
+    pub(crate) state: Option<std::path::PathBuf>,
+
+    /// Election that the page shows although it has never had a leader; repeatable
     #[arg(long, value_name = "NAME")]
     pub(crate) election: Vec<String>,
 
-    /// Job of --once-per whose last run and next window the page shows; repeatable
+    /// Job of --once-per that the page shows although it has never run; repeatable
     #[arg(long, value_name = "NAME")]
     pub(crate) job: Vec<String>,
 

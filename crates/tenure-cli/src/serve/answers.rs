@@ -6,13 +6,12 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tenure::LastRun;
 
 use super::Seen;
 use super::uses::Uses;
+use crate::clock;
 use crate::observed::{Observed, SPAN};
-use crate::table::{self, Party, Row};
-use crate::{clock, uses};
+use crate::table::{Party, Row};
 
 /// The page and what it loads, apart from `locks.json`.
 pub(super) const PAGE: &str = include_str!("page.html");
@@ -40,7 +39,9 @@ pub(super) struct Pages {
     pub(super) lacks_login: bool,
     pub(super) store: String,
     pub(super) prefix: String,
+    /// Elections and jobs that are shown although they have never been led or run.
     pub(super) elections: Vec<String>,
+    pub(super) jobs: Vec<String>,
     pub(super) every: Duration,
     /// Maximum number of locks with metrics of their own.
     pub(super) series: usize,
@@ -140,7 +141,7 @@ impl Pages {
         let recent = seen.locks.histories().filter(|(_, history)| history.is_recent(now));
         let mut locks: BTreeMap<&str, Option<&Row>> = recent.map(|(name, _)| (name, None)).collect();
         locks.extend(seen.locks.rows.iter().map(|row| (row.name.as_str(), Some(row))));
-        let election = |name: &String| lock(&seen.elections, name, seen.elections.row(name), now, after);
+        let election = |name: &str| lock(&seen.elections, name, seen.elections.row(name), now, after);
         let object = json!({
             "store": self.store,
             "prefix": self.prefix,
@@ -155,14 +156,14 @@ impl Pages {
             "uses_trouble": seen.uses.trouble,
             "handovers_per_second": seen.locks.handovers_per_second(),
             "locks": locks.iter().map(|(name, row)| lock(&seen.locks, name, *row, now, after)).collect::<Vec<_>>(),
-            "elections": self.elections.iter().map(election).collect::<Vec<_>>(),
-            "jobs": seen.jobs.iter().map(job).collect::<Vec<_>>(),
+            "elections": seen.uses.election_names(&self.elections).into_iter().map(election).collect::<Vec<_>>(),
+            "jobs": seen.uses.job_names(&self.jobs).into_iter().map(|name| seen.uses.job(name)).collect::<Vec<_>>(),
         });
         object.to_string()
     }
 }
 
-fn ms(time: Duration) -> u64 {
+pub(super) fn ms(time: Duration) -> u64 {
     time.as_millis() as u64
 }
 
@@ -210,26 +211,6 @@ fn lock(seen: &Observed, name: &str, row: Option<&Row>, now: Duration, after: u6
     })
 }
 
-/// A job with its last run. The window of that run ends when the next one begins.
-fn job((name, last): &(String, Option<LastRun>)) -> Value {
-    let since_1970 = |time| ms(clock::since_1970(time));
-    json!({
-        "name": name,
-        "last": last.as_ref().map(|run| {
-            let (outcome, why) = uses::outcome(&run.outcome);
-            json!({
-                "who": table::who(&run.owner),
-                "begun_ms": since_1970(run.begun),
-                "outcome": outcome,
-                "why": why.unwrap_or_default(),
-                "succeeded_ms": run.succeeded.map(since_1970),
-                "is_open": run.is_open,
-                "next_ms": since_1970(run.window.end),
-            })
-        }),
-    })
-}
-
 pub(super) fn quoted(text: &str) -> String {
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n"))
 }
@@ -245,6 +226,7 @@ mod tests {
             store: String::new(),
             prefix: String::new(),
             elections: Vec::new(),
+            jobs: Vec::new(),
             every: Duration::from_secs(5),
             series,
             is_local,

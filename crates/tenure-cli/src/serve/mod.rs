@@ -2,6 +2,7 @@
 //! renders the responses; `page.html`, `page.css` and `page.js` are the page.
 
 mod answers;
+mod state;
 mod uses;
 
 use std::future::{Future, poll_fn};
@@ -20,7 +21,7 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tenure::{Election, LastRun, Leader, Locks, OncePer};
+use tenure::Locks;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};
 
@@ -29,9 +30,9 @@ use crate::exit::{Failure, of_signal};
 use crate::look::Look;
 use crate::observed::Observed;
 use crate::signals::{END_THE_WAIT, Signals};
-use crate::table::{Party, Row, walk};
-use crate::uses::ANY_PERIOD;
+use crate::table::{Row, walk};
 use crate::{clock, output, store};
+use state::StateFile;
 use uses::Uses;
 
 /// Maximum concurrent clients, and the timeout of each.
@@ -50,7 +51,6 @@ struct Seen {
     locks: Observed,
     /// Elections as locks that their leaders hold.
     elections: Observed,
-    jobs: Vec<(String, Option<LastRun>)>,
     /// The pause after the last refresh.
     pause: Duration,
     uses: Uses,
@@ -60,12 +60,10 @@ struct Seen {
 struct Watched<'a> {
     locks: &'a Locks,
     prefix: &'a str,
-    elections: Vec<Election>,
-    jobs: Vec<OncePer>,
 }
 
-/// The result of one refresh: locks, leaders, and the last runs of jobs.
-type Looked = (Vec<Row>, Vec<Row>, Vec<(String, Option<LastRun>)>, Uses);
+/// The result of one refresh: locks, and jobs and elections.
+type Looked = (Vec<Row>, Uses);
 
 /// Serves until a signal arrives; returns the exit code.
 #[expect(clippy::disallowed_methods, reason = "a timer of this command's own")]
@@ -73,18 +71,14 @@ pub(crate) async fn serve(args: &Serve) -> Result<u8, Failure> {
     store::must_be_named(&args.locks.store, "a page of locks")?;
     let mut signals = Signals::catch(&END_THE_WAIT)?;
     let locks = store::open_existing(&args.locks.store)?;
-    let election = |name: &String| locks.election(name.as_str(), "");
-    let job = |name: &String| locks.once_per(name.as_str(), ANY_PERIOD);
-    let watched = Watched {
-        locks: &locks,
-        prefix: &args.locks.names,
-        elections: args.election.iter().map(election).collect::<tenure::Result<_>>()?,
-        jobs: args.job.iter().map(job).collect::<tenure::Result<_>>()?,
-    };
+    let watched = Watched { locks: &locks, prefix: &args.locks.names };
     let own = |error: io::Error| Failure::own(&format!("cannot listen at {}", args.listen), &error);
     let listener = TcpListener::bind(args.listen).await.map_err(own)?;
     let at = listener.local_addr().map_err(own)?;
-    let seen = Shared::default();
+    let of = [locks.url().to_owned(), format!("{}{}", args.locks.store.prefix, args.locks.names)];
+    let state = args.state.as_ref().map(|path| StateFile::open(path, of)).transpose()?;
+    let (mut state, seen) = state.unzip();
+    let seen: Shared = Arc::new(Mutex::new(seen.unwrap_or_default()));
     // Fail before announcing the address if the store is unreachable.
     let look = Look::begin();
     let found = match signals.or_end(store::unless_absent(&locks, watched.look())).await {
@@ -100,6 +94,9 @@ pub(crate) async fn serve(args: &Serve) -> Result<u8, Failure> {
             let look = Look::begin();
             locked(&seen).locks.looking = Some(look);
             record(&seen, watched.look().await, look, args.every);
+            if let Some(state) = &mut state {
+                state.keep(&locked(&seen), false);
+            }
         }
     };
     let (flags, lacks_login) = store::flags(&args.locks.store)?;
@@ -109,35 +106,24 @@ pub(crate) async fn serve(args: &Serve) -> Result<u8, Failure> {
         store: locks.url().to_owned(),
         prefix: args.locks.store.prefix.clone(),
         elections: args.election.clone(),
+        jobs: args.job.clone(),
         every: args.every,
         series: args.series,
         is_local: at.ip().is_loopback(),
     };
-    match signals.or_end(join(looks, answer_all(&listener, &page, &seen))).await {
-        Ok(_) => Ok(0),
-        Err(signal) => Ok(of_signal(signal)),
+    let ended = signals.or_end(join(looks, answer_all(&listener, &page, &seen))).await;
+    if let Some(state) = &mut state {
+        state.keep(&locked(&seen), true);
     }
+    Ok(ended.map_or_else(of_signal, |_| 0))
 }
 
 impl Watched<'_> {
     async fn look(&self) -> Result<Looked, Failure> {
         let found = walk(self.locks, self.prefix).await?;
-        let (mut leaders, mut runs) = (Vec::new(), Vec::new());
-        for election in &self.elections {
-            leaders.extend(election.leader().await?.map(|leader| row_of(election, leader)));
-        }
-        for job in &self.jobs {
-            runs.push((job.name().as_str().to_owned(), job.last().await?));
-        }
         let uses = Uses::look(self.locks, self.prefix).await?;
-        Ok((found.into_iter().map(|found| found.row).collect(), leaders, runs, uses))
+        Ok((found.into_iter().map(|found| found.row).collect(), uses))
     }
-}
-
-fn row_of(election: &Election, Leader { payload, fence, owner, .. }: Leader) -> Row {
-    let holder = Party { token: fence, detail: payload, ..Party::named(&owner) };
-    let name = election.name().as_str().to_owned();
-    Row { name, kind: "election".into(), holders: vec![holder], ..Row::default() }
 }
 
 fn locked(seen: &Shared) -> MutexGuard<'_, Seen> {
@@ -150,10 +136,10 @@ fn record(seen: &Shared, found: Result<Looked, Failure>, look: Look, every: Dura
     let (now, took) = (clock::unix(), look.took());
     seen.pause = look.pause(every, found.is_ok());
     match found {
-        Ok((rows, leaders, jobs, uses)) => {
+        Ok((rows, uses)) => {
             seen.locks.looked(Ok(rows), now, took);
-            seen.elections.looked(Ok(leaders), now, took);
-            (seen.jobs, seen.uses) = (jobs, uses);
+            seen.elections.looked(Ok(uses.leaders()), now, took);
+            seen.uses = uses;
         }
         Err(failure) => seen.locks.looked(Err(failure), now, took),
     }

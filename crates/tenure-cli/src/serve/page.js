@@ -289,7 +289,6 @@ function overview() {
   write(find("note"), found.length > SHOWN ? `and ${found.length - SHOWN} more: search for them`
     : found.length ? "" : locks.length ? "No lock matches the search." : "No lock is held, nor was in the last 10 minutes.");
   drawCards();
-  uses();
 }
 
 const counts = ["held", "waiting", "hand-overs/s", "leases expired"].map(name => [name, make("dd")]);
@@ -329,7 +328,8 @@ function drawCards() {
 
 function uses() {
   const elections = [...entries.values()].filter(entry => entry.kind === "election");
-  find("uses").hidden = !elections.length && !told.jobs.length;
+  write(find("use-note"), told.uses_trouble ? `Jobs and elections cannot be listed: ${told.uses_trouble}`
+    : elections.length + told.jobs.length ? "" : "No job has run, and no candidate has led.");
   arrange(find("use-rows"), elections);
   for (const row of [...find("use-rows").children]) if (!row.entry) row.remove();
   find("use-rows").append(...told.jobs.map(jobRow));
@@ -339,21 +339,23 @@ const SIGNS = { running: "▶ running", done: "✓ done", failed: "✕ failed", 
 const sign = ({ outcome }) => make(outcome === "failed" || outcome === "lost" ? "span.failed" : "span", SIGNS[outcome]);
 
 /** When the job may run again, and why then. */
-function next({ outcome, is_open, next_ms }) {
+function next({ outcome, is_open, next_ms }, overdue_ms) {
   const wait = next_ms - now();
+  if (overdue_ms !== null) return [`▲ overdue for ${span(-wait)}`, "no run in this window yet"];
   if (is_open || wait <= 0) return ["now", is_open ? "its window is open again" : "no run in this window yet"];
   const retried = outcome === "lost" ? ", or now by --retry-lost" : "";
   return [`in ${span(wait)}`, `next window, from ${moment(next_ms)}${retried}`];
 }
 
-function jobRow({ name, last }) {
+function jobRow({ name, schedule, overdue_ms, last }) {
   const run = make("span.cut.wide"), when = make("div.next", "not yet run");
   if (last) {
     run.append(sign(last), `, begun ${span(now() - last.begun_ms)} ago by ${last.who}${last.why && `: ${last.why}`}`);
-    const [at, why] = next(last);
-    when.replaceChildren(at, make("small.cut", why));
+    const [at, why] = next(last, overdue_ms);
+    when.replaceChildren(make(overdue_ms === null ? "span" : "span.failed", at), make("small.cut", why));
   }
-  return make("li.row.job", make("div.name", link(`job/${name}`, name), make("small.cut", "job")), run, when);
+  const kind = make("small.cut", schedule ? `job, ${schedule}` : "job");
+  return make("li.row.job", make("div.name", link(`job/${name}`, name), kind), run, when);
 }
 
 // --- One lock ----------------------------------------------------------------------------------------
@@ -406,14 +408,16 @@ const panel = (...inside) => make("section.panel", ...inside);
 
 function openPage(key) {
   const [kind, name] = [key.slice(0, key.indexOf("/")), key.slice(key.indexOf("/") + 1)];
-  const back = make("a", "← all locks");
-  back.href = "#";
+  const back = make("a", kind === "lock" ? "← all locks" : "← jobs and elections");
+  back.href = kind === "lock" ? "#" : "#uses";
   page = { key, name, state: make("p"), kind: make("small"), commands: make("div") };
   const title = make("div.title", make("h2", name), page.kind, page.state);
   const commands = panel(make("h3", "Commands"), page.commands);
   if (kind === "job") {
     page.run = make("dl.facts");
-    find("lock").replaceChildren(back, title, panel(make("h3", "Last run"), page.run), commands);
+    page.runs = make("ol.list");
+    find("lock").replaceChildren(back, title, panel(make("h3", "Last run"), page.run),
+      panel(make("h3", "Last runs, latest first"), page.runs), commands);
     return;
   }
   Object.assign(page, {
@@ -439,19 +443,24 @@ function point(event) {
 }
 
 function drawJob() {
-  const { last } = told.jobs.find(job => job.name === page.name) ?? {};
-  write(page.kind, "job");
-  write(page.state, last ? "" : "has not run, or is not watched (--job)");
+  const { last, runs = [], schedule, overdue_ms } = told.jobs.find(job => job.name === page.name) ?? {};
+  write(page.kind, schedule ? `job, ${schedule}` : "job");
+  write(page.state, last ? "" : "no run is recorded");
+  page.runs.replaceChildren(...runs.map(run => make("li",
+    make("span.when", moment(run.begun_ms)),
+    make("span.who", run.host, make("br"), make("small", run.why.split("\n")[0])),
+    make("span.span", run.ended_ms ? span(run.ended_ms - run.begun_ms) : "–"),
+    make("span.end", sign(run), run.code === null ? "" : `, code ${run.code}`))));
   const facts = [];
   if (last) {
-    const [at, why] = next(last), ago = ms => `${moment(ms)}, ${span(now() - ms)} ago`;
+    const [at, why] = next(last, overdue_ms), ago = ms => `${moment(ms)}, ${span(now() - ms)} ago`;
     facts.push(["Outcome", sign(last)], ["Cause", last.why], ["Begun", ago(last.begun_ms)], ["By", last.who],
       ["Last success", last.succeeded_ms ? ago(last.succeeded_ms) : "none is known"], ["May run", `${at}: ${why}`]);
   }
   const known = facts.filter(([, fact]) => fact);
   page.run.replaceChildren(...known.flatMap(([what, fact]) => [make("dt", what), make("dd", fact)]));
   const stop = last?.outcome === "running" ? [["stop", ["stop", "--job"]]] : [];
-  drawCommands(page.name, [["look", ["status"]], ...stop]);
+  drawCommands(page.name, [["look", ["jobs"]], ...stop]);
 }
 
 function drawPage() {
@@ -518,16 +527,19 @@ function state() {
 function show() {
   if (!told) return;
   state();
-  const key = addressed(), isPage = /^(lock|election|job)\//.test(key);
-  find("overview").hidden = isPage;
+  const key = addressed(), isPage = /^(lock|election|job)\//.test(key), isUses = /^(uses$|election\/|job\/)/.test(key);
+  find("overview").hidden = isPage || isUses;
+  find("uses").hidden = isPage || !isUses;
   find("lock").hidden = !isPage;
+  [...find("tabs").children].forEach((tab, at) => Boolean(at) === isUses ? tab.setAttribute("aria-current", "page") : tab.removeAttribute("aria-current"));
   if (isPage) {
     if (page?.key !== key) openPage(key);
     drawPage();
   } else {
     const from = entries.get(page?.key);
     page = null;
-    overview();
+    if (isUses) uses();
+    else overview();
     for (const row of visible) refresh(row.entry);
     from?.row?.querySelector("a").focus();
   }

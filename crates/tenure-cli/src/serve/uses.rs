@@ -1,11 +1,14 @@
-//! The jobs and elections of the store, as metrics.
+//! The jobs and elections of the store, as metrics and JSON.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
 
-use tenure::{ElectionStatus, Error, JobStatus, Locks};
+use serde_json::{Value, json};
+use tenure::{ElectionStatus, Error, JobStatus, Locks, PastRun};
 
-use super::answers::{Metrics, quoted};
-use crate::{clock, table, uses};
+use super::answers::{Metrics, ms, quoted};
+use crate::table::{self, Found, Row};
+use crate::{clock, uses};
 
 /// What one refresh found.
 #[derive(Debug, Default)]
@@ -85,5 +88,55 @@ impl Uses {
         let others = self.jobs.len().saturating_sub(series) + self.elections.len().saturating_sub(series);
         let help = "Jobs and elections without metrics of their own.";
         to.add("tenure_uses_without_series", "gauge", help, vec![(String::new(), others as f64)]);
+    }
+
+    /// The elections that somebody leads, as locks of their leaders.
+    pub(super) fn leaders(&self) -> Vec<Row> {
+        self.elections.iter().cloned().filter_map(Found::election).map(|found| found.row).collect()
+    }
+
+    /// The names of the elections: those found, and those asked for.
+    pub(super) fn election_names<'a>(&'a self, asked: &'a [String]) -> BTreeSet<&'a str> {
+        self.elections.iter().map(|one| one.name.as_str()).chain(asked.iter().map(String::as_str)).collect()
+    }
+
+    /// The names of the jobs: those found, and those asked for.
+    pub(super) fn job_names<'a>(&'a self, asked: &'a [String]) -> BTreeSet<&'a str> {
+        self.jobs.iter().map(|job| job.name.as_str()).chain(asked.iter().map(String::as_str)).collect()
+    }
+
+    /// A job with its last runs.
+    pub(super) fn job(&self, name: &str) -> Value {
+        let since_1970 = |time| ms(clock::since_1970(time));
+        let run = |run: &PastRun| {
+            let (outcome, why) = uses::outcome(&run.outcome);
+            json!({
+                "begun_ms": since_1970(run.begun),
+                "ended_ms": run.ended.map(since_1970),
+                "host": run.host,
+                "outcome": outcome,
+                "code": run.code,
+                "why": why.unwrap_or_default(),
+            })
+        };
+        let job = self.jobs.iter().find(|job| job.name.as_str() == name);
+        json!({
+            "name": name,
+            "schedule": job.and_then(|job| job.schedule.as_ref()),
+            "overdue_ms": job.and_then(|job| job.overdue).map(ms),
+            "runs": job.map_or_else(Vec::new, |job| job.runs.iter().map(run).collect()),
+            "last": job.map(|JobStatus { last, .. }| {
+                let (outcome, why) = uses::outcome(&last.outcome);
+                json!({
+                    "who": table::who(&last.owner),
+                    "begun_ms": since_1970(last.begun),
+                    "outcome": outcome,
+                    "why": why.unwrap_or_default(),
+                    "succeeded_ms": last.succeeded.map(since_1970),
+                    "is_open": last.is_open,
+                    "next_ms": since_1970(last.window.end),
+                })
+            }),
+        })
     }
 }

@@ -304,15 +304,17 @@ fn leaders_and_jobs_are_shown_with_their_next_window() {
     let _leader = env.start(env.tenure(elect));
     env.run(env.tenure(["run", "--once-per", "1h", "report", "--", "true"])).exits_with(0);
     env.run(env.tenure(["run", "--once-per", "20h", "broken", "-c", "exit 3"])).exits_with(3);
-    let watched = ["--election", "api", "--job", "report", "--job", "other", "--job", "broken"];
-    let (server, at) = serve(&env, &watched);
+    // Found in the store, except for one that has not run.
+    let (server, at) = serve(&env, &["--job", "other"]);
     let told = || serde_json::from_str::<Value>(&get(&at, "/locks.json")).expect("JSON");
     server.eventually("the leader is shown", || told()["elections"][0]["held"] == 1);
     assert_eq!(
-        (&told()["jobs"][0]["last"]["outcome"], &told()["jobs"][1]["last"]),
-        (&"done".into(), &Value::Null)
+        (&told()["jobs"][0]["runs"][0]["code"], &told()["jobs"][1]["last"], &told()["jobs"][2]["name"]),
+        (&3.into(), &Value::Null, &"report".into())
     );
     let page = browser(&env, &format!("http://{at}/"));
+    assert_shows(&page, &["No lock is held", "<main id=\"uses\" hidden=\"\">"]);
+    let page = browser(&env, &format!("http://{at}/#uses"));
     assert_shows(
         &page,
         &["#election%2Fapi", ", host-1:80</span>", "✓ done", "next window, from ", "not yet run"],
@@ -320,18 +322,48 @@ fn leaders_and_jobs_are_shown_with_their_next_window() {
     // A failure opens its window again.
     assert_shows(
         &page,
-        &["✕ failed", ": exit status: 3", "now<small class=\"cut\">its window is open again<"],
+        &["✕ failed", ": exit status: 3", "now</span><small class=\"cut\">its window is open again<"],
     );
     let page = browser(&env, &format!("http://{at}/#job%2Fbroken"));
     let facts = ["<dt>Cause</dt><dd>exit status: 3</dd>", "<dt>Last success</dt><dd>none is known</dd>"];
     assert_shows(
         &page,
-        &[&facts[..], &["now: its window is open again", ">tenure status -- broken<"]].concat(),
+        &[&facts[..], &["now: its window is open again", ">tenure jobs -- broken<", ", code 3</span>"]]
+            .concat(),
     );
     let page = browser(&env, &format!("http://{at}/#job%2Freport"));
     assert_shows(&page, &["<h2>report</h2>", "✓ done", " ago</dd><dt>May run</dt><dd>in "]);
     let page = browser(&env, &format!("http://{at}/#election%2Fapi"));
     assert_shows(&page, &[">Leader<", "host-1:80, token ", "tenure stop --election -- api"]);
+}
+
+#[test]
+fn a_history_survives_a_restart() {
+    let env = TestEnv::shared();
+    let held = env.start_script(&["--ttl", "1h"], "x", "READY; exec sleep 100");
+    let state = env.path("state").display().to_string();
+    let histories = |at: &str| lock_told(at, "x")["holds"].as_array().expect("holds").len();
+    let (first, at) = serve(&env, &["--state", &state]);
+    first.eventually("it is shown", || histories(&at) == 1);
+    held.signal(Signal::TERM);
+    held.wait().exits_with(143);
+    first.eventually("its end is shown", || lock_told(&at, "x")["holds"][0]["end"].is_string());
+    let told = lock_told(&at, "x")["holds"].clone();
+    first.signal(Signal::TERM);
+    first.wait().exits_with(143).says_nothing();
+    let (_second, at) = serve(&env, &["--state", &state]);
+    assert_eq!(lock_told(&at, "x")["holds"], told);
+    // Of another store, or something else.
+    let options = ["serve", "--listen", "127.0.0.1:0", "--state", &state];
+    env.run(env.tenure([&options[..], &["--prefix", "other:"]].concat()))
+        .exits_with(64)
+        .says("is the history of");
+    fs::write(&state, "x").expect("a file");
+    env.run(env.tenure(options)).exits_with(64).says("remove it");
+    let nowhere = env.path("no/state").display().to_string();
+    env.run(env.tenure(["serve", "--listen", "127.0.0.1:0", "--state", &nowhere]))
+        .exits_with(125)
+        .says("cannot write");
 }
 
 #[test]
