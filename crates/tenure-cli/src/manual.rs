@@ -268,7 +268,8 @@ Exit status:
    69  the store did not answer, or refused
    75  busy (-E chooses another code): with -n, or until the end of -w, the lock was held or the
        server in its restart-grace; or a run above this one holds the lock; or the job of --once-per
-       is running, or has run, died or lost its lock in this window (see --again, --retry-lost)
+       or --schedule is running, or has run, died or lost its lock in this window (see --again,
+       --retry-lost), or has missed it (--missed)
    79  the lease was lost, or --max-hold was reached; CMD was stopped or not started, or may have
        ended after the loss
   125  tenure itself failed
@@ -281,6 +282,8 @@ Environment of CMD:
   TENURE_OWNER   the owner that holds it
   TENURE_FENCE   the fencing token, which grows with each grant
   TENURE_TTL_MS  the lease in milliseconds
+  TENURE_WINDOW  of a job: the beginning of its window, in seconds since 1970
+  TENURE_LATE_MS of a job: how long after that the run began
   TENURE_HELD    the owners of all locks that CMD runs under, /ID if only the id differs from the one
                  before. A nested run that waits without -w for a lock of one of them exits with 75
                  (or -E)
@@ -339,6 +342,7 @@ Examples:
   tenure run --also accounts ledger -- ./book.sh
   tenure run --once-per 1d -E 0 digest -- ./send-digest.sh
   tenure run --once-per 1d --again digest -- ./send-digest.sh   # by hand
+  tenure run --schedule '0 2 * * *' --zone Europe/Berlin --forever digest -- ./send-digest.sh
   tenure run -n --splay 10s --min-hold 1m --max-hold 1h hourly -c 'make report && make mail'";
 
 pub(crate) const ELECT_MANUAL: &str = "\

@@ -4,13 +4,14 @@
     reason = "a timer of this command's own; the clock of leases is the library's"
 )]
 
+use std::future::pending;
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
-use tenure::{Frees, LastRun, LockName, Locks, Outcome};
+use tenure::{Frees, LastRun, LockName, Locks, OncePer, Outcome, Period};
 use tokio::time::sleep;
 
-use crate::cli::Run;
+use crate::cli::{Missed, Run};
 use crate::exit::{self, Failure, of_signal};
 use crate::held::Held;
 use crate::output::{Span, Voice};
@@ -29,8 +30,9 @@ async fn under_lock(args: &Run, voice: Voice) -> Result<u8, Failure> {
     let (mut signals, _too_large) = work::signals()?;
     let request = &args.request;
     check_holds(args)?;
-    if args.once_per.is_some() {
-        store::must_be_named(&args.store, "--once-per")?;
+    let period = period(args)?;
+    if period.is_some() {
+        store::must_be_named(&args.store, "a job")?;
     }
     let lease = args.max_hold.map_or(request.ttl, |most| most.min(request.ttl));
     let grace = work::grace(&args.job, lease);
@@ -48,17 +50,23 @@ async fn under_lock(args: &Run, voice: Voice) -> Result<u8, Failure> {
         return Ok(of_signal(signal));
     }
     let (min_hold, job) = (args.min_hold, &args.job);
+    let once = period.map(|period| job_of(args, &locks, period)).transpose()?;
+    let work = {
+        let (locks, url, name, ttl) = (&locks, &*url, &*request.name, request.ttl);
+        Work { locks, url, name, ttl, grace, min_hold, job, voice }
+    };
+    if let Some(once) = once.as_ref().filter(|_| args.forever) {
+        return forever(once, &work, &mut signals).await;
+    }
     let mut is_rerun = false;
     loop {
-        let held = match args.once_per {
-            Some(period) => begin(args, &locks, period, is_rerun, &mut signals).await?,
+        let held = match &once {
+            Some(once) => begin(args, &locks, once, is_rerun, &mut signals).await?,
             None => {
                 let wanted = Wanted { request, also: &args.also, locks: &locks, voice, is_rerun };
                 wanted.take(&mut signals).await?.map(Held::Locks)
             }
         };
-        let (locks, url, name, ttl) = (&locks, &*url, &*request.name, request.ttl);
-        let work = Work { locks, url, name, ttl, grace, min_hold, job, voice };
         match held {
             Err(code) => return Ok(code),
             Ok(held) => match work.once(held, &mut signals).await? {
@@ -72,16 +80,62 @@ async fn under_lock(args: &Run, voice: Voice) -> Result<u8, Failure> {
     }
 }
 
+/// The windows of --once-per or --schedule.
+fn period(args: &Run) -> Result<Option<Period>, Failure> {
+    let Some(period) = args.schedule.as_ref().or(args.once_per.as_ref()) else { return Ok(None) };
+    let period = match &args.zone {
+        Some(zone) => period.clone().in_zone(zone)?,
+        None => period.clone(),
+    };
+    Ok(Some(match args.missed {
+        Missed::Run => period,
+        Missed::Within(open_for) => period.open_for(open_for),
+    }))
+}
+
+fn job_of(args: &Run, locks: &Locks, period: Period) -> Result<OncePer, Failure> {
+    let frees = if args.retry_lost { Frees::FailureOrLoss } else { Frees::Failure };
+    Ok(locks.once_per(&args.request.name, period)?.frees(frees).again(args.again))
+}
+
+/// Runs the job in each window, until a signal ends it; returns the exit code.
+async fn forever(once: &OncePer, work: &Work<'_>, signals: &mut Signals) -> Result<u8, Failure> {
+    let Work { locks, voice, .. } = *work;
+    // A store that refuses from the start needs its user. One that is away is waited for.
+    match signals.or_end(once.last()).await {
+        Ok(Err(error)) if !error.is_unreachable() && !error.is_unknown() => return Err(error.into()),
+        Ok(_) => {}
+        Err(signal) => return Ok(of_signal(signal)),
+    }
+    voice.detail(format_args!("waiting for the windows of job {:?}, in store {}", once.name(), locks.url()));
+    loop {
+        let mut ended_by = None;
+        let end = async { ended_by = signals.or_end(pending::<()>()).await.err() };
+        let Some(turn) = once.begin_until(end).await? else {
+            return Ok(ended_by.map_or(exit::OWN, of_signal));
+        };
+        let late = Span(turn.late_by());
+        voice.detail(format_args!("job {:?} begins {late} after the start of its window", once.name()));
+        match work.once(Held::Turn(turn), signals).await {
+            Ok(Ended::Told(code)) => return Ok(code),
+            // A loss has been reported.
+            Ok(Ended::Code(0) | Ended::Lost) => {}
+            Ok(Ended::Code(code)) => {
+                voice.say(format_args!("job {:?} failed: exit code {code}", once.name()))
+            }
+            Err(failure) => voice.say(failure.message),
+        }
+    }
+}
+
 /// Begins the job unless it has run in this window; otherwise reports that run and returns the exit code.
 async fn begin(
     args: &Run,
     locks: &Locks,
-    period: Duration,
+    once: &OncePer,
     is_rerun: bool,
     signals: &mut Signals,
 ) -> Result<Result<Held, u8>, Failure> {
-    let frees = if args.retry_lost { Frees::FailureOrLoss } else { Frees::Failure };
-    let once = locks.once_per(&args.request.name, period)?.frees(frees).again(args.again);
     let begun = async {
         Ok::<_, Failure>(match is_rerun {
             true => once.try_begin().await?,
@@ -96,7 +150,13 @@ async fn begin(
                 Err(error) if args.again && error.is_refused() => None,
                 last => last?.filter(|last| !args.again || last.outcome == Outcome::Running),
             };
-            let was = if args.again { "was running" } else { "has begun in this window" };
+            let has_passed = |last: &LastRun| clock::since_1970(last.window.end) <= clock::unix();
+            let was = match last.as_ref().is_none_or(has_passed) {
+                true if args.again => "was running",
+                true if args.missed != Missed::Run => "missed its window (--missed)",
+                _ => "has begun in this window",
+            };
+            let last = last.filter(|last| !has_passed(last) || last.outcome == Outcome::Running);
             args.output.voice().say(
                 last.map_or_else(|| format!("job {:?} {was}", once.name()), |last| told(once.name(), &last)),
             );

@@ -66,6 +66,8 @@ fn words(job: &Job) -> Cow<'_, [OsString]> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
     Code(u8),
+    /// After a signal to end, which was passed on.
+    Told(u8),
     /// The lease was lost, and the command was stopped or not started.
     Lost,
 }
@@ -73,7 +75,7 @@ pub(crate) enum Ended {
 impl Ended {
     pub(crate) fn code(self) -> u8 {
         match self {
-            Self::Code(code) => code,
+            Self::Code(code) | Self::Told(code) => code,
             Self::Lost => exit::LOST,
         }
     }
@@ -133,6 +135,7 @@ impl Work<'_> {
         };
         let ended = watch.until_it_ends(held.stop_requested(self.locks)).await;
         let told_to_end = watch.told_to_end;
+        let by_signal = told_to_end && watch.stopped_by.is_none();
         if let Some(StopRequest { by, reason, .. }) = watch.stopped_by.take() {
             let separator = if reason.is_empty() { "" } else { ": " };
             voice.say(format_args!("asked to stop by {}{separator}{reason}", table::who(&by)));
@@ -150,11 +153,16 @@ impl Work<'_> {
                 drop(held);
                 voice.say(format_args!("{why}; the command was stopped"));
                 // After a signal to end, do not start over.
-                return Ok(if told_to_end { Ended::Code(exit::LOST) } else { Ended::Lost });
+                return Ok(match (by_signal, told_to_end) {
+                    (true, _) => Ended::Told(exit::LOST),
+                    (false, true) => Ended::Code(exit::LOST),
+                    (false, false) => Ended::Lost,
+                });
             }
         };
         let least = self.min_hold.filter(|_| !told_to_end).unwrap_or_default();
-        Ok(self.release(held, status, least.saturating_sub(clock::now() - granted), signals).await)
+        let ended = self.release(held, status, least.saturating_sub(clock::now() - granted), signals).await;
+        Ok(if by_signal { Ended::Told(ended.code()) } else { ended })
     }
 
     /// Sets the environment of the command.
@@ -165,6 +173,12 @@ impl Work<'_> {
             .env("TENURE_OWNER", guard.owner().to_string())
             .env("TENURE_FENCE", guard.fence().to_string())
             .env("TENURE_TTL_MS", self.ttl.as_millis().to_string());
+        if let Held::Turn(turn) = held {
+            let window = clock::since_1970(turn.window().start).as_secs();
+            command
+                .env("TENURE_WINDOW", window.to_string())
+                .env("TENURE_LATE_MS", turn.late_by().as_millis().to_string());
+        }
         // A nested run then refuses its store instead of using another one.
         if let Some(url) = std::env::var(store::STORE_URL).ok().and_then(|url| without_password(&url)) {
             command.env(store::STORE_URL, url);

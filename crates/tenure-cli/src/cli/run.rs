@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use clap::Args;
 use rustix::process::Signal;
+use tenure::Period;
 
 use super::{Request, Store, Verbosity};
-use crate::duration::duration;
+use crate::duration::{duration, some_time};
 use crate::manual::*;
 
 #[derive(Args, Debug)]
@@ -41,23 +42,52 @@ pub(crate) struct Run {
 
     /// Run CMD at most once per period, on whichever host asks first
     ///
-    /// Periods count from 1970: 1h is once in each hour, UTC. A CMD that failed may run again in
-    /// its window. Implies -n, so it takes no -w. Not on a quorum. On etcd and ZooKeeper the clock of
-    /// this host decides which period it is: where clocks differ, CMD runs early or late by the
-    /// difference, but no more often.
+    /// Periods count from 1970: 1h is once in each hour, UTC. 1w begins on Monday and 1mo on the first of
+    /// the month. A CMD that failed may run again in its window. Implies -n, so it takes no -w. Not on a
+    /// quorum. On etcd and ZooKeeper the clock of this host decides which period it is: where clocks
+    /// differ, CMD runs early or late by the difference, but no more often.
     ///
     /// NAME is then the name of a job and not of a lock: `tenure status` prints its last run, and
     /// `tenure stop --job` stops it.
-    #[arg(long, value_name = "PERIOD", value_parser = duration, conflicts_with_all = ["kind", "also", "wait", "unfenced", "min_hold"], help_heading = "Lock")]
-    pub(crate) once_per: Option<Duration>,
+    #[arg(long, value_name = "PERIOD", value_parser = period, group = "window", conflicts_with_all = ["kind", "also", "wait", "unfenced", "min_hold"], help_heading = "Lock")]
+    pub(crate) once_per: Option<Period>,
 
-    /// Run CMD although the job of --once-per has run in its window, died or lost its lock
+    /// As --once-per, with a window that begins at each time of a cron line, as in "0 2 * * MON-FRI"
+    ///
+    /// Five fields with names, L for the last day of the month, @hourly, @daily, @weekly, @monthly or
+    /// @yearly. Times are UTC without --zone.
+    #[arg(long, value_name = "CRON", value_parser = cron, group = "window", conflicts_with_all = ["kind", "also", "wait", "unfenced", "min_hold"], help_heading = "Lock")]
+    pub(crate) schedule: Option<Period>,
+
+    /// The time zone of --schedule, or of --once-per 1d, 1w or 1mo, such as Europe/Berlin
+    ///
+    /// A time that is skipped when the clocks are set runs at that moment, and one that comes twice runs
+    /// once. A schedule of every hour counts the hours that pass instead.
+    #[arg(long, value_name = "ZONE", requires = "window", help_heading = "Lock")]
+    pub(crate) zone: Option<String>,
+
+    /// Whether to run CMD late in a window in which it has not run: run, skip, or a time
+    ///
+    /// `run`: as long as the window lasts. `skip`: only in its first minute. A DURATION: only in this time
+    /// after its beginning. This also limits when a CMD that failed runs again.
+    #[arg(long, value_name = "WHAT", default_value = "run", value_parser = missed, requires = "window", help_heading = "Lock")]
+    pub(crate) missed: Missed,
+
+    /// Stay in the foreground and run CMD in each window: the scheduler, on as many hosts as you like
+    ///
+    /// A CMD that failed runs again 10s after its window began, and then after pauses that double up to 5m
+    /// or a tenth of the window. INT, TERM, HUP and QUIT end the wait for a window; while CMD runs they are
+    /// passed on to it, and end the scheduler with it. An absent store is waited for.
+    #[arg(long, requires = "window", conflicts_with = "again", help_heading = "Lock")]
+    pub(crate) forever: bool,
+
+    /// Run CMD although the job has run in its window, died or lost its lock
     ///
     /// For a run by hand. It never runs beside another run: while one runs, the exit code is 75. It
     /// counts for the present window or, if a clock was wrong, for that of the last run up to two
     /// windows ahead; a closed window stays closed if it fails. It replaces a record that lies further
     /// ahead, or that cannot be read.
-    #[arg(long, requires = "once_per", help_heading = "Lock")]
+    #[arg(long, requires = "window", help_heading = "Lock")]
     pub(crate) again: bool,
 
     /// Wait for the lock again and rerun CMD after the lock was lost
@@ -77,6 +107,36 @@ pub(crate) struct Run {
 
     #[command(flatten)]
     pub(crate) store: Store,
+}
+
+/// How late CMD may run in its window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Missed {
+    Run,
+    Within(Duration),
+}
+
+fn missed(text: &str) -> Result<Missed, String> {
+    match text {
+        "run" => Ok(Missed::Run),
+        "skip" => Ok(Missed::Within(Duration::from_secs(60))),
+        _ => some_time(text)
+            .map(Missed::Within)
+            .map_err(|_| "expected run, skip, or a duration such as 10m".to_owned()),
+    }
+}
+
+/// Reads a period: a duration, a week or a month.
+fn period(text: &str) -> Result<Period, String> {
+    match text {
+        "1w" => Ok(Period::weekly(Duration::ZERO)),
+        "1mo" => Period::monthly(Duration::ZERO).map_err(|error| error.to_string()),
+        _ => duration(text).map(Period::every).map_err(|error| format!("{error}, or 1w or 1mo")),
+    }
+}
+
+fn cron(text: &str) -> Result<Period, String> {
+    Period::cron(text).map_err(|error| error.to_string())
 }
 
 /// The command, and how it is ended.

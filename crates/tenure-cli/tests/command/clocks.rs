@@ -96,3 +96,63 @@ fn fifty_hosts_whose_clocks_differ_run_a_job_at_most_once_in_each_period() {
         env.path("again").exists()
     });
 }
+
+/// A zone file with one offset to the east of UTC, in hours.
+fn zone_file(hours: i32) -> Vec<u8> {
+    let block = |version: u8| {
+        let mut block = [b"TZif".as_slice(), &[version], &[0; 15]].concat();
+        // No leap seconds and transitions; one type with one name.
+        [0_u32, 0, 0, 0, 1, 4].iter().for_each(|count| block.extend(count.to_be_bytes()));
+        block.extend((hours * 3_600).to_be_bytes());
+        block.extend([0, 0]);
+        block.extend(b"XXX\0");
+        block
+    };
+    [block(b'2'), block(b'2'), format!("\nXXX-{hours}\n").into_bytes()].concat()
+}
+
+#[test]
+fn schedulers_on_hosts_with_other_clocks_and_zones_run_each_window_once() {
+    let (env, server) = (TestEnv::new(), Server::start());
+    let (library, url) = (shim(&env), server.url());
+    for (zone, hours) in [("one", 1), ("two", 2)] {
+        fs::create_dir_all(env.path(zone).join("Europe")).expect("a directory");
+        fs::write(env.path(zone).join("Europe/Berlin"), zone_file(hours)).expect("a file");
+    }
+    // Hosts that are two hours behind and three ahead.
+    let every =
+        ["--store", &url, "--once-per", "2s", "--forever", "every", "-c", "echo $TENURE_WINDOW >> every"];
+    let hosts: Vec<_> = [-7_200, 0, 10_800]
+        .iter()
+        .map(|seconds| env.start(with_offset(&library, env.tenure_run_command(every), *seconds)))
+        .collect();
+    // Windows that began six hours ago on one of them, and seven on the other, where it then has run too.
+    let hour = (Duration::try_from(rustix::time::clock_gettime(rustix::time::ClockId::Realtime))
+        .expect("after 1970")
+        .as_secs()
+        / 3_600
+        + 20)
+        % 24;
+    let cron = format!("0 {hour} * * *");
+    let nightly = |zone: &str| {
+        let options = ["--store", &url, "--schedule", &cron, "--zone", "Europe/Berlin"];
+        let mut command =
+            env.tenure_run_command(options.iter().chain(&["nightly", "-c", "echo $TENURE_WINDOW"]));
+        command.env("TZDIR", env.path(zone));
+        env.run(command)
+    };
+    let window = nightly("one").exits_with(0).stdout.trim().parse::<u64>().expect("a time");
+    assert_eq!((window / 3_600 + 1) % 24, hour, "the zone file of this host counts");
+    nightly("two").exits_with(75).says("has run in this window");
+    nightly("one").exits_with(75).says("has run in this window");
+
+    eventually("five windows", Duration::from_secs(60), || env.read("every").lines().count() >= 5);
+    for host in hosts {
+        host.signal(Signal::TERM);
+        let said = host.wait();
+        assert!(matches!(said.code(), Some(0 | 143)), "{said:?}");
+    }
+    let mut runs = BTreeMap::<_, u32>::new();
+    env.read("every").lines().for_each(|window| *runs.entry(window.to_owned()).or_default() += 1);
+    assert!(runs.values().all(|count| *count == 1), "{runs:?}");
+}

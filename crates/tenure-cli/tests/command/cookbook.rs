@@ -79,6 +79,18 @@ fn cron_on_many_hosts_runs_a_job_once_in_an_hour() {
 }
 
 #[test]
+fn a_scheduler_runs_the_job_of_its_night() {
+    let env = TestEnv::shared();
+    program(&env, "report", "echo ran >> report.log; echo $PPID > parent");
+    let host = start(&env, "forever", &[]);
+    host.eventually("it has run", || env.read("parent").ends_with('\n'));
+    kill_process(env.pid("parent"), Signal::TERM).expect("it waits for the next night");
+    let said = host.wait();
+    assert!(matches!(said.code(), Some(0 | 143)), "{said:?}");
+    assert_eq!(env.read("report.log"), "ran\n");
+}
+
+#[test]
 fn one_pipeline_deploys_at_a_time_and_a_cancelled_one_ends() {
     let env = TestEnv::new();
     program(&env, "deploy", SPAN);

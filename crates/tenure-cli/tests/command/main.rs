@@ -34,6 +34,7 @@ mod planted_setups;
 mod postgres;
 mod prometheus;
 mod redis;
+mod schedule;
 mod serve;
 mod signals;
 mod split;

@@ -62,6 +62,44 @@ fn a_job_runs_once_in_each_window_whoever_asks() {
     });
 }
 
+/// Waits until there were runs in this many windows.
+async fn have_run(runs: &Runs, windows: usize) {
+    while runs.lock().expect("no panic").len() < windows {
+        tokio::time::sleep(ms(20)).await;
+    }
+}
+
+#[test]
+fn schedulers_run_each_window_once_and_one_is_dropped() {
+    everywhere(|store| {
+        async move {
+            let runs = Runs::default();
+            let schedulers = (0..3).map(|at| {
+                let (locks, runs) = (store.client(), Arc::clone(&runs));
+                tokio::spawn(async move {
+                    let job = locks.once_per("each", ms(300)).expect("a name");
+                    let run = job.run_each_until(have_run(&runs, 7), async |turn| {
+                        *runs.lock().expect("no panic").entry(turn.window().start).or_default() += 1;
+                        tokio::time::sleep(ms(100)).await;
+                        Ok::<_, fmt::Error>(())
+                    });
+                    match at {
+                        0 => drop(select(Box::pin(run), Box::pin(have_run(&runs, 3))).await),
+                        _ => run.await.expect("an answer"),
+                    }
+                })
+            });
+            let all = join_all(schedulers.collect::<Vec<_>>());
+            for scheduler in tokio::time::timeout(SOON, all).await.expect("seven windows") {
+                scheduler.expect("no panic");
+            }
+            let runs = runs.lock().expect("no panic");
+            assert!(runs.values().all(|count| *count == 1), "{}: {runs:?}", store.name);
+        }
+        .boxed()
+    });
+}
+
 #[test]
 fn clocks_that_differ_do_not_run_a_job_twice_in_a_window() {
     let server = Server::start();
