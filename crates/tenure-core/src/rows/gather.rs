@@ -41,11 +41,9 @@ pub(super) struct Gathered {
     names: [VecDeque<String>; SORTS],
     /// Changes for the next writes: those that need no disk, and the others.
     writes: [VecDeque<(LockKey, RowChange)>; 2],
-    /// The halves of batches that failed.
     pub(super) halves: Vec<RowBatch>,
 }
 
-/// A batch for one statement.
 pub(super) enum RowBatch {
     Change(SoleVerb, Vec<SoleChange>),
     Write(Vec<(LockKey, RowChange)>),

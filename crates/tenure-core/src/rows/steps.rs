@@ -381,7 +381,6 @@ impl StatementWorker {
     }
 }
 
-/// The requests that leave together.
 #[derive(Default)]
 struct ReadyLocks {
     changes: [Vec<SoleChange>; 3],
