@@ -281,6 +281,15 @@ impl Hold {
         Ok(Loss(Owned::new(lent.held().lost())))
     }
 
+    /// How many seconds after the start of its window the run of a job began.
+    fn late_by(&self) -> PyResult<f64> {
+        let lent = self.lend()?;
+        Ok(match lent.held() {
+            Held::Turn(turn) => turn.late_by().as_secs_f64(),
+            _ => 0.0,
+        })
+    }
+
     /// Waits until a leader or the runner of a job is asked to stop, as `Locks.stop_requested`.
     fn stop_requested(&self) -> PyResult<Op> {
         self.until_asked(None)

@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tenure::{CacheValue, Change, Entry, Frees, Observer, Outage, Overdue, Period};
+use tokio::sync::watch;
 
 use crate::error;
 use crate::guard::Held;
@@ -291,6 +292,24 @@ impl OncePer {
         }))
     }
 
+    /// Waits until the job may begin, and begins it: a hold, or `None` once `stop` is set.
+    fn begin_until(&self, stop: &Stop) -> PyResult<Op> {
+        let (job, root) = (self.job.get()?.clone(), Arc::clone(self.root.get()?));
+        let (failed, mut stopped) = (Arc::clone(&self.failed), stop.0.get()?.subscribe());
+        Ok(Op::new(async move {
+            let end = async move {
+                // An error means that nobody can set it any more.
+                let _ = stopped.wait_for(|stopped| *stopped).await;
+            };
+            let turn = job.begin_until(end).await;
+            let error = turn.is_err().then(|| lock(&failed).take()).flatten();
+            match error {
+                Some(error) => raised(error),
+                None => guarded(root, turn.map(|turn| turn.map(|turn| Held::Turn(Box::new(turn))))),
+            }
+        }))
+    }
+
     fn last(&self) -> PyResult<Op> {
         let job = self.job.get()?.clone();
         Ok(Op::new(
@@ -310,6 +329,23 @@ impl OncePer {
     fn reset(&self) -> PyResult<Op> {
         let job = self.job.get()?.clone();
         Ok(Op::new(async move { done(job.reset().await) }))
+    }
+}
+
+/// Ends the waits of jobs for their windows, without the loss of a run.
+#[pyclass(frozen, module = "tenure._native")]
+pub struct Stop(Owned<watch::Sender<bool>>);
+
+#[pymethods]
+impl Stop {
+    #[new]
+    fn new() -> Self {
+        Self(Owned::new(watch::Sender::new(false)))
+    }
+
+    fn set(&self) -> PyResult<()> {
+        self.0.get()?.send_replace(true);
+        Ok(())
     }
 }
 

@@ -366,6 +366,10 @@ class Turn(Guard):
         start, end = self._hold.window or (0.0, 0.0)
         return datetime.fromtimestamp(start, timezone.utc), datetime.fromtimestamp(end, timezone.utc)
 
+    def late_by(self) -> float:
+        """How many seconds after the start of its window the run began, by the clock of the store."""
+        return self._hold.late_by()
+
     def fail(self, why: object) -> None:
         """Ends the run as failed."""
         run(self._hold.fail(_text(why)))

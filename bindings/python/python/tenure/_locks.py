@@ -16,6 +16,7 @@ from ._wait import Seconds, block, granted, optional_seconds, run, seconds, wait
 
 if TYPE_CHECKING:
     import builtins
+    import threading
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
     from types import TracebackType
 
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
     from ._caches import Cache, Codec, Fill
     from ._decorators import Caching
-    from ._uses import Election, OncePer, Period
+    from ._jobs import Job
+    from ._uses import Election, OncePer, Period, Zone
     from ._values import ForcedRelease, JobStatus, Metrics, Status, StopRequest
     from .compat.redis import Lock as RedisLock
 
@@ -162,6 +164,7 @@ class Locks:
         self._options: Options = options
         self._handle: Optional[_native.Locks] = None
         self._generation = -1
+        self._jobs: list[Job] = []
         self._opened()
 
     def _opened(self) -> _native.Locks:
@@ -466,6 +469,56 @@ class Locks:
         from ._uses import OncePer
 
         return OncePer(self._opened, name, period, optional_seconds(open_for), reopens_on, again)
+
+    def job(
+        self,
+        name: str,
+        period: Optional[Period] = None,
+        *,
+        cron: Optional[str] = None,
+        zone: Optional[Zone] = None,
+        open_for: Optional[Seconds] = None,
+        reopens_on: str = "failure",
+    ) -> Callable[[F], F]:
+        """A decorator that declares a job, which `run_jobs` runs in each of its windows: those of a cron expression,
+        or of a `period`. Other arguments as for `once_per`. If the function has a parameter `turn`, it gets the
+        `Turn`.
+
+        >>> import tenure
+        >>> locks = tenure.connect("memory:")
+        >>> @locks.job("nightly", cron="0 2 * * *", zone="Europe/Berlin")
+        ... def nightly(turn):
+        ...     print("the window began at", turn.window[0])
+        """
+        from . import _uses
+        from ._jobs import Job
+
+        if (cron is None) == (period is None) or (cron is None and zone is not None):
+            raise InvalidError(f"job {name}: expected a cron expression, perhaps with a zone, or a period")
+        windows = period if cron is None else _uses.cron(cron, zone)
+        once_per = self.once_per(name, cast("Period", windows), open_for=open_for, reopens_on=reopens_on)
+
+        def declare(function: F) -> F:
+            self._jobs.append(Job(function, once_per))
+            return function
+
+        return declare
+
+    def run_jobs(self, stop: Optional[threading.Event] = None) -> None:
+        """Runs the declared jobs, each in a thread, in each of their windows, until `stop` is set or Ctrl-C. A run in
+        progress is finished first. Any number of processes may do this; one of them runs each window, and failures
+        are logged and repeated."""
+        import threading
+
+        from ._jobs import run
+
+        run(self._jobs, threading.Event() if stop is None else stop)
+
+    async def arun_jobs(self) -> None:
+        """Like `run_jobs`, in an event loop, for async functions, until the task is cancelled."""
+        from ._jobs import arun
+
+        await arun(self._jobs)
 
     def election(self, name: str, payload: str = "") -> Election:
         """An election of one leader among many candidates: see `Election`. `payload` tells others how to reach
