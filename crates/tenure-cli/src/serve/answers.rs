@@ -1,13 +1,13 @@
 //! The responses: Prometheus metrics, JSON, and the page.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 use std::net::IpAddr;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use super::Seen;
+use super::series::{Metrics, ms, quoted};
 use super::uses::Uses;
 use crate::clock;
 use crate::observed::{Observed, SPAN};
@@ -19,19 +19,6 @@ pub(super) const STYLE: &str = include_str!("page.css");
 pub(super) const SCRIPT: &str = include_str!("page.js");
 /// Maximum holders and waiters listed per lock.
 const LISTED: usize = 100;
-
-/// The text that Prometheus scrapes.
-#[derive(Default)]
-pub(super) struct Metrics(String);
-
-impl Metrics {
-    pub(super) fn add(&mut self, name: &str, kind: &str, help: &str, values: Vec<(String, f64)>) {
-        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
-        for (labels, value) in values {
-            let _ = writeln!(self.0, "{name}{labels} {value}");
-        }
-    }
-}
 
 pub(super) struct Pages {
     /// The flags of commands that the page offers, and whether the store's login is missing there.
@@ -163,10 +150,6 @@ impl Pages {
     }
 }
 
-pub(super) fn ms(time: Duration) -> u64 {
-    time.as_millis() as u64
-}
-
 /// A lock or an election with its history, whether it is held or not.
 fn lock(seen: &Observed, name: &str, row: Option<&Row>, now: Duration, after: u64) -> Value {
     let history = seen.history(name);
@@ -209,10 +192,6 @@ fn lock(seen: &Observed, name: &str, row: Option<&Row>, now: Duration, after: u6
         })).collect::<Vec<_>>(),
         "waits": waits.map(|(at, count)| json!({ "at_ms": ms(*at), "waiting": count })).collect::<Vec<_>>(),
     })
-}
-
-pub(super) fn quoted(text: &str) -> String {
-    format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n"))
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //! renders the responses; `page.html`, `page.css` and `page.js` are the page.
 
 mod answers;
+mod series;
 mod state;
 mod uses;
 

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use serde_json::{Value, json};
 use tenure::{ElectionStatus, Error, JobStatus, Locks, PastRun};
 
-use super::answers::{Metrics, ms, quoted};
+use super::series::{Metrics, ms, quoted};
 use crate::table::{self, Found, Row};
 use crate::{clock, uses};
 
