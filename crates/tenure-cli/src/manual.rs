@@ -124,9 +124,11 @@ pub(crate) const BENCH_MANUAL: &str = "\
 Measures four operations, alternating with the bare commands that they replace: acquiring and
 releasing a free lock, clients taking turns at one lock, the hand-over from one client to a waiter,
 and the renewal of a lease. The bare commands are SET NX PX with a script that compares and deletes,
-polled every 5 ms while the lock is busy, and PEXPIRE; on a quorum they go to all members at once;
-in a directory they are flock and a file that is written and renamed. They wait for no replicas,
-detect no loss, and have no token.
+polled every 5 ms while the lock is busy, and PEXPIRE; on a quorum they go to all members at once.
+On PostgreSQL and MySQL they insert and delete a row, and wait for pg_advisory_lock or GET_LOCK; on
+etcd and ZooKeeper they create and delete a key or an ephemeral node, and poll; in a directory they
+are flock and a file that is written and renamed. They wait for no replicas, detect no loss, and
+have no token.
 
 All clients are connections of this process. The bars of the histograms are logarithmic.
 

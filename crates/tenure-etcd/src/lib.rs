@@ -8,8 +8,9 @@
 //! ```
 //!
 //! `url` parses URLs. `cluster` is the connection and the login, `wire` has the messages, and `server` implements
-//! the store's operations. `diagnosis` is for `tenure doctor`.
+//! the store's operations. `diagnosis` is for `tenure doctor`, `bare` for `tenure bench`.
 
+mod bare;
 mod cluster;
 mod diagnosis;
 mod server;
@@ -18,6 +19,7 @@ mod wire;
 
 use std::sync::Arc;
 
+pub use bare::bare_etcd;
 use cluster::EtcdCluster;
 pub use diagnosis::{EtcdDiagnosis, diagnose_etcd};
 use tenure_core::cas::Cas;

@@ -5,6 +5,7 @@
 //! in `statements`. `url` parses the URL, `failure` maps server errors, and `diagnosis` reads server settings.
 //! `check_in` runs in transactions of the caller. The server sends no notifications, so waiters poll.
 
+mod bare;
 mod check_in;
 mod connection;
 mod diagnosis;
@@ -16,6 +17,7 @@ mod wire;
 
 use std::sync::Arc;
 
+pub use bare::bare_mysql;
 pub use check_in::MySql;
 pub use diagnosis::{MysqlDiagnosis, diagnose_mysql};
 pub use statements::{check, tables};

@@ -5,6 +5,7 @@
 //! `url` parses the URL, `failure` maps server errors, and `diagnosis` reads server settings. `check_in` runs
 //! in transactions of the caller.
 
+mod bare;
 mod check_in;
 mod connection;
 mod diagnosis;
@@ -16,6 +17,7 @@ mod url;
 
 use std::sync::Arc;
 
+pub use bare::bare_postgres;
 pub use check_in::PostgreSql;
 pub use diagnosis::{Diagnosis, diagnose_postgres};
 pub use statements::sweep_sql;

@@ -13,6 +13,7 @@
 //! names and contents of the nodes, `commit` has the steps of a commit, `server` implements the store's
 //! operations, and `watch` reports changes.
 
+mod bare;
 mod commit;
 mod dial;
 mod jute;
@@ -26,6 +27,7 @@ mod watch;
 
 use std::sync::Arc;
 
+pub use bare::bare_zookeeper;
 use server::Ensemble;
 pub use server::{ZooKeeperDiagnosis, diagnose_zookeeper};
 use tenure_core::cas::Cas;

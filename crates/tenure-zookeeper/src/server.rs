@@ -101,6 +101,14 @@ impl Ensemble {
         &self.0.dialer.runtime
     }
 
+    pub(super) fn dialer(&self) -> &Arc<Dialer> {
+        &self.0.dialer
+    }
+
+    pub(super) fn shared_nodes(&self) -> Arc<Nodes> {
+        Arc::clone(&self.0.nodes)
+    }
+
     fn nodes(&self) -> &Nodes {
         &self.0.nodes
     }
@@ -153,7 +161,7 @@ impl Ensemble {
     }
 
     /// Creates the parent nodes.
-    async fn make_room(&self, link: &Link) -> Result<(), Failure> {
+    pub(super) async fn make_room(&self, link: &Link) -> Result<(), Failure> {
         let mut paths: Vec<String> = self
             .nodes()
             .prefix()

@@ -168,20 +168,21 @@ pub mod diagnosis {
     pub use tenure_core::name::{Namespace, is_control};
     pub use tenure_core::net::url::without_password;
     pub use tenure_core::platform::{boot_clock, host};
+    pub use tenure_core::store::{BareClient, BareStep};
     #[cfg(feature = "etcd")]
-    pub use tenure_etcd::{EtcdDiagnosis, diagnose_etcd};
+    pub use tenure_etcd::{EtcdDiagnosis, bare_etcd, diagnose_etcd};
     #[cfg(unix)]
     pub use tenure_file::shared_file_system;
     #[cfg(feature = "mysql")]
-    pub use tenure_mysql::{MysqlDiagnosis, diagnose_mysql};
+    pub use tenure_mysql::{MysqlDiagnosis, bare_mysql, diagnose_mysql};
     #[cfg(feature = "postgres")]
-    pub use tenure_postgres::{Diagnosis, diagnose_postgres};
+    pub use tenure_postgres::{Diagnosis, bare_postgres, diagnose_postgres};
     #[cfg(feature = "redis")]
     pub use tenure_redis::{
         Address, Console, ConsoleReply, LockKeys, Sentinels, Target, Topology, keys_with,
     };
     #[cfg(feature = "zookeeper")]
-    pub use tenure_zookeeper::{ZooKeeperDiagnosis, diagnose_zookeeper};
+    pub use tenure_zookeeper::{ZooKeeperDiagnosis, bare_zookeeper, diagnose_zookeeper};
 
     pub use crate::open::shown;
 }

@@ -12,27 +12,24 @@ use std::time::Duration;
 
 use futures_util::future::{join, join_all};
 use rustix::fs::{FlockOperation, flock};
-use tenure::diagnosis::{Console, ConsoleReply, LockKeys, Namespace, Target, Topology};
+use tenure::diagnosis::{BareStep, Console, ConsoleReply, LockKeys, Namespace, Target, Topology};
 use tokio::time::sleep;
 
+use super::others::Others;
 use super::samples::Times;
-use super::{HEAD_START, Part, Until};
+use super::{HEAD_START, Missing, POLL, Part, Until};
 use crate::clock;
 use crate::exit::{Failure, chain};
 
-/// Poll interval of a client without messages.
-const POLL: Duration = Duration::from_millis(5);
 /// Deletes a key if it has this value. `DELETE_SHA` is its SHA-1.
 const DELETE: &str =
     r#"if redis.call("get",KEYS[1]) == ARGV[1] then return redis.call("del",KEYS[1]) else return 0 end"#;
 const DELETE_SHA: &str = "b70c2384248f88e6b75b9f89241a180f856ad852";
 
-/// Why a measurement is missing.
-pub(super) type Missing = String;
-
 /// What the bare commands run against.
 pub(super) enum Bare {
     Servers(Servers),
+    Others(Others),
     Directory(Directory),
 }
 
@@ -46,6 +43,7 @@ impl Bare {
                 "SET NX PX, then EVALSHA that compares and deletes".into()
             }
             (Self::Servers(_), _) => format!("SET NX PX {poll}, then EVALSHA that compares and deletes"),
+            (Self::Others(others), part) => others.what(part),
             (Self::Directory(_), Part::Renewal) => "flock, a file written and renamed".into(),
             (Self::Directory(_), _) => "flock, a file written and renamed, then unlinked".into(),
         }
@@ -60,6 +58,7 @@ impl Bare {
                     clients[0].release(key).await?;
                 }
             }
+            Self::Others(others) => others.pair().await?,
             Self::Directory(directory) => directory.pair().map_err(told)?,
         }
         times.add_alone(clock::now() - start);
@@ -73,6 +72,7 @@ impl Bare {
                 let each = clients.iter_mut().map(|client| client.take_turns(key, ttl_ms, until));
                 join_all(each).await.into_iter().collect()
             }
+            Self::Others(others) => others.contended(until).await,
             Self::Directory(directory) => directory.take_turns(until).map_err(told),
         };
         times.add_all(waits?.into_iter().flatten(), clock::now() - start);
@@ -102,6 +102,7 @@ impl Bare {
                 .await;
                 (released?, granted?)
             }
+            Self::Others(others) => others.handover().await?,
             Self::Directory(directory) => directory.handover().map_err(told)?,
         };
         times.add_alone(granted.saturating_sub(released));
@@ -114,6 +115,7 @@ impl Bare {
             Self::Servers(Servers { clients, key, ttl_ms, .. }) => {
                 clients[0].acquire(key, ttl_ms).await.map(|_| ())
             }
+            Self::Others(others) => others.first(BareStep::Take).await.map(drop),
             Self::Directory(directory) => directory.write().map_err(told),
         }
     }
@@ -124,6 +126,7 @@ impl Bare {
             Self::Servers(Servers { clients, key, ttl_ms, .. }) => {
                 clients[0].ask(&["PEXPIRE", key, ttl_ms]).await?;
             }
+            Self::Others(others) => drop(others.first(BareStep::Renew).await?),
             Self::Directory(directory) => directory.renew().map_err(told)?,
         }
         times.add_alone(clock::now() - start);
@@ -134,6 +137,7 @@ impl Bare {
     pub(super) async fn let_go(&mut self) -> Result<(), Missing> {
         match self {
             Self::Servers(Servers { clients, key, .. }) => clients[0].release(key).await,
+            Self::Others(others) => others.first(BareStep::Give).await.map(drop),
             Self::Directory(_) => Ok(()),
         }
     }
@@ -162,6 +166,7 @@ impl Bare {
                     let _ = clients[0].ask(&["DEL", &key]).await;
                 }
             }
+            Self::Others(others) => others.clear_away().await,
             Self::Directory(directory) => directory.clear_away(),
         }
     }

@@ -6,12 +6,14 @@
 //! | module | what it holds |
 //! |---|---|
 //! | `bare` | the bare commands |
+//! | `others` | those of servers other than Redis |
 //! | `own` | the locks |
 //! | `page` | the report as HTML |
 //! | `report` | the report as text and JSON |
 //! | `samples` | percentiles and histograms |
 
 mod bare;
+mod others;
 mod own;
 mod page;
 mod report;
@@ -33,15 +35,21 @@ use crate::output::{self, Voice};
 use crate::signals::{END_THE_WAIT, Signals};
 use crate::store::{self, Terms};
 use crate::{asked, clock, status};
-use bare::{Bare, Directory, Missing, Servers};
+use bare::{Bare, Directory, Servers};
+use others::Others;
 use own::Own;
 use report::{Measured, Report};
 use samples::Times;
 
 /// How long a waiter waits before the lock is released to it.
 const HEAD_START: Duration = Duration::from_millis(10);
+/// Poll interval of a bare client without messages.
+const POLL: Duration = Duration::from_millis(5);
 /// Number of alternations per measurement.
 const TURNS: u32 = 6;
+
+/// Why a measurement is missing.
+type Missing = String;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
@@ -107,7 +115,6 @@ async fn measured(args: &Bench) -> Result<u8, Failure> {
             .map_err(|error| cannot_write(path, &error))?;
     }
     let url = store::url(&args.store)?;
-    // The bare commands are those of Redis.
     let is_redis = Topology::knows(store::scheme(&url));
     let topology = is_redis.then(|| Topology::parse(&url)).transpose()?;
     let name = args.name.clone().unwrap_or_else(|| format!("bench-{:016x}", RandomState::new().hash_one(0)));
@@ -136,10 +143,13 @@ async fn measured(args: &Bench) -> Result<u8, Failure> {
             let key = bare_name.as_str().to_owned();
             Ok(Bare::Servers(Servers::open(topology, key, args.ttl, count).await?))
         }
-        None => {
-            let path = store::directory(&url).unwrap_or(Path::new(&url));
-            Directory::make(path, bare_name.as_str(), count).map(Bare::Directory)
-        }
+        None => match store::directory(&url) {
+            Some(path) => Directory::make(path, bare_name.as_str(), count).map(Bare::Directory),
+            None => {
+                let others = Others::open(&url, bare_name.as_str(), count).await?;
+                others.map(Bare::Others).ok_or_else(|| "this store has none".to_owned())
+            }
+        },
     };
     let full: Vec<_> = names.iter().map(|name| format!("{}{name}", args.store.prefix)).collect();
     if let Ok(bare) = &mut bare
@@ -182,8 +192,12 @@ async fn all_parts(
     length: Duration,
     report: &mut Report,
 ) -> Result<(), Failure> {
-    let time = length / Part::ALL.len() as u32;
-    for part in Part::ALL {
+    // Taking turns takes two.
+    let is_measured =
+        |part: &Part| own.clients.len() > 1 || matches!(part, Part::Uncontended | Part::Renewal);
+    let parts: Vec<Part> = Part::ALL.into_iter().filter(is_measured).collect();
+    let time = length / parts.len() as u32;
+    for part in parts {
         let (mut ours, mut theirs) = (Times::default(), Times::default());
         let until = Until::after(time);
         let owner = if part == Part::Renewal { Some(own.hold().await?) } else { None };

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::bare::Missing;
+use super::Missing;
 use super::samples::{Bar, Sorted, limits};
 use crate::cli::Bench;
 use crate::output::Line;

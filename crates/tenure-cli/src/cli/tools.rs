@@ -35,8 +35,8 @@ pub(crate) struct Bench {
     #[arg(long = "for", value_name = "DURATION", default_value = "10s", value_parser = some_time)]
     pub(crate) length: Duration,
 
-    /// Clients that take turns, each with its own connection
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..=64))]
+    /// Clients that take turns, each with its own connection; with 1, a pair and a renewal are measured
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) clients: u32,
 
     /// The lease of each lock

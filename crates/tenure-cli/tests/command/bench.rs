@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::Value;
-use tenure_testkit::servers::{Cluster, Sentinels, Server};
+use tenure_testkit::servers::{Cluster, Ensemble, Etcd, MariaDb, Postgres, Sentinels, Server, ZooKeeper};
 
 use crate::doctor::left;
 use crate::env::{TestEnv, UNTIL_END};
@@ -105,4 +105,26 @@ fn a_signal_ends_a_bench_with_what_was_measured_and_nothing_left() {
     let said = bench.wait().exits_with(130).says_nothing();
     serde_json::from_str::<Value>(&said.stdout).expect("JSON");
     assert_eq!(left(&server), [""; 0]);
+}
+
+#[test]
+fn a_bench_has_bare_figures_on_every_store_and_leaves_no_rows() {
+    let env = TestEnv::new();
+    let (postgres, mariadb) = (Postgres::start(), MariaDb::start());
+    let (etcd, zookeeper) = (Etcd::start(), ZooKeeper::start());
+    for url in [postgres.url("bench"), mariadb.url("bench"), etcd.url(), zookeeper.url()] {
+        measured(&env, &url);
+    }
+    assert_eq!(postgres.run("SELECT count(*) FROM bench.tenure_lock WHERE name LIKE '%:bare'"), "0");
+    assert_eq!(mariadb.run("SELECT count(*) FROM bench.tenure_lock WHERE name LIKE '%:bare'").trim(), "0");
+}
+
+#[test]
+fn a_bench_of_one_client_measures_what_one_can_do() {
+    let (env, server) = (TestEnv::new(), Server::start());
+    let words = ["bench", "--json", "--clients", "1", "--for", "1s", "--store", &server.url()];
+    let told: Value = serde_json::from_str(&env.run(env.tenure(words)).exits_with(0).stdout).expect("JSON");
+    let parts = told["parts"].as_array().expect("parts").iter();
+    let names: Vec<_> = parts.map(|part| part["part"].as_str().expect("a name")).collect();
+    assert_eq!(names, ["uncontended", "renewal"]);
 }

@@ -1,5 +1,6 @@
 //! The [`Store`] trait, which every backend implements, and the types in its signatures.
 
+mod bare;
 mod check_in;
 mod decorator;
 mod error;
@@ -29,6 +30,7 @@ use crate::runtime::Runtime;
 
 pub use crate::error::Cause;
 pub use crate::owner::Client;
+pub use bare::{BareClient, BareStep, BareThread};
 pub use check_in::{CheckedHold, NO_TRANSACTION, Transaction};
 pub use decorator::Decorator;
 pub use full::{FirstConnection, FullWarning};
