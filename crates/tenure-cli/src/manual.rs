@@ -99,7 +99,8 @@ Checks:
   sentinels their number and quorum, whether they agree, the time until a failover
   clusters  coverage, replicas, the time until a failover; each master as a server
   quorums   their number, members that do not answer; each member as a server
-  others    settings of PostgreSQL and MySQL; connection limits of these and of ZooKeeper
+  others    settings of PostgreSQL and MySQL; connection limits of these and of ZooKeeper; as a note,
+            connections that are not encrypted, or whose server is not checked
   file:     network file systems, permissions of the directory, free space
 
 Each finding has three lines: what it is, why it hurts a lock, and what to do. Then come notes,

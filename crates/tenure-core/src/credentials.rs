@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::error::Cause;
 
-/// The login for a Redis or Valkey server, returned by the provider of `Locks::open_with_credentials`.
+/// The login for a server, returned by the provider of `Locks::open_with_credentials`.
 ///
 /// Use it for passwords or tokens that change while the program runs. A fixed login can be part of the URL.
 ///
@@ -33,7 +33,7 @@ impl Credentials {
         Self { user: Some(user.into()), password: password.into() }
     }
 
-    /// Credentials of the server's default user.
+    /// Credentials of the server's default user, or of the user in the URL.
     ///
     /// ```
     /// let credentials = tenure::Credentials::of_default_user("secret");

@@ -1,26 +1,26 @@
 //! The connection to an etcd cluster, the login, and the meaning of errors.
 
-use std::fs;
-use std::path::Path;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::stream::Stream;
+use http::Uri;
 use http::uri::PathAndQuery;
+use hyper_util::rt::TokioIo;
 use tokio::sync::Mutex;
 use tonic::client::Grpc;
 use tonic::metadata::MetadataValue;
-use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status, Streaming};
 use tonic_prost::ProstCodec;
+use tower::service_fn;
 
 use super::url::EtcdTarget;
 use super::wire::{AuthenticateRequest, AuthenticateResponse};
-use tenure_core::error::Error;
-use tenure_core::name::Quoted;
-use tenure_core::net::Tls;
-use tenure_core::platform::{KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES};
+use tenure_core::net::{Address, ConnectError, Stream as ByteStream, Tls, dial, encrypt};
+use tenure_core::runtime::Runtime;
 use tenure_core::store::Failure;
 use tenure_core::sync::Locked;
 
@@ -34,14 +34,10 @@ pub(super) const NO_LEADER: &str = "no leader";
 /// Maximum size of a reply: it bounds what a faulty server makes the client allocate. The longest replies are
 /// pages of a listing, which shrink to fit, and reads of `PARTS` parts of a queue, of up to 3.2 MB.
 const REPLY_MAX: usize = 4 << 20;
-/// Hints for URLs that no retry can connect with.
-const TRUST: &str = ": ca=FILE in the URL names the authority that vouches for it, and its host is the one it is certified for";
-const PLAIN: &str = ": it does not seem to use TLS; without TLS, use etcd://";
-
 /// State shared by all clones.
 pub(super) struct EtcdShared {
     pub(super) target: EtcdTarget,
-    tls: Option<ClientTlsConfig>,
+    runtime: Arc<dyn Runtime>,
     /// Index of the server to dial first.
     first: AtomicUsize,
     pub(super) connection: Locked<Option<Arc<EtcdConnection>>>,
@@ -64,10 +60,10 @@ pub(super) struct EtcdConnection {
 pub(super) struct EtcdCluster(pub(super) Arc<EtcdShared>);
 
 impl EtcdCluster {
-    pub(super) fn new(target: EtcdTarget, tls: Option<ClientTlsConfig>) -> Self {
+    pub(super) fn new(target: EtcdTarget, runtime: Arc<dyn Runtime>) -> Self {
         Self(Arc::new(EtcdShared {
             target,
-            tls,
+            runtime,
             first: AtomicUsize::new(0),
             connection: Locked::default(),
             dials: Mutex::default(),
@@ -104,42 +100,44 @@ impl EtcdCluster {
     }
 
     async fn dial(&self, at: usize) -> Result<Channel, Failure> {
-        let address = &self.0.target.addresses[at];
+        let EtcdShared { target, runtime, .. } = &*self.0;
+        let address = &target.addresses[at];
         let cause =
             |error: &dyn std::error::Error| Failure::cause(format!("{address}: {}", innermost(error)));
-        let scheme = if self.0.tls.is_some() { "https" } else { "http" };
-        let endpoint = Endpoint::from_shared(format!("{scheme}://{address}"))
-            .map_err(|error| Failure::Refused(cause(&error)))?
+        let uri = |scheme: &str| Uri::try_from(format!("{scheme}://{address}"));
+        let scheme = if target.tls.is_some() { "https" } else { "http" };
+        let (plain, origin) = uri("http")
+            .and_then(|plain| Ok((plain, uri(scheme)?)))
+            .map_err(|error| Failure::Refused(cause(&error)))?;
+        let endpoint = Endpoint::from(plain)
+            .origin(origin)
             .connect_timeout(PONG)
-            .tcp_nodelay(true)
-            .tcp_keepalive(Some(KEEPALIVE_IDLE))
-            .tcp_keepalive_interval(Some(KEEPALIVE_INTERVAL))
-            .tcp_keepalive_retries(Some(KEEPALIVE_PROBES))
             .http2_keep_alive_interval(PING)
             .keep_alive_timeout(PONG);
-        let endpoint = match &self.0.tls {
-            Some(tls) => endpoint.tls_config(tls.clone()).map_err(|error| Failure::Refused(cause(&error)))?,
-            None => endpoint,
-        };
-        endpoint.connect().await.map_err(|error| {
-            let said = innermost(&error);
-            let hint = self.hint(&said);
-            let cause = Failure::cause(format!("{address}: {said}{hint}"));
-            if [TRUST, PLAIN].contains(&hint) { Failure::Refused(cause) } else { Failure::NotSent(cause) }
+        let (runtime, to, tls) = (Arc::clone(runtime), address.clone(), target.tls.clone());
+        let connector = service_fn(move |_| {
+            let (runtime, to, tls) = (Arc::clone(&runtime), to.clone(), tls.clone());
+            async move { open(&to, tls.as_ref(), &*runtime).await.map(TokioIo::new).map_err(ConnectError) }
+        });
+        endpoint.connect_with_connector(connector).await.map_err(|error| match ConnectError::behind(&error) {
+            Some(Failure::Refused(said)) => Failure::Refused(Failure::cause(format!("{address}: {said}"))),
+            Some(failure) => {
+                let said = failure.why().to_string();
+                Failure::NotSent(Failure::cause(format!("{address}: {said}{}", self.hint(&said))))
+            }
+            None => {
+                let said = innermost(&error);
+                Failure::NotSent(Failure::cause(format!("{address}: {said}{}", self.hint(&said))))
+            }
         })
     }
 
-    /// A hint about certificates.
+    /// A hint about a missing certificate. A server that requires one rejects its absence only after the client
+    /// considers itself connected.
     fn hint(&self, said: &str) -> &'static str {
-        let Some(files) = &self.0.target.tls else { return "" };
-        match said {
-            _ if said.contains("peer certificate") => TRUST,
-            _ if said.contains("corrupt message") => PLAIN,
-            // A server that requires a client certificate rejects its absence only after the client considers
-            // itself connected.
-            _ if files.identity.is_none()
-                && ["closed", "reset", "alert", "eof"].iter().any(|word| said.contains(word)) =>
-            {
+        let ends = ["closed", "reset", "alert", "eof"];
+        match &self.0.target.tls {
+            Some(files) if files.identity.is_none() && ends.iter().any(|word| said.contains(word)) => {
                 "; it may require a client certificate (cert=FILE and key=FILE in the URL), or not use TLS \
                  (etcd://)"
             }
@@ -261,6 +259,19 @@ impl EtcdCluster {
     }
 }
 
+/// Opens a byte stream.
+async fn open(
+    to: &Address,
+    tls: Option<&Tls>,
+    runtime: &dyn Runtime,
+) -> Result<Pin<Box<dyn ByteStream>>, Failure> {
+    let dialled = dial(to, runtime).await.map_err(|error| Failure::NotSent(Arc::new(error)))?;
+    match tls {
+        Some(tls) => Ok(encrypt(dialled.stream, to.host(), tls, "etcd://").await?.stream),
+        None => Ok(dialled.stream),
+    }
+}
+
 pub(super) async fn unary<M, A>(
     connection: &EtcdConnection,
     request: Request<M>,
@@ -302,23 +313,4 @@ pub(super) fn innermost(error: &dyn std::error::Error) -> String {
         error = source;
     }
     error.to_string()
-}
-
-/// Reads the certificate files.
-pub(super) fn tls(files: &Tls) -> Result<ClientTlsConfig, Error> {
-    let read = |file: &Path| {
-        fs::read(file).map_err(|error| {
-            let file = Quoted(file.to_str().expect("text of a URL"));
-            Error::invalid(format!("the file {file} of this etcd URL cannot be read: {error}"))
-        })
-    };
-    let mut config = ClientTlsConfig::new();
-    match &files.ca {
-        Some(file) => config = config.ca_certificate(Certificate::from_pem(read(file)?)),
-        None => config = config.with_native_roots(),
-    }
-    if let Some((certificate, key)) = &files.identity {
-        config = config.identity(Identity::from_pem(read(certificate)?, read(key)?));
-    }
-    Ok(config)
 }

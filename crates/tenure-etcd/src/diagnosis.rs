@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use futures_util::future::FutureExt;
 
-use super::cluster::{self, EtcdCluster};
+use super::cluster::EtcdCluster;
 use super::url::EtcdTarget;
 use super::wire::{Empty, MemberListResponse, StatusResponse};
 use tenure_core::error::Result;
@@ -29,8 +29,8 @@ pub struct EtcdDiagnosis {
 /// server refuses.
 pub async fn diagnose_etcd(url: &str) -> Result<EtcdDiagnosis> {
     let target = EtcdTarget::parse(url)?;
-    let (shown, tls) = (Arc::from(target.shown()), target.tls.as_ref().map(cluster::tls).transpose()?);
-    diagnose(&shown, |_| async move { ask(EtcdCluster::new(target, tls)).await }.boxed()).await
+    let shown = Arc::from(target.shown());
+    diagnose(&shown, |runtime| async move { ask(EtcdCluster::new(target, runtime)).await }.boxed()).await
 }
 
 async fn ask(cluster: EtcdCluster) -> std::result::Result<EtcdDiagnosis, Failure> {

@@ -24,6 +24,7 @@ use cluster::EtcdCluster;
 pub use diagnosis::{EtcdDiagnosis, diagnose_etcd};
 use tenure_core::cas::Cas;
 use tenure_core::error::Result;
+use tenure_core::net::Tls;
 use tenure_core::store::{Opening, Store};
 use url::EtcdTarget;
 
@@ -40,11 +41,16 @@ pub fn takes(scheme: &str) -> bool {
 pub fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
     let target = EtcdTarget::parse(opening.url)?;
     let shown = target.shown();
-    let tls = target.tls.as_ref().map(cluster::tls).transpose()?;
-    Ok(Arc::new(Cas::new(Arc::new(EtcdCluster::new(target, tls)), &shown, opening.runtime)))
+    let cluster = EtcdCluster::new(target, Arc::clone(&opening.runtime));
+    Ok(Arc::new(Cas::new(Arc::new(cluster), &shown, opening.runtime)))
 }
 
 /// The URL without its login, if it is valid.
 pub fn shown(url: &str) -> Option<String> {
     EtcdTarget::parse(url).ok().map(|target| target.shown())
+}
+
+/// What somebody in the network could do to the store of a URL.
+pub fn exposure(url: &str) -> Option<&'static str> {
+    EtcdTarget::parse(url).ok().and_then(|target| Tls::exposure(target.tls.as_ref(), &target.addresses))
 }

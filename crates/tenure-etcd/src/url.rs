@@ -1,12 +1,12 @@
 //! Parses `etcd://[USER:PASSWORD@]HOST[:PORT][,HOST[:PORT]...][/PREFIX]`, and `etcds://` with an optional
-//! `?ca=FILE&cert=FILE&key=FILE`. `?password-file=FILE` replaces the password, and `?namespace=TEXT` begins
+//! `?sslmode=MODE&ca=FILE&cert=FILE&key=FILE`. `?password-file=FILE` replaces the password, and `?namespace=TEXT` begins
 //! all keys, before the prefix.
 
 use std::fmt;
 
 use tenure_core::error::Result;
 use tenure_core::name::Namespace;
-use tenure_core::net::url::{Login, Syntax};
+use tenure_core::net::url::{ForeignNames, Login, Syntax, require_tls};
 use tenure_core::net::{Address, Tls};
 
 const SYNTAX: Syntax = Syntax {
@@ -16,6 +16,7 @@ const SYNTAX: Syntax = Syntax {
     needs_user: true,
     needs_password: true,
     parameters: &["password-file", "ca", "cert", "key", "namespace"],
+    foreign: ForeignNames::NONE,
 };
 const PORT: u16 = 2379;
 /// The default key prefix.
@@ -24,8 +25,7 @@ const PREFIX: &str = "tenure/";
 /// A parsed URL.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct EtcdTarget {
-    /// `HOST:PORT` of each server.
-    pub(super) addresses: Vec<String>,
+    pub(super) addresses: Vec<Address>,
     /// The prefix of all keys, which begins with the namespace and ends with a slash.
     pub(super) prefix: String,
     namespace: Namespace,
@@ -38,17 +38,22 @@ impl EtcdTarget {
         let mut url = SYNTAX.parse(url)?;
         let tls = match url.scheme() {
             "etcd" => None,
-            "etcds" => Some(url.tls()?),
+            // gRPC requires the name of its protocol.
+            "etcds" => Some(Tls { protocol: Some("h2"), ..url.tls_of_scheme()? }),
             _ => return Err(url.unknown_scheme()),
         };
         let login = url.login()?;
-        let addresses = url.hosts(PORT)?.iter().map(Address::to_string).collect();
+        let addresses = url.hosts(PORT)?;
         let path = SYNTAX.decoded(url.path().trim_end_matches('/'), "path")?;
         let namespace = url.key_namespace()?;
         url.end()?;
         let path = if path.is_empty() { PREFIX.to_owned() } else { format!("{path}/") };
         let prefix = format!("{}{path}", namespace.as_str());
-        Ok(Self { addresses, prefix, namespace, login, tls })
+        let target = Self { addresses, prefix, namespace, login, tls };
+        if target.tls.is_some() {
+            require_tls(&target.shown().into())?;
+        }
+        Ok(target)
     }
 
     /// The URL without the login and the files.
@@ -59,7 +64,8 @@ impl EtcdTarget {
         let path = if path == PREFIX { "" } else { path.trim_end_matches('/') };
         let slash = if path.is_empty() { "" } else { "/" };
         let query = if namespace.is_empty() { String::new() } else { format!("?namespace={namespace}") };
-        format!("{scheme}://{}{slash}{path}{query}", self.addresses.join(","))
+        let addresses: Vec<String> = self.addresses.iter().map(Address::to_string).collect();
+        format!("{scheme}://{}{slash}{path}{query}", addresses.join(","))
     }
 }
 
@@ -76,7 +82,7 @@ mod tests {
     #[test]
     fn a_url_reads_as_written() {
         let target = EtcdTarget::parse("etcd://a,b:1,[::1]/app/locks").expect("a URL");
-        assert_eq!(target.addresses, ["a:2379", "b:1", "[::1]:2379"]);
+        assert_eq!(target.shown(), "etcd://a:2379,b:1,[::1]:2379/app/locks");
         assert_eq!((target.prefix.as_str(), target.tls.is_none()), ("app/locks/", true));
         let target = EtcdTarget::parse("etcds://u:p%40q@a?ca=/x").expect("a URL");
         let password = target.login.password().expect("a password");

@@ -11,12 +11,13 @@ use futures_util::future::{BoxFuture, Either, FutureExt, select};
 use tokio::sync::{mpsc, oneshot};
 
 use super::failure::UNKNOWN_THREAD;
+use super::login::{LoginRequest, log_in};
 use super::session::{MysqlSession, RowFields, StatementJob};
 use super::statements::{self, hex};
 use super::url::MysqlTarget;
 use super::wire::{MysqlWire, StatementReply, Values, WireError};
 use tenure_core::events::{event, text};
-use tenure_core::net::{Address, Counted, DialStage, dial};
+use tenure_core::net::{Address, Counted, DialStage, Tls, TlsMode, dial};
 use tenure_core::rows::{Server, ServerConnection, first_usable};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{Failure, FullWarning, SETUP};
@@ -88,20 +89,20 @@ impl MysqlConnector {
     /// first, so that none of its pending statements executes after one of the new connection.
     pub(super) async fn dial_all(&self, before: Option<&str>) -> Result<OpenSession, Failure> {
         let open = |address| self.open(address, before);
-        first_usable(&*self.runtime, &self.stage, &self.target.addresses, open).await
+        let limit = self.target.connect_timeout;
+        first_usable(&*self.runtime, &self.stage, &self.target.addresses, limit, open).await
     }
 
     async fn open(&self, address: &Address, before: Option<&str>) -> Result<OpenSession, Failure> {
-        let target = &self.target;
-        self.stage.set(format!("{address} has not been reached"));
-        let dialled =
-            dial(address, &*self.runtime).await.map_err(|error| Failure::NotSent(Arc::new(error)))?;
         let heard = Arc::new(AtomicU64::new(0));
-        let stream = Counted::new(dialled.stream, Arc::clone(&heard));
-        self.stage.set(format!("{address} has not answered the login"));
-        let password = target.login.password()?.unwrap_or_default();
-        let host = matches!(address, Address::Tcp(..)).then(|| address.host());
-        let wire = MysqlWire::log_in(Box::pin(stream), host, target, &password).await;
+        let tls = self.target.tls.as_ref().filter(|_| matches!(address, Address::Tcp(..)));
+        let wire = match self.log_in(address, tls, &heard).await {
+            // As MySQL's programs do.
+            Err(WireError::Tls(_)) if tls.is_some_and(|tls| tls.mode == TlsMode::Prefer) => {
+                self.log_in(address, None, &heard).await
+            }
+            wire => wire,
+        };
         let mut wire = wire.map_err(WireError::login)?;
         self.stage.set(format!("{address} has not answered about itself"));
         let label = format!("tenure-{:016x}", self.runtime.random());
@@ -119,6 +120,24 @@ impl MysqlConnector {
             Arc::new(MysqlSession { jobs, heard, label, longest, rolls_back, rows: Locked::default() });
         let (_, messages) = mpsc::unbounded_channel();
         Ok((Arc::clone(&session), ServerConnection { session, messages, over, hangup }))
+    }
+
+    async fn log_in(
+        &self,
+        address: &Address,
+        tls: Option<&Tls>,
+        heard: &Arc<AtomicU64>,
+    ) -> Result<MysqlWire, WireError> {
+        let target = &self.target;
+        self.stage.set(format!("{address} has not been reached"));
+        let dialled = dial(address, &*self.runtime).await;
+        let dialled = dialled.map_err(|error| WireError::Refused(Failure::NotSent(Arc::new(error))))?;
+        let stream = Counted::new(dialled.stream, Arc::clone(heard));
+        self.stage.set(format!("{address} has not answered the login"));
+        let (user, password) = target.login().map_err(WireError::Refused)?;
+        let host = matches!(address, Address::Tcp(..)).then(|| address.host());
+        let (database, key) = (&*target.database, &target.key);
+        log_in(Box::pin(stream), LoginRequest { user: &user, database, host, tls, key }, &password).await
     }
 
     /// Checks the server, terminates the previous connection, and creates the table if it is missing. Returns

@@ -77,7 +77,7 @@ impl WireError {
     pub(super) fn failure(self, writes: bool) -> Failure {
         match self {
             Self::Server(error) => error.failure(),
-            Self::Refused(failure) => failure,
+            Self::Refused(failure) | Self::Tls(failure) => failure,
             Self::TooLong(text) => Failure::Refused(Failure::cause(text)),
             Self::Io(error) if writes => Failure::Unknown(Arc::new(error)),
             Self::Io(error) => Failure::NotSent(Arc::new(error)),
@@ -116,7 +116,7 @@ impl WireError {
         match self {
             Self::Server(error) => error.is_read_only() || ENDS.contains(&error.code),
             Self::Io(_) => true,
-            Self::Refused(_) | Self::TooLong(_) => false,
+            Self::Refused(_) | Self::Tls(_) | Self::TooLong(_) => false,
         }
     }
 }

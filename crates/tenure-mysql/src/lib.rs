@@ -1,7 +1,7 @@
 //! Locks on MySQL and MariaDB: each lock is a row of one table. `tenure_core::rows` decides which statements
 //! to send and runs the state machine on the rows; this crate sends them.
 //!
-//! `connection` dials servers, `wire` speaks their protocol, and `session` sends the statements, whose SQL is
+//! `connection` dials servers, `wire` speaks their protocol, `login` logs in, and `session` sends the statements, whose SQL is
 //! in `statements`. `url` parses the URL, `failure` maps server errors, and `diagnosis` reads server settings.
 //! `check_in` runs in transactions of the caller. The server sends no notifications, so waiters poll.
 
@@ -10,6 +10,9 @@ mod check_in;
 mod connection;
 mod diagnosis;
 mod failure;
+mod gaps;
+mod login;
+mod parameters;
 mod session;
 mod statements;
 mod url;
@@ -21,32 +24,43 @@ pub use bare::bare_mysql;
 pub use check_in::MySql;
 pub use diagnosis::{MysqlDiagnosis, diagnose_mysql};
 pub use statements::{check, tables};
-use tenure_core::error::Result;
+use tenure_core::error::{Error, Result};
+use tenure_core::net::Tls;
+use tenure_core::net::url::TWO_LOGINS;
 use tenure_core::rows::{RowStore, Server};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{Opening, Store};
 
 use connection::MysqlConnector;
-use url::MysqlTarget;
+use url::{MysqlTarget, SYNTAX};
 
 /// Whether this URL scheme belongs to this store.
 #[must_use]
 pub fn takes(scheme: &str) -> bool {
-    matches!(scheme, "mysql" | "mariadb")
+    matches!(SYNTAX.foreign.without_driver(scheme), "mysql" | "mariadb")
 }
 
 /// Opens the store of a URL, without I/O.
 ///
 /// # Errors
-/// `is_invalid`, with the part of the URL that is wrong.
+/// `is_invalid`, with the part of the URL that is wrong, or if it has a password besides `login`.
 pub fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
-    let server = server(opening.url, Arc::clone(&opening.runtime))?;
-    Ok(Arc::new(RowStore::on(server, opening.runtime)))
+    let mut target = MysqlTarget::parse(opening.url)?;
+    if opening.login.is_some_and(|provider| !target.ask_for_login(provider)) {
+        return Err(Error::invalid(TWO_LOGINS));
+    }
+    let server = MysqlConnector::new(Arc::clone(&opening.runtime), target);
+    Ok(Arc::new(RowStore::on(Arc::new(server), opening.runtime)))
 }
 
 /// The URL without its login, if it is valid.
 pub fn shown(url: &str) -> Option<String> {
     MysqlTarget::parse(url).ok().map(|target| target.shown().to_string())
+}
+
+/// What somebody in the network could do to the store of a URL.
+pub fn exposure(url: &str) -> Option<&'static str> {
+    MysqlTarget::parse(url).ok().and_then(|target| Tls::exposure(target.tls.as_ref(), &target.addresses))
 }
 
 /// The server or servers that a URL names.

@@ -1,31 +1,21 @@
-//! The client side of the MySQL protocol: packets, the login, and statements as text.
+//! The client side of the MySQL protocol: packets, and statements as text. `login` has the login.
 
 use std::io;
 use std::pin::Pin;
 
-use sha1::{Digest, Sha1};
-use sha2::Sha256;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
 
-use super::url::MysqlTarget;
 use tenure_core::net::{Stream, Tls, encrypt};
 use tenure_core::store::Failure;
 
 /// Maximum payload of a packet; a longer message continues in the next one.
 const LONGEST: usize = 0xff_ffff;
 /// Maximum message, unless it is a row.
-const SHORT: usize = 1 << 16;
+pub(super) const SHORT: usize = 1 << 16;
 /// Maximum bytes of a query's rows, which is above what is ever written to one row.
 const ROWS: usize = 128 << 20;
 /// Maximum columns of a query.
 const COLUMNS: u64 = 16;
-/// `utf8mb4_general_ci`, which every supported server knows.
-const UTF8: u8 = 45;
-
-/// Capabilities: long passwords, a database, protocol 4.1, transaction states, secure logins, plugins.
-const CAPABILITIES: u32 = 1 | 1 << 3 | 1 << 9 | 1 << 13 | 1 << 15 | 1 << 19;
-/// The capability of TLS.
-const SSL: u32 = 1 << 11;
 
 /// Why a message failed.
 #[derive(Debug)]
@@ -36,6 +26,8 @@ pub(super) enum WireError {
     Server(ReportedError),
     /// A retry cannot succeed.
     Refused(Failure),
+    /// The TLS handshake failed.
+    Tls(Failure),
     /// A statement or its rows are too long. The connection stays usable.
     TooLong(String),
 }
@@ -74,70 +66,20 @@ pub(super) struct MysqlWire {
 }
 
 impl MysqlWire {
-    /// Logs in. `host` is the name that the certificate must be valid for; without it the connection is a
-    /// socket of this machine.
-    pub(super) async fn log_in(
-        stream: Pin<Box<dyn Stream>>,
-        host: Option<&str>,
-        target: &MysqlTarget,
-        password: &str,
-    ) -> Result<Self, WireError> {
-        let mut wire = Self { stream: BufReader::new(stream), sequence: 0 };
-        let greeting = wire.receive(SHORT).await?;
-        let greeting = MysqlGreeting::of(&failed(greeting)?).ok_or_else(malformed)?;
-        let mut flags = CAPABILITIES;
-        if let Some(tls) = &target.tls {
-            if greeting.flags & SSL == 0 {
-                let text = "it does not use TLS; without TLS, use sslmode=disable";
-                return Err(WireError::Refused(Failure::Refused(Failure::cause(text))));
-            }
-            flags |= SSL;
-            wire.send(&head(flags)).await?;
-            wire = wire.encrypted(host.unwrap_or_default(), tls).await?;
-        }
-        let mut plugin = greeting.plugin;
-        let mut nonce = greeting.nonce;
-        let mut response = head(flags);
-        response.extend([target.user.as_bytes(), b"\0"].concat());
-        let proof = prove(&plugin, password, &nonce).unwrap_or_default();
-        response.push(proof.len() as u8);
-        response.extend([&proof, target.database.as_bytes(), b"\0", plugin.as_bytes(), b"\0"].concat());
-        wire.send(&response).await?;
-        loop {
-            let message = failed(wire.receive(SHORT).await?)?;
-            match message.split_first() {
-                Some((0x00, _)) => return Ok(wire),
-                // The account uses another plugin than the server's default.
-                Some((0xfe, rest)) => {
-                    let mut rest = MessageBytes(rest);
-                    plugin = text(rest.until_zero().unwrap_or_default());
-                    nonce = rest.0.strip_suffix(b"\0").unwrap_or(rest.0).to_vec();
-                    let proof = prove(&plugin, password, &nonce).ok_or_else(|| unknown(&plugin))?;
-                    wire.send(&proof).await?;
-                }
-                // The server has the password's hash in its cache.
-                Some((0x01, [3])) => {}
-                // It has not, and needs the password itself.
-                Some((0x01, [4])) if target.tls.is_some() || host.is_none() => {
-                    wire.send(&[password.as_bytes(), b"\0"].concat()).await?;
-                }
-                Some((0x01, [4])) => {
-                    let text =
-                        "this login sends the password itself; for TLS, add ?sslmode=verify-full to the URL";
-                    return Err(WireError::Refused(Failure::Refused(Failure::cause(text))));
-                }
-                _ => return Err(unknown(&plugin)),
-            }
-        }
+    /// A connection on which nothing was said yet.
+    pub(super) fn new(stream: Pin<Box<dyn Stream>>) -> Self {
+        Self { stream: BufReader::new(stream), sequence: 0 }
     }
 
-    async fn encrypted(self, host: &str, tls: &Tls) -> Result<Self, WireError> {
+    /// Encrypts the rest of the conversation.
+    pub(super) async fn encrypted(self, host: &str, tls: &Tls) -> Result<Self, WireError> {
         if !self.stream.buffer().is_empty() {
             // Sent before the encryption, possibly by another.
             return Err(malformed().into());
         }
-        let stream = encrypt(self.stream.into_inner(), host, tls, "sslmode=disable").await;
-        Ok(Self { stream: BufReader::new(stream.map_err(WireError::Refused)?), ..self })
+        let encrypted = encrypt(self.stream.into_inner(), host, tls, "sslmode=disable").await;
+        let encrypted = encrypted.map_err(WireError::Tls)?;
+        Ok(Self { stream: BufReader::new(encrypted.stream), ..self })
     }
 
     /// Runs a statement.
@@ -211,7 +153,7 @@ impl MysqlWire {
         let _ = self.stream.read_u8().await;
     }
 
-    async fn send(&mut self, message: &[u8]) -> io::Result<()> {
+    pub(super) async fn send(&mut self, message: &[u8]) -> io::Result<()> {
         let mut packets = Vec::with_capacity(message.len() + 4);
         self.pack(&mut packets, message);
         self.stream.write_all(&packets).await?;
@@ -229,7 +171,7 @@ impl MysqlWire {
         }
     }
 
-    async fn receive(&mut self, longest: usize) -> io::Result<Vec<u8>> {
+    pub(super) async fn receive(&mut self, longest: usize) -> io::Result<Vec<u8>> {
         let mut message = Vec::new();
         loop {
             let mut head = [0; 4];
@@ -253,69 +195,8 @@ impl MysqlWire {
     }
 }
 
-/// The beginning of a login message, which is also the whole request for TLS.
-fn head(flags: u32) -> Vec<u8> {
-    [&flags.to_le_bytes()[..], &(1_u32 << 30).to_le_bytes(), &[UTF8], &[0; 23]].concat()
-}
-
-/// The proof that the client knows the password; `None` for an unknown plugin.
-fn prove(plugin: &str, password: &str, nonce: &[u8]) -> Option<Vec<u8>> {
-    let password = password.as_bytes();
-    let xor = |one: &[u8], other: &[u8]| one.iter().zip(other).map(|(a, b)| a ^ b).collect();
-    match plugin {
-        "mysql_native_password" | "caching_sha2_password" if password.is_empty() => Some(Vec::new()),
-        "mysql_native_password" => {
-            let once = Sha1::digest(password);
-            let salted = Sha1::new().chain_update(nonce).chain_update(Sha1::digest(once));
-            Some(xor(&once, &salted.finalize()))
-        }
-        "caching_sha2_password" => {
-            let once = Sha256::digest(password);
-            let salted =
-                Sha256::new().chain_update(Sha256::digest(Sha256::digest(password))).chain_update(nonce);
-            Some(xor(&once, &salted.finalize()))
-        }
-        _ => None,
-    }
-}
-
-fn unknown(plugin: &str) -> WireError {
-    let text = format!(
-        "unsupported authentication plugin: got {plugin}, expected caching_sha2_password or mysql_native_password"
-    );
-    WireError::Refused(Failure::Refused(Failure::cause(text)))
-}
-
-/// The server's first message.
-struct MysqlGreeting {
-    nonce: Vec<u8>,
-    flags: u32,
-    plugin: String,
-}
-
-impl MysqlGreeting {
-    fn of(message: &[u8]) -> Option<Self> {
-        let mut rest = MessageBytes(message);
-        (rest.take(1)? == [10]).then_some(())?;
-        rest.until_zero()?; // its version
-        rest.take(4)?; // the connection's id
-        let mut nonce = rest.take(8)?.to_vec();
-        rest.take(1)?;
-        let low = rest.take(2)?;
-        rest.take(3)?; // character set and status
-        let high = rest.take(2)?;
-        let flags = u32::from_le_bytes([low[0], low[1], high[0], high[1]]);
-        let len = usize::from(rest.take(1)?[0]);
-        rest.take(10)?;
-        let end = rest.take(len.saturating_sub(8).max(13))?;
-        nonce.extend(end.strip_suffix(b"\0").unwrap_or(end));
-        let plugin = text(rest.until_zero().unwrap_or(b"mysql_native_password"));
-        Some(Self { nonce, flags, plugin })
-    }
-}
-
 /// The message, unless it reports an error.
-fn failed(message: Vec<u8>) -> Result<Vec<u8>, WireError> {
+pub(super) fn failed(message: Vec<u8>) -> Result<Vec<u8>, WireError> {
     if message.first() != Some(&0xff) {
         return Ok(message);
     }
@@ -327,7 +208,7 @@ fn failed(message: Vec<u8>) -> Result<Vec<u8>, WireError> {
     Err(WireError::Server(ReportedError { code, message: text(said) }))
 }
 
-fn malformed() -> io::Error {
+pub(super) fn malformed() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "it does not follow the MySQL protocol")
 }
 
@@ -335,21 +216,21 @@ fn too_long() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "its reply is too long for any request")
 }
 
-fn text(bytes: &[u8]) -> String {
+pub(super) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
 /// The rest of a message.
-struct MessageBytes<'a>(&'a [u8]);
+pub(super) struct MessageBytes<'a>(pub(super) &'a [u8]);
 
 impl<'a> MessageBytes<'a> {
-    fn take(&mut self, count: usize) -> Option<&'a [u8]> {
+    pub(super) fn take(&mut self, count: usize) -> Option<&'a [u8]> {
         let (taken, rest) = self.0.split_at_checked(count)?;
         self.0 = rest;
         Some(taken)
     }
 
-    fn until_zero(&mut self) -> Option<&'a [u8]> {
+    pub(super) fn until_zero(&mut self) -> Option<&'a [u8]> {
         let end = self.0.iter().position(|byte| *byte == 0)?;
         let taken = self.take(end)?;
         self.take(1)?;

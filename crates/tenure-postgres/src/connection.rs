@@ -11,15 +11,15 @@ use futures_util::future::{BoxFuture, FutureExt, select, try_join_all};
 use tokio::sync::{mpsc, oneshot};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{AsyncMessage, Client, Config};
+use tokio_postgres::{AsyncMessage, Client, Config, Connection};
 
 use super::failure;
 use super::line::StatementLine;
 use super::statements::{ALL, Statements, Which};
-use super::tls::Encryption;
+use super::tls::{EncryptedStream, Encryption};
 use super::url::{PostgresTarget, quoted};
 use tenure_core::events::{event, text};
-use tenure_core::net::{Address, Counted, DialStage, Dialled, dial};
+use tenure_core::net::{Address, ConnectError, Counted, DialStage, Dialled, Tls, TlsMode, dial};
 use tenure_core::owner::Owner;
 use tenure_core::platform::{KEEPALIVE, KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES};
 use tenure_core::rows::{Server, ServerConnection, first_usable};
@@ -102,37 +102,19 @@ impl PrimaryConnector {
     /// server first, so that none of its pending statements executes after one of the new connection.
     pub(super) async fn dial_all(&self, before: Option<&str>) -> Result<OpenConnection, Failure> {
         let open = |address| self.open(address, before);
-        first_usable(&*self.runtime, &self.stage, &self.target.addresses, open).await
+        let limit = self.target.session.connect_timeout;
+        first_usable(&*self.runtime, &self.stage, &self.target.addresses, limit, open).await
     }
 
     async fn open(&self, address: &Address, before: Option<&str>) -> Result<OpenConnection, Failure> {
-        let target = &self.target;
-        self.stage.set(format!("{address} has not been reached"));
-        let dialled = dial(address, &*self.runtime).await;
-        let Dialled { stream, .. } = dialled.map_err(|error| Failure::NotSent(Arc::new(error)))?;
+        let label = label(&self.target.session.application, &*self.runtime);
         let heard = Arc::new(AtomicU64::new(0));
-        let stream = Counted::new(stream, Arc::clone(&heard));
-        let label = label(&*self.runtime);
-        let mut config = Config::new();
-        config.user(&target.user).dbname(&target.database).application_name(&label);
-        if let Some(password) = target.login.password()? {
-            config.password(password);
+        let tls = self.target.tls.as_ref().filter(|_| matches!(address, Address::Tcp(..)));
+        let (client, mut driver) = match self.log_in(address, tls, &label, &heard).await {
+            Err((_, true)) => self.log_in(address, None, &label, &heard).await,
+            logged_in => logged_in,
         }
-        if !target.is_pooled {
-            // The server ends the session of a host that cannot be reached, so that its places are passed. Rows that a
-            // policy hides are an error, and no setting of the role changes what a transaction sees.
-            config.options(format!(
-                "-c lock_timeout={LOCK_TIMEOUT} -c row_security=off -c default_transaction_isolation=read\\ committed -c tcp_keepalives_idle={} -c tcp_keepalives_interval={} \
-                 -c tcp_keepalives_count={KEEPALIVE_PROBES} -c tcp_user_timeout={}",
-                KEEPALIVE_IDLE.as_secs(),
-                KEEPALIVE_INTERVAL.as_secs(),
-                KEEPALIVE.as_millis(),
-            ));
-        }
-        self.stage.set(format!("{address} has not answered the login"));
-        let encryption = Encryption::of(target.tls.as_ref(), address, &mut config);
-        let (client, mut driver) =
-            config.connect_raw(stream, encryption).await.map_err(|error| failure::of_login(error, target))?;
+        .map_err(|(failure, _)| failure)?;
         let (say, messages) = mpsc::unbounded_channel();
         let ((hangup, hung), (done, over)) = (oneshot::channel(), oneshot::channel());
         self.runtime.spawn(
@@ -158,7 +140,7 @@ impl PrimaryConnector {
         let table = self.look(&client, before).await?;
         let channel = format!("tenure_{table}");
         let statements: Vec<_> = ALL.iter().map(|which| self.statements.text(*which)).collect();
-        let prepared = match target.is_pooled {
+        let prepared = match self.target.is_pooled {
             true => Vec::new(),
             false => {
                 let prepares = ALL
@@ -170,6 +152,53 @@ impl PrimaryConnector {
         };
         let line = Arc::new(StatementLine { client, statements, prepared, heard, label, channel });
         Ok(OpenConnection { line, messages, over, hangup })
+    }
+
+    /// Dials a server and logs in. A failure comes with whether the connection may do without TLS, which is to
+    /// blame, as libpq does with `prefer`.
+    async fn log_in(
+        &self,
+        address: &Address,
+        tls: Option<&Tls>,
+        label: &str,
+        heard: &Arc<AtomicU64>,
+    ) -> Result<(Client, Connection<Counted, EncryptedStream>), (Failure, bool)> {
+        let PostgresTarget { session, is_pooled, .. } = &self.target;
+        self.stage.set(format!("{address} has not been reached"));
+        let dialled = dial(address, &*self.runtime).await;
+        let Dialled { stream, .. } = dialled.map_err(|error| (Failure::NotSent(Arc::new(error)), false))?;
+        let stream = Counted::new(stream, Arc::clone(heard));
+        let mut config = Config::new();
+        let (user, password) = self.target.login(address).map_err(|failure| (failure, false))?;
+        config.user(user).dbname(&self.target.database).application_name(label);
+        config.channel_binding(session.channel_binding);
+        if let Some(password) = password {
+            config.password(password);
+        }
+        let mut options: Vec<_> = session.options.clone().into_iter().collect();
+        if !is_pooled {
+            // The server ends the session of a host that cannot be reached, so that its places are passed. Rows that a
+            // policy hides are an error, and no setting of the role changes what a transaction sees.
+            options.push(format!(
+                "-c lock_timeout={LOCK_TIMEOUT} -c row_security=off -c default_transaction_isolation=read\\ committed \
+                 -c tcp_keepalives_idle={} -c tcp_keepalives_interval={} -c tcp_keepalives_count={KEEPALIVE_PROBES} -c tcp_user_timeout={}",
+                KEEPALIVE_IDLE.as_secs(),
+                KEEPALIVE_INTERVAL.as_secs(),
+                KEEPALIVE.as_millis(),
+            ));
+        }
+        if !options.is_empty() {
+            config.options(options.join(" "));
+        }
+        self.stage.set(format!("{address} has not answered the login"));
+        let (encryption, has_agreed) = Encryption::of(tls, session.is_direct, address, &mut config);
+        config.connect_raw(stream, encryption).await.map_err(|error| {
+            let is_preferred = tls.is_some_and(|tls| tls.mode == TlsMode::Prefer);
+            let is_to_blame = ConnectError::behind(&error).is_some()
+                || error.code() == Some(&SqlState::INVALID_AUTHORIZATION_SPECIFICATION);
+            let may_be_plain = is_preferred && is_to_blame && has_agreed.load(Ordering::Relaxed);
+            (failure::of_login(error, &self.target), may_be_plain)
+        })
     }
 
     /// Checks the server, creates the table if it is missing, and terminates the previous connection. Returns
@@ -294,13 +323,23 @@ impl PrimaryConnector {
     }
 }
 
-/// A new connection's `application_name`: unique, and with what the owners of this process begin with. The
-/// server keeps 63 bytes.
-fn label(runtime: &dyn Runtime) -> String {
+/// Longest `application_name` that the server keeps.
+const LABEL: usize = 63;
+/// Maximum part of it that the URL may choose.
+const APPLICATION: usize = 30;
+
+/// A new connection's `application_name`: what the URL says, what makes it unique, and what the owners of this
+/// process begin with.
+fn label(application: &str, runtime: &dyn Runtime) -> String {
     let owner = Owner::fresh("", runtime);
     let process = owner.as_str().rsplit_once('/').map_or("", |(process, _)| process);
-    let mut label = format!("tenure-{:016x} {process}", runtime.random());
-    label.truncate(63);
+    // It is quoted in SQL, and the server replaces what is not ASCII.
+    let is_plain = |char: char| char.is_ascii_alphanumeric() || " -_.:/@[]()".contains(char);
+    let plain = application.chars().map(|char| if is_plain(char) { char } else { '?' });
+    let application: String = plain.take(APPLICATION).collect();
+    let space = if application.is_empty() { "" } else { " " };
+    let mut label = format!("{application}{space}tenure-{:016x} {process}", runtime.random());
+    label.truncate(LABEL);
     label
 }
 

@@ -8,8 +8,8 @@ use tokio_postgres::Error;
 use tokio_postgres::error::DbError;
 
 use super::statements::Which;
-use super::tls::Refused;
 use super::url::PostgresTarget;
+use tenure_core::net::ConnectError;
 use tenure_core::store::Failure;
 
 /// The failure of a statement.
@@ -36,7 +36,7 @@ pub(super) fn ends_connection(error: &Error) -> bool {
 
 /// The failure of a login. No request was sent on the connection yet.
 pub(super) fn of_login(error: Error, target: &PostgresTarget) -> Failure {
-    if let Some(Refused(failure)) = error.source().and_then(|cause| cause.downcast_ref()) {
+    if let Some(failure) = ConnectError::behind(&error) {
         return failure.clone();
     }
     if let Some(said) = error.as_db_error() {
@@ -45,7 +45,7 @@ pub(super) fn of_login(error: Error, target: &PostgresTarget) -> Failure {
                 "; behind PgBouncer, add ?pgbouncer=1 to the URL"
             }
             "28000" if said.message().contains("no encryption") => {
-                "; for TLS, add ?sslmode=verify-full to the URL"
+                "; for TLS, add ?sslmode=require to the URL, or verify-full to check the server, too"
             }
             _ => return said_of(said),
         };
@@ -57,10 +57,16 @@ pub(super) fn of_login(error: Error, target: &PostgresTarget) -> Failure {
         cause = error.source();
     }
     if text.contains("password missing") {
-        return Failure::Refused(Failure::cause("it requires a password, and the URL has none"));
+        let text = "it requires a password, and there is none in the URL, PGPASSWORD, or a .pgpass of this user alone";
+        return Failure::Refused(Failure::cause(text));
     }
     if text.contains("does not support TLS") {
         return Failure::Refused(Failure::cause("it does not use TLS; without TLS, use sslmode=disable"));
+    }
+    if text.contains("channel binding") {
+        let text =
+            "it does not bind the login to the TLS connection; without that, omit channel_binding=require";
+        return Failure::Refused(Failure::cause(text));
     }
     Failure::NotSent(Arc::new(error))
 }

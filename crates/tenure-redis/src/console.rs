@@ -147,6 +147,16 @@ impl Sentinels {
 }
 
 impl Topology {
+    /// The servers of the URL.
+    #[must_use]
+    pub fn addresses(&self) -> Vec<Address> {
+        let targets = match self {
+            Self::Server(target) => std::slice::from_ref(target),
+            Self::Sentinel(Sentinels { at, .. }) | Self::Cluster(at) | Self::Quorum(at) => at,
+        };
+        targets.iter().map(|target| target.address.clone()).collect()
+    }
+
     /// The login, the terms and the namespace of the servers that keep its locks.
     pub fn access(&self) -> Access {
         match self {

@@ -47,6 +47,8 @@ use requests::{Keyspace, Publish, RequestContext, RoutedRequest, refused};
 use resp::encode::command;
 use tenure_core::error::{Error, Result};
 use tenure_core::name::{LockName, Namespace};
+use tenure_core::net::Tls;
+use tenure_core::net::url::TWO_LOGINS;
 use tenure_core::protocol::record::RecordVerb;
 use tenure_core::protocol::{Found, LockSpec, Verb};
 use tenure_core::runtime::Runtime;
@@ -96,7 +98,7 @@ pub fn open(opening: Opening<'_>) -> Result<Opened> {
     let Opening { url, runtime, login } = opening;
     let mut topology = Topology::parse(url)?;
     if login.is_some_and(|login| !topology.ask_for_login(&login)) {
-        return Err(Error::invalid("the URL must not have a login where a provider tells it at each dial"));
+        return Err(Error::invalid(TWO_LOGINS));
     }
     Ok(Opened::Store(match topology {
         Topology::Quorum(targets) => {
@@ -113,6 +115,12 @@ pub fn open(opening: Opening<'_>) -> Result<Opened> {
 /// The URL without its login, if it is valid.
 pub fn shown(url: &str) -> Option<String> {
     Topology::parse(url).ok().map(|topology| topology.shown().to_string())
+}
+
+/// What somebody in the network could do to the store of a URL.
+pub fn exposure(url: &str) -> Option<&'static str> {
+    let topology = Topology::parse(url).ok()?;
+    Tls::exposure(topology.access().tls.as_ref(), &topology.addresses())
 }
 
 impl Redis {

@@ -195,7 +195,7 @@ impl Dialer {
         stream: Pin<Box<dyn Stream>>,
     ) -> Result<(Wire, ConnectRequest), Failure> {
         let mut wire = Wire::new(match &self.target.tls {
-            Some(tls) => encrypt(stream, address.host(), tls, "zookeeper://").await?,
+            Some(tls) => encrypt(stream, address.host(), tls, "zookeeper://").await?.stream,
             None => stream,
         });
         let answer = wire.exchange(&session.connect()).await.map_err(|error| {

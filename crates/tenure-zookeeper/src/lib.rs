@@ -32,6 +32,7 @@ use server::Ensemble;
 pub use server::{ZooKeeperDiagnosis, diagnose_zookeeper};
 use tenure_core::cas::Cas;
 use tenure_core::error::Result;
+use tenure_core::net::Tls;
 use tenure_core::store::{Opening, Store};
 use url::ZooKeeperTarget;
 
@@ -55,4 +56,9 @@ pub fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
 /// The URL without its login, if it is valid.
 pub fn shown(url: &str) -> Option<String> {
     ZooKeeperTarget::parse(url).ok().map(|target| target.shown())
+}
+
+/// What somebody in the network could do to the store of a URL.
+pub fn exposure(url: &str) -> Option<&'static str> {
+    ZooKeeperTarget::parse(url).ok().and_then(|target| Tls::exposure(target.tls.as_ref(), &target.addresses))
 }

@@ -1,11 +1,12 @@
 //! Parses ZooKeeper URLs: `zookeeper://[USER:PASSWORD@]HOST[:PORT][,HOST[:PORT]...][/PATH]`, and
-//! `zookeepers://` with an optional `?ca=FILE&cert=FILE&key=FILE`. `?namespace=TEXT` names a node above the path.
+//! `zookeepers://` with an optional `?sslmode=MODE&ca=FILE&cert=FILE&key=FILE`. `?namespace=TEXT` names a node
+//! above the path.
 
 use std::fmt;
 
 use tenure_core::error::Result;
 use tenure_core::name::Namespace;
-use tenure_core::net::url::{Login, Syntax, require_tls};
+use tenure_core::net::url::{ForeignNames, Login, Syntax, require_tls};
 use tenure_core::net::{Address, Tls};
 
 const SYNTAX: Syntax = Syntax {
@@ -15,6 +16,7 @@ const SYNTAX: Syntax = Syntax {
     needs_user: true,
     needs_password: true,
     parameters: &["password-file", "ca", "cert", "key", "namespace"],
+    foreign: ForeignNames::NONE,
 };
 const PORT: u16 = 2181;
 const TLS_PORT: u16 = 2281;
@@ -37,7 +39,7 @@ impl ZooKeeperTarget {
         let mut url = SYNTAX.parse(url)?;
         let (tls, port) = match url.scheme() {
             "zookeeper" => (None, PORT),
-            "zookeepers" => (Some(url.tls()?), TLS_PORT),
+            "zookeepers" => (Some(url.tls_of_scheme()?), TLS_PORT),
             _ => return Err(url.unknown_scheme()),
         };
         let login = url.login()?;
@@ -136,7 +138,7 @@ mod tests {
     #[cfg(feature = "tls")]
     fn an_encrypted_one_too() {
         let target = parsed("zookeepers://a?ca=/x");
-        assert_eq!(target.tls, Some(Tls { ca: Some("/x".into()), identity: None }));
+        assert_eq!(target.tls, Some(Tls { ca: Some("/x".into()), ..Tls::default() }));
         assert_eq!(target.shown(), "zookeepers://a:2281");
     }
 

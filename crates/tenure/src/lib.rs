@@ -112,12 +112,12 @@ mod status;
 pub mod testing;
 mod uses;
 
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "redis", feature = "postgres", feature = "mysql"))]
 use tenure_core::credentials;
 use tenure_core::{error, events, moment, name, owner, planted, protocol, runtime, store, sync};
 
 #[doc(inline)]
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "redis", feature = "postgres", feature = "mysql"))]
 pub use credentials::Credentials;
 pub use engine::lost::HoldEnd;
 pub use engine::lost::Lost;
@@ -184,7 +184,7 @@ pub mod diagnosis {
     #[cfg(feature = "zookeeper")]
     pub use tenure_zookeeper::{ZooKeeperDiagnosis, bare_zookeeper, diagnose_zookeeper};
 
-    pub use crate::open::shown;
+    pub use crate::open::{exposure, shown};
 }
 
 /// Internals for the workspace's own test kit. Exempt from semver: nothing outside this workspace should use

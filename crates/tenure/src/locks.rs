@@ -6,7 +6,7 @@ use std::fmt;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "redis", feature = "postgres", feature = "mysql"))]
 use crate::credentials::{Credentials, Provider};
 use crate::engine::call::Call;
 use crate::engine::{Engine, EngineHandle};
@@ -226,9 +226,9 @@ impl Locks {
     /// ```
     ///
     /// # Errors
-    /// As [`open`](Self::open); also `is_invalid` if the URL contains a login, and `is_unsupported` for a
-    /// store without logins.
-    #[cfg(feature = "redis")]
+    /// As [`open`](Self::open); also `is_invalid` if the URL contains a password, and `is_unsupported` for a
+    /// store other than Redis, Valkey, PostgreSQL and MySQL.
+    #[cfg(any(feature = "redis", feature = "postgres", feature = "mysql"))]
     pub fn open_with_credentials(
         url: &str,
         provider: impl Fn() -> Result<Credentials, Box<dyn std::error::Error + Send + Sync>>

@@ -13,29 +13,50 @@ use crate::quorum::Quorum;
 
 /// The table of URLs: each store is one line.
 const STORES: &[StoreEntry] = &[
-    StoreEntry { takes: |scheme| scheme == "memory", open: memory::open, shown: whole, has_login: false },
-    StoreEntry { takes: |scheme| scheme == "file", open: file, shown: whole, has_login: false },
+    StoreEntry {
+        takes: |scheme| scheme == "memory",
+        open: memory::open,
+        shown: whole,
+        exposure: none,
+        has_login: false,
+    },
+    StoreEntry {
+        takes: |scheme| scheme == "file",
+        open: file,
+        shown: whole,
+        exposure: none,
+        has_login: false,
+    },
     #[cfg(feature = "redis")]
-    StoreEntry { takes: tenure_redis::takes, open: redis, shown: tenure_redis::shown, has_login: true },
+    StoreEntry {
+        takes: tenure_redis::takes,
+        open: redis,
+        shown: tenure_redis::shown,
+        exposure: tenure_redis::exposure,
+        has_login: true,
+    },
     #[cfg(feature = "postgres")]
     StoreEntry {
         takes: tenure_postgres::takes,
         open: tenure_postgres::open,
         shown: tenure_postgres::shown,
-        has_login: false,
+        exposure: tenure_postgres::exposure,
+        has_login: true,
     },
     #[cfg(feature = "mysql")]
     StoreEntry {
         takes: tenure_mysql::takes,
         open: tenure_mysql::open,
         shown: tenure_mysql::shown,
-        has_login: false,
+        exposure: tenure_mysql::exposure,
+        has_login: true,
     },
     #[cfg(feature = "etcd")]
     StoreEntry {
         takes: tenure_etcd::takes,
         open: tenure_etcd::open,
         shown: tenure_etcd::shown,
+        exposure: tenure_etcd::exposure,
         has_login: false,
     },
     #[cfg(feature = "zookeeper")]
@@ -43,6 +64,7 @@ const STORES: &[StoreEntry] = &[
         takes: tenure_zookeeper::takes,
         open: tenure_zookeeper::open,
         shown: tenure_zookeeper::shown,
+        exposure: tenure_zookeeper::exposure,
         has_login: false,
     },
 ];
@@ -51,14 +73,29 @@ fn whole(url: &str) -> Option<String> {
     Some(url.to_owned())
 }
 
+fn none(_: &str) -> Option<&'static str> {
+    None
+}
+
 /// The URL without its login, if it is valid.
 pub fn shown(url: &str) -> Option<String> {
     (entry(url)?.shown)(url)
 }
 
+/// What somebody in the network could do to the store of a URL.
+pub fn exposure(url: &str) -> Option<&'static str> {
+    (entry(url)?.exposure)(url)
+}
+
 fn entry(url: &str) -> Option<&'static StoreEntry> {
-    let (scheme, _) = url.split_once(':')?;
+    let scheme = scheme(url)?;
     STORES.iter().find(|entry| (entry.takes)(scheme))
+}
+
+/// The scheme, also of a URL of JDBC.
+fn scheme(url: &str) -> Option<&str> {
+    let (scheme, _) = url.strip_prefix("jdbc:").unwrap_or(url).split_once(':')?;
+    Some(scheme)
 }
 
 #[cfg(unix)]
@@ -102,6 +139,9 @@ struct StoreEntry {
     open: fn(Opening<'_>) -> Result<Arc<dyn Store>>,
     /// The URL without its login.
     shown: fn(&str) -> Option<String>,
+    /// What the network could do to it.
+    exposure: fn(&str) -> Option<&'static str>,
+    /// Whether a provider may supply its login.
     has_login: bool,
 }
 
@@ -160,7 +200,7 @@ fn meant(scheme: &str) -> Option<&'static str> {
 
 /// Opens the store that a URL names. Does no I/O.
 pub(crate) fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
-    let scheme = opening.url.split_once(':').map(|(scheme, _)| scheme);
+    let scheme = scheme(opening.url);
     // Otherwise a part of the path, or of the name.
     if let Some("file" | "memory") = scheme
         && opening.url.contains("?namespace=")

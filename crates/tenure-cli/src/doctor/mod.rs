@@ -79,7 +79,8 @@ impl Setup {
 /// Examines the store; returns the exit code, which tells whether there are findings.
 pub(crate) async fn doctor(args: &Doctor) -> Result<u8, Failure> {
     let url = store::url(&args.store)?;
-    let scheme = store::scheme(&url);
+    let known = tenure::diagnosis::shown(&url);
+    let scheme = store::scheme(known.as_deref().unwrap_or(&url));
     let mut report = Report::default();
     let name = format!("doctor-{:016x}", RandomState::new().hash_one(0));
     LockName::new(&format!("{}{name}", args.store.prefix))?;
@@ -130,6 +131,9 @@ pub(crate) async fn doctor(args: &Doctor) -> Result<u8, Failure> {
         }
         locks
     };
+    if let Some(what) = tenure::diagnosis::exposure(&url) {
+        report.note("encryption", locks.url(), what);
+    }
     // The reason why it would fail has been reported already.
     if !report.has(&["role", "scripts", "rights"]) {
         try_a_lock(&locks, &name, &mut report).await;

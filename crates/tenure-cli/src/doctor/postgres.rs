@@ -56,7 +56,7 @@ pub(super) async fn check(url: &str, at: &str, ttl: Duration, report: &mut Repor
         }
     }
     let commit = server.setting("synchronous_commit");
-    if commit == "off" && url.contains("pgbouncer=1") {
+    if commit == "off" && at.contains("pgbouncer=1") {
         report.find(
             "synchronous-commit",
             at,

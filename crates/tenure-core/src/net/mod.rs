@@ -5,14 +5,16 @@ mod supervision;
 #[cfg(feature = "tls")]
 mod tls;
 pub mod url;
+#[cfg(feature = "tls")]
+mod verifier;
 
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -25,7 +27,6 @@ use tokio::net::{TcpStream, lookup_host};
 use crate::moment::Moment;
 use crate::platform::{connect_local, keep_alive};
 use crate::runtime::Runtime;
-#[cfg(not(feature = "tls"))]
 use crate::store::Failure;
 
 pub use supervision::{DialStage, SILENCE, Supervision, warn_of_silence};
@@ -105,6 +106,14 @@ impl Address {
             Self::Unix(_) => "",
         }
     }
+
+    /// Whether a connection to it may cross a network.
+    #[must_use]
+    pub fn is_remote(&self) -> bool {
+        let Self::Tcp(host, _) = self else { return false };
+        let is_loopback = |host: IpAddr| host.to_canonical().is_loopback();
+        !host.eq_ignore_ascii_case("localhost") && !host.parse().is_ok_and(is_loopback)
+    }
 }
 
 /// Characters that a path must not have in a URL or a message.
@@ -180,15 +189,137 @@ async fn first_of(
     }
 }
 
-/// The files for a TLS connection. They are read for each new connection, so that a renewed certificate needs
-/// no restart.
+/// TLS on a connection. Its files are read for each new connection, so that a renewed certificate needs no restart.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tls {
+    /// How far the server is checked.
+    pub mode: TlsMode,
     /// Trusted certificate authorities; the system's if `None`.
     pub ca: Option<PathBuf>,
     /// The client's certificate and its key.
     pub identity: Option<(PathBuf, PathBuf)>,
+    /// The application protocol that the handshake names (ALPN).
+    pub protocol: Option<&'static str>,
+    /// Whether its user was told that nothing is checked.
+    pub warning: UnverifiedWarning,
 }
+
+impl Tls {
+    /// The mode as a parameter of a URL, unless it is none or a default.
+    #[must_use]
+    pub fn shown(tls: Option<&Self>) -> Option<String> {
+        let mode = tls?.mode;
+        (mode > TlsMode::Prefer).then(|| format!("sslmode={}", mode.as_str()))
+    }
+
+    /// What somebody in the network could do to a store at these addresses, for an operator.
+    #[must_use]
+    pub fn exposure(tls: Option<&Self>, addresses: &[Address]) -> Option<&'static str> {
+        match tls.map(|tls| tls.mode) {
+            Some(TlsMode::VerifyCa | TlsMode::VerifyFull) => None,
+            Some(TlsMode::Require) => Some(
+                "the connection is encrypted, but nothing checks which server answers: whoever controls the \
+                 network can pose as the server, learn the password and grant locks twice; use verify-full",
+            ),
+            Some(TlsMode::Prefer) => Some(
+                "the connection is encrypted only if the server offers it, and nothing checks which server \
+                 answers: whoever controls the network can read and change everything; use verify-full",
+            ),
+            None if addresses.iter().any(Address::is_remote) => Some(
+                "the connection crosses a network without encryption: whoever controls the network can read and \
+                 change everything",
+            ),
+            None => None,
+        }
+    }
+}
+
+/// How far the server of a TLS connection is checked, from least to most.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum TlsMode {
+    /// TLS if the server offers it, without checks.
+    Prefer,
+    /// TLS without checks: whoever controls the network can pose as the server.
+    Require,
+    /// An authority has signed the certificate, whatever its name.
+    VerifyCa,
+    /// And the certificate is for this host.
+    #[default]
+    VerifyFull,
+}
+
+impl TlsMode {
+    /// Whether the server's certificate is checked.
+    #[must_use]
+    pub fn checks(self) -> bool {
+        self >= Self::VerifyCa
+    }
+
+    /// The mode in a URL.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Prefer => "prefer",
+            Self::Require => "require",
+            Self::VerifyCa => "verify-ca",
+            Self::VerifyFull => "verify-full",
+        }
+    }
+}
+
+/// A failure to connect, for drivers that take errors.
+#[derive(Debug)]
+pub struct ConnectError(pub Failure);
+
+impl fmt::Display for ConnectError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for ConnectError {}
+
+impl ConnectError {
+    /// The failure to connect behind an error of a driver.
+    #[must_use]
+    pub fn behind<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a Failure> {
+        let mut error = Some(error);
+        while let Some(one) = error {
+            if let Some(Self(failure)) = one.downcast_ref() {
+                return Some(failure);
+            }
+            error = one.source();
+        }
+        None
+    }
+}
+
+/// An encrypted connection.
+pub struct Encrypted {
+    /// The byte stream.
+    pub stream: Pin<Box<dyn Stream>>,
+    /// The server's certificate in DER, if the handshake has proven that the server has its key.
+    pub certificate: Option<Vec<u8>>,
+}
+
+impl fmt::Debug for Encrypted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Encrypted").finish_non_exhaustive()
+    }
+}
+
+/// Whether the warning about a server that is not checked was logged. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct UnverifiedWarning(#[cfg_attr(not(feature = "tls"), expect(dead_code))] Arc<AtomicBool>);
+
+/// It is no part of the settings.
+impl PartialEq for UnverifiedWarning {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for UnverifiedWarning {}
 
 /// In a build without TLS, no I/O error stems from it.
 #[cfg(not(feature = "tls"))]
@@ -203,12 +334,7 @@ pub fn failure_of(_: &io::Error, _: &str) -> Option<Failure> {
 /// Always `Refused`. URL parsers reject encrypted URLs in such a build, so this is not reached.
 #[cfg(not(feature = "tls"))]
 #[expect(clippy::unused_async, reason = "the signature of the build with TLS")]
-pub async fn encrypt(
-    _: Pin<Box<dyn Stream>>,
-    _: &str,
-    _: &Tls,
-    _: &str,
-) -> Result<Pin<Box<dyn Stream>>, Failure> {
+pub async fn encrypt(_: Pin<Box<dyn Stream>>, _: &str, _: &Tls, _: &str) -> Result<Encrypted, Failure> {
     Err(Failure::Refused(Failure::cause("this program was built without the feature `tls`")))
 }
 

@@ -4,6 +4,7 @@ use std::io;
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::crypto::ring;
@@ -11,11 +12,13 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio_rustls::rustls::{AlertDescription, CertificateError, ClientConfig, Error, RootCertStore};
 
-use super::{Stream, Tls};
-use crate::store::Failure;
+use super::verifier::{ServerVerifier, is_self_signed};
+use super::{Encrypted, Stream, Tls, TlsMode};
+use crate::events::{event, text};
+use crate::store::{Failure, SETUP};
 
-/// Performs the TLS handshake. The server's certificate must be valid for `host`. `plain` is what a URL must
-/// contain to disable TLS, for error hints.
+/// Performs the TLS handshake with the server at `host`, and checks it as far as the mode says. `plain` is what a
+/// URL must contain to disable TLS, for error hints.
 ///
 /// # Errors
 /// `Refused` for a certificate that a retry cannot fix, otherwise `NotSent`, also for files, which may be half
@@ -25,13 +28,28 @@ pub async fn encrypt(
     host: &str,
     tls: &Tls,
     plain: &str,
-) -> Result<Pin<Box<dyn Stream>>, Failure> {
+) -> Result<Encrypted, Failure> {
     let unusable = |what| Failure::NotSent(Failure::cause(format!("cannot use the files for TLS: {what}")));
-    let config = config(tls).map_err(unusable)?;
+    let verifier = Arc::new(verifier(tls).map_err(unusable)?);
+    let config = config(tls, Arc::clone(&verifier)).map_err(unusable)?;
     let name = ServerName::try_from(host.to_owned())
         .map_err(|_| Failure::Refused(Failure::cause(format!("invalid host name for TLS: {host}"))))?;
     match TlsConnector::from(Arc::new(config)).connect(name, stream).await {
-        Ok(stream) => Ok(Box::pin(stream)),
+        Ok(stream) => {
+            let (_, session) = stream.get_ref();
+            let leaf = session.peer_certificates().and_then(<[_]>::first).filter(|_| verifier.has_proof());
+            let certificate = leaf.map(|leaf| leaf.to_vec());
+            if tls.mode == TlsMode::Require && !tls.warning.0.swap(true, Ordering::Relaxed) {
+                event!(
+                    WARN,
+                    target: SETUP,
+                    "tls_unverified",
+                    "the connection is encrypted, but nothing checks which server answers",
+                    server = text(host),
+                );
+            }
+            Ok(Encrypted { stream: Box::pin(stream), certificate })
+        }
         Err(error) => Err(match within(&error) {
             Some(error) => of(error, plain),
             None if error.kind() == io::ErrorKind::UnexpectedEof => Failure::NotSent(Failure::cause(
@@ -63,6 +81,12 @@ fn of(error: &Error, plain: &str) -> Failure {
         Error::InvalidCertificate(CertificateError::UnknownIssuer) => {
             "no trusted authority has signed its certificate; name one with ca=FILE in the URL"
         }
+        Error::InvalidCertificate(CertificateError::NotValidForNameContext { .. }) => {
+            "its certificate is for another name; verify-ca would check the authority only"
+        }
+        error if is_self_signed(error) => {
+            "it has signed its certificate itself; name that certificate with ca=FILE in the URL"
+        }
         Error::InvalidCertificate(_) => "its certificate is not valid",
         // TLS up to 1.2 has no alert of its own for a missing client certificate.
         Error::AlertReceived(CertificateRequired | HandshakeFailure) => {
@@ -88,12 +112,15 @@ fn of(error: &Error, plain: &str) -> Failure {
     Failure::Refused(Failure::cause(format!("TLS: {error} ({hint})")))
 }
 
-fn config(tls: &Tls) -> Result<ClientConfig, String> {
-    let mut roots = RootCertStore::empty();
+/// The checks of this mode, with the authorities that it needs.
+fn verifier(tls: &Tls) -> Result<ServerVerifier, String> {
+    let (mut roots, mut named) = (RootCertStore::empty(), Vec::new());
     match &tls.ca {
+        _ if !tls.mode.checks() => {}
         Some(path) => {
-            for certificate in certificates(path, "ca")? {
-                roots.add(certificate).map_err(|error| format!("ca={}: {error}", path.display()))?;
+            named = certificates(path, "ca")?;
+            for certificate in &named {
+                roots.add(certificate.clone()).map_err(|error| format!("ca={}: {error}", path.display()))?;
             }
         }
         None => {
@@ -109,19 +136,29 @@ fn config(tls: &Tls) -> Result<ClientConfig, String> {
             }
         }
     }
+    let algorithms = ring::default_provider().signature_verification_algorithms;
+    Ok(ServerVerifier::new(tls.mode, roots, named, algorithms))
+}
+
+fn config(tls: &Tls, verifier: Arc<ServerVerifier>) -> Result<ClientConfig, String> {
     // Name the provider explicitly: a process with two crypto providers has no default.
     let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
         .expect("the provider knows the versions that are the default")
-        .with_root_certificates(roots);
-    let Some((cert, key)) = &tls.identity else {
-        return Ok(config.with_no_client_auth());
+        .dangerous()
+        .with_custom_certificate_verifier(verifier);
+    let mut config = match &tls.identity {
+        None => config.with_no_client_auth(),
+        Some((cert, key)) => {
+            let secret = PrivateKeyDer::from_pem_file(key)
+                .map_err(|error| format!("key={}: {error}", key.display()))?;
+            config
+                .with_client_auth_cert(certificates(cert, "cert")?, secret)
+                .map_err(|error| format!("cert={} with key={}: {error}", cert.display(), key.display()))?
+        }
     };
-    let secret =
-        PrivateKeyDer::from_pem_file(key).map_err(|error| format!("key={}: {error}", key.display()))?;
-    config
-        .with_client_auth_cert(certificates(cert, "cert")?, secret)
-        .map_err(|error| format!("cert={} with key={}: {error}", cert.display(), key.display()))
+    config.alpn_protocols = tls.protocol.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
+    Ok(config)
 }
 
 fn certificates(path: &Path, parameter: &str) -> Result<Vec<CertificateDer<'static>>, String> {

@@ -246,7 +246,7 @@ pub struct RowChange {
     pub notes: Notes,
 }
 
-/// Dials these servers in order until `open` finds one usable.
+/// Dials these servers in order until `open` finds one usable, for at most `limit` each.
 ///
 /// # Errors
 /// Why none of them is.
@@ -254,11 +254,12 @@ pub async fn first_usable<'a, T, F: Future<Output = Result<T, Failure>>>(
     runtime: &dyn Runtime,
     stage: &DialStage,
     addresses: &'a [Address],
+    limit: Option<Duration>,
     open: impl Fn(&'a Address) -> F,
 ) -> Result<T, Failure> {
     let mut said = Vec::new();
     for address in addresses {
-        match stage.by(runtime, runtime.now() + DIAL, open(address)).await.flatten() {
+        match stage.by(runtime, runtime.now() + limit.unwrap_or(DIAL), open(address)).await.flatten() {
             Ok(connection) => return Ok(connection),
             Err(failure) => said.push((address, failure)),
         }

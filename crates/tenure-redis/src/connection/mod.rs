@@ -346,7 +346,7 @@ impl Connector {
         let stream = match (&target.access.tls, &target.address) {
             (Some(tls), Address::Tcp(host, _)) => {
                 stage("has not answered the TLS handshake; without TLS, use redis://");
-                self.by(deadline, encrypt(stream, host, tls, PLAIN)).await??
+                self.by(deadline, encrypt(stream, host, tls, PLAIN)).await??.stream
             }
             _ => stream,
         };

@@ -9,8 +9,8 @@
 //! | `redis-quorum://[[user]:password@]host[:port],…[/database]` | independent servers |
 //!
 //! `valkey` is a synonym of `redis`, `+` of `-` in a scheme, and `sentinel` of `redis-sentinel`. With
-//! `rediss` or `valkeys` connections use TLS, and the query may have `ca`, `cert` and `key`, paths of PEM
-//! files. User, password, service, paths and query values may be percent-encoded. `password-file` and
+//! `rediss` or `valkeys` connections use TLS, and the query may have `sslmode`, `ca`, `cert` and `key`, paths of
+//! PEM files. User, password, service, paths and query values may be percent-encoded. `password-file` and
 //! `sentinel-password-file` name a file that holds the password; `user@` then has none.
 //!
 //! For a lock kept by one server and its replicas, the query may set terms: `acks=N` for servers with
@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use tenure_core::error::Result;
 use tenure_core::net::Address;
-use tenure_core::net::url::{StoreUrl, Syntax, require_tls};
+use tenure_core::net::url::{ForeignNames, StoreUrl, Syntax, require_tls};
 use tenure_core::protocol::lease::{TTL_MAX, TTL_MIN};
 
 use crate::topology::{Access, Sentinels, Target, Terms, Topology};
@@ -35,7 +35,6 @@ const SYNTAX: Syntax = Syntax {
         "db",
         "user",
         "password",
-        "pass",
         "password-file",
         "sentinel-user",
         "sentinel-password",
@@ -47,6 +46,75 @@ const SYNTAX: Syntax = Syntax {
         "restart-grace",
         "namespace",
     ],
+    foreign: ForeignNames {
+        drivers: &[],
+        aliases: &[("username", "user"), ("pass", "password"), ("database", "db")],
+        ignored: &[
+            (
+                "redis-py",
+                &[
+                    "protocol",
+                    "socket_timeout",
+                    "socket_connect_timeout",
+                    "socket_keepalive",
+                    "socket_read_size",
+                    "retry_on_timeout",
+                    "retry_on_error",
+                    "max_connections",
+                    "health_check_interval",
+                    "client_name",
+                    "lib_name",
+                    "lib_version",
+                    "decode_responses",
+                    "encoding",
+                    "encoding_errors",
+                    "timeout",
+                    "single_connection_client",
+                ],
+            ),
+            (
+                "go-redis",
+                &[
+                    "dial_timeout",
+                    "read_timeout",
+                    "write_timeout",
+                    "conn_max_idle_time",
+                    "conn_max_lifetime",
+                    "idle_timeout",
+                    "idle_check_frequency",
+                    "max_conn_age",
+                    "max_idle_conns",
+                    "max_active_conns",
+                    "min_idle_conns",
+                    "max_retries",
+                    "min_retry_backoff",
+                    "max_retry_backoff",
+                    "max_redirects",
+                    "pool_fifo",
+                    "pool_size",
+                    "pool_timeout",
+                    "context_timeout_enabled",
+                    "route_by_latency",
+                    "route_randomly",
+                    "read_only",
+                ],
+            ),
+            (
+                "ioredis",
+                &[
+                    "family",
+                    "keepAlive",
+                    "connectTimeout",
+                    "commandTimeout",
+                    "maxRetriesPerRequest",
+                    "lazyConnect",
+                    "enableReadyCheck",
+                    "allowUsernameInURI",
+                ],
+            ),
+            ("Lettuce", &["clientName", "libraryName", "libraryVersion"]),
+        ],
+    },
 };
 
 const PORT: u16 = 6379;
@@ -119,14 +187,19 @@ impl Topology {
             return Ok((Self::Server(unix(url)?), false));
         }
         let login = url.login()?;
-        let tls_files = if tls { Some(url.tls()?) } else { None };
+        let encryption = if tls { Some(url.tls_of_scheme()?) } else { None };
         let (terms, namespace) = (terms(&mut url, form)?, url.key_namespace()?);
         let (service, path) = match form {
             Form::Sentinel => url.path().split_once('/').unwrap_or((url.path(), "")),
             _ => ("", url.path()),
         };
+        let named = url.take("db");
+        if named.as_ref().is_some_and(|named| !path.is_empty() && named != path) {
+            return Err(SYNTAX.wrong("two databases, one in the path and one in `db`"));
+        }
+        let path = named.as_deref().unwrap_or(path);
         let db = if path.is_empty() { 0 } else { database(path)? };
-        let access = Access { db, login, provider: None, tls: tls_files, terms, namespace };
+        let access = Access { db, login, provider: None, tls: encryption, terms, namespace };
         let topology = match form {
             Form::Server | Form::Unix => {
                 let [address] = &url.hosts(PORT)?[..] else {
@@ -184,9 +257,7 @@ fn unix(mut url: StoreUrl<'_>) -> Result<Target> {
     })?;
     let path = format!("/{}", SYNTAX.decoded(path, "path")?);
     let db = url.take("db").map_or(Ok(0), |db| database(&db))?;
-    // Other clients call it `pass`.
-    let key = if url.has("pass") { "pass" } else { "password" };
-    let login = url.query_login("user", key, "password-file")?;
+    let login = url.query_login("user", "password", "password-file")?;
     let (terms, namespace) = (terms(&mut url, Form::Unix)?, url.key_namespace()?);
     url.end()?;
     let access = Access { db, login, terms, namespace, ..Access::default() };
@@ -350,7 +421,11 @@ mod tests {
         let tls = Tls::default();
         assert_eq!(parsed("rediss://h").access.tls, Some(tls));
         assert_eq!(parsed("rediss://h").shown(), parsed("valkeys://h").shown());
-        let tls = Tls { ca: Some("/a b/ca.pem".into()), identity: Some(("c".into(), "k".into())) };
+        let tls = Tls {
+            ca: Some("/a b/ca.pem".into()),
+            identity: Some(("c".into(), "k".into())),
+            ..Tls::default()
+        };
         let query = "?ca=/a%20b/ca.pem&cert=c&key=k";
         assert_eq!(parsed(&format!("rediss://h:1/2{query}")).access.tls, Some(tls.clone()));
         let Topology::Sentinel(sentinels) = several(&format!("valkeys-sentinel://a,b/s{query}")) else {
@@ -438,11 +513,14 @@ mod tests {
             ("redis://h/first", "database"),
             ("redis://h/-1", "database"),
             ("redis://h/1/2", "database"),
-            ("redis://h?db=1", "`db`"),
+            ("redis://h/2?db=1", "`db`"),
             ("redis://ann@h", "password"),
             ("redis+unix:///s?password=x&password-file=f", "`password-file`"),
             ("redis+unix://run/redis.sock", "path"),
-            ("redis+unix:///s?database=1", "unknown parameter"),
+            ("redis+unix:///s?datbase=1", "did you mean `database`?"),
+            ("redis://h?ssl_cert_reqs=none", "rediss://"),
+            ("rediss://h?sslmode=prefer", "always encrypted"),
+            ("redis://h?prefix=a:", "unknown parameter `prefix`"),
             ("redis+unix:///s?ca=x", "`ca`"),
             ("redis+unix:///s?user=ann", "password"),
             ("redis://h?ca=x", "rediss://"),
@@ -499,6 +577,7 @@ mod tests {
             "redis-sentinel://a/s?sentinel-user=hu&sentinel-passwort=hush",
             "redis-sentinel://a/s?sentinel-password=hush%",
             "redis://h?password=hush",
+            "redis://ann:hush@h?tokens=1",
             "hush",
         ] {
             let error = Topology::parse(url).expect_err(url).to_string();

@@ -55,12 +55,29 @@ impl Authority {
         let mut params = CertificateParams::new([name.to_owned()]).expect("a name");
         params.distinguished_name.push(DnType::CommonName, name);
         let certificate = params.signed_by(&key, &self.issuer).expect("a certificate");
-        let write = |what: &str, text: String| {
+        self.write(name, &certificate.pem(), &key)
+    }
+
+    /// A certificate for `name` that signs itself, like those that servers come with.
+    ///
+    /// # Panics
+    /// As [`certify`](Self::certify).
+    pub fn self_signed(&self, name: &str) -> Certificate {
+        let key = KeyPair::generate().expect("a key");
+        let mut params = CertificateParams::new([name.to_owned()]).expect("a name");
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let certificate = params.self_signed(&key).expect("a certificate");
+        self.write(&format!("{name}.self"), &certificate.pem(), &key)
+    }
+
+    fn write(&self, name: &str, certificate: &str, key: &KeyPair) -> Certificate {
+        let write = |what: &str, text: &str| {
             let path = self.dir.path().join(format!("{name}.{what}.pem"));
             fs::write(&path, text).expect("a writable temporary directory");
             path
         };
-        Certificate { cert: write("cert", certificate.pem()), key: write("key", key.serialize_pem()) }
+        Certificate { cert: write("cert", certificate), key: write("key", &key.serialize_pem()) }
     }
 
     /// The directory with the files.

@@ -1,5 +1,7 @@
-//! MariaDB for one test, on a socket and a loopback port.
+//! MariaDB for one test, on a socket and a loopback port, optionally with a replica that can be promoted. With
+//! `TENURE_MYSQL` it is MySQL, from the files in this directory.
 
+use std::env;
 use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -14,7 +16,7 @@ use super::port::Port;
 use super::process::{Process, give_to_nobody, program, run_as_nobody};
 use super::{directory, eventually, sweep_dirs_at_exit};
 
-/// A `mariadbd` without fsync. Dropping it ends the server and removes its directory.
+/// A `mariadbd`, or `mysqld`, without fsync. Dropping it ends the server and removes its directory.
 #[derive(Debug)]
 pub struct MariaDb {
     /// Declared first, so that the process ends before its directory is removed.
@@ -28,20 +30,63 @@ const PACKAGES: &str = "mariadb-server-core mariadb-client-core";
 /// Several servers at once can exceed the system's limit of asynchronous I/O requests.
 const NO_AIO: &str = "--innodb-use-native-aio=0";
 /// A small log, because the data of an empty server is copied for each start.
-const SMALL_LOG: &str = "--innodb-log-file-size=8M";
+const SMALL_LOG: [&str; 2] = ["--innodb-log-file-size=8M", "--innodb-redo-log-capacity=32M"];
 /// A temporary directory per server, because a starting server deletes the temporary tables that it finds.
 const TEMPORARY: &str = "tmp";
+
+/// The files of MySQL, if that is to be tested.
+static MYSQL: LazyLock<Option<PathBuf>> = LazyLock::new(|| env::var_os("TENURE_MYSQL").map(PathBuf::from));
 
 /// The data of an empty server with the superuser `root`, without a password. To make it takes seconds.
 static EMPTY: LazyLock<PathBuf> = LazyLock::new(|| {
     let dir = place();
     let (data, temporary) = (option("datadir", dir.path(), "data"), option("tmpdir", dir.path(), TEMPORARY));
-    let wanted = ["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"];
-    let settings = ["--skip-name-resolve", NO_AIO, SMALL_LOG, &data, &temporary];
-    run_as_nobody(&program("mariadb-install-db", PACKAGES), &[&wanted[..], &settings].concat());
+    match &*MYSQL {
+        Some(_) => {
+            let file = dir.path().join("init");
+            fs::write(&file, "CREATE USER root@'%'; GRANT ALL ON *.* TO root@'%' WITH GRANT OPTION;\n")
+                .expect("a file");
+            give_to_nobody(&file);
+            let file = option("init-file", dir.path(), "init");
+            let fixed = fixed();
+            let fixed = fixed.iter().map(String::as_str);
+            let words = fixed.chain(["--initialize-insecure", &file, &data, &temporary]);
+            run_as_nobody(&server(), &words.collect::<Vec<_>>());
+        }
+        None => {
+            let wanted = ["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"];
+            let settings = ["--skip-name-resolve", NO_AIO, SMALL_LOG[0], &data, &temporary];
+            let words = [&wanted[..], &settings].concat();
+            run_as_nobody(&program("mariadb-install-db", PACKAGES), &words);
+        }
+    }
     sweep_dirs_at_exit([dir.path()]);
     dir.keep().join("data")
 });
+
+/// The program of the server.
+fn server() -> PathBuf {
+    match &*MYSQL {
+        Some(files) => files.join("usr/sbin/mysqld"),
+        None => program("mariadbd", PACKAGES),
+    }
+}
+
+/// The settings of every server.
+fn fixed() -> Vec<String> {
+    let mut fixed: Vec<String> = ["--no-defaults", "--skip-name-resolve", NO_AIO].map(str::to_owned).into();
+    match &*MYSQL {
+        Some(files) => {
+            let share = files.join("usr/share");
+            fixed.extend([SMALL_LOG[1], "--secure-file-priv=", "--mysqlx=0"].map(str::to_owned));
+            fixed.push(format!("--lc-messages-dir={}", path(&share.join("mysql"))));
+            fixed.push(format!("--character-sets-dir={}", path(&share.join("mysql/charsets"))));
+            fixed.push(format!("--plugin-dir={}", path(&files.join("usr/lib/mysql/plugin"))));
+        }
+        None => fixed.push(SMALL_LOG[0].to_owned()),
+    }
+    fixed
+}
 
 impl MariaDb {
     /// A server with the superuser `root`, without a password, and the empty database `app`.
@@ -76,8 +121,7 @@ impl MariaDb {
 
     fn installed(settings: Vec<String>) -> Self {
         let dir = place();
-        let copied = Command::new("cp").arg("-a").arg(&*EMPTY).arg(dir.path()).status().expect("cp");
-        assert!(copied.success(), "the data of an empty server is copied");
+        copy_empty(dir.path());
         Self { process: None, dir, port: Port::claim(), settings }
     }
 
@@ -85,9 +129,13 @@ impl MariaDb {
     pub fn restart(&mut self) {
         let dir = self.dir.path();
         let port = format!("--port={}", self.port.number());
-        let fixed = ["--no-defaults", "--bind-address=127.0.0.1", "--skip-name-resolve", NO_AIO, SMALL_LOG];
-        let quick =
-            ["--innodb-flush-log-at-trx-commit=2", "--innodb-buffer-pool-size=32M", "--max-connections=300"];
+        let fixed = fixed();
+        let quick = [
+            "--bind-address=127.0.0.1",
+            "--innodb-flush-log-at-trx-commit=2",
+            "--innodb-buffer-pool-size=32M",
+            "--max-connections=300",
+        ];
         let places = [
             option("datadir", dir, "data"),
             option("tmpdir", dir, TEMPORARY),
@@ -96,15 +144,132 @@ impl MariaDb {
             port,
         ];
         let words = places.iter().chain(&self.settings).map(String::as_str);
-        let words: Vec<&str> = fixed.into_iter().chain(quick).chain(words).collect();
+        let words: Vec<&str> = fixed.iter().map(String::as_str).chain(quick).chain(words).collect();
         let log = dir.join("log");
-        let mut process = Process::start_as_nobody(&program("mariadbd", PACKAGES), &words, &log);
+        let mut process = Process::start_as_nobody(&server(), &words, &log);
         eventually("MariaDB answers", Duration::from_secs(60), || {
             assert!(!process.has_ended(), "it ended: {}", fs::read_to_string(&log).unwrap_or_default());
             let asked = client(dir).args(["-e", "SELECT 1"]).stderr(Stdio::null()).output();
             asked.expect("the client mariadb").status.success()
         });
         self.process = Some(process);
+    }
+
+    /// A primary and a replica that follows it, both with the database `app`, of the user `app`.
+    pub fn with_replica() -> (Self, Self) {
+        let make = |id: u32| {
+            let id = format!("--server-id={id}");
+            let mut settings = vec![&*id, "--log-bin=binlog", "--binlog-format=ROW", "--relay-log=relay"];
+            settings.push(if MYSQL.is_some() { "--log-replica-updates" } else { "--log-slave-updates" });
+            if MYSQL.is_some() {
+                settings.extend(["--gtid-mode=ON", "--enforce-gtid-consistency=ON"]);
+            }
+            let mut server = Self::installed(settings.into_iter().map(str::to_owned).collect());
+            server.restart();
+            server
+        };
+        let (primary, replica) = (make(1), make(2));
+        primary.run("CREATE DATABASE app; CREATE USER app; GRANT ALL ON app.* TO app");
+        replica.follow(&primary);
+        (primary, replica)
+    }
+
+    /// Commits wait for a replica, without a limit.
+    pub fn wait_for_replica(&self) {
+        let name = self.semi_synchronous("source", "master");
+        self.run(&format!("SET GLOBAL {name}_wait_point = AFTER_SYNC"));
+        self.run(&format!("SET GLOBAL {name}_timeout = 3600000"));
+        self.run(&format!("SET GLOBAL {name}_enabled = 1"));
+    }
+
+    /// Loads the semi-synchronous plugin, and returns how its variables begin.
+    fn semi_synchronous(&self, mysql: &str, mariadb: &str) -> String {
+        let side = if MYSQL.is_some() { mysql } else { mariadb };
+        let name = format!("rpl_semi_sync_{side}");
+        if self.run(&format!("SHOW VARIABLES LIKE '{name}_enabled'")).is_empty() {
+            self.run(&format!("INSTALL PLUGIN {name} SONAME 'semisync_{side}.so'"));
+        }
+        name
+    }
+
+    /// Replicates another server, and takes no writes.
+    fn follow(&self, primary: &Self) {
+        let name = self.semi_synchronous("replica", "slave");
+        self.run(&format!("SET GLOBAL {name}_enabled = 1"));
+        self.run("SET GLOBAL read_only = 1");
+        let port = primary.port.number();
+        self.run(&match &*MYSQL {
+            Some(_) => format!(
+                "CHANGE REPLICATION SOURCE TO SOURCE_HOST = '127.0.0.1', SOURCE_PORT = {port}, SOURCE_USER = 'root',
+                     SOURCE_AUTO_POSITION = 1, GET_SOURCE_PUBLIC_KEY = 1, SOURCE_CONNECT_RETRY = 1;
+                 START REPLICA"
+            ),
+            None => format!(
+                "CHANGE MASTER TO MASTER_HOST = '127.0.0.1', MASTER_PORT = {port}, MASTER_USER = 'root',
+                     MASTER_USE_GTID = slave_pos, MASTER_CONNECT_RETRY = 1;
+                 START SLAVE"
+            ),
+        });
+        eventually("the replica is connected", Duration::from_secs(30), || match &*MYSQL {
+            Some(_) => {
+                let asked = "SELECT SERVICE_STATE FROM performance_schema.replication_connection_status";
+                self.run(asked) == "ON"
+            }
+            None => self.run("SHOW SLAVE STATUS").contains("Waiting for master to send event"),
+        });
+    }
+
+    /// Waits until this replica has all that its primary has committed.
+    pub fn catches_up(&self, primary: &Self) {
+        let position = |server: &Self| {
+            server.run(match &*MYSQL {
+                Some(_) => "SELECT @@GLOBAL.gtid_executed",
+                None => "SELECT @@GLOBAL.gtid_current_pos",
+            })
+        };
+        eventually("the replica catches up", Duration::from_secs(30), || position(self) == position(primary));
+    }
+
+    /// Stops receiving changes: what the primary commits now is lost with it.
+    pub fn hold_back_changes(&self) {
+        self.run(if MYSQL.is_some() { "STOP REPLICA IO_THREAD" } else { "STOP SLAVE IO_THREAD" });
+    }
+
+    /// Promotes a replica, after it has executed all that it has received.
+    pub fn promote(&self) {
+        self.hold_back_changes();
+        eventually("the replica has executed all", Duration::from_secs(30), || match &*MYSQL {
+            Some(_) => {
+                let asked = "SELECT GTID_SUBSET(RECEIVED_TRANSACTION_SET, @@GLOBAL.gtid_executed)
+                    FROM performance_schema.replication_connection_status";
+                self.run(asked) == "1"
+            }
+            None => self.run("SHOW SLAVE STATUS").contains("has read all relay log"),
+        });
+        self.run(if MYSQL.is_some() {
+            "STOP REPLICA; RESET REPLICA ALL"
+        } else {
+            "STOP SLAVE; RESET SLAVE ALL"
+        });
+        self.run("SET GLOBAL read_only = 0");
+    }
+
+    /// Restarts a crashed primary with its data. It takes no writes, even for a moment.
+    pub fn restart_read_only(&mut self) {
+        self.settings.push("--read-only=1".to_owned());
+        self.restart();
+        self.settings.pop();
+    }
+
+    /// Replaces the data of an old primary, which may have committed what no replica has, by that of the new one,
+    /// as its replica.
+    pub fn rebuild(&mut self, primary: &Self) {
+        self.crash();
+        let data = self.dir.path().join("data");
+        fs::remove_dir_all(&data).expect("our directory");
+        copy_empty(self.dir.path());
+        self.restart_read_only();
+        self.follow(primary);
     }
 
     /// Kills the server: unfinished transactions are lost.
@@ -151,6 +316,11 @@ impl MariaDb {
         self.port.address()
     }
 
+    /// The directory of its data, where MySQL makes its own certificates and keys.
+    pub fn data(&self) -> PathBuf {
+        self.dir.path().join("data")
+    }
+
     /// The path of its socket.
     pub fn socket(&self) -> PathBuf {
         socket(self.dir.path())
@@ -174,8 +344,18 @@ impl MariaDb {
     }
 }
 
+fn copy_empty(dir: &Path) {
+    let copied = Command::new("cp").arg("-a").arg(&*EMPTY).arg(dir).status().expect("cp");
+    assert!(copied.success(), "the data of an empty server is copied");
+    // Each server has an identity of its own.
+    let _ = fs::remove_file(dir.join("data/auto.cnf"));
+}
+
 fn client(dir: &Path) -> Command {
-    let mut client = Command::new(program("mariadb", PACKAGES));
+    let mut client = Command::new(match &*MYSQL {
+        Some(files) => files.join("usr/bin/mysql"),
+        None => program("mariadb", PACKAGES),
+    });
     client.args(["--no-defaults", "--default-character-set=utf8mb4", "-u", "root", "-N", "-s", "-n", "-S"]);
     client.arg(socket(dir)).stdin(Stdio::null());
     client

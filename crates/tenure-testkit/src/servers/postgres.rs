@@ -325,7 +325,7 @@ fn launch(programs: &Path, dir: &Path, port: Option<&Port>, disk: Disk) -> Proce
     Process::start_as_nobody(Path::new(words[0]), &words[1..], &dir.join("log"))
 }
 
-/// The directory with the programs of the newest server. Debian does not put it on the path.
+/// The directory with the programs of the server on the path, or else of the newest one that Debian has beside it.
 fn programs() -> PathBuf {
     let path = env::var_os("PATH").unwrap_or_default();
     let version = |dir: &Path| dir.parent()?.file_name()?.to_str()?.parse::<u32>().ok();
@@ -335,6 +335,6 @@ fn programs() -> PathBuf {
     let has_all = |dir: &PathBuf| {
         ["initdb", "postgres", "psql", "pg_basebackup"].iter().all(|name| dir.join(name).exists())
     };
-    let found = debian.into_iter().chain(env::split_paths(&path)).find(has_all);
+    let found = env::split_paths(&path).chain(debian).find(has_all);
     found.expect("no PostgreSQL server; the tests need one: apt-get install postgresql")
 }

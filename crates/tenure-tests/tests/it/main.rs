@@ -58,6 +58,7 @@ mod sentinel;
 mod testing;
 mod tls;
 mod twins;
+mod urls;
 mod uses;
 mod waiting;
 mod wake;

@@ -6,9 +6,11 @@
 
 mod check_in;
 mod errors;
+mod failover;
 mod faults;
 mod hostile;
 mod login;
+mod own;
 mod rows;
 
 use std::sync::LazyLock;

@@ -48,7 +48,7 @@ fn what_is_wrong_with_certificates_is_said_in_one_line() {
     // The certificate is for 127.0.0.1 only.
     let elsewhere = url(&server, &trusting(&authority)).replace("127.0.0.1", "localhost");
     says(&elsewhere, "localhost");
-    says(&url(&server, ""), "for TLS, add ?sslmode=verify-full to the URL");
+    says(&url(&server, ""), "for TLS, add ?sslmode=require to the URL, or verify-full");
     says(&url(&server, "?sslmode=verify-full&ca=/nowhere"), "/nowhere");
 }
 
@@ -60,7 +60,7 @@ fn a_password_that_is_missing_or_wrong_is_named() {
     server.run("CREATE SCHEMA AUTHORIZATION secret");
     let terms = format!("?schema=secret&sslmode=verify-full&ca={}", authority.ca().display());
     let with = |login: &str| url(&server, &terms).replace("postgres@", login);
-    says(&with("secret@"), "it requires a password, and the URL has none");
+    says(&with("secret@"), "it requires a password, and there is none");
     says(&with("secret:sword@"), "password authentication failed");
     let locks = locks(&with("secret:word@"), Duration::from_secs(15));
     tenure::block_on(async {

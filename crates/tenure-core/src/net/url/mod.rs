@@ -2,7 +2,11 @@
 //!
 //! A store declares its [`Syntax`] and takes the parts that it accepts; [`StoreUrl::end`] rejects the rest.
 //! User, password, path and values may be percent-encoded. An unescaped `@`, `/` or `?` in a password moves
-//! the rest of it into another part, so errors name the invalid part without quoting it.
+//! the rest of it into another part, so errors name the invalid part without quoting it. `encryption` reads how
+//! the connection is encrypted, and `names` what drivers call the parameters.
+
+mod encryption;
+mod names;
 
 use std::fmt;
 use std::fs;
@@ -11,7 +15,10 @@ use std::sync::Arc;
 
 use percent_encoding::percent_decode_str;
 
-use super::{Address, Tls};
+pub use encryption::truth;
+pub use names::ForeignNames;
+
+use super::Address;
 use crate::error::{Error, Result};
 use crate::name::{Namespace, Quoted};
 use crate::store::Failure;
@@ -31,6 +38,8 @@ pub struct Syntax {
     pub needs_password: bool,
     /// The parameters of all URLs of this store.
     pub parameters: &'static [&'static str],
+    /// What other programs call these parameters, and what else they take.
+    pub foreign: ForeignNames,
 }
 
 /// The parts of a URL, before decoding.
@@ -44,7 +53,7 @@ struct Parts<'a> {
 
 impl<'a> Parts<'a> {
     fn of(url: &'a str) -> Option<Self> {
-        let (scheme, rest) = url.split_once("://")?;
+        let (scheme, rest) = url.strip_prefix("jdbc:").unwrap_or(url).split_once("://")?;
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = split(rest, '/');
         let (login, hosts) =
@@ -74,7 +83,14 @@ pub fn without_password(url: &str) -> Option<String> {
 pub struct StoreUrl<'a> {
     syntax: &'static Syntax,
     parts: Parts<'a>,
-    query: Vec<(&'static str, String)>,
+    query: Vec<Parameter>,
+}
+
+struct Parameter {
+    key: &'static str,
+    /// Its name in the URL, for messages.
+    written: &'static str,
+    value: String,
 }
 
 /// User and password.
@@ -94,6 +110,9 @@ pub enum Password {
     /// A file that is read for each connection, so that a changed password needs no restart.
     File(PathBuf),
 }
+
+/// The error for a URL with a password where a provider tells it.
+pub const TWO_LOGINS: &str = "the URL must not have a password where a provider tells it at each dial";
 
 impl Login {
     /// The password, without the final line break of its file.
@@ -134,18 +153,22 @@ impl Syntax {
             let form = tls.map_or_else(|| self.form.to_owned(), |tls| format!("{tls}//{host}"));
             self.wrong(&format!("no `//` after the scheme, expected {form}"))
         })?;
-        let mut query: Vec<(&'static str, String)> = Vec::new();
+        let mut query: Vec<Parameter> = Vec::new();
         for pair in parts.query.split('&').filter(|pair| !pair.is_empty()) {
-            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-            let Some(key) = self.parameters.iter().find(|known| **known == key) else {
-                let known = self.parameters.join(", ");
-                let hint = "in a password, write %3F for ?";
-                return Err(self.wrong(&format!("unknown parameter, expected one of {known}; {hint}")));
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let Some((key, written)) = self.resolve(name) else {
+                if self.is_ignored(name) {
+                    continue;
+                }
+                return Err(self.unknown(&parts, name));
             };
-            if query.iter().any(|(known, _)| known == key) {
-                return Err(self.wrong(&format!("parameter `{key}` is given twice")));
+            if let Some(other) = query.iter().find(|known| known.key == key) {
+                return Err(self.wrong(&match other.written == written {
+                    true => format!("parameter `{written}` is given twice"),
+                    false => format!("both `{}` and `{written}`, which are the same", other.written),
+                }));
             }
-            query.push((key, self.decoded(value, key)?));
+            query.push(Parameter { key, written, value: self.decoded(value, written)? });
         }
         Ok(StoreUrl { syntax: self, parts, query })
     }
@@ -182,6 +205,16 @@ impl Syntax {
             Some(None) => return Err(self.wrong("a host has a `[` without a `]`")),
             None => split(place, ':'),
         };
+        let port = port.map_or(Some(default), |port| port.parse().ok().filter(|port| *port != 0));
+        let port = port.ok_or_else(|| self.wrong("a port must be a number from 1 to 65535"))?;
+        self.host(host, port)
+    }
+
+    /// The address of a host and a port.
+    ///
+    /// # Errors
+    /// `is_invalid` if it is empty, or has a character that no host has.
+    pub fn host(&self, host: &str, port: u16) -> Result<Address> {
         if host.is_empty() {
             return Err(self.wrong(&format!("a host is missing, expected {}", self.form)));
         }
@@ -190,17 +223,15 @@ impl Syntax {
                 "a host has an invalid character; in a user or password, write % and two hexadecimal digits",
             ));
         }
-        let port = port.map_or(Some(default), |port| port.parse().ok().filter(|port| *port != 0));
-        let port = port.ok_or_else(|| self.wrong("a port must be a number from 1 to 65535"))?;
         Ok(Address::Tcp(host.to_owned(), port))
     }
 }
 
 impl<'a> StoreUrl<'a> {
-    /// The scheme.
+    /// The scheme, without the name of a driver.
     #[must_use]
     pub fn scheme(&self) -> &'a str {
-        self.parts.scheme
+        self.syntax.foreign.without_driver(self.parts.scheme)
     }
 
     /// The error for a scheme of another store.
@@ -208,6 +239,12 @@ impl<'a> StoreUrl<'a> {
     pub fn unknown_scheme(&self) -> Error {
         let (scheme, form) = (Quoted(self.parts.scheme), self.syntax.form);
         self.syntax.wrong(&format!("unknown scheme {scheme}, expected {form}"))
+    }
+
+    /// Whether the URL names servers before its path.
+    #[must_use]
+    pub fn has_hosts(&self) -> bool {
+        !self.parts.hosts.is_empty()
     }
 
     /// The servers.
@@ -239,7 +276,7 @@ impl<'a> StoreUrl<'a> {
         path
     }
 
-    /// The login before the hosts, or with the password in the file of `password-file`.
+    /// The login before the hosts, or in the query, or with the password in the file of `password-file`.
     ///
     /// # Errors
     /// `is_invalid` if the login is incomplete or ambiguous.
@@ -252,6 +289,8 @@ impl<'a> StoreUrl<'a> {
         }
         let user = self.syntax.decoded(user, "user")?;
         let password = self.syntax.decoded(password.unwrap_or_default(), "password")?;
+        let user = self.take("user").unwrap_or(user);
+        let password = self.take("password").unwrap_or(password);
         self.complete(Some(user), Some(password), "USER:PASSWORD@HOST", "password-file")
     }
 
@@ -289,13 +328,26 @@ impl<'a> StoreUrl<'a> {
     /// Whether the query has a parameter.
     #[must_use]
     pub fn has(&self, key: &str) -> bool {
-        self.query.iter().any(|(known, _)| *known == key)
+        self.query.iter().any(|known| known.key == key)
     }
 
     /// Takes a parameter.
     pub fn take(&mut self, key: &str) -> Option<String> {
-        let at = self.query.iter().position(|(known, _)| *known == key)?;
-        Some(self.query.swap_remove(at).1)
+        self.take_whole(key).map(|parameter| parameter.value)
+    }
+
+    fn take_whole(&mut self, key: &str) -> Option<Parameter> {
+        let at = self.query.iter().position(|known| known.key == key)?;
+        Some(self.query.swap_remove(at))
+    }
+
+    /// Adds a parameter that the URL leaves out.
+    pub fn fill(&mut self, key: &'static str, value: Option<String>) {
+        if let Some(value) = value.filter(|value| !value.is_empty())
+            && !self.has(key)
+        {
+            self.query.push(Parameter { key, written: key, value });
+        }
     }
 
     /// Takes a parameter that `read` understands.
@@ -308,9 +360,9 @@ impl<'a> StoreUrl<'a> {
         expected: &str,
         read: impl FnOnce(&str) -> Option<T>,
     ) -> Result<Option<T>> {
-        let Some(text) = self.take(key) else { return Ok(None) };
-        let wrong = || self.syntax.wrong(&format!("parameter `{key}` must be {expected}"));
-        read(&text).ok_or_else(wrong).map(Some)
+        let Some(Parameter { written, value, .. }) = self.take_whole(key) else { return Ok(None) };
+        let wrong = || self.syntax.wrong(&format!("parameter `{written}` must be {expected}"));
+        read(&value).ok_or_else(wrong).map(Some)
     }
 
     fn file(&mut self, key: &str) -> Result<Option<PathBuf>> {
@@ -344,47 +396,15 @@ impl<'a> StoreUrl<'a> {
         Ok(namespace)
     }
 
-    /// Takes the certificate files.
-    ///
-    /// # Errors
-    /// `is_invalid` for a path that is empty, and for a certificate without its key or a key alone.
-    pub fn tls(&mut self) -> Result<Tls> {
-        let (ca, cert, key) = (self.file("ca")?, self.file("cert")?, self.file("key")?);
-        if cert.is_some() != key.is_some() {
-            return Err(self.syntax.wrong("parameters `cert` and `key` need each other"));
-        }
-        Ok(Tls { ca, identity: cert.zip(key) })
-    }
-
-    /// Takes `sslmode` and, with TLS, the certificate files.
-    ///
-    /// # Errors
-    /// `is_invalid` for another mode, for TLS to a socket, and as [`tls`](Self::tls).
-    pub fn sslmode(&mut self, addresses: &[Address]) -> Result<Option<Tls>> {
-        let modes = "verify-full or disable, because other modes do not check which server answers";
-        let is_encrypted = self.take_as("sslmode", modes, |mode| match mode {
-            "verify-full" => Some(true),
-            "disable" => Some(false),
-            _ => None,
-        });
-        if is_encrypted? != Some(true) {
-            return Ok(None);
-        }
-        if addresses.iter().any(|address| matches!(address, Address::Unix(_))) {
-            return Err(self.syntax.wrong("a socket has no TLS, expected sslmode=disable"));
-        }
-        self.tls().map(Some)
-    }
-
     /// Rejects parameters that were not taken.
     ///
     /// # Errors
     /// `is_invalid` if there are any.
     pub fn end(self) -> Result<()> {
-        let Some((key, _)) = self.query.first() else { return Ok(()) };
-        Err(self.syntax.wrong(&match *key {
-            "ca" | "cert" | "key" => format!("parameter `{key}` needs TLS, as with {}", self.syntax.tls),
-            key => format!("{}:// does not take the parameter `{key}`", self.parts.scheme),
+        let Some(Parameter { key, written, .. }) = self.query.first() else { return Ok(()) };
+        Err(self.syntax.wrong(&match encryption::is_about_tls(key) {
+            true => format!("parameter `{written}` needs TLS, as with {}", self.syntax.tls),
+            false => format!("{}:// does not take the parameter `{written}`", self.parts.scheme),
         }))
     }
 }
@@ -440,6 +460,7 @@ mod tests {
         needs_user: true,
         needs_password: true,
         parameters: &["ca", "cert", "key", "namespace", "number", "password-file"],
+        foreign: ForeignNames { ignored: &[("pools", &["pool_size"])], ..ForeignNames::NONE },
     };
 
     #[test]
@@ -491,7 +512,7 @@ mod tests {
                 parts.key_namespace()?;
                 parts.take_as("number", "small", |text| text.parse::<u8>().ok())?;
                 if parts.scheme() == "tests" {
-                    parts.tls()?;
+                    parts.tls_of_scheme()?;
                 }
                 parts.end()
             };

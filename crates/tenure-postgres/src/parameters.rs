@@ -1,0 +1,133 @@
+//! The parameters of a URL: ours, those of libpq, and those of drivers.
+
+use tenure_core::net::url::ForeignNames;
+
+pub(super) const OURS: &[&str] = &[
+    "schema",
+    "namespace",
+    "password-file",
+    "sslmode",
+    "ca",
+    "cert",
+    "key",
+    "pgbouncer",
+    "host",
+    "port",
+    "user",
+    "password",
+    "dbname",
+    "passfile",
+    "service",
+    "connect_timeout",
+    "application_name",
+    "fallback_application_name",
+    "options",
+    "target_session_attrs",
+    "channel_binding",
+    "sslnegotiation",
+    "search_path",
+];
+
+pub(super) const FOREIGN: ForeignNames = ForeignNames {
+    drivers: &["asyncpg", "psycopg", "psycopg2", "psycopg2cffi", "psycopg_async", "pg8000", "aiopg"],
+    aliases: &[
+        // pgJDBC
+        ("ApplicationName", "application_name"),
+        ("connectTimeout", "connect_timeout"),
+        ("currentSchema", "search_path"),
+        ("targetServerType", "target_session_attrs"),
+        // asyncpg
+        ("database", "dbname"),
+    ],
+    ignored: &[
+        (
+            // tenure's own keepalives are shorter, and it sends UTF-8 to the primary alone.
+            "libpq",
+            &[
+                "client_encoding",
+                "gssdelegation",
+                "gssencmode",
+                "gsslib",
+                "keepalives",
+                "keepalives_count",
+                "keepalives_idle",
+                "keepalives_interval",
+                "krbsrvname",
+                "load_balance_hosts",
+                "sslcertmode",
+                "sslcompression",
+                "sslsni",
+                "tcp_user_timeout",
+            ],
+        ),
+        ("Prisma", &["connection_limit", "pool_timeout", "socket_timeout", "statement_cache_size"]),
+        (
+            "pgx",
+            &[
+                "default_query_exec_mode",
+                "description_cache_capacity",
+                "pool_health_check_period",
+                "pool_max_conn_idle_time",
+                "pool_max_conn_lifetime",
+                "pool_max_conn_lifetime_jitter",
+                "pool_max_conns",
+                "pool_min_conns",
+                "pool_min_idle_conns",
+                "statement_cache_capacity",
+            ],
+        ),
+        (
+            "pgJDBC",
+            &[
+                "binaryTransfer",
+                "cancelSignalTimeout",
+                "cleanupSavepoints",
+                "databaseMetadataCacheFields",
+                "defaultRowFetchSize",
+                "loadBalanceHosts",
+                "loginTimeout",
+                "logUnclosedConnections",
+                "preferQueryMode",
+                "prepareThreshold",
+                "preparedStatementCacheQueries",
+                "preparedStatementCacheSizeMiB",
+                "reWriteBatchedInserts",
+                "readOnlyMode",
+                "socketTimeout",
+                "stringtype",
+                "tcpKeepAlive",
+            ],
+        ),
+        (
+            "SQLAlchemy",
+            &[
+                "async_fallback",
+                "command_timeout",
+                "max_cacheable_statement_size",
+                "max_cached_statement_lifetime",
+                "prepare_threshold",
+                "prepared_statement_cache_size",
+                "prepared_statement_name_func",
+            ],
+        ),
+        (
+            "Rails",
+            &[
+                "advisory_locks",
+                "checkout_timeout",
+                "encoding",
+                "idle_timeout",
+                "pool",
+                "prepared_statements",
+                "reaping_frequency",
+            ],
+        ),
+        ("Django", &["conn_max_age", "conn_health_checks"]),
+        ("sqlx", &["statement-cache-capacity"]),
+        (
+            "node-postgres",
+            &["idleTimeoutMillis", "max", "statement_timeout", "query_timeout", "uselibpqcompat"],
+        ),
+        ("Supabase", &["supa", "workaround"]),
+    ],
+};
