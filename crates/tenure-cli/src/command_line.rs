@@ -144,7 +144,7 @@ mod tests {
 
     fn run(words: &[&str]) -> Run {
         match Cli::try_parse_from(["tenure", "run"].iter().chain(words)) {
-            Ok(Cli { command: Command::Run(run), .. }) => run,
+            Ok(Cli { command: Command::Run(run), .. }) => *run,
             other => panic!("{other:?}"),
         }
     }

@@ -56,7 +56,7 @@ pub(crate) enum Command {
     /// Waits for the lock NAME, runs CMD directly (without a shell), keeps the lease alive until
     /// CMD has ended, and releases it. Standard input, output and error are CMD's. Messages of
     /// this program go to standard error, a line each, beginning with `tenure: `.
-    Run(Run),
+    Run(Box<Run>),
     /// Takes a lock, prints the owner, and ends: for a script whose steps are processes.
     ///
     /// Without a store (--store), the lock is in a directory of this user, and no other host takes part.
