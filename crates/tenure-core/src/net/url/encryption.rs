@@ -44,6 +44,8 @@ pub(super) fn is_about_tls(key: &str) -> bool {
 
 /// What a parameter says about TLS; `None` within for none.
 type TlsChoice = Option<TlsMode>;
+/// Reads the value of such a parameter; `None` for one that it cannot have.
+type ReadMode = fn(&str) -> Option<TlsChoice>;
 const PREFER: TlsChoice = Some(TlsMode::Prefer);
 const REQUIRE: TlsChoice = Some(TlsMode::Require);
 const VERIFY_CA: TlsChoice = Some(TlsMode::VerifyCa);
@@ -52,7 +54,7 @@ const VERIFY_FULL: TlsChoice = Some(TlsMode::VerifyFull);
 const MODES: &str = "disable, prefer, require, verify-ca or verify-full";
 
 /// Parameters that set the mode, what they must be, and their meaning.
-const SETTERS: &[(&str, &str, fn(&str) -> Option<TlsChoice>)] = &[
+const SETTERS: &[(&str, &str, ReadMode)] = &[
     ("sslmode", MODES, |value| {
         Some(match value.to_ascii_lowercase().replace('_', "-").as_str() {
             "disable" | "disabled" => None,
