@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use futures_util::future::FutureExt;
 
-use super::cluster::{self, EtcdCluster};
+use super::cluster::EtcdCluster;
 use super::url::EtcdTarget;
 use super::wire::{
     Compare, CompareResult, CompareTarget, DeleteRangeRequest, Empty, OpRequest, PutRequest, StatusResponse,
@@ -26,10 +26,10 @@ struct EtcdBare {
 /// server refuses.
 pub async fn bare_etcd(url: &str, name: &str) -> Result<Box<dyn BareClient>> {
     let target = EtcdTarget::parse(url)?;
-    let (shown, tls) = (Arc::from(target.shown()), target.tls.as_ref().map(cluster::tls).transpose()?);
+    let shown = Arc::from(target.shown());
     let thread = BareThread::start(&shown)?;
     let key = format!("{}bench/{name}", target.prefix).into_bytes();
-    let etcd = EtcdCluster::new(target, tls);
+    let etcd = EtcdCluster::new(target, thread.runtime());
     let opened = etcd.clone();
     let ask =
         async move { opened.ask::<_, StatusResponse>(Empty {}, "/etcdserverpb.Maintenance/Status").await };

@@ -1,6 +1,7 @@
 //! Locks on MariaDB: what the conformance suite does not ask.
 #![expect(
     clippy::disallowed_methods,
+    clippy::disallowed_types,
     reason = "these tests use real time, threads and connections as their callers do"
 )]
 
