@@ -559,6 +559,7 @@ mod tests {
     fn a_password_is_never_shown() {
         for url in [
             "redis://ann:hush@h/1",
+            "redis://h?password=hush",
             "redis+unix:///s?user=ann&password=hush",
             "redis-quorum://ann:hush@a,b",
             "rediss-cluster://ann:hush@a,b",
@@ -576,7 +577,6 @@ mod tests {
             "redis-quorum://:hu@a,:sh@b",
             "redis-sentinel://a/s?sentinel-user=hu&sentinel-passwort=hush",
             "redis-sentinel://a/s?sentinel-password=hush%",
-            "redis://h?password=hush",
             "redis://ann:hush@h?tokens=1",
             "hush",
         ] {
