@@ -244,7 +244,11 @@ impl MariaDb {
                     FROM performance_schema.replication_connection_status";
                 self.run(asked) == "1"
             }
-            None => self.run("SHOW SLAVE STATUS").contains("has read all relay log"),
+            None => {
+                let state = self.run("SHOW SLAVE STATUS");
+                assert!(!state.contains("Error"), "{state}");
+                state.contains("has read all relay log")
+            }
         });
         self.run(if MYSQL.is_some() {
             "STOP REPLICA; RESET REPLICA ALL"
@@ -265,6 +269,9 @@ impl MariaDb {
     /// as its replica.
     pub fn rebuild(&mut self, primary: &Self) {
         self.crash();
+        // A replica skips changes that were made under its own id, and the old data were.
+        let id = self.settings.iter_mut().find(|setting| setting.starts_with("--server-id="));
+        id.into_iter().for_each(|id| id.push('1'));
         let data = self.dir.path().join("data");
         fs::remove_dir_all(&data).expect("our directory");
         copy_empty(self.dir.path());
