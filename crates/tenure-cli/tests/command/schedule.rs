@@ -83,7 +83,7 @@ fn a_missed_window_is_skipped_if_wanted() {
     let run = |missed: &str| {
         env.tenure_run(["--schedule", &cron, "--missed", missed, "job", "-c", "echo $TENURE_LATE_MS"])
     };
-    run("skip").exits_with(75).says("job \"job\" missed its window (--missed)");
+    run("skip").exits_with(75).says("job `job` missed its window (--missed)");
     run("10m").exits_with(75).says("missed its window");
     let late = run("20h").exits_with(0).stdout.trim().parse::<u64>().expect("a time");
     assert!((11 * 3_600_000..14 * 3_600_000).contains(&late), "{late}");
@@ -119,6 +119,6 @@ fn a_scheduler_repeats_a_failed_job_and_ends_with_the_job_it_was_told_to_end() {
     host.eventually("the third try", || env.path("works").exists());
     host.signal(Signal::TERM);
     let said = host.wait().exits_with(143);
-    let failures = said.stderr.matches("job \"job\" failed: exit code 3").count();
+    let failures = said.stderr.matches("job `job` failed: exit code 3").count();
     assert_eq!(failures, 2, "{said:?}");
 }

@@ -7,6 +7,7 @@ use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::Duration;
 
 use tenure::{Credentials, Locks, block_on};
 use tenure_testkit::servers::{
@@ -29,7 +30,8 @@ fn connects(shapes: &[Shape], replace: impl Fn(&str) -> String) {
     for (platform, shape) in shapes {
         let url = replace(shape);
         let done: Result<_, tenure::Error> = block_on(async {
-            let locks = Locks::connect(&url).await?;
+            let locks = Locks::open(&url)?.with(|options| options.op_timeout(Duration::from_secs(30)))?;
+            locks.ping().await?;
             locks.mutex("x")?.lock().await?.release().await?;
             Ok(locks.url().to_owned())
         });

@@ -464,7 +464,9 @@ fn the_crate_metrics_gets_the_same_names_labels_and_numbers() {
     let kept = Kept::default();
     let locks = metrics::with_local_recorder(&kept, used);
     let mut heard = Series::new();
-    let documented = documented();
+    let mut documented = documented();
+    // What was last seen of a job is in the text alone, which says when that was.
+    documented.retain(|name, _| !name.starts_with("tenure_job_"));
     // The recorder counts background releases.
     eventually("both have the same", Duration::from_secs(20), || {
         let text = locks.metrics().to_prometheus();

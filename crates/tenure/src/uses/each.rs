@@ -16,6 +16,7 @@ use crate::engine::backoff;
 use crate::error::Result;
 use crate::events::{event, millis, text};
 use crate::guard::unless_lost;
+use crate::store::SETUP;
 
 /// Maximum time between two looks at the store, whose clock may be set.
 const RELOOK: Duration = Duration::from_secs(600);
@@ -89,7 +90,7 @@ impl OncePer {
                     failures += 1;
                     event!(
                         WARN,
-                        target: "tenure::setup",
+                        target: SETUP,
                         "job_not_begun",
                         "cannot begin a job: retrying",
                         lock = text(&once.record.lock.name),
