@@ -107,7 +107,7 @@ impl StoreUrl<'_> {
     /// Takes the TLS parameters of a scheme that means TLS.
     ///
     /// # Errors
-    /// `is_invalid` for a mode without TLS, and as [`tls`](Self::tls).
+    /// `is_invalid` for a mode without TLS, and as a URL with wrong TLS parameters.
     pub fn tls_of_scheme(&mut self) -> Result<Tls> {
         match self.tls(VERIFY_FULL, &|_| None)? {
             Some(tls) if tls.mode >= TlsMode::Require => Ok(tls),
@@ -125,7 +125,7 @@ impl StoreUrl<'_> {
     /// it. `gap` knows what the URL leaves out.
     ///
     /// # Errors
-    /// `is_invalid` for TLS to a socket, and as [`tls`](Self::tls).
+    /// `is_invalid` for TLS to a socket, and as a URL with wrong TLS parameters.
     pub fn tls_to(
         &mut self,
         addresses: &[Address],
