@@ -204,7 +204,7 @@ def test_a_leader_leads_while_its_work_runs(locks: tenure.Locks, server: Server,
 
 
 def test_one_grant_is_released_by_force(locks: tenure.Locks, server: Server, name: str) -> None:
-    guard = locks.mutex(name).lock()
+    guard = locks.fair_mutex(name).lock() # whose token is at the store
     assert locks.force_release_token(name, guard.fence + 1).kind == "other" and guard.is_held()
     ended = locks.force_release_token(name, guard.fence)
     assert ended.kind == "ended" and ended.status is not None and ended.status.holders[0].owner == guard.owner
