@@ -126,7 +126,8 @@ fn names<const N: usize>(names: [&str; N]) -> Vec<String> {
 
 /// The commands of these lines of the page, without their keys and channels.
 fn commands() -> Vec<&'static str> {
-    let lines = ["always", "mutex", "reentrant", "queue", "others", "list", "wake", "waits", "fast", "old", "quorum"];
+    let lines =
+        ["always", "mutex", "reentrant", "queue", "others", "list", "wake", "waits", "fast", "old", "quorum"];
     rights(&[&lines[..], &["sentinel", "cluster"]].concat())
         .into_iter()
         .filter(|right| right.starts_with('+'))
