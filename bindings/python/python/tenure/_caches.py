@@ -9,7 +9,7 @@ from typing import Any, Optional, Union
 
 from . import _fork, _functions, _native
 from ._errors import InvalidError
-from ._wait import run, run_with, seconds, wait, wait_with
+from ._wait import run, seconds, wait
 
 Open = Callable[[], _native.Locks]
 Dump = Callable[[Any], bytes]
@@ -129,14 +129,14 @@ class Cache:
         return dumped
 
     def _blocking(self, op: _native.Op, compute: Callable[[], Any]) -> Any:
-        return self._loaded(run_with(op, lambda: self._dumped(_functions.finished(compute, compute()))))
+        return self._loaded(run(op, lambda: self._dumped(_functions.finished(compute, compute()))))
 
     async def _asking(self, op: _native.Op, compute: Callable[[], Awaitable[Any]]) -> Any:
         async def answer() -> Dumped:
             value = await _functions.coroutine(compute, compute())
             return self._dumped(_functions.finished(compute, value))
 
-        return self._loaded(await wait_with(op, answer))
+        return self._loaded(await wait(op, answer))
 
     def get(self) -> Any:
         """The stored value, fresh or stale; `None` if there is none. Never computes."""
@@ -205,7 +205,7 @@ class Fill:
             function, value = (get, get()) if what == "get" else (compute, compute(fence))
             return _functions.finished(function, value)
 
-        return run_with(op, answer)
+        return run(op, answer)
 
     async def arun(
         self, get: Callable[[], Awaitable[Any]], compute: Callable[[Optional[int]], Awaitable[Any]]
@@ -221,7 +221,7 @@ class Fill:
                 return _functions.finished(get, await _functions.coroutine(get, get()))
             return _functions.finished(compute, await _functions.coroutine(compute, compute(fence)))
 
-        return await wait_with(op, answer)
+        return await wait(op, answer)
 
     def __repr__(self) -> str:
         return f"<tenure.Fill {self.name!r}>"

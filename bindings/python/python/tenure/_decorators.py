@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Optional, TypeVar, cast
 
@@ -64,62 +65,50 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 
 
+@dataclass(frozen=True)
+class Locking:
+    """What `Locks.locked` is to decorate with."""
+
+    lock_of: Callable[[str], Lock[Guard]]
+    name: str
+    guard: Optional[str]
+    is_patient: bool
+    timeout: Optional[float]
+    skips: bool
+
+    def decorate(self, function: F) -> F:
+        wrap = _WRAPPERS.get(kind_of(function), _plain)
+        of = _Locked(function, self)
+        wrapper = wrap(of)
+        of.template.hide_guard(wrapper)
+        return cast(F, wrapper)
+
+
 class _Locked:
     """A function and the lock under which it runs."""
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        lock_of: Callable[[str], Lock[Guard]],
-        name: str,
-        guard: Optional[str],
-        is_patient: bool,
-        timeout: Optional[float],
-        skips: bool,
-    ) -> None:
+    def __init__(self, function: Callable[..., Any], by: Locking) -> None:
         self.function = function
-        self.lock_of = lock_of
-        self.template = Template(name, function, guard)
-        self.guard = guard
-        self.is_patient = is_patient
-        self.timeout = timeout
-        self.skips = skips
+        self.by = by
+        self.template = Template(by.name, function, by.guard)
 
     def _or_busy(self, lock: Lock[Guard], held: Optional[Guard]) -> Optional[Guard]:
-        if held is None and not self.skips:
-            raise lock.busy(self.timeout)
+        if held is None and not self.by.skips:
+            raise lock.busy(self.by.timeout)
         return held
 
     def acquired(self, args: Any, kwargs: Any) -> Optional[Guard]:
         """The guard; `None` if the function is to be skipped."""
-        lock = self.lock_of(self.template.filled(args, kwargs))
-        return self._or_busy(lock, lock.lock() if self.is_patient else lock.try_lock(self.timeout))
+        lock = self.by.lock_of(self.template.filled(args, kwargs))
+        return self._or_busy(lock, lock.lock() if self.by.is_patient else lock.try_lock(self.by.timeout))
 
     async def aacquired(self, args: Any, kwargs: Any) -> Optional[Guard]:
-        lock = self.lock_of(self.template.filled(args, kwargs))
-        return self._or_busy(lock, await (lock.alock() if self.is_patient else lock.atry_lock(self.timeout)))
+        lock = self.by.lock_of(self.template.filled(args, kwargs))
+        return self._or_busy(lock, await (lock.alock() if self.by.is_patient else lock.atry_lock(self.by.timeout)))
 
     def call(self, held: Guard, args: Any, kwargs: Any) -> Any:
-        given = kwargs if self.guard is None else {**kwargs, self.guard: held}
+        given = kwargs if self.by.guard is None else {**kwargs, self.by.guard: held}
         return self.function(*args, **given)
-
-
-def locked(
-    lock_of: Callable[[str], Lock[Guard]],
-    name: str,
-    guard: Optional[str],
-    is_patient: bool,
-    timeout: Optional[float],
-    skips: bool,
-) -> Callable[[F], F]:
-    def decorate(function: F) -> F:
-        kind = kind_of(function)
-        of = _Locked(function, lock_of, name, guard, is_patient, timeout, skips)
-        wrapper = _WRAPPERS.get(kind, _plain)(of)
-        of.template.hide_guard(wrapper)
-        return cast(F, wrapper)
-
-    return decorate
 
 
 def _plain(of: _Locked) -> Callable[..., Any]:

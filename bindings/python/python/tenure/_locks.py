@@ -361,7 +361,7 @@ class Locks:
         >>> report("monday")
         'report of monday'
         """
-        from ._decorators import locked
+        from ._decorators import Locking
 
         if kind not in ("mutex", "fair"):
             raise InvalidError(f"kind: got {kind!r}, expected mutex or fair")
@@ -370,7 +370,9 @@ class Locks:
         make, locks = FairMutex if kind == "fair" else Mutex, self.configured(**options)
         limit = optional_seconds(timeout)
         is_patient = on_busy == "wait" and timeout is None
-        return locked(lambda name: make(locks, name, None, None, {}), name, guard, is_patient, limit, on_busy == "skip")
+        skips = on_busy == "skip"
+        by = Locking(lambda name: make(locks, name, None, None, {}), name, guard, is_patient, limit, skips)
+        return by.decorate
 
     def cache(
         self,

@@ -127,23 +127,27 @@ class Change:
 
 
 @dataclass(frozen=True)
-class LastRun:
-    """The most recent run of a job."""
-
-    window: tuple[datetime, datetime]
+class _Run:
     begun: datetime
     ended: Optional[datetime]
     """`None` while it runs, and if it was lost."""
-    owner: str
     fence: int
     outcome: str
     """`running`, `done`, `failed` or `lost`."""
     why: Optional[str]
-    """The reason of a failure."""
-    remaining: Optional[float]
-    """While it runs, the seconds until its lease ends."""
+    """The reason of a failure: of an earlier run, its first line."""
     code: Optional[int]
     """The exit code of its command, under `tenure run`."""
+
+
+@dataclass(frozen=True)
+class LastRun(_Run):
+    """The most recent run of a job."""
+
+    window: tuple[datetime, datetime]
+    owner: str
+    remaining: Optional[float]
+    """While it runs, the seconds until its lease ends."""
     succeeded: Optional[datetime]
     """When the job last succeeded: the end of this run or of an earlier one."""
     is_open: bool
@@ -160,20 +164,10 @@ class LastRun:
 
 
 @dataclass(frozen=True)
-class PastRun:
+class PastRun(_Run):
     """One of the last runs of a job."""
 
-    begun: datetime
-    ended: Optional[datetime]
-    """`None` while it runs, and if it was lost."""
     host: str
-    fence: int
-    outcome: str
-    """`running`, `done`, `failed` or `lost`."""
-    why: Optional[str]
-    """The reason of a failure: of an earlier run, its first line."""
-    code: Optional[int]
-    """The exit code of its command, under `tenure run`."""
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> PastRun:

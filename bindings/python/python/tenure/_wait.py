@@ -75,10 +75,16 @@ def block(op: _native.Op, timeout: Optional[float] = None) -> bool:
     return op.run(timeout) if hub is None else hub.block(op, timeout)
 
 
-def run(op: _native.Op) -> Any:
-    """Blocks until the call is done. Ctrl-C cancels it."""
+def run(op: _native.Op, answer: Optional[Callable[[], Any]] = None) -> Any:
+    """Blocks until the call is done. Ctrl-C cancels it. `answer` computes the values for which it asks."""
     try:
         block(op)
+        while answer is not None and op.is_asking():
+            try:
+                op.reply(answer())
+            except Exception as error:
+                op.fail(error)
+            block(op)
         return op.result()
     except BaseException:
         op.cancel()  # at once, because a traceback may keep the call, with what it acquired
@@ -88,21 +94,6 @@ def run(op: _native.Op) -> Any:
 def granted(op: _native.Op, make: Callable[[_native.Hold], Any]) -> Any:
     """Like `run`, for a guard, which `make` makes of the hold; `None` for a busy lock."""
     return _native.granted(op, block, make)
-
-
-def run_with(op: _native.Op, answer: Callable[[], Any]) -> Any:
-    """Like `run`, for a call that asks for a value."""
-    block(op)
-    while op.is_asking():
-        try:
-            op.reply(answer())
-        except Exception as error:
-            op.fail(error)
-        except BaseException:
-            op.cancel()
-            raise
-        block(op)
-    return op.result()
 
 
 def reactor_of(loop: asyncio.AbstractEventLoop) -> _native.Reactor:
@@ -133,55 +124,32 @@ async def _turn_in_trio(trio: Any, reactor: _native.Reactor) -> None:
         reactor.turn()
 
 
-async def wait(op: _native.Op) -> Any:
-    """Waits in an event loop. Cancelling the task cancels the call."""
+async def wait(op: _native.Op, answer: Optional[Callable[[], Awaitable[Any]]] = None) -> Any:
+    """Like `run`, in an event loop. Cancelling the task cancels the call."""
     loop = running_loop()
-    if loop is None:
-        await _step_in_trio(op)
-        return op.result()
-    # As `_step`, without a coroutine more.
-    future = loop.create_future()
-    reactor = reactor_of(loop)
-    id = op.start(reactor, future)
-    if id is not None:
-        try:
-            await future
-        except BaseException:
-            op.cancel()
-            reactor.forget(id)
-            raise
-    return op.result()
-
-
-async def wait_with(op: _native.Op, answer: Callable[[], Awaitable[Any]]) -> Any:
-    """Like `wait`, for a call that asks for a value."""
-    await _step(op)
-    while op.is_asking():
+    while True:
+        if loop is None:
+            await _step_in_trio(op)
+        else:
+            future = loop.create_future()
+            reactor = reactor_of(loop)
+            id = op.start(reactor, future)
+            if id is not None:
+                try:
+                    await future
+                except BaseException:
+                    # Even if the call is done, so that what it acquired is released.
+                    op.cancel()
+                    reactor.forget(id)
+                    raise
+        if answer is None or not op.is_asking():
+            return op.result()
         try:
             op.reply(await answer())
         except Exception as error:
             op.fail(error)
         except BaseException:
             op.cancel()
-            raise
-        await _step(op)
-    return op.result()
-
-
-async def _step(op: _native.Op) -> None:
-    loop = running_loop()
-    if loop is None:
-        return await _step_in_trio(op)
-    future = loop.create_future()
-    reactor = reactor_of(loop)
-    id = op.start(reactor, future)
-    if id is not None:
-        try:
-            await future
-        except BaseException:
-            # Even if the call is done, so that what it acquired is released.
-            op.cancel()
-            reactor.forget(id)
             raise
 
 

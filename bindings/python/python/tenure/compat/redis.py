@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Optional, Union
 from urllib.parse import quote
@@ -27,6 +28,7 @@ from .._log import debug
 from .._wait import Seconds, optional_seconds, seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
     from types import TracebackType
 
     from .._guards import Guard
@@ -124,10 +126,21 @@ class _Lock:
         """The lock with the lease that it is to have."""
         return self._locks.mutex(self.name, ttl=time + (guard.remaining() if adds else 0), renew=False)
 
-    def _not_owned(self, to: str, lost: Exception) -> Exception:
-        error = LockNotOwnedError(f"Cannot {to} a lock that's no longer owned: {lost}")
-        error.__cause__ = lost
-        return error
+    @contextmanager
+    def _owning(self, to: str) -> Generator[None, None, None]:
+        try:
+            yield
+        except LostError as lost:
+            raise LockNotOwnedError(f"Cannot {to} a lock that's no longer owned: {lost}") from lost
+
+    @contextmanager
+    def _leaving(self) -> Generator[None, None, None]:
+        try:
+            yield
+        except LockError as failed:
+            if self.raise_on_release_error:
+                raise
+            debug("the release of %s failed: %s", self.name, failed)
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.{type(self).__name__} {self.name!r} at {self._locks.url}>"
@@ -165,10 +178,8 @@ class Lock(_Lock):
         """Releases the lock."""
         guard = self._held("release")
         self.local.guard = None
-        try:
+        with self._owning("release"):
             guard.release()
-        except LostError as lost:
-            raise self._not_owned("release", lost) from lost
 
     def extend(self, additional_time: Seconds, replace_ttl: bool = False) -> bool:
         """Adds time to the lease, or sets it."""
@@ -181,13 +192,11 @@ class Lock(_Lock):
 
     def _take_over(self, guard: Guard, time: float, adds: bool, to: str) -> bool:
         longer = self._extended(guard, time, adds)
-        try:
+        with self._owning(to):
             guard.verify()
             self.local.guard = longer._locks.resume(self.name, guard.detach())
-        except LostError as lost:
-            raise self._not_owned(to, lost) from lost
-        if self.local.guard is None:
-            raise self._not_owned(to, LostError("the lease has ended", self.name))
+            if self.local.guard is None:
+                raise LostError("the lease has ended", self.name)
         return True
 
     def __enter__(self) -> Lock:
@@ -198,12 +207,8 @@ class Lock(_Lock):
     def __exit__(
         self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
     ) -> None:
-        try:
+        with self._leaving():
             self.release()
-        except LockError as failed:
-            if self.raise_on_release_error:
-                raise
-            debug("the release of %s failed: %s", self.name, failed)
 
 
 class AsyncLock(_Lock):
@@ -243,10 +248,8 @@ class AsyncLock(_Lock):
         """Releases the lock."""
         guard = self._held("release")
         self.local.guard = None
-        try:
+        with self._owning("release"):
             await guard.arelease()
-        except LostError as lost:
-            raise self._not_owned("release", lost) from lost
 
     async def extend(self, additional_time: Seconds, replace_ttl: bool = False) -> bool:
         """Adds time to the lease, or sets it."""
@@ -259,13 +262,11 @@ class AsyncLock(_Lock):
 
     async def _take_over(self, guard: Guard, time: float, adds: bool, to: str) -> bool:
         longer = self._extended(guard, time, adds)
-        try:
+        with self._owning(to):
             await guard.averify()
             self.local.guard = await longer._locks.aresume(self.name, await guard.adetach())
-        except LostError as lost:
-            raise self._not_owned(to, lost) from lost
-        if self.local.guard is None:
-            raise self._not_owned(to, LostError("the lease has ended", self.name))
+            if self.local.guard is None:
+                raise LostError("the lease has ended", self.name)
         return True
 
     async def __aenter__(self) -> AsyncLock:
@@ -276,9 +277,5 @@ class AsyncLock(_Lock):
     async def __aexit__(
         self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
     ) -> None:
-        try:
+        with self._leaving():
             await self.release()
-        except LockError as failed:
-            if self.raise_on_release_error:
-                raise
-            debug("the release of %s failed: %s", self.name, failed)
