@@ -1,6 +1,7 @@
 //! Cron lines, zones and the scheduler of `tenure run`.
 
 use std::collections::BTreeMap;
+use std::thread::scope;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::process::Signal;
@@ -91,23 +92,56 @@ fn a_missed_window_is_skipped_if_wanted() {
 }
 
 #[test]
-fn schedulers_run_each_window_once_until_a_signal_ends_them() {
-    let (env, server) = (TestEnv::shared(), Server::start());
-    for url in [env.url(), server.url()] {
-        let options =
-            ["--store", &url, "--once-per", "2s", "--forever", "job", "-c", "echo $TENURE_WINDOW >> runs"];
-        let hosts: Vec<_> = (0..3).map(|_| env.start(env.tenure_run_command(options))).collect();
-        eventually("four windows", Duration::from_secs(60), || env.read("runs").lines().count() >= 4);
-        for host in hosts {
-            host.signal(Signal::TERM);
-            let said = host.wait();
-            assert!(matches!(said.code(), Some(0 | 143)), "{said:?}");
+fn schedulers_run_each_window_once_although_one_is_killed_and_one_frozen() {
+    scope(|scope| {
+        let redis = Server::start();
+        let url = redis.url();
+        let on_redis = scope.spawn(move || kill_and_freeze(&TestEnv::shared(), &url));
+        let env = TestEnv::shared();
+        kill_and_freeze(&env, &env.url());
+        on_redis.join().expect("no panic");
+    });
+}
+
+/// Kills one of five schedulers while its job runs, freezes the next, and ends the others with a signal.
+fn kill_and_freeze(env: &TestEnv, url: &str) {
+    let script = "echo $TENURE_WINDOW $PPID >> runs; sleep 0.3";
+    let options = ["--store", url, "--ttl", "1s", "--once-per", "1s", "--forever", "-q", "job", "-c", script];
+    let mut hosts: Vec<_> = (0..5).map(|_| env.start(env.tenure_run_command(options))).collect();
+    let runs = || env.read("runs").lines().count();
+    let more = |count: usize| {
+        let until = runs() + count;
+        eventually("further runs", Duration::from_secs(60), || runs() >= until);
+    };
+    more(2);
+    for signal in [Signal::KILL, Signal::STOP] {
+        let before = runs();
+        let mut by = None;
+        eventually("one runs the job", Duration::from_secs(60), || {
+            let runs = env.read("runs");
+            by = runs.lines().nth(before).and_then(|run| run.split_once(' ')?.1.parse::<i32>().ok());
+            by.is_some()
+        });
+        let at = hosts.iter().position(|host| Some(host.pid().as_raw_nonzero().get()) == by);
+        let host = hosts.swap_remove(at.expect("a host has it"));
+        host.signal(signal);
+        more(2);
+        if signal == Signal::STOP {
+            host.signal(Signal::CONT);
+            more(2);
+            hosts.push(host);
         }
-        let mut runs = BTreeMap::<_, u32>::new();
-        env.read("runs").lines().for_each(|window| *runs.entry(window.to_owned()).or_default() += 1);
-        assert!(runs.values().all(|count| *count == 1), "{runs:?}");
-        std::fs::remove_file(env.path("runs")).expect("a file");
     }
+    for host in hosts {
+        host.signal(Signal::TERM);
+        let said = host.wait();
+        assert!(matches!(said.code(), Some(0 | 79 | 143)), "{said:?}");
+    }
+    let mut windows = BTreeMap::<_, u32>::new();
+    for run in env.read("runs").lines() {
+        *windows.entry(run.split(' ').next().expect("a window").to_owned()).or_default() += 1;
+    }
+    assert!(windows.values().all(|count| *count == 1), "{windows:?}");
 }
 
 #[test]

@@ -152,6 +152,7 @@ mod tests {
         place_max: Duration::from_secs(3),
         place_kept: Some(Duration::from_secs(9)),
         restart_grace: Some(Duration::from_secs(7)),
+        confirms: true,
         member: Err("no member"),
         renewals: 7,
     };

@@ -269,6 +269,8 @@ pub struct Capabilities {
     /// The restart grace: a server that may have forgotten leases answers `Busy` to every acquisition for
     /// this long, even to the holder. It is also the maximum ttl.
     pub restart_grace: Option<Duration>,
+    /// Whether replicas confirm each grant and renewal, with all writes before it. They do not confirm records.
+    pub confirms: bool,
     /// Whether the store can be a member of a quorum; otherwise the reason, worded to follow "it cannot,
     /// because". A member keeps ballots, and its [`Signals`] report its incarnation.
     pub member: Result<(), &'static str>,
@@ -291,6 +293,7 @@ impl Capabilities {
         place_max: lease::WAIT_MAX,
         place_kept: None,
         restart_grace: None,
+        confirms: false,
         member: Err("it keeps no ballots"),
         renewals: 64,
     };

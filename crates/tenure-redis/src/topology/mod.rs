@@ -178,6 +178,7 @@ impl Terms {
             reports_records: true,
             place_kept: Some(lease::PLACE_KEPT),
             restart_grace: self.restart_grace,
+            confirms: self.acks > 0,
             member,
             ..Capabilities::SERVER
         }

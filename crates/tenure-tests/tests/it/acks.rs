@@ -10,6 +10,7 @@ use std::thread::scope;
 use std::time::{Duration, Instant};
 
 use crate::overlap::{now, overlap};
+use crate::schedulers::Schedulers;
 use tenure::{Guard, Locks, Options, block_on};
 use tenure_testkit::servers::{Cluster, Config, Sentinels, Server, eventually, on_terms};
 
@@ -54,6 +55,14 @@ fn is_confirmed(locks: &Locks, name: &str, replicas: &[&Server]) {
     block_on(guard.release()).expect("a release");
 }
 
+/// How often the server was sent this command.
+fn calls(server: &Server, command: &str) -> u64 {
+    let stats = server.command(&["INFO", "commandstats"]);
+    let of = format!("cmdstat_{command}:calls=");
+    let count = |line: &str| line.strip_prefix(&of)?.split(',').next()?.parse().ok();
+    stats.text().lines().find_map(count).unwrap_or(0)
+}
+
 mod behind_sentinel {
     use super::*;
 
@@ -68,6 +77,14 @@ mod behind_sentinel {
         let ours = locks(&sentinels.url(), "acks=2", Options::new().ttl(LONG));
         let replicas = replicas(&sentinels);
         is_confirmed(&ours, "x", &replicas);
+        // As is the beginning of a run: one WAIT for the lock, and one for the record.
+        let job = ours.once_per("job", 100 * LONG).expect("a name");
+        let waits = || calls(sentinels.master(), "wait");
+        let before = waits();
+        let turn = block_on(job.try_begin()).expect("an answer").expect("the first");
+        assert_eq!(waits() - before, 2);
+        block_on(turn.succeed()).expect("it is held");
+
         let held = acquire(&ours, "held");
         replicas[1].stop();
         is_refused(&ours, "late", "1 of 2 replicas", sentinels.master());
@@ -76,17 +93,21 @@ mod behind_sentinel {
         drop(acquire(&ours, "late"));
     }
 
-    /// Repeated failovers under a held lock: a waiting client never holds together with the holder.
+    /// Repeated failovers under a held lock: a waiting client never holds together with the holder, and no
+    /// window of a job has two runs.
     #[test]
-    fn acks_of_all_replicas_and_a_grace_keep_exclusion_in_each_failover() {
+    fn acks_of_all_replicas_and_a_grace_keep_exclusion_and_windows_in_each_failover() {
         let servers = Config::new().user("app on >pw ~* &* +@all");
         let sentinels = Sentinels::start_with(&servers, &Config::new(), "");
         let url = sentinels.url().replace("://", "://app:pw@");
         // A holder may keep its lock through a planned failover; `max_hold` limits that.
-        let options = Options::new().ttl(TTL).max_hold(2 * TTL);
+        let options_of_jobs = Options::new().ttl(TTL);
+        let options = options_of_jobs.clone().max_hold(2 * TTL);
         let ours = locks(&url, "acks=2&restart-grace=2s", options.clone());
         // One of the two replicas is the master by then.
         let theirs = locks(&url, "acks=1&restart-grace=2s", options);
+        let clients = [(); 3].map(|()| locks(&url, "acks=2&restart-grace=2s", options_of_jobs.clone()));
+        let schedulers = Schedulers::start(clients);
         for how in ["asked for", "killed"] {
             let guard = acquire(&ours, how);
             let (token, old, replicas) = (guard.fence(), sentinels.master(), replicas(&sentinels));
@@ -108,6 +129,7 @@ mod behind_sentinel {
                 old.restart();
             }
             sentinels.settles();
+            schedulers.goes_on();
         }
 
         // A master that only its lock clients still reach. A holder without acks shows that there is
@@ -129,6 +151,7 @@ mod behind_sentinel {
         });
         println!("cut off: {:?} of overlap, and {:?} without acks", overlaps[0], overlaps[1]);
         assert!(overlaps[0].is_zero() && !overlaps[1].is_zero(), "{overlaps:?}");
+        schedulers.end();
     }
 }
 

@@ -1,19 +1,18 @@
-//! Candidates of an election that also run a once-per-second job, while servers are killed and stopped.
+//! Candidates of an election, and schedulers of a job, while servers are killed and stopped.
 #![expect(clippy::disallowed_methods, reason = "tests against real servers measure real time")]
 
-use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use tenure::{Change, Term, block_on};
 use tenure_testkit::servers::{Ensemble, eventually};
 
 use crate::etcd::{client, kills};
+use crate::schedulers::Schedulers;
 
-const SECOND: Duration = Duration::from_secs(1);
+const LIMIT: Duration = Duration::from_secs(120);
 /// The payload of the last term.
 const LAST: &str = "last";
 
@@ -23,8 +22,6 @@ struct Seen {
     wrong: Mutex<Vec<String>>,
     /// The leader, and the highest term.
     leads: Mutex<(Option<Arc<Term>>, u64)>,
-    /// Number of runs, by the start of the window.
-    runs: Mutex<BTreeMap<SystemTime, u32>>,
     is_over: AtomicBool,
 }
 
@@ -56,6 +53,7 @@ struct Candidates {
     terms: Vec<Arc<AtomicU64>>,
     threads: Vec<thread::JoinHandle<()>>,
     observer: thread::JoinHandle<u64>,
+    schedulers: Schedulers,
 }
 
 impl Candidates {
@@ -69,17 +67,18 @@ impl Candidates {
         let threads = threads.collect();
         let (of, told) = (url.to_owned(), Arc::clone(&seen));
         let observer = thread::spawn(move || observe(&of, &told));
-        Self { url: url.to_owned(), seen, terms, threads, observer }
+        let schedulers = Schedulers::start([(); 3].map(|()| client(url)));
+        Self { url: url.to_owned(), seen, terms, threads, observer, schedulers }
     }
 
     /// Waits until each has led once more and the job has run in another window.
     fn goes_on(&self) {
         let led = || self.terms.iter().map(|terms| terms.load(Ordering::Relaxed)).collect::<Vec<_>>();
-        let ran = || self.seen.runs.lock().expect("no panic").len();
-        let before = (led(), ran());
-        eventually("each leads once more", 120 * SECOND, || {
-            led().iter().zip(&before.0).all(|(now, before)| now > before) && ran() > before.1
+        let before = led();
+        eventually("each leads once more", LIMIT, || {
+            led().iter().zip(&before).all(|(now, before)| now > before)
         });
+        self.schedulers.goes_on();
     }
 
     fn end(self) {
@@ -88,10 +87,8 @@ impl Candidates {
         let last = client(&self.url).election("crowd", LAST).expect("a name");
         drop(block_on(last.campaign()).expect("a term"));
         let observed = self.observer.join().expect("no panic");
-        let runs = self.seen.runs.lock().expect("no panic");
-        println!("{observed} terms observed, {} windows with a run", runs.len());
-        let twice: Vec<_> = runs.iter().filter(|(_, count)| **count > 1).collect();
-        assert!(twice.is_empty(), "ran again in {twice:?}");
+        println!("{observed} terms observed");
+        self.schedulers.end();
         assert_eq!(*self.seen.wrong.lock().expect("no panic"), Vec::<String>::new());
     }
 }
@@ -99,13 +96,8 @@ impl Candidates {
 fn campaign(url: &str, seen: &Seen, terms: &AtomicU64) {
     let locks = client(url);
     let election = locks.election("crowd", "").expect("a name");
-    let job = locks.once_per("crowd", SECOND).expect("a name");
     // Requests fail while the servers have no leader.
     while !seen.is_over() {
-        let _ = block_on(job.run(async |turn| {
-            *seen.runs.lock().expect("no panic").entry(turn.window().start).or_default() += 1;
-            Ok::<_, fmt::Error>(())
-        }));
         let Ok(term) = block_on(election.campaign()) else { continue };
         let term = Arc::new(term);
         seen.leads(&term);

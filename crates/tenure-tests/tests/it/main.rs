@@ -54,6 +54,7 @@ mod redis_replication;
 mod reentry;
 mod runner;
 mod runtime;
+mod schedulers;
 mod sentinel;
 mod testing;
 mod tls;

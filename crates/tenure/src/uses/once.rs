@@ -293,6 +293,13 @@ impl OncePer {
         let at_us = if planted(Bug::WindowFromClient) { window.from } else { at_us };
         let left = Duration::from_micros(window.to.saturating_sub(at_us));
         let turn = Turn { guard, record: self.record.clone(), run, keep, frees };
+        // A failover that forgot the record would open the window again.
+        if engine.store.capabilities().confirms
+            && let Err(error) = turn.guard.set_lease(None, None).await
+        {
+            let _ = turn.end(freed, "the run was stopped before it began: replicas did not confirm it").await;
+            return Err(error);
+        }
         let is_in_time = engine.now() < sent + left.saturating_sub(lease::margin(left));
         if is_in_time && turn.guard.is_held() {
             self.record.count(UseResult::Begun);

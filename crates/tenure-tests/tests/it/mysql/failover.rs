@@ -7,6 +7,7 @@ use tenure_testkit::servers::MariaDb;
 use crate::common::locks;
 use crate::crowd::Crowd;
 use crate::postgres::faults::crowds;
+use crate::schedulers::Schedulers;
 
 /// A URL of both servers: clients find the one that takes writes. The user may not write to a replica.
 fn of_both(one: &MariaDb, other: &MariaDb) -> String {
@@ -14,11 +15,15 @@ fn of_both(one: &MariaDb, other: &MariaDb) -> String {
 }
 
 #[test]
-fn a_failover_to_a_semi_synchronous_replica_costs_no_overlap_no_token_and_no_waiter() {
+fn a_failover_to_a_semi_synchronous_replica_costs_no_overlap_no_token_no_waiter_and_no_second_run() {
     let (mut primary, mut replica) = MariaDb::with_replica();
     primary.wait_for_replica();
-    let crowds = crowds(&of_both(&primary, &replica), Duration::from_secs(5));
-    let go_on = || crowds.iter().for_each(Crowd::goes_on);
+    let (url, ttl) = (of_both(&primary, &replica), Duration::from_secs(5));
+    let (crowds, schedulers) = (crowds(&url, ttl), Schedulers::start([(); 3].map(|()| locks(&url, ttl))));
+    let go_on = || {
+        crowds.iter().for_each(Crowd::goes_on);
+        schedulers.goes_on();
+    };
     for _ in 0..2 {
         go_on();
         primary.crash();
@@ -32,6 +37,7 @@ fn a_failover_to_a_semi_synchronous_replica_costs_no_overlap_no_token_and_no_wai
     }
     go_on();
     crowds.into_iter().for_each(Crowd::end);
+    schedulers.end();
 }
 
 /// The cost of an asynchronous replica: it lacks the last grant.

@@ -7,6 +7,7 @@ use tenure_testkit::servers::{Postgres, eventually};
 use super::faults::crowds;
 use super::{locks, on, said, schema};
 use crate::crowd::Crowd;
+use crate::schedulers::Schedulers;
 
 /// Number of failovers; `TENURE_FAILOVERS` raises it for a soak.
 fn failovers() -> u64 {
@@ -43,15 +44,21 @@ impl Places {
 }
 
 #[test]
-fn a_failover_to_a_synchronous_standby_costs_no_overlap_no_token_and_no_waiter() {
+fn a_failover_to_a_synchronous_standby_costs_no_overlap_no_token_no_waiter_and_no_second_run() {
     let mut places = Places::start();
-    let crowds = crowds(&of_both(&places.primary, &places.standby, &schema()), Duration::from_secs(5));
-    for _ in 0..failovers() {
+    let (url, ttl) = (of_both(&places.primary, &places.standby, &schema()), Duration::from_secs(5));
+    let (crowds, schedulers) = (crowds(&url, ttl), Schedulers::start([(); 3].map(|()| locks(&url, ttl))));
+    let go_on = || {
         crowds.iter().for_each(Crowd::goes_on);
+        schedulers.goes_on();
+    };
+    for _ in 0..failovers() {
+        go_on();
         places.fail_over();
     }
-    crowds.iter().for_each(Crowd::goes_on);
+    go_on();
     crowds.into_iter().for_each(Crowd::end);
+    schedulers.end();
 }
 
 /// The cost of an asynchronous standby: it lacks the last grant.
