@@ -3,13 +3,11 @@
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 
-use futures_util::future::try_join_all;
-
 use super::RecordHandle;
 use super::listing::RecordListing;
 use super::log::{Leader, Log};
 use crate::engine::EngineHandle;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::name::LockName;
 use crate::options::Options;
 use crate::protocol::record::Record;
@@ -63,18 +61,15 @@ async fn status(handle: &RecordHandle, record: &Record) -> Result<Option<Electio
 
 /// Iterates over the elections of a store: see [`Locks::elections`](crate::Locks::elections).
 #[derive(Debug)]
-pub struct Elections {
-    listing: RecordListing,
-    found: std::vec::IntoIter<ElectionStatus>,
-}
+pub struct Elections(RecordListing<ElectionStatus>);
 
 impl UnwindSafe for Elections {}
 impl RefUnwindSafe for Elections {}
 
 impl Elections {
     pub(crate) fn new(shared: &Arc<EngineHandle>, options: &Arc<Options>, prefix: &str) -> Result<Self> {
-        let listing = RecordListing::new(shared, options, KIND, prefix)?;
-        Ok(Self { listing, found: Vec::new().into_iter() })
+        let spec = LockSpec::Queue(QueueSpec::FAIR);
+        RecordListing::new(shared, options, KIND, spec, prefix).map(Self)
     }
 
     /// Returns the next election, or `None` after the last one.
@@ -85,25 +80,7 @@ impl Elections {
     /// # Errors
     /// As [`Jobs::next`](crate::Jobs::next).
     pub async fn next(&mut self) -> Result<Option<ElectionStatus>> {
-        loop {
-            if let Some(election) = self.found.next() {
-                return Ok(Some(election));
-            }
-            let Some((part, _)) = self.listing.part().await? else { return Ok(None) };
-            let RecordListing { shared, options, .. } = &self.listing;
-            let looks = part.into_iter().map(async |(name, record)| {
-                let spec = LockSpec::Queue(QueueSpec::FAIR);
-                let handle = RecordHandle::new(shared, options, KIND, name.clone(), spec)?;
-                Ok::<_, Error>((name, status(&handle, &record).await?))
-            });
-            let mut found = Vec::new();
-            for (name, election) in try_join_all(looks).await? {
-                match election {
-                    Some(election) => found.push(election),
-                    None => self.listing.warn_unreadable(&name),
-                }
-            }
-            self.found = found.into_iter();
-        }
+        let look = async |handle: RecordHandle, record, _| status(&handle, &record).await;
+        self.0.next(look).await
     }
 }

@@ -4,8 +4,6 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use futures_util::future::try_join_all;
-
 use super::listing::RecordListing;
 use super::period::moment;
 use super::run::{LastRun, Outcome, PastRun, RunRecord, RunState};
@@ -89,19 +87,18 @@ impl JobStatus {
 }
 
 /// What a record tells of its job; `None` if it is not readable. Only the lock of a run that has not ended is
-/// looked at, by its `handle`.
+/// looked at.
 pub(super) async fn status(
-    name: &LockName,
+    handle: &RecordHandle,
     mut record: Record,
     mut now_us: u64,
-    handle: impl Fn() -> Result<RecordHandle>,
 ) -> Result<Option<JobStatus>> {
+    let name = &handle.lock.name;
     loop {
         let Some(run) = RunRecord::of(&record) else { return Ok(None) };
         if run.state != RunState::Begun {
             return Ok(Some(JobStatus::new(name.clone(), run, None, now_us)));
         }
-        let handle = handle()?;
         let found = handle.found().await?.map(|found| Status::new(name.clone(), found));
         let hold = found.and_then(|status| status.holders.into_iter().next());
         if hold.is_none() {
@@ -124,11 +121,10 @@ pub(crate) async fn job(
 ) -> Result<Option<JobStatus>> {
     let handle = RecordHandle::new(shared, options, KIND, name, LockSpec::Mutex)?;
     let SeenRecord { record: Some(record), now_us } = handle.read().await? else { return Ok(None) };
-    let name = &handle.lock.name;
-    let job = status(name, record, now_us, || Ok(handle.clone())).await?;
+    let job = status(&handle, record, now_us).await?;
     job.map(Some).ok_or_else(|| {
         let what = "cannot read its record, perhaps because another version wrote it";
-        Error::refused(name, handle.engine().store.url(), what)
+        Error::refused(&handle.lock.name, handle.engine().store.url(), what)
     })
 }
 
@@ -147,18 +143,14 @@ pub(super) fn report(record: &RecordHandle, run: &RunRecord, now_us: u64) {
 
 /// Iterates over the jobs of a store: see [`Locks::jobs`](crate::Locks::jobs).
 #[derive(Debug)]
-pub struct Jobs {
-    listing: RecordListing,
-    found: std::vec::IntoIter<JobStatus>,
-}
+pub struct Jobs(RecordListing<JobStatus>);
 
 impl UnwindSafe for Jobs {}
 impl RefUnwindSafe for Jobs {}
 
 impl Jobs {
     pub(crate) fn new(shared: &Arc<EngineHandle>, options: &Arc<Options>, prefix: &str) -> Result<Self> {
-        let listing = RecordListing::new(shared, options, KIND, prefix)?;
-        Ok(Self { listing, found: Vec::new().into_iter() })
+        RecordListing::new(shared, options, KIND, LockSpec::Mutex, prefix).map(Self)
     }
 
     /// Returns the next job, or `None` after the last one.
@@ -170,25 +162,7 @@ impl Jobs {
     /// As [`Listing::next`](crate::Listing::next); also `is_unsupported` if the store has no records, or cannot
     /// list them.
     pub async fn next(&mut self) -> Result<Option<JobStatus>> {
-        loop {
-            if let Some(job) = self.found.next() {
-                return Ok(Some(job));
-            }
-            let Some((part, now_us)) = self.listing.part().await? else { return Ok(None) };
-            let RecordListing { shared, options, .. } = &self.listing;
-            let looks = part.into_iter().map(async |(name, record)| {
-                let handle = || RecordHandle::new(shared, options, KIND, name.clone(), LockSpec::Mutex);
-                let job = status(&name, record, now_us, handle).await?;
-                Ok::<_, Error>((name, job))
-            });
-            let mut found = Vec::new();
-            for (name, job) in try_join_all(looks).await? {
-                match job {
-                    Some(job) => found.push(job),
-                    None => self.listing.warn_unreadable(&name),
-                }
-            }
-            self.found = found.into_iter();
-        }
+        let look = async |handle: RecordHandle, record, now_us| status(&handle, record, now_us).await;
+        self.0.next(look).await
     }
 }

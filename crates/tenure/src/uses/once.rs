@@ -335,7 +335,7 @@ impl OncePer {
     pub async fn last(&self) -> Result<Option<LastRun>> {
         let SeenRecord { record: Some(record), now_us } = self.record.read().await? else { return Ok(None) };
         self.decode(&record)?;
-        let job = jobs::status(self.name(), record, now_us, || Ok(self.record.clone())).await?;
+        let job = jobs::status(&self.record, record, now_us).await?;
         Ok(job.map(|job| job.last))
     }
 
