@@ -22,7 +22,7 @@ const TOP: [&str; 4] = ["store", "store-file", "prefix", "ttl"];
 /// Verbs that have a table.
 pub(crate) const VERBS: [&str; 6] = ["run", "acquire", "renew", "elect", "doctor", "bench"];
 /// Keys that a table may have, if its verb has a flag of this name.
-pub(crate) const KEYS: [&str; 11] = [
+pub(crate) const KEYS: [&str; 12] = [
     "ttl",
     "grace",
     "on-lost",
@@ -31,6 +31,7 @@ pub(crate) const KEYS: [&str; 11] = [
     "busy-code",
     "max-hold",
     "splay",
+    "zone",
     "acks",
     "restart-grace",
     "verbose",

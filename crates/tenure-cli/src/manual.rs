@@ -152,7 +152,7 @@ unknown key is an error.
 
 Top-level keys: store, store-file, prefix, ttl. The tables [run], [acquire], [renew], [elect],
 [doctor] and [bench] take those of these that are flags of the verb: ttl, grace, on-lost,
-kill-after, wait, busy-code, max-hold, splay, acks, restart-grace and verbose.
+kill-after, wait, busy-code, max-hold, splay, zone, acks, restart-grace and verbose.
 
   store = \"redis://locks@db1?password-file=/etc/tenure/password\"
   prefix = \"app:\"

@@ -12,6 +12,7 @@ use tenure::{Frees, LastRun, LockName, Locks, OncePer, Outcome, Period};
 use tokio::time::sleep;
 
 use crate::cli::{Missed, Run};
+use crate::config::config;
 use crate::exit::{self, Failure, of_signal};
 use crate::held::Held;
 use crate::output::{Span, Voice};
@@ -84,8 +85,12 @@ async fn under_lock(args: &Run, voice: Voice) -> Result<u8, Failure> {
 fn period(args: &Run) -> Result<Option<Period>, Failure> {
     let Some(period) = args.schedule.as_ref().or(args.once_per.as_ref()) else { return Ok(None) };
     let period = match &args.zone {
-        Some(zone) => period.clone().in_zone(zone)?,
         None => period.clone(),
+        Some(zone) => match period.clone().in_zone(zone) {
+            // The zone of the configuration is for the periods that can have one.
+            Err(_) if config().flag("run", "zone").is_some_and(|(of, _)| of.value == *zone) => period.clone(),
+            zoned => zoned?,
+        },
     };
     Ok(Some(match args.missed {
         Missed::Run => period,

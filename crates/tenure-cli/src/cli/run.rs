@@ -63,7 +63,7 @@ pub(crate) struct Run {
     ///
     /// A time that is skipped when the clocks are set runs at that moment, and one that comes twice runs
     /// once. A schedule of every hour counts the hours that pass instead.
-    #[arg(long, value_name = "ZONE", requires = "window", help_heading = "Lock")]
+    #[arg(long, value_name = "ZONE", value_parser = zone, requires = "window", help_heading = "Lock")]
     pub(crate) zone: Option<String>,
 
     /// Whether to run CMD late in a window in which it has not run: run, skip, or a time
@@ -137,6 +137,11 @@ fn period(text: &str) -> Result<Period, String> {
 
 fn cron(text: &str) -> Result<Period, String> {
     Period::cron(text).map_err(|error| error.to_string())
+}
+
+fn zone(text: &str) -> Result<String, String> {
+    let zoned = Period::daily(Duration::ZERO).in_zone(text);
+    zoned.map(|_| text.to_owned()).map_err(|error| error.to_string())
 }
 
 /// The command, and how it is ended.

@@ -96,6 +96,7 @@ fn what_is_wrong_in_a_file_is_one_line_with_its_place() {
         ("[rum]\n", "line 1: unknown key `rum`; did you mean `run`?"),
         ("[doctor]\ngrace = 1\n", "unknown key `grace` in [doctor]; there are ttl"),
         ("[run]\nbusy-code = 256\n", "line 2: `busy-code`: invalid value '256'"),
+        ("[run]\nzone = \"Berlin\"\n", "line 2: `zone`: invalid value 'Berlin': time zone: got"),
         ("prefix = [1]\n", "line 1: `prefix` must be a string"),
         (
             "store = \"redis://:hush@h\"\nstore-file = \"x\"\n",

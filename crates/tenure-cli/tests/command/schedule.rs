@@ -75,6 +75,16 @@ fn a_cron_line_runs_a_job_once_in_its_window() {
         assert_eq!(month, window(&url, "first", &["--schedule", "@monthly"]));
         assert!(month % day == 0 && unix() - month < 31 * day);
     }
+    // The zone of the configuration file counts for a period that has one.
+    let settings = env.read("config/tenure.toml") + "[run]\nzone = \"Asia/Tokyo\"\n";
+    std::fs::write(env.path("config/tenure.toml"), settings).expect("a file");
+    for (options, day, from) in [
+        (&["--once-per", "1d"][..], 86_400, 54_000),
+        (&["--once-per", "1d", "--zone", "UTC"], 86_400, 0),
+        (&["--once-per", "6h"], 21_600, 0),
+    ] {
+        assert_eq!(window(&env.url(), &format!("{from}/{day}"), options) % day, from, "{options:?}");
+    }
 }
 
 #[test]
