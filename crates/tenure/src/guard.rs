@@ -228,6 +228,15 @@ impl Guard {
         !self.remaining().is_zero()
     }
 
+    /// [`is_held`](Self::is_held), of which the result keeps nothing alive.
+    pub(crate) fn holds(&self) -> impl Fn() -> bool + Send + Sync + 'static {
+        let (engine, lease) = (Arc::downgrade(&self.shared.engine), Arc::downgrade(self.lease()));
+        move || {
+            let both = engine.upgrade().zip(lease.upgrade());
+            both.is_some_and(|(engine, lease)| !lease.remaining(&engine).is_zero())
+        }
+    }
+
     /// A future that resolves once the lock is no longer held, to whether it was lost or released.
     ///
     /// In a `select!`, poll it first (`biased`), so that work that is also ready does not continue after a

@@ -6,6 +6,7 @@ use crate::doctor::{checks, found};
 use crate::env::TestEnv;
 use crate::postgres::is_held_shown_and_listed;
 use crate::stands_still::killed;
+use crate::uses::a_job_and_a_leader;
 
 /// Servers of tests do not flush their log.
 #[test]
@@ -20,9 +21,10 @@ fn the_doctor_finds_what_a_server_on_mariadb_may_forget_and_its_connections() {
 }
 
 #[test]
-fn a_lock_on_mariadb_is_held_shown_and_listed_and_ends_with_its_command() {
+fn locks_jobs_and_leaders_work_on_mariadb() {
     let (env, server) = (TestEnv::new(), MariaDb::start());
     let url = server.url_as("root", "app").replace("mysql:", "mariadb:");
     is_held_shown_and_listed(&env, &url);
+    a_job_and_a_leader(&env, &url);
     killed(&url, &["run", "--once-per", "1d", "--retry-lost"]);
 }

@@ -8,6 +8,7 @@ use tenure_testkit::servers::Postgres;
 use crate::doctor::{checks, found};
 use crate::env::{TestEnv, now};
 use crate::stands_still::{killed, stopped};
+use crate::uses::a_job_and_a_leader;
 
 /// Servers of tests run without fsync.
 #[test]
@@ -31,10 +32,11 @@ fn the_doctor_compares_connections_of_postgresql_with_what_locks_need() {
 }
 
 #[test]
-fn a_lock_on_postgresql_is_held_shown_and_listed_and_its_stress_has_no_overlap() {
+fn locks_jobs_and_leaders_work_on_postgresql() {
     let (env, server) = (TestEnv::new(), Postgres::start());
     let url = server.url("command");
     is_held_shown_and_listed(&env, &url);
+    a_job_and_a_leader(&env, &url);
 }
 
 /// A run on this store holds its lock, which is shown and listed until it ends, and no two of a crowd overlap.

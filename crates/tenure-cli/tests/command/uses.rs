@@ -7,6 +7,7 @@ use rustix::process::Signal;
 use tenure_testkit::servers::{Config, Postgres, Server, eventually};
 
 use crate::env::{SOON, TestEnv, UNTIL_END};
+use crate::prometheus::alerts_are;
 
 const LONG: &str = "1d";
 
@@ -55,15 +56,16 @@ fn a_job_runs_once_in_a_period_and_the_next_is_told_which_run_it_was() {
     }
 }
 
-/// A job, a leader and a stop request, on any store.
+/// A job, a leader, a stop request, and what monitoring tells of them, on any store, which may be one that warns.
 pub(crate) fn a_job_and_a_leader(env: &TestEnv, url: &str) {
     let once =
         |name: &str, script: &str| env.tenure_run(["--store", url, "--once-per", LONG, name, "-c", script]);
-    once("digest", "echo ran >> digest").exits_with(0).says_nothing();
-    once("digest", "echo ran >> digest").exits_with(75).says("has run in this window");
+    once("digest", "echo ran >> digest").exits_with(0);
+    let said = once("digest", "echo ran >> digest").exits_with(75);
+    assert!(said.stderr.contains("has run in this window"), "{said:?}");
     assert_eq!(env.read("digest"), "ran\n");
     once("failing", "exit 3").exits_with(3);
-    once("failing", "true").exits_with(0).says_nothing();
+    once("failing", "true").exits_with(0);
     let told = env.run(env.tenure(["jobs", "--json", "--store", url, "failing"])).exits_with(0).stdout;
     let job: serde_json::Value = serde_json::from_str(&told).expect("JSON");
     let runs: Vec<_> = job["runs"].as_array().expect("runs").iter().map(|run| &run["code"]).collect();
@@ -83,12 +85,18 @@ pub(crate) fn a_job_and_a_leader(env: &TestEnv, url: &str) {
     let listed = env.run(env.tenure(["list", "--store", url])).exits_with(0).stdout;
     assert!(listed.starts_with("api\telection\t") && listed.lines().count() == 1, "{listed}");
     env.run(env.tenure(["stop", "--election", "--store", url, "--reason", "it hangs", "api"])).exits_with(0);
-    leader.wait().exits_with(143).says(": it hangs");
+    let said = leader.wait().exits_with(143);
+    assert!(said.stderr.contains(": it hangs"), "{said:?}");
     watching.eventually("it is told", || watching.stdout().contains("resigned: b, term "));
     watching.signal(Signal::INT);
     let said = watching.wait().exits_with(130);
     assert!(said.stdout.contains("elected: b, term "), "{said:?}");
-    env.run(env.tenure(["leader", "--store", url, "api"])).exits_with(1).says_nothing();
+    assert_eq!(env.run(env.tenure(["leader", "--store", url, "api"])).exits_with(1).stdout, "");
+
+    once("broken", "exit 4").exits_with(4);
+    let failed = r#"alertname="TenureJobFailed",severity="warning",name="broken",outcome="failed""#;
+    let no_leader = r#"alertname="TenureNoLeader",severity="critical",election="api""#;
+    alerts_are(env, url, &[failed, no_leader]);
 }
 
 #[test]
@@ -269,8 +277,10 @@ fn one_candidate_leads_and_the_next_when_it_ends() {
 }
 
 #[test]
-fn jobs_and_leaders_work_on_redis() {
-    a_job_and_a_leader(&TestEnv::new(), &Server::start().url());
+fn jobs_and_leaders_work_in_a_directory_and_on_redis() {
+    let (one, other) = (TestEnv::new(), TestEnv::new());
+    a_job_and_a_leader(&one, &one.url());
+    a_job_and_a_leader(&other, &Server::start().url());
 }
 
 #[test]

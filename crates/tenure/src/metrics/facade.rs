@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use ::metrics::{Counter, Gauge, Histogram, Label, counter, gauge, histogram};
 
+use super::prometheus::{JOBS, OUTCOMES};
 use super::{LossReason, Meter, Metrics, RequestResult, RequestVerb, Ungranted, UseResult};
+use crate::name::LockName;
 
 pub(super) struct LockCounters {
     acquired: Counter,
@@ -115,6 +117,33 @@ impl Metrics {
                 Label::from_static_parts("kind", meter.kind()),
             ])
         })
+    }
+
+    pub(super) fn facade_job(&self, name: &LockName, now_us: u64) {
+        let Some(job) = self.jobs.of(name, now_us) else { return };
+        let labels =
+            || vec![Label::new("store", self.store.to_string()), Label::new("name", job.name.clone())];
+        for (what, _, number) in JOBS {
+            if let Some(number) = number(&job) {
+                gauge!(format!("tenure_job_{what}"), labels()).set(number);
+            }
+        }
+        for outcome in OUTCOMES {
+            let mut labels = labels();
+            labels.push(Label::from_static_parts("outcome", outcome));
+            gauge!("tenure_job_last_outcome", labels).set(f64::from(job.outcome == outcome));
+        }
+    }
+
+    pub(super) fn facade_election(&self, name: &LockName) {
+        let Some(election) = self.elections.of(name) else { return };
+        let mut labels =
+            vec![Label::new("store", self.store.to_string()), Label::new("election", election.name)];
+        gauge!("tenure_election_has_leader", labels.clone()).set(f64::from(election.leads));
+        if let Some(holder) = election.holder {
+            labels.push(Label::new("holder", holder));
+            gauge!("tenure_election_leader", labels).set(f64::from(election.leads));
+        }
     }
 
     pub(super) fn facade(&self) -> &StoreCounters {

@@ -55,19 +55,29 @@ impl JobRuns {
         }
     }
 
+    /// One of them, at this time of this process's clock.
+    #[cfg(feature = "metrics")]
+    pub(super) fn of(&self, name: &LockName, now_us: u64) -> Option<JobMetrics> {
+        self.0.lock().get(name).map(|run| run.metrics(name, now_us))
+    }
+
     /// All of them, at this time of this process's clock.
     pub(super) fn all(&self, now_us: u64) -> Vec<JobMetrics> {
+        self.0.lock().iter().map(|(name, run)| run.metrics(name, now_us)).collect()
+    }
+}
+
+impl JobRun {
+    fn metrics(&self, name: &LockName, now_us: u64) -> JobMetrics {
         let time = |us: u64| (us > 0).then(|| UNIX_EPOCH + Duration::from_micros(us));
-        let metrics = |(name, run): (&LockName, &JobRun)| JobMetrics {
+        let now = self.seen + now_us.saturating_sub(self.seen_here);
+        JobMetrics {
             name: name.as_str().to_owned(),
-            outcome: run.outcome,
-            begun: UNIX_EPOCH + Duration::from_micros(run.begun),
-            ended: time(run.ended),
-            succeeded: time(run.succeeded),
-            overdue: Duration::from_micros(
-                (run.seen + now_us.saturating_sub(run.seen_here)).saturating_sub(run.due),
-            ),
-        };
-        self.0.lock().iter().map(metrics).collect()
+            outcome: self.outcome,
+            begun: UNIX_EPOCH + Duration::from_micros(self.begun),
+            ended: time(self.ended),
+            succeeded: time(self.succeeded),
+            overdue: Duration::from_micros(now.saturating_sub(self.due)),
+        }
     }
 }

@@ -2,6 +2,7 @@
 //! and elections. They are atomics that count whether or not a program reads them as a [`Snapshot`]; with the
 //! feature `metrics`, each change also goes to the crate of that name. [`Groups`] bounds their number.
 
+mod elections;
 #[cfg(feature = "metrics")]
 mod facade;
 mod groups;
@@ -14,12 +15,15 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::name::{LockName, USE};
+use crate::owner::Owner;
 use crate::protocol::record::RecordVerb;
 use crate::protocol::{LockSpec, Verb};
 
+use elections::Candidates;
 use groups::Names;
 use jobs::JobRuns;
 
+pub use elections::ElectionMetrics;
 pub use groups::Groups;
 pub use jobs::JobMetrics;
 pub(crate) use jobs::JobRun;
@@ -260,6 +264,7 @@ pub(crate) struct Metrics {
     counters: Box<[[OnceLock<Box<Counters>>; KINDS.len()]]>,
     requests: [[Count; RequestResult::NAMES.len()]; RequestVerb::NAMES.len()],
     jobs: JobRuns,
+    elections: Candidates,
     #[cfg(feature = "metrics")]
     facade: OnceLock<facade::StoreCounters>,
 }
@@ -272,6 +277,7 @@ impl Metrics {
             counters: (0..groups::SLOTS).map(|_| Default::default()).collect(),
             requests: Default::default(),
             jobs: JobRuns::default(),
+            elections: Candidates::default(),
             #[cfg(feature = "metrics")]
             facade: OnceLock::new(),
         }
@@ -353,6 +359,40 @@ impl Metrics {
     /// The record of a job was read or written.
     pub(crate) fn saw_job(&self, name: &LockName, run: JobRun) {
         self.jobs.saw(name, run);
+        self.job_goes_on(name, run.seen_here);
+    }
+
+    /// Time has passed for a job, by this process's clock. Only the crate `metrics` has to be told.
+    pub(crate) fn job_goes_on(&self, name: &LockName, now_us: u64) {
+        #[cfg(feature = "metrics")]
+        self.facade_job(name, now_us);
+        #[cfg(not(feature = "metrics"))]
+        let _ = (name, now_us);
+    }
+
+    /// This process is a candidate, for now without a term.
+    pub(crate) fn campaigns(&self, name: &LockName) {
+        self.elections.campaigns(name);
+        self.election_goes_on(name);
+    }
+
+    /// This process leads while `leads` is true.
+    pub(crate) fn elected(
+        &self,
+        name: &LockName,
+        owner: &Owner,
+        leads: impl Fn() -> bool + Send + Sync + 'static,
+    ) {
+        self.elections.elected(name, owner, leads);
+        self.election_goes_on(name);
+    }
+
+    /// A term has begun or ended. Only the crate `metrics` has to be told.
+    pub(crate) fn election_goes_on(&self, name: &LockName) {
+        #[cfg(feature = "metrics")]
+        self.facade_election(name);
+        #[cfg(not(feature = "metrics"))]
+        let _ = name;
     }
 
     pub(crate) fn filled(&self, meter: Meter, took: Duration, result: UseResult) {

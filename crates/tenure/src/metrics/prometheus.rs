@@ -3,8 +3,8 @@
 use std::fmt::{Display, Write};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::JobMetrics;
 use super::snapshot::{Histogram, LockMetrics, Snapshot, results};
+use super::{ElectionMetrics, JobMetrics};
 
 type Labelled = fn(&LockMetrics) -> Vec<(&'static str, u64)>;
 
@@ -35,9 +35,10 @@ const USES: [(&str, &str); 4] = [
     ("terms", "Terms of leaders, by event."),
 ];
 
-type OfJob = fn(&JobMetrics) -> Option<f64>;
+pub(super) type OfJob = fn(&JobMetrics) -> Option<f64>;
 
-const JOBS: [(&str, &str, OfJob); 5] = [
+/// Metrics of a job, by the end of the name.
+pub(super) const JOBS: [(&str, &str, OfJob); 5] = [
     ("last_success_timestamp_seconds", "When a job last succeeded.", |job| Some(unix(job.succeeded?))),
     ("last_run_timestamp_seconds", "When the last run of a job began.", |job| Some(unix(job.begun))),
     ("last_duration_seconds", "How long the last run of a job took.", |job| {
@@ -48,6 +49,9 @@ const JOBS: [(&str, &str, OfJob); 5] = [
         Some(job.overdue.as_secs_f64())
     }),
 ];
+
+/// Values of the label `outcome`.
+pub(super) const OUTCOMES: [&str; 3] = ["running", "done", "failed"];
 
 type Took = fn(&LockMetrics) -> &Histogram;
 
@@ -128,10 +132,23 @@ impl Snapshot {
         let name = "tenure_job_last_outcome";
         head(&mut text, name, "gauge", "1 for the outcome of the last run of a job.");
         for job in &self.jobs {
-            for outcome in ["running", "done", "failed"] {
+            for outcome in OUTCOMES {
                 let labels = format!("{},outcome=\"{outcome}\"", of_job(job));
                 line(&mut text, name, &labels, u8::from(job.outcome == outcome));
             }
+        }
+        let of_election =
+            |one: &ElectionMetrics| format!("store=\"{store}\",election=\"{}\"", escaped(&one.name));
+        let name = "tenure_election_has_leader";
+        head(&mut text, name, "gauge", "Whether a candidate of this process leads.");
+        for one in &self.elections {
+            line(&mut text, name, &of_election(one), u8::from(one.leads));
+        }
+        let name = "tenure_election_leader";
+        head(&mut text, name, "gauge", "The same, with the candidate that led last.");
+        for (one, holder) in self.elections.iter().filter_map(|one| Some((one, one.holder.as_ref()?))) {
+            let labels = format!("{},holder=\"{}\"", of_election(one), escaped(holder));
+            line(&mut text, name, &labels, u8::from(one.leads));
         }
         let name = "tenure_reconnects_total";
         head(&mut text, name, "counter", "Connections to the store that were lost and made again.");

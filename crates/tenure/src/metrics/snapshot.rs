@@ -1,8 +1,8 @@
 use std::time::Duration;
 
 use super::{
-    BOUNDS_US, Counters, Durations, JobMetrics, KINDS, LossReason, Metrics, RequestResult, RequestVerb,
-    Ungranted, UseResult,
+    BOUNDS_US, Counters, Durations, ElectionMetrics, JobMetrics, KINDS, LossReason, Metrics, RequestResult,
+    RequestVerb, Ungranted, UseResult,
 };
 
 /// The metrics of a [`Locks`](crate::Locks) and its clones at one moment: see
@@ -17,6 +17,8 @@ pub struct Snapshot {
     pub locks: Vec<LockMetrics>,
     /// The jobs for which this process asks, by name.
     pub jobs: Vec<JobMetrics>,
+    /// The elections of which this process is or was a candidate, by name.
+    pub elections: Vec<ElectionMetrics>,
     /// The requests to the store, by verb and result, without those that never occurred.
     pub requests: Vec<RequestMetrics>,
     /// Number of reconnects after a lost connection; for a directory, how often it was replaced. A node that
@@ -275,8 +277,8 @@ impl Metrics {
                 }
             }
         }
-        let (store, jobs) = (self.store.to_string(), self.jobs.all(now_us));
-        Snapshot { store, locks, jobs, requests, reconnects }
+        let (jobs, elections) = (self.jobs.all(now_us), self.elections.all());
+        Snapshot { store: self.store.to_string(), locks, jobs, elections, requests, reconnects }
     }
 }
 

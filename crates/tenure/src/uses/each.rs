@@ -88,6 +88,7 @@ impl OncePer {
                 Err(error) => {
                     let pause = engine.jittered(patient_backoff(failures));
                     failures += 1;
+                    engine.metrics.job_goes_on(&once.record.lock.name, engine.runtime.unix_micros());
                     event!(
                         WARN,
                         target: SETUP,

@@ -93,11 +93,15 @@ impl Election {
     /// # Errors
     /// As [`FairMutex::lock`](crate::FairMutex::lock); also `is_unsupported` if the server forbids scripts.
     pub async fn campaign(&self) -> Result<Term> {
+        let lock = &self.record.lock;
+        self.record.engine().metrics.campaigns(&lock.name);
         loop {
-            let mut term =
-                Term::new(self.record.lock.lock().await?, self.record.clone(), Arc::clone(&self.payload));
+            let mut term = Term::new(lock.lock().await?, self.record.clone(), Arc::clone(&self.payload));
             match term.write(Word::Elected, &self.payload).await {
-                Ok(()) if term.is_current() => return Ok(term),
+                Ok(()) if term.is_current() => {
+                    term.report();
+                    return Ok(term);
+                }
                 // The lease ended before the term began.
                 Ok(()) => {}
                 Err(error) if error.is_lost() => {}

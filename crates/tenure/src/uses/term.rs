@@ -35,11 +35,22 @@ pub struct Term {
     /// The log as last written by this term. Nobody else writes it during the term, so further writes need not
     /// read it first.
     written: Option<Record>,
+    /// Dropped after the guard.
+    reported: Option<ReportedTerm>,
+}
+
+/// Reports the end of the term as a metric on drop.
+struct ReportedTerm(RecordHandle);
+
+impl Drop for ReportedTerm {
+    fn drop(&mut self) {
+        self.0.engine().metrics.election_goes_on(&self.0.lock.name);
+    }
 }
 
 impl Term {
     pub(super) fn new(guard: Guard, record: RecordHandle, payload: Arc<str>) -> Self {
-        Self { guard, record, payload, written: None }
+        Self { guard, record, payload, written: None, reported: None }
     }
 
     /// The term as a fencing token: greater than that of every earlier term. See [`Guard::fence`].
@@ -161,7 +172,7 @@ impl Term {
     /// # Errors
     /// As [`Guard::release`].
     pub async fn resign(self) -> Result<()> {
-        let Self { guard, record, payload, written } = self;
+        let Self { reported: _reported, guard, record, payload, written } = self;
         record.count(UseResult::Resigned);
         let (owner, fence) = (guard.owner().clone(), guard.fence());
         let append = |log: Option<&Record>| append(log, Word::Resigned, fence, &owner, &payload);
@@ -187,6 +198,12 @@ impl Term {
             }
             None => guard.release().await,
         }
+    }
+
+    /// Reports the term as a metric.
+    pub(super) fn report(&mut self) {
+        self.record.engine().metrics.elected(&self.record.lock.name, self.owner(), self.guard.holds());
+        self.reported = Some(ReportedTerm(self.record.clone()));
     }
 
     pub(super) async fn write(&mut self, word: Word, payload: &str) -> Result<()> {
