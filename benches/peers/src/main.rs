@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use futures_timer::Delay;
 use rustix::time::{ClockId, clock_gettime};
-use sides::{Bare, BareTurns, Rslock, Side, Tenure};
+use sides::{Bare, BareTurns, Kind, Rslock, Side, Tenure};
 
 /// Completed turns; in `keep`, held locks.
 static TURNS: AtomicU64 = AtomicU64::new(0);
@@ -43,8 +43,11 @@ async fn main() {
     match side.as_str() {
         "bare" if run.hold == 0 && run.action != "wait" => run.on(Bare::new(&url, ttl).await).await,
         "bare" => run.on(BareTurns::new(&url).await).await,
-        "tenure" => run.on(Tenure::new(&url, ttl, false)).await,
-        "tenure fair" => run.on(Tenure::new(&url, ttl, true)).await,
+        "tenure" => run.on(Tenure::new(&url, ttl, Kind::Mutex)).await,
+        "tenure fair" => run.on(Tenure::new(&url, ttl, Kind::Fair)).await,
+        "tenure write" => run.on(Tenure::new(&url, ttl, Kind::Write)).await,
+        "tenure read" => run.on(Tenure::new(&url, ttl, Kind::Read)).await,
+        "tenure permit" => run.on(Tenure::new(&url, ttl, Kind::Permit)).await,
         "rslock" => run.on(Rslock::new(url, ttl)).await,
         other => panic!("no side {other:?}"),
     }

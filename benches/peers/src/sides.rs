@@ -125,16 +125,25 @@ impl Side for BareTurns {
     }
 }
 
+#[derive(Clone, Copy)]
+pub(crate) enum Kind {
+    Mutex,
+    Fair,
+    Write,
+    Read,
+    Permit,
+}
+
 #[derive(Clone)]
 pub(crate) struct Tenure {
     locks: Locks,
-    fair: bool,
+    kind: Kind,
 }
 
 impl Tenure {
-    pub(crate) fn new(url: &str, ttl: Duration, fair: bool) -> Self {
+    pub(crate) fn new(url: &str, ttl: Duration, kind: Kind) -> Self {
         let locks = Locks::open(url).expect("a URL").with(|options| options.ttl(ttl)).expect("options");
-        Self { locks, fair }
+        Self { locks, kind }
     }
 }
 
@@ -142,10 +151,12 @@ impl Side for Tenure {
     type Held = Guard;
 
     async fn lock(&self, key: &str) -> Guard {
-        let held = if self.fair {
-            self.locks.fair_mutex(key).expect("a name").lock().await
-        } else {
-            self.locks.mutex(key).expect("a name").lock().await
+        let held = match self.kind {
+            Kind::Mutex => self.locks.mutex(key).expect("a name").lock().await,
+            Kind::Fair => self.locks.fair_mutex(key).expect("a name").lock().await,
+            Kind::Write => self.locks.rwlock(key).expect("a name").write().await.map(Guard::from),
+            Kind::Read => self.locks.rwlock(key).expect("a name").read().await.map(Guard::from),
+            Kind::Permit => self.locks.semaphore(key, 4).expect("a name").acquire().await,
         };
         held.expect("the lock")
     }

@@ -119,6 +119,10 @@ bugs! {
     PairUnraised,
     /// The pair's grant is not undone when the script that follows rejects it.
     PairLeftBehind,
+    /// The number of a bare hold, and those of the waiters behind it, are drawn from the clock alone.
+    NumberBelowToken,
+    /// A bare hold that gets a number keeps no lease.
+    LeaseOfBareForgotten,
     /// The answer to the first of several batched renewals is used for all.
     OneRenewedForAll,
     /// One lost lock of a batch counts as the loss of all.

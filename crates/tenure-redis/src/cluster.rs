@@ -167,11 +167,7 @@ impl Store for Cluster {
         let supported = if keys::share_a_slot(spec, name.as_str()) { Ok(()) } else { Err(TWO_SLOTS) };
         let slot = keys::slot(name.as_str());
         let shard = self.0.map().table.owner(slot).map(|owner| Arc::clone(&owner.shown));
-        let renewal_group = match spec {
-            LockSpec::Mutex => Some(slot),
-            LockSpec::Queue(_) => Some(slots::SLOTS + slot),
-            LockSpec::Reentrant => None,
-        };
+        let renewal_group = (spec != LockSpec::Reentrant).then_some(slot);
         Placement { supported, shard, renewal_group }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! A request is one script, invoked by its SHA-1 over a connection that all callers share. The script runs
 //! the state machine of `tenure_core::protocol` on the server and judges leases by the server's clock.
-//! Uncontended mutexes use plain commands instead (`requests/pair.rs`).
+//! Locks that nobody waits for use plain commands instead (`requests/pair.rs`).
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -275,12 +275,7 @@ impl Store for Redis {
     }
 
     fn placement(&self, _name: &LockName, spec: LockSpec) -> Placement {
-        let renewal_group = match spec {
-            LockSpec::Mutex => Some(0),
-            LockSpec::Queue(_) => Some(1),
-            LockSpec::Reentrant => None,
-        };
-        Placement { renewal_group, ..Placement::default() }
+        Placement { renewal_group: (spec != LockSpec::Reentrant).then_some(0), ..Placement::default() }
     }
 
     fn signals(&self) -> &Signals {

@@ -154,7 +154,8 @@ impl Holder {
     /// The token contains the time of the grant or, for kinds with a queue and for waiters, the time of
     /// joining the queue. That is the store's clock, or on a quorum the clock of the process that asked. A
     /// hold without a token was granted at once, so its time is that at which the owner was
-    /// [made](Owner::made_at). `None` for another program, and on etcd and ZooKeeper, whose tokens are
+    /// [made](Owner::made_at). On Redis the time may also be that at which another client first asked for a lock
+    /// with a queue. `None` for another program, and on etcd and ZooKeeper, whose tokens are
     /// counters.
     ///
     /// ```

@@ -29,8 +29,8 @@ use std::sync::Arc;
 
 use super::mutex::assign_above;
 use super::{
-    Answer, Data, ExpiringValue, Found, Hears, Holding, Kind, Listening, Notification, Now, Op, Place,
-    QueueSpec, ReleaseScope, State, Verb, inspect, lease, other_kind,
+    Answer, Data, ExpiringValue, Found, Hears, Holding, Kind, Listening, Liveness, Notification, Now, Op,
+    Place, QueueSpec, ReleaseScope, State, Verb, inspect, lease, other_kind,
 };
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
@@ -42,6 +42,8 @@ pub const BOUND: usize = 64;
 const KEPT_MS: u64 = lease::PLACE_KEPT.as_millis() as u64;
 /// The same if it does not, and once it is granted.
 const WAIT_MS: u64 = lease::WAIT_MAX.as_millis() as u64;
+/// The number of a hold that was acquired by plain commands: its client alone knows the token.
+const BARE: u64 = 0;
 /// Maximum holders ended by one forced release.
 pub const FORCED: usize = 250;
 /// Maximum places listed by one request.
@@ -100,6 +102,9 @@ pub fn apply(
     if let Some(answer) = mismatch(state, now, queue_spec, &op.verb) {
         return (answer, None);
     }
+    if draws_number(&op.verb) {
+        number_bare(state, counter, now);
+    }
     let over = queue_of(state).filter(|queue| queue.is_over_full()).map(|queue| queue.mark);
     let askers = match &op.verb {
         Verb::Refresh { owners, .. } => owners,
@@ -130,6 +135,33 @@ pub fn apply(
     let QueueEffects { granted, is_bounded, .. } = done;
     let wake = (!granted.is_empty()).then_some(Notification::Granted { tickets: granted });
     (if is_bounded { answer.and_more() } else { answer }, wake)
+}
+
+/// Whether a request may draw a number from the counter of tokens.
+pub fn draws_number(verb: &Verb) -> bool {
+    let lasts = |bind: &Option<Liveness>| *bind == Some(Liveness::Lease);
+    match verb {
+        Verb::Acquire { .. } | Verb::Resize => true,
+        Verb::Renew { weight, bind, .. } => weight.is_some() || lasts(bind),
+        Verb::Refresh { .. } | Verb::Release { .. } | Verb::Inspect => false,
+    }
+}
+
+/// A hold acquired by plain commands has the number 0 until its ticket needs one. That is drawn now, and so is
+/// above the token that the holder has drawn from the same counter.
+fn number_bare(state: &mut State, counter: &mut u64, now: Now) {
+    let Some(queue) = queue_of(state) else { return };
+    let Some(mut ticket) = queue.ticket(BARE).cloned() else { return };
+    if planted(Bug::NumberBelowToken) {
+        *counter = now.unix_us;
+    }
+    if planted(Bug::LeaseOfBareForgotten) {
+        ticket.deadline_ms = now.ms;
+    }
+    ticket.listens = None;
+    queue.remove(BARE);
+    queue.mark = assign_above(counter, now, 0);
+    queue.insert(queue.mark, ticket);
 }
 
 /// Side effects of a request.

@@ -6,7 +6,7 @@ pub(crate) mod failure;
 
 use crate::resp::parse::{Replies, Reply};
 use crate::resp::{ServerError, Value};
-use tenure_core::protocol::{Answer, Found, Holding, Kind, LockSpec, Op, Place, Verb};
+use tenure_core::protocol::{Answer, Found, Holding, Kind, LockSpec, Op, Place, Verb, parse_value};
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Read {
@@ -102,7 +102,7 @@ fn read_line(line: &[u8], op: &Op) -> Reading {
     is_for(op, words.next().map(str::as_bytes), words.next().and_then(digits))?;
     let word = words.next().ok_or("a reply without an answer")?;
     let rest = [words.next(), words.next(), words.next()];
-    let is_counted = op.spec == LockSpec::Mutex && matches!(rest, [Some(_), Some("new"), None]);
+    let is_counted = op.spec != LockSpec::Reentrant && matches!(rest, [Some(_), Some("new"), None]);
     let answer = match (op.spec, word, rest) {
         (_, "held", [Some(token), Some(_), None]) if is_counted => {
             digits(token).map(|fence| Answer::Held { fence })
@@ -215,6 +215,19 @@ fn read_common(answer: &[u8], rest: &[Value]) -> Option<Answer> {
         (b"ahead", []) => Answer::Ahead,
         _ => return None,
     })
+}
+
+/// Reads the value of the only holder of a queue: `owner#1:KIND:CAPACITY+WEIGHT#token`, or without its token.
+pub(crate) fn solo(value: &[u8], left_ms: Option<u64>) -> Option<Found> {
+    let (owner, rest) = std::str::from_utf8(value).ok()?.split_once("#1:")?;
+    let (kind, rest) = rest.split_once(':')?;
+    let (capacity, rest) = rest.split_once('+')?;
+    let (weight, token) = rest.split_once('#').unwrap_or((rest, "0"));
+    let value = format!("{owner}#{token}").into_bytes();
+    let _is_ours = parse_value(&value)?;
+    let holding = Holding { value, left_ms, weight: digits(weight)?.try_into().ok()? };
+    let capacity = Some(digits(capacity)?.try_into().ok()?);
+    Some(Found { capacity, ..Found::one(kind.parse().ok()?, holding) })
 }
 
 fn place(ticket: &Value, mark: u64) -> Option<Place> {
@@ -348,6 +361,7 @@ mod tests {
             (reentrant(), "held 17", Answer::Held { fence: 17 }),
             (reentrant(), "released 2", Answer::Released { left: 2 }),
             (queue(), "held 17", Answer::Held { fence: 17 }),
+            (queue(), "held 17 new", Answer::Held { fence: 17 }),
             (queue(), "released", Answer::Released { left: 0 }),
             (queue(), "waiting 18 -1", Answer::Waiting { ticket: 18, retry_in_ms: None }),
             (queue(), "waiting 18 30", Answer::Waiting { ticket: 18, retry_in_ms: Some(30) }),
@@ -370,7 +384,7 @@ mod tests {
             (op(), "held"),
             (op(), "held +17"),
             (op(), "held 17 old"),
-            (queue(), "held 17 new"),
+            (reentrant(), "held 17 new"),
             (op(), "held 18446744073709551616"),
             (op(), "waiting 18 30"),
             (op(), "released 2"),

@@ -60,6 +60,11 @@ pub(crate) fn counter(space: Keyspace, key: &str) -> Cow<'static, str> {
     }
 }
 
+/// The slot whose counter a lock's tokens are drawn from; 0 where all locks share one.
+pub(crate) fn counter_slot(space: Keyspace, key: &str) -> u16 {
+    if space.has_slots { slot(key) } else { 0 }
+}
+
 /// The key of the highest ballot that a quorum member has seen for a lock.
 pub(crate) fn ballot(space: Keyspace, key: &str) -> String {
     let (before, after) = marks(key);

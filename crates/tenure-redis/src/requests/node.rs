@@ -50,7 +50,7 @@ pub(crate) struct Node {
     pub(crate) notifications: Arc<Notifications>,
     /// For requests that replicas must confirm.
     pub(crate) ack_channel: Arc<AckChannel>,
-    /// For uncontended mutexes.
+    /// For locks that nobody waits for.
     pub(crate) pairs: Pairs,
     /// For requests that need a connection to themselves.
     pub(crate) exclusive: ExclusiveConnection,
@@ -95,7 +95,7 @@ impl Node {
         let reading = match tried {
             Ok(PairOutcome::Held(fence)) => return Ok(Answer::Held { fence }),
             Ok(PairOutcome::Released { reached }) => {
-                if reached > 0 {
+                if reached > 0 && context.space.counts_listeners() {
                     let channel = keys::channel(context.space, op.spec, op.name.as_str());
                     self.notifications.reached(&channel, reached);
                 }
@@ -116,10 +116,11 @@ impl Node {
         match reading {
             Ok(replies::Read { answer, unheard, is_counted }) => {
                 if let (true, Answer::Held { fence }) = (is_counted, &answer) {
-                    pipeline.tokens.raised(*fence, self.runtime.now());
+                    let slot = keys::counter_slot(context.space, op.name.as_str());
+                    pipeline.tokens.raised(slot, *fence, self.runtime.now());
                 }
                 if is_pair {
-                    self.pairs.learned(&*self.runtime, &op.name, &answer);
+                    self.pairs.learned(&*self.runtime, op, &answer, is_counted);
                 }
                 if let Some(why) = unheard {
                     warn_unheard(&self.url, op, context.space, &why);
@@ -353,7 +354,10 @@ async fn look_at_text(
         }
     };
     Ok(match (value, replies::left(&answered(pipeline, left?)?)) {
-        (Some(value), Some(left_ms)) => Some(Found::one(Kind::Mutex, Holding { value, left_ms, weight: 1 })),
+        (Some(value), Some(left_ms)) => {
+            let mutex = || Found::one(Kind::Mutex, Holding { value: value.clone(), left_ms, weight: 1 });
+            Some(replies::solo(&value, left_ms).unwrap_or_else(mutex))
+        }
         _ => None,
     })
 }

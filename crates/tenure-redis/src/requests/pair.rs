@@ -1,29 +1,29 @@
-//! Uncontended mutexes by plain commands, which cost the server half the time of a script.
+//! Locks that nobody waits for by plain commands, which cost the server half the time of a script, or less.
 //!
-//! An acquisition is `SET name OWNER NX PX ttl`, `INCR tenure:fence`, `GET name`. It succeeds if SET replies
-//! OK, INCR a valid token, and GET this owner. Everything else is decided by the script, which reads what is
-//! at the key and can tell what the plain commands left there. A release is `DELIFEQ name OWNER` or a short
-//! script, and `PUBLISH`.
+//! An acquisition is `SET name VALUE NX PX ttl`, `INCR tenure:fence`, `GET name`. It succeeds if SET replies
+//! OK, INCR a valid token, and GET this value: the owner, and for a queue its kind, capacity and weight.
+//! Everything else is decided by the script, which reads what is at the key and can tell what the plain commands
+//! left there. A release is `DELIFEQ name VALUE` or a short script, and for a mutex `PUBLISH`: another client that
+//! wants to wait in a queue turns the value into a sorted set, and then the script decides.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, LazyLock, MutexGuard};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use crate::connection::scriptless::{Delete, HAS_DELETE};
 use crate::replies::{Reading, failure};
 use crate::requests;
-use crate::requests::script::RELEASE;
+use crate::requests::script::{RELEASE, solo};
 use crate::requests::{RoutedRequest, keys, warn_unheard};
 use crate::resp::ServerError;
-use crate::resp::encode::{Commands, command};
 use crate::resp::parse::{Replies, Reply, Tape};
 use crate::topology::Terms;
 use tenure_core::moment::Moment;
 use tenure_core::name::LockName;
 use tenure_core::owner::Owner;
 use tenure_core::planted::{Bug, planted};
-use tenure_core::protocol::{Answer, Fence, LockSpec, ReleaseScope, Verb};
+use tenure_core::protocol::{Answer, Fence, LockSpec, Op, ReleaseScope, Verb};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::Failure;
 use tenure_core::sync::Locked;
@@ -35,9 +35,6 @@ const BUSY: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(30);
 /// Maximum number of names, and of owners, remembered.
 const REMEMBERED: usize = 4_096;
-
-/// Encoded once, because it is the same for every acquisition.
-static COUNT: LazyLock<Commands> = LazyLock::new(|| command(&["INCR", keys::COUNTER]));
 
 /// What this client remembers of the locks it requested.
 #[derive(Default)]
@@ -52,7 +49,7 @@ pub(crate) struct Pairs {
 struct Recent {
     /// Until when a name counts as busy.
     busy: BTreeMap<LockName, Moment>,
-    /// Owners granted by plain commands: their value is the owner without a token.
+    /// Owners granted by plain commands: their value is without a token.
     bare: BTreeSet<Owner>,
 }
 
@@ -71,12 +68,15 @@ impl PairOutcome {
     pub(crate) const NOT: Self = Self::Undecided { may_hold: false };
 }
 
-/// Whether plain commands may be tried: only for a mutex on a single server that grants alone, without terms.
+/// Whether plain commands may be tried: only on a server that grants alone, without terms.
 pub(crate) fn is_for(&RoutedRequest { op, context, .. }: &RoutedRequest<'_>) -> bool {
-    op.spec == LockSpec::Mutex
-        && context.terms == Terms::default()
+    let fits = match op.spec {
+        LockSpec::Mutex => true,
+        LockSpec::Queue(queue_spec) => queue_spec.weight <= queue_spec.capacity,
+        LockSpec::Reentrant => false,
+    };
+    fits && context.terms == Terms::default()
         && !context.asking
-        && !context.space.has_slots
         && match op.verb {
             Verb::Acquire { fence, .. } => !matches!(fence, Fence::Ballot(_)),
             Verb::Release { fence, whose, .. } => {
@@ -118,7 +118,8 @@ impl Pairs {
     ) -> Result<PairOutcome, Failure> {
         let RoutedRequest { op, pipeline, context, deadline } = *routed;
         let now = runtime.now();
-        let newest = match pipeline.tokens.newest(now) {
+        let slot = keys::counter_slot(context.space, op.name.as_str());
+        let newest = match pipeline.tokens.newest(slot, now) {
             Some(newest) if pipeline.is_direct => newest,
             _ if planted(Bug::PairUnraised) => 0,
             _ => return Ok(PairOutcome::NOT),
@@ -126,30 +127,26 @@ impl Pairs {
         if self.recent().was_busy(&op.name, now) {
             return Ok(PairOutcome::NOT);
         }
-        let (name, owner) = (op.name.as_str(), op.owner.as_str());
+        let (name, owner, solo) = (op.name.as_str(), op.owner.as_str(), solo(op.spec));
         // Once per connection, together with the first pair.
         let asks = pipeline.delete.get().is_none();
         let pair = pipeline.send(deadline, |out| {
-            out.begin(6).arg("SET").arg(name).arg(owner).arg("NX").arg("PX").number(ttl_ms);
-            match context.space.namespace(name) {
-                "" => out.extend(&COUNT),
-                namespace => {
-                    out.begin(2).arg("INCR").parts(&[namespace, keys::COUNTER]);
-                }
-            }
+            out.begin(6).arg("SET").arg(name).parts(&[owner, &solo]).arg("NX").arg("PX").number(ttl_ms);
+            out.begin(2).arg("INCR").arg(&*keys::counter(context.space, name));
             out.command(&["GET", name]);
             if asks {
                 out.command(&HAS_DELETE);
             }
         });
-        let pair = pair?.read(|tape| Pair::read(tape.replies(), owner, asks)).await?;
+        let pair = pair?.read(|tape| Pair::read(tape.replies(), [owner, &solo], asks)).await?;
         if let Some(delete) = pair.delete {
             pipeline.delete.get_or_init(|| delete);
         }
         if let (true, Some(token), true) = (pair.is_set, pair.token, pair.is_own || planted(Bug::PairUnread))
-            && (pipeline.tokens.accepts(token, newest, now) || planted(Bug::PairUncounted))
+            && (pipeline.tokens.accepts(slot, token, newest, now) || planted(Bug::PairUncounted))
         {
-            if matches!(pipeline.delete.get(), Some(Some(_))) && !self.deletes_not.load(Ordering::Relaxed) {
+            let deletes = matches!(pipeline.delete.get(), Some(Some(_)));
+            if op.spec != LockSpec::Mutex || deletes && !self.deletes_not.load(Ordering::Relaxed) {
                 self.recent().granted(&op.owner);
             }
             return Ok(PairOutcome::Held(token));
@@ -164,37 +161,53 @@ impl Pairs {
         Ok(PairOutcome::Undecided { may_hold: pair.is_set })
     }
 
-    /// Learns from a script's answer about a mutex.
-    pub(crate) fn learned(&self, runtime: &dyn Runtime, name: &LockName, answer: &Answer) {
+    /// Learns from a script's answer. `was_free` if the script found nothing at the key.
+    pub(crate) fn learned(&self, runtime: &dyn Runtime, op: &Op, answer: &Answer, was_free: bool) {
+        let (name, now) = (&op.name, runtime.now());
         match answer {
             Answer::Busy { left_ms, .. } => {
                 let left = left_ms.map_or(LONGEST, Duration::from_millis);
-                self.recent().found_busy(name, runtime.now() + left.clamp(BUSY, LONGEST));
+                self.recent().found_busy(name, now + left.clamp(BUSY, LONGEST));
             }
-            Answer::NoLock { .. } => self.recent().found_busy(name, runtime.now() + BUSY),
-            Answer::Held { .. } => self.recent().found_held(name, runtime.now() + BUSY),
+            Answer::NoLock { .. } | Answer::Waiting { .. } => self.recent().found_busy(name, now + BUSY),
+            // Nobody waits in a queue that did not exist.
+            Answer::Held { .. } if was_free && op.spec != LockSpec::Mutex => {
+                self.recent().busy.remove(name);
+            }
+            // Others share it: it is a sorted set.
+            Answer::Held { .. } if op.spec != LockSpec::Mutex => self.recent().found_busy(name, now + BUSY),
+            Answer::Held { .. } => self.recent().found_held(name, now + BUSY),
             _ => {}
         }
     }
 
     async fn release(&self, store: &Arc<str>, routed: &RoutedRequest<'_>) -> Result<PairOutcome, Failure> {
         let RoutedRequest { op, pipeline, context, deadline } = *routed;
-        let (name, owner, space) = (op.name.as_str(), op.owner.as_str(), context.space);
+        let (name, space, publishes) = (op.name.as_str(), context.space, op.spec == LockSpec::Mutex);
+        let (owner, value) = (op.owner.as_str(), [op.owner.as_str(), &solo(op.spec)].concat());
         let is_bare = self.recent().bare.remove(&op.owner);
-        let delete = pipeline.delete.get().copied().flatten().filter(|_| is_bare);
+        if !is_bare && !publishes {
+            // Most likely others wait.
+            return Ok(PairOutcome::NOT);
+        }
+        let delete = pipeline.delete.get().copied().flatten();
+        let delete = delete.filter(|_| is_bare && !self.deletes_not.load(Ordering::Relaxed));
         let send = |in_full: bool| {
             pipeline.send(deadline, |out| {
                 match delete {
-                    Some(delete) => delete.write(name, owner, out),
-                    None => _ = RELEASE.call(out, in_full, 1, 2).arg(name).arg(owner).number(op.request),
+                    Some(delete) => delete.write(name, &value, out),
+                    None => _ = RELEASE.call(out, in_full, 1, 2).arg(name).arg(&value).number(op.request),
                 }
-                // Not inside the script, where it costs the server nearly twice as much.
-                out.begin(3).arg(space.publish.command());
-                keys::with_channel(space, op.spec, name, |parts| _ = out.parts(parts));
-                out.arg(owner);
+                if publishes {
+                    // Not inside the script, where it costs the server nearly twice as much.
+                    out.begin(3).arg(space.publish.command());
+                    keys::with_channel(space, op.spec, name, |parts| _ = out.parts(parts));
+                    out.arg(owner);
+                }
             })
         };
-        let read = |tape: &mut Tape| ReleaseReplies::read(tape.replies(), owner, delete.is_none());
+        let read =
+            |tape: &mut Tape| ReleaseReplies::read(tape.replies(), &value, delete.is_none(), publishes);
         let mut said = send(false)?.read(read).await?;
         if said.deleted.as_ref().is_err_and(failure::is_no_script) {
             said = send(true)?.read(read).await?;
@@ -227,9 +240,10 @@ struct ReleaseReplies {
 }
 
 impl ReleaseReplies {
-    fn read(mut replies: Replies<'_>, owner: &str, by_script: bool) -> Self {
+    fn read(mut replies: Replies<'_>, value: &str, by_script: bool, publishes: bool) -> Self {
         let error = |text: &[u8]| ServerError::new(String::from_utf8_lossy(text).into_owned());
-        let (deleted, told) = (replies.head(), replies.head());
+        let deleted = replies.head();
+        let told = if publishes { replies.head() } else { Some(Reply::Int(0)) };
         let reached = match told {
             Some(Reply::Error(text)) => Err(error(text)),
             Some(Reply::Int(number)) => Ok(number.try_into().unwrap_or(0)),
@@ -240,8 +254,8 @@ impl ReleaseReplies {
             Some(Reply::Error(text)) => Err(error(text)),
             Some(Reply::Int(number @ 0..=1)) if !by_script => Ok(Some(number == 1)),
             Some(Reply::Nil) if by_script => Ok(Some(false)),
-            Some(Reply::Bulk(value)) if by_script => {
-                let rest = value.strip_prefix(owner.as_bytes());
+            Some(Reply::Bulk(deleted)) if by_script => {
+                let rest = deleted.strip_prefix(value.as_bytes());
                 Ok(rest.filter(|rest| matches!(rest, [] | [b'#', ..])).map(|_| true))
             }
             _ => Ok(None),
@@ -254,7 +268,7 @@ impl ReleaseReplies {
 struct Pair {
     is_set: bool,
     token: Option<u64>,
-    /// GET returned this owner.
+    /// GET returned what this client has set.
     is_own: bool,
     is_failed: bool,
     /// The user may not run one of the commands.
@@ -264,7 +278,7 @@ struct Pair {
 }
 
 impl Pair {
-    fn read(mut replies: Replies<'_>, owner: &str, asks: bool) -> Self {
+    fn read(mut replies: Replies<'_>, [owner, solo]: [&str; 2], asks: bool) -> Self {
         let [set, counted, got] = [(); 3].map(|()| replies.head().unwrap_or(Reply::Nil));
         let errors = [set, counted, got].into_iter().filter_map(|reply| match reply {
             Reply::Error(error) => Some(error),
@@ -273,7 +287,7 @@ impl Pair {
         Self {
             is_set: set == Reply::Simple(b"OK"),
             token: if let Reply::Int(token) = counted { token.try_into().ok() } else { None },
-            is_own: got == Reply::Bulk(owner.as_bytes()),
+            is_own: matches!(got, Reply::Bulk(got) if got.strip_prefix(owner.as_bytes()) == Some(solo.as_bytes())),
             is_failed: errors.clone().next().is_some(),
             is_refused: errors.clone().any(|error| error.starts_with(b"NOPERM ")),
             delete: asks.then(|| replies.value().as_ref().and_then(Delete::read)),

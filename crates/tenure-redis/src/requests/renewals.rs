@@ -1,5 +1,5 @@
-//! Batched renewals of mutexes, or of queue holds, by one script. Per lock this takes half the time of a
-//! separate script, on the server and on the client.
+//! Batched renewals of mutexes and queue holds by one script. Per lock this takes half the time of a separate
+//! script, on the server and on the client.
 //!
 //! The reply has the token of each renewed lock. For a lock that was not renewed, a separate request finds
 //! out why. If the server refuses the whole script, each lock gets a separate request, because the user may
@@ -9,7 +9,7 @@ use futures_util::future::{FutureExt, join_all};
 
 use crate::connection::pipeline::Pipeline;
 use crate::replies::{self, failure};
-use crate::requests::script::{RENEW, RENEW_QUEUE, Script, header};
+use crate::requests::script::{RENEW, solo};
 use crate::requests::{RequestContext, answered};
 use crate::resp::Value;
 use crate::resp::encode::Commands;
@@ -66,7 +66,7 @@ fn parts(ops: &[Op]) -> Vec<&[Op]> {
         let mut bytes = 0;
         let fits = |op: &&Op| {
             bytes += op.name.as_str().len() + op.owner.as_str().len();
-            bytes <= BYTES && lease_of(op) == lease_of(first) && is_of_queue(op) == is_of_queue(first)
+            bytes <= BYTES && lease_of(op) == lease_of(first)
         };
         let count = rest.iter().take(MOST).take_while(fits).count().max(1);
         let (part, others) = rest.split_at(count);
@@ -83,19 +83,14 @@ fn lease_of(op: &Op) -> u64 {
     }
 }
 
-fn is_of_queue(op: &Op) -> bool {
-    matches!(op.spec, LockSpec::Queue(_))
-}
-
 async fn ask_part(pipeline: &Pipeline, ops: &[Op], deadline: Moment) -> Result<Vec<Option<Answer>>, Failure> {
-    let script: &Script = if is_of_queue(&ops[0]) { &RENEW_QUEUE } else { &RENEW };
     // As for any request, the first after a reconnect sends its script in full.
     let in_full = pipeline.brings_script();
-    let mut value = pipeline.send(deadline, |out| write(out, script, in_full, ops))?.last().await?;
+    let mut value = pipeline.send(deadline, |out| write(out, in_full, ops))?.last().await?;
     if let Value::ServerError(error) = &value
         && failure::is_no_script(error)
     {
-        value = pipeline.send(deadline, |out| write(out, script, true, ops))?.last().boxed().await?;
+        value = pipeline.send(deadline, |out| write(out, true, ops))?.last().boxed().await?;
     }
     let answers = replies::read_renewals(&answered(pipeline, value)?, ops).map_err(|what| {
         // Replies can no longer be matched with requests.
@@ -111,18 +106,14 @@ async fn ask_part(pipeline: &Pipeline, ops: &[Op], deadline: Moment) -> Result<V
     })
 }
 
-fn write(out: &mut Commands, script: &Script, in_full: bool, ops: &[Op]) {
-    let each = if is_of_queue(&ops[0]) { 2 } else { 1 };
-    script.call(out, in_full, ops.len(), 2 + each * ops.len());
+fn write(out: &mut Commands, in_full: bool, ops: &[Op]) {
+    RENEW.call(out, in_full, ops.len(), 2 + 2 * ops.len());
     for op in ops {
         out.arg(op.name.as_str());
     }
     out.number(ops[0].request).number(lease_of(&ops[0]));
     for op in ops {
-        if let LockSpec::Queue(queue_spec) = op.spec {
-            out.arg(header(queue_spec, ""));
-        }
-        out.arg(op.owner.as_str());
+        out.arg(op.owner.as_str()).arg(solo(op.spec));
     }
 }
 
@@ -154,10 +145,9 @@ mod tests {
         assert_eq!(sizes(&huge), [1, 1]);
         let mixed = [30_000, 30_000, 2_000, 30_000].map(|ttl_ms| renewal("x", ttl_ms));
         assert_eq!(sizes(&mixed), [2, 1, 1]);
-        let mut kinds = [(); 4].map(|()| renewal("x", 30_000));
+        let mut kinds = [(); 2].map(|()| renewal("x", 30_000));
         kinds[1].spec = LockSpec::Queue(QueueSpec::FAIR);
-        kinds[2].spec = LockSpec::Queue(QueueSpec { capacity: 7, ..QueueSpec::FAIR });
-        assert_eq!(sizes(&kinds), [1, 2, 1]);
+        assert_eq!(sizes(&kinds), [2]);
         assert_eq!(sizes(&[]), [0; 0]);
     }
 }

@@ -5,7 +5,9 @@ use std::borrow::Cow;
 
 use crate::requests::{Keyspace, RequestContext, keys};
 use crate::resp::encode::Commands;
-use tenure_core::protocol::{Fence, Listening, Liveness, LockSpec, Op, QueueSpec, ReleaseScope, Verb, lease};
+use tenure_core::protocol::{
+    Fence, Listening, Liveness, LockSpec, Op, QueueSpec, ReleaseScope, Verb, lease, queue,
+};
 
 /// A script and its SHA-1.
 pub(crate) struct Script {
@@ -34,58 +36,51 @@ impl Script {
 
 pub(crate) static MUTEX: Script = Script {
     text: include_str!("../scripts/mutex.lua"),
-    sha: "47432cf6f0ed8c84ee65b30d75f44ba68594b0a5",
+    sha: "6c814edd70d86b2267df69231d25e960cc9b2664",
     guarded: Some(&GUARDED_MUTEX),
 };
 
 static GUARDED_MUTEX: Script = Script {
     text: concat!(include_str!("../scripts/grace.lua"), include_str!("../scripts/mutex.lua")),
-    sha: "7b21fb51214bdc74cb43a3cce436e877c733ab0c",
+    sha: "5254530f2f9a2fee7678396f030ab159eb872500",
     guarded: None,
 };
 
 pub(crate) static REENTRANT: Script = Script {
     text: include_str!("../scripts/reentrant.lua"),
-    sha: "e3e7237a3d3b742f8e5f6d98fb953d2aa6699c23",
+    sha: "0edeffd3675d33ebb20fad540fdf8523a29a20e6",
     guarded: Some(&GUARDED_REENTRANT),
 };
 
 static GUARDED_REENTRANT: Script = Script {
     text: concat!(include_str!("../scripts/grace.lua"), include_str!("../scripts/reentrant.lua")),
-    sha: "592a6d6f6d0ed7204d41e9780d774c3139a87745",
+    sha: "ceba160e32806f6ad29739350fe3423317d13381",
     guarded: None,
 };
 
 pub(crate) static QUEUE: Script = Script {
     text: include_str!("../scripts/queue.lua"),
-    sha: "685c9b7ecabef12e222f1aaf18ee6f350274a804",
+    sha: "a2a194958af930603388585d7d3fd37ce802e7c4",
     guarded: Some(&GUARDED_QUEUE),
 };
 
 static GUARDED_QUEUE: Script = Script {
     text: concat!(include_str!("../scripts/grace.lua"), include_str!("../scripts/queue.lua")),
-    sha: "88666e228ad90271f060cee09551036e1f5ee444",
+    sha: "51902b237d7c6b7e961ab2f0a53f3c3ce75bc899",
     guarded: None,
 };
 
-/// The release of a mutex by its holder.
+/// The release by a holder without waiters.
 pub(crate) static RELEASE: Script = Script {
     text: include_str!("../scripts/release.lua"),
-    sha: "ca2b85485f925c6ee3a29349d03fa985d98069a3",
+    sha: "e64c57651bbdd6be1b67cb3f452fdf7091763479",
     guarded: None,
 };
 
-/// Batched renewals of mutexes by their holders.
+/// Batched renewals of mutexes and holds in queues.
 pub(crate) static RENEW: Script = Script {
     text: include_str!("../scripts/renew.lua"),
-    sha: "d9436ef6e92ff4a4c50bd3a1df712dff30dde12b",
-    guarded: None,
-};
-
-/// Batched renewals of queue holds.
-pub(crate) static RENEW_QUEUE: Script = Script {
-    text: include_str!("../scripts/renew_queue.lua"),
-    sha: "38c19eec820008838a6717b8a2c2dda61ccfa732",
+    sha: "c1e630506568234e9b3b230fb594b700d5202f9e",
     guarded: None,
 };
 
@@ -199,9 +194,11 @@ impl<'a> ScriptRequest<'a> {
         self.owned(header(queue_spec, if op.verb == Verb::Resize { "=" } else { "" }))
             .number(queue_spec.capacity)
             .channel(op.spec, space);
+        if queue::draws_number(&op.verb) {
+            self.with_counter(space);
+        }
         match &op.verb {
             Verb::Acquire { ttl_ms, wait_ms, listens, .. } => {
-                self.with_counter(space);
                 self.number(*ttl_ms).number(queue_spec.weight).maybe(*wait_ms);
                 self.maybe(listens.map(Listening::get));
             }
@@ -294,6 +291,14 @@ pub(crate) fn header(queue_spec: QueueSpec, set: &str) -> String {
     format!("#1:{}:{set}{}", queue_spec.kind, queue_spec.capacity)
 }
 
+/// What follows the owner of a hold without waiters in its value, before its token.
+pub(crate) fn solo(spec: LockSpec) -> String {
+    match spec {
+        LockSpec::Queue(queue_spec) => format!("{}+{}", header(queue_spec, ""), queue_spec.weight),
+        LockSpec::Mutex | LockSpec::Reentrant => String::new(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use sha1::{Digest, Sha1};
@@ -303,9 +308,7 @@ mod tests {
     #[test]
     fn a_script_is_named_by_its_sha() {
         let guarded = [&MUTEX, &REENTRANT, &QUEUE].map(|script| script.guarded.expect("each has one"));
-        for script in
-            [&MUTEX, &REENTRANT, &QUEUE, &RELEASE, &RENEW, &RENEW_QUEUE, &RECORD].iter().chain(&guarded)
-        {
+        for script in [&MUTEX, &REENTRANT, &QUEUE, &RELEASE, &RENEW, &RECORD].iter().chain(&guarded) {
             let sha: String = Sha1::digest(script.text).iter().map(|byte| format!("{byte:02x}")).collect();
             assert_eq!(script.sha, sha);
         }

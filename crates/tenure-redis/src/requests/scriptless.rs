@@ -164,6 +164,8 @@ enum KeyContent {
     Nothing,
     /// A string, and its remaining TTL in milliseconds.
     Text(Vec<u8>, Option<u64>),
+    /// A queue with one holder, in a string: the answer to a request about a mutex.
+    Queue(Answer),
     Other,
 }
 
@@ -173,6 +175,7 @@ impl ScriptlessRequest<'_> {
             Verb::Acquire { ttl_ms, .. } => self.acquire(ttl_ms).await,
             Verb::Renew { ttl_ms, .. } => match self.content().await? {
                 KeyContent::Nothing => Ok(Answer::Free),
+                KeyContent::Queue(answer) => Ok(answer),
                 KeyContent::Text(value, left_ms) => self.extend(value, left_ms, ttl_ms).await,
                 KeyContent::Other => self.other_kind().await,
             },
@@ -185,6 +188,7 @@ impl ScriptlessRequest<'_> {
             }
             Verb::Refresh { .. } | Verb::Resize | Verb::Inspect => match self.content().await? {
                 KeyContent::Nothing => Ok(Answer::Free),
+                KeyContent::Queue(answer) => Ok(answer),
                 KeyContent::Text(value, left_ms) => Ok(found(value, left_ms)),
                 KeyContent::Other => self.other_kind().await,
             },
@@ -224,6 +228,7 @@ impl ScriptlessRequest<'_> {
         match self.text(&answered(self.pipeline, value)?, &answered(self.pipeline, left)?)? {
             // The owner's own hold is extended; anything else is busy.
             KeyContent::Text(value, left_ms) => self.extend(value, left_ms, ttl_ms).await,
+            KeyContent::Queue(answer) => Ok(answer),
             KeyContent::Nothing | KeyContent::Other => Err(changed()),
         }
     }
@@ -253,7 +258,12 @@ impl ScriptlessRequest<'_> {
             (Value::BulkString(value), left) => {
                 let left_ms = replies::left(left).ok_or_else(|| self.malformed())?;
                 let shown = &value[..value.len().min(SHOWN)];
-                Ok(KeyContent::Text(shown.to_vec(), left_ms))
+                Ok(match replies::solo(shown, left_ms) {
+                    Some(Found { kind, capacity, .. }) => {
+                        KeyContent::Queue(Answer::Mismatch { kind, capacity })
+                    }
+                    None => KeyContent::Text(shown.to_vec(), left_ms),
+                })
             }
             _ => Err(self.malformed()),
         }
@@ -309,6 +319,7 @@ impl ScriptlessRequest<'_> {
         loop {
             let (value, left_ms) = match self.content().await? {
                 KeyContent::Nothing => return Ok((Answer::Free, None)),
+                KeyContent::Queue(answer) => return Ok((answer, None)),
                 KeyContent::Other => return Ok((self.other_kind().await?, None)),
                 KeyContent::Text(value, left_ms) => (value, left_ms),
             };

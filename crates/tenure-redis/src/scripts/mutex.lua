@@ -30,6 +30,11 @@ local verb, owner, request = ARGV[1], ARGV[2], ARGV[3]
 -- held: the token of the requester's hold. theirs: the answer if the key has another value.
 local value, held, theirs = redis.pcall('GET', lock), nil, nil
 local is_text = type(value) == 'string'
+local other, capacity
+if is_text and #value <= 1024 and string.find(value, '#1:', 1, true) then
+  -- A queue with one holder.
+  other, capacity = string.match(value, '^[%w._%%:/-]*@[%w._-]*:%d+/%x+#1:([%a -]+):(%d+)%+%d+#?%d*$')
+end
 if type(value) == 'table' then
   if string.sub(value.err, 1, 9) ~= 'WRONGTYPE' then
     return value
@@ -37,7 +42,7 @@ if type(value) == 'table' then
   -- other_kind: mismatch for a lock of this library, busy for a foreign value. After a mismatch, a client
   -- that inspects or ends the lock retries by its kind. Clients wait only for what may_be_lock: a hash,
   -- as Redisson writes it, or the queue of a later version.
-  local type, other, capacity = redis.call('TYPE', lock).ok, nil, nil
+  local type = redis.call('TYPE', lock).ok
   local may_be_lock = type == 'hash'
   value = '(' .. type .. ')'
   if type == 'zset' then
@@ -52,12 +57,13 @@ if type(value) == 'table' then
       value = string.sub(field, 1, 1) ~= '#' and field or value
     end
   end
-  if other then
-    value, theirs = nil, { owner, request, 'mismatch', other, capacity }
-  elseif verb == 'acquire' and not may_be_lock then
+  if not other and verb == 'acquire' and not may_be_lock then
     theirs = { owner, request, 'nolock', type }
   end
-elseif value and string.sub(value, 1, #owner) == owner then
+end
+if other then
+  value, theirs = nil, { owner, request, 'mismatch', other, capacity }
+elseif is_text and string.sub(value, 1, #owner) == owner then
   if #value == #owner then
     held = '0'
   elseif string.sub(value, #owner + 1, #owner + 1) == '#' then

@@ -1,6 +1,9 @@
--- The queue machine: tickets in one sorted set, with a TTL. Twin of queue.rs: the same functions, but inlined
--- as sections, in the order in which a request passes through them, because defining a Lua function costs
--- the server as much as calling a command.
+-- The queue machine: one holder without waiters in a string, and otherwise tickets in one sorted set, both with a
+-- TTL. Twin of queue.rs: the same functions, but inlined as sections, in the order in which a request passes
+-- through them, because defining a Lua function costs the server as much as calling a command.
+--
+-- The string: OWNER#1:KIND:CAPACITY+WEIGHT#TOKEN. Plain commands write it without #TOKEN. It becomes a set when
+-- another client asks for the lock.
 --
 -- Members of the set, by score:
 --   <= 0     the negated score is the value of
@@ -17,7 +20,7 @@
 --
 -- Only inspect and a release of anyone read an amount that grows with the queue.
 --
--- KEYS   1 the lock   2 the token counter, for acquire
+-- KEYS   1 the lock   2 the token counter, for acquire, resize, and a renewal that detaches or changes the weight
 -- ARGV   acquire owner request header capacity channel publish ttl_ms weight wait_ms listens
 --        renew   owner request header capacity channel publish ttl_ms weight
 --                weight: '' leaves it unchanged. A ticket with more than half of a read-write lock may become
@@ -34,12 +37,13 @@
 --        listens: as for !OWNER; '' if the client does not listen, or PUBLISH does not count all subscribers
 -- Reply  { owner, request, answer, ... }. held, waiting, growing and released are one string, separated by
 --        spaces, because a list takes longer. The answers:
---        held token            waiting ticket retry_in_ms      busy holder left_ms        free        released        resized
+--        held token [new]      waiting ticket retry_in_ms      busy holder left_ms        free        released        resized
 --        growing token retry_in_ms
 --        places mark retry_in_ms ticket...                     mismatch kind [capacity]                          nolock type
 --        found kind capacity { holder, left_ms, weight ... } { waiter, left_ms, weight ... } unlisted
 --        Each may be followed by more, if the script reached a limit and the client has to retry at once, and
 --        by the error with which notifying a holder failed.
+--        new:         the token was drawn from the counter for this request
 --        ticket:      '' if it is gone
 --        retry_in_ms: -1 for all but the head of the queue
 --        left_ms:     -1 if there is no TTL
@@ -60,47 +64,68 @@ if now_us < 1e14 then
   return redis.error_reply('ERR the clock of this server is before March 1973, and a queue counts by it')
 end
 
--- release, fast path: the owner has the only ticket.
-local count, own = (verb == 'acquire' and capacity == 1 or ARGV[8] == 'mine') and redis.pcall('ZCARD', lock), nil
-if verb == 'release' and type(count) == 'number' and count < 6 then
-  own = call('ZMSCORE', lock, owner, ends, header)
-  if own[1] and own[3] then
-    -- Besides the header and #used there are two or three members, all of this owner.
+local top, value = redis.pcall('ZRANGE', lock, '0', '2', 'WITHSCORES'), nil
+if top.err and string.sub(top.err, 1, 9) == 'WRONGTYPE' then
+  value = redis.pcall('GET', lock)
+  if type(value) == 'table' and string.sub(value.err, 1, 9) ~= 'WRONGTYPE' then
+    return value
+  end
+end
+
+-- solo: a string with one holder. It is answered as it is, or becomes a set.
+if type(value) == 'string' and #value <= 1024 and string.find(value, '#1:', 1, true) then
+  local holder, its, weight, token = string.match(value, '^([%w._%%:/-]*@[%w._-]*:%d+/%x+)(#1:[%a -]+:%d+)%+(%d+)#?(%d*)$')
+  local kind, of = string.match(its or '', '^#1:(.+):(%d+)$')
+  local left_ms, mine, number = holder and call('PTTL', lock), holder == owner, token == '' and '0' or token
+  if holder and not looks and its ~= header and not (follows and kind == string.match(header, '^#1:(.+):')) then
+    return { owner, request, 'mismatch', kind, of }
+  elseif holder and (looks or mine and verb == 'release') then
+    local one = { holder .. '#' .. number, left_ms, tonumber(weight) }
+    local answer = looks and { owner, request, 'found', kind, of, one, {}, 0 } or { owner, request, 'released' }
+    if verb == 'release' then
+      call('DEL', lock)
+      -- By pcall, because the hold is over even if the user may not publish. The empty message makes the
+      -- holder's client check its holds at once.
+      local told = ARGV[8] ~= 'mine' and redis.pcall(ARGV[7], ARGV[6] .. ':' .. string.sub(holder, -20, -11), '')
+      answer[#answer + 1] = type(told) == 'table' and told.err or nil
+    end
+    return answer
+  elseif mine and verb == 'renew' and not counter or holder and verb == 'refresh' and (token == '' or ARGV[8] == '0') then
+    local answer, asks = { owner, request, 'places', number, -1 }, verb == 'renew'
+    for i = 10, asks and 0 or #ARGV do
+      asks = asks or ARGV[i] == holder
+      answer[#answer + 1] = ARGV[i] == holder and number or ''
+    end
+    -- extend: no request ever shortens a lease.
+    if asks and left_ms >= 0 and left_ms < tonumber(ARGV[8]) then
+      call('PEXPIRE', lock, ARGV[8])
+    end
+    return verb == 'refresh' and answer or owner .. ' ' .. request .. ' held ' .. number
+  elseif token == '' and counter then
+    -- number_bare: drawn now, and so above the token that plain commands have drawn.
+    local last = tonumber(call('GET', counter) or '0')
+    if not last or last > now_us + 31536000000000 then
+      return redis.error_reply('ERR the counter of tokens at ' .. counter .. ' is no number, or a year ahead of the clock; delete it')
+    end
+    token = string.format('%.0f', math.max(last + 1, now_us))
+    call('SET', counter, token)
+  end
+  if token == '' then
+    -- No request without the counter is about another ticket than the holder's.
+    top = {}
+  elseif holder then
+    -- By the clock after PTTL, so that its lease does not end before the TTL did.
+    local later = call('TIME')
+    local till = left_ms < 0 and 9e13 or later[1] * 1000 + math.floor(later[2] / 1000) + left_ms
     call('DEL', lock)
-    if tonumber(own[2]) < now then
-      return { owner, request, 'free' }
+    call('ZADD', lock, '-' .. token, its, '-' .. weight, '#used', token, holder, till, '!' .. holder)
+    if weight ~= '1' then
+      call('ZADD', lock, weight + 8e15, '+' .. holder)
     end
-    return owner .. ' ' .. request .. ' released'
+    call('PEXPIREAT', lock, till)
+    top = call('ZRANGE', lock, '0', '2', 'WITHSCORES')
   end
 end
-
--- acquire, fast path: with capacity 1, a holder and no expired tickets, the new ticket is appended and
--- nothing else changes.
-local micros = string.sub('00000' .. time[2], -6)
-if verb == 'acquire' and type(count) == 'number' and count > 3 and ARGV[10] ~= '' and ARGV[9] == '1' and call('ZRANGE', lock, '0', '0')[1] == header
-  -- 0 if a ticket holds, which puts #used at -1, and no deadline has passed.
-  and call('ZCOUNT', lock, '(-0.5', '(' .. time[1] .. string.sub(micros, 1, 3)) == 0
-  and not call('ZSCORE', lock, owner) then
-  local number, wait_ms = time[1] .. micros, tonumber(ARGV[10])
-  local last = call('SET', counter, number, 'GET')
-  if (tonumber(last or '0') or now_us) < now_us and call('ZCOUNT', lock, number, '(8e15') == 0 then
-    call('ZADD', lock, number, owner, now + wait_ms + (tonumber(ARGV[11]) or 0) / 4096, ends)
-    if call('PTTL', lock) < wait_ms then
-      call('PEXPIREAT', lock, now + wait_ms)
-    end
-    -- Without other waiters there were four members: header, #used and two of the holder.
-    local retry_in_ms = count > 4 and -1 or math.floor(call('ZRANGE', lock, '2', '2', 'WITHSCORES')[2]) - now + 1
-    return owner .. ' ' .. request .. ' waiting ' .. number .. ' ' .. retry_in_ms
-  end
-  -- The clock is not above the last token, or not above all tickets: undo, and leave it to assign.
-  if last then
-    call('SET', counter, last)
-  else
-    call('DEL', counter)
-  end
-end
-
-local top = count == 0 and {} or redis.pcall('ZRANGE', lock, '0', '2', 'WITHSCORES')
 
 -- mismatch: the key is not a queue of this kind and capacity. Inspection is always allowed, and an
 -- explicitly set capacity is adopted.
@@ -127,7 +152,7 @@ if top[1] ~= header and (top[1] or top.err) then
       top = {}
     end
   elseif type == 'string' then
-    holder = call('GETRANGE', lock, 0, 1023)
+    holder = string.sub(value, 1, 1024)
     local who, host, id, rest = string.match(holder, '^([%w._%%:/-]*)@([%w._-]*):%d+/([0-9a-f]+)(.*)$')
     if who and #who <= 833 and #host <= 64 and #id == 32 and (rest == '' or string.match(rest, '^#%d+$')) then
       holder = nil
@@ -158,7 +183,7 @@ if not is_new then
     number = call('ZSCORE', lock, owner)
     deadline = number and tonumber(call('ZSCORE', lock, ends))
   elseif not looks and verb ~= 'refresh' and verb ~= 'resize' then
-    own = own or call('ZMSCORE', lock, owner, ends)
+    local own = call('ZMSCORE', lock, owner, ends)
     number, deadline = own[1], tonumber(own[2])
   end
 end
@@ -338,9 +363,8 @@ elseif verb == 'release' and number then
   if tonumber(number) <= mark then
     used = used - (weight and weight - 8e15 or 1)
   end
-  answer[3] = 'released'
+  answer[3], thinned = 'released', true
   if ARGV[8] == 'named' then
-    thinned = true
     -- The empty message makes its client check its holds at once.
     local told = redis.pcall(ARGV[7], ARGV[6] .. ':' .. string.sub(owner, -20, -11), '')
     unheard = type(told) == 'table' and told.err or nil
@@ -466,7 +490,7 @@ if verb == 'acquire' and not number then
     -- assign: not below the clock, above the last token, and above all tickets, because the counter may
     -- have been lost. Written before the ticket: first the clock, which mostly is the number.
     local ticket = now_us
-    number = time[1] .. micros
+    number = time[1] .. string.sub('00000' .. time[2], -6)
     local before = call('SET', counter, number, 'GET')
     local last = tonumber(before or '0')
     if not last or last > now_us + 31536000000000 then
@@ -479,6 +503,11 @@ if verb == 'acquire' and not number then
       number = string.format('%.0f', ticket)
       call('SET', counter, number)
     end
+    if is_new then
+      -- solo
+      call('SET', lock, owner .. header .. '+' .. ARGV[9] .. '#' .. number, 'PX', ARGV[8])
+      return owner .. ' ' .. request .. ' held ' .. number .. ' new' .. (more and ' more' or '')
+    end
     due = now + (lets_in and lease_ms or wait_ms)
     if lets_in then
       mark, used = ticket, used + weight
@@ -486,8 +515,8 @@ if verb == 'acquire' and not number then
     if weight ~= 1 then
       call('ZADD', lock, weight + 8e15, '+' .. owner)
     end
-    if is_new or lets_in then
-      call('ZADD', lock, lets_in and '-' .. number or 0 - mark, header, 0 - used, '#used', number, owner, due + (lets_in and 0 or listens), ends)
+    if lets_in then
+      call('ZADD', lock, '-' .. number, header, 0 - used, '#used', number, owner, due, ends)
       mark_was, used_was = mark, used
     else
       call('ZADD', lock, number, owner, due + listens, ends)
@@ -532,7 +561,7 @@ end
 -- settle: removes an empty queue, unless its capacity was set explicitly, and makes the key expire with its
 -- last ticket.
 local is_over = is_new and not due
-if not is_over and thinned and not follows and call('ZCARD', lock) == 2 then
+if not is_over and thinned and used == 0 and not follows and call('ZCARD', lock) == 2 then
   call('DEL', lock)
   is_over = true
 end

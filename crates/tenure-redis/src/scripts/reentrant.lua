@@ -80,6 +80,10 @@ if not count or looks then
       local who, host, id, rest = string.match(holder, '^([%w._%%:/-]*)@([%w._-]*):%d+/([0-9a-f]+)(.*)$')
       if who and #who <= 833 and #host <= 64 and #id == 32 and (rest == '' or string.match(rest, '^#%d+$')) then
         holder = nil
+      elseif who and string.find(rest, '^#1:[%a -]+:%d+%+%d+#?%d*$') then
+        -- A queue with one holder.
+        kind, capacity = string.match(rest, '^#1:(.+):(%d+)')
+        holder = nil
       end
     end
     if holder and verb == 'acquire' and not may_be_lock then

@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tenure::internals::protocol::{
-    self, Answer, Data, ExpiringValue, Fence, Holding, Liveness, LockSpec, Notification, Now, Op,
+    self, Answer, Data, ExpiringValue, Fence, Holding, Liveness, LockSpec, Notification, Now, Op, QueueSpec,
     ReleaseScope, State, Verb,
+    queue::{Queue, Ticket},
 };
 use tenure::{LockName, Owner};
 
@@ -120,6 +121,18 @@ impl Server {
         found.holders.first().map(|holder| protocol::shown(&holder.value))
     }
 
+    /// The string at a key. The holder of a queue has one until another client asks for the lock.
+    fn text(&self, key: &str, now: TrueTime) -> Option<String> {
+        let lock = self.locks.get(key)?.lock.as_ref().filter(|lock| !lock.is_over(clock(now)))?;
+        match &lock.value {
+            Data::Text(value) => Some(value.clone()),
+            Data::Queue(queue) => queue.ticket(0).map(|ticket| {
+                format!("{}#1:{}:{}+{}", ticket.owner, queue.kind, queue.capacity, ticket.weight)
+            }),
+            Data::Hash(_) => None,
+        }
+    }
+
     /// Resets the token counter, as if it were lost.
     pub fn lose_counter(&mut self) {
         self.counter = 0;
@@ -215,8 +228,12 @@ impl Server {
                 if lock.is_some() {
                     return NULL.to_vec();
                 }
-                let expires_ms = Some(now.ms + ttl_ms.parse::<u64>().expect("a number"));
-                *lock = Some(ExpiringValue { value: Data::Text((*owner).to_owned()), expires_ms });
+                let expires_ms = now.ms + ttl_ms.parse::<u64>().expect("a number");
+                let value = match solo(owner) {
+                    (owner, LockSpec::Queue(queue_spec)) => Data::Queue(bare(owner, queue_spec, expires_ms)),
+                    (value, _) => Data::Text(value.to_owned()),
+                };
+                *lock = Some(ExpiringValue { value, expires_ms: Some(expires_ms) });
                 b"+OK\r\n".to_vec()
             }
             ["INCR", "tenure:fence"] => {
@@ -224,12 +241,13 @@ impl Server {
                 self.counter += 1;
                 format!(":{}\r\n", self.counter).into_bytes()
             }
-            ["GET", key] => match self.holder(key, now) {
+            ["GET", key] => match self.text(key, now) {
                 Some(value) => format!("${}\r\n{value}\r\n", value.len()).into_bytes(),
+                None if self.holder(key, now).is_some() => b"-WRONGTYPE Operation against a key\r\n".to_vec(),
                 None => NULL.to_vec(),
             },
             ["DELIFEQ", key, value] if self.has_delifeq => {
-                let is_it = self.holder(key, now).is_some_and(|holder| holder == *value);
+                let is_it = self.text(key, now).is_some_and(|text| text == *value);
                 if is_it {
                     self.locks.entry((*key).to_owned()).or_default().lock = None;
                 }
@@ -298,12 +316,15 @@ impl Server {
         if args[0].bytes().all(|byte| byte.is_ascii_digit()) {
             return self.renewals(keys, args, now);
         }
-        // The first argument of the short release is the owner.
+        // The first argument of the short release is the value.
         let is_short = args[0].contains('@');
         let (op, channel, held) = match is_short {
-            true => (release(keys[0], args[0], args[1]), None, self.holder(keys[0], now)),
+            true => (release(keys[0], args[0], args[1]), None, self.text(keys[0], now)),
             false => (op(keys, args), args.get(5), None),
         };
+        if is_short && held.is_none() {
+            return NULL.to_vec();
+        }
         let state = self.locks.entry(keys[0].to_owned()).or_default();
         let counter = self.counter;
         let (answer, wake) = protocol::apply(state, &mut self.counter, clock(now), &op);
@@ -314,7 +335,7 @@ impl Server {
             assert_eq!(same, Ok(()), "the script and its twin");
         }
         if let Some(lock) = &state.lock {
-            assert!(lock.expires_ms.is_some() && matches!(lock.value, Data::Text(_)), "a key without a TTL");
+            assert!(lock.expires_ms.is_some() && !matches!(lock.value, Data::Hash(_)), "a key without a TTL");
         }
         if let (Some(Notification::Free { by }), Some(channel)) = (wake, channel) {
             said.publish(channel, &by.map_or(String::new(), |owner| owner.to_string()));
@@ -334,11 +355,12 @@ impl Server {
 
 impl Server {
     fn renewals(&mut self, keys: &[&str], args: &[&str], now: TrueTime) -> Vec<u8> {
-        let [request, ttl_ms, owners @ ..] = args else { panic!("no renewals: {args:?}") };
-        assert_eq!(keys.len(), owners.len(), "an owner for each lock");
-        let mut line = format!("{} {request}", owners[0]);
-        for (key, owner) in keys.iter().zip(owners) {
-            let op = op(&[key], &["renew", owner, request, ttl_ms]);
+        let [request, ttl_ms, values @ ..] = args else { panic!("no renewals: {args:?}") };
+        let (values, []) = values.as_chunks::<2>() else { panic!("no renewals: {args:?}") };
+        assert_eq!(keys.len(), values.len(), "an owner for each lock");
+        let mut line = format!("{} {request}", values[0][0]);
+        for (key, [owner, rest]) in keys.iter().zip(values) {
+            let op = Op { spec: spec(rest), ..op(&[key], &["renew", owner, request, ttl_ms]) };
             let state = self.locks.entry((*key).to_owned()).or_default();
             let (answer, _) = protocol::apply(state, &mut self.counter, clock(now), &op);
             if let Some(scripts) = &self.scripts {
@@ -376,11 +398,35 @@ fn command(bytes: &[u8]) -> Option<(Vec<String>, usize)> {
     Some((words, at))
 }
 
+/// The owner in the value of a hold by plain commands, and its lock.
+fn solo(value: &str) -> (&str, LockSpec) {
+    let (owner, rest) = value.split_at(value.find('#').unwrap_or(value.len()));
+    (owner, spec(rest))
+}
+
+/// The kind of lock from what follows an owner in its value: of a queue `#1:KIND:CAPACITY+WEIGHT`.
+fn spec(rest: &str) -> LockSpec {
+    let Some((kind, rest)) = rest.strip_prefix("#1:").and_then(|rest| rest.split_once(':')) else {
+        return LockSpec::Mutex;
+    };
+    let (capacity, weight) = rest.split_once('+').unwrap_or((rest, "1"));
+    let [capacity, weight] = [capacity, weight].map(|number| number.parse().expect("a number"));
+    LockSpec::Queue(QueueSpec { kind: kind.parse().expect("a kind"), capacity, weight })
+}
+
+fn bare(owner: &str, queue_spec: QueueSpec, deadline_ms: u64) -> Queue {
+    let QueueSpec { kind, capacity, weight } = queue_spec;
+    let (mut queue, owner) = (Queue::new(kind, capacity), owner.parse().expect("an owner"));
+    queue.insert(0, Ticket { owner, weight, deadline_ms, listens: None });
+    queue
+}
+
 /// The request behind the short release.
-fn release(name: &str, owner: &str, request: &str) -> Op {
+fn release(name: &str, value: &str, request: &str) -> Op {
+    let (owner, spec) = solo(value);
     Op {
         name: LockName::new(name).expect("a name"),
-        spec: LockSpec::Mutex,
+        spec,
         owner: owner.parse().expect("an owner"),
         request: request.parse().expect("a number"),
         verb: Verb::Release { hold: 0, fence: Fence::Assign, whose: ReleaseScope::Own },
@@ -394,6 +440,9 @@ fn op(keys: &[&str], args: &[&str]) -> Op {
         "" => Fence::Assign,
         _ => Fence::Ballot(number(at)),
     };
+    if args.get(3).is_some_and(|header| header.starts_with("#1:")) {
+        return of_queue(keys, args);
+    }
     let verb = match args[0] {
         "acquire" => Verb::Acquire {
             ttl_ms: number(3),
@@ -426,6 +475,27 @@ fn op(keys: &[&str], args: &[&str]) -> Op {
     }
 }
 
+fn of_queue(keys: &[&str], args: &[&str]) -> Op {
+    let number = |at: usize| args[at].parse::<u64>().expect("a number");
+    let (hold, fence, bind) = (0, Fence::Assign, Liveness::Process);
+    let (weight, verb) = match args[0] {
+        "acquire" => {
+            let wait_ms = (!args[9].is_empty()).then(|| number(9));
+            (args[8], Verb::Acquire { ttl_ms: number(7), hold, fence, wait_ms, listens: None, bind })
+        }
+        "renew" => ("1", Verb::Renew { ttl_ms: number(7), hold, bind: None, weight: None }),
+        "release" => ("1", Verb::Release { hold, fence, whose: ReleaseScope::Own }),
+        other => panic!("no verb: {other}"),
+    };
+    Op {
+        name: LockName::new(keys[0]).expect("a name"),
+        spec: spec(&format!("{}+{weight}", args[3])),
+        owner: args[1].parse().expect("an owner"),
+        request: number(2),
+        verb,
+    }
+}
+
 fn reply(op: &Op, answer: &Answer, is_new: bool) -> Vec<u8> {
     let bulk = |text: &str| format!("${}\r\n{text}\r\n", text.len());
     let left = |left_ms: Option<u64>| format!(":{}\r\n", left_ms.map_or(-1, |left_ms| left_ms as i64));
@@ -434,8 +504,16 @@ fn reply(op: &Op, answer: &Answer, is_new: bool) -> Vec<u8> {
         Answer::Held { fence } if is_new => return line(&format!("held {fence} new")),
         Answer::Held { fence } => return line(&format!("held {fence}")),
         Answer::Released { .. } => return line("released"),
+        Answer::Waiting { ticket, retry_in_ms } => {
+            let retry_in_ms = retry_in_ms.map_or("-1".to_owned(), |retry_in_ms| retry_in_ms.to_string());
+            return line(&format!("waiting {ticket} {retry_in_ms}"));
+        }
         Answer::Busy { holder, left_ms } => vec![bulk("busy"), bulk(holder), left(*left_ms)],
         Answer::Free => vec![bulk("free")],
+        Answer::Mismatch { kind, capacity } => {
+            let capacity = capacity.map(|capacity| bulk(&capacity.to_string()));
+            [bulk("mismatch"), bulk(kind.as_str())].into_iter().chain(capacity).collect()
+        }
         Answer::Found(found) => {
             let holder = &found.holders[0];
             vec![bulk("found"), bulk("mutex"), bulk(&protocol::shown(&holder.value)), left(holder.left_ms)]

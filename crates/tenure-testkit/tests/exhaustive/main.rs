@@ -7,6 +7,7 @@
 mod ballots;
 mod machines;
 mod schedules;
+mod solo;
 
 /// Whether to explore more than the test suite has time for.
 fn is_large() -> bool {

@@ -51,7 +51,8 @@ struct Served {
 impl Served {
     fn new() -> Self {
         let server = Server::with_clock();
-        let store = Redis::open(&server.url(), Driver::start().expect("a thread")).expect("a store");
+        let store =
+            Redis::open(&server.url(), Driver::start().expect("a thread")).expect("a store").scripts_only();
         let mut listener = server.client().expect("a connection");
         listener.command(&["PSUBSCRIBE", "tenure:wake:0:{x}:*"]).expect("a subscription");
         Self { server, store, listener, now: None }

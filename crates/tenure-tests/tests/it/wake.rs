@@ -33,6 +33,9 @@ fn waiters(locks: &Locks) -> usize {
 pub(crate) fn listening(server: &Server, lock: &str) -> BTreeSet<String> {
     let places =
         server.command(&["ZRANGE", lock, "10000000000", "(100000000000000", "BYSCORE", "WITHSCORES"]);
+    if places.error_code() == Some("WRONGTYPE") {
+        return BTreeSet::new(); // nobody waits yet
+    }
     let places = places.items().chunks_exact(2).map(|place| (place[0].text(), place[1].text()));
     // The mark is in the last digits.
     let listens = |end: &str| end.parse::<f64>().expect("a number").fract() != 0.0;

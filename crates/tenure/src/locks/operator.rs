@@ -176,8 +176,9 @@ impl Locks {
     /// Ends the hold with this token and no other, in case another client has acquired the lock meanwhile.
     /// Returns the holder, or the current state of the lock if no hold has this token.
     ///
-    /// A Redis server does not store the token of a mutex that a busy client acquired within a second of
-    /// another.
+    /// A Redis server does not store the token of a lock that a busy client acquired within a second of another,
+    /// except of a reentrant mutex. Once another client asks for a lock with a queue, the server has a later
+    /// number for such a hold.
     ///
     /// # Cancel safety
     /// The request may still be carried out.

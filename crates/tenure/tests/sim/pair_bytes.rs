@@ -1,11 +1,11 @@
-//! Mutexes by plain commands, byte by byte: two clients on a network that splits, delays and cuts, and a
+//! Mutexes and fair mutexes by plain commands, byte by byte: two clients on a network that splits, delays and cuts, and a
 //! server that loses its token counter.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tenure::internals::Runtime;
-use tenure::internals::protocol::{Answer, Fence, Liveness, LockSpec, Op, ReleaseScope, Verb};
+use tenure::internals::protocol::{Answer, Fence, Liveness, LockSpec, Op, QueueSpec, ReleaseScope, Verb};
 use tenure::internals::store::StoreExt;
 use tenure::internals::store::redis::{Redis, Target};
 use tenure::{LockName, Owner};
@@ -20,6 +20,7 @@ const WITHIN: Duration = Duration::from_millis(300);
 const TURNS: u32 = 40;
 
 struct Client {
+    spec: LockSpec,
     store: Redis,
     sim: Sim,
     process: Arc<Process>,
@@ -29,7 +30,7 @@ struct Client {
 impl Client {
     async fn ask(&self, owner: &Owner, request: u64, verb: Verb) -> Option<Answer> {
         let name = LockName::new("x").expect("a name");
-        let op = Op { name, spec: LockSpec::Mutex, owner: owner.clone(), request, verb };
+        let op = Op { name, spec: self.spec, owner: owner.clone(), request, verb };
         self.store.request(op, WITHIN).await.ok()
     }
 
@@ -76,7 +77,9 @@ fn play(seed: u64) -> (Vec<Grant>, bool) {
         let runtime = Arc::clone(&process) as Arc<dyn Runtime>;
         let store = Redis::over(target, Arc::new(network.clone()), runtime);
         let (sim, grants) = (sim.clone(), Arc::clone(&grants));
-        let client = Client { store, sim, process: Arc::clone(&process), grants };
+        // Independent of whether the server has DELIFEQ.
+        let spec = if seed % 4 < 2 { LockSpec::Mutex } else { LockSpec::Queue(QueueSpec::FAIR) };
+        let client = Client { spec, store, sim, process: Arc::clone(&process), grants };
         process.spawn(Box::pin(client.live()));
     }
     for connection in 0..6 {

@@ -44,6 +44,25 @@ async fn acquired(locks: &Locks, kind: &str, name: &str) -> tenure::Result<Guard
     }
 }
 
+#[test]
+fn an_uncontended_pair_on_a_cluster_costs_what_it_costs_on_a_server() {
+    let cluster = Cluster::without_replicas();
+    let (name, locks) = (cluster.key_at(1, "x"), locks(&cluster.url(), ms(30_000)));
+    for (kind, messages) in [("mutex", 10), ("fair", 0)] {
+        let pair = || block_on(acquire(&locks, kind, &name).expect("free").release()).expect("a release");
+        // The first grant from a slot's counter uses a script.
+        (0..2).for_each(|_| pair());
+        let node = &cluster.nodes()[1];
+        node.command(&["CONFIG", "RESETSTAT"]);
+        (0..10).for_each(|_| pair());
+        let calls = node.info_commandstats();
+        let calls = |name: &str| calls.get(name).copied().unwrap_or(0);
+        // Only the machines' scripts ask for the time.
+        assert_eq!([calls("set"), calls("incr"), calls("time")], [10, 10, 0], "{kind}");
+        assert_eq!(calls("publish") + calls("spublish"), messages, "{kind}");
+    }
+}
+
 /// Several clients that keep handing over one lock of each kind. The first sends its requests from a tokio
 /// runtime.
 struct Crowd {

@@ -76,7 +76,7 @@ fn hand_over_while_it_moves(cluster: &Cluster, name: &str) -> tenure::Result<()>
 fn the_rights_that_a_cluster_asks_for_are_enough_and_each_is_needed() {
     let cluster = Cluster::without_replicas();
     let name = cluster.key_at(0, "app:");
-    let all = rights(&["always", "mutex", "wake", "old", "quorum", "cluster"]);
+    let all = rights(&["always", "fast", "mutex", "wake", "old", "quorum", "cluster"]);
     allow(&cluster, &all);
     hand_over_while_it_moves(&cluster, &name).expect("with all rights");
     assert_eq!(denied(&cluster), Vec::<String>::new());

@@ -22,6 +22,8 @@ use crate::common::ms;
 
 const MUTEX: &str = include_str!("../../../../tenure-redis/src/scripts/mutex.lua");
 const REENTRANT: &str = include_str!("../../../../tenure-redis/src/scripts/reentrant.lua");
+const RELEASE: &str = include_str!("../../../../tenure-redis/src/scripts/release.lua");
+const RENEW: &str = include_str!("../../../../tenure-redis/src/scripts/renew.lua");
 const QUEUE: &str = include_str!("../../../../tenure-redis/src/scripts/queue.lua");
 
 fn locks(server: &Server) -> Locks {
@@ -326,6 +328,57 @@ fn another_client_takes_its_turn_in_our_queue() {
         assert_eq!(listener.hear(), next.fence().to_string());
         assert_eq!(plain.ask(FAIR, "release", mine).word, "free");
     });
+}
+
+#[test]
+fn a_hold_by_plain_commands_becomes_a_ticket_when_ours_waits() {
+    let server = Server::start();
+    let (locks, mut plain) = (locks(&server), Plain::new(&server, 'a'));
+    let fair = locks.fair_mutex("x").expect("a name");
+    let (value, rest) = page::value_of_queue(&plain.owner, FAIR.kind, "1");
+    // Raises the counter.
+    let take = [("ttl", "30000"), ("weight", "1"), ("wait", "")];
+    let (first, mine) = (plain.ask(FAIR, "acquire", &take), [("whose", "mine")]);
+    assert_eq!(plain.command(&["GET", "x"]).text(), format!("{value}#{}", first.part("token")));
+    assert_eq!(plain.ask(FAIR, "release", &mine).word, "released");
+    let acquire = |plain: &mut Plain| {
+        let filled = |word: &&'static str| match *word {
+            "lock" => "x",
+            "value" => &value,
+            "counter" => page::counter(),
+            "ttl" => "30000",
+            word => word,
+        };
+        let replies = page::plain_acquisition().map(|command| {
+            let command: Vec<&str> = command.iter().map(filled).collect();
+            plain.command(&command)
+        });
+        assert!(replies[0] == "OK" && replies[2].text() == value, "{replies:?}");
+        replies[1].int() as u64
+    };
+    let owner = plain.owner.clone();
+    let renew = ["EVAL", RENEW, "1", "x", "7", "40000", &owner, &rest];
+    let release = ["EVAL", RELEASE, "1", "x", &value, "7"];
+    let token = acquire(&mut plain);
+    assert!(token > first.part("token").parse().expect("a number"));
+    assert_eq!(plain.command(&renew).text(), format!("{owner} 7 0"));
+    assert!(block_on(fair.try_lock()).expect("an answer").is_none());
+    let status = block_on(locks.inspect("x")).expect("an answer").expect("a holder");
+    let ticket = status.holders[0].fence;
+    assert!(ticket > token && status.holders[0].remaining.is_some_and(|left| left > ms(35_000)));
+    assert_eq!(plain.command(&renew).text(), format!("{owner} 7 {ticket}"));
+    let guard = std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| block_on(fair.lock()).expect("a grant"));
+        eventually(|| server.command(&["ZCARD", "x"]).int() == 2 + 2 * 2);
+        assert_eq!(plain.command(&release), Value::Nil);
+        assert_eq!(plain.ask(FAIR, "release", &mine).word, "released");
+        waiter.join().expect("no panic")
+    });
+    assert!(guard.fence() > ticket);
+    block_on(guard.release()).expect("a release");
+    acquire(&mut plain);
+    assert_eq!(plain.command(&release).text(), value);
+    assert!(!server.has("x"));
 }
 
 #[test]

@@ -102,7 +102,7 @@ pub(crate) fn counter() -> &'static str {
 
 /// The suffix of a token drawn for the request.
 pub(crate) fn counted() -> &'static str {
-    quoted_after("Behind the token of a mutex stands")
+    quoted_after("Behind the token stands")
 }
 
 /// The channel that announces the end of holds.
@@ -166,6 +166,20 @@ fn part(text: &'static str) -> Part {
     let (repeats, is_literal) = (text.ends_with('…'), text.starts_with('`'));
     let name = text.trim_end_matches(" *int*").trim_matches(['…', '`']);
     Part { name, is_int, repeats, is_literal }
+}
+
+/// The three indented commands that acquire a lock.
+pub(crate) fn plain_acquisition() -> [Vec<&'static str>; 3] {
+    let first = PAGE.lines().position(|line| line.starts_with("    SET lock value ")).expect("the commands");
+    let mut commands = PAGE.lines().skip(first).map(|line| line.split_whitespace().collect());
+    [(); 3].map(|()| commands.next().expect("three commands"))
+}
+
+/// The value of a hold in a queue without waiters, and what follows its owner.
+pub(crate) fn value_of_queue(owner: &str, kind: &str, weight: &str) -> (String, String) {
+    let rest = quoted_after("is the owner, followed in a queue by");
+    let rest = rest.replace("KIND", kind).replace("CAPACITY", &header(kind, "").1).replace("WEIGHT", weight);
+    (format!("{owner}{rest}"), rest)
 }
 
 /// The indented command that closes a connection.

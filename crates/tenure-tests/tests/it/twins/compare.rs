@@ -86,6 +86,12 @@ impl Bench {
                     let all = self.eye.command(&["HGETALL", key]).expect("a reply");
                     assert_eq!(pairs(&all).into_iter().collect::<BTreeMap<_, _>>(), *hash, "{key}");
                 }
+                Data::Queue(queue) if kind == "string" => {
+                    let value = self.eye.command(&["GET", key]).expect("a reply");
+                    assert_eq!(value.text(), solo(queue), "{key}");
+                    let what = if queue.ticket(0).is_some() { "Bare" } else { "Solo" };
+                    self.seen.insert(what.to_owned());
+                }
                 Data::Queue(queue) => {
                     if queue.owners() == 0 {
                         self.seen.insert("Set and free".to_owned());
@@ -122,6 +128,15 @@ fn compare_queue(all: &[(String, String)], queue: &Queue) {
     let shortest = |score: &String| score.parse::<f64>().expect("a score").to_string();
     let found: BTreeMap<_, _> = all.iter().map(|(member, score)| (member.clone(), shortest(score))).collect();
     assert_eq!(found, expected);
+}
+
+/// The string of a queue with one holder and nobody else.
+fn solo(queue: &Queue) -> String {
+    let tickets: Vec<_> = queue.tickets().collect();
+    let [(number, ticket)] = tickets[..] else { panic!("not one ticket: {queue:?}") };
+    assert!(number == queue.mark && !queue.is_set, "{queue:?}");
+    let token = if number == 0 { String::new() } else { format!("#{number}") };
+    format!("{}#1:{}:{}+{}{token}", ticket.owner, queue.kind, queue.capacity, ticket.weight)
 }
 
 fn negative(number: u64) -> String {

@@ -105,6 +105,45 @@ impl Bench {
         }
     }
 
+    /// A hold in a queue that another client acquires by plain commands.
+    pub(super) fn acquire_plainly(&mut self) {
+        let key = self.below(KEYS.len() as u64) as usize;
+        let (LockSpec::Queue(queue_spec), Subject::Queue) = (self.spec(key), self.subject) else { return };
+        if self.below(3) > 0 || queue_spec.weight > queue_spec.capacity {
+            return;
+        }
+        let (now, ttl_ms) = (self.now(), 1 + self.below(4_000));
+        let owner = self.below(self.owners.len() as u64) as usize;
+        let owner = self.owners[owner].clone();
+        let QueueSpec { kind, capacity, weight } = queue_spec;
+        let value = format!("{owner}#1:{kind}:{capacity}+{weight}");
+        let set = ["SET", KEYS[key], &value, "NX", "PX", &ttl_ms.to_string()];
+        let is_set = self.eye.command(&set).expect("a reply") == "OK";
+        self.eye.command(&["INCR", "tenure:fence"]).expect("a reply");
+        self.counter += 1;
+        let lock = &mut self.states[key].lock;
+        lock.take_if(|lock| lock.is_over(now));
+        assert_eq!(is_set, lock.is_none(), "{lock:?}");
+        if is_set {
+            let deadline_ms = now.ms + ttl_ms;
+            let mut queue = Queue::new(kind, capacity);
+            queue.insert(0, Ticket { owner, weight, deadline_ms, listens: None });
+            *lock = Some(ExpiringValue { value: Data::Queue(queue), expires_ms: Some(deadline_ms) });
+        }
+    }
+
+    /// The holder of a queue without anybody else.
+    pub(super) fn only_holder(&self, key: usize) -> Option<(usize, LockSpec)> {
+        let Some(ExpiringValue { value: Data::Queue(queue), .. }) = &self.states[key].lock else {
+            return None;
+        };
+        let (number, ticket) = queue.tickets().next()?;
+        let is_alone = queue.owners() == 1 && number <= queue.mark && ticket.deadline_ms >= self.now().ms;
+        let owner = self.owners.iter().position(|owner| *owner == ticket.owner)?;
+        let (kind, capacity, weight) = (queue.kind, queue.capacity, ticket.weight);
+        is_alone.then_some((owner, LockSpec::Queue(QueueSpec { kind, capacity, weight })))
+    }
+
     fn plant(&mut self, key: usize, value: &str, entry: Option<ExpiringValue<Data>>, ttl_ms: Option<u64>) {
         let mut command = vec!["SET".to_owned(), KEYS[key].to_owned(), value.to_owned()];
         command.extend(ttl_ms.into_iter().flat_map(|ttl_ms| ["PX".to_owned(), ttl_ms.to_string()]));
