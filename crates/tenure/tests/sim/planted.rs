@@ -403,9 +403,11 @@ fn a_process_alone_leaves_few_turns_to_others() {
 }
 
 /// Bugs with a test of their own, and its file.
-const ELSEWHERE: [(Bug, &str); 11] = [
+const ELSEWHERE: [(Bug, &str); 13] = [
     (Bug::TxnMemoryAnswers, "tenure-core/src/txn.rs"),
     (Bug::PlaceKeptUnheard, "tenure-core/src/protocol/queue.rs"),
+    (Bug::NumberBelowToken, "tenure-testkit/tests/exhaustive/solo.rs"),
+    (Bug::LeaseOfBareForgotten, "tenure-testkit/tests/exhaustive/solo.rs"),
     (Bug::CasGoneRevived, "tenure-core/src/cas/leases.rs"),
     (Bug::CasNewOwnerUntold, "tenure-core/src/cas/watch.rs"),
     (Bug::GivenUpForgotten, "tenure/tests/sim/callers.rs"),
