@@ -101,19 +101,22 @@ if type(value) == 'string' and #value <= 1024 and string.find(value, '#1:', 1, t
       call('PEXPIRE', lock, ARGV[8])
     end
     return verb == 'refresh' and answer or owner .. ' ' .. request .. ' held ' .. number
-  elseif token == '' and counter then
-    -- number_bare: drawn now, and so above the token that plain commands have drawn.
-    local last = tonumber(call('GET', counter) or '0')
-    if not last or last > now_us + 31536000000000 then
-      return redis.error_reply('ERR the counter of tokens at ' .. counter .. ' is no number, or a year ahead of the clock; delete it')
+  elseif holder and (counter or token ~= '') then
+    -- A cluster that moves the slot takes keys there only on the next node, also in this script: what is no
+    -- longer there could not be written again.
+    local elsewhere = redis.pcall('PTTL', (counter or ARGV[6]) .. ':')
+    if type(elsewhere) == 'table' and string.find(elsewhere.err, 'non local key', 1, true) then
+      return redis.error_reply('TRYAGAIN the slot of this lock is being moved')
     end
-    token = string.format('%.0f', math.max(last + 1, now_us))
-    call('SET', counter, token)
-  end
-  if token == '' then
-    -- No request without the counter is about another ticket than the holder's.
-    top = {}
-  elseif holder then
+    if token == '' then
+      -- number_bare: drawn now, and so above the token that plain commands have drawn.
+      local last = tonumber(call('GET', counter) or '0')
+      if not last or last > now_us + 31536000000000 then
+        return redis.error_reply('ERR the counter of tokens at ' .. counter .. ' is no number, or a year ahead of the clock; delete it')
+      end
+      token = string.format('%.0f', math.max(last + 1, now_us))
+      call('SET', counter, token)
+    end
     -- By the clock after PTTL, so that its lease does not end before the TTL did.
     local later = call('TIME')
     local till = left_ms < 0 and 9e13 or later[1] * 1000 + math.floor(later[2] / 1000) + left_ms
@@ -124,6 +127,9 @@ if type(value) == 'string' and #value <= 1024 and string.find(value, '#1:', 1, t
     end
     call('PEXPIREAT', lock, till)
     top = call('ZRANGE', lock, '0', '2', 'WITHSCORES')
+  elseif holder then
+    -- No request without the counter is about another ticket than the holder's.
+    top = {}
   end
 end
 
