@@ -65,7 +65,7 @@ impl Supervisor {
         self.wait_for_line(deadline, true).boxed().await
     }
 
-    pub(crate) fn connects(&self) -> u64 {
+    fn connects(&self) -> u64 {
         self.connects.load(Ordering::Acquire)
     }
 

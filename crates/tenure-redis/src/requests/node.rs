@@ -66,7 +66,7 @@ impl Node {
             Supervisor::reporting(Arc::clone(&connector), signals),
             ExclusiveConnection::new(Arc::clone(&connector), Arc::clone(&url)),
         );
-        let ack_channel = AckChannel::new(Arc::clone(&connector), Arc::clone(&link));
+        let ack_channel = AckChannel::new(Arc::clone(&runtime), Arc::clone(&link));
         let lines = Lines::new(Arc::clone(&connector), Arc::clone(&link));
         Self {
             runtime,
@@ -130,7 +130,6 @@ impl Node {
             Err(what) => {
                 // Replies can no longer be matched with requests.
                 pipeline.hang_up();
-                self.ack_channel.hang_up();
                 event!(
                     WARN,
                     target: "tenure",
@@ -169,19 +168,11 @@ impl Node {
     }
 
     async fn by_script(&self, routed: &RoutedRequest<'_>) -> Result<Reading, Failure> {
-        let RoutedRequest { op, deadline, .. } = *routed;
         if ack_channel::is_for(routed) {
             let value = self.ack_channel.ask(routed).boxed().await?;
-            return Ok(replies::read(&value, op));
+            return Ok(replies::read(&value, routed.op));
         }
-        let in_flight = self.ack_channel.admit(&op.name, deadline).await?;
-        let reading = run(routed).await;
-        if let (Some(in_flight), Ok(_) | Err(Failure::NotSent(_) | Failure::Refused(_))) =
-            (in_flight, &reading)
-        {
-            in_flight.answered();
-        }
-        reading
+        run(routed).await
     }
 
     /// One page of the server's locks.
