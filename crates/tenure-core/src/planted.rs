@@ -203,7 +203,7 @@ bugs! {
     /// A waiter is passed although its client has a new session since its old one was found ended.
     RowsSessionReplaced,
     /// A place that is kept for long because its client has a session keeps that lease when it is granted.
-    RowsGrantedForLong,
+    PlaceGrantedForLong,
     /// Requests of a batch whose reply was lost count as not carried out.
     RowsBatchLossRefused,
     /// A write that grants a lock need not reach the disk.
@@ -215,7 +215,7 @@ bugs! {
     /// The first waiter is not told that it is that now.
     RowsFirstUntold,
     /// A place that was kept for long is kept so although its client has no session any more.
-    RowsPlaceKeptUnheard,
+    PlaceKeptUntold,
     /// A waiter takes the time for which its place is kept for the lease of a grant.
     KeptPlaceBelieved,
     /// A waiter whose messages have ended refreshes a place that is kept for long as if they went on.

@@ -2,19 +2,15 @@
 
 use super::bindings::Bindings;
 use super::directory::Inside;
-use super::holders::{HolderFiles, MyPlace};
-use super::line::Standing;
+use super::holders::HolderFiles;
 use super::lock::{Lock, store};
 use super::look::{ahead_of_mine, front};
 use super::names::{HolderId, RecordId};
 use super::record::FileRecord;
-use super::run::{DEAD, Ran, RequestRun};
-use super::seen::{Living, asked, further_back, keep, seen};
+use super::run::RunningLock;
 use super::waits;
 use tenure_core::owner::Owner;
-use tenure_core::protocol::{
-    Answer, Data, ExpiringValue, Liveness, LockSpec, Notification, Now, Op, ReleaseScope, State, Verb,
-};
+use tenure_core::protocol::{Answer, Liveness, LockSpec, Notification, Now, Op, ReleaseScope, Verb};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::Failure;
 
@@ -50,7 +46,7 @@ impl Applied {
 }
 
 /// Runs one request against its record. Either all of its changes are written or none, except for a used-up
-/// token, refreshed places and one abandoned place.
+/// token.
 pub(super) fn apply(
     inside: &mut Inside<'_>,
     holders: &mut HolderFiles,
@@ -59,53 +55,45 @@ pub(super) fn apply(
     op: &Op,
 ) -> Result<Applied, Failure> {
     let id = RecordId::of(&op.name);
-    let mut before = Lock::load(inside, id)?;
+    let before = Lock::load(inside, id)?;
     if let Some(lock) = before.as_ref().filter(|lock| lock.record.name != op.name) {
         return Err(inside.misplaced(id, &lock.record));
     }
-    let mut request = RequestFiles { inside, holders, now, runtime, op, id };
-    let mut budget = DEAD;
-    let Living { lock, mut bindings, span, later } = request.read(before.as_mut(), &mut budget)?;
+    let mut request = RequestFiles { inside, holders, runtime, op, id };
+    let mut running = RunningLock::default();
+    let mut before_front = [None; 2];
+    let before = match before {
+        Some(Lock { record, text }) => {
+            before_front = front(&record.lock.value);
+            running = RunningLock::of(record, request.inside, request.holders, op)?;
+            Some(text)
+        }
+        None => None,
+    };
     let releases = matches!(op.verb, Verb::Release { .. });
-    let bound: Vec<_> = bindings.iter().filter(|_| releases).collect();
+    let bound: Vec<_> = running.bindings.iter().filter(|_| releases).collect();
     let mut counter = request.inside.fence();
-    let mut state = State { lock, ballot: None };
-    let mut run = RequestRun {
-        inside: request.inside,
-        holders: request.holders,
-        id,
-        now,
-        state: &mut state,
-        bindings: &mut bindings,
-        counter: &mut counter,
-    };
-    let line = before.as_mut().filter(|_| span.count > 0 || !span.is_empty());
-    let Ran { answer, wake, is_bounded } = run.all(op, asked(op), line, &mut budget)?;
-    let answer = further_back(op, answer, &later, &state);
-    let answer = match answer {
-        Answer::More(_) => answer,
-        answer if is_bounded || budget == 0 => answer.and_more(),
-        answer => answer,
-    };
+    let (answer, wake) = running.run(request.inside, request.holders, &mut counter, now, op);
+    let RunningLock { state, mut bindings } = running;
     request.bind(&answer, &mut bindings)?;
-    let mut after = state.lock.map(|lock| {
+    let after = state.lock.map(|lock| {
         bindings.retain(|number| lock.value.has(number));
-        FileRecord { name: op.name.clone(), boot: request.inside.boot().to_owned(), bindings, lock, span }
+        FileRecord { name: op.name.clone(), boot: request.inside.boot().to_owned(), bindings, lock }
     });
-    let written = request.write(counter, before.as_ref(), after.as_mut());
+    let written = request.write(counter, before.as_deref(), after.as_ref());
     let removed = before.is_some() && after.is_none();
     let wake = wake.or(removed.then_some(Notification::Free { by: None }));
     #[cfg(tenure_planted)]
     if written.is_ok() {
         super::observe::applied(op, &answer, wake.as_ref(), || {
-            Lock::peek_whole(request.inside, id).ok().flatten().map(|record| record.lock)
+            Lock::peek(request.inside, id).ok().flatten().map(|record| record.lock)
         });
     }
     let is_bound = |number| after.as_ref().is_some_and(|record| record.bindings.holder_of(number).is_some());
     let mut calls: Vec<_> =
         bound.into_iter().filter(|(number, _)| !is_bound(*number)).map(|(_, holder)| holder).collect();
     let (called, is_near) = match op.spec {
-        LockSpec::Queue(_) => request.moved_up(before.as_ref(), after.as_ref(), wake.as_ref()),
+        LockSpec::Queue(_) => request.moved_up(before_front, after.as_ref(), wake.as_ref()),
         _ if written.is_ok() => {
             let is_free = removed || matches!(wake, Some(Notification::Free { .. }));
             waits::after(request.inside, request.holders, now, runtime, op, &answer, is_free)
@@ -114,8 +102,6 @@ pub(super) fn apply(
     };
     calls.extend(called);
     calls.retain(|holder| !request.holders.is_mine(*holder));
-    let new = written.as_ref().ok().copied().flatten();
-    request.note_places(answer.plain(), before.as_ref(), &later, new, after.as_ref());
     request.settle(written.is_ok(), after);
     written?;
     let is_forced = matches!(op.verb, Verb::Release { whose, .. } if whose != ReleaseScope::Own);
@@ -126,23 +112,12 @@ pub(super) fn apply(
 struct RequestFiles<'a, 'b> {
     inside: &'a mut Inside<'b>,
     holders: &'a mut HolderFiles,
-    now: Now,
     runtime: &'a dyn Runtime,
     op: &'a Op,
     id: RecordId,
 }
 
 impl RequestFiles<'_, '_> {
-    /// Reads the valid part of the lock, and refreshes or abandons the requester's tickets further back.
-    fn read(&self, before: Option<&mut Lock>, budget: &mut usize) -> Result<Living, Failure> {
-        let Some(lock) = before else { return Ok(Living::default()) };
-        let (inside, id, now, op) = (&*self.inside, self.id, self.now, self.op);
-        let mut living = seen(inside, self.holders, lock, id, now, op, budget)?;
-        let later = std::mem::take(&mut living.later);
-        living.later = keep(inside, id, lock, now, op, later, &mut living.span)?;
-        Ok(living)
-    }
-
     /// Binds a new hold or ticket, and opens a socket for a holder that has to be woken.
     fn bind(&mut self, answer: &Answer, bindings: &mut Bindings) -> Result<(), Failure> {
         if let Some(binding) = binding(self.op, answer) {
@@ -161,13 +136,13 @@ impl RequestFiles<'_, '_> {
         Ok(())
     }
 
-    /// Writes what has changed. Returns the position of a new ticket in the line file.
+    /// Writes what has changed.
     fn write(
         &mut self,
         counter: u64,
-        before: Option<&Lock>,
-        after: Option<&mut FileRecord>,
-    ) -> Result<Option<u64>, Failure> {
+        before: Option<&[u8]>,
+        after: Option<&FileRecord>,
+    ) -> Result<(), Failure> {
         // Write the counter first, so that no token is issued twice.
         if counter != self.inside.fence() {
             self.inside.set_fence(counter)?;
@@ -180,7 +155,7 @@ impl RequestFiles<'_, '_> {
     /// process is now at the front.
     fn moved_up(
         &self,
-        before: Option<&Lock>,
+        before: [Option<u64>; 2],
         after: Option<&FileRecord>,
         wake: Option<&Notification>,
     ) -> (Vec<HolderId>, bool) {
@@ -189,44 +164,11 @@ impl RequestFiles<'_, '_> {
             Some(Notification::Granted { tickets }) => tickets.as_slice(),
             _ => &[],
         };
-        let front_before = before.map_or([None; 2], Lock::first_two);
-        let front = front(&record.lock.value).into_iter().zip(front_before);
+        let front = front(&record.lock.value).into_iter().zip(before);
         let moved = front.filter(|(now, before)| now != before).filter_map(|(now, _)| now);
         let numbers = granted.iter().copied().chain(moved);
         let calls = numbers.filter_map(|number| record.bindings.holder_of(number)).collect();
         (calls, ahead_of_mine(record, self.holders).is_some())
-    }
-
-    /// Remembers where this store's own tickets are in the line file.
-    fn note_places(
-        &mut self,
-        answer: &Answer,
-        before: Option<&Lock>,
-        later: &[Standing],
-        new: Option<u64>,
-        after: Option<&FileRecord>,
-    ) {
-        let (holders, op, id) = (&mut *self.holders, self.op, self.id);
-        let Some(FileRecord { lock: ExpiringValue { value: Data::Queue(queue), .. }, .. }) = after else {
-            return holders.forget_places(id);
-        };
-        if let Answer::Released { .. } | Answer::Free = answer {
-            return holders.forget_place(id, &op.owner);
-        }
-        for owner in asked(op) {
-            match queue.number(owner) {
-                Some(number) if number > queue.mark => {
-                    let at = before.and_then(|lock| lock.place_of(number)).or(new);
-                    let holder = after.and_then(|record| record.bindings.holder_of(number));
-                    if let Some(at) = at {
-                        holders.note_place(id, owner, MyPlace { number, at, holder });
-                    }
-                }
-                Some(_) => holders.forget_place(id, owner),
-                None if later.iter().any(|standing| standing.ticket.owner == *owner) => {}
-                None => holders.forget_place(id, owner),
-            }
-        }
     }
 
     /// Releases the holder files that the lock no longer names.
@@ -235,10 +177,10 @@ impl RequestFiles<'_, '_> {
         // If the write failed, the old record is still in place. An unreadable record may name any holder.
         let kept = match is_written {
             true => Some(bindings(after)),
-            false => Lock::peek_whole(self.inside, self.id).ok().map(bindings),
+            false => Lock::peek(self.inside, self.id).ok().map(bindings),
         };
         if let Some(kept) = kept {
-            self.holders.settle(self.inside, &self.op.name, self.id, &kept);
+            self.holders.settle(self.inside, &self.op.name, &kept);
         }
     }
 }

@@ -33,7 +33,7 @@ pub(super) fn apply_to_record(
             return Ok((RecordAnswer::Read { record, now_us: now.unix_us }, None));
         }
         RecordVerb::Put(put) => {
-            let lock = match Lock::peek_whole(inside, id)? {
+            let lock = match Lock::peek(inside, id)? {
                 Some(lock) => holders.living(inside, lock)?,
                 None => None,
             };

@@ -22,8 +22,8 @@ use rustix::io::{Errno, pread, pwrite, read, write};
 
 use super::error::{failed, unusable};
 use super::names::{HolderId, RecordId, socket_name};
-use super::record::{Damage, FileRecord, Ledger, MAX_BYTES};
-use super::system::{boot_id, by_descriptor, errno, exchange, warn_of_network};
+use super::record::{FileRecord, Ledger, MAX_BYTES};
+use super::system::{boot_id, by_descriptor, errno, exchange, reserve, warn_of_network};
 use tenure_core::planted::crash_point;
 use tenure_core::store::Failure;
 
@@ -33,6 +33,8 @@ const GUARD: &str = "guard";
 const TEMP: &str = "temp";
 /// Group permissions are left to the umask; nobody else needs a lock file.
 const MODE: Mode = Mode::from_raw_mode(0o660);
+/// A record up to this size is overwritten whole even by a process that is killed meanwhile.
+const PAGE: usize = 4_096;
 
 #[derive(Debug)]
 pub(super) struct Directory {
@@ -66,7 +68,7 @@ struct OpenFile {
 pub(super) struct Entries {
     pub(super) records: Vec<RecordId>,
     pub(super) holders: Vec<HolderId>,
-    pub(super) lines: Vec<RecordId>,
+    pub(super) spares: Vec<RecordId>,
     pub(super) waits: Vec<RecordId>,
 }
 
@@ -247,11 +249,6 @@ impl Directory {
         openat(&self.dir, file, flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())
     }
 
-    /// Error for a line that does not match the lock's record.
-    pub(super) fn line_damaged(&self, id: RecordId) -> Failure {
-        unusable(&self.path.join(id.line()), Damage::of_line())
-    }
-
     /// The path of a file, for messages.
     pub(super) fn path_of(&self, file: &str) -> PathBuf {
         self.path.join(file)
@@ -286,7 +283,7 @@ impl Directory {
     pub(super) fn entries(&self) -> Result<Entries, Failure> {
         let broken = |errno| failed("read the directory", &self.path, errno);
         let (mut records, mut holders) = (Vec::new(), Vec::new());
-        let (mut lines, mut waits) = (Vec::new(), Vec::new());
+        let (mut spares, mut waits) = (Vec::new(), Vec::new());
         for entry in Dir::read_from(&self.dir).map_err(broken)? {
             let entry = entry.map_err(broken)?;
             let Ok(name) = entry.file_name().to_str() else { continue };
@@ -295,13 +292,13 @@ impl Directory {
             } else if let Ok(holder) = name.parse() {
                 holders.push(holder);
             } else {
-                lines.extend(RecordId::of_line(name));
+                spares.extend(RecordId::of_spare(name));
                 waits.extend(RecordId::of_waits(name));
             }
         }
         records.sort_unstable();
         holders.sort_unstable();
-        Ok(Entries { records, holders, lines, waits })
+        Ok(Entries { records, holders, spares, waits })
     }
 
     /// Modification times of the directory (a file was created, renamed or removed), of the guard (a token
@@ -408,15 +405,41 @@ impl Inside<'_> {
         Ok(())
     }
 
-    /// Writes a record atomically, over an existing one or as a new file.
-    pub(super) fn write(&self, id: RecordId, record: &str, over: Replaced) -> Result<(), Failure> {
-        self.write_file(&id.to_string(), record.as_bytes(), over)
+    /// Writes a record atomically, over one of `before` bytes or as a new file.
+    ///
+    /// A record of more than a page cannot be overwritten safely on a full disk. It has a spare file, with which it
+    /// is exchanged. Both have the space of the record, so a full disk refuses what makes it longer, and neither a
+    /// renewal nor a release.
+    pub(super) fn write(&self, id: RecordId, record: &str, before: Option<usize>) -> Result<(), Failure> {
+        let (file, spare) = (id.to_string(), id.spare());
+        let over = if before.is_some() { Replaced::Record } else { Replaced::Nothing };
+        if record.len() <= PAGE {
+            self.write_by(TEMP, &file, record.as_bytes(), over)?;
+            return self.remove_spare(id, before);
+        }
+        if before.is_some_and(|before| record.len() > before) {
+            let reserved = self.open_temp(&spare).and_then(|(spare, _)| {
+                // A page more, for a renewal that adds a digit.
+                reserve(&spare.file, record.len() + PAGE)?;
+                reserve(&self.open_file(&file, true)?, record.len() + PAGE)
+            });
+            reserved.map_err(|errno| failed("write", &self.path.join(&spare), errno))?;
+        }
+        self.write_by(&spare, &file, record.as_bytes(), over)
+    }
+
+    /// Removes the spare file of a record that had `before` bytes.
+    fn remove_spare(&self, id: RecordId, before: Option<usize>) -> Result<(), Failure> {
+        if before.is_some_and(|before| before > PAGE) { self.remove_file(&id.spare()) } else { Ok(()) }
     }
 
     /// Writes a record file atomically.
     pub(super) fn write_file(&self, file: &str, record: &[u8], over: Replaced) -> Result<(), Failure> {
-        let temp = self.path.join(TEMP);
-        match self.write_temp(record) {
+        self.write_by(TEMP, file, record, over)
+    }
+
+    fn write_by(&self, temp: &str, file: &str, record: &[u8], over: Replaced) -> Result<(), Failure> {
+        match self.write_temp(temp, record) {
             // On a full disk the existing record keeps its space, so that a hold can still be renewed and
             // released.
             Err(Errno::NOSPC | Errno::DQUOT)
@@ -425,32 +448,32 @@ impl Inside<'_> {
                 return Ok(());
             }
             written => written.map_err(|errno| {
-                self.remove_temp();
-                failed("write", &temp, errno)
+                let _ = unlinkat(&self.dir, temp, AtFlags::empty());
+                failed("write", &self.path.join(temp), errno)
             })?,
         }
         crash_point();
         // Exchange the two files, so that the old record becomes the next temp file.
         let exchanged = match over {
-            Replaced::Record => exchange(&self.dir, TEMP, file),
+            Replaced::Record => exchange(&self.dir, temp, file),
             Replaced::Nothing => false,
         };
         match exchanged {
             true => Ok(()),
-            false => renameat(&self.dir, TEMP, &self.dir, file),
+            false => renameat(&self.dir, temp, &self.dir, file),
         }
         .map_err(|errno| failed("replace the record", &self.path.join(file), errno))?;
         crash_point();
         Ok(())
     }
 
-    /// Removes a record, which frees the lock. The file is kept as the temp file, because creating and
-    /// unlinking a file would take most of the time of an acquisition.
-    pub(super) fn remove(&self, id: RecordId) -> Result<(), Failure> {
+    /// Removes a record of `before` bytes, which frees the lock. The file is kept as the temp file, because
+    /// creating and unlinking a file would take most of the time of an acquisition.
+    pub(super) fn remove(&self, id: RecordId, before: usize) -> Result<(), Failure> {
         match renameat(&self.dir, id.to_string(), &self.dir, TEMP) {
             Ok(()) | Err(Errno::NOENT) => {
                 crash_point();
-                Ok(())
+                self.remove_spare(id, Some(before))
             }
             Err(errno) => Err(failed("remove the record", &self.path.join(id.to_string()), errno)),
         }
@@ -467,9 +490,9 @@ impl Inside<'_> {
         }
     }
 
-    /// Writes the temp file, which must have no other link.
-    fn write_temp(&self, text: &[u8]) -> Result<(), Errno> {
-        let (temp, length) = self.open_temp()?;
+    /// Writes a temp file, which must have no other link.
+    fn write_temp(&self, temp: &str, text: &[u8]) -> Result<(), Errno> {
+        let (temp, length) = self.open_temp(temp)?;
         let mut kept = self.kept.borrow_mut();
         let temp = kept.insert(temp);
         let mut written = 0;
@@ -481,10 +504,10 @@ impl Inside<'_> {
         if length > text.len() { ftruncate(&temp.file, text.len() as u64) } else { Ok(()) }
     }
 
-    /// The temp file and its length.
-    fn open_temp(&self) -> Result<(OpenFile, usize), Errno> {
+    /// A temp file and its length.
+    fn open_temp(&self, temp: &str) -> Result<(OpenFile, usize), Errno> {
         let is_fit = |stat: &Stat| FileType::from_raw_mode(stat.st_mode).is_file() && stat.st_nlink == 1;
-        let found = statat(&self.dir, TEMP, AtFlags::SYMLINK_NOFOLLOW);
+        let found = statat(&self.dir, temp, AtFlags::SYMLINK_NOFOLLOW);
         let kept = self.kept.take();
         if let (Ok(stat), Some(kept)) = (&found, kept)
             && kept.place == place_of(stat)
@@ -494,14 +517,14 @@ impl Inside<'_> {
         }
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let open =
-            || openat(&self.dir, TEMP, flags, Mode::empty()).and_then(|file| Ok((fstat(&file)?, file)));
+            || openat(&self.dir, temp, flags, Mode::empty()).and_then(|file| Ok((fstat(&file)?, file)));
         match found.and_then(|_| open()) {
             Ok((stat, file)) if is_fit(&stat) => {
                 Ok((OpenFile { file, place: place_of(&stat) }, stat.st_size as usize))
             }
             // It is missing, or it belongs to another user or has other links: create a new one.
             _ => {
-                let file = self.create(TEMP, OFlags::CLOEXEC)?;
+                let file = self.create(temp, OFlags::CLOEXEC)?;
                 let place = place_of(&fstat(&file)?);
                 Ok((OpenFile { file, place }, 0))
             }
@@ -523,11 +546,6 @@ impl Inside<'_> {
         }
         crash_point();
         if length > record.len() { ftruncate(&file, record.len() as u64) } else { Ok(()) }
-    }
-
-    /// Opens the line file of a lock.
-    pub(super) fn open_line(&self, id: RecordId, create: bool) -> Result<Arc<OwnedFd>, Errno> {
-        self.open_waiters(&id.line(), create)
     }
 
     /// Opens a waiter file.
@@ -583,14 +601,14 @@ impl Inside<'_> {
     /// Frees everything after a reboot. No process survives a reboot, so a live holder proves that there was
     /// none.
     fn clear(&self) -> Result<(), Failure> {
-        let Entries { records, holders, lines, waits } = self.entries()?;
+        let Entries { records, holders, spares, waits } = self.entries()?;
         if holders.iter().any(|holder| self.life(*holder) == HolderState::Alive) {
             return Err(self.other_boot());
         }
         for record in records {
-            self.remove(record)?;
+            self.remove_file(&record.to_string())?;
         }
-        lines.into_iter().try_for_each(|id| self.remove_file(&id.line()))?;
+        spares.into_iter().try_for_each(|id| self.remove_file(&id.spare()))?;
         waits.into_iter().try_for_each(|id| self.remove_file(&id.waits()))?;
         holders.into_iter().for_each(|holder| self.remove_holder(holder));
         Ok(())

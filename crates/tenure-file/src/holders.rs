@@ -15,7 +15,6 @@ use super::record::FileRecord;
 use super::system::unread_messages;
 use tenure_core::events::{event, text};
 use tenure_core::name::LockName;
-use tenure_core::owner::Owner;
 use tenure_core::planted::{Bug, planted};
 use tenure_core::protocol::Liveness;
 use tenure_core::runtime::Runtime;
@@ -28,21 +27,11 @@ pub(super) struct HolderFiles {
     /// Locks whose records named the process's holder when they were last read.
     bound: BTreeSet<LockName>,
     works: BTreeMap<LockName, BTreeMap<u64, HolderFile>>,
-    /// Positions of this store's tickets in the line files.
-    places: BTreeMap<RecordId, BTreeMap<Owner, MyPlace>>,
     /// Locks without a queue that this store retries whenever they become free, and whether this process is
     /// in their list of waiting processes.
     asks: BTreeMap<RecordId, bool>,
     /// A socket could not be bound. This process receives no wake-ups and has to poll.
     cannot_be_called: bool,
-}
-
-/// The position of a ticket in the line file, as this store last wrote it.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct MyPlace {
-    pub(super) number: u64,
-    pub(super) at: u64,
-    pub(super) holder: Option<HolderId>,
 }
 
 /// An open holder file, flocked until the last process that has it open is gone.
@@ -235,43 +224,10 @@ impl HolderFiles {
         self.process.iter_mut().chain(self.works.values_mut().flat_map(BTreeMap::values_mut))
     }
 
-    /// Position of this store's ticket of this owner in the lock's line file.
-    pub(super) fn place_of(&self, id: RecordId, owner: &Owner) -> Option<u64> {
-        Some(self.places.get(&id)?.get(owner)?.at)
-    }
-
-    pub(super) fn note_place(&mut self, id: RecordId, owner: &Owner, place: MyPlace) {
-        self.places.entry(id).or_default().insert(owner.clone(), place);
-    }
-
-    pub(super) fn forget_place(&mut self, id: RecordId, owner: &Owner) {
-        let Some(places) = self.places.get_mut(&id) else { return };
-        places.remove(owner);
-        if places.is_empty() {
-            self.places.remove(&id);
-        }
-    }
-
-    pub(super) fn forget_places(&mut self, id: RecordId) {
-        self.places.remove(&id);
-    }
-
-    /// Keeps the holder files that the lock's record and line still name and releases the others. `bindings`
-    /// are those just read or written.
-    pub(super) fn settle(
-        &mut self,
-        directory: &Directory,
-        name: &LockName,
-        id: RecordId,
-        bindings: &Bindings,
-    ) {
-        let places = self.places.get(&id);
-        let waits =
-            |is_it: &dyn Fn(&MyPlace) -> bool| places.is_some_and(|places| places.values().any(is_it));
-        let names = |process: &HolderFile| {
-            bindings.names(process.id) || waits(&|place| place.holder == Some(process.id))
-        };
-        if self.process.as_ref().is_some_and(names) {
+    /// Keeps the holder files that the lock's record still names and releases the others. `bindings` are those
+    /// just read or written.
+    pub(super) fn settle(&mut self, directory: &Directory, name: &LockName, bindings: &Bindings) {
+        if self.process.as_ref().is_some_and(|process| bindings.names(process.id)) {
             if !self.bound.contains(name) {
                 self.bound.insert(name.clone());
             }
@@ -280,8 +236,7 @@ impl HolderFiles {
         }
         let Some(works) = self.works.get_mut(name) else { return };
         works.retain(|number, work| {
-            let is_named = bindings.holder_of(*number) == Some(work.id)
-                || waits(&|place| (place.number, place.holder) == (*number, Some(work.id)));
+            let is_named = bindings.holder_of(*number) == Some(work.id);
             if !is_named {
                 directory.remove_holder(work.id);
             }

@@ -2,8 +2,7 @@
 //!
 //! ```text
 //! DIR/guard           flocked during each change; contains the boot id and the last token
-//! DIR/lock-HASH       one record per held lock: its name, its holders, the end of the lease
-//! DIR/line-HASH       the waiters of a lock that has a queue
+//! DIR/lock-HASH       one record per held lock: its name, its holders and waiters, the end of the lease
 //! DIR/waits-HASH      the processes that wait for a lock without a queue
 //! DIR/holder-ID       flocked by the process that holds or waits, for as long as it lives
 //! DIR/wake-ID         the socket on which that process receives wake-ups
@@ -14,10 +13,8 @@
 //! # Files
 //!
 //! A record is replaced by a rename and removed when the lock becomes free, so a process killed at any point
-//! leaves either the old or the new state. A record also says which bytes of its line file are valid, so a
-//! change writes the record and one place in the line, however long the queue is. Nothing is synced to disk
-//! because no lock outlives the machine: leases are counted on a clock that starts at boot and name their
-//! boot, so a reboot frees everything.
+//! leaves either the old or the new state. Nothing is synced to disk because no lock outlives the machine:
+//! leases are counted on a clock that starts at boot and name their boot, so a reboot frees everything.
 //!
 //! Each hold and each place in a queue is bound to a holder file. The kernel drops the flock of that file
 //! when the last process that has it open exits. A crash therefore ends the process's holds immediately, in
@@ -38,11 +35,11 @@
 //! - `shared`: executes a request on the caller's thread if nothing would block.
 //! - `worker`: the task on the runtime's thread that does everything else.
 //! - `apply`: applies a request to the files; `beside` does it for the record beside a lock.
-//! - `lock`: reads and writes one lock. `seen` decides how much of it a request reads, and `run` runs the state
-//!   machine on that part.
+//! - `lock`: reads and writes one lock, and `run` runs the state machine on it, without the holds and tickets of
+//!   crashed processes.
 //! - `look`: reads the state of locks without a request.
-//! - `directory`: the files and their guard. `record`, `line` and `bindings` are their formats, and `names`
-//!   their names.
+//! - `directory`: the files and their guard. `record` and `bindings` are their formats, and `names` their
+//!   names.
 //! - `waits`: the processes that wait for a lock without a queue.
 //! - `holders`: this process's holder files, and whether the holders in a record are alive.
 //! - `watch`: listeners and inotify.
@@ -57,7 +54,6 @@ mod directory;
 mod error;
 mod holders;
 mod inotify;
-mod line;
 mod lock;
 mod look;
 mod names;
@@ -65,7 +61,6 @@ mod names;
 pub mod observe;
 mod record;
 mod run;
-mod seen;
 mod shared;
 mod sweep;
 mod system;
@@ -93,6 +88,7 @@ use self::watch::WatchMode;
 use self::worker::{DirectoryWorker, Job, JobRequest, Promise};
 use tenure_core::error::{Error, Result};
 use tenure_core::name::{LockName, Quoted};
+use tenure_core::protocol::places::PLACE;
 use tenure_core::protocol::{Found, LockSpec};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{
@@ -294,6 +290,7 @@ impl Store for File {
             clock: LeaseClock::Machine,
             liveness: HoldLiveness::Handle,
             member: Ok(()),
+            place_kept: Some(PLACE),
             ..Capabilities::SERVER
         }
     }

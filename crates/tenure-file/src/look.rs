@@ -135,7 +135,7 @@ pub(super) fn page(directory: &Directory, now: Now, prefix: &str, from: &Cursor)
     let part = &records[start..records.len().min(start + PAGE)];
     let mut page = Page::default();
     for id in part {
-        let record = match Lock::peek_whole(directory, *id) {
+        let record = match Lock::peek(directory, *id) {
             Ok(Some(record)) => record,
             // Removed since the directory was read.
             Ok(None) => continue,

@@ -8,7 +8,7 @@ use siphasher::sip128::SipHasher24;
 use tenure_core::name::LockName;
 
 const BESIDE: &str = "record-";
-const LINE: &str = "line-";
+const SPARE: &str = "spare-";
 const WAITS: &str = "waits-";
 
 /// Names the file of a lock's record: a hash of the lock's name. The record contains the name too, so that
@@ -26,14 +26,14 @@ impl RecordId {
         format!("{BESIDE}{:032x}", self.0)
     }
 
-    /// The line file, which contains the lock's waiters.
-    pub(super) fn line(self) -> String {
-        format!("{LINE}{:032x}", self.0)
+    /// The file that a long record is written to, and exchanged with.
+    pub(super) fn spare(self) -> String {
+        format!("{SPARE}{:032x}", self.0)
     }
 
-    /// The lock that a line file belongs to.
-    pub(super) fn of_line(file: &str) -> Option<Self> {
-        u128::from_str_radix(digits(file, LINE, 32)?, 16).map(Self).ok()
+    /// The lock that a spare file belongs to.
+    pub(super) fn of_spare(file: &str) -> Option<Self> {
+        u128::from_str_radix(digits(file, SPARE, 32)?, 16).map(Self).ok()
     }
 
     /// The file listing the processes that wait for the lock, if it has no queue.
@@ -104,7 +104,10 @@ mod tests {
         let id = RecordId::of(&LockName::new("x").expect("a name"));
         assert_eq!(id.to_string().parse(), Ok(id));
         assert_eq!(HolderId(7).to_string().parse(), Ok(HolderId(7)));
-        assert_eq!((RecordId::of_line(&id.line()), RecordId::of_beside(&id.beside())), (Some(id), Some(id)));
+        assert_eq!(
+            (RecordId::of_spare(&id.spare()), RecordId::of_beside(&id.beside())),
+            (Some(id), Some(id))
+        );
         assert_eq!(RecordId::of_waits(&id.waits()), Some(id));
         for file in ["lock-7", "lock-+0000000000000000000000000000007", "temp", "guard", "lock-"] {
             assert_eq!(file.parse::<RecordId>(), Err(()), "{file}");

@@ -8,14 +8,13 @@ use std::fmt::Write;
 use siphasher::sip::SipHasher13;
 
 use super::bindings::Bindings;
-use super::line::Span;
 use super::names::HolderId;
 use tenure_core::name::{LockName, USE};
 use tenure_core::protocol::codec::{self, number, word};
 use tenure_core::protocol::{self, Data, ExpiringValue, Kind, Now, State};
 
 /// Version of the directory's files. The guard file keeps out processes of another version.
-const FORMAT: &str = "3";
+const FORMAT: &str = "4";
 const RECORD: &str = "tenure lock";
 const SUM: &str = "sum ";
 const LEDGER: &str = "tenure guard";
@@ -25,7 +24,7 @@ pub(super) const FULL_BYTES: usize = 1 << 22;
 /// Maximum size of any record. The gap to [`FULL_BYTES`] lets the members of a full queue renew.
 pub(super) const MAX_BYTES: usize = 2 * FULL_BYTES;
 
-/// One lock as stored in its file. The waiters of a queue are in a separate file; see [`line`](super::line).
+/// One lock as stored in its file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct FileRecord {
     pub(super) name: LockName,
@@ -33,8 +32,6 @@ pub(super) struct FileRecord {
     pub(super) boot: String,
     pub(super) bindings: Bindings,
     pub(super) lock: ExpiringValue<Data>,
-    /// The valid bytes of the line file.
-    pub(super) span: Span,
 }
 
 /// Content of the guard file: the boot in which the directory is used and the last token issued.
@@ -55,18 +52,9 @@ pub(super) enum Damage {
 
 impl FileRecord {
     pub(super) fn encode(&self) -> String {
-        let (kind, held) = (codec::kind(&self.lock.value), held(&self.lock.value));
-        let value = codec::encode(held.as_ref().unwrap_or(&self.lock.value));
-        let ends = ends(held.as_ref(), &self.lock).map_or("never".to_owned(), |end| end.to_string());
-        let (boot, name) = (&self.boot, self.name.as_str());
-        let bindings = match &held {
-            Some(held) => {
-                let mut bindings = self.bindings.clone();
-                bindings.retain(|number| held.has(number));
-                bindings.by_holder()
-            }
-            None => self.bindings.by_holder(),
-        };
+        let (kind, value) = (codec::kind(&self.lock.value), codec::encode(&self.lock.value));
+        let ends = self.lock.expires_ms.map_or("never".to_owned(), |end| end.to_string());
+        let (boot, name, bindings) = (&self.boot, self.name.as_str(), self.bindings.by_holder());
         let mut text = format!("{RECORD} {FORMAT}\nboot {boot}\nends {ends}\nholders {}\n", bindings.len());
         for (holder, numbers) in bindings {
             let _ = write!(text, "{holder}");
@@ -76,10 +64,6 @@ impl FileRecord {
             text.push('\n');
         }
         let _ = writeln!(text, "kind {kind}");
-        if held.is_some() {
-            let Span { from, to, count } = self.span;
-            let _ = writeln!(text, "line {from} {to} {count}");
-        }
         let _ = write!(text, "bytes {} {}\n{name}\n{value}\n", name.len(), value.len());
         text.push_str(&seal_of(text.as_bytes()));
         text
@@ -105,27 +89,17 @@ impl FileRecord {
         };
         let bindings = decode_bindings(&mut rest)?;
         let kind: Kind = field(&mut rest, "kind")?.parse().ok()?;
-        let span = match kind {
-            Kind::Mutex | Kind::Reentrant => Span::default(),
-            _ => decode_span(field(&mut rest, "line")?)?,
-        };
         let (name_bytes, value_bytes) = field(&mut rest, "bytes")?.split_once(' ')?;
         let name = take(&mut rest, number(name_bytes)?)?;
         let value = take(&mut rest, number(value_bytes)?)?;
-        let value = match span.is_empty() {
-            true => codec::decode(kind, value)?,
-            false => codec::decode_part(kind, value)?,
-        };
+        let value = codec::decode(kind, value)?;
         let name = match name.starts_with(USE) {
             true => LockName::in_store(name.to_owned()),
             false => LockName::new(name).ok()?,
         };
         let is_whole = rest.is_empty() && bindings.iter().all(|(number, _)| value.has(number));
         let lock = ExpiringValue { value, expires_ms };
-        let held = held(&lock.value);
-        let is_held =
-            held.as_ref().is_none_or(|held| *held == lock.value && ends(Some(held), &lock) == expires_ms);
-        (is_whole && is_held).then_some(Self { name, boot, bindings, lock, span })
+        is_whole.then_some(Self { name, boot, bindings, lock })
     }
 
     /// The holds and tickets bound to these holders.
@@ -141,9 +115,9 @@ impl FileRecord {
         self.without_numbers(&numbers)
     }
 
-    /// Whether nothing in the record is valid any more. Unread waiters keep it valid.
+    /// Whether nothing in the record is valid any more.
     pub(super) fn is_over(&self, now: Now) -> bool {
-        self.lock.is_over(now) && self.span.count == 0
+        self.lock.is_over(now)
     }
 
     /// The record without these holds and tickets; `None` if nothing is left.
@@ -157,34 +131,6 @@ impl FileRecord {
         self.bindings.retain(|number| self.lock.value.has(number));
         Some(self)
     }
-}
-
-/// The holders of a queue: the part stored in the lock's record.
-fn held(value: &Data) -> Option<Data> {
-    let Data::Queue(queue) = value else { return None };
-    let mut held = queue.without_tickets();
-    for number in queue.holding() {
-        held.insert(number, queue.ticket(number)?.clone());
-    }
-    Some(Data::Queue(held))
-}
-
-/// When a record expires. A queue without an explicit setting expires with its tickets, and its record covers
-/// only the holders.
-fn ends(held: Option<&Data>, lock: &ExpiringValue<Data>) -> Option<u64> {
-    match held {
-        Some(Data::Queue(queue)) if !queue.is_set => {
-            Some(queue.tickets().map(|(_, ticket)| ticket.deadline_ms).max().unwrap_or(0))
-        }
-        _ => lock.expires_ms,
-    }
-}
-
-fn decode_span(text: &str) -> Option<Span> {
-    let (from, rest) = text.split_once(' ')?;
-    let (to, count) = rest.split_once(' ')?;
-    let span = Span { from: number(from)?, to: number(to)?, count: number(count)? };
-    (span.from <= span.to && !(span.is_empty() && span.count > 0)).then_some(span)
 }
 
 /// The last line: a hash of everything before it.
@@ -243,11 +189,6 @@ impl Damage {
             }
             Self::Format(format) => other_version(format),
         }
-    }
-
-    pub(super) fn of_line() -> &'static str {
-        "is not a complete queue: once no process holds that lock or waits for it, remove the file, and \
-         the lock's record"
     }
 
     pub(super) fn of_ledger(&self) -> String {
@@ -312,7 +253,6 @@ mod tests {
             boot: "b00t".to_owned(),
             bindings: Bindings::default(),
             lock: ExpiringValue { value, expires_ms: Some(1_234) },
-            span: Span::default(),
         }
     }
 

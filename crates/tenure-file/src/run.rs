@@ -1,151 +1,78 @@
-//! Runs the state machine for one request, reading further into the line as it grants tickets.
-
-use std::sync::Arc;
+//! Runs the state machine for one request, without the holds and tickets of crashed processes.
 
 use super::bindings::Bindings;
 use super::directory::Inside;
 use super::holders::HolderFiles;
-use super::lock::Lock;
 use super::look::front;
-use super::names::RecordId;
-use super::seen::sees_all;
-use tenure_core::owner::Owner;
-use tenure_core::protocol::queue::{BOUND, Queue};
-use tenure_core::protocol::{self, Answer, Data, ExpiringValue, Notification, Now, Op, State, Verb};
+use super::record::FileRecord;
+use tenure_core::protocol::places::PlaceRequest;
+use tenure_core::protocol::queue::Queue;
+use tenure_core::protocol::{self, Answer, Data, LockSpec, Notification, Now, Op, ReleaseScope, State, Verb};
 use tenure_core::store::Failure;
 
-/// Maximum dead waiters removed per request. If there may be more, the answer says so and the request is
-/// repeated.
-pub(super) const DEAD: usize = 500;
+/// Up to this many holders of a queue are tested on every request; more only when the first waiter sends it.
+const FEW: usize = 8;
 
-/// One request in progress.
-pub(super) struct RequestRun<'a, 'b> {
-    pub(super) inside: &'a Inside<'b>,
-    pub(super) holders: &'a HolderFiles,
-    pub(super) id: RecordId,
-    pub(super) now: Now,
-    pub(super) state: &'a mut State,
-    pub(super) bindings: &'a mut Bindings,
-    pub(super) counter: &'a mut u64,
+/// A lock while a request runs on it.
+#[derive(Default)]
+pub(super) struct RunningLock {
+    pub(super) state: State,
+    pub(super) bindings: Bindings,
 }
 
-/// Its result.
-pub(super) struct Ran {
-    pub(super) answer: Answer,
-    pub(super) wake: Option<Notification>,
-    pub(super) is_bounded: bool,
-}
-
-impl RequestRun<'_, '_> {
-    /// Runs the machine. `line` is the source of further waiters.
-    pub(super) fn all(
-        &mut self,
+impl RunningLock {
+    /// The lock without the holds of crashed processes. Of a queue, tests the holders if they are few or the
+    /// first waiter sent the request. Otherwise the total work would be quadratic in the number of waiters.
+    pub(super) fn of(
+        record: FileRecord,
+        inside: &Inside<'_>,
+        holders: &HolderFiles,
         op: &Op,
-        asked: &[Owner],
-        line: Option<&mut Lock>,
-        budget: &mut usize,
-    ) -> Result<Ran, Failure> {
-        let Some(line) = line.filter(|line| !line.is_whole()) else {
-            let (answer, wake) = self.alive(op);
-            return Ok(Ran { answer, wake, is_bounded: false });
+    ) -> Result<Self, Failure> {
+        if !holders.is_of_this_boot(inside, &record)? {
+            return Ok(Self::default());
+        }
+        let is_dead = |holder| holders.is_dead(inside, holder);
+        let dead: Vec<u64> = match &record.lock.value {
+            Data::Queue(queue) if !tests_all(&op.verb) => {
+                let holding: Vec<u64> = queue.holding().collect();
+                if holding.len() <= FEW || asks_first(queue, op) {
+                    let is_dead = |number: &u64| record.bindings.holder_of(*number).is_some_and(is_dead);
+                    holding.into_iter().filter(is_dead).collect()
+                } else {
+                    Vec::new()
+                }
+            }
+            _ => record.bound_to(is_dead),
         };
-        let (verb, name) =
-            (Verb::Refresh { owners: Arc::new([]), wait_ms: 0, listens: None }, op.name.clone());
-        let settles = Op { name, spec: op.spec, owner: op.owner.clone(), request: op.request, verb };
-        let (mut let_in, mut is_bounded) = (Vec::new(), false);
-        let is_new = matches!(op.verb, Verb::Acquire { .. });
-        if is_new {
-            *self.counter = (*self.counter).max(line.last_number().unwrap_or(0));
-        }
-        // Waiters whose turn it is go before the requester.
-        self.settle(&settles, is_new, line, budget, &mut let_in, &mut is_bounded)?;
-        let (answer, wake) = self.alive(op);
-        if let Some(Notification::Granted { tickets }) = wake {
-            let_in.extend(tickets);
-        }
-        if self.is_short(line) {
-            self.settle(&settles, false, line, budget, &mut let_in, &mut is_bounded)?;
-        }
-        let mine = |queue: &Queue| asked.iter().filter_map(|owner| queue.number(owner)).collect::<Vec<_>>();
-        let mine = self.queue().map(mine).unwrap_or_default();
-        let_in.retain(|number| !mine.contains(number));
-        let wake = (!let_in.is_empty()).then_some(Notification::Granted { tickets: let_in });
-        Ok(Ran { answer, wake, is_bounded })
+        let Some(FileRecord { lock, bindings, .. }) = record.without_numbers(&dead) else {
+            return Ok(Self::default());
+        };
+        Ok(Self { state: State { lock: Some(lock), ballot: None }, bindings })
     }
 
-    /// Grants tickets whose turn it is, and reads further while more may follow. With `all`, without a bound,
-    /// because a newcomer must not pass them.
-    fn settle(
+    /// Runs the machine. The places of a queue get the leases of a store that knows which clients live.
+    pub(super) fn run(
         &mut self,
+        inside: &Inside<'_>,
+        holders: &HolderFiles,
+        counter: &mut u64,
+        now: Now,
         op: &Op,
-        all: bool,
-        line: &mut Lock,
-        budget: &mut usize,
-        let_in: &mut Vec<u64>,
-        is_bounded: &mut bool,
-    ) -> Result<(), Failure> {
-        loop {
-            let (answer, wake) = self.alive(op);
-            if let Some(Notification::Granted { tickets }) = wake {
-                let_in.extend(tickets);
-            }
-            let is_more = matches!(answer, Answer::More(_));
-            match self.is_short(line) {
-                true if all || self.queue().is_none() || (let_in.len() < BOUND && *budget > 0) => {
-                    let read = self.read_on(line)?;
-                    *budget = budget.saturating_sub(read);
-                }
-                false if is_more && all => {}
-                is_short => {
-                    *is_bounded |= is_more || is_short;
-                    return Ok(());
-                }
-            }
-        }
-    }
-
-    fn queue(&self) -> Option<&Queue> {
-        match &self.state.lock {
-            Some(ExpiringValue { value: Data::Queue(queue), .. }) => Some(queue),
-            _ => None,
-        }
-    }
-
-    /// Whether fewer than two waiters are known although the line has more.
-    fn is_short(&self, line: &Lock) -> bool {
-        !line.is_whole() && self.queue().is_none_or(|queue| queue.waiting().nth(1).is_none())
-    }
-
-    /// Adds the next waiters from the line and returns how many.
-    fn read_on(&mut self, line: &mut Lock) -> Result<usize, Failure> {
-        let waiting = |line: &Lock| line.queue().map_or(0, |queue| queue.waiting().count());
-        let known = waiting(line);
-        let last = line.queue().and_then(|queue| queue.tickets().next_back()).map_or(0, |(last, _)| last);
-        line.fill(self.inside, self.id, known + 1, |_| false)?;
-        let Some(read) = line.queue() else { return Ok(0) };
-        // Everything known of the lock may be gone by now.
-        let Some(lock) = self.state.lock.take().or_else(|| line.shell()) else { return Ok(0) };
-        let (lock, bindings) = (self.state.lock.insert(lock), &line.record.bindings);
-        let Data::Queue(queue) = &mut lock.value else { return Ok(0) };
-        for (number, ticket) in read.waiting().filter(|(number, _)| *number > last) {
-            queue.insert(number, ticket.clone());
-            self.bindings.bind(number, bindings.holder_of(number));
-        }
-        Ok(waiting(line) - known)
-    }
-
-    /// Runs the machine for one request; see [`run`].
-    fn alive(&mut self, op: &Op) -> (Answer, Option<Notification>) {
-        let Self { inside, holders, now, state, bindings, counter, .. } = self;
+    ) -> (Answer, Option<Notification>) {
+        let Self { state, bindings } = self;
         let is_dead =
             |number| bindings.holder_of(number).is_some_and(|holder| holders.is_dead(inside, holder));
-        run(state, counter, *now, op, is_dead)
+        let LockSpec::Queue(_) = op.spec else { return pass_dead(state, counter, now, op, is_dead) };
+        let place = PlaceRequest::new(state, op);
+        let (answer, wake) = pass_dead(state, counter, now, &place.op, is_dead);
+        (place.finish(state, now, answer), wake)
     }
 }
 
 /// Runs the machine. Dead processes lose tickets that were just granted, and tickets at the front of the
 /// queue, where they would block the ones behind them; then the next tickets are granted.
-fn run(
+fn pass_dead(
     state: &mut State,
     counter: &mut u64,
     now: Now,
@@ -153,10 +80,10 @@ fn run(
     is_dead: impl Fn(u64) -> bool,
 ) -> (Answer, Option<Notification>) {
     let first = |state: &State| state.lock.as_ref().and_then(|lock| front(&lock.value)[0]);
-    let mut alive = first(state);
+    let mut alive = None;
     let (mut answer, mut wake) = protocol::apply(state, counter, now, op);
     let mut granted = Vec::new();
-    for _ in 0..DEAD {
+    loop {
         let mut dead = Vec::new();
         if let Some(Notification::Granted { tickets }) = &wake {
             for number in tickets {
@@ -164,7 +91,7 @@ fn run(
             }
         }
         match first(state) {
-            Some(number) if Some(number) != alive && !sees_all(&op.verb) => match is_dead(number) {
+            Some(number) if Some(number) != alive && !tests_all(&op.verb) => match is_dead(number) {
                 true => dead.push(number),
                 false => alive = Some(number),
             },
@@ -186,5 +113,19 @@ fn run(
             (answer, (!granted.is_empty()).then_some(Notification::Granted { tickets: granted }))
         }
         wake => (answer, wake),
+    }
+}
+
+/// Whether a request tests every process in the lock.
+fn tests_all(verb: &Verb) -> bool {
+    matches!(verb, Verb::Inspect | Verb::Release { whose: ReleaseScope::Any, .. })
+}
+
+/// Whether no waiter is ahead of the requester.
+fn asks_first(queue: &Queue, op: &Op) -> bool {
+    let Some((_, first)) = queue.waiting().next() else { return true };
+    match &op.verb {
+        Verb::Refresh { owners, .. } => owners.contains(&first.owner),
+        _ => first.owner == op.owner,
     }
 }

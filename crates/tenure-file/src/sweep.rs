@@ -30,8 +30,8 @@ pub(super) struct Sweep {
     records: Vec<RecordId>,
     /// Files of records beside locks.
     beside: Vec<RecordId>,
-    /// Line files.
-    lines: Vec<RecordId>,
+    /// Spare files of records.
+    spares: Vec<RecordId>,
     /// Lists of processes that wait for locks without a queue.
     waits: Vec<RecordId>,
     /// Crashed holders, sorted. Their files are removed last, because a record whose holder file is gone
@@ -42,8 +42,8 @@ pub(super) struct Sweep {
 impl Sweep {
     pub(super) fn new(inside: &Inside<'_>, random: u64) -> Result<Self, Failure> {
         let (holders, records, beside) = (Vec::new(), Vec::new(), Vec::new());
-        let (lines, waits, dead) = (Vec::new(), Vec::new(), Vec::new());
-        Ok(Self { random, names: Some(inside.names()?), holders, records, beside, lines, waits, dead })
+        let (spares, waits, dead) = (Vec::new(), Vec::new(), Vec::new());
+        Ok(Self { random, names: Some(inside.names()?), holders, records, beside, spares, waits, dead })
     }
 
     /// Does one piece; true if nothing is left to do.
@@ -73,10 +73,10 @@ impl Sweep {
                 if matches!(inside.read_file(&file), Ok(Some(bytes)) if beside::is_over(&bytes, now)) {
                     inside.remove_file(&file)?;
                 }
-            } else if let Some(id) = self.lines.pop() {
-                // The process that removed its lock was killed before it removed the line.
+            } else if let Some(id) = self.spares.pop() {
+                // The process that removed its lock was killed before it removed the spare file.
                 if !inside.has(id) {
-                    inside.remove_file(&id.line())?;
+                    inside.remove_file(&id.spare())?;
                 }
             } else if let Some(id) = self.waits.pop() {
                 let has_ended = |holder| {
@@ -108,7 +108,7 @@ impl Sweep {
             } else if let Some(id) = RecordId::of_beside(name) {
                 self.beside.push(id);
             } else {
-                self.lines.extend(RecordId::of_line(name));
+                self.spares.extend(RecordId::of_spare(name));
                 self.waits.extend(RecordId::of_waits(name));
             }
         }
@@ -118,7 +118,7 @@ impl Sweep {
             self.records.sort_unstable();
             self.holders.sort_unstable();
             sample(&mut self.beside, self.random);
-            sample(&mut self.lines, self.random);
+            sample(&mut self.spares, self.random);
             sample(&mut self.waits, self.random);
             sample(&mut self.holders, self.random);
             if self.holders.is_empty() {
@@ -139,18 +139,15 @@ impl Sweep {
 
     fn clear(&self, inside: &Inside<'_>, now: Now, id: RecordId) -> Result<(), Failure> {
         // An unreadable record is reported to the process that requests the lock.
-        let Ok(Some(mut lock)) = Lock::load(inside, id) else { return Ok(()) };
-        if lock.read_all(inside, id).is_err() {
-            return Ok(());
-        }
+        let Ok(Some(lock)) = Lock::load(inside, id) else { return Ok(()) };
         let is_ours = lock.record.boot == inside.boot();
         let is_over = is_ours && lock.record.lock.is_over(now);
         let dead = lock.record.bound_to(|holder| self.dead.binary_search(&holder).is_ok());
         if !is_over && dead.is_empty() {
             return Ok(());
         }
-        let mut rest = lock.record.clone().without_numbers(&dead).filter(|_| !is_over);
-        store(inside, id, Some(&lock), rest.as_mut(), false).map(drop)
+        let rest = lock.record.without_numbers(&dead).filter(|_| !is_over);
+        store(inside, id, Some(&lock.text), rest.as_ref(), false)
     }
 }
 

@@ -14,11 +14,9 @@ use tenure_core::events::{event, text};
 use tenure_core::store::SETUP;
 
 #[cfg(all(target_os = "linux", not(tenure_portable)))]
-pub(super) use linux::{boot_clock_offset_ms, boot_id, by_descriptor, exchange, punch_hole, unread_messages};
+pub(super) use linux::{boot_clock_offset_ms, boot_id, by_descriptor, exchange, reserve, unread_messages};
 #[cfg(not(all(target_os = "linux", not(tenure_portable))))]
-pub(super) use portable::{
-    boot_clock_offset_ms, boot_id, by_descriptor, exchange, punch_hole, unread_messages,
-};
+pub(super) use portable::{boot_clock_offset_ms, boot_id, by_descriptor, exchange, reserve, unread_messages};
 
 #[cfg(all(target_os = "linux", not(tenure_portable)))]
 mod linux {
@@ -29,6 +27,7 @@ mod linux {
     use std::sync::OnceLock;
 
     use rustix::fs::{FallocateFlags, RenameFlags, fallocate, renameat_with};
+    use rustix::io::Errno;
 
     use super::super::error::{failed, unusable};
     use super::errno;
@@ -85,9 +84,12 @@ mod linux {
         format!("/proc/self/fd/{}/{name}", dir.as_raw_fd())
     }
 
-    /// Frees the first bytes of a file, where the file system can.
-    pub(crate) fn punch_hole(file: &OwnedFd, bytes: u64) {
-        let _ = fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, bytes);
+    /// Gives a file this much space, where the file system can do so without writing.
+    pub(crate) fn reserve(file: &OwnedFd, bytes: usize) -> Result<(), Errno> {
+        match fallocate(file, FallocateFlags::KEEP_SIZE, 0, bytes as u64) {
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
+            reserved => reserved,
+        }
     }
 
     /// Swaps two files of a directory; false where the file system cannot.
@@ -164,8 +166,10 @@ mod portable {
         path.join(name).to_string_lossy().into_owned()
     }
 
-    /// Frees the first bytes of a file, where that can be done.
-    pub(crate) fn punch_hole(_: &OwnedFd, _bytes: u64) {}
+    /// Gives a file this much space, where that can be done.
+    pub(crate) fn reserve(_: &OwnedFd, _bytes: usize) -> Result<(), Errno> {
+        Ok(())
+    }
 
     /// Swaps two files of a directory; false where the system cannot.
     pub(crate) fn exchange(_: &OwnedFd, _one: &str, _other: &str) -> bool {

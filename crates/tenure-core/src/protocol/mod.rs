@@ -11,6 +11,7 @@
 pub mod codec;
 pub mod lease;
 pub mod mutex;
+pub mod places;
 pub mod queue;
 pub mod quorum;
 pub mod record;
@@ -510,6 +511,16 @@ pub struct State {
     /// The highest ballot seen, where the store is a member of a quorum. It outlives the lock by
     /// [`lease::BALLOT_MS`].
     pub ballot: Option<ExpiringValue<u64>>,
+}
+
+impl State {
+    /// The lock, if it is a queue.
+    pub fn queue(&self) -> Option<&queue::Queue> {
+        match self.lock.as_ref().map(|lock| &lock.value) {
+            Some(Data::Queue(queue)) => Some(queue),
+            _ => None,
+        }
+    }
 }
 
 /// A value with an expiry.

@@ -3,22 +3,19 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::mem;
-use std::slice;
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::inbox::QueuedOp;
 use super::names::LockKey;
 use super::server::RowChange;
-use super::sessions::{KnownSessions, checks, queue_of};
+use super::sessions::{KnownSessions, checks};
 use super::state::{SeenRow, messages};
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
-use crate::protocol::queue::Queue;
+use crate::protocol::places::PlaceRequest;
 use crate::protocol::record::{self, Record, RecordAnswer, RecordVerb, Then};
 use crate::protocol::{
-    self, Answer, Data, ExpiringValue, Listening, Notification, Now, Op, Place, ReleaseScope, State, Verb,
-    codec, lease,
+    self, Answer, ExpiringValue, Listening, Notification, Op, ReleaseScope, State, Verb, codec,
 };
 use crate::store::Failure;
 use crate::store::observe::Notes;
@@ -133,8 +130,8 @@ impl GroupedLock {
     /// Runs a request without the limit of its work, which is for servers that others wait for meanwhile. A
     /// caller whose own answer may change repeats its request itself.
     fn apply_whole(&mut self, seen: &SeenRow, op: &Op) -> (Answer, Option<Notification>) {
-        let mark = queue_of(&self.state).map_or(0, |queue| queue.mark);
-        let (op, has_session) = &without_session(op);
+        let place = PlaceRequest::new(&self.state, op);
+        let op = &place.op;
         let passed = RefCell::new(mem::take(&mut self.passed));
         // Only the waiters whose session has ended are marked as listening.
         let lives = |listens: Option<Listening>, owner: &Owner| {
@@ -169,73 +166,21 @@ impl GroupedLock {
             answer => answer,
         };
         self.passed = passed.into_inner();
-        if self.has_notifications {
-            self.set_leases(seen.now, op, *has_session, mark);
-        }
-        (if *has_session { self.with_retry(seen.now, answer) } else { answer }, wake)
+        let answer = match self.has_notifications {
+            true => place.finish(&mut self.state, seen.now, answer),
+            false => answer,
+        };
+        (answer, wake)
     }
 
     /// Tells a waiter that it has become the first, because it may not have asked for long.
     fn tell_first(&mut self, key: &LockKey, seen: &SeenRow) {
-        let first = |state| Some(queue_of(state)?.waiting().next()?.0);
+        let first = |state: &State| Some(state.queue()?.waiting().next()?.0);
         if let (Some(before), Some(ticket)) = (first(&seen.state), first(&self.state))
             && ticket > before
             && !planted(Bug::RowsFirstUntold)
         {
             self.wake.extend(messages(key, &Notification::First { ticket }));
-        }
-    }
-
-    /// A waiter that is not the first also asks some time after the end of the next hold, because those before it
-    /// may be gone, and refreshes its place too rarely to notice.
-    fn with_retry(&self, now: Now, mut answer: Answer) -> Answer {
-        let (ticket, retry) = match &mut answer {
-            Answer::Waiting { ticket, retry_in_ms } => (Some(*ticket), retry_in_ms),
-            Answer::Places { places, retry_in_ms } => {
-                let waiting = |place: &Place| match place {
-                    Place::Waiting { ticket } => Some(*ticket),
-                    Place::Held { .. } | Place::Gone => None,
-                };
-                (places.iter().find_map(waiting), retry_in_ms)
-            }
-            _ => return answer,
-        };
-        if let (Some(queue), Some(ticket), None) = (queue_of(&self.state), ticket, &retry)
-            && !planted(Bug::RowsHeadAloneAsks)
-        {
-            let ends = queue.holding().filter_map(|number| Some(queue.ticket(number)?.deadline_ms));
-            let after = WAIT_MS / 6;
-            *retry = ends.min().map(|end| end.saturating_sub(now.ms) + after + ticket % after);
-        }
-        answer
-    }
-
-    /// Corrects the leases of places after a request. A client with a session keeps its place for [`PLACE`].
-    /// Without one, and once it is granted, a place lasts for [`WAIT_MS`] at most, because nobody may be there.
-    /// `mark` is that of the queue before the request.
-    fn set_leases(&mut self, now: Now, op: &Op, has_session: bool, mark: u64) {
-        let Some(lock) = &mut self.state.lock else { return };
-        let Data::Queue(queue) = &mut lock.value else { return };
-        let (askers, wait_ms, ttl_ms) = match &op.verb {
-            Verb::Acquire { wait_ms, ttl_ms, .. } => (slice::from_ref(&op.owner), *wait_ms, *ttl_ms),
-            Verb::Renew { ttl_ms, .. } => (slice::from_ref(&op.owner), None, *ttl_ms),
-            Verb::Refresh { owners, wait_ms, .. } => (&owners[..], Some(*wait_ms), 0),
-            Verb::Release { .. } | Verb::Resize | Verb::Inspect => (&[][..], None, 0),
-        };
-        let until = |lease_ms: u64| now.ms.saturating_add(lease_ms);
-        let asking: BTreeSet<u64> = askers.iter().filter_map(|owner| queue.number(owner)).collect();
-        shorten_granted(queue, now, mark, |number| if asking.contains(&number) { ttl_ms } else { 0 });
-        let Some(wait_ms) = wait_ms.filter(|wait_ms| *wait_ms > 0) else { return };
-        for number in asking.range(queue.mark + 1..) {
-            if has_session && wait_ms >= WAIT_MS {
-                // With half of its time left, it needs no write.
-                if queue.ticket(*number).is_some_and(|ticket| ticket.deadline_ms < until(PLACE_MS / 2)) {
-                    queue.extend(*number, until(PLACE_MS));
-                    lock.expires_ms = lock.expires_ms.max(Some(until(PLACE_MS)));
-                }
-            } else if !planted(Bug::RowsPlaceKeptUnheard) {
-                queue.shorten(*number, until(WAIT_MS));
-            }
         }
     }
 
@@ -277,32 +222,6 @@ impl GroupedLock {
             notes: self.notes,
         })
     }
-}
-
-/// How long a place lasts while its client has a session. A refresh leaves at least half.
-pub(super) const PLACE: Duration = Duration::from_secs(60);
-const PLACE_MS: u64 = PLACE.as_millis() as u64;
-/// The same without a session, and once it is granted.
-const WAIT_MS: u64 = lease::WAIT_MAX.as_millis() as u64;
-
-/// Shortens the places that a request has granted, whose mark in the queue was `mark` before. `ttl_ms` is the
-/// lease that the client of a ticket has asked for itself.
-fn shorten_granted(queue: &mut Queue, now: Now, mark: u64, ttl_ms: impl Fn(u64) -> u64) {
-    let granted = queue.holding().filter(|number| *number > mark && !planted(Bug::RowsGrantedForLong));
-    for number in granted.collect::<Vec<_>>() {
-        queue.shorten(number, now.ms.saturating_add(ttl_ms(number).max(WAIT_MS)));
-    }
-}
-
-/// The request without the mark that its client has a session, and whether it had one: the machine takes
-/// waiters that are marked for those whose session has ended.
-fn without_session(op: &Op) -> (Op, bool) {
-    let mut op = op.clone();
-    let has_session = match &mut op.verb {
-        Verb::Acquire { listens, .. } | Verb::Refresh { listens, .. } => listens.take().is_some(),
-        _ => false,
-    };
-    (op, has_session)
 }
 
 /// The owners whose hold or ticket a request extends.

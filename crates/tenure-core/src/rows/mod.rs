@@ -29,7 +29,7 @@ use std::time::Duration;
 use futures_util::future::{FutureExt, TryFutureExt};
 
 use crate::name::LockName;
-use crate::protocol::LockSpec;
+use crate::protocol::{LockSpec, places};
 use crate::runtime::Runtime;
 use crate::store::{
     Capabilities, Cursor, Failure, Listener, Page, Placement, Purpose, RecordPage, Signals, Store, StoreExt,
@@ -157,7 +157,7 @@ impl Store for RowStore {
             member: Err("its table keeps no ballots; use a standby instead of a quorum"),
             renewals: gather::LOCKS,
             reports_records: has_notifications,
-            place_kept: has_notifications.then_some(group::PLACE),
+            place_kept: has_notifications.then_some(places::PLACE),
             ..Capabilities::SERVER
         }
     }

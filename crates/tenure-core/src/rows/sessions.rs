@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::names::client_row;
 use crate::owner::{Client, Owner};
 use crate::planted::{Bug, planted};
-use crate::protocol::queue::{Queue, Ticket};
+use crate::protocol::queue::Ticket;
 use crate::protocol::{Data, Listening, State, end};
 
 /// The sessions that have ended, by the row of their client. A session that has ended never lives again: the
@@ -95,8 +95,8 @@ pub(super) fn checks(
             Some((row, session))
         }));
     }
-    if let Some(after) = queue_of(after) {
-        let mark = queue_of(before).map_or(after.mark, |queue| queue.mark);
+    if let Some(after) = after.queue() {
+        let mark = before.queue().map_or(after.mark, |queue| queue.mark);
         let admitted = after.tickets().take_while(|(number, _)| *number <= after.mark);
         let admitted = admitted.filter(|(number, _)| *number > mark).chain(after.blocks());
         let others = |ticket: &Ticket| Some(ticket.owner.client()).filter(|client| !own.contains(client));
@@ -114,11 +114,4 @@ pub(super) fn checks(
         }
     }
     checks.into_iter().map(|(client, expects)| SessionCheck { client, expects }).collect()
-}
-
-pub(super) fn queue_of(state: &State) -> Option<&Queue> {
-    match state.lock.as_ref().map(|lock| &lock.value) {
-        Some(Data::Queue(queue)) => Some(queue),
-        _ => None,
-    }
 }

@@ -22,9 +22,9 @@ use crate::watch::WatchMode;
 use tenure_core::events::{event, text};
 use tenure_core::moment::Moment;
 use tenure_core::planted::{Bug, planted};
-use tenure_core::protocol::{Answer, Notification};
+use tenure_core::protocol::{Answer, Listening, Notification};
 use tenure_core::runtime::Runtime;
-use tenure_core::store::{Failure, Listener};
+use tenure_core::store::{Failure, Listener, Station};
 
 /// Interval between looks at locks with listeners. Releases and most crashes are noticed immediately.
 const LOOK: Duration = Duration::from_millis(200);
@@ -121,6 +121,10 @@ impl DirectoryWorker {
             self.listeners.add(id, sender, hears);
             Box::new(())
         });
+        let station = Station::default();
+        // Any number: the processes ahead of a waiter know its process, and call it by its socket.
+        station.set(Listening::new(1).filter(|_| matches!(hears, WatchMode::Turns)));
+        let listener = listener.at(station);
         self.shared.listens.store(true, Ordering::Release);
         match hears {
             WatchMode::Turns => {

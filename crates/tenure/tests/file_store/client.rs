@@ -62,7 +62,7 @@ impl Client {
         self.ask(
             name,
             owner,
-            Verb::Acquire { ttl_ms: LONG_MS, hold: 1, fence, wait_ms, listens: None, bind },
+            Verb::Acquire { ttl_ms: LONG_MS, hold: 1, fence, wait_ms, listens: Listening::new(1), bind },
             5 * SECOND,
         )
         .expect("an answer")

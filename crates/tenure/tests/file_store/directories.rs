@@ -107,6 +107,36 @@ fn a_full_file_system_refuses_a_grant_and_lets_a_release_through() {
     assert!(is_held(&other.acquire("y", &owner())));
 }
 
+/// A queue of many pages is not overwritten on a full disk, where a killed process would leave half of it.
+#[test]
+fn on_a_full_file_system_a_long_queue_is_renewed_and_moves_on() {
+    let mount = Mount::new("size=256k");
+    let dir = mount.0.path();
+    let (mutex, queue, first) = (Client::new(dir), Client::of(FAIR, dir), owner());
+    assert!(is_held(&queue.join("q", &first)));
+    let waiters: Vec<Owner> = (0..100).map(|_| owner()).collect();
+    waiters.iter().for_each(|owner| drop(queue.join("q", owner)));
+    // Another record takes the temp file.
+    let name = owner();
+    assert!(is_held(&mutex.acquire("x", &name)));
+    let mut file = fs::File::create(dir.join("ballast")).expect("a file");
+    while file.write_all(&[0; 1024]).is_ok() {}
+    let inode = || {
+        let all = files(dir, "lock-").into_iter().map(|file| fs::metadata(file).expect("a record"));
+        all.max_by_key(fs::Metadata::len).expect("the queue").ino()
+    };
+    assert!(is_held(&mutex.renew("x", &name, None, LONG_MS + 1)));
+    assert!(is_held(&queue.renew("q", &first, None, LONG_MS + 1)));
+    assert_eq!(queue.release("q", &first), Answer::Released { left: 0 });
+    for waiter in &waiters[..60] {
+        let before = inode();
+        assert!(is_held(&queue.renew("q", waiter, None, LONG_MS)), "first come, first served");
+        assert!(inode() != before, "overwritten");
+        assert_eq!(queue.release("q", waiter), Answer::Released { left: 0 });
+    }
+    assert_eq!(found(queue.inspect("q")).waiters.len(), 39);
+}
+
 /// Also the first time, when no space is reserved.
 #[test]
 fn on_a_full_file_system_what_is_held_is_renewed_and_who_waits_keeps_its_place() {

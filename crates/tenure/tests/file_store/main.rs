@@ -12,14 +12,14 @@ mod crashes;
 mod crowds;
 mod damage;
 mod directories;
-mod line;
 mod process;
+mod queues;
 mod turns;
 
 use std::fs;
 use std::future::Future;
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::Arc;
@@ -30,7 +30,8 @@ use std::time::{Duration, Instant};
 use futures_util::future::{Either, FutureExt, select};
 use tempfile::TempDir;
 use tenure::internals::protocol::{
-    Answer, Fence, Found, Kind, Liveness, LockSpec, Notification, Op, Place, QueueSpec, ReleaseScope, Verb,
+    Answer, Fence, Found, Kind, Listening, Liveness, LockSpec, Notification, Op, Place, QueueSpec,
+    ReleaseScope, Verb,
 };
 use tenure::internals::store::file::File;
 use tenure::internals::store::{Cursor, Failure, Listener, Purpose, StoreExt, Topic};

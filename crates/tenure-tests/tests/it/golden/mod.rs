@@ -1,8 +1,8 @@
-//! Directories as the library wrote them before it was divided into crates (commit 4d4d1b3d): the present one reads
-//! and continues them, and writes the same.
+//! Directories as they were written when their format became number 4: later versions read and continue them, and
+//! write the same.
 //!
-//! `directory.txt` has the files of each state, and what `tenure list --json` told of them. A program called
-//! `states::make` of that library; only the URLs of the stores were changed afterwards.
+//! `directory.txt` has the files of each state, and what a listing told of them. With `TENURE_WRITE_GOLDEN=1`,
+//! `directories_are_written_as_before` writes it anew, which is right only together with a new number.
 
 mod states;
 
@@ -97,7 +97,7 @@ impl Normal {
             holders.for_each(|holders| {
                 holders.sort_by_key(|line| line.split_once(' ').map(|(_, tokens)| tokens))
             });
-            (name.clone(), lines.into_iter().map(|line| normal.line(files, name, line)).collect())
+            (name.clone(), lines.into_iter().map(|line| normal.line(name, line)).collect())
         };
         // The contents first, because names are sorted by ids.
         let lasting = files.iter().filter(|(name, _)| *name != "temp");
@@ -105,7 +105,7 @@ impl Normal {
         contents.into_iter().map(|(name, content)| (normal.words(&name, &name), content)).collect()
     }
 
-    fn line(&mut self, files: &Files, name: &str, line: &str) -> String {
+    fn line(&mut self, name: &str, line: &str) -> String {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words[..] {
             ["sum", _] => "sum SUM\n".to_owned(),
@@ -117,13 +117,6 @@ impl Normal {
                 self.words(name, &line.replace(&format!(" {took} {fence}"), &format!(" MS {fence}")))
             }
             ["bytes", name, _] => format!("bytes {name} LENGTH\n"),
-            ["line", from, to, count] => {
-                let waits = files.iter().find(|(name, _)| name.starts_with("line-"));
-                let waits = waits.map_or("", |(_, waits)| waits);
-                let place = |at: &str| waits[..at.parse().expect("a position")].lines().count();
-                format!("line {} {} {count}\n", place(from), place(to))
-            }
-            ["+" | "-", .., sum] if name.starts_with("line-") => self.words(name, &line.replace(sum, "SUM")),
             _ => self.words(name, line),
         }
     }
@@ -182,27 +175,32 @@ fn is_time(number: u64) -> bool {
 
 #[test]
 fn directories_are_written_as_before() {
+    if std::env::var_os("TENURE_WRITE_GOLDEN").is_some() {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/golden/directory.txt");
+        fs::write(file, STATES.map(written).concat()).expect("written");
+        return;
+    }
     for golden in golden() {
         let directory = tempfile::tempdir().expect("a directory");
         let kept = states::make(&golden.state, directory.path());
-        let before = with_tails(&golden.files);
-        assert_eq!(Normal::of(&files(directory.path())), Normal::of(&before), "{}", golden.state);
+        assert_eq!(Normal::of(&files(directory.path())), Normal::of(&golden.files), "{}", golden.state);
         drop(kept);
     }
 }
 
-/// The records of jobs have since got two more lines, which older clients take for a part of the reason.
-fn with_tails(files: &Files) -> Files {
-    let every = Period::every(Duration::from_secs(3_600)).text().expect("a text");
-    let tail = format!("\nearlier 0 - {every}\nsucceeded 0");
-    let with_tail = |text: &String| match text.split_once("\ntenure:use:once:{j}\n") {
-        Some((head, value)) if head.starts_with("tenure record 1\n") => {
-            let (head, _) = head.rsplit_once(' ').expect("a length");
-            format!("{head} {}\ntenure:use:once:{{j}}\n{value}{tail}", value.len() + tail.len())
-        }
-        _ => text.clone(),
-    };
-    files.iter().map(|(name, text)| (name.clone(), with_tail(text))).collect()
+/// A state as `directory.txt` has it.
+fn written(state: &str) -> String {
+    let directory = tempfile::tempdir().expect("a directory");
+    let _kept = states::make(state, directory.path());
+    let mut text = format!("state {state}\n");
+    for (name, content) in files(directory.path()).iter().filter(|(name, _)| *name != "temp") {
+        text += &match name.starts_with("wake-") {
+            true => format!("socket {name}\n"),
+            false => format!("file {name} {}\n{content}\n", content.len()),
+        };
+    }
+    let statuses = block_on(list(&states::open(directory.path()))).expect("a list");
+    text + &statuses.iter().map(|status| format!("told {}\n", shown(status))).collect::<String>()
 }
 
 fn sum(text: &str) -> String {
@@ -221,19 +219,10 @@ fn of_this_boot(files: &Files) -> Files {
     let lease = now.iter().find(|(name, _)| name.starts_with("lock-")).expect("a record").1;
     let later = lease.lines().find_map(|line| line.strip_prefix("ends ")).expect("an end");
     let later: u64 = later.parse().expect("a time");
-    let place = |line: &str| {
-        let (body, old) = line.rsplit_once(' ').expect("a sum");
-        assert_eq!(sum(&body[1..]), old, "{line}");
-        let mut words: Vec<&str> = body.split(' ').collect();
-        let deadline = format!("{later:020}");
-        words[3] = &deadline;
-        let body = words.join(" ");
-        format!("{body} {}\n", sum(&body[1..]))
-    };
     let record = |text: &str| match text.rsplit_once("sum ") {
         Some((body, old)) if text.starts_with("tenure lock") => {
             assert_eq!(sum(body), old.trim_end(), "{text}");
-            let body = body.replace(&was, &boot);
+            let body = lasting(body, later).replace(&was, &boot);
             format!("{body}sum {}\n", sum(&body))
         }
         _ => text.replace(&was, &boot),
@@ -250,13 +239,34 @@ fn of_this_boot(files: &Files) -> Files {
     };
     let moved = |(name, text): (&String, &String)| {
         let text = match name.split('-').next() {
-            Some("line") => text.lines().map(place).collect(),
             Some("record") => beside(text),
             _ => record(text),
         };
         (name.clone(), text)
     };
     files.iter().map(moved).collect()
+}
+
+/// A record whose tickets all last until `later`.
+fn lasting(body: &str, later: u64) -> String {
+    let mut more = 0;
+    let ticket = |line: &str| match line.split(' ').collect::<Vec<_>>()[..] {
+        [number, weight, deadline, owner] if owner.trim_end().parse::<Owner>().is_ok() => {
+            let later = later.to_string();
+            more += later.len() as i64 - deadline.len() as i64;
+            format!("{number} {weight} {later} {owner}")
+        }
+        _ => line.to_owned(),
+    };
+    let lines: Vec<String> = body.split_inclusive('\n').map(ticket).collect();
+    let line = |line: String| match line.split_whitespace().collect::<Vec<_>>()[..] {
+        ["bytes", name, value] => {
+            format!("bytes {name} {}\n", value.parse::<i64>().expect("a length") + more)
+        }
+        ["ends", ends] if ends != "never" => format!("ends {later}\n"),
+        _ => line,
+    };
+    lines.into_iter().map(line).collect()
 }
 
 fn unix_us() -> u64 {

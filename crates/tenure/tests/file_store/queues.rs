@@ -1,63 +1,48 @@
-//! The line file: what is written to it, and that reading a part of it is enough.
+//! Queues: what a request writes, and that it answers as the machine does.
 
 use tenure::internals::protocol::{self, Data, Now, State};
 
 use super::*;
 
-/// The only line file in the directory.
-pub(crate) fn line(dir: &Path) -> PathBuf {
-    let files = files(dir, "line-");
-    assert_eq!(files.len(), 1, "{files:?}");
-    files[0].clone()
-}
-
 fn refresh(owners: &[Owner]) -> Verb {
-    Verb::Refresh { owners: owners.into(), wait_ms: LONG_MS + 1, listens: None }
+    Verb::Refresh { owners: owners.into(), wait_ms: 5_000, listens: Listening::new(1) }
 }
 
 #[test]
-fn a_refresh_writes_a_place_over_and_nothing_else() {
+fn a_refresh_with_half_of_its_time_left_writes_nothing() {
     let dir = dir();
     let (holder, waiter) = (Client::of(FAIR, dir.path()), Client::of(FAIR, dir.path()));
     holder.join("x", &owner());
     let owners = [(); 300].map(|()| owner());
     owners.iter().for_each(|owner| drop(waiter.join("x", owner)));
-    let files = || {
-        let texts = [record(dir.path()), line(dir.path()), dir.path().join("guard")];
-        texts.map(|file| fs::read(file).expect("a file"))
-    };
-    let [record_before, line_before, guard_before] = files();
+    let files = || [record(dir.path()), dir.path().join("guard")].map(|file| fs::read(file).expect("a file"));
+    let before = files();
     let some = &owners[100..103];
     let answer = waiter.ask("x", &some[0], refresh(some), 5 * SECOND).expect("an answer");
     let waits = |place: &Place| matches!(place, Place::Waiting { .. });
     assert!(matches!(&answer, Answer::Places { places, .. } if places.iter().all(waits)), "{answer:?}");
-    let [record_after, line_after, guard_after] = files();
-    assert!(record_after == record_before && guard_after == guard_before);
-    assert_eq!(line_after.len(), line_before.len());
-    let lines = |bytes: &[u8]| bytes.split(|byte| *byte == b'\n').map(<[u8]>::to_vec).collect::<Vec<_>>();
-    let (before, after) = (lines(&line_before), lines(&line_after));
-    let changed: Vec<_> = (0..300).filter(|at| before[*at] != after[*at]).collect();
-    assert_eq!(changed, [100, 101, 102]);
+    assert!(files() == before);
 }
 
 #[test]
-fn a_line_that_many_have_left_does_not_grow_for_ever() {
+fn a_queue_that_many_have_left_is_as_short_as_before() {
     let dir = dir();
     let client = Client::of(FAIR, dir.path());
     let owners = [(); 20].map(|()| owner());
     owners.iter().for_each(|owner| drop(client.join("x", owner)));
-    for _ in 0..2_000 {
+    let length = || fs::metadata(record(dir.path())).expect("a record").len();
+    let before = length();
+    for _ in 0..200 {
         let comes = owner();
         client.join("x", &comes);
         assert_eq!(client.release("x", &comes), Answer::Released { left: 0 });
     }
-    let blocks = std::os::unix::fs::MetadataExt::blocks(&fs::metadata(line(dir.path())).expect("a line"));
-    assert!(blocks * 512 < 400_000, "{} bytes for 19 who wait", blocks * 512);
+    assert!(length() < before + 100, "{before} bytes before, and {} after", length());
     for owner in &owners {
         assert!(is_held(&client.join("x", owner)), "first come, first served");
         assert_eq!(client.release("x", owner), Answer::Released { left: 0 });
     }
-    assert_eq!((files(dir.path(), "line-").len(), files(dir.path(), "lock-").len()), (0, 0));
+    assert_eq!((files(dir.path(), "spare-").len(), files(dir.path(), "lock-").len()), (0, 0));
 }
 
 #[test]
@@ -71,17 +56,21 @@ fn hundreds_of_readers_are_let_in_together_and_no_newcomer_passes_them() {
     let last = places[places.len() - 1];
     let released = writer.release("x", &writes);
     assert_eq!(released, Answer::More(Box::new(Answer::Released { left: 0 })), "in pieces");
-    // A newcomer admits all waiters before it.
-    let comes = reader.join("x", &late);
-    let comes = if let Answer::More(answer) = comes { *answer } else { comes };
-    assert!(is_held(&comes) && ticket(&comes) > last, "{comes:?}");
+    // A newcomer goes on until all waiters before it are admitted.
+    let comes = loop {
+        match more(reader.join("x", &late)) {
+            (Answer::Waiting { .. }, true) => {}
+            (answer, is_more) => break (answer, is_more),
+        }
+    };
+    assert!(matches!(&comes, (answer, false) if is_held(answer) && ticket(answer) > last), "{comes:?}");
     let found = found(reader.inspect("x"));
     assert_eq!((found.holders.len(), found.waiters.len()), (401, 0));
 }
 
 /// Sends the same requests to the machine in memory and to the store, and compares.
 struct Twins {
-    dir: TempDir,
+    _dir: TempDir,
     clients: [Client; 2],
     spec: LockSpec,
     state: State,
@@ -96,7 +85,7 @@ impl Twins {
     fn new(spec: LockSpec) -> Self {
         let dir = dir();
         let clients = [(); 2].map(|()| Client::of(spec, dir.path()));
-        Self { dir, clients, spec, state: State::default(), counter: 0, numbers: Default::default() }
+        Self { _dir: dir, clients, spec, state: State::default(), counter: 0, numbers: Default::default() }
     }
 
     fn machine(&mut self, owner: &Owner, verb: Verb) -> (Answer, bool) {
@@ -190,9 +179,8 @@ fn more(answer: Answer) -> (Answer, bool) {
     }
 }
 
-/// A part of a line gives the same answers as all of it.
 #[test]
-fn a_store_that_reads_the_front_says_what_the_machine_says_that_knows_all() {
+fn a_directory_answers_as_the_machine_does() {
     let seats = |kind| match kind {
         0 => vec![FAIR],
         1 => vec![READER, READER, READER, WRITER],
@@ -221,7 +209,7 @@ fn a_store_that_reads_the_front_says_what_the_machine_says_that_knows_all() {
                 hold: 1,
                 fence: Fence::Assign,
                 wait_ms,
-                listens: None,
+                listens: Listening::new(1),
                 bind: if wait_ms == Some(LONG_MS) { Liveness::Process } else { Liveness::Lease },
             };
             let verb = match next(100) {
@@ -243,7 +231,6 @@ fn a_store_that_reads_the_front_says_what_the_machine_says_that_knows_all() {
             };
             twins.ask(client, &who, verb);
         }
-        let places = files(twins.dir.path(), "line-").len();
-        println!("{} numbers were given, {places} lines are left", twins.numbers.len());
+        println!("{} numbers were given", twins.numbers.len());
     }
 }
