@@ -15,7 +15,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use rustix::fs::{FlockOperation, flock};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
-use tenure::{ForcedRelease, Kind, Locks, Outcome, Owner, Period, Share, Status, block_on};
+use tenure::{ForcedRelease, Kind, Locks, Outcome, Owner, Share, Status, block_on};
 
 use states::STATES;
 
