@@ -202,6 +202,20 @@ impl Fixture {
         }
     }
 
+    /// Waits until `count` callers wait in the queue of lock `x`, of which `what` is the last.
+    pub async fn until_waiting(&self, locks: &Locks, count: usize, what: impl Future + Unpin) {
+        let queued = async {
+            let waiting = async || {
+                locks.inspect("x").await.expect("an answer").map_or(0, |status| status.waiters.len())
+            };
+            while waiting().await < count {
+                self.sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let queued = self.within(Duration::from_secs(10), queued);
+        assert!(matches!(select(what, std::pin::pin!(queued)).await, Either::Right(_)), "it did not wait");
+    }
+
     /// Waits for `what`; drops it and returns `None` if it takes longer than `limit`.
     pub async fn unless_late<T>(&self, limit: Duration, what: impl Future<Output = T>) -> Option<T> {
         match select(std::pin::pin!(what), self.sleep(limit)).await {

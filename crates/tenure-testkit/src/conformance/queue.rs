@@ -44,7 +44,7 @@ pub async fn a_try_overtakes_nobody(fixture: &Fixture) {
     let reader = ours.rwlock("x").expect("a name").read().await.expect("a free lock");
     let lock = theirs.rwlock("x").expect("a name");
     let mut writer = pin!(lock.write());
-    assert!(fixture.unless_late(fixture.ttl / 4, &mut writer).await.is_none());
+    fixture.until_waiting(&ours, 1, &mut writer).await;
     assert!(ours.rwlock("x").expect("a name").try_read().await.expect("an answer").is_none());
     reader.release().await.expect("a release");
     drop(fixture.within(fixture.ttl, writer).await.expect("a grant"));
@@ -59,10 +59,10 @@ pub async fn a_head_that_died_costs_its_short_lease(fixture: &Fixture) {
     let dead = fixture.client_with(long);
     let dying = dead.fair_mutex("x").expect("a name");
     let mut head = Box::pin(dying.lock());
-    assert!(fixture.unless_late(fixture.ttl / 4, &mut head).await.is_none());
+    fixture.until_waiting(&ours, 1, &mut head).await;
     let fair = next.fair_mutex("x").expect("a name");
     let mut second = pin!(fair.lock());
-    assert!(fixture.unless_late(fixture.ttl / 4, &mut second).await.is_none());
+    fixture.until_waiting(&ours, 2, &mut second).await;
     guard.release().await.expect("a release");
     // The head is granted in the background, but never polled again and so not renewed.
     drop(fixture.within(Duration::from_secs(6), second).await.expect("a grant"));
@@ -77,7 +77,7 @@ pub async fn a_long_grace_keeps_nobody_out(fixture: &Fixture) {
     let guard = ours.fair_mutex("x").expect("a name").lock().await.expect("a free lock");
     let fair = theirs.fair_mutex("x").expect("a name");
     let mut waits = pin!(fair.lock());
-    assert!(fixture.unless_late(fixture.ttl / 4, &mut waits).await.is_none());
+    fixture.until_waiting(&ours, 1, &mut waits).await;
     guard.release().await.expect("a release");
     let next = fixture.within(Duration::from_secs(1), waits).await.expect("a grant");
     assert!(next.is_held());
@@ -90,7 +90,7 @@ pub async fn a_forced_release_lets_the_next_in(fixture: &Fixture) {
     let guard = ours.fair_mutex("x").expect("a name").lock().await.expect("a free lock");
     let fair = theirs.fair_mutex("x").expect("a name");
     let mut next = pin!(fair.lock());
-    assert!(fixture.unless_late(fixture.ttl / 4, &mut next).await.is_none());
+    fixture.until_waiting(&ours, 1, &mut next).await;
     let status = ours.inspect("x").await.expect("an answer").expect("a holder");
     assert_eq!((status.holders.len(), status.waiters.len()), (1, 1));
     let forced = ours.force_release("x").await.expect("an answer").expect("a holder");
@@ -108,7 +108,7 @@ pub async fn whoever_is_called_gets_a_whole_lease(fixture: &Fixture) {
     let guard = ours.fair_mutex("x").expect("a name").lock().await.expect("a free lock");
     let fair = theirs.fair_mutex("x").expect("a name");
     let mut next = pin!(fair.lock());
-    assert!(fixture.unless_late(fixture.ttl / 4, &mut next).await.is_none());
+    fixture.until_waiting(&ours, 1, &mut next).await;
     guard.release().await.expect("a release");
     let next = fixture.within(fixture.ttl, next).await.expect("a grant");
     let whole = async {

@@ -32,12 +32,9 @@ pub async fn a_waiting_writer_stops_new_readers(fixture: &Fixture) {
     let (a, b) = (ours.rwlock("x").expect("a name"), theirs.rwlock("x").expect("a name"));
     let reader = a.read().await.expect("a free lock");
     let mut writer = Box::pin(b.write());
-    assert!(fixture.unless_late(fixture.ttl / 4, &mut writer).await.is_none());
+    fixture.until_waiting(&ours, 1, &mut writer).await;
     let mut late = pin!(a.read());
-    assert!(
-        fixture.unless_late(fixture.ttl / 4, &mut late).await.is_none(),
-        "a reader has overtaken a writer"
-    );
+    fixture.until_waiting(&ours, 2, &mut late).await;
     drop(writer);
     let late = fixture.within(fixture.ttl, late).await.expect("a grant");
     late.release().await.expect("a release");
@@ -78,7 +75,7 @@ pub async fn a_downgrade_lets_readers_in_at_once(fixture: &Fixture) {
     let guard = a.write().await.expect("a free lock");
     let fence = guard.fence();
     let mut reader = pin!(b.read());
-    assert!(fixture.unless_late(fixture.ttl / 4, &mut reader).await.is_none());
+    fixture.until_waiting(&ours, 1, &mut reader).await;
     let guard = guard.downgrade().await.expect("a downgrade");
     let reader = fixture.within(fixture.ttl, reader).await.expect("a grant");
     assert_eq!(guard.fence(), fence);

@@ -38,13 +38,13 @@ pub async fn who_asks_for_many_is_not_overtaken(fixture: &Fixture) {
     let (a, b) = (ours.semaphore("x", 3).expect("a name"), theirs.semaphore("x", 3).expect("a name"));
     let two = a.acquire_many(2).await.expect("a free lock");
     let mut three = pin!(b.acquire_many(3));
-    assert!(fixture.unless_late(fixture.ttl / 4, &mut three).await.is_none());
+    fixture.until_waiting(&ours, 1, &mut three).await;
     assert!(
         a.try_acquire().await.expect("an answer").is_none(),
         "one is left, and three were asked for before"
     );
     let mut one = pin!(a.acquire());
-    assert!(fixture.unless_late(fixture.ttl / 4, &mut one).await.is_none());
+    fixture.until_waiting(&ours, 2, &mut one).await;
     two.release().await.expect("a release");
     let three = fixture.within(fixture.ttl, three).await.expect("a grant");
     assert!(fixture.unless_late(fixture.ttl / 4, &mut one).await.is_none());
@@ -100,13 +100,13 @@ pub async fn a_number_that_is_raised_lets_waiters_in_at_once(fixture: &Fixture) 
     let (a, b) = (ours.semaphore("x", 2).expect("a name"), theirs.semaphore("x", 2).expect("a name"));
     let both = a.acquire_many(2).await.expect("a free lock");
     let mut waits = pin!(b.acquire_many(2));
-    assert!(fixture.unless_late(fixture.ttl / 4, &mut waits).await.is_none());
+    fixture.until_waiting(&ours, 1, &mut waits).await;
     a.set_permits(3).await.expect("an answer");
     assert!(fixture.unless_late(fixture.ttl / 4, &mut waits).await.is_none(), "one too many");
     a.set_permits(4).await.expect("an answer");
     let waited = fixture.within(fixture.ttl, waits).await.expect("a grant");
     let mut last = pin!(b.acquire_many(2));
-    assert!(fixture.unless_late(fixture.ttl / 4, &mut last).await.is_none());
+    fixture.until_waiting(&ours, 1, &mut last).await;
     b.set_permits(1).await.expect("an answer");
     both.release().await.expect("a release");
     assert!(fixture.unless_late(fixture.ttl / 4, &mut last).await.is_none(), "let in beside another");

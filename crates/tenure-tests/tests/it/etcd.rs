@@ -381,8 +381,8 @@ type Open = fn(Opening<'_>) -> tenure::Result<Arc<dyn Store>>;
 
 /// A listing of locks with many holders comes in pages of bounded size.
 pub(crate) fn a_listing_of_long_locks_has_pages(url: &str, open: Open) {
-    const LOCKS: usize = 10;
-    const HOLDERS: usize = 900;
+    const LOCKS: usize = 90;
+    const HOLDERS: usize = 100;
     // In an owner, each byte of this label takes three.
     let label = "\u{e9}".repeat(128);
     let patient = Duration::from_secs(120);

@@ -71,7 +71,8 @@ fn at_each_expiry_one_caller_computes() {
         async move {
             let clients: Vec<_> = (0..3).map(|_| store.client()).collect();
             let work = Work::default();
-            let until = Instant::now() + ms(2_500);
+            let started = Instant::now();
+            let until = started + ms(2_500);
             let readers = (0..60).map(|reader| {
                 let (locks, work) = (clients[reader % 3].clone(), work.clone());
                 tokio::spawn(async move {
@@ -88,7 +89,8 @@ fn at_each_expiry_one_caller_computes() {
             join_all(readers.collect::<Vec<_>>()).await;
             let begun = work.begun();
             // A ttl and a computation take 550 ms.
-            assert!((3..=6).contains(&begun), "{}: computed {begun} times", store.name);
+            let most = 1 + started.elapsed().as_millis().div_ceil(550) as usize;
+            assert!((3..=most).contains(&begun), "{}: computed {begun} times", store.name);
             assert_eq!(work.most_at_once.load(Ordering::SeqCst), 1, "{}", store.name);
         }
         .boxed()

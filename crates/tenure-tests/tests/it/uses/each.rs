@@ -54,7 +54,7 @@ fn taken(runs: &Runs) -> Vec<(SystemTime, Duration)> {
 
 #[tokio::test(start_paused = true)]
 async fn schedulers_run_each_window_once_when_it_opens() -> Result<()> {
-    let ((_locks, control), runs) = (store(), Runs::default());
+    let ((_locks, control), runs) = (store_at(10 * MINUTE, 5 * MINUTE).await, Runs::default());
     let period = || Period::every(10 * MINUTE);
     let all: Vec<_> = (0..5).map(|_| scheduler(&control, period(), &runs, MINUTE, 5 * HOUR)).collect();
     for scheduler in all {
@@ -168,7 +168,7 @@ async fn a_missed_window_is_skipped_where_it_is_open_for_a_minute() -> Result<()
 
 #[tokio::test(start_paused = true)]
 async fn a_job_that_outlasts_its_window_never_overlaps_itself() -> Result<()> {
-    let ((_locks, control), runs) = (store(), Runs::default());
+    let ((_locks, control), runs) = (store_at(10 * MINUTE, 5 * MINUTE).await, Runs::default());
     let period = || Period::every(10 * MINUTE);
     let all: Vec<_> = (0..3).map(|_| scheduler(&control, period(), &runs, 25 * MINUTE, 5 * HOUR)).collect();
     for scheduler in all {

@@ -73,7 +73,8 @@ impl LocalQueues {
         })
     }
 
-    /// Joins at the tail. `silence` is the failure of the newcomer's own request, if it was not answered.
+    /// Joins behind those who came earlier. `silence` is the failure of the newcomer's own request, if it was not
+    /// answered.
     pub(in crate::engine) fn join(
         &self,
         engine: &Arc<Engine>,
@@ -89,8 +90,8 @@ impl LocalQueues {
             }
             queue.known.hurries |= silence.is_some();
             is_news = is_first || queue.known.has(ask) || silence.is_some();
-            // Taken under the lock, so that numbers grow in order of arrival.
-            (engine.id(), silence.map(|failure| (queue.known.heard, failure)))
+            // Drawn before its own request, during which others may have joined.
+            (ask.hold, silence.map(|failure| (queue.known.heard, failure)))
         });
         if is_news {
             place.wait_queue.notify.notify_one();
