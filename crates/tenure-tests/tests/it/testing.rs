@@ -233,3 +233,26 @@ async fn jobs_caches_and_fills_lose_their_lock_by_their_own_name() -> Result<()>
 fn outside_of_a_runtime_it_says_what_is_missing() {
     drop(store());
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_task_is_not_overtaken_while_its_first_request_is_under_way() -> Result<()> {
+    let (locks, control) = store();
+    let other = control.hold_elsewhere("x");
+    control.slow(S / 2);
+    let served = std::sync::Mutex::new(Vec::new());
+    // The first is answered at 500 ms and waits; the second is answered at 600 ms, and meanwhile the third comes.
+    let tasks = [0, 100, 550].map(async |at| {
+        tokio::time::sleep(Duration::from_millis(at)).await;
+        let guard = locks.mutex("x")?.lock().await?;
+        served.lock().expect("no panic").push(at);
+        guard.release().await
+    });
+    let release = async {
+        tokio::time::sleep(3 * S).await;
+        drop(other);
+    };
+    let (all, ()) = tokio::join!(futures_util::future::try_join_all(tasks), release);
+    all?;
+    assert_eq!(*served.lock().expect("no panic"), [0, 100, 550]);
+    Ok(())
+}

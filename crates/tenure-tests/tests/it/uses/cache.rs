@@ -89,7 +89,7 @@ fn at_each_expiry_one_caller_computes() {
             join_all(readers.collect::<Vec<_>>()).await;
             let begun = work.begun();
             // A ttl and a computation take 550 ms.
-            let most = 1 + started.elapsed().as_millis().div_ceil(550) as usize;
+            let most = 1 + started.elapsed().as_millis().div_ceil(550) as u64;
             assert!((3..=most).contains(&begun), "{}: computed {begun} times", store.name);
             assert_eq!(work.most_at_once.load(Ordering::SeqCst), 1, "{}", store.name);
         }
