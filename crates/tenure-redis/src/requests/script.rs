@@ -60,7 +60,7 @@ static GUARDED_REENTRANT: Script = Script {
 
 pub(crate) static QUEUE: Script = Script {
     text: include_str!("../scripts/queue.lua"),
-    sha: "a2a194958af930603388585d7d3fd37ce802e7c4",
+    sha: "a8f96fbbe33b8cccfa44dce340ab4e2c36c098d7",
     guarded: Some(&GUARDED_QUEUE),
 };
 

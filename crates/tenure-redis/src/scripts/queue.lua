@@ -102,11 +102,12 @@ if type(value) == 'string' and #value <= 1024 and string.find(value, '#1:', 1, t
     end
     return verb == 'refresh' and answer or owner .. ' ' .. request .. ' held ' .. number
   elseif holder and (counter or token ~= '') then
-    -- A cluster that moves the slot takes keys there only on the next node, also in this script: what is no
-    -- longer there could not be written again.
-    local elsewhere = redis.pcall('PTTL', (counter or ARGV[6]) .. ':')
+    -- A cluster that moves the slot takes new keys only on the next node, so a string that is deleted here could
+    -- not be followed by a set.
+    local elsewhere = string.find(counter or '', '}$') and redis.pcall('PTTL', counter .. ':')
     if type(elsewhere) == 'table' and string.find(elsewhere.err, 'non local key', 1, true) then
-      return redis.error_reply('TRYAGAIN the slot of this lock is being moved')
+      return verb == 'acquire' and not mine and { owner, request, 'busy', holder, left_ms }
+        or redis.error_reply('TRYAGAIN the slot of this lock is being moved')
     end
     if token == '' then
       -- number_bare: drawn now, and so above the token that plain commands have drawn.

@@ -342,7 +342,7 @@ fn however_much_is_asked_about_a_lock_its_renewals_leave() {
 }
 
 #[test]
-fn a_dead_replica_stops_neither_releases_nor_what_needs_no_confirmation() {
+fn a_dead_replica_delays_what_needs_no_confirmation_by_one_wait() {
     let trio = Trio::start();
     let acked = patient(&trio.master.url(), "acks=2");
     let held = block_on(acked.mutex("held").expect("a name").lock()).expect("a grant");
@@ -367,12 +367,12 @@ fn a_dead_replica_stops_neither_releases_nor_what_needs_no_confirmation() {
         );
         questions.sort();
         println!(
-            "beside a WAIT that takes 875 ms: a release {release:?}, {} questions, median {:?}",
+            "beside a WAIT that takes 875 ms: a release {release:?}, {} questions, the longest {:?}",
             questions.len(),
-            questions[questions.len() / 2]
+            questions[questions.len() - 1]
         );
-        in_time(release, ms(800));
-        in_time(questions[questions.len() / 2], ms(200));
+        in_time(release, ms(1_500));
+        in_time(questions[questions.len() - 1], ms(1_500));
     });
     eventually("it was given back", SOON, || !trio.master.has("late"));
     trio.replicas[1].cont();
