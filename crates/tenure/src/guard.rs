@@ -418,7 +418,7 @@ impl Guard {
         if let Some(lost) = self.outcome() {
             return Err(lost);
         }
-        let within = lease.op_timeout.min(lease.remaining(engine)).max(Duration::from_millis(1));
+        let within = lease.options.op_timeout.min(lease.remaining(engine)).max(Duration::from_millis(1));
         let changes = matches!(verb, Verb::Renew { .. });
         match engine.call(&Call::of(lease, verb).idempotent(), engine.now(), within).await {
             Ok(answer) => match lease.refusal(&answer) {

@@ -4,6 +4,7 @@ use crate::error::{Error, Result};
 use crate::metrics::Groups;
 use crate::name::{LockName, Quoted};
 use crate::owner::check_text;
+use crate::protocol::Liveness;
 use crate::protocol::lease::{TTL_MAX, TTL_MIN, margin};
 
 /// How locks are held. The defaults suit a service on a network.
@@ -70,6 +71,54 @@ pub struct Options {
     /// Which locks are counted separately in [`Locks::metrics`](crate::Locks::metrics). Default: one group
     /// for all.
     pub groups: Groups,
+}
+
+/// The options that a hold keeps.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HoldOptions {
+    pub(crate) ttl: Duration,
+    pub(crate) renewal: Renewal,
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) grace: Duration,
+    pub(crate) bind: Liveness,
+    pub(crate) op_timeout: Duration,
+}
+
+impl HoldOptions {
+    pub(crate) fn of(options: &Options) -> Self {
+        // Exhaustive: whoever adds an option decides here whether a hold keeps it.
+        let &Options {
+            ttl,
+            renewal,
+            max_hold,
+            grace,
+            inherit_liveness,
+            op_timeout,
+            patience: _,
+            label: _,
+            prefix: _,
+            unfenced: _,
+            groups: _,
+        } = options;
+        let bind = if inherit_liveness { Liveness::Work } else { Liveness::Process };
+        Self { ttl, renewal, max_hold, grace, bind, op_timeout }
+    }
+
+    /// These options, and the remaining ones of `others`.
+    pub(crate) fn and(self, others: Options) -> Options {
+        let Self { ttl, renewal, max_hold, grace, bind, op_timeout } = self;
+        let inherit_liveness = bind == Liveness::Work;
+        Options { ttl, renewal, max_hold, grace, inherit_liveness, op_timeout, ..others }
+    }
+
+    /// Whether a hold with the wanted options would be renewed the same way as one with these.
+    pub(crate) fn covers(self, wanted: Self) -> bool {
+        let Self { ttl, renewal, max_hold, grace, bind, op_timeout: _ } = wanted;
+        [self.renewal, renewal] == [Renewal::Automatic; 2]
+            && [self.max_hold, max_hold] == [None; 2]
+            && ttl <= self.ttl
+            && (grace, bind) == (self.grace, self.bind)
+    }
 }
 
 /// Whether a lease is renewed while its guard lives.

@@ -7,14 +7,14 @@ use std::time::Duration;
 use super::Engine;
 use super::call::Call;
 use super::hold::Hold;
-use super::lease::{GONE, Granting, Lease, LeaseTerms, Loss, bind};
+use super::lease::{GONE, Granting, Lease, LeaseTerms, Loss};
 use super::release::Release;
 use super::waiters::newcomer::{Newcomer, NewcomerSlot};
 use crate::error::{Error, Result};
 use crate::metrics::{LossReason, Meter};
 use crate::moment::Moment;
 use crate::name::LockName;
-use crate::options::Options;
+use crate::options::{HoldOptions, Options};
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, Fence, Kind, Liveness, LockSpec, Verb, lease};
@@ -262,7 +262,7 @@ impl Acquisition {
         let ttl = self.options.lease();
         let place = || lease::millis(self.engine.store.capabilities().wait(ttl));
         let wait_ms = (wait && matches!(self.spec, LockSpec::Queue(_))).then(place);
-        let (ttl_ms, hold, bind) = (lease::millis(ttl), self.hold, bind(&self.options));
+        let (ttl_ms, hold, bind) = (lease::millis(ttl), self.hold, HoldOptions::of(&self.options).bind);
         let fence = if self.options.unfenced { Fence::Optional } else { Fence::Assign };
         let newcomer = wait_ms.and_then(|_| self.engine.ticket_queues.newcomer(&self.name));
         let listens = newcomer.as_ref().and_then(Newcomer::listens);
@@ -288,7 +288,7 @@ impl Acquisition {
     pub(crate) async fn resume(&self) -> Result<Resumed<Hold>> {
         let (engine, ttl) = (&self.engine, self.options.lease());
         let sent = engine.now();
-        let (ttl_ms, hold, bind) = (lease::millis(ttl), self.hold, Some(bind(&self.options)));
+        let (ttl_ms, hold, bind) = (lease::millis(ttl), self.hold, Some(HoldOptions::of(&self.options).bind));
         let verb = Verb::Renew { ttl_ms, hold, bind, weight: None };
         let within = self.options.op_timeout;
         // If the answer is lost, the store has bound the detached hold to this id and nobody else can release
@@ -343,7 +343,7 @@ impl Acquisition {
 
     /// The hold granted by the store. `max_hold` counts from `begun`.
     pub(super) fn granted(&self, fence: u64, begun: Moment, request: Granting) -> Hold {
-        let options = &*self.options;
+        let options = HoldOptions::of(&self.options);
         let terms = LeaseTerms {
             name: self.name.clone(),
             spec: self.spec,
@@ -351,12 +351,8 @@ impl Acquisition {
             fence,
             hold: self.hold,
             meter: self.meter,
-            op_timeout: options.op_timeout,
-            ttl: options.ttl,
-            grace: options.grace,
-            bind: bind(options),
+            options,
             end: options.max_hold.map(|hold| begun + hold),
-            renewal: options.renewal,
             interruptions: self.interruptions,
         };
         let held = Hold::granted(&self.engine, terms, request);
@@ -394,7 +390,7 @@ pub(super) const IN_GRACE: &str =
 
 /// A hold of its own for a guard that shares this one with others of its owner.
 pub(crate) async fn part(engine: &Arc<Engine>, lease: &Lease) -> Result<Hold> {
-    let options = &Arc::new(lease.options());
+    let options = &Arc::new(lease.options.and(Options::default()));
     let (name, spec, owner, meter) = (&lease.name, lease.spec, Some(&lease.owner), lease.meter);
     let ask = Acquisition::new(Wanted { engine, name, spec, owner, options, meter, wait: Wait::Once });
     let in_grace = engine.store.capabilities().restart_grace.is_some();

@@ -56,7 +56,7 @@ impl ListenerCount {
 /// Listens until the hold has ended.
 async fn listen(engine: Arc<Engine>, lease: Arc<Lease>, _listening: CountedListener) {
     let topic = Topic::new(&lease.name, lease.spec, Purpose::Hold(&lease.owner));
-    let mut subscription = Subscription::Connecting(engine.store.subscribe(topic, lease.op_timeout));
+    let mut subscription = Subscription::Connecting(engine.store.subscribe(topic, lease.options.op_timeout));
     let end = LossListener::new(&engine, &lease);
     loop {
         let heard = poll_fn(|context| match end.listen(context) {

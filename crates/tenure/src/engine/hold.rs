@@ -68,7 +68,7 @@ impl Hold {
         let (engine, mut now) = (Arc::clone(&self.engine), self.engine.now());
         let lost = self.lease.outcome_at(&engine, now).and_then(HoldEnd::into_error);
         let lost = lost.filter(|_| !planted(Bug::LossTakenForRelease));
-        let (deadline, op_timeout) = (self.lease.lost_at(), self.lease.op_timeout);
+        let (deadline, op_timeout) = (self.lease.lost_at(), self.lease.options.op_timeout);
         let (lease, left) = self.disarm_at(now);
         // A reentrant owner has other guards of the same grant: the last one releases it.
         if left > 0 {

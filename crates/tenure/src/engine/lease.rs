@@ -14,7 +14,7 @@ use crate::events::{event, millis, text};
 use crate::metrics::{LossReason, Meter};
 use crate::moment::Moment;
 use crate::name::{LockName, Quoted};
-use crate::options::{Options, Renewal};
+use crate::options::{HoldOptions, Renewal};
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, Liveness, LockSpec, Place, Verb, lease, parse_value, shown};
@@ -39,14 +39,9 @@ pub(crate) struct LeaseTerms {
     pub(crate) hold: u64,
     /// The lock's counters.
     pub(super) meter: Meter,
-    pub(crate) op_timeout: Duration,
-    pub(super) ttl: Duration,
-    pub(super) grace: Duration,
-    /// The liveness it was granted with.
-    pub(super) bind: Liveness,
+    pub(crate) options: HoldOptions,
     /// The end of `max_hold`.
     pub(super) end: Option<Moment>,
-    pub(super) renewal: Renewal,
     /// The store's count of interruptions before the first request.
     pub(super) interruptions: u64,
 }
@@ -134,7 +129,7 @@ impl Lease {
         let deadline = lease::deadline(sent, answered, first);
         let extent = match first >= whole {
             true => Extent::Whole { sent },
-            false => Extent::Part { whole_at: lease::whole_at(answered, terms.ttl, deadline) },
+            false => Extent::Part { whole_at: lease::whole_at(answered, terms.options.ttl, deadline) },
         };
         let state = LeaseState { extent, deadline, ..LeaseState::new(sent, Hearing::Later) };
         Self { terms, role, state: Locked::new(state) }
@@ -142,21 +137,10 @@ impl Lease {
 
     /// A share of `term`, which has the lease.
     pub(super) fn share_of(term: &Arc<Self>, meter: Meter, op_timeout: Duration) -> Self {
-        let terms = LeaseTerms { meter, op_timeout, ..term.terms.clone() };
+        let options = HoldOptions { op_timeout, ..term.options };
+        let terms = LeaseTerms { meter, options, ..term.terms.clone() };
         let state = LeaseState::new(Moment::default(), Hearing::Never);
         Self { terms, role: Role::Share(Arc::clone(term)), state: Locked::new(state) }
-    }
-
-    /// Options for another hold with the same terms.
-    pub(super) fn options(&self) -> Options {
-        Options {
-            ttl: self.ttl,
-            grace: self.grace,
-            renewal: self.renewal,
-            op_timeout: self.op_timeout,
-            inherit_liveness: self.bind == Liveness::Work,
-            ..Options::default()
-        }
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, LeaseState> {
@@ -230,17 +214,17 @@ impl Lease {
     /// The end of the time in which there may be something to release. The lease of a resumed hold may last
     /// longer on the store than `max_hold` allows here.
     pub(super) fn over_at(&self) -> Moment {
-        self.term().state().asked_at + self.ttl
+        self.term().state().asked_at + self.options.ttl
     }
 
     /// How much earlier it is renewed when there are many leases.
     pub(super) fn spread(&self) -> Duration {
-        lease::spread(self.ttl, self.hold)
+        lease::spread(self.options.ttl, self.hold)
     }
 
     /// The same for the first renewal, so that leases granted together are not renewed together.
     pub(super) fn first_spread(&self) -> Duration {
-        lease::first_spread(self.ttl, self.hold)
+        lease::first_spread(self.options.ttl, self.hold)
     }
 
     /// The lease to request in a renewal sent now.
@@ -252,13 +236,13 @@ impl Lease {
 
     /// The lease, clipped to `max_hold`.
     fn ttl_from(&self, now: Moment) -> Duration {
-        self.end.map_or(self.ttl, |end| self.ttl.min(end.since(now)))
+        self.end.map_or(self.options.ttl, |end| self.options.ttl.min(end.since(now)))
     }
 
     /// Whether to retry the subscription, after a renewal.
     pub(super) fn listens_again(&self, now: Moment) -> bool {
         let state = self.state();
-        let listen_at = state.phase.held_since().and_then(|since| lease::listen_at(since, self.ttl));
+        let listen_at = state.phase.held_since().and_then(|since| lease::listen_at(since, self.options.ttl));
         state.hearing == Hearing::Again && listen_at.is_some_and(|at| at <= now)
     }
 
@@ -342,7 +326,7 @@ impl Lease {
     pub(super) fn expire(&self, engine: &Engine) {
         let deadline = self.term().state().deadline;
         let (reason, text) = match self.end {
-            Some(end) if deadline + lease::margin(self.ttl) >= end => {
+            Some(end) if deadline + lease::margin(self.options.ttl) >= end => {
                 (LossReason::MaxHold, "max_hold was reached")
             }
             _ => (LossReason::Expired, "its lease expired before it could be renewed"),
@@ -501,7 +485,7 @@ impl LeaseState {
     }
 
     pub(super) fn lost_at(&self, terms: &LeaseTerms) -> Moment {
-        let grace = if planted(Bug::NoGrace) { Duration::ZERO } else { terms.grace };
+        let grace = if planted(Bug::NoGrace) { Duration::ZERO } else { terms.options.grace };
         terms.end.map_or(self.deadline, |end| self.deadline.min(end)) - grace
     }
 
@@ -512,16 +496,16 @@ impl LeaseState {
             Extent::Part { whole_at } => return (!planted(Bug::NeverWhole)).then_some(whole_at),
             Extent::Whole { sent } => sent,
         };
-        let reaches_end = terms.end.is_some_and(|end| sent + terms.ttl >= end);
-        let is_renewed = terms.renewal == Renewal::Automatic && !reaches_end;
-        is_renewed.then(|| lease::renew_at(sent, terms.ttl))
+        let reaches_end = terms.end.is_some_and(|end| sent + terms.options.ttl >= end);
+        let is_renewed = terms.options.renewal == Renewal::Automatic && !reaches_end;
+        is_renewed.then(|| lease::renew_at(sent, terms.options.ttl))
     }
 
     /// When its holder subscribes to messages about its end, if it has not yet.
     pub(super) fn listen_at(&self, terms: &LeaseTerms) -> Option<Moment> {
         match self.phase {
             Phase::Held { since } if self.hearing == Hearing::Later && !planted(Bug::ForcedUnheard) => {
-                lease::listen_at(since, terms.ttl)
+                lease::listen_at(since, terms.options.ttl)
             }
             _ => None,
         }
@@ -619,10 +603,6 @@ pub(super) struct Shares {
 }
 
 /// The liveness of a hold with these options.
-pub(crate) fn bind(options: &Options) -> Liveness {
-    if options.inherit_liveness { Liveness::Work } else { Liveness::Process }
-}
-
 /// Logs a grant.
 pub(super) fn announce(engine: &Engine, lease: &Lease, waited: Duration) {
     event!(

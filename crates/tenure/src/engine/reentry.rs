@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Engine;
-use super::lease::{Granting, Lease, LeaseTerms, Role, Shares, bind};
+use super::lease::{Granting, Lease, LeaseTerms, Role, Shares};
 use crate::metrics::Meter;
 use crate::name::LockName;
-use crate::options::{Options, Renewal};
+use crate::options::{HoldOptions, Options};
 use crate::owner::Owner;
 use crate::protocol::lease;
 use crate::sync::Locked;
@@ -71,7 +71,7 @@ fn key(term: &Lease) -> (LockName, Owner, u64) {
 impl Lease {
     /// The first share of a grant.
     pub(super) fn first_share(terms: LeaseTerms, request: Granting) -> Arc<Self> {
-        let (meter, op_timeout) = (terms.meter, terms.op_timeout);
+        let (meter, op_timeout) = (terms.meter, terms.options.op_timeout);
         let term = Arc::new(Self::granted(terms, Role::Term(Box::default()), request));
         term.share_if(meter, op_timeout, |_| true).expect("it is not closed yet")
     }
@@ -101,17 +101,10 @@ impl Lease {
     /// Whether a hold with these options needs no request: it would be renewed the same way, as much time is
     /// left as in a fresh grant, and the store has not been interrupted since.
     fn covers(&self, engine: &Engine, options: &Options) -> bool {
-        let is_renewed = |renewal| renewal == Renewal::Automatic;
-        let is_alike = is_renewed(self.renewal)
-            && is_renewed(options.renewal)
-            && self.end.is_none()
-            && options.max_hold.is_none()
-            && options.lease() <= self.ttl
-            && options.grace == self.grace
-            && bind(options) == self.bind;
+        let is_alike = self.options.covers(HoldOptions::of(options));
         let is_sure = engine.store.signals().interruptions() == self.interruptions;
         let ttl = options.lease();
-        let least = (ttl - ttl / 3).saturating_sub(lease::margin(ttl) + self.grace);
+        let least = (ttl - ttl / 3).saturating_sub(lease::margin(ttl) + self.options.grace);
         is_alike && is_sure && self.remaining(engine) >= least
     }
 

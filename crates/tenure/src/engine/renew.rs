@@ -231,7 +231,7 @@ impl RenewalRequest {
             (state.renew_at(&lease).is_some(), state.lost_at(&lease).since(sent))
         };
         let ttl = if renews { lease.ask(sent) } else { Duration::ZERO };
-        let within = lease::attempt(lease.ttl, left, lease.op_timeout);
+        let within = lease::attempt(lease.options.ttl, left, lease.options.op_timeout);
         Self { lease, ttl, renews, within }
     }
 
@@ -464,7 +464,7 @@ impl RenewerTask {
                     lease.renewed(sent, now, ttl);
                 }
                 let left = lease.lost_at().since(now);
-                let retry = now + self.engine.jittered(lease::retry_after(lease.ttl, left));
+                let retry = now + self.engine.jittered(lease::retry_after(lease.options.ttl, left));
                 if !renews && !planted(Bug::QuestionGivenUp) {
                     // It stays in doubt until an answer arrives.
                     lease.state().doubt(retry);
@@ -496,7 +496,7 @@ fn early(lease: &Lease, due: Moment) -> Duration {
     let sooner = [Duration::ZERO, lease.spread(), lease.first_spread()];
     let is_first =
         lease.state().renew_at(lease).is_some_and(|at| sooner.iter().any(|sooner| at - *sooner == due));
-    if is_first { (lease.ttl / 12).min(BATCH) } else { Duration::ZERO }
+    if is_first { (lease.options.ttl / 12).min(BATCH) } else { Duration::ZERO }
 }
 
 impl Drop for RenewerTask {

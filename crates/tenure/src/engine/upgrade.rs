@@ -55,7 +55,7 @@ pub(crate) async fn upgrade(engine: &Arc<Engine>, lease: &Arc<Lease>, limit: Opt
         if subscription.is_idle() {
             // Messages for a resumed hold go to the client that created its owner.
             let topic = Topic::new(&lease.name, lease.spec, Purpose::Turns(lease.owner.client()));
-            subscription = Subscription::Connecting(engine.store.subscribe(topic, lease.op_timeout));
+            subscription = Subscription::Connecting(engine.store.subscribe(topic, lease.options.op_timeout));
         }
         let until = engine.now() + pause;
         let mut timer = engine.runtime.sleep_until(limit.map_or(until, |limit| until.min(limit)));
@@ -101,8 +101,10 @@ async fn take(
     }
     let sent = engine.now();
     let ttl = lease.ask(sent);
-    let left = limit.filter(|limit| *limit > sent).map_or(lease.op_timeout, |limit| limit.since(sent));
-    let within = lease.op_timeout.min(left).min(lease.remaining(engine)).max(Duration::from_millis(1));
+    let left =
+        limit.filter(|limit| *limit > sent).map_or(lease.options.op_timeout, |limit| limit.since(sent));
+    let within =
+        lease.options.op_timeout.min(left).min(lease.remaining(engine)).max(Duration::from_millis(1));
     let verb = lease.renewal(ttl, None, Some(weight));
     let answer = engine.call(&Call::of(lease, verb), sent, within).await;
     let answer = answer.map_err(|failure| Error::failed(Some(&lease.name), engine.store.url(), failure))?;

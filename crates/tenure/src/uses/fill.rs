@@ -16,7 +16,7 @@ use crate::handle::LockHandle;
 use crate::metrics::UseResult;
 use crate::moment::Moment;
 use crate::name::LockName;
-use crate::options::{Options, Renewal};
+use crate::options::{HoldOptions, Options, Renewal};
 use crate::protocol::LockSpec;
 
 /// Lets one caller in a fleet fill a cache of your own while the others wait for it.
@@ -213,11 +213,10 @@ const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
 /// The options of a lock that protects a computation: a short lease, automatically renewed.
 pub(super) fn computing(options: &Options) -> Arc<Options> {
-    let mut options = options.clone();
-    options.ttl = options.ttl.min(LEASE);
-    (options.grace, options.max_hold) = (Duration::ZERO, None);
-    (options.renewal, options.unfenced) = (Renewal::Automatic, false);
-    Arc::new(options)
+    let HoldOptions { ttl, renewal: _, max_hold: _, grace: _, bind, op_timeout } = HoldOptions::of(options);
+    let (ttl, renewal, max_hold, grace) = (ttl.min(LEASE), Renewal::Automatic, None, Duration::ZERO);
+    let kept = HoldOptions { ttl, renewal, max_hold, grace, bind, op_timeout };
+    Arc::new(kept.and(Options { unfenced: false, ..options.clone() }))
 }
 
 /// How callers wait for each other.

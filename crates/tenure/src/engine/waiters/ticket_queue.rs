@@ -25,9 +25,10 @@ use super::wait_queues::{
 use crate::engine::Engine;
 use crate::engine::acquisition::{Acquisition, Waiting};
 use crate::engine::call::Call;
-use crate::engine::lease::{Granting, bind};
+use crate::engine::lease::Granting;
 use crate::moment::Moment;
 use crate::name::LockName;
+use crate::options::HoldOptions;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, Fence, Listening, LockSpec, Notification, Place as Standing, Verb, lease};
@@ -504,7 +505,8 @@ impl QueueServer<KeepPlaces> {
             let (ttl_ms, hold) = (lease::millis(ttl), ask.hold);
             let verb = if !messages_grant {
                 // Only an acquisition verifies that the lock may be granted now.
-                let (fence, wait_ms, bind) = (Fence::Assign, Some(lease::millis(wait)), bind(&ask.options));
+                let (fence, wait_ms, bind) =
+                    (Fence::Assign, Some(lease::millis(wait)), HoldOptions::of(&ask.options).bind);
                 let listens = self.wait_queue.queue().known.listens();
                 Verb::Acquire { ttl_ms, hold, fence, wait_ms, listens, bind }
             } else {
