@@ -23,8 +23,9 @@ use tenure_testkit::servers::{Client, Server, Value};
 use tenure_testkit::setting;
 use tenure_testkit::sim::chooser::Rng;
 
-/// `TENURE_OPERATIONS` overrides it.
-const OPERATIONS: usize = 60_000;
+/// Enough to see every answer of each machine. `TENURE_OPERATIONS` overrides them.
+const OPERATIONS: usize = 20_000;
+const OPERATIONS_OF_QUEUES: usize = 60_000;
 /// Requests at one point in time, after which all keys are compared.
 const BATCH: u64 = 24;
 const WITHIN: Duration = Duration::from_secs(10);
@@ -34,21 +35,21 @@ const KEYS: [&str; 6] = ["plain", "{tag}ged", "a}b", "sp ace", "ümlaut", "{}"];
 #[test]
 fn the_mutex_in_lua_answers_as_the_one_in_rust() {
     let mut bench = Bench::new(Subject::Mutex, 4, 7);
-    bench.run();
+    bench.run(OPERATIONS);
     bench.has_seen(&["Ahead", "Behind", "Busy", "Found", "Free", "Held", "Mismatch", "NoLock", "Released"]);
 }
 
 #[test]
 fn the_reentrant_machine_in_lua_answers_as_the_one_in_rust() {
     let mut bench = Bench::new(Subject::Reentrant, 3, 11);
-    bench.run();
+    bench.run(OPERATIONS);
     bench.has_seen(&["Busy", "Found", "Free", "Held", "Mismatch", "NoLock", "Released", "Released 1"]);
 }
 
 #[test]
 fn the_queue_in_lua_answers_as_the_one_in_rust() {
     let mut bench = Bench::new(Subject::Queue, 7, 19);
-    bench.run();
+    bench.run(OPERATIONS_OF_QUEUES);
     let all = [
         "Busy", "Found", "Free", "Granted", "Held", "Mismatch", "NoLock", "Places", "Released", "Resized",
         "Waiting",
@@ -62,7 +63,7 @@ fn the_queue_in_lua_answers_as_the_one_in_rust() {
 #[test]
 fn a_long_queue_in_lua_answers_as_the_one_in_rust() {
     let mut bench = Bench::new(Subject::Queue, 400, 17);
-    bench.run();
+    bench.run(OPERATIONS);
     let all =
         ["Busy", "Found", "Free", "Granted", "Granted 64", "Held", "Left by the sweep", "More", "Places"];
     bench.has_seen(&all);
@@ -146,9 +147,9 @@ impl Bench {
         bench
     }
 
-    fn run(&mut self) {
+    fn run(&mut self, operations: usize) {
         let mut asked = 0;
-        let operations = setting("TENURE_OPERATIONS").map_or(OPERATIONS, |number| number as usize);
+        let operations = setting("TENURE_OPERATIONS").map_or(operations, |number| number as usize);
         while asked < operations {
             self.pass_time();
             self.interfere();
