@@ -83,7 +83,7 @@ fn plan(sim: &Sim, regime: Regime) -> Plan {
     (plan.faults, plan.ppm) = (Faults::NONE, 0);
     let node_faults = &mut plan.node_faults;
     (node_faults.cut, node_faults.delay_messages, node_faults.delete) = (0, 0, 0);
-    (plan.forced, plan.passes) = (0, false);
+    (plan.forced, plan.passes, plan.kept) = (0, false, 60 * SECOND);
     // The interval at which the store polls an awaited lock.
     plan.looks = 200 * MS;
     if regime == Regime::Killing && sim.chance(500) {
