@@ -3,6 +3,7 @@
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::UNIX_EPOCH;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -28,16 +29,20 @@ struct Testing {
 #[pyclass(frozen, module = "tenure._native")]
 pub struct Control(Owned<Testing>);
 
-/// A store with injectable faults.
+/// A store with injectable faults, whose wall clock begins `at` this time since 1970.
 #[pyfunction]
-pub fn testing_store(py: Python<'_>) -> PyResult<(Locks, Control)> {
+pub fn testing_store(py: Python<'_>, at: Option<f64>) -> PyResult<(Locks, Control)> {
+    let at = at.map(|at| error::seconds("time since 1970", at)).transpose()?;
     let (stop, stopped) = oneshot::channel();
     let (sender, opened) = mpsc::channel();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let handle = runtime.handle().clone();
     thread::Builder::new().name("tenure-testing".to_owned()).spawn(move || {
         runtime.block_on(async move {
-            let _ = sender.send(tenure::testing::store());
+            let _ = sender.send(match at {
+                None => tenure::testing::store(),
+                Some(at) => tenure::testing::store_at(UNIX_EPOCH + at),
+            });
             let _ = stopped.await;
         });
     })?;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime, timedelta, timezone
 
 import pytest
 import tenure
@@ -39,6 +40,20 @@ def test_faults_are_injected() -> None:
         assert locks.rwlock("table").write().try_lock() is None
     control.slow(0.01)
     locks.mutex("slow").lock().release()
+
+
+def test_a_nightly_job_runs_at_the_hour_that_the_test_chose() -> None:
+    night = datetime(2030, 5, 1, tzinfo=timezone(timedelta(hours=-1)))
+    locks, control = testing.store(at=night)
+    nightly = locks.once_per("nightly", tenure.daily(at=2 * 3600), open_for=3600)
+    assert not nightly.run(lambda: None)
+    control.advance(3600)
+    assert nightly.run(lambda: None) and not nightly.run(lambda: None)
+    last = nightly.last()
+    assert last is not None and last.window[0] == night + timedelta(hours=1)
+    for time in (datetime(2030, 5, 1), datetime(1969, 1, 1, tzinfo=timezone.utc)):
+        with pytest.raises(tenure.InvalidError):
+            testing.store(at=time)
 
 
 def test_it_works_in_an_event_loop() -> None:

@@ -100,12 +100,15 @@ def _native_period(period: Period) -> Any:
 
     def window(now: float) -> tuple[float, float]:
         start, end = period(datetime.fromtimestamp(now, timezone.utc))
-        for time in (start, end):
-            if time.tzinfo is None:
-                raise InvalidError(f"window: got {time!r} without a time zone; use datetime.timezone.utc or zoneinfo")
-        return start.timestamp(), end.timestamp()
+        return aware("window", start).timestamp(), aware("window", end).timestamp()
 
     return window
+
+
+def aware(what: str, time: datetime) -> datetime:
+    if time.tzinfo is None:
+        raise InvalidError(f"{what}: got {time!r} without a time zone; use datetime.timezone.utc or zoneinfo")
+    return time
 
 
 class OncePer:

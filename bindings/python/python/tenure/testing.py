@@ -14,12 +14,14 @@ True
 
 from __future__ import annotations
 
+from datetime import datetime
 from types import TracebackType
 from typing import Optional
 
 from . import _native
 from ._errors import UnsupportedError
 from ._locks import Locks, of_testing
+from ._uses import aware
 from ._wait import Seconds, run, seconds, wait
 
 __all__ = ["Control", "Fault", "store"]
@@ -97,9 +99,21 @@ class Control:
         self._native.forget_requests()
 
 
-def store() -> tuple[Locks, Control]:
-    """A store in memory for one test, and its control."""
+def store(at: Optional[datetime] = None) -> tuple[Locks, Control]:
+    """A store in memory for one test, and its control. `at` is where its wall clock begins, which decides the window of
+    a job.
+
+    >>> from datetime import datetime, timedelta, timezone
+    >>> import tenure
+    >>> locks, control = store(at=datetime(2030, 5, 1, 1, tzinfo=timezone.utc))
+    >>> nightly = locks.once_per("nightly", tenure.daily(at=2 * 3600), open_for=3600)
+    >>> nightly.run(lambda turn: "backed up").ran
+    False
+    >>> control.advance(timedelta(hours=1))
+    >>> nightly.run(lambda turn: "backed up").value
+    'backed up'
+    """
     if not hasattr(_native, "testing_store"):
         raise UnsupportedError("this build is without the feature testing")
-    locks, control = _native.testing_store()
+    locks, control = _native.testing_store(None if at is None else aware("at", at).timestamp())
     return of_testing(locks), Control(control)
