@@ -2,7 +2,7 @@
 //! `SIDE ACTION PORT SECONDS TASKS SHARE TTL HOLD SPREAD REST`, with times after SECONDS in milliseconds.
 //!
 //! The program connects, prints `ready`, awaits a line, works, prints its results as JSON, and stays until
-//! its input ends. `locks.py`, `tasks.py` and `redlock.mjs` do the same for their libraries.
+//! its input ends. `locks.py`, `tasks.py` and `tasks.mjs` do the same for their libraries.
 
 mod sides;
 

@@ -1,19 +1,38 @@
-// The Node side of `scripts/peers`: redlock on one connection of ioredis.
+// The Node sides of `scripts/peers`: tenure's package, and redlock on one connection of ioredis.
 // Arguments and protocol as in src/main.rs; default settings, except that waiters never give up.
 import { createRequire } from "node:module";
 import { createInterface } from "node:readline";
 
 const require = createRequire(process.env.PEERS_NODE + "/"); // the directory of node_modules
-const { Redis } = require("ioredis");
-const Redlock = require("redlock").default;
-
-const action = process.argv[3];
+const [, , side, action] = process.argv;
 const [port, seconds, tasks, share, ttl, hold, spread, rest] = process.argv.slice(4).map(Number);
 const rows = []; // the task, and the times of its grant and release
 let turns = 0, lost = 0;
 
-const redlock = new Redlock([new Redis({ host: "127.0.0.1", port })], { retryCount: -1 });
-redlock.on("error", () => {}); // emitted for each attempt on a held key
+// `acquire` waits and returns what has a `release`; `keep` holds for ever, and counts losses.
+async function locksOf(side) {
+  if (side === "tenure node") {
+    const locks = await require("tenure").connect(`redis://127.0.0.1:${port}`, { ttl });
+    const keep = async (key) => (await locks.mutex(key).lock()).on("lost", () => lost++);
+    return { acquire: (key) => locks.mutex(key).lock(), keep };
+  }
+  const { Redis } = require("ioredis");
+  const Redlock = require("redlock").default;
+  const redlock = new Redlock([new Redis({ host: "127.0.0.1", port })], { retryCount: -1 });
+  redlock.on("error", () => {}); // emitted for each attempt on a held key
+  const keep = (key) => new Promise((resolve) => {
+    const held = (signal) => {
+      resolve();
+      signal.addEventListener("abort", () => lost++);
+      return new Promise(() => {});
+    };
+    redlock.using([key], ttl, held).catch(() => lost++);
+  });
+  return { acquire: (key) => redlock.acquire([key], ttl), keep };
+}
+
+const locks = await locksOf(side);
+const kept = []; // so that no guard is collected
 const now = () => Number(process.hrtime.bigint());
 const sleep = (ms) => new Promise((done) => setTimeout(done, ms));
 const say = (line) => new Promise((done) => process.stdout.write(line + "\n", done));
@@ -36,7 +55,7 @@ async function turnsFor(seconds) {
   turns = 0;
   const work = async (task) => {
     for (let turn = 0; ; turn++) {
-      const lock = await redlock.acquire([`peers:${Math.floor(task / share)}:${hold ? 0 : turn % 256}`], ttl);
+      const lock = await locks.acquire(`peers:${Math.floor(task / share)}:${hold ? 0 : turn % 256}`);
       if (hold) {
         const taken = now();
         await sleep(hold + Math.random() * spread);
@@ -66,18 +85,12 @@ if (action === "turns") {
   await ready();
   await finish(await turnsFor(seconds));
 } else if (action === "wait") {
-  await redlock.acquire(["peers:0:0"], ttl);
-  for (let task = 0; task < tasks; task++) redlock.acquire(["peers:0:0"], ttl).then(() => turns++);
+  kept.push(await locks.acquire("peers:0:0"));
+  for (let task = 0; task < tasks; task++) locks.acquire("peers:0:0").then(() => turns++);
   await lookOn();
 } else {
-  for (let task = 0; task < tasks; task++) {
-    const held = (signal) => {
-      turns++;
-      signal.addEventListener("abort", () => lost++);
-      return new Promise(() => {});
-    };
-    redlock.using([`peers:${task}:0`], ttl, held).catch(() => lost++);
-  }
-  while (turns < tasks) await sleep(20);
+  const all = Array.from({ length: tasks }, (_, task) => locks.keep(`peers:${task}:0`));
+  kept.push(...(await Promise.all(all)));
+  turns = kept.length;
   await lookOn();
 }

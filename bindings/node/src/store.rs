@@ -1,0 +1,380 @@
+//! Stores and their locks.
+
+use std::future::Future;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+use napi::bindgen_prelude::BigInt;
+use napi_derive::napi;
+use tenure::metrics::Groups;
+use tenure::{Listing, Observer, Owner, Renewal};
+
+use crate::channel::{Channel, Outcome, Thread};
+use crate::engine::{Root, lock};
+use crate::error::{Result, checked, closed, invalid, millis};
+use crate::hold::{Held, Hold, Slot};
+use crate::kinds::{Kind, LockSpec, Wait, acquire, owner};
+use crate::value::{self, Value};
+
+type Cell = Mutex<Option<tenure::Locks>>;
+
+/// One `connect`, with all handles that come of it. They end together.
+struct Client {
+    number: u32,
+    thread: Arc<Thread>,
+    root: Mutex<Option<Arc<Root>>>,
+    cells: Mutex<Vec<Weak<Cell>>>,
+}
+
+/// A client with options. The fields are dropped in this order.
+#[derive(Clone)]
+pub struct Handle {
+    locks: Arc<Cell>,
+    client: Arc<Client>,
+}
+
+impl Handle {
+    fn new(thread: &Arc<Thread>, root: Arc<Root>) -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(1);
+        let locks = root.locks().clone();
+        let client = Arc::new(Client {
+            number: NUMBER.fetch_add(1, Ordering::Relaxed),
+            thread: Arc::clone(thread),
+            root: Mutex::new(Some(root)),
+            cells: Mutex::default(),
+        });
+        Self::with(client, locks)
+    }
+
+    fn with(client: Arc<Client>, locks: tenure::Locks) -> Self {
+        let locks = Arc::new(Mutex::new(Some(locks)));
+        let mut cells = lock(&client.cells);
+        cells.retain(|cell| cell.strong_count() > 0);
+        cells.push(Arc::downgrade(&locks));
+        drop(cells);
+        Self { locks, client }
+    }
+
+    /// The locks, unless they are closed.
+    pub fn locks(&self) -> Result<tenure::Locks> {
+        lock(&self.locks).clone().ok_or_else(closed)
+    }
+
+    pub fn call(&self, id: u32, work: impl Future<Output = Outcome> + Send + 'static) {
+        self.client.thread.call(self.client.number, id, work);
+    }
+
+    pub fn thread(&self) -> &Arc<Thread> {
+        &self.client.thread
+    }
+
+    pub fn add_hold(&self, slot: &Arc<Slot>) -> u64 {
+        self.client.thread.add_hold(self.client.number, slot)
+    }
+
+    pub fn remove_hold(&self, id: u64, was_held: bool) {
+        self.client.thread.remove_hold(id, was_held);
+    }
+
+    /// The guard of a hold, or `None` for a busy lock.
+    pub fn granted(&self, held: Option<Held>) -> Value {
+        held.map_or(Value::Null, |held| Value::Hold(Box::new(Hold::new(self.clone(), held))))
+    }
+}
+
+/// How locks are held. Times are in milliseconds.
+#[napi(object)]
+pub struct StoreOptions {
+    pub ttl: Option<f64>,
+    pub renew: Option<bool>,
+    pub max_hold: Option<f64>,
+    pub grace: Option<f64>,
+    pub inherit_liveness: Option<bool>,
+    pub op_timeout: Option<f64>,
+    pub patience: Option<f64>,
+    pub label: Option<String>,
+    pub prefix: Option<String>,
+    pub unfenced: Option<bool>,
+    pub group_by: Option<String>,
+}
+
+/// A store of locks with options.
+#[napi]
+pub struct Store {
+    handle: Handle,
+}
+
+impl Store {
+    pub fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    pub fn locks(&self) -> Result<tenure::Locks> {
+        self.handle.locks()
+    }
+
+    /// Starts a call with the locks.
+    pub fn start<F>(&self, id: u32, work: impl FnOnce(tenure::Locks) -> F) -> Result<()>
+    where
+        F: Future<Output = Outcome> + Send + 'static,
+    {
+        self.handle.call(id, work(self.locks()?));
+        Ok(())
+    }
+
+    pub fn stream(&self, source: Source) -> Stream {
+        Stream { source: Arc::new(tokio::sync::Mutex::new(source)), handle: self.handle.clone() }
+    }
+
+    fn acquire(&self, id: u32, kind: Kind, wait: Option<f64>) -> Result<()> {
+        let (wait, handle) = (Wait::of(wait)?, self.handle.clone());
+        self.handle.call(id, async move { Ok(handle.granted(acquire(&kind, wait).await?)) });
+        Ok(())
+    }
+}
+
+#[napi]
+impl Store {
+    /// Opens a store without I/O.
+    #[napi(factory)]
+    pub fn open(channel: &Channel, url: String) -> Result<Self> {
+        Ok(Self { handle: Handle::new(channel.thread(), checked(Root::open(&url))?) })
+    }
+
+    /// A majority of independent stores.
+    #[napi(factory)]
+    pub fn quorum(channel: &Channel, members: Vec<&Store>) -> Result<Self> {
+        let members = members.iter().map(|member| member.locks()).collect::<Result<Vec<_>>>()?;
+        Ok(Self { handle: Handle::new(channel.thread(), checked(Root::quorum(members))?) })
+    }
+
+    /// The same store with changed options.
+    #[napi]
+    pub fn configured(&self, options: StoreOptions) -> Result<Self> {
+        let time = |what: &str, value: Option<f64>| value.map(|value| millis(what, value)).transpose();
+        let (ttl, max_hold) = (time("ttl", options.ttl)?, time("maxHold", options.max_hold)?);
+        let (grace, op_timeout) = (time("grace", options.grace)?, time("opTimeout", options.op_timeout)?);
+        let patience = time("patience", options.patience)?;
+        let mut group_by = options.group_by.as_deref().unwrap_or_default().chars();
+        let separator = group_by.next();
+        if group_by.next().is_some() {
+            return Err(invalid("groupBy: expected one character"));
+        }
+        let change = |mut all: tenure::Options| {
+            all.ttl = ttl.unwrap_or(all.ttl);
+            if let Some(renew) = options.renew {
+                all.renewal = if renew { Renewal::Automatic } else { Renewal::Off };
+            }
+            all.max_hold = max_hold.or(all.max_hold);
+            all.grace = grace.unwrap_or(all.grace);
+            all.inherit_liveness = options.inherit_liveness.unwrap_or(all.inherit_liveness);
+            all.op_timeout = op_timeout.unwrap_or(all.op_timeout);
+            all.patience = patience.unwrap_or(all.patience);
+            all.label = options.label.unwrap_or(all.label);
+            all.prefix = options.prefix.unwrap_or(all.prefix);
+            all.unfenced = options.unfenced.unwrap_or(all.unfenced);
+            all.groups = separator.map_or(all.groups, Groups::by_prefix);
+            all
+        };
+        let locks = checked(self.locks()?.with(change))?;
+        Ok(Self { handle: Handle::with(Arc::clone(&self.handle.client), locks) })
+    }
+
+    #[napi(getter)]
+    pub fn url(&self) -> Result<String> {
+        Ok(self.locks()?.url().to_owned())
+    }
+
+    #[napi(getter)]
+    pub fn ttl(&self) -> Result<f64> {
+        Ok(value::millis(self.locks()?.options().ttl))
+    }
+
+    #[napi]
+    pub fn ping(&self, id: u32) -> Result<()> {
+        self.start(id, async move |locks| Ok(locks.ping().await?.into()))
+    }
+
+    #[napi]
+    pub fn flush(&self, id: u32) -> Result<()> {
+        self.start(id, async move |locks| Ok(locks.flush().await?.into()))
+    }
+
+    /// Cancels the calls of the client, releases its locks, and waits for the releases. Later calls are refused.
+    #[napi]
+    pub fn close(&self, id: u32) {
+        let client = Arc::clone(&self.handle.client);
+        let locks: Vec<_> = lock(&client.cells).iter().filter_map(Weak::upgrade).collect();
+        let locks: Vec<_> = locks.iter().filter_map(|cell| lock(cell).take()).collect();
+        let thread = Arc::clone(&client.thread);
+        thread.cancel_calls(Some(client.number));
+        // Of no client, so that it does not cancel itself.
+        thread.call(0, id, async move {
+            // Waiters first: a release would grant its lock to one of them.
+            tokio::task::yield_now().await;
+            client.thread.release_holds(Some(client.number));
+            let root = lock(&client.root).take();
+            let flushed = match &root {
+                Some(root) => root.locks().flush().await,
+                None => Ok(()),
+            };
+            drop(locks);
+            drop(root);
+            Ok(flushed?.into())
+        });
+    }
+
+    /// Waits for `wait` milliseconds, 0 to try once, or without a limit.
+    #[napi]
+    pub fn lock(&self, id: u32, spec: LockSpec, wait: Option<f64>) -> Result<()> {
+        self.acquire(id, Kind::of(&self.locks()?, spec)?, wait)
+    }
+
+    /// Several locks, all or none.
+    #[napi]
+    pub fn lock_all(&self, id: u32, specs: Vec<LockSpec>, wait: Option<f64>) -> Result<()> {
+        let locks = self.locks()?;
+        let parts = specs.into_iter().map(|spec| Kind::of(&locks, spec)).collect::<Result<Vec<_>>>()?;
+        self.acquire(id, Kind::multi(parts)?, wait)
+    }
+
+    /// Refuses an invalid name or number of permits.
+    #[napi]
+    pub fn check(&self, spec: LockSpec) -> Result<()> {
+        Kind::of(&self.locks()?, spec).map(|_| ())
+    }
+
+    /// How often the owner of a reentrant mutex holds it.
+    #[napi]
+    pub fn hold_count(&self, id: u32, spec: LockSpec) -> Result<()> {
+        let kind = Kind::of(&self.locks()?, spec)?;
+        self.handle.call(id, async move {
+            let count = match kind {
+                Kind::Reentrant(lock) => lock.hold_count().await?,
+                _ => 0,
+            };
+            Ok(count.into())
+        });
+        Ok(())
+    }
+
+    #[napi]
+    pub fn set_permits(&self, id: u32, name: String, permits: u32) -> Result<()> {
+        let semaphore = checked(self.locks()?.semaphore(name, permits))?;
+        self.handle.call(id, async move { Ok(semaphore.set_permits(permits).await?.into()) });
+        Ok(())
+    }
+
+    #[napi]
+    pub fn inspect(&self, id: u32, name: String) -> Result<()> {
+        self.start(id, async move |locks| Ok(locks.inspect(name).await?.into()))
+    }
+
+    /// The held locks.
+    #[napi]
+    pub fn list(&self, prefix: String) -> Result<Stream> {
+        Ok(self.stream(Source::Locks(checked(self.locks()?.list(&prefix))?)))
+    }
+
+    #[napi]
+    pub fn jobs(&self, id: u32, prefix: String) -> Result<()> {
+        self.start(id, async move |locks| {
+            let (mut jobs, mut found) = (locks.jobs(&prefix)?, Vec::new());
+            while let Some(job) = jobs.next().await? {
+                found.push(Value::from(job));
+            }
+            Ok(found.into())
+        })
+    }
+
+    /// Ends all holds, that of an owner, or that with a token.
+    #[napi]
+    pub fn force_release(
+        &self,
+        id: u32,
+        name: String,
+        by: Option<String>,
+        token: Option<BigInt>,
+    ) -> Result<()> {
+        let by = by.as_deref().map(owner).transpose()?;
+        let token = match token.as_ref().map(BigInt::get_u64) {
+            Some((false, token, true)) => Some(token),
+            Some(_) => return Err(invalid("token: expected a bigint from 0 with at most 64 bits")),
+            None => None,
+        };
+        self.start(id, async move |locks| {
+            Ok(match (by, token) {
+                (Some(by), _) => locks.force_release_owner(name, &by).await?.into(),
+                (None, Some(token)) => locks.force_release_token(name, token).await?.into(),
+                (None, None) => locks.force_release(name).await?.into(),
+            })
+        })
+    }
+
+    /// Removes a string of another program.
+    #[napi]
+    pub fn force_release_foreign(&self, id: u32, name: String) -> Result<()> {
+        self.start(id, async move |locks| Ok(locks.force_release_foreign(name).await?.into()))
+    }
+
+    /// Asks the holders to stop.
+    #[napi]
+    pub fn request_stop(&self, id: u32, name: String, reason: String) -> Result<()> {
+        self.start(id, async move |locks| Ok(locks.request_stop(name, &reason).await?.into()))
+    }
+
+    #[napi]
+    pub fn resume(&self, id: u32, name: String, by: String) -> Result<()> {
+        let (by, handle) = (owner(&by)?, self.handle.clone());
+        self.start(id, async move |locks| {
+            let guard = locks.resume(name, &by).await?;
+            Ok(handle.granted(guard.map(Held::Plain)))
+        })
+    }
+
+    /// Extends a detached hold: its remaining milliseconds, or `null` if it has ended.
+    #[napi]
+    pub fn renew_detached(&self, id: u32, name: String, by: String) -> Result<()> {
+        let by = owner(&by)?;
+        self.start(id, async move |locks| Ok(locks.renew_detached(name, &by).await?.into()))
+    }
+
+    #[napi]
+    pub fn prometheus(&self) -> Result<String> {
+        Ok(self.locks()?.metrics().to_prometheus())
+    }
+}
+
+/// Where a stream comes from.
+pub enum Source {
+    Locks(Listing),
+    Changes(Observer),
+}
+
+/// Values that come one by one: locks, or the changes of an election.
+#[napi]
+pub struct Stream {
+    source: Arc<tokio::sync::Mutex<Source>>,
+    handle: Handle,
+}
+
+#[napi]
+impl Stream {
+    /// The next value; `null` after the last.
+    #[napi]
+    pub fn next(&self, id: u32) {
+        let source = Arc::clone(&self.source);
+        self.handle.call(id, async move {
+            Ok(match &mut *source.lock().await {
+                Source::Locks(listing) => listing.next().await?.into(),
+                Source::Changes(observer) => observer.next().await?.into(),
+            })
+        });
+    }
+}
+
+/// A fresh owner for reentrant mutexes.
+#[napi]
+pub fn new_owner(label: String) -> Result<String> {
+    Ok(checked(Owner::new(&label))?.as_str().to_owned())
+}

@@ -1,0 +1,214 @@
+import { checked, errorOf, LostError, millis, TenureError, type Failure, type Time } from "./errors.js";
+import { start } from "./engine.js";
+import type { Hold } from "./native.js";
+import type { StopRequest } from "./reports.js";
+
+function end(hold: Hold): Promise<Failure | null> {
+  return start((id) => hold.ended(id), { isQuiet: true });
+}
+
+/** The loss of a hold, as a signal. No function here refers to the hold, so that a dropped guard is collected. */
+class Loss {
+  readonly controller = new AbortController();
+  readonly ended: Promise<LostError | null>;
+
+  constructor(end: Promise<Failure | null>) {
+    this.ended = end.then((failure) => {
+      if (failure === null) return null;
+      const error = errorOf(failure) as LostError;
+      this.controller.abort(error);
+      return error;
+    }, () => null);
+  }
+}
+
+/**
+ * A held lock. It is released by `release`, at the end of an `await using` block, or when it is collected.
+ *
+ * While it lives, the library renews its lease on a thread of its own, also while the event loop is blocked.
+ */
+export class Guard {
+  /** @internal */ readonly hold: Hold;
+  #loss: Loss | undefined;
+  /** The name of the lock, without the prefix. */
+  readonly name: string;
+
+  /** @internal */
+  constructor(hold: Hold) {
+    this.hold = hold;
+    this.name = hold.name;
+  }
+
+  /** The fencing token: larger than that of every earlier grant of this name. */
+  get fence(): bigint {
+    return this.hold.fence;
+  }
+
+  /** The owner, as others see it: `user/label@host:pid/id`. */
+  get owner(): string {
+    return this.hold.owner;
+  }
+
+  #lost(): Loss {
+    return (this.#loss ??= new Loss(end(this.hold)));
+  }
+
+  /** Fires with a `LostError` as its reason if the lock is lost. */
+  get signal(): AbortSignal {
+    return this.#lost().controller.signal;
+  }
+
+  /** Resolves with why the lock was lost, or with `null` once it is released. */
+  get ended(): Promise<LostError | null> {
+    return this.#lost().ended;
+  }
+
+  /** Calls `listener` with the reason if the lock is lost. */
+  on(_event: "lost", listener: (reason: LostError) => void): this {
+    const { signal } = this;
+    signal.addEventListener("abort", () => listener(signal.reason), { once: true });
+    return this;
+  }
+
+  /** Whether the lock is still held, as far as can be known without a request. */
+  isHeld(): boolean {
+    return this.hold.isHeld();
+  }
+
+  /** Milliseconds until the lock would be lost if no further renewal succeeded. */
+  remaining(): number {
+    return this.hold.remaining();
+  }
+
+  /** Throws the `LostError` if the lock is lost, for code that blocks the event loop. Asks nobody: see `verify`. */
+  throwIfLost(): void {
+    const failure: Failure | null = this.hold.loss();
+    if (failure !== null) throw errorOf(failure);
+  }
+
+  /** Asks the store whether the lock is still held, for use right before a write that cannot be fenced. */
+  verify(): Promise<void> {
+    return start((id) => this.hold.verify(id));
+  }
+
+  /** Extends the lease to a full ttl from now. Needed only with `renew: false`. */
+  renew(): Promise<void> {
+    return start((id) => this.hold.renew(id));
+  }
+
+  /** @internal */
+  async change<T>(what: string, text?: string, time?: number): Promise<T> {
+    const result: T | null = await start((id) => this.hold.change(id, what, text, time));
+    if (result === null) throw new TenureError("invalid", `this guard has no ${what}`, { lock: this.name });
+    return result;
+  }
+
+  /** Releases the lock. Rejects with a `LostError` if it was no longer held, so that another client may have held it. */
+  async release(): Promise<void> {
+    await this.change("release");
+  }
+
+  /** Gives up the guard without releasing the lock, and returns the owner, for `Locks.resume` in another process. */
+  detach(): Promise<string> {
+    return this.change("detach");
+  }
+
+  /** Gives up the guard but keeps the lock taken for this time, so that work is not repeated at once. */
+  async keepFor(time: Time): Promise<void> {
+    await this.change("keep", undefined, millis("time", time));
+  }
+
+  /** Resolves when the holder is asked to stop, or with `null` once the guard is released. */
+  stopRequested(): Promise<StopRequest | null> {
+    return start((id) => this.hold.stopRequested(id), { isQuiet: true });
+  }
+
+  /** Releases the lock unless that is done. A release without an answer goes on in the background. */
+  async [Symbol.asyncDispose](): Promise<void> {
+    if (this.hold.isReleased()) return;
+    await this.release().catch((error: unknown) => {
+      if (!(error instanceof TenureError) || error.code === "lost") throw error;
+    });
+  }
+}
+
+/** A held side of a read-write lock. */
+export class RwGuard extends Guard {
+  /** Makes a writer or an upgradeable reader a reader. No other writer can hold in between. */
+  async downgrade(): Promise<void> {
+    await this.change("downgrade");
+  }
+
+  /** Makes an upgradeable reader the writer once the other readers have left; false after `waitMs`. */
+  upgrade(options: { waitMs?: Time } = {}): Promise<boolean> {
+    return this.change("upgrade", undefined, options.waitMs === undefined ? undefined : millis("waitMs", options.waitMs));
+  }
+}
+
+/** Several held locks. The loss of one is the loss of all. */
+export class MultiGuard extends Guard {
+  /** The fencing token of each lock, by its name. There is none of all. */
+  get fences(): Record<string, bigint> {
+    return this.hold.fences;
+  }
+
+  override get fence(): bigint {
+    throw new TenureError("unsupported", "several locks have a token each: use `fences`", { lock: this.name });
+  }
+}
+
+/** A leader's term. */
+export class Term extends Guard {
+  /** Changes the leader's payload. */
+  async update(payload: string): Promise<void> {
+    await this.change("update", payload);
+  }
+}
+
+/** A run of a job. A release is its success. */
+export class Turn extends Guard {
+  /** The start and the end of the window, by the clock of the store. */
+  get window(): { start: Date; end: Date } {
+    const [from, to] = this.hold.window ?? [0, 0];
+    return { start: new Date(from), end: new Date(to) };
+  }
+
+  /** How many milliseconds after the start of its window the run began, by the clock of the store. */
+  get lateBy(): number {
+    return this.hold.window?.[2] ?? 0;
+  }
+
+  /** Ends the run as failed. */
+  async fail(why: unknown): Promise<void> {
+    await this.change("fail", why instanceof Error ? why.message : String(why));
+  }
+}
+
+/**
+ * Does the work under a guard, and releases it. `guard.signal` fires at a loss, and when `signal` does. The guard stays
+ * until the work has ended, which should heed the signal.
+ */
+export async function held<T, G extends Guard>(guard: G, work: (guard: G) => T | PromiseLike<T>, signal?: AbortSignal): Promise<T> {
+  let value: T;
+  try {
+    if (signal !== undefined) Object.defineProperty(guard, "signal", { value: AbortSignal.any([guard.signal, signal]) });
+    value = await work(guard);
+  } catch (error) {
+    const failure: Failure | null = guard.hold.loss();
+    if (!guard.hold.isReleased()) await (guard instanceof Turn ? guard.fail(error) : guard.release()).catch(() => {});
+    if (failure === null || error instanceof LostError) throw error;
+    throw new LostError("lost", failure.message, { ...failure, cause: error });
+  }
+  try {
+    await guard[Symbol.asyncDispose]();
+  } catch (error) {
+    if (error instanceof LostError) error.value = value;
+    throw error;
+  }
+  return value;
+}
+
+/** The guard of a lock that is not busy. */
+export function guarded<G extends Guard>(kind: new (hold: Hold) => G, hold: Hold): G {
+  return checked(() => new kind(hold));
+}

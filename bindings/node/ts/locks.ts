@@ -1,0 +1,319 @@
+import { catchSignals, native, start } from "./engine.js";
+import { BusyError, checked, millis, TenureError, type Time } from "./errors.js";
+import { Guard, guarded, held, MultiGuard, RwGuard } from "./guards.js";
+import { channel } from "./engine.js";
+import type { Hold, LockSpec, Store, StoreOptions } from "./native.js";
+import type { ForcedRelease, JobStatus, Status } from "./reports.js";
+import { Cache, Election, fill, OncePer, type CacheOptions, type FillOptions, type JobOptions, type Period } from "./uses.js";
+
+/** How locks are held. */
+export interface Options {
+  /** The lease: how long the lock outlives a holder that is gone. Default: 15 s. */
+  ttl?: Time;
+  /** Whether the lease is renewed while the guard lives. Default: yes, at a third of the lease. */
+  renew?: boolean;
+  /** Maximum time one guard may hold the lock, however often it is renewed. Default: no limit. */
+  maxHold?: Time;
+  /** How long before another client can get the lock its loss is reported. At most a third of the lease. */
+  grace?: Time;
+  /** Binds the hold to child processes too, on `file:` stores. */
+  inheritLiveness?: boolean;
+  /** Timeout of one request. Default: 1 s. */
+  opTimeout?: Time;
+  /** How long a wait keeps retrying while the store does not answer at all. Default: 60 s. */
+  patience?: Time;
+  /** Text shown to people beside the holder's user, host and process. */
+  label?: string;
+  /** Prepended to each name to form the store's key. */
+  prefix?: string;
+  /** Allows a mutex without a fencing token on a server that forbids scripts. */
+  unfenced?: boolean;
+  /** A character: metrics are grouped by the part of a lock's name before it. */
+  groupBy?: string;
+}
+
+const TIMES = ["ttl", "maxHold", "grace", "opTimeout", "patience"];
+const NAMES = [...TIMES, "renew", "inheritLiveness", "label", "prefix", "unfenced", "groupBy"];
+
+function configured(store: Store, options: Options | undefined): Store {
+  if (options === undefined) return store;
+  const given = Object.entries(options).filter(([, value]) => value !== undefined);
+  const unknown = given.find(([name]) => !NAMES.includes(name));
+  if (unknown !== undefined) throw new TenureError("invalid", `option ${unknown[0]}: expected one of ${NAMES.join(", ")}`);
+  const all = given.map(([name, value]) => [name, TIMES.includes(name) ? millis(name, value) : value]);
+  return checked(() => store.configured(Object.fromEntries(all) as StoreOptions));
+}
+
+/** How long to wait for a lock. */
+export interface Wait {
+  /** A limit of the wait. Default: none. */
+  waitMs?: Time;
+  /** Ends the wait, and leaves the queue. */
+  signal?: AbortSignal;
+}
+
+/** A lock of any kind. */
+export class Lock<G extends Guard = Guard> {
+  /** @internal */
+  constructor(
+    /** @internal */ readonly store: Store, /** @internal */ readonly spec: LockSpec | LockSpec[],
+    /** @internal */ readonly guard: new (hold: Hold) => G,
+  ) {
+    if (!Array.isArray(spec)) checked(() => store.check(spec));
+  }
+
+  /** The name, without the prefix. */
+  get name(): string {
+    return [this.spec].flat().map((spec) => spec.name).join(", ");
+  }
+
+  async #acquire(waitMs: Time | undefined, signal: AbortSignal | undefined): Promise<G | null> {
+    const { spec, store } = this;
+    const wait = waitMs === undefined ? undefined : millis("waitMs", waitMs);
+    const hold: Hold | null = await start((id) => Array.isArray(spec) ? store.lockAll(id, spec, wait) : store.lock(id, spec, wait), { signal });
+    return hold === null ? null : guarded(this.guard, hold);
+  }
+
+  /** Waits until the lock is granted. Rejects with a `BusyError` after `waitMs`, and with the reason of `signal`. */
+  async lock({ waitMs, signal }: Wait = {}): Promise<G> {
+    const guard = await this.#acquire(waitMs, signal);
+    if (guard !== null) return guard;
+    const message = `lock \`${this.name}\` is busy: it was not granted within ${millis("waitMs", waitMs ?? 0)} ms`;
+    throw new BusyError("busy", message, { lock: this.name, store: this.store.url });
+  }
+
+  /** Tries once, or waits for at most `waitMs`. Resolves with `null` if the lock is busy. */
+  tryLock({ waitMs = 0, signal }: Wait = {}): Promise<G | null> {
+    return this.#acquire(waitMs, signal);
+  }
+
+  /**
+   * Waits for the lock as `lock` does, does the work, and releases it. `guard.signal` fires if the lock is lost, or
+   * when `signal` does. If the lock was lost, it rejects with a `LostError` once the work has ended.
+   */
+  async run<T>(work: (guard: G) => T | PromiseLike<T>, options: Wait = {}): Promise<T> {
+    return held(await this.lock(options), work, options.signal);
+  }
+}
+
+/** A lock with one owner at a time, who may hold it several times. */
+export class ReentrantMutex extends Lock {
+  /** How often the owner holds the lock. */
+  holdCount(): Promise<number> {
+    return start((id) => this.store.holdCount(id, this.spec as LockSpec));
+  }
+}
+
+/** A lock with many readers or one writer. */
+export class RwLock {
+  /** The readers. */
+  readonly read: Lock<RwGuard>;
+  /** One reader beside the others, who may become the writer. */
+  readonly upgradeable: Lock<RwGuard>;
+  readonly write: Lock<RwGuard>;
+
+  /** @internal */
+  constructor(store: Store, readonly name: string) {
+    this.read = new Lock(store, { kind: "read", name }, RwGuard);
+    this.upgradeable = new Lock(store, { kind: "upgradeable", name }, RwGuard);
+    this.write = new Lock(store, { kind: "write", name }, RwGuard);
+  }
+}
+
+/** A lock with several permits. */
+export class Semaphore extends Lock {
+  /** Takes this number of permits at once. */
+  many(taken: number): Lock {
+    return new Lock(this.store, { ...(this.spec as LockSpec), taken }, Guard);
+  }
+
+  /** Changes the number of permits for all. */
+  setPermits(permits: number): Promise<void> {
+    return start((id) => this.store.setPermits(id, this.name, permits));
+  }
+}
+
+/** The locks of a store: see `connect`. */
+export class Locks {
+  readonly #store: Store;
+
+  /** @internal */
+  constructor(store: Store) {
+    this.#store = store;
+    catchSignals();
+  }
+
+  /** The URL of the store, without its credentials. */
+  get url(): string {
+    return checked(() => this.#store.url);
+  }
+
+  /** The lease in milliseconds. */
+  get ttl(): number {
+    return checked(() => this.#store.ttl);
+  }
+
+  /** @internal */
+  get native(): Store {
+    return this.#store;
+  }
+
+  /** The same store with changed options. Both are closed together. */
+  with(options: Options): Locks {
+    return new Locks(configured(this.#store, options));
+  }
+
+  #one<G extends Guard>(spec: LockSpec, options: Options | undefined, guard: new (hold: Hold) => G): Lock<G> {
+    return new Lock(configured(this.#store, options), spec, guard);
+  }
+
+  /** A lock with one holder at a time. */
+  mutex(name: string, options?: Options): Lock {
+    return this.#one({ kind: "mutex", name }, options, Guard);
+  }
+
+  /** A lock with one holder at a time, first come, first served. */
+  fairMutex(name: string, options?: Options): Lock {
+    return this.#one({ kind: "fair", name }, options, Guard);
+  }
+
+  /** A lock with one owner at a time, who may hold it several times. The owner is this object, unless one is named. */
+  reentrantMutex(name: string, { owner, ...options }: Options & { owner?: string } = {}): ReentrantMutex {
+    const by = owner ?? native.newOwner(options.label ?? "");
+    return new ReentrantMutex(configured(this.#store, options), { kind: "reentrant", name, owner: by }, Guard);
+  }
+
+  /** A lock with many readers or one writer. */
+  rwlock(name: string, options?: Options): RwLock {
+    return new RwLock(configured(this.#store, options), name);
+  }
+
+  /** A lock with this number of permits, on which all users of the name must agree. */
+  semaphore(name: string, permits: number, options?: Options): Semaphore {
+    return new Semaphore(configured(this.#store, options), { kind: "permits", name, permits }, Guard);
+  }
+
+  /** Several locks of these, all or none: names of mutexes, mutexes of any kind, sides of read-write locks, permits. */
+  multi(...locks: (string | Lock<any>)[]): Lock<MultiGuard> {
+    const specs = locks.map((lock) => (typeof lock === "string" ? { kind: "mutex", name: lock } : lock.spec)).flat();
+    return new Lock(this.#store, specs, MultiGuard);
+  }
+
+  /** Values that one caller computes for a whole fleet, kept in this store. */
+  cache<T = any>(name: string, options: CacheOptions): Cache<T> {
+    return new Cache(this.#store, name, options);
+  }
+
+  /** Lets one caller fill a cache of the program's own: see `fill`. */
+  fill<T>(
+    name: string, get: () => T | null | undefined | PromiseLike<T | null | undefined>,
+    compute: (fence: bigint | null) => T | PromiseLike<T>, options: FillOptions = {},
+  ): Promise<T> {
+    return fill(this.#store, name, options, get, compute);
+  }
+
+  /** A job that runs at most once in each window of a period. */
+  oncePer(name: string, period: Period, options: JobOptions = {}): OncePer {
+    return new OncePer(this.#store, name, period, options);
+  }
+
+  /** An election of one leader. The payload tells others how to reach the leader. */
+  election(name: string, options: { payload?: string } = {}): Election {
+    return new Election(this.#store, name, options.payload ?? "");
+  }
+
+  /** The state of a lock with its holders, or `null` if it is free. */
+  inspect(name: string): Promise<Status | null> {
+    return start((id) => this.#store.inspect(id, name));
+  }
+
+  /** The held locks whose names begin with `prefix`. It scans the whole store. */
+  async *list(prefix = ""): AsyncGenerator<Status, void> {
+    const listed = checked(() => this.#store.list(prefix));
+    for (;;) {
+      const status: Status | null = await start((id) => listed.next(id));
+      if (status === null) return;
+      yield status;
+    }
+  }
+
+  /** The jobs of `oncePer` that have run and whose names begin with `prefix`. It scans the whole store. */
+  jobs(prefix = ""): Promise<JobStatus[]> {
+    return start((id) => this.#store.jobs(id, prefix));
+  }
+
+  /** Ends all holds of a lock, and returns its holders, or `null`. It breaks exclusion until the holders notice. */
+  forceRelease(name: string): Promise<Status | null>;
+  /** Ends the hold of this owner, or with this token, and no other. */
+  forceRelease(name: string, only: { owner: string } | { token: bigint }): Promise<ForcedRelease>;
+  forceRelease(name: string, only: { owner?: string; token?: bigint } = {}): Promise<any> {
+    return start((id) => this.#store.forceRelease(id, name, only.owner, only.token));
+  }
+
+  /** Removes a string that another program stored as a lock, and returns it; `null` if there is none. */
+  forceReleaseForeign(name: string): Promise<Status | null> {
+    return start((id) => this.#store.forceReleaseForeign(id, name));
+  }
+
+  /** Asks the holders of a lock to stop, and returns them; `null` if it is free. See `Guard.stopRequested`. */
+  requestStop(name: string, reason = ""): Promise<Status | null> {
+    return start((id) => this.#store.requestStop(id, name, reason));
+  }
+
+  /** Takes over a hold that `Guard.detach` gave up, perhaps in another process; `null` if it has ended. */
+  async resume(name: string, owner: string): Promise<Guard | null> {
+    const hold: Hold | null = await start((id) => this.#store.resume(id, name, owner));
+    return hold === null ? null : guarded(Guard, hold);
+  }
+
+  /** Extends a detached hold to a full ttl, and returns its remaining milliseconds; `null` if it has ended. */
+  renewDetached(name: string, owner: string): Promise<number | null> {
+    return start((id) => this.#store.renewDetached(id, name, owner));
+  }
+
+  /** The metrics of this process and store, as Prometheus reads them. */
+  prometheus(): string {
+    return checked(() => this.#store.prometheus());
+  }
+
+  /** Checks that the store answers. */
+  ping(): Promise<void> {
+    return start((id) => this.#store.ping(id));
+  }
+
+  /** Waits for background releases, for at most `opTimeout`. */
+  flush(): Promise<void> {
+    return start((id) => this.#store.flush(id));
+  }
+
+  /** Ends waits, releases all locks taken through these, and waits for the releases. Later calls are refused. */
+  close(): Promise<void> {
+    return start((id) => this.#store.close(id));
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.close();
+  }
+}
+
+/** Opens a store without asking it anything. */
+export function open(url: string, options?: Options): Locks {
+  return new Locks(configured(checked(() => native.Store.open(channel, url)), options));
+}
+
+/** Opens a store, and checks that it answers. Threads of the process that name the same URL share its connections. */
+export async function connect(url: string, options?: Options): Promise<Locks> {
+  const locks = open(url, options);
+  try {
+    await locks.ping();
+  } catch (error) {
+    await locks.close().catch(() => {});
+    throw error;
+  }
+  return locks;
+}
+
+/** A majority of independent stores. */
+export function quorum(members: Locks[], options?: Options): Locks {
+  return new Locks(configured(checked(() => native.Store.quorum(channel, members.map((member) => member.native))), options));
+}

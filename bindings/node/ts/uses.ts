@@ -1,0 +1,264 @@
+import { start } from "./engine.js";
+import { millis, TenureError, type Time } from "./errors.js";
+import { guarded, held, Term, Turn } from "./guards.js";
+import type { CacheSpec, Hold, JobSpec, Store } from "./native.js";
+import type { Change, LastRun, Leader } from "./reports.js";
+
+interface Waiting {
+  /** How long a caller waits for another caller's computation. Default: 5 s. */
+  wait?: Time;
+  /** What it does then: compute too, or fail with the code `overdue`. Default: `compute`. */
+  overdue?: "compute" | "fail";
+  /** What it does if the store does not answer. Default: `compute`. */
+  outage?: "compute" | "fail";
+}
+
+/** How a cache keeps its values. */
+export interface CacheOptions extends Waiting {
+  /** How long a value is fresh. */
+  ttl: Time;
+  /** How values are written. A value that `json` would change silently is an error. Default: `json`. */
+  codec?: "json" | "text" | "bytes";
+  /** How long after its ttl a value may still be returned while one caller computes the next. */
+  stale?: Time;
+  /** How eagerly one caller recomputes before the value expires. Default: 1. */
+  early?: number;
+  /** The share of its ttl by which a value expires early, at random. Default: 0.1. */
+  jitter?: number;
+  maxBytes?: number;
+}
+
+/** Returned by a computation if there is no value. Nobody computes again for `ttl`. */
+export class Absent {
+  constructor(readonly ttl: Time) {}
+}
+
+/** Returned by a computation to return a value that is not kept. */
+export class Uncached<T> {
+  constructor(readonly value: T) {}
+}
+
+function encoded(codec: string, value: unknown): Buffer {
+  if (codec === "bytes" && value instanceof Uint8Array) return Buffer.from(value);
+  if (codec === "text" && typeof value === "string") return Buffer.from(value);
+  if (codec === "json") {
+    const text: string | undefined = JSON.stringify(value);
+    if (text !== undefined && isSame(JSON.parse(text), value)) return Buffer.from(text);
+  }
+  throw new TenureError("invalid", `codec ${codec}: would change ${Object.prototype.toString.call(value)}; use another codec or other types`);
+}
+
+/** Whether JSON gives a value back as it was. */
+function isSame(read: any, value: any): boolean {
+  if (typeof value !== "object" || value === null) return Object.is(read, value) || (value === 0 && read === 0);
+  const isPlain = Array.isArray(value) || [Object.prototype, null].includes(Object.getPrototypeOf(value));
+  const names = Object.keys(value).filter((name) => Array.isArray(value) || value[name] !== undefined);
+  return isPlain && Array.isArray(read) === Array.isArray(value) && names.every((name) => isSame(read[name], value[name]));
+}
+
+const DECODERS = {
+  json: (bytes: Buffer): any => JSON.parse(bytes.toString()),
+  text: (bytes: Buffer): any => bytes.toString(),
+  bytes: (bytes: Buffer): any => bytes,
+};
+
+/** Values that one caller in a fleet computes, while the others wait for it. */
+export class Cache<T = any> {
+  readonly #store: Store;
+  readonly #spec: Omit<CacheSpec, "name">;
+  readonly #decode: (bytes: Buffer) => any;
+  readonly #ttl: number;
+
+  /** @internal */
+  constructor(store: Store, readonly name: string, options: CacheOptions) {
+    const { ttl, stale, wait, codec = "json", ...others } = options;
+    this.#store = store;
+    this.#ttl = millis("ttl", ttl);
+    this.#spec = { ...others, codec, ...times({ stale, wait }) };
+    this.#decode = DECODERS[codec];
+    if (this.#decode === undefined) throw new TenureError("invalid", `codec: got ${codec}, expected json, text or bytes`);
+  }
+
+  async #ask(key: string, what: string, compute?: () => unknown): Promise<any> {
+    const answer = async () => {
+      const value = await compute?.();
+      if (value instanceof Absent) return { ttl: millis("ttl", value.ttl) };
+      if (value instanceof Uncached) return { bytes: encoded(this.#spec.codec, value.value) };
+      return { bytes: encoded(this.#spec.codec, value), ttl: this.#ttl };
+    };
+    const spec = { ...this.#spec, name: `${this.name}:${key}` };
+    const bytes: Buffer | null = await start((id) => this.#store.cache(id, spec, what, this.#ttl), { answer });
+    return bytes === null ? null : this.#decode(bytes);
+  }
+
+  /** The stored value, fresh or stale; `null` if there is none. */
+  get(key: string): Promise<T | null>;
+  /** The value, computed if necessary. `compute` may return `Absent`, and the value is then `null`, or `Uncached`. */
+  get<V extends T>(key: string, compute: () => V | Uncached<V> | PromiseLike<V | Uncached<V>>): Promise<V>;
+  get<V extends T>(key: string, compute: () => V | Absent | Uncached<V> | PromiseLike<V | Absent | Uncached<V>>): Promise<V | null>;
+  get(key: string, compute?: () => unknown): Promise<any> {
+    return this.#ask(key, compute === undefined ? "get" : "compute", compute);
+  }
+
+  /** Computes and stores the value even if one is stored. */
+  refresh<V extends T>(key: string, compute: () => V | PromiseLike<V>): Promise<V> {
+    return this.#ask(key, "refresh", compute);
+  }
+
+  /** Discards the value; call it after the outdating commit. A computation in progress is not stored. */
+  invalidate(key: string): Promise<void> {
+    return start((id) => this.#store.cacheInvalidate(id, { ...this.#spec, name: `${this.name}:${key}` }));
+  }
+}
+
+function times(all: Record<string, Time | undefined>): Record<string, number> {
+  const given = Object.entries(all).filter((entry): entry is [string, Time] => entry[1] !== undefined);
+  return Object.fromEntries(given.map(([name, time]) => [name, millis(name, time)]));
+}
+
+/** How a cache of the program's own is filled. */
+export type FillOptions = Waiting;
+
+/**
+ * Returns what `get` finds or, if that is `null` or `undefined`, what `compute` returns, which must put the value into
+ * the cache itself. It gets the fencing token of the lock, or `null` without the lock: after the wait, or in an outage.
+ */
+export async function fill<T>(
+  store: Store, name: string, options: FillOptions, get: () => T | null | undefined | PromiseLike<T | null | undefined>,
+  compute: (fence: bigint | null) => T | PromiseLike<T>,
+): Promise<T> {
+  let value: T | null | undefined;
+  const answer = async (what: string, fence: bigint | null) => {
+    value = await (what === "get" ? get() : compute(fence));
+    return value === null || value === undefined ? undefined : { bytes: Buffer.alloc(0) };
+  };
+  const wait = options.wait === undefined ? undefined : millis("wait", options.wait);
+  await start((id) => store.fill(id, name, wait, options.overdue, options.outage), { answer });
+  return value as T;
+}
+
+/** The windows of a job: each is of this length, or as `daily`, `weekly`, `monthly` and `cron` return them. */
+export type Period = Time | Schedule;
+
+export type Schedule = Pick<JobSpec, "period" | "time" | "expression" | "zone">;
+
+/** When in a day, week or month: a time such as `02:30`, or how long after its start. */
+export interface At {
+  at?: Time;
+  /** The name of a time zone. Default: UTC. */
+  zone?: string;
+}
+
+function scheduled(period: string, { at = 0, zone }: At): Schedule {
+  const [, hours, minutes, seconds = 0] = /^(\d\d?):(\d\d)(?::(\d\d))?$/.exec(String(at)) ?? [];
+  const time = hours === undefined ? millis("at", at) : ((Number(hours) * 60 + Number(minutes)) * 60 + Number(seconds)) * 1000;
+  return { period, time, ...(zone === undefined ? {} : { zone }) };
+}
+
+/** Once a day. */
+export const daily = (at: At = {}): Schedule => scheduled("daily", at);
+/** Once a week, which begins on Monday. */
+export const weekly = (at: At = {}): Schedule => scheduled("weekly", at);
+/** Once a month. */
+export const monthly = (at: At = {}): Schedule => scheduled("monthly", at);
+/** At the times of a cron expression. */
+export const cron = (expression: string, { zone }: { zone?: string } = {}): Schedule => ({ period: "cron", expression, ...(zone === undefined ? {} : { zone }) });
+
+/** How a job repeats. */
+export interface JobOptions {
+  /** How long after the start of a window a run may begin. Default: the whole window. */
+  openFor?: Time;
+  /** What lets a window be used again. Default: `nothing`. */
+  reopensOn?: "nothing" | "failure" | "failure_or_loss";
+  /** Runs by hand although the job has run in its window. */
+  again?: boolean;
+}
+
+/** Whether a job ran here, and what it returned. */
+export type Run<T> = { ran: true; value: T } | { ran: false; value?: undefined };
+
+/** A job that runs at most once in each window. The store's clock decides, and the store records that the job ran. */
+export class OncePer {
+  readonly #store: Store;
+  readonly #spec: JobSpec;
+
+  /** @internal */
+  constructor(store: Store, readonly name: string, period: Period, { openFor, ...options }: JobOptions) {
+    const schedule = typeof period === "object" ? period : { period: "every", time: millis("period", period) };
+    this.#store = store;
+    this.#spec = { name, ...schedule, ...options, ...times({ openFor }) };
+  }
+
+  /** Begins a run unless there has been one in this window, or there is one. */
+  async tryBegin(): Promise<Turn | null> {
+    const hold: Hold | null = await start((id) => this.#store.begin(id, this.#spec));
+    return hold === null ? null : guarded(Turn, hold);
+  }
+
+  /** Runs the job unless it has run in this window. */
+  async run<T>(job: (turn: Turn) => T | PromiseLike<T>, options: { signal?: AbortSignal } = {}): Promise<Run<T>> {
+    const turn = await this.tryBegin();
+    return turn === null ? { ran: false } : { ran: true, value: await held(turn, job, options.signal) };
+  }
+
+  /** Runs the job in each window until `signal` fires. A run in progress is finished; one that fails goes to `onError`. */
+  async runEach(job: (turn: Turn) => unknown, options: { signal?: AbortSignal; onError?: (error: unknown) => void } = {}): Promise<void> {
+    const { signal, onError = (error) => process.emitWarning(`job ${this.name} failed: ${String(error)}`, "TenureWarning") } = options;
+    while (!signal?.aborted) {
+      const hold: Hold | null = await start((id) => this.#store.beginNext(id, this.#spec), { signal, endsByAnswer: true });
+      if (hold === null) return;
+      await held(guarded(Turn, hold), job).catch(onError);
+    }
+  }
+
+  /** The most recent run. */
+  last(): Promise<LastRun | null> {
+    return start((id) => this.#store.job(id, this.#spec, "last", ""));
+  }
+
+  /** Asks the runner to stop, and returns its run; `null` if the job is not running. */
+  requestStop(reason = ""): Promise<LastRun | null> {
+    return start((id) => this.#store.job(id, this.#spec, "stop", reason));
+  }
+
+  /** Forgets the most recent run, so that the job may run again in this window. */
+  reset(): Promise<void> {
+    return start((id) => this.#store.job(id, this.#spec, "reset", ""));
+  }
+}
+
+/** An election of one leader among many candidates. A leader stops before the next one begins. */
+export class Election {
+  readonly #store: Store;
+
+  /** @internal */
+  constructor(store: Store, readonly name: string, readonly payload: string) {
+    this.#store = store;
+  }
+
+  /** Waits until this process leads. */
+  async campaign(options: { signal?: AbortSignal } = {}): Promise<Term> {
+    return guarded(Term, await start<Hold>((id) => this.#store.campaign(id, this.name, this.payload), options));
+  }
+
+  /** Waits until this process leads, does the work with the term, and resigns. */
+  async lead<T>(work: (term: Term) => T | PromiseLike<T>, options: { signal?: AbortSignal } = {}): Promise<T> {
+    return held(await this.campaign(options), work, options.signal);
+  }
+
+  /** The leader, if there is one now. */
+  leader(): Promise<Leader | null> {
+    return start((id) => this.#store.leader(id, this.name));
+  }
+
+  /** Asks the leader to stop, and returns it; `null` if nobody leads. */
+  requestStop(reason = ""): Promise<Leader | null> {
+    return start((id) => this.#store.leader(id, this.name, reason));
+  }
+
+  /** The changes of leadership from now on, until `signal` fires. The first is the leader at that time, if any. */
+  async *observe(options: { signal?: AbortSignal } = {}): AsyncGenerator<Change, void> {
+    const changes = this.#store.observe(this.name);
+    for (;;) yield await start<Change>((id) => changes.next(id), options);
+  }
+}
