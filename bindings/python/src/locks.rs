@@ -235,6 +235,18 @@ impl Locks {
         Ok(Op::new(async move { converted(found.await, values::jobs) }))
     }
 
+    fn elections(&self, prefix: String) -> PyResult<Op> {
+        let locks = self.locks.get()?.clone();
+        let found = async move {
+            let (mut elections, mut found) = (locks.elections(&prefix)?, Vec::new());
+            while let Some(election) = elections.next().await? {
+                found.push(election);
+            }
+            Ok::<_, tenure::Error>(found)
+        };
+        Ok(Op::new(async move { converted(found.await, values::elections) }))
+    }
+
     fn force_release(&self, name: String) -> PyResult<Op> {
         let locks = self.locks.get()?.clone();
         Ok(Op::new(async move {

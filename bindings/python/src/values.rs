@@ -5,7 +5,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 use tenure::metrics::{Histogram, LockMetrics, Snapshot};
-use tenure::{ForcedRelease, Holder, JobStatus, LastRun, Leader, Outcome, Share, Status, StopRequest};
+use tenure::{
+    ElectionStatus, ForcedRelease, Holder, JobStatus, LastRun, Leader, Outcome, Share, Status, StopRequest,
+};
 
 /// Converts a value, or returns `None`.
 pub fn optional<T>(
@@ -130,6 +132,22 @@ pub fn jobs(py: Python<'_>, found: Vec<JobStatus>) -> PyResult<Py<PyAny>> {
         of.set_item("runs", runs)?;
         of.set_item("next", seconds(job.next))?;
         of.set_item("overdue", job.overdue.map(|overdue| overdue.as_secs_f64()))?;
+        all.append(of)?;
+    }
+    Ok(all.into_any().unbind())
+}
+
+pub fn elections(py: Python<'_>, found: Vec<ElectionStatus>) -> PyResult<Py<PyAny>> {
+    let all = PyList::empty(py);
+    for election in found {
+        let of = PyDict::new(py);
+        of.set_item("name", election.name.as_str())?;
+        of.set_item("leader", optional(py, election.leader, leader)?)?;
+        of.set_item("hold", election.hold.as_ref().map(|hold| holder(py, hold)).transpose()?)?;
+        let candidates =
+            election.candidates.iter().map(|one| holder(py, one)).collect::<PyResult<Vec<_>>>()?;
+        of.set_item("candidates", candidates)?;
+        of.set_item("unlisted", election.unlisted)?;
         all.append(of)?;
     }
     Ok(all.into_any().unbind())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import tenure
-from conftest import Server
+from conftest import Server, eventually
 
 
 def test_a_cache_computes_once_for_many_threads(locks: tenure.Locks, name: str) -> None:
@@ -201,6 +201,52 @@ def test_a_leader_leads_while_its_work_runs(locks: tenure.Locks, server: Server,
         election.lead(lose)
     with pytest.raises(tenure.InvalidError, match="alead"):
         election.lead(work)
+
+
+def test_a_candidate_leads_again_after_an_error_and_a_loss(locks: tenure.Locks, server: Server, name: str) -> None:
+    election, stop, terms = locks.configured(ttl=0.6).election(name, "host-1"), threading.Event(), list[int]()
+
+    def enter(term: tenure.Term) -> int:
+        terms.append(term.fence)
+        (listed,) = locks.elections(name)
+        leader, hold = listed.leader, listed.hold
+        assert leader is not None and (leader.payload, leader.fence) == ("host-1", term.fence)
+        assert hold is not None and (hold.owner, listed.candidates) == (term.owner, [])
+        if len(terms) % 3 == 2:
+            server.client.delete(*server.client.keys(f"*{name}*"))
+        return len(terms) % 3
+
+    def work(term: tenure.Term) -> None:
+        turn = enter(term)
+        if turn == 1:
+            raise RuntimeError("no disk")
+        if turn == 2:
+            assert term.lost.wait(20)
+        else:
+            stop.set()
+
+    async def awork(term: tenure.Term) -> None:
+        turn = enter(term)
+        if turn == 1:
+            raise RuntimeError("no disk")
+        if turn == 2:
+            await asyncio.sleep(60)
+        raise asyncio.CancelledError
+
+    election.lead_forever(work, stop)
+    assert len(terms) == 3
+    stop.clear()
+    with election.campaign():  # a candidate that waits can be stopped
+        candidate = threading.Thread(target=locks.election(name).lead_forever, args=(work, stop))
+        candidate.start()
+        eventually(lambda: locks.elections(name)[0].candidates)
+        stop.set()
+        candidate.join(20)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(election.alead_forever(awork))
+    assert len(terms) == 6
+    with pytest.raises(tenure.InvalidError, match="alead_forever"):
+        election.lead_forever(awork)
 
 
 def test_one_grant_is_released_by_force(locks: tenure.Locks, server: Server, name: str) -> None:

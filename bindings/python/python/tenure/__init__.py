@@ -61,6 +61,7 @@ if _TYPE_CHECKING:
     from ._uses import Election, Observer, OncePer, Schedule, cron, daily, monthly, weekly
     from ._values import (
         Change,
+        ElectionStatus,
         ForcedRelease,
         Histogram,
         Holder,
@@ -78,9 +79,9 @@ if _TYPE_CHECKING:
 __version__ = _native.__version__
 
 __all__ = [
-    "Absent", "BusyError", "Cache", "Change", "ClosedError", "Election", "Error", "FairMutex", "Fill", "ForcedRelease",
-    "ForkedError", "Guard", "Histogram", "Holder", "InvalidError", "JobStatus", "LastRun", "Leader", "Lock",
-    "LockMetrics", "Locks", "Loss", "LostError", "Metrics", "MismatchError", "Multi", "MultiGuard", "Mutex",
+    "Absent", "BusyError", "Cache", "Change", "ClosedError", "Election", "ElectionStatus", "Error", "FairMutex", "Fill",
+    "ForcedRelease", "ForkedError", "Guard", "Histogram", "Holder", "InvalidError", "JobStatus", "LastRun", "Leader",
+    "Lock", "LockMetrics", "Locks", "Loss", "LostError", "Metrics", "MismatchError", "Multi", "MultiGuard", "Mutex",
     "Observer", "OncePer", "Options", "OverdueError", "PastRun", "ReentrantMutex", "RefusedError", "ReleasedError",
     "Run", "RwGuard", "RwLock", "RwSide", "Schedule", "Semaphore", "Status", "StopRequest", "Term", "Turn", "Uncached",
     "UnknownError", "UnreachableError", "UnsupportedError", "aconnect", "connect", "cron", "daily", "monthly", "multi",

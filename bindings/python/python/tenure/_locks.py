@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ._decorators import Caching
     from ._jobs import Job
     from ._uses import Election, OncePer, Period, Zone
-    from ._values import ForcedRelease, JobStatus, Metrics, Status, StopRequest
+    from ._values import ElectionStatus, ForcedRelease, JobStatus, Metrics, Status, StopRequest
     from .compat.redis import Lock as RedisLock
 
     Login = Callable[[], tuple[Optional[str], str]]
@@ -104,6 +104,12 @@ def _jobs(values: Any) -> list[JobStatus]:
     from ._values import JobStatus
 
     return [JobStatus.of(job) for job in values]
+
+
+def _elections(values: Any) -> list[ElectionStatus]:
+    from ._values import ElectionStatus
+
+    return [ElectionStatus.of(election) for election in values]
 
 
 def _status(values: Any) -> Optional[Status]:
@@ -635,6 +641,22 @@ class Locks:
     async def ajobs(self, prefix: str = "") -> builtins.list[JobStatus]:
         """Like `jobs`, in an event loop."""
         return _jobs(await wait(self._opened().jobs(prefix)))
+
+    def elections(self, prefix: str = "") -> builtins.list[ElectionStatus]:
+        """The elections that somebody has led and whose names begin with `prefix`, with their leaders and candidates.
+        It scans the whole store.
+
+        >>> import tenure
+        >>> locks = tenure.connect("memory:")
+        >>> with locks.election("scheduler", "host-1:8080").campaign():
+        ...     [(election.name, election.leader.payload) for election in locks.elections()]
+        [('scheduler', 'host-1:8080')]
+        """
+        return _elections(run(self._opened().elections(prefix)))
+
+    async def aelections(self, prefix: str = "") -> builtins.list[ElectionStatus]:
+        """Like `elections`, in an event loop."""
+        return _elections(await wait(self._opened().elections(prefix)))
 
     def force_release(self, name: str) -> Optional[Status]:
         """Ends all holds of a lock, and returns its holders, or `None` if it was free. For operators: it breaks

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, time, timedelta, timezone, tzinfo
-from typing import Any, Optional, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Optional, TypeVar, Union
 
 from . import _fork, _functions, _native
 from ._errors import InvalidError
 from ._guards import Term, Turn
 from ._values import Change, LastRun, Leader, Run
 from ._wait import granted, run, seconds, wait
+
+if TYPE_CHECKING:
+    import threading
 
 T = TypeVar("T")
 
@@ -290,6 +293,24 @@ class Election:
             with term.cancel_on_loss():
                 value: T = _functions.finished(work, await _functions.coroutine(work, work(term)))
                 return value
+
+    def lead_forever(self, work: Callable[[Term], object], stop: Optional[threading.Event] = None) -> None:
+        """Leads again and again, until `stop` is set or Ctrl-C. `work` should return when `stop` is set or
+        `Term.is_held` turns false. Once it returns or raises, this process resigns, and is a candidate again after a
+        second, or up to a minute if its terms are short; after a lost term at once. Errors are logged, and a store
+        that is away is waited for."""
+        import threading
+
+        from ._leaders import lead
+
+        lead(self, work, threading.Event() if stop is None else stop)
+
+    async def alead_forever(self, work: Callable[[Term], Awaitable[object]]) -> None:
+        """Like `lead_forever`, in an event loop, for an async function, until the task is cancelled. The function is
+        cancelled if the term is lost."""
+        from ._leaders import alead
+
+        await alead(self, work)
 
     def request_stop(self, reason: str = "") -> Optional[Leader]:
         """Asks the leader to stop, and returns it; `None` if nobody leads. See `Term.stop_requested`."""

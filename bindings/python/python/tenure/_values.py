@@ -199,6 +199,29 @@ class JobStatus:
 
 
 @dataclass(frozen=True)
+class ElectionStatus:
+    """The state of an election at the time the store answered."""
+
+    name: str
+    leader: Optional[Leader]
+    """`None` if nobody leads."""
+    hold: Optional[Holder]
+    """The hold of the leader, with its lease."""
+    candidates: list[Holder]
+    """Those that wait, in order."""
+    unlisted: int
+    """The number of candidates beyond the first thousand."""
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> ElectionStatus:
+        all: dict[str, Any] = dict(values)
+        if all["leader"] is not None:
+            all["leader"], all["hold"] = Leader(**all["leader"]), Holder.of(all["hold"])
+        all["candidates"] = [Holder.of(one) for one in all["candidates"]]
+        return cls(**all)
+
+
+@dataclass(frozen=True)
 class Run(Generic[T]):
     """The result of a job that runs once: true if it ran here."""
 
