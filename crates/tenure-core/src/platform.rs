@@ -50,23 +50,36 @@ pub async fn connect_local(path: &Path) -> io::Result<LocalStream> {
     imp::connect_local(path).await
 }
 
-/// Silence after which [`keep_alive`] probes a connection.
-pub const KEEPALIVE_IDLE: Duration = Duration::from_secs(3);
-/// Interval of its probes.
-pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(1);
-/// Number of unanswered probes after which it closes the connection.
-pub const KEEPALIVE_PROBES: u32 = 2;
-/// How soon it notices that the other end cannot be reached.
-pub const KEEPALIVE: Duration =
-    KEEPALIVE_IDLE.saturating_add(KEEPALIVE_INTERVAL.saturating_mul(KEEPALIVE_PROBES));
+/// How the system probes a silent connection, and closes it when the other end does not answer. Probes cost the
+/// server's process nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Keepalive {
+    /// Silence before the first probe.
+    pub idle: Duration,
+    /// Interval of the probes.
+    pub interval: Duration,
+    /// Number of unanswered probes after which the connection is closed.
+    pub probes: u32,
+}
 
-/// Makes the system probe a connection that is silent, and close it when the other end has not answered for
-/// [`KEEPALIVE`]. Probes cost the server's process nothing.
-///
-/// # Errors
-/// Those of the system.
-pub fn keep_alive(stream: &TcpStream) -> io::Result<()> {
-    imp::keep_alive(stream)
+impl Keepalive {
+    /// For every connection.
+    pub const DEFAULT: Self =
+        Self { idle: Duration::from_secs(3), interval: Duration::from_secs(1), probes: 2 };
+
+    /// How soon it notices that the other end cannot be reached.
+    #[must_use]
+    pub fn limit(self) -> Duration {
+        self.idle + self.interval * self.probes
+    }
+
+    /// Applies it to a connection.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn apply(self, stream: &TcpStream) -> io::Result<()> {
+        imp::keep_alive(stream, self)
+    }
 }
 
 #[cfg(unix)]
@@ -119,12 +132,12 @@ mod imp {
         LocalStream::connect(path).await
     }
 
-    pub(super) fn keep_alive(stream: &TcpStream) -> io::Result<()> {
+    pub(super) fn keep_alive(stream: &TcpStream, by: Keepalive) -> io::Result<()> {
         use rustix::net::sockopt;
         sockopt::set_socket_keepalive(stream, true)?;
-        sockopt::set_tcp_keepidle(stream, KEEPALIVE_IDLE)?;
-        sockopt::set_tcp_keepintvl(stream, KEEPALIVE_INTERVAL)?;
-        sockopt::set_tcp_keepcnt(stream, KEEPALIVE_PROBES)?;
+        sockopt::set_tcp_keepidle(stream, by.idle)?;
+        sockopt::set_tcp_keepintvl(stream, by.interval)?;
+        sockopt::set_tcp_keepcnt(stream, by.probes)?;
         Ok(())
     }
 
@@ -185,7 +198,7 @@ mod imp {
 
     /// The system's own defaults remain.
     #[expect(clippy::unnecessary_wraps, reason = "the signature of systems where it can fail")]
-    pub(super) fn keep_alive(_: &TcpStream) -> io::Result<()> {
+    pub(super) fn keep_alive(_: &TcpStream, _: Keepalive) -> io::Result<()> {
         Ok(())
     }
 }

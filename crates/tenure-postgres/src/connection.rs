@@ -19,9 +19,9 @@ use super::statements::{ALL, Statements, Which};
 use super::tls::{EncryptedStream, Encryption};
 use super::url::{PostgresTarget, quoted};
 use tenure_core::events::{event, text};
-use tenure_core::net::{Address, ConnectError, Counted, DialStage, Dialled, Tls, TlsMode, dial};
+use tenure_core::net::{Address, ConnectError, Counted, DialStage, Dialled, Tls, TlsMode, dial_with};
 use tenure_core::owner::Owner;
-use tenure_core::platform::{KEEPALIVE, KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES};
+use tenure_core::platform::Keepalive;
 use tenure_core::rows::{Server, ServerConnection, first_usable};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{Failure, FullWarning, SETUP};
@@ -165,7 +165,7 @@ impl PrimaryConnector {
     ) -> Result<(Client, Connection<Counted, EncryptedStream>), (Failure, bool)> {
         let PostgresTarget { session, is_pooled, .. } = &self.target;
         self.stage.set(format!("{address} has not been reached"));
-        let dialled = dial(address, &*self.runtime).await;
+        let dialled = dial_with(address, session.keepalive, &*self.runtime).await;
         let Dialled { stream, .. } = dialled.map_err(|error| (Failure::NotSent(Arc::new(error)), false))?;
         let stream = Counted::new(stream, Arc::clone(heard));
         let mut config = Config::new();
@@ -177,14 +177,15 @@ impl PrimaryConnector {
         }
         let mut options: Vec<_> = session.options.clone().into_iter().collect();
         if !is_pooled {
+            let Keepalive { idle, interval, probes } = session.keepalive;
             // The server ends the session of a host that cannot be reached, so that its places are passed. Rows that a
             // policy hides are an error, and no setting of the role changes what a transaction sees.
             options.push(format!(
                 "-c lock_timeout={LOCK_TIMEOUT} -c row_security=off -c default_transaction_isolation=read\\ committed \
-                 -c tcp_keepalives_idle={} -c tcp_keepalives_interval={} -c tcp_keepalives_count={KEEPALIVE_PROBES} -c tcp_user_timeout={}",
-                KEEPALIVE_IDLE.as_secs(),
-                KEEPALIVE_INTERVAL.as_secs(),
-                KEEPALIVE.as_millis(),
+                 -c tcp_keepalives_idle={} -c tcp_keepalives_interval={} -c tcp_keepalives_count={probes} -c tcp_user_timeout={}",
+                idle.as_secs(),
+                interval.as_secs(),
+                session.keepalive.limit().as_millis(),
             ));
         }
         if !options.is_empty() {

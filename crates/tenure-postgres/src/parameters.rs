@@ -19,6 +19,9 @@ pub(super) const OURS: &[&str] = &[
     "passfile",
     "service",
     "connect_timeout",
+    "keepalives_idle",
+    "keepalives_interval",
+    "keepalives_count",
     "application_name",
     "fallback_application_name",
     "options",
@@ -41,7 +44,7 @@ pub(super) const FOREIGN: ForeignNames = ForeignNames {
     ],
     ignored: &[
         (
-            // tenure's own keepalives are shorter, and it sends UTF-8 to the primary alone.
+            // tenure's connections have keepalives, and it sends UTF-8 to the primary alone.
             "libpq",
             &[
                 "client_encoding",
@@ -49,9 +52,6 @@ pub(super) const FOREIGN: ForeignNames = ForeignNames {
                 "gssencmode",
                 "gsslib",
                 "keepalives",
-                "keepalives_count",
-                "keepalives_idle",
-                "keepalives_interval",
                 "krbsrvname",
                 "load_balance_hosts",
                 "sslcertmode",

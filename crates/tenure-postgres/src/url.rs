@@ -20,6 +20,7 @@ use tenure_core::credentials::Provider;
 use tenure_core::error::Result;
 use tenure_core::net::url::{Login, Password, StoreUrl, Syntax, require_tls, truth};
 use tenure_core::net::{Address, Tls, TlsMode};
+use tenure_core::platform::Keepalive;
 use tenure_core::store::Failure;
 
 pub(super) const SYNTAX: Syntax = Syntax {
@@ -57,6 +58,7 @@ pub(super) struct PostgresTarget {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SessionSettings {
     pub(super) connect_timeout: Option<Duration>,
+    pub(super) keepalive: Keepalive,
     /// What `application_name` begins with.
     pub(super) application: String,
     /// Settings of the server's session, as on its command line.
@@ -257,10 +259,26 @@ fn session(url: &mut StoreUrl<'_>, gaps: &PostgresGaps, tls: Option<&Tls>) -> Re
     let (application, fallback) = (url.take("application_name"), url.take("fallback_application_name"));
     Ok(SessionSettings {
         connect_timeout,
+        keepalive: keepalive(url)?,
         application: application.or(fallback).unwrap_or_default(),
         options: url.take("options"),
         channel_binding: channel_binding.unwrap_or(ChannelBinding::Prefer),
         is_direct,
+    })
+}
+
+/// Values of libpq that notice a lost server sooner than the default; zero is the system's.
+fn keepalive(url: &mut StoreUrl<'_>) -> Result<Keepalive> {
+    let mut number = |key, default: u32| -> Result<u32> {
+        let given = url.take_as(key, "a number", |text| text.trim().parse::<u32>().ok())?;
+        Ok(given.filter(|given| *given > 0).map_or(default, |given| given.min(default)))
+    };
+    let seconds = |duration: Duration| duration.as_secs() as u32;
+    let Keepalive { idle, interval, probes } = Keepalive::DEFAULT;
+    Ok(Keepalive {
+        idle: Duration::from_secs(number("keepalives_idle", seconds(idle))?.into()),
+        interval: Duration::from_secs(number("keepalives_interval", seconds(interval))?.into()),
+        probes: number("keepalives_count", probes)?,
     })
 }
 
@@ -348,6 +366,48 @@ mod tests {
         let session = target.expect("a target").session;
         assert_eq!(session.connect_timeout, Some(Duration::from_secs(10)));
         assert_eq!((&*session.application, session.options.as_deref()), ("web", Some("-c a=1")));
+    }
+
+    #[test]
+    fn each_parameter_of_other_programs_is_honoured_or_ignored() {
+        let with = |query: &str| {
+            read(&format!("postgres://u@h/db?{query}")).unwrap_or_else(|error| panic!("{query}: {error}"))
+        };
+        let bare = with("");
+        for honoured in [
+            "connect_timeout=9",
+            "keepalives_idle=1",
+            "keepalives_count=1",
+            "application_name=web",
+            "options=-c%20a%3D1",
+            "channel_binding=require",
+            "host=i",
+            "port=9",
+            "user=v",
+            "dbname=e",
+            "password=p",
+            "schema=s",
+            "search_path=s,public",
+            "currentSchema=s",
+            "pgbouncer=true",
+        ] {
+            assert_ne!(with(honoured), bare, "{honoured}");
+        }
+        // Only a primary has locks, and a longer keepalive would notice a lost one later.
+        let primary = ["any", "read-write", "primary"].map(|value| format!("target_session_attrs={value}"));
+        for same in primary.iter().map(String::as_str).chain(["keepalives_idle=60", "keepalives_interval=10"])
+        {
+            assert_eq!(with(same), bare, "{same}");
+        }
+        if cfg!(feature = "tls") {
+            assert_ne!(with("sslmode=require&sslnegotiation=direct"), with("sslmode=require"));
+        }
+        let named = ["pool_max_conns", "pool_timeout", "connection_limit", "statement_cache_size"];
+        let named = named.into_iter().chain(["prepared_statements", "sslcompression"]);
+        let listed = SYNTAX.foreign.ignored.iter().flat_map(|(_, names)| names.iter().copied());
+        for ignored in named.chain(listed) {
+            assert_eq!(with(&format!("{ignored}=1")), bare, "{ignored}");
+        }
     }
 
     #[test]

@@ -25,7 +25,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, lookup_host};
 
 use crate::moment::Moment;
-use crate::platform::{connect_local, keep_alive};
+use crate::platform::{Keepalive, connect_local};
 use crate::runtime::Runtime;
 use crate::store::Failure;
 
@@ -149,12 +149,20 @@ impl fmt::Debug for Dialled {
 /// # Errors
 /// Those of the system.
 pub async fn dial(to: &Address, runtime: &dyn Runtime) -> io::Result<Dialled> {
+    dial_with(to, Keepalive::DEFAULT, runtime).await
+}
+
+/// As [`dial`], with this keepalive.
+///
+/// # Errors
+/// Those of the system.
+pub async fn dial_with(to: &Address, keepalive: Keepalive, runtime: &dyn Runtime) -> io::Result<Dialled> {
     Ok(match to {
         Address::Tcp(host, port) => {
             let stream = first_of(lookup_host((&**host, *port)).await?, runtime).await?;
             // A request is one small write; Nagle's algorithm would delay it.
             stream.set_nodelay(true)?;
-            keep_alive(&stream)?;
+            keepalive.apply(&stream)?;
             let local = stream.local_addr().ok().map(|local| local.to_string());
             Dialled { stream: Box::pin(stream), local }
         }

@@ -31,7 +31,7 @@ use crate::sync::{Locked, wait_for};
 /// How long the connection stays open after the last listener has left.
 const KEPT: Duration = Duration::from_secs(5);
 /// Silence after which the connection is probed. A broken network is noticed sooner, by the system
-/// ([`KEEPALIVE`](crate::platform::KEEPALIVE)); the probe notices a stuck server or proxy.
+/// ([`Keepalive`](crate::platform::Keepalive)); the probe notices a stuck server or proxy.
 const IDLE: Duration = Duration::from_secs(15);
 /// Timeout of the probe and of the other statements on this connection.
 const ANSWER: Duration = Duration::from_secs(2);

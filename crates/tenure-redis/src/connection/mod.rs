@@ -156,7 +156,7 @@ impl Connector {
     }
 
     /// Silence after which a connection for messages is probed. TCP keepalives notice a server that cannot be
-    /// reached ([`KEEPALIVE`](tenure_core::platform::KEEPALIVE)). The probe notices one that is stopped, whose
+    /// reached ([`Keepalive`](tenure_core::platform::Keepalive)). The probe notices one that is stopped, whose
     /// locks another server may have taken over; where there is none, a stuck proxy.
     pub(crate) fn probes_after(&self) -> Duration {
         match self.goal {

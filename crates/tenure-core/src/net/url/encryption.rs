@@ -203,22 +203,12 @@ impl StoreUrl<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{ForeignNames, Syntax};
+    use super::super::TEST;
     use super::*;
-
-    const SYNTAX: Syntax = Syntax {
-        server: "test",
-        form: "test://HOST",
-        tls: "sslmode=verify-full",
-        needs_user: false,
-        needs_password: false,
-        parameters: &["ca", "cert", "key"],
-        foreign: ForeignNames::NONE,
-    };
 
     fn read(query: &str, host: &str) -> Result<Option<Tls>> {
         let text = format!("test://{host}?{query}");
-        let mut url = SYNTAX.parse(&text)?;
+        let mut url = TEST.parse(&text)?;
         let tls = url.tls_to(&[Address::Tcp(host.to_owned(), 1)], &|_| None)?;
         url.end().map(|()| tls)
     }

@@ -449,18 +449,28 @@ impl fmt::Debug for Password {
     }
 }
 
+/// A syntax for tests.
+#[cfg(test)]
+const TEST: Syntax = Syntax {
+    server: "test",
+    form: "test://HOST",
+    tls: "tests://",
+    needs_user: false,
+    needs_password: false,
+    parameters: &["ca", "cert", "key"],
+    foreign: ForeignNames::NONE,
+};
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const SYNTAX: Syntax = Syntax {
-        server: "test",
-        form: "test://HOST",
-        tls: "tests://",
         needs_user: true,
         needs_password: true,
         parameters: &["ca", "cert", "key", "namespace", "number", "password-file"],
         foreign: ForeignNames { ignored: &[("pools", &["pool_size"])], ..ForeignNames::NONE },
+        ..TEST
     };
 
     #[test]

@@ -84,20 +84,17 @@ impl Syntax {
 
 #[cfg(test)]
 mod tests {
+    use super::super::TEST;
     use super::*;
 
     const SYNTAX: Syntax = Syntax {
-        server: "test",
-        form: "test://HOST",
-        tls: "tests://",
-        needs_user: false,
-        needs_password: false,
         parameters: &["connect_timeout", "ca"],
         foreign: ForeignNames {
             drivers: &["quick"],
             aliases: &[("connectTimeout", "connect_timeout"), ("charset", "encoding")],
             ignored: &[("pools", &["pool_size"])],
         },
+        ..TEST
     };
 
     #[test]
