@@ -145,7 +145,10 @@ impl MysqlHandshake<'_> {
                 text(told.strip_prefix(&[1]).ok_or_else(malformed)?)
             }
         };
-        let key = PublicKey::from_public_key_pem(key.trim());
+        // MySQL writes a zero byte after the last line of the file.
+        let key = PublicKey::from_public_key_pem(
+            key.trim_matches(|char: char| char == '\0' || char.is_whitespace()),
+        );
         let key = key.map_err(|error| refused(&format!("the server's key is no RSA key: {error}")))?;
         password.iter_mut().zip(self.nonce.iter().cycle()).for_each(|(byte, nonce)| *byte ^= nonce);
         let secret = key.oaep_encrypt::<Sha1>(&password);

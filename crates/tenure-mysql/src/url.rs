@@ -198,6 +198,31 @@ mod tests {
     }
 
     #[test]
+    fn each_parameter_of_other_programs_is_honoured_or_ignored() {
+        let with = |query: &str| {
+            read(&format!("mysql://u@h/db?{query}")).unwrap_or_else(|error| panic!("{query}: {error}"))
+        };
+        let bare = with("");
+        for honoured in [
+            "connectTimeout=9000",
+            "connect_timeout=9",
+            "socket=/s",
+            "allowPublicKeyRetrieval=true",
+            "server-public-key=/k",
+            "host=i",
+            "port=9",
+            "user=v",
+            "password=p",
+        ] {
+            assert_ne!(with(honoured), bare, "{honoured}");
+        }
+        let listed = SYNTAX.foreign.ignored.iter().flat_map(|(_, names)| names.iter().copied());
+        for ignored in ["charset", "parseTime"].into_iter().chain(listed) {
+            assert_eq!(with(&format!("{ignored}=1")), bare, "{ignored}");
+        }
+    }
+
+    #[test]
     fn an_option_file_fills_gaps_only() {
         let gaps = MysqlGaps::of(
             "[client]\nuser=me\npassword=hush\nhost=db1\nport=7\nssl-mode=VERIFY_CA\nssl-ca=/ca\n",

@@ -134,6 +134,11 @@ pub(crate) async fn doctor(args: &Doctor) -> Result<u8, Failure> {
     if let Some(what) = tenure::diagnosis::exposure(&url) {
         report.note("encryption", locks.url(), what);
     }
+    let written = store::scheme(&url);
+    if ["postgres", "mysql"].contains(&scheme) && (written == "jdbc" || written.contains('+')) {
+        let what = format!("the scheme names a driver, which changes nothing: {scheme}:// is the same");
+        report.note("scheme", locks.url(), what);
+    }
     // The reason why it would fail has been reported already.
     if !report.has(&["role", "scripts", "rights"]) {
         try_a_lock(&locks, &name, &mut report).await;

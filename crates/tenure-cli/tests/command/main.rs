@@ -44,6 +44,7 @@ mod stop;
 mod terminal;
 mod tmux;
 mod top;
+mod urls;
 mod uses;
 mod verbs;
 mod zookeeper;

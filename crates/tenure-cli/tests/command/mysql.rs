@@ -17,7 +17,8 @@ fn the_doctor_finds_what_a_server_on_mariadb_may_forget_and_its_connections() {
     server.run("SET GLOBAL innodb_flush_log_at_trx_commit = 1; SET GLOBAL sync_binlog = 1");
     assert_eq!(found(&env, &url, &[]), checks([]));
     let said = env.run(env.tenure(["doctor", "--store", &url])).exits_with(0).stdout;
-    assert!(said.contains("10.") && said.contains("max_connections = 100"), "{said}");
+    let version = server.run("SELECT VERSION()");
+    assert!(said.contains(&version) && said.contains("max_connections = 100"), "{said}");
 }
 
 #[test]

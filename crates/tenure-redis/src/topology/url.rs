@@ -364,6 +364,24 @@ mod tests {
     }
 
     #[test]
+    fn each_parameter_of_other_programs_is_honoured_or_ignored() {
+        for (query, same) in [
+            ("db=2", "redis://h/2"),
+            ("database=2", "redis://h/2"),
+            ("username=ann&password=x", "redis://ann:x@h"),
+            ("user=ann&pass=x", "redis://ann:x@h"),
+        ] {
+            assert_eq!(parsed(&format!("redis://h?{query}")), parsed(same), "{query}");
+        }
+        let named = ["socket_timeout", "protocol", "health_check_interval", "decode_responses"];
+        let named = named.into_iter().chain(["max_connections", "retry_on_timeout"]);
+        let listed = SYNTAX.foreign.ignored.iter().flat_map(|(_, names)| names.iter().copied());
+        for ignored in named.chain(listed) {
+            assert_eq!(parsed(&format!("redis://h?{ignored}=1")), parsed("redis://h"), "{ignored}");
+        }
+    }
+
+    #[test]
     fn user_password_and_database_are_for_all_hosts() {
         for url in ["redis-quorum://ann:x@a:1,b,[::1]:3/2", "valkey-quorum://ann:x@a:1,b:6379,[::1]:3/2"] {
             let Topology::Quorum(at) = several(url) else { panic!("{url}") };

@@ -31,6 +31,8 @@ const PACKAGES: &str = "mariadb-server-core mariadb-client-core";
 const NO_AIO: &str = "--innodb-use-native-aio=0";
 /// A small log, because the data of an empty server is copied for each start.
 const SMALL_LOG: [&str; 2] = ["--innodb-log-file-size=8M", "--innodb-redo-log-capacity=32M"];
+/// Enables TLS on MySQL.
+const MYSQL_TLS: &str = "--tls-version=TLSv1.2,TLSv1.3";
 /// A temporary directory per server, because a starting server deletes the temporary tables that it finds.
 const TEMPORARY: &str = "tmp";
 
@@ -78,7 +80,9 @@ fn fixed() -> Vec<String> {
     match &*MYSQL {
         Some(files) => {
             let share = files.join("usr/share");
-            fixed.extend([SMALL_LOG[1], "--secure-file-priv=", "--mysqlx=0"].map(str::to_owned));
+            // Without TLS, as MariaDB.
+            let settings = [SMALL_LOG[1], "--secure-file-priv=", "--mysqlx=0", "--tls-version="];
+            fixed.extend(settings.map(str::to_owned));
             fixed.push(format!("--lc-messages-dir={}", path(&share.join("mysql"))));
             fixed.push(format!("--character-sets-dir={}", path(&share.join("mysql/charsets"))));
             fixed.push(format!("--plugin-dir={}", path(&files.join("usr/lib/mysql/plugin"))));
@@ -114,9 +118,15 @@ impl MariaDb {
             give_to_nobody(&to);
             server.settings.push(format!("--ssl-{name}={}", path(&to)));
         }
+        server.settings.extend(MYSQL.is_some().then(|| MYSQL_TLS.to_owned()));
         server.restart();
         server.run("CREATE DATABASE IF NOT EXISTS app");
         server
+    }
+
+    /// MySQL with the certificate that it makes for itself.
+    pub fn with_own_certificate() -> Self {
+        Self::start_with(&[MYSQL_TLS])
     }
 
     fn installed(settings: Vec<String>) -> Self {
@@ -133,6 +143,7 @@ impl MariaDb {
         let quick = [
             "--bind-address=127.0.0.1",
             "--innodb-flush-log-at-trx-commit=2",
+            "--sync-binlog=0",
             "--innodb-buffer-pool-size=32M",
             "--max-connections=300",
         ];
@@ -194,6 +205,8 @@ impl MariaDb {
 
     /// Replicates another server, and takes no writes.
     fn follow(&self, primary: &Self) {
+        // MySQL's replica asks for it when it connects.
+        primary.semi_synchronous("source", "master");
         let name = self.semi_synchronous("replica", "slave");
         self.run(&format!("SET GLOBAL {name}_enabled = 1"));
         self.run("SET GLOBAL read_only = 1");
@@ -201,7 +214,7 @@ impl MariaDb {
         self.run(&match &*MYSQL {
             Some(_) => format!(
                 "CHANGE REPLICATION SOURCE TO SOURCE_HOST = '127.0.0.1', SOURCE_PORT = {port}, SOURCE_USER = 'root',
-                     SOURCE_AUTO_POSITION = 1, GET_SOURCE_PUBLIC_KEY = 1, SOURCE_CONNECT_RETRY = 1;
+                     SOURCE_AUTO_POSITION = 1, SOURCE_SSL = 0, GET_SOURCE_PUBLIC_KEY = 1, SOURCE_CONNECT_RETRY = 1;
                  START REPLICA"
             ),
             None => format!(

@@ -7,11 +7,11 @@ use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tenure::{Credentials, Locks, block_on};
 use tenure_testkit::servers::{
-    Authority, Certificate, Cluster, Config, MariaDb, PgBouncer, Postgres, Server,
+    Authority, Certificate, Cluster, Config, MariaDb, PgBouncer, Postgres, Server, on_terms,
 };
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -19,6 +19,7 @@ use tracing::{Event, Metadata, Subscriber};
 
 use crate::common::said;
 use crate::postgres::errors::says;
+use crate::postgres::{SERVER, schema};
 
 const PASSWORD: &str = "pa55-of-app";
 
@@ -267,6 +268,31 @@ fn tokens_of_a_provider_are_the_password_of_sql_databases() {
     let error =
         Locks::open_with_credentials(&both, || Ok(Credentials::of_default_user("x"))).expect_err("both");
     assert!(error.is_invalid() && !error.to_string().contains(PASSWORD), "{error}");
+}
+
+#[test]
+fn parameters_of_libpq_change_the_session() {
+    let schema = schema();
+    let url = SERVER.url(&schema).replace("?schema=", "?search_path=");
+    let locks =
+        Locks::open(&on_terms(&url, "application_name=web&fallback_application_name=x")).expect("a URL");
+    let guard = block_on(locks.mutex("x").expect("a name").lock()).expect("a guard");
+    let web = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'web tenure-%'";
+    assert_eq!(SERVER.run(web), "1");
+    assert_eq!(SERVER.run(&format!("SELECT count(*) FROM {schema}.tenure_lock WHERE name = 'x'")), "1");
+    block_on(guard.release()).expect("a release");
+    let read_only = on_terms(&url, "options=-c%20default_transaction_read_only%3Don");
+    says(&read_only, "default_transaction_read_only is on");
+    // The first four hosts accept connections and do not answer; by default each would take three seconds.
+    let silent = [(); 4].map(|()| TcpListener::bind("127.0.0.1:0").expect("a port"));
+    let plain = Postgres::with_port();
+    let places = silent.iter().map(|listener| listener.local_addr().expect("an address"));
+    let places: Vec<_> = places.chain([plain.address()]).map(|address| address.to_string()).collect();
+    let url = format!("postgres://postgres@{}/postgres?connect_timeout=1", places.join(","));
+    let begun = Instant::now();
+    connects(&[("", "URL")], |_| url.clone());
+    let took = begun.elapsed();
+    assert!(Duration::from_secs(4) <= took && took < Duration::from_secs(11), "{took:?}");
 }
 
 #[test]

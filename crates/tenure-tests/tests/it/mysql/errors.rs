@@ -3,11 +3,14 @@
 use std::time::Duration;
 
 use tenure::Locks;
-use tenure_testkit::servers::{Authority, MariaDb};
+use tenure_testkit::servers::{Authority, MariaDb, on_terms};
 
 use super::{SERVER, database, locks};
 use crate::common::said;
 use crate::postgres::errors::{refusal, says};
+
+/// Without TLS, MySQL needs it for a password.
+const WITH_KEY: &str = "allowPublicKeyRetrieval=true";
 
 fn works(url: &str) {
     let locks = locks(url, Duration::from_secs(15));
@@ -28,10 +31,11 @@ fn problems_of_the_setup_are_named_in_one_line() {
     SERVER.run(&format!("GRANT ALL ON {name}.* TO secret"));
     says(&url.replace(&name, "nothing"), "Unknown database 'nothing' (1049); create it");
     for login in ["stranger", "secret", "secret:word"] {
-        says(&SERVER.url_as(login, &name), "check the user and password in the store's URL");
+        let url = on_terms(&SERVER.url_as(login, &name), WITH_KEY);
+        says(&url, "check the user and password in the store's URL");
     }
     says(&SERVER.url_as("locked", &name), "locked");
-    works(&SERVER.url_as("secret:w%C3%B6rd", &name));
+    works(&on_terms(&SERVER.url_as("secret:w%C3%B6rd", &name), WITH_KEY));
     says("mysql://me@%2Fnowhere/app", "No such file");
     says("mysql://me@127.0.0.1:1/app", "refused");
     let socket = SERVER.socket().display().to_string().replace('/', "%2F");
@@ -103,14 +107,14 @@ fn locks_are_kept_over_tls_and_wrong_certificates_are_named() {
     let (authority, stranger) = (Authority::new(), Authority::new());
     let server = MariaDb::with_tls(&authority.certify("127.0.0.1"));
     server.run("CREATE USER secret IDENTIFIED BY 'word' REQUIRE SSL; GRANT ALL ON app.* TO secret");
-    let trusting = |authority: &Authority| format!("?sslmode=verify-full&ca={}", authority.ca().display());
-    let url = |terms: &str| format!("{}{terms}", server.url_as("secret:word", "app"));
+    let trusting = |authority: &Authority| format!("sslmode=verify-full&ca={}", authority.ca().display());
+    let url = |terms: &str| on_terms(&server.url_as("secret:word", "app"), terms);
     works(&url(&trusting(&authority)));
-    says(&url(""), "check the user and password");
+    says(&url(WITH_KEY), "check the user and password");
     says(&url(&trusting(&stranger)), "ca=FILE");
     says(&url(&trusting(&authority)).replace("127.0.0.1", "localhost"), "localhost");
-    says(&url("?sslmode=verify-full&ca=/nowhere"), "/nowhere");
-    let plain = format!("{}{}", SERVER.url_as("root", "app"), trusting(&authority));
+    says(&url("sslmode=verify-full&ca=/nowhere"), "/nowhere");
+    let plain = on_terms(&SERVER.url_as("root", "app"), &trusting(&authority));
     says(&plain, "it does not use TLS; without TLS, use sslmode=disable");
 }
 
@@ -121,7 +125,7 @@ fn settings_of_the_session_change_no_result() {
     let server = MariaDb::start_with(&[&format!("--init-connect={settings}")]);
     // A superuser is exempt.
     server.run("CREATE USER app IDENTIFIED BY 'word'; GRANT ALL ON app.* TO app");
-    let url = server.url_as("app:word", "app");
+    let url = on_terms(&server.url_as("app:word", "app"), WITH_KEY);
     works(&url);
     let [ours, theirs] = [(); 2].map(|()| locks(&url, Duration::from_secs(15)));
     tenure::block_on(async {

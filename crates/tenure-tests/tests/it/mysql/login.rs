@@ -162,7 +162,8 @@ fn passwords_are_proven_as_mysql_8_documents() {
 #[test]
 fn a_password_without_tls_is_encrypted_with_the_key_of_the_server() {
     let file = std::env::temp_dir().join(format!("tenure-mysql-{}.pem", std::process::id()));
-    std::fs::write(&file, KEY).expect("a file");
+    // As MySQL writes it.
+    std::fs::write(&file, format!("{KEY}\0")).expect("a file");
     let named = format!("?server-public-key={}", file.display());
     for (script, terms, messages) in [
         (Script::Uncached, "?allowPublicKeyRetrieval=true", 2),

@@ -18,7 +18,7 @@ fn works(url: &str) {
 #[test]
 #[ignore = "needs MySQL: scripts/matrix mysql-9"]
 fn a_first_login_needs_no_other_client_before() {
-    let server = MariaDb::start();
+    let server = MariaDb::with_own_certificate();
     let file = |name: &str| server.data().join(name).display().to_string();
     let (key, ca) = (file("public_key.pem"), file("ca.pem"));
     for plugin in ["caching_sha2_password", "sha256_password"] {

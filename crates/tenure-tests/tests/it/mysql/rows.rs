@@ -150,7 +150,9 @@ fn rows_that_are_too_long_together_are_read_one_after_the_other() {
         let (ServerConnection { session, over: _over, hangup: _hangup, .. }, _driver) = connect(&url).await;
         // 140 MB.
         SERVER.run(&format!(
-            "INSERT INTO {name}.tenure_lock (name, record) SELECT seq, REPEAT('x', 10000000) FROM seq_1_to_14"
+            "INSERT INTO {name}.tenure_lock (name, record)
+             WITH RECURSIVE some AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM some WHERE n < 14)
+             SELECT n, REPEAT('x', 10000000) FROM some"
         ));
         let names: Vec<String> = (1..=14).map(|at: u32| at.to_string()).collect();
         let rows = session.read(&names, true).await.expect("rows");
