@@ -388,7 +388,7 @@ pub(crate) fn a_listing_of_long_locks_has_pages(url: &str, open: Open) {
     let patient = Duration::from_secs(120);
     let options = Options::new().ttl(Duration::from_secs(240)).patience(patient).op_timeout(patient);
     let locks = with(url, options.label(label));
-    let names: Vec<String> = (0..LOCKS).map(|lock| format!("long{lock}")).collect();
+    let names: Vec<String> = (0..LOCKS).map(|lock| format!("long{lock:02}")).collect();
     let mut permits = Vec::new();
     for name in &names {
         let semaphore = locks.semaphore(name, HOLDERS as u32).expect("a name");

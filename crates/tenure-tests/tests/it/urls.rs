@@ -252,14 +252,17 @@ fn clusters_of_platforms_are_reached_by_their_configuration_endpoint() {
 fn tokens_of_a_provider_are_the_password_of_sql_databases() {
     let authority = Authority::new();
     let checks = |url: &str| {
+        let patient = |locks: Locks| locks.with(|options| options.op_timeout(Duration::from_secs(20)));
         let locks = Locks::open_with_credentials(url, || Ok(Credentials::of_default_user(PASSWORD)));
-        block_on(locks.expect("a store").ping()).unwrap_or_else(|error| panic!("{}", said(&error)));
+        block_on(locks.and_then(patient).expect("a store").ping())
+            .unwrap_or_else(|error| panic!("{}", said(&error)));
         let refused = Locks::open_with_credentials(url, || Ok(Credentials::of_default_user("other")));
-        let error = block_on(refused.expect("a store").ping()).expect_err("another password");
+        let error =
+            block_on(refused.and_then(patient).expect("a store").ping()).expect_err("another password");
         assert!(error.is_refused() && !said(&error).contains("other"), "{}", said(&error));
     };
     let server = postgres(&authority.certify("127.0.0.1"));
-    let terms = format!("sslmode=verify-full&ca={}", authority.ca().display());
+    let terms = format!("sslmode=verify-full&connect_timeout=20&ca={}", authority.ca().display());
     checks(&format!("postgres://secret@{}/db?{terms}", server.address()));
     let server = MariaDb::with_tls(&authority.certify("127.0.0.1"));
     server.run(&format!("CREATE USER secret IDENTIFIED BY '{PASSWORD}'; GRANT ALL ON app.* TO secret"));

@@ -405,7 +405,7 @@ async fn read_uses(golden: &Golden, locks: &Locks) -> tenure::Result<()> {
             assert_eq!(last.outcome, outcome, "{state}");
             let job = locks.job("j").await?.expect("a run");
             assert_eq!((job.runs.len(), &job.runs[0].outcome), (1, &outcome), "{state}");
-            assert_eq!((job.schedule, job.last.code), (None, None), "{state}");
+            assert_eq!((job.schedule.as_deref(), job.last.code), (Some("every 1h"), None), "{state}");
         }
         "a cached value" => {
             assert_eq!(locks.cache("c")?.get::<String>().await?.as_deref(), Some("a value"));

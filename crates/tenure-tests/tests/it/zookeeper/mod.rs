@@ -52,10 +52,15 @@ fn locks_of_zookeeper_that_exceed_one_page_are_listed() {
     a_listing_of_long_locks_has_pages(&format!("{}/pages", SERVER.url()), store::zookeeper::open);
 }
 
+/// Nothing is renewed or retried meanwhile.
+fn patient() -> Options {
+    Options::new().ttl(Duration::from_secs(60)).op_timeout(Duration::from_secs(20))
+}
+
 /// The server limits requests to a megabyte (`jute.maxbuffer`), but not replies.
 #[test]
 fn lock_names_of_more_than_a_megabyte_are_listed() {
-    let locks = with(&format!("{}/names", SERVER.url()), Options::new().ttl(Duration::from_secs(60)));
+    let locks = with(&format!("{}/names", SERVER.url()), patient());
     let names: Vec<String> = (10..50).map(|number| format!("{}{number}", "n".repeat(30_000))).collect();
     let lock = |name: &String| block_on(locks.mutex(name).expect("a name").lock()).expect("a free lock");
     let guards: Vec<Guard> = names.iter().map(lock).collect();
@@ -232,9 +237,7 @@ fn a_connection_that_is_cut_at_any_message_keeps_no_lock_and_costs_no_exclusion(
 fn a_pair_is_two_requests_and_renewals_do_not_grow_with_the_holds() {
     let relay = Relay::start(SERVER.address());
     let url = format!("zookeeper://{}/pairs", relay.address());
-    // Nothing is renewed or retried meanwhile.
-    let patient = Options::new().ttl(Duration::from_secs(60)).op_timeout(Duration::from_secs(20));
-    let locks = with(&url, patient);
+    let locks = with(&url, patient());
     let warm = block_on(locks.mutex("x").expect("a name").lock()).expect("a free lock");
     block_on(warm.release()).expect("a release");
     relay.requests();
@@ -419,7 +422,7 @@ fn what_needs_a_servers_clock_or_a_member_is_refused_with_the_reason() {
 
 #[test]
 fn the_longest_name_fits() {
-    let locks = client(&format!("{}/long", SERVER.url()));
+    let locks = with(&format!("{}/long", SERVER.url()), patient());
     // Each of its bytes becomes three in a node name, which occurs three times in a step.
     let name = "€".repeat(tenure::LockName::MAX_BYTES / 3);
     let guard = block_on(locks.mutex(&name).expect("a name").try_lock()).expect("an answer");
