@@ -66,7 +66,7 @@ pub(crate) static QUEUE: Script = Script {
 
 static GUARDED_QUEUE: Script = Script {
     text: concat!(include_str!("../scripts/grace.lua"), include_str!("../scripts/queue.lua")),
-    sha: "51902b237d7c6b7e961ab2f0a53f3c3ce75bc899",
+    sha: "4705e50778654f16fb39e014006983ff73a449e6",
     guarded: None,
 };
 
