@@ -101,7 +101,7 @@ fn play(mut client: TcpStream, hostile: Hostile, is_polite: bool) -> io::Result<
 /// What a store says there.
 fn ask(hostile: Hostile, is_polite: bool) -> String {
     let (driver, mut said) = (Driver::start().expect("a thread"), None);
-    let url = format!("mysql://me@{}/app?connect_timeout=20", serve(hostile, is_polite));
+    let url = format!("mysql://me@{}/app", serve(hostile, is_polite));
     on(async {
         let server = server(&url, Arc::clone(&driver) as _).expect("a URL");
         said = Some(match server.connect(None).await {
