@@ -125,6 +125,7 @@ mod portable {
     use std::process::Command;
 
     use super::super::error::unusable;
+    use rustix::io::Errno;
     use tenure_core::store::Failure;
 
     /// Prints what identifies a boot: 36 characters on macOS, 32 on FreeBSD since 14.

@@ -1,7 +1,11 @@
 //! URLs as platforms print them, on local servers that play the platforms: TLS with a private authority, with a
 //! certificate that signs itself or names another host, and a pooler in transaction mode. `0.0.0.0` stands for a
 //! host in a network, `book/operate/urls.md` has the table.
-#![expect(clippy::disallowed_methods, reason = "these servers are not part of the library")]
+#![expect(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "these servers are not part of the library, and take real time"
+)]
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
