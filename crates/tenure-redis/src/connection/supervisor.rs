@@ -1,6 +1,5 @@
 //! Keeps one connection to a server open.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
@@ -19,8 +18,6 @@ use tenure_core::sync::{Locked, wait_for};
 pub(crate) struct Supervisor {
     connector: Arc<Connector>,
     state: Locked<SupervisorState>,
-    /// Number of successful connects.
-    connects: AtomicU64,
     signals: Signals,
     /// Notified on every change of the state.
     changed: Notify,
@@ -43,8 +40,8 @@ impl Supervisor {
 
     /// A supervisor that reports reconnects to these signals.
     pub(crate) fn reporting(connector: Arc<Connector>, signals: Signals) -> Arc<Self> {
-        let (state, connects, changed) = (Locked::default(), AtomicU64::new(0), Notify::new());
-        Arc::new(Self { connector, state, connects, signals, changed })
+        let (state, changed) = (Locked::default(), Notify::new());
+        Arc::new(Self { connector, state, signals, changed })
     }
 
     fn state(&self) -> MutexGuard<'_, SupervisorState> {
@@ -63,10 +60,6 @@ impl Supervisor {
     /// dialled.
     pub(crate) async fn line_at_once(self: &Arc<Self>, deadline: Moment) -> Result<Arc<Pipeline>, Failure> {
         self.wait_for_line(deadline, true).boxed().await
-    }
-
-    fn connects(&self) -> u64 {
-        self.connects.load(Ordering::Acquire)
     }
 
     /// The connection, if one is open.
@@ -137,18 +130,19 @@ impl Supervisor {
         // The task's runtime may end first.
         let _end = CloseAtEnd(Arc::clone(&self));
         let runtime = Arc::clone(&self.connector.runtime);
-        let mut before = None;
+        let (mut before, mut is_back) = (None, false);
         let mut supervision = Supervision::new(Arc::clone(&runtime), self.signals.clone());
         while !self.state().closed {
             match self.connector.connect(None, before.as_ref()).await {
                 Ok(connection) => {
                     let life = connection.life.clone();
                     let (pipeline, over) =
-                        Pipeline::new(connection, self.connects() > 0, Arc::clone(&self.connector.home));
+                        Pipeline::new(connection, is_back, Arc::clone(&self.connector.home));
                     before.clone_from(&pipeline.peer);
                     if !self.connected(&pipeline, life) {
                         return;
                     }
+                    is_back = true;
                     supervision.connected();
                     let _ = over.await;
                     pipeline.hang_up();
@@ -176,7 +170,6 @@ impl Supervisor {
             }
             state.pipeline = Some(Arc::clone(pipeline));
             self.signals.set_incarnation(later(self.signals.incarnation(), life));
-            self.connects.fetch_add(1, Ordering::AcqRel);
             state.failure = None;
         }
         self.changed.notify_waiters();

@@ -202,17 +202,18 @@ impl Fixture {
         }
     }
 
-    /// Waits until `count` callers wait in the queue of lock `x`, of which `what` is the last.
+    /// Waits until `count` callers wait in the queue of lock `x`.
+    pub async fn until_queued(&self, locks: &Locks, count: usize) {
+        let waiting =
+            async || locks.inspect("x").await.expect("an answer").map_or(0, |status| status.waiters.len());
+        while waiting().await < count {
+            self.sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    /// The same, where `what` is the last to come.
     pub async fn until_waiting(&self, locks: &Locks, count: usize, what: impl Future + Unpin) {
-        let queued = async {
-            let waiting = async || {
-                locks.inspect("x").await.expect("an answer").map_or(0, |status| status.waiters.len())
-            };
-            while waiting().await < count {
-                self.sleep(Duration::from_millis(1)).await;
-            }
-        };
-        let queued = self.within(Duration::from_secs(10), queued);
+        let queued = self.within(Duration::from_secs(10), self.until_queued(locks, count));
         assert!(matches!(select(what, std::pin::pin!(queued)).await, Either::Right(_)), "it did not wait");
     }
 

@@ -15,23 +15,16 @@ pub async fn callers_of_several_clients_are_served_in_the_order_in_which_they_ca
     let patient = || fixture.client_with(fixture.options().ttl(Duration::from_secs(20)));
     let clients: Vec<_> = (0..3).map(|_| patient()).collect();
     let guard = clients[0].fair_mutex("x").expect("a name").lock().await.expect("a free lock");
-    let waiting =
-        async || clients[0].inspect("x").await.expect("an answer").map(|status| status.waiters.len());
-    let until_waiting = async |callers| {
-        while waiting().await < Some(callers) {
-            fixture.sleep(Duration::from_millis(1)).await;
-        }
-    };
     let served = Mutex::new(Vec::new());
     let callers = (0..CALLERS).map(async |number| {
-        until_waiting(number).await;
+        fixture.until_queued(&clients[0], number).await;
         let fair = clients[number % 3].fair_mutex("x").expect("a name");
         let guard = fair.lock().await.expect("a grant");
         served.lock().expect("no panic").push(number);
         guard.release().await.expect("a release");
     });
     let release = async {
-        until_waiting(CALLERS).await;
+        fixture.until_queued(&clients[0], CALLERS).await;
         guard.release().await.expect("a release");
     };
     fixture.within(10 * fixture.ttl, join(join_all(callers), release)).await;
