@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from . import _background, _log, _native
 from ._errors import Error, ForkedError, LostError
-from ._wait import Seconds, block, hub_here, optional_seconds, run, running_loop, seconds, trio_here, wait
+from ._wait import Seconds, block, hub_here, optional_seconds, run, running_loop, seconds, spend, trio_here, wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -181,7 +181,7 @@ class Guard:
     def release(self) -> None:
         """Releases the lock. Raises `LostError` if it was no longer held, so that another client may have held
         it meanwhile."""
-        run(self._hold.release())
+        spend(self._hold.release)
 
     async def arelease(self) -> None:
         """Like `release`, in an event loop. If the task is cancelled, the release continues in the background."""
@@ -190,7 +190,7 @@ class Guard:
     def detach(self) -> str:
         """Gives up the guard without releasing the lock, and returns the owner, for `Locks.resume` in another
         process. From here on only the lease ends the hold."""
-        owner: str = run(self._hold.detach())
+        owner: str = spend(self._hold.detach)
         return owner
 
     async def adetach(self) -> str:
@@ -200,7 +200,7 @@ class Guard:
 
     def keep_for(self, time: Seconds) -> None:
         """Gives up the guard but keeps the lock taken for this time, so that work is not repeated immediately."""
-        run(self._hold.keep_for(seconds(time)))
+        spend(self._hold.keep_for, seconds(time))
 
     async def akeep_for(self, time: Seconds) -> None:
         """Like `keep_for`, in an event loop."""
@@ -225,7 +225,7 @@ class Guard:
     ) -> None:
         if not self._is_over(error):
             try:
-                run(self._end(error))
+                spend(self._end, error)
             except Error as failed:
                 self._report(failed, error)
 
@@ -269,7 +269,7 @@ class RwGuard(Guard):
 
     def downgrade(self) -> None:
         """Makes a writer or an upgradeable reader a reader. No other writer can hold in between."""
-        run(self._hold.downgrade())
+        spend(self._hold.downgrade)
 
     async def adowngrade(self) -> None:
         """Like `downgrade`, in an event loop."""
@@ -277,7 +277,7 @@ class RwGuard(Guard):
 
     def upgrade(self, timeout: Optional[Seconds] = None) -> bool:
         """Makes an upgradeable reader the writer once the other readers have left; `False` at the timeout."""
-        upgraded: bool = run(self._hold.upgrade(optional_seconds(timeout)))
+        upgraded: bool = spend(self._hold.upgrade, optional_seconds(timeout))
         return upgraded
 
     async def aupgrade(self, timeout: Optional[Seconds] = None) -> bool:
@@ -329,7 +329,7 @@ class Term(Guard):
 
     def update(self, payload: str) -> None:
         """Changes the leader's payload."""
-        run(self._hold.update(payload))
+        spend(self._hold.update, payload)
 
     async def aupdate(self, payload: str) -> None:
         """Like `update`, in an event loop."""
@@ -372,7 +372,7 @@ class Turn(Guard):
 
     def fail(self, why: object) -> None:
         """Ends the run as failed."""
-        run(self._hold.fail(_text(why)))
+        spend(self._hold.fail, _text(why))
 
     async def afail(self, why: object) -> None:
         """Like `fail`, in an event loop."""

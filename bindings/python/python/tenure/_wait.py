@@ -91,6 +91,20 @@ def run(op: _native.Op, answer: Optional[Callable[[], Any]] = None) -> Any:
         raise
 
 
+def spend(call: Callable[..., _native.Op], *args: Any) -> Any:
+    """Like `run`, for a call that takes the guard out of its hold. A signal handler that raises before it finds the
+    guard in the hold; one that raises after it cancels the call, which releases the lock."""
+    op: Optional[_native.Op] = None
+    try:
+        op = call(*args)
+        block(op)
+        return op.result()
+    except BaseException:
+        if op is not None:
+            op.cancel()
+        raise
+
+
 def granted(op: _native.Op, make: Callable[[_native.Hold], Any]) -> Any:
     """Like `run`, for a guard, which `make` makes of the hold; `None` for a busy lock."""
     return _native.granted(op, block, make)

@@ -130,7 +130,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// about the record beside a lock included. After [`Failure::Unknown`], once a later call about the name
     /// has been answered, the earlier one has either taken effect or never will. A release that follows an
     /// acquire therefore undoes it for good, even if the reply to the acquire was lost. Names are independent,
-    /// and renewals need no order.
+    /// and renewals need no order. An acquire may take a second request, which is sent behind later calls: a read
+    /// of the record that is to see what the last holder wrote begins after the grant.
     ///
     /// *Matching replies.* A store on a server makes sure that each reply belongs to its request, for example
     /// by the owner and the number of the request. Callers do not check again.

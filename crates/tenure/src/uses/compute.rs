@@ -4,7 +4,6 @@ use std::future::ready;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::join;
 
 use super::cache::{Cache, LONGEST};
 use super::entry::{Content, Entry, Head, Sight, UNCACHED, look, soft_us};
@@ -104,9 +103,8 @@ impl Cache {
         let flights = &lock.shared.flights;
         let flight = flights.join(&lock.full);
         let turn = flight.try_turn()?;
-        let (guard, there) = join(lock.acquire(Wait::Once), self.there()).await;
-        match guard {
-            Ok(Some(guard)) => Some(match there.unwrap_or_default() {
+        match lock.acquire(Wait::Once).await {
+            Ok(Some(guard)) => Some(match self.there().await.unwrap_or_default() {
                 Some(newer) => Led::Found(newer),
                 None => Led::Lead(Lead { flight, guard: Some(guard), _turn: turn }),
             }),

@@ -151,13 +151,6 @@ impl Fill {
                 Led::Found(found) => return Ok(found),
                 Led::Lead(lead) => lead,
             };
-        // The last look ran concurrently with the acquisition and may have missed the last holder's write.
-        // Dropping the guard releases it.
-        if guard.is_some()
-            && let Some(found) = get().await
-        {
-            return Ok(found);
-        }
         let begun = engine.now();
         let computed = compute(guard.as_ref()).await;
         let result = match (&computed, &guard) {
@@ -327,13 +320,17 @@ async fn take_turn<V, F: Future<Output = Result<Option<V>>>>(
     let engine = &lock.shared.engine;
     let mut watch = Watch::default();
     loop {
-        // The lock first: once it is granted, the write of its last holder is visible.
+        // Together, for the callers that find the lock busy.
         let (guard, found) = join(lock.acquire(Wait::Once), look()).await;
         if let Some(found) = found? {
             return Ok(Some(Either::Left(found)));
         }
         if let Some(guard) = guard? {
-            return Ok(Some(Either::Right(guard)));
+            // A store may grant at a second request, so that look may have missed the last holder's write.
+            return Ok(Some(match look().await? {
+                Some(found) => Either::Left(found),
+                None => Either::Right(guard),
+            }));
         }
         if engine.now() >= until {
             return Ok(None);

@@ -3,8 +3,6 @@ use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::join;
-
 use super::period::{Period, Window, moment};
 use super::run::{LastRun, Outcome, RunRecord, RunState};
 use super::turn::{Frees, Turn};
@@ -224,20 +222,11 @@ impl OncePer {
 
     /// Takes the lock of a job that looks open, and begins it.
     pub(super) async fn take(&self) -> Result<std::result::Result<Turn, NotBegun>> {
-        let (lock, engine) = (&self.record.lock, self.record.engine());
-        // The lock first: once it is granted, the record of its last holder is visible.
-        let acquire = lock.acquire(Wait::OnceGranting);
-        let (guard, seen) = match engine.store.capabilities().client_decides {
-            false => join(acquire, self.seen(None)).await,
-            // There, the two requests may be carried out in any order.
-            true => {
-                let Some(guard) = acquire.await? else { return Ok(Err(NotBegun::Busy)) };
-                let seen = self.seen(Some(guard.owner())).await;
-                (Ok(Some(guard)), seen)
-            }
-        };
-        let Some(guard) = guard? else { return Ok(Err(NotBegun::Busy)) };
-        let seen = seen?;
+        let guard = self.record.lock.acquire(Wait::OnceGranting).await?;
+        let Some(guard) = guard else { return Ok(Err(NotBegun::Busy)) };
+        // Not sent together with the acquisition: a store may grant at a second request, and a read between the
+        // two would miss what the last holder wrote.
+        let seen = self.seen(Some(guard.owner())).await?;
         let (window, by_hand) = match self.judge(&seen)? {
             Judged::Open(window) => (window, false),
             // This caller has the lock, so the previous runner has lost it.

@@ -11,6 +11,7 @@ mod election;
 mod fill;
 mod jobs;
 mod once;
+mod second_request;
 mod stop;
 mod summer;
 
