@@ -267,6 +267,8 @@ bugs! {
     /// A grant whose answer arrives at the timeout of its request is handed out, however little of it is
     /// left.
     LateGrantKept,
+    /// A limit shorter than a round trip also limits the first request, which then gets no answer.
+    FirstTryCutShort,
     /// The safety margin covers rounding but not clock drift.
     NoDrift,
     /// Unanswered requests are retried without backoff.

@@ -212,7 +212,8 @@ macro_rules! mutex {
             ///
             /// # Errors
             /// As [`lock`](Self::lock); also `is_unreachable` if the store is not answering when the limit is
-            /// reached.
+            /// reached, or after [`op_timeout`](crate::Options::op_timeout) if that is longer: the first
+            /// request always has that time, so that a limit shorter than a round trip gets an answer.
             pub async fn try_lock_for(&self, limit: Duration) -> Result<Option<Guard>> {
                 self.0.acquire(Wait::For(limit)).await
             }

@@ -54,6 +54,6 @@ mutex! {
     /// not set, or if it cannot provide the `acks` in its URL.
     busy: "another client holds the lock";
     limited:
-    /// Waits for at most `limit`, even if the store is down or does not answer. Returns `None` if other
-    /// clients held the lock all that time.
+    /// Waits for at most `limit`, even if the store is down. Returns `None` if other clients held the lock all
+    /// that time.
 }

@@ -578,3 +578,21 @@ fn a_first_connection_to_a_busy_server_has_lost_no_request() {
     server.command(&["SCRIPT", "KILL"]);
     run().exits_with(0).says_nothing();
 }
+
+/// Each run connects, which alone takes longer than the wait may last.
+#[test]
+fn a_wait_shorter_than_a_round_trip_finds_the_lock_busy_or_the_server_down() {
+    let (env, server) = (TestEnv::new(), Server::start());
+    let url = server.url();
+    let holder = env.start_script(&["--store", &url], "x", UNTIL_END);
+    for _ in 0..20 {
+        let run = ["--store", &url, "-w", "0.001", "x", "--", "touch", "ran"];
+        env.tenure_run(run).exits_with(75).says("busy");
+    }
+    env.tenure_run(["--store", &url, "-w", "0.001", "free", "--", "true"]).exits_with(0);
+    assert!(!holder.has_ended() && !env.path("ran").exists());
+    env.end();
+    holder.wait().exits_with(0);
+    drop(server);
+    env.tenure_run(["--store", &url, "-w", "0.001", "x", "--", "true"]).exits_with(69);
+}

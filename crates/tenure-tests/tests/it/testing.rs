@@ -148,6 +148,32 @@ async fn a_nightly_job_runs_at_the_hour_that_the_test_chose() -> Result<()> {
     Ok(())
 }
 
+/// Also on a busy lock of each kind, and with one that is free.
+#[tokio::test(start_paused = true)]
+async fn a_limit_shorter_than_a_round_trip_gets_an_answer() -> Result<()> {
+    let (locks, control) = tenure::testing::store();
+    let limit = Duration::from_millis(1);
+    let _mutex = control.hold_elsewhere("mutex");
+    let _fair = control.elsewhere().fair_mutex("fair")?.lock().await?;
+    let _reader = control.elsewhere().rwlock("rw")?.read().await?;
+    control.slow(Duration::from_millis(40));
+    assert!(locks.mutex("mutex")?.try_lock_for(limit).await?.is_none());
+    assert!(locks.fair_mutex("fair")?.try_lock_for(limit).await?.is_none());
+    assert!(locks.multi(["free", "mutex"])?.try_lock_for(limit).await?.is_none());
+    let reader = locks.rwlock("rw")?.try_upgradeable_read_for(limit).await?.expect("a free lock");
+    assert!(reader.try_upgrade_for(limit).await.expect("an answer").is_err());
+    assert!(locks.mutex("free")?.try_lock_for(limit).await?.is_some());
+
+    let _outage = control.outage();
+    for error in [
+        locks.mutex("mutex")?.try_lock_for(limit).await.expect_err("an outage"),
+        locks.fair_mutex("fair")?.try_lock_for(limit).await.expect_err("an outage"),
+    ] {
+        assert!(error.is_unreachable(), "{error}");
+    }
+    Ok(())
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_slow_store_answers_late_or_leaves_the_outcome_unknown() -> Result<()> {
     let (locks, control) = store();

@@ -35,7 +35,7 @@ pub(crate) fn acquire(wanted: &Wanted<'_>) -> impl Future<Output = Result<Option
         }
         let policy = Policy::of(ask.spec, wanted.wait);
         let asked = {
-            let mut asked = pin!(request(&ask, policy, policy.limit(&ask, wanted.wait), ask.since));
+            let mut asked = pin!(request(&ask, policy, policy.first(&ask, wanted.wait), ask.since));
             poll_fn(|context| watch.span.in_scope(|| asked.as_mut().poll(context))).await
         };
         let granted = match asked {
@@ -100,6 +100,14 @@ impl Policy {
             Self::Once => Some(ask.since + ask.options.op_timeout),
             Self::Local | Self::Tickets => wait.until(ask.since),
         }
+    }
+
+    /// The limit of the first request. It has the time of a single try, because a limit shorter than a round
+    /// trip is no reason to call the store silent.
+    fn first(self, ask: &Acquisition, wait: Wait) -> Option<Moment> {
+        let limit = self.limit(ask, wait)?;
+        let single = if planted(Bug::FirstTryCutShort) { limit } else { ask.since + ask.options.op_timeout };
+        Some(limit.max(single))
     }
 }
 
@@ -287,6 +295,11 @@ impl Course {
     fn next_local(&mut self, asked: RequestOutcome) -> Result<NextStep> {
         match asked {
             RequestOutcome::Late => Err(self.ask.silent(not_in_time())),
+            RequestOutcome::Answered(AcquireOutcome::Busy { .. })
+                if self.limit.is_some_and(|limit| self.engine.now() >= limit) =>
+            {
+                Ok(NextStep::Over)
+            }
             RequestOutcome::Answered(AcquireOutcome::Silent(failure)) => Ok(NextStep::Local(Some(failure))),
             RequestOutcome::Answered(AcquireOutcome::Lapsed(held)) => {
                 drop(held);

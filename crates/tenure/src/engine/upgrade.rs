@@ -33,12 +33,12 @@ pub(crate) async fn upgrade(engine: &Arc<Engine>, lease: &Arc<Lease>, limit: Opt
     let mut attempt = 0;
     loop {
         let asked_at = engine.now();
-        let asked = take(engine, lease, QueueSpec::WRITER.weight, limit).await;
+        let asked = take(engine, lease, QueueSpec::WRITER.weight).await;
         let is_out = limit.is_some_and(|limit| engine.now() >= limit);
         let pause = match asked {
             Ok(WeightShare::Whole) => return Ok(true),
             Ok(WeightShare::Waits(_)) if is_out => {
-                take(engine, lease, QueueSpec::UPGRADEABLE.weight, None).await?;
+                take(engine, lease, QueueSpec::UPGRADEABLE.weight).await?;
                 return Ok(false);
             }
             Ok(WeightShare::Waits(left)) => {
@@ -89,22 +89,14 @@ pub(crate) async fn upgrade(engine: &Arc<Engine>, lease: &Arc<Lease>, limit: Opt
 }
 
 /// Requests this weight.
-async fn take(
-    engine: &Arc<Engine>,
-    lease: &Lease,
-    weight: u32,
-    limit: Option<Moment>,
-) -> Result<WeightShare> {
+async fn take(engine: &Arc<Engine>, lease: &Lease, weight: u32) -> Result<WeightShare> {
     let ended = || lease.outcome(engine).and_then(HoldEnd::into_error);
     if let Some(lost) = ended() {
         return Err(lost);
     }
     let sent = engine.now();
     let ttl = lease.ask(sent);
-    let left =
-        limit.filter(|limit| *limit > sent).map_or(lease.options.op_timeout, |limit| limit.since(sent));
-    let within =
-        lease.options.op_timeout.min(left).min(lease.remaining(engine)).max(Duration::from_millis(1));
+    let within = lease.options.op_timeout.min(lease.remaining(engine)).max(Duration::from_millis(1));
     let verb = lease.renewal(ttl, None, Some(weight));
     let answer = engine.call(&Call::of(lease, verb), sent, within).await;
     let answer = answer.map_err(|failure| Error::failed(Some(&lease.name), engine.store.url(), failure))?;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use futures_util::future::try_join_all;
+use futures_util::future::{join, try_join_all};
 use tenure::internals::Runtime;
 use tenure::internals::planted::Bug;
 use tenure::internals::protocol::{Answer, Fence, Liveness, LockSpec, ReleaseScope, Verb};
@@ -166,6 +166,34 @@ fn a_dead_hold_takes_no_other_over(versions: Versions) -> Outcome {
     scenario.run(10)
 }
 
+/// A client takes a hold over from a process whose handle ends before the write, whose answer is lost: the lock is
+/// free.
+fn a_hold_that_ends_during_its_take_over_stays_gone(versions: Versions) -> Outcome {
+    let scenario = Scenario::cas(3, versions);
+    let [ours, theirs, others] = [0, 1, 2].map(|process| scenario.store(process));
+    let (at, server, process) = (scenario.at(0), scenario.server.clone(), scenario.id(1));
+    scenario.spawn(0, async move {
+        let (name, spec) = (LockName::new("x").expect("a name"), LockSpec::Mutex);
+        // Opens the handle.
+        ours.request(acquire(&LockName::new("y").expect("a name"), spec, 2, 60_000), SECONDS(2)).await?;
+        theirs.request(acquire(&name, spec, 1, 60_000), SECONDS(2)).await?;
+        at(1_000).await;
+        server.delay_next_write(MILLIS(500));
+        let verb = Verb::Renew { ttl_ms: 60_000, hold: 1, bind: Some(Liveness::Process), weight: None };
+        let ends = async {
+            at(1_250).await;
+            server.revoke(process);
+        };
+        let (taken, ()) = join(ours.request(op(&name, spec, 1, verb), SECONDS(2)), ends).await;
+        at(4_000).await;
+        match (taken, others.request(acquire(&name, spec, 3, 9_000), SECONDS(2)).await?) {
+            (Err(_), Answer::Held { .. }) => Ok(()),
+            answers => Err(format!("a take-over, and then another owner: {answers:?}").into()),
+        }
+    });
+    scenario.run(10)
+}
+
 /// One change grants many permits, so their tokens are ahead of the versions of the lock. Their process dies, and
 /// the lock becomes free: the tokens go on growing.
 fn tokens_grow_though_one_change_granted_many(versions: Versions) -> Outcome {
@@ -220,13 +248,14 @@ fn an_undo_is_final(versions: Versions) -> Outcome {
 /// Fails where a promise is broken.
 pub(super) type Play = fn(Versions) -> Outcome;
 
-pub(super) const SCENARIOS: [(Bug, Play); 6] = [
+pub(super) const SCENARIOS: [(Bug, Play); 7] = [
     (Bug::CasNoBarrier, an_undo_is_final),
     (Bug::CasCountForgotten, tokens_grow_though_one_change_granted_many),
     (Bug::CasLapsedConfirmed, a_late_answer_revives_nothing),
     (Bug::CasDeathBeforeWatch, a_death_before_a_watch_is_seen),
     (Bug::CasDetachedIsPlace, an_undone_detach_shortens_nothing),
     (Bug::CasExpiredTakesDetached, a_dead_hold_takes_no_other_over),
+    (Bug::CasExpiredMoved, a_hold_that_ends_during_its_take_over_stays_gone),
 ];
 
 #[test]

@@ -4,12 +4,14 @@
 //! | module | what it holds |
 //! |---|---|
 //! | `forced` | holds ended by force |
+//! | `lost` | requests without an answer, beside waiters |
 //! | `pairs` | mutexes by plain commands, on a server byte by byte |
 //! | `renewals` | batched renewals, on a server byte by byte |
 //! | `turns` | processes that contend for one mutex |
 //! | `uses` | caches, jobs that run once, elections |
 
 mod forced;
+mod lost;
 mod pairs;
 mod renewals;
 mod turns;
@@ -48,12 +50,14 @@ impl<E: fmt::Display> From<E> for Failed {
 }
 
 /// Each scenario, and the bug that makes it fail.
-pub const ALL: [(Bug, fn() -> Outcome); 24] = [
+pub const ALL: [(Bug, fn() -> Outcome); 26] = [
     (Bug::GrantUnverified, a_grant_that_is_handed_out_after_a_restart_is_verified),
     (Bug::RetriesByTtl, a_hold_that_was_handed_on_survives_a_refusing_server),
     (Bug::DetachedTakenForLost, a_renewal_beside_a_detach_costs_nothing),
     (Bug::SweepStops, a_dead_crowd_keeps_nobody_waiting),
     (Bug::LettingInStops, a_crowd_of_readers_is_let_in_at_once),
+    (Bug::SilenceOfOne, lost::a_request_that_is_not_sent_is_no_silence_for_other_waiters),
+    (Bug::NewcomerLeaves, lost::a_place_that_is_granted_late_keeps_its_turn),
     (Bug::PairUnraised, pairs::a_connection_begins_with_a_token_above_the_clock),
     (Bug::PairUncounted, pairs::a_lost_counter_is_noticed),
     (Bug::PairUnread, pairs::a_lock_that_is_taken_meanwhile_is_not_held),
