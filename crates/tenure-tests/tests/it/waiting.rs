@@ -62,6 +62,16 @@ fn a_cluster_counts_the_processes_that_wait() {
 }
 
 #[test]
+fn a_quorum_counts_the_processes_that_wait_also_without_a_member() {
+    let [one, two, three] = [(); 3].map(|()| Server::start());
+    let hosts = [&one, &two, &three].map(|server| server.url().replace("redis://", ""));
+    let url = format!("redis-quorum://{}", hosts.join(","));
+    two_wait(&url, [Some(2), Some(0)]);
+    drop(three);
+    two_wait(&url, [Some(2), Some(0)]);
+}
+
+#[test]
 fn a_directory_counts_the_processes_that_wait() {
     let directory = tempfile::tempdir().expect("a directory");
     two_wait(&format!("file:{}", directory.path().display()), [Some(2), Some(0)]);

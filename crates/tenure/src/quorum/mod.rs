@@ -24,12 +24,13 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use futures_util::future::{FutureExt, ready};
+use futures_util::future::{FutureExt, join_all, ready};
 
 use crate::error::{Error, Result};
 use crate::events::event;
+use crate::name::LockName;
 use crate::protocol::quorum::majority;
-use crate::protocol::{Kind, Verb};
+use crate::protocol::{Found, Kind, Verb};
 use crate::runtime::Runtime;
 use crate::store::{
     Capabilities, Cursor, Failure, Incarnation, Kinds, LeaseClock, Listener, Page, SETUP, Signals, Store,
@@ -134,6 +135,21 @@ impl Store for Quorum {
     fn list(&self, prefix: &str, from: Cursor, within: Duration) -> StoreFuture<Page> {
         let (inner, prefix) = (Arc::clone(&self.0), prefix.to_owned());
         async move { inner.list(&prefix, &from, within).await }.boxed()
+    }
+
+    /// The largest number that a member tells, if a majority does, because a waiter subscribes to all.
+    fn waiting(&self, locks: &[(LockName, Found)], within: Duration) -> StoreFuture<Vec<Option<u64>>> {
+        let (count, majority, part) = (locks.len(), self.0.majority(), self.0.part(within));
+        let asked: Vec<_> = self.0.members.iter().map(|member| member.store.waiting(locks, part)).collect();
+        async move {
+            let told: Vec<_> = join_all(asked).await.into_iter().filter_map(Result::ok).collect();
+            let largest = |at: usize| {
+                let known = told.iter().filter_map(|counts| counts.get(at).copied().flatten());
+                known.clone().max().filter(|_| known.count() >= majority)
+            };
+            Ok((0..count).map(largest).collect())
+        }
+        .boxed()
     }
 
     fn ready(&self, within: Duration) -> StoreFuture<()> {
@@ -248,7 +264,6 @@ mod tests {
     use tokio::sync::watch;
 
     use super::*;
-    use crate::name::LockName;
     use crate::owner::Owner;
     use crate::protocol::{Answer, Fence, Liveness, LockSpec, Op, ReleaseScope};
     use crate::runtime::{Driver, block_on};
