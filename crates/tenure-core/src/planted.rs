@@ -72,8 +72,6 @@ bugs! {
     PlaceKeptUnheard,
     /// A waiter claims to listen from its first request on, before it has subscribed.
     ListensTooSoon,
-    /// A client unsubscribes from a requested place when no answer arrives in time.
-    NewcomerLeaves,
     /// A waiter that leaves promotes nobody.
     LeaverPromotesNobody,
     /// Promotion counts tickets instead of weight.

@@ -244,12 +244,9 @@ impl Acquisition {
                     }
                 };
                 self.maybe.store(maybe, Ordering::Release);
-                match asked {
-                    // The ticket queue does not have its ticket yet.
-                    AcquireOutcome::Waiting(_) => {}
-                    // The request may still be executed.
-                    AcquireOutcome::Silent(_) if !planted(Bug::NewcomerLeaves) => {}
-                    _ => self.settle(),
+                // The ticket queue does not have its ticket yet.
+                if !matches!(asked, AcquireOutcome::Waiting(_)) {
+                    self.settle();
                 }
                 return asked;
             }

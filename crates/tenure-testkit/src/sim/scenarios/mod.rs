@@ -57,7 +57,6 @@ pub const ALL: [(Bug, fn() -> Outcome); 26] = [
     (Bug::SweepStops, a_dead_crowd_keeps_nobody_waiting),
     (Bug::LettingInStops, a_crowd_of_readers_is_let_in_at_once),
     (Bug::SilenceOfOne, lost::a_request_that_is_not_sent_is_no_silence_for_other_waiters),
-    (Bug::NewcomerLeaves, lost::a_place_that_is_granted_late_keeps_its_turn),
     (Bug::PairUnraised, pairs::a_connection_begins_with_a_token_above_the_clock),
     (Bug::PairUncounted, pairs::a_lost_counter_is_noticed),
     (Bug::PairUnread, pairs::a_lock_that_is_taken_meanwhile_is_not_held),

@@ -34,8 +34,8 @@ impl Drop for Newcomer {
     }
 }
 
-/// The newcomer of an acquisition, from its request until it waits in the queue. A request without an answer
-/// may still be executed, so the subscription is kept until the next request.
+/// The newcomer of an acquisition, from its request until it waits in the queue. After a request without an answer
+/// the subscription stays open for longer than the pause before the next request.
 #[derive(Default)]
 pub(in crate::engine) struct NewcomerSlot(Locked<Option<Newcomer>>);
 
