@@ -212,8 +212,9 @@ macro_rules! mutex {
             ///
             /// # Errors
             /// As [`lock`](Self::lock); also `is_unreachable` if the store is not answering when the limit is
-            /// reached, or after [`op_timeout`](crate::Options::op_timeout) if that is longer: the first
-            /// request always has that time, so that a limit shorter than a round trip gets an answer.
+            /// reached, or if the first request is not answered within 1 s, or
+            /// [`op_timeout`](crate::Options::op_timeout) if that is shorter: it has that time even if the
+            /// limit is shorter than a round trip.
             pub async fn try_lock_for(&self, limit: Duration) -> Result<Option<Guard>> {
                 self.0.acquire(Wait::For(limit)).await
             }

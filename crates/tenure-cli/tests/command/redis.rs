@@ -160,9 +160,9 @@ fn a_wait_for_a_server_ends_in_time() {
     let env = TestEnv::new();
     let server = Server::start();
     let wait = |url: &str| {
-        let run = || env.tenure_run(["--store", url, "-w", "0.5", "x", "--", "touch", "ran"]);
-        let said = env.within(ms(700), run);
-        assert!(said.took >= ms(450), "{said:?}");
+        let run = || env.tenure_run(["--store", url, "-w", "1.2", "x", "--", "touch", "ran"]);
+        let said = env.within(ms(1_400), run);
+        assert!(said.took >= ms(1_150), "{said:?}");
         said
     };
     server.command(&["SET", "x", "a foreign token", "PX", "60000"]);

@@ -23,6 +23,9 @@ use crate::planted::{Bug, planted};
 use crate::protocol::{LockSpec, RESTART, quorum};
 use crate::store::Failure;
 
+/// Minimum time of the first request of a wait, unless `op_timeout` is shorter.
+const FIRST: Duration = Duration::from_secs(1);
+
 /// Acquires a lock; `None` if it is busy and the wait is over.
 #[expect(clippy::manual_async_fn, reason = "an async fn stores its arguments twice")]
 pub(crate) fn acquire(wanted: &Wanted<'_>) -> impl Future<Output = Result<Option<Hold>>> {
@@ -102,12 +105,11 @@ impl Policy {
         }
     }
 
-    /// The limit of the first request. It has the time of a single try, because a limit shorter than a round
-    /// trip is no reason to call the store silent.
+    /// The limit of the first request: a limit shorter than a round trip is no reason to call the store silent.
     fn first(self, ask: &Acquisition, wait: Wait) -> Option<Moment> {
         let limit = self.limit(ask, wait)?;
-        let single = if planted(Bug::FirstTryCutShort) { limit } else { ask.since + ask.options.op_timeout };
-        Some(limit.max(single))
+        let least = if planted(Bug::FirstTryCutShort) { Duration::ZERO } else { FIRST };
+        Some(limit.max(ask.since + least.min(ask.options.op_timeout)))
     }
 }
 

@@ -4,7 +4,6 @@ use std::future::ready;
 use std::sync::Arc;
 use std::time::Duration;
 
-
 use super::cache::{Cache, LONGEST};
 use super::entry::{Content, Entry, Head, Sight, UNCACHED, look, soft_us};
 use super::fill::{Lead, Led};

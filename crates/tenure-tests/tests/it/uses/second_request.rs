@@ -67,7 +67,12 @@ fn a_job_is_not_run_again() {
         let Either::Right((_, begins)) = select(begins, pin!(asked.notified())).await else {
             panic!("it did not ask for the lock")
         };
-        first.run(async |_| Ok::<_, Failed>(())).await.expect("an answer").expect("it is open").expect("done");
+        first
+            .run(async |_| Ok::<_, Failed>(()))
+            .await
+            .expect("an answer")
+            .expect("it is open")
+            .expect("done");
         goes_on.notify_one();
         assert!(begins.await.expect("an answer").is_none(), "the window ran twice");
     });
