@@ -23,7 +23,7 @@ pub const ONE_SERVER: &[Regression] = &[
     // A grant from the queue had less left than its grace.
     (Regime::Brink, 20_000_015, Some(Bug::CalledWithTooLittle)),
     // `max_hold` counted from the wait in a queue and not from the grant.
-    (Regime::Brink, 20_000_055, Some(Bug::MaxHoldFromWait)),
+    (Regime::Brink, 71, Some(Bug::MaxHoldFromWait)),
     // A grant that arrived too late was requested again under the owner that was being released.
     (Regime::Evicting, 20_000_050, Some(Bug::AskedForAsReleased)),
     // A refresh that was answered late returned the little that was left of the lease.
@@ -44,7 +44,7 @@ pub const ONE_SERVER: &[Regression] = &[
     // The end of a hold was not reported to a waiter whose request was older than the release.
     (Regime::Unscripted, 311, Some(Bug::EndTakenForTold)),
     // A waiter whose grant got lost with its reply kept all others out for a lease.
-    (Regime::LateMessages, 40_000_318, Some(Bug::LostGrantInLine)),
+    (Regime::LateMessages, 304, Some(Bug::LostGrantInLine)),
     // The time of the next waiter's request was forgotten while the one before it had a request in flight.
     (Regime::Fleeting, 72_661, Some(Bug::RetryForgotten)),
     // A newcomer whose request was lost waited for a pause that was meant for other processes.

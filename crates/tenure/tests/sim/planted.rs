@@ -126,7 +126,7 @@ const STARTS: &[(Bug, u64)] = &[
     (Bug::ReconnectIgnored, 7_800),
     (Bug::NoCap, 5_600),
     (Bug::LongAttempts, 1_100),
-    (Bug::CallMissed, 9_100),
+    (Bug::CallMissed, 1_174_100),
     (Bug::BallotsTakenForHolder, 2_700),
     (Bug::LowestTokenTaken, 8_800),
     (Bug::ResizeWakesNobody, 1_200),
@@ -247,8 +247,7 @@ fn is_in(bugs: &[(Bug, &str, u64)], bug: Bug) -> bool {
 /// The regimes in which a bug is searched, alternately: a dedicated one if it is rare in all others.
 fn regimes(bug: Bug) -> &'static [Regime] {
     match bug {
-        Bug::CallMissed => &[Regime::Rush],
-        Bug::SecondHoldForgotten => &[Regime::Quiet],
+        Bug::CallMissed | Bug::SecondHoldForgotten => &[Regime::Quiet],
         Bug::RetryForgotten => &[Regime::Fleeting],
         Bug::OldCallBelieved | Bug::TokenUnverified => &[Regime::Relapsing],
         Bug::PatienceCutShort | Bug::LateRefusal => &[Regime::Outage],
