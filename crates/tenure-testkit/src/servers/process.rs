@@ -172,8 +172,10 @@ pub(super) fn give_to_nobody(dir: &Path) {
 fn as_nobody(program: &Path, arguments: &[&str]) -> Vec<String> {
     let id = NOBODY.to_string();
     let user = ["setpriv", "--reuid", &id, "--regid", &id, "--clear-groups", "--"];
+    // PostgreSQL has to tell its own processes. MySQL, whose directory is removed meanwhile, would never end.
+    let signal = if program.ends_with("postgres") { "QUIT" } else { "KILL" };
     let program = program.to_str().expect("a path in UTF-8");
-    let bound = ["setpriv", "--pdeathsig", "QUIT", "--", program];
+    let bound = ["setpriv", "--pdeathsig", signal, "--", program];
     let user = if geteuid().is_root() { &user[..] } else { &[] };
     [user, &bound, arguments].concat().into_iter().map(str::to_owned).collect()
 }

@@ -7,8 +7,8 @@
     reason = "these servers are not part of the library, and take real time"
 )]
 
-use std::io::{Read, Write};
-use std::net::TcpListener;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -22,6 +22,7 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
 use crate::common::said;
+use crate::mysql::login::greet;
 use crate::postgres::errors::says;
 use crate::postgres::{SERVER, schema};
 
@@ -332,26 +333,46 @@ fn each_mode_checks_as_much_as_it_says() {
     }
 }
 
-#[test]
-fn a_server_whose_tls_somebody_hides_gets_nothing() {
+/// A server whose TLS somebody hides: answers each connection, and keeps what follows.
+fn hidden(
+    answer: impl Fn(&mut TcpStream) -> io::Result<()> + Send + 'static,
+) -> (SocketAddr, Arc<Mutex<Vec<u8>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");
     let told = Arc::<Mutex<Vec<u8>>>::default();
     let after = Arc::clone(&told);
     thread::spawn(move || {
         for mut client in listener.incoming().map_while(Result::ok) {
-            let mut request = [0; 8];
-            if client.read_exact(&mut request).is_ok() && client.write_all(b"N").is_ok() {
+            if answer(&mut client).is_ok() {
                 let mut rest = Vec::new();
                 let _ = client.read_to_end(&mut rest);
                 after.lock().expect("no panic").extend(rest);
             }
         }
     });
-    for mode in ["require", "verify-ca", "verify-full"] {
-        says(&with_login(&format!("postgres://USER:PW@{address}/db?sslmode={mode}")), "it does not use TLS");
+    (address, told)
+}
+
+#[test]
+fn a_server_whose_tls_somebody_hides_gets_nothing() {
+    let refuses = |client: &mut TcpStream| {
+        client.read_exact(&mut [0; 8])?;
+        client.write_all(b"N")
+    };
+    for (scheme, (address, told)) in [("postgres", hidden(refuses)), ("mysql", hidden(greet))] {
+        for mode in ["require", "verify-ca", "verify-full"] {
+            let url = with_login(&format!("{scheme}://USER:PW@{address}/db?sslmode={mode}"));
+            says(&url, "it does not use TLS");
+        }
+        assert_eq!(*told.lock().expect("no panic"), b"", "neither a user nor a password");
     }
-    assert_eq!(*told.lock().expect("no panic"), b"", "neither a user nor a password");
+    // Here nothing is agreed on in the clear.
+    for scheme in ["rediss", "etcds", "zookeepers"] {
+        let (address, told) = hidden(|client| client.write_all(b"a plain answer\r\n"));
+        says(&with_login(&format!("{scheme}://USER:PW@{address}")), "it does not use TLS");
+        let told = told.lock().expect("no panic");
+        assert!(!told.windows(PASSWORD.len()).any(|part| part == PASSWORD.as_bytes()), "{scheme}");
+    }
 }
 
 /// Collects the events `tls_unverified`.

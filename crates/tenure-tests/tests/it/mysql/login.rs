@@ -49,7 +49,7 @@ fn serve(script: Script) -> (SocketAddr, mpsc::Receiver<Vec<u8>>) {
     (address, messages)
 }
 
-pub(super) fn greet(client: &mut TcpStream) -> io::Result<()> {
+pub(crate) fn greet(client: &mut TcpStream) -> io::Result<()> {
     let mut greeting = b"\x0a8.0.36\0\x01\0\0\0".to_vec();
     greeting.extend(&NONCE[..8]);
     // Without TLS: all other capabilities that count here.

@@ -10,7 +10,7 @@ mod errors;
 mod failover;
 mod faults;
 mod hostile;
-mod login;
+pub(crate) mod login;
 mod own;
 mod rows;
 
