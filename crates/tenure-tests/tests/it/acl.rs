@@ -265,9 +265,11 @@ fn to_count_who_waits_takes_a_right_of_its_own() {
     let server = Server::start();
     let common = ["always", "mutex", "reentrant", "queue", "others", "list"];
     allow(&server, &rights(&common));
-    let locks = locks(&url(&server)).expect("a store");
-    let _held = block_on(locks.mutex("x").expect("a name").lock()).expect("free");
+    let holder = locks(&url(&server)).expect("a store");
+    let _held = block_on(holder.mutex("x").expect("a name").lock()).expect("free");
+    // Each time by a new client: a change of rights may end connections.
     let told = || {
+        let locks = locks(&url(&server)).expect("a store");
         let mut listing = locks.list("").expect("a prefix");
         let listed = block_on(listing.next()).expect("an answer").expect("a holder");
         let inspected = block_on(locks.inspect("x")).expect("an answer").expect("a holder");
