@@ -178,7 +178,9 @@ pub async fn a_future_that_was_granted_and_is_never_polled_again_loses_its_turn(
 /// A counter inside the lock would show an overlap.
 pub async fn a_hundred_tasks_of_four_clients_never_overlap(fixture: &Fixture) {
     let inside = Arc::new(AtomicU32::new(0));
-    let clients: Vec<_> = (0..4).map(|_| fixture.client()).collect();
+    // A stall must not cost a holder its lease.
+    let client = |_| fixture.client_with(fixture.options().ttl(Duration::from_secs(20)));
+    let clients: Vec<_> = (0..4).map(client).collect();
     let tasks = (0..100).map(|number| {
         let (inside, locks) = (Arc::clone(&inside), clients[number % 4].clone());
         async move {
