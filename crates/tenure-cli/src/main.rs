@@ -51,6 +51,7 @@ mod take;
 mod terminal;
 mod top;
 mod uses;
+mod version;
 mod wait;
 mod waiting;
 mod wanted;

@@ -37,3 +37,10 @@ pub mod runtime;
 pub mod store;
 pub mod sync;
 mod txn;
+
+/// The version of all crates.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// What the names of connections to servers begin with, or have after what the URL chooses: `tenure doctor`
+/// reads the version from it.
+pub const CLIENT: &str = concat!("tenure-", env!("CARGO_PKG_VERSION"));

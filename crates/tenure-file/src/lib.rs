@@ -68,6 +68,7 @@ mod waits;
 mod watch;
 mod worker;
 
+pub use record::FORMAT;
 pub use system::shared_file_system;
 
 use std::fmt;

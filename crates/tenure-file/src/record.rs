@@ -14,7 +14,7 @@ use tenure_core::protocol::codec::{self, number, word};
 use tenure_core::protocol::{self, Data, ExpiringValue, Kind, Now, State};
 
 /// Version of the directory's files. The guard file keeps out processes of another version.
-const FORMAT: &str = "4";
+pub const FORMAT: &str = "4";
 const RECORD: &str = "tenure lock";
 const SUM: &str = "sum ";
 const LEDGER: &str = "tenure guard";

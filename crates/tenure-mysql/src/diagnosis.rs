@@ -24,6 +24,8 @@ pub struct MysqlDiagnosis {
     pub max_connections: i64,
     /// Open connections.
     pub connections: i64,
+    /// `program_name` of the other connections of this account. `None` where the server does not tell them.
+    pub clients: Option<Vec<String>>,
     /// Its clock, in microseconds since 1970.
     pub clock_us: i64,
     /// Whether it is a node of a cluster in which several servers take writes.
@@ -53,6 +55,12 @@ async fn ask(connector: &MysqlConnector) -> Result<MysqlDiagnosis, Failure> {
         let row = status.iter().find(|row| RowFields(row).text(0).eq_ignore_ascii_case(name))?;
         RowFields(row).number(1)
     };
+    // MariaDB keeps them only with performance_schema = ON.
+    let clients = "SELECT ATTR_VALUE FROM performance_schema.session_account_connect_attrs
+        WHERE @@performance_schema AND ATTR_NAME = 'program_name' AND PROCESSLIST_ID <> CONNECTION_ID()
+        UNION ALL SELECT '' FROM DUAL WHERE @@performance_schema";
+    let clients = ask(clients.to_owned()).await.ok().filter(|rows| !rows.is_empty());
+    let clients = clients.map(|rows| rows.iter().map(|row| RowFields(row).text(0)).collect());
     let row = RowFields(
         settings.first().ok_or_else(|| Failure::NotSent(Failure::cause("it reported no settings")))?,
     );
@@ -62,6 +70,7 @@ async fn ask(connector: &MysqlConnector) -> Result<MysqlDiagnosis, Failure> {
         sync_binlog: row.number(2),
         max_connections: row.number(3).unwrap_or(0),
         connections: status("Threads_connected").unwrap_or(0),
+        clients,
         clock_us: row.number(4).unwrap_or(0),
         is_multi_primary: status("wsrep_cluster_size").unwrap_or(0) > 0,
     })

@@ -18,6 +18,7 @@ use sha1::{Digest, Sha1};
 use sha2::Sha256;
 
 use super::wire::{MessageBytes, MysqlWire, SHORT, WireError, failed, malformed, text};
+use tenure_core::CLIENT;
 use tenure_core::net::{Stream, Tls, TlsMode};
 use tenure_core::store::Failure;
 
@@ -25,6 +26,8 @@ use tenure_core::store::Failure;
 const UTF8: u8 = 45;
 /// Capabilities: long passwords, a database, protocol 4.1, transaction states, secure logins, plugins.
 const CAPABILITIES: u32 = 1 | 1 << 3 | 1 << 9 | 1 << 13 | 1 << 15 | 1 << 19;
+/// The capability of attributes, which tell the version of the client.
+const ATTRIBUTES: u32 = 1 << 20;
 /// The capability of TLS.
 const SSL: u32 = 1 << 11;
 
@@ -76,7 +79,7 @@ pub(super) async fn log_in(
     let greeting = wire.receive(SHORT).await?;
     let MysqlGreeting { nonce, flags: offered, plugin } =
         MysqlGreeting::of(&failed(greeting)?).ok_or_else(malformed)?;
-    let mut flags = CAPABILITIES;
+    let mut flags = CAPABILITIES | offered & ATTRIBUTES;
     let is_encrypted = match request.tls {
         Some(tls) if offered & SSL != 0 => {
             flags |= SSL;
@@ -96,6 +99,13 @@ pub(super) async fn log_in(
     let proof = prove(&plugin, password, &nonce).unwrap_or_default();
     response.push(proof.len() as u8);
     response.extend([&proof, request.database.as_bytes(), b"\0", plugin.as_bytes(), b"\0"].concat());
+    if flags & ATTRIBUTES != 0 {
+        // Each text has its length before it, and so have all together.
+        let texts =
+            ["program_name", CLIENT].map(|text| [&[text.len() as u8], text.as_bytes()].concat()).concat();
+        response.push(texts.len() as u8);
+        response.extend(texts);
+    }
     wire.send(&response).await?;
     MysqlHandshake { wire, request, password, plugin, nonce, is_encrypted }.finish().await
 }

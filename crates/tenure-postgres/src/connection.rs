@@ -18,6 +18,7 @@ use super::line::StatementLine;
 use super::statements::{ALL, Statements, Which};
 use super::tls::{EncryptedStream, Encryption};
 use super::url::{PostgresTarget, quoted};
+use tenure_core::CLIENT;
 use tenure_core::events::{event, text};
 use tenure_core::net::{Address, ConnectError, Counted, DialStage, Dialled, Tls, TlsMode, dial_with};
 use tenure_core::owner::Owner;
@@ -329,8 +330,8 @@ const LABEL: usize = 63;
 /// Maximum part of it that the URL may choose.
 const APPLICATION: usize = 30;
 
-/// A new connection's `application_name`: what the URL says, what makes it unique, and what the owners of this
-/// process begin with.
+/// A new connection's `application_name`: what the URL says, our version, what makes it unique, and what the
+/// owners of this process begin with.
 fn label(application: &str, runtime: &dyn Runtime) -> String {
     let owner = Owner::fresh("", runtime);
     let process = owner.as_str().rsplit_once('/').map_or("", |(process, _)| process);
@@ -339,7 +340,7 @@ fn label(application: &str, runtime: &dyn Runtime) -> String {
     let plain = application.chars().map(|char| if is_plain(char) { char } else { '?' });
     let application: String = plain.take(APPLICATION).collect();
     let space = if application.is_empty() { "" } else { " " };
-    let mut label = format!("{application}{space}tenure-{:016x} {process}", runtime.random());
+    let mut label = format!("{application}{space}{CLIENT}-{:016x} {process}", runtime.random());
     label.truncate(LABEL);
     label
 }

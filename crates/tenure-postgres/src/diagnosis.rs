@@ -17,6 +17,8 @@ pub struct Diagnosis {
     pub settings: Vec<(String, String)>,
     /// Number of standbys that replicate from it and are visible to this user.
     pub standbys: i64,
+    /// `application_name` of the other connections.
+    pub clients: Vec<String>,
     /// Its clock, in microseconds since 1970.
     pub clock_us: i64,
 }
@@ -45,12 +47,15 @@ async fn ask(connector: &PrimaryConnector) -> Result<Diagnosis, Failure> {
         "SELECT name, setting FROM pg_settings
         UNION ALL SELECT 'standbys', count(*)::text FROM pg_stat_replication
         UNION ALL SELECT 'connections', count(*)::text FROM pg_stat_activity WHERE backend_type = 'client backend'
+        UNION ALL SELECT 'client', application_name FROM pg_stat_activity
+            WHERE application_name <> '' AND pid <> pg_backend_pid()
         UNION ALL SELECT 'clock', (extract(epoch FROM clock_timestamp()) * 1000000)::bigint::text
         UNION ALL SELECT 'commit of this user', coalesce((SELECT split_part(setting, '=', 2)
             FROM pg_db_role_setting AS s, unnest(s.setconfig) AS setting
             WHERE setting LIKE 'synchronous\\_commit=%' LIMIT 1), '')",
     );
-    let settings = settings.await?;
+    let mut settings = settings.await?;
+    let clients = settings.extract_if(.., |(name, _)| name == "client").map(|(_, name)| name).collect();
     let number = |name: &str| {
         settings
             .iter()
@@ -61,5 +66,5 @@ async fn ask(connector: &PrimaryConnector) -> Result<Diagnosis, Failure> {
     let version = settings.iter().find(|(known, _)| known == "server_version");
     let version = version.map_or_else(String::new, |(_, value)| value.clone());
     let (standbys, clock_us) = (number("standbys"), number("clock"));
-    Ok(Diagnosis { version, settings, standbys, clock_us })
+    Ok(Diagnosis { version, settings, standbys, clients, clock_us })
 }

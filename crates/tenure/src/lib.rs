@@ -162,17 +162,21 @@ pub use uses::value::CacheValue;
 #[cfg(feature = "serde")]
 pub use uses::value::Json;
 
+/// The version of this crate, which connections to servers carry: see `tenure doctor`.
+pub const VERSION: &str = tenure_core::VERSION;
+
 /// For the command, and its `tenure doctor`. Exempt from semver: nothing else should use this module.
 #[doc(hidden)]
 pub mod diagnosis {
     pub use tenure_core::name::{Namespace, is_control};
     pub use tenure_core::net::url::without_password;
     pub use tenure_core::platform::{boot_clock, host};
+    pub use tenure_core::protocol::codec::VERSION as FORMAT;
     pub use tenure_core::store::{BareClient, BareStep};
     #[cfg(feature = "etcd")]
     pub use tenure_etcd::{EtcdDiagnosis, bare_etcd, diagnose_etcd};
     #[cfg(unix)]
-    pub use tenure_file::shared_file_system;
+    pub use tenure_file::{FORMAT as DIRECTORY_FORMAT, shared_file_system};
     #[cfg(feature = "mysql")]
     pub use tenure_mysql::{MysqlDiagnosis, bare_mysql, diagnose_mysql};
     #[cfg(feature = "postgres")]

@@ -18,6 +18,7 @@ use clap::{Args, Parser, Subcommand};
 use tenure::diagnosis::Namespace;
 
 use crate::output::Voice;
+use crate::version;
 
 pub(crate) use lock::*;
 pub(crate) use run::*;
@@ -26,7 +27,7 @@ pub(crate) use tools::*;
 
 /// Runs a program under a distributed lock, and shows locks and their holders.
 #[derive(Debug, Parser)]
-#[command(name = "tenure", version, after_help = "`tenure run --help` has the manual.", mut_subcommands = common)]
+#[command(name = "tenure", version = version::own(), after_help = "`tenure run --help` has the manual.", mut_subcommands = common)]
 pub(crate) struct Cli {
     /// Read this configuration file in place of ~/.config/tenure.toml and /etc/tenure.toml.
     #[arg(long, value_name = "FILE", global = true, display_order = 900)]

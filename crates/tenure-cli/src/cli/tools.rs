@@ -108,6 +108,13 @@ pub(crate) struct Stress {
     #[arg(long)]
     pub(crate) pause: bool,
 
+    /// Let every second process run this program, another version of tenure
+    ///
+    /// With --kill, each process is replaced by one of the other version, as in a rolling upgrade
+    /// and the way back.
+    #[arg(long, value_name = "PROGRAM")]
+    pub(crate) with: Option<PathBuf>,
+
     /// Run this with `sh -c` now and then
     ///
     /// To stop, cut off, restart or fail over the servers.

@@ -17,6 +17,7 @@
 //! | `sentinel` | checks of sentinels |
 //! | `server` | checks of one Redis server |
 //! | `settings` | checks of the URL and flags |
+//! | `versions` | the versions of tenure that are connected |
 //! | `zookeeper` | versions, members and connection limits of ZooKeeper servers |
 
 mod cluster;
@@ -33,6 +34,7 @@ mod rights;
 mod sentinel;
 mod server;
 mod settings;
+mod versions;
 #[cfg(feature = "zookeeper")]
 mod zookeeper;
 
@@ -104,6 +106,7 @@ pub(crate) async fn doctor(args: &Doctor) -> Result<u8, Failure> {
         // permissions.
         let locks = open(args.ttl)?;
         locks.ping().await?;
+        versions::check(Err::<[&str; 0], _>(UNTOLD.to_owned()), locks.url(), &mut report);
         #[cfg(feature = "etcd")]
         if scheme.starts_with("etcd") {
             etcd::check(&url, locks.url(), &mut report).await;
@@ -157,6 +160,8 @@ async fn examine(target: &Target, setup: &Setup, report: &mut Report) -> Result<
     rights::check(&mut server, setup, target.user(), report).await?;
     Ok(server)
 }
+
+const UNTOLD: &str = "the server does not tell the names of its connections";
 
 /// Timeout of each request of the trial. The store has answered before; a slow one is not what the trial is
 /// meant to find.

@@ -4,6 +4,7 @@ use tenure::diagnosis::diagnose_mysql;
 
 use super::postgres::{ALONE, FLEET, compare_clocks};
 use super::report::Report;
+use super::{UNTOLD, versions};
 use crate::exit::Failure;
 
 /// Connects like a store does, which also checks the table and the version.
@@ -11,6 +12,9 @@ pub(super) async fn check(url: &str, at: &str, report: &mut Report) -> Result<()
     let server = diagnose_mysql(url).await?;
     let name = if server.version.contains("MariaDB") { "" } else { "MySQL " };
     report.saw(at, format!("{name}{}, one server: {ALONE}", server.version));
+    let unknown = || format!("{UNTOLD}: MariaDB does with performance_schema = ON");
+    let names = server.clients.as_ref().ok_or_else(unknown);
+    versions::check(names.map(|names| names.iter().map(String::as_str)), at, report);
     if server.flush != 1 {
         report.find(
             "flush-log",

@@ -10,6 +10,7 @@ use tenure::diagnosis::{Console, ConsoleReply, Target, Topology, keys_with};
 use super::Setup;
 use super::postgres::ALONE;
 use super::report::Report;
+use super::versions;
 use crate::clock;
 use crate::output::{Line, plural};
 
@@ -107,6 +108,7 @@ impl Server {
         let latency = self.latency(setup, report).await?;
         self.keys(setup, report).await?;
         self.version(report);
+        self.clients(report).await?;
         let name = self.info("server_name").unwrap_or("redis");
         let version = self.info(&format!("{name}_version")).unwrap_or("of unknown version");
         let ms = |time: Duration| time.as_secs_f64() * 1_000.0;
@@ -402,6 +404,21 @@ impl Server {
                 "give locks their own prefix (--prefix), and delete stale locks",
             );
         }
+        Ok(())
+    }
+
+    /// Which versions of tenure are connected.
+    async fn clients(&mut self, report: &mut Report) -> Result<(), Error> {
+        let names = match self.ask(&["CLIENT", "LIST"]).await? {
+            ConsoleReply::Text(list) => Ok(list),
+            ConsoleReply::Error(error) => {
+                Err(format!("CLIENT LIST was refused ({error}): give this user +client|list"))
+            }
+            _ => return Ok(()),
+        };
+        let names = names.as_deref().map_err(Clone::clone);
+        let names = names.map(|list| list.split_whitespace().filter_map(|field| field.strip_prefix("name=")));
+        versions::check(names, &self.at, report);
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader};
+use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Stdio};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
@@ -21,6 +22,8 @@ const UNHEARD: usize = 4096;
 type News = (u32, Option<Result<Line, String>>);
 
 pub(super) struct Crew {
+    /// What every second worker runs in place of this program.
+    other: Option<PathBuf>,
     url: String,
     orders: Orders,
     workers: BTreeMap<u32, Worker>,
@@ -40,14 +43,15 @@ struct Worker {
 }
 
 impl Crew {
-    pub(super) fn new(url: String, orders: Orders) -> Self {
+    pub(super) fn new(other: Option<PathBuf>, url: String, orders: Orders) -> Self {
         let (tell, news) = sync_channel(UNHEARD);
-        Self { url, orders, workers: BTreeMap::new(), started: 0, merge: Merge::default(), tell, news }
+        Self { other, url, orders, workers: BTreeMap::new(), started: 0, merge: Merge::default(), tell, news }
     }
 
     /// Starts another worker. Must be called on a thread that lives as long as the workers may.
     pub(super) fn start(&mut self) -> io::Result<()> {
-        let mut command = worker::command(&self.url, &self.orders);
+        let other = self.other.as_deref().filter(|_| self.started % 2 == 1);
+        let mut command = worker::command(other, &self.url, &self.orders);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         // In a group of its own, so that Ctrl-C ends this process but not the workers, whose last lines are
         // needed.

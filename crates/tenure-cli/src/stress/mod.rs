@@ -19,7 +19,7 @@ use crate::cli::Stress;
 use crate::exit::{self, Failure, USAGE};
 use crate::output::{self, Line, Span, Voice, complain, plural};
 use crate::signals::Signals;
-use crate::{asked, clock, store};
+use crate::{asked, clock, store, version};
 
 mod crew;
 pub(crate) mod worker;
@@ -67,6 +67,7 @@ async fn hammer(args: &Stress) -> Result<u8, Failure> {
         let message = "--stall must be longer than --ttl: a killed holder keeps its lock for a lease";
         return Err(Failure::new(USAGE, message));
     }
+    let other = args.with.as_deref().map(version::of).transpose()?;
     let url = store::url(&args.store)?;
     let mut orders = Orders {
         prefix: args.store.prefix.clone(),
@@ -86,7 +87,7 @@ async fn hammer(args: &Stress) -> Result<u8, Failure> {
 
     let begun = now();
     let mut judge = Judge::new(begun, nanos(args.stall));
-    let mut crew = Crew::new(url, orders.clone());
+    let mut crew = Crew::new(args.with.clone(), url, orders.clone());
     for _ in 0..args.processes {
         crew.start().map_err(own)?;
     }
@@ -113,6 +114,9 @@ async fn hammer(args: &Stress) -> Result<u8, Failure> {
     }
     let took = Duration::from_nanos(now() - begun);
     let left = left.map(|left| left.len());
+    if let Some(other) = other {
+        output::print(format_args!("versions: {}, {other}\n", version::own()))?;
+    }
     output::print(verdict(&judge, &faults, left.as_ref().ok().copied(), took))?;
     if judge.violated() > 0 {
         return Ok(exit::VIOLATED);

@@ -6,6 +6,7 @@ use std::env::ArgsOs;
 use std::future::{Future, pending};
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read, Write};
+use std::path::Path;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -351,9 +352,9 @@ pub(super) fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The command that starts a worker, with piped input and output.
-pub(super) fn command(url: &str, orders: &Orders) -> std::process::Command {
-    let mut command = launch::again();
+/// The command that starts a worker of this program, or of `other`.
+pub(super) fn command(other: Option<&Path>, url: &str, orders: &Orders) -> std::process::Command {
+    let mut command = other.map_or_else(launch::again, std::process::Command::new);
     command.arg(launch::STRESS).arg(rustix::process::getpid().to_string()).args(orders.write());
     // Not as an argument, which every user of the machine can read: it may contain a password.
     command.env(store::STORE_URL, url);

@@ -36,6 +36,7 @@ use crate::resp::encode::{Commands, command};
 use crate::resp::parse::Malformed;
 use crate::topology::sentinel::{self, SentinelResolver};
 use crate::topology::{Access, Address, Sentinels, Target};
+use tenure_core::CLIENT;
 use tenure_core::credentials::Credentials;
 use tenure_core::events::{event, text};
 use tenure_core::moment::Moment;
@@ -456,7 +457,7 @@ async fn greet(
         accepted(multiplexer.ask(&command(&["SELECT", &target.access.db.to_string()])).await)?;
     }
     // All optional: locking works for a user without the rights to these commands.
-    let _ = ask(multiplexer, &["CLIENT", "SETNAME", "tenure"]).await?;
+    let _ = ask(multiplexer, &["CLIENT", "SETNAME", CLIENT]).await?;
     let (peer, server, hello) = join3(
         ask(multiplexer, &["CLIENT", "INFO"]),
         ask(multiplexer, &["INFO", "server"]),

@@ -49,7 +49,7 @@ fn connected(runtime: &Runtime, locks: &Locks, server: &Server) {
 }
 
 fn connections(server: &Server) -> usize {
-    server.command(&["CLIENT", "LIST"]).text().matches(" name=tenure ").count()
+    server.command(&["CLIENT", "LIST"]).text().matches(" name=tenure-").count()
 }
 
 fn watching(server: &Server) -> Client {

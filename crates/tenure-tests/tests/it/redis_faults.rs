@@ -226,7 +226,7 @@ fn waiters_subscribe_once_and_the_connection_closes_without_subscribers() {
     let server = Server::start();
     let asker = Asker::new(&server.url());
     asker.renew("x").expect("an answer");
-    let clients = || server.command(&["CLIENT", "LIST"]).text().matches("name=tenure ").count();
+    let clients = || server.command(&["CLIENT", "LIST"]).text().matches("name=tenure-").count();
     assert_eq!(clients(), 1);
     for _ in 0..5 {
         drop(listen(&asker, "x"));
@@ -271,7 +271,7 @@ fn the_connections_end_with_the_store() {
     let asker = Asker::new(&server.url());
     asker.renew("x").expect("an answer");
     let listeners = listen(&asker, "x");
-    let clients = || server.command(&["CLIENT", "LIST"]).text().matches("name=tenure ").count();
+    let clients = || server.command(&["CLIENT", "LIST"]).text().matches("name=tenure-").count();
     assert_eq!(clients(), 2);
     drop((listeners, asker.store));
     eventually("the connections are closed", SOON, || clients() == 0);

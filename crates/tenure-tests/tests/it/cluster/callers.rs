@@ -14,7 +14,7 @@ use tokio::runtime::{Builder, Runtime};
 use super::{SOON, locks, runtime};
 
 fn connections(server: &Server) -> usize {
-    server.command(&["CLIENT", "LIST"]).text().matches(" name=tenure ").count()
+    server.command(&["CLIENT", "LIST"]).text().matches(" name=tenure-").count()
 }
 
 async fn used(locks: &Locks, name: &str) {
