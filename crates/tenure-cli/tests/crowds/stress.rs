@@ -1,6 +1,7 @@
 //! `tenure stress` finds the violations of a faulty store, and none elsewhere.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::thread;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use tenure_testkit::servers::{Config, Server, eventually};
 
-use crate::env::{Outcome, Running, TestEnv};
+use crate::env::{BINARY, Outcome, Running, TestEnv};
 
 /// Generous for a busy machine, because none of these tests measures time.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -64,6 +65,27 @@ fn a_store_that_keeps_what_it_said_passes_while_processes_are_killed_and_stopped
         let keys = server.command(&["KEYS", "*"]);
         keys.items().iter().all(|key| key.text().starts_with("tenure:fence"))
     });
+}
+
+#[test]
+fn every_second_process_may_be_of_another_version() {
+    let env = TestEnv::new();
+    // It writes a line whenever it is started.
+    let other = env.path("other");
+    let script = format!("#!/bin/sh\necho >>{}\nexec {BINARY} \"$@\"\n", env.path("started").display());
+    fs::write(&other, script).unwrap();
+    fs::set_permissions(&other, fs::Permissions::from_mode(0o700)).unwrap();
+    let other = other.to_str().unwrap();
+    let args = ["--for", "3s", "--kill", "--every", "600ms", "--processes", "4", "--with", other];
+    let outcome = is_fine(env.start(stress(&env, &env.url(), &args)), &ALL);
+    // Asked for its version, then two of the first four, and the second of each two that follow.
+    let started = fs::read_to_string(env.path("started")).unwrap().lines().count();
+    let killed: usize = line(&outcome, "faults").split(' ').next().unwrap().parse().unwrap();
+    assert_eq!(started, 1 + 2 + killed / 2, "{outcome:?}");
+    assert!(line(&outcome, "versions").matches("formats 1").count() == 2, "{outcome:?}");
+    for (program, says) in [("/bin/true", "is not tenure"), ("/nowhere", "cannot run /nowhere")] {
+        env.run(stress(&env, &env.url(), &["--with", program])).exits_with(64).says(says);
+    }
 }
 
 /// The negative control: a judge that finds nothing here would find nothing anywhere.

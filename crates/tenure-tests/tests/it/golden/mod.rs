@@ -1,15 +1,17 @@
 //! Directories as they were written when their format became number 4: later versions read and continue them, and
 //! write the same.
 //!
-//! `directory.txt` has the files of each state, and what a listing told of them. With `TENURE_WRITE_GOLDEN=1`,
-//! `directories_are_written_as_before` writes it anew, which is right only together with a new number.
+//! `golden/1/directory.txt` of the test kit has the files of each state, and what a listing told of them. With
+//! `TENURE_WRITE_GOLDEN=1`, `directories_are_written_as_before` writes it anew, which is right only together with a new
+//! number.
 
+mod servers;
 mod states;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hasher};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{FlockOperation, flock};
@@ -34,7 +36,8 @@ struct Golden {
 }
 
 fn golden() -> Vec<Golden> {
-    let (mut all, mut rest) = (Vec::<Golden>::new(), include_str!("directory.txt"));
+    let (mut all, mut rest) =
+        (Vec::<Golden>::new(), include_str!("../../../../tenure-testkit/golden/1/directory.txt"));
     while let Some((line, after)) = rest.split_once('\n') {
         rest = after;
         let words: Vec<&str> = line.splitn(3, ' ').collect();
@@ -58,6 +61,15 @@ fn golden() -> Vec<Golden> {
     }
     assert_eq!(all.iter().map(|golden| golden.state.as_str()).collect::<Vec<_>>(), STATES);
     all
+}
+
+/// The golden data of a store.
+fn path(store: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../tenure-testkit/golden/1/{store}.txt"))
+}
+
+fn url(directory: &Path) -> String {
+    format!("file:{}", directory.display())
 }
 
 fn files(directory: &Path) -> Files {
@@ -176,13 +188,13 @@ fn is_time(number: u64) -> bool {
 #[test]
 fn directories_are_written_as_before() {
     if std::env::var_os("TENURE_WRITE_GOLDEN").is_some() {
-        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/golden/directory.txt");
+        let file = path("directory");
         fs::write(file, STATES.map(written).concat()).expect("written");
         return;
     }
     for golden in golden() {
         let directory = tempfile::tempdir().expect("a directory");
-        let kept = states::make(&golden.state, directory.path());
+        let kept = states::make(&golden.state, &url(directory.path()));
         assert_eq!(Normal::of(&files(directory.path())), Normal::of(&golden.files), "{}", golden.state);
         drop(kept);
     }
@@ -191,7 +203,7 @@ fn directories_are_written_as_before() {
 /// A state as `directory.txt` has it.
 fn written(state: &str) -> String {
     let directory = tempfile::tempdir().expect("a directory");
-    let _kept = states::make(state, directory.path());
+    let _kept = states::make(state, &url(directory.path()));
     let mut text = format!("state {state}\n");
     for (name, content) in files(directory.path()).iter().filter(|(name, _)| *name != "temp") {
         text += &match name.starts_with("wake-") {
@@ -199,7 +211,7 @@ fn written(state: &str) -> String {
             false => format!("file {name} {}\n{content}\n", content.len()),
         };
     }
-    let statuses = block_on(list(&states::open(directory.path()))).expect("a list");
+    let statuses = block_on(list(&states::open(&url(directory.path())))).expect("a list");
     text + &statuses.iter().map(|status| format!("told {}\n", shown(status))).collect::<String>()
 }
 
@@ -212,7 +224,7 @@ fn sum(text: &str) -> String {
 /// The files as if they had been written in this boot, and just now.
 fn of_this_boot(files: &Files) -> Files {
     let directory = tempfile::tempdir().expect("a directory");
-    let _kept = states::make("a mutex", directory.path());
+    let _kept = states::make("a mutex", &url(directory.path()));
     let now = self::files(directory.path());
     let second = |text: &str| text.lines().nth(1).expect("a boot").to_owned();
     let (boot, was) = (second(&now["guard"]), second(&files["guard"]));
@@ -267,6 +279,19 @@ fn lasting(body: &str, later: u64) -> String {
         _ => line,
     };
     lines.into_iter().map(line).collect()
+}
+
+/// Format 1, and 4 of directories. Other data is that of another number, in a folder of its own.
+#[test]
+fn golden_data_of_a_number_never_changes() {
+    for (store, expected) in [
+        ("directory", "758b61feb7b43689"),
+        ("mysql", "65a625836e1563ec"),
+        ("postgresql", "57977377cdbcc887"),
+        ("redis", "cf2a08b4462194f5"),
+    ] {
+        assert_eq!(sum(&fs::read_to_string(path(store)).expect("golden data")), expected, "{store}");
+    }
 }
 
 fn unix_us() -> u64 {
@@ -334,7 +359,7 @@ fn directories_of_before_are_read_and_continued() {
                 alive.push(file);
             }
         }
-        let locks = states::open(path);
+        let locks = states::open(&url(path));
         block_on(go_on(&golden, &locks, alive)).unwrap_or_else(|error| panic!("{}: {error}", golden.state));
     }
 }
@@ -344,7 +369,7 @@ async fn go_on(golden: &Golden, locks: &Locks, alive: Vec<File>) -> tenure::Resu
     let statuses = list(locks).await?;
     let listed = statuses.iter().map(shown).collect::<Vec<_>>();
     assert_eq!(listed, golden.listed.iter().map(told).collect::<Vec<_>>(), "{state}");
-    read_uses(golden, locks).await?;
+    read_uses(state, &golden.files.values().cloned().collect::<String>(), locks).await?;
     // The processes die, which ends all holds that are bound to them.
     drop(alive);
     let mut token = fence(&golden.files);
@@ -386,14 +411,15 @@ async fn go_on(golden: &Golden, locks: &Locks, alive: Vec<File>) -> tenure::Resu
     Ok(())
 }
 
-async fn read_uses(golden: &Golden, locks: &Locks) -> tenure::Result<()> {
-    let (state, hour) = (golden.state.as_str(), Duration::from_secs(3_600));
+/// `text` is what the store had.
+async fn read_uses(state: &str, text: &str, locks: &Locks) -> tenure::Result<()> {
+    let hour = Duration::from_secs(3_600);
     match state {
         "a leader that was asked to stop" => {
             let leader = locks.election("e", "")?.leader().await?.expect("a leader");
             assert_eq!(leader.payload, "10.0.0.7:81");
             let value = format!("{} {}", leader.fence, leader.owner);
-            assert!(golden.files.values().any(|file| file.contains(&value)), "{value}");
+            assert!(text.contains(&value), "{value}");
         }
         "a job that runs" | "a job that succeeded" | "a job that failed" => {
             let last = locks.once_per("j", hour)?.last().await?.expect("a run");

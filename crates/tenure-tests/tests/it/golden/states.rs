@@ -2,14 +2,13 @@
 
 use std::any::Any;
 use std::fs;
-use std::path::Path;
 use std::sync::mpsc::{self, Receiver};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use tenure::{Entry, Locks, Result, block_on};
 
-/// Each is made in a directory of its own.
+/// Each is made in a store of its own.
 pub(super) const STATES: [&str; 21] = [
     "a mutex",
     "a mutex with waiters",
@@ -45,8 +44,8 @@ fn kept(one: impl Any) -> Kept {
     Box::new(one)
 }
 
-pub(super) fn open(directory: &Path) -> Locks {
-    let locks = Locks::open(&format!("file:{}", directory.display())).expect("a store");
+pub(super) fn open(url: &str) -> Locks {
+    let locks = Locks::open(url).expect("a store");
     locks.with(|options| options.ttl(TTL).label("nightly report")).expect("options")
 }
 
@@ -61,14 +60,14 @@ impl<T: Send + 'static> Waiters<T> {
         Self { guards: Vec::new(), threads: Vec::new() }
     }
 
-    fn one(directory: &Path, lock: impl AsyncFnOnce(Locks) -> Result<T> + Send + 'static) -> Self {
+    fn one(url: &str, lock: impl AsyncFnOnce(Locks) -> Result<T> + Send + 'static) -> Self {
         let mut waiters = Self::none();
-        waiters.add(directory, lock);
+        waiters.add(url, lock);
         waiters
     }
 
-    fn add(&mut self, directory: &Path, lock: impl AsyncFnOnce(Locks) -> Result<T> + Send + 'static) {
-        let (locks, (locked, guard)) = (open(directory), mpsc::channel());
+    fn add(&mut self, url: &str, lock: impl AsyncFnOnce(Locks) -> Result<T> + Send + 'static) {
+        let (locks, (locked, guard)) = (open(url), mpsc::channel());
         self.guards.push(guard);
         let waits = move || drop(block_on(lock(locks)).map(|guard| locked.send(guard)));
         self.threads.push(thread::spawn(waits));
@@ -99,29 +98,30 @@ async fn waited_for(locks: &Locks, name: &str, waiters: usize) -> Result<()> {
     until("waiters", is_so).await
 }
 
-/// The files whose names begin like this.
-fn files(directory: &Path, head: &str) -> Vec<String> {
+/// The files of a directory whose names begin like this.
+fn files(url: &str, head: &str) -> Vec<String> {
+    let directory = url.strip_prefix("file:").expect("a state of directories");
     let files = fs::read_dir(directory).expect("a directory").flatten();
     let files = files.filter(|file| file.file_name().as_encoded_bytes().starts_with(head.as_bytes()));
     files.filter_map(|file| fs::read_to_string(file.path()).ok()).collect()
 }
 
-/// Brings the locks of an empty directory into this state.
-pub(super) fn make(state: &str, directory: &Path) -> (Kept, Locks) {
-    let locks = open(directory);
+/// Brings the locks of an empty store into this state.
+pub(super) fn make(state: &str, url: &str) -> (Kept, Locks) {
+    let locks = open(url);
     // The client stays open, because it removes its files in the background when it is closed.
-    (block_on(make_with(&locks, state, directory)).expect("a state"), locks)
+    (block_on(make_with(&locks, state, url)).expect("a state"), locks)
 }
 
 #[expect(clippy::too_many_lines, reason = "a case for each state")]
-async fn make_with(locks: &Locks, state: &str, directory: &Path) -> Result<Kept> {
+async fn make_with(locks: &Locks, state: &str, url: &str) -> Result<Kept> {
     Ok(match state {
         "a mutex" => kept(locks.mutex("räumung/1")?.lock().await?),
         "a mutex with waiters" => {
             let (guard, mut all) = (locks.mutex("m")?.lock().await?, Waiters::none());
             for waiters in 1..=3 {
-                all.add(directory, async |locks| locks.mutex("m")?.lock().await);
-                let is_listed = async || Ok(files(directory, "waits-").concat().lines().count() == waiters);
+                all.add(url, async |locks| locks.mutex("m")?.lock().await);
+                let is_listed = async || Ok(files(url, "waits-").concat().lines().count() == waiters);
                 until("a list", is_listed).await?;
             }
             kept((guard, all))
@@ -140,7 +140,7 @@ async fn make_with(locks: &Locks, state: &str, directory: &Path) -> Result<Kept>
         "a fair mutex with waiters" | "a fair mutex that moved on to its first waiter" => {
             let (guard, mut all) = (locks.fair_mutex("f")?.lock().await?, Waiters::none());
             for waiters in 1..=3 {
-                all.add(directory, async |locks| locks.fair_mutex("f")?.lock().await);
+                all.add(url, async |locks| locks.fair_mutex("f")?.lock().await);
                 waited_for(locks, "f", waiters).await?;
             }
             if state == "a fair mutex with waiters" {
@@ -157,7 +157,7 @@ async fn make_with(locks: &Locks, state: &str, directory: &Path) -> Result<Kept>
         "readers and a waiting writer" => {
             let lock = locks.rwlock("rw")?;
             let readers = (lock.read().await?, lock.read().await?);
-            let writer = Waiters::one(directory, async |locks| locks.rwlock("rw")?.write().await);
+            let writer = Waiters::one(url, async |locks| locks.rwlock("rw")?.write().await);
             waited_for(locks, "rw", 1).await?;
             kept((readers, writer))
         }
@@ -169,21 +169,20 @@ async fn make_with(locks: &Locks, state: &str, directory: &Path) -> Result<Kept>
         "an upgradeable reader that waits to become the writer" => {
             let lock = locks.rwlock("rw")?;
             let (reader, (read, record)) = (lock.read().await?, mpsc::channel());
-            let at = directory.to_owned();
-            let writer = Waiters::one(directory, async move |locks| {
+            let at = url.to_owned();
+            let writer = Waiters::one(url, async move |locks| {
                 let upgradeable = locks.rwlock("rw")?.upgradeable_read().await?;
                 read.send(files(&at, "lock-")).expect("a receiver");
                 upgradeable.upgrade().await.map_err(|failed| failed.error)
             });
             let before = record.recv().expect("an upgradeable reader");
-            until("a writer to be", async || Ok(files(directory, "lock-") != before)).await?;
+            until("a writer to be", async || Ok(files(url, "lock-") != before)).await?;
             kept((reader, writer))
         }
         "a semaphore with a waiter" | "a semaphore whose permits were changed" => {
             let slots = locks.semaphore("s", 3)?;
             let held = (slots.acquire().await?, slots.acquire_many(2).await?);
-            let waiter =
-                Waiters::one(directory, async |locks| locks.semaphore("s", 3)?.acquire_many(3).await);
+            let waiter = Waiters::one(url, async |locks| locks.semaphore("s", 3)?.acquire_many(3).await);
             waited_for(locks, "s", 1).await?;
             if state != "a semaphore with a waiter" {
                 slots.set_permits(5).await?;
@@ -206,7 +205,7 @@ async fn make_with(locks: &Locks, state: &str, directory: &Path) -> Result<Kept>
             cached(locks).await?;
             locks.cache("c")?.invalidate().await?;
             let ((began, begun), (kept_for, ends)) = (mpsc::channel(), mpsc::channel::<()>());
-            let computing = Waiters::one(directory, async move |locks| {
+            let computing = Waiters::one(url, async move |locks| {
                 let fill = async || {
                     began.send(()).expect("a receiver");
                     let _ = ends.recv();
