@@ -286,6 +286,7 @@ fn lasting(body: &str, later: u64) -> String {
 fn golden_data_of_a_number_never_changes() {
     for (store, expected) in [
         ("directory", "758b61feb7b43689"),
+        ("etcd", "ba3ba856817bb8f2"),
         ("mysql", "65a625836e1563ec"),
         ("postgresql", "57977377cdbcc887"),
         ("redis", "cf2a08b4462194f5"),

@@ -7,7 +7,9 @@
 use std::collections::BTreeSet;
 
 use super::*;
-use tenure_testkit::servers::{MariaDb, Postgres, Server};
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD as BASE64;
+use tenure_testkit::servers::{Ensemble, Etcd, MariaDb, Postgres, Server};
 
 /// States of files alone: what they are seen by, other stores keep elsewhere.
 const OF_FILES: [&str; 2] = ["a mutex with waiters", "an upgradeable reader that waits to become the writer"];
@@ -29,7 +31,18 @@ const COLUMNS: [&str; 11] = [
 
 /// A server whose data can be read and written without the library.
 trait Raw {
+    /// Whether the store has values of caches.
+    const CACHES: bool = true;
+    /// Whether tokens are in its data. They are revisions of the server otherwise.
+    const TOKENS: bool = true;
+
     fn start() -> Self;
+
+    /// The states that it can be in.
+    fn numbers() -> impl Iterator<Item = usize> {
+        let is_here = |state: &str| !OF_FILES.contains(&state) && (Self::CACHES || !state.contains("cached"));
+        (0..STATES.len()).filter(move |number| is_here(STATES[*number]))
+    }
 
     /// The URL of a store for the state of this number, which is empty.
     fn url(&self, number: usize) -> String;
@@ -193,6 +206,38 @@ impl Raw for MariaDb {
     }
 }
 
+impl Raw for Etcd {
+    const CACHES: bool = false;
+    const TOKENS: bool = false;
+
+    fn start() -> Self {
+        Self::start()
+    }
+
+    fn url(&self, _: usize) -> String {
+        let all = json!({ "key": BASE64.encode([0]), "range_end": BASE64.encode([0]) });
+        self.post(0, "kv/deleterange", &all.to_string()).expect("a reply");
+        Ensemble::url(self)
+    }
+
+    fn read(&self, _: usize) -> Vec<Value> {
+        let all = json!({ "key": BASE64.encode([0]), "range_end": BASE64.encode([0]) });
+        let reply = json(&self.post(0, "kv/range", &all.to_string()).expect("a reply"));
+        let text = |value: &Value| {
+            let bytes = BASE64.decode(value.as_str().unwrap_or_default()).expect("base64");
+            String::from_utf8(bytes).expect("text")
+        };
+        let line = |pair: &Value| json!({ "key": text(&pair["key"]), "value": text(&pair["value"]) });
+        reply["kvs"].as_array().into_iter().flatten().map(line).collect()
+    }
+
+    fn write(&self, _: usize, line: &Value) {
+        let text = |name: &str| BASE64.encode(line[name].as_str().expect("text"));
+        let put = json!({ "key": text("key"), "value": text("value") });
+        self.post(0, "kv/put", &put.to_string()).expect("a reply");
+    }
+}
+
 struct State {
     name: String,
     made_us: u64,
@@ -211,7 +256,7 @@ impl State {
         Self { name: name.to_owned(), made_us, held, listed }
     }
 
-    fn all(store: &str) -> Vec<Self> {
+    fn all<S: Raw>(store: &str) -> Vec<Self> {
         let (mut all, text) = (Vec::<Self>::new(), fs::read_to_string(path(store)).expect("golden data"));
         for line in text.lines() {
             let (word, rest) = line.split_once(' ').expect("a word");
@@ -226,8 +271,7 @@ impl State {
                 _ => panic!("not a line: {line}"),
             }
         }
-        let of_servers: Vec<_> = STATES.into_iter().filter(|state| !OF_FILES.contains(state)).collect();
-        assert_eq!(all.iter().map(|state| state.name.as_str()).collect::<Vec<_>>(), of_servers);
+        assert!(all.iter().map(|state| state.name.as_str()).eq(S::numbers().map(|number| STATES[number])));
         all
     }
 
@@ -239,10 +283,11 @@ impl State {
     }
 
     /// Without what differs from run to run.
-    fn normal(&self) -> Vec<String> {
+    fn normal<S: Raw>(&self) -> Vec<String> {
         let told: Vec<Value> = self.listed.iter().map(|line| json(line)).collect();
         let holders = told.iter().flat_map(|status| status["holders"].as_array().expect("holders"));
-        let tokens: BTreeSet<u64> = holders.filter_map(|holder| holder["fence"].as_u64()).collect();
+        let tokens = holders.filter_map(|holder| holder["fence"].as_u64().filter(|_| S::TOKENS));
+        let tokens: BTreeSet<u64> = tokens.collect();
         let all = told.iter().flat_map(|status| ["holders", "waiters"].map(|all| &status[all]));
         let all = all.flat_map(|all| all.as_array().expect("a list"));
         let mut owners: Vec<String> =
@@ -262,6 +307,7 @@ impl State {
                 }
                 // Deadlines, and how long a computation took. Counts of a read-write lock are below 2 to the 21st.
                 Ok(number) if number > 1 << 21 && number < FUTURE => "TIME".to_owned(),
+                Ok(number) if number > 10 * FUTURE => "ID".to_owned(),
                 // Of a client, or of a hold.
                 _ if is_hex && (8..=16).contains(&word.len()) => "ID".to_owned(),
                 _ => word.to_owned(),
@@ -340,9 +386,9 @@ fn text_by_words(text: &str, replace: &mut impl FnMut(&str) -> String) -> String
         if word[..end].parse::<Owner>().is_ok() {
             replaced += &replace(&word[..end]);
         } else {
-            // On Redis a colon also ends words, and scores may be negative.
-            for part in word[..end].split_inclusive(':') {
-                let number = part.trim_end_matches(':').trim_start_matches('-');
+            // A colon or slash also ends words, and scores of Redis may be negative.
+            for part in word[..end].split_inclusive([':', '/']) {
+                let number = part.trim_end_matches([':', '/']).trim_start_matches('-');
                 replaced += &part.replacen(number, &replace(number), 1);
             }
         }
@@ -353,19 +399,18 @@ fn text_by_words(text: &str, replace: &mut impl FnMut(&str) -> String) -> String
 
 fn is_written_as_before<S: Raw>(store: &str) {
     let server = S::start();
-    let numbers = (0..STATES.len()).filter(|number| !OF_FILES.contains(&STATES[*number]));
     if std::env::var_os("TENURE_WRITE_GOLDEN").is_some() {
-        let text: String = numbers.map(|number| State::make(&server, number).text()).collect();
+        let text: String = S::numbers().map(|number| State::make(&server, number).text()).collect();
         return fs::write(path(store), text).expect("written");
     }
-    for (number, golden) in numbers.zip(State::all(store)) {
-        assert_eq!(State::make(&server, number).normal(), golden.normal(), "{}", golden.name);
+    for (number, golden) in S::numbers().zip(State::all::<S>(store)) {
+        assert_eq!(State::make(&server, number).normal::<S>(), golden.normal::<S>(), "{}", golden.name);
     }
 }
 
 fn is_read_and_continued<S: Raw>(store: &str) {
     let server = S::start();
-    for (number, golden) in State::all(store).into_iter().enumerate() {
+    for (number, golden) in State::all::<S>(store).into_iter().enumerate() {
         let golden = golden.of_now();
         let url = server.url(number);
         let locks = states::open(&url);
@@ -373,15 +418,30 @@ fn is_read_and_continued<S: Raw>(store: &str) {
         for line in &golden.held {
             server.write(number, &json(line));
         }
-        block_on(go_on(&golden, &locks)).unwrap_or_else(|error| panic!("{}: {error}", golden.name));
+        block_on(go_on::<S>(&golden, &locks)).unwrap_or_else(|error| panic!("{}: {error}", golden.name));
     }
 }
 
-async fn go_on(golden: &State, locks: &Locks) -> tenure::Result<()> {
+async fn go_on<S: Raw>(golden: &State, locks: &Locks) -> tenure::Result<()> {
     let state = golden.name.as_str();
     let statuses = list(locks).await?;
-    let listed: Vec<_> = statuses.iter().map(|status| shown(status).to_string()).collect();
-    assert_eq!(listed, golden.listed, "{state}");
+    let without_tokens = |mut status: Value| {
+        let all = ["holders", "waiters"].map(|all| status[all].take());
+        let without = |mut one: Value| {
+            one.as_object_mut().expect("a holder").retain(|name, _| S::TOKENS || name != "fence");
+            one
+        };
+        let all =
+            all.map(|all| all.as_array().expect("a list").iter().cloned().map(without).collect::<Value>());
+        [status["holders"], status["waiters"]] = all;
+        status
+    };
+    let listed: Vec<_> = statuses.iter().map(|status| without_tokens(shown(status))).collect();
+    assert_eq!(
+        listed,
+        golden.listed.iter().map(|line| without_tokens(json(line))).collect::<Vec<_>>(),
+        "{state}"
+    );
     read_uses(state, &golden.held.concat(), locks).await?;
     let mut last =
         statuses.iter().flat_map(|status| &status.holders).map(|holder| holder.fence).max().unwrap_or(0);
@@ -440,4 +500,14 @@ fn mysql_is_written_as_before() {
 #[test]
 fn mysql_of_before_is_read_and_continued() {
     is_read_and_continued::<MariaDb>("mysql");
+}
+
+#[test]
+fn etcd_is_written_as_before() {
+    is_written_as_before::<Etcd>("etcd");
+}
+
+#[test]
+fn etcd_of_before_is_read_and_continued() {
+    is_read_and_continued::<Etcd>("etcd");
 }
