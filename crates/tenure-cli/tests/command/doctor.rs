@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use serde_json::Value;
 use tenure_testkit::proxy::{Fault, Proxy};
-use tenure_testkit::servers::{Cluster, Config, Sentinels, Server, eventually};
+use tenure_testkit::servers::{Cluster, Config, MariaDb, Postgres, Sentinels, Server, eventually};
 
-use crate::env::TestEnv;
+use crate::env::{BINARY, TestEnv};
 
 /// The recommended settings of a server for locks.
 pub(crate) fn good() -> Config {
@@ -278,5 +278,23 @@ fn a_store_that_cannot_be_looked_at_is_an_error_of_one_line() {
     ] {
         let said = env.run(env.tenure(["doctor", "--store", &url])).exits_with(code);
         assert!(said.stdout.is_empty() && said.stderr.lines().count() == 1, "{said:?}");
+    }
+}
+
+#[test]
+fn the_versions_that_are_connected_are_listed_or_said_to_be_unknown() {
+    let (env, redis, postgres) = (TestEnv::new(), Server::start(), Postgres::start());
+    let (mariadb, told) = (MariaDb::start(), MariaDb::start_with(&["--performance-schema=ON"]));
+    let version = concat!("connections by version of tenure: ", env!("CARGO_PKG_VERSION"), " (");
+    for (url, says) in [
+        (redis.url(), version),
+        (postgres.url("versions"), version),
+        (told.url_as("root", "app"), version),
+        (mariadb.url_as("root", "app"), "not checked: versions"),
+    ] {
+        let script = "\"$0\" doctor --store \"$1\"; true";
+        let held = env.tenure(["run", "--store", &url, "x", "--", "sh", "-c", script, BINARY, &url]);
+        let said = env.run(held).exits_with(0).stdout;
+        assert!(said.contains(says), "{said}");
     }
 }
