@@ -120,8 +120,9 @@ impl Reactor {
                 entries.get(&id).map(|entry| (entry.op.clone_ref(py), Arc::clone(&entry.task)))
             };
             let Some((op, task)) = found else { continue };
-            // Before the poll, so that a wake-up during the poll counts.
-            task.is_queued.store(false, Ordering::Release);
+            // Before the poll, so that a wake-up during the poll counts. A swap, and not a store: the poll sees what
+            // was done before a wake-up that still found `true`.
+            task.is_queued.swap(false, Ordering::AcqRel);
             if op.get().poll(&mut Context::from_waker(&task.waker()))?.is_ready() {
                 let entry = lock(all).remove(&id);
                 let Some(entry) = entry else { continue };

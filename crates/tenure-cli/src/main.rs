@@ -52,6 +52,7 @@ mod terminal;
 mod top;
 mod uses;
 mod version;
+mod versions;
 mod wait;
 mod waiting;
 mod wanted;

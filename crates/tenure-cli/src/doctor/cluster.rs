@@ -16,14 +16,7 @@ const SLOTS: i64 = 16_384;
 pub(super) async fn check(seeds: &[Target], setup: &Setup, report: &mut Report) -> Result<(), Failure> {
     let (mut console, seed) = reach(seeds, report).await?;
     let at = seed.address.to_string();
-    let slots = match console.ask(&["CLUSTER", "SLOTS"]).await? {
-        ConsoleReply::Items(slots) => slots,
-        ConsoleReply::Error(error) => {
-            let message = format!("the node {at} does not say which node serves which slot: {error}");
-            return Err(Failure::new(STORE, message));
-        }
-        _ => Vec::new(),
-    };
+    let slots = slots(&mut console, &at).await?;
     match console.ask(&["CLUSTER", "INFO"]).await? {
         ConsoleReply::Text(info) => {
             if let Some(state) = fields(&info).get("cluster_state").filter(|state| *state != "ok") {
@@ -41,7 +34,7 @@ pub(super) async fn check(seeds: &[Target], setup: &Setup, report: &mut Report) 
         }
         _ => {}
     }
-    let (masters, covered) = masters(&slots, seed);
+    let (masters, covered) = served(&slots, seed);
     if covered < SLOTS {
         report.find(
             "coverage",
@@ -79,6 +72,25 @@ pub(super) async fn check(seeds: &[Target], setup: &Setup, report: &mut Report) 
         settings(&mut server, setup, report).await?;
     }
     Ok(())
+}
+
+/// The masters that the first responsive node names.
+#[cfg(feature = "serve")]
+pub(crate) async fn masters(seeds: &[Target]) -> Result<Vec<Target>, Failure> {
+    let (mut console, seed) = reach(seeds, &mut Report::default()).await?;
+    let slots = slots(&mut console, &seed.address.to_string()).await?;
+    Ok(served(&slots, seed).0.into_iter().map(|address| seed.at(address)).collect())
+}
+
+async fn slots(console: &mut Console, at: &str) -> Result<Vec<ConsoleReply>, Failure> {
+    match console.ask(&["CLUSTER", "SLOTS"]).await? {
+        ConsoleReply::Items(slots) => Ok(slots),
+        ConsoleReply::Error(error) => {
+            let message = format!("the node {at} does not say which node serves which slot: {error}");
+            Err(Failure::new(STORE, message))
+        }
+        _ => Ok(Vec::new()),
+    }
 }
 
 /// Connects to each node of the URL; returns the first that answers.
@@ -122,7 +134,7 @@ async fn settings(server: &mut Server, setup: &Setup, report: &mut Report) -> Re
 }
 
 /// The masters, and the number of served slots.
-fn masters(slots: &[ConsoleReply], asked: &Target) -> (BTreeSet<Address>, i64) {
+fn served(slots: &[ConsoleReply], asked: &Target) -> (BTreeSet<Address>, i64) {
     let (mut masters, mut covered) = (BTreeSet::new(), 0);
     for range in slots {
         let ConsoleReply::Items(range) = range else { continue };

@@ -17,7 +17,7 @@
 //! | `sentinel` | checks of sentinels |
 //! | `server` | checks of one Redis server |
 //! | `settings` | checks of the URL and flags |
-//! | `versions` | the versions of tenure that are connected |
+//! | `versions` | whether the versions that are connected may share a server |
 //! | `zookeeper` | versions, members and connection limits of ZooKeeper servers |
 
 mod cluster;
@@ -48,6 +48,9 @@ use crate::cli::Doctor;
 use crate::exit::{FINDINGS, Failure, chain};
 use crate::output;
 use crate::store::{self, Terms};
+use crate::versions::UNTOLD;
+#[cfg(feature = "serve")]
+pub(crate) use cluster::masters;
 use report::Report;
 pub(crate) use sentinel::master;
 use server::Server;
@@ -106,7 +109,7 @@ pub(crate) async fn doctor(args: &Doctor) -> Result<u8, Failure> {
         // permissions.
         let locks = open(args.ttl)?;
         locks.ping().await?;
-        versions::check(Err::<[&str; 0], _>(UNTOLD.to_owned()), locks.url(), &mut report);
+        versions::check(Err(UNTOLD.to_owned()), locks.url(), &mut report);
         #[cfg(feature = "etcd")]
         if scheme.starts_with("etcd") {
             etcd::check(&url, locks.url(), &mut report).await;
@@ -160,8 +163,6 @@ async fn examine(target: &Target, setup: &Setup, report: &mut Report) -> Result<
     rights::check(&mut server, setup, target.user(), report).await?;
     Ok(server)
 }
-
-const UNTOLD: &str = "the server does not tell the names of its connections";
 
 /// Timeout of each request of the trial. The store has answered before; a slow one is not what the trial is
 /// meant to find.

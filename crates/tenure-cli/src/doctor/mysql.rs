@@ -4,8 +4,9 @@ use tenure::diagnosis::diagnose_mysql;
 
 use super::postgres::{ALONE, FLEET, compare_clocks};
 use super::report::Report;
-use super::{UNTOLD, versions};
+use super::versions;
 use crate::exit::Failure;
+use crate::versions::{UNTOLD, Versions};
 
 /// Connects like a store does, which also checks the table and the version.
 pub(super) async fn check(url: &str, at: &str, report: &mut Report) -> Result<(), Failure> {
@@ -14,7 +15,7 @@ pub(super) async fn check(url: &str, at: &str, report: &mut Report) -> Result<()
     report.saw(at, format!("{name}{}, one server: {ALONE}", server.version));
     let unknown = || format!("{UNTOLD}: MariaDB does with performance_schema = ON");
     let names = server.clients.as_ref().ok_or_else(unknown);
-    versions::check(names.map(|names| names.iter().map(String::as_str)), at, report);
+    versions::check(names.map(|names| Versions::of(names.iter().map(String::as_str))), at, report);
     if server.flush != 1 {
         report.find(
             "flush-log",

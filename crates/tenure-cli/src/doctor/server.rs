@@ -13,6 +13,7 @@ use super::report::Report;
 use super::versions;
 use crate::clock;
 use crate::output::{Line, plural};
+use crate::versions::{Versions, names};
 
 /// Maximum clock offset: a larger one will be corrected by a step some day.
 const CLOCK_OFF: Duration = Duration::from_secs(1);
@@ -409,16 +410,14 @@ impl Server {
 
     /// Which versions of tenure are connected.
     async fn clients(&mut self, report: &mut Report) -> Result<(), Error> {
-        let names = match self.ask(&["CLIENT", "LIST"]).await? {
-            ConsoleReply::Text(list) => Ok(list),
+        let versions = match self.ask(&["CLIENT", "LIST"]).await? {
+            ConsoleReply::Text(list) => Ok(Versions::of(names(&list))),
             ConsoleReply::Error(error) => {
                 Err(format!("CLIENT LIST was refused ({error}): give this user +client|list"))
             }
             _ => return Ok(()),
         };
-        let names = names.as_deref().map_err(Clone::clone);
-        let names = names.map(|list| list.split_whitespace().filter_map(|field| field.strip_prefix("name=")));
-        versions::check(names, &self.at, report);
+        versions::check(versions, &self.at, report);
         Ok(())
     }
 

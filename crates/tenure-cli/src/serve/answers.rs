@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 
 use super::Seen;
 use super::series::{Metrics, ms, quoted};
-use super::uses::Uses;
 use crate::clock;
 use crate::observed::{Observed, SPAN};
 use crate::table::{Party, Row};
+use crate::versions::Versions;
 
 /// The page and what it loads, apart from `locks.json`.
 pub(super) const PAGE: &str = include_str!("page.html");
@@ -48,7 +48,8 @@ impl Pages {
         !self.is_local || is_loopback || bare.is_empty() || bare == "localhost"
     }
 
-    pub(super) fn metrics(&self, seen: &Observed, uses: &Uses) -> String {
+    pub(super) fn metrics(&self, seen: &Seen) -> String {
+        let Seen { locks: seen, uses, versions, .. } = seen;
         let mut text = Metrics::default();
         let mut metric = |name: &str, kind: &str, help: &str, values| text.add(name, kind, help, values);
         let one = |value: f64| vec![(String::new(), value)];
@@ -117,6 +118,11 @@ impl Pages {
             "Locks without metrics of their own.",
             one(without as f64),
         );
+        let versions = versions.iter().flatten().flat_map(Versions::iter);
+        let versions =
+            versions.map(|(version, count)| (format!("{{version={}}}", quoted(version)), count as f64));
+        let help = "Connections of tenure, where the store can tell.";
+        metric("tenure_connections", "gauge", help, versions.collect());
         uses.metrics(&mut text, self.series, now.saturating_sub(seen.looked_at));
         text.0
     }
@@ -141,6 +147,11 @@ impl Pages {
             "every_ms": ms(seen.pause),
             "span_ms": ms(SPAN),
             "uses_trouble": seen.uses.trouble,
+            "versions": seen.versions.as_ref().and_then(|found| found.as_ref().ok()).map(|found| json!({
+                "connected": found.iter().collect::<BTreeMap<_, _>>(),
+                "others": found.others(),
+            })),
+            "versions_trouble": seen.versions.as_ref().and_then(|found| found.as_ref().err()),
             "handovers_per_second": seen.locks.handovers_per_second(),
             "locks": locks.iter().map(|(name, row)| lock(&seen.locks, name, *row, now, after)).collect::<Vec<_>>(),
             "elections": seen.uses.election_names(&self.elections).into_iter().map(election).collect::<Vec<_>>(),
@@ -267,11 +278,12 @@ mod tests {
             waiting,
             ..Row::default()
         };
-        let mut seen = Observed::default();
+        let mut seen = Seen::default();
         let (first, unknown) = (row("a\"b\\c\nd", "mutex", Some(0)), row("u", "reentrant mutex", None));
         let rows = vec![first, unknown, row("z", "mutex", Some(3))];
-        seen.looked(Ok(rows), clock::unix(), Duration::from_millis(5));
-        let text = pages(2, true).metrics(&seen, &Uses::default());
+        seen.locks.looked(Ok(rows), clock::unix(), Duration::from_millis(5));
+        seen.versions = Some(Ok(Versions::of(["tenure-0.1.7", "tenure-0.1.7", "web"])));
+        let text = pages(2, true).metrics(&seen);
         for line in [
             "tenure_up 1",
             "tenure_locks{kind=\"mutex\"} 2",
@@ -280,6 +292,7 @@ mod tests {
             "tenure_locks{kind=\"reentrant mutex\"} 1",
             "tenure_locks_without_series 1",
             "tenure_look_seconds 0.005",
+            "tenure_connections{version=\"0.1.7\"} 2",
         ] {
             assert!(text.lines().any(|one| one == line), "{line}\n{text}");
         }

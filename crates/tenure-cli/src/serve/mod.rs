@@ -5,6 +5,7 @@ mod answers;
 mod series;
 mod state;
 mod uses;
+mod versions;
 
 use std::future::{Future, poll_fn};
 use std::io;
@@ -13,7 +14,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use futures_util::future::join;
+use futures_util::future::join3;
 use futures_util::stream::FuturesUnordered;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
@@ -32,13 +33,17 @@ use crate::look::Look;
 use crate::observed::Observed;
 use crate::signals::{END_THE_WAIT, Signals};
 use crate::table::{Row, walk};
+use crate::versions::Versions;
 use crate::{clock, output, store};
 use state::StateFile;
 use uses::Uses;
+use versions::connected;
 
 /// Maximum concurrent clients, and the timeout of each.
 const CLIENTS: usize = 64;
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Between two looks at the versions that are connected, each by a connection of its own.
+const OF_VERSIONS: Duration = Duration::from_secs(60);
 /// The page loads only its own style and script, and cannot turn text into markup.
 const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
@@ -55,6 +60,8 @@ struct Seen {
     /// The pause after the last refresh.
     pause: Duration,
     uses: Uses,
+    /// The versions that are connected, or why they are unknown.
+    versions: Option<Result<Versions, String>>,
 }
 
 /// The watched parts of the store.
@@ -112,7 +119,15 @@ pub(crate) async fn serve(args: &Serve) -> Result<u8, Failure> {
         series: args.series,
         is_local: at.ip().is_loopback(),
     };
-    let ended = signals.or_end(join(looks, answer_all(&listener, &page, &seen))).await;
+    let url = store::url(&args.locks.store)?;
+    let versions = async {
+        loop {
+            let found = connected(&url).await;
+            locked(&seen).versions = Some(found);
+            sleep(OF_VERSIONS).await;
+        }
+    };
+    let ended = signals.or_end(join3(looks, versions, answer_all(&listener, &page, &seen))).await;
     if let Some(state) = &mut state {
         state.keep(&locked(&seen), true);
     }
@@ -191,11 +206,7 @@ fn answered(request: &Request<Incoming>, page: &answers::Pages, seen: &Shared) -
         "/" => (StatusCode::OK, "text/html; charset=utf-8", answers::PAGE.to_owned()),
         "/page.css" => (StatusCode::OK, "text/css; charset=utf-8", answers::STYLE.to_owned()),
         "/page.js" => (StatusCode::OK, "text/javascript; charset=utf-8", answers::SCRIPT.to_owned()),
-        "/metrics" => (
-            StatusCode::OK,
-            "text/plain; version=0.0.4; charset=utf-8",
-            page.metrics(&seen.locks, &seen.uses),
-        ),
+        "/metrics" => (StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", page.metrics(&seen)),
         "/locks.json" => {
             let after = request.uri().query().and_then(|query| query.strip_prefix("after=")?.parse().ok());
             (StatusCode::OK, "application/json", page.json(&seen, after.unwrap_or(0)))

@@ -521,6 +521,11 @@ function state() {
   find("state").className = trouble ? "trouble" : "";
   write(find("state"), trouble || `live, every ${Math.round(told.every_ms / 100) / 10} s`);
   write(find("store"), told.store + (told.prefix && `, prefix ${told.prefix}`));
+  const { connected = {}, others = [] } = told.versions ?? {};
+  const seen = Object.entries(connected).map(([version, count]) => `${version} (${count})`).join(", ");
+  find("versions").className = others.length ? "trouble" : "";
+  find("versions").title = told.versions_trouble ?? "Connections by version of tenure.";
+  write(find("versions"), seen ? `connected: ${seen}` : told.versions_trouble ? "versions connected: unknown" : "");
 }
 
 /** Draws all that an answer or another address changes. */

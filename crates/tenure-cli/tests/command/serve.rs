@@ -150,6 +150,26 @@ fn a_store_that_hangs_is_told_at_once_and_asked_soon_after() {
     assert!(told["every_ms"].as_u64() <= Some(1_000), "{told}");
 }
 
+#[test]
+fn the_versions_that_are_connected_are_shown_or_said_to_be_unknown() {
+    let (env, store) = (TestEnv::new(), Server::start());
+    let mut later = TcpStream::connect(store.address()).expect("a connection");
+    later.write_all(b"CLIENT SETNAME tenure-99.0.0\r\n").expect("a request");
+    later.read_exact(&mut [0; 5]).expect("an answer");
+    let (server, at) = serve(&env, &["--store", &store.url()]);
+    let has = |line: &str| get(&at, "/metrics").lines().any(|one| one == line);
+    server.eventually("both are shown", || has("tenure_connections{version=\"99.0.0\"} 1"));
+    let told: Value = serde_json::from_str(&get(&at, "/locks.json")).expect("JSON");
+    assert!(told["versions"]["connected"][tenure::VERSION].as_u64() >= Some(1), "{told}");
+    assert_eq!(told["versions"]["others"], Value::from(vec!["99.0.0"]), "{told}");
+    assert_shows(&browser(&env, &format!("http://{at}/")), &["99.0.0 (1)", "class=\"trouble\""]);
+    let locks = format!("file:{}", env.path("locks").display());
+    env.tenure_run(["--store", &locks, "x", "true"]).exits_with(0);
+    let (_server, at) = serve(&env, &["--store", &locks]);
+    assert_shows(&browser(&env, &format!("http://{at}/")), &["versions connected: unknown"]);
+    assert!(!get(&at, "/metrics").contains("tenure_connections{"));
+}
+
 /// A browser that opens this address.
 fn chromium(env: &TestEnv, options: &[&str], url: &str) -> Command {
     let mut browser = env.program("chromium-headless-shell");

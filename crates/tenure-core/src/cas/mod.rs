@@ -94,7 +94,8 @@ impl Cas {
                             client.silent(sent_at);
                         }
                         let cause = Failure::cause(no_answer(within));
-                        Err(if sent.is_open() { Failure::Unknown(cause) } else { Failure::NotSent(cause) })
+                        // From here on no write of it may begin.
+                        Err(if sent.abandon() { Failure::Unknown(cause) } else { Failure::NotSent(cause) })
                     }
                     Either::Right(_) => return,
                 };
@@ -134,10 +135,6 @@ impl WriteState {
     /// Marks the write as completed.
     fn close(&self) {
         self.0.fetch_and(!Self::OPEN, Ordering::AcqRel);
-    }
-
-    fn is_open(&self) -> bool {
-        self.0.load(Ordering::Acquire) & Self::OPEN != 0
     }
 
     /// Marks the answer as no longer awaited. Returns whether a write is in flight.

@@ -40,6 +40,7 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 /// A stream that counts its reads, so that a client can tell a silent connection from a slow server.
 pub struct Counted {
     stream: Pin<Box<dyn Stream>>,
+    // Relaxed: only a count; nothing is published by it.
     heard: Arc<AtomicU64>,
 }
 
@@ -317,6 +318,7 @@ impl fmt::Debug for Encrypted {
 }
 
 /// Whether the warning about a server that is not checked was logged. Clones share it.
+// Relaxed: it only decides who logs.
 #[derive(Clone, Debug, Default)]
 pub struct UnverifiedWarning(#[cfg_attr(not(feature = "tls"), expect(dead_code))] Arc<AtomicBool>);
 

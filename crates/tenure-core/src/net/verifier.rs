@@ -22,6 +22,7 @@ pub(super) struct ServerVerifier {
     named: Vec<CertificateDer<'static>>,
     algorithms: WebPkiSupportedAlgorithms,
     /// Whether the server has signed the handshake with the key of its certificate.
+    // Relaxed: read only by the task that ran the handshake.
     has_proof: AtomicBool,
 }
 

@@ -93,6 +93,7 @@ impl FirstConnection {
 }
 
 /// Warns of a full server, once for each store.
+// Relaxed: it only decides who logs.
 #[derive(Debug, Default)]
 pub struct FullWarning(AtomicBool);
 

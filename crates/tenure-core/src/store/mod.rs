@@ -480,8 +480,9 @@ impl Listener {
 
     /// Discards all messages received so far.
     pub fn drain(&mut self) {
-        while self.messages.try_recv().is_ok() {}
+        // Not after the messages: one that is dropped in between would be lost unreported.
         self.missed.store(false, Ordering::Release);
+        while self.messages.try_recv().is_ok() {}
     }
 }
 
@@ -497,9 +498,9 @@ impl Publisher {
     /// [`Notification::Reconnected`].
     pub fn say(&self, wake: Notification) {
         if let Err(TrySendError::Full(wake)) = self.messages.try_send(wake) {
-            self.missed.store(true, Ordering::Release);
-            // If the listener has emptied the channel meanwhile, this wakes it; otherwise the unread messages
-            // do.
+            // If the listener has emptied the channel meanwhile, the second try wakes it; otherwise the unread
+            // messages do. A swap, and not a store, which could become visible only after that try.
+            self.missed.swap(true, Ordering::AcqRel);
             let _ = self.messages.try_send(wake);
         }
     }

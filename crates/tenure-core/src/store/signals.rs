@@ -22,6 +22,7 @@ struct SignalsInner {
     interruptions: AtomicU64,
     interrupted: Notify,
     incarnation: Locked<Incarnation>,
+    // Relaxed: only a maximum; a task reads at least what it has declared itself.
     longest_ms: AtomicU64,
     /// Number of releases that continue in the background.
     background: AtomicUsize,

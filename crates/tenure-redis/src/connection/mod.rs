@@ -86,6 +86,7 @@ pub(crate) struct Connector {
     dial: Arc<dyn Dial>,
     goal: Goal,
     /// Whether the warning that old connections cannot be killed was logged.
+    // Relaxed: it only decides who logs.
     warned: AtomicBool,
     full: Arc<FullWarning>,
     /// The store's own connection for requests.

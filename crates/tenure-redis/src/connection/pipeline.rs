@@ -39,6 +39,7 @@ pub(crate) struct Pipeline {
     /// The server's clock, once queried.
     clock: Locked<Option<ServerClock>>,
     /// The server may not have the scripts cached: it may have restarted or be another one.
+    // Relaxed: it only decides who sends the script; a request that finds it missing sends it again.
     brings_script: AtomicBool,
 }
 

@@ -13,6 +13,7 @@ pub(crate) struct Scriptless {
     /// The compare-and-delete command, if the server has one.
     pub(crate) delete: Option<Delete>,
     /// Whether `SET … IFEQ` may be supported; `false` once it was rejected.
+    // Relaxed: never set again; who reads it late has one more command rejected.
     pub(crate) sets: AtomicBool,
 }
 

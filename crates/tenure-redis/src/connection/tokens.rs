@@ -24,8 +24,10 @@ const FEW: usize = 1_024;
 pub(crate) struct Tokens {
     counters: Locked<BTreeMap<u16, (u64, Moment)>>,
     /// The number of counters that were left when old ones were last forgotten.
+    // Relaxed: used only while `counters` is locked.
     left: AtomicUsize,
     /// The user may not run the plain commands.
+    // Relaxed: never unset; who reads it late has one more command refused.
     is_refused: AtomicBool,
 }
 

@@ -40,8 +40,10 @@ const REMEMBERED: usize = 4_096;
 #[derive(Default)]
 pub(crate) struct Pairs {
     recent: Locked<Recent>,
+    // Relaxed: set only before the first request.
     is_off: AtomicBool,
     /// The user may not run the compare-and-delete command.
+    // Relaxed: never unset; who reads it late has one more command refused.
     deletes_not: AtomicBool,
 }
 

@@ -69,6 +69,7 @@ pub(crate) struct Engine {
     reentries: Reentries,
     listeners: ListenerCount,
     pending_releases: PendingReleases,
+    // Relaxed: each id only has to differ from the others; nothing is published by it.
     ids: AtomicU64,
     /// Locks with a request that stopped at its work limit and is being repeated until it is complete.
     unfinished: Locked<BTreeSet<LockName>>,

@@ -208,16 +208,17 @@ impl UseResult {
     ];
 }
 
+/// Acquire and Release, so that a snapshot that reads ends before beginnings has no more of them.
 #[derive(Default)]
 struct Count(AtomicU64);
 
 impl Count {
     fn add(&self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
+        self.0.fetch_add(1, Ordering::Release);
     }
 
     fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+        self.0.load(Ordering::Acquire)
     }
 }
 

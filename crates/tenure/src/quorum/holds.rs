@@ -54,9 +54,9 @@ pub(super) struct SentAcquisition {
 impl OwnerHold {
     /// The next ballot for all members: above all previous ones, above `above`, and at least `clock`.
     pub(super) fn propose(&self, clock: u64, above: u64) -> u64 {
-        let next = clock.max(self.ballot.load(Ordering::Acquire).max(above) + 1);
-        self.ballot.fetch_max(next, Ordering::AcqRel);
-        next
+        let next = |known: u64| clock.max(known.max(above) + 1);
+        let raised = self.ballot.fetch_update(Ordering::AcqRel, Ordering::Acquire, |known| Some(next(known)));
+        next(raised.unwrap_or_else(|known| known))
     }
 
     /// The next ballot for one member alone.

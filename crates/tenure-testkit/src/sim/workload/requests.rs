@@ -132,8 +132,8 @@ impl Task {
             _ => {
                 let limit = self.limit(name);
                 sim.note(|| format!("p{}: waits for at most {limit:?}", self.process.id()));
-                // The first request may take longer than the limit.
-                let most = limit.max(locks.options().op_timeout);
+                // The first request may take a second even if the limit is shorter.
+                let most = limit.max(locks.options().op_timeout.min(Duration::from_secs(1)));
                 let Some(outcome) = self.cut_short(cut, request.try_lock_for(limit)).await else {
                     return Ok(None);
                 };

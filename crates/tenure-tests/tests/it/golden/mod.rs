@@ -5,8 +5,10 @@
 //! `TENURE_WRITE_GOLDEN=1`, `directories_are_written_as_before` writes it anew, which is right only together with a new
 //! number.
 
+mod later;
 mod servers;
 mod states;
+mod zookeeper;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -289,7 +291,9 @@ fn golden_data_of_a_number_never_changes() {
         ("etcd", "ba3ba856817bb8f2"),
         ("mysql", "65a625836e1563ec"),
         ("postgresql", "57977377cdbcc887"),
+        ("quorum", "9af2daaecf1c7dba"),
         ("redis", "cf2a08b4462194f5"),
+        ("zookeeper", "2e565990cfc8220f"),
     ] {
         assert_eq!(sum(&fs::read_to_string(path(store)).expect("golden data")), expected, "{store}");
     }

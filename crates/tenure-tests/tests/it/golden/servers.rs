@@ -6,7 +6,9 @@
 
 use std::collections::BTreeSet;
 
+use super::zookeeper::Nodes as ZooKeeperNodes;
 use super::*;
+use crate::quorum::nodes::Nodes as Members;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD as BASE64;
 use tenure_testkit::servers::{Ensemble, Etcd, MariaDb, Postgres, Server};
@@ -30,17 +32,20 @@ const COLUMNS: [&str; 11] = [
 ];
 
 /// A server whose data can be read and written without the library.
-trait Raw {
-    /// Whether the store has values of caches.
-    const CACHES: bool = true;
+pub(super) trait Raw {
     /// Whether tokens are in its data. They are revisions of the server otherwise.
     const TOKENS: bool = true;
 
     fn start() -> Self;
 
+    /// Whether it can be in this state.
+    fn has(_state: &str) -> bool {
+        true
+    }
+
     /// The states that it can be in.
     fn numbers() -> impl Iterator<Item = usize> {
-        let is_here = |state: &str| !OF_FILES.contains(&state) && (Self::CACHES || !state.contains("cached"));
+        let is_here = |state: &str| !OF_FILES.contains(&state) && Self::has(state);
         (0..STATES.len()).filter(move |number| is_here(STATES[*number]))
     }
 
@@ -206,9 +211,38 @@ impl Raw for MariaDb {
     }
 }
 
+/// A quorum of three servers, which hold the same.
+impl Raw for Members {
+    fn has(state: &str) -> bool {
+        state.contains("a mutex") && state != "a mutex without a token" || state == "a detached mutex"
+    }
+
+    fn start() -> Self {
+        Self::new(3)
+    }
+
+    fn url(&self, number: usize) -> String {
+        self.iter().for_each(|server| drop(Raw::url(server, number)));
+        Self::url(self)
+    }
+
+    fn read(&self, number: usize) -> Vec<Value> {
+        let first = self[0].read(number);
+        self.iter().for_each(|server| assert_eq!(server.read(number), first));
+        first
+    }
+
+    fn write(&self, number: usize, line: &Value) {
+        self.iter().for_each(|server| server.write(number, line));
+    }
+}
+
 impl Raw for Etcd {
-    const CACHES: bool = false;
     const TOKENS: bool = false;
+
+    fn has(state: &str) -> bool {
+        !state.contains("cached")
+    }
 
     fn start() -> Self {
         Self::start()
@@ -238,11 +272,11 @@ impl Raw for Etcd {
     }
 }
 
-struct State {
-    name: String,
+pub(super) struct State {
+    pub(super) name: String,
     made_us: u64,
-    held: Vec<String>,
-    listed: Vec<String>,
+    pub(super) held: Vec<String>,
+    pub(super) listed: Vec<String>,
 }
 
 impl State {
@@ -256,7 +290,7 @@ impl State {
         Self { name: name.to_owned(), made_us, held, listed }
     }
 
-    fn all<S: Raw>(store: &str) -> Vec<Self> {
+    pub(super) fn all<S: Raw>(store: &str) -> Vec<Self> {
         let (mut all, text) = (Vec::<Self>::new(), fs::read_to_string(path(store)).expect("golden data"));
         for line in text.lines() {
             let (word, rest) = line.split_once(' ').expect("a word");
@@ -322,7 +356,10 @@ impl State {
                 pairs.sort();
                 *value = pairs.concat().into_iter().map(Value::from).collect();
             }
-            let line = line.to_string();
+            let mut line = line.to_string();
+            if !S::TOKENS && line.contains("/record/") {
+                line = before_owners(&line);
+            }
             match line.split_once(" v text TIME TIME ") {
                 Some((before, after)) => {
                     let (_, after) = after.split_once(' ').expect("how long it took");
@@ -335,7 +372,7 @@ impl State {
     }
 
     /// As if it had been made now: all its times, of which tokens are some, are later by as much.
-    fn of_now(&self) -> Self {
+    pub(super) fn of_now(&self) -> Self {
         let now_us = unix_us();
         let later_us = now_us - self.made_us;
         let mut moved = |word: &str| match (whole(word), whole(word).parse::<u64>()) {
@@ -355,8 +392,17 @@ impl State {
 /// Larger numbers are no times.
 const FUTURE: u64 = 4_000_000_000_000_000;
 
-fn json(line: &str) -> Value {
+pub(super) fn json(line: &str) -> Value {
     serde_json::from_str(line).expect("JSON")
+}
+
+/// The numbers before an owner in a record: a token, and in that of a job how often it was begun.
+fn before_owners(line: &str) -> String {
+    let words: Vec<&str> = line.split(' ').collect();
+    let is_owner = |at: usize| words.get(at).is_some_and(|word| word.starts_with("OWNER"));
+    let is_number = |at: usize| words[at].bytes().all(|byte| byte.is_ascii_digit());
+    let token = |at: usize| is_number(at) && (is_owner(at + 1) || is_owner(at + 2));
+    (0..words.len()).map(|at| if token(at) { "TOKEN" } else { words[at] }).collect::<Vec<_>>().join(" ")
 }
 
 /// A number without its fraction, which is that of a client's marker.
@@ -386,9 +432,8 @@ fn text_by_words(text: &str, replace: &mut impl FnMut(&str) -> String) -> String
         if word[..end].parse::<Owner>().is_ok() {
             replaced += &replace(&word[..end]);
         } else {
-            // A colon or slash also ends words, and scores of Redis may be negative.
-            for part in word[..end].split_inclusive([':', '/']) {
-                let number = part.trim_end_matches([':', '/']).trim_start_matches('-');
+            for part in word[..end].split_inclusive([':', '/', '-']) {
+                let number = part.trim_end_matches([':', '/', '-']);
                 replaced += &part.replacen(number, &replace(number), 1);
             }
         }
@@ -448,7 +493,7 @@ async fn go_on<S: Raw>(golden: &State, locks: &Locks) -> tenure::Result<()> {
     for status in statuses {
         let name = status.name.as_str();
         if !status.holders.is_empty() {
-            match locks.fair_mutex(name)?.try_lock().await {
+            match async { locks.fair_mutex(name)?.try_lock().await }.await {
                 Ok(guard) => assert!(guard.is_none(), "{state}"),
                 Err(error) => assert!(error.is_mismatch() || error.is_unsupported(), "{state}: {error}"),
             }
@@ -510,4 +555,41 @@ fn etcd_is_written_as_before() {
 #[test]
 fn etcd_of_before_is_read_and_continued() {
     is_read_and_continued::<Etcd>("etcd");
+}
+
+#[test]
+fn zookeeper_is_written_as_before() {
+    is_written_as_before::<ZooKeeperNodes>("zookeeper");
+}
+
+#[test]
+fn zookeeper_of_before_is_read_and_continued() {
+    is_read_and_continued::<ZooKeeperNodes>("zookeeper");
+}
+
+#[test]
+fn a_quorum_is_written_as_before() {
+    is_written_as_before::<Members>("quorum");
+}
+
+#[test]
+fn a_quorum_of_before_is_read_and_continued() {
+    is_read_and_continued::<Members>("quorum");
+}
+
+/// A replication id, and the server's clock in ms since when the server has it.
+#[test]
+fn the_epoch_of_redis_is_written_and_read_as_before() {
+    let server = Server::start();
+    let locks = Locks::open(&format!("{}?restart-grace=30s", server.url())).expect("a store");
+    let asked = || block_on(locks.mutex("m").expect("a name").try_lock()).expect("an answer");
+    assert!(asked().is_none(), "a new server grants nothing");
+    let id = server.info("replication")["master_replid"].clone();
+    let epoch = server.command(&["GET", "tenure:epoch"]).text().to_owned();
+    let since = epoch.strip_prefix(&format!("{id}:")).expect("its id").parse::<u64>().expect("a time");
+    assert!(unix_us() / 1_000 - since < 60_000, "{epoch}");
+    let days = server.command(&["PTTL", "tenure:epoch"]).int() as u64 / DAY_MS;
+    assert!((15..=30).contains(&days), "{days}");
+    server.command(&["SET", "tenure:epoch", &format!("{id}:{}", since - 31_000)]);
+    assert!(asked().is_some(), "it has run for long");
 }

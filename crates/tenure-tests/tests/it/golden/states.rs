@@ -33,8 +33,16 @@ pub(super) const STATES: [&str; 21] = [
     "a cached value that is computed again",
 ];
 
-/// The longest lease, so that nothing is renewed meanwhile and nothing expires later.
-const TTL: Duration = Duration::from_secs(365 * 86_400);
+/// The longest lease, so that nothing is renewed meanwhile and nothing expires later. ZooKeeper's sessions are shorter,
+/// and the members of a quorum vote only when they are older than it.
+fn ttl(url: &str) -> Duration {
+    match url.split(':').next() {
+        Some("zookeeper") => Duration::from_secs(19 * 86_400),
+        Some("redis-quorum") => HOUR / 2,
+        _ => Duration::from_secs(365 * 86_400),
+    }
+}
+
 const HOUR: Duration = Duration::from_secs(3_600);
 
 /// What holds a state: first the holders, then the waiters.
@@ -46,7 +54,7 @@ fn kept(one: impl Any) -> Kept {
 
 pub(super) fn open(url: &str) -> Locks {
     let locks = Locks::open(url).expect("a store");
-    locks.with(|options| options.ttl(TTL).label("nightly report")).expect("options")
+    locks.with(|options| options.ttl(ttl(url)).label("nightly report")).expect("options")
 }
 
 /// Clients that wait for a lock, each on a thread. They have it until this is dropped.
@@ -81,7 +89,7 @@ impl<T> Drop for Waiters<T> {
     }
 }
 
-async fn until(what: &str, mut it: impl AsyncFnMut() -> Result<bool>) -> Result<()> {
+pub(super) async fn until(what: &str, mut it: impl AsyncFnMut() -> Result<bool>) -> Result<()> {
     let limit = Instant::now() + Duration::from_secs(60);
     while !it().await? {
         assert!(Instant::now() < limit, "{what}");
