@@ -40,7 +40,7 @@ pub async fn bare_etcd(url: &str, name: &str) -> Result<Box<dyn BareClient>> {
 impl BareClient for EtcdBare {
     fn step(&self, step: BareStep) -> StoreFuture<bool> {
         let (cluster, key) = (self.cluster.clone(), self.key.clone());
-        let put = PutRequest { key: key.clone(), value: Vec::new(), lease: 0, ignore_lease: false };
+        let put = PutRequest { key: key.clone(), ..PutRequest::default() };
         let is_free = Compare {
             is: CompareResult::Equal as i32,
             of: CompareTarget::Create as i32,

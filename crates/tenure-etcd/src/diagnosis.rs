@@ -20,6 +20,8 @@ pub struct EtcdDiagnosis {
     pub voters: usize,
     /// The number of members that only learn.
     pub learners: usize,
+    /// What each client's lease says of it.
+    pub clients: Vec<String>,
 }
 
 /// Connects as a store does, and asks one of the servers.
@@ -37,5 +39,6 @@ async fn ask(cluster: EtcdCluster) -> std::result::Result<EtcdDiagnosis, Failure
     let status: StatusResponse = cluster.ask(Empty {}, "/etcdserverpb.Maintenance/Status").await?;
     let list: MemberListResponse = cluster.ask(Empty {}, "/etcdserverpb.Cluster/MemberList").await?;
     let learners = list.members.iter().filter(|member| member.is_learner).count();
-    Ok(EtcdDiagnosis { version: status.version, voters: list.members.len() - learners, learners })
+    let (version, voters) = (status.version, list.members.len() - learners);
+    Ok(EtcdDiagnosis { version, voters, learners, clients: cluster.markers().await? })
 }

@@ -4,7 +4,7 @@
 //! PREFIX/lock/NAME     the lock; absent while it is free
 //! PREFIX/line/NAME/ID  a part of the lock's wait queue
 //! PREFIX/record/NAME   the record beside the lock
-//! PREFIX/lease/ID      the marker of a lease, removed by etcd together with it
+//! PREFIX/lease/ID      the marker of a lease, removed by etcd together with it; says the client's version
 //! ```
 //!
 //! `url` parses URLs. `cluster` is the connection and the login, `wire` has the messages, and `server` implements

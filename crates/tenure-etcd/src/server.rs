@@ -17,6 +17,7 @@ use super::wire::{
     RangeResponse, RequestOp, ResponseOp, StatusResponse as ServerStatus, TargetUnion, TxnRequest,
     TxnResponse, WatchCreateRequest, WatchEvent, WatchRequest, WatchResponse,
 };
+use tenure_core::CLIENT;
 use tenure_core::cas::{
     Backend, Committed, Handle, Listed, ListedRecords, LockWatch, Stamp, Stored, Swap, ValueChange,
     WatchNotice, Watched,
@@ -56,6 +57,15 @@ impl EtcdCluster {
         self.key("lease", &format!("{handle:x}"))
     }
 
+    /// What the markers say: the versions of the clients.
+    pub(super) async fn markers(&self) -> Result<Vec<String>, Failure> {
+        const MOST: i64 = 10_000;
+        let key = self.key("lease", "");
+        let all = RangeRequest { range_end: after(&key), key, limit: MOST, ..RangeRequest::default() };
+        let found: RangeResponse = self.ask(all, "/etcdserverpb.KV/Range").await?;
+        Ok(found.kvs.into_iter().map(|marker| String::from_utf8_lossy(&marker.value).into_owned()).collect())
+    }
+
     /// The lock name in a key.
     fn name(&self, kind: &str, key: &[u8]) -> Option<LockName> {
         let prefix = self.key(kind, "");
@@ -83,7 +93,8 @@ impl EtcdCluster {
 
     /// Writes a marker if it exists; without the check, a missing lease would fail the whole transaction.
     fn write_marker(&self, handle: Handle) -> RequestOp {
-        let put = PutRequest { key: self.marker(handle), value: Vec::new(), lease: 0, ignore_lease: true };
+        let key = self.marker(handle);
+        let put = PutRequest { key, ignore_value: true, ignore_lease: true, ..PutRequest::default() };
         let txn = TxnRequest {
             compare: vec![self.is_marker(handle, None)],
             success: vec![OpRequest::Put(put).into()],
@@ -179,9 +190,9 @@ impl EtcdCluster {
         let handle = granted.id as u64;
         let put = PutRequest {
             key: self.marker(handle),
-            value: Vec::new(),
+            value: CLIENT.into(),
             lease: granted.id,
-            ignore_lease: false,
+            ..PutRequest::default()
         };
         let txn = TxnRequest {
             compare: Vec::new(),
@@ -352,7 +363,7 @@ fn write(key: Vec<u8>, change: ValueChange) -> Option<RequestOp> {
     let write = match change {
         ValueChange::Keep => return None,
         ValueChange::Write(text) => {
-            OpRequest::Put(PutRequest { key, value: text.into_bytes(), lease: 0, ignore_lease: false })
+            OpRequest::Put(PutRequest { key, value: text.into_bytes(), ..PutRequest::default() })
         }
         ValueChange::Remove => OpRequest::Delete(DeleteRangeRequest { key }),
     };

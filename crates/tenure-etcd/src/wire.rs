@@ -49,6 +49,8 @@ pub(super) struct PutRequest {
     pub(super) value: Vec<u8>,
     #[prost(int64, tag = "3")]
     pub(super) lease: i64,
+    #[prost(bool, tag = "5")]
+    pub(super) ignore_value: bool,
     #[prost(bool, tag = "6")]
     pub(super) ignore_lease: bool,
 }

@@ -5,7 +5,8 @@
 //! PREFIX/lock/NAME/CREATION   identifies the creation of the node, because the versions of a node that
 //!                             is deleted and created again start over
 //! PREFIX/lock/NAME/line-ID    a part of the lock's wait queue
-//! PREFIX/lease/ID             the marker of a session, removed by ZooKeeper together with it
+//! PREFIX/lease/ID             the marker of a session, removed by ZooKeeper together with it; says the
+//!                             client's version, until the session's hold is ended by another client
 //! ```
 //!
 //! `url` parses URLs. `jute` is ZooKeeper's encoding, and `messages` has the messages that this store sends.
@@ -29,7 +30,7 @@ use std::sync::Arc;
 
 pub use bare::bare_zookeeper;
 use server::Ensemble;
-pub use server::{ZooKeeperDiagnosis, diagnose_zookeeper};
+pub use server::{ZooKeeperDiagnosis, diagnose_zookeeper, zookeeper_clients};
 use tenure_core::cas::Cas;
 use tenure_core::error::Result;
 use tenure_core::net::Tls;

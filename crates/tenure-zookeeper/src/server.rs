@@ -22,11 +22,14 @@ use super::nodes::{Nodes, compared, part_path, stamp, unreadable};
 use super::path::decoded;
 use super::url::ZooKeeperTarget;
 use super::watch::ZooKeeperWatch;
+use tenure_core::CLIENT;
 use tenure_core::cas::{
     Backend, Committed, Handle, Listed, ListedRecords, LockWatch, Stored, Swap, ValueChange, Watched,
 };
+use tenure_core::error::Result;
 use tenure_core::name::LockName;
 use tenure_core::net::{Address, by};
+use tenure_core::rows::diagnose;
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{Cursor, Failure, StoreFuture};
 use tenure_core::sync::Locked;
@@ -318,7 +321,7 @@ impl Ensemble {
             let handle = self.runtime().random().max(1);
             let path = self.nodes().marker(handle);
             let rights = self.nodes().rights;
-            let create = MultiOp::Create { path: &path, data: "", lasts: Lasts::Session, rights };
+            let create = MultiOp::Create { path: &path, data: CLIENT, lasts: Lasts::Session, rights };
             let (_, replies) = link.ask(vec![create.alone()], None).await?;
             let [reply] = &replies[..] else { return Err(unreadable()) };
             match reply.code {
@@ -421,6 +424,26 @@ impl Ensemble {
         };
         let living: BTreeSet<String> = markers.into_iter().map(Into::into).collect();
         Ok(handles.into_iter().map(|handle| living.contains(&format!("{handle:x}"))).collect())
+    }
+
+    async fn markers(&self) -> Result<Vec<String>, Failure> {
+        const AT_ONCE: usize = 1_000;
+        let parent = self.nodes().marker_parent();
+        let names = self.ask(vec![get_children(&parent)]).await?;
+        let [names] = &names[..] else { return Err(unreadable()) };
+        if names.code == code::NO_NODE {
+            return Ok(Vec::new());
+        }
+        self.nodes().ok(names)?;
+        let names = Reader(&names.body).texts().ok_or_else(unreadable)?;
+        let mut markers = Vec::new();
+        for part in names.chunks(AT_ONCE) {
+            let reads = part.iter().map(|name| get_data(&format!("{parent}/{name}"), false));
+            for reply in self.ask(reads.collect()).await? {
+                markers.extend(self.nodes().text(&reply)?);
+            }
+        }
+        Ok(markers)
     }
 
     async fn watch(self, name: LockName, what: Watched) -> Result<Box<dyn LockWatch>, Failure> {
@@ -577,6 +600,18 @@ pub async fn diagnose_zookeeper(url: &str) -> Vec<ZooKeeperDiagnosis> {
         ZooKeeperDiagnosis { at: address.to_string(), version: version_in(&srvr), mode, voters, max_clients }
     });
     join_all(asked).await
+}
+
+/// What each client's session says of it; nothing for a session whose hold was ended by another client.
+///
+/// # Errors
+/// `is_invalid` for a URL that no store takes; `is_unreachable` without an answer in time, `is_refused` where the
+/// server refuses.
+pub async fn zookeeper_clients(url: &str) -> Result<Vec<String>> {
+    let target = ZooKeeperTarget::parse(url)?;
+    let shown = Arc::from(target.shown());
+    let asked = |runtime| async move { Ensemble::new(target, runtime).markers().await }.boxed();
+    diagnose(&shown, asked).await
 }
 
 impl Backend for Ensemble {

@@ -186,7 +186,7 @@ pub mod diagnosis {
         Address, Console, ConsoleReply, LockKeys, Sentinels, Target, Topology, keys_with,
     };
     #[cfg(feature = "zookeeper")]
-    pub use tenure_zookeeper::{ZooKeeperDiagnosis, bare_zookeeper, diagnose_zookeeper};
+    pub use tenure_zookeeper::{ZooKeeperDiagnosis, bare_zookeeper, diagnose_zookeeper, zookeeper_clients};
 
     pub use crate::open::{exposure, shown};
 }

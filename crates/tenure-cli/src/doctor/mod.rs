@@ -48,7 +48,6 @@ use crate::cli::Doctor;
 use crate::exit::{FINDINGS, Failure, chain};
 use crate::output;
 use crate::store::{self, Terms};
-use crate::versions::UNTOLD;
 #[cfg(feature = "serve")]
 pub(crate) use cluster::masters;
 use report::Report;
@@ -109,7 +108,6 @@ pub(crate) async fn doctor(args: &Doctor) -> Result<u8, Failure> {
         // permissions.
         let locks = open(args.ttl)?;
         locks.ping().await?;
-        versions::check(Err(UNTOLD.to_owned()), locks.url(), &mut report);
         #[cfg(feature = "etcd")]
         if scheme.starts_with("etcd") {
             etcd::check(&url, locks.url(), &mut report).await;

@@ -16,7 +16,7 @@ pub(super) fn check(versions: Result<Versions, String>, at: &str, report: &mut R
     if versions == Versions::default() {
         return;
     }
-    report.saw(at, format!("connections by version of tenure: {versions}"));
+    report.saw(at, format!("connected versions of tenure: {versions}"));
     let others = versions.others();
     if !others.is_empty() {
         report.find(

@@ -3,13 +3,16 @@
 
 use std::time::Duration;
 
-use tenure::diagnosis::diagnose_zookeeper;
+use tenure::diagnosis::{diagnose_zookeeper, zookeeper_clients};
 use tokio::time::timeout;
 
 use super::postgres::FLEET;
 use super::quorum::of_a_majority;
 use super::report::Report;
+use super::versions;
+use crate::exit::chain;
 use crate::output::plural;
+use crate::versions::Versions;
 
 /// Timeout of the answers of all servers.
 const LIMIT: Duration = Duration::from_secs(2);
@@ -19,6 +22,8 @@ pub(super) async fn check(url: &str, store: &str, report: &mut Report) {
     let voters = servers.iter().find_map(|server| server.voters).unwrap_or(servers.len());
     let cost = of_a_majority("the ensemble", voters, store, report);
     report.saw(store, format!("{}: {cost}", plural(voters as u64, "member")));
+    let clients = zookeeper_clients(url).await.map_err(|error| chain(&error));
+    versions::check(clients.map(|all| Versions::of(all.iter().map(String::as_str))), store, report);
     for server in servers {
         let at = server.at;
         let version = server.version.unwrap_or_else(|| "of unknown version".to_owned());

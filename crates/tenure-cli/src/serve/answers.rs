@@ -121,7 +121,7 @@ impl Pages {
         let versions = versions.iter().flatten().flat_map(Versions::iter);
         let versions =
             versions.map(|(version, count)| (format!("{{version={}}}", quoted(version)), count as f64));
-        let help = "Connections of tenure, where the store can tell.";
+        let help = "Clients by version of tenure, where the store can tell.";
         metric("tenure_connections", "gauge", help, versions.collect());
         uses.metrics(&mut text, self.series, now.saturating_sub(seen.looked_at));
         text.0

@@ -524,7 +524,7 @@ function state() {
   const { connected = {}, others = [] } = told.versions ?? {};
   const seen = Object.entries(connected).map(([version, count]) => `${version} (${count})`).join(", ");
   find("versions").className = others.length ? "trouble" : "";
-  find("versions").title = told.versions_trouble ?? "Connections by version of tenure.";
+  find("versions").title = told.versions_trouble ?? "Clients by version of tenure.";
   write(find("versions"), seen ? `connected: ${seen}` : told.versions_trouble ? "versions connected: unknown" : "");
 }
 

@@ -21,9 +21,18 @@ pub(super) async fn connected(url: &str) -> Result<Versions, String> {
             let clients = server.clients.as_ref().ok_or_else(|| UNTOLD.to_owned())?;
             Ok(Versions::of(clients.iter().map(String::as_str)))
         }
+        #[cfg(feature = "etcd")]
+        "etcd" | "etcds" => {
+            let cluster = tenure::diagnosis::diagnose_etcd(url).await.map_err(|error| chain(&error))?;
+            Ok(Versions::of(cluster.clients.iter().map(String::as_str)))
+        }
+        #[cfg(feature = "zookeeper")]
+        "zookeeper" | "zookeepers" => {
+            let clients = tenure::diagnosis::zookeeper_clients(url).await.map_err(|error| chain(&error))?;
+            Ok(Versions::of(clients.iter().map(String::as_str)))
+        }
         _ if scheme.starts_with("redis") || scheme.starts_with("valkey") => on_redis(url).await,
-        "file" | "memory" => Err("a directory does not tell which versions use it".to_owned()),
-        _ => Err(UNTOLD.to_owned()),
+        _ => Err("a directory does not tell which versions use it".to_owned()),
     }
 }
 

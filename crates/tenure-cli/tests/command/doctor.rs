@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use serde_json::Value;
 use tenure_testkit::proxy::{Fault, Proxy};
-use tenure_testkit::servers::{Cluster, Config, MariaDb, Postgres, Sentinels, Server, eventually};
+use tenure_testkit::servers::{
+    Cluster, Config, Ensemble, Etcd, MariaDb, Postgres, Sentinels, Server, ZooKeeper, eventually,
+};
 
 use crate::env::{BINARY, TestEnv};
 
@@ -284,12 +286,15 @@ fn a_store_that_cannot_be_looked_at_is_an_error_of_one_line() {
 #[test]
 fn the_versions_that_are_connected_are_listed_or_said_to_be_unknown() {
     let (env, redis, postgres) = (TestEnv::new(), Server::start(), Postgres::start());
+    let (etcd, zookeeper) = (Etcd::start(), ZooKeeper::start());
     let (mariadb, told) = (MariaDb::start(), MariaDb::start_with(&["--performance-schema=ON"]));
-    let version = concat!("connections by version of tenure: ", env!("CARGO_PKG_VERSION"), " (");
+    let version = concat!("connected versions of tenure: ", env!("CARGO_PKG_VERSION"), " (");
     for (url, says) in [
         (redis.url(), version),
         (postgres.url("versions"), version),
         (told.url_as("root", "app"), version),
+        (etcd.url(), version),
+        (zookeeper.url(), version),
         (mariadb.url_as("root", "app"), "not checked: versions"),
     ] {
         let script = "\"$0\" doctor --store \"$1\"; true";
