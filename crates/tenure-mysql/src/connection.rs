@@ -180,8 +180,12 @@ impl MysqlConnector {
         }
         wire.run(ISOLATION).await.map_err(WireError::login)?;
         // Where the server can, it reports a locked row at once. MySQL waits for at least a second.
-        let wait = if is_mariadb(&version) { 0 } else { 1 };
-        let sql = format!("SET SESSION innodb_lock_wait_timeout = {wait}, lock_wait_timeout = 2");
+        let (wait, limit) = match is_mariadb(&version) {
+            true => (0, "max_statement_time"),
+            false => (1, "max_execution_time"),
+        };
+        let sql =
+            format!("SET SESSION innodb_lock_wait_timeout = {wait}, lock_wait_timeout = 2, {limit} = 0");
         wire.run(&sql).await.map_err(WireError::login)?;
         if let Some(before) = before {
             self.end(wire, before).await?;

@@ -15,16 +15,22 @@ use super::wire::{ReportedError, WireError};
 
 const CONNECTIONS: [u16; 3] = [1040, 1203, 1226];
 /// Another transaction has locked the row, or inserted it.
-const CONTENDED: [u16; 5] = [1020, 1062, TIMEOUT, DEADLOCK, 3572];
+const CONTENDED: [u16; 5] = [CHANGED, 1062, TIMEOUT, DEADLOCK, 3572];
+/// MariaDB's innodb_snapshot_isolation: the row has changed since the statement's snapshot.
+const CHANGED: u16 = 1020;
 const TIMEOUT: u16 = 1205;
+/// The server has no memory for further row locks.
+const LOCKS_FULL: u16 = 1206;
 const DEADLOCK: u16 = 1213;
 /// The server takes no writes.
 const READ_ONLY: [u16; 3] = [1290, 1792, 1836];
 /// A shutdown, a killed connection, a node without its cluster, a dropped table.
 const ENDS: [u16; 6] = [1047, 1053, 1146, 1927, 3169, 4031];
-/// A full disk or table, an interrupted statement, network errors, and an error during COMMIT (1180): InnoDB has
-/// not committed, but if a Galera node has lost its cluster, other nodes may have applied the change.
-const PASSES: [u16; 8] = [1021, 1114, 1158, 1159, 1160, 1161, 1180, 1317];
+/// A full disk or table, an interrupted or too slow statement, network errors, and an error during COMMIT (1180):
+/// InnoDB has not committed, but if a Galera node has lost its cluster, other nodes may have applied the change.
+const PASSES: [u16; 12] = [1021, NOT_OWNER, 1114, 1158, 1159, 1160, 1161, 1180, LOCKS_FULL, 1317, 1969, 3024];
+/// The connection to terminate is another user's.
+const NOT_OWNER: u16 = 1095;
 /// A connection to terminate does not exist any more.
 pub(super) const UNKNOWN_THREAD: u16 = 1094;
 const LOGIN: [u16; 2] = [1045, 1698];
@@ -41,7 +47,7 @@ impl ReportedError {
 
     /// Whether the server has rolled back the whole transaction. After a timeout, it does if `on_timeout`.
     pub(super) fn ends_transaction(&self, on_timeout: bool) -> bool {
-        self.code == DEADLOCK || self.code == TIMEOUT && on_timeout
+        matches!(self.code, CHANGED | LOCKS_FULL | DEADLOCK) || self.code == TIMEOUT && on_timeout
     }
 
     fn is_read_only(&self) -> bool {
@@ -56,6 +62,7 @@ impl ReportedError {
                 "; the user needs SELECT, INSERT, UPDATE and DELETE on the table tenure_lock"
             }
             TOO_LONG => "; raise max_allowed_packet",
+            NOT_OWNER => "; this process connected as that user before, and the server keeps the connection",
             BINLOG => "; set binlog_format = ROW or MIXED",
             _ if self.is_read_only() => "; it may be a replica now",
             _ => "",

@@ -114,19 +114,20 @@ impl MysqlSession {
             rows.clear();
         }
         for (name, reply) in names.into_iter().zip(replies) {
+            if let Err(WireError::Server(error)) = &reply
+                && error.ends_transaction(self.rolls_back)
+                && mem::take(&mut is_open)
+            {
+                // The statements after it were transactions of their own.
+                outcome.tokens.clear();
+            }
             let known = match reply {
                 Ok(StatementReply { changed: 1.., id, .. }) => {
                     outcome.tokens.insert(name.to_owned(), id.try_into().unwrap_or(0));
                     Some(false)
                 }
                 Ok(_) => None,
-                Err(WireError::Server(error)) if error.is_contended() => {
-                    if error.ends_transaction(self.rolls_back) && mem::take(&mut is_open) {
-                        // The statements after it were transactions of their own.
-                        outcome.tokens.clear();
-                    }
-                    Some(true)
-                }
+                Err(WireError::Server(error)) if error.is_contended() => Some(true),
                 Err(error) if is_many => {
                     outcome.failed.insert(name.to_owned(), error.failure(true));
                     None

@@ -87,7 +87,8 @@ impl MysqlWire {
         self.run_all(&[sql.to_owned()]).await?.pop().ok_or_else(malformed)?
     }
 
-    /// Runs statements in one round trip. One that fails does not keep the server from running the next.
+    /// Runs statements in one round trip. One that fails does not keep the server from running the next. At most
+    /// `AHEAD` replies are unread: a Unix socket holds some 270, and a server that cannot write reads no more.
     ///
     /// # Errors
     /// If the connection fails.
@@ -95,17 +96,21 @@ impl MysqlWire {
         &mut self,
         all: &[String],
     ) -> io::Result<Vec<Result<StatementReply, WireError>>> {
-        let (mut packets, mut sequences) = (Vec::new(), Vec::new());
-        for sql in all {
-            self.sequence = 0;
-            self.pack(&mut packets, &[b"\x03", sql.as_bytes()].concat());
-            sequences.push(self.sequence);
-        }
-        self.stream.write_all(&packets).await?;
-        self.stream.flush().await?;
-        let mut replies = Vec::new();
-        for sequence in sequences {
-            self.sequence = sequence;
+        const AHEAD: usize = 192;
+        let (mut sent, mut sequences, mut replies) = (0, Vec::new(), Vec::new());
+        for at in 0..all.len() {
+            if sent == at || sent < all.len() && sent - at <= AHEAD / 2 {
+                let mut packets = Vec::new();
+                for sql in all.iter().take(at + AHEAD).skip(sent) {
+                    self.sequence = 0;
+                    self.pack(&mut packets, &[b"\x03", sql.as_bytes()].concat());
+                    sequences.push(self.sequence);
+                }
+                sent = sequences.len();
+                self.stream.write_all(&packets).await?;
+                self.stream.flush().await?;
+            }
+            self.sequence = sequences[at];
             match self.reply().await {
                 Err(WireError::Io(error)) => return Err(error),
                 reply => replies.push(reply),

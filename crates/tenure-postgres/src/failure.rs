@@ -29,7 +29,7 @@ pub(super) fn ends_connection(error: &Error) -> bool {
         // pooler.
         Some(code) => {
             code.starts_with("57P")
-                || matches!(code, "25006" | "42P01" | "42703" | "0A000" | "26000" | "42P05")
+                || matches!(code, "25006" | "25P04" | "42P01" | "42703" | "0A000" | "26000" | "42P05")
         }
     }
 }
@@ -104,10 +104,11 @@ pub(super) fn reported(code: &str, message: &str) -> Failure {
         return Failure::full(text);
     }
     let cause = Failure::cause(text);
-    // Transient: connection errors, a full disk, a conflicting transaction, a starting or stopping server,
-    // and a table or statement that the next connection creates again.
+    // Transient: connection errors, a full disk, a conflicting transaction, a starting or stopping server, a
+    // full queue of notifications (54000), a transaction that took too long (25P04), and a table or statement
+    // that the next connection creates again.
     let passes = ["08", "40", "53", "55", "57", "58"].iter().any(|class| code.starts_with(class));
-    match passes || matches!(code, "25006" | "42P01" | "42703" | "0A000") {
+    match passes || matches!(code, "25006" | "25P04" | "42P01" | "42703" | "0A000" | "54000") {
         true => Failure::NotSent(cause),
         false => Failure::Refused(cause),
     }

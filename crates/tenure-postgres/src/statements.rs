@@ -218,6 +218,8 @@ ORDER BY name LIMIT 250";
 const SWEEP: &str = "
 WITH part AS MATERIALIZED (SELECT name FROM {table} WHERE name > $1 ORDER BY name LIMIT 500),
 lowest AS MATERIALIZED (SELECT name FROM {table} WHERE name = '' FOR NO KEY UPDATE SKIP LOCKED),
+-- For the next sweep, after a TRUNCATE.
+again AS (INSERT INTO {table} (name) VALUES ('') ON CONFLICT DO NOTHING),
 old AS MATERIALIZED (
     SELECT l.name FROM {table} AS l JOIN part ON part.name = l.name CROSS JOIN lowest
     WHERE l.fence < {clock} - {hour} AND greatest(l.ends, l.awaited) < ({clock} - {hour}) / 1000

@@ -10,7 +10,7 @@ use tenure::internals::store::mysql::server;
 use tenure::internals::store::rows::SoleVerb;
 
 use super::login::{OK, greet, receive, send};
-use super::rows::change;
+use super::rows::{change, change_of};
 use crate::postgres::on;
 use crate::redis_hostile::{alone, memory};
 
@@ -76,10 +76,7 @@ fn play(mut client: TcpStream, hostile: Hostile, is_polite: bool) -> io::Result<
         let (_, statement) = receive(&mut client)?;
         let mut reply: Vec<&[u8]> = match &statement {
             sql if sql.starts_with(b"\x03SET") => vec![OK],
-            sql if is_polite && sql.starts_with(b"\x03SELECT") => {
-                let row = b"\x068.0.36\x010\x011\x010\x011\x0816777216\x010\x011\x011";
-                [&[&[9][..]][..], &[&b"c"[..]; 9], &[END, row, END]].concat()
-            }
+            sql if is_polite && sql.starts_with(b"\x03SELECT") => about_itself(),
             _ => hostile.begins.to_vec(),
         };
         let is_hostile = reply == hostile.begins;
@@ -94,6 +91,51 @@ fn play(mut client: TcpStream, hostile: Hostile, is_polite: bool) -> io::Result<
                 break;
             }
             reply.push(&piece);
+        }
+    }
+}
+
+/// What a server tells that is asked about itself.
+fn about_itself() -> Vec<&'static [u8]> {
+    let row = b"\x068.0.36\x010\x011\x010\x011\x0816777216\x010\x011\x011";
+    [&[&[9][..]][..], &[&b"c"[..]; 9], &[END, row, END]].concat()
+}
+
+/// MariaDB with innodb_snapshot_isolation, and any server whose table of row locks is full.
+#[test]
+fn an_error_that_undoes_a_transaction_takes_back_the_tokens_before_it() {
+    for code in [1020_u16, 1206, 1213] {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        thread::spawn(move || undo(listener.accept()?.0, code));
+        let driver = Driver::start().expect("a thread");
+        on(async {
+            let url = format!("mysql://me@{address}/app");
+            let server = server(&url, Arc::clone(&driver) as _).expect("a URL");
+            let connection = server.connect(None).await.expect("a connection");
+            let outcome = connection.session.change(SoleVerb::Acquire, &["a", "b"].map(change_of)).await;
+            assert!(outcome.expect("an answer").tokens.is_empty(), "{code}");
+        });
+        driver.stop();
+    }
+}
+
+/// Answers that each first change is made, and that the server undoes each second one with its transaction.
+fn undo(mut client: TcpStream, code: u16) -> io::Result<()> {
+    greet(&mut client)?;
+    let (at, _) = receive(&mut client)?;
+    send(&mut client, at + 1, OK)?;
+    let (error, mut is_second) = ([&[0xff], &code.to_le_bytes()[..], b"#HY000it is undone"].concat(), false);
+    loop {
+        let (_, statement) = receive(&mut client)?;
+        let reply: Vec<&[u8]> = match &statement[1..] {
+            sql if sql.starts_with(b"SELECT") => about_itself(),
+            sql if [&b"SET"[..], b"BEGIN", b"COMMIT"].iter().any(|word| sql.starts_with(word)) => vec![OK],
+            _ if std::mem::replace(&mut is_second, true) => vec![&error],
+            _ => vec![&[0, 1, 7, 2, 0, 0, 0]],
+        };
+        for (at, packet) in (1..).zip(reply) {
+            send(&mut client, at, packet)?;
         }
     }
 }

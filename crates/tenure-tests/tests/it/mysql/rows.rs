@@ -92,10 +92,29 @@ pub(super) async fn change(
     verb: SoleVerb,
     name: &str,
 ) -> Result<Option<i64>, StatementError> {
+    Ok(session.change(verb, &[change_of(name)]).await?.tokens.into_values().next())
+}
+
+pub(super) fn change_of(name: &str) -> SoleChange {
     let (key, before, message) = (LockKey { name: name.into(), whole: None }, None, String::new());
     let owner = format!("me@host:1/{:032x}", 1).parse().expect("an owner");
-    let change = SoleChange { key, spec: LockSpec::Mutex, owner, hold: 1, ttl_ms: 60_000, before, message };
-    Ok(session.change(verb, &[change]).await?.tokens.into_values().next())
+    SoleChange { key, spec: LockSpec::Mutex, owner, hold: 1, ttl_ms: 60_000, before, message }
+}
+
+/// A Unix socket holds few small replies, and a server that cannot write reads no more.
+#[test]
+fn five_hundred_statements_go_through_a_socket() {
+    on(async {
+        let server = MariaDb::start();
+        let url = format!("{}?socket={}", server.url_as("root", "app"), server.socket().display());
+        let (ServerConnection { session, over: _over, hangup: _hangup, .. }, _driver) = connect(&url).await;
+        let names = (0..500).map(|at| format!("{at:03}{}", "n".repeat(200)));
+        let changes: Vec<SoleChange> = names.map(|name| change_of(&name)).collect();
+        for verb in [SoleVerb::Acquire, SoleVerb::Release, SoleVerb::Acquire] {
+            let changed = tokio::time::timeout(Duration::from_secs(60), session.change(verb, &changes)).await;
+            assert_eq!(changed.expect("it is not stuck").expect("an answer").tokens.len(), 500, "{verb:?}");
+        }
+    });
 }
 
 /// MySQL would wait for the row for a second, and all other statements of the process with it.
