@@ -87,8 +87,11 @@ impl EtcdCluster {
         let count = shared.target.addresses.len();
         let mut failed = Failure::NotSent(Failure::cause("there is no server"));
         for at in (first..first + count).map(|at| at % count) {
+            // The next dial begins behind it, also if this one is dropped: a silent server outlasts a request.
+            shared.first.store((at + 1) % count, Ordering::Relaxed);
             match self.dial(at).await {
                 Ok(channel) => {
+                    shared.first.store(at, Ordering::Relaxed);
                     let connection = Arc::new(EtcdConnection { channel, at });
                     *shared.connection.lock() = Some(Arc::clone(&connection));
                     return Ok(connection);

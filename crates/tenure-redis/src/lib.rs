@@ -103,7 +103,8 @@ pub fn open(opening: Opening<'_>) -> Result<Opened> {
     Ok(Opened::Store(match topology {
         Topology::Quorum(targets) => {
             let shown = Topology::Quorum(targets.clone()).shown();
-            let member = |target| Arc::new(Redis::at(target, Arc::clone(&runtime))) as Arc<dyn Store>;
+            let member =
+                |target| Arc::new(Redis::at(target, Arc::clone(&runtime)).of_quorum()) as Arc<dyn Store>;
             return Ok(Opened::Members { members: targets.into_iter().map(member).collect(), shown });
         }
         Topology::Cluster(seeds) => Arc::new(Cluster::at(seeds, runtime)),
@@ -163,6 +164,12 @@ impl Redis {
     /// The same store without the plain-command fast path: every request runs a script, as behind a proxy.
     pub fn scripts_only(self) -> Self {
         self.node.pairs.turn_off();
+        self
+    }
+
+    /// The same store on one connection, whose server it knows: a member that has restarted must not vote.
+    pub fn of_quorum(self) -> Self {
+        self.node.lines.use_ours_only();
         self
     }
 

@@ -127,6 +127,8 @@ impl Dialer {
         let mut said = Vec::new();
         for at in (first..first + count).map(|at| at % count) {
             let address = &self.target.addresses[at];
+            // The next dial begins behind it, also if this one is dropped: a silent server outlasts a request.
+            self.first.store((at + 1) % count, Ordering::Relaxed);
             let until = self.runtime.now() + DIAL;
             let dialled = by(&*self.runtime, until, self.open(address, session)).await;
             match dialled.unwrap_or_else(|| Err(not_sent(address, &"it did not answer in time"))) {

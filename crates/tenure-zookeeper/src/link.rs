@@ -279,6 +279,11 @@ impl Pipelined {
         if order.replies.is_closed() {
             return;
         }
+        // No reply would complete it.
+        if order.requests.is_empty() {
+            let _ = order.replies.send(Ok((self.connection, Vec::new())));
+            return;
+        }
         for request in &order.requests {
             wire.push(&[&self.next.to_be_bytes(), request]);
             self.next = self.next.checked_add(1).unwrap_or(1);

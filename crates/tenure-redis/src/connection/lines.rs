@@ -52,6 +52,9 @@ pub(crate) struct Lines {
     connector: Arc<Connector>,
     ours: Arc<Supervisor>,
     callers: OnceLock<Arc<CallersLine>>,
+    /// Whether there is never a callers' connection.
+    // Relaxed: set only before the first request.
+    is_ours_only: AtomicBool,
     unanswered: Locked<UnansweredByName>,
 }
 
@@ -136,7 +139,7 @@ impl Lines {
     pub(crate) fn new(connector: Arc<Connector>, ours: Arc<Supervisor>) -> Arc<Self> {
         let (runtime, callers, unanswered) =
             (Arc::clone(&connector.runtime), OnceLock::new(), Locked::default());
-        Arc::new(Self { runtime, connector, ours, callers, unanswered })
+        Arc::new(Self { runtime, connector, ours, callers, is_ours_only: AtomicBool::new(false), unanswered })
     }
 
     /// The connection for a request about this name. With `acks` or a restart grace it is always the store's
@@ -165,13 +168,18 @@ impl Lines {
         self.take(request, place, ready(Ok(Arc::clone(ours))), deadline).await
     }
 
+    pub(crate) fn use_ours_only(&self) {
+        self.is_ours_only.store(true, Ordering::Relaxed);
+    }
+
     fn place(
         self: &Arc<Self>,
         name: &LockName,
         only_reads: bool,
         terms: Terms,
     ) -> (Numbered, ConnectionRoute) {
-        let callers = if terms == Terms::default() { self.callers() } else { None };
+        let may_have_callers = terms == Terms::default() && !self.is_ours_only.load(Ordering::Relaxed);
+        let callers = if may_have_callers { self.callers() } else { None };
         self.begin(name, only_reads, callers)
     }
 

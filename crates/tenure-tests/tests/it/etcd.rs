@@ -7,6 +7,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::thread;
@@ -42,6 +43,19 @@ pub(crate) fn take(
         (false, None) => block_on(locks.mutex(name)?.try_lock()),
         (false, Some(limit)) => block_on(locks.mutex(name)?.try_lock_for(limit)),
     }
+}
+
+/// With the options that clients have by default.
+#[test]
+fn a_first_server_that_answers_no_dial_is_passed_over() {
+    let server = Etcd::start();
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let silent = listener.local_addr().expect("an address");
+    let fits = |_| TcpStream::connect_timeout(&silent, Duration::from_millis(300)).ok();
+    let _full: Vec<_> = (0..10_000).map_while(fits).collect();
+    let locks = Locks::open(&format!("etcd://{silent},{}", server.address())).expect("a store");
+    let guard = block_on(async { locks.mutex("x")?.lock().await }).expect("a free lock");
+    block_on(guard.release()).expect("a release");
 }
 
 fn crowd(url: &str, members: usize, is_fair: bool) -> Crowd {

@@ -47,6 +47,21 @@ pub(crate) fn warmed() -> ZooKeeper {
     server
 }
 
+/// With the options that clients have by default.
+#[test]
+fn a_server_that_is_silent_from_the_start_is_passed_over() {
+    // The kernel accepts connections to it.
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let silent = listener.local_addr().expect("an address");
+    // The order of the servers is random.
+    for _ in 0..6 {
+        let locks =
+            Locks::open(&format!("zookeeper://{silent},{}/silent", SERVER.address())).expect("a store");
+        let guard = block_on(async { locks.mutex("x")?.lock().await }).expect("a free lock");
+        block_on(guard.release()).expect("a release");
+    }
+}
+
 #[test]
 fn locks_of_zookeeper_that_exceed_one_page_are_listed() {
     a_listing_of_long_locks_has_pages(&format!("{}/pages", SERVER.url()), store::zookeeper::open);

@@ -321,16 +321,17 @@ impl QueueServer<KeepPlaces> {
             self.strategy.asked.extend(&tickets);
             let verb = Verb::Refresh { owners: Arc::clone(&owners), wait_ms: lease::millis(wait), listens };
             let kept = if is_kept { self.engine.store.capabilities().kept(wait) } else { wait };
-            self.ask(tickets, spec, owners[0].clone(), verb, [wait, kept], within);
+            self.ask(tickets, (spec, owners[0].clone()), None, verb, [wait, kept], within);
         }
         until
     }
 
+    /// `keeps` is an acquisition that must not end before the answer.
     fn ask(
         &mut self,
         tickets: Vec<u64>,
-        spec: LockSpec,
-        owner: Owner,
+        (spec, owner): (LockSpec, Owner),
+        keeps: Option<Arc<Acquisition>>,
         verb: Verb,
         [first, kept]: [Duration; 2],
         within: Duration,
@@ -340,6 +341,8 @@ impl QueueServer<KeepPlaces> {
             async move {
                 let sent = engine.now();
                 let answer = engine.call(&Call::new(&name, spec, &owner, verb), sent, within).await;
+                // A release before would overtake an acquisition that is sent later.
+                drop(keeps);
                 Refreshed { tickets, sent, first, kept, answer }
             }
             .boxed(),
@@ -512,7 +515,9 @@ impl QueueServer<KeepPlaces> {
             } else {
                 Verb::Renew { ttl_ms, hold, bind: None, weight: None }
             };
-            self.ask(vec![ticket], ask.spec, ask.owner.clone(), verb, [ttl; 2], within);
+            let of = (ask.spec, ask.owner.clone());
+            let keeps = Some(ask).filter(|_| !messages_grant);
+            self.ask(vec![ticket], of, keeps, verb, [ttl; 2], within);
         } else {
             return false;
         }
